@@ -1,0 +1,1 @@
+"""Parse, call, render; one file per command group."""

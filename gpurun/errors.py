@@ -1,0 +1,87 @@
+"""Every error that a person can meet, each with its exit code.
+
+An error says what failed, where (host, rank, job, file), why, and what to do next (`hint`). The command
+line prints it once and exits with `exit_code`; nothing else in gpurun decides an exit code.
+"""
+
+from __future__ import annotations
+
+
+class GpurunError(Exception):
+    """Base of all errors gpurun raises on purpose.
+
+    Args:
+        message: what failed and why, one sentence, no trailing full stop needed.
+        host: the host it happened on, if one did.
+        job: the job's id, if it belongs to one.
+        where: a finer place, such as ``inventory.yaml:12:7`` or ``rank 3``.
+        hint: what the person can do now.
+    """
+
+    exit_code = 1
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        host: str | None = None,
+        job: str | None = None,
+        where: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.host = host
+        self.job = job
+        self.where = where
+        self.hint = hint
+
+    def __str__(self) -> str:
+        place = ": ".join(part for part in (self.job, self.host, self.where) if part)
+        return f"{place}: {self.message}" if place else self.message
+
+
+class JobFailed(GpurunError):
+    """The job ran and failed: a rank exited non-zero, or it was timed out or cancelled."""
+
+    exit_code = 1
+
+
+class BadInput(GpurunError):
+    """A recipe, inventory, flag or argument is wrong; nothing was started."""
+
+    exit_code = 2
+
+
+class NeverFits(GpurunError):
+    """The inventory could never satisfy this request, however long it waited."""
+
+    exit_code = 3
+
+
+class HostFailure(GpurunError):
+    """A host or the network failed, or a host is not what the inventory says."""
+
+    exit_code = 4
+
+
+class HostUnreachable(HostFailure):
+    """No SSH session could be had, or an open one was lost."""
+
+
+class HostKeyMismatch(HostFailure):
+    """The host's key is unknown, or not the one in known_hosts. Never connected."""
+
+
+class AuthenticationFailed(HostFailure):
+    """The host refused every key that was offered."""
+
+
+class HostNotReady(HostFailure):
+    """The host answers but lacks something a job needs: Docker, python3, disk space."""
+
+
+class StateError(GpurunError):
+    """State is locked, inconsistent or unreadable; GPUs concerned stay taken."""
+
+    exit_code = 5

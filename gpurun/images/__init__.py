@@ -1,0 +1,1 @@
+"""Docker images: what is missing where, shipping it, verifying it."""

@@ -1,0 +1,1 @@
+"""Hosts, racks, generations, fabrics, pools: the model, its YAML, its editing."""

@@ -1,0 +1,133 @@
+"""What an inventory says, as frozen values: hosts, racks, fabrics, pools.
+
+Nothing here reads a file or a clock. `gpurun.inventory.load` makes these values from YAML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+
+
+class FabricKind(str, Enum):
+    """How ranks of different hosts talk to each other."""
+
+    INFINIBAND = "infiniband"
+    ROCE = "roce"
+    TCP = "tcp"
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """A network that gangs train over.
+
+    Attributes:
+        interface: network interface for sockets (Gloo, NCCL bootstrap), such as ``ens1f0``.
+        hcas: RDMA devices in use, such as ``mlx5_0`` or ``mlx5_0:1`` (device:port); empty for tcp.
+        traffic_class: ``NCCL_IB_TC``, that is DSCP << 2 with ECN bits; None leaves NCCL's default.
+        gid_index: fixed ``NCCL_IB_GID_INDEX``; None lets the probe of each host or NCCL decide.
+        host_to_host: False when hosts may not open connections to each other for image transfer.
+        chains: how many parallel transfer chains the fabric carries.
+    """
+
+    name: str
+    kind: FabricKind
+    interface: str
+    hcas: tuple[str, ...] = ()
+    traffic_class: int | None = None
+    service_level: int | None = None
+    gid_index: int | None = None
+    host_to_host: bool = True
+    chains: int = 1
+
+
+@dataclass(frozen=True)
+class Host:
+    """One machine.
+
+    Attributes:
+        gpus: how many GPUs it has, numbered 0 … gpus-1 as NVML and Docker number them.
+        nvlink: groups of GPU indices that NVLink connects, ``((0, 1, 2, 3), (4, 5, 6, 7))``; empty = unknown.
+        near_hca: GPU indices on the HCA's own PCI root or NUMA node; empty = unknown.
+        address: what SSH connects to; the host's name unless given. ``~/.ssh/config`` may refine it.
+        fabric_address: the address ranks of other hosts use; None = the address of the fabric's
+            interface as the host itself reports it.
+    """
+
+    name: str
+    rack: str
+    generation: str
+    gpus: int
+    fabric: str
+    gpu_model: str | None = None
+    gpu_memory_mib: int | None = None
+    nvlink: tuple[tuple[int, ...], ...] = ()
+    near_hca: tuple[int, ...] = ()
+    user: str | None = None
+    address: str | None = None
+    port: int | None = None
+    fabric_address: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+@dataclass(frozen=True)
+class Rack:
+    """A switch domain. `hosts` are names, in the inventory's order."""
+
+    name: str
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A team's share, in GPUs. `limit` None = all; `parent` None = the root."""
+
+    name: str
+    reservation: int = 0
+    limit: int | None = None
+    share: float = 1.0
+    parent: str | None = None
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """A whole cluster.
+
+    Attributes:
+        hosts: every host, in the file's order.
+        ssh_config: an OpenSSH client configuration to use instead of ``~/.ssh/config``; absolute.
+        docker_host: the head node's Docker, as in ``DOCKER_HOST``; None = Docker's default.
+        source: the file it came from, for messages.
+    """
+
+    hosts: tuple[Host, ...]
+    racks: tuple[Rack, ...]
+    fabrics: Mapping[str, Fabric]
+    pools: tuple[Pool, ...] = ()
+    ssh_config: str | None = None
+    docker_host: str | None = None
+    source: str = ""
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Host]:
+        """Hosts by name."""
+        return {host.name: host for host in self.hosts}
+
+    @property
+    def total_gpus(self) -> int:
+        """GPUs of all hosts together."""
+        return sum(host.gpus for host in self.hosts)
+
+    @property
+    def generations(self) -> tuple[str, ...]:
+        """The GPU generations there are, sorted."""
+        return tuple(sorted({host.generation for host in self.hosts}))
+
+    def fabric_of(self, host: Host) -> Fabric:
+        """The fabric a host trains over."""
+        return self.fabrics[host.fabric]

@@ -1,0 +1,1 @@
+"""Recipe to job spec, the states of a job, the job store."""

@@ -1,0 +1,110 @@
+"""What a person asked for, as one frozen value: the job spec.
+
+A recipe and the flags of ``gpurun submit`` become a JobSpec once; everything after reads it and nothing
+changes it. Nothing here reads a file or a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Controller = Literal["gloo", "mpi"]
+Locality = Literal["host", "rack", "any"]
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Where a gang may run.
+
+    Attributes:
+        generations: allowed GPU generations; empty = any one of them (a gang never mixes generations).
+        gpu_model: exact GPU model, as the inventory writes it.
+        min_gpu_memory_mib: least memory of each GPU; hosts that do not say how much they have never match.
+        gpus_per_host: exactly this many GPUs on each host of the gang.
+        locality: ``host``: one host; ``rack``: one rack; ``any``.
+        hosts: only these hosts; empty = all.
+        avoid: never these hosts.
+        nvlink: on each host only GPUs of one NVLink island.
+        locality_wait_s: how long to prefer one rack (or host, see `prefer`) before accepting more.
+        prefer: the locality worth that wait.
+    """
+
+    generations: tuple[str, ...] = ()
+    gpu_model: str | None = None
+    min_gpu_memory_mib: int | None = None
+    gpus_per_host: int | None = None
+    locality: Locality = "any"
+    hosts: tuple[str, ...] = ()
+    avoid: tuple[str, ...] = ()
+    nvlink: bool = False
+    prefer: Locality = "any"
+    locality_wait_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class HorovodKnobs:
+    """Horovod's own settings, each a flag of horovodrun. None leaves Horovod's default.
+
+    Source: ``horovodrun --help`` of Horovod 0.28.1.
+    """
+
+    fusion_threshold_mb: int | None = None
+    cycle_time_ms: float | None = None
+    cache_capacity: int | None = None
+    hierarchical_allreduce: bool | None = None
+    hierarchical_allgather: bool | None = None
+    torus_allreduce: bool | None = None
+    autotune: bool | None = None
+    timeline: bool | None = None
+    stall_check_warning_s: int | None = None
+    stall_check_shutdown_s: int | None = None
+    thread_affinity: tuple[int, ...] = ()
+    num_nccl_streams: int | None = None
+    gloo_timeout_s: int = 300
+    start_timeout_s: int = 120
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """One submission, complete.
+
+    Attributes:
+        name: what the person calls it; any text without control characters, never used as a path.
+        image: the Docker image reference on the head node.
+        gpus: world size; one rank per GPU.
+        min_gpus: elastic lower bound; None = not elastic.
+        command: the argv each rank runs, byte for byte.
+        workdir: absolute folder on the head, sent to every host, read-only at ``/workspace``; None = nothing.
+        outputs: absolute path inside the container whose content is kept across attempts; None = none.
+        env: extra environment of every rank. Not for secrets: it is visible in process lists.
+        secret_files: name → absolute file on the head; readable in the container at ``/run/secrets/NAME``.
+        controller: what horovodrun uses to start ranks.
+        time_limit_s: seconds in RUNNING before the gang is ended; None = endless.
+        grace_s: seconds between SIGTERM and SIGKILL when a gang is ended.
+        max_restarts: how often the job may be started again after a host's fault.
+        shm_size_mib: size of ``/dev/shm`` in each container.
+        mounts: (path on the hosts, path in the container, ``ro`` or ``rw``), such as a shared data set.
+    """
+
+    name: str
+    image: str
+    gpus: int
+    command: tuple[str, ...]
+    min_gpus: int | None = None
+    workdir: str | None = None
+    outputs: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    secret_files: Mapping[str, str] = field(default_factory=dict)
+    constraints: Constraints = Constraints()
+    horovod: HorovodKnobs = HorovodKnobs()
+    controller: Controller = "gloo"
+    pool: str | None = None
+    priority: int = 0
+    preemptible: bool = False
+    time_limit_s: float | None = None
+    grace_s: float = 15.0
+    max_restarts: int = 0
+    shm_size_mib: int = 1024
+    mounts: tuple[tuple[str, str, str], ...] = ()

@@ -1,0 +1,1 @@
+"""A cluster of real sshd and dockerd hosts on one machine."""

@@ -1,0 +1,1 @@
+"""Who owns GPUs: lease files, locks, fencing, recovery."""

@@ -1,0 +1,1 @@
+"""SSH sessions, agents on hosts, bounded fan-out."""

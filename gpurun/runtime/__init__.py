@@ -1,0 +1,1 @@
+"""What user code may import inside its container."""

@@ -1,0 +1,1 @@
+"""Pure: snapshot in, decisions out. Placement, queue order, pools, backfill, preemption, explanation."""

@@ -1,0 +1,1 @@
+"""Replay of a trace through the same scheduler."""
