@@ -1,0 +1,99 @@
+"""Files that are whole or absent, whatever crashes: the only way state is written."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from gpurun.errors import StateError
+
+Record = TypeVar("Record")
+
+MAX_STATE_BYTES = 16 * 1024 * 1024
+
+
+def write_record(path: Path, record: object, *, mode: int = 0o644) -> None:
+    """Write a dataclass as JSON so that a reader, also after a power loss, sees the old file or the new one.
+
+    Temporary file in the same folder, fsync, rename, fsync of the folder. OSErrors pass through.
+    """
+    write_bytes(path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n", mode=mode)
+
+
+def write_locked_record(path: Path, record: object, *, mode: int = 0o644) -> int:
+    """Like `write_record`, and the file is born with an exclusive flock on it.
+
+    Returns:
+        The descriptor that holds the lock. The lock is taken before the file has its name, so nobody ever
+        sees the file unlocked.
+    """
+    data = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+    descriptor = _write(path, data, mode=mode, lock=True)
+    sync_folder(path.parent)
+    return descriptor
+
+
+def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Like `write_record`, for bytes."""
+    os.close(_write(path, data, mode=mode, lock=False))
+    sync_folder(path.parent)
+
+
+def _write(path: Path, data: bytes, *, mode: int, lock: bool) -> int:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        if lock:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
+        temporary.replace(path)
+    except BaseException:
+        os.close(descriptor)
+        temporary.unlink(missing_ok=True)
+        raise
+    return descriptor
+
+
+def remove(path: Path) -> None:
+    """Unlink `path` for good: gone after a power loss too. Absent is fine."""
+    path.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """fsync a folder, so that names created in or removed from it stay so."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_record(path: Path, kind: type[Record]) -> Record:
+    """Read a file that `write_record` wrote, as the dataclass `kind`.
+
+    Raises:
+        FileNotFoundError: there is none.
+        StateError: it is there but unreadable, too large, not JSON, or not a `kind`.
+    """
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_STATE_BYTES + 1)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StateError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    if len(data) > MAX_STATE_BYTES:
+        raise StateError("is larger than any state file gpurun writes", where=str(path))
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise StateError(f"is not a valid {kind.__name__}: {error}", where=str(path)) from error

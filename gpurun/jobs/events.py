@@ -1,0 +1,52 @@
+"""A job's events: one JSON object a line, appended; what ``submit --follow`` and scripts watch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+
+class EventLog:
+    """Appends events. Each line is one ``write``, so readers never see half a line of a live writer."""
+
+    def __init__(self, path: Path, *, clock: Callable[[], float]) -> None:
+        self.path = path
+        self._clock = clock
+
+    def emit(self, kind: str, **fields: object) -> None:
+        """Append one event of `kind`; `fields` must be JSON values."""
+        line = json.dumps({"t": round(self._clock(), 3), "kind": kind, **fields}) + "\n"
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+
+
+class EventTail:
+    """Reads events as they come, from the beginning; remembers how far it got."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """Events written since the last call; a torn last line is left for later, a damaged one skipped."""
+        try:
+            with self.path.open("rb") as stream:
+                stream.seek(self._offset)
+                data = stream.read()
+        except FileNotFoundError:
+            return
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict):
+                yield event

@@ -1,0 +1,215 @@
+"""The job store: one folder per job under ``$GPURUN_HOME/jobs``.
+
+``spec.json`` is written once. ``state.json`` is rewritten whole on every change, by whoever has the right to:
+the pass while a job is queued (under the allocator lock), its supervisor while it holds the lease's lock.
+``events.jsonl`` and ``log`` only ever grow. ``cancel.json`` is the one thing others may put in the folder.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from gpurun.errors import BadInput, StateError
+from gpurun.jobs import durable
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.states import State, check_way
+
+ID_PATTERN = re.compile(r"j-[0-9a-f]{8}")
+
+
+@dataclass(frozen=True)
+class Granted:
+    """GPUs of one host, as a lease grants them."""
+
+    host: str
+    gpus: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class FirstFailure:
+    """What went wrong first, not the avalanche behind it.
+
+    Attributes:
+        rank: the first rank that failed, if one did.
+        exit_code: that rank's exit code (128 + n for signal n), if it exited.
+        excerpt: the last lines the rank printed.
+    """
+
+    reason: str
+    rank: int | None = None
+    host: str | None = None
+    exit_code: int | None = None
+    excerpt: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """Where a job stands. Times are seconds since the epoch, as the head's clock says.
+
+    Attributes:
+        owner_uid: the user who submitted; only that user's processes run it.
+        inventory: absolute path of the inventory it was submitted against.
+        outcome: set in STOPPING: the state the job will end in once every host is fenced.
+        attempt: 0 before the first grant, then 1, 2, …
+        avoid: hosts that failed an earlier attempt.
+        exit_code: what ``submit --follow`` and ``wait`` exit with once the job has ended.
+    """
+
+    id: str
+    name: str
+    owner: str
+    owner_uid: int
+    inventory: str
+    gpus: int
+    state: State
+    submitted_s: float
+    queued_s: float
+    pool: str | None = None
+    priority: int = 0
+    outcome: State | None = None
+    attempt: int = 0
+    restarts: int = 0
+    granted: tuple[Granted, ...] = ()
+    granted_s: float | None = None
+    started_s: float | None = None
+    ended_s: float | None = None
+    reason: str = ""
+    exit_code: int | None = None
+    avoid: tuple[str, ...] = ()
+    first_failure: FirstFailure | None = None
+
+
+@dataclass(frozen=True)
+class CancelRequest:
+    """Somebody's wish that a job end: `kind` says whether for good or only to give its GPUs back."""
+
+    kind: Literal["cancel", "preempt"]
+    by: str
+    asked_s: float
+    reason: str = ""
+
+
+class JobFolder:
+    """One job's files. Cheap to make; nothing is read until asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.id = path.name
+        self.log = path / "log"
+        self.events = path / "events.jsonl"
+        self.outputs = path / "outputs"
+        self.supervisor_log = path / "supervisor.log"
+        self.launch_log = path / "launch.jsonl"
+
+    def spec(self) -> JobSpec:
+        """The job's spec. Raises StateError when it is damaged."""
+        return durable.read_record(self.path / "spec.json", JobSpec)
+
+    def record(self) -> JobRecord:
+        """Where the job stands. Raises StateError when the file is damaged."""
+        return durable.read_record(self.path / "state.json", JobRecord)
+
+    def write(self, record: JobRecord) -> JobRecord:
+        """Replace the record, whole."""
+        durable.write_record(self.path / "state.json", record)
+        return record
+
+    def move(self, state: State, **changes: object) -> JobRecord:
+        """Go to `state`, changing fields on the way. Raises StateError if no way leads there."""
+        before = self.record()
+        check_way(self.id, before.state, state)
+        return self.write(replace(before, state=state, **changes))  # type: ignore[arg-type]
+
+    def cancel_request(self) -> CancelRequest | None:
+        """What somebody asked of this job, if anything."""
+        try:
+            return durable.read_record(self.path / "cancel.json", CancelRequest)
+        except FileNotFoundError:
+            return None
+
+    def ask_to_cancel(self, request: CancelRequest) -> None:
+        """Leave a request for whoever carries the job; a cancel is never weakened to a preemption."""
+        present = self.cancel_request()
+        if present is None or present.kind == "preempt":
+            durable.write_record(self.path / "cancel.json", request)
+
+    def clear_request(self) -> None:
+        """Forget a preemption once it has been carried out."""
+        durable.remove(self.path / "cancel.json")
+
+
+class JobStore:
+    """All jobs of one state directory."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.folder = home / "jobs"
+
+    def create(self, spec: JobSpec, *, inventory: Path, now_s: float) -> JobFolder:
+        """Store a new job as QUEUED: the folder appears whole, by a rename, or not at all."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        job_id = f"j-{secrets.token_hex(4)}"
+        building = self.folder / f".new-{job_id}-{os.getpid()}"
+        building.mkdir(mode=0o755)
+        folder = JobFolder(building)
+        durable.write_record(building / "spec.json", spec)
+        folder.write(
+            JobRecord(
+                id=job_id, name=spec.name, owner=getpass.getuser(), owner_uid=os.getuid(), gpus=spec.gpus,
+                inventory=str(inventory), state=State.QUEUED, submitted_s=now_s, queued_s=now_s,
+                pool=spec.pool, priority=spec.priority,
+            )
+        )  # fmt: skip
+        building.rename(self.folder / job_id)
+        durable.sync_folder(self.folder)
+        return JobFolder(self.folder / job_id)
+
+    def get(self, job_id: str) -> JobFolder:
+        """The folder of a known id; existence is not checked."""
+        return JobFolder(self.folder / job_id)
+
+    def ids(self) -> tuple[str, ...]:
+        """Ids of all jobs there are."""
+        try:
+            names = os.listdir(self.folder)
+        except FileNotFoundError:
+            return ()
+        return tuple(sorted(name for name in names if ID_PATTERN.fullmatch(name)))
+
+    def records(self, on_damaged: Callable[[StateError], None]) -> Iterator[JobRecord]:
+        """Every job's record, oldest id first; a damaged one is reported, never hidden."""
+        for job_id in self.ids():
+            try:
+                yield self.get(job_id).record()
+            except FileNotFoundError:
+                continue
+            except StateError as error:
+                on_damaged(error)
+
+    def find(self, text: str) -> JobFolder:
+        """The job that a person means by `text`: its id, an unambiguous beginning of it, or its name.
+
+        Of several jobs of one name the newest is meant.
+
+        Raises:
+            BadInput: none or several match.
+        """
+        ids = self.ids()
+        if text in ids:
+            return self.get(text)
+        begins = [job_id for job_id in ids if text and job_id.startswith((text, f"j-{text}"))]
+        if len(begins) == 1:
+            return self.get(begins[0])
+        if begins:
+            raise BadInput(f"{text!r} could mean {', '.join(begins[:5])}", hint="give more of the id")
+        named = [record for record in self.records(lambda _: None) if record.name == text]
+        if not named:
+            raise BadInput(f"there is no job {text!r}", hint="`gpurun status` lists all jobs")
+        return self.get(max(named, key=lambda record: record.submitted_s).id)

@@ -1,0 +1,205 @@
+"""Lease files: the truth about who owns which GPU.
+
+``leases/ID.json`` is written once, whole, under the allocator lock, and removed only after every host of the
+gang has been fenced. An exclusive flock on the file itself is the sign of life of the job's supervisor: it
+passes from the granting command to the supervisor as an open file description, so there is no moment at which
+a running job looks orphaned.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpurun.errors import StateError
+from gpurun.jobs import durable
+from gpurun.jobs.store import ID_PATTERN, Granted
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A gang's GPUs, all of them, for one attempt.
+
+    Attributes:
+        grants: in rank order.
+        ssh_port: the port of the job's own sshd, unique among the leases of this state directory.
+        granted_s: seconds since the epoch.
+    """
+
+    job: str
+    attempt: int
+    owner: str
+    owner_uid: int
+    generation: str
+    racks: tuple[str, ...]
+    grants: tuple[Granted, ...]
+    ssh_port: int
+    granted_s: float
+    inventory: str
+    version: int = 1
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What `LeaseStore.read_all` found.
+
+    Attributes:
+        damaged: one error for each file that is not a readable lease. Their GPUs are unknown, so as long as
+            there is one, nothing new may be granted.
+    """
+
+    leases: tuple[Lease, ...]
+    damaged: tuple[StateError, ...]
+
+
+class LeaseLock:
+    """The sign of life on one lease: an exclusive flock, held by an open descriptor."""
+
+    def __init__(self, descriptor: int, path: Path) -> None:
+        self.descriptor = descriptor
+        self.path = path
+
+    def close(self) -> None:
+        """Give the lock up, unless another process inherited the descriptor."""
+        os.close(self.descriptor)
+
+    def is_current(self) -> bool:
+        """True if the locked file is still the one at the lease's path."""
+        try:
+            there = self.path.stat()
+        except FileNotFoundError:
+            return False
+        mine = os.fstat(self.descriptor)
+        return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+
+
+class LeaseStore:
+    """The leases of one state directory."""
+
+    def __init__(self, home: Path) -> None:
+        self.folder = home / "leases"
+
+    def path(self, job: str) -> Path:
+        """Where a job's lease lies."""
+        return self.folder / f"{job}.json"
+
+    def read_all(self) -> Holdings:
+        """Every lease there is. Nothing in the folder is passed over but the temporary files of `durable`."""
+        leases, damaged = [], []
+        try:
+            names = sorted(os.listdir(self.folder))
+        except FileNotFoundError:
+            return Holdings((), ())
+        for name in names:
+            if name.startswith(".") and name.endswith(".tmp"):
+                continue
+            path = self.folder / name
+            try:
+                leases.append(self._read(path))
+            except FileNotFoundError:
+                continue  # released between listing and reading
+            except StateError as error:
+                error.hint = error.hint or "`gpurun recover` shows what it may belong to and the way out"
+                damaged.append(error)
+        return Holdings(tuple(leases), tuple(damaged))
+
+    def _read(self, path: Path) -> Lease:
+        stem, dot, suffix = path.name.partition(".")
+        if not ID_PATTERN.fullmatch(stem) or dot + suffix != ".json":
+            raise StateError("is not a lease that gpurun wrote", where=str(path))
+        lease = durable.read_record(path, Lease)
+        if lease.job != stem:
+            raise StateError(f"names job {lease.job!r}, not its own", where=str(path))
+        return lease
+
+    def read(self, job: str) -> Lease | None:
+        """One job's lease; None if it has none. Raises StateError if it is damaged."""
+        try:
+            return self._read(self.path(job))
+        except FileNotFoundError:
+            return None
+
+    def grant(self, lease: Lease) -> LeaseLock:
+        """Write a lease and take its lock. The caller holds the allocator lock and has checked the GPUs.
+
+        Raises:
+            StateError: the job already has a lease.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.path(lease.job)
+        if path.exists():
+            raise StateError("already holds a lease", job=lease.job, where=str(path))
+        return LeaseLock(durable.write_locked_record(path, lease), path)
+
+    def try_lock(self, job: str) -> LeaseLock | None:
+        """Take a lease's lock; None if a supervisor lives, or the lease is gone."""
+        path = self.path(job)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        lock = LeaseLock(descriptor, path)
+        if not _flock_soon(descriptor):
+            lock.close()
+            return None
+        if not lock.is_current():  # released, or replaced, between open and flock
+            lock.close()
+            return None
+        return lock
+
+    def release(self, lock: LeaseLock) -> None:
+        """Remove a lease after its hosts were fenced. The caller holds its lock."""
+        durable.remove(lock.path)
+
+    def is_alive(self, job: str) -> bool:
+        """True while some process holds the lease's lock. Only looks: a shared probe, let go at once."""
+        try:
+            descriptor = os.open(self.path(job), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+
+def _flock_soon(descriptor: int) -> bool:
+    """Lock, trying for some milliseconds: an `is_alive` of someone else may stand in the way that long."""
+    for _ in range(10):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.002)
+        else:
+            return True
+    return False
+
+
+@contextmanager
+def allocator_lock(home: Path) -> Iterator[None]:
+    """Hold the one lock under which leases are granted and queued jobs change. Held for milliseconds.
+
+    Raises:
+        StateError: the state directory cannot be written.
+    """
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(home / "allocator.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
+    except OSError as error:
+        raise StateError(
+            f"the state directory cannot be used: {error.strerror}", where=str(home),
+            hint="set GPURUN_HOME to a folder on a local disk that you may write",
+        ) from error  # fmt: skip
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
