@@ -15,6 +15,14 @@ Locality = Literal["host", "rack", "any"]
 
 
 @dataclass(frozen=True)
+class Grant:
+    """GPUs of one host that belong to a gang, in rank order."""
+
+    host: str
+    gpus: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Constraints:
     """Where a gang may run.
 

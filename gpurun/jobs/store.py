@@ -18,18 +18,10 @@ from typing import Literal
 
 from gpurun.errors import BadInput, StateError
 from gpurun.jobs import durable
-from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.states import State, check_way
 
 ID_PATTERN = re.compile(r"j-[0-9a-f]{8}")
-
-
-@dataclass(frozen=True)
-class Granted:
-    """GPUs of one host, as a lease grants them."""
-
-    host: str
-    gpus: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -76,7 +68,7 @@ class JobRecord:
     outcome: State | None = None
     attempt: int = 0
     restarts: int = 0
-    granted: tuple[Granted, ...] = ()
+    granted: tuple[Grant, ...] = ()
     granted_s: float | None = None
     started_s: float | None = None
     ended_s: float | None = None

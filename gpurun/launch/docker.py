@@ -1,0 +1,99 @@
+"""The ``docker run`` argv of one host's container. Pure.
+
+Least privilege: the container runs as the SSH user, with no capability but what the fabric needs, may never
+gain one, and sees only the GPUs of its grant. It is never ``--privileged``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpurun.jobs.spec import JobSpec
+from gpurun.launch.account import HostAccount
+from gpurun.launch.jobssh import MOUNT
+
+WORKSPACE = "/workspace"
+SECRETS = "/run/secrets"
+LABEL = "gpurun.job"
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A bind mount; paths may hold any character but a newline."""
+
+    source: str
+    target: str
+    writable: bool = False
+
+    def argv(self) -> tuple[str, str]:
+        """As ``docker run`` wants it: one CSV record (docs.docker.com, "bind mounts", ``--mount``)."""
+        fields = ["type=bind", f"source={self.source}", f"target={self.target}"]
+        if not self.writable:
+            fields.append("readonly")
+        return "--mount", ",".join(_csv_field(field) for field in fields)
+
+
+def _csv_field(text: str) -> str:
+    return f'"{text.replace(chr(34), chr(34) * 2)}"' if any(c in text for c in ',"\n') else text
+
+
+def container_name(job: str, attempt: int) -> str:
+    """Name of a job's container; the same on every host of the gang."""
+    return f"gpurun-{job}-{attempt}"
+
+
+def mounts(job: str, spec: JobSpec, facts: HostAccount) -> tuple[Mount, ...]:
+    """Everything a container sees of its host."""
+    folder = facts.job_folder(job)
+    found = [
+        Mount(f"{folder}/launch", MOUNT),
+        Mount(f"{folder}/passwd", "/etc/passwd"),
+        Mount(f"{folder}/group", "/etc/group"),
+    ]
+    if spec.workdir is not None:
+        found.append(Mount(f"{folder}/workspace", WORKSPACE))
+    if spec.secret_files:
+        found.append(Mount(f"{folder}/secrets", SECRETS))
+    if spec.outputs is not None:
+        found.append(Mount(facts.outputs_folder(job), spec.outputs, writable=True))
+    found.extend(Mount(source, target, writable=mode == "rw") for source, target, mode in spec.mounts)
+    return tuple(found)
+
+
+def run_argv(
+    *,
+    job: str,
+    attempt: int,
+    spec: JobSpec,
+    facts: HostAccount,
+    gpus: Sequence[int],
+    names: Mapping[str, str],
+    environment: Mapping[str, str],
+    fabric_flags: Sequence[str],
+    main: Sequence[str],
+) -> tuple[str, ...]:
+    """The whole ``docker run`` argv.
+
+    Args:
+        gpus: device indices on this host.
+        names: host name → address, for every host of the gang: Gloo resolves them (``--add-host``).
+        environment: of the container; ranks inherit it.
+        fabric_flags: devices, capabilities and limits that the fabric asks for.
+        main: argv of the container's main process; replaces the image's entry point.
+    """
+    argv = ["docker", "run", "--detach", "--name", container_name(job, attempt)]
+    argv += ["--label", f"{LABEL}={job}", "--label", f"gpurun.attempt={attempt}"]
+    argv += ["--init", "--network", "host", "--user", f"{facts.uid}:{facts.gid}"]
+    argv += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+    argv += ["--gpus", f'"device={",".join(str(gpu) for gpu in gpus)}"']
+    argv += ["--shm-size", f"{spec.shm_size_mib}m", *fabric_flags]
+    for name, address in names.items():
+        argv += ["--add-host", f"{name}:{address}"]
+    for mount in mounts(job, spec, facts):
+        argv += mount.argv()
+    for name, value in environment.items():
+        argv += ["--env", f"{name}={value}"]
+    if spec.workdir is not None:
+        argv += ["--workdir", WORKSPACE]
+    return (*argv, "--entrypoint", main[0], spec.image, *main[1:])

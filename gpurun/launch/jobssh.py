@@ -1,0 +1,137 @@
+"""The job's own sshd: how ranks start on other hosts without any host trusting another.
+
+On every host of a gang but the first, a private sshd listens on the fabric's address with an ephemeral host
+key, accepts only the job's ephemeral key, and can do one thing: run a command inside the job's container.
+horovodrun, in the first host's container, reaches it through an ``ssh`` that comes first on its PATH and puts
+verified host keys before horovodrun's own ``StrictHostKeyChecking=no`` (OpenSSH: the first value given wins).
+The private half of every key is made on the host that uses it and never leaves it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+MOUNT = "/gpurun"
+"""Where the job's launch folder is mounted in its containers, read-only."""
+
+SSH_WRAPPER = f"""#!/bin/sh
+# Host keys stay verified although horovodrun asks for the opposite: the first value given wins.
+exec /usr/bin/ssh -F {MOUNT}/ssh/config -o StrictHostKeyChecking=yes "$@"
+"""
+
+LAUNCH = f"""#!/bin/sh
+# Main process of the first container: the launcher, with the job's own ssh first on its PATH.
+PATH={MOUNT}/bin:$PATH
+PYTHONPATH=${{PYTHONPATH:+$PYTHONPATH:}}{MOUNT}/python
+export PATH PYTHONPATH
+exec "$@"
+"""
+
+HOLD = """#!/bin/sh
+# Main process of the other containers: stays, also after SIGTERM, so that ranks can finish a checkpoint.
+trap '' TERM
+while :; do sleep 86400 & wait $!; done
+"""
+
+SIGNAL_RANKS = """#!/bin/sh
+# Sends signal $1 to every rank in this container, and to nothing else.
+for file in /proc/[0-9]*/environ; do
+  if tr '\\0' '\\n' 2>/dev/null <"$file" | grep -qE '^(HOROVOD_RANK|OMPI_COMM_WORLD_RANK)='; then
+    pid=${file#/proc/}
+    kill -s "$1" "${pid%/environ}" 2>/dev/null
+  fi
+done
+exit 0
+"""
+
+
+def scripts() -> dict[str, str]:
+    """The executables of the launch folder's ``bin``, by name."""
+    return {"ssh": SSH_WRAPPER, "launch": LAUNCH, "hold": HOLD, "signal-ranks": SIGNAL_RANKS}
+
+
+def sshd_config(*, folder: str, address: str, port: int, user: str, container: str) -> str:
+    """The private sshd's configuration on one host.
+
+    Args:
+        folder: the job's folder on the host, absolute.
+        container: name of the job's container on the host.
+
+    StrictModes is off because the folder is made 0700 by gpurun itself, while a group-writable home directory
+    above it would make sshd refuse the key without saying so.
+    """
+    run_inside = f'exec docker exec -i {shlex.quote(container)} sh -c "$SSH_ORIGINAL_COMMAND"'
+    lines = [
+        f"ListenAddress {address}:{port}",
+        f"HostKey {folder}/sshd/host_key",
+        f"AuthorizedKeysFile {folder}/sshd/authorized_keys",
+        f"PidFile {folder}/sshd/pid",
+        f"AllowUsers {user}",
+        "PermitRootLogin prohibit-password",
+        "StrictModes no",
+        "UsePAM no",
+        "AuthenticationMethods publickey",
+        "PasswordAuthentication no",
+        "KbdInteractiveAuthentication no",
+        "DisableForwarding yes",
+        "PermitTTY no",
+        "PermitUserRC no",
+        "PermitUserEnvironment no",
+        "MaxStartups 4096",
+        "MaxSessions 1024",
+        "LoginGraceTime 60",
+        "ClientAliveInterval 15",
+        "ClientAliveCountMax 8",
+        "LogLevel ERROR",
+        f"ForceCommand {run_inside}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def client_config(peers: Sequence[tuple[str, str, str]], *, port: int) -> str:
+    """``ssh``'s configuration in the first container. `peers`: (host, address, user on it)."""
+    blocks = [
+        f"Host {host}\n  HostName {address}\n  User {user}\n  HostKeyAlias {host}\n"
+        for host, address, user in peers
+    ]
+    common = [
+        "Host *",
+        f"  Port {port}",
+        f"  IdentityFile {MOUNT}/ssh/id",
+        "  IdentitiesOnly yes",
+        f"  UserKnownHostsFile {MOUNT}/ssh/known_hosts",
+        "  GlobalKnownHostsFile /dev/null",
+        "  StrictHostKeyChecking yes",
+        "  UpdateHostKeys no",
+        "  BatchMode yes",
+        "  KexAlgorithms curve25519-sha256",
+        "  ServerAliveInterval 15",
+        "  ServerAliveCountMax 8",
+        "  LogLevel ERROR",
+    ]
+    return "\n".join([*blocks, *common]) + "\n"
+
+
+def known_hosts(host_keys: Sequence[tuple[str, str]]) -> str:
+    """Lines for ``known_hosts``. `host_keys`: (host, public key as ``type base64``). Aliases carry no port."""
+    return "".join(f"{host} {key}\n" for host, key in host_keys)
+
+
+def authorized_keys(public_key: str) -> str:
+    """The one key that may log in; ``restrict`` takes away all that DisableForwarding might forget."""
+    return f"restrict {public_key}\n"
+
+
+def passwd(*, user: str, uid: str, gid: str) -> str:
+    """``/etc/passwd`` for the containers: ssh and mpirun insist on a name for the uid they run as."""
+    root = "root:x:0:0:root:/root:/bin/sh\n"
+    nobody = "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+    mine = "" if uid == "0" else f"{user}:x:{uid}:{gid}:{user}:/tmp:/bin/sh\n"
+    return root + mine + nobody
+
+
+def group(*, user: str, gid: str) -> str:
+    """``/etc/group`` for the containers."""
+    mine = "" if gid == "0" else f"{user}:x:{gid}:\n"
+    return "root:x:0:\n" + mine + "nogroup:x:65534:\n"

@@ -1,0 +1,158 @@
+"""One frozen plan per attempt: everything that will be done on every host, before anything is done.
+
+``submit --dry-run`` prints it, the supervisor carries it out, tests compare it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpurun.errors import BadInput
+from gpurun.inventory.model import Inventory
+from gpurun.jobs.spec import Grant, JobSpec
+from gpurun.launch import docker, fabric, horovodrun, jobssh
+from gpurun.launch.account import HostAccount, assumed_account
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """What one host of the gang gets.
+
+    Attributes:
+        folder: the job's folder there, absolute.
+        container: its name.
+        run: the ``docker run`` argv.
+        settings: environment that the host's fabric asks for, each with its reason.
+        files: path below `folder` → (text, mode).
+    """
+
+    host: str
+    gpus: tuple[int, ...]
+    folder: str
+    outputs: str | None
+    container: str
+    run: tuple[str, ...]
+    settings: tuple[fabric.Setting, ...]
+    files: Mapping[str, tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An attempt, decided. `hosts` are in rank order; the first runs `launch`."""
+
+    job: str
+    attempt: int
+    image: str
+    ssh_port: int
+    hosts: tuple[HostPlan, ...]
+    launch: tuple[str, ...]
+
+    @property
+    def first(self) -> HostPlan:
+        """The host of rank 0."""
+        return self.hosts[0]
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the gang."""
+        return sum(len(host.gpus) for host in self.hosts)
+
+    def place_of(self, rank: int) -> tuple[str, int]:
+        """Host and GPU of a rank. Raises IndexError for a rank outside the world."""
+        for host in self.hosts:
+            if rank < len(host.gpus):
+                return host.host, host.gpus[rank]
+            rank -= len(host.gpus)
+        raise IndexError(rank)
+
+
+def make_plan(
+    *,
+    job: str,
+    attempt: int,
+    spec: JobSpec,
+    grants: Sequence[Grant],
+    inventory: Inventory,
+    facts: Mapping[str, HostAccount],
+    ssh_port: int,
+) -> Plan:
+    """Decide an attempt.
+
+    Args:
+        grants: the gang's GPUs in rank order.
+        facts: what hosts said of themselves; for a host that is missing, shell words stand in (dry run).
+
+    Raises:
+        BadInput: the hosts' fabrics name different interfaces; horovodrun takes one for all.
+    """
+    hosts = [inventory.by_name[grant.host] for grant in grants]
+    interfaces = {inventory.fabric_of(host).interface for host in hosts}
+    if len(interfaces) > 1:
+        raise BadInput(
+            f"the gang's hosts use different network interfaces ({', '.join(sorted(interfaces))})", job=job,
+            hint="give the hosts of one generation one fabric, or pin the gang with constraints.hosts",
+        )  # fmt: skip
+    known = {h.name: facts.get(h.name) or assumed_account(h, inventory.fabric_of(h)) for h in hosts}
+    launch = horovodrun.argv(spec, grants, interfaces.pop())
+    settings = {
+        host.name: fabric.settings(inventory.fabric_of(host), host, grant.gpus, None, spec.env, None)
+        for host, grant in zip(hosts, grants, strict=True)
+    }
+    names = {name: f.address for name, f in known.items()} | {f.hostname: f.address for f in known.values()}
+    container = docker.container_name(job, attempt)
+
+    def host_plan(index: int, grant: Grant) -> HostPlan:
+        mine, found = known[grant.host], settings[grant.host]
+        first = index == 0
+        main = [f"{jobssh.MOUNT}/bin/launch", *launch] if first else [f"{jobssh.MOUNT}/bin/hold"]
+        return HostPlan(
+            host=grant.host,
+            gpus=grant.gpus,
+            folder=mine.job_folder(job),
+            outputs=mine.outputs_folder(job) if spec.outputs is not None else None,
+            container=container,
+            run=docker.run_argv(
+                job=job, attempt=attempt, spec=spec, facts=mine, gpus=grant.gpus, names=names,
+                environment=_environment(job, attempt, spec, found), fabric_flags=found.docker_flags, main=main,
+            ),
+            settings=found.environment,
+            files=_files(known, grants, ssh_port, container, mine.job_folder(job), mine=mine, first=first),
+        )  # fmt: skip
+
+    plans = tuple(host_plan(index, grant) for index, grant in enumerate(grants))
+    return Plan(job, attempt, spec.image, ssh_port, plans, launch)
+
+
+def _environment(job: str, attempt: int, spec: JobSpec, found: fabric.FabricSettings) -> dict[str, str]:
+    """A container's environment: gpurun's own, the fabric's, then what the person asked for."""
+    environment = {"GPURUN_JOB": job, "GPURUN_ATTEMPT": str(attempt), "HOME": "/tmp"}  # noqa: S108 (inside the container)
+    if spec.outputs is not None:
+        environment["GPURUN_OUTPUTS"] = spec.outputs
+    environment |= {setting.name: setting.value for setting in found.environment}
+    return environment | dict(spec.env)
+
+
+def _files(
+    known: Mapping[str, HostAccount],
+    grants: Sequence[Grant],
+    ssh_port: int,
+    container: str,
+    folder: str,
+    *,
+    mine: HostAccount,
+    first: bool,
+) -> dict[str, tuple[str, int]]:
+    """Texts of the job's folder that are known before any key is made."""
+    files = {f"launch/bin/{name}": (text, 0o755) for name, text in jobssh.scripts().items()}
+    files["passwd"] = (jobssh.passwd(user=mine.user, uid=mine.uid, gid=mine.gid), 0o644)
+    files["group"] = (jobssh.group(user=mine.user, gid=mine.gid), 0o644)
+    if first:
+        peers = [(g.host, known[g.host].address, known[g.host].user) for g in grants[1:]]
+        files["launch/ssh/config"] = (jobssh.client_config(peers, port=ssh_port), 0o644)
+    else:
+        config = jobssh.sshd_config(
+            folder=folder, address=mine.address, port=ssh_port, user=mine.user, container=container
+        )
+        files["sshd/config"] = (config, 0o600)
+    return files

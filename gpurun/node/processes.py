@@ -1,0 +1,111 @@
+"""Processes of this host: who is whose child, and which belong to a job. Reads /proc."""
+
+import os
+import signal
+import time
+from typing import Dict, Iterable, List, NamedTuple, Set
+
+
+class Process(NamedTuple):
+    """One process. `started` (clock ticks since boot) tells a reused pid from the process it was."""
+
+    pid: int
+    parent: int
+    started: int
+    uid: int
+    command: str
+
+
+def list_processes() -> List[Process]:
+    """Every process that can be seen; those that end meanwhile are left out."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            process = read_process(int(name))
+            if process is not None:
+                found.append(process)
+    return found
+
+
+def read_process(pid: int) -> "Process | None":
+    """One process, or None if there is none (a zombie counts as none)."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as stream:
+            # The name is in parentheses and may hold anything, so split after the last one (man proc_pid_stat).
+            fields = stream.read().rpartition(b")")[2].split()
+        with open("/proc/%d/cmdline" % pid, "rb") as stream:
+            command = stream.read().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        uid = os.stat("/proc/%d" % pid).st_uid
+    except OSError:
+        return None
+    if fields[0] in (b"Z", b"X"):
+        return None
+    return Process(pid, int(fields[1]), int(fields[19]), uid, command)
+
+
+def with_descendants(roots: Iterable[int], processes: List[Process]) -> List[Process]:
+    """`roots` and everything below them, parents first."""
+    children: Dict[int, List[Process]] = {}
+    by_pid = {process.pid: process for process in processes}
+    for process in processes:
+        children.setdefault(process.parent, []).append(process)
+    found: List[Process] = []
+    seen: Set[int] = set()
+    waiting = [by_pid[pid] for pid in roots if pid in by_pid]
+    while waiting:
+        process = waiting.pop(0)
+        if process.pid not in seen:
+            seen.add(process.pid)
+            found.append(process)
+            waiting.extend(children.get(process.pid, []))
+    return found
+
+
+def of_job(markers: Iterable[str]) -> List[Process]:
+    """Processes whose command line holds one of a job's own paths or names, and their descendants.
+
+    This process, its ancestors and its other descendants are never among them.
+    """
+    wanted = list(markers)
+    processes = list_processes()
+    mine = _lineage(processes)
+    roots = [p.pid for p in processes if p.pid not in mine and any(marker in p.command for marker in wanted)]
+    return [process for process in with_descendants(roots, processes) if process.pid not in mine]
+
+
+def _lineage(processes: List[Process]) -> Set[int]:
+    """This process and its ancestors."""
+    parents = {process.pid: process.parent for process in processes}
+    lineage, pid = set(), os.getpid()
+    while pid and pid not in lineage:
+        lineage.add(pid)
+        pid = parents.get(pid, 0)
+    return lineage
+
+
+def end(processes: Iterable[Process], grace_s: float) -> List[Process]:
+    """SIGTERM, then SIGKILL after `grace_s`; returns those that are still there."""
+    left = list(processes)
+    for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
+        for process in left:
+            _signal(process, number)
+        deadline = time.monotonic() + patience_s
+        while left and time.monotonic() < deadline:
+            left = [process for process in left if is_same(process)]
+            if left:
+                time.sleep(0.01)
+    return left
+
+
+def is_same(process: Process) -> bool:
+    """True while that very process lives."""
+    now = read_process(process.pid)
+    return now is not None and now.started == process.started
+
+
+def _signal(process: Process, number: int) -> None:
+    if is_same(process):
+        try:
+            os.kill(process.pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass  # gone, or not ours: `end` reports what stays
