@@ -1,0 +1,281 @@
+"""What a probe found on one host, as frozen values: the truth beside what the inventory says.
+
+`gpurun.node.probe` makes the JSON document on the host; `hardware_from_document` checks it and makes these
+values from it. Field names here and keys there are the same. Nothing here reads a file or a clock.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from gpurun.errors import HostNotReady
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Gid:
+    """One filled entry of a port's GID table.
+
+    Attributes:
+        address: the GID as an IPv6 address; ``::ffff:a.b.c.d`` is an IPv4 address's GID.
+        kind: ``IB/RoCE v1`` or ``RoCE v2``, as the kernel writes it.
+        interface: the network interface it belongs to; None on InfiniBand.
+    """
+
+    index: int
+    address: str
+    kind: str = ""
+    interface: str | None = None
+
+
+@dataclass(frozen=True)
+class HcaPort:
+    """One port of an RDMA device.
+
+    Attributes:
+        state: ``ACTIVE``, ``DOWN``, ``INIT``, ``ARMED``.
+        link_layer: ``InfiniBand`` or ``Ethernet`` (then it speaks RoCE).
+        rate_gbit: the link's present rate, Gbit/s.
+        counters: error counters since the driver was loaded, such as ``symbol_error``.
+    """
+
+    number: int
+    state: str
+    link_layer: str
+    rate_gbit: float | None = None
+    physical_state: str = ""
+    gids: tuple[Gid, ...] = ()
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def active(self) -> bool:
+        """Whether traffic can flow."""
+        return self.state == "ACTIVE"
+
+
+@dataclass(frozen=True)
+class Hca:
+    """An RDMA device.
+
+    Attributes:
+        pci_path: PCI addresses from the root port down to the device itself.
+        numa_node: None when the machine does not say.
+        uverbs: its node in /dev/infiniband, such as ``uverbs0``.
+        interfaces: network interfaces on the same PCI function.
+    """
+
+    name: str
+    ports: tuple[HcaPort, ...] = ()
+    pci_path: tuple[str, ...] = ()
+    numa_node: int | None = None
+    uverbs: str | None = None
+    firmware: str = ""
+    board: str = ""
+    interfaces: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Nic:
+    """A network interface.
+
+    Attributes:
+        speed_mbit: as the driver reports it; None when it has none (down, or virtual).
+        addresses: with prefix length, such as ``10.0.0.1/24``.
+        trust: what decides a frame's priority, ``dscp`` or ``pcp``; empty = not known.
+        pfc: priorities with flow control switched on; None = not known.
+    """
+
+    name: str
+    state: str = ""
+    mtu: int | None = None
+    speed_mbit: int | None = None
+    mac: str = ""
+    addresses: tuple[str, ...] = ()
+    driver: str = ""
+    numa_node: int | None = None
+    trust: str = ""
+    pfc: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """A process that holds memory of a GPU."""
+
+    pid: int
+    memory_mib: int | None = None
+    user: str = ""
+    command: str = ""
+    container: str = ""
+    job: str = ""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as NVML numbers it.
+
+    Attributes:
+        generation: NVIDIA's architecture name in lower case, such as ``pascal``.
+        nvlink_peers: indices of the GPUs that active NVLinks (or an NVSwitch) lead to.
+        retired_pages: pages out of use because of memory errors; None = not supported.
+        throttle: why clocks are held down now, hardware reasons only.
+        problem: what NVML refused to say and why, such as ``GPU is lost``.
+    """
+
+    index: int
+    model: str = ""
+    generation: str = ""
+    memory_mib: int | None = None
+    uuid: str = ""
+    pci_bus: str = ""
+    pci_path: tuple[str, ...] = ()
+    numa_node: int | None = None
+    nvlink_peers: tuple[int, ...] = ()
+    nvlink_inactive: tuple[int, ...] = ()
+    ecc: bool | None = None
+    ecc_uncorrected: int | None = None
+    retired_pages: int | None = None
+    retirement_pending: bool | None = None
+    throttle: tuple[str, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class DockerFacts:
+    """The host's container engine.
+
+    Attributes:
+        gpu_support: how containers get GPUs: ``runtime``, ``cdi``, ``hook``, or empty for not at all.
+        problem: why nothing is known, when nothing is.
+    """
+
+    version: str = ""
+    storage_driver: str = ""
+    root: str = ""
+    free_bytes: int | None = None
+    total_bytes: int | None = None
+    gpu_support: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Resource limits an SSH session of the training user gets; -1 = unlimited."""
+
+    memlock_bytes: int | None = None
+    nofile: int | None = None
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One host at one moment.
+
+    Attributes:
+        clock_s: the host's clock when the probe ran, seconds since 1970.
+        clock_offset_s: host's clock minus the head's; None = not measured (stand-alone run).
+        clock_error_s: half the round trip that the offset was measured in.
+        resolves_to: the addresses the host's own name resolves to on that host.
+        gpu_problem: why there is no GPU list: no driver, hung driver, version mismatch.
+        peermem: version of the ``nvidia_peermem`` module; empty = not loaded.
+        dmabuf: whether driver and kernel can do GPUDirect by DMA-BUF; None = not known.
+        infiniband_nodes: names in /dev/infiniband.
+        problems: section → what could not be read and why.
+        elapsed_s: how long the probe took on the host.
+    """
+
+    host: str
+    hostname: str = ""
+    kernel: str = ""
+    python: str = ""
+    clock_s: float | None = None
+    clock_offset_s: float | None = None
+    clock_error_s: float | None = None
+    resolves_to: tuple[str, ...] = ()
+    driver: str = ""
+    cuda: str = ""
+    gpus: tuple[Gpu, ...] = ()
+    gpu_problem: str = ""
+    peermem: str = ""
+    dmabuf: bool | None = None
+    hcas: tuple[Hca, ...] = ()
+    nics: tuple[Nic, ...] = ()
+    infiniband_nodes: tuple[str, ...] = ()
+    docker: DockerFacts = DockerFacts()
+    limits: Limits = Limits()
+    problems: Mapping[str, str] = field(default_factory=dict)
+    elapsed_s: float | None = None
+
+    def nic(self, name: str) -> Nic | None:
+        """The interface of that name, if the host has it."""
+        return next((nic for nic in self.nics if nic.name == name), None)
+
+    def hca(self, name: str) -> Hca | None:
+        """The RDMA device of that name, if the host has it."""
+        return next((hca for hca in self.hcas if hca.name == name), None)
+
+
+def hardware_from_document(host: str, document: object) -> Hardware:
+    """Check a probe's JSON document and make facts of it.
+
+    Unknown keys are ignored, so that a newer probe can be read; missing ones take their defaults.
+
+    Raises:
+        HostNotReady: something in the document has the wrong type, with its path.
+    """
+    if not isinstance(document, Mapping):
+        raise HostNotReady("the probe's answer is not a JSON object", host=host)
+    try:
+        return _decode_record(Hardware, {**document, "host": host}, "")
+    except _WrongType as wrong:
+        raise HostNotReady(f"the probe's answer makes no sense at {wrong}", host=host) from None
+
+
+def document_from_hardware(hardware: Hardware) -> dict[str, object]:
+    """The JSON document that `hardware_from_document` reads back as the same value."""
+    return dataclasses.asdict(hardware)
+
+
+class _WrongType(ValueError):
+    """A value of a document has the wrong type; the message is path and value."""
+
+
+def _decode(kind: object, value: object, path: str) -> object:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return None if value is None else _decode(arguments[0], value, path)
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_decode(arguments[0], each, f"{path}[{at}]") for at, each in enumerate(value))
+    if origin is collections.abc.Mapping and isinstance(value, Mapping):
+        return {str(key): _decode(arguments[1], each, f"{path}.{key}") for key, each in value.items()}
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return _decode_record(kind, value, path)
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise _WrongType(f"{path or 'the top'}: {value!r:.60}")
+    return value
+
+
+def _decode_record(kind: type[T], value: object, path: str) -> T:
+    if not isinstance(value, Mapping):
+        raise _WrongType(f"{path or 'the top'}: {value!r:.60}")
+    hints = _hints(kind)
+    known = {name: each for name, each in value.items() if name in hints}
+    decoded = {name: _decode(hints[name], each, f"{path}.{name}".lstrip(".")) for name, each in known.items()}
+    try:
+        return kind(**decoded)
+    except TypeError as error:
+        raise _WrongType(f"{path or 'the top'}: {error}") from None
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, object]:
+    return typing.get_type_hints(kind)

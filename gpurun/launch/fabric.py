@@ -1,0 +1,258 @@
+"""Which environment and Docker flags a job's container needs on one host, for its fabric. Pure.
+
+What is known decides: the user's own value wins, then the inventory's, then what the probe of *that* host
+found, then a documented default. Each setting carries its reason and its source, so that a person can see
+and override it. Without a probe the inventory alone gives settings that work.
+
+Hosts of one gang may need different values (HCA names, GID indices), but horovodrun sends rank 0's
+environment to every rank, over what the other containers hold (`gloo_run._slot_info_to_command_fn`,
+``mpirun -x``), and puts its own ``NCCL_SOCKET_IFNAME`` and ``HOROVOD_GLOO_IFACE`` last. `rank_script` is the
+way out: the same argv prefix on every rank, a file per host that exports that host's values at the very end.
+
+Sources: NCCL user guide, "Environment Variables" and "Troubleshooting"; Horovod 0.28.1 `runner/gloo_run.py`,
+`runner/mpi_run.py` and docs "Horovod with MPI"; UCX FAQ (`docs/source/faq.md`); Open MPI FAQ on TCP; Docker
+`docker run` reference. Each function names the part it follows.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from gpurun.inventory.hardware import Hardware
+from gpurun.inventory.model import Fabric, FabricKind, Host
+from gpurun.launch.fabric_hcas import ChosenPort, choose_ports
+from gpurun.launch.fabric_roce import gid_need
+
+Source = Literal["inventory", "probe", "default", "user"]
+
+RANK_SCRIPT = "/run/gpurun/rank"
+"""Where `rank_script` lies in the container; ranks start as ``sh /run/gpurun/rank CMD …``."""
+
+USER_PREFIXES = ("NCCL_", "UCX_", "OMPI_MCA_", "HOROVOD_GLOO_IFACE")
+"""A user's variables with these names count as fabric settings and are shown with them."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One environment variable, why it has this value, and who decided."""
+
+    name: str
+    value: str
+    reason: str
+    source: Source
+
+
+@dataclass(frozen=True)
+class FabricSettings:
+    """What one host's container of a job gets for its fabric.
+
+    Attributes:
+        environment: every variable once, in a stable order.
+        docker_flags: devices, capabilities and ulimits for ``docker run``. Network, shared memory, GPUs and
+            ``--init`` are the plan's own. Never ``--privileged``.
+    """
+
+    environment: tuple[Setting, ...]
+    docker_flags: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, str]:
+        """Names and values only."""
+        return {setting.name: setting.value for setting in self.environment}
+
+
+def settings(
+    fabric: Fabric,
+    host: Host,
+    grant_gpus: tuple[int, ...],
+    facts: Hardware | None = None,
+    overrides: Mapping[str, str] | None = None,
+    nccl_version: str | None = None,
+) -> FabricSettings:
+    """Settings of one host for one job.
+
+    Args:
+        fabric: the fabric the inventory gives this host.
+        host: the host; its name appears in reasons that come from its probe.
+        grant_gpus: the indices the job was granted there, as NVML numbers them.
+        facts: what a probe of this host found; None = never probed.
+        overrides: the user's own variables; each replaces ours of that name.
+        nccl_version: such as ``2.18.3``, if the image's is known.
+
+    Returns:
+        The same value for the same arguments, always. Raises nothing: hosts that cannot work are found by
+        `gpurun.doctor` before a gang starts, and ``NCCL_NET=IB`` makes NCCL itself refuse them.
+    """
+    if fabric.kind is FabricKind.TCP:
+        ports: tuple[ChosenPort, ...] = ()
+        chosen = [*_sockets(fabric), *_tcp_only(fabric)]
+    else:
+        ports = choose_ports(fabric, grant_gpus, facts)
+        version = parse_version(nccl_version)
+        chosen = [*_sockets(fabric), *_rdma(fabric, ports), *_gid(fabric, ports, facts, version)]
+        chosen = [_with_host(setting, host) for setting in chosen]
+    return FabricSettings(
+        environment=tuple(_apply(chosen, overrides or {})),
+        docker_flags=(*_limits(), *_devices(fabric, ports, facts)),
+    )
+
+
+def rank_script(environment: Iterable[Setting]) -> str:
+    """The text of `RANK_SCRIPT` for one host: exports its settings, then becomes the rank.
+
+    POSIX sh. Values are quoted, so they may hold anything but NUL.
+    """
+    lines = [f"export {setting.name}={shlex.quote(setting.value)}" for setting in environment]
+    return "\n".join(["#!/bin/sh", *lines, 'exec "$@"', ""])
+
+
+def parse_version(text: str | None) -> tuple[int, ...] | None:
+    """``2.21.5+cuda12.4`` → (2, 21, 5); None for None and for text that does not start with a number."""
+    numbers: list[int] = []
+    for part in (text or "").split("+")[0].split("-")[0].split("."):
+        if not part.isdecimal():
+            break
+        numbers.append(int(part))
+    return tuple(numbers) or None
+
+
+def _with_host(setting: Setting, host: Host) -> Setting:
+    if setting.source != "probe":
+        return setting
+    return replace(setting, reason=f"{setting.reason} (probe of {host.name})")
+
+
+def _sockets(fabric: Fabric) -> list[Setting]:
+    """Which interface sockets use, for everything that would otherwise look for one itself.
+
+    NCCL "IP network interfaces": an interface that is up but leads nowhere makes NCCL fail or hang; ``=``
+    asks for exactly this name, without it `eth1` also takes `eth10`. Horovod 0.28.1 `create_run_envs` sets
+    HOROVOD_GLOO_IFACE to the first NIC. Horovod "Hangs due to non-routed network interfaces" asks for the
+    same of Open MPI's ``btl_tcp``; Open MPI's FAQ names ``oob_tcp_if_include`` for its own daemons.
+    """
+    nic = fabric.interface
+    why = f"fabric {fabric.name} uses {nic}"
+    return [
+        Setting("NCCL_SOCKET_IFNAME", f"={nic}", f"{why}, exactly that name", "inventory"),
+        Setting("HOROVOD_GLOO_IFACE", nic, why, "inventory"),
+        Setting("OMPI_MCA_btl_tcp_if_include", nic, f"{why}; Open MPI's messages", "inventory"),
+        Setting("OMPI_MCA_oob_tcp_if_include", nic, f"{why}; Open MPI's daemons", "inventory"),
+    ]
+
+
+def _tcp_only(fabric: Fabric) -> list[Setting]:
+    """No RDMA on a TCP fabric, even where a device is present.
+
+    NCCL_IB_DISABLE: "prevents the IB/RoCE transport from being used by NCCL. Instead, NCCL will fall back to
+    using IP sockets". UCX FAQ: ``UCX_NET_DEVICES=eth0`` restricts it to that interface.
+    """
+    why = f"fabric {fabric.name} is tcp"
+    return [
+        Setting("NCCL_IB_DISABLE", "1", why, "inventory"),
+        Setting("UCX_NET_DEVICES", fabric.interface, why, "inventory"),
+    ]
+
+
+def _rdma(fabric: Fabric, ports: tuple[ChosenPort, ...]) -> list[Setting]:
+    """Devices, traffic class and service level; sockets are no way out.
+
+    NCCL_NET: "Forces NCCL to use a specific network", so that a broken HCA ends the job instead of slowing
+    it by an order of magnitude. NCCL_IB_HCA: a leading ``=`` makes names exact, ``mlx5_1`` alone also
+    matches ``mlx5_10``. NCCL_IB_TC and NCCL_IB_SL: the queue that the switches were set up for. UCX FAQ has
+    the same as UCX_NET_DEVICES, UCX_IB_TRAFFIC_CLASS, UCX_IB_SL.
+    """
+    found = [
+        Setting(
+            "NCCL_NET", "IB", f"fabric {fabric.name} is {fabric.kind.value}: fail, do not crawl", "default"
+        )
+    ]
+    if ports:
+        source: Source = "probe" if any(port.probed for port in ports) else "inventory"
+        why = "; ".join(dict.fromkeys(port.reason for port in ports))
+        found += [
+            Setting("NCCL_IB_HCA", "=" + ",".join(port.nccl_name for port in ports), why, source),
+            Setting("UCX_NET_DEVICES", ",".join(port.ucx_name for port in ports), why, source),
+        ]
+    if fabric.traffic_class is not None:
+        value, why = str(fabric.traffic_class), f"traffic_class of fabric {fabric.name} (DSCP << 2, ECN bits)"
+        found += [Setting(name, value, why, "inventory") for name in ("NCCL_IB_TC", "UCX_IB_TRAFFIC_CLASS")]
+    if fabric.service_level is not None:
+        value, why = str(fabric.service_level), f"service_level of fabric {fabric.name}"
+        found += [Setting(name, value, why, "inventory") for name in ("NCCL_IB_SL", "UCX_IB_SL")]
+    return found
+
+
+def _gid(
+    fabric: Fabric, ports: tuple[ChosenPort, ...], facts: Hardware | None, version: tuple[int, ...] | None
+) -> list[Setting]:
+    """The GID index, only on RoCE and only where NCCL cannot find it (see `fabric_roce.gid_need`)."""
+    if fabric.kind is not FabricKind.ROCE:
+        return []
+    if fabric.gid_index is not None:
+        why = f"gid_index of fabric {fabric.name}"
+        names = ("NCCL_IB_GID_INDEX", "UCX_IB_GID_INDEX")
+        return [Setting(name, str(fabric.gid_index), why, "inventory") for name in names]
+    if facts is None:
+        return []
+    need = gid_need(fabric, ports, version)
+    found = []
+    if need.address_family:
+        found.append(Setting("NCCL_IB_ADDR_FAMILY", need.address_family, need.reason, "probe"))
+    if need.index is not None:
+        found.append(Setting("NCCL_IB_GID_INDEX", str(need.index), need.reason, "probe"))
+    if need.index is not None and need.ucx_too:
+        found.append(Setting("UCX_IB_GID_INDEX", str(need.index), need.reason, "probe"))
+    return found
+
+
+def _apply(chosen: Iterable[Setting], overrides: Mapping[str, str]) -> Iterable[Setting]:
+    ours = list(chosen)
+    for setting in ours:
+        if setting.name in overrides:
+            why = f"set by the job, instead of {setting.value}"
+            yield Setting(setting.name, overrides[setting.name], why, "user")
+        else:
+            yield setting
+    known = {setting.name for setting in ours}
+    for name in sorted(overrides):
+        if name.startswith(USER_PREFIXES) and name not in known:
+            yield Setting(name, overrides[name], "set by the job", "user")
+
+
+def _limits() -> tuple[str, ...]:
+    """Limits every distributed container gets.
+
+    NCCL "Docker": "you may also need to raise the memlock limit", ``--ulimit memlock=-1``; registered memory
+    cannot be swapped. NVIDIA's container guide pairs it with ``--ulimit stack=67108864``: the stack must be
+    finite, glibc falls back to 2 MiB thread stacks when it is unlimited (NCCL_SET_STACK_SIZE). Each rank
+    keeps a socket or queue pair to many others, hence ``nofile``.
+    """
+    return (
+        "--ulimit",
+        "memlock=-1:-1",
+        "--ulimit",
+        "stack=67108864:67108864",
+        "--ulimit",
+        "nofile=1048576:1048576",
+    )
+
+
+def _devices(fabric: Fabric, ports: tuple[ChosenPort, ...], facts: Hardware | None) -> tuple[str, ...]:
+    """The job's own HCAs, nothing else.
+
+    ``docker run --device``: a folder gives every device in it, which is what is left when nobody has probed
+    which ``uverbsN`` belongs to which HCA. IPC_LOCK lets verbs pin memory as a user who is not root.
+    """
+    if fabric.kind is FabricKind.TCP:
+        return ()
+    nodes = tuple(dict.fromkeys(port.uverbs for port in ports if port.uverbs))
+    complete = bool(ports) and all(port.uverbs for port in ports)
+    if facts is None or not complete:
+        paths: tuple[str, ...] = ("/dev/infiniband",)
+    else:
+        shared = tuple(name for name in ("rdma_cm",) if name in facts.infiniband_nodes)
+        paths = tuple(f"/dev/infiniband/{name}" for name in (*nodes, *shared))
+    flags = [flag for path in paths for flag in ("--device", path)]
+    return (*flags, "--cap-add", "IPC_LOCK")

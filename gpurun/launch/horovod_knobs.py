@@ -1,0 +1,94 @@
+"""A recipe's ``horovod:`` section as flags and environment of horovodrun. Pure.
+
+Source: ``horovodrun --help`` and `runner/common/util/config_parser.py` of Horovod 0.28.1.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+
+from gpurun.jobs.spec import HorovodKnobs
+
+TIMELINE = "/tmp/horovod-timeline.json"  # noqa: S108  inside the job's own container
+
+
+def flags(
+    knobs: HorovodKnobs, *, timeline: str = TIMELINE, autotune_log: str | None = None
+) -> tuple[str, ...]:
+    """The flags, in a stable order; a knob that is None adds none, except the two time-outs.
+
+    Args:
+        timeline: path in the container for Horovod's timeline, used if the knob is on.
+        autotune_log: path in the container for autotune's trials, used if autotune is on. Rank 0 writes it.
+
+    ``--thread-affinity`` takes a single number: see `environment` for a list.
+    """
+    return (
+        *_value("--fusion-threshold-mb", knobs.fusion_threshold_mb),
+        *_value("--cycle-time-ms", knobs.cycle_time_ms),
+        *_value("--cache-capacity", knobs.cache_capacity),
+        *_switch("hierarchical-allreduce", knobs.hierarchical_allreduce),
+        *_switch("hierarchical-allgather", knobs.hierarchical_allgather),
+        *_switch("torus-allreduce", knobs.torus_allreduce),
+        *_switch("autotune", knobs.autotune),
+        *_value("--autotune-log-file", autotune_log if knobs.autotune else None),
+        *_value("--timeline-filename", timeline if knobs.timeline else None),
+        *_value("--stall-check-warning-time-seconds", knobs.stall_check_warning_s),
+        *_value("--stall-check-shutdown-time-seconds", knobs.stall_check_shutdown_s),
+        *_value("--num-nccl-streams", knobs.num_nccl_streams),
+        *_value("--gloo-timeout-seconds", knobs.gloo_timeout_s),
+        *_value("--start-timeout", knobs.start_timeout_s),
+    )
+
+
+def environment(knobs: HorovodKnobs) -> dict[str, str]:
+    """What has no usable flag: HOROVOD_THREAD_AFFINITY, one core per local rank (`common.cc`)."""
+    if not knobs.thread_affinity:
+        return {}
+    return {"HOROVOD_THREAD_AFFINITY": ",".join(map(str, knobs.thread_affinity))}
+
+
+def reuse(knobs: HorovodKnobs, log: str) -> HorovodKnobs:
+    """Knobs with what an earlier autotune of the same job found, and autotune itself off.
+
+    Its log is comma separated with a header; "the last row will always contain the best value found"
+    (``--autotune-log-file``). What the person set by hand stays. A log without a whole row changes nothing.
+    """
+    rows = [row for row in csv.DictReader(log.splitlines()) if row.get("score")]
+    if not rows:
+        return knobs
+    try:
+        best = {name: float(value) for name, value in rows[-1].items() if name and value}
+        found = _tuned(best)
+    except (KeyError, ValueError):
+        return knobs
+    kept = {name: value for name, value in found.items() if getattr(knobs, name) is None}
+    return replace(knobs, autotune=False, **kept)  # type: ignore[arg-type]
+
+
+def _tuned(best: dict[str, float]) -> dict[str, object]:
+    """`parameter_manager.cc`: the columns of the log; a disabled cache is a capacity of 0."""
+    found: dict[str, object] = {
+        "hierarchical_allreduce": best["hierarchical_allreduce"] > 0,
+        "hierarchical_allgather": best["hierarchical_allgather"] > 0,
+        "cycle_time_ms": best["cycle_time_ms"],
+        "fusion_threshold_mb": round(best["tensor_fusion_threshold"]),
+    }
+    if "torus_allreduce" in best:
+        found["torus_allreduce"] = best["torus_allreduce"] > 0
+    if best.get("cache_enabled") == 0:
+        found["cache_capacity"] = 0
+    return found
+
+
+def _value(flag: str, value: float | str | None) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    return flag, f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _switch(name: str, value: bool | None) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    return (f"--{name}" if value else f"--no-{name}",)

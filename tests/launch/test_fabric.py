@@ -1,0 +1,219 @@
+"""Settings of each fabric from the inventory alone, from a probe, and with the user's own values."""
+
+import dataclasses
+import subprocess
+
+import pytest
+
+from gpurun.inventory.hardware import Gid, Gpu, Hardware, Hca, HcaPort
+from gpurun.inventory.model import Fabric, FabricKind, Host
+from gpurun.launch.fabric import parse_version, rank_script, settings
+
+TCP = Fabric("tcp", FabricKind.TCP, "eno1")
+ROCE = Fabric("roce25", FabricKind.ROCE, "ens1f0", hcas=("mlx5_0",), traffic_class=106)
+IB = Fabric("ib", FabricKind.INFINIBAND, "ib0", hcas=("mlx5_0", "mlx5_1:2"), service_level=3)
+HOST = Host("gpu-r1-01", "r1", "pascal", 4, "roce25")
+
+
+def roce_port(*gids, state="ACTIVE", number=1):
+    return HcaPort(number, state, "Ethernet", 25.0, gids=tuple(gids))
+
+
+V1 = Gid(0, "fe80::1", "IB/RoCE v1", "ens1f0")
+V2_LOCAL = Gid(1, "fe80::1", "RoCE v2", "ens1f0")
+V1_IPV4 = Gid(2, "::ffff:10.0.0.1", "IB/RoCE v1", "ens1f0")
+V2_IPV4 = Gid(3, "::ffff:10.0.0.1", "RoCE v2", "ens1f0")
+
+
+def roce_facts(*gids, **changes):
+    hca = Hca("mlx5_0", (roce_port(*gids),), uverbs="uverbs0")
+    plain = Hardware("gpu-r1-01", hcas=(hca,), infiniband_nodes=("rdma_cm", "uverbs0"))
+    return dataclasses.replace(plain, **changes)
+
+
+def test_tcp_needs_no_probe_and_no_device():
+    found = settings(TCP, HOST, (0, 1))
+    assert found.as_dict() == {
+        "NCCL_SOCKET_IFNAME": "=eno1",
+        "HOROVOD_GLOO_IFACE": "eno1",
+        "OMPI_MCA_btl_tcp_if_include": "eno1",
+        "OMPI_MCA_oob_tcp_if_include": "eno1",
+        "NCCL_IB_DISABLE": "1",
+        "UCX_NET_DEVICES": "eno1",
+    }
+    assert "--device" not in found.docker_flags
+    assert "memlock=-1:-1" in found.docker_flags
+
+
+def test_roce_from_the_inventory_alone():
+    found = settings(ROCE, HOST, (0,))
+    assert found.as_dict() == {
+        "NCCL_SOCKET_IFNAME": "=ens1f0",
+        "HOROVOD_GLOO_IFACE": "ens1f0",
+        "OMPI_MCA_btl_tcp_if_include": "ens1f0",
+        "OMPI_MCA_oob_tcp_if_include": "ens1f0",
+        "NCCL_NET": "IB",
+        "NCCL_IB_HCA": "=mlx5_0",
+        "UCX_NET_DEVICES": "mlx5_0:1",
+        "NCCL_IB_TC": "106",
+        "UCX_IB_TRAFFIC_CLASS": "106",
+    }
+    assert found.docker_flags[-4:] == ("--device", "/dev/infiniband", "--cap-add", "IPC_LOCK")
+
+
+def test_infiniband_never_gets_a_gid_index():
+    found = settings(IB, HOST, (0,)).as_dict()
+    assert found["NCCL_IB_HCA"] == "=mlx5_0,mlx5_1:2"
+    assert found["UCX_NET_DEVICES"] == "mlx5_0:1,mlx5_1:2"
+    assert (found["NCCL_IB_SL"], found["UCX_IB_SL"]) == ("3", "3")
+    assert not any("GID" in name for name in found)
+
+
+@pytest.mark.parametrize("fabric", [TCP, ROCE, IB])
+def test_nothing_that_the_documentation_warns_against(fabric):
+    found = settings(fabric, HOST, (0,))
+    assert "--privileged" not in found.docker_flags
+    names = found.as_dict()
+    assert not {"NCCL_DEBUG", "NCCL_ALGO", "NCCL_PROTO", "NCCL_IB_CUDA_SUPPORT", "OMPI_MCA_pml"} & set(names)
+    assert len(names) == len(found.environment)
+    assert all(setting.reason and setting.source for setting in found.environment)
+
+
+@pytest.mark.parametrize(
+    ("version", "index"),
+    [
+        (None, "3"),
+        ("2.18.3", "3"),
+        ("2.20.5+cuda12.4", "3"),
+        ("2.21", None),
+        ("2.27.3-1", None),
+        ("gibberish", "3"),
+    ],
+)
+def test_gid_index_only_where_nccl_needs_it(version, index):
+    facts = roce_facts(V1, V2_LOCAL, V1_IPV4, V2_IPV4)
+    found = settings(ROCE, HOST, (0,), facts, nccl_version=version).as_dict()
+    assert found.get("NCCL_IB_GID_INDEX") == index
+    assert "UCX_IB_GID_INDEX" not in found  # UCX finds an IPv4 RoCE v2 entry itself
+
+
+def test_link_local_only_needs_the_index_in_every_version():
+    found = settings(ROCE, HOST, (0,), roce_facts(V1, V2_LOCAL), nccl_version="2.27.3").as_dict()
+    assert found["NCCL_IB_GID_INDEX"] == found["UCX_IB_GID_INDEX"] == "1"
+
+
+def test_ipv6_only_names_the_family_instead_of_the_index():
+    facts = roce_facts(V1, V2_LOCAL, Gid(5, "2001:db8::1", "RoCE v2", "ens1f0"))
+    new = settings(ROCE, HOST, (0,), facts, nccl_version="2.22.3").as_dict()
+    assert new["NCCL_IB_ADDR_FAMILY"] == "AF_INET6"
+    assert "NCCL_IB_GID_INDEX" not in new
+    assert settings(ROCE, HOST, (0,), facts, nccl_version="2.18").as_dict()["NCCL_IB_GID_INDEX"] == "5"
+
+
+def test_a_vlan_in_front_of_the_fabrics_own_gid_needs_the_index():
+    vlan = Gid(3, "::ffff:10.9.0.1", "RoCE v2", "ens1f0.9")
+    facts = roce_facts(V1, vlan, dataclasses.replace(V2_IPV4, index=5))
+    assert settings(ROCE, HOST, (0,), facts, nccl_version="2.27").as_dict()["NCCL_IB_GID_INDEX"] == "5"
+
+
+def test_the_inventorys_index_beats_the_probe():
+    fixed = dataclasses.replace(ROCE, gid_index=7)
+    found = settings(fixed, HOST, (0,), roce_facts(V2_IPV4), nccl_version="2.27")
+    by_name = {setting.name: setting for setting in found.environment}
+    assert (by_name["NCCL_IB_GID_INDEX"].value, by_name["NCCL_IB_GID_INDEX"].source) == ("7", "inventory")
+
+
+def test_a_probed_hca_gets_its_own_device_nodes_only():
+    found = settings(ROCE, HOST, (0,), roce_facts(V2_IPV4))
+    assert found.as_dict()["NCCL_IB_HCA"] == "=mlx5_0:1"
+    devices = [value for flag, value in zip(found.docker_flags, found.docker_flags[1:]) if flag == "--device"]
+    assert devices == ["/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"]
+
+
+def test_a_device_node_that_is_not_there_is_not_asked_for():
+    found = settings(ROCE, HOST, (0,), roce_facts(V2_IPV4, infiniband_nodes=("uverbs0",)))
+    assert "/dev/infiniband/rdma_cm" not in found.docker_flags
+
+
+def gpu(index, *path, numa=None):
+    return Gpu(index, pci_path=path, numa_node=numa)
+
+
+def two_rails():
+    near0 = Hca(
+        "mlx5_1", (HcaPort(1, "ACTIVE", "InfiniBand"),), ("pci0000:10", "10:01.0", "11:00.0"), 0, "uverbs1"
+    )
+    near1 = Hca(
+        "mlx5_10", (HcaPort(1, "ACTIVE", "InfiniBand"),), ("pci0000:80", "80:01.0", "81:00.0"), 1, "uverbs2"
+    )
+    gpus = (
+        gpu(0, "pci0000:10", "10:01.0", "12:00.0", numa=0),
+        gpu(1, "pci0000:80", "80:02.0", "82:00.0", numa=1),
+    )
+    return Hardware("dgx", gpus=gpus, hcas=(near0, near1), infiniband_nodes=("rdma_cm", "uverbs1", "uverbs2"))
+
+
+@pytest.mark.parametrize(
+    ("grant", "hcas"),
+    [
+        ((0,), "=mlx5_1:1"),
+        ((1,), "=mlx5_10:1"),
+        ((0, 1), "=mlx5_1:1,mlx5_10:1"),
+        ((0, 9), "=mlx5_1:1,mlx5_10:1"),
+    ],
+)
+def test_only_the_hcas_nearest_to_the_granted_gpus(grant, hcas):
+    fabric = dataclasses.replace(IB, hcas=())
+    assert settings(fabric, HOST, grant, two_rails()).as_dict()["NCCL_IB_HCA"] == hcas
+
+
+def test_a_dead_port_leaves_the_others():
+    facts = two_rails()
+    dead = dataclasses.replace(facts.hcas[0], ports=(HcaPort(1, "DOWN", "InfiniBand"),))
+    facts = dataclasses.replace(facts, hcas=(dead, facts.hcas[1]))
+    fabric = dataclasses.replace(IB, hcas=("mlx5_1", "mlx5_10"))
+    assert settings(fabric, HOST, (0,), facts).as_dict()["NCCL_IB_HCA"] == "=mlx5_10:1"
+
+
+def test_no_working_port_keeps_the_inventorys_so_that_nccl_fails_loudly():
+    facts = roce_facts(V2_IPV4, hcas=(Hca("mlx5_0", (roce_port(state="DOWN"),)),))
+    found = settings(ROCE, HOST, (0,), facts).as_dict()
+    assert (found["NCCL_IB_HCA"], found["NCCL_NET"]) == ("=mlx5_0", "IB")
+
+
+def test_the_users_value_wins_and_says_so():
+    mine = {"NCCL_IB_TC": "104", "NCCL_DEBUG": "INFO", "PATH": "/x", "NCCL_SOCKET_IFNAME": "eth1"}
+    found = {setting.name: setting for setting in settings(ROCE, HOST, (0,), None, mine).environment}
+    assert (found["NCCL_IB_TC"].value, found["NCCL_IB_TC"].source) == ("104", "user")
+    assert "106" in found["NCCL_IB_TC"].reason
+    assert found["NCCL_DEBUG"].source == "user"
+    assert "PATH" not in found
+
+
+@pytest.mark.parametrize("value", ["a'; touch /tmp/x #", "two\nlines", '"$(id)" `id`', "ünïcode ü", ""])
+def test_rank_script_passes_values_and_arguments_byte_for_byte(value, tmp_path):
+    script = tmp_path / "rank"
+    script.write_text(rank_script(settings(TCP, HOST, (0,), None, {"NCCL_DEBUG": value}).environment))
+    shown = subprocess.run(
+        ["sh", script, "sh", "-c", 'printf "%s|%s" "$NCCL_DEBUG" "$1"', "_", value],
+        env={"NCCL_DEBUG": "rank 0's", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout == f"{value}|{value}"
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("2.21.5+cuda12.4", (2, 21, 5)),
+        ("2.18.3-1", (2, 18, 3)),
+        ("", None),
+        (None, None),
+        ("v2", None),
+        ("2.x", (2,)),
+    ],
+)
+def test_parse_version(text, version):
+    assert parse_version(text) == version
