@@ -1,0 +1,58 @@
+"""Which GPUs of one host: one NVLink island if it can be, near the HCA, then the lowest numbers."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import combinations
+
+from gpurun.inventory.model import Host
+
+Islands = tuple[tuple[int, ...], ...]
+
+
+def indices(mask: int) -> tuple[int, ...]:
+    """Bits as GPU indices, ascending."""
+    return tuple(n for n in range(mask.bit_length()) if mask >> n & 1)
+
+
+def usable_in_island(host: Host, free: int) -> int:
+    """Most free GPUs that NVLink connects. A GPU that the inventory puts in no island is alone."""
+    return max((island.bit_count() for island in _masks(host.nvlink, free)), default=0)
+
+
+def choose(host: Host, free: int, gpus: int) -> tuple[int, ...]:
+    """`gpus` of the free ones (bits), at least that many.
+
+    In this order: fewest NVLink islands, most GPUs near the HCA, fewest GPUs left over in the islands it
+    touches, lowest numbers. A host that does not say has one island.
+    """
+    return _choose(host.nvlink, host.near_hca, free, gpus)
+
+
+@lru_cache(maxsize=65536)
+def _choose(nvlink: Islands, near_hca: tuple[int, ...], free: int, gpus: int) -> tuple[int, ...]:
+    near = sum(1 << gpu for gpu in set(near_hca)) & free
+    islands = _masks(nvlink, free) if nvlink else [free]
+    for number in range(1, len(islands) + 1):
+        options = [
+            _from_islands(chosen, near, gpus)
+            for chosen in combinations(islands, number)
+            if sum(island.bit_count() for island in chosen) >= gpus
+        ]
+        if options:
+            return min(options)[2]
+    raise ValueError(f"{gpus} GPUs asked of {free.bit_count()} free ones")
+
+
+def _from_islands(chosen: tuple[int, ...], near: int, gpus: int) -> tuple[int, int, tuple[int, ...]]:
+    mask = sum(chosen)
+    close, far = indices(mask & near), indices(mask & ~near)
+    picked = tuple(sorted((close + far)[:gpus]))
+    return -min(len(close), gpus), mask.bit_count() - gpus, picked
+
+
+def _masks(nvlink: Islands, free: int) -> list[int]:
+    masks = [sum(1 << gpu for gpu in island) & free for island in nvlink]
+    alone = free & ~sum(1 << gpu for island in nvlink for gpu in island)
+    masks += [1 << gpu for gpu in indices(alone)]
+    return [mask for mask in masks if mask]

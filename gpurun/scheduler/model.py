@@ -1,0 +1,230 @@
+"""What the scheduler reads and what it answers, as frozen values.
+
+Everything under `gpurun.scheduler` is pure: a `Snapshot` goes in, `Decisions` come out. No clock, no file, no
+randomness; times are seconds on whatever clock the caller uses, all on the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from gpurun.inventory.model import Inventory
+from gpurun.jobs.spec import Constraints
+
+ANYWHERE = Constraints()
+"""No constraint at all."""
+
+
+@dataclass(frozen=True)
+class Grant:
+    """GPUs of one host, by index as NVML and Docker number them, in rank order."""
+
+    host: str
+    gpus: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a whole gang runs. Ranks follow `grants`: hosts of one rack are neighbours, then GPUs of a host.
+
+    Attributes:
+        generation: the one GPU generation of all its hosts.
+        racks: the racks it touches, in rank order.
+        grants: one per host, in rank order.
+    """
+
+    generation: str
+    racks: tuple[str, ...]
+    grants: tuple[Grant, ...]
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all grants together."""
+        return sum(len(grant.gpus) for grant in self.grants)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Host names in rank order."""
+        return tuple(grant.host for grant in self.grants)
+
+
+@dataclass(frozen=True)
+class Gang:
+    """A request for GPUs, all of them or none.
+
+    Attributes:
+        id: the job's id.
+        gpus: how many GPUs; always granted in full.
+        submitted_s: when it was first submitted. A requeued gang keeps it, so it stands before its peers.
+        min_gpus: elastic lower bound. A start is always with `gpus`; the explanation may offer fewer.
+        pool: the pool's name; None = the root, bounded by the cluster alone.
+        preemptible: may run on what its pool borrowed, and may be stopped when that is taken back.
+        time_limit_s: after this long in RUNNING it is ended; None counts as endless.
+        duration_s: how long it will run, if somebody knows (a trace does). Only the policy `sjf` reads it.
+        attempts: starts so far.
+        requeued: it was preempted or lost a host: it stands in front of its peers of the same priority.
+        avoid: hosts it failed on before. Left out while the rest of the inventory could hold the gang.
+        claim: the GPUs that a preemption is emptying for it; kept for it until it starts. The caller stores
+            `Decisions.claims` and hands them back here.
+    """
+
+    id: str
+    gpus: int
+    submitted_s: float = 0.0
+    min_gpus: int | None = None
+    constraints: Constraints = ANYWHERE
+    pool: str | None = None
+    priority: int = 0
+    preemptible: bool = False
+    time_limit_s: float | None = None
+    duration_s: float | None = None
+    attempts: int = 0
+    requeued: bool = False
+    avoid: tuple[str, ...] = ()
+    claim: Placement | None = None
+
+
+@dataclass(frozen=True)
+class Running:
+    """A gang that holds GPUs, from its lease until every host is fenced.
+
+    Attributes:
+        started_s: when it was granted.
+        checkpoint_s: when it last saved its work; None = never, so all since `started_s` would be lost.
+        stopping: it has been told to stop (preempted, cancelled, ended); its GPUs come free by themselves.
+    """
+
+    gang: Gang
+    placement: Placement
+    started_s: float
+    checkpoint_s: float | None = None
+    stopping: bool = False
+
+    @property
+    def ends_s(self) -> float | None:
+        """When its time limit ends it; None if it has none."""
+        limit = self.gang.time_limit_s
+        return None if limit is None else self.started_s + limit
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that one pass knows.
+
+    Attributes:
+        running: every lease of ours, also those that are stopping or whose host is out of reach.
+        queue: every gang that waits, in any order.
+        unusable: host → why nothing new may start there (``cordoned: fan``, ``lost``).
+        taken: host → GPUs that are neither ours nor free (a lease nobody can read, a foreign process).
+        now_s: the time of the pass.
+    """
+
+    inventory: Inventory
+    running: tuple[Running, ...] = ()
+    queue: tuple[Gang, ...] = ()
+    unusable: Mapping[str, str] = field(default_factory=dict)
+    taken: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    now_s: float = 0.0
+
+
+class Reason(str, Enum):
+    """Why a gang does not run."""
+
+    IMPOSSIBLE = "impossible"  # the inventory could never hold it
+    NO_ROOM = "no room"  # it does not fit into what is free
+    BEHIND = "behind"  # a gang in front of it must start first
+    RESERVED = "reserved"  # it would delay the expected start of the first blocked gang
+    POOL = "pool"  # its pool has used what it may use
+    LOCALITY = "locality"  # it would fit, but over more racks or hosts than it prefers
+    STOPPING = "stopping"  # gangs are being stopped to make room for it
+
+
+@dataclass(frozen=True)
+class HostGroup:
+    """Hosts that are alike for one gang: all of them fail it, or all could serve it, for the same reason.
+
+    Attributes:
+        why: what keeps the gang off these hosts, or what it finds there; one phrase.
+        free: GPUs of the group that are free now.
+        largest_host: most GPUs free on one of its hosts.
+        largest_rack: most GPUs free on its hosts of one rack.
+    """
+
+    why: str
+    hosts: tuple[str, ...]
+    gpus: int
+    free: int = 0
+    largest_host: int = 0
+    largest_rack: int = 0
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """No placement, and why.
+
+    Attributes:
+        never: the inventory could never hold this gang, even empty and with every host usable (exit 3).
+        message: one sentence.
+        groups: the hosts, grouped by what is wrong with them for this gang.
+    """
+
+    never: bool
+    reason: Reason
+    message: str
+    groups: tuple[HostGroup, ...] = ()
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Why one gang of the queue was not started by a pass. Equal waits may be one shared value.
+
+    Attributes:
+        behind: the gang in the way (BEHIND, RESERVED), or the pool (POOL).
+        expected_start_s: when it starts if every running gang uses its whole time limit; None = unknown.
+        until_s: time alone changes the decision then (LOCALITY, a minimum run time).
+        refusal: the placement's answer, where the gang was tried.
+        starts_before: how many of `Decisions.starts` came before it was looked at: the state it met.
+    """
+
+    reason: Reason
+    message: str
+    behind: str | None = None
+    expected_start_s: float | None = None
+    until_s: float | None = None
+    refusal: Refusal | None = None
+    starts_before: int = 0
+
+
+@dataclass(frozen=True)
+class Preemption:
+    """Stop `victim` (SIGTERM, grace, the ladder) and requeue it; `taker` gets its GPUs."""
+
+    victim: str
+    taker: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """One pass's answer. Commit all of it or none of it.
+
+    Attributes:
+        starts: gangs to start now, in the order decided.
+        preempts: gangs to stop now.
+        claims: queued gang → the GPUs kept for it until the gangs on them have stopped. Store them and hand
+            them back as `Gang.claim`; a gang that is not in here has none.
+        waits: every queued gang that neither starts nor is refused.
+        never: queued gangs that the inventory could never hold.
+        order: ids of the queue in the order of the pass.
+        wake_s: the earliest time at which time alone would change a decision; None = only an event would.
+    """
+
+    starts: tuple[tuple[Gang, Placement], ...] = ()
+    preempts: tuple[Preemption, ...] = ()
+    claims: Mapping[str, Placement] = field(default_factory=dict)
+    waits: Mapping[str, Wait] = field(default_factory=dict)
+    never: Mapping[str, Refusal] = field(default_factory=dict)
+    order: tuple[str, ...] = ()
+    wake_s: float | None = None
