@@ -1,0 +1,208 @@
+"""Bytes of a YAML file to nodes that know their place, refusing what no inventory needs.
+
+PyYAML's C scanner is used because it is fast and says where each value stands. It is also trusting: it
+crashes the interpreter on deep nesting and lets aliases multiply. So the text is looked over first.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NoReturn
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from gpurun.inventory.problems import InventoryError, Problem, shown
+
+MAX_BYTES = 8 * 1024 * 1024  # 10,000 hosts written out one by one are about 1 MiB
+MAX_VALUES = 1_500_000
+MAX_ALIASED_VALUES = 1_000_000
+MAX_DEPTH = 100
+
+# Control characters, a lone carriage return, and what shows text in another order or line than it has.
+_UNWELCOME = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufeff]|\r(?!\n)")
+_BLOCK_NESTING = re.compile(r"^[ \-?:]+", re.MULTILINE)
+_BRACKETS = re.compile(r"[\[\]{}]")
+
+
+def compose(data: bytes, file: str) -> Node | None:
+    """The root node of a YAML document, or None if the file has no value at all.
+
+    Raises InventoryError: not UTF-8, too big, control characters, several documents, tags, aliases that
+    multiply or contain themselves, or not YAML.
+    """
+    text = _decoded(data, file)
+    _refuse_depth(text, file)
+    try:
+        root = yaml.compose(text, Loader=yaml.CSafeLoader)
+        if "!" in text:
+            _refuse_tags(text, file)
+    except yaml.MarkedYAMLError as error:
+        _refuse_syntax(error, text, file)
+    except yaml.YAMLError as error:
+        raise InventoryError([Problem(file, 1, 1, f"not YAML: {error}")]) from error
+    if root is not None and "*" in text:
+        _refuse_bombs(root, file)
+    return root
+
+
+def _decoded(data: bytes, file: str) -> str:
+    if len(data) > MAX_BYTES:
+        raise InventoryError([Problem(file, 1, 1, f"larger than {MAX_BYTES >> 20} MiB")])
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        _refuse(
+            file, data[: error.start].decode("utf-8"), f"byte 0x{data[error.start]:02x} is not UTF-8 text"
+        )
+    found = _UNWELCOME.search(text)
+    if found:
+        _refuse(file, text[: found.start()], _why_unwelcome(found.group()))
+    if text.count(",") + text.count("\n") > MAX_VALUES:
+        raise InventoryError([Problem(file, 1, 1, f"more than {MAX_VALUES} values")])
+    return text
+
+
+def _why_unwelcome(character: str) -> str:
+    if character == "\ufeff":
+        return "byte order mark; save the file as UTF-8 without one"
+    if character == "\r":
+        return "carriage return without a line feed"
+    return f"character U+{ord(character):04X} is not allowed in an inventory"
+
+
+def _refuse(file: str, before: str, message: str) -> NoReturn:
+    line = before.count("\n") + 1
+    column = len(before) - (before.rfind("\n") + 1) + 1
+    raise InventoryError([Problem(file, line, column, message)])
+
+
+def _refuse_depth(text: str, file: str) -> None:
+    """Deep nesting overflows the C composer's stack. A cheap bound first, the exact depth if in doubt."""
+    block = max((len(found.group()) for found in _BLOCK_NESTING.finditer(text)), default=0)
+    flow = deepest = 0
+    for found in _BRACKETS.finditer(text):
+        flow = flow + 1 if found.group() in "[{" else max(flow - 1, 0)
+        deepest = max(deepest, flow)
+    if block + deepest <= MAX_DEPTH:
+        return
+    depth = 0
+    try:
+        for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+            if isinstance(event, yaml.CollectionStartEvent):
+                depth += 1
+                if depth > MAX_DEPTH:
+                    raise InventoryError([_problem_at(event, file, "nested too deeply")])
+            elif isinstance(event, yaml.CollectionEndEvent):
+                depth -= 1
+    except yaml.YAMLError:
+        return  # compose() meets the same error, at the same place, before it is any deeper
+
+
+def _refuse_tags(text: str, file: str) -> None:
+    for token in yaml.scan(text, Loader=yaml.CSafeLoader):
+        if isinstance(token, (yaml.TagToken, yaml.DirectiveToken)):
+            raise InventoryError([_problem_at(token, file, "YAML tags and directives are not allowed")])
+
+
+def _problem_at(part: Node | yaml.Event | yaml.Token, file: str, message: str) -> Problem:
+    mark = part.start_mark
+    assert mark is not None  # the C scanner always sets it
+    return Problem(file, mark.line + 1, mark.column + 1, message)
+
+
+def _refuse_syntax(error: yaml.MarkedYAMLError, text: str, file: str) -> NoReturn:
+    mark = error.problem_mark or error.context_mark
+    message = " ".join(part for part in (error.context, error.problem) if part) or "not YAML"
+    line, column = (mark.line, mark.column) if mark else (0, 0)
+    lines = text.splitlines()
+    if line < len(lines) and "\t" in lines[line][: column + 1]:
+        column = lines[line].index("\t")
+        message = "tab character; YAML is indented with spaces"
+    raise InventoryError([Problem(file, line + 1, column + 1, message)]) from error
+
+
+def _children(node: Node) -> list[Node]:
+    if isinstance(node, MappingNode):
+        return [child for pair in node.value for child in pair]
+    return list(node.value) if isinstance(node, SequenceNode) else []
+
+
+def _refuse_bombs(root: Node, file: str) -> None:
+    """Counts the values that remain when every alias is written out; memoised, so linear in the file."""
+    weights: dict[int, int] = {}
+    open_nodes: set[int] = set()
+
+    def weigh(node: Node) -> int:
+        if isinstance(node, ScalarNode):
+            return 1
+        known = weights.get(id(node))
+        if known is not None:
+            return known
+        if id(node) in open_nodes:
+            raise InventoryError([_problem_at(node, file, "an alias contains itself")])
+        open_nodes.add(id(node))
+        weight = 1 + sum(weigh(child) for child in _children(node))
+        open_nodes.discard(id(node))
+        if weight > MAX_ALIASED_VALUES:
+            message = f"aliases make this more than {MAX_ALIASED_VALUES} values"
+            raise InventoryError([_problem_at(node, file, message)])
+        weights[id(node)] = weight
+        return weight
+
+    weigh(root)
+
+
+class Report:
+    """Gathers problems while a document is read, so that a person sees all of them at once."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.problems: list[Problem] = []
+
+    def wrong(self, node: Node, message: str, *, allowed: tuple[str, ...] = ()) -> None:
+        """Notes a problem at the node's place."""
+        value = node.value if isinstance(node, ScalarNode) else None
+        place = node.start_mark
+        self.problems.append(Problem(self.file, place.line + 1, place.column + 1, message, value, allowed))
+
+    def raise_if_any(self) -> None:
+        """Raises InventoryError with everything noted so far, if anything was."""
+        if self.problems:
+            raise InventoryError(self.problems)
+
+
+Entries = dict[str, tuple[ScalarNode, Node]]
+
+
+def entries(node: Node, report: Report, what: str) -> Entries:
+    """The keys of a mapping with their key and value nodes, merge keys (``<<``) applied.
+
+    Keys written in the mapping win over merged ones; of several merged mappings the first wins. A null is an
+    empty mapping. Anything else, a key that is not a scalar, or a key given twice, is reported.
+    """
+    found: Entries = {}
+    if not isinstance(node, MappingNode):
+        if not is_null(node):
+            report.wrong(node, f"{what} must be a mapping (key: value)")
+        return found
+    merges: list[Node] = []
+    for key, value in node.value:
+        if not isinstance(key, ScalarNode):
+            report.wrong(key, f"a key of {what} must be a plain word")
+        elif key.tag == "tag:yaml.org,2002:merge":
+            merges.extend(value.value if isinstance(value, SequenceNode) else [value])
+        elif key.value in found:
+            first = found[key.value][0].start_mark.line + 1
+            report.wrong(key, f"{shown(key.value)} is given twice in {what}; first on line {first}")
+        else:
+            found[key.value] = (key, value)
+    for merged in merges:
+        for name, pair in entries(merged, report, f"what {what} merges").items():
+            found.setdefault(name, pair)
+    return found
+
+
+def is_null(node: Node) -> bool:
+    """Whether a value was left out, or written ``null`` or ``~``."""
+    return isinstance(node, ScalarNode) and node.tag == "tag:yaml.org,2002:null"

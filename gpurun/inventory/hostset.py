@@ -1,0 +1,164 @@
+"""Sets of hosts, written and read as people do: ``gpu-r1-[01-16]``, ``@rack:r1&!@cordoned``.
+
+ClusterShell's syntax and code; this module gives it gpurun's groups and refuses what is not a host name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+
+from ClusterShell.NodeSet import NodeSet, NodeSetException
+from ClusterShell.NodeUtils import GroupResolver, GroupResolverError, GroupSource, GroupSourceError
+from ClusterShell.RangeSet import RangeSetException
+
+from gpurun.errors import BadInput
+from gpurun.inventory.model import Inventory
+from gpurun.inventory.problems import shown
+
+MAX_HOSTS = 100_000
+_MAX_CHARACTERS = 1_000_000
+_NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9])?"
+                   r"(?:\.[A-Za-z0-9](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9])?)*\Z", re.ASCII)  # fmt: skip
+_FOLDED = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\[\],/-]*\Z", re.ASCII)
+_BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?(?:/(\d{1,9}))?\Z", re.ASCII)
+_SELECTION = re.compile(r"[A-Za-z0-9_.\[\],/@:!&^*?=-]+\Z", re.ASCII)
+_SHOWN_NAMES = 5
+
+
+def is_host_name(text: str) -> bool:
+    """Whether a text is a host name: letters, digits, ``-``, ``_``, dots; never an option or a shell word."""
+    return _NAME.match(text) is not None
+
+
+def expand(folded: str) -> tuple[str, ...]:
+    """The host names of ``gpu-r1-[01-16]``, in order.
+
+    Raises BadInput: not a range, a name that is no host name, or more than MAX_HOSTS names.
+    """
+    if is_host_name(folded):
+        return (folded,)
+    if not _FOLDED.match(folded):
+        raise BadInput(f"{shown(folded)} is not a host name or a range such as 'gpu-r1-[01-16]'")
+    _bound(folded)
+    names = tuple(_parsed(folded))
+    for name in names:
+        if not is_host_name(name):
+            raise BadInput(f"{shown(name)} is not a host name")
+    return names
+
+
+def fold(names: Iterable[str]) -> str:
+    """The shortest way to write these hosts, such as ``gpu-r1-[01-06,08-16]``."""
+    return str(NodeSet.fromlist(list(names), resolver=_NO_GROUPS))
+
+
+def select(
+    inventory: Inventory, selection: str, groups: Mapping[str, Iterable[str]] | None = None
+) -> tuple[str, ...]:
+    """The hosts that a person means, in the inventory's order.
+
+    Args:
+        selection: names and ranges, ``@rack:R``, ``@generation:G``, ``@fabric:F``, ``@label:KEY=VALUE``,
+            ``@all`` and the given groups, joined by ``,`` (or), ``&`` (and), ``!`` or ``&!`` (but not),
+            ``^`` (either).
+        groups: more groups by name, such as ``{"cordoned": […]}`` for ``@cordoned``.
+
+    Raises BadInput: not the syntax, an unknown group, or hosts that the inventory does not have.
+    """
+    compact = "".join(selection.split())
+    if not compact or not _SELECTION.match(compact):
+        raise BadInput(
+            f"{shown(selection)} is not a host set", hint="such as gpu-r1-[01-16] or @rack:r1&!@cordoned"
+        )
+    _bound(compact)
+    compact = compact.replace("&!", "!")
+    if compact.startswith("!"):
+        compact = "@all" + compact
+    resolver = GroupResolver(default_source=_Groups("is", _plain_groups(inventory, groups or {})))
+    for name, members in _sources(inventory).items():
+        resolver.add_source(_Groups(name, members))
+    wanted = set(_parsed(compact, resolver))
+    unknown = wanted - inventory.by_name.keys()
+    if unknown:
+        raise _unknown_hosts(unknown, inventory)
+    return tuple(host.name for host in inventory.hosts if host.name in wanted)
+
+
+def _parsed(text: str, resolver: GroupResolver | None = None) -> Iterator[str]:
+    try:
+        yield from NodeSet(text, resolver=resolver or _NO_GROUPS)
+    except (NodeSetException, RangeSetException, GroupResolverError, GroupSourceError) as error:
+        raise BadInput(f"host set {shown(text)}: {error}") from error
+
+
+def _bound(text: str) -> None:
+    """Refuses what would not fit in memory, before ClusterShell writes it out."""
+    if len(text) > _MAX_CHARACTERS:
+        raise BadInput("host set is too long")
+    product = 1
+    for brackets in _BRACKETS.finditer(text):
+        count = 0
+        for part in brackets.group(1).split(","):
+            found = _RANGE.match(part)
+            if not found:
+                raise BadInput(f"{shown(text)}: {shown(part)} is not a range such as '01-16'")
+            first, last, step = found.groups()
+            count += 1 if last is None else max(0, int(last) - int(first)) // max(1, int(step or 1)) + 1
+        product *= max(count, 1)
+        if product > MAX_HOSTS:
+            raise BadInput(f"{shown(text)} is more than {MAX_HOSTS} hosts")
+
+
+class _Groups(GroupSource):  # type: ignore[misc]  # ClusterShell has no types
+    """Groups held in a dictionary, for ClusterShell to look up."""
+
+    def __init__(self, name: str, members: Mapping[str, Iterable[str]]) -> None:
+        super().__init__(name)
+        self._members = members
+
+    def resolv_map(self, group: str) -> str:
+        if group not in self._members:
+            kinds = ", ".join(sorted(self._members)) or "none"
+            prefix = "" if self.name == "is" else f"{self.name}:"
+            raise BadInput(f"there is no group @{prefix}{group}", hint=f"there is: {kinds}")
+        return ",".join(self._members[group])
+
+    def resolv_list(self) -> list[str]:
+        return list(self._members)
+
+    def resolv_all(self) -> str:
+        return ",".join(self._members.get("all", ()))
+
+
+_NO_GROUPS = GroupResolver(default_source=_Groups("is", {}))
+
+
+def _plain_groups(inventory: Inventory, groups: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
+    everything = [host.name for host in inventory.hosts]
+    known = inventory.by_name
+    return {
+        "all": everything,
+        **{name: [m for m in members if m in known] for name, members in groups.items()},
+    }
+
+
+def _sources(inventory: Inventory) -> dict[str, dict[str, list[str]]]:
+    sources: dict[str, dict[str, list[str]]] = {"rack": {}, "generation": {}, "fabric": {}, "label": {}}
+    for rack in inventory.racks:
+        sources["rack"][rack.name] = list(rack.hosts)
+    for host in inventory.hosts:
+        sources["generation"].setdefault(host.generation, []).append(host.name)
+        sources["fabric"].setdefault(host.fabric, []).append(host.name)
+        for key, value in host.labels.items():
+            sources["label"].setdefault(f"{key}={value}", []).append(host.name)
+    return sources
+
+
+def _unknown_hosts(unknown: set[str], inventory: Inventory) -> BadInput:
+    folded = fold(unknown)
+    close = get_close_matches(min(unknown), list(inventory.by_name)[:2000], n=1)
+    hint = f"did you mean {close[0]}?" if close else "gpurun inventory list shows the hosts there are"
+    return BadInput(f"the inventory has no {shown(folded)}", where=inventory.source or None, hint=hint)

@@ -1,0 +1,243 @@
+"""From YAML nodes to an Inventory, noting everything that is wrong on the way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from yaml.nodes import Node
+
+from gpurun.errors import BadInput
+from gpurun.inventory import fields
+from gpurun.inventory.document import Entries, Report, entries
+from gpurun.inventory.fields import Field
+from gpurun.inventory.hostset import MAX_HOSTS, expand
+from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Pool, Rack
+from gpurun.inventory.problems import shown
+from gpurun.inventory.values import is_address
+
+_PER_HOST = ("address", "fabric_address")
+_NEEDED = ("gpus", "generation", "fabric")
+
+
+def inventory(root: Node, report: Report, source: Path) -> Inventory:
+    """The inventory a document describes. Only valid if the report has no problems afterwards."""
+    top = entries(root, report, "the inventory")
+    _refuse_unknown(
+        {key: pair for key, pair in top.items() if not key.startswith("x-")}, fields.TOP, report, "top"
+    )
+    if "version" in top:
+        fields.VERSION.kind.read(top["version"][1], report, "version")
+    else:
+        report.wrong(root, "version is missing", allowed=("version: 1",))
+    fabrics = _fabrics(top, report)
+    racks, hosts = _Racks(fabrics, report).read(top)
+    head = _values(top["head"][1], fields.HEAD, report, "head") if "head" in top else {}
+    return Inventory(
+        hosts=tuple(hosts),
+        racks=tuple(racks),
+        fabrics=fabrics,
+        pools=_pools(top, report),
+        ssh_config=_ssh_config(top, report, source),
+        docker_host=head.get("docker_host"),
+        source=str(source),
+    )
+
+
+def _refuse_unknown(found: Entries, known: Iterable[str], report: Report, where: str) -> None:
+    allowed = tuple(known)
+    for key, (node, _) in found.items():
+        if key not in allowed:
+            close = get_close_matches(key, allowed, n=1)
+            meant = f"; did you mean '{close[0]}'?" if close else ""
+            report.wrong(node, f"unknown key {shown(key)} in {where}{meant}", allowed=allowed)
+
+
+def _values(node: Node, known: Mapping[str, Field], report: Report, where: str) -> dict[str, Any]:
+    found = entries(node, report, where)
+    if not found.keys() <= known.keys():
+        _refuse_unknown(found, known, report, where)
+    return {
+        key: known[key].kind.read(value, report, key) for key, (_, value) in found.items() if key in known
+    }
+
+
+def _named(top: Entries, section: str, report: Report) -> Iterable[tuple[str, Node, Node]]:
+    """The entries of a section whose keys are names people choose: name, key node, value node."""
+    if section not in top:
+        return
+    for name, (key, value) in entries(top[section][1], report, section).items():
+        fields.NAME.read(key, report, f"name in {section}")
+        yield name, key, value
+
+
+def _fabrics(top: Entries, report: Report) -> dict[str, Fabric]:
+    fabrics: dict[str, Fabric] = {}
+    for name, key, node in _named(top, "fabrics", report):
+        values = _values(node, fields.FABRIC, report, f"fabric {name}")
+        missing = [needed for needed in fields.FABRIC_NEEDS if needed not in values]
+        if missing:
+            report.wrong(key, f"fabric {name} has no {' and no '.join(missing)}")
+        if None in (values.get("kind"), values.get("interface")):
+            fabrics[name] = Fabric(name, FabricKind.TCP, "")  # the report keeps it from being used
+            continue
+        values["kind"] = FabricKind(values["kind"])
+        if values["kind"] is FabricKind.TCP and values.get("hcas"):
+            report.wrong(key, f"fabric {name} is tcp, which has no hcas", allowed=("roce", "infiniband"))
+        fabrics[name] = Fabric(name=name, **values)
+    return fabrics
+
+
+def _pools(top: Entries, report: Report) -> tuple[Pool, ...]:
+    found: dict[str, tuple[Node, Pool]] = {}
+    for name, key, node in _named(top, "pools", report):
+        values = _values(node, fields.POOL, report, f"pool {name}")
+        found[name] = (key, Pool(name=name, **values))
+    for name, (key, pool) in found.items():
+        if pool.parent is not None and pool.parent not in found:
+            report.wrong(key, f"pool {name}: there is no pool {shown(pool.parent)}", allowed=tuple(found))
+        if pool.limit is not None and (pool.reservation or 0) > pool.limit:
+            report.wrong(key, f"pool {name}: reservation {pool.reservation} is above its limit {pool.limit}")
+        line, parent = [name], pool.parent
+        while parent in found and parent not in line:
+            line.append(parent)
+            parent = found[parent][1].parent
+        if parent == name:
+            report.wrong(key, f"pool {name} is its own parent: {' → '.join([*line, name])}")
+    return tuple(pool for _, pool in found.values())
+
+
+def _ssh_config(top: Entries, report: Report, source: Path) -> str | None:
+    if "ssh_config" not in top:
+        return None
+    text = fields.SSH_CONFIG.kind.read(top["ssh_config"][1], report, "ssh_config")
+    return None if text is None else os.path.normpath(source.parent / Path(str(text)).expanduser())
+
+
+class _Racks:
+    """Reads racks and hosts; keeps what a host inherits and where each name was first seen."""
+
+    def __init__(self, fabrics: Mapping[str, Fabric], report: Report) -> None:
+        self._fabrics = fabrics
+        self._report = report
+        self._lines: dict[str, int] = {}
+        self._hosts: list[Host] = []
+
+    def read(self, top: Entries) -> tuple[list[Rack], list[Host]]:
+        base: dict[str, Any] = {}
+        if len(self._fabrics) == 1:
+            base["fabric"] = next(iter(self._fabrics))
+        if "defaults" in top:
+            base = self._inherited(base, top["defaults"][1], "defaults")
+        racks = []
+        for name, _, node in _named(top, "racks", self._report):
+            parts = entries(node, self._report, f"rack {name}")
+            _refuse_unknown(parts, fields.RACK, self._report, f"rack {name}")
+            own = (
+                self._inherited(base, parts["defaults"][1], f"defaults of rack {name}")
+                if "defaults" in parts
+                else base
+            )
+            before = len(self._hosts)
+            if "hosts" in parts:
+                self._rack(name, parts["hosts"][1], own)
+            racks.append(Rack(name, tuple(host.name for host in self._hosts[before:])))
+        return racks, self._hosts
+
+    def _inherited(self, base: Mapping[str, Any], node: Node, where: str) -> dict[str, Any]:
+        values = _values(node, fields.HOST, self._report, where)
+        for key in _PER_HOST:
+            if key in values:
+                self._report.wrong(node, f"{where}: {key} is each host's own")
+        return _merged(base, values)
+
+    def _rack(self, rack: str, node: Node, base: Mapping[str, Any]) -> None:
+        for folded, (key, value) in entries(node, self._report, f"hosts of rack {rack}").items():
+            try:
+                names = expand(folded)
+            except BadInput as error:
+                self._report.wrong(key, error.message)
+                continue
+            values = _merged(base, _values(value, fields.HOST, self._report, f"host {folded}"))
+            if self._complete(folded, values, key):
+                self._add(rack, names, values, key)
+
+    def _complete(self, folded: str, values: Mapping[str, Any], key: Node) -> bool:
+        """Whether a host has what it needs and its values agree; notes what does not."""
+        good = True
+        for needed in _NEEDED:
+            if needed not in values:
+                self._report.wrong(
+                    key, f"host {folded} has no {needed}, nor do its rack's or the top's defaults"
+                )
+                good = False
+        fabric = values.get("fabric")
+        if fabric is not None and fabric not in self._fabrics:
+            allowed = tuple(self._fabrics) or ("none is defined under fabrics",)
+            self._report.wrong(key, f"host {folded}: there is no fabric {shown(fabric)}", allowed=allowed)
+            good = False
+        gpus = values.get("gpus")
+        if good and gpus is not None and ("near_hca" in values or "nvlink" in values):
+            self._indices(folded, values, gpus, key)
+        return good and None not in (gpus, values.get("generation"), fabric)
+
+    def _indices(self, folded: str, values: Mapping[str, Any], gpus: int, key: Node) -> None:
+        linked = [index for group in values.get("nvlink") or () for index in group]
+        for name, indices in (("nvlink", linked), ("near_hca", values.get("near_hca") or ())):
+            beyond = [index for index in indices if index >= gpus]
+            if beyond:
+                self._report.wrong(
+                    key, f"host {folded}: {name} names GPU {beyond[0]}, but it has {gpus} (0 is the first)"
+                )
+            if len(set(indices)) < len(indices):
+                self._report.wrong(key, f"host {folded}: {name} names a GPU twice")
+
+    def _add(self, rack: str, names: tuple[str, ...], values: dict[str, Any], key: Node) -> None:
+        line = key.start_mark.line + 1
+        own = self._per_host(names, values, key)
+        if len(self._hosts) + len(names) > MAX_HOSTS:
+            self._report.wrong(key, f"more than {MAX_HOSTS} hosts")
+            return
+        for position, name in enumerate(names):
+            if name in self._lines:
+                self._report.wrong(
+                    key, f"host {name} is in the inventory twice; first on line {self._lines[name]}"
+                )
+                continue
+            self._lines[name] = line
+            if own:
+                values.update({field: addresses[position] for field, addresses in own.items()})
+            self._hosts.append(Host(name=name, rack=rack, **values))
+
+    def _per_host(
+        self, names: tuple[str, ...], values: dict[str, Any], key: Node
+    ) -> dict[str, tuple[str, ...]]:
+        """Addresses of a range of hosts, one each."""
+        own: dict[str, tuple[str, ...]] = {}
+        for field in _PER_HOST:
+            text = values.get(field)
+            if text is None or (len(names) == 1 and is_address(text)):
+                continue
+            try:
+                addresses = expand(text)
+            except BadInput as error:
+                self._report.wrong(key, f"{field}: {error.message}")
+                continue
+            if len(addresses) != len(names):
+                self._report.wrong(
+                    key, f"{field} {shown(text)} is {len(addresses)}, but there are {len(names)} hosts"
+                )
+                continue
+            own[field] = addresses
+        return own
+
+
+def _merged(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a host inherits, with its own values over it; labels are joined name by name."""
+    merged = {**base, **values}
+    if "labels" in base and "labels" in values:
+        merged["labels"] = {**base["labels"], **values["labels"]}
+    return merged
