@@ -38,7 +38,7 @@ class Wrong(ValueError):
 def whole(low: int, high: int) -> Callable[[Any], int]:
     """A converter for a whole number in low … high."""
 
-    def convert(value: Any) -> int:  # noqa: ANN401
+    def convert(value: Any) -> int:
         if isinstance(value, bool) or not re.fullmatch(r"[+-]?\d{1,18}", str(value)):
             raise Wrong(f"must be a whole number from {low} to {high}")
         number = int(value)
@@ -49,14 +49,14 @@ def whole(low: int, high: int) -> Callable[[Any], int]:
     return convert
 
 
-def number(value: Any) -> float:  # noqa: ANN401
+def number(value: Any) -> float:
     """A number that is not negative."""
     if not re.fullmatch(r"\d+(\.\d+)?", str(value)):
         raise Wrong("must be a number that is not negative")
     return float(value)
 
 
-def text(value: Any) -> str:  # noqa: ANN401
+def text(value: Any) -> str:
     """Any text without NUL."""
     if "\0" in str(value):
         raise Wrong("must not contain a NUL character")
@@ -66,7 +66,7 @@ def text(value: Any) -> str:  # noqa: ANN401
 def matching(pattern: re.Pattern[str], what: str) -> Callable[[Any], str]:
     """A converter for text that `pattern` describes."""
 
-    def convert(value: Any) -> str:  # noqa: ANN401
+    def convert(value: Any) -> str:
         if not pattern.fullmatch(str(value)):
             raise Wrong(f"must be {what}")
         return str(value)
@@ -77,7 +77,7 @@ def matching(pattern: re.Pattern[str], what: str) -> Callable[[Any], str]:
 def one_of(*allowed: str) -> Callable[[Any], str]:
     """A converter for one of a few words."""
 
-    def convert(value: Any) -> str:  # noqa: ANN401
+    def convert(value: Any) -> str:
         if value not in allowed:
             raise Wrong(f"must be one of {', '.join(allowed)}")
         return str(value)
@@ -85,14 +85,14 @@ def one_of(*allowed: str) -> Callable[[Any], str]:
     return convert
 
 
-def truth(value: Any) -> bool:  # noqa: ANN401
+def truth(value: Any) -> bool:
     """True or false."""
     if str(value).lower() not in ("true", "false"):
         raise Wrong("must be true or false")
     return str(value).lower() == "true"
 
 
-def duration_s(value: Any) -> float:  # noqa: ANN401
+def duration_s(value: Any) -> float:
     """``90``, ``90s``, ``15m``, ``1h30m`` or ``2d`` in seconds, more than 0."""
     found = DURATION.fullmatch(str(value).strip())
     if not found or not any(found.groups()):
@@ -104,7 +104,7 @@ def duration_s(value: Any) -> float:  # noqa: ANN401
     return total
 
 
-def size_mib(value: Any) -> int:  # noqa: ANN401
+def size_mib(value: Any) -> int:
     """``512MiB``, ``16GiB`` or ``80G`` in MiB."""
     found = SIZE.fullmatch(str(value).strip())
     if not found:
@@ -112,16 +112,10 @@ def size_mib(value: Any) -> int:  # noqa: ANN401
     return int(float(found[1]) * _MIB[found[2].lower()])
 
 
-def container_path(value: Any) -> str:  # noqa: ANN401
+def container_path(value: Any) -> str:
     """An absolute path inside the container."""
     path = str(value)
-    if (
-        not path.startswith("/")
-        or "\0" in path
-        or "\n" in path
-        or ".." in path.split("/")
-        or path.strip("/") == ""
-    ):
+    if not path.startswith("/") or "\0" in path or "\n" in path or ".." in path.split("/") or path.strip("/") == "":
         raise Wrong("must be an absolute path such as /checkpoints")
     return path
 
@@ -129,19 +123,17 @@ def container_path(value: Any) -> str:  # noqa: ANN401
 def list_of(item: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
     """A converter for a list; one value alone is a list of one."""
 
-    def convert(value: Any) -> tuple[Any, ...]:  # noqa: ANN401
+    def convert(value: Any) -> tuple[Any, ...]:
         values = value if isinstance(value, list) else [value]
         return tuple(item(one) for one in values)
 
     return convert
 
 
-def command(value: Any) -> tuple[str, ...]:  # noqa: ANN401
+def command(value: Any) -> tuple[str, ...]:
     """An argv: a list, or one line split as a shell splits words (never run by one)."""
     try:
-        words = (
-            tuple(text(word) for word in value) if isinstance(value, list) else tuple(shlex.split(str(value)))
-        )
+        words = tuple(text(word) for word in value) if isinstance(value, list) else tuple(shlex.split(str(value)))
     except ValueError as error:
         raise Wrong(f"cannot be split into words: {error}") from error
     if not words or not words[0]:
@@ -152,7 +144,7 @@ def command(value: Any) -> tuple[str, ...]:  # noqa: ANN401
 def mapping(key: re.Pattern[str], what: str) -> Callable[[Any], dict[str, str]]:
     """A converter for a mapping of names to text."""
 
-    def convert(value: Any) -> dict[str, str]:  # noqa: ANN401
+    def convert(value: Any) -> dict[str, str]:
         if not isinstance(value, dict):
             raise Wrong("must be a mapping (name: value)")
         for name in value:
@@ -163,7 +155,7 @@ def mapping(key: re.Pattern[str], what: str) -> Callable[[Any], dict[str, str]]:
     return convert
 
 
-def mounts(value: Any) -> tuple[tuple[str, str, str], ...]:  # noqa: ANN401
+def mounts(value: Any) -> tuple[tuple[str, str, str], ...]:
     """``/host/path:/container/path[:ro|rw]``, read-only unless it says otherwise."""
     found = []
     for one in value if isinstance(value, list) else [value]:
@@ -251,9 +243,7 @@ def read(path: Path) -> Recipe:
     if "workdir" in given:
         given["workdir"] = str((file.parent / given["workdir"]).absolute())
     if "secret_files" in given:
-        given["secret_files"] = {
-            k: str((file.parent / v).absolute()) for k, v in given["secret_files"].items()
-        }
+        given["secret_files"] = {k: str((file.parent / v).absolute()) for k, v in given["secret_files"].items()}
     return Recipe(file, {"name": file.absolute().parent.name, **given})
 
 
@@ -277,7 +267,7 @@ def _section(
     return found
 
 
-def _plain(node: Node) -> Any:  # noqa: ANN401
+def _plain(node: Node) -> Any:
     """A node as str, list or dict of str: types are the converters' business, not YAML's."""
     if isinstance(node, ScalarNode):
         return node.value

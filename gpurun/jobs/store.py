@@ -3,6 +3,8 @@
 ``spec.json`` is written once. ``state.json`` is rewritten whole on every change, by whoever has the right to:
 the pass while a job is queued (under the allocator lock), its supervisor while it holds the lease's lock.
 ``events.jsonl`` and ``log`` only ever grow. ``cancel.json`` is the one thing others may put in the folder.
+``live/ID`` marks every job that has not ended, so that a pass does not read years of history; it is there before
+the job is, and a marker that outlived its job means nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import getpass
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -39,6 +41,15 @@ class FirstFailure:
     host: str | None = None
     exit_code: int | None = None
     excerpt: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """GPUs that a preemption is emptying for a queued job, kept for it until they are free."""
+
+    generation: str
+    racks: tuple[str, ...]
+    grants: tuple[Grant, ...]
 
 
 @dataclass(frozen=True)
@@ -75,6 +86,7 @@ class JobRecord:
     reason: str = ""
     exit_code: int | None = None
     avoid: tuple[str, ...] = ()
+    claim: Claim | None = None
     first_failure: FirstFailure | None = None
 
 
@@ -143,6 +155,7 @@ class JobStore:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.folder = home / "jobs"
+        self.live = home / "live"
 
     def create(self, spec: JobSpec, *, inventory: Path, now_s: float) -> JobFolder:
         """Store a new job as QUEUED: the folder appears whole, by a rename, or not at all."""
@@ -159,6 +172,9 @@ class JobStore:
                 pool=spec.pool, priority=spec.priority,
             )
         )  # fmt: skip
+        self.live.mkdir(exist_ok=True)
+        (self.live / job_id).touch()
+        durable.sync_folder(self.live)
         building.rename(self.folder / job_id)
         durable.sync_folder(self.folder)
         return JobFolder(self.folder / job_id)
@@ -169,15 +185,21 @@ class JobStore:
 
     def ids(self) -> tuple[str, ...]:
         """Ids of all jobs there are."""
-        try:
-            names = os.listdir(self.folder)
-        except FileNotFoundError:
-            return ()
-        return tuple(sorted(name for name in names if ID_PATTERN.fullmatch(name)))
+        return _job_ids(self.folder)
 
-    def records(self, on_damaged: Callable[[StateError], None]) -> Iterator[JobRecord]:
-        """Every job's record, oldest id first; a damaged one is reported, never hidden."""
-        for job_id in self.ids():
+    def live_ids(self) -> tuple[str, ...]:
+        """Ids of the jobs that may not have ended."""
+        return _job_ids(self.live)
+
+    def retire(self, job_id: str) -> None:
+        """Take a job that has ended out of `live_ids`. Idempotent."""
+        (self.live / job_id).unlink(missing_ok=True)
+
+    def records(
+        self, on_damaged: Callable[[StateError], None], *, ids: Iterable[str] | None = None
+    ) -> Iterator[JobRecord]:
+        """The records of `ids` (all jobs if None); a damaged one is reported, never hidden."""
+        for job_id in self.ids() if ids is None else ids:
             try:
                 yield self.get(job_id).record()
             except FileNotFoundError:
@@ -205,3 +227,11 @@ class JobStore:
         if not named:
             raise BadInput(f"there is no job {text!r}", hint="`gpurun status` lists all jobs")
         return self.get(max(named, key=lambda record: record.submitted_s).id)
+
+
+def _job_ids(folder: Path) -> tuple[str, ...]:
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return ()
+    return tuple(sorted(name for name in names if ID_PATTERN.fullmatch(name)))

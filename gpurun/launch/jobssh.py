@@ -92,8 +92,7 @@ def sshd_config(*, folder: str, address: str, port: int, user: str, container: s
 def client_config(peers: Sequence[tuple[str, str, str]], *, port: int) -> str:
     """``ssh``'s configuration in the first container. `peers`: (host, address, user on it)."""
     blocks = [
-        f"Host {host}\n  HostName {address}\n  User {user}\n  HostKeyAlias {host}\n"
-        for host, address, user in peers
+        f"Host {host}\n  HostName {address}\n  User {user}\n  HostKeyAlias {host}\n" for host, address, user in peers
     ]
     common = [
         "Host *",

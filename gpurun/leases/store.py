@@ -18,7 +18,8 @@ from pathlib import Path
 
 from gpurun.errors import StateError
 from gpurun.jobs import durable
-from gpurun.jobs.store import ID_PATTERN, Granted
+from gpurun.jobs.spec import Grant
+from gpurun.jobs.store import ID_PATTERN
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Lease:
     owner_uid: int
     generation: str
     racks: tuple[str, ...]
-    grants: tuple[Granted, ...]
+    grants: tuple[Grant, ...]
     ssh_port: int
     granted_s: float
     inventory: str

@@ -1,0 +1,321 @@
+"""A gang's part on this host: its folder, keys, private sshd and container, and the proof that all are gone.
+
+What is started here is detached: it outlives the agent, so that training goes on when the head goes away. It
+carries the job's label or path, so that `fence` finds it without any note of who started it.
+"""
+
+import fcntl
+import getpass
+import os
+import pwd
+import re
+import shutil
+import socket
+import struct
+import subprocess
+import time
+import urllib.parse
+from typing import Any, Dict, List, Optional
+
+from gpurun.node import docker, processes
+from gpurun.node.call import Call, OpError
+
+LABEL = "gpurun.job"
+_JOB = re.compile(r"j-[0-9a-f]{8}\Z")
+# An sshd's listener and sessions, or a docker client, by the way ps shows them.
+_OURS = re.compile(r"(^|/)(sshd|docker)\b")
+_SIOCGIFADDR = 0x8915
+
+
+def prepare(call: Call, job: str, interface: str, first: bool, outputs: bool) -> Dict[str, Any]:
+    """Make the job's folder and ephemeral keys; say who and where this host is. Idempotent.
+
+    Args:
+        interface: the fabric's network interface; "" = its address is not needed.
+        first: this host runs the launcher: it gets the client key; every other host gets a host key.
+        outputs: also make the folder that keeps the job's outputs.
+
+    Returns:
+        ``{"uid", "gid", "user", "home", "hostname", "address", "sshd", "public_key"}``; ``address`` is None when
+        the interface has none.
+
+    Raises:
+        OpError: ``no-tool`` when OpenSSH is not installed; errors of the file system.
+    """
+    home = os.path.expanduser("~")
+    folder = job_folder(job)
+    for path in (
+        folder,
+        folder + "/launch/bin",
+        folder + "/launch/ssh",
+        folder + "/launch/python",
+        folder + "/sshd",
+    ):
+        os.makedirs(path, mode=0o700, exist_ok=True)
+    if outputs:
+        os.makedirs(outputs_folder(job), mode=0o700, exist_ok=True)
+    key = folder + ("/launch/ssh/id" if first else "/sshd/host_key")
+    account = pwd.getpwuid(os.getuid())
+    return {
+        "uid": str(account.pw_uid),
+        "gid": str(account.pw_gid),
+        "user": getpass.getuser(),
+        "home": home,
+        "hostname": socket.gethostname(),
+        "address": _address(interface),
+        "sshd": _tool("sshd"),
+        "public_key": _make_key(key, "gpurun " + job),
+    }
+
+
+def create(call: Call, job: str, files: Dict[str, List[Any]], run: List[str], sshd: Optional[str]) -> Dict[str, Any]:
+    """Write the job's files, start its private sshd if this host has one, and create its container.
+
+    Args:
+        files: path below the job's folder → [text, mode].
+        run: the plan's ``docker run`` argv; the container is created from it and started by `start`.
+        sshd: absolute path of the OpenSSH server, None when no rank is started from outside.
+
+    Raises:
+        OpError: ``port-in-use`` when the sshd cannot bind; ``no-image``; ``docker`` with Docker's own words.
+    """
+    folder = job_folder(job)
+    for name, (text, mode) in files.items():
+        _write(os.path.join(folder, name), text, int(mode))
+    if sshd is not None:
+        _start_sshd(sshd, folder)
+    if run[:3] != ["docker", "run", "--detach"]:
+        raise OpError("bad-request", "not a `docker run --detach` argv")
+    done = _run(["docker", "create", *run[3:]])
+    if done.returncode:
+        message = _last_line(done.stderr)
+        raise OpError("no-image" if "No such image" in message else "docker", message)
+    return {"container": done.stdout.strip()}
+
+
+def start(call: Call, container: str) -> None:
+    """Start a created container.
+
+    Raises:
+        OpError: ``no-command`` when the image lacks the main process's program; ``docker`` otherwise.
+    """
+    connection = docker.connect(call, timeout_s=120.0)
+    try:
+        status, answer = docker.exchange(connection, "POST", "/containers/%s/start" % container)
+    finally:
+        connection.close()
+    if status not in (204, 304):
+        error = docker.failure(status, answer, "starting the container")
+        kind = (
+            "no-command"
+            if "executable file not found" in error.message or "no such file" in error.message
+            else "docker"
+        )
+        raise OpError(kind, error.message)
+
+
+def inspect(call: Call, job: str) -> List[Dict[str, Any]]:
+    """The job's containers on this host and how they are.
+
+    Returns:
+        A list of ``{"id", "name", "attempt", "status", "code", "oom", "error", "started", "finished"}``: ``status`` is
+        Docker's word (created, running, exited, …); times are Docker's own text.
+    """
+    connection = docker.connect(call)
+    try:
+        return [_inspected(connection, found["Id"]) for found in _containers(connection, job)]
+    finally:
+        connection.close()
+
+
+def signal(call: Call, job: str, name: str) -> int:
+    """Send a signal to every rank in the job's containers here; how many containers were told."""
+    told = 0
+    for container in inspect(call, job):
+        if container["status"] == "running":
+            done = _run(["docker", "exec", container["id"], "/gpurun/bin/signal-ranks", name])
+            told += done.returncode == 0
+    return told
+
+
+def fence(call: Call, job: str, timeout_s: float = 30.0) -> Dict[str, Any]:
+    """End and remove everything of a job on this host, and prove it. Idempotent; outputs stay.
+
+    Returns:
+        What is still there after `timeout_s`: ``{"containers": [id…], "processes": [command…], "folder": bool}``. The host
+        is fenced only when all are empty.
+    """
+    deadline = time.monotonic() + timeout_s
+    folder = job_folder(job)
+    while True:
+        connection = docker.connect(call)
+        try:
+            for container in _containers(connection, job):
+                docker.exchange(connection, "DELETE", "/containers/%s?force=1&v=1" % container["Id"])
+            containers = [container["Id"] for container in _containers(connection, job)]
+        finally:
+            connection.close()
+        left = processes.end(_job_processes(job), grace_s=0.5)
+        if not containers and not left:
+            shutil.rmtree(folder, ignore_errors=True)
+        rest = {
+            "containers": containers,
+            "processes": [p.command for p in left],
+            "folder": os.path.lexists(folder),
+        }
+        if not any(rest.values()) or time.monotonic() >= deadline:
+            return rest
+        call.wait(0.2)
+
+
+def job_folder(job: str) -> str:
+    """Where a job's files lie on this host.
+
+    Raises:
+        OpError: ``bad-request`` for a text that is not a job's id: it becomes part of a path that is removed.
+    """
+    return os.path.join(_root(), "jobs", _checked(job))
+
+
+def outputs_folder(job: str) -> str:
+    """Where a job's outputs lie on this host."""
+    return os.path.join(_root(), "outputs", _checked(job))
+
+
+def _root() -> str:
+    return os.path.join(os.path.expanduser("~"), ".gpurun")
+
+
+def _checked(job: str) -> str:
+    if not _JOB.match(job):
+        raise OpError("bad-request", "%r is not a job's id" % job)
+    return job
+
+
+def _job_processes(job: str) -> List[processes.Process]:
+    found = processes.of_job([job_folder(job) + "/", "gpurun-%s-" % job])
+    return [process for process in found if process.uid == os.getuid() and _is_ours(process, found)]
+
+
+def _is_ours(process: processes.Process, found: List[processes.Process]) -> bool:
+    """Started by gpurun, or below something that was: not a person's editor on the job's files."""
+    by_pid = {one.pid: one for one in found}
+    current: Optional[processes.Process] = process
+    while current is not None:
+        if _OURS.search(current.command.split(" ")[0].rstrip(":")):
+            return True
+        current = by_pid.get(current.parent)
+    return False
+
+
+def _containers(connection: docker.Connection, job: str) -> List[Dict[str, Any]]:
+    filters = urllib.parse.quote('{"label":["%s=%s"]}' % (LABEL, _checked(job)))
+    status, answer = docker.exchange(connection, "GET", "/containers/json?all=1&filters=" + filters)
+    found = docker.parse(answer)
+    if status != 200 or not isinstance(found, list):
+        raise docker.failure(status, answer, "listing the job's containers")
+    return found
+
+
+def _inspected(connection: docker.Connection, ident: str) -> Dict[str, Any]:
+    status, answer = docker.exchange(connection, "GET", "/containers/%s/json" % ident)
+    if status != 200:
+        raise docker.failure(status, answer, "inspecting a container")
+    found = docker.parse(answer)
+    state = found["State"]
+    return {
+        "id": found["Id"],
+        "name": found["Name"].lstrip("/"),
+        "attempt": found["Config"]["Labels"].get("gpurun.attempt"),
+        "status": state["Status"],
+        "code": state["ExitCode"],
+        "oom": state["OOMKilled"],
+        "error": state["Error"],
+        "started": state["StartedAt"],
+        "finished": state["FinishedAt"],
+    }
+
+
+def _start_sshd(sshd: str, folder: str) -> None:
+    """Start the private sshd; it detaches itself. A second start after a crash finds the first one serving."""
+    if os.path.exists(folder + "/sshd/pid"):
+        return
+    done = _run([sshd, "-f", folder + "/sshd/config", "-E", folder + "/sshd/log"])
+    if done.returncode:
+        try:
+            with open(folder + "/sshd/log") as log:
+                message = log.read().strip() or done.stderr.strip()
+        except OSError:
+            message = done.stderr.strip()
+        kind = "port-in-use" if "Address already in use" in message else "sshd"
+        raise OpError(kind, "the job's sshd does not start: %s" % message)
+
+
+def _make_key(path: str, comment: str) -> str:
+    if not os.path.exists(path + ".pub"):
+        if os.path.exists(path):
+            os.unlink(path)
+        done = _run([_tool("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", path])
+        if done.returncode:
+            raise OpError("no-tool", "ssh-keygen failed: %s" % _last_line(done.stderr))
+    with open(path + ".pub") as public:
+        return " ".join(public.read().split()[:2])
+
+
+def _address(interface: str) -> Optional[str]:
+    """The interface's first IPv4 address (ioctl SIOCGIFADDR, man netdevice), None if it has none."""
+    if not interface:
+        return None
+    name = os.fsencode(interface)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name[:15]))
+        except OSError:
+            return None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _tool(name: str) -> str:
+    path = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin:/sbin")
+    if path is None:
+        raise OpError("no-tool", "%s is not installed" % name)
+    return os.path.abspath(path)
+
+
+def _write(path: str, text: str, mode: int) -> None:
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
+        os.fchmod(stream.fileno(), mode)
+        stream.write(text)
+
+
+def _run(argv: List[str]) -> "subprocess.CompletedProcess[str]":
+    try:
+        return subprocess.run(
+            argv,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            universal_newlines=True,
+            errors="surrogateescape",
+            timeout=120,
+        )
+    except FileNotFoundError:
+        raise OpError("no-tool", "%s is not installed" % argv[0]) from None
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.strip().splitlines() if line and not line.startswith("See 'docker")]
+    return lines[-1] if lines else "no message"
+
+
+OPS = {
+    "prepare": prepare,
+    "create": create,
+    "start": start,
+    "inspect": inspect,
+    "signal": signal,
+    "fence": fence,
+}
