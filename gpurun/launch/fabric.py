@@ -28,8 +28,8 @@ from gpurun.launch.fabric_roce import gid_need
 
 Source = Literal["inventory", "probe", "default", "user"]
 
-RANK_SCRIPT = "/run/gpurun/rank"
-"""Where `rank_script` lies in the container; ranks start as ``sh /run/gpurun/rank CMD …``."""
+RANK_SCRIPT = "/gpurun/bin/rank"
+"""Where `rank_script` lies in the container; ranks start as ``/gpurun/bin/rank CMD …``."""
 
 USER_PREFIXES = ("NCCL_", "UCX_", "OMPI_MCA_", "HOROVOD_GLOO_IFACE")
 """A user's variables with these names count as fabric settings and are shown with them."""

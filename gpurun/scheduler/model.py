@@ -12,17 +12,10 @@ from enum import Enum
 
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.spec import Constraints
+from gpurun.jobs.spec import Grant as Grant  # re-exported: one type for GPUs of a host
 
 ANYWHERE = Constraints()
 """No constraint at all."""
-
-
-@dataclass(frozen=True)
-class Grant:
-    """GPUs of one host, by index as NVML and Docker number them, in rank order."""
-
-    host: str
-    gpus: tuple[int, ...]
 
 
 @dataclass(frozen=True)
