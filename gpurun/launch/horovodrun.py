@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpurun.jobs.spec import Grant, JobSpec
+from gpurun.launch.fabric import RANK_SCRIPT
 from gpurun.launch.horovod_knobs import flags
 
 
@@ -19,10 +20,13 @@ def slots(grants: Sequence[Grant]) -> str:
 
 
 def argv(spec: JobSpec, grants: Sequence[Grant], interface: str) -> tuple[str, ...]:
-    """The launcher's argv for a placed gang; the user's command follows it byte for byte."""
+    """The launcher's argv for a placed gang.
+
+    The person's command follows it byte for byte, behind the script that gives each host its own settings.
+    """
     world = sum(len(grant.gpus) for grant in grants)
     command = ["horovodrun", "-np", str(world), "-H", slots(grants), "--disable-cache"]
     command.append("--mpi" if spec.controller == "mpi" else "--gloo")
     if len(grants) > 1:
         command += ["--network-interfaces", interface]
-    return (*command, *flags(spec.horovod), *spec.command)
+    return (*command, *flags(spec.horovod), RANK_SCRIPT, *spec.command)

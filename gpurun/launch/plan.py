@@ -117,7 +117,10 @@ def make_plan(
                 environment=_environment(job, attempt, spec, found), fabric_flags=found.docker_flags, main=main,
             ),
             settings=found.environment,
-            files=_files(known, grants, ssh_port, container, mine.job_folder(job), mine=mine, first=first),
+            files={
+                **_files(known, grants, ssh_port, container, mine.job_folder(job), mine=mine, first=first),
+                "launch/bin/rank": (fabric.rank_script(found.environment), 0o755),
+            },
         )  # fmt: skip
 
     plans = tuple(host_plan(index, grant) for index, grant in enumerate(grants))
