@@ -14,7 +14,6 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from gpurun.inventory.problems import InventoryError, Problem, shown
 
-MAX_BYTES = 8 * 1024 * 1024  # 10,000 hosts written out one by one are about 1 MiB
 MAX_VALUES = 1_500_000
 MAX_ALIASED_VALUES = 1_000_000
 MAX_DEPTH = 100
@@ -28,7 +27,7 @@ _BRACKETS = re.compile(r"[\[\]{}]")
 def compose(data: bytes, file: str) -> Node | None:
     """The root node of a YAML document, or None if the file has no value at all.
 
-    Raises InventoryError: not UTF-8, too big, control characters, several documents, tags, aliases that
+    Raises InventoryError: not UTF-8, control characters, several documents, tags, aliases that
     multiply or contain themselves, or not YAML.
     """
     text = _decoded(data, file)
@@ -47,14 +46,10 @@ def compose(data: bytes, file: str) -> Node | None:
 
 
 def _decoded(data: bytes, file: str) -> str:
-    if len(data) > MAX_BYTES:
-        raise InventoryError([Problem(file, 1, 1, f"larger than {MAX_BYTES >> 20} MiB")])
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        _refuse(
-            file, data[: error.start].decode("utf-8"), f"byte 0x{data[error.start]:02x} is not UTF-8 text"
-        )
+        _refuse(file, data[: error.start].decode("utf-8"), f"byte 0x{data[error.start]:02x} is not UTF-8 text")
     found = _UNWELCOME.search(text)
     if found:
         _refuse(file, text[: found.start()], _why_unwelcome(found.group()))

@@ -5,21 +5,34 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 from gpurun.errors import BadInput
-from gpurun.inventory.document import MAX_BYTES, Report, compose
+from gpurun.inventory import cache
 from gpurun.inventory.model import Inventory
 from gpurun.inventory.problems import InventoryError, Problem
-from gpurun.inventory.validate import inventory
+
+MAX_BYTES = 8 * 1024 * 1024  # 10,000 hosts written out one by one are about 1 MiB
 
 
 def load(path: Path | str) -> Inventory:
-    """The inventory in a file.
+    """The inventory in a file; a large one that was read before comes from the user's cache.
 
     Raises InventoryError with everything that is wrong with it; BadInput if it cannot be read.
     """
     source = Path(path).absolute()
-    return parse(read(source), source, shown_as=str(path))
+    with _opened(source) as file:
+        kept = cache.folder(os.environ)
+        key = cache.key(source, os.fstat(file.fileno()))
+        inventory = cache.fetch(kept, key) if kept else None
+        if inventory is not None:
+            return inventory
+        data = file.read(MAX_BYTES + 1)
+        unchanged = key == cache.key(source, os.fstat(file.fileno()))
+    inventory = parse(data, source, shown_as=str(path))
+    if kept and unchanged:
+        cache.keep(kept, key, inventory)
+    return inventory
 
 
 def parse(data: bytes, source: Path, *, shown_as: str | None = None) -> Inventory:
@@ -30,7 +43,12 @@ def parse(data: bytes, source: Path, *, shown_as: str | None = None) -> Inventor
         shown_as: how messages name the file; `source` unless given.
     Raises InventoryError with everything that is wrong with it.
     """
+    from gpurun.inventory.document import Report, compose  # noqa: PLC0415  a cached inventory needs no YAML
+    from gpurun.inventory.validate import inventory  # noqa: PLC0415
+
     file = shown_as or str(source)
+    if len(data) > MAX_BYTES:
+        raise InventoryError([Problem(file, 1, 1, f"larger than {MAX_BYTES >> 20} MiB")])
     root = compose(data, file)
     if root is None:
         raise InventoryError([Problem(file, 1, 1, "the inventory is empty", allowed=("version: 1 …",))])
@@ -41,15 +59,17 @@ def parse(data: bytes, source: Path, *, shown_as: str | None = None) -> Inventor
 
 
 def read(path: Path) -> bytes:
-    """The bytes of an inventory file. Raises BadInput if it is not a readable regular file of sane size."""
+    """The bytes of an inventory file. Raises BadInput if it is not a readable regular file."""
+    with _opened(path) as file:
+        return file.read(MAX_BYTES + 1)
+
+
+def _opened(path: Path) -> BinaryIO:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise BadInput(f"cannot read the inventory: {error.strerror}", where=str(path)) from error
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise BadInput("an inventory must be a regular file", where=str(path))
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return file.read(MAX_BYTES + 1)
-    finally:
-        os.close(descriptor)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise BadInput("an inventory must be a regular file", where=str(path))

@@ -129,11 +129,7 @@ def test_crlf_is_a_line_end() -> None:
 
 
 def test_everything_wrong_is_said_at_once_with_value_and_allowed() -> None:
-    text = (
-        DESIGN.replace("gpus: 4", "gpus: four")
-        .replace("kind: roce", "kind: rocee")
-        .replace("share: 2", "shares: 2")
-    )
+    text = DESIGN.replace("gpus: 4", "gpus: four").replace("kind: roce", "kind: rocee").replace("share: 2", "shares: 2")
     with pytest.raises(InventoryError) as refused:
         read(text)
     gpus, kind, share = refused.value.problems

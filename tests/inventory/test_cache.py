@@ -1,0 +1,104 @@
+"""The cache of parsed inventories: a shortcut that is never trusted more than the file."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from gpurun.inventory import cache
+from gpurun.inventory.load import load
+from gpurun.inventory.problems import InventoryError
+
+TEXT = """\
+version: 1
+defaults: {generation: pascal, gpus: 4}
+fabrics: {ib: {kind: infiniband, interface: ib0, hcas: [mlx5_0]}}
+racks: {r1: {hosts: {"gpu-[0001-0300]": {nvlink: [[0, 1], [2, 3]], near_hca: [0], labels: {a: b}}}}}
+pools: {vision: {reservation: 4, limit: null}}
+ssh_config: config
+"""
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "_SETTLED_NS", 0)
+    return tmp_path / "cache" / "gpurun" / "inventory"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "inventory.yaml"
+    path.write_text(TEXT)
+    return path
+
+
+def test_what_comes_back_is_what_was_parsed(kept: Path, file: Path) -> None:
+    parsed = load(file)
+    (entry,) = kept.iterdir()
+    assert entry.stat().st_mode & 0o777 == 0o600
+    assert cache.fetch(kept, cache.key(file, file.stat())) == parsed
+    assert load(file) == parsed
+
+
+def test_a_changed_file_is_parsed(kept: Path, file: Path) -> None:
+    load(file)
+    before = file.stat()
+    file.write_text(TEXT.replace("gpus: 4", "gpus: 8"))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert load(file).hosts[0].gpus == 8
+    file.write_text("version: 2\n")
+    with pytest.raises(InventoryError):
+        load(file)
+
+
+@pytest.mark.parametrize("damage", [b"", b"x", b"\x00" * 64])
+def test_a_damaged_cache_is_passed_over(kept: Path, file: Path, damage: bytes) -> None:
+    parsed = load(file)
+    (entry,) = kept.iterdir()
+    entry.write_bytes(damage)
+    assert load(file) == parsed
+
+
+def test_every_flipped_byte_is_noticed(kept: Path, file: Path) -> None:
+    load(file)
+    (entry,) = kept.iterdir()
+    data = entry.read_bytes()
+    key = cache.key(file, file.stat())
+    for position in range(0, len(data), len(data) // 50):
+        entry.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
+        assert cache.fetch(kept, key) is None
+
+
+def test_what_others_could_have_written_is_passed_over(kept: Path, file: Path, tmp_path: Path) -> None:
+    load(file)
+    (entry,) = kept.iterdir()
+    key = cache.key(file, file.stat())
+    entry.chmod(0o666)
+    assert cache.fetch(kept, key) is None
+    entry.chmod(0o600)
+    assert cache.fetch(kept, key) is not None
+    entry.rename(tmp_path / "moved")
+    entry.symlink_to(tmp_path / "moved")
+    assert cache.fetch(kept, key) is None
+
+
+def test_small_or_restless_files_are_not_kept(kept: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_SETTLED_NS", 3600 * 10**9)
+    load(file)
+    assert not kept.exists()
+    monkeypatch.setattr(cache, "_SETTLED_NS", 0)
+    file.write_text(TEXT.replace("0300", "0002"))
+    time.sleep(0.01)
+    load(file)
+    assert not kept.exists()
+
+
+def test_no_place_to_keep_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    assert len(load(file).hosts) == 300
+    assert cache.folder({}) is None
+    assert cache.folder({"XDG_CACHE_HOME": "relative"}) is None
