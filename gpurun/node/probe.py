@@ -1,0 +1,216 @@
+"""The probe: what this host has and how it stands, as one JSON document.
+
+It runs in two ways: as operations of the agent (``probe.facts`` and the others in `OPS`), and alone, as a zipapp
+(``python3 probe.pyz``). Every section is read on its own: one that fails is named in ``problems``, the others
+are there. Keys are those of `gpurun.inventory.hardware.Hardware`.
+"""
+
+import json
+import os
+import platform
+import resource
+import socket
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict, Generator, Iterator, List, Optional
+
+from gpurun.node import probe_apart, probe_docker, probe_net, probe_nvml, probe_sysfs
+
+NVML_TIMEOUT_S = 10.0
+"""A healthy driver answers in tens of milliseconds, after a cold start without persistence mode in seconds."""
+
+NO_DRIVER = (9, 12)  # NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND
+
+
+class Roots:
+    """Where to read from: the real system, or a recorded or stand-in tree of it.
+
+    ``GPURUN_PROBE_SYSFS`` and ``GPURUN_PROBE_DEV`` point at such a tree.
+    """
+
+    def __init__(self, sysfs: str = "", dev: str = "", proc: str = "/proc") -> None:
+        self.sysfs = sysfs or os.environ.get("GPURUN_PROBE_SYSFS") or "/sys"
+        self.dev = dev or os.environ.get("GPURUN_PROBE_DEV") or "/dev"
+        self.proc = proc
+
+
+def document(interfaces: Optional[List[str]] = None, roots: Optional[Roots] = None) -> Dict[str, Any]:
+    """Everything about this host.
+
+    Args:
+        interfaces: the fabrics' interfaces; queueing is only asked for these. None = those of HCAs.
+        roots: where to read from.
+    """
+    roots = roots or Roots()
+    started = time.monotonic()
+    found = {"problems": {}}  # type: Dict[str, Any]
+    threads = [
+        threading.Thread(target=_into, args=(found, name, section, roots), daemon=True)
+        for name, section in (("gpus", _gpus), ("docker", _docker))
+    ]
+    for thread in threads:
+        thread.start()
+    for name, section in (("system", _system), ("hcas", _hcas), ("nics", _nics), ("limits", _limits)):
+        _into(found, name, section, roots)
+    for thread in threads:
+        thread.join(NVML_TIMEOUT_S + 5)
+    _into(found, "processes", lambda _: _name_processes(found, roots), roots)
+    _into(found, "qos", lambda _: _qos(found, interfaces), roots)
+    found["elapsed_s"] = round(time.monotonic() - started, 4)
+    return found
+
+
+def _into(found: Dict[str, Any], name: str, section: Callable[[Roots], Dict[str, Any]], roots: Roots) -> None:
+    """Add one section's keys; if it fails, say so under ``problems`` and go on."""
+    try:
+        found.update(section(roots))
+    except Exception as error:  # noqa: BLE001 - one broken section must not hide the others
+        found["problems"][name] = "%s: %s" % (type(error).__name__, error)
+
+
+def _system(roots: Roots) -> Dict[str, Any]:
+    name = socket.gethostname()
+    kernel = platform.release()
+    return {
+        "hostname": name,
+        "kernel": kernel,
+        "python": platform.python_version(),
+        "clock_s": time.time(),
+        "resolves_to": _resolve(name),
+        "peermem": probe_sysfs.peermem(roots.sysfs),
+        "dmabuf": probe_sysfs.dmabuf(roots.proc, kernel),
+    }
+
+
+def _resolve(name: str) -> List[str]:
+    """The addresses a name has here; empty if it has none, or the name service does not answer in 2 s."""
+    found = []  # type: List[str]
+
+    def look() -> None:
+        try:
+            found.extend(str(entry[4][0]) for entry in socket.getaddrinfo(name, None, 0, socket.SOCK_STREAM))
+        except OSError:
+            pass
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(2.0)
+    return list(dict.fromkeys(found))
+
+
+def _hcas(roots: Roots) -> Dict[str, Any]:
+    nodes = probe_sysfs.names(roots.dev, "infiniband")
+    return {"hcas": probe_sysfs.hcas(roots.sysfs), "infiniband_nodes": nodes}
+
+
+def _nics(roots: Roots) -> Dict[str, Any]:
+    return {"nics": probe_net.nics(roots.sysfs, probe_net.ip_addresses(), probe_net.link_speed)}
+
+
+def _limits(_roots: Roots) -> Dict[str, Any]:
+    memlock, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    nofile, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return {"limits": {"memlock_bytes": memlock, "nofile": nofile}}
+
+
+def _docker(_roots: Roots) -> Dict[str, Any]:
+    return {"docker": probe_docker.facts()}
+
+
+def _gpus(roots: Roots) -> Dict[str, Any]:
+    try:
+        found = probe_apart.ask(_read_nvml, NVML_TIMEOUT_S)  # type: Dict[str, Any]
+    except probe_apart.NoAnswer as error:
+        return {"gpus": [], "gpu_problem": "the NVIDIA driver hangs: %s" % error}
+    except probe_apart.Died as error:
+        return {"gpus": [], "gpu_problem": "reading NVML failed: %s" % error}
+    probe_sysfs.gpu_places(roots.sysfs, found["gpus"])
+    return found
+
+
+def _read_nvml() -> Dict[str, Any]:
+    import pynvml  # noqa: PLC0415 - 330 kB of source, needed only in this process
+
+    try:
+        return probe_nvml.read(pynvml)
+    except pynvml.NVMLError as error:
+        none = "no NVIDIA driver: " if error.value in NO_DRIVER else "NVML: "
+        return {"gpus": [], "gpu_problem": none + str(error)}
+
+
+def _name_processes(found: Dict[str, Any], roots: Roots) -> Dict[str, Any]:
+    gpus = found.get("gpus", [])
+    if any(gpu["processes"] for gpu in gpus):
+        probe_nvml.name_processes(gpus, roots.proc, probe_docker.job_containers())
+    return {}
+
+
+def _qos(found: Dict[str, Any], interfaces: Optional[List[str]]) -> Dict[str, Any]:
+    wanted = interfaces or [name for hca in found.get("hcas", []) for name in hca["interfaces"]]
+    for nic in found.get("nics", []):
+        if nic["name"] in wanted:
+            nic.update(probe_net.qos(nic["name"]))
+    return {}
+
+
+# -- operations of the agent ------------------------------------------------------------------------------
+
+
+def facts(_call: Any, interfaces: Optional[List[str]] = None) -> Dict[str, Any]:
+    """``probe.facts``: the whole document."""
+    return document(interfaces)
+
+
+def clock(_call: Any) -> Dict[str, float]:
+    """``probe.clock``: this host's clock, seconds since 1970. The head measures the offset around the call."""
+    return {"clock_s": time.time()}
+
+
+def sample(call: Any, interval_s: float = 2.0) -> Iterator[Dict[str, Any]]:
+    """``probe.sample``: load, memory, temperature and power of every GPU, every `interval_s`, until cancelled."""
+
+    def read() -> Iterator[Any]:
+        import pynvml  # noqa: PLC0415
+
+        return probe_nvml.samples(pynvml, lambda: time.sleep(interval_s))
+
+    source = probe_apart.items(read, interval_s + NVML_TIMEOUT_S)
+    try:
+        for gpus in source:
+            yield {"gpus": gpus, "clock_s": time.time()}
+            call.check()
+    except (probe_apart.NoAnswer, probe_apart.Died) as error:
+        yield {"gpus": [], "clock_s": time.time(), "problem": str(error)}
+    finally:
+        source.close()  # type: ignore[attr-defined]
+
+
+def listen(
+    call: Any, address: str, ports: List[int], limit_s: float = 60.0
+) -> Generator[Dict[str, Any], None, Dict[str, Any]]:
+    """``probe.listen``: yields the ports it listens on, then accepts connections until cancelled."""
+    listener = probe_net.Listener(address, ports, lambda: call.cancelled, limit_s)
+    try:
+        yield {"ports": listener.ports}
+        return {"accepted": listener.serve()}
+    finally:
+        listener.close()
+
+
+def connect(
+    _call: Any, targets: List[Dict[str, Any]], source: Optional[str] = None, timeout_s: float = 3.0
+) -> List[Dict[str, Any]]:
+    """``probe.connect``: try to connect to every target; outcomes in their order."""
+    return probe_net.connect(targets, source, timeout_s)
+
+
+OPS = {"facts": facts, "clock": clock, "sample": sample, "listen": listen, "connect": connect}
+
+
+def main() -> None:
+    """Run alone: print the document on stdout. ``--interface NAME`` may be given any number of times."""
+    arguments = sys.argv[1:]
+    interfaces = [value for flag, value in zip(arguments, arguments[1:]) if flag == "--interface"]
+    json.dump(document(interfaces or None), sys.stdout)
+    sys.stdout.write("\n")

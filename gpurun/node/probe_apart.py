@@ -1,0 +1,116 @@
+"""Run a function in a process of its own, so that a driver that hangs cannot hang its caller.
+
+A process that waits in a broken driver cannot be killed until the driver lets go. It is left behind then, with no
+file or pipe of ours open; nobody waits for it.
+"""
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from typing import Any, Callable, Iterator
+
+
+class NoAnswer(Exception):
+    """The function did not answer in time."""
+
+
+class Died(Exception):
+    """The function's process ended without an answer; the message is what is known."""
+
+
+def ask(function: Callable[[], Any], timeout_s: float) -> Any:
+    """The JSON value of one call.
+
+    Raises:
+        NoAnswer: not within `timeout_s` seconds.
+        Died: its process was killed, or raised.
+    """
+    for value in items(lambda: iter([function()]), timeout_s):
+        return value
+    raise Died("ended without an answer")
+
+
+def items(function: Callable[[], Iterator[Any]], timeout_s: float) -> Iterator[Any]:
+    """The JSON values that an iterator gives in its own process; closing this generator ends that process.
+
+    Raises:
+        NoAnswer: the next value did not come within `timeout_s` seconds.
+        Died: its process was killed, or raised.
+    """
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _child(function, writer)
+    os.close(writer)
+    try:
+        yield from _read(reader, timeout_s)
+    finally:
+        os.close(reader)
+        _end(pid)
+
+
+def _child(function: Callable[[], Iterator[Any]], writer: int) -> None:
+    """The other process: nothing of the parent stays open, and it never returns."""
+    try:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        os.dup2(writer, 3)
+        os.closerange(4, 4096)
+        null = os.open(os.devnull, os.O_RDWR)
+        for standard in (0, 1, 2):
+            os.dup2(null, standard)
+        try:
+            for value in function():
+                _write(3, json.dumps({"value": value}))
+        except Exception as error:  # noqa: BLE001 - told to the parent, which is all that can be done here
+            where = traceback.extract_tb(sys.exc_info()[2])[-1]
+            text = "%s: %s (%s:%s)" % (type(error).__name__, error, os.path.basename(where.filename), where.lineno)
+            _write(3, json.dumps({"error": text}))
+    finally:
+        os._exit(0)
+
+
+def _write(fd: int, line: str) -> None:
+    data = line.encode("utf-8", "replace") + b"\n"
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def _read(reader: int, timeout_s: float) -> Iterator[Any]:
+    buffer = b""
+    deadline = time.monotonic() + timeout_s
+    poller = select.poll()
+    poller.register(reader, select.POLLIN)
+    while True:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0 or not poller.poll(left_s * 1000):
+            raise NoAnswer("no answer within %g s" % timeout_s)
+        data = os.read(reader, 1 << 16)
+        if not data:
+            return
+        buffer += data
+        *lines, buffer = buffer.split(b"\n")
+        for line in lines:
+            document = json.loads(line.decode("utf-8"))
+            if "error" in document:
+                raise Died(document["error"])
+            yield document["value"]
+            deadline = time.monotonic() + timeout_s
+
+
+def _end(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    for _ in range(20):
+        try:
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                return
+        except ChildProcessError:
+            return
+        time.sleep(0.01)
