@@ -1,0 +1,256 @@
+"""The agent: one process per host that serves requests from the head over its stdin and stdout.
+
+It is started by ``python3 -c`` over SSH, imports itself from a zip in memory, and leaves no file behind. Requests
+run in threads of their own; `gpurun.node.MODULE` is imported when the first ``MODULE.name`` is asked for. When
+stdin ends, when the head has been silent for too long, or on SIGTERM or SIGHUP, the agent cancels what runs, kills
+its own children and exits. Processes that an operation detached on purpose (see `gpurun.node.gang`) live on.
+"""
+
+import errno
+import importlib
+import os
+import re
+import select
+import signal
+import sys
+import threading
+import time
+import types
+from typing import Any, Callable, Dict, Optional
+
+from gpurun.node import frames
+from gpurun.node.call import Call, Cancelled, OpError, Reply, text_of
+
+# A head that is alive pings every few seconds. After this silence it is taken for dead, whatever TCP believes.
+SILENCE_LIMIT_S = 90.0
+_OP = re.compile(r"([a-z][a-z0-9_]*)\.([a-z][a-z0-9_]*)\Z")
+
+# How the errors that the operating system reports are named to the head.
+KINDS = {
+    errno.ENOENT: "not-found",
+    errno.ENOTDIR: "not-found",
+    errno.EACCES: "denied",
+    errno.EPERM: "denied",
+    errno.ENOSPC: "no-space",
+    errno.EDQUOT: "no-space",
+    errno.EROFS: "read-only",
+    errno.EEXIST: "exists",
+    errno.ECONNREFUSED: "refused",
+    errno.ETIMEDOUT: "timeout",
+}
+
+
+class Agent:
+    """Dispatches frames to operations. One per process."""
+
+    def __init__(self, fd_in: int, fd_out: int, silence_limit_s: float = SILENCE_LIMIT_S) -> None:
+        self._in = fd_in
+        self._out = fd_out
+        self._silence_limit_s = silence_limit_s
+        self._write_lock = threading.Lock()
+        self._calls: Dict[int, Call] = {}
+        self._calls_lock = threading.Lock()
+
+    def hello(self, magic: bytes) -> None:
+        """Announce the agent: the magic, then the hello frame."""
+        header = {
+            "t": "hello",
+            "python": sys.version.split()[0],
+            "host": os.uname().nodename,
+            "user": _user(),
+            "pid": os.getpid(),
+        }
+        self._write(magic + frames.encode(header))
+
+    def serve(self) -> None:
+        """Read and dispatch frames until the head is gone, then cancel everything that runs."""
+        decoder = frames.Decoder()
+        poller = select.poll()
+        poller.register(self._in, select.POLLIN)
+        try:
+            while poller.poll(self._silence_limit_s * 1000):
+                data = os.read(self._in, 1 << 18)
+                if not data:
+                    break
+                for frame in decoder.feed(data):
+                    self._dispatch(frame)
+        except (OSError, frames.FrameError) as error:
+            sys.stderr.write("gpurun agent: %s\n" % text_of(error))
+        finally:
+            for call in self._running():
+                call.cancel()
+
+    def _running(self) -> "list[Call]":
+        with self._calls_lock:
+            return list(self._calls.values())
+
+    def _dispatch(self, frame: frames.Frame) -> None:
+        header = frame.header
+        kind, ident = header.get("t"), header.get("id")
+        if kind == "ping":
+            self.send({"t": "pong"})
+            return
+        if not isinstance(ident, int):
+            return
+        if kind == "req":
+            self._start(ident, header, frame.payload)
+            return
+        with self._calls_lock:
+            call = self._calls.get(ident)
+        if call is None:
+            return  # it ended while the frame was under way
+        if kind == "in":
+            call.feed(frame.payload)
+        elif kind == "eof":
+            call.feed(None)
+        elif kind == "credit":
+            call.credit(int(header["n"]))
+        elif kind == "cancel":
+            call.cancel()
+
+    def _start(self, ident: int, header: Dict[str, Any], payload: bytes) -> None:
+        call = Call(ident, self.send, bool(header.get("more")), payload)
+        with self._calls_lock:
+            self._calls[ident] = call
+        thread = threading.Thread(
+            target=self._run, args=(call, str(header.get("op")), header.get("params") or {}), daemon=True
+        )
+        thread.start()
+
+    def _run(self, call: Call, op: str, params: Dict[str, Any]) -> None:
+        try:
+            error = self._outcome(call, op, params)
+            if error is not None:
+                call.fail(error)
+        except (Cancelled, OSError):
+            pass  # nobody is there to be told
+        finally:
+            with self._calls_lock:
+                self._calls.pop(call.id, None)
+
+    def _outcome(self, call: Call, op: str, params: Dict[str, Any]) -> Optional[OpError]:
+        """Run the operation and send its reply; the error to report if there is one."""
+        try:
+            call.finish(_drive(call, find(op)(call, **params)))
+        except OpError as error:
+            return error
+        except OSError as error:
+            kind = KINDS.get(error.errno or 0, "os-error")
+            return OpError(kind, text_of(error), errno=error.errno, path=_printable(error.filename))
+        except (TypeError, ValueError, KeyError) as error:
+            return OpError("bad-request", "%s: %s" % (op, text_of(error)), traceback=_trace())
+        except Exception as error:  # noqa: BLE001 - reported to the head, which is this process's only reader
+            return OpError("internal", "%s: %s" % (op, text_of(error)), traceback=_trace())
+        return None
+
+    def send(self, header: Dict[str, Any], payload: frames.Bytes = b"") -> None:
+        """Send one frame. Thread-safe; waits while the channel is full."""
+        self._write(frames.encode(header, payload))
+
+    def _write(self, data: bytes) -> None:
+        with self._write_lock:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(self._out, view) :]
+
+
+def find(op: str) -> Callable[..., Any]:
+    """The function of an operation named ``module.name``.
+
+    Raises:
+        OpError: ``unknown-op``, when this agent has no such operation.
+    """
+    match = _OP.match(op)
+    if match:
+        try:
+            module = importlib.import_module("gpurun.node." + match.group(1))
+        except ImportError as error:
+            raise OpError("unknown-op", "%s cannot be imported: %s" % (op, error)) from None
+        function = getattr(module, "OPS", {}).get(match.group(2))
+        if function is not None:
+            found: Callable[..., Any] = function
+            return found
+    raise OpError("unknown-op", "there is no operation %r" % op)
+
+
+def _drive(call: Call, result: Any) -> Reply:
+    """Send what a generator yields; the final reply."""
+    if isinstance(result, types.GeneratorType):
+        try:
+            while True:
+                item = _reply(next(result))
+                call.send(item.value, item.payload)
+        except StopIteration as stop:
+            return _reply(stop.value)
+        finally:
+            result.close()
+    return _reply(result)
+
+
+def _reply(result: Any) -> Reply:
+    return result if isinstance(result, Reply) else Reply(result)
+
+
+def _printable(name: Any) -> Optional[str]:
+    return None if name is None else os.fsdecode(name) if isinstance(name, (str, bytes)) else str(name)
+
+
+def _user() -> str:
+    import pwd  # noqa: PLC0415
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def _trace() -> str:
+    import traceback  # noqa: PLC0415 - slow to import, rarely wanted
+
+    return traceback.format_exc()
+
+
+def _private_streams() -> "tuple[int, int]":
+    """Keep stdin and stdout for frames alone: no print, no child of an operation can reach them."""
+    fd_in, fd_out = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    os.close(null)
+    return fd_in, fd_out
+
+
+def _stop(agent_calls: Callable[[], "list[Call]"]) -> None:
+    """Cancel what runs, kill this agent's own children, exit without waiting for any thread."""
+    for call in agent_calls():
+        call.cancel()
+    proc = sys.modules.get("gpurun.node.proc")
+    if proc is not None:
+        proc.kill_all()
+    # A moment for operations that clean up after themselves when cancelled.
+    deadline = time.monotonic() + 2.0
+    while agent_calls() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os._exit(0)
+
+
+def main(nonce: str, silence_limit_s: float = SILENCE_LIMIT_S) -> None:
+    """Run as the process's main program; never returns.
+
+    Args:
+        nonce: echoed after the magic, so that nothing else on stdout can be taken for the agent.
+        silence_limit_s: seconds without a byte from the head after which it is taken for dead.
+    """
+    os.umask(0o077)
+    fd_in, fd_out = _private_streams()
+    agent = Agent(fd_in, fd_out, silence_limit_s)
+
+    def leave(_signal: int, _frame: Any) -> None:
+        threading.Thread(target=_stop, args=(agent._running,), daemon=True).start()
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, leave)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    agent.hello(frames.MAGIC + nonce.encode("ascii"))
+    agent.serve()
+    _stop(agent._running)

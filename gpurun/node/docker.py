@@ -1,0 +1,237 @@
+"""The host's Docker engine over its Unix socket: plain HTTP, no docker command, no shell.
+
+Everything a caller needs is `docker.request`; `docker.logs` and `docker.wait` are operations of their own because
+they last.
+"""
+
+import http.client
+import json
+import os
+import socket
+import struct
+from typing import Any, Dict, Iterator, Optional, Tuple
+
+from gpurun.node.call import Call, OpError, Reply
+
+DEFAULT_SOCKET = "/var/run/docker.sock"
+# The oldest API that every supported engine (20.10 … 28) speaks.
+API = "/v1.41"
+
+
+class Connection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: str, timeout_s: Optional[float]) -> None:
+        super().__init__("docker", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:  # noqa: D102 - of HTTPConnection
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+    def abort(self) -> None:
+        """End a blocked read in another thread."""
+        if self.sock is not None:
+            try:
+                self.sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+
+def socket_path(docker_host: Optional[str]) -> str:
+    """The socket's path for a ``DOCKER_HOST`` value; None = the environment's, else Docker's default.
+
+    Raises:
+        OpError: ``bad-request`` when it names anything but a Unix socket.
+    """
+    host = docker_host or os.environ.get("DOCKER_HOST") or "unix://" + DEFAULT_SOCKET
+    if not host.startswith("unix://"):
+        raise OpError("bad-request", "only unix:// Docker sockets are supported, not %r" % host)
+    return host[len("unix://") :]
+
+
+def connect(
+    call: Optional[Call] = None, docker_host: Optional[str] = None, timeout_s: Optional[float] = 60.0
+) -> Connection:
+    """An open connection; a cancelled call ends it.
+
+    Raises:
+        OpError: ``no-docker`` with the reason when the engine does not answer on its socket.
+    """
+    path = socket_path(docker_host)
+    connection = Connection(path, timeout_s)
+    try:
+        connection.connect()
+    except OSError as error:
+        raise OpError("no-docker", "Docker does not answer on %s: %s" % (path, error.strerror or error)) from None
+    if call is not None:
+        call.on_cancel(connection.abort)
+    return connection
+
+
+def request(
+    call: Call,
+    method: str,
+    path: str,
+    json: Any = None,
+    docker_host: Optional[str] = None,
+    timeout_s: float = 60.0,
+) -> Reply:
+    """One API request, such as ``GET /containers/json?all=1``; the path goes without the version.
+
+    The request body is `json`, or the call's payload when there is one (``application/x-tar``).
+
+    Returns:
+        ``{"status", "json"}``; ``json`` is the answer parsed, or None with the raw answer as payload.
+
+    Raises:
+        OpError: ``no-docker``; ``timeout``. A status of 400 and above is *returned*, not raised: callers know which
+            ones they expect.
+    """
+    payload = call.payload
+    if not path.startswith("/") or any(ord(letter) < 0x21 or ord(letter) > 0x7E for letter in path):
+        raise OpError("bad-request", "%r is not a URL path" % path)
+    connection = connect(call, docker_host, timeout_s)
+    try:
+        status, answer = exchange(connection, method, path, json, payload)
+    except socket.timeout:
+        raise OpError("timeout", "Docker did not answer %s %s within %g s" % (method, path, timeout_s)) from None
+    except http.client.HTTPException as error:
+        call.check()
+        raise OpError("no-docker", "Docker broke off %s %s: %r" % (method, path, error)) from None
+    finally:
+        connection.close()
+    call.check()
+    parsed = parse(answer)
+    return Reply({"status": status, "json": parsed}, b"" if parsed is not None else answer)
+
+
+def exchange(connection: Connection, method: str, path: str, body: Any = None, tar: bytes = b"") -> Tuple[int, bytes]:
+    """One request on an open connection: the status and the whole answer."""
+    headers = {}
+    data: Optional[bytes] = None
+    if body is not None:
+        data, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
+    elif tar:
+        data, headers["Content-Type"] = tar, "application/x-tar"
+    connection.request(method, API + path, body=data, headers=headers)
+    response = connection.getresponse()
+    return response.status, response.read()
+
+
+def parse(answer: bytes) -> Any:
+    """JSON, or None when it is none."""
+    try:
+        return json.loads(answer)
+    except ValueError:
+        return None
+
+
+def failure(status: int, answer: bytes, what: str) -> OpError:
+    """The error for an unexpected status: ``not-found`` for 404, ``conflict`` for 409, else ``docker``."""
+    parsed = parse(answer)
+    message = parsed.get("message") if isinstance(parsed, dict) else None
+    kind = {404: "not-found", 409: "conflict"}.get(status, "docker")
+    return OpError(kind, "%s: %s" % (what, message or "Docker answered %d" % status), status=status)
+
+
+def logs(
+    call: Call,
+    container: str,
+    follow: bool = True,
+    since: Optional[str] = None,
+    tail: str = "all",
+    timestamps: bool = True,
+    docker_host: Optional[str] = None,
+) -> Iterator[Reply]:
+    """A container's output as a stream of pieces; each item's value is ``{"stream": "stdout" | "stderr"}``.
+
+    Args:
+        since: Docker's timestamp (``seconds.nanoseconds``) to resume from.
+
+    Raises:
+        OpError: ``not-found`` when there is no such container.
+    """
+    query = "stdout=1&stderr=1&follow=%d&timestamps=%d&tail=%s" % (follow, timestamps, tail)
+    if since is not None:
+        query += "&since=%s" % since
+    connection = connect(call, docker_host, None)
+    try:
+        connection.request("GET", "%s/containers/%s/logs?%s" % (API, _name(container), query))
+        response = connection.getresponse()
+        if response.status != 200:
+            raise failure(response.status, response.read(), "logs of %s" % container)
+        multiplexed = response.getheader("Content-Type") != "application/vnd.docker.raw-stream" and not _is_tty(
+            call, container, docker_host
+        )
+        yield from _frames(response) if multiplexed else _raw(response)
+    finally:
+        connection.close()
+
+
+def _is_tty(call: Call, container: str, docker_host: Optional[str]) -> bool:
+    """Engines before 23 do not say in the header whether the stream is multiplexed; the container's config does."""
+    connection = connect(call, docker_host)
+    try:
+        status, answer = exchange(connection, "GET", "/containers/%s/json" % _name(container))
+    finally:
+        connection.close()
+    parsed = parse(answer) if status == 200 else None
+    return bool(parsed and parsed["Config"]["Tty"])
+
+
+def _frames(response: http.client.HTTPResponse) -> Iterator[Reply]:
+    while True:
+        header = response.read(8)
+        if len(header) < 8:
+            return
+        stream, size = struct.unpack("!BxxxI", header)
+        name = {1: "stdout", 2: "stderr"}.get(stream, "stdout")
+        while size:
+            piece = response.read(min(size, 1 << 16))
+            if not piece:
+                return
+            size -= len(piece)
+            yield Reply({"stream": name}, piece)
+
+
+def _raw(response: http.client.HTTPResponse) -> Iterator[Reply]:
+    while True:
+        piece = response.read1(1 << 16)
+        if not piece:
+            return
+        yield Reply({"stream": "stdout"}, piece)
+
+
+def wait(call: Call, container: str, docker_host: Optional[str] = None) -> Dict[str, Any]:
+    """Wait until a container is not running; its exit code. A cancelled call stops waiting at once.
+
+    Returns:
+        ``{"code", "error"}``: ``error`` is Docker's message, None as a rule.
+
+    Raises:
+        OpError: ``not-found``, also when the container is removed while it is waited for.
+    """
+    connection = connect(call, docker_host, None)
+    try:
+        status, answer = exchange(connection, "POST", "/containers/%s/wait" % _name(container))
+    except http.client.HTTPException as error:
+        call.check()
+        raise OpError("no-docker", "Docker broke off the wait: %r" % error) from None
+    finally:
+        connection.close()
+    parsed = parse(answer)
+    if status != 200 or not isinstance(parsed, dict):
+        raise failure(status, answer, "wait for %s" % container)
+    return {"code": parsed.get("StatusCode"), "error": (parsed.get("Error") or {}).get("Message")}
+
+
+def _name(container: str) -> str:
+    """A container's name or id, checked: it becomes part of a URL."""
+    if not container or not all((letter.isalnum() and letter.isascii()) or letter in "_.-" for letter in container):
+        raise OpError("bad-request", "%r is not a container's name" % container)
+    return container
+
+
+OPS = {"request": request, "logs": logs, "wait": wait}

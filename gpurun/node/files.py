@@ -1,0 +1,133 @@
+"""Files on the host: small ones whole, folders as tar streams. Paths are absolute."""
+
+import os
+import shutil
+import stat as modes
+import tempfile
+from typing import Any, Dict, List, Optional
+
+from gpurun.node.archive import absolute, forget, tar, untar
+from gpurun.node.call import Call, OpError, Reply
+
+
+def write(call: Call, path: str, mode: int = 0o600, fsync: bool = False) -> Dict[str, Any]:
+    """Write the payload to `path`, whole or not at all; missing parents are made with mode 0700.
+
+    A reader sees the old content or the new one, never a mixture. An existing symbolic link is replaced, not followed.
+    """
+    folder, name = os.path.split(absolute(path))
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=".%s." % name[:64], dir=folder)
+    size = 0
+    try:
+        with os.fdopen(handle, "wb") as file:
+            for piece in call.chunks():
+                file.write(piece)
+                size += len(piece)
+            os.fchmod(file.fileno(), mode)
+            if fsync:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        forget(temporary)
+        raise
+    return {"bytes": size}
+
+
+def read(call: Call, path: str, max_bytes: int = 1 << 20, offset: int = 0) -> Reply:
+    """Up to `max_bytes` of a regular file from `offset` on; ``value["size"]`` is the whole file's size."""
+    handle = os.open(absolute(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not modes.S_ISREG(status.st_mode):
+            raise OpError("bad-request", "%s is not a regular file" % path)
+        file.seek(offset)
+        return Reply({"size": status.st_size}, file.read(max_bytes))
+
+
+def mkdir(call: Call, path: str, mode: int = 0o700) -> None:
+    """Make a folder and its parents. Idempotent; an existing folder gets `mode`."""
+    os.makedirs(absolute(path), mode=0o700, exist_ok=True)
+    os.chmod(path, mode)
+
+
+def rmtree(call: Call, path: str) -> Dict[str, Any]:
+    """Remove a file, link or folder with everything in it; links are not followed. Idempotent.
+
+    Returns:
+        ``{"removed": bool}``: False when there was nothing.
+    """
+    try:
+        status = os.lstat(absolute(path))
+    except FileNotFoundError:
+        return {"removed": False}
+    if modes.S_ISDIR(status.st_mode):
+        _open_up(path)
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
+    return {"removed": True}
+
+
+def _open_up(path: str) -> None:
+    """Make read-only folders writable again, so that their content can be removed."""
+    os.chmod(path, 0o700)
+    for folder, names, _files in os.walk(path):
+        for name in names:
+            inner = os.path.join(folder, name)
+            if not os.path.islink(inner):
+                os.chmod(inner, 0o700)
+
+
+def stat(call: Call, path: str) -> Optional[Dict[str, Any]]:
+    """Size, mode, owner and kind of a path, links not followed; None when there is nothing."""
+    try:
+        status = os.lstat(absolute(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    kinds = (("file", modes.S_ISREG), ("dir", modes.S_ISDIR), ("link", modes.S_ISLNK))
+    kind = next((name for name, test in kinds if test(status.st_mode)), "other")
+    return {
+        "kind": kind,
+        "size": status.st_size,
+        "mode": modes.S_IMODE(status.st_mode),
+        "uid": status.st_uid,
+        "gid": status.st_gid,
+        "mtime_s": status.st_mtime,
+    }
+
+
+def listdir(call: Call, path: str) -> List[str]:
+    """Names in a folder, sorted."""
+    return sorted(os.listdir(absolute(path)))
+
+
+def df(call: Call, path: str) -> Dict[str, Any]:
+    """Space on the file system of `path` or of its nearest existing parent.
+
+    Returns:
+        ``{"free_bytes", "total_bytes", "free_inodes"}``, as available to an ordinary user.
+    """
+    place = absolute(path)
+    while not os.path.exists(place):
+        place = os.path.dirname(place)
+    status = os.statvfs(place)
+    return {
+        "free_bytes": status.f_bavail * status.f_frsize,
+        "total_bytes": status.f_blocks * status.f_frsize,
+        "free_inodes": status.f_favail,
+    }
+
+
+OPS = {
+    "write": write,
+    "read": read,
+    "mkdir": mkdir,
+    "rmtree": rmtree,
+    "stat": stat,
+    "listdir": listdir,
+    "df": df,
+    "untar": untar,
+    "tar": tar,
+}

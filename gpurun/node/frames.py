@@ -1,0 +1,108 @@
+"""Frames of the agent channel: a JSON header and a binary payload, both length-prefixed.
+
+Both sides use this file: the head imports it as it is, the host from the zip that it was sent. One frame is
+``!II`` (bytes of header, bytes of payload), the header as UTF-8 JSON, the payload. The header's ``t`` says
+what the frame is:
+
+========== ============== =============================================================================
+``t``      direction      meaning
+========== ============== =============================================================================
+hello      host → head    first frame: the agent stands; ``python``, ``host``, ``user``, ``pid``
+req        head → host    start operation ``op`` with ``params``; ``more``: the payload comes as `in` frames
+in, eof    head → host    a piece of a request's payload, and its end
+out        host → head    one item of a stream: ``v`` and payload
+part       host → head    a piece of a large reply payload
+done       host → head    the operation ended: ``v`` and the (last piece of the) payload
+err        host → head    it failed: ``kind``, ``message``, ``detail``
+cancel     head → host    stop operation ``id``
+credit     both           the receiver of ``id`` has consumed ``n`` bytes; as many more may be sent
+ping, pong both           a sign of life
+========== ============== =============================================================================
+
+Back-pressure: for each operation and direction at most `WINDOW` bytes are under way that the other side has not
+yet consumed, so a slow reader of one stream holds up only that stream.
+"""
+
+import json
+import struct
+from typing import Any, Dict, Iterator, NamedTuple, Union
+
+PREFIX = struct.Struct("!II")
+MAX_HEADER = 16 << 20
+MAX_PAYLOAD = 4 << 20
+# One payload piece. Larger pieces would hold up other operations' frames for longer than they gain.
+PIECE = 128 << 10
+WINDOW = 1 << 20
+# Announces the first frame, after whatever the login shell's start files printed. A per-connection nonce follows.
+MAGIC = b"\x00gpurun-agent:"
+
+Bytes = Union[bytes, bytearray, memoryview]
+
+
+class Frame(NamedTuple):
+    """One frame: its header and its payload (empty when there is none)."""
+
+    header: Dict[str, Any]
+    payload: bytes
+
+
+class FrameError(ValueError):
+    """What arrived is no frame: a length beyond the limits, or a header that is no JSON object."""
+
+
+def encode(header: Dict[str, Any], payload: Bytes = b"") -> bytes:
+    """One frame as bytes.
+
+    Raises:
+        FrameError: the header or the payload is larger than a frame may carry.
+    """
+    head = json.dumps(header, separators=(",", ":")).encode("ascii")
+    if len(head) > MAX_HEADER or len(payload) > MAX_PAYLOAD:
+        raise FrameError("a frame of %d + %d bytes is too large" % (len(head), len(payload)))
+    return b"".join((PREFIX.pack(len(head), len(payload)), head, payload))
+
+
+class Decoder:
+    """Bytes in, frames out; keeps what is not yet a whole frame."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: Bytes) -> Iterator[Frame]:
+        """Every frame that `data` completes.
+
+        Raises:
+            FrameError: the peer sent something else than frames; nothing after it can be trusted.
+        """
+        buffer = self._buffer
+        buffer += data
+        position = 0
+        try:
+            while len(buffer) - position >= PREFIX.size:
+                head, payload = PREFIX.unpack_from(buffer, position)
+                if head > MAX_HEADER or payload > MAX_PAYLOAD:
+                    raise FrameError("a frame claims %d + %d bytes" % (head, payload))
+                start = position + PREFIX.size
+                if len(buffer) < start + head + payload:
+                    break
+                position = start + head + payload
+                yield Frame(_header(buffer[start : start + head]), bytes(buffer[start + head : position]))
+        finally:
+            del buffer[:position]
+
+
+def _header(raw: bytearray) -> Dict[str, Any]:
+    try:
+        header = json.loads(raw)
+    except ValueError:
+        raise FrameError("a frame's header is not JSON") from None
+    if not isinstance(header, dict):
+        raise FrameError("a frame's header is not an object")
+    return header
+
+
+def pieces(payload: Bytes, size: int = PIECE) -> Iterator[memoryview]:
+    """The payload in pieces of at most `size` bytes; nothing for an empty one."""
+    view = memoryview(payload)
+    for start in range(0, len(view), size):
+        yield view[start : start + size]

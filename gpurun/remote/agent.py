@@ -1,0 +1,337 @@
+"""The head's end of one agent channel: calls, streams, and what happens when the host goes away."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Condition, Lock, Thread
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gpurun.errors import GpurunError, HostFailure, HostUnreachable
+from gpurun.node import frames
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Json = Any
+# Ask for a sign of life after this much silence, …
+PING_AFTER_S = 4.0
+# … and take the host for dead after this much.
+DEAD_AFTER_S = 13.0
+# Paramiko splits larger writes into packets of 32 KiB, and the last one of each then is a small one.
+SEND_BYTES = 32_000
+
+
+class Channel(Protocol):
+    """What an Agent needs of an SSH channel (Paramiko's, or a pipe's in tests)."""
+
+    def sendall(self, data: bytes) -> None: ...  # noqa: D102
+    def recv(self, size: int) -> bytes: ...  # noqa: D102
+    def settimeout(self, timeout: float | None) -> None: ...  # noqa: D102
+    def close(self) -> None: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What an operation answered: a JSON value and bytes."""
+
+    value: Json = None
+    payload: bytes = b""
+
+
+class RemoteOpFailed(HostFailure):
+    """The operation ran on the host and failed there.
+
+    Attributes:
+        kind: the agent's word for it: ``not-found``, ``denied``, ``no-space``, ``timeout``, ``bad-request``,
+            ``unknown-op``, ``internal``, ``no-docker``, … (`gpurun.node.agent.KINDS` and the operations themselves).
+        detail: further JSON values the operation gave.
+    """
+
+    def __init__(self, message: str, *, kind: str, detail: Json = None, host: str | None = None) -> None:
+        super().__init__(message, host=host)
+        self.kind = kind
+        self.detail = detail or {}
+
+
+class _Operation:
+    """One request under way, as the head sees it."""
+
+    def __init__(self, ident: int, op: str) -> None:
+        self.id = ident
+        self.op = op
+        self.arrived: SimpleQueue[frames.Frame | GpurunError] = SimpleQueue()
+        self._room = frames.WINDOW
+        self._ended = False
+        self._condition = Condition()
+
+    def credit(self, amount: int) -> None:
+        with self._condition:
+            self._room += amount
+            self._condition.notify_all()
+
+    def end(self) -> None:
+        """Nothing more need be sent for this operation."""
+        with self._condition:
+            self._ended = True
+            self._condition.notify_all()
+
+    def spend(self, amount: int) -> bool:
+        """Wait until the host has room for `amount` more bytes; False when the operation has ended instead."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._ended or self._room >= min(amount, frames.WINDOW))
+            self._room -= amount
+            return not self._ended
+
+
+class Agent:
+    """An agent on one host. Thread-safe: many calls may be under way at once over its one channel.
+
+    Made by `Fleet.open`; tests may give it any channel that speaks frames.
+    """
+
+    def __init__(self, host: str, channel: Channel, hello: frames.Frame, decoder: frames.Decoder) -> None:
+        self.host = host
+        self.hello: Json = hello.header
+        self.last_heard_s = time.monotonic()
+        self._channel = channel
+        self._decoder = decoder
+        self._write_lock = Lock()
+        self._operations: dict[int, _Operation] = {}
+        self._lock = Lock()
+        self._idents = itertools.count(1)
+        self._death: GpurunError | None = None
+        self._on_close: list[Callable[[], object]] = []
+        Thread(target=self._read, name=f"agent {host}", daemon=True).start()
+
+    @property
+    def alive(self) -> bool:
+        """False once the channel is closed or lost."""
+        return self._death is None
+
+    def call(self, op: str, *, timeout_s: float = 30.0, payload: bytes = b"", **params: Json) -> Reply:
+        """Run an operation and wait for its reply.
+
+        Raises:
+            RemoteOpFailed: the operation failed on the host.
+            HostUnreachable: the channel died, or no reply came in `timeout_s`; the operation is then cancelled.
+        """
+        operation = self._start(op, params, more=len(payload) > frames.PIECE, payload=payload)
+        deadline = time.monotonic() + timeout_s
+        received = bytearray()
+        try:
+            while True:
+                frame = self._next(operation, deadline, timeout_s)
+                received += frame.payload
+                if frame.header["t"] == "done":
+                    return Reply(frame.header.get("v"), bytes(received))
+                self._consumed(operation, frame)
+        finally:
+            self._forget(operation)
+
+    def stream(self, op: str, *, payload_in: Iterable[bytes] | None = None, **params: Json) -> Iterator[Reply]:
+        """Run an operation and yield what it sends, item by item, then its final reply.
+
+        The last item is the operation's return value. Closing the iterator cancels the operation on the host.
+        Nothing limits the time: a stream lasts as long as its operation.
+
+        Args:
+            payload_in: bytes for the operation, taken in a thread of their own as the host consumes them. An exception
+                that it raises is raised here.
+
+        Raises:
+            RemoteOpFailed, HostUnreachable: as `call`.
+        """
+        operation = self._start(op, params, more=payload_in is not None)
+        if payload_in is not None:
+            Thread(target=self._feed, args=(operation, payload_in), daemon=True).start()
+        return self._items(operation)
+
+    def _items(self, operation: _Operation) -> Iterator[Reply]:
+        parts = bytearray()
+        try:
+            while True:
+                frame = self._next(operation, None, 0.0)
+                kind = frame.header["t"]
+                if kind == "done":
+                    yield Reply(frame.header.get("v"), bytes(parts + frame.payload))
+                    return
+                self._consumed(operation, frame)
+                if kind == "part":
+                    parts += frame.payload
+                else:
+                    yield Reply(frame.header.get("v"), frame.payload)
+        finally:
+            self._forget(operation)
+
+    def close(self) -> None:
+        """Close the channel: the agent and its children end. Idempotent."""
+        self.die(HostUnreachable("the session was closed", host=self.host))
+
+    def on_close(self, hook: Callable[[], object]) -> None:
+        """Run `hook` once when the agent is closed or lost; at once if it already is."""
+        with self._lock:
+            if self._death is None:
+                self._on_close.append(hook)
+                return
+        hook()
+
+    def die(self, why: GpurunError) -> None:
+        """Give up the host: every waiting call raises `why`. Idempotent, never blocks on the network."""
+        with self._lock:
+            if self._death is not None:
+                return
+            self._death = why
+            operations = list(self._operations.values())
+            self._operations.clear()
+            hooks, self._on_close = self._on_close, []
+        for operation in operations:
+            operation.arrived.put(why)
+            operation.end()
+        # Closing a Paramiko channel sends a packet, which may wait for a peer that is gone.
+        Thread(target=_run_all, args=([self._channel.close, *hooks],), daemon=True).start()
+
+    # -- sending ------------------------------------------------------------------------------------------
+
+    def _start(self, op: str, params: dict[str, Json], *, more: bool, payload: bytes = b"") -> _Operation:
+        operation = _Operation(next(self._idents), op)
+        with self._lock:
+            if self._death is not None:
+                raise _again(self._death)
+            self._operations[operation.id] = operation
+        header = {"t": "req", "id": operation.id, "op": op, "params": params, "more": more}
+        try:
+            self._send(header, b"" if more else payload)
+        except BaseException:
+            self._forget(operation, cancel=False)
+            raise
+        if more and payload:
+            Thread(target=self._feed, args=(operation, frames.pieces(payload)), daemon=True).start()
+        return operation
+
+    def _feed(self, operation: _Operation, payload: Iterable[bytes | memoryview]) -> None:
+        """Send an operation's payload as fast as the host consumes it."""
+        try:
+            for item in payload:
+                for piece in frames.pieces(item):
+                    if not operation.spend(len(piece)):
+                        return
+                    self._send({"t": "in", "id": operation.id}, piece)
+            self._send({"t": "eof", "id": operation.id})
+        except GpurunError as error:
+            operation.arrived.put(error)
+        except Exception as error:  # noqa: BLE001 - of the caller's iterable: raised again in the caller's thread
+            operation.arrived.put(_FeedFailed(error))
+
+    def _send(self, header: dict[str, Json], payload: bytes | memoryview = b"") -> None:
+        data = memoryview(frames.encode(header, payload))
+        try:
+            with self._write_lock:
+                for start in range(0, len(data), SEND_BYTES):
+                    self._channel.sendall(bytes(data[start : start + SEND_BYTES]))
+        except (OSError, EOFError) as error:
+            self.die(HostUnreachable(f"the SSH session was lost ({error or 'closed'})", host=self.host))
+            raise _again(self._death) from None
+
+    def ping(self) -> None:
+        """Ask for a sign of life, unless something is being sent anyway."""
+        if self._write_lock.acquire(blocking=False):
+            try:
+                with suppress(OSError, EOFError):  # the reader notices
+                    self._channel.sendall(frames.encode({"t": "ping"}))
+            finally:
+                self._write_lock.release()
+
+    # -- receiving ----------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Dispatch frames until the channel ends. The agent's own thread."""
+        self._channel.settimeout(PING_AFTER_S)
+        why = "the SSH session was lost"
+        try:
+            while self.alive:
+                try:
+                    data = self._channel.recv(1 << 18)
+                except TimeoutError:
+                    self.ping()
+                    continue
+                if not data:
+                    break
+                self.last_heard_s = time.monotonic()
+                for frame in self._decoder.feed(data):
+                    self._dispatch(frame)
+        except (OSError, EOFError) as error:
+            why += f" ({error})"
+        except frames.FrameError as error:
+            why = f"the agent's channel carries something else than frames: {error}"
+        self.die(HostUnreachable(why, host=self.host))
+
+    def _dispatch(self, frame: frames.Frame) -> None:
+        ident = frame.header.get("id")
+        if not isinstance(ident, int):
+            return
+        with self._lock:
+            operation = self._operations.get(ident)
+        if operation is None:
+            return  # its caller has gone
+        if frame.header.get("t") == "credit":
+            operation.credit(int(frame.header.get("n", 0)))
+        else:
+            operation.arrived.put(frame)
+
+    def _next(self, operation: _Operation, deadline: float | None, timeout_s: float) -> frames.Frame:
+        try:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            arrived = operation.arrived.get(timeout=left)
+        except Empty:
+            raise HostUnreachable(f"{operation.op} did not answer within {timeout_s:g} s", host=self.host) from None
+        if isinstance(arrived, _FeedFailed):
+            raise arrived.error
+        if isinstance(arrived, GpurunError):
+            raise _again(arrived)
+        header = arrived.header
+        if header.get("t") == "err":
+            operation.end()
+            kind, message = str(header.get("kind")), str(header.get("message"))
+            raise RemoteOpFailed(message, kind=kind, detail=header.get("detail"), host=self.host)
+        if header.get("t") == "done":
+            operation.end()
+        return arrived
+
+    def _consumed(self, operation: _Operation, frame: frames.Frame) -> None:
+        if frame.payload:
+            self._send({"t": "credit", "id": operation.id, "n": len(frame.payload)})
+
+    def _forget(self, operation: _Operation, *, cancel: bool = True) -> None:
+        """The caller wants no more of this operation; one that still runs is cancelled on the host."""
+        ended = operation._ended
+        operation.end()
+        with self._lock:
+            known = self._operations.pop(operation.id, None)
+        if cancel and known is not None and not ended and self.alive:
+            with suppress(HostUnreachable):  # a dead host runs nothing of ours that its agent would not have stopped
+                self._send({"t": "cancel", "id": operation.id})
+
+
+class _FeedFailed(GpurunError):
+    """Carries an exception of a caller's `payload_in` to the caller."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _again(error: GpurunError | None) -> GpurunError:
+    """A copy to raise: one exception object raised in several threads would mix up their tracebacks."""
+    assert error is not None
+    return type(error)(error.message, host=error.host, job=error.job, where=error.where, hint=error.hint)
+
+
+def _run_all(hooks: list[Callable[[], object]]) -> None:
+    for hook in hooks:
+        with suppress(OSError, EOFError):  # it was closed already
+            hook()

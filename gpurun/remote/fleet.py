@@ -1,0 +1,178 @@
+"""Agents on many hosts: opened at once, asked at once, each host's failure kept as data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from gpurun.errors import GpurunError, HostFailure, HostUnreachable
+from gpurun.remote.agent import DEAD_AFTER_S, Agent
+from gpurun.remote.target import Target
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Results(Generic[T]):
+    """What each host answered, and which ones failed; both in the order the hosts were asked."""
+
+    ok: Mapping[str, T]
+    failed: Mapping[str, GpurunError]
+
+    def raise_first(self) -> Mapping[str, T]:
+        """All answers, or the first host's error."""
+        for error in self.failed.values():
+            raise error
+        return self.ok
+
+
+class Fleet:
+    """Agents on many hosts. A context manager: leaving it closes them all.
+
+    Attributes:
+        agents: the hosts that answered.
+        failures: the hosts that did not, each with its typed error.
+    """
+
+    def __init__(
+        self,
+        agents: Mapping[str, Agent],
+        failures: Mapping[str, HostFailure],
+        *,
+        limit: int = 64,
+        dead_after_s: float = DEAD_AFTER_S,
+        close: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.agents = dict(agents)
+        self.failures = dict(failures)
+        self._limit = limit
+        self._dead_after_s = dead_after_s
+        self._close = close
+        self._closed = Event()
+        self._heartbeat: Thread | None = None
+        self._watch_agents()
+
+    @classmethod
+    def open(
+        cls, targets: Iterable[Target], *, limit: int = 64, timeout_s: float = 15.0, dead_after_s: float = DEAD_AFTER_S
+    ) -> Fleet:
+        """Open an agent on every target, at most `limit` at a time.
+
+        Never raises for one host. A host that does not answer costs `timeout_s` once and holds up no other; so the
+        whole takes at most ``ceil(dead hosts / limit) * timeout_s`` longer than the hosts that answer take.
+
+        Args:
+            timeout_s: for one host, from its first packet to its running agent.
+            dead_after_s: seconds of silence after which a host is taken for dead (`HostUnreachable` everywhere).
+        """
+        from gpurun.remote.opening import open_agents  # noqa: PLC0415 - Paramiko is imported only where hosts are reached
+
+        agents, failures, close = open_agents(list(targets), limit=limit, timeout_s=timeout_s)
+        return cls(agents, failures, limit=limit, dead_after_s=dead_after_s, close=close)
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def map(self, fn: Callable[[Agent], T], hosts: Iterable[str] | None = None) -> Results[T]:
+        """Run `fn` with each host's agent, at once, at most `limit` at a time.
+
+        A `GpurunError` that `fn` raises is that host's result, as is the failure of a host that could not be opened.
+        Any other exception is a mistake in `fn`: it is raised here when all hosts are through.
+
+        Args:
+            hosts: which ones; None = all, those that could not be opened included.
+        """
+        names = [*self.agents, *self.failures] if hosts is None else list(hosts)
+        outcomes: dict[str, Any] = {}
+        waiting: SimpleQueue[str] = SimpleQueue()
+        for name in names:
+            if name in self.agents:
+                waiting.put(name)
+            else:
+                missing = self.failures.get(name) or HostUnreachable("no session was opened to it", host=name)
+                outcomes[name] = _Raised(missing)
+
+        def work() -> None:
+            while True:
+                try:
+                    name = waiting.get_nowait()
+                except Empty:
+                    return
+                try:
+                    outcomes[name] = fn(self.agents[name])
+                except BaseException as error:  # noqa: BLE001 - sorted below
+                    outcomes[name] = _Raised(error)
+
+        threads = [Thread(target=work, daemon=True) for _ in range(min(self._limit, waiting.qsize()))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return _sorted_out(names, outcomes)
+
+    def absorb(self, other: Fleet) -> None:
+        """Take over another fleet: hosts that were opened again, or later. `other` must not be used any more."""
+        other._closed.set()
+        self.agents = {**self.agents, **other.agents}
+        self.failures = {**self.failures, **other.failures}
+        for name in other.agents:
+            self.failures.pop(name, None)
+        closing = (self._close, other._close)
+        self._close = lambda: [close() for close in closing]
+        self._watch_agents()
+
+    def close(self) -> None:
+        """Close every agent and connection. Idempotent."""
+        self._closed.set()
+        for agent in self.agents.values():
+            agent.close()
+        self._close()
+
+    def _watch_agents(self) -> None:
+        if self.agents and self._heartbeat is None:
+            self._heartbeat = Thread(target=self._watch, name="fleet heartbeat", daemon=True)
+            self._heartbeat.start()
+
+    def _watch(self) -> None:
+        """Notice hosts that have fallen silent. Only compares times: it never waits for a host."""
+        tick = max(0.1, min(1.0, self._dead_after_s / 4))
+        previous = time.monotonic()
+        while not self._closed.wait(tick):
+            now = time.monotonic()
+            stopped = now - previous > 3 * tick  # this process itself was: judge nobody by that
+            previous = now
+            for agent in self.agents.values():
+                if stopped:
+                    agent.last_heard_s = now
+                elif agent.alive and now - agent.last_heard_s > self._dead_after_s:
+                    silence = now - agent.last_heard_s
+                    agent.die(HostUnreachable(f"no sign of life for {silence:.0f} s", host=agent.host))
+
+
+@dataclass(frozen=True)
+class _Raised:
+    error: BaseException
+
+
+def _sorted_out(names: list[str], outcomes: Mapping[str, Any]) -> Results[Any]:
+    ok: dict[str, Any] = {}
+    failed: dict[str, GpurunError] = {}
+    for name in names:
+        outcome = outcomes[name]
+        if not isinstance(outcome, _Raised):
+            ok[name] = outcome
+        elif isinstance(outcome.error, GpurunError):
+            failed[name] = outcome.error
+        else:
+            raise outcome.error
+    return Results(ok, failed)

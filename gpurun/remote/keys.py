@@ -1,0 +1,128 @@
+"""The keys that a person can prove to have: the ssh-agent's, and private key files. Nothing is typed in or stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from gpurun.remote.paramiko_quietly import paramiko
+
+if TYPE_CHECKING:
+    from paramiko import PKey
+
+    from gpurun.remote.ssh_config import Route
+
+_load_lock = Lock()
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One key to offer: where it comes from, and the key."""
+
+    source: str
+    key: PKey
+
+
+@dataclass(frozen=True)
+class KeyProblem:
+    """A key file that is there but cannot be used, and why."""
+
+    file: str
+    reason: str
+
+
+def identities(route: Route) -> Iterator[Identity | KeyProblem]:
+    """Keys in the order OpenSSH offers them: agent keys that a key file names, other agent keys, key files.
+
+    The ssh-agent is asked only when the first key is wanted.
+    """
+    files = [file for file in route.identity_files if Path(file).exists() or Path(file + ".pub").exists()]
+    named = {blob: file for file in files if (blob := _public_blob(file)) is not None}
+    agent_keys = list(_agent_keys(route.identity_agent))
+    offered: set[bytes] = set()
+    for first in (True, False):
+        for key in agent_keys:
+            blob = key.asbytes()
+            if (blob in named) is first and (first or not route.identities_only):
+                offered.add(blob)
+                yield Identity("ssh-agent", key)
+    for file in files:
+        if _public_blob(file) in offered:
+            continue
+        if Path(file).exists():
+            yield from _from_file(file, route.certificate_files)
+
+
+def _from_file(file: str, certificates: tuple[str, ...]) -> Iterator[Identity | KeyProblem]:
+    try:
+        status = Path(file).stat()
+        with _load_lock:
+            key, reason = _load_key(file, status.st_mtime_ns)
+    except OSError as error:
+        yield KeyProblem(file, str(error.strerror))
+        return
+    if key is None:
+        yield KeyProblem(file, reason)
+        return
+    for certificate in (f"{file}-cert.pub", *certificates):
+        certified = _certified(file, certificate)
+        if certified is not None:
+            yield Identity(certificate, certified)
+    yield Identity(file, key)
+
+
+@lru_cache(maxsize=64)
+def _load_key(file: str, _mtime_ns: int) -> tuple[PKey | None, str]:
+    try:
+        return paramiko.PKey.from_path(file), ""
+    except (paramiko.PasswordRequiredException, TypeError):
+        return None, "it is protected by a passphrase: ssh-add it to an ssh-agent"
+    except (paramiko.SSHException, paramiko.pkey.UnknownKeyType, ValueError) as error:
+        return None, f"it cannot be read: {error}"
+
+
+def _certified(file: str, certificate: str) -> PKey | None:
+    """The key with its certificate, if there is one and it is this key's."""
+    if not Path(certificate).exists():
+        return None
+    try:
+        key = paramiko.PKey.from_path(file)
+        key.load_certificate(certificate)
+    except (paramiko.SSHException, ValueError, OSError):
+        return None
+    return key
+
+
+def _public_blob(file: str) -> bytes | None:
+    try:
+        fields = Path(file + ".pub").read_text(errors="replace").split()
+        return paramiko.pkey.PublicBlob.from_string(" ".join(fields[:2])).key_blob if len(fields) > 1 else None
+    except (OSError, ValueError):
+        return None
+
+
+def _agent_keys(socket_path: str | None) -> tuple[PKey, ...]:
+    """The agent's keys; each connection has its own agent socket, for Paramiko's is not thread-safe."""
+    if not socket_path or not Path(socket_path).exists():
+        return ()
+    try:
+        return tuple(_AgentAt(socket_path).get_keys())
+    except (paramiko.SSHException, OSError):
+        return ()
+
+
+class _AgentAt(paramiko.agent.AgentSSH):
+    """The ssh-agent behind a given socket, not only the one in ``SSH_AUTH_SOCK``."""
+
+    def __init__(self, path: str) -> None:
+        import socket  # noqa: PLC0415
+
+        super().__init__()
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(10)
+        connection.connect(path)
+        self._connect(connection)  # type: ignore[attr-defined]

@@ -1,0 +1,251 @@
+"""Opening agents on many hosts at once: SSH session, one exec, the agent's zip over its stdin, its hello."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Any
+
+from gpurun.errors import GpurunError, HostFailure, HostNotReady, HostUnreachable
+from gpurun.node import frames
+from gpurun.remote import bootstrap, session
+from gpurun.remote.agent import SEND_BYTES, Agent
+from gpurun.remote.paramiko_quietly import paramiko
+from gpurun.remote.session import Attempt
+from gpurun.remote.ssh_config import Route, resolve
+from gpurun.remote.target import Target
+
+if TYPE_CHECKING:
+    from paramiko import Channel, Transport
+
+# What a login shell's start files may print before the agent speaks.
+MAX_NOISE = 1 << 20
+# The agent ends itself after this long without a word from the head; the head pings every few seconds.
+AGENT_SILENCE_LIMIT_S = 90.0
+
+
+class Jumps:
+    """Transports to jump hosts, one for each, shared by everything that goes through them."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._locks: dict[Route, Lock] = {}
+        self._transports: dict[Route, Transport] = {}
+
+    def through(self, attempt: Attempt, route: Route) -> Transport:
+        """The open transport to a jump host."""
+        with self._lock:
+            lock = self._locks.setdefault(route, Lock())
+        # Others that need the same jump host wait for its one session rather than open their own.
+        if not lock.acquire(timeout=attempt.left_s):
+            raise HostUnreachable(f"{route.name}, the host to go through, does not answer", host=route.name)
+        try:
+            transport = self._transports.get(route)
+            if transport is None or not transport.is_active():
+                transport = session.connect(route, attempt, partial(self.through, attempt))
+                self._transports[route] = transport
+            return transport
+        finally:
+            lock.release()
+
+    def close(self) -> None:
+        """Close them all."""
+        for transport in list(self._transports.values()):
+            transport.close()
+
+
+@dataclass
+class _Opening:
+    """The state of one `open_agents`: hosts that wait, hosts under way, and what became of the others."""
+
+    timeout_s: float
+    waiting: deque[Target]
+    jumps: Jumps = field(default_factory=Jumps)
+    under_way: dict[str, Attempt] = field(default_factory=dict)
+    outcomes: dict[str, Agent | HostFailure] = field(default_factory=dict)
+    arrived: SimpleQueue[tuple[str, Agent | HostFailure | BaseException]] = field(default_factory=SimpleQueue)
+
+    def start_some(self, limit: int) -> None:
+        while self.waiting and len(self.under_way) < limit:
+            target = self.waiting.popleft()
+            attempt = Attempt(time.monotonic() + self.timeout_s)
+            self.under_way[target.name] = attempt
+            Thread(target=self._work, args=(target, attempt), name=f"open {target.name}", daemon=True).start()
+
+    def _work(self, target: Target, attempt: Attempt) -> None:
+        try:
+            outcome: Agent | HostFailure | BaseException = open_agent(target, attempt, self.jumps)
+        except HostFailure as error:
+            outcome = error
+        except GpurunError as error:
+            outcome = HostFailure(error.message, host=target.name, where=error.where, hint=error.hint)
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            outcome = session.as_host_failure(error, target.name)
+        except BaseException as error:  # noqa: BLE001 - a mistake of ours: raised in the opening thread
+            outcome = error
+        self.arrived.put((target.name, outcome))
+
+    def collect(self) -> None:
+        """Take one outcome, or give up the hosts whose time is over."""
+        deadline = min(attempt.deadline_s for attempt in self.under_way.values())
+        try:
+            name, outcome = self.arrived.get(timeout=max(0.0, deadline - time.monotonic()))
+        except Empty:
+            self._give_up_late_ones()
+            return
+        if self.under_way.pop(name, None) is None:
+            if isinstance(outcome, Agent):
+                outcome.close()  # it came after its time was over
+        elif isinstance(outcome, Agent | HostFailure):
+            self.outcomes[name] = outcome
+        else:
+            raise outcome
+
+    def _give_up_late_ones(self) -> None:
+        now = time.monotonic()
+        for name, attempt in list(self.under_way.items()):
+            if attempt.deadline_s <= now:
+                del self.under_way[name]
+                message = f"no answer within {self.timeout_s:g} s (while {attempt.stage})"
+                self.outcomes[name] = HostUnreachable(message, host=name)
+                Thread(target=attempt.abort, daemon=True).start()
+
+
+def open_agents(
+    targets: Sequence[Target], *, limit: int, timeout_s: float
+) -> tuple[dict[str, Agent], dict[str, HostFailure], Callable[[], object]]:
+    """Agents, failures (both in the order of `targets`), and what closes the shared connections."""
+    opening = _Opening(timeout_s, deque({target.name: target for target in targets}.values()))
+    bootstrap.agent_zip()  # once, before threads would all make it
+    try:
+        opening.start_some(limit)
+        while opening.under_way:
+            opening.collect()
+            opening.start_some(limit)
+    except BaseException:
+        _abandon(opening)
+        raise
+    outcomes = {target.name: opening.outcomes[target.name] for target in targets}
+    agents = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Agent)}
+    failures = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, HostFailure)}
+    return agents, failures, opening.jumps.close
+
+
+def _abandon(opening: _Opening) -> None:
+    """Ctrl-C while opening: leave no session behind."""
+    for attempt in opening.under_way.values():
+        Thread(target=attempt.abort, daemon=True).start()
+    for outcome in opening.outcomes.values():
+        if isinstance(outcome, Agent):
+            outcome.close()
+    opening.jumps.close()
+
+
+def open_agent(target: Target, attempt: Attempt, jumps: Jumps) -> Agent:
+    """A session to the target and its agent.
+
+    Raises:
+        HostFailure: one of the kinds `Fleet.failures` describes.
+        BadInput: the SSH configuration cannot be used.
+    """
+    route = resolve(target)
+    transport = session.connect(route, attempt, partial(jumps.through, attempt))
+    try:
+        attempt.stage = "starting the agent"
+        agent = start_agent(target.name, transport, attempt.left_s)
+    except BaseException:
+        transport.close()
+        raise
+    agent.on_close(transport.close)
+    return agent
+
+
+def start_agent(host: str, transport: Transport, timeout_s: float) -> Agent:
+    """Start the agent over an authenticated transport: one exec, the zip, its hello.
+
+    Raises:
+        HostNotReady: python3 is missing, too old, or the login shell ends before it runs.
+        HostUnreachable: no hello in time.
+    """
+    channel = transport.open_session(timeout=timeout_s)
+    channel.settimeout(timeout_s)
+    nonce = secrets.token_hex(16)
+    code = bootstrap.agent_zip()
+    channel.exec_command(bootstrap.command(len(code), nonce, AGENT_SILENCE_LIMIT_S))
+    try:
+        for start in range(0, len(code), SEND_BYTES):
+            channel.sendall(code[start : start + SEND_BYTES])
+    except OSError:
+        pass  # it has ended already: its exit code and stderr say why
+    hello, decoder = _await_hello(host, channel, frames.MAGIC + nonce.encode())
+    Thread(target=_drain, args=(channel,), name=f"stderr {host}", daemon=True).start()
+    wrapped: Any = channel
+    return Agent(host, wrapped, hello, decoder)
+
+
+def _await_hello(host: str, channel: Channel, magic: bytes) -> tuple[frames.Frame, frames.Decoder]:
+    """Skip what start files print, up to the magic; the first frame after it and the decoder for the rest."""
+    noise = bytearray()
+    decoder: frames.Decoder | None = None
+    while True:
+        try:
+            data = channel.recv(1 << 16)
+        except TimeoutError:
+            raise HostUnreachable(
+                f"its shell started, but no agent within the time{_excerpt(noise)}", host=host
+            ) from None
+        if not data:
+            raise _no_agent(host, channel, noise)
+        if decoder is None:
+            noise += data
+            position = noise.find(magic)
+            if position < 0:
+                if len(noise) > MAX_NOISE:
+                    raise HostNotReady(f"its login shell prints without end{_excerpt(noise)}", host=host)
+                continue
+            decoder, data = frames.Decoder(), bytes(noise[position + len(magic) :])
+        for frame in decoder.feed(data):
+            return frame, decoder
+
+
+def _no_agent(host: str, channel: Channel, noise: bytearray) -> HostFailure:
+    """Why the login shell ended without an agent."""
+    channel.settimeout(2.0)
+    try:
+        said = channel.recv_stderr(1 << 14).decode(errors="replace").strip()
+    except TimeoutError:
+        said = ""
+    code = channel.recv_exit_status() if channel.exit_status_ready() else None
+    if code == 127 or "python3: not found" in said or "python3: command not found" in said:
+        return HostNotReady(
+            f"python3 is not there{_excerpt(said)}",
+            host=host,
+            hint="install python3 (3.8 or newer) on the host; gpurun needs nothing else of it to look around",
+        )
+    if said.startswith("gpurun needs Python"):
+        return HostNotReady(said, host=host, hint="install python3 3.8 or newer on the host")
+    ended = "its shell ended" if code is None else f"its shell ended with code {code}"
+    return HostNotReady(f"the agent did not start: {ended}{_excerpt(said or noise)}", host=host)
+
+
+def _excerpt(said: str | bytes | bytearray) -> str:
+    """The end of what was printed, as one short line to append to a message."""
+    text = said if isinstance(said, str) else bytes(said).decode(errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return f" ({lines[-1][:200]!r})" if lines else ""
+
+
+def _drain(channel: Channel) -> None:
+    """Read stderr away: a full window would stop the agent's own messages and with them the agent."""
+    channel_stderr = channel.makefile_stderr("rb")
+    try:
+        while channel_stderr.read(1 << 12):
+            pass
+    except OSError:
+        pass

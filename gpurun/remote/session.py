@@ -1,0 +1,264 @@
+"""One authenticated SSH transport to one host, its host key verified before anything is said to it."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from gpurun.errors import AuthenticationFailed, HostFailure, HostKeyMismatch, HostUnreachable
+from gpurun.remote import known_hosts
+from gpurun.remote.keys import Identity, KeyProblem, identities
+from gpurun.remote.paramiko_quietly import paramiko
+
+if TYPE_CHECKING:
+    from paramiko import Transport
+
+    from gpurun.remote.ssh_config import Route
+
+# Paramiko's own order begins with aes128-ctr + HMAC, which is half as fast; see docs/shipping.md for figures.
+CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
+# The X25519 exchange costs less than a tenth of the CPU of the hybrid one Paramiko would prefer.
+KEX = (
+    "curve25519-sha256@libssh.org",
+    "ecdh-sha2-nistp256",
+    "ecdh-sha2-nistp384",
+    "diffie-hellman-group16-sha512",
+    "diffie-hellman-group14-sha256",
+)
+# Paramiko starts a new key exchange every 512 MiB and can lose data when one begins under load (paramiko #822).
+# AES-GCM allows far more; sshd itself renews the keys at its own limit (64 GiB for AES).
+REKEY_BYTES = 1 << 38
+
+_RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
+
+
+@dataclass
+class Attempt:
+    """A connection being made: its deadline, and what to close when it has passed.
+
+    The thread that connects registers what it opens; any thread may `abort`.
+    """
+
+    deadline_s: float
+    stage: str = "waiting for its turn"
+    _closers: list[Callable[[], object]] = field(default_factory=list)
+    _aborted: bool = False
+    _lock: Lock = field(default_factory=Lock)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline, at least a moment."""
+        return max(0.05, self.deadline_s - time.monotonic())
+
+    def opened(self, close: Callable[[], object]) -> None:
+        """Register something to close on abort; closed at once if it came too late."""
+        with self._lock:
+            if not self._aborted:
+                self._closers.append(close)
+                return
+        close()
+
+    def abort(self) -> None:
+        """Close everything that this attempt has opened."""
+        with self._lock:
+            self._aborted = True
+            closers, self._closers = self._closers, []
+        for close in reversed(closers):
+            close()
+
+
+def connect(route: Route, attempt: Attempt, through: Callable[[Route], Transport]) -> Transport:
+    """Open, verify, authenticate.
+
+    Args:
+        through: gives the (shared) transport to a jump host.
+
+    Raises:
+        HostUnreachable: no connection, or what answers speaks no SSH that we do.
+        HostKeyMismatch: the host's key is unknown, another one, or revoked.
+        AuthenticationFailed: no key was accepted.
+    """
+    entries = known_hosts.find(known_hosts.load(route.known_hosts), route.hostname, route.port, route.host_key_alias)
+    transport = _negotiate(route, attempt, _open_socket(route, attempt, through), entries)
+    try:
+        verify(route, transport, entries)
+        _authenticate(route, transport, attempt)
+    except BaseException:
+        transport.close()
+        raise
+    return transport
+
+
+def host_key(route: Route, attempt: Attempt, through: Callable[[Route], Transport]) -> tuple[str, bytes]:
+    """The key a host presents now: (type, blob). Nothing is sent to it and nothing is trusted."""
+    transport = _negotiate(route, attempt, _open_socket(route, attempt, through), ())
+    try:
+        key = transport.get_remote_server_key()
+        return key.get_name(), key.asbytes()
+    finally:
+        transport.close()
+
+
+def _open_socket(route: Route, attempt: Attempt, through: Callable[[Route], Transport]) -> Any:
+    """A socket, a channel of the jump host, or a program's pipes: whatever leads to the host's sshd."""
+    attempt.stage = f"connecting to {route.hostname} port {route.port}"
+    if route.jump is not None:
+        attempt.stage += f" through {route.jump.name}"
+        try:
+            return through(route.jump).open_channel(
+                "direct-tcpip", (route.hostname, route.port), ("127.0.0.1", 0), timeout=attempt.left_s
+            )
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise HostUnreachable(
+                f"{route.jump.name} cannot reach {route.hostname} port {route.port}: {reason(error)}", host=route.name
+            ) from error
+    if route.proxy_command is not None:
+        return paramiko.ProxyCommand(route.proxy_command)
+    return _connect_tcp(route, attempt)
+
+
+def _connect_tcp(route: Route, attempt: Attempt) -> socket.socket:
+    last: OSError | None = None
+    try:
+        addresses = socket.getaddrinfo(route.hostname, route.port, route.family, socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise HostUnreachable(f"the name {route.hostname!r} cannot be resolved: {error}", host=route.name) from None
+    for family, kind, protocol, _, address in addresses:
+        sock = socket.socket(family, kind, protocol)
+        attempt.opened(sock.close)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if route.bind_address:
+                sock.bind((route.bind_address, 0))
+            sock.settimeout(attempt.left_s)
+            sock.connect(address)
+        except OSError as error:
+            sock.close()
+            last = error
+            continue
+        return sock
+    raise HostUnreachable(
+        f"no connection to {route.hostname} port {route.port}: {reason(last)}",
+        host=route.name,
+        hint="check that the host is up and its sshd runs",
+    )
+
+
+def _negotiate(route: Route, attempt: Attempt, sock: Any, entries: Sequence[known_hosts.Entry]) -> Transport:
+    attempt.stage = "negotiating keys"
+    transport = paramiko.Transport(sock)
+    attempt.opened(transport.close)
+    transport.daemon = True
+    options = transport.get_security_options()
+    options.ciphers = CIPHERS
+    options.kex = KEX
+    options.key_types = _key_types(options.key_types, entries)
+    packetizer: Any = transport.packetizer
+    packetizer.REKEY_BYTES = REKEY_BYTES
+    transport.banner_timeout = transport.handshake_timeout = attempt.left_s
+    try:
+        transport.start_client(timeout=attempt.left_s)
+        if transport.get_remote_server_key() is None:
+            raise EOFError
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        transport.close()
+        raise HostUnreachable(
+            f"{route.hostname} port {route.port} does not complete an SSH handshake: {reason(error)}", host=route.name
+        ) from error
+    return transport
+
+
+def _key_types(offered: Sequence[str], entries: Sequence[known_hosts.Entry]) -> tuple[str, ...]:
+    """Host key algorithms, those of known keys first: a host with several keys then shows one that is known."""
+    known: list[str] = []
+    for entry in entries:
+        if entry.marker == "":
+            known += _RSA_SIGNATURES if entry.kind == "ssh-rsa" else (entry.kind,)
+    return tuple(sorted(offered, key=lambda kind: kind not in known))
+
+
+def verify(route: Route, transport: Transport, entries: Sequence[known_hosts.Entry]) -> None:
+    """Compare the host's key with known_hosts.
+
+    Raises:
+        HostKeyMismatch: it is unknown, another one (with both fingerprints and the file's line), or revoked.
+    """
+    key = transport.get_remote_server_key()
+    blob = key.asbytes()
+    shown = f"{key.get_name()} {known_hosts.fingerprint(blob)}"
+    hint = f"compare the fingerprint with the host's own, then: gpurun inventory trust {route.name}"
+    for entry in entries:
+        if entry.marker == "@revoked" and entry.blob == blob:
+            raise HostKeyMismatch(f"its key {shown} is revoked", host=route.name, where=entry.where)
+    known = [entry for entry in entries if entry.marker == ""]
+    if any(entry.blob == blob for entry in known):
+        return
+    if not known:
+        file = route.known_hosts[0] if route.known_hosts else "known_hosts"
+        raise HostKeyMismatch(f"its key {shown} is not in {file}", host=route.name, hint=hint)
+    expected = next((entry for entry in known if entry.kind == key.get_name()), known[0])
+    raise HostKeyMismatch(
+        f"its key has changed: it shows {shown}, but {expected.where} says {expected.kind} {expected.fingerprint}",
+        host=route.name,
+        where=expected.where,
+        hint=hint + " (somebody may be between you and the host)",
+    )
+
+
+def _authenticate(route: Route, transport: Transport, attempt: Attempt) -> None:
+    attempt.stage = "authenticating"
+    tried: list[str] = []
+    for identity in identities(route):
+        if isinstance(identity, KeyProblem):
+            tried.append(f"{identity.file}: {identity.reason}")
+            continue
+        if _accepts(route, transport, identity, attempt, tried):
+            return
+        if not transport.is_active():
+            tried.append("the host closed the connection")
+            break
+    raise AuthenticationFailed(
+        f"it refuses {route.user}: " + ("; ".join(tried) or "there is no key to offer"),
+        host=route.name,
+        hint=f"check with: ssh {route.user}@{route.hostname}" + (f" -p {route.port}" if route.port != 22 else ""),
+    )
+
+
+def _accepts(route: Route, transport: Transport, identity: Identity, attempt: Attempt, tried: list[str]) -> bool:
+    transport.auth_timeout = attempt.left_s
+    try:
+        more = transport.auth_publickey(route.user, identity.key)
+    except paramiko.BadAuthenticationType as error:
+        tried.append(f"it wants {', '.join(error.allowed_types)}, not a key")
+        return False
+    except paramiko.AuthenticationException as error:
+        tried.append(f"{identity.source}: {'refused' if 'failed' in str(error).lower() else reason(error)}")
+        return False
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        raise HostUnreachable(f"the connection broke while authenticating: {reason(error)}", host=route.name) from error
+    if more:
+        tried.append(f"{identity.source}: accepted, but the host also wants {', '.join(more)}")
+    return not more
+
+
+def reason(error: BaseException | None) -> str:
+    """An exception's text; its type's name where it has none."""
+    if isinstance(error, TimeoutError | socket.timeout):
+        return "timed out"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    if isinstance(error, EOFError):
+        return "the connection was closed"
+    return str(error) or type(error).__name__
+
+
+def as_host_failure(error: BaseException, host: str) -> HostFailure:
+    """Whatever the SSH library raises, as a typed error."""
+    if isinstance(error, HostFailure):
+        return error
+    return HostUnreachable(f"SSH failed: {reason(error)}", host=host)
