@@ -60,9 +60,11 @@ class JobRecord:
         owner_uid: the user who submitted; only that user's processes run it.
         inventory: absolute path of the inventory it was submitted against.
         outcome: set in STOPPING: the state the job will end in once every host is fenced.
+        ladder: set in STOPPING: ranks may be running and get notice before they are killed.
         attempt: 0 before the first grant, then 1, 2, …
         avoid: hosts that failed an earlier attempt.
-        exit_code: what ``submit --follow`` and ``wait`` exit with once the job has ended.
+        exit_code: the job's own: the first failing rank's; None if it never came so far.
+        code: what ``submit --follow`` and ``wait`` exit with once the job has ended.
     """
 
     id: str
@@ -77,6 +79,7 @@ class JobRecord:
     pool: str | None = None
     priority: int = 0
     outcome: State | None = None
+    ladder: bool = False
     attempt: int = 0
     restarts: int = 0
     granted: tuple[Grant, ...] = ()
@@ -85,6 +88,7 @@ class JobRecord:
     ended_s: float | None = None
     reason: str = ""
     exit_code: int | None = None
+    code: int | None = None
     avoid: tuple[str, ...] = ()
     claim: Claim | None = None
     first_failure: FirstFailure | None = None

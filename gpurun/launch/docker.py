@@ -43,9 +43,9 @@ def container_name(job: str, attempt: int) -> str:
     return f"gpurun-{job}-{attempt}"
 
 
-def mounts(job: str, spec: JobSpec, facts: HostAccount) -> tuple[Mount, ...]:
+def mounts(job: str, spec: JobSpec, account: HostAccount) -> tuple[Mount, ...]:
     """Everything a container sees of its host."""
-    folder = facts.job_folder(job)
+    folder = account.job_folder(job)
     found = [
         Mount(f"{folder}/launch", MOUNT),
         Mount(f"{folder}/passwd", "/etc/passwd"),
@@ -56,7 +56,7 @@ def mounts(job: str, spec: JobSpec, facts: HostAccount) -> tuple[Mount, ...]:
     if spec.secret_files:
         found.append(Mount(f"{folder}/secrets", SECRETS))
     if spec.outputs is not None:
-        found.append(Mount(facts.outputs_folder(job), spec.outputs, writable=True))
+        found.append(Mount(account.outputs_folder(job), spec.outputs, writable=True))
     found.extend(Mount(source, target, writable=mode == "rw") for source, target, mode in spec.mounts)
     return tuple(found)
 
@@ -66,7 +66,7 @@ def run_argv(
     job: str,
     attempt: int,
     spec: JobSpec,
-    facts: HostAccount,
+    account: HostAccount,
     gpus: Sequence[int],
     names: Mapping[str, str],
     environment: Mapping[str, str],
@@ -84,13 +84,13 @@ def run_argv(
     """
     argv = ["docker", "run", "--detach", "--name", container_name(job, attempt)]
     argv += ["--label", f"{LABEL}={job}", "--label", f"gpurun.attempt={attempt}"]
-    argv += ["--init", "--network", "host", "--user", f"{facts.uid}:{facts.gid}"]
+    argv += ["--init", "--network", "host", "--user", f"{account.uid}:{account.gid}"]
     argv += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
     argv += ["--gpus", f'"device={",".join(str(gpu) for gpu in gpus)}"']
     argv += ["--shm-size", f"{spec.shm_size_mib}m", *fabric_flags]
     for name, address in names.items():
         argv += ["--add-host", f"{name}:{address}"]
-    for mount in mounts(job, spec, facts):
+    for mount in mounts(job, spec, account):
         argv += mount.argv()
     for name, value in environment.items():
         argv += ["--env", f"{name}={value}"]

@@ -74,14 +74,14 @@ def make_plan(
     spec: JobSpec,
     grants: Sequence[Grant],
     inventory: Inventory,
-    facts: Mapping[str, HostAccount],
+    accounts: Mapping[str, HostAccount],
     ssh_port: int,
 ) -> Plan:
     """Decide an attempt.
 
     Args:
         grants: the gang's GPUs in rank order.
-        facts: what hosts said of themselves; for a host that is missing, shell words stand in (dry run).
+        accounts: what hosts said of themselves; for a host that is missing, shell words stand in (dry run).
 
     Raises:
         BadInput: the hosts' fabrics name different interfaces; horovodrun takes one for all.
@@ -93,7 +93,7 @@ def make_plan(
             f"the gang's hosts use different network interfaces ({', '.join(sorted(interfaces))})", job=job,
             hint="give the hosts of one generation one fabric, or pin the gang with constraints.hosts",
         )  # fmt: skip
-    known = {h.name: facts.get(h.name) or assumed_account(h, inventory.fabric_of(h)) for h in hosts}
+    known = {h.name: accounts.get(h.name) or assumed_account(h, inventory.fabric_of(h)) for h in hosts}
     launch = horovodrun.argv(spec, grants, interfaces.pop())
     settings = {
         host.name: fabric.settings(inventory.fabric_of(host), host, grant.gpus, None, spec.env, None)
@@ -113,7 +113,7 @@ def make_plan(
             outputs=mine.outputs_folder(job) if spec.outputs is not None else None,
             container=container,
             run=docker.run_argv(
-                job=job, attempt=attempt, spec=spec, facts=mine, gpus=grant.gpus, names=names,
+                job=job, attempt=attempt, spec=spec, account=mine, gpus=grant.gpus, names=names,
                 environment=_environment(job, attempt, spec, found), fabric_flags=found.docker_flags, main=main,
             ),
             settings=found.environment,

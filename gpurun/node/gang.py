@@ -138,12 +138,15 @@ def signal(call: Call, job: str, name: str) -> int:
     return told
 
 
-def fence(call: Call, job: str, timeout_s: float = 30.0) -> Dict[str, Any]:
+def fence(call: Call, job: str, files: bool = True, timeout_s: float = 30.0) -> Dict[str, Any]:
     """End and remove everything of a job on this host, and prove it. Idempotent; outputs stay.
 
+    Args:
+        files: False leaves the job's folder, for another start on this host.
+
     Returns:
-        What is still there after `timeout_s`: ``{"containers": [id…], "processes": [command…], "folder": bool}``. The host
-        is fenced only when all are empty.
+        What is still there after `timeout_s`: ``{"containers": [id…], "processes": [command…], "folder": bool}``.
+        The host is fenced only when all are empty.
     """
     deadline = time.monotonic() + timeout_s
     folder = job_folder(job)
@@ -166,6 +169,12 @@ def fence(call: Call, job: str, timeout_s: float = 30.0) -> Dict[str, Any]:
         if not any(rest.values()) or time.monotonic() >= deadline:
             return rest
         call.wait(0.2)
+
+
+def outputs(call: Call, job: str) -> Dict[str, Any]:
+    """Where the job's outputs lie on this host, and whether there are any: ``{"path", "files"}``."""
+    path = outputs_folder(job)
+    return {"path": path, "files": os.path.isdir(path) and bool(os.listdir(path))}
 
 
 def job_folder(job: str) -> str:
@@ -238,7 +247,7 @@ def _inspected(connection: docker.Connection, ident: str) -> Dict[str, Any]:
 
 def _start_sshd(sshd: str, folder: str) -> None:
     """Start the private sshd; it detaches itself. A second start after a crash finds the first one serving."""
-    if os.path.exists(folder + "/sshd/pid"):
+    if _is_serving(folder):
         return
     done = _run([sshd, "-f", folder + "/sshd/config", "-E", folder + "/sshd/log"])
     if done.returncode:
@@ -249,6 +258,15 @@ def _start_sshd(sshd: str, folder: str) -> None:
             message = done.stderr.strip()
         kind = "port-in-use" if "Address already in use" in message else "sshd"
         raise OpError(kind, "the job's sshd does not start: %s" % message)
+
+
+def _is_serving(folder: str) -> bool:
+    try:
+        with open(folder + "/sshd/pid") as file:
+            process = processes.read_process(int(file.read()))
+    except (OSError, ValueError):
+        return False
+    return process is not None and folder in process.command
 
 
 def _make_key(path: str, comment: str) -> str:
@@ -318,4 +336,5 @@ OPS = {
     "inspect": inspect,
     "signal": signal,
     "fence": fence,
+    "outputs": outputs,
 }

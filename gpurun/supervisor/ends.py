@@ -1,0 +1,48 @@
+"""How an attempt ends: decided once, carried to STOPPING, and from there to the job's outcome."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpurun.errors import GpurunError
+from gpurun.jobs.states import State
+from gpurun.jobs.store import FirstFailure
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of an attempt.
+
+    Attributes:
+        outcome: the state the job goes to once every host is fenced; QUEUED = it will be started again.
+        code: what ``submit --follow`` and ``wait`` exit with.
+        exit_code: the job's own exit code, if it got as far as having one.
+        ladder: ranks may still be running and get SIGTERM and their grace before they are killed.
+        suspects: hosts whose fault it was.
+    """
+
+    outcome: State
+    reason: str
+    code: int
+    exit_code: int | None = None
+    failure: FirstFailure | None = None
+    ladder: bool = False
+    suspects: tuple[str, ...] = ()
+
+
+class GangEnd(Exception):
+    """Raised by a step to end the attempt; `end` says how."""
+
+    def __init__(self, end: End) -> None:
+        super().__init__(end.reason)
+        self.end = end
+
+
+def failed(error: GpurunError, *, ladder: bool = False) -> GangEnd:
+    """An attempt that an error ended: a host's if it names one."""
+    hint = f" ({error.hint})" if error.hint else ""
+    failure = FirstFailure(reason=error.message, host=error.host)
+    suspects = (error.host,) if error.host and error.exit_code == 4 else ()
+    return GangEnd(
+        End(State.FAILED, f"{error}{hint}", error.exit_code, failure=failure, ladder=ladder, suspects=suspects)
+    )

@@ -1,0 +1,151 @@
+"""What the steps of one attempt share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from gpurun.errors import GpurunError, HostFailure
+from gpurun.inventory.load import load
+from gpurun.inventory.model import Inventory
+from gpurun.jobs.events import EventLog
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.states import State
+from gpurun.jobs.store import JobFolder, JobRecord, JobStore
+from gpurun.launch.account import HostAccount
+from gpurun.launch.plan import Plan, make_plan
+from gpurun.leases.store import Lease, LeaseLock, LeaseStore
+from gpurun.supervisor.ends import End, GangEnd, failed
+from gpurun.supervisor.links import Links
+
+
+class SupervisedJob:
+    """One job while its supervisor carries it. Only the process that holds `lock` makes one."""
+
+    def __init__(self, home: Path, lease: Lease, lock: LeaseLock, *, clock: Callable[[], float] = time.time) -> None:
+        self.home = home
+        self.lease = lease
+        self.lock = lock
+        self.clock = clock
+        self.store = JobStore(home)
+        self.leases = LeaseStore(home)
+        self.folder: JobFolder = self.store.get(lease.job)
+        self.record: JobRecord = self.folder.record()
+        self.spec: JobSpec = self.folder.spec()
+        self.events = EventLog(self.folder.events, clock=clock)
+        self.public_keys: dict[str, str] = {}
+        self.accounts: dict[str, HostAccount] = {}
+        self.ssh_port = lease.ssh_port
+
+    @cached_property
+    def inventory(self) -> Inventory:
+        """The inventory the gang was placed in, as it is now."""
+        return load(Path(self.lease.inventory))
+
+    @cached_property
+    def links(self) -> Links:
+        """Agents on the gang's hosts."""
+        return Links(self.inventory, self.hosts)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The gang's hosts in rank order."""
+        return tuple(grant.host for grant in self.lease.grants)
+
+    @property
+    def plan(self) -> Plan:
+        """The attempt as decided, with what the hosts have said of themselves so far."""
+        return make_plan(
+            job=self.lease.job, attempt=self.lease.attempt, spec=self.spec, grants=self.lease.grants,
+            inventory=self.inventory, accounts=self.accounts, ssh_port=self.ssh_port,
+        )  # fmt: skip
+
+    def move(self, state: State, **changes: object) -> State:
+        """Go to `state`, for good and for everybody to see."""
+        self.record = self.folder.move(state, **changes)
+        self.events.emit("state", state=state.value, attempt=self.record.attempt, reason=self.record.reason)
+        return state
+
+    def note(self, text: str, **fields: object) -> None:
+        """Tell whoever follows the job something."""
+        self.events.emit("note", text=text, **fields)
+
+    def connect(self) -> None:
+        """Have an agent on every host of the gang.
+
+        Raises:
+            GangEnd: a host cannot be reached, or is not the one it was.
+        """
+        raise_first(self.links.open())
+
+    def ask_accounts(self) -> None:
+        """Let every host make the job's folder and keys and say who it is. Idempotent."""
+        first = self.hosts[0]
+
+        def ask(host: str) -> Mapping[str, str]:
+            interface = self.inventory.fabric_of(self.inventory.by_name[host]).interface
+            reply = self.links.agent(host).call(
+                "gang.prepare", job=self.lease.job, interface=interface if len(self.hosts) > 1 else "",
+                first=host == first, outputs=self.spec.outputs is not None,
+            )  # fmt: skip
+            return reply.value  # type: ignore[no-any-return]
+
+        results = self.links.each(lambda agent: ask(agent.host))
+        raise_first(results.failed)
+        for host, said in results.ok.items():
+            self.public_keys[host] = said["public_key"]
+            self.accounts[host] = self._account(host, said)
+
+    def _account(self, host: str, said: Mapping[str, str]) -> HostAccount:
+        described = self.inventory.by_name[host]
+        address = described.fabric_address or said["address"]
+        if not address and len(self.hosts) > 1:
+            fabric = self.inventory.fabric_of(described)
+            raise failed(
+                HostFailure(
+                    f"its interface {fabric.interface!r} has no IPv4 address", host=host, job=self.lease.job,
+                    hint=f"correct the interface of fabric {fabric.name!r}, or give the host a fabric_address",
+                )
+            )  # fmt: skip
+        return HostAccount(
+            uid=said["uid"], gid=said["gid"], user=said["user"], home=said["home"], hostname=said["hostname"],
+            address=address or "127.0.0.1", sshd=said["sshd"],
+        )  # fmt: skip
+
+    def check_requests(self, *, ladder: bool) -> None:
+        """Give way if somebody asked for it.
+
+        Raises:
+            GangEnd: the job is cancelled or preempted.
+        """
+        request = self.folder.cancel_request()
+        if request is None:
+            return
+        if request.kind == "cancel":
+            raise GangEnd(End(State.CANCELLED, f"cancelled by {request.by}", 1, ladder=ladder))
+        raise GangEnd(End(State.QUEUED, f"preempted: {request.reason}", 1, ladder=ladder))
+
+    def forget_plan_of(self, *, ssh_port: int) -> None:
+        """Take another port for the job's own sshd."""
+        self.ssh_port = ssh_port
+
+
+def raise_first(failures: Mapping[str, GpurunError]) -> None:
+    """End the attempt if there is a failure: the first by host name, with a word on how many more.
+
+    Raises:
+        GangEnd: naming the host.
+    """
+    if not failures:
+        return
+    host = min(failures)
+    error = failures[host]
+    error.host = error.host or host
+    if len(failures) > 1:
+        others = ", ".join(sorted(failures)[1:4])
+        error.message = f"{error.message} (so did {len(failures) - 1} more: {others})"
+    end = failed(error).end
+    raise GangEnd(replace(end, suspects=tuple(sorted(failures)) if end.suspects else ()))

@@ -1,0 +1,78 @@
+"""The life of one job, as a table of steps that a person can read top to bottom.
+
+Each step takes the job from one state to the next and may be repeated after a crash. A step that cannot go on
+raises GangEnd, which leads to STOPPING with the outcome already decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from gpurun.errors import GpurunError
+from gpurun.jobs.states import State
+from gpurun.leases.allocate import mark_granted
+from gpurun.supervisor.ends import End, GangEnd, failed
+from gpurun.supervisor.job import SupervisedJob
+from gpurun.supervisor.prepare import prepare
+from gpurun.supervisor.start import start
+from gpurun.supervisor.stop import stop
+from gpurun.supervisor.watch import watch
+
+
+def begin(job: SupervisedJob) -> State:
+    """QUEUED → GRANTED: the lease was written, but a crash kept the record from saying so."""
+    mark_granted(job.store, job.lease)
+    job.record = job.folder.record()
+    return job.record.state
+
+
+def take_over(job: SupervisedJob) -> State:
+    """GRANTED → PREPARING: this process carries the job from here on."""
+    placed = [{"host": grant.host, "gpus": list(grant.gpus)} for grant in job.lease.grants]
+    job.events.emit("placement", generation=job.lease.generation, racks=list(job.lease.racks), hosts=placed)
+    return job.move(State.PREPARING)
+
+
+def wind_up(job: SupervisedJob) -> State:
+    """STOPPING → the outcome."""
+    return stop(job, ladder=job.record.ladder)
+
+
+STEPS: Mapping[State, Callable[[SupervisedJob], State]] = {
+    State.QUEUED: begin,
+    State.GRANTED: take_over,
+    State.PREPARING: prepare,
+    State.STARTING: start,
+    State.RUNNING: watch,
+    State.STOPPING: wind_up,
+}
+
+
+def live(job: SupervisedJob) -> State:
+    """Carry a job from wherever it is to the end of its attempt; the state it then has."""
+    state = job.record.state
+    while not state.ended:
+        try:
+            state = STEPS[state](job)
+        except GangEnd as ended:
+            state = _stopping(job, ended.end)
+        except GpurunError as error:
+            state = _stopping(job, failed(error, ladder=True).end)
+        if state is State.QUEUED:
+            return state
+    return state
+
+
+def _stopping(job: SupervisedJob, end: End) -> State:
+    outcome = State.QUEUED if _worth_another_try(job, end) else end.outcome
+    restarts = job.record.restarts + (outcome is State.QUEUED and end.outcome is State.FAILED)
+    return job.move(
+        State.STOPPING, outcome=outcome, reason=end.reason, code=end.code, exit_code=end.exit_code,
+        first_failure=end.failure, ladder=end.ladder, restarts=restarts,
+        avoid=tuple(sorted({*job.record.avoid, *end.suspects})),
+    )  # fmt: skip
+
+
+def _worth_another_try(job: SupervisedJob, end: End) -> bool:
+    """Only what was a host's fault is tried again, and only as often as the job allows."""
+    return end.outcome is State.FAILED and bool(end.suspects) and job.record.restarts < job.spec.max_restarts

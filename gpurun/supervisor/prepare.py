@@ -1,0 +1,77 @@
+"""PREPARING: the image, the code and the secrets go to every host of the gang, all hosts at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpurun.errors import GpurunError
+from gpurun.images.events import ShipEvent
+from gpurun.images.ship import ship
+from gpurun.images.workdir import sync_workdir
+from gpurun.jobs.states import State
+from gpurun.supervisor.ends import failed
+from gpurun.supervisor.job import SupervisedJob, raise_first
+from gpurun.supervisor.outputs import send_outputs
+
+PREPARE_LIMIT_S = 6 * 3600.0
+
+
+def prepare(job: SupervisedJob) -> State:
+    """Put everything in place that the containers will need. Idempotent: what is there is not sent again.
+
+    Raises:
+        GangEnd: a host failed, the image is not on the head, or the job was cancelled.
+    """
+    job.connect()
+    job.ask_accounts()
+    job.check_requests(ladder=False)
+    _ship_image(job)
+    job.check_requests(ladder=False)
+    _send_workdir(job)
+    _send_secrets(job)
+    send_outputs(job)
+    return job.move(State.STARTING)
+
+
+def _ship_image(job: SupervisedJob) -> None:
+    def told(event: ShipEvent) -> None:
+        job.events.emit("ship", **event.as_json())
+
+    try:
+        report = ship(
+            job.spec.image, job.links.fleet, inventory=job.inventory, hosts=job.hosts,
+            docker_host=job.inventory.docker_host, progress=told,
+            cancelled=lambda: job.folder.cancel_request() is not None, deadline_s=PREPARE_LIMIT_S,
+        )  # fmt: skip
+    except GpurunError as error:
+        job.check_requests(ladder=False)
+        raise failed(error) from error
+    raise_first({host.host: host.error for host in report.hosts if host.error is not None})
+
+
+def _send_workdir(job: SupervisedJob) -> None:
+    if job.spec.workdir is None:
+        return
+    folders = {host: f"{account.job_folder(job.lease.job)}/workspace" for host, account in job.accounts.items()}
+    try:
+        results = sync_workdir(job.links.fleet, folders, Path(job.spec.workdir))
+    except GpurunError as error:
+        raise failed(error) from error
+    raise_first(results.failed)
+
+
+def _send_secrets(job: SupervisedJob) -> None:
+    """Secrets go through the agent's channel into files of mode 0400: never into an argv, a log or the plan."""
+    for name, file in job.spec.secret_files.items():
+        try:
+            content = Path(file).read_bytes()
+        except OSError as error:
+            raise failed(GpurunError(f"cannot read the secret {name!r}: {error.strerror}", where=file)) from error
+        for_host = {host: f"{a.job_folder(job.lease.job)}/secrets/{name}" for host, a in job.accounts.items()}
+        raise_first(
+            job.links.each(
+                lambda agent, content=content, for_host=for_host: agent.call(  # type: ignore[misc]
+                    "files.write", path=for_host[agent.host], mode=0o400, payload=content
+                )
+            ).failed
+        )

@@ -1,0 +1,115 @@
+"""STARTING: containers and the job's own sshd on every host, then rank 0's launcher."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from gpurun.errors import GpurunError, HostFailure
+from gpurun.jobs import durable
+from gpurun.jobs.states import State
+from gpurun.launch import jobssh
+from gpurun.launch.plan import HostPlan, Plan
+from gpurun.leases.allocate import SSH_PORTS
+from gpurun.remote.agent import Agent, RemoteOpFailed
+from gpurun.remote.fleet import Results
+from gpurun.supervisor.ends import failed
+from gpurun.supervisor.job import SupervisedJob, raise_first
+
+PORT_TRIES = 5
+START_TIMEOUT_S = 180.0
+
+
+def start(job: SupervisedJob) -> State:
+    """Create every container, start the workers, then the launcher.
+
+    A supervisor that died in here leaves a launcher that runs, which is adopted, or parts, which are removed
+    and made again.
+
+    Raises:
+        GangEnd: naming the host that could not.
+    """
+    job.connect()
+    job.ask_accounts()
+    if _is_launched(job):
+        return job.move(State.RUNNING, started_s=job.clock())
+    plan = _create_all(job)
+    durable.write_record(job.folder.path / "plan.json", plan)
+    by_host = {host.host: host for host in plan.hosts}
+
+    def go(agent: Agent) -> None:
+        agent.call("gang.start", container=by_host[agent.host].container, timeout_s=START_TIMEOUT_S)
+
+    raise_first(job.links.each(go, [host.host for host in plan.hosts[1:]]).failed)
+    job.check_requests(ladder=False)
+    raise_first(_explained(job, job.links.each(go, [plan.first.host])).failed)
+    return job.move(State.RUNNING, started_s=job.clock())
+
+
+def _is_launched(job: SupervisedJob) -> bool:
+    """True if this attempt's launcher was started before, running or not; lesser remains are removed."""
+    results = job.links.each(lambda agent: agent.call("gang.inspect", job=job.lease.job).value)
+    raise_first(results.failed)
+    attempt = str(job.lease.attempt)
+    if any(c["attempt"] == attempt and c["status"] not in ("created", "dead") for c in results.ok[job.hosts[0]]):
+        return True
+    remains = [host for host, containers in results.ok.items() if containers]
+    _remove_parts(job, remains)
+    return False
+
+
+def _remove_parts(job: SupervisedJob, hosts: Sequence[str]) -> None:
+    raise_first(job.links.each(lambda agent: agent.call("gang.fence", job=job.lease.job, files=False), hosts).failed)
+
+
+def _create_all(job: SupervisedJob) -> Plan:
+    """Files, sshd and container on every host; another port where something else has ours."""
+    for _ in range(PORT_TRIES):
+        plan = job.plan
+        results = job.links.each(lambda agent, plan=plan: _create(job, agent, plan))  # type: ignore[misc]
+        taken = [e for e in results.failed.values() if isinstance(e, RemoteOpFailed) and e.kind == "port-in-use"]
+        if not taken:
+            raise_first(_explained(job, results).failed)
+            return plan
+        job.note(f"port {job.ssh_port} is in use on {taken[0].host}: taking another one")
+        _remove_parts(job, job.hosts)
+        # Which ports other jobs of this head use is in their leases; what else listens there, only the hosts know.
+        job.forget_plan_of(ssh_port=random.choice(SSH_PORTS))  # noqa: S311 (not a secret)
+    raise failed(HostFailure(f"no free port for the job's sshd in {PORT_TRIES} tries", job=job.lease.job))
+
+
+def _create(job: SupervisedJob, agent: Agent, plan: Plan) -> None:
+    host = next(host for host in plan.hosts if host.host == agent.host)
+    first = host is plan.first
+    files = {name: [text, mode] for name, (text, mode) in {**host.files, **_key_files(job, host, plan)}.items()}
+    agent.call(
+        "gang.create", job=job.lease.job, files=files, run=list(host.run),
+        sshd=None if first else job.accounts[agent.host].sshd, timeout_s=START_TIMEOUT_S,
+    )  # fmt: skip
+
+
+def _key_files(job: SupervisedJob, host: HostPlan, plan: Plan) -> dict[str, tuple[str, int]]:
+    """The files that hold public keys, which exist only once the hosts have made them."""
+    if host is plan.first:
+        keys = [(other.host, job.public_keys[other.host]) for other in plan.hosts[1:]]
+        return {"launch/ssh/known_hosts": (jobssh.known_hosts(keys), 0o644)}
+    return {"sshd/authorized_keys": (jobssh.authorized_keys(job.public_keys[plan.first.host]), 0o600)}
+
+
+def _explained(job: SupervisedJob, results: Results[None]) -> Results[None]:
+    """The agent's words for a failure as what a person can act on."""
+    return Results(results.ok, {host: _meant(job, error) for host, error in results.failed.items()})
+
+
+def _meant(job: SupervisedJob, error: GpurunError) -> GpurunError:
+    kind = error.kind if isinstance(error, RemoteOpFailed) else None
+    if kind == "no-command":
+        meant = GpurunError(
+            f"the image {job.spec.image} cannot start horovodrun: {error.message}",
+            hint="the image needs /bin/sh, Horovod and OpenSSH's client; see recipes/images",
+        )  # fmt: skip
+        meant.exit_code = 2
+        return meant
+    if kind == "docker" and "could not select device driver" in error.message:
+        error.hint = "install the NVIDIA container toolkit on the host; `gpurun doctor` checks it"
+    return error

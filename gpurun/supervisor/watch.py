@@ -1,0 +1,226 @@
+"""RUNNING: follow the launcher's log, watch every host's container, and decide how the attempt ends.
+
+Each host has a watcher thread that waits for its container, and the first host one more that copies the log. When
+a host's connection breaks, its thread connects again; the gang trains on meanwhile. Only the main loop decides.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from gpurun.errors import GpurunError, HostFailure
+from gpurun.jobs.states import State
+from gpurun.jobs.store import FirstFailure
+from gpurun.launch import output
+from gpurun.launch.docker import container_name
+from gpurun.remote.agent import RemoteOpFailed
+from gpurun.supervisor.ends import End, GangEnd
+from gpurun.supervisor.job import SupervisedJob
+from gpurun.supervisor.joblog import JobLog, read_lines
+
+POLL_S = 0.2
+RECONNECT_S = 1.0
+HOST_LOST_S = 15.0
+"""A host that has not answered for this long, while another one does, is lost: its gang is ended."""
+LAUNCHER_GRACE_S = 20.0
+"""How long the launcher may take to notice and explain that a container of its gang has ended."""
+
+
+@dataclass
+class Watched:
+    """What the watchers have seen; written by them, read by the main loop."""
+
+    exits: dict[str, dict[str, Any]] = field(default_factory=dict)
+    down_since: dict[str, float] = field(default_factory=dict)
+    changed: SimpleQueue[str] = field(default_factory=SimpleQueue)
+    log_done: threading.Event = field(default_factory=threading.Event)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+def watch(job: SupervisedJob) -> State:
+    """Stay until the attempt ends.
+
+    Raises:
+        GangEnd: always; with the outcome.
+    """
+    job.links.open()
+    seen = Watched()
+    log = JobLog(job.folder.log)
+    threads = [
+        threading.Thread(target=_until_exit, args=(job, host, seen), name=f"watch {host}", daemon=True)
+        for host in job.hosts
+    ]
+    threads.append(threading.Thread(target=_copy_log, args=(job, log, seen), name="log", daemon=True))
+    for thread in threads:
+        thread.start()
+    try:
+        while True:
+            with suppress(Empty):
+                seen.changed.get(timeout=POLL_S)
+            _decide(job, seen)
+    finally:
+        seen.stop.set()
+        if seen.log_done.wait(5.0):
+            log.close()
+
+
+def _decide(job: SupervisedJob, seen: Watched) -> None:
+    """Raise GangEnd if the attempt is over."""
+    first = job.hosts[0]
+    if first in seen.exits:
+        seen.log_done.wait(10.0)
+        raise GangEnd(_verdict(job, seen))
+    if seen.exits:
+        _wait_for_launcher(job, seen)
+    job.check_requests(ladder=True)
+    limit = job.spec.time_limit_s
+    if limit is not None and job.clock() - (job.record.started_s or job.clock()) > limit:
+        raise GangEnd(End(State.TIMED_OUT, f"ran longer than its time limit of {limit:g} s", 1, ladder=True))
+    _check_lost(job, seen)
+
+
+def _check_lost(job: SupervisedJob, seen: Watched) -> None:
+    """End the gang if a host is lost; if none at all answers, it is the head that is cut off, and it waits."""
+    now = time.monotonic()
+    lost = sorted(host for host, since in seen.down_since.copy().items() if now - since > HOST_LOST_S)
+    if not lost or (len(lost) == len(job.hosts) and not _others_answer(job)):
+        return
+    reason = f"{', '.join(lost)} cannot be reached any more"
+    failure = FirstFailure(reason="the host cannot be reached", host=lost[0])
+    raise GangEnd(End(State.FAILED, reason, 4, failure=failure, ladder=True, suspects=tuple(lost)))
+
+
+def _others_answer(job: SupervisedJob) -> bool:
+    """Whether any host outside the gang can be reached: asked when no host of the gang can."""
+    from gpurun.supervisor.links import Links  # noqa: PLC0415 (rarely needed)
+
+    others = [host.name for host in job.inventory.hosts if host.name not in job.hosts][:3]
+    if not others:
+        return False
+    probe = Links(job.inventory, others)
+    try:
+        return len(probe.open(timeout_s=5.0)) < len(others)
+    finally:
+        probe.close()
+
+
+def _wait_for_launcher(job: SupervisedJob, seen: Watched) -> None:
+    """A worker's container has ended. The launcher notices and says why; if it does not, that was the cause."""
+    host, found = next(iter(seen.exits.items()))
+    deadline = time.monotonic() + LAUNCHER_GRACE_S
+    while job.hosts[0] not in seen.exits and time.monotonic() < deadline:
+        job.check_requests(ladder=True)
+        time.sleep(POLL_S)
+    why = _container_end(found)
+    failure = FirstFailure(reason=why, host=host, exit_code=found.get("code"))
+    end = End(
+        State.FAILED, f"{host}: {why}", 4, exit_code=found.get("code"), failure=failure, ladder=True, suspects=(host,)
+    )
+    raise GangEnd(end)
+
+
+def _container_end(found: dict[str, Any]) -> str:
+    if found.get("gone"):
+        return "the job's container was removed by somebody else"
+    if found.get("oom"):
+        return "the job's container ran out of memory and was killed"
+    return f"the job's container ended (exit code {found.get('code')})"
+
+
+def _verdict(job: SupervisedJob, seen: Watched) -> End:
+    """How the attempt ended, from the launcher's exit and its own words."""
+    found = seen.exits[job.hosts[0]]
+    code = found.get("code")
+    if code == 0:
+        return End(State.SUCCEEDED, "", 0, exit_code=0)
+    lines = [logged.line for logged in read_lines(job.folder.log)[0][-5000:]]
+    if found.get("gone") or found.get("oom"):
+        why = _container_end(found)
+        failure = FirstFailure(reason=why, host=job.hosts[0], exit_code=code, excerpt=output.excerpt(lines, None))
+        return End(State.FAILED, f"{job.hosts[0]}: {why}", 4, exit_code=code, failure=failure, suspects=(job.hosts[0],))
+    rank = output.first_failure(lines)
+    if rank is None:
+        return _launcher_failed(job, int(code or 1), output.excerpt(lines, None))
+    host, _ = job.plan.place_of(rank.rank)
+    why = f"rank {rank.rank} on {host} failed first, with exit code {rank.exit_code}"
+    failure = FirstFailure(
+        reason=why, rank=rank.rank, host=host, exit_code=rank.exit_code, excerpt=output.excerpt(lines, rank.rank)
+    )
+    return End(State.FAILED, why, 1, exit_code=rank.exit_code, failure=failure)
+
+
+def _launcher_failed(job: SupervisedJob, code: int, excerpt: tuple[str, ...]) -> End:
+    said = " ".join(excerpt)
+    if code == 127 and "horovodrun" in said and "not found" in said:
+        reason = f"the image {job.spec.image} has no horovodrun; see recipes/images"
+        return End(State.FAILED, reason, 2, exit_code=code, failure=FirstFailure(reason, excerpt=excerpt))
+    reason = f"horovodrun failed with exit code {code}: {excerpt[-1] if excerpt else 'it printed nothing'}"
+    return End(State.FAILED, reason, 1, exit_code=code, failure=FirstFailure(reason, exit_code=code, excerpt=excerpt))
+
+
+def _until_exit(job: SupervisedJob, host: str, seen: Watched) -> None:
+    """Wait for the host's container to end, across lost connections."""
+    container = container_name(job.lease.job, job.lease.attempt)
+
+    def wait() -> None:
+        agent = job.links.agent(host)
+        for reply in agent.stream("docker.wait", container=container):
+            states = agent.call("gang.inspect", job=job.lease.job).value
+            mine = next((state for state in states if state["name"] == container), {"gone": True})
+            seen.exits[host] = {**mine, "code": (reply.value or {}).get("code")}
+
+    def gone() -> None:
+        seen.exits[host] = {"gone": True, "code": None}
+
+    _persist(job, host, seen, wait, on_missing=gone)
+    seen.changed.put(host)
+
+
+def _copy_log(job: SupervisedJob, log: JobLog, seen: Watched) -> None:
+    """Copy the launcher's log until its container has ended and all of it is here."""
+    container = container_name(job.lease.job, job.lease.attempt)
+
+    def follow() -> None:
+        log.resume()
+        for reply in job.links.agent(job.hosts[0]).stream("docker.logs", container=container, since=log.since):
+            if reply.value and reply.value.get("stream"):
+                log.take(reply.value["stream"], reply.payload)
+
+    _persist(job, job.hosts[0], seen, follow, on_missing=lambda: None)
+    seen.log_done.set()
+
+
+def _persist(
+    job: SupervisedJob, host: str, seen: Watched, work: Callable[[], None], *, on_missing: Callable[[], None]
+) -> None:
+    """Do `work` once; begin again when the connection breaks, until the watch is over."""
+    while not seen.stop.is_set():
+        try:
+            work()
+        except RemoteOpFailed as error:
+            if error.kind == "not-found":
+                on_missing()
+                return
+            _lost(job, host, seen, error)
+        except HostFailure as error:
+            _lost(job, host, seen, error)
+        else:
+            return
+
+
+def _lost(job: SupervisedJob, host: str, seen: Watched, error: GpurunError) -> None:
+    """Remember since when the host is out of reach, and try to reach it again."""
+    if seen.down_since.setdefault(host, time.monotonic()) and not seen.stop.is_set():
+        job.events.emit("host", host=host, state="unreachable", reason=error.message)
+    while not seen.stop.is_set():
+        if not job.links.open([host], timeout_s=5.0):
+            seen.down_since.pop(host, None)
+            job.events.emit("host", host=host, state="reachable")
+            return
+        seen.stop.wait(RECONNECT_S)
