@@ -2,22 +2,141 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-app = typer.Typer(help="A cluster of real sshd and dockerd hosts on this machine.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from gpurun.lab.status import LabStatus
+
+app = typer.Typer(no_args_is_help=True)
+
+Name = Annotated[str, typer.Option("--name", help="Which lab: several can run side by side.")]
+Host = Annotated[str, typer.Argument(help="Name of a host, such as gpu-r1-01.")]
+Port = Annotated[str, typer.Argument(help="Name of a host, or head: this machine's own link to the lab.")]
 
 
 @app.callback()
 def _lab() -> None:
-    """A cluster of real sshd and dockerd hosts on this machine, for tests, demos and learning."""
+    """A cluster of real sshd and dockerd hosts on this machine, for tests, demos and learning. Needs root."""
 
 
 @app.command()
-def engine(
-    stop: Annotated[bool, typer.Option("--stop", help="Stop the one the lab started.")] = False,
+def up(
+    name: Name = "default",
+    racks: Annotated[int, typer.Option(help="Racks.")] = 2,
+    hosts: Annotated[int, typer.Option(help="Hosts in each rack.")] = 2,
+    gpus: Annotated[int, typer.Option(help="GPUs in each host.")] = 4,
+    generation: Annotated[
+        str, typer.Option(help="GPU generation; with commas, one for each rack: pascal,volta.")
+    ] = "pascal",
+    host_link: Annotated[str, typer.Option(help="Rate of each host's link, each direction.")] = "10gbit",
+    rack_uplink: Annotated[str, typer.Option(help="Rate of each rack's uplink, each direction.")] = "2.5gbit",
+    disk: Annotated[str | None, typer.Option(help="Give each host a disk of this size, such as 2g.")] = None,
+    fabric: Annotated[str, typer.Option(help="Fabric in the inventory: tcp, or roce (a stand-in).")] = "tcp",
+    resolve_names: Annotated[bool, typer.Option(help="Let the hosts know each other's names.")] = True,
 ) -> None:
+    """Bring a lab up, and print the folder with its inventory and ssh_config."""
+    from gpurun.lab.lab import Lab
+    from gpurun.lab.spec import LabSpec, parse_rate, parse_size_mib
+
+    lab = Lab(name)
+    lab.up(
+        LabSpec(
+            name=name,
+            racks=racks,
+            hosts=hosts,
+            gpus=gpus,
+            generation=tuple(generation.split(",")),
+            host_link_bps=parse_rate(host_link),
+            rack_uplink_bps=parse_rate(rack_uplink),
+            disk_mib=parse_size_mib(disk) if disk else None,
+            fabric=fabric,
+            resolve_names=resolve_names,
+        )
+    )
+    typer.echo(f"lab {name!r} is up: gpurun … --inventory {lab.inventory}", err=True)
+    typer.echo(str(lab.folder))
+
+
+@app.command()
+def down(
+    name: Name = "default",
+    purge: Annotated[bool, typer.Option("--purge", help="Remove the hosts' disks and keys too.")] = False,
+) -> None:
+    """Take a lab down. Nothing of it is left but its folder, with the hosts' disks."""
+    from gpurun.lab.lab import Lab
+
+    Lab(name).down(purge=purge)
+
+
+@app.command()
+def status(
+    name: Name = "default",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Say how a lab and each of its hosts are."""
+    from gpurun.lab.lab import Lab
+
+    now = Lab(name).status()
+    if as_json:
+        typer.echo(json.dumps(now.to_json(), indent=2))
+    else:
+        _print_status(now)
+
+
+@app.command()
+def run(
+    host: Host,
+    command: Annotated[list[str], typer.Argument(metavar="-- CMD ...", help="Program and arguments.")],
+    name: Name = "default",
+    user: Annotated[str, typer.Option(help="Who runs it.")] = "root",
+) -> None:
+    """Run a command inside a host, past its network and sshd; exits as the command does."""
+    from gpurun.lab.host import enter_argv
+    from gpurun.lab.lab import Lab
+
+    argv = enter_argv(Lab(name).init_of(host), command, user=user)
+    os.execvp(argv[0], argv)  # noqa: S606: the command takes our place, with our terminal
+
+
+@app.command()
+def cut(host: Port, name: Name = "default") -> None:
+    """Pull a host's network cable. It runs on."""
+    from gpurun.lab.lab import Lab
+
+    Lab(name).cut(host)
+
+
+@app.command()
+def heal(host: Port, name: Name = "default") -> None:
+    """Plug a host's network cable in again."""
+    from gpurun.lab.lab import Lab
+
+    Lab(name).heal(host)
+
+
+@app.command()
+def crash(host: Host, name: Name = "default") -> None:
+    """Cut a host's power: every process in it is gone at once, its disk stays."""
+    from gpurun.lab.lab import Lab
+
+    Lab(name).crash(host)
+
+
+@app.command()
+def boot(host: Host, name: Name = "default") -> None:
+    """Switch a host on again."""
+    from gpurun.lab.lab import Lab
+
+    Lab(name).boot(host)
+
+
+@app.command()
+def engine(stop: Annotated[bool, typer.Option("--stop", help="Stop the one the lab started.")] = False) -> None:
     """Print the DOCKER_HOST of the head's Docker engine, starting one where none answers."""
     from gpurun.lab import engine as engines
 
@@ -27,10 +146,23 @@ def engine(
         typer.echo(engines.ensure())
 
 
+def _print_status(now: LabStatus) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    console.print(f"lab {now.name}: {now.state}, {now.folder}", highlight=False, soft_wrap=True)
+    if not now.hosts:
+        return
+    table = Table("host", "rack", "address", "state", "GPUs", "memory MiB", box=None, pad_edge=False)
+    for each in now.hosts:
+        gpus = f"{each.gpus} × {each.generation}"
+        table.add_row(each.name, each.rack, each.address, each.state, gpus, f"{each.memory_mib:.0f}")
+    console.print(table)
+
+
 def main() -> None:
     """Run as ``python -m gpurun.cli.lab``."""
-    import sys
-
     from gpurun.errors import GpurunError
 
     try:

@@ -8,45 +8,50 @@ namespace, so that ending its process 1 ends every shim and unmounts every layer
 
 from __future__ import annotations
 
-import fcntl
+import hashlib
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 from gpurun.errors import BadInput
 from gpurun.lab import docker_socket
 from gpurun.lab.cgroups import Cgroup
 from gpurun.lab.errors import LabFailed
+from gpurun.lab.inside.init import Service
+from gpurun.lab.lock import alone
 from gpurun.lab.paths import engine_folder
 from gpurun.lab.process import ProcessId
 from gpurun.lab.requirements import SYSTEM_PATH, find, require
+from gpurun.lab.spawn import spawn_init
 
 _START_TIMEOUT_S = 30.0
 _STOP_GRACE_S = 20.0
 _LONGEST_SOCKET_PATH = 107  # bytes: sun_path in unix(7)
-_CGROUP = Cgroup("gpurun-engine")
 
 
-def ensure() -> str:
+def ensure(*, keep: bool = True) -> str:
     """Return the ``DOCKER_HOST`` of an engine that answers, starting the lab's own where there is none.
 
     Idempotent, and safe to call from several processes at once.
+
+    Args:
+        keep: whether an engine that this starts goes on until `stop`, not only until the last lab is down.
 
     Raises:
         NotInstalled: not root, or a program is missing.
         LabFailed: the engine did not answer in time; says where its log is.
     """
     found = running()
-    if found is not None:
+    if found is not None and not (keep and found == _address(engine_folder())):
         return found
     require("dockerd", "containerd", "runc", "unshare")
     folder = engine_folder()
-    with _alone(folder):
-        return running() or _start(folder)
+    with alone(folder / "lock"):
+        found = running() or _start(folder)
+        if keep and found == _address(folder):
+            _kept(folder).touch()
+        return found
 
 
 def running() -> str | None:
@@ -57,6 +62,12 @@ def running() -> str | None:
     return None
 
 
+def release() -> None:
+    """Stop the engine if nobody but labs asked for it. To be called when the last lab is down."""
+    if not _kept(engine_folder()).exists():
+        stop()
+
+
 def stop() -> bool:
     """Stop the lab's own engine and leave nothing of it but its data; False if it did not run.
 
@@ -65,15 +76,16 @@ def stop() -> bool:
     folder = engine_folder()
     if not folder.is_dir():
         return False
-    with _alone(folder):
+    with alone(folder / "lock"):
         init = ProcessId.load(_record(folder))
         ran = init is not None and init.alive()
         if init is not None:
             init.end(_STOP_GRACE_S)
-        _CGROUP.remove()
-        for left in (_record(folder), _socket(folder)):
-            if ran:
-                left.unlink(missing_ok=True)
+        _cgroup(folder).remove()
+        if ran:
+            _socket(folder).unlink(missing_ok=True)
+        _record(folder).unlink(missing_ok=True)
+        _kept(folder).unlink(missing_ok=True)
         return ran
 
 
@@ -84,67 +96,58 @@ def _start(folder: Path) -> str:
             f"the path of the engine's socket is too long for a Unix socket: {socket_path}",
             hint="set XDG_CACHE_HOME to a shorter path",
         )
-    record = _record(folder)
-    record.unlink(missing_ok=True)
-    with (folder / "log").open("ab") as log:
-        subprocess.Popen(
-            [
-                *("unshare", "--mount", "--propagation", "slave", "--pid", "--fork", "--kill-child"),
-                *(sys.executable, "-m", "gpurun.lab.inside.engine"),
-                *(str(record), json.dumps(_service(folder))),
-            ],
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-            start_new_session=True,
-        )
+    init = spawn_init(
+        "gpurun.lab.inside.engine",
+        [json.dumps(asdict(_service(folder)))],
+        record=_record(folder),
+        log=folder / "log",
+    )
     if not docker_socket.wait_until_it_answers(socket_path, timeout_s=_START_TIMEOUT_S):
-        started = ProcessId.load(record)
-        if started is not None:
-            started.end(0)
+        init.end(0)
         raise LabFailed(
             f"the head's Docker engine did not answer within {_START_TIMEOUT_S:.0f} s",
             hint=f"read the end of {folder / 'log'}",
         )
-    return f"unix://{socket_path}"
+    return _address(folder)
 
 
-def _service(folder: Path) -> dict[str, object]:
-    """The engine's dockerd, as `gpurun.lab.inside.init.Service` has it."""
-    pid_file = folder / "docker.pid"
-    run = folder / "run"
-    return {
-        "name": "dockerd",
-        "argv": [
-            find("dockerd"),
+def _service(folder: Path) -> Service:
+    pid_file, run = folder / "docker.pid", folder / "run"
+    return Service(
+        name="dockerd",
+        argv=(
+            find("dockerd") or "dockerd",
             f"--data-root={folder / 'data'}",
             f"--exec-root={run}",
             f"--host=unix://{_socket(folder)}",
             f"--pidfile={pid_file}",
-            f"--cgroup-parent={_CGROUP.path}",
+            f"--cgroup-parent={_cgroup(folder).path}",
             "--bridge=none",
             "--iptables=false",
             "--ip-forward=false",
-        ],
-        "log": str(folder / "log"),
-        "env": {"PATH": f"{SYSTEM_PATH}:{os.environ.get('PATH', '')}", "HOME": "/root"},
-        "stale": [str(pid_file), str(run / "containerd" / "containerd.pid")],
-    }
+        ),
+        log=str(folder / "log"),
+        env={"PATH": f"{SYSTEM_PATH}:{os.environ.get('PATH', '')}", "HOME": "/root"},
+        stale=(str(pid_file), str(run / "containerd" / "containerd.pid")),
+    )
+
+
+def _cgroup(folder: Path) -> Cgroup:
+    """One per folder: two people's engines on one machine must not remove each other's."""
+    return Cgroup(f"gpurun-engine/{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}")
+
+
+def _address(folder: Path) -> str:
+    return f"unix://{_socket(folder)}"
 
 
 def _socket(folder: Path) -> Path:
     return folder / "docker.sock"
 
 
+def _kept(folder: Path) -> Path:
+    return folder / "keep"
+
+
 def _record(folder: Path) -> Path:
     return folder / "init.json"
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold the engine's lock: one start or stop at a time."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 RUNTIME = Path("/run/gpurun-lab")
@@ -27,3 +28,40 @@ def engine_folder() -> Path:
 def lab_folder(name: str) -> Path:
     """Folder of one lab: inventory, ssh config, keys, and the hosts' disks."""
     return cache() / "lab" / name
+
+
+@dataclass(frozen=True)
+class HostFolder:
+    """What a lab keeps of one host, ``LAB/hosts/HOST``: its disk and key stay when it is switched off."""
+
+    path: Path
+
+    @property
+    def disk(self) -> Path:
+        """The host's disk, or where its image is mounted."""
+        return self.path / "disk"
+
+    @property
+    def image(self) -> Path:
+        """The host's disk as one file, where it has a size."""
+        return self.path / "disk.img"
+
+    @property
+    def hardware(self) -> Path:
+        """``/run/gpurun-lab`` of the host: GPUs, sysfs, kernel log."""
+        return self.path / "hardware"
+
+    @property
+    def key(self) -> Path:
+        """Private host key."""
+        return self.path / "ssh_host_ed25519_key"
+
+    @property
+    def boot_file(self) -> Path:
+        """What its process 1 is told."""
+        return self.path / "boot.json"
+
+    @property
+    def log(self) -> Path:
+        """What its process 1 says; the services' logs are on its disk, in /var/log."""
+        return self.path / "init.log"

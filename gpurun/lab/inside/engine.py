@@ -1,4 +1,4 @@
-"""Process 1 of the head's Docker engine: ``python -m gpurun.lab.inside.engine RECORD SERVICE_JSON``."""
+"""Process 1 of the head's Docker engine: ``python -m gpurun.lab.inside.engine RECORD TELLER GATE SERVICE_JSON``."""
 
 from __future__ import annotations
 
@@ -6,35 +6,20 @@ import json
 import sys
 from pathlib import Path
 
-from gpurun.lab.inside.init import Service, supervise
+from gpurun.lab.inside.boot import service_from
+from gpurun.lab.inside.gate import announce
+from gpurun.lab.inside.init import supervise
 from gpurun.lab.kernel import MountFlag, mount
-from gpurun.lab.process import ProcessId
 
 _STOP_GRACE_S = 15.0
 
 
 def main() -> None:
-    """Record who we are for the outside, then keep the engine running until SIGTERM."""
-    record, service = sys.argv[1:]
-    myself = ProcessId.of(
-        int(Path("/proc/self").readlink().name)
-    )  # /proc is still the machine's: the pid out there
-    assert myself is not None
-    myself.save(Path(record))
+    """Wait until the starter knows us, then keep the engine running until SIGTERM."""
+    record, teller, gate, service = sys.argv[1:]
+    announce(Path(record), int(teller), int(gate))
     mount("proc", "/proc", "proc", MountFlag.NOSUID | MountFlag.NODEV | MountFlag.NOEXEC)
-    fields = json.loads(service)
-    supervise(
-        [
-            Service(
-                name=fields["name"],
-                argv=tuple(fields["argv"]),
-                log=fields["log"],
-                env=fields["env"],
-                stale=tuple(fields["stale"]),
-            )
-        ],
-        grace_s=_STOP_GRACE_S,
-    )
+    supervise([service_from(json.loads(service))], grace_s=_STOP_GRACE_S)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,44 @@
+"""Running the machine's own programs (``ip``, ``tc``, ``ssh-keygen`` …) as argument lists, never as shell text."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+
+from gpurun.lab.errors import LabFailed
+from gpurun.lab.requirements import SYSTEM_PATH
+
+_TIMEOUT_S = 60.0
+_ENV = {"PATH": SYSTEM_PATH, "LC_ALL": "C.UTF-8"}
+
+
+def run(argv: Sequence[str], *, stdin: str = "") -> str:
+    """Run a program to its end and return its stdout.
+
+    It inherits the lab's lock (`gpurun.lab.lock`): should we be killed, the lock is not free before the
+    program we started has ended too.
+
+    Raises:
+        LabFailed: it failed; with what it said.
+    """
+    try:
+        done = subprocess.run(
+            argv,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            env=_ENV,
+            check=False,
+            close_fds=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LabFailed(f"{argv[0]} did not run: {error}", hint="is the machine out of memory or pids?") from error
+    if done.returncode != 0:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise LabFailed(
+            f"`{' '.join(argv)}` failed: {'; '.join(said) or f'exit code {done.returncode}'}",
+            hint="`gpurun lab down` removes what a failed command left",
+        )
+    return done.stdout

@@ -1,0 +1,1 @@
+"""GPU stand-ins: what NVML and the NVIDIA container toolkit say on a host that has no GPU."""

@@ -1,0 +1,31 @@
+"""The hardware of a host that has none: its GPUs, its HCA, its kernel log, in one folder it sees as its own."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from gpurun.lab import rdma
+from gpurun.lab.gpus import state
+from gpurun.lab.spec import LabHost
+
+INSIDE = Path("/run/gpurun-lab")
+SYSFS = "sys"
+KERNEL_LOG = "kmsg"
+
+
+def write(folder: Path, lab: str, host: LabHost) -> None:
+    """Make the folder anew: a host that is switched on has healthy hardware."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    folder.chmod(0o755)
+    state.save(state.healthy(lab, host), folder / state.FILE)
+    rdma.write_sysfs(folder / SYSFS, host)
+    (folder / KERNEL_LOG).touch()
+
+
+def devices(host: LabHost) -> tuple[str, ...]:
+    """Device nodes below ``/dev`` that Docker's ``--device`` and the NVIDIA driver's users look for."""
+    gpus = [f"nvidia{index}" for index in range(host.gpus)]
+    return (*gpus, "nvidiactl", "nvidia-uvm", f"infiniband/{rdma.UVERBS}", "infiniband/rdma_cm")

@@ -1,0 +1,180 @@
+"""One host of a lab, seen from the machine: switching it on and off, and running things inside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpurun.lab import docker_socket, network
+from gpurun.lab.errors import LabFailed, NoSuchLab
+from gpurun.lab.process import ProcessId
+from gpurun.lab.requirements import SYSTEM_PATH
+from gpurun.lab.spawn import spawn_init
+from gpurun.lab.spec import LabHost
+
+_READY_TIMEOUT_S = 40.0
+_STOP_GRACE_S = 8.0
+_GONE_TIMEOUT_S = 10.0
+_POLL_S = 0.03
+_SSH_PORT = 22
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a command inside a host ended. Output is bytes: a host may print anything."""
+
+    code: int
+    stdout: bytes
+    stderr: bytes
+
+
+def start(host: LabHost, boot_file: Path, *, record: Path, log: Path) -> ProcessId:
+    """Switch a host on; returns its process 1 at once. Its network namespace must be there."""
+    return spawn_init(
+        "gpurun.lab.inside.host",
+        [str(boot_file)],
+        record=record,
+        log=log,
+        netns=network.NETNS_FOLDER / host.netns,
+    )
+
+
+def wait_ready(host: LabHost, init: ProcessId, log: Path) -> None:
+    """Wait until its sshd and its dockerd answer.
+
+    Raises:
+        LabFailed: they did not, or the host ended.
+    """
+    deadline = time.monotonic() + _READY_TIMEOUT_S
+    while not is_ready(init):
+        if not init.alive():
+            raise LabFailed("the host ended while starting", host=host.name, hint=f"read the end of {log}")
+        if time.monotonic() > deadline:
+            raise LabFailed(
+                f"sshd and dockerd did not answer within {_READY_TIMEOUT_S:.0f} s",
+                host=host.name,
+                hint=f"`gpurun lab run {host.name} -- tail /var/log/sshd.log /var/log/dockerd.log`",
+            )
+        time.sleep(_POLL_S)
+
+
+def is_ready(init: ProcessId) -> bool:
+    """Whether both services of a running host answer, asked from inside: the network may be cut."""
+    return docker_socket.answers(Path(f"/proc/{init.pid}/root/run/docker.sock")) and listens(init, _SSH_PORT)
+
+
+def listens(init: ProcessId, port: int) -> bool:
+    """Whether something in the host listens on this TCP port (``/proc/PID/net/tcp``: state 0A)."""
+    try:
+        rows = Path(f"/proc/{init.pid}/net/tcp").read_text().splitlines()[1:]
+    except OSError:
+        return False
+    return any(row.split()[1].endswith(f":{port:04X}") and row.split()[3] == "0A" for row in rows)
+
+
+def stop(record: Path, netns: str) -> None:
+    """Shut a host down: services first, then whatever is left, all of it gone on return."""
+    init = ProcessId.load(record)
+    if init is not None:
+        init.send(signal.SIGTERM)
+        init.wait(_STOP_GRACE_S)
+    kill(record, netns)
+
+
+def kill(record: Path, netns: str) -> None:
+    """End every process of a host at once: its process 1, and what the kernel says lives in its network.
+
+    Raises:
+        LabFailed: something did not die, which SIGKILL allows only to processes stuck in the kernel.
+    """
+    init = ProcessId.load(record)
+    if init is not None:
+        init.send(signal.SIGKILL)
+    deadline = time.monotonic() + _GONE_TIMEOUT_S
+    while living := processes(netns) + ([init] if init and init.alive() else []):
+        for process in living:
+            process.send(signal.SIGKILL)
+        if time.monotonic() > deadline:
+            raise LabFailed(f"processes do not end: {[process.pid for process in living]}", where=netns)
+        time.sleep(_POLL_S)
+    record.unlink(missing_ok=True)
+
+
+def processes(netns: str) -> list[ProcessId]:
+    """Every process in a host's network namespace. Those in namespaces below die with the host's process 1."""
+    try:
+        wanted = (network.NETNS_FOLDER / netns).stat().st_ino
+    except FileNotFoundError:
+        return []
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            here = (entry / "ns/net").stat().st_ino == wanted
+        except OSError:
+            continue
+        process = ProcessId.of(int(entry.name)) if here else None
+        if process is not None:
+            found.append(process)
+    return found
+
+
+def enter_argv(init: ProcessId, argv: Sequence[str], *, user: str = "root") -> list[str]:
+    """The argv that runs `argv` inside a host, with the environment a login there would have."""
+    become = [] if user == "root" else ["runuser", "--user", user, "--"]
+    home = "/root" if user == "root" else f"/home/{user}"
+    variables = {"PATH": SYSTEM_PATH, "HOME": home, "USER": user, "LOGNAME": user, "LC_ALL": "C.UTF-8"}
+    variables.update(_environment_file(init))
+    return [
+        *("nsenter", "--target", str(init.pid)),
+        *("--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd"),
+        *("env", "--ignore-environment", *(f"{name}={value}" for name, value in variables.items())),
+        *become,
+        *argv,
+    ]
+
+
+def run(
+    init: ProcessId, argv: Sequence[str], *, user: str = "root", stdin: bytes = b"", timeout_s: float | None = None
+) -> RunResult:
+    """Run a command inside a host to its end.
+
+    Raises:
+        LabFailed: it ran past `timeout_s`.
+    """
+    try:
+        done = subprocess.run(
+            enter_argv(init, argv, user=user), input=stdin, capture_output=True, timeout=timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise LabFailed(f"still running after {timeout_s} s: {argv[0]}") from error
+    return RunResult(done.returncode, done.stdout, done.stderr)
+
+
+def memory_mib(netns: str) -> float:
+    """Memory that only this host's processes use plus their part of what is shared (PSS), MiB."""
+    return sum(_pss_kib(process.pid) for process in processes(netns)) / 1024
+
+
+def _pss_kib(pid: int) -> int:
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")), 0)
+
+
+def _environment_file(init: ProcessId) -> Mapping[str, str]:
+    try:
+        text = Path(os.fsdecode(f"/proc/{init.pid}/root/etc/environment")).read_text()
+    except OSError as error:
+        raise NoSuchLab("the host is off", hint="`gpurun lab boot HOST` switches it on") from error
+    return {
+        name: value.strip('"') for name, _equals, value in (line.partition("=") for line in text.splitlines()) if name
+    }

@@ -1,0 +1,28 @@
+"""Process 1 of a lab's host: ``python -m gpurun.lab.inside.host RECORD TELLER GATE BOOT_FILE``."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+from gpurun.lab.inside.boot import Boot
+from gpurun.lab.inside.gate import announce
+from gpurun.lab.inside.init import supervise
+from gpurun.lab.inside.root import build
+
+_STOP_GRACE_S = 6.0
+
+
+def main() -> None:
+    """Wait until the starter knows us, become the host, run its services until SIGTERM."""
+    record, teller, gate, boot_file = sys.argv[1:]
+    announce(Path(record), int(teller), int(gate))
+    boot = Boot.load(Path(boot_file))
+    socket.sethostname(boot.name)
+    build(boot)
+    supervise(boot.services, grace_s=_STOP_GRACE_S)
+
+
+if __name__ == "__main__":
+    main()

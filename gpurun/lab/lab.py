@@ -1,0 +1,273 @@
+"""A lab: several hosts on one machine, each with its own network, processes, users, disk, sshd and dockerd."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from gpurun.errors import BadInput
+from gpurun.lab import engine, folder, hardware, host, machine, network, record, subnet
+from gpurun.lab.commands import run as run_program
+from gpurun.lab.errors import LabFailed, NoSuchLab
+from gpurun.lab.gpus import stand_in
+from gpurun.lab.keys import make_key
+from gpurun.lab.paths import HostFolder, lab_folder
+from gpurun.lab.process import ProcessId
+from gpurun.lab.record import Record
+from gpurun.lab.requirements import PACKAGE_OF, require
+from gpurun.lab.spec import HEAD, LabHost, LabSpec, check_name, hosts_of, netns_of
+from gpurun.lab.status import LabStatus, status_of
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_AT_ONCE = 8
+
+
+class Lab:
+    """One lab by its name. Every method may be called at any time by any process of this machine.
+
+    Args:
+        name: lower-case letters, digits and dashes.
+    """
+
+    def __init__(self, name: str = "default") -> None:
+        check_name(name)
+        self.name = name
+
+    @property
+    def folder(self) -> Path:
+        """Where its inventory, ssh config, keys and disks are."""
+        known = record.load(self.name)
+        return known.folder if known else lab_folder(self.name)
+
+    @property
+    def inventory(self) -> Path:
+        """The inventory that ``up`` wrote."""
+        return self.folder / folder.INVENTORY
+
+    @property
+    def ssh_config(self) -> Path:
+        """The OpenSSH client configuration that ``up`` wrote."""
+        return self.folder / folder.SSH_CONFIG
+
+    @property
+    def hosts(self) -> tuple[LabHost, ...]:
+        """Its hosts, rack by rack.
+
+        Raises:
+            NoSuchLab: it is not up.
+        """
+        known = self._known()
+        return hosts_of(known.spec, known.subnet)
+
+    def up(self, spec: LabSpec | None = None) -> None:
+        """Bring the lab up; a lab that is up already has its hosts that are off switched on again.
+
+        Idempotent. What an earlier, interrupted ``up`` left is removed first; if this one fails, so is what
+        it made.
+
+        Raises:
+            BadInput: it is up with other options.
+            NotInstalled: not root, or programs are missing.
+            LabFailed: the machine refused something, or a host did not come up.
+        """
+        spec = spec or LabSpec(self.name)
+        require(*PACKAGE_OF)
+        with record.locked(self.name):
+            known = record.load(self.name)
+            if known and known.complete:
+                if known.spec != spec:
+                    raise BadInput(
+                        f"lab {self.name!r} is up with other options",
+                        hint=f"`gpurun lab down --name {self.name}` first, or use another --name",
+                    )
+            else:
+                self._tear_down()
+                known = self._reserve(spec)
+            try:
+                self._bring_up(known)
+            except BaseException:
+                self._tear_down()
+                raise
+
+    def down(self, *, purge: bool = False) -> None:
+        """Take the lab down: no process, namespace, interface, mount or cgroup of it is left. Idempotent.
+
+        Args:
+            purge: also remove its folder, the hosts' disks with all their images included.
+        """
+        require("ip")
+        with record.locked(self.name):
+            place = self.folder
+            self._tear_down()
+            if purge and place.is_dir():
+                shutil.rmtree(place)
+        if not any(record.labs()):
+            engine.release()
+
+    def run(
+        self, name: str, argv: Sequence[str], *, user: str = "root", stdin: bytes = b"", timeout_s: float | None = None
+    ) -> host.RunResult:
+        """Run a command inside a host, past its network and its sshd.
+
+        Raises:
+            NoSuchLab: the host is off, or there is none of this name.
+        """
+        return host.run(self.init_of(name), argv, user=user, stdin=stdin, timeout_s=timeout_s)
+
+    def cut(self, name: str) -> None:
+        """Pull a host's network cable; ``head`` is the machine's own link to the lab."""
+        network.set_port(self.name, self._port(name), up=False)
+
+    def heal(self, name: str) -> None:
+        """Plug the cable in again."""
+        network.set_port(self.name, self._port(name), up=True)
+
+    def crash(self, name: str) -> None:
+        """Cut a host's power: no packet leaves it any more, every process is gone, its disk stays as it is."""
+        with record.locked(self.name):
+            self._power_off(self._host(name))
+
+    def boot(self, name: str) -> None:
+        """Switch a host on again and wait until it answers; nothing happens if it is on."""
+        with record.locked(self.name):
+            self._switch_on(self._known(), [self._host(name)])
+
+    def status(self) -> LabStatus:
+        """How it is now; a lab that is not up is no error."""
+        return status_of(self.name)
+
+    def init_of(self, name: str) -> ProcessId:
+        """A running host's process 1, as the machine numbers it.
+
+        Raises:
+            NoSuchLab: the host is off, or there is none of this name.
+        """
+        init = self._init(self._host(name))
+        if init is None:
+            raise NoSuchLab("the host is off", host=name, hint=f"`gpurun lab boot {name}` switches it on")
+        return init
+
+    def _bring_up(self, known: Record) -> None:
+        hosts = hosts_of(known.spec, known.subnet)
+        docker_host = engine.ensure(keep=False)
+        self._switch_on(known, hosts)
+        _write(known.folder / folder.INVENTORY, folder.inventory(known.spec, hosts, docker_host))
+        known.completed().save()
+
+    def _reserve(self, spec: LabSpec) -> Record:
+        """Choose addresses and take them, one lab at a time; on record before anything is made."""
+        place = lab_folder(self.name)
+        (place / "hosts").mkdir(parents=True, exist_ok=True)
+        place.chmod(0o700)
+        with record.all_locked():
+            others = (other.subnet for other in record.labs() if other.spec.name != self.name)
+            known = Record(spec, subnet.choose(self.name, (*subnet.taken(), *others)), place)
+            known.save()
+        network.build(spec, known.subnet)
+        hosts = hosts_of(spec, known.subnet)
+        make_key(place / folder.CLIENT_KEY, f"gpurun-lab-{self.name}")
+        keys = dict(zip((each.name for each in hosts), _all_at_once(self._make_disk(known), hosts), strict=True))
+        _write(place / folder.KNOWN_HOSTS, folder.known_hosts(hosts, keys))
+        _write(place / folder.SSH_CONFIG, folder.ssh_config(place, hosts))
+        return known
+
+    def _make_disk(self, known: Record) -> Callable[[LabHost], str]:
+        def make(each: LabHost) -> str:
+            place = _place(known, each)
+            place.disk.mkdir(parents=True, exist_ok=True)
+            size_mib = known.spec.disk_mib
+            if size_mib and not place.image.exists():
+                draft = place.image.with_suffix(".draft")
+                run_program(["mkfs.ext4", "-q", "-F", "-m", "0", str(draft), f"{size_mib}M"])
+                draft.rename(place.image)
+            return make_key(place.key, each.name)
+
+        return make
+
+    def _switch_on(self, known: Record, hosts: Sequence[LabHost]) -> None:
+        """Start those of the hosts that are off, all at once, and wait until each answers."""
+        off = [each for each in hosts if self._init(each) is None]
+        everyone = hosts_of(known.spec, known.subnet)
+        stand_ins = stand_in.build()
+        people_key = (known.folder / f"{folder.CLIENT_KEY}.pub").read_text().strip()
+
+        def start(each: LabHost) -> None:
+            self._power_off(each)
+            place = _place(known, each)
+            hardware.write(place.hardware, self.name, each)
+            machine.boot(
+                known.spec, known.subnet, everyone, each, folder=place, people_key=people_key, stand_in=stand_ins
+            ).save(place.boot_file)
+            network.attach(known.spec, known.subnet, each)
+            init = host.start(each, place.boot_file, record=record.init_record(self.name, each.name), log=place.log)
+            host.wait_ready(each, init, place.log)
+
+        _all_at_once(start, off)
+
+    def _power_off(self, each: LabHost) -> None:
+        network.unplug(self.name, each.name)
+        host.kill(record.init_record(self.name, each.name), each.netns)
+        network.detach(self.name, each.name)
+        machine.cgroup(self.name, each.name).remove()
+
+    def _tear_down(self) -> None:
+        """Remove all that is there of the lab, found by asking the kernel: what a record says may be old."""
+
+        def remove(name: str) -> None:
+            netns = netns_of(self.name, name)
+            host.stop(record.init_record(self.name, name), netns)
+            network.detach(self.name, name)
+
+        found = {*network.hosts_with_netns(self.name), *record.hosts_with_record(self.name)}
+        _all_at_once(remove, sorted(found))
+        network.remove(self.name)
+        left = machine.cgroup(self.name).remove()
+        if left:
+            raise LabFailed(
+                f"processes still run in {', '.join(map(str, left))}", hint="try `gpurun lab down` again in a moment"
+            )
+        record.forget(self.name)
+
+    def _known(self) -> Record:
+        known = record.load(self.name)
+        if known is None:
+            raise NoSuchLab(f"no lab {self.name!r} is up", hint=f"`gpurun lab up --name {self.name}` brings it up")
+        return known
+
+    def _host(self, name: str) -> LabHost:
+        for each in self.hosts:
+            if each.name == name:
+                return each
+        raise NoSuchLab(
+            f"lab {self.name!r} has no host {name!r}",
+            hint=f"its hosts: {', '.join(each.name for each in self.hosts)}",
+        )
+
+    def _port(self, name: str) -> str:
+        return HEAD if name == HEAD and self._known() else self._host(name).name
+
+    def _init(self, each: LabHost) -> ProcessId | None:
+        init = ProcessId.load(record.init_record(self.name, each.name))
+        return init if init is not None and init.alive() else None
+
+
+def _all_at_once(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Do the work for all items, several at a time; when all have ended, raise the first error there was."""
+    with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
+        futures = [pool.submit(work, item) for item in items]
+    return [future.result() for future in futures]
+
+
+def _place(known: Record, each: LabHost) -> HostFolder:
+    return HostFolder(known.folder / "hosts" / each.name)
+
+
+def _write(path: Path, text: str) -> None:
+    draft = path.with_name(f".{path.name}")
+    draft.write_text(text)
+    draft.rename(path)

@@ -1,0 +1,180 @@
+"""A lab's network: one bridge per rack, a spine that joins them, every link shaped in both directions.
+
+All bridges stand in one network namespace of their own, so the machine's own namespace gets a single new
+interface, the head's link to the spine, and the machine's firewall has no say between hosts::
+
+    head ─── spine ═══ uplink ═══ rack r1 ─── eth0 of gpu-r1-01
+               ║                         └─── eth0 of gpu-r1-02
+               ╚══════ uplink ═══ rack r2 ─── …
+
+Inside the fabric's namespace a port has the name of what is plugged into it: ``head``, ``gpu-r1-01``; an
+uplink has two ends, ``r1-up`` on the spine and ``r1-down`` on the rack's bridge.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+from pathlib import Path
+
+from gpurun.lab.commands import run
+from gpurun.lab.spec import HEAD, LabHost, LabSpec, fabric_netns, netns_of, netns_prefix, racks_of
+
+NETNS_FOLDER = Path("/run/netns")
+
+_LONGEST_INTERFACE = 15  # IFNAMSIZ - 1
+_BURST_S = 0.001  # tbf: what may pass at line rate; at least two of the largest segments
+_SMALLEST_BURST_BYTES = 131_072
+_QUEUE_S = 0.01  # tbf: a full queue delays by this much, as a switch with a shared buffer would
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that crossed a link since it was made, counted by the kernel, headers included.
+
+    Attributes:
+        to_bytes: towards the host, the rack or the head.
+        from_bytes: the other way.
+    """
+
+    to_bytes: int
+    from_bytes: int
+
+
+def head_interface(lab: str) -> str:
+    """The one interface a lab adds to the machine: ``gl-NAME``, hashed where that is too long."""
+    name = f"gl-{lab}"
+    if len(name) <= _LONGEST_INTERFACE:
+        return name
+    return f"gl-{hashlib.sha256(lab.encode()).hexdigest()[:12]}"
+
+
+def build(spec: LabSpec, subnet: IPv4Network) -> None:
+    """Make the spine, the racks, and the head's link with its address. No host is attached yet."""
+    fabric, head = fabric_netns(spec.name), head_interface(spec.name)
+    _ip(
+        f"netns add {fabric}",
+        f"link add {head} type veth peer name {HEAD} netns {fabric}",
+        f"address add {subnet[1]}/{subnet.prefixlen} dev {head}",
+        f"link set {head} up",
+    )
+    bridge = "type bridge mcast_snooping 0"
+    lines = [f"link add spine {bridge}", f"link set {HEAD} master spine"]
+    for rack in racks_of(spec):
+        lines += [
+            f"link add {rack} {bridge}",
+            f"link add {rack}-up type veth peer name {rack}-down",
+            f"link set {rack}-up master spine",
+            f"link set {rack}-down master {rack}",
+        ]
+    names = ["spine", HEAD, *(f"{rack}{end}" for rack in racks_of(spec) for end in ("", "-up", "-down"))]
+    _ip(*lines, *(f"link set {name} up" for name in names), netns=fabric)
+    _tc(
+        *(_shape(f"{rack}-{end}", spec.rack_uplink_bps) for rack in racks_of(spec) for end in ("up", "down")),
+        _shape(HEAD, spec.host_link_bps),
+        netns=fabric,
+    )
+    _tc(_shape(head, spec.host_link_bps))
+
+
+def attach(spec: LabSpec, subnet: IPv4Network, host: LabHost) -> None:
+    """Make a host's network namespace and plug its eth0 into its rack."""
+    fabric = fabric_netns(spec.name)
+    _ip(
+        f"netns add {host.netns}",
+        f"link add {host.name} netns {fabric} type veth peer name eth0 netns {host.netns}",
+    )
+    _ip(
+        "link set lo up",
+        f"address add {host.address}/{subnet.prefixlen} dev eth0",
+        "link set eth0 up",
+        f"route add default via {subnet[1]}",
+        netns=host.netns,
+    )
+    _ip(f"link set {host.name} master {host.rack} up", netns=fabric)
+    _tc(_shape("eth0", spec.host_link_bps), netns=host.netns)
+    _tc(_shape(host.name, spec.host_link_bps), netns=fabric)
+
+
+def unplug(lab: str, host: str) -> None:
+    """Take a host's link away at once: nothing leaves it any more. Nothing happens if it has none."""
+    fabric = fabric_netns(lab)
+    if exists(fabric) and host in _ports(fabric):
+        _ip(f"link delete {host}", netns=fabric)
+
+
+def detach(lab: str, host: str) -> None:
+    """Remove a host's link and network namespace; nothing happens if there are none."""
+    unplug(lab, host)
+    if exists(netns_of(lab, host)):
+        _ip(f"netns delete {netns_of(lab, host)}")
+
+
+def remove(lab: str) -> None:
+    """Remove what `build` made, as far as it got. Hosts must be detached before."""
+    head = head_interface(lab)
+    if Path(f"/sys/class/net/{head}").exists():
+        _ip(f"link delete {head}")
+    if exists(fabric_netns(lab)):
+        _ip(f"netns delete {fabric_netns(lab)}")
+
+
+def set_port(lab: str, port: str, *, up: bool) -> None:
+    """Plug a cable in or pull it, at the switch's end: of a host, or of ``head``."""
+    _ip(f"link set {port} {'up' if up else 'down'}", netns=fabric_netns(lab))
+
+
+def ports_up(lab: str) -> frozenset[str]:
+    """The ports that are plugged in: names of hosts, ``head``, and the uplinks' ends."""
+    return frozenset(name for name, up in _ports(fabric_netns(lab)).items() if up)
+
+
+def traffic(lab: str) -> dict[str, Traffic]:
+    """Bytes over each port since it was made. For an uplink, ``r1-up`` counts what goes to and from rack r1."""
+    links = json.loads(run(["ip", "-json", "-stats", "-netns", fabric_netns(lab), "link", "show"]))
+    return {
+        link["ifname"]: Traffic(to_bytes=link["stats64"]["tx"]["bytes"], from_bytes=link["stats64"]["rx"]["bytes"])
+        for link in links
+        if link["ifname"] != "lo"
+    }
+
+
+def exists(netns: str) -> bool:
+    """Whether there is a network namespace of this name."""
+    return (NETNS_FOLDER / netns).exists()
+
+
+def hosts_with_netns(lab: str) -> list[str]:
+    """Hosts of a lab that have a network namespace now, whatever any record says."""
+    prefix = netns_prefix(lab)
+    if not NETNS_FOLDER.is_dir():
+        return []
+    names = [path.name.removeprefix(prefix) for path in NETNS_FOLDER.iterdir() if path.name.startswith(prefix)]
+    return sorted(set(names) - {"fabric"})
+
+
+def _ports(netns: str) -> dict[str, bool]:
+    links = json.loads(run(["ip", "-json", "-netns", netns, "link", "show"]))
+    return {link["ifname"]: "UP" in link["flags"] for link in links}
+
+
+def _shape(interface: str, rate_bps: int) -> str:
+    """The tc line that limits what leaves an interface to a rate (tc-tbf(8))."""
+    burst = max(_SMALLEST_BURST_BYTES, int(rate_bps / 8 * _BURST_S))
+    return f"qdisc replace dev {interface} root tbf rate {rate_bps}bit burst {burst} latency {int(_QUEUE_S * 1000)}ms"
+
+
+def _ip(*lines: str, netns: str | None = None) -> None:
+    _batch("ip", lines, netns)
+
+
+def _tc(*lines: str, netns: str | None = None) -> None:
+    _batch("tc", lines, netns)
+
+
+def _batch(program: str, lines: Iterable[str], netns: str | None) -> None:
+    where = ["-netns", netns] if netns else []
+    run([program, *where, "-batch", "-"], stdin="".join(f"{line}\n" for line in lines))

@@ -1,0 +1,162 @@
+"""What a lab is made of, as frozen values: nothing here touches the machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from ipaddress import IPv4Address, IPv4Network
+from typing import Any
+
+from gpurun.errors import BadInput
+from gpurun.lab.gpus.models import MODELS
+
+MOST_HOSTS = 240
+MOST_GPUS = 16
+HEAD = "head"
+FABRICS = ("tcp", "roce")
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?")
+_RATE = re.compile(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)")
+_SIZE = re.compile(r"(\d+)([mg])")
+_BITS = {"kbit": 1_000, "mbit": 1_000_000, "gbit": 1_000_000_000}
+_MIB = {"m": 1, "g": 1024}
+_SMALLEST_DISK_MIB = 64
+_FIRST_HOST = 11  # the address of host number 0 within the lab's /24; .1 is the head
+
+
+def parse_rate(text: str) -> int:
+    """Bits per second of a rate as tc writes it: ``10gbit``, ``2.5gbit``, ``100mbit``."""
+    match = _RATE.fullmatch(text.strip().lower())
+    rate = int(float(match[1]) * _BITS[match[2]]) if match else 0
+    if rate < 8_000:
+        raise BadInput(f"not a link rate of 8kbit or more: {text!r}", hint="write it like 10gbit, 2.5gbit or 100mbit")
+    return rate
+
+
+def parse_size_mib(text: str) -> int:
+    """MiB of a size such as ``2g`` or ``512m``."""
+    match = _SIZE.fullmatch(text.strip().lower())
+    size = int(match[1]) * _MIB[match[2]] if match else 0
+    if size < _SMALLEST_DISK_MIB:
+        raise BadInput(f"not a disk size of {_SMALLEST_DISK_MIB}m or more: {text!r}", hint="write it like 2g or 512m")
+    return size
+
+
+@dataclass(frozen=True)
+class LabSpec:
+    """The options of ``gpurun lab up``.
+
+    Attributes:
+        hosts: hosts per rack.
+        gpus: GPUs per host.
+        generation: GPU generation of each rack; the last one goes for all racks that follow.
+        host_link_bps, rack_uplink_bps: link rates, bits per second, each direction.
+        fabric: what the written inventory says the hosts train over.
+        disk_mib: size of each host's own disk; None = the machine's file system, unlimited.
+        resolve_names: whether each host's ``/etc/hosts`` knows the others (off: a fault for doctor to find).
+    """
+
+    name: str = "default"
+    racks: int = 2
+    hosts: int = 2
+    gpus: int = 4
+    generation: tuple[str, ...] = ("pascal",)
+    host_link_bps: int = 10_000_000_000
+    rack_uplink_bps: int = 2_500_000_000
+    fabric: str = "tcp"
+    disk_mib: int | None = None
+    resolve_names: bool = True
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        _check_count("--racks", self.racks, MOST_HOSTS)
+        _check_count("--hosts", self.hosts, MOST_HOSTS // self.racks)
+        _check_count("--gpus", self.gpus, MOST_GPUS)
+        for generation in self.generation:
+            if generation not in MODELS:
+                raise BadInput(
+                    f"unknown GPU generation {generation!r}", hint=f"choose from: {', '.join(sorted(MODELS))}"
+                )
+        if self.fabric not in FABRICS:
+            raise BadInput(f"unknown fabric {self.fabric!r}", hint=f"choose from: {', '.join(FABRICS)}")
+
+    def to_json(self) -> dict[str, object]:
+        """As plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> LabSpec:
+        """What `to_json` gave."""
+        known = dict(fields)
+        known["generation"] = tuple(known["generation"])
+        return cls(**known)
+
+
+@dataclass(frozen=True)
+class LabHost:
+    """One host of a lab: what it is called on the outside and on the inside.
+
+    Attributes:
+        number: counted through the whole lab, from 0.
+        netns: name of its network namespace, as ``ip netns`` lists it.
+    """
+
+    name: str
+    rack: str
+    number: int
+    address: IPv4Address
+    generation: str
+    gpus: int
+    netns: str
+
+
+def check_name(name: str) -> None:
+    """Refuse lab names that would not do as part of a namespace, cgroup or folder name."""
+    if not _NAME.fullmatch(name):
+        raise BadInput(
+            f"not a name for a lab: {name!r}",
+            hint="use up to 30 lower-case letters, digits and dashes, such as my-lab",
+        )
+
+
+def racks_of(spec: LabSpec) -> tuple[str, ...]:
+    """Names of the racks: r1, r2, …"""
+    return tuple(f"r{number}" for number in range(1, spec.racks + 1))
+
+
+def hosts_of(spec: LabSpec, subnet: IPv4Network) -> tuple[LabHost, ...]:
+    """All hosts, rack by rack: gpu-r1-01, gpu-r1-02, …"""
+    return tuple(
+        LabHost(
+            name=(name := f"gpu-{rack}-{place + 1:02d}"),
+            rack=rack,
+            number=(number := index * spec.hosts + place),
+            address=subnet[_FIRST_HOST + number],
+            generation=spec.generation[min(index, len(spec.generation) - 1)],
+            gpus=spec.gpus,
+            netns=netns_of(spec.name, name),
+        )
+        for index, rack in enumerate(racks_of(spec))
+        for place in range(spec.hosts)
+    )
+
+
+def netns_prefix(lab: str) -> str:
+    """How the names of a lab's network namespaces begin: no lab's name can hold the dot behind it."""
+    return f"gpurun.{lab}."
+
+
+def netns_of(lab: str, host: str) -> str:
+    """A host's network namespace."""
+    return netns_prefix(lab) + host
+
+
+def fabric_netns(lab: str) -> str:
+    """The network namespace that holds a lab's bridges."""
+    return f"{netns_prefix(lab)}fabric"
+
+
+def _check_count(option: str, count: int, most: int) -> None:
+    if not 1 <= count <= most:
+        raise BadInput(f"{option} is {count}, not between 1 and {most}", hint="choose a number in that range")
