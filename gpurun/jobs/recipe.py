@@ -278,15 +278,15 @@ def _plain(node: Node) -> Any:
     raise Wrong("cannot be read")
 
 
-def convert_flag(flag: str, field: str, value: object) -> object:
-    """A command-line flag's value, by the same rule as the recipe key `field`.
+def convert_flag(flag: str, key: str, value: object) -> tuple[str, Any]:
+    """A command-line flag by the same rule as the recipe key `key`: the spec's field and its value.
 
     Raises:
         BadInput: naming the flag.
     """
-    _, convert = (FIELDS | CONSTRAINTS)[field]
+    field, convert = (FIELDS | CONSTRAINTS)[key]
     try:
-        return convert(value)
+        return field, convert(value)
     except Wrong as error:
         raise BadInput(f"{flag} {error}, not {value!r}") from error
 

@@ -199,6 +199,16 @@ class JobStore:
         """Take a job that has ended out of `live_ids`. Idempotent."""
         (self.live / job_id).unlink(missing_ok=True)
 
+    def recently_ended(self, most: int) -> tuple[str, ...]:
+        """Ids of the jobs that changed last, among those that are not live; at most `most`."""
+        try:
+            entries = [entry for entry in os.scandir(self.folder) if ID_PATTERN.fullmatch(entry.name)]
+        except FileNotFoundError:
+            return ()
+        live = set(self.live_ids())
+        changed = sorted(((e.stat().st_mtime, e.name) for e in entries if e.name not in live), reverse=True)
+        return tuple(name for _, name in changed[:most])
+
     def records(
         self, on_damaged: Callable[[StateError], None], *, ids: Iterable[str] | None = None
     ) -> Iterator[JobRecord]:

@@ -1,0 +1,5 @@
+"""``python -m gpurun``."""
+
+from gpurun.cli.main import main
+
+main()

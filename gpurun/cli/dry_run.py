@@ -1,0 +1,92 @@
+"""``submit --dry-run``: exactly what submit would carry out, now, on this inventory and these leases."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from gpurun.cli.printing import DRY_RUN_ID, print_json, say
+from gpurun.jobs.home import home
+from gpurun.launch.plan import Plan, make_plan
+from gpurun.leases.allocate import SSH_PORTS, snapshot
+from gpurun.scheduler.model import Gang, Placement
+from gpurun.scheduler.schedule import schedule
+
+if TYPE_CHECKING:
+    from gpurun.inventory.model import Inventory
+    from gpurun.jobs.spec import JobSpec
+
+
+def show_plan(spec: JobSpec, inventory: Inventory, *, as_json: bool) -> None:
+    """Print the plan of a job that would start now, or why it would wait (exit 0 either way)."""
+    now_s = time.time()
+    gang = Gang(
+        id=DRY_RUN_ID, gpus=spec.gpus, submitted_s=now_s, min_gpus=spec.min_gpus, constraints=spec.constraints,
+        pool=spec.pool, priority=spec.priority, preemptible=spec.preemptible, time_limit_s=spec.time_limit_s,
+    )  # fmt: skip
+    decisions = schedule(snapshot(home(os.environ), inventory, now_s=now_s, extra=(gang,)))
+    placement = next((placement for started, placement in decisions.starts if started.id == gang.id), None)
+    if placement is None:
+        wait = decisions.waits[gang.id]
+        if as_json:
+            print_json({"job": _job(spec), "placement": None, "wait": wait.message, "containers": {}, "launch": []})
+        else:
+            say(f"It would wait: {wait.message}")
+        return
+    plan = make_plan(
+        job=DRY_RUN_ID, attempt=1, spec=spec, grants=placement.grants, inventory=inventory, accounts={},
+        ssh_port=SSH_PORTS[0],
+    )  # fmt: skip
+    if as_json:
+        print_json(_document(spec, inventory, placement, plan))
+    else:
+        _print(spec, inventory, placement, plan)
+
+
+def _document(spec: JobSpec, inventory: Inventory, placement: Placement, plan: Plan) -> dict[str, Any]:
+    hosts = [
+        {"host": grant.host, "rack": inventory.by_name[grant.host].rack, "gpus": list(grant.gpus)}
+        for grant in placement.grants
+    ]
+    return {
+        "job": _job(spec),
+        "placement": {"generation": placement.generation, "racks": list(placement.racks), "hosts": hosts},
+        "containers": {host.host: list(host.run) for host in plan.hosts},
+        "launch": list(plan.launch),
+        "settings": {
+            host.host: [
+                {"name": s.name, "value": s.value, "reason": s.reason, "source": s.source} for s in host.settings
+            ]
+            for host in plan.hosts
+        },
+    }
+
+
+def _job(spec: JobSpec) -> dict[str, Any]:
+    from msgspec import to_builtins
+
+    return dict(to_builtins(spec))
+
+
+def _print(spec: JobSpec, inventory: Inventory, placement: Placement, plan: Plan) -> None:
+    typer.echo(f"{spec.name}: {spec.gpus} GPUs ({placement.generation}) in {', '.join(placement.racks)}")
+    for grant in placement.grants:
+        gpus = ",".join(str(gpu) for gpu in grant.gpus)
+        typer.echo(f"  {grant.host} ({inventory.by_name[grant.host].rack}): GPUs {gpus}")
+    typer.echo("settings, with where they come from:")
+    for setting in plan.first.settings:
+        typer.echo(f"  {setting.name}={setting.value}  ({setting.source}: {setting.reason})")
+    for host in plan.hosts:
+        typer.echo(f"on {host.host}:")
+        typer.echo(f"  {_shown(host.run)}")
+    typer.echo(f"in the container on {plan.first.host}:")
+    typer.echo(f"  {_shown(plan.launch)}")
+
+
+def _shown(argv: tuple[str, ...]) -> str:
+    """An argv as a person would type it; `$(id -u)` and `$HOME` stay what they mean on the host."""
+    return " ".join(word if word.startswith(("$", "type=bind,source=$")) else shlex.quote(word) for word in argv)

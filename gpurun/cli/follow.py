@@ -1,0 +1,153 @@
+"""``--follow``: a job's events and its ranks' lines, live, until it has ended."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from gpurun.cli.printing import duration, printable, say
+from gpurun.jobs.events import EventTail
+from gpurun.jobs.store import CancelRequest
+from gpurun.supervisor.joblog import LoggedLine, read_lines
+
+if TYPE_CHECKING:
+    from gpurun.cli.progress import ShipProgress
+    from gpurun.jobs.store import JobFolder, JobRecord
+
+POLL_S = 0.05
+INTERRUPTED = 130
+
+
+def follow_job(folder: JobFolder, *, lines_to_stderr: bool = False, cancel_on_interrupt: bool = False) -> int:
+    """Show a job until it has ended.
+
+    Args:
+        lines_to_stderr: ranks' lines go there too, so that stdout is free for one JSON document.
+        cancel_on_interrupt: the first Ctrl-C cancels the job and waits for its end; the second leaves it to that.
+
+    Returns:
+        The exit code: the job's outcome, or 130 when interrupted.
+    """
+    view = _View(folder, sys.stderr if lines_to_stderr else sys.stdout)
+    interrupted = False
+    while True:
+        try:
+            if view.show_until_ended():
+                return INTERRUPTED if interrupted else int(folder.record().code or 0)
+        except KeyboardInterrupt:
+            view.close()
+            if interrupted or not cancel_on_interrupt:
+                say(f"\n{folder.id} goes on without you; `gpurun status {folder.id}` shows it")
+                return INTERRUPTED
+            interrupted = True
+            say(f"\ncancelling {folder.id}; Ctrl-C again leaves that to its supervisor")
+            cancel_job(folder, reason="Ctrl-C")
+
+
+def cancel_job(folder: JobFolder, *, reason: str) -> None:
+    """Ask for a job's end, and carry it out at once if it only waits in the queue."""
+    import os
+    from pathlib import Path
+
+    from gpurun.supervisor.requests import end_queued
+
+    folder.ask_to_cancel(CancelRequest("cancel", by=getpass.getuser(), asked_s=time.time(), reason=reason))
+    end_queued(Path(folder.path).parent.parent, folder, now_s=time.time(), environ=os.environ)
+
+
+class _View:
+    """What has been shown so far, and where the next line goes."""
+
+    def __init__(self, folder: JobFolder, lines: Any) -> None:
+        self.folder = folder
+        self.lines = lines
+        self.events = EventTail(folder.events)
+        self.offset = 0
+        self.started = time.monotonic()
+        self.progress: ShipProgress | None = None
+
+    def show_until_ended(self) -> bool:
+        """Show everything up to the end; True once the job has ended."""
+        while True:
+            ended = self.folder.record().state.ended
+            for event in self.events.new():
+                self._show_event(event)
+            logged, self.offset = read_lines(self.folder.log, self.offset)
+            for line in logged:
+                self._show_line(line)
+            if ended:
+                self.close()
+                self._show_end(self.folder.record())
+                return True
+            time.sleep(POLL_S)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self.progress is not None:
+            self.progress.close()
+            self.progress = None
+
+    def _show_event(self, event: Mapping[str, Any]) -> None:
+        kind = event.get("kind")
+        if kind == "ship":
+            if self.progress is None:
+                from gpurun.cli.progress import ShipProgress
+
+                self.progress = ShipProgress()
+            self.progress.show(event)
+        elif kind == "placement":
+            self._say(placement_text(event))
+        elif kind == "state":
+            self._say_state(event)
+        elif kind == "host":
+            self._say(f"{event['host']}: {event['state']}{_because(event)}")
+        elif kind == "note":
+            self._say(str(event.get("text")))
+
+    def _say_state(self, event: Mapping[str, Any]) -> None:
+        if event["state"] != "PREPARING":
+            self.close()
+        self._say(f"{event['state']}{_because(event)}")
+
+    def _say(self, text: str) -> None:
+        elapsed = duration(time.monotonic() - self.started)
+        say(f"{elapsed:>6}  {printable(text)}")
+
+    def _show_line(self, logged: LoggedLine) -> None:
+        line = logged.line
+        who = "launcher" if line.rank is None else f"rank {line.rank}"
+        self.lines.write(f"{who:>8} | {printable(line.text)}\n")
+        self.lines.flush()
+
+    def _show_end(self, record: JobRecord) -> None:
+        took = (record.ended_s or 0) - (record.started_s or record.submitted_s)
+        self._say(
+            f"{record.id} {record.state.value} after {duration(took)}{': ' if record.reason else ''}{record.reason}"
+        )
+        for text in record.first_failure.excerpt if record.first_failure else ():
+            say(f"        | {printable(text)}")
+        if self.folder.outputs.is_dir():
+            self._say(f"outputs: {self.folder.outputs}")
+
+
+def placement_text(event: Mapping[str, Any]) -> str:
+    """Where a gang runs and why there, in one line."""
+    from gpurun.inventory.hostset import fold
+
+    hosts = event["hosts"]
+    gpus = sum(len(host["gpus"]) for host in hosts)
+    each = sorted({len(host["gpus"]) for host in hosts})
+    counts = "/".join(str(count) for count in each)
+    racks = event["racks"]
+    spread = f"one rack, {racks[0]}" if len(racks) == 1 else f"{len(racks)} racks, {fold(racks)}"
+    return (
+        f"{gpus} {event['generation']} GPUs on {fold(host['host'] for host in hosts)} ({counts} each): {spread}; "
+        "fewest racks, then fewest hosts, then the tightest fit"
+    )
+
+
+def _because(event: Mapping[str, Any]) -> str:
+    return f": {event['reason']}" if event.get("reason") else ""

@@ -1,0 +1,193 @@
+"""``gpurun status | logs | cancel | wait``: jobs that there are."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpurun.cli.printing import duration, job_json, print_json, printable, say
+from gpurun.errors import GpurunError, StateError
+
+if TYPE_CHECKING:
+    from gpurun.inventory.model import Inventory
+    from gpurun.jobs.store import JobRecord, JobStore
+    from gpurun.leases.store import Holdings
+
+ENDED_SHOWN = 10
+POLL_S = 0.1
+
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+InventoryOption = Annotated[
+    str | None, typer.Option("--inventory", "-i", metavar="FILE", help="Inventory file.", show_default=False)
+]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, the beginning of it, or its name.")]
+
+
+def _store() -> JobStore:
+    from gpurun.jobs.home import home
+    from gpurun.jobs.store import JobStore
+
+    return JobStore(home(os.environ))
+
+
+def status(
+    job: Annotated[
+        str | None, typer.Argument(metavar="[JOB]", help="Only this job, in full.", show_default=False)
+    ] = None,
+    inventory: InventoryOption = None,
+    all_jobs: Annotated[bool, typer.Option("--all", "-a", help="Every job that ever was.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show hosts and jobs: what is free, what runs, what waits, and what is not known."""
+    store = _store()
+    if job is not None:
+        record = store.find(job).record()
+        if as_json:
+            print_json({"hosts": [], "jobs": [job_json(record)]})
+        else:
+            _print_job(store, record)
+        return
+    from gpurun.inventory.load import load
+    from gpurun.inventory.locate import find
+    from gpurun.leases.store import LeaseStore
+
+    problems: list[GpurunError] = []
+    found = load(find(inventory, os.environ))
+    holdings = LeaseStore(store.home).read_all()
+    problems.extend(holdings.damaged)
+    records = _records(store, problems, all_jobs=all_jobs)
+    hosts = host_rows(found, holdings, store)
+    if as_json:
+        print_json({"hosts": hosts, "jobs": [job_json(record) for record in records]})
+    else:
+        from gpurun.cli.tables import print_status
+
+        print_status(hosts, records)
+    for problem in problems:
+        say(f"gpurun: {problem}")
+        if problem.hint:
+            say(f"  → {problem.hint}")
+    if problems:
+        raise typer.Exit(StateError.exit_code)
+
+
+def host_rows(inventory: Inventory, holdings: Holdings, store: JobStore) -> list[dict[str, Any]]:
+    """One row per host: its GPUs, how many are free, and its state."""
+    from gpurun.jobs.cordons import read_cordons
+
+    used: dict[str, int] = {}
+    for lease in holdings.leases:
+        for grant in lease.grants:
+            used[grant.host] = used.get(grant.host, 0) + len(grant.gpus)
+    cordons = read_cordons(store.home)
+    return [
+        {
+            "host": host.name,
+            "rack": host.rack,
+            "generation": host.generation,
+            "gpus": host.gpus,
+            "free": host.gpus - used.get(host.name, 0),
+            "state": cordons[host.name].state if host.name in cordons else "ok",
+        }
+        for host in inventory.hosts
+    ]
+
+
+def _records(store: JobStore, problems: list[GpurunError], *, all_jobs: bool) -> list[JobRecord]:
+    """Jobs that have not ended, and the last ones that have; oldest first."""
+    ids = store.ids() if all_jobs else (*store.live_ids(), *store.recently_ended(ENDED_SHOWN))
+    return sorted(store.records(problems.append, ids=dict.fromkeys(ids)), key=lambda record: record.submitted_s)
+
+
+def _print_job(store: JobStore, record: JobRecord) -> None:
+    folder = store.get(record.id)
+    now = record.ended_s or time.time()
+    rows = {
+        "job": f"{record.id}  {printable(record.name)}",
+        "state": f"{record.state.value}  {printable(record.reason)}",
+        "owner": record.owner,
+        "gpus": f"{record.gpus}",
+        "hosts": ", ".join(f"{g.host}:{','.join(map(str, g.gpus))}" for g in record.granted) or "none yet",
+        "waited": duration((record.granted_s or now) - record.submitted_s),
+        "ran": duration(now - record.started_s) if record.started_s else "not yet",
+        "attempt": f"{record.attempt}, {record.restarts} restarts",
+        "exit code": "" if record.exit_code is None else str(record.exit_code),
+        "log": str(folder.log),
+        "outputs": str(folder.outputs) if folder.outputs.is_dir() else "",
+    }
+    for key, value in rows.items():
+        if value:
+            typer.echo(f"{key:>10}  {value}")
+    for text in record.first_failure.excerpt if record.first_failure else ():
+        typer.echo(f"{'':>10}  | {printable(text)}")
+
+
+def logs(
+    job: JobArgument,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, metavar="N", help="Only this rank.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay until the job has ended.")] = False,
+    timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="When each line was written.")] = False,
+) -> None:
+    """Print what a job's ranks have printed."""
+    from gpurun.supervisor.joblog import read_lines
+
+    folder = _store().find(job)
+    offset = 0
+    while True:
+        ended = folder.record().state.ended
+        lines, offset = read_lines(folder.log, offset)
+        for time_text, line in lines:
+            if rank is None or line.rank == rank:
+                who = "" if rank is not None else f"[{'launcher' if line.rank is None else line.rank}] "
+                sys.stdout.write(f"{time_text + ' ' if timestamps else ''}{who}{line.text}\n")
+        sys.stdout.flush()
+        if ended or not follow:
+            return
+        time.sleep(POLL_S)
+
+
+def cancel(
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB…", help="Jobs to end.")],
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Only ask; do not wait until the GPUs are free.")] = False,
+) -> None:
+    """End jobs: SIGTERM, the grace period, SIGKILL, and the proof that every GPU is free again."""
+    from gpurun.cli.follow import cancel_job
+
+    store = _store()
+    folders = [store.find(job) for job in jobs]
+    for folder in folders:
+        if folder.record().state.ended:
+            say(f"{folder.id} has ended already: {folder.record().state.value}")
+        else:
+            cancel_job(folder, reason="gpurun cancel")
+    while not no_wait and not all(folder.record().state.ended for folder in folders):
+        time.sleep(POLL_S)
+
+
+def wait(
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB…", help="Jobs to wait for.")],
+    timeout_s: Annotated[
+        float | None, typer.Option("--timeout", metavar="SECONDS", help="Give up then (exit 4).")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Wait until jobs have ended; exit with the first failure's code, 0 if all succeeded."""
+    store = _store()
+    folders = [store.find(job) for job in jobs]
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while not all(folder.record().state.ended for folder in folders):
+        if deadline is not None and time.monotonic() > deadline:
+            say(f"still running after {timeout_s:g} s")
+            raise typer.Exit(4)
+        time.sleep(POLL_S)
+    records = [folder.record() for folder in folders]
+    if as_json:
+        print_json({"jobs": [job_json(record) for record in records]})
+    else:
+        for record in records:
+            typer.echo(f"{record.id} {record.state.value}{' ' if record.reason else ''}{printable(record.reason)}")
+    raise typer.Exit(next((int(record.code or 0) for record in records if record.code), 0))

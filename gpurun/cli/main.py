@@ -1,0 +1,80 @@
+"""``gpurun``: the command line. Parse, call, render; what fails is said once, with the right exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+import typer
+
+from gpurun import __version__
+from gpurun.cli import inventory, jobs, lab, submit
+from gpurun.errors import GpurunError
+
+INTERRUPTED = 130
+TAKES_COMMAND = ("submit", "exec")
+"""Commands whose words after ``--`` are a program's argv, kept byte for byte."""
+
+app = typer.Typer(
+    name="gpurun",
+    help="Gang-scheduled distributed training on bare-metal GPU hosts, over SSH.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("submit")(submit.submit)
+app.command("status")(jobs.status)
+app.command("logs")(jobs.logs)
+app.command("cancel")(jobs.cancel)
+app.command("wait")(jobs.wait)
+app.add_typer(inventory.app, name="inventory")
+app.add_typer(lab.app, name="lab")
+
+
+@app.callback(invoke_without_command=True)
+def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    """Gang-scheduled distributed training on bare-metal GPU hosts, over SSH."""
+    if version:
+        typer.echo(f"gpurun {__version__}")
+        raise typer.Exit
+
+
+def split_command(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...] | None]:
+    """An argv without what follows ``--`` of a command that takes a program, and that; None if there is no ``--``."""
+    words = [word for word in argv if not word.startswith("-")]
+    if not words or words[0] not in TAKES_COMMAND or "--" not in argv:
+        return list(argv), None
+    at = argv.index("--")
+    return list(argv[:at]), tuple(argv[at + 1 :])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run a command and exit with its code: see the table of exit codes in the README."""
+    args, command = split_command(sys.argv[1:] if argv is None else argv)
+    try:
+        code = app(args=args, prog_name="gpurun", obj=command, standalone_mode=False)
+    except GpurunError as error:
+        print_error(error)
+        code = error.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        code = INTERRUPTED
+    except BrokenPipeError:  # the reader of a pipe went away: nobody is left to be told
+        sys.stdout = None  # type: ignore[assignment]
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def print_error(error: GpurunError) -> None:
+    """What failed, where and why; then what to do next."""
+    typer.echo(f"gpurun: {error}", err=True)
+    if error.hint:
+        typer.echo(f"  → {error.hint}", err=True)
+
+
+if __name__ == "__main__":
+    main()

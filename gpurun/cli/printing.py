@@ -1,0 +1,75 @@
+"""What commands share in printing: JSON to stdout, messages to stderr, colours only on a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from gpurun.jobs.store import JobRecord
+
+DRY_RUN_ID = "j-00000000"
+
+
+def print_json(document: object) -> None:
+    """One JSON document on stdout, indented for people on a terminal."""
+    json.dump(document, sys.stdout, indent=2 if sys.stdout.isatty() else None, default=list)
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def say(text: str) -> None:
+    """A message for people, on stderr."""
+    typer.echo(text, err=True)
+
+
+def printable(text: str) -> str:
+    """Text from outside with what could steer a terminal made visible."""
+    return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def job_json(record: JobRecord) -> dict[str, Any]:
+    """A job as ``status --json`` shows it; the keys scripts rely on come first."""
+    failure = record.first_failure
+    return {
+        "id": record.id,
+        "name": record.name,
+        "state": record.state.value,
+        "gpus": record.gpus,
+        "hosts": [grant.host for grant in record.granted],
+        "pool": record.pool,
+        "priority": record.priority,
+        "submitted_s": record.submitted_s,
+        "started_s": record.started_s,
+        "ended_s": record.ended_s,
+        "exit_code": record.exit_code,
+        "reason": record.reason,
+        "owner": record.owner,
+        "attempt": record.attempt,
+        "restarts": record.restarts,
+        "grants": [{"host": grant.host, "gpus": list(grant.gpus)} for grant in record.granted],
+        "first_failure": None
+        if failure is None
+        else {
+            "reason": failure.reason,
+            "rank": failure.rank,
+            "host": failure.host,
+            "exit_code": failure.exit_code,
+            "excerpt": list(failure.excerpt),
+        },
+    }
+
+
+def duration(seconds: float) -> str:
+    """``42s``, ``3m07s``, ``5h02m`` or ``3d04h``."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"

@@ -1,0 +1,67 @@
+"""The image going out: a bar per host on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+LINE_EVERY_S = 5.0
+MOST_BARS = 16
+
+
+class ShipProgress:
+    """Shows ship events. With many hosts, one bar for all of them."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._done: dict[str, tuple[int, int]] = {}
+        self._bars: dict[str, TaskID] = {}
+        self._said = 0.0
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
+            TimeRemainingColumn(), TextColumn("{task.fields[state]}"),
+            console=Console(stderr=True), transient=True, disable=not self._live,
+        )  # fmt: skip
+        self._progress.start()
+
+    def show(self, event: Mapping[str, Any]) -> None:
+        """One event of one host: `bytes` of `total`, and what it is doing."""
+        host, state = str(event.get("host")), str(event.get("state", ""))
+        done, total = int(event.get("bytes") or 0), int(event.get("total") or 0)
+        self._done[host] = (done, total)
+        if self._live:
+            self._update_bar(host, done, total, state)
+        elif time.monotonic() - self._said > LINE_EVERY_S:
+            self._said = time.monotonic()
+            all_done, all_total = self._sums()
+            print(
+                f"        image: {all_done >> 20} of {all_total >> 20} MiB on {len(self._done)} hosts", file=sys.stderr
+            )
+
+    def close(self) -> None:
+        """Take the bars away."""
+        self._progress.stop()
+
+    def _sums(self) -> tuple[int, int]:
+        return sum(done for done, _ in self._done.values()), sum(total for _, total in self._done.values())
+
+    def _update_bar(self, host: str, done: int, total: int, state: str) -> None:
+        key = host if host in self._bars or len(self._bars) < MOST_BARS else "other hosts"
+        if key == "other hosts":
+            done, total = self._sums()
+        if key not in self._bars:
+            self._bars[key] = self._progress.add_task(key, total=total or None, state=state)
+        self._progress.update(self._bars[key], completed=done, total=total or None, state=state)

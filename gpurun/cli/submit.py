@@ -1,0 +1,138 @@
+"""``gpurun submit``: a recipe and flags become a job."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpurun.cli.printing import DRY_RUN_ID, print_json, say
+from gpurun.errors import BadInput, NeverFits
+
+if TYPE_CHECKING:
+    from gpurun.inventory.model import Inventory
+    from gpurun.jobs.spec import JobSpec
+
+
+def _option(*names: str, metavar: str | None = None, text: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=text, show_default=False)
+
+
+def submit(
+    context: typer.Context,
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="[RECIPE]", help="Recipe file, or a folder with a recipe.yaml.")
+    ] = None,
+    gpus: Annotated[str | None, _option("-n", "--gpus", metavar="GPUS", text="World size: one rank per GPU.")] = None,
+    image: Annotated[str | None, _option("--image", metavar="IMAGE", text="Docker image on this machine.")] = None,
+    generation: Annotated[
+        list[str] | None, _option("--generation", metavar="G", text="GPU generation; may be repeated.")
+    ] = None,
+    gpus_per_host: Annotated[
+        str | None, _option("--gpus-per-host", metavar="K", text="Exactly K GPUs on each host.")
+    ] = None,
+    locality: Annotated[str | None, _option("--locality", metavar="host|rack|any", text="How close.")] = None,
+    pool: Annotated[str | None, _option("--pool", metavar="P", text="The pool that pays.")] = None,
+    priority: Annotated[str | None, _option("--priority", metavar="N", text="Higher starts earlier.")] = None,
+    preemptible: Annotated[
+        bool | None, typer.Option("--preemptible/--not-preemptible", help="May borrow, and be stopped for it.")
+    ] = None,
+    time_limit: Annotated[str | None, _option("--time-limit", metavar="12h", text="Ended after this long.")] = None,
+    max_restarts: Annotated[
+        str | None, _option("--max-restarts", metavar="N", text="Starts again after a host's fault.")
+    ] = None,
+    env: Annotated[list[str] | None, _option("-e", "--env", metavar="K=V", text="Environment of every rank.")] = None,
+    name: Annotated[str | None, _option("--name", metavar="N", text="What to call it.")] = None,
+    controller: Annotated[str | None, _option("--controller", metavar="gloo|mpi", text="How ranks start.")] = None,
+    inventory: Annotated[str | None, _option("-i", "--inventory", metavar="FILE", text="Inventory file.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay, show it, exit with its outcome.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done; do nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Run a recipe, or a command in an image, on a gang of GPUs.
+
+    gpurun submit recipes/fashion-mnist --follow
+
+    gpurun submit -n 8 --image me/train:1 -- python3 train.py --epochs 3
+    """
+    from gpurun.inventory.load import load
+    from gpurun.inventory.locate import find
+    from gpurun.jobs.recipe import build, convert_flag, read
+
+    flags = {
+        "--gpus": ("gpus", gpus), "--image": ("image", image), "--pool": ("pool", pool),
+        "--priority": ("priority", priority), "--preemptible": ("preemptible", preemptible),
+        "--time-limit": ("time_limit", time_limit), "--max-restarts": ("max_restarts", max_restarts),
+        "--name": ("name", name), "--controller": ("controller", controller),
+        "the command": ("command", list(context.obj) if context.obj is not None else None),
+        "--env": ("env", _pairs(env) if env else None),
+    }  # fmt: skip
+    places = {
+        "--generation": ("generation", generation or None), "--gpus-per-host": ("gpus_per_host", gpus_per_host),
+        "--locality": ("locality", locality),
+    }  # fmt: skip
+    overrides = dict(convert_flag(flag, key, value) for flag, (key, value) in flags.items() if value is not None)
+    constraints = dict(convert_flag(flag, key, value) for flag, (key, value) in places.items() if value is not None)
+    spec = build(read(Path(recipe)) if recipe is not None else None, overrides, constraints)
+    found = load(find(inventory, os.environ))
+    _refuse_impossible(spec, found)
+    if dry_run:
+        from gpurun.cli.dry_run import show_plan
+
+        show_plan(spec, found, as_json=as_json)
+        return
+    _submit(spec, found, follow=follow, as_json=as_json)
+
+
+def _submit(spec: JobSpec, inventory: Inventory, *, follow: bool, as_json: bool) -> None:
+    from gpurun.cli.follow import follow_job
+    from gpurun.cli.printing import job_json
+    from gpurun.images.head import require_image
+    from gpurun.jobs.home import home
+    from gpurun.jobs.store import JobStore
+    from gpurun.supervisor.spawn import run_pass_and_start
+
+    require_image(spec.image, inventory.docker_host)
+    state = home(os.environ)
+    folder = JobStore(state).create(spec, inventory=Path(inventory.source), now_s=time.time())
+    run_pass_and_start(state, now_s=time.time(), environ=os.environ)
+    record = folder.record()
+    if not as_json:
+        typer.echo(folder.id)
+    if follow:
+        code = follow_job(folder, lines_to_stderr=as_json, cancel_on_interrupt=True)
+        if as_json:
+            print_json({"job": job_json(folder.record())})
+        raise typer.Exit(code)
+    if as_json:
+        print_json({"job": job_json(record)})
+    elif record.granted:
+        say(f"{folder.id} starts on {', '.join(grant.host for grant in record.granted)}")
+    else:
+        say(f"{folder.id} waits for {spec.gpus} GPUs; `gpurun why {folder.id}` says what for")
+
+
+def _refuse_impossible(spec: JobSpec, inventory: Inventory) -> None:
+    """Exit 3 at once for what could never run, however long it waited."""
+    from gpurun.scheduler.model import Gang, Refusal, Snapshot
+    from gpurun.scheduler.schedule import schedule
+
+    gang = Gang(
+        id=DRY_RUN_ID, gpus=spec.gpus, constraints=spec.constraints, pool=spec.pool, preemptible=spec.preemptible
+    )
+    refusal = schedule(Snapshot(inventory, queue=(gang,))).never.get(gang.id)
+    if isinstance(refusal, Refusal):
+        raise NeverFits(refusal.message, hint="`gpurun inventory list` shows what there is")
+
+
+def _pairs(texts: list[str]) -> dict[str, str]:
+    pairs = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise BadInput(f"--env must look like NAME=VALUE, not {text!r}")
+        pairs[key] = value
+    return pairs

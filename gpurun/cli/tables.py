@@ -1,0 +1,64 @@
+"""``gpurun status`` for people: one folded line per kind of host, one line per job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gpurun.cli.printing import duration, printable
+from gpurun.inventory.hostset import fold
+
+if TYPE_CHECKING:
+    from gpurun.jobs.store import JobRecord
+
+STATE_STYLES = {
+    "RUNNING": "green", "SUCCEEDED": "dim green", "FAILED": "red", "TIMED_OUT": "red", "CANCELLED": "dim",
+    "QUEUED": "yellow",
+}  # fmt: skip
+
+
+def print_status(hosts: Sequence[dict[str, Any]], records: Sequence[JobRecord]) -> None:
+    """Both tables and a line that sums them up."""
+    console = Console()
+    console.print(_hosts(hosts))
+    if records:
+        console.print(_jobs(records))
+    free, gpus = sum(host["free"] for host in hosts), sum(host["gpus"] for host in hosts)
+    console.print(f"{free} of {gpus} GPUs free on {len(hosts)} hosts", highlight=False)
+
+
+def _hosts(hosts: Sequence[dict[str, Any]]) -> Table:
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    for host in hosts:
+        key = (host["rack"], host["generation"], host["gpus"], host["free"], host["state"])
+        groups.setdefault(key, []).append(host["host"])
+    table = Table("hosts", "rack", "generation", "GPUs", "free", "state", box=None, header_style="bold", pad_edge=False)
+    for (rack, generation, gpus, free, state), names in groups.items():
+        bar = Text("█" * (gpus - free) + "░" * free if gpus <= 16 else "")
+        style = "" if state == "ok" else "red"
+        table.add_row(fold(names), rack, generation, bar, f"{free}/{gpus}", Text(state, style=style))
+    return table
+
+
+def _jobs(records: Sequence[JobRecord]) -> Table:
+    table = Table(
+        "job", "name", "state", "GPUs", "hosts", "for", "reason", box=None, header_style="bold", pad_edge=False
+    )
+    now = time.time()
+    for record in records:
+        since = record.started_s or record.submitted_s
+        table.add_row(
+            record.id,
+            Text(printable(record.name)),
+            Text(record.state.value, style=STATE_STYLES.get(record.state.value, "")),
+            str(record.gpus),
+            fold(grant.host for grant in record.granted),
+            duration((record.ended_s or now) - since),
+            Text(printable(record.reason)),
+        )
+    return table

@@ -1,0 +1,69 @@
+"""Hosts that get no new gangs: cordoned or draining by people, lost or suspect by health checks.
+
+State, not inventory: it lives in ``$GPURUN_HOME/cordons.json`` with who, when and why, never in the file that
+people keep in git.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from gpurun.jobs import durable
+
+CordonState = Literal["cordoned", "draining", "lost"]
+
+
+@dataclass(frozen=True)
+class Cordon:
+    """Why a host gets no new gangs.
+
+    Attributes:
+        since_s: seconds since the epoch.
+        evidence: what was seen, word for word, when a health check did it.
+    """
+
+    state: CordonState
+    by: str
+    since_s: float
+    reason: str
+    evidence: str = ""
+
+
+@dataclass(frozen=True)
+class _File:
+    hosts: dict[str, Cordon] = field(default_factory=dict)
+    version: int = 1
+
+
+def read_cordons(home: Path) -> Mapping[str, Cordon]:
+    """Cordons by host. Raises StateError when the file is damaged."""
+    try:
+        return durable.read_record(home / "cordons.json", _File).hosts
+    except FileNotFoundError:
+        return {}
+
+
+@contextmanager
+def changing_cordons(home: Path) -> Iterator[dict[str, Cordon]]:
+    """The cordons as a dictionary to change; written back, whole, unless the block raises.
+
+    Raises:
+        StateError: the file is damaged; it is left as it is.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(home / "cordons.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        hosts = dict(read_cordons(home))
+        before = dict(hosts)
+        yield hosts
+        if hosts != before:
+            durable.write_record(home / "cordons.json", _File(hosts))
+    finally:
+        os.close(descriptor)
