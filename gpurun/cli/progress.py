@@ -18,6 +18,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from gpurun.cli.printing import say
+
 LINE_EVERY_S = 5.0
 MOST_BARS = 16
 
@@ -47,9 +49,7 @@ class ShipProgress:
         elif time.monotonic() - self._said > LINE_EVERY_S:
             self._said = time.monotonic()
             all_done, all_total = self._sums()
-            print(
-                f"        image: {all_done >> 20} of {all_total >> 20} MiB on {len(self._done)} hosts", file=sys.stderr
-            )
+            say(f"        image: {all_done >> 20} of {all_total >> 20} MiB on {len(self._done)} hosts")
 
     def close(self) -> None:
         """Take the bars away."""

@@ -92,14 +92,18 @@ def _submit(spec: JobSpec, inventory: Inventory, *, follow: bool, as_json: bool)
     from gpurun.cli.printing import job_json
     from gpurun.images.head import require_image
     from gpurun.jobs.home import home
+    from gpurun.jobs.states import State
     from gpurun.jobs.store import JobStore
     from gpurun.supervisor.spawn import run_pass_and_start
+    from gpurun.supervisor.waiter import ensure_waiter
 
     require_image(spec.image, inventory.docker_host)
     state = home(os.environ)
     folder = JobStore(state).create(spec, inventory=Path(inventory.source), now_s=time.time())
     run_pass_and_start(state, now_s=time.time(), environ=os.environ)
     record = folder.record()
+    if record.state is State.QUEUED:
+        ensure_waiter(state, os.environ)
     if not as_json:
         typer.echo(folder.id)
     if follow:

@@ -13,10 +13,12 @@ import traceback
 from pathlib import Path
 
 from gpurun.errors import GpurunError
+from gpurun.jobs.states import State
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.life import live
 from gpurun.supervisor.spawn import run_pass_and_start
+from gpurun.supervisor.waiter import ensure_waiter
 
 
 def main(argv: list[str]) -> int:
@@ -32,9 +34,11 @@ def main(argv: list[str]) -> int:
         return 5
     try:
         job = SupervisedJob(home, lease, LeaseLock(descriptor, leases.path(job_id)))
-        live(job)
+        state = live(job)
         job.links.close()
         run_pass_and_start(home, now_s=time.time(), environ=os.environ)
+        if state is State.QUEUED:
+            ensure_waiter(home, os.environ)
     except GpurunError as error:
         print(f"{error}", file=sys.stderr)  # noqa: T201
         return error.exit_code

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import Pass, run_pass
-from gpurun.leases.store import Lease, LeaseLock
+from gpurun.leases.store import Lease, LeaseLock, LeaseStore
 
 
 def run_pass_and_start(home: Path, *, now_s: float, environ: Mapping[str, str]) -> Pass:
@@ -29,6 +29,20 @@ def run_pass_and_start(home: Path, *, now_s: float, environ: Mapping[str, str]) 
         else:
             lock.close()
     return done
+
+
+def adopt_orphans(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Start a supervisor for every lease of this user that none holds; the jobs' ids. Idempotent and quick."""
+    leases = LeaseStore(home)
+    adopted = []
+    for lease in leases.read_all().leases:
+        if lease.owner_uid != os.getuid():
+            continue
+        lock = leases.try_lock(lease.job)
+        if lock is not None:
+            start_supervisor(home, lease, lock, environ)
+            adopted.append(lease.job)
+    return tuple(adopted)
 
 
 def start_supervisor(home: Path, lease: Lease, lock: LeaseLock, environ: Mapping[str, str]) -> None:

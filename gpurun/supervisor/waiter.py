@@ -1,0 +1,115 @@
+"""``python -m gpurun.supervisor.waiter``: one small process per user with queued jobs.
+
+Nobody runs anything as somebody else. A pass may be run by any user's command and grants GPUs to anybody's job;
+the supervisor is started by the owner's waiter. It is also the timer for what only time changes: time limits of
+others, locality that was worth waiting for, a lost host's return. It is alive by the lock it holds and ends when
+its user has nothing queued.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpurun.errors import GpurunError
+from gpurun.jobs.states import State
+from gpurun.jobs.store import JobStore
+from gpurun.supervisor.spawn import adopt_orphans, run_pass_and_start
+
+TICK_S = 0.5
+PASS_EVERY_S = 15.0
+
+
+def waiter_lock(home: Path, uid: int) -> Path:
+    """The file whose lock says that a user's waiter lives."""
+    return home / "waiters" / f"{uid}.lock"
+
+
+def waiter_lives(home: Path, uid: int) -> bool:
+    """Whether that user's granted jobs would be started."""
+    try:
+        descriptor = os.open(waiter_lock(home, uid), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def ensure_waiter(home: Path, environ: Mapping[str, str]) -> None:
+    """Start this user's waiter unless it lives. Its lock passes to it without a moment in between."""
+    path = waiter_lock(home, os.getuid())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        with path.with_suffix(".log").open("ab") as log:
+            subprocess.Popen(
+                [sys.executable, "-m", "gpurun.supervisor.waiter", str(descriptor)],
+                env={**environ, "GPURUN_HOME": str(home)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[descriptor],
+                start_new_session=True,
+                cwd="/",
+            )
+    finally:
+        os.close(descriptor)
+
+
+def has_queued(home: Path, uid: int) -> bool:
+    """Whether that user has a job in the queue."""
+    store = JobStore(home)
+    records = store.records(lambda _: None, ids=store.live_ids())
+    return any(record.owner_uid == uid and record.state is State.QUEUED for record in records)
+
+
+def wait_for_queue(home: Path, environ: Mapping[str, str]) -> None:
+    """Run passes whenever something changed, and now and then, until this user has nothing queued."""
+    seen: tuple[float, ...] = ()
+    next_pass_s = 0.0
+    while has_queued(home, os.getuid()):
+        now = _stamps(home)
+        if now != seen or time.monotonic() >= next_pass_s:
+            try:
+                adopt_orphans(home, environ)
+                run_pass_and_start(home, now_s=time.time(), environ=environ)
+            except GpurunError as error:
+                print(error, file=sys.stderr, flush=True)  # noqa: T201 (its log)
+            seen, next_pass_s = _stamps(home), time.monotonic() + PASS_EVERY_S
+        time.sleep(TICK_S)
+
+
+def _stamps(home: Path) -> tuple[float, ...]:
+    """When leases, jobs and cordons last changed."""
+    return tuple(
+        path.stat().st_mtime if path.exists() else 0.0
+        for path in (home / "leases", home / "live", home / "cordons.json")
+    )
+
+
+def main(argv: list[str]) -> int:
+    """Hold the inherited lock until this user's queue is empty."""
+    os.set_inheritable(int(argv[0]), False)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    wait_for_queue(Path(os.environ["GPURUN_HOME"]), os.environ)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
