@@ -9,7 +9,7 @@ from pathlib import Path
 from gpurun.lab import hardware, identity
 from gpurun.lab.cgroups import Cgroup
 from gpurun.lab.errors import NotInstalled
-from gpurun.lab.gpus.stand_in import HOOK, StandIn
+from gpurun.lab.gpus.stand_in import HOOK, HOOK_TEXT, StandIn
 from gpurun.lab.inside.boot import Boot, Copy, File
 from gpurun.lab.inside.init import Service
 from gpurun.lab.paths import HostFolder
@@ -62,7 +62,7 @@ def boot(
             File("/etc/shadow", identity.shadow(Path("/etc/passwd").read_text()), mode=0o640),
             File("/etc/ssh/ssh_host_ed25519_key", folder.key.read_text(), mode=0o600),
             File("/etc/docker/daemon.json", "{}\n", keep=True),
-            File(f"/usr/bin/{HOOK}", stand_in.hook_text, mode=0o755),
+            File(f"/usr/bin/{HOOK}", HOOK_TEXT, mode=0o755),
         ),
         authorized_key=people_key,
         copies=(Copy(str(stand_in.library), stand_in.library_in_host),),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 from gpurun.lab.commands import run
@@ -13,30 +12,37 @@ from gpurun.lab.paths import cache
 
 LIBRARY = "libnvidia-ml.so.1"
 HOOK = "nvidia-container-runtime-hook"
-_HOOK_TEXT = (
-    "#!/bin/sh\n# gpurun lab: Docker needs this on its PATH to accept --gpus; there is nothing to inject.\nexit 0\n"
-)
-_FLAGS = ("-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-s", f"-Wl,-soname,{LIBRARY}")
+HOOK_TEXT = """\
+#!/bin/sh
+# gpurun lab: Docker looks for this program before it accepts --gpus. There is no driver to inject.
+exit 0
+"""
+_SOURCES = Path(__file__).with_name("nvml")
+_FLAGS = ("-std=gnu11", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", f"-Wl,-soname,{LIBRARY}")
 
 
 @dataclass(frozen=True)
 class StandIn:
-    """Files on this machine, and where a host's dynamic linker looks for the library without being told."""
+    """The library on this machine, and where a host's dynamic linker finds it without being told."""
 
     library: Path
     library_in_host: str
-    hook_text: str = _HOOK_TEXT
 
 
 def build() -> StandIn:
-    """Compile the library unless this very source has been compiled before; about a second with gcc."""
-    source = resources.files(__package__).joinpath("nvml.c").read_bytes()
-    folder = cache() / "lab-stand-in" / hashlib.sha256(source + repr(_FLAGS).encode()).hexdigest()[:16]
-    library = folder / LIBRARY
+    """Compile the library unless these very sources have been compiled before; about a second with gcc.
+
+    Raises:
+        LabFailed: gcc failed; with what it said.
+    """
+    sources = sorted(_SOURCES.glob("*.[ch]"))
+    content = b"".join(source.read_bytes() for source in sources) + repr(_FLAGS).encode()
+    folder = cache() / "lab-stand-in" / hashlib.sha256(content).hexdigest()[:16]
+    library, where = folder / LIBRARY, folder / "triplet"
     with alone(folder / "lock"):
         if not library.exists():
+            where.write_text(run(["gcc", "-print-multiarch"]).strip())
             draft = folder / "draft.so"
-            run(["gcc", *_FLAGS, "-x", "c", "-", "-o", str(draft)], stdin=source.decode())
+            run(["gcc", *_FLAGS, *(str(each) for each in sources if each.suffix == ".c"), "-o", str(draft)])
             draft.rename(library)
-    triplet = run(["gcc", "-print-multiarch"]).strip()
-    return StandIn(library, f"/usr/lib/{triplet}/{LIBRARY}" if triplet else f"/usr/lib/{LIBRARY}")
+    return StandIn(library, str(Path("/usr/lib") / where.read_text() / LIBRARY))

@@ -14,7 +14,7 @@ from configparser import ConfigParser
 from pathlib import Path
 
 from gpurun.lab.gpus.models import MODELS
-from gpurun.lab.gpus.topology import link_peers, numa_node, pci_address
+from gpurun.lab.gpus.topology import link_ends, numa_node, pci_address
 from gpurun.lab.spec import LabHost
 
 FILE = "gpus.ini"
@@ -32,11 +32,12 @@ def healthy(lab: str, host: LabHost) -> ConfigParser:
             "uuid": _uuid(lab, host.name, index),
             "serial": str(1_320_000_000_000 + host.number * 16 + index),
             "pci": address,
+            "pci_id": f"0x{model.pci_device:04x}10de",
             "architecture": str(model.architecture),
             "capability": "{}.{}".format(*model.capability),
             "memory_mib": str(model.memory_mib),
             "numa": str(numa_node(model, index, host.gpus)),
-            "nvlink": " ".join(map(str, link_peers(model, index, host.gpus))),
+            "nvlink": " ".join(link_ends(model, index, host.gpus)),
             "nvlink_version": str(model.link_version),
             "utilisation": "0",
             "temperature_c": "34",

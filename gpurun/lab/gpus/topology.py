@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from gpurun.lab.gpus.models import GpuModel
 
+SWITCH = "switch"
+
 _FULL_MESH_MOST = 4  # without a switch chip (before NVLink 3) four GPUs can be wired each to each
 _SWITCHED_SINCE = 3
 _FIRST_BUS = 0x1A
@@ -34,11 +36,13 @@ def nvlink_groups(model: GpuModel, gpus: int) -> tuple[tuple[int, ...], ...]:
     return tuple(group for group in groups if len(group) > 1)
 
 
-def link_peers(model: GpuModel, index: int, gpus: int) -> tuple[int, ...]:
-    """For each NVLink link of a GPU that is up, the GPU at its other end: dealt out evenly among its peers."""
+def link_ends(model: GpuModel, index: int, gpus: int) -> tuple[str, ...]:
+    """What each NVLink link of a GPU leads to: ``switch``, or the index of a GPU, dealt out evenly to its peers."""
     for group in nvlink_groups(model, gpus):
         if index in group:
-            peers = [peer for peer in group if peer != index]
+            if model.link_version >= _SWITCHED_SINCE:
+                return (SWITCH,) * model.links
+            peers = [str(peer) for peer in group if peer != index]
             used = model.links // len(peers) * len(peers) or min(model.links, len(peers))
             return tuple(peers[link % len(peers)] for link in range(used))
     return ()
