@@ -49,15 +49,13 @@ HOST: Mapping[str, Field] = {
     "nvlink": Field(Many(GpuIndices()), "Groups of GPU indices that NVLink connects: [[0, 1, 2, 3], 4-7]"),
     "near_hca": Field(GpuIndices(), "GPU indices on the HCA's own PCI root or NUMA node"),
     "user": Field(Word(USER, "a user name"), "Whom SSH logs in as; ~/.ssh/config decides if left out"),
-    "address": Field(
-        Address(), "What SSH connects to; the host's name if left out; a range for a range of hosts"
-    ),
+    "address": Field(Address(), "What SSH connects to; the host's name if left out; a range for a range of hosts"),
     "port": Field(Whole(1, 65535), "SSH port"),
-    "fabric_address": Field(
-        Address(), "Address other hosts' ranks use; the fabric interface's own if left out"
-    ),
+    "fabric_address": Field(Address(), "Address other hosts' ranks use; the fabric interface's own if left out"),
     "labels": Field(Labels(), "Words of your own, chosen from with @label:KEY=VALUE"),
 }
+
+PER_HOST = ("address", "fabric_address")  # no two hosts have the same
 
 FABRIC: Mapping[str, Field] = {
     "kind": Field(Choice(tuple(kind.value for kind in FabricKind)), "How ranks of different hosts talk"),

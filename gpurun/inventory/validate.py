@@ -19,16 +19,13 @@ from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Pool, Ra
 from gpurun.inventory.problems import shown
 from gpurun.inventory.values import is_address
 
-_PER_HOST = ("address", "fabric_address")
 _NEEDED = ("gpus", "generation", "fabric")
 
 
 def inventory(root: Node, report: Report, source: Path) -> Inventory:
     """The inventory a document describes. Only valid if the report has no problems afterwards."""
     top = entries(root, report, "the inventory")
-    _refuse_unknown(
-        {key: pair for key, pair in top.items() if not key.startswith("x-")}, fields.TOP, report, "top"
-    )
+    _refuse_unknown({key: pair for key, pair in top.items() if not key.startswith("x-")}, fields.TOP, report, "top")
     if "version" in top:
         fields.VERSION.kind.read(top["version"][1], report, "version")
     else:
@@ -60,9 +57,7 @@ def _values(node: Node, known: Mapping[str, Field], report: Report, where: str) 
     found = entries(node, report, where)
     if not found.keys() <= known.keys():
         _refuse_unknown(found, known, report, where)
-    return {
-        key: known[key].kind.read(value, report, key) for key, (_, value) in found.items() if key in known
-    }
+    return {key: known[key].kind.read(value, report, key) for key, (_, value) in found.items() if key in known}
 
 
 def _named(top: Entries, section: str, report: Report) -> Iterable[tuple[str, Node, Node]]:
@@ -137,9 +132,7 @@ class _Racks:
             parts = entries(node, self._report, f"rack {name}")
             _refuse_unknown(parts, fields.RACK, self._report, f"rack {name}")
             own = (
-                self._inherited(base, parts["defaults"][1], f"defaults of rack {name}")
-                if "defaults" in parts
-                else base
+                self._inherited(base, parts["defaults"][1], f"defaults of rack {name}") if "defaults" in parts else base
             )
             before = len(self._hosts)
             if "hosts" in parts:
@@ -149,7 +142,7 @@ class _Racks:
 
     def _inherited(self, base: Mapping[str, Any], node: Node, where: str) -> dict[str, Any]:
         values = _values(node, fields.HOST, self._report, where)
-        for key in _PER_HOST:
+        for key in fields.PER_HOST:
             if key in values:
                 self._report.wrong(node, f"{where}: {key} is each host's own")
         return _merged(base, values)
@@ -170,9 +163,7 @@ class _Racks:
         good = True
         for needed in _NEEDED:
             if needed not in values:
-                self._report.wrong(
-                    key, f"host {folded} has no {needed}, nor do its rack's or the top's defaults"
-                )
+                self._report.wrong(key, f"host {folded} has no {needed}, nor do its rack's or the top's defaults")
                 good = False
         fabric = values.get("fabric")
         if fabric is not None and fabric not in self._fabrics:
@@ -203,21 +194,17 @@ class _Racks:
             return
         for position, name in enumerate(names):
             if name in self._lines:
-                self._report.wrong(
-                    key, f"host {name} is in the inventory twice; first on line {self._lines[name]}"
-                )
+                self._report.wrong(key, f"host {name} is in the inventory twice; first on line {self._lines[name]}")
                 continue
             self._lines[name] = line
             if own:
                 values.update({field: addresses[position] for field, addresses in own.items()})
             self._hosts.append(Host(name=name, rack=rack, **values))
 
-    def _per_host(
-        self, names: tuple[str, ...], values: dict[str, Any], key: Node
-    ) -> dict[str, tuple[str, ...]]:
+    def _per_host(self, names: tuple[str, ...], values: dict[str, Any], key: Node) -> dict[str, tuple[str, ...]]:
         """Addresses of a range of hosts, one each."""
         own: dict[str, tuple[str, ...]] = {}
-        for field in _PER_HOST:
+        for field in fields.PER_HOST:
             text = values.get(field)
             if text is None or (len(names) == 1 and is_address(text)):
                 continue
@@ -227,9 +214,7 @@ class _Racks:
                 self._report.wrong(key, f"{field}: {error.message}")
                 continue
             if len(addresses) != len(names):
-                self._report.wrong(
-                    key, f"{field} {shown(text)} is {len(addresses)}, but there are {len(names)} hosts"
-                )
+                self._report.wrong(key, f"{field} {shown(text)} is {len(addresses)}, but there are {len(names)} hosts")
                 continue
             own[field] = addresses
         return own

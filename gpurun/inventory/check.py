@@ -1,0 +1,62 @@
+"""Whether a changed inventory says what the edit said, and nothing else changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields, replace
+
+from gpurun.errors import BadInput, StateError
+from gpurun.inventory.fields import PER_HOST
+from gpurun.inventory.hostset import expand, fold
+from gpurun.inventory.model import Host, Inventory
+from gpurun.inventory.settings import Setting
+
+
+def check(before: Inventory, after: Inventory, hosts: Iterable[str], settings: tuple[Setting, ...] | None) -> None:
+    """Raises unless `after` is `before` with the settings given to these hosts.
+
+    Args:
+        settings: None = these hosts were removed.
+    Raises BadInput: a value that was to be taken away is inherited. StateError: something else changed;
+    then gpurun has a fault, and the edit must not be written.
+    """
+    named = dict.fromkeys(hosts)
+    for name, host in after.by_name.items():
+        if name not in named and before.by_name.get(name) != host:
+            raise _fault(f"host {name} would change too")
+    gone = before.by_name.keys() - after.by_name.keys()
+    if gone != (set(named) if settings is None else set()):
+        raise _fault(f"hosts {fold(gone) if gone else '(none)'} would go")
+    if replace(before, hosts=(), racks=()) != replace(after, hosts=(), racks=()):
+        raise _fault("more than hosts would change")
+    for name in named if settings is not None else ():
+        _check_host(before.by_name.get(name), after.by_name[name], settings or ())
+    for setting in settings or ():
+        if setting.field in PER_HOST and "[" in setting.text:
+            for name, address in zip(named, expand(setting.text), strict=True):
+                if getattr(after.by_name[name], setting.field) != address:
+                    raise _fault(f"{setting.field} of {name} would not be {address}")
+
+
+def _check_host(before: Host | None, after: Host, settings: tuple[Setting, ...]) -> None:
+    """Raises unless a host has what the settings say, and is otherwise what it was."""
+    free = {setting.field for setting in settings if setting.value is None or setting.field in PER_HOST}
+    for setting in settings:
+        have = after.labels.get(setting.label) if setting.label else getattr(after, setting.field)
+        if setting.label and setting.value is None and have is not None:
+            raise BadInput(f"label {setting.label} of {after.name} comes from defaults; change it there")
+        if setting.field not in free and have != setting.value:
+            raise _fault(f"{setting.field} of {after.name} would be {have!r}, not {setting.value!r}")
+    if before is None or any(setting.field == "rack" for setting in settings):
+        return  # another rack has other defaults
+    changed = free | {setting.field for setting in settings}
+    for field in fields(Host):
+        if field.name not in changed and getattr(before, field.name) != getattr(after, field.name):
+            raise _fault(f"{field.name} of {after.name} would change too")
+
+
+def _fault(what: str) -> StateError:
+    return StateError(
+        f"the edit was not made, because {what}; this is a fault of gpurun",
+        hint="change the file with 'gpurun inventory edit', and please report this",
+    )

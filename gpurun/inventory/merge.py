@@ -1,0 +1,237 @@
+"""Brings a change of the values into the text that a person wrote: a three-way merge that knows YAML's tokens.
+
+Three texts: the person's (`original`), what the library writes for its values (`base`), and what it writes for
+the changed values (`changed`). `original` and `base` have the same tokens and differ in spacing and comments
+only; `base` and `changed` differ in the change only. The result has the tokens of `changed`, and everything
+else, line by line, from `original`:
+
+    original   gpus: 4     # four       base   gpus: 4       changed   gpus: 8
+    result     gpus: 8     # four
+
+Rows are what the library writes on one line. Rows without a change are copied as the person wrote them, a
+changed row is merged token by token, a new row is put behind the row it follows, and a row that is gone takes
+its line with it. Comment lines stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import pairwise
+
+import yaml
+
+from gpurun.errors import BadInput
+from gpurun.inventory.roundtrip import NOTHING
+
+_INVISIBLE = (yaml.DocumentStartToken, yaml.DocumentEndToken)
+
+
+@dataclass(frozen=True)
+class _Token:
+    kind: str
+    value: str
+    start: int
+    end: int
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.kind, self.value)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Tokens that the library writes on one line, and the lines they take."""
+
+    tokens: tuple[_Token, ...]
+    start: int
+    end: int
+    column: int
+
+
+def merge(original: str, base: str, changed: str) -> str:
+    """`original` with the difference between `base` and `changed`.
+
+    Raises BadInput if `original` and `base` do not say the same, which is the library's fault, not the file's.
+    """
+    if base == changed:
+        return original
+    return _Merge(original, base, changed).result()
+
+
+class _Merge:
+    def __init__(self, original: str, base: str, changed: str) -> None:
+        self._original, self._changed = original, changed
+        tokens, base_tokens = _tokens(original), _tokens(base)
+        if [token.key for token in tokens] != [token.key for token in base_tokens]:
+            raise BadInput(
+                "this inventory is written in a way that cannot be changed without losing some of it",
+                hint="change it with 'gpurun inventory edit'",
+            )
+        self._base_rows = list(_rows(base, base_tokens))
+        self._rows = list(_rows_like(original, tokens, self._base_rows))
+        self._new_rows = list(_rows(changed, _tokens(changed)))
+        self._newline = "\r\n" if "\r\n" in original else "\n"
+        self._out: list[str] = []
+        self._shift: dict[int, int] = {}  # new row → how far to the right the person indents it
+        self._done = 0  # rows of the original that are dealt with
+
+    def result(self) -> str:
+        keys = [tuple(t.key for t in row.tokens) for row in self._base_rows]
+        columned = [(row.column, *key) for row, key in zip(self._base_rows, keys, strict=True)]
+        new = [(row.column, *(t.key for t in row.tokens)) for row in self._new_rows]
+        for same, i1, i2, j1, j2 in _matches(columned, new):
+            if same:
+                for i, j in zip(range(i1, i2), range(j1, j2), strict=True):
+                    self._keep(i, j)
+            else:
+                self._hunk(i1, i2, j1, j2)
+        self._out.append(self._original[self._gap_start(len(self._rows)) :])
+        return "".join(self._out)
+
+    def _hunk(self, i1: int, i2: int, j1: int, j2: int) -> None:
+        """Rows that differ: those with the same first word belong together, others by their order."""
+        old = [row.tokens[0].key for row in self._base_rows[i1:i2]]
+        new = [row.tokens[0].key for row in self._new_rows[j1:j2]]
+        for _, a1, a2, b1, b2 in _matches(old, new):
+            both = min(a2 - a1, b2 - b1)
+            for step in range(both):
+                self._change(i1 + a1 + step, j1 + b1 + step)
+            for i in range(i1 + a1 + both, i1 + a2):
+                self._drop(i)
+            for j in range(j1 + b1 + both, j1 + b2):
+                self._insert(j)
+
+    def _gap_start(self, i: int) -> int:
+        return self._rows[i - 1].end if i else 0
+
+    def _gap(self, i: int) -> str:
+        """The comment lines and empty lines in front of a row."""
+        end = self._rows[i].start if i < len(self._rows) else len(self._original)
+        return self._original[self._gap_start(i) : end]
+
+    def _keep(self, i: int, j: int) -> None:
+        self._shift[j] = self._rows[i].column - self._new_rows[j].column
+        self._out.append(self._original[self._gap_start(i) : self._rows[i].end])
+
+    def _drop(self, i: int) -> None:
+        """Leaves out a row. Comments inside of what it belongs to go with it, those beside it stay."""
+        for line in self._gap(i).splitlines(keepends=True):
+            outside = len(line) - len(line.lstrip()) <= self._rows[i].column
+            if outside or not line.strip():
+                self._out.append(line)
+
+    def _insert(self, j: int) -> None:
+        row = self._new_rows[j]
+        shift = self._shift[j] = self._neighbours_shift(j)
+        if self._out and not self._out[-1].endswith("\n"):
+            self._out.append(self._newline)
+        for line in self._changed[row.start : row.end].splitlines():
+            text = line.replace(NOTHING, "").rstrip()
+            self._out.append(" " * max(shift, 0) + text[max(-shift, 0) :] + self._newline)
+
+    def _neighbours_shift(self, j: int) -> int:
+        """How the person indents this row: as the row before it on the same level, else as its parent."""
+        for before in range(j - 1, -1, -1):
+            if self._new_rows[before].column <= self._new_rows[j].column:
+                return self._shift[before]
+        return 0
+
+    def _change(self, i: int, j: int) -> None:
+        """Merges one row token by token, and keeps what the person has between the tokens."""
+        self._out.append(self._gap(i))
+        mine, theirs = self._rows[i].tokens, self._new_rows[j].tokens
+        self._shift[j] = self._rows[i].column - self._new_rows[j].column
+        kept: dict[int, int] = {}
+        for same, a1, a2, b1, _ in _matches([t.key for t in mine], [t.key for t in theirs]):
+            if same:
+                kept.update({b1 + step: a1 + step for step in range(a2 - a1)})
+        out = [self._original[self._rows[i].start : mine[0].start]]
+        for position, token in enumerate(theirs):
+            if position:
+                out.append(self._between(mine, theirs, position, kept))
+            at = kept.get(position)
+            out.append(self._lexeme(token) if at is None else self._original[mine[at].start : mine[at].end])
+        out.append(self._original[mine[-1].end : self._rows[i].end])
+        self._out.append("".join(out))
+
+    def _lexeme(self, token: _Token) -> str:
+        return self._changed[token.start : token.end]
+
+    def _between(self, mine: Sequence[_Token], theirs: Sequence[_Token], position: int, kept: dict[int, int]) -> str:
+        """What stands between a token and the one before it: the person's spacing where it is still theirs."""
+        before, here = kept.get(position - 1), kept.get(position)
+        new = self._changed[theirs[position - 1].end : theirs[position].start].replace(NOTHING, "")
+        if before is None or before + 1 >= len(mine):
+            return new
+        old = self._original[mine[before].end : mine[before + 1].start]
+        if here == before + 1 or "\n" in old:
+            return old
+        if mine[before + 1].kind == "FlowEntryToken" and before + 2 < len(mine):
+            old = self._original[mine[before + 1].end : mine[before + 2].start]
+            if "\n" in old and here is not None:  # the comma goes, the comment behind it stays
+                return old
+        return new
+
+
+def _matches(old: Sequence[Hashable], new: Sequence[Hashable]) -> Iterator[tuple[bool, int, int, int, int]]:
+    """Opcodes of a diff, (same, i1, i2, j1, j2); what is alike at both ends is not given to difflib."""
+    limit = min(len(old), len(new))
+    head = next((k for k in range(limit) if old[k] != new[k]), limit)
+    tail = next((k for k in range(limit - head) if old[-1 - k] != new[-1 - k]), limit - head)
+    if head:
+        yield True, 0, head, 0, head
+    matcher = SequenceMatcher(None, old[head : len(old) - tail], new[head : len(new) - tail], autojunk=False)
+    for tag, i1, i2, j1, j2 in matcher.get_opcodes():
+        yield tag == "equal", head + i1, head + i2, head + j1, head + j2
+    if tail:
+        yield True, len(old) - tail, len(old), len(new) - tail, len(new)
+
+
+def _tokens(text: str) -> list[_Token]:
+    """The tokens that can be seen, without those that say a value was left out."""
+    found = []
+    for token in yaml.scan(text, Loader=yaml.CSafeLoader):
+        start, end = token.start_mark.index, token.end_mark.index
+        if end > start and not isinstance(token, _INVISIBLE):
+            value = getattr(token, "value", None)
+            if value != NOTHING:
+                kind = type(token).__name__ + (getattr(token, "style", None) or "")
+                found.append(_Token(kind, str(value), start, end))
+    return found
+
+
+def _rows(text: str, tokens: list[_Token]) -> Iterator[_Row]:
+    """Tokens grouped by the line they begin on."""
+    starts = [0, *(at + 1 for at, character in enumerate(text) if character == "\n")]
+    line, group = 0, list[_Token]()
+    for token in tokens:
+        if line + 1 < len(starts) and token.start >= starts[line + 1]:
+            if group:
+                yield _row(text, group)
+            group = []
+            while line + 1 < len(starts) and token.start >= starts[line + 1]:
+                line += 1
+        group.append(token)
+    if group:
+        yield _row(text, group)
+
+
+def _rows_like(text: str, tokens: list[_Token], rows: list[_Row]) -> Iterator[_Row]:
+    """The same tokens in the same groups as in other rows."""
+    at = 0
+    found = []
+    for row in rows:
+        found.append(_row(text, tokens[at : at + len(row.tokens)]))
+        at += len(row.tokens)
+    if any(before.end > after.start for before, after in pairwise(found)):
+        raise BadInput("two lines' worth of inventory stand on one line", hint="use 'gpurun inventory edit'")
+    return iter(found)
+
+
+def _row(text: str, tokens: list[_Token]) -> _Row:
+    start = text.rfind("\n", 0, tokens[0].start) + 1
+    last = tokens[-1].end
+    end = last if last and text[last - 1] == "\n" else text.find("\n", last) + 1
+    return _Row(tuple(tokens), start, end or len(text), tokens[0].start - start)

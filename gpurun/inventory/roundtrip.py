@@ -1,0 +1,144 @@
+"""The YAML of an inventory as a tree that can be changed and written again: ruamel.yaml's round trip.
+
+Every scalar is kept as the text it is (``0x6a``, ``yes``, ``~``), with its quotes; anchors, aliases and flow
+or block style are kept too. Comments and spacing are not looked at here: `gpurun.inventory.merge` brings the
+difference between two trees into the text that a person wrote.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Iterator
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedBase, CommentedMap, CommentedSeq
+from ruamel.yaml.nodes import ScalarNode, SequenceNode
+from ruamel.yaml.representer import RoundTripRepresenter
+from ruamel.yaml.resolver import VersionedResolver
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString, ScalarString
+from ruamel.yaml.tag import Tag
+
+NOTHING = "gpurun-nothing-stands-here"  # how a value that was left out is dumped, so that it has a place
+_ENDLESS = 1_000_000_000
+
+
+class _TextResolver(VersionedResolver):
+    """Takes every scalar for a text, so that none is written in another way than it was read."""
+
+    def resolve(self, kind: type, value: str | None, implicit: tuple[bool, bool]) -> Tag:
+        if kind is ScalarNode:
+            left_out = value == "" and implicit[0]
+            return Tag(suffix="tag:yaml.org,2002:null" if left_out else "tag:yaml.org,2002:str")
+        return Tag(suffix="tag:yaml.org,2002:seq" if kind is SequenceNode else "tag:yaml.org,2002:map")
+
+
+class _Representer(RoundTripRepresenter):
+    """Writes a value that was left out as NOTHING."""
+
+
+def _represent_nothing(representer: RoundTripRepresenter, _: None) -> ScalarNode:
+    return representer.represent_scalar("tag:yaml.org,2002:str", NOTHING)
+
+
+_Representer.add_representer(type(None), _represent_nothing)
+
+
+def _yaml(indent: int) -> YAML:
+    yaml = YAML()
+    yaml.Resolver = _TextResolver
+    yaml.Representer = _Representer
+    yaml.preserve_quotes = True
+    yaml.width = _ENDLESS
+    yaml.map_indent = indent
+    return yaml
+
+
+def read(text: str) -> CommentedMap:
+    """The tree of a document that `gpurun.inventory.document.compose` accepted; an empty mapping for none."""
+    loaded = _yaml(2).load(text)
+    tree = loaded if isinstance(loaded, CommentedMap) else CommentedMap()
+    for node in {id(node): node for node in _containers(tree, set())}.values():
+        if hasattr(node, "_yaml_comment"):
+            del node._yaml_comment
+    return tree
+
+
+def write(tree: CommentedMap, indent: int = 2) -> str:
+    """The document of a tree, without comments."""
+    stream = io.StringIO()
+    _yaml(indent).dump(tree, stream)
+    return stream.getvalue()
+
+
+def _containers(node: object, seen: set[int]) -> Iterator[CommentedMap | CommentedSeq]:
+    if not isinstance(node, (CommentedMap, CommentedSeq)) or id(node) in seen:
+        return
+    seen.add(id(node))
+    yield node
+    for child in node.values() if isinstance(node, CommentedMap) else node:
+        yield from _containers(child, seen)
+
+
+def shared(tree: CommentedMap) -> dict[int, tuple[int, object]]:
+    """Containers that stand in several places, by id: the id of the first place's parent, and its key there."""
+    first: dict[int, tuple[int, object]] = {}
+    several: dict[int, tuple[int, object]] = {}
+
+    def visit(node: object, parent: int, key: object) -> None:
+        if not isinstance(node, (CommentedMap, CommentedSeq)):
+            return
+        if id(node) in first:
+            several[id(node)] = first[id(node)]
+            return
+        first[id(node)] = (parent, key)
+        for name, child in node.items() if isinstance(node, CommentedMap) else enumerate(node):
+            visit(child, id(node), name)
+
+    visit(tree, 0, None)
+    return several
+
+
+def twin(node: Any, several: dict[int, tuple[int, object]]) -> Any:
+    """A copy that can be changed on its own; what is an alias inside stays an alias, an anchor is not copied."""
+    if isinstance(node, CommentedMap):
+        mapping = flow_map() if node.fa.flow_style() else CommentedMap()
+        for key, child in node.items():
+            mapping[key] = child if id(child) in several else twin(child, several)
+        return mapping
+    if isinstance(node, CommentedSeq):
+        sequence = CommentedSeq([child if id(child) in several else twin(child, several) for child in node])
+        if node.fa.flow_style():
+            sequence.fa.set_flow_style()
+        return sequence
+    if isinstance(node, ScalarString):
+        return type(node)(str(node))
+    return copy.copy(node)
+
+
+def flow_map() -> CommentedMap:
+    """An empty mapping that is written ``{…}``."""
+    mapping = CommentedMap()
+    mapping.fa.set_flow_style()
+    return mapping
+
+
+def flow_list(items: list[object]) -> CommentedSeq:
+    """A list that is written ``[…]``."""
+    sequence = CommentedSeq(items)
+    sequence.fa.set_flow_style()
+    return sequence
+
+
+def is_flow(node: CommentedBase) -> bool:
+    """Whether a container is written with brackets."""
+    return bool(node.fa.flow_style())
+
+
+def styled_like(text: str, example: object) -> str:
+    """A text in the quotes of another; in double quotes if that one has none and the text has brackets."""
+    if isinstance(example, ScalarString) and type(example).__name__.endswith("QuotedScalarString"):
+        quoted: str = type(example)(text)
+        return quoted
+    return DoubleQuotedScalarString(text) if "[" in text or "," in text else text

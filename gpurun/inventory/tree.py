@@ -1,0 +1,290 @@
+"""The mappings of an inventory, as the round trip has them, and what an edit does to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ruamel.yaml.comments import CommentedMap
+
+from gpurun.errors import BadInput
+from gpurun.inventory import roundtrip
+from gpurun.inventory.fields import PER_HOST
+from gpurun.inventory.hostset import expand, fold
+from gpurun.inventory.merge import merge
+from gpurun.inventory.problems import shown
+from gpurun.inventory.settings import Setting
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Some hosts of one entry: where it stands, its key as written, all its names, and the chosen ones."""
+
+    parent: CommentedMap
+    key: str
+    names: tuple[str, ...]
+    chosen: tuple[str, ...]
+
+    @property
+    def rest(self) -> tuple[str, ...]:
+        return tuple(name for name in self.names if name not in set(self.chosen))
+
+
+class Tree:
+    """The round-trip tree of an inventory."""
+
+    def __init__(self, original: str) -> None:
+        self._original = original
+        self._root = roundtrip.read(original.replace("\r\n", "\n"))
+        self._indent = _indent_of(original)
+        self._base = roundtrip.write(self._root, self._indent)
+        self._shared = roundtrip.shared(self._root)
+
+    def merged(self) -> str:
+        """The person's text with what has changed."""
+        return merge(self._original, self._base, roundtrip.write(self._root, self._indent))
+
+    def set(self, hosts: Sequence[str], settings: Sequence[Setting]) -> None:
+        """Gives hosts values of their own, or takes them away; splits entries where only some are meant."""
+        own = [setting for setting in settings if setting.field != "rack"]
+        shares = {setting.field: _shares(setting, hosts) for setting in own if setting.field in PER_HOST}
+        if own:
+            for whole in self._entries(hosts):
+                if not _concerns(own, whole.parent[whole.key]):
+                    continue
+                entry = self._split(whole)
+                mapping = self._own_mapping(entry)
+                for setting in own:
+                    share = shares.get(setting.field)
+                    tree = _folded_share(share, entry.chosen) if share else None
+                    self._put(mapping, setting, tree)
+        for setting in settings:
+            if setting.field == "rack":
+                self._move(hosts, setting.text)
+
+    def add(self, hosts: Sequence[str], rack: str, settings: Sequence[Setting]) -> None:
+        """Puts new hosts, as one entry, at the end of a rack."""
+        values = roundtrip.flow_map()
+        for setting in settings:
+            share = _shares(setting, hosts) if setting.field in PER_HOST else None
+            self._put(values, setting, _folded_share(share, tuple(hosts)) if share else None)
+        section = self._rack_hosts(rack)
+        section[_key(fold(hosts), section)] = values
+
+    def remove(self, hosts: Sequence[str]) -> None:
+        """Takes hosts out of their entries, and entries without hosts out of their racks."""
+        for entry in self._entries(hosts):
+            if entry.rest:
+                self._shrink(entry)
+            else:
+                self._delete(entry)
+
+    def _move(self, hosts: Sequence[str], rack: str) -> None:
+        section = self._rack_hosts(rack)
+        for whole in self._entries(hosts):
+            if whole.parent is section:
+                continue
+            entry = self._split(whole)
+            value = entry.parent[entry.key]
+            self._delete(entry)
+            section[_key(entry.key, section)] = value
+
+    def _entries(self, hosts: Sequence[str]) -> list[_Entry]:
+        """The entries that name these hosts, in the file's order."""
+        wanted = set(hosts)
+        found = []
+        for section in self._sections():
+            for key in section:
+                if key == "<<":
+                    continue
+                names = expand(str(key))
+                chosen = tuple(name for name in names if name in wanted)
+                if chosen:
+                    found.append(_Entry(section, key, names, chosen))
+        missing = wanted - {name for entry in found for name in entry.chosen}
+        if missing:
+            raise BadInput(f"the inventory has no {shown(fold(missing))}")
+        return found
+
+    def _sections(self) -> list[CommentedMap]:
+        """The mappings that hold host entries, each once; also what they merge."""
+        sections: dict[int, CommentedMap] = {}
+        for rack in _merged_values(self._root.get("racks")):
+            for holder in _with_merged(rack):
+                for section in _with_merged(holder.get("hosts")):
+                    sections[id(section)] = section
+        return list(sections.values())
+
+    def _split(self, entry: _Entry) -> _Entry:
+        """An entry of the chosen hosts alone, right behind what is left of the one that named them."""
+        if not entry.rest:
+            return entry
+        value = entry.parent[entry.key]
+        copy = value if id(value) in self._shared else roundtrip.twin(value, self._shared)
+        parent, position = entry.parent, list(entry.parent).index(entry.key)
+        if isinstance(copy, CommentedMap):
+            copy = self._with_addresses(copy, entry.names, entry.chosen)
+        self._shrink(entry)
+        key = roundtrip.styled_like(fold(entry.chosen), entry.key)
+        parent.insert(position + 1, key, copy)
+        return _Entry(parent, key, entry.chosen, entry.chosen)
+
+    def _shrink(self, entry: _Entry) -> None:
+        """Leaves an entry what is not chosen."""
+        parent, position = entry.parent, list(entry.parent).index(entry.key)
+        value = parent.pop(entry.key)
+        if isinstance(value, CommentedMap):
+            value = self._with_addresses(value, entry.names, entry.rest)
+        parent.insert(position, roundtrip.styled_like(fold(entry.rest), entry.key), value)
+
+    def _with_addresses(self, value: CommentedMap, names: tuple[str, ...], chosen: tuple[str, ...]) -> CommentedMap:
+        """The value with those of its address ranges' parts that belong to the chosen hosts."""
+        for field in PER_HOST:
+            addresses = expand(str(value[field])) if "[" in str(value.get(field) or "") else ()
+            if len(addresses) == len(names):
+                part = [at for name, at in zip(names, addresses, strict=True) if name in set(chosen)]
+                value[field] = roundtrip.styled_like(fold(part), value[field])
+        return value
+
+    def _own_mapping(self, entry: _Entry) -> CommentedMap:
+        """The entry's values as a mapping that belongs to it alone, so that a change changes nobody else."""
+        value = entry.parent[entry.key]
+        if not isinstance(value, CommentedMap):
+            own = roundtrip.flow_map()
+        elif id(value) in self._shared:
+            if self._shared[id(value)] == (id(entry.parent), entry.key):
+                own = roundtrip.twin(value, self._shared)
+            else:
+                own = roundtrip.flow_map()
+                own["<<"] = value
+        else:
+            own = value
+        entry.parent[entry.key] = own
+        return own
+
+    def _put(self, mapping: CommentedMap, setting: Setting, share: str | None) -> None:
+        if setting.label is not None:
+            self._put_label(mapping, setting)
+        elif setting.value is None:
+            self._inline(mapping, setting.field)
+            mapping.pop(setting.field, None)
+        else:
+            new = setting.tree if share is None else share
+            old = mapping.get(setting.field)
+            plain = type(new) is str and old is not None  # one that needs quotes has them already
+            mapping[setting.field] = roundtrip.styled_like(str(new), old) if plain else new
+
+    def _put_label(self, mapping: CommentedMap, setting: Setting) -> None:
+        inherited = next((m["labels"] for m in _with_merged(mapping) if m.get("labels")), None)
+        labels = mapping.get("labels")
+        if not isinstance(labels, CommentedMap) or id(labels) in self._shared:
+            labels = roundtrip.twin(inherited, self._shared) if inherited else roundtrip.flow_map()
+        assert isinstance(labels, CommentedMap)
+        if setting.value is None:
+            self._inline(labels, setting.label or "")
+            labels.pop(setting.label, None)
+        else:
+            labels[setting.label] = setting.tree
+        if labels:
+            mapping["labels"] = labels
+        else:
+            mapping.pop("labels", None)
+
+    def _inline(self, mapping: CommentedMap, key: str) -> None:
+        """Writes merged values out where one of them, `key`, is to go."""
+        sources = list(_with_merged(mapping))[1:]
+        if "<<" not in mapping or not any(key in source for source in sources):
+            return
+        mapping.pop("<<")
+        for source in sources:
+            for name, value in source.items():
+                if name not in mapping and name != "<<":
+                    mapping[name] = value if id(value) in self._shared else roundtrip.twin(value, self._shared)
+
+    def _delete(self, entry: _Entry) -> None:
+        del entry.parent[entry.key]
+
+    def _rack_hosts(self, rack: str) -> CommentedMap:
+        """The mapping that new hosts of a rack go to; made, with the rack, if there is none."""
+        racks = self._root.get("racks")
+        if not isinstance(racks, CommentedMap):
+            racks = self._root["racks"] = CommentedMap()
+        for holder in _with_merged(racks):
+            if rack in holder:
+                racks = holder
+                break
+        else:
+            racks[rack] = _like_its_neighbours(racks)
+        if not isinstance(racks[rack], CommentedMap):
+            racks[rack] = roundtrip.flow_map()
+        for holder in _with_merged(racks[rack]):
+            if isinstance(holder.get("hosts"), CommentedMap):
+                section = holder["hosts"]
+                assert isinstance(section, CommentedMap)
+                return section
+        section = roundtrip.flow_map() if roundtrip.is_flow(racks[rack]) else CommentedMap()
+        racks[rack]["hosts"] = section
+        return section
+
+
+def _concerns(settings: Sequence[Setting], value: object) -> bool:
+    """Whether there is anything to do for an entry: a value to set, or one that is there to take away."""
+    keys = {key for mapping in _with_merged(value) for key in mapping}
+    return any(setting.value is not None or setting.field in keys for setting in settings)
+
+
+def _like_its_neighbours(racks: CommentedMap) -> CommentedMap:
+    """An empty rack in the style of the last one."""
+    last = next((rack for rack in reversed(list(racks.values())) if isinstance(rack, CommentedMap)), None)
+    return CommentedMap() if last is not None and not roundtrip.is_flow(last) else roundtrip.flow_map()
+
+
+def _with_merged(node: object) -> Iterator[CommentedMap]:
+    """A mapping and those it merges, the ones that win first."""
+    if not isinstance(node, CommentedMap):
+        return
+    yield node
+    merged = node.get("<<")
+    for source in merged if isinstance(merged, list) else [merged]:
+        yield from _with_merged(source)
+
+
+def _merged_values(node: object) -> Iterator[object]:
+    seen: set[str] = set()
+    for mapping in _with_merged(node):
+        for key, value in mapping.items():
+            if key != "<<" and key not in seen:
+                seen.add(key)
+                yield value
+
+
+def _key(text: str, section: CommentedMap) -> str:
+    """A new entry's key, in the quotes of the section's other ranges."""
+    example = next((key for key in reversed(list(section)) if "[" in str(key)), None)
+    return roundtrip.styled_like(text, example if "[" in text else None)
+
+
+def _shares(setting: Setting, hosts: Sequence[str]) -> dict[str, str]:
+    """Which of a range of addresses is whose."""
+    if setting.value is None:
+        return {}
+    addresses = expand(setting.text) if "[" in setting.text else (setting.text,)
+    if len(addresses) != len(hosts):
+        raise BadInput(
+            f"{setting.field} {shown(setting.text)} is {len(addresses)}, but there are {len(hosts)} hosts",
+            hint="give as many as there are hosts, such as 10.0.1.[1-16]",
+        )
+    return dict(zip(hosts, addresses, strict=True))
+
+
+def _folded_share(share: dict[str, str], hosts: Sequence[str]) -> str:
+    return fold(share[name] for name in hosts) if len(hosts) > 1 else share[hosts[0]]
+
+
+def _indent_of(text: str) -> int:
+    """How far a person indents, by the first indented line."""
+    for line in text.splitlines():
+        bare = line.lstrip(" ")
+        if bare and bare[0] not in "#-" and len(bare) < len(line):
+            return max(2, min(len(line) - len(bare), 8))
+    return 2
