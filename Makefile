@@ -1,0 +1,60 @@
+# From a clean clone on Debian or Ubuntu with git, make, python3 and root:
+#   make demo    a lab of four hosts in two racks trains a network, live
+#   make test    every test, those on the lab included
+.PHONY: setup packages demo test test-unit test-lab check bench lab image clean
+.DEFAULT_GOAL := setup
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+GPURUN := $(VENV)/bin/gpurun
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpurun
+DEMO := $(CACHE)/lab/demo
+
+setup: $(VENV)/.installed
+
+packages:
+	@.ci/install-packages
+
+$(VENV)/.installed: pyproject.toml | packages
+	python3 -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gpurun needs Python 3.10 or newer")'
+	python3 -m venv $(VENV)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+# The lab goes down however the demo ends, Ctrl-C included; what it trained stays in build/demo.
+demo: export GPURUN_HOME := $(CURDIR)/build/demo
+demo: setup image
+	@trap '$(GPURUN) lab down --name demo' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; set -ex; \
+	$(GPURUN) lab up --name demo --racks 2 --hosts 2 --gpus 4; \
+	$(GPURUN) submit recipes/fashion-mnist --gpus-per-host 1 --follow --inventory $(DEMO)/inventory.yaml; \
+	$(GPURUN) status --inventory $(DEMO)/inventory.yaml
+
+# Building Horovod and the quick tests share the wait.
+test: setup
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line image test-unit
+	@$(MAKE) --no-print-directory test-lab
+
+test-unit: setup
+	$(VENV)/bin/pytest -m 'not lab' -n 2
+
+test-lab: setup image
+	$(VENV)/bin/pytest -m lab -n 2 --dist loadgroup
+
+check: setup
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+bench: setup image
+	@set -e; for file in benchmarks/bench_*.py; do echo "== $$file"; $(PYTHON) $$file; done
+
+lab: setup
+	$(GPURUN) lab up
+
+image: setup
+	@$(PYTHON) recipes/images/build.py
+
+# Only what this clone made. Images, wheels and lab disks are in $(CACHE) and shared by clones.
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info

@@ -1,0 +1,239 @@
+#!/usr/bin/env python3
+"""Build the images that gpurun's recipes and tests use, from Debian packages and PyPI only.
+
+    python recipes/images/build.py [tiny] [base] [tf2.15]        (all of them if none is named)
+
+Nothing is built twice: each image carries a label with the hash of what it was made from, and packages, layers
+and Horovod's wheel are kept in ~/.cache/gpurun. Docker needs no network of its own. The engine is DOCKER_HOST, else
+the one that `gpurun lab engine` names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import rootfs
+import wheelhouse
+
+HERE = Path(__file__).resolve().parent
+TRAIN = HERE / "tf2.15"
+ADDITIONS = ("openmpi", "data", "binutils", "compilers")
+TINY_IMAGE, BASE_IMAGE, TRAIN_IMAGE = "gpurun/tiny:1", "gpurun/base:bookworm", "gpurun/train:tf2.15"
+LABEL = "gpurun.inputs"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A Docker engine, through its command line."""
+
+    host: str
+
+    def run(self, *argv: str) -> None:
+        """Run ``docker ARGV``; its output goes to stderr.
+
+        Raises:
+            subprocess.CalledProcessError: it failed, and has said why.
+        """
+        subprocess.run(["docker", *argv], check=True, env=self._environment, stdout=sys.stderr)
+
+    def ask(self, *argv: str) -> str:
+        """Output of ``docker ARGV``; empty if it fails."""
+        return subprocess.run(
+            ["docker", *argv], env=self._environment, capture_output=True, text=True, check=False
+        ).stdout.strip()
+
+    def has(self, image: str, inputs: str) -> bool:
+        """Whether `image` is there and was made from `inputs`."""
+        found = self.ask("image", "inspect", "--format", f'{{{{index .Config.Labels "{LABEL}"}}}}', image)
+        return found == inputs
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        # The classic builder: the one that every packaged engine and client has.
+        return {**os.environ, "DOCKER_HOST": self.host, "DOCKER_BUILDKIT": "0"}
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Where packages, layers and wheels are kept between builds."""
+
+    folder: Path
+
+    @property
+    def wheels(self) -> Path:
+        """Downloaded wheels, and Horovod's own."""
+        return self.folder / "wheels"
+
+    def layers(self, needed: tuple[str, ...]) -> Path:
+        """The folder with ``base.tar``, ``tiny.tar`` and a tar per addition; made if one `needed` is missing."""
+        folder = self.folder / "images" / f"debian-{debian_inputs()}"
+        if all((folder / f"{name}.tar").is_file() for name in needed):
+            return folder
+        say("Debian packages: root file system and layers")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="debian-", dir=folder.parent) as scratch:
+            lists = {name: rootfs.package_list(TRAIN / f"debian-{name}.txt") for name in ADDITIONS}
+            rootfs.build(rootfs.package_list(HERE / "base" / "debian.txt"), lists, Path(scratch))
+            if folder.is_dir():
+                shutil.rmtree(folder)
+            Path(scratch).rename(folder)
+            Path(scratch).mkdir()  # for TemporaryDirectory to remove
+        return folder
+
+
+def debian_inputs() -> str:
+    """Hash of what the Debian layers are made from."""
+    lists = [HERE / "base" / "debian.txt", *(TRAIN / f"debian-{name}.txt" for name in ADDITIONS)]
+    return wheelhouse.digest(HERE / "rootfs.py", *lists)
+
+
+def wheel_inputs() -> str:
+    """Hash of what Horovod's wheel depends on."""
+    names = ("Dockerfile.wheel", "horovod-source.txt", "tensorflow.txt", "debian-openmpi.txt", "debian-compilers.txt")
+    return wheelhouse.digest(*(TRAIN / name for name in names))
+
+
+def train_inputs() -> str:
+    """Hash of everything the training image is made from."""
+    names = ("Dockerfile", "install.py", "openmpi-mca-params.conf", "build.txt", "horovod.txt")
+    return wheelhouse.digest(*(TRAIN / name for name in names)) + debian_inputs() + wheel_inputs()
+
+
+def build_from_tar(image: str, name: str, engine: Engine, cache: Cache) -> None:
+    """Import one of the root file systems as an image of one layer."""
+    inputs = debian_inputs()
+    if engine.has(image, inputs):
+        return say(f"{image} is up to date")
+    tar = cache.layers((name,)) / f"{name}.tar"
+    say(f"{image}: importing {tar.stat().st_size / 1e6:.0f} MB")
+    engine.run("import", "--change", f"LABEL {LABEL}={inputs}", "--change", 'CMD ["/bin/sh"]', str(tar), image)
+    return None
+
+
+def build_train(engine: Engine, cache: Cache) -> None:
+    """Build the training image, and first Horovod's wheel if the cache has none."""
+    inputs = train_inputs()
+    if engine.has(TRAIN_IMAGE, inputs):
+        return say(f"{TRAIN_IMAGE} is up to date")
+    wheel = horovod_wheel(engine, cache)
+    build_from_tar(BASE_IMAGE, "base", engine, cache)
+    layers = cache.layers(("base", "openmpi", "data", "binutils"))
+    say("wheels of TensorFlow and what Horovod needs")
+    tools = wheelhouse.fetch(TRAIN / "build.txt", cache.wheels)
+    wheels = {name: wheelhouse.fetch(TRAIN / f"{name}.txt", cache.wheels) for name in ("tensorflow", "horovod")}
+    with build_context(cache) as context:
+        for name in ("openmpi", "data", "binutils"):
+            place(layers / f"{name}.tar", context)
+        for name in ("Dockerfile", "install.py", "openmpi-mca-params.conf"):
+            place(TRAIN / name, context)
+        for name, folder in wheels.items():
+            for file in (*folder.iterdir(), *tools.glob("pip-*.whl")):
+                place(file, context / "wheels" / name)
+        place(wheel, context / "wheels" / "horovod")
+        say(TRAIN_IMAGE)
+        engine.run("build", "--network", "none", "--label", f"{LABEL}={inputs}", "--tag", TRAIN_IMAGE, str(context))
+    return None
+
+
+def horovod_wheel(engine: Engine, cache: Cache) -> Path:
+    """Horovod's wheel from the cache, else built in a container of the image's own lower layers."""
+    folder = cache.wheels / f"horovod-built-{wheel_inputs()}"
+    if not folder.is_dir():
+        layers = cache.layers(("base", *ADDITIONS))
+        build_from_tar(BASE_IMAGE, "base", engine, cache)
+        say("wheels to build Horovod with")
+        names = ("tensorflow.txt", "horovod.txt", "build.txt")
+        sources = [wheelhouse.fetch(TRAIN / name, cache.wheels) for name in names]
+        sources.append(wheelhouse.fetch(TRAIN / "horovod-source.txt", cache.wheels, wheelhouse.SOURCE_ONLY))
+        with build_context(cache) as context:
+            for name in ADDITIONS:
+                place(layers / f"{name}.tar", context)
+            place(TRAIN / "Dockerfile.wheel", context)
+            for file in (file for source in sources for file in source.iterdir()):
+                place(file, context / "wheels", "pip.whl" if file.name.startswith("pip-") else file.name)
+            say("Horovod: compiling, some minutes on two cores")
+            compile_wheel(engine, context, folder)
+        (layers / "compilers.tar").unlink()  # 0.5 GB that only a new wheel needs again
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def compile_wheel(engine: Engine, context: Path, folder: Path) -> None:
+    """Build ``Dockerfile.wheel`` and move the wheel it made to `folder`; leaves no image or container behind."""
+    image = "gpurun/horovod-wheel:build"
+    file = str(context / "Dockerfile.wheel")
+    container = ""
+    try:
+        engine.run("build", "--network", "none", "--force-rm", "--file", file, "--tag", image, str(context))
+        container = engine.ask("create", image, "true")
+        engine.run("cp", f"{container}:/out", str(context / "out"))
+        (context / "out").rename(folder)
+    finally:
+        if container:
+            engine.ask("rm", container)
+        engine.ask("image", "rm", image)
+
+
+@contextmanager
+def build_context(cache: Cache) -> Iterator[Path]:
+    """An empty folder beside the cached files, so that they can be linked into it."""
+    with tempfile.TemporaryDirectory(prefix="context-", dir=cache.folder) as folder:
+        yield Path(folder)
+
+
+def place(file: Path, folder: Path, name: str | None = None) -> None:
+    """Put a file into a build context without copying it where links can reach."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / (name or file.name)
+    try:
+        os.link(file, target)
+    except OSError:
+        shutil.copyfile(file, target)
+
+
+def engine_host() -> str:
+    """DOCKER_HOST, else what the lab says."""
+    if host := os.environ.get("DOCKER_HOST"):
+        return host
+    argv = [sys.executable, "-m", "gpurun.cli.lab", "engine"]
+    return subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+def say(text: str) -> None:
+    """One line of progress, with the time since the start."""
+    print(f"[{time.monotonic() - STARTED:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+
+STARTED = time.monotonic()
+
+
+def main() -> None:
+    """Build what the command line names, one process at a time."""
+    parser = argparse.ArgumentParser(description="Build gpurun's images from Debian packages and PyPI.")
+    parser.add_argument("images", nargs="*", help="tiny, base, tf2.15; all of them if none is named")
+    images = parser.parse_args().images or ["tiny", "base", "tf2.15"]
+    cache = Cache(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpurun")
+    cache.folder.mkdir(parents=True, exist_ok=True)
+    engine = Engine(engine_host())
+    with (cache.folder / "images.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for name in images:
+            if name == "tf2.15":
+                build_train(engine, cache)
+            else:
+                build_from_tar({"tiny": TINY_IMAGE, "base": BASE_IMAGE}[name], name, engine, cache)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Inside a build container: install every wheel of a folder into /usr/local and leave only what runs.
+
+Two builds from the same wheels give the same bytes: no times, no machine's traces. Byte code is kept for the
+modules that a start-up imports (compiling TensorFlow anew at each start of each rank costs seconds, and a rank may
+not write to the image) and for nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import py_compile
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+PREFIX = Path("/usr/local")
+PACKAGES = PREFIX / "lib/python3.11/dist-packages"
+# Headers, sources and the libraries' own tests: for building against them, not for running.
+UNUSED = (
+    "tensorflow/include", "tensorflow/xla_aot_runtime_src", "numpy/tests", "numpy/*/tests", "numpy/core/include",
+    "numpy/core/lib/*.a", "numpy/random/lib/*.a", "numpy/f2py/src", "h5py/tests", "psutil/tests",
+)  # fmt: skip
+# Only these: patchelf'ed libraries of other wheels do not survive strip.
+STRIPPED = ("tensorflow/**/*.so", "tensorflow/*.so.2", "horovod/**/*.so")
+EPOCH = 1_700_000_000
+
+
+def main() -> None:
+    """Install, remove, strip, compile, then set every time stamp to the same moment."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("wheels", type=Path)
+    parser.add_argument("--warm", default="", help="modules to import; what they load keeps its byte code")
+    arguments = parser.parse_args()
+    install(arguments.wheels)
+    for pattern in UNUSED:
+        for path in PACKAGES.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for library in sorted({path for pattern in STRIPPED for path in PACKAGES.glob(pattern)}):
+        subprocess.run(["strip", "--strip-unneeded", library], check=True)
+    compile_sources(loaded_by(arguments.warm.split(",")) if arguments.warm else sorted(PACKAGES.rglob("*.py")))
+    for path in (PREFIX, *PREFIX.rglob("*")):
+        os.utime(path, (EPOCH, EPOCH), follow_symlinks=False)
+
+
+def install(wheels: Path) -> None:
+    """Install all wheels but pip's own with pip from its wheel."""
+    (pip,) = wheels.glob("pip-*.whl")
+    argv = [sys.executable, str(pip / "pip"), "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
+    argv += ["--break-system-packages", "--root-user-action=ignore", "--no-cache-dir"]
+    subprocess.run([*argv, *sorted(str(wheel) for wheel in wheels.glob("*.whl") if wheel != pip)], check=True)
+
+
+def loaded_by(modules: Iterable[str]) -> list[Path]:
+    """Source files of all that importing `modules` loads from the installed packages."""
+    sys.dont_write_bytecode = True
+    for name in modules:
+        importlib.import_module(name)
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    return sorted(Path(file) for file in files if file and file.startswith(str(PACKAGES)) and file.endswith(".py"))
+
+
+def compile_sources(sources: Iterable[Path]) -> None:
+    """Compile without checks against the source's time, which a copy between layers may change."""
+    for source in sources:
+        py_compile.compile(str(source), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH, quiet=1)
+
+
+if __name__ == "__main__":
+    main()

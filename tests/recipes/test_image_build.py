@@ -1,0 +1,119 @@
+import os
+import tarfile
+
+import pytest
+import rootfs
+import wheelhouse
+
+BOOKWORM = {"ID": "debian", "VERSION_CODENAME": "bookworm"}
+
+
+def test_package_lists_may_have_comments_and_blank_lines(tmp_path):
+    file = tmp_path / "list.txt"
+    file.write_text("# why\n\nopenmpi-bin  # launcher\n  openssh-client\n")
+    assert rootfs.package_list(file) == ("openmpi-bin", "openssh-client")
+
+
+def test_the_image_is_made_from_the_mirror_the_machine_uses():
+    targets = ["http://mirror.example/debian/|bookworm|main", "http://mirror.example/debian/|bookworm|contrib",
+               "http://mirror.example/debian/|bookworm-updates|main", "http://security.example/|bookworm-security|main",
+               "https://vendor.example/apt/|stable|main"]  # fmt: skip
+    assert rootfs.sources(BOOKWORM, targets) == (
+        "deb http://mirror.example/debian/ bookworm main",
+        "deb http://mirror.example/debian/ bookworm-updates main",
+        "deb http://security.example/ bookworm-security main",
+    )
+
+
+def test_a_newer_debian_serves_bookworm_from_the_same_mirror():
+    release = {"ID": "debian", "VERSION_CODENAME": "trixie"}
+    assert rootfs.sources(release, ["http://mirror.example/debian/|trixie|main"]) == (
+        "deb http://mirror.example/debian/ bookworm main",
+    )
+
+
+@pytest.mark.parametrize("release", [{"ID": "ubuntu", "VERSION_CODENAME": "noble"}, {}])
+def test_another_distribution_leaves_the_mirror_to_mmdebstrap(release):
+    assert rootfs.sources(release, ["http://archive.example/ubuntu/|noble|main"]) == ()
+
+
+def test_only_settings_for_reaching_mirrors_are_taken_over():
+    dump = ['Acquire "";\n', 'Acquire::http "";\n', 'Acquire::http::Proxy "http://proxy.example:3128";\n',
+            'Acquire::Check-Valid-Until "false";\n', 'Acquire::Languages "none";\n',
+            'DPkg::Post-Invoke:: "rm -f /";\n']  # fmt: skip
+    assert rootfs.apt_settings(dump) == (
+        'Acquire::http::Proxy "http://proxy.example:3128";',
+        'Acquire::Check-Valid-Until "false";',
+    )
+
+
+def test_a_layer_holds_what_changed_and_nothing_else_whatever_it_is_called(tmp_path):
+    tree = tmp_path / "tree"
+    for folder in ("etc", "usr/lib", "var/log", "var/cache/apt", "proc"):
+        (tree / folder).mkdir(parents=True)
+    (tree / "etc/old").write_text("old")
+    (tree / "usr/lib/kept").write_text("as it was")
+    start_ns = rootfs._clock_of(tree)
+    odd = "new\n'; touch x #\u00e9"
+    (tree / "etc" / odd).write_text("new")
+    (tree / "etc/old").write_text("changed")
+    (tree / "usr/lib/old mtime").write_text("unpacked")
+    os.utime(tree / "usr/lib/old mtime", (1, 1))  # as dpkg does
+    (tree / "etc/link").symlink_to("/nowhere")
+    (tree / "var/log/apt.log").write_text("noise")
+    (tree / "var/cache/apt/x.deb").write_text("noise")
+    tar = tmp_path / "layer.tar"
+    rootfs._archive(tree, tar, rootfs._changed_since(tree, start_ns))
+    with tarfile.open(tar) as archive:
+        names = {member.name for member in archive if not member.isdir()}
+    assert names == {f"etc/{odd}", "etc/old", "etc/link", "usr/lib/old mtime"}
+
+
+def test_a_whole_root_file_system_has_its_empty_folders_but_not_the_machines_settings(tmp_path):
+    tree = tmp_path / "tree"
+    for folder in ("proc/1", "tmp/x", "etc/apt/apt.conf.d"):
+        (tree / folder).mkdir(parents=True)
+    (tree / "etc/apt/apt.conf.d/99mmdebstrap").write_text('Acquire::http::Proxy "http://user:secret@proxy.example";')
+    (tree / "etc/resolv.conf").write_text("nameserver 192.0.2.1")
+    assert rootfs._changed_since(tree, 0) == ["etc", "etc/apt", "etc/apt/apt.conf.d", "proc", "tmp"]
+
+
+def test_the_digest_knows_names_and_bounds(tmp_path):
+    first, second = tmp_path / "a", tmp_path / "b"
+    first.write_text("xy")
+    second.write_text("z")
+    before = wheelhouse.digest(first, second)
+    assert before == wheelhouse.digest(first, second)
+    assert before != wheelhouse.digest(second, first)
+    first.write_text("x")
+    second.write_text("yz")
+    assert before != wheelhouse.digest(first, second)
+
+
+def test_a_download_that_fails_leaves_no_folder_that_looks_complete(tmp_path):
+    requirements = tmp_path / "nothing.txt"
+    requirements.write_text("no-such-file==1 --hash=sha256:" + "0" * 64 + "\n")
+    cache = tmp_path / "cache"
+    with pytest.raises(wheelhouse.subprocess.CalledProcessError):
+        wheelhouse.fetch(requirements, cache, ("--no-index", "--only-binary=:all:"))
+    assert list(cache.iterdir()) == []
+
+
+def test_a_changed_input_means_another_image(build, monkeypatch, tmp_path):
+    before = build.train_inputs()
+    copy = tmp_path / "tf2.15"
+    copy.mkdir()
+    for file in build.TRAIN.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    monkeypatch.setattr(build, "TRAIN", copy)
+    assert build.train_inputs() == before
+    with (copy / "debian-data.txt").open("a") as file:
+        file.write("hello\n")
+    assert build.train_inputs() != before
+
+
+def test_a_file_is_placed_in_a_build_context_under_another_name(build, tmp_path):
+    source = tmp_path / "pip-26 'x'.whl"
+    source.write_text("wheel")
+    build.place(source, tmp_path / "context" / "wheels", "pip.whl")
+    assert (tmp_path / "context/wheels/pip.whl").read_text() == "wheel"
