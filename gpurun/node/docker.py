@@ -76,7 +76,7 @@ def request(
     path: str,
     json: Any = None,
     docker_host: Optional[str] = None,
-    timeout_s: float = 60.0,
+    time_limit_s: float = 60.0,
 ) -> Reply:
     """One API request, such as ``GET /containers/json?all=1``; the path goes without the version.
 
@@ -92,11 +92,11 @@ def request(
     payload = call.payload
     if not path.startswith("/") or any(ord(letter) < 0x21 or ord(letter) > 0x7E for letter in path):
         raise OpError("bad-request", "%r is not a URL path" % path)
-    connection = connect(call, docker_host, timeout_s)
+    connection = connect(call, docker_host, time_limit_s)
     try:
         status, answer = exchange(connection, method, path, json, payload)
     except socket.timeout:
-        raise OpError("timeout", "Docker did not answer %s %s within %g s" % (method, path, timeout_s)) from None
+        raise OpError("timeout", "Docker did not answer %s %s within %g s" % (method, path, time_limit_s)) from None
     except http.client.HTTPException as error:
         call.check()
         raise OpError("no-docker", "Docker broke off %s %s: %r" % (method, path, error)) from None

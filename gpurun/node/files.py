@@ -38,10 +38,11 @@ def write(call: Call, path: str, mode: int = 0o600, fsync: bool = False) -> Dict
 def read(call: Call, path: str, max_bytes: int = 1 << 20, offset: int = 0) -> Reply:
     """Up to `max_bytes` of a regular file from `offset` on; ``value["size"]`` is the whole file's size."""
     handle = os.open(absolute(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    status = os.fstat(handle)
+    if not modes.S_ISREG(status.st_mode):
+        os.close(handle)
+        raise OpError("bad-request", "%s is not a regular file" % path)
     with os.fdopen(handle, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not modes.S_ISREG(status.st_mode):
-            raise OpError("bad-request", "%s is not a regular file" % path)
         file.seek(offset)
         return Reply({"size": status.st_size}, file.read(max_bytes))
 

@@ -17,7 +17,7 @@ class Child:
     """A program in a process group of its own, which can be killed at any time and by any thread."""
 
     def __init__(self, argv: List[str], env: Optional[Dict[str, str]], cwd: Optional[str]) -> None:
-        if not argv or not all(isinstance(part, str) for part in argv):
+        if not argv or not isinstance(argv, list) or not all(isinstance(part, str) for part in argv):
             raise OpError("bad-request", "an argv is a list of at least one text")
         if any("\0" in part for part in [*argv, *(env or {}).keys(), *(env or {}).values()]):
             raise OpError("bad-request", "a NUL character cannot be passed to a program")
@@ -63,13 +63,14 @@ def run(
     argv: List[str],
     env: Optional[Dict[str, str]] = None,
     cwd: Optional[str] = None,
-    timeout_s: float = 30.0,
+    time_limit_s: Optional[float] = None,
     max_output_bytes: int = 4 << 20,
 ) -> Dict[str, Any]:
     """Run `argv`; the request's payload is its stdin.
 
     Args:
         env: added to the agent's own environment.
+        time_limit_s: when to kill it; None = when the call is cancelled, as one is that times out at the head.
         max_output_bytes: of stdout and of stderr each, how many of the *last* bytes are kept.
 
     Returns:
@@ -90,9 +91,10 @@ def run(
         timed_out.set()
         child.kill()
 
-    timer = threading.Timer(timeout_s, expire)
+    timer = threading.Timer(time_limit_s or 0, expire)
     timer.daemon = True
-    timer.start()
+    if time_limit_s is not None:
+        timer.start()
     call.on_cancel(child.kill)
     try:
         out, err = _communicate(child, stdin, max_output_bytes)
@@ -103,7 +105,7 @@ def run(
             _children.discard(child)
     call.check()
     if timed_out.is_set():
-        raise OpError("timeout", "%s did not end within %g s" % (argv[0], timeout_s), stderr=_text(err[-4096:]))
+        raise OpError("timeout", "%s did not end within %g s" % (argv[0], time_limit_s or 0), stderr=_text(err[-4096:]))
     truncated = max(len(out), len(err)) >= max_output_bytes
     return {"code": code, "stdout": _text(out), "stderr": _text(err), "truncated": truncated}
 

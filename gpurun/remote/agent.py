@@ -133,40 +133,23 @@ class Agent:
         finally:
             self._forget(operation)
 
-    def stream(self, op: str, *, payload_in: Iterable[bytes] | None = None, **params: Json) -> Iterator[Reply]:
-        """Run an operation and yield what it sends, item by item, then its final reply.
+    def stream(self, op: str, *, payload_in: Iterable[bytes] | None = None, **params: Json) -> Stream:
+        """Run an operation and iterate over what it sends, item by item; the last one is its return value.
 
-        The last item is the operation's return value. Closing the iterator cancels the operation on the host.
-        Nothing limits the time: a stream lasts as long as its operation.
+        Closing the stream (or dropping it) cancels the operation on the host. Nothing limits the time: a stream lasts
+        as long as its operation.
 
         Args:
             payload_in: bytes for the operation, taken in a thread of their own as the host consumes them. An exception
-                that it raises is raised here.
+                that it raises is raised by the stream.
 
         Raises:
-            RemoteOpFailed, HostUnreachable: as `call`.
+            RemoteOpFailed, HostUnreachable: as `call`, here or from the iteration.
         """
         operation = self._start(op, params, more=payload_in is not None)
         if payload_in is not None:
             Thread(target=self._feed, args=(operation, payload_in), daemon=True).start()
-        return self._items(operation)
-
-    def _items(self, operation: _Operation) -> Iterator[Reply]:
-        parts = bytearray()
-        try:
-            while True:
-                frame = self._next(operation, None, 0.0)
-                kind = frame.header["t"]
-                if kind == "done":
-                    yield Reply(frame.header.get("v"), bytes(parts + frame.payload))
-                    return
-                self._consumed(operation, frame)
-                if kind == "part":
-                    parts += frame.payload
-                else:
-                    yield Reply(frame.header.get("v"), frame.payload)
-        finally:
-            self._forget(operation)
+        return Stream(self, operation)
 
     def close(self) -> None:
         """Close the channel: the agent and its children end. Idempotent."""
@@ -297,6 +280,8 @@ class Agent:
         if header.get("t") == "err":
             operation.end()
             kind, message = str(header.get("kind")), str(header.get("message"))
+            if kind == "cancelled":  # not by us, who still wait for it
+                raise HostUnreachable("its agent is being stopped", host=self.host)
             raise RemoteOpFailed(message, kind=kind, detail=header.get("detail"), host=self.host)
         if header.get("t") == "done":
             operation.end()
@@ -315,6 +300,56 @@ class Agent:
         if cancel and known is not None and not ended and self.alive:
             with suppress(HostUnreachable):  # a dead host runs nothing of ours that its agent would not have stopped
                 self._send({"t": "cancel", "id": operation.id})
+
+
+class Stream(Iterator[Reply]):
+    """The items of one operation. A context manager; not for several threads at once, but `close` may come from any."""
+
+    def __init__(self, agent: Agent, operation: _Operation) -> None:
+        self._agent = agent
+        self._operation = operation
+        self._parts = bytearray()
+        self._closed = False
+
+    def __next__(self) -> Reply:
+        if self._closed:
+            raise StopIteration
+        try:
+            return self._item()
+        except BaseException:
+            self.close()
+            raise
+
+    def _item(self) -> Reply:
+        while True:
+            frame = self._agent._next(self._operation, None, 0.0)
+            value, kind = frame.header.get("v"), frame.header["t"]
+            if kind == "done":
+                self.close()
+                return Reply(value, bytes(self._parts + frame.payload))
+            self._agent._consumed(self._operation, frame)
+            if kind == "out":
+                return Reply(value, frame.payload)
+            self._parts += frame.payload
+
+    def close(self) -> None:
+        """End the iteration; an operation that still runs is cancelled on the host. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._agent._forget(self._operation)
+            # Wakes a thread that waits for the next item.
+            self._operation.arrived.put(HostUnreachable("the stream was closed", host=self._agent.host))
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not self._closed:
+            # Not here: the garbage collector may run in a thread that holds the very locks that closing needs.
+            Thread(target=self._agent._forget, args=(self._operation,), daemon=True).start()
 
 
 class _FeedFailed(GpurunError):

@@ -82,7 +82,7 @@ class _Opening:
         try:
             outcome: Agent | HostFailure | BaseException = open_agent(target, attempt, self.jumps)
         except HostFailure as error:
-            outcome = error
+            outcome = _about(target.name, error)
         except GpurunError as error:
             outcome = HostFailure(error.message, host=target.name, where=error.where, hint=error.hint)
         except (paramiko.SSHException, OSError, EOFError) as error:
@@ -115,6 +115,14 @@ class _Opening:
                 message = f"no answer within {self.timeout_s:g} s (while {attempt.stage})"
                 self.outcomes[name] = HostUnreachable(message, host=name)
                 Thread(target=attempt.abort, daemon=True).start()
+
+
+def _about(host: str, error: HostFailure) -> HostFailure:
+    """The failure as one of `host`, also when a jump host on the way to it is what failed."""
+    if error.host == host:
+        return error
+    message = f"{error.host}, on the way to it: {error.message}"
+    return type(error)(message, host=host, where=error.where, hint=error.hint)
 
 
 def open_agents(
@@ -221,6 +229,7 @@ def _no_agent(host: str, channel: Channel, noise: bytearray) -> HostFailure:
         said = channel.recv_stderr(1 << 14).decode(errors="replace").strip()
     except TimeoutError:
         said = ""
+    channel.status_event.wait(2.0)  # it follows the end of the output
     code = channel.recv_exit_status() if channel.exit_status_ready() else None
     if code == 127 or "python3: not found" in said or "python3: command not found" in said:
         return HostNotReady(

@@ -234,7 +234,8 @@ def _accepts(route: Route, transport: Transport, identity: Identity, attempt: At
     try:
         more = transport.auth_publickey(route.user, identity.key)
     except paramiko.BadAuthenticationType as error:
-        tried.append(f"it wants {', '.join(error.allowed_types)}, not a key")
+        wanted = ", ".join(kind for kind in error.allowed_types if kind)
+        tried.append(f"it wants {wanted}, not a key" if wanted else "it accepts no keys")
         return False
     except paramiko.AuthenticationException as error:
         tried.append(f"{identity.source}: {'refused' if 'failed' in str(error).lower() else reason(error)}")

@@ -157,6 +157,8 @@ def _blocks(file: str, depth: int) -> Iterator[_Block]:
     options: list[tuple[str, str]] = []
     for number, line in enumerate(Path(file).read_text(errors="surrogateescape").splitlines(), 1):
         key, value = _keyword(line, file, number)
+        if not key:
+            continue
         if key not in ("host", "match", "include"):
             options.append((key, value))
             continue

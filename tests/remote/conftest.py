@@ -48,6 +48,7 @@ class Sshd:
         config.write_text(
             "\n".join(
                 [
+                    *lines,  # first: sshd takes the first value it reads
                     f"Port {self.port}",
                     "ListenAddress 127.0.0.1",
                     *(f"HostKey {key}" for key in self.host_keys),
@@ -61,7 +62,6 @@ class Sshd:
                     "MaxStartups 200",
                     "MaxSessions 200",
                     "LogLevel ERROR",
-                    *lines,
                 ]
             )
             + "\n"
@@ -99,6 +99,12 @@ class Net:
     known_hosts: Path
     ssh_config: Path
     sshds: list[Sshd]
+
+    def new_key(self, name: str, kind: str = "ed25519") -> Path:
+        """Another key pair."""
+        return keygen(self.folder / name, kind)
+
+    public = staticmethod(public)
 
     def sshd(self, *lines: str, keys: tuple[str, ...] = ("ed25519",), start: bool = True) -> Sshd:
         """Another sshd, already known and open to the user's key."""

@@ -1,0 +1,302 @@
+"""Opening agents: what a person meets when a host is not as it should be."""
+
+import base64
+import getpass
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from gpurun.errors import AuthenticationFailed, HostFailure, HostKeyMismatch, HostNotReady, HostUnreachable
+from gpurun.remote import Fleet, Target, session
+from gpurun.remote.known_hosts import fingerprint
+
+
+def failure(target, **kw):
+    with Fleet.open([target], **{"timeout_s": 10, **kw}) as fleet:
+        assert not fleet.agents
+        (error,) = fleet.failures.values()
+        assert error.host == target.name
+        return error
+
+
+def test_an_agent_answers_and_leaves_nothing(net):
+    server = net.sshd()
+    with Fleet.open([net.host("gpu1", server)]) as fleet:
+        agent = fleet.agents["gpu1"]
+        pid = agent.hello["pid"]
+        assert agent.hello["user"] == getpass.getuser()
+        assert agent.alive
+        assert Path(f"/proc/{pid}").exists()
+        assert b"-ISc" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    assert not agent.alive
+    gone_by(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def gone_by(test, seconds=5.0):
+    deadline = time.monotonic() + seconds
+    while not test():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_many_hosts_at_once_and_one_that_is_dead(net):
+    server = net.sshd()
+    dead = socket.socket()
+    dead.bind(("127.0.0.1", 0))
+    dead.listen(1)  # accepts, never answers: as a host whose sshd hangs
+    try:
+        targets = [net.host(f"gpu{i}", server) for i in range(12)]
+        silent = Target("silent", address="127.0.0.1", port=dead.getsockname()[1], ssh_config=targets[0].ssh_config)
+        began = time.monotonic()
+        with Fleet.open([silent, *targets], timeout_s=4) as fleet:
+            took = time.monotonic() - began
+            assert list(fleet.agents) == [target.name for target in targets]
+            error = fleet.failures["silent"]
+            assert isinstance(error, HostUnreachable)
+            assert "4 s" in str(error) or "timed out" in str(error) or "handshake" in str(error)
+        assert took < 6
+    finally:
+        dead.close()
+
+
+def test_fewer_slots_than_hosts(net):
+    server = net.sshd()
+    with Fleet.open([net.host(f"gpu{i}", server) for i in range(5)], limit=2) as fleet:
+        assert len(fleet.agents) == 5
+
+
+def test_connection_refused_says_so_at_once(net):
+    server = net.sshd(start=False)
+    began = time.monotonic()
+    error = failure(net.host("gpu1", server))
+    assert isinstance(error, HostUnreachable)
+    assert "refused" in str(error)
+    assert time.monotonic() - began < 2
+
+
+def test_a_name_that_does_not_resolve(net):
+    error = failure(Target("gpu.invalid", ssh_config=str(net.ssh_config)))
+    assert isinstance(error, HostUnreachable)
+    assert "gpu.invalid" in str(error)
+
+
+def test_something_else_listens(net):
+    liar = socket.socket()
+    liar.bind(("127.0.0.1", 0))
+    liar.listen()
+
+    def speak():
+        connection, _ = liar.accept()
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 20)
+        connection.close()
+
+    threading.Thread(target=speak, daemon=True).start()
+    error = failure(Target("gpu1", address="127.0.0.1", port=liar.getsockname()[1], ssh_config=str(net.ssh_config)))
+    assert isinstance(error, HostUnreachable)
+    liar.close()
+
+
+def test_an_unknown_host_key_is_refused(net):
+    server = net.sshd()
+    net.known_hosts.write_text("")
+    error = failure(net.host("gpu1", server))
+    assert isinstance(error, HostKeyMismatch)
+    assert "SHA256:" in error.message and str(net.known_hosts) in error.message
+    assert error.hint and "gpurun inventory trust gpu1" in error.hint
+
+
+def test_a_changed_host_key_names_both_and_the_line(net, tmp_path):
+    server = net.sshd()
+    other = net.new_key("other")
+    net.known_hosts.write_text(f"# first line\n[127.0.0.1]:{server.port} {net.public(other)}\n")
+    error = failure(net.host("gpu1", server))
+    assert isinstance(error, HostKeyMismatch)
+    shown = blob_fingerprint(server.host_keys[0])
+    assert shown in error.message
+    assert blob_fingerprint(other) in error.message
+    assert error.where == f"{net.known_hosts}:2"
+    assert error.hint and "inventory trust" in error.hint
+
+
+def blob_fingerprint(key):
+    return fingerprint(base64.b64decode(Path(f"{key}.pub").read_text().split()[1]))
+
+
+def test_nothing_is_said_to_a_host_with_the_wrong_key(net, tmp_path, monkeypatch):
+    server = net.sshd()
+    net.known_hosts.write_text(f"[127.0.0.1]:{server.port} {net.public(net.new_key('other'))}\n")
+    monkeypatch.setattr(session, "_authenticate", lambda *a: pytest.fail("a key was offered"))
+    assert isinstance(failure(net.host("gpu1", server)), HostKeyMismatch)
+
+
+def test_a_revoked_key(net):
+    server = net.sshd()
+    with net.known_hosts.open("a") as known:
+        known.write(f"@revoked * {net.public(server.host_keys[0])}\n")
+    error = failure(net.host("gpu1", server))
+    assert isinstance(error, HostKeyMismatch) and "revoked" in error.message
+
+
+def test_the_key_type_that_is_known_is_negotiated(net):
+    server = net.sshd(keys=("ed25519", "rsa", "ecdsa"))
+    for kind in (1, 2):
+        net.known_hosts.write_text(f"[127.0.0.1]:{server.port} {net.public(server.host_keys[kind])}\n")
+        with Fleet.open([net.host(f"gpu{kind}", server)]) as fleet:
+            assert not fleet.failures
+
+
+def test_hashed_known_hosts(net):
+    server = net.sshd()
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(net.known_hosts)], check=True, capture_output=True)
+    assert "127.0.0.1" not in net.known_hosts.read_text()
+    with Fleet.open([net.host("gpu1", server)]) as fleet:
+        assert not fleet.failures
+
+
+def test_a_refused_key(net):
+    server = net.sshd()
+    (server.folder / "authorized_keys").write_text("")
+    error = failure(net.host("gpu1", server))
+    assert isinstance(error, AuthenticationFailed)
+    assert getpass.getuser() in error.message and str(net.key) in error.message
+
+
+def test_no_key_at_all(net):
+    server = net.sshd()
+    net.key.unlink()
+    error = failure(net.host("gpu1", server))
+    assert isinstance(error, AuthenticationFailed) and "no key" in error.message
+
+
+def test_a_key_with_a_passphrase(net):
+    server = net.sshd()
+    subprocess.run(
+        ["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", str(net.key)], check=True, capture_output=True
+    )
+    error = failure(net.host("gpu1", server))
+    assert isinstance(error, AuthenticationFailed)
+    assert "passphrase" in error.message and "secret" not in str(error)
+
+
+def test_a_host_that_wants_no_keys(net):
+    server = net.sshd("PubkeyAuthentication no", "PasswordAuthentication yes")
+    error = failure(net.host("gpu1", server))
+    assert isinstance(error, AuthenticationFailed)
+    assert "password" in error.message
+
+
+def test_noise_of_start_files_is_skipped(net):
+    noisy = (
+        r"""sh -c 'printf "Welcome!\n\000gpurun-agent:0000\n"; echo warning >&2; exec sh -c "$SSH_ORIGINAL_COMMAND"'"""
+    )
+    server = net.sshd(f"ForceCommand {noisy}")
+    with Fleet.open([net.host("gpu1", server)]) as fleet:
+        assert not fleet.failures
+        assert fleet.agents["gpu1"].call("proc.run", argv=["echo", "hi"]).value["stdout"] == "hi\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("sh -c 'exit 7'", "code 7"),
+        ("sh -c 'echo go away >&2; exit 1'", "go away"),
+        ("sh -c 'cat /dev/zero'", "without end"),
+        ("sh -c 'echo nologin'", "nologin"),
+    ],
+)
+def test_a_login_shell_that_runs_no_agent(net, command, text):
+    error = failure(net.host("gpu1", net.sshd(f"ForceCommand {command}")))
+    assert isinstance(error, HostNotReady)
+    assert text in str(error)
+
+
+def test_a_shell_that_hangs_costs_its_timeout(net):
+    server = net.sshd("ForceCommand sh -c 'echo loading; sleep 60'")
+    began = time.monotonic()
+    error = failure(net.host("gpu1", server), timeout_s=2)
+    assert isinstance(error, HostUnreachable)
+    assert time.monotonic() - began < 4
+
+
+def test_no_python3(net, python_bin):
+    server = net.sshd("ForceCommand sh -c 'PATH=/nowhere; eval \"$SSH_ORIGINAL_COMMAND\"'")
+    error = failure(net.host("gpu1", server))
+    assert isinstance(error, HostNotReady)
+    assert "python3" in error.message
+
+
+def test_a_python_that_is_too_old(net, python_bin):
+    folder = python_bin('#!/bin/sh\necho "gpurun needs Python 3.8 or newer, this is 3.6.8" >&2\nexit 1\n')
+    server = net.sshd(f"ForceCommand sh -c 'PATH={folder}:$PATH; eval \"$SSH_ORIGINAL_COMMAND\"'")
+    error = failure(net.host("gpu1", server))
+    assert isinstance(error, HostNotReady)
+    assert "3.6.8" in error.message
+
+
+def test_the_way_over_jump_hosts(net):
+    first, second, last = net.sshd(), net.sshd(), net.sshd()
+    net.host("first", first)
+    net.host("second", second)
+    targets = [net.host(f"gpu{i}", last, "ProxyJump first,second") for i in range(4)]
+    with Fleet.open(targets) as fleet:
+        assert not fleet.failures
+        assert fleet.map(lambda agent: agent.call("files.stat", path="/").value["kind"]).raise_first() == {
+            target.name: "dir" for target in targets
+        }
+
+
+def test_a_jump_host_that_is_down_is_named(net):
+    down, last = net.sshd(start=False), net.sshd()
+    net.host("bastion", down)
+    error = failure(net.host("gpu1", last, "ProxyJump bastion"))
+    assert isinstance(error, HostUnreachable)
+
+
+def test_a_jump_host_that_cannot_reach_the_host(net):
+    bastion, last = net.sshd(), net.sshd(start=False)
+    net.host("bastion", bastion)
+    error = failure(net.host("gpu1", last, "ProxyJump bastion"))
+    assert isinstance(error, HostUnreachable)
+    assert "bastion" in error.message
+
+
+def test_a_proxy_command(net):
+    server = net.sshd()
+    script = net.folder / "pipe.py"
+    script.write_text(
+        "import os,socket,sys,threading\n"
+        "s=socket.create_connection(('127.0.0.1',int(sys.argv[1])))\n"
+        "def up():\n"
+        "    while True:\n"
+        "        d=os.read(0,65536)\n"
+        "        if not d: break\n"
+        "        s.sendall(d)\n"
+        "threading.Thread(target=up,daemon=True).start()\n"
+        "while True:\n"
+        "    d=s.recv(65536)\n"
+        "    if not d: break\n"
+        "    os.write(1,d)\n"
+    )
+    with Fleet.open([net.host("gpu1", server, f"ProxyCommand /usr/bin/python3 {script} %p")]) as fleet:
+        assert not fleet.failures
+        assert fleet.agents["gpu1"].call("files.stat", path="/").value["kind"] == "dir"
+
+
+def test_a_bad_config_is_that_hosts_failure(net):
+    server = net.sshd()
+    good = net.host("gpu1", server)
+    bad = Target("gpu2", ssh_config=str(net.folder / "none"))
+    with Fleet.open([good, bad]) as fleet:
+        assert list(fleet.agents) == ["gpu1"]
+        assert isinstance(fleet.failures["gpu2"], HostFailure)
+        assert "no such" in str(fleet.failures["gpu2"])
+
+
+def test_no_hosts_at_all():
+    with Fleet.open([]) as fleet:
+        assert not fleet.agents and not fleet.failures
+        assert not fleet.map(lambda agent: 1).ok
