@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpurun.errors import BadInput
+from gpurun.jobs.recipe import build, convert_flag, duration_s, read, size_mib
+
+GOOD = """\
+image: gpurun/train:tf2.15
+gpus: 4
+command: [python3, train.py, --epochs, "3"]
+workdir: .
+outputs: /checkpoints
+constraints: {generation: pascal, locality: rack}
+horovod: {fusion_threshold_mb: 64, cycle_time_ms: 1}
+max_restarts: 2
+time_limit: 1h
+"""
+
+
+def recipe(tmp_path: Path, text: str) -> Path:
+    folder = tmp_path / "a'; echo foo"
+    folder.mkdir(exist_ok=True)
+    (folder / "recipe.yaml").write_text(text)
+    return folder
+
+
+def test_a_whole_recipe(tmp_path):
+    spec = build(read(recipe(tmp_path, GOOD)), {}, {})
+    assert spec.name == "a'; echo foo"
+    assert spec.command == ("python3", "train.py", "--epochs", "3")
+    assert spec.workdir == str(tmp_path / "a'; echo foo")
+    assert spec.constraints.generations == ("pascal",)
+    assert spec.constraints.locality == "rack"
+    assert spec.horovod.fusion_threshold_mb == 64
+    assert spec.time_limit_s == 3600
+    assert spec.max_restarts == 2
+
+
+def test_flags_win_and_env_is_merged(tmp_path):
+    text = GOOD + "env: {A: '1', B: '2'}\n"
+    spec = build(read(recipe(tmp_path, text)), {"gpus": 8, "env": {"B": "x y"}}, {"generations": ("hopper",)})
+    assert spec.gpus == 8
+    assert spec.env == {"A": "1", "B": "x y"}
+    assert spec.constraints.generations == ("hopper",)
+    assert spec.constraints.locality == "rack"
+
+
+@pytest.mark.parametrize("gpus", ["0", "-1", "3.5", "four", "1e3", "", "null", "[1]", "{}", "99999999999999999999"])
+def test_a_gpu_count_that_cannot_be(tmp_path, gpus):
+    with pytest.raises(BadInput, match=r"recipe.yaml:2:\d+: gpus must be a whole number from 1"):
+        read(recipe(tmp_path, GOOD.replace("gpus: 4", f"gpus: {gpus}")))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("gpu: 4", "has no key 'gpu'.*gpus"),
+        ("image: '--privileged'", "image must be a Docker image reference"),
+        ("image: 'a b'", "image must be a Docker image reference"),
+        ("outputs: ../x", "outputs must be an absolute path"),
+        ("outputs: /", "outputs must be an absolute path"),
+        ("time_limit: 0", "time_limit must be more than 0"),
+        ("time_limit: soon", "time_limit must be a time such as"),
+        ("controller: slurm", "controller must be one of gloo, mpi"),
+        ("constraints: {localty: rack}", "constraints has no key 'localty'"),
+        ("constraints: [1]", "constraints must be a mapping"),
+        ("env: {'A B': x}", "env has the key 'A B'"),
+        ("env: [A]", "env must be a mapping"),
+        ("command: ''", "command must name a program"),
+        ('command: "\'"', "command cannot be split into words"),
+        ("secrets: {../x: y}", "secrets has the key '../x'"),
+        ("mounts: /data", "mounts must be an absolute path"),
+        ("preemptible: maybe", "preemptible must be true or false"),
+        ('name: "a\\nb"', "name must be 1 to 200 characters"),
+        ("horovod: {fusion_threshold_mb: -1}", "fusion_threshold_mb must be a whole number"),
+        ("gpus: 5\ngpus: 6", "given twice"),
+        ("x: !!python/object/apply:os.system ['true']", "tags and directives are not allowed"),
+        ("\tgpus: 4", "tab"),
+    ],
+)
+def test_wrong_values_name_their_place(tmp_path, line, message):
+    key = line.split(":")[0]
+    kept = "".join(one + "\n" for one in GOOD.splitlines() if not one.startswith(key + ":"))
+    with pytest.raises(BadInput, match=message) as caught:
+        read(recipe(tmp_path, kept + line + "\n"))
+    assert "recipe.yaml:" in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_every_problem_is_said_at_once(tmp_path):
+    with pytest.raises(BadInput) as caught:
+        read(recipe(tmp_path, "gpus: 0\nimage: ''\nwhat: 1\n"))
+    assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize("missing", ["image", "gpus", "command"])
+def test_what_a_job_needs(tmp_path, missing):
+    kept = "".join(one + "\n" for one in GOOD.splitlines() if not one.startswith(missing + ":"))
+    with pytest.raises(BadInput, match=f"no {missing}"):
+        build(read(recipe(tmp_path, kept)), {}, {})
+
+
+def test_contradictions(tmp_path):
+    given_recipe = read(recipe(tmp_path, GOOD))
+    with pytest.raises(BadInput, match="cannot be split"):
+        build(given_recipe, {}, {"gpus_per_host": 3})
+    with pytest.raises(BadInput, match="min_gpus"):
+        build(given_recipe, {"min_gpus": 9}, {})
+    with pytest.raises(BadInput, match="not a folder"):
+        build(given_recipe, {"workdir": "/nonexistent"}, {})
+
+
+def test_no_recipe_there(tmp_path):
+    with pytest.raises(BadInput, match="cannot read the recipe"):
+        read(tmp_path / "none")
+    with pytest.raises(BadInput, match="empty"):
+        read(recipe(tmp_path, "# nothing\n"))
+
+
+def test_arguments_arrive_byte_for_byte(tmp_path):
+    words = ("sh", "-c", "a'b\"c\n$d `e` \\ \t ü 💥", "")
+    assert convert_flag("the command", "command", list(words)) == ("command", words)
+    with pytest.raises(BadInput, match="NUL"):
+        convert_flag("the command", "command", ["a\0b"])
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("15m", 900), ("1h30m", 5400), ("2d", 172800), ("1.5h", 5400)]
+)
+def test_durations(text, seconds):
+    assert duration_s(text) == seconds
+
+
+def test_sizes():
+    assert size_mib("16GiB") == 16384
+    assert size_mib("512MiB") == 512
+
+
+@given(st.text(max_size=200))
+def test_no_text_is_a_traceback(tmp_path_factory, text):
+    folder = tmp_path_factory.mktemp("recipe")
+    (folder / "recipe.yaml").write_text(text, encoding="utf-8", errors="surrogatepass")
+    try:
+        build(read(folder), {}, {})
+    except BadInput as error:
+        assert error.exit_code == 2

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpurun.errors import BadInput, StateError
+from gpurun.jobs import durable
+from gpurun.jobs.events import EventLog, EventTail
+from gpurun.jobs.home import home
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.states import ENDED, WAYS, State
+from gpurun.jobs.store import CancelRequest, JobRecord, JobStore
+
+SPEC = JobSpec(name="a'; touch /tmp/x #", image="i", gpus=2, command=("echo", "a b\n'\"", "ü"), env={"K": "v\n"})
+
+
+@pytest.fixture
+def store(tmp_path):
+    return JobStore(tmp_path / "state dir")
+
+
+def create(store, **changes):
+    return store.create(replace(SPEC, **changes), inventory=store.home / "inventory.yaml", now_s=1.0)
+
+
+def test_what_is_stored_comes_back(store):
+    folder = create(store)
+    assert folder.spec() == SPEC
+    assert folder.record().state is State.QUEUED
+    assert store.ids() == store.live_ids() == (folder.id,)
+    assert not [name for name in os.listdir(store.folder) if name.startswith(".")]
+
+
+def test_only_known_ways(store):
+    folder = create(store)
+    with pytest.raises(StateError, match="cannot go from QUEUED to RUNNING"):
+        folder.move(State.RUNNING)
+    for state in (State.GRANTED, State.PREPARING, State.STARTING, State.RUNNING, State.STOPPING, State.FAILED):
+        assert folder.move(state).state is state
+    with pytest.raises(StateError):
+        folder.move(State.QUEUED)
+
+
+def test_every_state_leads_to_an_end():
+    for start in State:
+        reached, todo = set(), [start]
+        while todo:
+            state = todo.pop()
+            if state not in reached:
+                reached.add(state)
+                todo.extend(WAYS[state])
+        assert reached & ENDED
+
+
+def test_a_job_is_found_by_id_beginning_or_name(store):
+    older, newer = create(store), store.create(SPEC, inventory=store.home, now_s=2.0)
+    assert store.find(older.id).id == older.id
+    assert store.find(older.id[:9]).id == older.id
+    assert store.find(SPEC.name).id == newer.id
+    for text in ("", "nope", "../..", "j-", "*"):
+        with pytest.raises(BadInput):
+            store.find(text)
+
+
+def test_a_cancel_is_never_weakened(store):
+    folder = create(store)
+    folder.ask_to_cancel(CancelRequest("preempt", "scheduler", 1.0))
+    folder.ask_to_cancel(CancelRequest("cancel", "me", 2.0))
+    folder.ask_to_cancel(CancelRequest("preempt", "scheduler", 3.0))
+    assert folder.cancel_request().kind == "cancel"
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"null", b"[]", b"\xff\xfe", b'{"id": 1}', b"9" * 5000, b"[" * 100000])
+def test_a_damaged_record_is_reported_not_hidden(store, damage):
+    folder = create(store)
+    (folder.path / "state.json").write_bytes(damage)
+    with pytest.raises(StateError) as caught:
+        folder.record()
+    assert "state.json" in str(caught.value)
+    damaged = []
+    assert list(store.records(damaged.append)) == []
+    assert len(damaged) == 1
+
+
+@given(data=st.binary(max_size=300))
+@settings(max_examples=200)
+def test_no_bytes_are_a_traceback(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("fuzz") / "state.json"
+    path.write_bytes(data)
+    with pytest.raises(StateError):
+        durable.read_record(path, JobRecord)
+
+
+def test_a_write_that_fails_leaves_the_old_file(store, monkeypatch):
+    folder = create(store)
+    before = (folder.path / "state.json").read_bytes()
+
+    def full(_descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        folder.move(State.GRANTED)
+    assert (folder.path / "state.json").read_bytes() == before
+    assert not [name for name in os.listdir(folder.path) if name.endswith(".tmp")]
+
+
+def test_events_are_read_once_and_whole(store):
+    folder = create(store)
+    log, tail = EventLog(folder.events, clock=lambda: 5.0), EventTail(folder.events)
+    assert list(tail.new()) == []
+    log.emit("note", text="a\nb ü")
+    assert [event["text"] for event in tail.new()] == ["a\nb ü"]
+    with folder.events.open("ab") as stream:
+        stream.write(b'not json\n[1]\n{"t": 1, "kind": "half')
+    assert list(tail.new()) == []
+    with folder.events.open("ab") as stream:
+        stream.write(b'"}\n')
+    assert [event["kind"] for event in tail.new()] == ["half"]
+
+
+def test_home(tmp_path):
+    assert home({"GPURUN_HOME": "/x"}) == home({"GPURUN_HOME": "/x", "HOME": "/y"})
+    assert str(home({"HOME": "/y"}, system_home=tmp_path / "none")) == "/y/.local/state/gpurun"
+    assert str(home({"HOME": "/y", "XDG_STATE_HOME": "/z"}, system_home=tmp_path / "none")) == "/z/gpurun"
+    assert home({"HOME": "/y"}, system_home=tmp_path) == tmp_path
+
+
+def test_records_are_plain_json(store):
+    folder = create(store)
+    assert json.loads((folder.path / "state.json").read_text())["state"] == "QUEUED"

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import shlex
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from gpurun.errors import BadInput
+from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Rack
+from gpurun.jobs.spec import Grant, JobSpec
+from gpurun.launch import jobssh
+from gpurun.launch.account import HostAccount
+from gpurun.launch.docker import Mount
+from gpurun.launch.plan import make_plan
+
+HOSTS = tuple(Host(name=f"h{i}", rack=f"r{i // 2}", generation="pascal", gpus=4, fabric="tcp") for i in range(4))
+INVENTORY = Inventory(
+    hosts=HOSTS, racks=(Rack("r0", ("h0", "h1")), Rack("r1", ("h2", "h3"))),
+    fabrics={"tcp": Fabric("tcp", FabricKind.TCP, "eth0"), "other": Fabric("other", FabricKind.TCP, "eth1")},
+)  # fmt: skip
+SPEC = JobSpec(
+    name="n", image="gpurun/train:tf2.15", gpus=6, command=("python3", "train.py", "a b\n'\""), workdir="/w",
+    outputs="/checkpoints", secret_files={"token": "/head/only/secret"}, env={"K": "v w"}, mounts=(("/data, set", "/data", "ro"),),
+)  # fmt: skip
+GRANTS = (Grant("h2", (1, 3)), Grant("h3", (0, 1, 2, 3)))
+
+
+def account(name):
+    return HostAccount(
+        uid="1500", gid="1501", user="train", home="/home/train", hostname=name.upper(), address=f"10.0.0.{name[1]}"
+    )
+
+
+def plan(spec=SPEC, grants=GRANTS, inventory=INVENTORY, accounts=None):
+    known = {grant.host: account(grant.host) for grant in grants} if accounts is None else accounts
+    return make_plan(
+        job="j-00000001", attempt=2, spec=spec, grants=grants, inventory=inventory, accounts=known, ssh_port=23022
+    )
+
+
+def options(argv, name):
+    return [argv[i + 1] for i, word in enumerate(argv) if word == name]
+
+
+def test_containers_have_what_the_design_asks_and_no_more():
+    first, second = plan().hosts
+    for host, gpus in ((first, "1,3"), (second, "0,1,2,3")):
+        assert host.run[:3] == ("docker", "run", "--detach")
+        assert options(host.run, "--gpus") == [f'"device={gpus}"']
+        assert options(host.run, "--label") == ["gpurun.job=j-00000001", "gpurun.attempt=2"]
+        assert options(host.run, "--user") == ["1500:1501"]
+        assert options(host.run, "--cap-drop") == ["ALL"]
+        assert options(host.run, "--security-opt") == ["no-new-privileges"]
+        assert options(host.run, "--network") == ["host"]
+        assert set(options(host.run, "--add-host")) == {
+            "h2:10.0.0.2", "h3:10.0.0.3", "H2:10.0.0.2", "H3:10.0.0.3",
+        }  # fmt: skip
+        assert "--privileged" not in host.run
+        assert "--init" in host.run
+    assert options(second.run, "--entrypoint") == ["/gpurun/bin/hold"]
+    assert options(first.run, "--entrypoint") == ["/gpurun/bin/launch"]
+    assert first.run[-len(plan().launch) :] == plan().launch
+
+
+def test_mounts_are_read_only_but_for_outputs():
+    mounts = options(plan().first.run, "--mount")
+    assert [mount for mount in mounts if not mount.endswith("readonly")] == [
+        "type=bind,source=/home/train/.gpurun/outputs/j-00000001,target=/checkpoints"
+    ]
+    assert 'type=bind,"source=/data, set",target=/data,readonly' in mounts
+    assert Mount('a"b,c', "/x").argv()[1] == 'type=bind,"source=a""b,c",target=/x,readonly'
+
+
+def test_the_launcher_gets_slots_in_rank_order_and_the_command_byte_for_byte():
+    launch = plan().launch
+    assert launch[0] == "horovodrun"
+    assert options(launch, "-np") == ["6"]
+    assert options(launch, "-H") == ["h2:2,h3:4"]
+    assert options(launch, "--network-interfaces") == ["eth0"]
+    assert "--disable-cache" in launch
+    assert "--gloo" in launch
+    assert launch[-4:] == ("/gpurun/bin/rank", *SPEC.command)
+    assert "--mpi" in plan(replace(SPEC, controller="mpi")).launch
+
+
+def test_one_host_needs_no_interface_and_no_peers():
+    alone = plan(replace(SPEC, gpus=1), (Grant("h0", (2,)),))
+    assert "--network-interfaces" not in alone.launch
+    assert "sshd/config" not in alone.first.files
+
+
+def test_rank_order():
+    made = plan()
+    assert [made.place_of(rank) for rank in range(6)] == [("h2", 1), ("h2", 3), *(("h3", gpu) for gpu in range(4))]
+    with pytest.raises(IndexError):
+        made.place_of(6)
+
+
+def test_no_secret_is_in_a_plan():
+    assert "/head/only" not in str(plan())
+    assert any("/run/secrets" in mount for mount in options(plan().first.run, "--mount"))
+
+
+def test_hosts_with_different_interfaces_are_refused():
+    mixed = replace(INVENTORY, hosts=(*HOSTS[:3], replace(HOSTS[3], fabric="other")))
+    with pytest.raises(BadInput, match="different network interfaces"):
+        plan(inventory=mixed)
+
+
+def test_a_dry_run_needs_no_host():
+    run = plan(accounts={}).first.run
+    assert options(run, "--user") == ["$(id -u):$(id -g)"]
+
+
+def test_the_private_sshd_can_only_enter_the_container():
+    config = plan().hosts[1].files["sshd/config"][0]
+    assert "ListenAddress 10.0.0.3:23022\n" in config
+    assert 'ForceCommand exec docker exec -i gpurun-j-00000001-2 sh -c "$SSH_ORIGINAL_COMMAND"\n' in config
+    assert "DisableForwarding yes\n" in config
+    assert "PasswordAuthentication no\n" in config
+    assert "sshd/config" not in plan().first.files
+
+
+def test_host_keys_are_verified_whatever_horovodrun_asks():
+    config = plan().first.files["launch/ssh/config"][0]
+    assert "StrictHostKeyChecking yes" in config
+    assert "HostKeyAlias h3" in config
+    assert 'ssh -F /gpurun/ssh/config -o StrictHostKeyChecking=yes "$@"' in jobssh.SSH_WRAPPER
+    assert jobssh.known_hosts([("h3", "ssh-ed25519 AAAA")]) == "h3 ssh-ed25519 AAAA\n"
+
+
+def test_openssh_accepts_the_configurations(tmp_path):
+    sshd = plan().hosts[1].files["sshd/config"][0]
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True)
+    (tmp_path / "sshd").write_text(sshd.replace("/home/train/.gpurun/jobs/j-00000001/sshd/host_key", f"{tmp_path}/key"))
+    subprocess.run(["/usr/sbin/sshd", "-t", "-f", tmp_path / "sshd"], check=True)
+    (tmp_path / "ssh").write_text(plan().first.files["launch/ssh/config"][0])
+    shown = subprocess.run(
+        ["ssh", "-F", tmp_path / "ssh", "-G", "h3"], check=True, capture_output=True, text=True
+    ).stdout
+    assert "hostname 10.0.0.3\n" in shown
+    assert "port 23022\n" in shown
+    assert "stricthostkeychecking true\n" in shown
+
+
+@pytest.mark.parametrize("name", sorted(jobssh.scripts()))
+def test_scripts_are_valid_shell(name):
+    subprocess.run(["sh", "-n"], input=jobssh.scripts()[name], text=True, check=True)
+
+
+def test_the_rank_script_passes_words_byte_for_byte(tmp_path):
+    text, mode = plan().first.files["launch/bin/rank"]
+    script = tmp_path / "rank"
+    script.write_text(text)
+    script.chmod(mode)
+    words = ["a b", "c'd\"e", "f\ng", "", "$HOME", "*", "ü"]
+    done = subprocess.run([script, "printf", "%s\\0", *words], capture_output=True, check=True)
+    assert done.stdout.decode().split("\0")[:-1] == words
+
+
+def test_shell_quoting_is_not_needed_anywhere():
+    assert all(isinstance(word, str) for word in plan().first.run)
+    assert shlex.split(shlex.join(plan().first.run)) == list(plan().first.run)

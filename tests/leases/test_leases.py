@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpurun.errors import StateError
+from gpurun.jobs.spec import Constraints, Grant, JobSpec
+from gpurun.jobs.states import State
+from gpurun.jobs.store import CancelRequest, JobStore
+from gpurun.leases.allocate import run_pass
+from gpurun.leases.store import Lease, LeaseStore, allocator_lock
+
+INVENTORY = """\
+version: 1
+defaults: {user: train, generation: pascal, gpus: 4, fabric: tcp}
+fabrics:
+  tcp: {kind: tcp, interface: eth0}
+racks:
+  r1: {hosts: {"h[1-2]": {}}}
+"""
+LEASE = Lease(
+    job="j-00000001", attempt=1, owner="me", owner_uid=0, generation="pascal", racks=("r1",),
+    grants=(Grant("h1", (0, 1)),), ssh_port=23022, granted_s=1.0, inventory="/i.yaml",
+)  # fmt: skip
+
+
+@pytest.fixture
+def home(tmp_path):
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    return tmp_path
+
+
+def submit(home: Path, gpus: int, now_s: float = 1.0, **constraints):
+    spec = JobSpec(name="n", image="i", gpus=gpus, command=("true",), constraints=Constraints(**constraints))
+    return JobStore(home).create(spec, inventory=home / "inventory.yaml", now_s=now_s)
+
+
+def held(home: Path) -> list[tuple[str, int]]:
+    leases = LeaseStore(home).read_all()
+    assert not leases.damaged
+    return [(grant.host, gpu) for lease in leases.leases for grant in lease.grants for gpu in grant.gpus]
+
+
+def test_a_lease_is_born_locked_and_dies_with_its_holder(home):
+    store = LeaseStore(home)
+    lock = store.grant(LEASE)
+    assert store.is_alive(LEASE.job)
+    assert store.try_lock(LEASE.job) is None
+    child = subprocess.Popen(["sleep", "60"], pass_fds=[lock.descriptor])
+    lock.close()
+    assert store.is_alive(LEASE.job)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert not store.is_alive(LEASE.job)
+    lock = store.try_lock(LEASE.job)
+    store.release(lock)
+    assert store.read(LEASE.job) is None
+    assert store.try_lock(LEASE.job) is None
+
+
+def test_a_second_lease_of_a_job_is_refused(home):
+    LeaseStore(home).grant(LEASE)
+    with pytest.raises(StateError, match="already holds a lease"):
+        LeaseStore(home).grant(replace(LEASE, attempt=2))
+
+
+def test_first_come_first_served_until_nothing_fits(home):
+    first, second, third = submit(home, 6, 1.0), submit(home, 4, 2.0), submit(home, 2, 3.0)
+    granted = {lease.job for lease, _ in run_pass(home, now_s=4.0).granted}
+    assert first.id in granted
+    assert second.record().state is State.QUEUED
+    assert sorted(held(home)) == sorted(set(held(home)))
+    assert third.record().state in (State.QUEUED, State.GRANTED)
+
+
+def test_a_pass_that_only_looks_writes_nothing(home):
+    folder = submit(home, 2)
+    looked = run_pass(home, now_s=2.0, commit=False)
+    assert [gang.id for gang, _ in looked.decisions[str(home / "inventory.yaml")].starts] == [folder.id]
+    assert folder.record().state is State.QUEUED
+    assert held(home) == []
+
+
+def test_a_crash_between_lease_and_record_is_understood(home):
+    folder = submit(home, 2)
+    ((_, lock),) = run_pass(home, now_s=2.0).granted
+    folder.write(replace(folder.record(), state=State.QUEUED, granted=(), attempt=0))
+    assert run_pass(home, now_s=3.0).granted == ()
+    assert len(held(home)) == 2
+    lock.close()
+
+
+def test_a_cancelled_job_is_not_granted(home):
+    folder = submit(home, 2)
+    folder.ask_to_cancel(CancelRequest("cancel", "me", 1.0))
+    assert run_pass(home, now_s=2.0).granted == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("j-00000009.json", b""),
+        ("j-00000009.json", b'{"job": "j-00000009"'),
+        ("j-00000009.json", b"\0" * 4096),
+        ("j-00000009.json", b'{"job": "j-00000001"}'),
+        ("notes.txt", b"hello"),
+        ("j-1.json", b"{}"),
+        ("a'; touch x #.json", b"{}"),
+    ],
+)
+def test_what_is_not_a_lease_stops_every_grant(home, name, content):
+    submit(home, 1)
+    (home / "leases").mkdir()
+    (home / "leases" / name).write_bytes(content)
+    with pytest.raises(StateError) as caught:
+        run_pass(home, now_s=2.0)
+    assert name in str(caught.value)
+    assert caught.value.exit_code == 5
+    assert (home / "leases" / name).read_bytes() == content
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=200)
+def test_no_bytes_are_a_lease_or_a_traceback(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("home") / "leases"
+    folder.mkdir()
+    (folder / "j-00000001.json").write_bytes(data)
+    holdings = LeaseStore(folder.parent).read_all()
+    assert holdings.leases == ()
+    assert len(holdings.damaged) == 1
+
+
+def test_a_state_directory_that_cannot_be_used(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StateError, match="cannot be used"), allocator_lock(tmp_path / "file"):
+        pass
+
+
+RACER = """
+import sys
+from pathlib import Path
+from gpurun.leases.allocate import run_pass
+for line in sys.stdin:
+    granted = run_pass(Path(line.strip()), now_s=2.0).granted
+    print(len(granted), flush=True)
+"""
+
+
+def test_two_passes_that_race_for_the_last_gpus(tmp_path):
+    racers = [
+        subprocess.Popen([sys.executable, "-c", RACER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        for round_number in range(200):
+            home = tmp_path / str(round_number)
+            home.mkdir()
+            (home / "inventory.yaml").write_text(INVENTORY)
+            submit(home, 5), submit(home, 5)
+            for racer in racers:
+                racer.stdin.write(f"{home}\n")
+                racer.stdin.flush()
+            assert sum(int(racer.stdout.readline()) for racer in racers) == 1
+            assert len(held(home)) == len(set(held(home))) == 5
+    finally:
+        for racer in racers:
+            racer.stdin.close()
+            racer.wait()
+
+
+def test_locks_are_not_inherited_by_accident(home):
+    lock = LeaseStore(home).grant(LEASE)
+    assert os.get_inheritable(lock.descriptor) is False
