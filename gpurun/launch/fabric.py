@@ -95,7 +95,7 @@ def settings(
         chosen = [_with_host(setting, host) for setting in chosen]
     return FabricSettings(
         environment=tuple(_apply(chosen, overrides or {})),
-        docker_flags=(*_limits(), *_devices(fabric, ports, facts)),
+        docker_flags=(*_limits(fabric), *_devices(fabric, ports, facts)),
     )
 
 
@@ -221,22 +221,18 @@ def _apply(chosen: Iterable[Setting], overrides: Mapping[str, str]) -> Iterable[
             yield Setting(name, overrides[name], "set by the job", "user")
 
 
-def _limits() -> tuple[str, ...]:
-    """Limits every distributed container gets.
+def _limits(fabric: Fabric) -> tuple[str, ...]:
+    """Limits a distributed container gets: a finite stack everywhere, more where RDMA needs it.
 
-    NCCL "Docker": "you may also need to raise the memlock limit", ``--ulimit memlock=-1``; registered memory
-    cannot be swapped. NVIDIA's container guide pairs it with ``--ulimit stack=67108864``: the stack must be
-    finite, glibc falls back to 2 MiB thread stacks when it is unlimited (NCCL_SET_STACK_SIZE). Each rank
-    keeps a socket or queue pair to many others, hence ``nofile``.
+    NVIDIA's container guide: ``--ulimit stack=67108864``; the stack must be finite, glibc falls back to 2 MiB
+    thread stacks when it is unlimited (NCCL_SET_STACK_SIZE). NCCL "Docker": "you may also need to raise the memlock
+    limit", ``--ulimit memlock=-1``: registered memory cannot be swapped; and each queue pair is an open file. Sockets
+    need neither, and an engine without CAP_SYS_RESOURCE refuses to start a container that asks for them.
     """
-    return (
-        "--ulimit",
-        "memlock=-1:-1",
-        "--ulimit",
-        "stack=67108864:67108864",
-        "--ulimit",
-        "nofile=1048576:1048576",
-    )
+    stack = ("--ulimit", "stack=67108864:67108864")
+    if fabric.kind is FabricKind.TCP:
+        return stack
+    return ("--ulimit", "memlock=-1:-1", *stack, "--ulimit", "nofile=1048576:1048576")
 
 
 def _devices(fabric: Fabric, ports: tuple[ChosenPort, ...], facts: Hardware | None) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ def test_tcp_needs_no_probe_and_no_device():
         "UCX_NET_DEVICES": "eno1",
     }
     assert "--device" not in found.docker_flags
-    assert "memlock=-1:-1" in found.docker_flags
+    assert found.docker_flags == ("--ulimit", "stack=67108864:67108864")
 
 
 def test_roce_from_the_inventory_alone():
