@@ -1,0 +1,113 @@
+"""The head's own Docker engine: what an image is, and its content."""
+
+from __future__ import annotations
+
+import http.client
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from gpurun.errors import BadInput, HostNotReady
+from gpurun.node import docker
+from gpurun.node.call import OpError
+
+# Docker's own grammar is stricter; this keeps anything out of a URL that is no reference.
+_REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-/:@]{0,511}\Z")
+
+
+@dataclass(frozen=True)
+class HeadImage:
+    """An image of the head.
+
+    Attributes:
+        reference: as the person wrote it.
+        id: the engine's ID, ``sha256:…``.
+        layers: diffIDs, lowest first.
+        size_bytes: all layers unpacked, as the engine counts them.
+        tags: every ``name:tag`` it has.
+    """
+
+    reference: str
+    id: str
+    layers: tuple[str, ...]
+    size_bytes: int
+    tags: tuple[str, ...]
+
+
+class Engine:
+    """The head's Docker engine over its Unix socket.
+
+    Args:
+        docker_host: as ``DOCKER_HOST``; None = the environment's, else Docker's default.
+    """
+
+    def __init__(self, docker_host: str | None) -> None:
+        self._docker_host = docker_host
+
+    def get(self, path: str) -> tuple[int, Any]:
+        """The status and parsed answer of a GET.
+
+        Raises:
+            HostNotReady: the head's Docker does not answer.
+        """
+        connection = self._connect()
+        try:
+            status, answer = docker.exchange(connection, "GET", path)
+        except (OSError, http.client.HTTPException) as error:
+            raise HostNotReady(f"the head's Docker broke off: {error}") from None
+        finally:
+            connection.close()
+        return status, docker.parse(answer)
+
+    def image(self, reference: str) -> HeadImage:
+        """An image by name or ID.
+
+        Raises:
+            BadInput: there is no such image, or the reference is none.
+        """
+        if not _REFERENCE.match(reference):
+            raise BadInput(f"{reference!r} is no image reference")
+        status, found = self.get(f"/images/{quote(reference, safe='/:@')}/json")
+        if status == 404 or not isinstance(found, dict):
+            raise BadInput(
+                f"the image {reference} is not on the head",
+                hint="build it or pull it first: docker images lists what is",
+            )
+        if status != 200:
+            raise HostNotReady(f"the head's Docker cannot inspect {reference}: {found.get('message', status)}")
+        return HeadImage(
+            reference=reference,
+            id=found["Id"],
+            layers=tuple(found.get("RootFS", {}).get("Layers") or ()),
+            size_bytes=int(found.get("Size", 0)),
+            tags=tuple(found.get("RepoTags") or ()),
+        )
+
+    def save(self, reference: str, piece_bytes: int = 1 << 20) -> Iterator[bytes]:
+        """The image as ``docker save`` writes it, piece by piece.
+
+        Raises:
+            HostNotReady: the engine fails in the middle.
+        """
+        connection = self._connect(timeout_s=None)
+        try:
+            connection.request("GET", f"{docker.API}/images/{quote(reference, safe='/:@')}/get")
+            response = connection.getresponse()
+            if response.status != 200:
+                raise HostNotReady(f"docker save of {reference} answers {response.status}: {response.read()[:500]!r}")
+            while piece := response.read(piece_bytes):
+                yield piece
+        except (OSError, http.client.HTTPException) as error:
+            raise HostNotReady(f"docker save of {reference} broke off: {error}") from None
+        finally:
+            connection.close()
+
+    def _connect(self, timeout_s: float | None = 60.0) -> docker.Connection:
+        try:
+            return docker.connect(None, self._docker_host, timeout_s)
+        except OpError as error:
+            raise HostNotReady(
+                f"on the head, {error.message}", hint="start Docker on the head, or name its socket: head.docker_host"
+            ) from None
