@@ -26,12 +26,12 @@ NO_DRIVER = (9, 12)  # NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUN
 class Roots:
     """Where to read from: the real system, or a recorded or stand-in tree of it.
 
-    ``GPURUN_PROBE_SYSFS`` and ``GPURUN_PROBE_DEV`` point at such a tree.
+    ``GPURUN_SYSFS`` and ``GPURUN_DEV`` point at such a tree.
     """
 
     def __init__(self, sysfs: str = "", dev: str = "", proc: str = "/proc") -> None:
-        self.sysfs = sysfs or os.environ.get("GPURUN_PROBE_SYSFS") or "/sys"
-        self.dev = dev or os.environ.get("GPURUN_PROBE_DEV") or "/dev"
+        self.sysfs = sysfs or os.environ.get("GPURUN_SYSFS") or "/sys"
+        self.dev = dev or os.environ.get("GPURUN_DEV") or "/dev"
         self.proc = proc
 
 
@@ -84,19 +84,28 @@ def _system(roots: Roots) -> Dict[str, Any]:
 
 
 def _resolve(name: str) -> List[str]:
-    """The addresses a name has here; empty if it has none, or the name service does not answer in 2 s."""
-    found = []  # type: List[str]
+    """The addresses a name has here; empty if it has none, or the name service does not answer."""
+    return look_up([name])[name] or []
 
-    def look() -> None:
+
+def look_up(names: List[str], timeout_s: float = 3.0) -> Dict[str, Optional[List[str]]]:
+    """Name → its addresses here, in the resolver's order; empty if it has none, None if there was no answer in time."""
+    found = dict.fromkeys(names)  # type: Dict[str, Optional[List[str]]]
+
+    def look(name: str) -> None:
         try:
-            found.extend(str(entry[4][0]) for entry in socket.getaddrinfo(name, None, 0, socket.SOCK_STREAM))
-        except OSError:
-            pass
+            entries = socket.getaddrinfo(name, None, 0, socket.SOCK_STREAM)
+            found[name] = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
+        except (OSError, UnicodeError):
+            found[name] = []
 
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    thread.join(2.0)
-    return list(dict.fromkeys(found))
+    threads = [threading.Thread(target=look, args=(name,), daemon=True) for name in names]
+    deadline = time.monotonic() + timeout_s
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return dict(found)
 
 
 def _hcas(roots: Roots) -> Dict[str, Any]:
@@ -187,9 +196,13 @@ def sample(call: Any, interval_s: float = 2.0) -> Iterator[Dict[str, Any]]:
 
 
 def listen(
-    call: Any, address: str, ports: List[int], limit_s: float = 60.0
+    call: Any, address: str, ports: List[List[int]], limit_s: float = 60.0
 ) -> Generator[Dict[str, Any], None, Dict[str, Any]]:
-    """``probe.listen``: yields the ports it listens on, then accepts connections until cancelled."""
+    """``probe.listen``: yields the ports it listens on, then accepts connections until cancelled.
+
+    Args:
+        ports: one listening port out of each range [first, last]; [0, 0] lets the system choose.
+    """
     listener = probe_net.Listener(address, ports, lambda: call.cancelled, limit_s)
     try:
         yield {"ports": listener.ports}
@@ -205,7 +218,12 @@ def connect(
     return probe_net.connect(targets, source, timeout_s)
 
 
-OPS = {"facts": facts, "clock": clock, "sample": sample, "listen": listen, "connect": connect}
+def resolve(_call: Any, names: List[str]) -> Dict[str, Optional[List[str]]]:
+    """``probe.resolve``: name → addresses; empty = does not resolve, None = no answer in time."""
+    return look_up(names)
+
+
+OPS = {"facts": facts, "clock": clock, "sample": sample, "listen": listen, "connect": connect, "resolve": resolve}
 
 
 def main() -> None:

@@ -52,6 +52,8 @@ def facts(socket_path: str = SOCKET) -> Dict[str, Any]:
         return {"problem": "no Docker engine answers at %s" % socket_path}
     except (OSError, ValueError) as error:
         return {"problem": "%s: %s" % (type(error).__name__, error)}
+    if not isinstance(info, dict) or not info.get("ServerVersion"):
+        return {"problem": "what answers at %s is not Docker" % socket_path}
     root = str(info.get("DockerRootDir") or "")
     return {
         "version": str(info.get("ServerVersion") or ""),

@@ -2,9 +2,11 @@
 
 import array
 import contextlib
+import errno
 import fcntl
 import json
 import os
+import random
 import re
 import selectors
 import shutil
@@ -17,6 +19,7 @@ from typing import Any, Callable, Dict, List, Optional
 from gpurun.node import probe_sysfs
 
 SIOCETHTOOL, ETHTOOL_GSET = 0x8946, 0x00000001
+PORT_TRIES = 20
 SKIPPED = re.compile(r"(lo|docker\d+|br-[0-9a-f]{12}|veth[0-9a-f]+)\Z")
 """Interfaces no job ever uses: loopback, Docker's own bridges and their ends."""
 
@@ -111,18 +114,18 @@ def parse_qos(text: str) -> Dict[str, Any]:
 
 
 class Listener:
-    """Listening sockets on one address, which accept connections and close them. Port 0: the system chooses.
+    """Listening sockets on one address, one in each port range, which accept connections and close them.
 
-    Raises OSError: the address is not this host's, or a port is taken.
+    Raises OSError: the address is not this host's, or no port is free in a range.
     """
 
-    def __init__(self, address: str, ports: List[int], cancelled: Callable[[], bool], limit_s: float) -> None:
+    def __init__(self, address: str, ranges: List[List[int]], cancelled: Callable[[], bool], limit_s: float) -> None:
         self._cancelled = cancelled
         self._limit_s = limit_s
         self._sockets = []  # type: List[socket.socket]
         try:
-            for port in ports:
-                self._sockets.append(_listening(address, port))
+            for first, last in ranges:
+                self._sockets.append(_listening_within(address, first, last))
         except OSError:
             self.close()
             raise
@@ -149,6 +152,17 @@ class Listener:
         """Close every socket. Idempotent."""
         for sock in self._sockets:
             sock.close()
+
+
+def _listening_within(address: str, first: int, last: int) -> socket.socket:
+    """A listening socket on a port of a range; an unlucky choice that is taken is made again."""
+    for _ in range(PORT_TRIES):
+        try:
+            return _listening(address, random.randint(first, last))  # noqa: S311 - not a secret
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    raise OSError(errno.EADDRINUSE, "no free port found from %d to %d" % (first, last))
 
 
 def _listening(address: str, port: int) -> socket.socket:
@@ -212,6 +226,6 @@ def _connecting(target: Dict[str, Any], source: Optional[str]) -> socket.socket:
 def _settle(sock: Any, outcome: Dict[str, Any], started: float) -> None:
     code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if code:
-        outcome["error"] = "refused" if code == 111 else os.strerror(code)
+        outcome["error"] = "refused" if code == errno.ECONNREFUSED else os.strerror(code)
         return
     outcome.update(ok=True, error="", elapsed_ms=round((time.monotonic() - started) * 1000, 1))

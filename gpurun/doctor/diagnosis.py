@@ -1,0 +1,47 @@
+"""From a survey to findings: every check there is. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpurun.doctor import names, paths
+from gpurun.doctor.findings import Finding, Severity, merged
+from gpurun.doctor.gang_checks import check_gang
+from gpurun.doctor.gpu_checks import check_gpus
+from gpurun.doctor.host_checks import check_host
+from gpurun.doctor.survey import Survey
+from gpurun.errors import AuthenticationFailed, GpurunError, HostKeyMismatch, HostNotReady
+from gpurun.inventory.model import Inventory
+
+
+def diagnose(inventory: Inventory, survey: Survey) -> tuple[Finding, ...]:
+    """All findings, worst first, equal ones of several hosts as one."""
+    return merged(_all(inventory, survey))
+
+
+def _all(inventory: Inventory, survey: Survey) -> Iterator[Finding]:
+    for name, error in survey.failures.items():
+        yield unreachable(name, error)
+    for name, found in survey.hardware.items():
+        host = inventory.by_name[name]
+        yield from check_gpus(host, found)
+        yield from check_host(host, inventory.fabric_of(host), found)
+    yield from check_gang(inventory, survey.hardware)
+    for fabric, attempts in survey.attempts.items():
+        interface = inventory.fabrics[fabric].interface
+        yield from paths.judge(attempts, interface, survey.addresses)
+        lookups = {host: found for host, found in survey.lookups.items() if inventory.by_name[host].fabric == fabric}
+        yield from names.judge(lookups, survey.hardware, interface)
+
+
+def unreachable(host: str, error: GpurunError) -> Finding:
+    """A host that could not be probed at all."""
+    remedy = error.hint or _REMEDIES.get(type(error)) or f"check power, network and sshd: ssh {host} true"
+    return Finding("ssh", Severity.ERROR, (host,), error.message, remedy)
+
+
+_REMEDIES: dict[type[GpurunError], str] = {
+    HostKeyMismatch: "compare the fingerprint with the host's console, then: gpurun inventory trust HOST",
+    AuthenticationFailed: "add your public key to the host's authorized_keys",
+    HostNotReady: "gpurun needs python3 (3.8 or newer) on the host",
+}

@@ -1,0 +1,185 @@
+"""Checks across hosts that may train together: what should be alike and is not. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from statistics import median
+
+from gpurun.doctor.findings import Finding, Severity
+from gpurun.doctor.host_checks import plain_addresses
+from gpurun.inventory.hardware import Hardware
+from gpurun.inventory.hostset import fold
+from gpurun.inventory.model import FabricKind, Inventory
+from gpurun.launch.fabric_hcas import LINK_LAYER, split_name
+from gpurun.launch.fabric_roce import candidates
+
+CLOCK_WARNING_S = 1.0
+CLOCK_ERROR_S = 30.0
+"""horovodrun sends wall-clock deadlines between hosts; its default start time-out is 30 s."""
+
+Found = Mapping[str, Hardware]
+
+
+def check_gang(inventory: Inventory, found: Found) -> Iterator[Finding]:
+    """Every check that compares hosts: of one fabric, and of one GPU generation."""
+    by_fabric = _groups(inventory, found, lambda name: inventory.by_name[name].fabric)
+    for fabric_name, hosts in by_fabric.items():
+        interface = inventory.fabrics[fabric_name].interface
+        yield from _mtu(hosts, interface)
+        yield from _nic_speed(hosts, interface)
+        yield from _same_address(hosts, interface)
+        if inventory.fabrics[fabric_name].kind is not FabricKind.TCP:
+            yield from _hca_rate(hosts, inventory, fabric_name)
+            yield from _gid_index(hosts, inventory, fabric_name)
+    for hosts in _groups(inventory, found, lambda name: inventory.by_name[name].generation).values():
+        yield from _drivers(hosts)
+    yield from _clocks(found)
+
+
+def _groups(inventory: Inventory, found: Found, key: Callable[[str], str]) -> dict[str, Found]:
+    groups: dict[str, dict[str, Hardware]] = {}
+    for name in found:
+        if name in inventory.by_name:
+            groups.setdefault(key(name), {})[name] = found[name]
+    return dict(groups)
+
+
+def odd_ones(values: Mapping[str, object]) -> tuple[dict[object, tuple[str, ...]], object]:
+    """Hosts that differ from what most have: (value → hosts, the usual value).
+
+    Without a clear majority nobody can say who is right: every host is then listed, and the usual value is None.
+    """
+    counts = Counter(values.values())
+    if len(counts) < 2:
+        return {}, None
+    (usual, most), (_, second) = counts.most_common(2)
+    clear = most > second
+    odd: dict[object, tuple[str, ...]] = {}
+    for host, value in values.items():
+        if not clear or value != usual:
+            odd[value] = (*odd.get(value, ()), host)
+    return odd, usual if clear else None
+
+
+def _differing(
+    check: str, severity: Severity, what: str, values: Mapping[str, object], remedy: Callable[[object], str]
+) -> Iterator[Finding]:
+    odd, usual = odd_ones(values)
+    if not odd:
+        return
+    if usual is None:
+        sides = "; ".join(f"{value} on {fold(hosts)}" for value, hosts in odd.items())
+        everyone = tuple(host for hosts in odd.values() for host in hosts)
+        yield Finding(check, severity, everyone, f"{what} differs: {sides}", remedy(None))
+        return
+    for value, hosts in odd.items():
+        yield Finding(check, severity, hosts, f"{what} is {value}, on the other hosts {usual}", remedy(usual))
+
+
+def _mtu(hosts: Found, interface: str) -> Iterator[Finding]:
+    mtus = {name: nic.mtu for name, found in hosts.items() if (nic := found.nic(interface)) and nic.mtu}
+    yield from _differing(
+        "mtu", Severity.ERROR, f"the MTU of {interface}", mtus,
+        lambda usual: f"sudo ip link set {interface} mtu {usual or 'THE SAME EVERYWHERE'}",
+    )  # fmt: skip
+
+
+def _slower(
+    check: str, what: str, rates: Mapping[str, float], unit: str, remedy: str, severity: Severity
+) -> Iterator[Finding]:
+    """Hosts below the group's usual rate; a faster one harms nobody. Without a usual rate, below the best."""
+    counts = Counter(rates.values()).most_common(2)
+    if not counts:
+        return
+    usual = max(rates.values()) if len(counts) > 1 and counts[0][1] == counts[1][1] else counts[0][0]
+    for name, rate in rates.items():
+        if rate < usual:
+            evidence = f"{what} runs at {rate:g} {unit}, on the other hosts at {usual:g} {unit}"
+            yield Finding(check, severity, (name,), evidence, remedy)
+
+
+def _nic_speed(hosts: Found, interface: str) -> Iterator[Finding]:
+    speeds = {
+        name: float(nic.speed_mbit)
+        for name, found in hosts.items()
+        if (nic := found.nic(interface)) and nic.speed_mbit and nic.speed_mbit > 0
+    }
+    remedy = f"check cable, transceiver and switch port; ethtool {interface}"
+    yield from _slower("link-rate", interface, speeds, "Mbit/s", remedy, Severity.ERROR)
+
+
+def _hca_rate(hosts: Found, inventory: Inventory, fabric_name: str) -> Iterator[Finding]:
+    fabric = inventory.fabrics[fabric_name]
+    rates: dict[tuple[str, int], dict[str, float]] = {}
+    for name, found in hosts.items():
+        for hca in found.hcas:
+            for port in hca.ports:
+                named = [split_name(entry) for entry in fabric.hcas]
+                wanted = not named or (hca.name, port.number) in named or (hca.name, None) in named
+                if wanted and port.active and port.link_layer == LINK_LAYER[fabric.kind] and port.rate_gbit:
+                    rates.setdefault((hca.name, port.number), {})[name] = port.rate_gbit
+    for (device, number), by_host in rates.items():
+        remedy = f"check cable, transceiver and switch port; ibstat {device} {number}"
+        yield from _slower("link-rate", f"{device} port {number}", by_host, "Gbit/s", remedy, Severity.ERROR)
+
+
+def _gid_index(hosts: Found, inventory: Inventory, fabric_name: str) -> Iterator[Finding]:
+    """Different GID tables are handled host by host; a person who sets the variable by hand must know."""
+    fabric = inventory.fabrics[fabric_name]
+    if fabric.kind is not FabricKind.ROCE or fabric.gid_index is not None:
+        return
+    indices = {
+        name: best[0].index
+        for name, found in hosts.items()
+        for hca in found.hcas[:1]
+        for port in hca.ports[:1]
+        if (best := candidates(port.gids, fabric.interface))
+    }
+    yield from _differing(
+        "gid-table", Severity.NOTE, "the RoCE v2 GID's index", indices,
+        lambda _: "nothing: gpurun sets it host by host. Never set NCCL_IB_GID_INDEX for the whole gang",
+    )  # fmt: skip
+
+
+def _same_address(hosts: Found, interface: str) -> Iterator[Finding]:
+    owners: dict[str, list[str]] = {}
+    for name, found in hosts.items():
+        nic = found.nic(interface)
+        for address in plain_addresses(nic) if nic else ():
+            owners.setdefault(address, []).append(name)
+    for address, names in owners.items():
+        if len(names) > 1:
+            evidence = f"all of them have the address {address} on {interface}"
+            remedy = "give each host an address of its own"
+            yield Finding("address", Severity.ERROR, tuple(names), evidence, remedy)
+
+
+def _drivers(hosts: Found) -> Iterator[Finding]:
+    drivers = {name: found.driver for name, found in hosts.items() if found.driver}
+    yield from _differing(
+        "driver", Severity.WARNING, "the NVIDIA driver", drivers,
+        lambda usual: f"install driver {usual} there" if usual else "install one version everywhere",
+    )  # fmt: skip
+
+
+def _clocks(found: Found) -> Iterator[Finding]:
+    """Each clock against the middle of all of them: the head's own may be the wrong one."""
+    offsets = {name: each.clock_offset_s for name, each in found.items() if each.clock_offset_s is not None}
+    if not offsets:
+        return
+    middle = _middle(offsets.values())
+    for name, offset in offsets.items():
+        off = offset - middle
+        certain = abs(off) - (found[name].clock_error_s or 0.0)
+        if certain > CLOCK_WARNING_S:
+            severity = Severity.ERROR if certain > CLOCK_ERROR_S else Severity.WARNING
+            evidence = f"its clock is {abs(off):.1f} s {'ahead' if off > 0 else 'behind'}"
+            remedy = "sudo timedatectl set-ntp true; check with: chronyc tracking"
+            yield Finding("clock", severity, (name,), evidence, remedy)
+
+
+def _middle(offsets: Iterable[float]) -> float:
+    """The median; a single host is measured against the head, and of two the head's clock decides."""
+    known = list(offsets)
+    return 0.0 if len(known) == 1 else median([*known, 0.0])

@@ -1,0 +1,115 @@
+"""Checks of one host's GPUs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpurun.doctor.findings import Finding, Severity
+from gpurun.inventory.hardware import Gpu, GpuProcess, Hardware
+from gpurun.inventory.model import Host
+
+MEMORY_TOLERANCE = 0.05
+"""Drivers keep a part of the memory to themselves, more with ECC on; the data sheet's figure is never met exactly."""
+
+
+def check_gpus(host: Host, found: Hardware) -> Iterator[Finding]:
+    """Everything about GPUs; nothing for a host without any in the inventory."""
+    if not host.gpus:
+        return
+    if found.gpu_problem:
+        yield Finding("gpu-driver", Severity.ERROR, (host.name,), found.gpu_problem, _driver_remedy(found.gpu_problem))
+        return
+    yield from _count(host, found)
+    yield from _identity(host, found)
+    for gpu in found.gpus:
+        yield from _health(host, gpu)
+    yield from strangers(host, found, frozenset(range(len(found.gpus))), Severity.WARNING)
+
+
+def strangers(host: Host, found: Hardware, gpus: frozenset[int], severity: Severity) -> Iterator[Finding]:
+    """GPUs that a process uses which belongs to no gpurun job."""
+    for gpu in found.gpus:
+        foreign = [process for process in gpu.processes if not process.job]
+        if gpu.index in gpus and foreign:
+            who = ", ".join(_described(process) for process in foreign)
+            yield Finding(
+                "gpu-stranger",
+                severity,
+                (host.name,),
+                f"GPU {gpu.index} is used by {who}",
+                f"ask the owner, or end it: ssh {host.name} kill {' '.join(str(process.pid) for process in foreign)}",
+                {host.name: (gpu.index,)},
+            )
+
+
+def _described(process: GpuProcess) -> str:
+    name = process.command.split(" ")[0].rsplit("/", 1)[-1] or "a process"
+    owner = f" of {process.user}" if process.user else ""
+    where = f", container {process.container}" if process.container else ""
+    memory = f", {process.memory_mib} MiB" if process.memory_mib is not None else ""
+    return f"{name}{owner} (pid {process.pid}{where}{memory})"
+
+
+def _driver_remedy(problem: str) -> str:
+    if problem.startswith("no NVIDIA driver"):
+        return "install the NVIDIA driver, or load it: sudo modprobe nvidia; then check with nvidia-smi"
+    if "hangs" in problem:
+        return "look for Xid in: sudo dmesg | grep -i nvrm; reset the GPU or reboot the host"
+    if "mismatch" in problem:
+        return "the driver was upgraded under a loaded kernel module: reboot the host"
+    return "run nvidia-smi on the host"
+
+
+def _count(host: Host, found: Hardware) -> Iterator[Finding]:
+    count = len(found.gpus)
+    if count != host.gpus:
+        remedy = (
+            "look for a GPU that fell off the bus: sudo dmesg | grep -i xid; reboot, or reseat it"
+            if count < host.gpus
+            else f"gpurun inventory set {{hosts}} gpus={count}"
+        )
+        evidence = f"{count} GPUs answer, the inventory says {host.gpus}"
+        yield Finding("gpu-count", Severity.ERROR, (host.name,), evidence, remedy)
+
+
+def _identity(host: Host, found: Hardware) -> Iterator[Finding]:
+    generations = sorted({gpu.generation for gpu in found.gpus if gpu.generation})
+    if generations and generations != [host.generation]:
+        evidence = f"the GPUs are {' and '.join(generations)}, the inventory says {host.generation}"
+        remedy = "gpurun inventory probe {hosts} --write"
+        yield Finding("gpu-generation", Severity.ERROR, (host.name,), evidence, remedy)
+    models = sorted({gpu.model for gpu in found.gpus if gpu.model})
+    if host.gpu_model and models and models != [host.gpu_model]:
+        evidence = f"the GPUs are {' and '.join(models)}, the inventory says {host.gpu_model}"
+        remedy = "gpurun inventory probe {hosts} --write"
+        yield Finding("gpu-model", Severity.WARNING, (host.name,), evidence, remedy)
+    least = min((gpu.memory_mib for gpu in found.gpus if gpu.memory_mib), default=None)
+    if host.gpu_memory_mib and least and abs(least - host.gpu_memory_mib) > host.gpu_memory_mib * MEMORY_TOLERANCE:
+        evidence = f"the GPUs have {least} MiB, the inventory says {host.gpu_memory_mib}"
+        remedy = "gpurun inventory probe {hosts} --write"
+        yield Finding("gpu-memory", Severity.WARNING, (host.name,), evidence, remedy)
+
+
+def _health(host: Host, gpu: Gpu) -> Iterator[Finding]:
+    name, only = f"GPU {gpu.index}", {host.name: (gpu.index,)}
+
+    def finding(check: str, severity: Severity, evidence: str, remedy: str) -> Finding:
+        return Finding(check, severity, (host.name,), f"{name}: {evidence}", remedy, only)
+
+    if gpu.problem:
+        remedy = f"sudo nvidia-smi --gpu-reset -i {gpu.index}, else reboot; replace it if it happens again"
+        yield finding("gpu-lost", Severity.ERROR, gpu.problem, remedy)
+    if gpu.ecc_uncorrected:
+        remedy = f"drain the host, then: sudo nvidia-smi --gpu-reset -i {gpu.index}"
+        count = f"{gpu.ecc_uncorrected} uncorrected memory errors since the driver was loaded"
+        yield finding("gpu-ecc", Severity.ERROR, count, remedy)
+    if gpu.retirement_pending:
+        remedy = f"drain the host, then: sudo nvidia-smi --gpu-reset -i {gpu.index}"
+        yield finding("gpu-ecc", Severity.WARNING, "memory pages wait for a reset to be taken out of use", remedy)
+    if gpu.throttle:
+        remedy = "check fans, air flow and power supply"
+        yield finding("gpu-throttle", Severity.WARNING, f"clocks are held down: {', '.join(gpu.throttle)}", remedy)
+    if gpu.nvlink_inactive:
+        links = ", ".join(map(str, gpu.nvlink_inactive))
+        remedy = f"nvidia-smi nvlink -s -i {gpu.index}; reseat the bridge, or reset the GPUs of the host"
+        yield finding("gpu-nvlink", Severity.WARNING, f"NVLink {links} inactive", remedy)

@@ -1,0 +1,197 @@
+"""Checks of one host apart from its GPUs: Docker, interface, HCAs, names. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+
+from gpurun.doctor.findings import Finding, Severity
+from gpurun.inventory.hardware import Hardware, HcaPort, Nic
+from gpurun.inventory.model import Fabric, FabricKind, Host
+from gpurun.launch.fabric_hcas import LINK_LAYER, split_name
+from gpurun.launch.fabric_roce import ROCE_V2, address_kind, candidates
+
+GIB = 1 << 30
+LITTLE_SPACE_BYTES = 5 * GIB
+NO_SPACE_BYTES = 1 * GIB
+"""A training image is 2 to 10 GiB; below 1 GiB not even a container's log fits for long."""
+
+RDMA_MEMLOCK_BYTES = 64 << 20
+
+
+def check_host(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Finding]:
+    """Every check that needs only this host."""
+    yield from _sections(host, found)
+    yield from _docker(host, found)
+    yield from _interface(host, fabric, found)
+    yield from _name(host, found)
+    if fabric.kind is not FabricKind.TCP:
+        yield from _hcas(host, fabric, found)
+        yield from _gpudirect(host, found)
+        yield from _memlock(host, found)
+        yield from _qos(host, fabric, found)
+
+
+def _sections(host: Host, found: Hardware) -> Iterator[Finding]:
+    for section, problem in sorted(found.problems.items()):
+        evidence = f"{section} could not be read: {problem}"
+        yield Finding("probe", Severity.WARNING, (host.name,), evidence, "gpurun inventory probe {hosts} --json")
+
+
+def _docker(host: Host, found: Hardware) -> Iterator[Finding]:
+    docker = found.docker
+    if docker.problem:
+        remedy = "sudo systemctl start docker"
+        if "may not use" in docker.problem:
+            remedy = f"sudo usermod -aG docker {host.user or 'USER'}, then log in again"
+        yield Finding("docker", Severity.ERROR, (host.name,), docker.problem, remedy)
+        return
+    if host.gpus and not docker.gpu_support:
+        evidence = "Docker knows no NVIDIA runtime, CDI device or container toolkit"
+        remedy = (
+            "install nvidia-container-toolkit, then: sudo nvidia-ctk runtime configure && sudo systemctl restart docker"
+        )
+        yield Finding("docker-gpu", Severity.ERROR, (host.name,), evidence, remedy)
+    if docker.free_bytes is not None and docker.free_bytes < LITTLE_SPACE_BYTES:
+        severity = Severity.ERROR if docker.free_bytes < NO_SPACE_BYTES else Severity.WARNING
+        evidence = f"{docker.free_bytes / GIB:.1f} GiB free in {docker.root}"
+        yield Finding("docker-space", severity, (host.name,), evidence, "docker image prune --all, or add disk")
+
+
+def _interface(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Finding]:
+    if "nics" in found.problems:
+        return
+    nic = found.nic(fabric.interface)
+    if nic is None:
+        there = ", ".join(nic.name for nic in found.nics) or "none"
+        evidence = f"no interface {fabric.interface} (there is {there})"
+        remedy = f"give the host another fabric, or correct interface of fabric {fabric.name} in the inventory"
+        yield Finding("interface", Severity.ERROR, (host.name,), evidence, remedy)
+        return
+    if nic.state not in ("UP", "UNKNOWN"):  # tunnels and some virtual interfaces have no carrier to report
+        evidence = f"{nic.name} is {nic.state or 'in no state'}"
+        yield Finding(
+            "interface", Severity.ERROR, (host.name,), evidence, f"check the cable; sudo ip link set {nic.name} up"
+        )
+    addresses = plain_addresses(nic)
+    if not addresses:
+        remedy = f"sudo ip address add ADDRESS/LENGTH dev {nic.name}"
+        yield Finding("address", Severity.ERROR, (host.name,), f"{nic.name} has no address", remedy)
+    elif host.fabric_address and host.fabric_address not in addresses:
+        evidence = f"{nic.name} has {', '.join(addresses)}, not the inventory's fabric_address {host.fabric_address}"
+        remedy = f"gpurun inventory set {host.name} fabric_address={addresses[0]}"
+        yield Finding("address", Severity.ERROR, (host.name,), evidence, remedy)
+
+
+def plain_addresses(nic: Nic) -> tuple[str, ...]:
+    """The interface's addresses without their prefix length, IPv4 first."""
+    plain = [address.partition("/")[0] for address in nic.addresses]
+    return tuple(sorted(plain, key=lambda address: ":" in address))
+
+
+def _name(host: Host, found: Hardware) -> Iterator[Finding]:
+    """Gloo and Open MPI look their own host name up; a container shares the host's ``/etc/hosts``."""
+    if not found.resolves_to:
+        return
+    own = {address for nic in found.nics for address in plain_addresses(nic)}
+    loopback = [address for address in found.resolves_to if ipaddress.ip_address(address.partition("%")[0]).is_loopback]
+    if len(loopback) == len(found.resolves_to):
+        evidence = f"its own name {found.hostname} resolves to {', '.join(loopback)}, which no other host can reach"
+        remedy = f"in /etc/hosts give {found.hostname} the fabric's address instead"
+        yield Finding("own-name", Severity.WARNING, (host.name,), evidence, remedy)
+    elif own and not own & set(found.resolves_to):
+        evidence = f"its own name {found.hostname} resolves to {', '.join(found.resolves_to)}, which it does not have"
+        yield Finding("own-name", Severity.WARNING, (host.name,), evidence, "correct /etc/hosts or DNS")
+
+
+def _hcas(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Finding]:
+    if "hcas" in found.problems:
+        return
+    wanted = [split_name(name) for name in fabric.hcas] or [(hca.name, None) for hca in found.hcas]
+    if not wanted:
+        evidence, remedy = "no RDMA device", "load the driver (sudo modprobe mlx5_ib), or give the host a tcp fabric"
+        yield Finding("hca", Severity.ERROR, (host.name,), evidence, remedy)
+    for device, number in wanted:
+        hca = found.hca(device)
+        ports = [port for port in hca.ports if number in (None, port.number)] if hca else []
+        if hca is None or not ports:
+            named = device if number is None else f"{device} port {number}"
+            there = ", ".join(hca.name for hca in found.hcas) or "none"
+            evidence = f"no RDMA device {named} (there is {there})"
+            remedy = f"sudo modprobe mlx5_ib, or correct hcas of fabric {fabric.name} in the inventory"
+            yield Finding("hca", Severity.ERROR, (host.name,), evidence, remedy)
+            continue
+        for port in ports:
+            yield from _port(host, fabric, device, port)
+        if not hca.uverbs or hca.uverbs not in found.infiniband_nodes:
+            evidence = f"{device} has no device node in /dev/infiniband"
+            yield Finding("hca-node", Severity.ERROR, (host.name,), evidence, "sudo modprobe ib_uverbs")
+    if found.hcas and "rdma_cm" not in found.infiniband_nodes:
+        evidence = "no /dev/infiniband/rdma_cm"
+        yield Finding("hca-node", Severity.WARNING, (host.name,), evidence, "sudo modprobe rdma_ucm")
+
+
+def _port(host: Host, fabric: Fabric, device: str, port: HcaPort) -> Iterator[Finding]:
+    name = f"{device} port {port.number}"
+    if port.link_layer != LINK_LAYER[fabric.kind]:
+        evidence = f"{name} is {port.link_layer or 'of unknown kind'}, fabric {fabric.name} is {fabric.kind.value}"
+        remedy = f"correct kind or hcas of fabric {fabric.name}, or the port: mlxconfig -d DEVICE set LINK_TYPE_P1=…"
+        yield Finding("hca-link-layer", Severity.ERROR, (host.name,), evidence, remedy)
+        return
+    if not port.active:
+        physical = f", {port.physical_state}" if port.physical_state else ""
+        remedy = "check cable and switch port"
+        if port.state == "INIT" and port.link_layer == "InfiniBand":
+            remedy = "the subnet manager does not answer: start opensm, or check the switch's"
+        yield Finding("hca-port", Severity.ERROR, (host.name,), f"{name} is {port.state}{physical}", remedy)
+        return
+    if fabric.kind is FabricKind.ROCE:
+        yield from _gids(host, fabric, name, port)
+
+
+def _gids(host: Host, fabric: Fabric, name: str, port: HcaPort) -> Iterator[Finding]:
+    usable = candidates(port.gids, fabric.interface)
+    if not usable:
+        evidence = f"{name} has no RoCE v2 GID"
+        remedy = f"sudo ip address add ADDRESS/LENGTH dev {fabric.interface}; check its RoCE mode with: cma_roce_mode"
+        yield Finding("roce-gid", Severity.ERROR, (host.name,), evidence, remedy)
+        return
+    if fabric.gid_index is not None:
+        fixed = next((gid for gid in port.gids if gid.index == fabric.gid_index), None)
+        if fixed is None or fixed.kind != ROCE_V2:
+            there = "empty" if fixed is None else f"{fixed.kind} {fixed.address}"
+            evidence = f"{name}: GID {fabric.gid_index} of the inventory is {there}; RoCE v2 is at {usable[0].index}"
+            remedy = f"remove gid_index from fabric {fabric.name}: each host's own is then found"
+            yield Finding("roce-gid", Severity.ERROR, (host.name,), evidence, remedy)
+            return
+    if address_kind(usable[0].address) == "link-local":
+        evidence = f"{name} has only link-local RoCE v2 GIDs: hosts behind a router cannot be reached"
+        remedy = f"sudo ip address add ADDRESS/LENGTH dev {fabric.interface}"
+        yield Finding("roce-gid", Severity.WARNING, (host.name,), evidence, remedy)
+
+
+def _gpudirect(host: Host, found: Hardware) -> Iterator[Finding]:
+    if found.gpus and not found.peermem and not found.dmabuf:
+        evidence = "no GPUDirect RDMA: nvidia_peermem is not loaded and the driver does not offer DMA-BUF"
+        yield Finding("gpudirect", Severity.WARNING, (host.name,), evidence, "sudo modprobe nvidia_peermem")
+
+
+def _memlock(host: Host, found: Hardware) -> Iterator[Finding]:
+    """Containers get no limit from gpurun (``--ulimit memlock=-1``), so the session's own is only worth knowing."""
+    limit = found.limits.memlock_bytes
+    if limit is not None and 0 <= limit < RDMA_MEMLOCK_BYTES:
+        evidence = f"memlock is limited to {limit >> 10} KiB in SSH sessions; gpurun's containers have no limit"
+        yield Finding("memlock", Severity.NOTE, (host.name,), evidence, "")
+
+
+def _qos(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Finding]:
+    nic = found.nic(fabric.interface)
+    if nic is None or fabric.kind is not FabricKind.ROCE or fabric.traffic_class is None:
+        return
+    if nic.trust and nic.trust != "dscp":
+        evidence = f"{nic.name} trusts {nic.trust}, but traffic class {fabric.traffic_class} marks packets by DSCP"
+        yield Finding("roce-qos", Severity.WARNING, (host.name,), evidence, f"sudo mlnx_qos -i {nic.name} --trust dscp")
+    if nic.pfc == ():
+        evidence = f"{nic.name} has no priority with flow control, so RoCE loses packets under load"
+        remedy = f"sudo mlnx_qos -i {nic.name} --pfc 0,0,0,1,0,0,0,0"
+        yield Finding("roce-qos", Severity.WARNING, (host.name,), evidence, remedy)

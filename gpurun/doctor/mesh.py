@@ -1,0 +1,119 @@
+"""Let hosts really connect to each other over their fabric, on ports as jobs use them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Any
+
+from gpurun.doctor import paths
+from gpurun.doctor.host_checks import plain_addresses
+from gpurun.inventory.hardware import Hardware
+from gpurun.inventory.model import Inventory
+from gpurun.remote.agent import Agent, Reply
+from gpurun.remote.fleet import Fleet
+
+Ports = tuple[tuple[int, int], ...]
+
+SYSTEM_PORTS: Ports = ((0, 0), (0, 0))
+"""Ports as the system gives them to Gloo, NCCL, Open MPI and horovodrun's own services."""
+
+CONNECT_TIMEOUT_S = 3.0
+"""A lost SYN is sent again after 1 s (RFC 6298); a second loss in a row on a fabric is a fault."""
+
+LISTEN_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class _Listening:
+    stream: Iterator[Reply]
+    ports: tuple[int, ...]
+
+
+def spread(first: int, last: int, count: int = 3) -> Ports:
+    """A range of ports cut into `count`, so that a firewall that blocks a part of it is met."""
+    width = (last - first + 1) // count
+    return tuple((first + at * width, first + (at + 1) * width - 1) for at in range(count))
+
+
+def by_fabric(inventory: Inventory, hosts: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
+    """Fabric → those of the hosts that are on it."""
+    groups: dict[str, tuple[str, ...]] = {}
+    for host in hosts:
+        fabric = inventory.by_name[host].fabric
+        groups[fabric] = (*groups.get(fabric, ()), host)
+    return groups
+
+
+def fabric_addresses(inventory: Inventory, found: Mapping[str, Hardware]) -> Mapping[str, str]:
+    """Host → the address that ranks of other hosts use; hosts that have none are left out."""
+    addresses = {}
+    for name, hardware in found.items():
+        host = inventory.by_name[name]
+        nic = hardware.nic(inventory.fabric_of(host).interface)
+        own = plain_addresses(nic) if nic else ()
+        if own:
+            addresses[name] = host.fabric_address if host.fabric_address in own else own[0]
+    return addresses
+
+
+def try_all(
+    fleet: Fleet, inventory: Inventory, found: Mapping[str, Hardware], ports: Ports = SYSTEM_PORTS
+) -> tuple[Mapping[str, tuple[paths.Attempt, ...]], Mapping[str, str]]:
+    """(fabric → attempts, host → address). Hosts that cannot listen on their address are left out."""
+    addresses = fabric_addresses(inventory, found)
+    attempts = {}
+    for fabric, hosts in by_fabric(inventory, addresses).items():
+        if len(hosts) > 1:
+            attempts[fabric] = _try_group(fleet, hosts, addresses, ports)
+    return attempts, addresses
+
+
+def _try_group(
+    fleet: Fleet, hosts: Sequence[str], addresses: Mapping[str, str], ports: Ports
+) -> tuple[paths.Attempt, ...]:
+    def start(agent: Agent) -> _Listening:
+        stream = agent.stream(
+            "probe.listen", address=addresses[agent.host], ports=[list(one) for one in ports], limit_s=LISTEN_LIMIT_S
+        )
+        return _Listening(stream, tuple(next(stream).value["ports"]))
+
+    with ExitStack() as stack:
+        listening = fleet.map(start, hosts).ok
+        for one in listening.values():
+            stack.enter_context(closing(one.stream))  # type: ignore[type-var]
+        targets = _targets([host for host in hosts if host in listening])
+
+        def connect(agent: Agent) -> list[Any]:
+            wanted = [
+                {"address": addresses[target], "port": port}
+                for target in targets[agent.host]
+                for port in listening[target].ports
+            ]
+            reply = agent.call(
+                "probe.connect", targets=wanted, source=addresses[agent.host], timeout_s=CONNECT_TIMEOUT_S + 20
+            )
+            return list(reply.value)
+
+        outcomes = fleet.map(connect, [host for host in targets if targets[host]]).ok
+    return tuple(_attempts(targets, listening, outcomes))
+
+
+def _targets(hosts: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+    targets: dict[str, tuple[str, ...]] = {}
+    for source, target in paths.pairs(hosts):
+        targets[source] = (*targets.get(source, ()), target)
+    return targets
+
+
+def _attempts(
+    targets: Mapping[str, tuple[str, ...]], listening: Mapping[str, _Listening], outcomes: Mapping[str, list[Any]]
+) -> Iterator[paths.Attempt]:
+    for source, answers in outcomes.items():
+        answer = iter(answers)
+        for target in targets[source]:
+            ports = listening[target].ports
+            results = [(port, next(answer)) for port in ports]
+            failed = {port: str(one["error"]) for port, one in results if not one["ok"]}
+            yield paths.Attempt(source, target, failed, len(ports))

@@ -1,0 +1,170 @@
+"""Which hosts should try to reach which, and what it means when some cannot. Pure.
+
+A firewall, a dead link or a wrong route shows as a pattern in who reaches whom; a pattern is told once, for the host
+that causes it, instead of once for each of its victims.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpurun.doctor.findings import Finding, Severity
+from gpurun.inventory.hostset import fold
+
+FULL_MESH_HOSTS = 32
+"""Up to here everybody tries everybody; beyond, hosts at distances 1, 2, 4, 8, … in the list: n·log n tries."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One host's try to connect to another, over all ports that were tried.
+
+    Attributes:
+        failed: port → ``timeout``, ``refused`` or what the system said; empty when all ports could be reached.
+        tried: how many ports were tried.
+    """
+
+    source: str
+    target: str
+    failed: Mapping[int, str]
+    tried: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether every port could be reached."""
+        return not self.failed
+
+
+def pairs(hosts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Who tries to reach whom, each direction for itself."""
+    count = len(hosts)
+    if count <= FULL_MESH_HOSTS:
+        return tuple((a, b) for a in hosts for b in hosts if a != b)
+    distances = [1 << power for power in range(count.bit_length()) if 1 << power < count]
+    return tuple((hosts[at], hosts[(at + distance) % count]) for at in range(count) for distance in distances)
+
+
+def judge(attempts: Iterable[Attempt], interface: str, addresses: Mapping[str, str]) -> tuple[Finding, ...]:
+    """Findings about hosts that cannot be reached, cannot reach others, or pairs that cannot talk.
+
+    Args:
+        interface: the fabric's, for the evidence.
+        addresses: host → its address on the fabric.
+    """
+    left = list(attempts)
+    found: list[Finding] = []
+    for explain in (_isolated, _closed, _mute):
+        while culprit := _worst(left, explain):
+            found.append(_explained(culprit, explain, left, interface, addresses))
+            left = [attempt for attempt in left if culprit not in _touched(attempt, explain)]
+    found.extend(_rest([attempt for attempt in left if not attempt.ok], left, addresses))
+    return tuple(found)
+
+
+class _Pattern:
+    """Whether all of a host's attempts in one direction, or in both, failed."""
+
+    def __init__(self, incoming: bool, outgoing: bool) -> None:
+        self.incoming = incoming
+        self.outgoing = outgoing
+
+    def concerns(self, attempt: Attempt) -> Iterator[str]:
+        if self.incoming:
+            yield attempt.target
+        if self.outgoing:
+            yield attempt.source
+
+
+_isolated = _Pattern(incoming=True, outgoing=True)
+_closed = _Pattern(incoming=True, outgoing=False)
+_mute = _Pattern(incoming=False, outgoing=True)
+
+
+def _touched(attempt: Attempt, pattern: _Pattern) -> tuple[str, ...]:
+    return tuple(pattern.concerns(attempt))
+
+
+def _worst(attempts: Sequence[Attempt], pattern: _Pattern) -> str | None:
+    """The host whose attempts of this pattern all failed, and which explains the most failures.
+
+    At least two failures in each direction are asked for: with one, either end may be the cause.
+    """
+    total: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+    for attempt in attempts:
+        for host in pattern.concerns(attempt):
+            total[host] += 1
+            failed[host] += not attempt.ok
+    least = 4 if pattern.incoming and pattern.outgoing else 2
+    guilty = [host for host in total if failed[host] == total[host] >= least]
+    return max(guilty, key=lambda host: failed[host], default=None)
+
+
+def _explained(
+    host: str, pattern: _Pattern, attempts: Sequence[Attempt], interface: str, addresses: Mapping[str, str]
+) -> Finding:
+    mine = [attempt for attempt in attempts if host in _touched(attempt, pattern)]
+    others = {other for attempt in mine for other in (attempt.source, attempt.target)} - {host}
+    how = _how(mine)
+    address = addresses.get(host, interface)
+    if pattern is _isolated:
+        evidence = f"no connection in or out over {interface} ({address}), tried with {len(others)} hosts: {how}"
+        remedy = f"check cable, address and route: ip address show {interface}; ip route get {address}"
+        return Finding("path", Severity.ERROR, (host,), evidence, remedy)
+    if pattern is _closed:
+        ports = sorted({port for attempt in mine for port in attempt.failed})
+        whole = all(len(attempt.failed) == attempt.tried for attempt in mine)
+        which = "any port" if whole else "port " + ", ".join(map(str, ports))
+        evidence = f"{len(others)} of {len(others)} hosts cannot connect to {which} of {address}: {how}"
+        remedy = "open all TCP ports between the hosts of the fabric: sudo nft list ruleset, sudo iptables -L -n"
+        return Finding("firewall", Severity.ERROR, (host,), evidence, remedy)
+    evidence = f"it can connect to none of {len(others)} hosts over {interface}, though others can: {how}"
+    remedy = "check its outgoing firewall rules and route: sudo nft list ruleset; ip route"
+    return Finding("firewall", Severity.ERROR, (host,), evidence, remedy)
+
+
+def _rest(failures: Sequence[Attempt], attempts: Sequence[Attempt], addresses: Mapping[str, str]) -> Iterator[Finding]:
+    """Failures that no single host explains: a fabric in parts, or paths between pairs."""
+    if not failures:
+        return
+    parts = _parts(attempts)
+    part_of = {host: at for at, part in enumerate(parts) for host in part}
+    if len(parts) > 1 and all(part_of[each.source] != part_of[each.target] for each in failures) and len(failures) > 2:
+        evidence = f"the fabric is in parts that cannot reach each other: {' | '.join(map(fold, parts))}"
+        everyone = tuple(host for part in parts for host in part)
+        remedy = "check the links between their switches, and routes between their subnets"
+        yield Finding("path", Severity.ERROR, everyone, f"{evidence}; {_how(failures)}", remedy)
+        return
+    by_pair: dict[tuple[str, ...], list[Attempt]] = {}
+    for each in failures:
+        by_pair.setdefault(tuple(sorted((each.source, each.target))), []).append(each)
+    for pair, mine in by_pair.items():
+        first = mine[0]
+        ports = ", ".join(map(str, sorted({port for each in mine for port in each.failed})))
+        to = f"{first.target} ({addresses.get(first.target, '?')})"
+        each_other = f"{pair[0]} and {pair[1]} cannot connect to each other"
+        who = each_other if len(mine) > 1 else f"{first.source} cannot connect to {to}"
+        remedy = f"check routes and firewalls between {pair[0]} and {pair[1]}"
+        links = tuple((each.source, each.target) for each in mine)
+        yield Finding("path", Severity.ERROR, pair, f"{who}, port {ports}: {_how(mine)}", remedy, links=links)
+
+
+def _parts(attempts: Iterable[Attempt]) -> tuple[tuple[str, ...], ...]:
+    """Groups of hosts that can reach each other, in either direction, over others if need be."""
+    group: dict[str, set[str]] = {}
+    for attempt in attempts:
+        for host in (attempt.source, attempt.target):
+            group.setdefault(host, {host})
+        if attempt.ok and group[attempt.source] is not group[attempt.target]:
+            joined = group[attempt.source] | group[attempt.target]
+            group.update(dict.fromkeys(joined, joined))
+    return tuple({id(members): tuple(sorted(members)) for members in group.values()}.values())
+
+
+def _how(attempts: Iterable[Attempt]) -> str:
+    """What the tries ended in, the most frequent first."""
+    causes = Counter(cause for attempt in attempts for cause in attempt.failed.values())
+    words = {"timeout": "no answer (dropped)", "refused": "refused"}
+    return ", ".join(words.get(cause, cause) for cause, _ in causes.most_common(2))

@@ -1,0 +1,89 @@
+"""The checks before a gang starts: only its hosts, only its GPUs, only what would make it fail or hang."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from gpurun.doctor import mesh
+from gpurun.doctor.diagnosis import diagnose
+from gpurun.doctor.findings import Finding, Severity
+from gpurun.doctor.gpu_checks import strangers
+from gpurun.doctor.survey import Survey, probe
+from gpurun.inventory.hardware import Hardware
+from gpurun.inventory.model import Inventory
+from gpurun.remote.fleet import Fleet
+
+BLOCKING = frozenset(
+    {"address", "clock", "docker", "docker-gpu", "firewall", "gpu-driver", "gpu-lost", "gpu-missing", "gpu-stranger",
+     "hca", "hca-link-layer", "hca-node", "hca-port", "interface", "mtu", "path", "roce-gid", "ssh"}
+)  # fmt: skip
+"""Checks whose errors make a gang fail or hang. A slow link or old memory errors only deserve a word."""
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What was found before a gang's start.
+
+    Attributes:
+        blocking: what would make this gang fail or hang.
+        other: what is wrong besides.
+        hardware: each host's probe, for `gpurun.launch.fabric.settings`.
+    """
+
+    blocking: tuple[Finding, ...]
+    other: tuple[Finding, ...]
+    hardware: Mapping[str, Hardware]
+
+    @property
+    def bad_hosts(self) -> Mapping[str, str]:
+        """Host → why the gang should be placed elsewhere."""
+        return {host: f"{one.check}: {one.evidence}" for one in reversed(self.blocking) for host in one.hosts}
+
+
+def preflight(
+    fleet: Fleet, inventory: Inventory, grants: Mapping[str, tuple[int, ...]], *, ports: mesh.Ports = mesh.SYSTEM_PORTS
+) -> Preflight:
+    """Probe a gang's hosts and let them connect to each other; never raises for a host.
+
+    Args:
+        fleet: open agents; a host that failed to open is a finding.
+        grants: host → granted GPU indices.
+        ports: ranges of ports the job will use between hosts.
+    """
+    found = probe(fleet, inventory, list(grants))
+    attempts, addresses = mesh.try_all(fleet, inventory, found.hardware, ports)
+    return judge(inventory, replace(found, attempts=attempts, addresses=addresses), grants)
+
+
+def judge(inventory: Inventory, survey: Survey, grants: Mapping[str, tuple[int, ...]]) -> Preflight:
+    """The pure part: findings about this gang, in what blocks it and what does not."""
+    findings = [one for one in diagnose(inventory, survey) if one.is_fault and _concerns(one, grants)]
+    findings = [one for one in findings if one.check != "gpu-stranger"]
+    for name, found in survey.hardware.items():
+        findings += strangers(inventory.by_name[name], found, frozenset(grants[name]), Severity.ERROR)
+        findings += _missing(name, found, grants[name])
+    blocks = [one.severity is Severity.ERROR and one.check in BLOCKING for one in findings]
+    return Preflight(
+        tuple(one for one, blocking in zip(findings, blocks, strict=True) if blocking),
+        tuple(one for one, blocking in zip(findings, blocks, strict=True) if not blocking),
+        survey.hardware,
+    )
+
+
+def _concerns(finding: Finding, grants: Mapping[str, tuple[int, ...]]) -> bool:
+    """A finding about certain GPUs matters only if one of them was granted."""
+    if not finding.gpus:
+        return True
+    return any(set(gpus) & set(grants.get(host, ())) for host, gpus in finding.gpus.items())
+
+
+def _missing(host: str, found: Hardware, granted: tuple[int, ...]) -> list[Finding]:
+    if found.gpu_problem:
+        return []
+    missing = tuple(sorted(set(granted) - {gpu.index for gpu in found.gpus}))
+    if not missing:
+        return []
+    evidence = f"GPU {', '.join(map(str, missing))} of this job does not answer; {len(found.gpus)} GPUs do"
+    remedy = "look for a GPU that fell off the bus: sudo dmesg | grep -i xid"
+    return [Finding("gpu-missing", Severity.ERROR, (host,), evidence, remedy, {host: missing})]

@@ -1,0 +1,98 @@
+"""Ask every host what it is and how it stands, at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from gpurun.doctor import mesh, names, paths
+from gpurun.errors import GpurunError
+from gpurun.inventory.hardware import Hardware, hardware_from_document
+from gpurun.inventory.model import Inventory
+from gpurun.remote.agent import Agent
+from gpurun.remote.fleet import Fleet
+
+PROBE_TIMEOUT_S = 40.0
+"""Above the node's own limit for a driver that hangs, so that such a host is described and not lost."""
+
+CLOCK_TRIES = 3
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What all hosts said.
+
+    Attributes:
+        hardware: host → what its probe found.
+        failures: host → why there is nothing.
+        attempts: fabric → who tried to reach whom on it.
+        addresses: host → its address on its fabric.
+        lookups: host → name → addresses.
+    """
+
+    hardware: Mapping[str, Hardware]
+    failures: Mapping[str, GpurunError]
+    attempts: Mapping[str, tuple[paths.Attempt, ...]] = field(default_factory=dict)
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    lookups: names.Lookups = field(default_factory=dict)
+
+
+def probe(fleet: Fleet, inventory: Inventory, hosts: Iterable[str] | None = None) -> Survey:
+    """Every host's hardware, with its clock's offset. One host's failure is data, never an exception."""
+    interfaces = sorted({fabric.interface for fabric in inventory.fabrics.values()})
+
+    def one(agent: Agent) -> Hardware:
+        reply = agent.call("probe.facts", timeout_s=PROBE_TIMEOUT_S, interfaces=interfaces)
+        found = hardware_from_document(agent.host, reply.value)
+        offset_s, error_s = clock_offset(agent)
+        return replace(found, clock_offset_s=offset_s, clock_error_s=error_s)
+
+    results = fleet.map(one, hosts)
+    return Survey(results.ok, results.failed)
+
+
+def survey(
+    fleet: Fleet,
+    inventory: Inventory,
+    hosts: Iterable[str] | None = None,
+    *,
+    ports: mesh.Ports = mesh.SYSTEM_PORTS,
+    look_up: bool = True,
+) -> Survey:
+    """Everything doctor wants: hardware, then who can reach whom, and who finds whom by name.
+
+    Args:
+        ports: ranges of ports that jobs use between hosts; one in each is tried.
+        look_up: also look up the other hosts' names.
+    """
+    found = probe(fleet, inventory, hosts)
+    attempts, addresses = mesh.try_all(fleet, inventory, found.hardware, ports)
+    lookups = _look_up(fleet, inventory, list(found.hardware)) if look_up else {}
+    return replace(found, attempts=attempts, addresses=addresses, lookups=lookups)
+
+
+def clock_offset(agent: Agent, tries: int = CLOCK_TRIES) -> tuple[float, float]:
+    """(host's clock minus this one's, how wrong that may be), seconds; from the quickest of some round trips."""
+    best: tuple[float, float] | None = None
+    for _ in range(tries):
+        started = time.monotonic()
+        before_s = time.time()
+        host_s = float(agent.call("probe.clock").value["clock_s"])
+        round_trip_s = time.monotonic() - started
+        if best is None or round_trip_s / 2 < best[1]:
+            best = host_s - (before_s + round_trip_s / 2), round_trip_s / 2
+    assert best is not None
+    return best
+
+
+def _look_up(fleet: Fleet, inventory: Inventory, hosts: list[str]) -> names.Lookups:
+    found: dict[str, Mapping[str, list[str] | None]] = {}
+    for group in mesh.by_fabric(inventory, hosts).values():
+        wanted = names.wanted(group)
+        results = fleet.map(
+            lambda agent, wanted=wanted: agent.call("probe.resolve", names=list(wanted[agent.host])).value,  # type: ignore[misc]
+            [host for host in group if wanted[host]],
+        )
+        found.update(results.ok)
+    return found

@@ -1,0 +1,254 @@
+"""Each check finds its fault, names the right host, and is silent on a healthy one."""
+
+import dataclasses
+
+import pytest
+
+from gpurun.doctor.diagnosis import diagnose, unreachable
+from gpurun.doctor.findings import Severity, merged, unhealthy
+from gpurun.doctor.preflight import judge
+from gpurun.doctor.survey import Survey
+from gpurun.errors import AuthenticationFailed, HostKeyMismatch, HostNotReady, HostUnreachable
+from gpurun.inventory.hardware import DockerFacts, Gid, Gpu, GpuProcess, Hardware, Hca, HcaPort, Limits, Nic
+from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Rack
+
+ROCE = Fabric("roce25", FabricKind.ROCE, "ens1f0", hcas=("mlx5_0",), traffic_class=106)
+TCP = Fabric("tcp", FabricKind.TCP, "ens1f0")
+NAMES = tuple(f"gpu-r1-{n:02d}" for n in range(1, 17))
+GB = 1 << 30
+
+
+def inventory(fabric=ROCE, names=NAMES, **host):
+    hosts = tuple(Host(name, "r1", "pascal", 2, fabric.name, **host) for name in names)
+    return Inventory(hosts, (Rack("r1", names),), {fabric.name: fabric})
+
+
+def healthy(at=1):
+    gids = (
+        Gid(1, f"fe80::{at:x}", "RoCE v2", "ens1f0"),
+        Gid(2, f"::ffff:10.0.0.{at}", "IB/RoCE v1", "ens1f0"),
+        Gid(3, f"::ffff:10.0.0.{at}", "RoCE v2", "ens1f0"),
+    )
+    port = HcaPort(1, "ACTIVE", "Ethernet", 25.0, "LinkUp", gids)
+    return Hardware(
+        f"gpu-r1-{at:02d}",
+        hostname=f"gpu-r1-{at:02d}",
+        clock_offset_s=0.001,
+        clock_error_s=0.002,
+        resolves_to=(f"10.0.0.{at}",),
+        driver="535.183.06",
+        gpus=tuple(Gpu(n, "Tesla P100-SXM2-16GB", "pascal", 16280) for n in range(2)),
+        peermem="535.183.06",
+        hcas=(Hca("mlx5_0", (port,), uverbs="uverbs0"),),
+        nics=(Nic("ens1f0", "UP", 9000, 25000, addresses=(f"10.0.0.{at}/24",), trust="dscp", pfc=(3,)),),
+        infiniband_nodes=("rdma_cm", "uverbs0"),
+        docker=DockerFacts("26.1", "overlay2", "/var/lib/docker", 500 * GB, 900 * GB, "runtime"),
+        limits=Limits(-1, 1048576),
+    )
+
+
+def with_nic(found, **changes):
+    return dataclasses.replace(found, nics=(dataclasses.replace(found.nics[0], **changes),))
+
+
+def with_port(found, **changes):
+    port = dataclasses.replace(found.hcas[0].ports[0], **changes)
+    return dataclasses.replace(found, hcas=(dataclasses.replace(found.hcas[0], ports=(port,)),))
+
+
+def with_gpu(found, **changes):
+    return dataclasses.replace(found, gpus=(dataclasses.replace(found.gpus[0], **changes), *found.gpus[1:]))
+
+
+def found_of(change, fabric=ROCE, count=16, **host):
+    """Findings when the seventh host has a fault."""
+    hardware = {name: healthy(at) for at, name in enumerate(NAMES[:count], 1)}
+    hardware[NAMES[6]] = change(hardware[NAMES[6]])
+    return diagnose(inventory(fabric, **host), Survey(hardware, {}))
+
+
+def replaced(**changes):
+    return lambda found: dataclasses.replace(found, **changes)
+
+
+GPU_FAULTS = {
+    "gpu-driver": replaced(gpus=(), gpu_problem="no NVIDIA driver: Driver Not Loaded"),
+    "gpu-count": replaced(gpus=(Gpu(0, "Tesla P100-SXM2-16GB", "pascal", 16280),)),
+    "gpu-generation": lambda found: with_gpu(found, generation="volta"),
+    "gpu-lost": lambda found: with_gpu(found, problem="GPU is lost"),
+    "gpu-ecc": lambda found: with_gpu(found, ecc_uncorrected=3),
+    "gpu-throttle": lambda found: with_gpu(found, throttle=("power brake",)),
+    "gpu-nvlink": lambda found: with_gpu(found, nvlink_inactive=(3,)),
+    "gpu-stranger": lambda found: with_gpu(found, processes=(GpuProcess(7, 100, "eve", "/usr/bin/python3 x.py"),)),
+}
+HOST_FAULTS = {
+    "docker": replaced(docker=DockerFacts(problem="no Docker engine answers at /var/run/docker.sock")),
+    "docker-gpu": lambda found: dataclasses.replace(found, docker=dataclasses.replace(found.docker, gpu_support="")),
+    "docker-space": lambda found: dataclasses.replace(found, docker=dataclasses.replace(found.docker, free_bytes=GB)),
+    "interface": lambda found: with_nic(found, name="eno1"),
+    "address": lambda found: with_nic(found, addresses=()),
+    "own-name": replaced(resolves_to=("127.0.1.1",)),
+    "hca": replaced(hcas=()),
+    "hca-port": lambda found: with_port(found, state="DOWN", physical_state="Polling"),
+    "hca-link-layer": lambda found: with_port(found, link_layer="InfiniBand"),
+    "hca-node": replaced(infiniband_nodes=("rdma_cm",)),
+    "roce-gid": lambda found: with_port(found, gids=()),
+    "roce-qos": lambda found: with_nic(found, trust="pcp"),
+    "gpudirect": replaced(peermem=""),
+    "probe": replaced(problems={"limits": "OSError: no"}),
+    "mtu": lambda found: with_nic(found, mtu=1500),
+    "link-rate": lambda found: with_port(found, rate_gbit=10.0),
+    "driver": replaced(driver="470.1"),
+    "clock": replaced(clock_offset_s=7.0),
+}
+
+
+def test_a_healthy_gang_has_no_finding():
+    assert found_of(lambda found: found) == ()
+    assert found_of(lambda found: found, fabric=TCP) == ()
+
+
+@pytest.mark.parametrize(("check", "change"), [*GPU_FAULTS.items(), *HOST_FAULTS.items()])
+def test_each_fault_is_found_on_its_host_and_nothing_else(check, change):
+    (finding,) = found_of(change)
+    assert (finding.check, finding.hosts) == (check, (NAMES[6],))
+    assert finding.evidence
+    assert finding.remedy
+    assert finding.is_fault
+
+
+@pytest.mark.parametrize(
+    ("change", "severity"),
+    [(replaced(clock_offset_s=-90.0), Severity.ERROR), (replaced(clock_offset_s=2.0), Severity.WARNING)],
+)
+def test_clock_severity(change, severity):
+    assert found_of(change)[0].severity is severity
+
+
+def test_a_wrong_clock_on_the_head_is_not_held_against_the_hosts():
+    hardware = {name: dataclasses.replace(healthy(at), clock_offset_s=40.0) for at, name in enumerate(NAMES, 1)}
+    assert diagnose(inventory(), Survey(hardware, {})) == ()
+
+
+def test_an_offset_within_its_own_error_is_nothing():
+    assert found_of(replaced(clock_offset_s=3.0, clock_error_s=2.5)) == ()
+
+
+def test_several_faults_at_once_are_told_apart():
+    hardware = {name: healthy(at) for at, name in enumerate(NAMES, 1)}
+    for at, change in ((0, "mtu"), (1, "hca-port"), (2, "clock"), (3, "gpu-lost"), (4, "driver"), (5, "driver")):
+        hardware[NAMES[at]] = {**HOST_FAULTS, **GPU_FAULTS}[change](hardware[NAMES[at]])
+    found = diagnose(inventory(), Survey(hardware, {NAMES[9]: HostUnreachable("timed out", host=NAMES[9])}))
+    assert {(one.check, one.hosts) for one in found} == {
+        ("mtu", (NAMES[0],)),
+        ("hca-port", (NAMES[1],)),
+        ("clock", (NAMES[2],)),
+        ("gpu-lost", (NAMES[3],)),
+        ("driver", (NAMES[4], NAMES[5])),
+        ("ssh", (NAMES[9],)),
+    }
+    assert unhealthy(found) == {*NAMES[:6], NAMES[9]}
+
+
+def test_without_a_majority_both_sides_are_named():
+    hardware = {NAMES[0]: healthy(1), NAMES[1]: with_nic(healthy(2), mtu=1500)}
+    (finding,) = diagnose(inventory(), Survey(hardware, {}))
+    assert finding.hosts == NAMES[:2]
+    assert "9000" in finding.evidence
+    assert "1500" in finding.evidence
+
+
+def test_of_two_link_rates_the_slower_is_the_fault():
+    hardware = {NAMES[0]: healthy(1), NAMES[1]: with_port(healthy(2), rate_gbit=10.0)}
+    (finding,) = diagnose(inventory(), Survey(hardware, {}))
+    assert finding.hosts == (NAMES[1],)
+
+
+def test_different_gid_tables_are_only_a_note():
+    moved = (Gid(5, "::ffff:10.0.0.7", "RoCE v2", "ens1f0"),)
+    (finding,) = found_of(lambda found: with_port(found, gids=moved))
+    assert (finding.check, finding.severity) == ("gid-table", Severity.NOTE)
+    assert not unhealthy([finding])
+
+
+def test_a_fixed_gid_index_that_is_wrong_on_one_host_is_an_error():
+    fixed = dataclasses.replace(ROCE, gid_index=3)
+    moved = (Gid(3, "::ffff:10.0.0.7", "IB/RoCE v1", "ens1f0"), Gid(5, "::ffff:10.0.0.7", "RoCE v2", "ens1f0"))
+    (finding,) = found_of(lambda found: with_port(found, gids=moved), fabric=fixed)
+    assert (finding.check, finding.severity, finding.hosts) == ("roce-gid", Severity.ERROR, (NAMES[6],))
+
+
+def test_two_hosts_with_one_address():
+    (finding,) = found_of(lambda found: with_nic(found, addresses=("10.0.0.3/24",)), fabric=TCP)[:1]
+    assert (finding.check, finding.hosts) == ("address", (NAMES[2], NAMES[6]))
+
+
+def test_memlock_of_the_session_is_no_fault():
+    (finding,) = found_of(replaced(limits=Limits(8 << 20, 1024)))
+    assert finding.severity is Severity.NOTE
+
+
+def test_a_gpurun_jobs_own_process_is_no_stranger():
+    own = GpuProcess(7, 100, "root", "python3", "abc", job="j-1")
+    assert found_of(lambda found: with_gpu(found, processes=(own,))) == ()
+
+
+def test_the_inventorys_model_and_memory():
+    found = found_of(lambda found: found, gpu_model="Tesla P40", gpu_memory_mib=24576)
+    assert {one.check for one in found} == {"gpu-model", "gpu-memory"}
+    assert found[0].hosts == NAMES  # folded into one finding
+
+
+def test_a_tcp_fabric_asks_nothing_of_hcas():
+    assert found_of(replaced(hcas=(), infiniband_nodes=(), peermem=""), fabric=TCP) == ()
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (HostKeyMismatch("changed"), "gpurun inventory trust"),
+        (AuthenticationFailed("refused"), "authorized_keys"),
+        (HostNotReady("no python3"), "python3"),
+        (HostUnreachable("timed out", hint="ask Bob"), "ask Bob"),
+        (HostUnreachable("timed out"), "ssh h true"),
+    ],
+)
+def test_unreachable_hosts_say_what_to_do(error, remedy):
+    assert remedy in unreachable("h", error).remedy
+
+
+def test_merged_keeps_order_and_unites_hosts():
+    found = found_of(lambda found: found, gpu_model="x")
+    assert merged([*found, *found]) == found
+
+
+def test_preflight_blocks_on_strangers_and_only_on_granted_gpus():
+    used = with_gpu(healthy(1), processes=(GpuProcess(7, 100, "eve", "python3 'a b'"),))
+    survey = Survey({NAMES[0]: used}, {})
+    mine = judge(inventory(), survey, {NAMES[0]: (0,)})
+    assert [(one.check, one.gpus) for one in mine.blocking] == [("gpu-stranger", {NAMES[0]: (0,)})]
+    assert "eve" in mine.bad_hosts[NAMES[0]]
+    assert judge(inventory(), survey, {NAMES[0]: (1,)}).blocking == ()
+
+
+def test_preflight_lets_a_slow_link_pass_but_not_a_dead_one():
+    slow = Survey({NAMES[0]: healthy(1), NAMES[1]: with_port(healthy(2), rate_gbit=10.0)}, {})
+    grants = {NAMES[0]: (0,), NAMES[1]: (0,)}
+    result = judge(inventory(), slow, grants)
+    assert (result.blocking, [one.check for one in result.other]) == ((), ["link-rate"])
+    dead = Survey({NAMES[0]: healthy(1), NAMES[1]: with_port(healthy(2), state="DOWN")}, {})
+    assert list(judge(inventory(), dead, grants).bad_hosts) == [NAMES[1]]
+
+
+def test_preflight_names_a_granted_gpu_that_is_gone():
+    gone = dataclasses.replace(healthy(1), gpus=healthy(1).gpus[:1])
+    result = judge(inventory(), Survey({NAMES[0]: gone}, {}), {NAMES[0]: (0, 1)})
+    assert [one.check for one in result.blocking] == ["gpu-missing"]
+    assert judge(inventory(), Survey({NAMES[0]: gone}, {}), {NAMES[0]: (0,)}).blocking == ()
+
+
+def test_hostile_text_from_a_host_stays_text():
+    process = GpuProcess(1, None, "a'; rm -rf /", "\x1b[2J$(id) x", "", "")
+    (finding,) = found_of(lambda found: with_gpu(found, processes=(process,)))
+    assert "kill 1" in finding.remedy
+    assert "rm -rf" not in finding.remedy

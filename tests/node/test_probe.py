@@ -1,0 +1,277 @@
+"""The probe's parts that need no machine of a special kind, and the document of this one."""
+
+import dataclasses
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from gpurun.inventory.hardware import Hardware, document_from_hardware, hardware_from_document
+from gpurun.node import probe, probe_apart, probe_net, probe_nvml, probe_sysfs
+
+REPO = Path(__file__).parents[2]
+RUN = f"import sys; sys.path.insert(0, {str(REPO)!r}); from gpurun.node.probe import main; main()"
+
+
+# -- a process of its own ----------------------------------------------------------------------------------
+
+
+def test_apart_answers():
+    assert probe_apart.ask(lambda: {"a": [1, "ü\n"]}, 5) == {"a": [1, "ü\n"]}
+
+
+def test_a_driver_that_hangs_costs_its_time_out_once():
+    started = time.monotonic()
+    with pytest.raises(probe_apart.NoAnswer, match=r"0\.2 s"):
+        probe_apart.ask(lambda: time.sleep(60), 0.2)
+    assert time.monotonic() - started < 5
+
+
+def test_a_driver_that_kills_its_process():
+    with pytest.raises(probe_apart.Died):
+        probe_apart.ask(os.abort, 5)
+
+
+def test_an_exception_is_named_with_its_place():
+    with pytest.raises(probe_apart.Died, match=r"ZeroDivisionError.*test_probe\.py:\d+"):
+        probe_apart.ask(lambda: 1 / 0, 5)
+
+
+def then_hang(value):
+    yield value
+    time.sleep(30)
+
+
+def test_the_other_process_holds_none_of_our_files():
+    reader, writer = os.pipe()
+    source = probe_apart.items(lambda: then_hang(1), 5)
+    assert next(source) == 1
+    os.close(writer)
+    assert os.read(reader, 1) == b""  # would block if the child still had the writing end
+    source.close()
+    os.close(reader)
+
+
+def test_closing_ends_the_other_process():
+    source = probe_apart.items(lambda: then_hang(os.getpid()), 5)
+    pid = next(source)
+    source.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+# -- interfaces --------------------------------------------------------------------------------------------
+
+IP_JSON = [
+    {"ifname": "lo", "operstate": "UNKNOWN", "mtu": 65536, "addr_info": [{"local": "127.0.0.1", "prefixlen": 8}]},
+    {"ifname": "docker0", "operstate": "DOWN", "mtu": 1500, "addr_info": []},
+    {"ifname": "veth1a2b3c4", "operstate": "UP", "mtu": 1500, "addr_info": []},
+    {"ifname": "ens1f0", "operstate": "UP", "mtu": 9000, "address": "b8:ce:f6:00:00:01", "addr_info": [
+        {"family": "inet", "local": "10.200.1.10", "prefixlen": 24},
+        {"family": "inet6", "local": "fe80::1", "prefixlen": 64},
+        {"family": "inet6", "local": "2010:200::1", "prefixlen": 64}]},
+    {"ifname": "broken"},
+]  # fmt: skip
+
+
+def test_nics(tmp_path):
+    found = probe_net.nics(str(tmp_path), IP_JSON, lambda _: 25000)
+    assert [nic["name"] for nic in found] == ["ens1f0", "broken"]
+    assert found[0]["addresses"] == ["10.200.1.10/24", "2010:200::1/64"]
+    assert (found[0]["mtu"], found[0]["speed_mbit"], found[1]["mtu"]) == (9000, 25000, None)
+
+
+MLNX_QOS = """DCBX mode: OS controlled
+Priority trust state: dscp
+dscp2prio mapping:
+\tprio:0 dscp:07,06,05,04,03,02,01,00,
+Cable len: 7
+PFC configuration:
+\tpriority    0   1   2   3   4   5   6   7
+\tenabled     0   0   0   1   0   1   0   0
+\tbuffer      0   0   0   1   0   0   0   0
+tc: 0 ratelimit: unlimited, tsa: vendor
+\t priority:  1
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (MLNX_QOS, {"trust": "dscp", "pfc": [3, 5]}),
+        ("Priority trust state: pcp\nPFC configuration:\n priority 0 1\n enabled 0 0\n", {"trust": "pcp", "pfc": []}),
+        ("", {}),
+        ("Failed to open /sys", {}),
+    ],
+)
+def test_qos(text, found):
+    assert probe_net.parse_qos(text) == found
+
+
+def test_connect_tells_open_from_refused_from_dropped():
+    done = threading.Event()
+    listener = probe_net.Listener("127.0.0.1", [[0, 0], [23022, 32021]], done.is_set, 30)
+    thread = threading.Thread(target=listener.serve)
+    thread.start()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        closed = taken.getsockname()[1]
+    targets = [{"address": "127.0.0.1", "port": port} for port in (*listener.ports, closed)]
+    targets.append({"address": "no address", "port": 1})
+    outcomes = probe_net.connect(targets, "127.0.0.1", 2.0)
+    done.set()
+    thread.join()
+    assert [one["ok"] for one in outcomes] == [True, True, False, False]
+    assert outcomes[2]["error"] == "refused"
+    assert 23022 <= listener.ports[1] <= 32021
+
+
+def test_a_full_backlog_is_a_time_out_and_costs_it_once():
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        port = full.getsockname()[1]
+        fill = [socket.socket() for _ in range(4)]
+        for sock in fill:
+            sock.setblocking(False)
+            sock.connect_ex(("127.0.0.1", port))
+        started = time.monotonic()
+        outcomes = probe_net.connect([{"address": "127.0.0.1", "port": port}] * 3, None, 0.3)
+        assert [one["error"] for one in outcomes] == ["timeout"] * 3
+        assert time.monotonic() - started < 2
+        for sock in fill:
+            sock.close()
+
+
+def test_an_address_that_is_not_ours_cannot_be_listened_on():
+    with pytest.raises(OSError, match="Cannot assign"):
+        probe_net.Listener("192.0.2.77", [[0, 0]], lambda: True, 1)
+
+
+# -- sysfs and /proc ---------------------------------------------------------------------------------------
+
+
+def test_no_rdma_at_all(tmp_path):
+    assert probe_sysfs.hcas(str(tmp_path)) == []
+    assert probe_sysfs.peermem(str(tmp_path)) == ""
+
+
+@pytest.mark.parametrize(
+    ("version", "kernel", "answer"),
+    [
+        (None, "6.1.0", None),
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.06", "6.1.0-13-amd64", False),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54", "5.15.0-91-generic", True),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54", "5.4.0-91-generic", False),
+    ],
+)
+def test_dmabuf(tmp_path, version, kernel, answer):
+    if version:
+        (tmp_path / "driver/nvidia").mkdir(parents=True)
+        (tmp_path / "driver/nvidia/version").write_text(version)
+    assert probe_sysfs.dmabuf(str(tmp_path), kernel) is answer
+
+
+def test_garbage_in_sysfs_is_not_believed(tmp_path):
+    port = tmp_path / "class/infiniband/mlx5_0/ports/1"
+    (port / "gids").mkdir(parents=True)
+    for name, text in (
+        ("state", "weird"),
+        ("rate", "fast"),
+        ("link_layer", "\x00\xff"),
+        ("gids/0", "zz"),
+        ("gids/x", "fe80::1"),
+    ):
+        (port / name).write_text(text)
+    (hca,) = probe_sysfs.hcas(str(tmp_path))
+    assert (hca["ports"][0]["state"], hca["ports"][0]["rate_gbit"]) == ("", None)
+    assert [gid["address"] for gid in hca["ports"][0]["gids"]] == ["zz"]
+
+
+CONTAINER = "0123456789abcdef" * 4
+
+
+@pytest.mark.parametrize(
+    "cgroup",
+    [f"0::/system.slice/docker-{CONTAINER}.scope\n", f"12:cpu:/docker/{CONTAINER}\n0::/x\n", f"0::/../{CONTAINER}\n"],
+)
+def test_processes_get_owner_command_and_container(tmp_path, cgroup):
+    folder = tmp_path / "77"
+    folder.mkdir()
+    (folder / "cgroup").write_text(cgroup)
+    (folder / "cmdline").write_bytes(b"python3\0train 'a'.py\0--x\xff\0")
+    gpus = [{"processes": [{"pid": 77, "memory_mib": 5}, {"pid": 78, "memory_mib": None}]}]
+    probe_nvml.name_processes(gpus, str(tmp_path), {CONTAINER: "job-1"})
+    first, gone = gpus[0]["processes"]
+    assert first["container"] == CONTAINER[:12]
+    assert first["job"] == "job-1"
+    assert first["command"] == "python3 train 'a'.py --x\ufffd"
+    assert first["user"]
+    assert (gone["user"], gone["command"], gone["container"]) == ("", "", "")
+
+
+# -- the document ------------------------------------------------------------------------------------------
+
+
+def pythons():
+    found = [sys.executable, *map(str, sorted(Path.home().glob(".pyenv/versions/3.8*/bin/python3.8")))]
+    return [pytest.param(one, id=Path(one).name) for one in found]
+
+
+@pytest.mark.parametrize("python", pythons())
+def test_the_document_of_this_machine(python):
+    done = subprocess.run(
+        [python, "-I", "-c", RUN], capture_output=True, check=True, timeout=60,
+    )  # fmt: skip
+    document = json.loads(done.stdout)
+    fields = {field.name for field in dataclasses.fields(Hardware)} - {"host", "clock_offset_s", "clock_error_s"}
+    assert set(document) - {"gpus", "driver", "cuda", "gpu_problem"} <= fields
+    found = hardware_from_document("here", document)
+    assert found.hostname == socket.gethostname()
+    assert found.gpus or found.gpu_problem
+    assert found.nics
+    assert not set(found.problems) - {"nics"}
+
+
+def test_one_broken_section_hides_no_other(monkeypatch):
+    monkeypatch.setattr(probe_net, "ip_addresses", lambda: struct.unpack("I", b""))
+    found = probe.document()
+    assert "error" in found["problems"]["nics"]
+    assert found["hostname"]
+    assert "hcas" in found
+
+
+def test_look_up_knows_absent_names_from_silence(monkeypatch):
+    def getaddrinfo(name, *_):
+        if name == "slow":
+            time.sleep(5)
+        if name == "none":
+            raise socket.gaierror
+        return [(2, 1, 6, "", ("10.0.0.1", 0)), (2, 1, 6, "", ("10.0.0.1", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    assert probe.look_up(["good", "none", "slow"], 0.3) == {"good": ["10.0.0.1"], "none": [], "slow": None}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [None, [], "x", {"gpus": 3}, {"gpus": [{"index": "0"}]}, {"gpus": [{}]}, {"nics": [None]}, {"clock_s": "now"},
+     {"docker": []}, {"problems": {"a": 1}},
+     {"hcas": [{"name": "m", "ports": [{"number": 1}]}]}, {"limits": {"nofile": 1.5}}],
+)  # fmt: skip
+def test_a_document_that_makes_no_sense_is_refused_with_its_place(document):
+    from gpurun.errors import HostNotReady
+
+    with pytest.raises(HostNotReady) as error:
+        hardware_from_document("h'; x", document)
+    assert error.value.host == "h'; x"
+
+
+def test_a_document_survives_the_round_trip():
+    found = hardware_from_document("h", {"hostname": "ü", "new": 1, "gpus": [{"index": 0, "nvlink_peers": [1]}]})
+    again = json.loads(json.dumps(document_from_hardware(found)))
+    assert hardware_from_document("h", again) == found
