@@ -128,13 +128,13 @@ def _snapshot(
     now_s: float,
     on_problem: Callable[[GpurunError], None] = lambda _: None,
 ) -> Snapshot:
-    leased = {lease.job for lease in holdings.leases}
+    leased = {lease.job for lease in holdings.leases if not lease.lost}
     running, queue = [], []
     taken: dict[str, tuple[int, ...]] = {}
     for lease in holdings.leases:
         record = jobs.get(lease.job)
-        if record is None or lease.inventory != inventory.source:
-            for grant in lease.grants:  # another inventory's gang, or one whose record is damaged
+        if record is None or lease.lost or lease.inventory != inventory.source:
+            for grant in lease.grants:  # another inventory's gang, one whose record is damaged, or a lost host's
                 taken[grant.host] = (*taken.get(grant.host, ()), *grant.gpus)
             continue
         gang = gang_of(record, _spec_or(store, record, on_problem))

@@ -1,25 +1,30 @@
 """Lease files: the truth about who owns which GPU.
 
 ``leases/ID.json`` is written once, whole, under the allocator lock, and removed only after every host of the
-gang has been fenced. An exclusive flock on the file itself is the sign of life of the job's supervisor: it
-passes from the granting command to the supervisor as an open file description, so there is no moment at which
-a running job looks orphaned.
+gang has been fenced. When some hosts cannot be fenced, what they hold becomes a lost lease,
+``leases/ID.ATTEMPT.lost.json``, and the job goes on without them; in no moment is a GPU in two files. An
+exclusive flock on the file itself is the sign of life of the job's supervisor: it passes from the granting
+command to the supervisor as an open file description, so there is no moment at which a running job looks
+orphaned.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpurun.errors import StateError
 from gpurun.jobs import durable
 from gpurun.jobs.spec import Grant
 from gpurun.jobs.store import ID_PATTERN
+
+NAME_PATTERN = re.compile(rf"{ID_PATTERN.pattern}(\.\d{{1,6}}\.lost)?\.json")
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,7 @@ class Lease:
         grants: in rank order.
         ssh_port: the port of the job's own sshd, unique among the leases of this state directory.
         granted_s: seconds since the epoch.
+        lost: the rest of an attempt that is over: hosts that could not be fenced and keep their GPUs.
     """
 
     job: str
@@ -42,7 +48,13 @@ class Lease:
     ssh_port: int
     granted_s: float
     inventory: str
+    lost: bool = False
     version: int = 1
+
+    @property
+    def name(self) -> str:
+        """Its file's name without ``.json``."""
+        return f"{self.job}.{self.attempt}.lost" if self.lost else self.job
 
 
 @dataclass(frozen=True)
@@ -85,9 +97,9 @@ class LeaseStore:
     def __init__(self, home: Path) -> None:
         self.folder = home / "leases"
 
-    def path(self, job: str) -> Path:
-        """Where a job's lease lies."""
-        return self.folder / f"{job}.json"
+    def path(self, name: str) -> Path:
+        """Where a lease lies; a running job's is named after the job."""
+        return self.folder / f"{name}.json"
 
     def read_all(self) -> Holdings:
         """Every lease there is. Nothing in the folder is passed over but the temporary files of `durable`."""
@@ -110,18 +122,18 @@ class LeaseStore:
         return Holdings(tuple(leases), tuple(damaged))
 
     def _read(self, path: Path) -> Lease:
-        stem, dot, suffix = path.name.partition(".")
-        if not ID_PATTERN.fullmatch(stem) or dot + suffix != ".json":
+        if not NAME_PATTERN.fullmatch(path.name):
             raise StateError("is not a lease that gpurun wrote", where=str(path))
         lease = durable.read_record(path, Lease)
-        if lease.job != stem:
-            raise StateError(f"names job {lease.job!r}, not its own", where=str(path))
+        # A crash between the two steps of `abandon` leaves a lost lease under the job's own name.
+        if path.name not in (f"{lease.name}.json", f"{lease.job}.json"):
+            raise StateError(f"names lease {lease.name!r}, not its own", where=str(path))
         return lease
 
-    def read(self, job: str) -> Lease | None:
-        """One job's lease; None if it has none. Raises StateError if it is damaged."""
+    def read(self, name: str) -> Lease | None:
+        """One lease; None if there is none. Raises StateError if it is damaged."""
         try:
-            return self._read(self.path(job))
+            return self._read(self.path(name))
         except FileNotFoundError:
             return None
 
@@ -132,14 +144,28 @@ class LeaseStore:
             StateError: the job already has a lease.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.path(lease.job)
+        path = self.path(lease.name)
         if path.exists():
             raise StateError("already holds a lease", job=lease.job, where=str(path))
         return LeaseLock(durable.write_locked_record(path, lease), path)
 
-    def try_lock(self, job: str) -> LeaseLock | None:
+    def abandon(self, lock: LeaseLock, lease: Lease, hosts: Collection[str]) -> tuple[Lease, LeaseLock]:
+        """Free all GPUs of a lease but those of `hosts`, which could not be fenced: they become a lost lease.
+
+        The caller holds `lock`, which is given up for the lock on the lost lease.
+        """
+        kept = tuple(grant for grant in lease.grants if grant.host in hosts)
+        lost = replace(lease, grants=kept, lost=True)
+        descriptor = durable.write_locked_record(lock.path, lost)
+        path = self.path(lost.name)
+        lock.path.rename(path)
+        durable.sync_folder(self.folder)
+        lock.close()
+        return lost, LeaseLock(descriptor, path)
+
+    def try_lock(self, name: str) -> LeaseLock | None:
         """Take a lease's lock; None if a supervisor lives, or the lease is gone."""
-        path = self.path(job)
+        path = self.path(name)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -157,10 +183,10 @@ class LeaseStore:
         """Remove a lease after its hosts were fenced. The caller holds its lock."""
         durable.remove(lock.path)
 
-    def is_alive(self, job: str) -> bool:
+    def is_alive(self, name: str) -> bool:
         """True while some process holds the lease's lock. Only looks: a shared probe, let go at once."""
         try:
-            descriptor = os.open(self.path(job), os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
         try:

@@ -39,6 +39,7 @@ class SupervisedJob:
         self.public_keys: dict[str, str] = {}
         self.accounts: dict[str, HostAccount] = {}
         self.ssh_port = lease.ssh_port
+        self.lost: tuple[Lease, LeaseLock] | None = None
 
     @cached_property
     def inventory(self) -> Inventory:

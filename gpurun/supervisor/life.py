@@ -33,18 +33,13 @@ def take_over(job: SupervisedJob) -> State:
     return job.move(State.PREPARING)
 
 
-def wind_up(job: SupervisedJob) -> State:
-    """STOPPING → the outcome."""
-    return stop(job, ladder=job.record.ladder)
-
-
 STEPS: Mapping[State, Callable[[SupervisedJob], State]] = {
     State.QUEUED: begin,
     State.GRANTED: take_over,
     State.PREPARING: prepare,
     State.STARTING: start,
     State.RUNNING: watch,
-    State.STOPPING: wind_up,
+    State.STOPPING: stop,
 }
 
 

@@ -46,7 +46,7 @@ def _ship_image(job: SupervisedJob) -> None:
     except GpurunError as error:
         job.check_requests(ladder=False)
         raise failed(error) from error
-    raise_first({host.host: host.error for host in report.hosts if host.error is not None})
+    raise_first(report.failed)
 
 
 def _send_workdir(job: SupervisedJob) -> None:

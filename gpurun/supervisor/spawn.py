@@ -38,7 +38,7 @@ def adopt_orphans(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
     for lease in leases.read_all().leases:
         if lease.owner_uid != os.getuid():
             continue
-        lock = leases.try_lock(lease.job)
+        lock = leases.try_lock(lease.name)
         if lock is not None:
             start_supervisor(home, lease, lock, environ)
             adopted.append(lease.job)
@@ -49,7 +49,7 @@ def start_supervisor(home: Path, lease: Lease, lock: LeaseLock, environ: Mapping
     """Start the supervisor of a leased job; the lock passes to it without a moment in between."""
     with (JobStore(home).get(lease.job).supervisor_log).open("ab") as log:
         subprocess.Popen(
-            [sys.executable, "-m", "gpurun.supervisor", lease.job, str(lock.descriptor)],
+            [sys.executable, "-m", "gpurun.supervisor", lock.path.stem, str(lock.descriptor)],
             env={**environ, "GPURUN_HOME": str(home)},
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -2,44 +2,88 @@
 
 The ladder ends a gang: SIGTERM to every rank → the grace period, in which ranks may save a checkpoint → the
 containers are killed and removed → every host proves that nothing of the job is left. Only then are its GPUs
-free. A host that cannot be reached keeps them; it is asked again and again.
+free. A host that cannot prove it keeps them in a lost lease and is cordoned; the job goes on without it, and the
+host is asked again until it answers.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from gpurun.errors import GpurunError, HostFailure
+from gpurun.inventory.load import load
+from gpurun.jobs.cordons import Cordon, changing_cordons
 from gpurun.jobs.states import State
+from gpurun.leases.store import Lease, LeaseLock, LeaseStore
 from gpurun.supervisor.job import SupervisedJob
+from gpurun.supervisor.links import Links
 from gpurun.supervisor.outputs import collect_outputs
 
 FENCE_TIMEOUT_S = 60.0
-RETRY_FIRST_S = 1.0
-RETRY_MOST_S = 30.0
+GIVE_UP_S = 10.0
+"""How long a host is asked for its proof before its GPUs count as lost."""
+RETRY_S = 1.0
+LOST_RETRY_FIRST_S = 5.0
+LOST_RETRY_MOST_S = 60.0
 POLL_S = 0.2
 
 
-def stop(job: SupervisedJob, *, ladder: bool) -> State:
-    """End the gang and free its GPUs. Idempotent: a supervisor that died in here is followed by another.
-
-    Args:
-        ladder: ranks may be running: give them notice first.
-    """
-    if ladder:
+def stop(job: SupervisedJob) -> State:
+    """End the gang and free its GPUs. Idempotent: a supervisor that died in here is followed by another."""
+    suspects = {host for host in job.hosts if host in job.record.avoid}
+    if job.record.ladder:
         _give_notice(job)
     collected = False
-    delay_s = RETRY_FIRST_S
     pending = set(job.hosts)
+    deadline = time.monotonic() + GIVE_UP_S
     while pending:
-        job.links.open(sorted(pending))
+        job.links.open(sorted(pending), timeout_s=5.0)
         collected = collected or collect_outputs(job)
-        pending = set(_fence(job, pending))
+        unproven = fence(job.links, job.lease.job, pending)
+        for host, error in unproven.items():
+            job.events.emit("host", host=host, state="not fenced", reason=error.message)
+        pending = set(unproven)
+        if pending and (pending <= suspects or time.monotonic() > deadline):
+            _abandon(job, unproven)
+            break
         if pending:
-            time.sleep(delay_s)
-            delay_s = min(delay_s * 2, RETRY_MOST_S)
+            time.sleep(RETRY_S)
     return _finish(job)
+
+
+def fence(links: Links, job: str, hosts: Iterable[str]) -> Mapping[str, GpurunError]:
+    """Fence `hosts`; those that could not prove that nothing of the job is left, with why."""
+    results = links.each(
+        lambda agent: agent.call("gang.fence", job=job, timeout_s=FENCE_TIMEOUT_S).value, sorted(hosts)
+    )
+    unproven: dict[str, GpurunError] = dict(results.failed)
+    for host, rest in results.ok.items():
+        if any(rest.values()):
+            unproven[host] = HostFailure(f"something of the job is still there: {rest}", host=host)
+    return unproven
+
+
+def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
+    """Hold a lost lease until every one of its hosts has been fenced; then its GPUs are free again."""
+    links = Links(load(Path(lease.inventory)), [grant.host for grant in lease.grants])
+    pending = set(links.targets)
+    delay_s = LOST_RETRY_FIRST_S
+    try:
+        while pending:
+            links.open(sorted(pending), timeout_s=10.0)
+            pending = set(fence(links, lease.job, pending))
+            if pending:
+                time.sleep(delay_s)
+                delay_s = min(delay_s * 2, LOST_RETRY_MOST_S)
+    finally:
+        links.close()
+    with changing_cordons(home) as cordons:
+        for host in links.targets:
+            if host in cordons and cordons[host].state == "lost":
+                del cordons[host]
+    LeaseStore(home).release(lock)
 
 
 def _give_notice(job: SupervisedJob) -> None:
@@ -47,7 +91,7 @@ def _give_notice(job: SupervisedJob) -> None:
     deadline = time.monotonic() + job.spec.grace_s
     job.links.open(timeout_s=5.0)
     told = job.links.each(lambda agent: agent.call("gang.signal", job=job.lease.job, name="TERM", timeout_s=10.0))
-    if not any(reply.value for reply in told.ok.values()):
+    if not any(told.ok.values()):
         return
     job.note(f"SIGTERM sent; {job.spec.grace_s:g} s of grace")
     while time.monotonic() < deadline:
@@ -57,25 +101,21 @@ def _give_notice(job: SupervisedJob) -> None:
         time.sleep(POLL_S)
 
 
-def _fence(job: SupervisedJob, hosts: set[str]) -> Mapping[str, GpurunError]:
-    """Fence `hosts`; those that could not be, with why."""
-    results = job.links.each(
-        lambda agent: agent.call("gang.fence", job=job.lease.job, timeout_s=FENCE_TIMEOUT_S).value, sorted(hosts)
-    )
-    unproven: dict[str, GpurunError] = dict(results.failed)
-    for host, rest in results.ok.items():
-        if any(rest.values()):
-            unproven[host] = HostFailure(f"something of the job is still there: {rest}", host=host)
-    for host, error in unproven.items():
-        job.events.emit("host", host=host, state="not fenced", reason=error.message)
-    return unproven
+def _abandon(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> None:
+    """Keep the GPUs of hosts that gave no proof in a lost lease, and give those hosts no new gangs."""
+    with changing_cordons(job.home) as cordons:
+        for host, error in unproven.items():
+            reason = f"could not be fenced after {job.lease.job}"
+            cordons.setdefault(host, Cordon("lost", "gpurun", job.clock(), reason, evidence=error.message))
+    job.lost = job.leases.abandon(job.lock, job.lease, set(unproven))
+    job.note(f"{', '.join(sorted(unproven))}: lost; its GPUs stay taken until it has been fenced")
 
 
 def _finish(job: SupervisedJob) -> State:
     """Free the GPUs, then say so."""
-    record = job.folder.record()
-    outcome = record.outcome or State.FAILED
-    job.leases.release(job.lock)
+    outcome = job.record.outcome or State.FAILED
+    if job.lost is None:
+        job.leases.release(job.lock)
     now = job.clock()
     if outcome is State.QUEUED:
         job.folder.clear_request()

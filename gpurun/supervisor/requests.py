@@ -1,0 +1,30 @@
+"""Requests that need no supervisor: ending a job that only waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpurun.jobs.events import EventLog
+from gpurun.jobs.states import State
+from gpurun.jobs.store import JobFolder, JobStore
+from gpurun.leases.store import LeaseStore, allocator_lock
+from gpurun.supervisor.spawn import run_pass_and_start
+
+
+def end_queued(home: Path, folder: JobFolder, *, now_s: float, environ: Mapping[str, str]) -> bool:
+    """End a job that was asked to end, if it is queued and holds nothing; True if it has ended now.
+
+    A job with a lease is its supervisor's business. Others may have waited behind this one, so a pass follows.
+    """
+    with allocator_lock(home):
+        record = folder.record()
+        request = folder.cancel_request()
+        leased = LeaseStore(home).path(folder.id).exists()
+        if record.state is not State.QUEUED or leased or request is None:
+            return record.state.ended
+        folder.move(State.CANCELLED, ended_s=now_s, reason=f"cancelled by {request.by}", code=1, claim=None)
+        JobStore(home).retire(folder.id)
+    EventLog(folder.events, clock=lambda: now_s).emit("state", state=State.CANCELLED.value, reason="while queued")
+    run_pass_and_start(home, now_s=now_s, environ=environ)
+    return True
