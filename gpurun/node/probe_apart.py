@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import traceback
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, Set
 
 
 class NoAnswer(Exception):
@@ -58,20 +58,36 @@ def _child(function: Callable[[], Iterator[Any]], writer: int) -> None:
     try:
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
-        os.dup2(writer, 3)
-        os.closerange(4, 4096)
+        _close_all_but({writer, *_imported_from()})
         null = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):
             os.dup2(null, standard)
         try:
             for value in function():
-                _write(3, json.dumps({"value": value}))
+                _write(writer, json.dumps({"value": value}))
         except Exception as error:  # noqa: BLE001 - told to the parent, which is all that can be done here
             where = traceback.extract_tb(sys.exc_info()[2])[-1]
             text = "%s: %s (%s:%s)" % (type(error).__name__, error, os.path.basename(where.filename), where.lineno)
-            _write(3, json.dumps({"error": text}))
+            _write(writer, json.dumps({"error": text}))
     finally:
         os._exit(0)
+
+
+def _imported_from() -> Iterator[int]:
+    """The memory files that modules are imported from: the agent's zip is one."""
+    for place in sys.path:
+        folder, _, number = place.rpartition("/")
+        if folder == "/proc/self/fd" and number.isdigit():
+            yield int(number)
+
+
+def _close_all_but(kept: Set[int]) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            try:
+                os.close(int(name))
+            except OSError:
+                pass  # the listing's own
 
 
 def _write(fd: int, line: str) -> None:
