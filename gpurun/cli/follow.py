@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpurun.cli.printing import duration, printable, say
 from gpurun.jobs.events import EventTail
+from gpurun.jobs.states import ENDED, State
 from gpurun.jobs.store import CancelRequest
 from gpurun.supervisor.joblog import LoggedLine, read_lines
 
@@ -68,6 +69,7 @@ class _View:
         self.offset = 0
         self.started = time.monotonic()
         self.progress: ShipProgress | None = None
+        self.reason_shown = ""
 
     def show_until_ended(self) -> bool:
         """Show everything up to the end; True once the job has ended."""
@@ -110,7 +112,9 @@ class _View:
     def _say_state(self, event: Mapping[str, Any]) -> None:
         if event["state"] != "PREPARING":
             self.close()
-        self._say(f"{event['state']}{_because(event)}")
+        if State(event["state"]) not in ENDED:  # the end has a line of its own
+            self._say(f"{event['state']}{_because(event)}")
+            self.reason_shown = str(event.get("reason") or "")
 
     def _say(self, text: str) -> None:
         elapsed = duration(time.monotonic() - self.started)
@@ -124,9 +128,8 @@ class _View:
 
     def _show_end(self, record: JobRecord) -> None:
         took = (record.ended_s or 0) - (record.started_s or record.submitted_s)
-        self._say(
-            f"{record.id} {record.state.value} after {duration(took)}{': ' if record.reason else ''}{record.reason}"
-        )
+        reason = f": {record.reason}" if record.reason and self.reason_shown != record.reason else ""
+        self._say(f"{record.id} {record.state.value} after {duration(took)}{reason}")
         for text in record.first_failure.excerpt if record.first_failure else ():
             say(f"        | {printable(text)}")
         if self.folder.outputs.is_dir():

@@ -28,10 +28,16 @@ JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, the
 
 
 def _store() -> JobStore:
+    """The job store, after what a crash left has been picked up: any command that comes along does that."""
     from gpurun.jobs.home import home
     from gpurun.jobs.store import JobStore
 
-    return JobStore(home(os.environ))
+    state = home(os.environ)
+    if (state / "leases").is_dir():
+        from gpurun.supervisor.spawn import adopt_orphans
+
+        adopt_orphans(state, os.environ)
+    return JobStore(state)
 
 
 def status(

@@ -9,7 +9,7 @@ import click
 import typer
 
 from gpurun import __version__
-from gpurun.cli import inventory, jobs, lab, submit
+from gpurun.cli import inventory, jobs, lab, recover, submit
 from gpurun.errors import GpurunError
 
 INTERRUPTED = 130
@@ -29,6 +29,7 @@ app.command("status")(jobs.status)
 app.command("logs")(jobs.logs)
 app.command("cancel")(jobs.cancel)
 app.command("wait")(jobs.wait)
+app.command("recover")(recover.recover)
 app.add_typer(inventory.app, name="inventory")
 app.add_typer(lab.app, name="lab")
 
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (KeyboardInterrupt, click.Abort):
         code = INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe went away: nobody is left to be told
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
 

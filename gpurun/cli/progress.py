@@ -46,7 +46,7 @@ class ShipProgress:
         self._done[host] = (done, total)
         if self._live:
             self._update_bar(host, done, total, state)
-        elif time.monotonic() - self._said > LINE_EVERY_S:
+        elif total and time.monotonic() - self._said > LINE_EVERY_S:
             self._said = time.monotonic()
             all_done, all_total = self._sums()
             say(f"        image: {all_done >> 20} of {all_total >> 20} MiB on {len(self._done)} hosts")

@@ -148,9 +148,11 @@ class JobFolder:
         if present is None or present.kind == "preempt":
             durable.write_record(self.path / "cancel.json", request)
 
-    def clear_request(self) -> None:
-        """Forget a preemption once it has been carried out."""
-        durable.remove(self.path / "cancel.json")
+    def clear_preemption(self) -> None:
+        """Forget a preemption once it has been carried out; a cancel stays."""
+        request = self.cancel_request()
+        if request is not None and request.kind == "preempt":
+            durable.remove(self.path / "cancel.json")
 
 
 class JobStore:
@@ -241,6 +243,21 @@ class JobStore:
         if not named:
             raise BadInput(f"there is no job {text!r}", hint="`gpurun status` lists all jobs")
         return self.get(max(named, key=lambda record: record.submitted_s).id)
+
+
+def finish(store: JobStore, record: JobRecord, *, now_s: float) -> JobRecord:
+    """STOPPING → the outcome that was decided, after the job's GPUs were given back.
+
+    A job that is to be started again goes back to the queue, in front of its peers.
+    """
+    folder = store.get(record.id)
+    outcome = record.outcome or State.FAILED
+    if outcome is State.QUEUED:
+        folder.clear_preemption()
+        return folder.move(State.QUEUED, queued_s=now_s, granted=(), started_s=None, outcome=None)
+    ended = folder.move(outcome, ended_s=now_s)
+    store.retire(record.id)
+    return ended
 
 
 def _job_ids(folder: Path) -> tuple[str, ...]:

@@ -67,8 +67,13 @@ class SupervisedJob:
     def move(self, state: State, **changes: object) -> State:
         """Go to `state`, for good and for everybody to see."""
         self.record = self.folder.move(state, **changes)
-        self.events.emit("state", state=state.value, attempt=self.record.attempt, reason=self.record.reason)
+        self.told()
         return state
+
+    def told(self) -> None:
+        """Tell whoever follows the job which state it is in."""
+        state = self.record.state.value
+        self.events.emit("state", state=state, attempt=self.record.attempt, reason=self.record.reason)
 
     def note(self, text: str, **fields: object) -> None:
         """Tell whoever follows the job something."""

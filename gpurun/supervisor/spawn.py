@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpurun.jobs.store import JobStore
+from gpurun.jobs.states import State
+from gpurun.jobs.store import JobRecord, JobStore, finish
 from gpurun.leases.allocate import Pass, run_pass
-from gpurun.leases.store import Lease, LeaseLock, LeaseStore
+from gpurun.leases.store import Lease, LeaseLock, LeaseStore, allocator_lock
 
 
 def run_pass_and_start(home: Path, *, now_s: float, environ: Mapping[str, str]) -> Pass:
@@ -32,7 +34,11 @@ def run_pass_and_start(home: Path, *, now_s: float, environ: Mapping[str, str]) 
 
 
 def adopt_orphans(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Start a supervisor for every lease of this user that none holds; the jobs' ids. Idempotent and quick."""
+    """Start a supervisor for every lease of this user that none holds; their jobs' ids. Idempotent and quick.
+
+    A supervisor that died is replaced by the next command that comes along. One that died between giving the GPUs
+    back and writing the job's outcome left a job that stops without a lease: it is given its outcome here.
+    """
     leases = LeaseStore(home)
     adopted = []
     for lease in leases.read_all().leases:
@@ -42,7 +48,28 @@ def adopt_orphans(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
         if lock is not None:
             start_supervisor(home, lease, lock, environ)
             adopted.append(lease.job)
+    _finish_interrupted(home)
     return tuple(adopted)
+
+
+def _finish_interrupted(home: Path) -> None:
+    store, leases = JobStore(home), LeaseStore(home)
+    suspects = [record.id for record in store.records(lambda _: None, ids=store.live_ids()) if _is_over(record, leases)]
+    if not suspects:
+        return
+    with allocator_lock(home):
+        for job in suspects:
+            folder = store.get(job)
+            record = folder.record()
+            if record.state.ended:
+                store.retire(job)
+            elif _is_over(record, leases):
+                finish(store, record, now_s=time.time())
+
+
+def _is_over(record: JobRecord, leases: LeaseStore) -> bool:
+    mine = record.owner_uid == os.getuid()
+    return mine and (record.state.ended or (record.state is State.STOPPING and leases.read(record.id) is None))
 
 
 def start_supervisor(home: Path, lease: Lease, lock: LeaseLock, environ: Mapping[str, str]) -> None:

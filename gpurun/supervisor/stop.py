@@ -16,7 +16,8 @@ from gpurun.errors import GpurunError, HostFailure
 from gpurun.inventory.load import load
 from gpurun.jobs.cordons import Cordon, changing_cordons
 from gpurun.jobs.states import State
-from gpurun.leases.store import Lease, LeaseLock, LeaseStore
+from gpurun.jobs.store import finish
+from gpurun.leases.store import Lease, LeaseLock, LeaseStore, allocator_lock
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.links import Links
 from gpurun.supervisor.outputs import collect_outputs
@@ -113,13 +114,9 @@ def _abandon(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> None:
 
 def _finish(job: SupervisedJob) -> State:
     """Free the GPUs, then say so."""
-    outcome = job.record.outcome or State.FAILED
-    if job.lost is None:
-        job.leases.release(job.lock)
-    now = job.clock()
-    if outcome is State.QUEUED:
-        job.folder.clear_request()
-        return job.move(State.QUEUED, queued_s=now, granted=(), started_s=None, outcome=None)
-    state = job.move(outcome, ended_s=now)
-    job.store.retire(job.lease.job)
-    return state
+    with allocator_lock(job.home):
+        if job.lost is None:
+            job.leases.release(job.lock)
+        job.record = finish(job.store, job.record, now_s=job.clock())
+    job.told()
+    return job.record.state
