@@ -65,7 +65,7 @@ class Lab:
         return hosts_of(known.spec, known.subnet)
 
     def up(self, spec: LabSpec | None = None) -> None:
-        """Bring the lab up; a lab that is up already has its hosts that are off switched on again.
+        """Bring the lab up. In one that is up, hosts that are off are switched on, pulled cables plugged in.
 
         Idempotent. What an earlier, interrupted ``up`` left is removed first; if this one fails, so is what
         it made.
@@ -106,8 +106,10 @@ class Lab:
             self._tear_down()
             if purge and place.is_dir():
                 shutil.rmtree(place)
-        if not any(record.labs()):
-            engine.release()
+        with record.all_locked():
+            if not any(record.labs()):
+                engine.release()
+                machine.ALL_LABS.remove()
 
     def run(
         self, name: str, argv: Sequence[str], *, user: str = "root", stdin: bytes = b"", timeout_s: float | None = None
@@ -156,6 +158,8 @@ class Lab:
         hosts = hosts_of(known.spec, known.subnet)
         docker_host = engine.ensure(keep=False)
         self._switch_on(known, hosts)
+        for port in {HEAD, *(each.name for each in hosts)} - network.ports_up(self.name):
+            network.set_port(self.name, port, up=True)
         _write(known.folder / folder.INVENTORY, folder.inventory(known.spec, hosts, docker_host))
         known.completed().save()
 

@@ -16,6 +16,8 @@ from gpurun.lab.paths import HostFolder
 from gpurun.lab.requirements import SYSTEM_PATH, find
 from gpurun.lab.spec import HEAD, LabHost, LabSpec
 
+ALL_LABS = Cgroup("gpurun-lab")
+
 _SFTP_SERVERS = ("/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server")
 _DOCKER_SHUTDOWN_S = 3
 _SERVICE_ENV = {"PATH": SYSTEM_PATH, "HOME": "/root", "LC_ALL": "C.UTF-8"}
@@ -23,7 +25,7 @@ _SERVICE_ENV = {"PATH": SYSTEM_PATH, "HOME": "/root", "LC_ALL": "C.UTF-8"}
 
 def cgroup(lab: str, host: str | None = None) -> Cgroup:
     """Where the containers of a lab, or of one host of it, are accounted."""
-    return Cgroup(f"gpurun-lab/{lab}/{host}" if host else f"gpurun-lab/{lab}")
+    return Cgroup("/".join(filter(None, (ALL_LABS.name, lab, host))))
 
 
 def boot(
