@@ -230,10 +230,13 @@ def hardware_from_document(host: str, document: object) -> Hardware:
     Raises:
         HostNotReady: something in the document has the wrong type, with its path.
     """
-    if not isinstance(document, Mapping):
-        raise HostNotReady("the probe's answer is not a JSON object", host=host)
+    return decode(host, Hardware, {**document, "host": host} if isinstance(document, Mapping) else document)
+
+
+def decode(host: str, kind: type[T], document: object) -> T:
+    """A host's JSON document as a dataclass of this kind, checked. Raises HostNotReady with the place."""
     try:
-        return _decode_record(Hardware, {**document, "host": host}, "")
+        return _decode_record(kind, document, "")
     except _WrongType as wrong:
         raise HostNotReady(f"the probe's answer makes no sense at {wrong}", host=host) from None
 

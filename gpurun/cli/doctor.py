@@ -1,0 +1,156 @@
+"""``gpurun doctor``: what is wrong with which hosts, how one knows, and what mends it."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpurun.cli.printing import print_json, printable, say
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpurun.doctor.findings import Finding
+    from gpurun.inventory.model import Inventory
+
+UNHEALTHY = 4
+
+InventoryOption = Annotated[
+    str | None, typer.Option("--inventory", "-i", metavar="FILE", help="Inventory file.", show_default=False)
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+HostsArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="[HOSTS]", help="Host set, such as gpu-r1-[01-16] or @rack:r1.", show_default=False),
+]
+
+
+def doctor(
+    hosts: HostsArgument = None,
+    inventory: InventoryOption = None,
+    cordon: Annotated[bool, typer.Option("--cordon", help="Give hosts with errors no new gangs.")] = False,
+    notes: Annotated[bool, typer.Option("--notes", help="Also say what is worth knowing but no fault.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds a host has to answer SSH.")] = 15.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Check hosts, and that they reach each other: what is wrong, the evidence, the remedy. Exits 4 if anything is."""
+    started = time.monotonic()
+    found, chosen = load_chosen(inventory, hosts)
+    findings = examine(found, chosen, timeout)
+    from gpurun.doctor.findings import unhealthy
+
+    bad = unhealthy(findings)
+    cordoned = _cordon(findings) if cordon else ()
+    elapsed_s = round(time.monotonic() - started, 3)
+    if as_json:
+        print_json(
+            {
+                "inventory": found.source,
+                "healthy": [host for host in chosen if host not in bad],
+                "unhealthy": [host for host in chosen if host in bad],
+                "cordoned": cordoned,
+                "findings": [finding_json(finding) for finding in findings if finding.is_fault],
+                "notes": [finding_json(finding) for finding in findings if not finding.is_fault],
+                "elapsed_s": elapsed_s,
+            }
+        )
+    else:
+        _print([finding for finding in findings if finding.is_fault or notes], chosen, bad)
+        say(f"{len(chosen) - len(bad)} of {len(chosen)} hosts healthy, in {elapsed_s:.1f} s")
+        if cordoned:
+            from gpurun.inventory.hostset import fold
+
+            say(f"cordoned {fold(cordoned)}; undo with: gpurun inventory uncordon {fold(cordoned)}")
+    if bad:
+        raise typer.Exit(UNHEALTHY)
+
+
+def load_chosen(inventory: str | None, hosts: str | None) -> tuple[Inventory, tuple[str, ...]]:
+    """The inventory, and the hosts a person means (all of them, if none are named)."""
+    from gpurun.inventory.load import load
+    from gpurun.inventory.locate import find
+
+    found = load(find(inventory, os.environ))
+    if hosts is None:
+        return found, tuple(host.name for host in found.hosts)
+    from gpurun.inventory.hostset import select
+
+    return found, select(found, hosts)
+
+
+def examine(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> tuple[Finding, ...]:
+    """Ask the hosts and check what they say; history of `gpurun bench` included."""
+    from gpurun.doctor.diagnosis import diagnose
+    from gpurun.doctor.mesh import SYSTEM_PORTS, spread
+    from gpurun.doctor.survey import survey
+    from gpurun.leases.allocate import SSH_PORTS
+    from gpurun.remote.fleet import Fleet
+    from gpurun.supervisor.links import target_of
+
+    targets = [target_of(inventory.by_name[name], inventory) for name in hosts]
+    ports = (*spread(SSH_PORTS.start, SSH_PORTS.stop - 1), *SYSTEM_PORTS)
+    with Fleet.open(targets, timeout_s=timeout_s) as fleet:
+        return diagnose(inventory, survey(fleet, inventory, hosts, ports=ports))
+
+
+def finding_json(finding: Finding) -> dict[str, Any]:
+    """A finding as ``--json`` shows it."""
+    return {
+        "check": finding.check,
+        "severity": finding.severity.value,
+        "hosts": list(finding.hosts),
+        "evidence": finding.evidence,
+        "remedy": finding.remedy,
+        "gpus": {host: list(gpus) for host, gpus in finding.gpus.items()},
+        "links": [list(link) for link in finding.links],
+    }
+
+
+STYLES = {"error": "red", "warning": "yellow", "note": "dim"}
+
+
+def _print(findings: Sequence[Finding], chosen: Sequence[str], bad: frozenset[str]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from gpurun.inventory.hostset import fold
+
+    console = Console(highlight=False, soft_wrap=True)
+    healthy = [host for host in chosen if host not in bad]
+    if healthy:
+        console.print(Text.assemble(fold(healthy), ": ", ("ok", "green")))
+    for finding in findings:
+        severity = finding.severity.value
+        place = fold(finding.hosts) if finding.hosts else "the fabric"
+        console.print(
+            Text.assemble(
+                f"{place}: ",
+                (f"{severity} {finding.check}", STYLES[severity]),
+                f"  {printable(finding.evidence)}",
+            )
+        )
+        if finding.remedy:
+            console.print(Text(f"    → {printable(finding.remedy)}", style="dim"))
+
+
+def _cordon(findings: Sequence[Finding]) -> list[str]:
+    """Cordon every host with an error that is not cordoned already; which ones."""
+    from pathlib import Path
+
+    from gpurun.doctor.findings import Severity
+    from gpurun.jobs.cordons import Cordon, changing_cordons
+    from gpurun.jobs.home import home
+
+    changed = []
+    with changing_cordons(Path(home(os.environ))) as cordons:
+        for finding in findings:
+            for host in finding.hosts if finding.severity is Severity.ERROR else ():
+                if host not in cordons:
+                    reason = f"doctor: {finding.check}"
+                    cordons[host] = Cordon("cordoned", getpass.getuser(), time.time(), reason, finding.evidence)
+                    changed.append(host)
+    return sorted(changed)

@@ -1,0 +1,201 @@
+"""``gpurun inventory probe``: what the hosts really are, beside what the inventory says."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpurun.cli.doctor import UNHEALTHY, HostsArgument, InventoryOption, JsonOption, load_chosen
+from gpurun.cli.printing import print_json, printable, say
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from gpurun.doctor.compare import Difference
+    from gpurun.doctor.survey import Survey
+    from gpurun.inventory.hardware import Hardware
+    from gpurun.inventory.model import Inventory
+
+
+def probe(
+    hosts: HostsArgument = None,
+    inventory: InventoryOption = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write what differs into the inventory; shows it first.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --write: do not ask.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds a host has to answer SSH.")] = 15.0,
+    zipapp: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Ask no host: write the probe as one file, for python3 FILE.", show_default=False
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read GPUs, HCAs, interfaces, Docker, limits and clocks off hosts. Exits 4 if one did not answer."""
+    if zipapp is not None:
+        from gpurun.doctor.pyz import probe_pyz
+
+        zipapp.write_bytes(probe_pyz())
+        say(f"wrote {zipapp}")
+        return
+    started = time.monotonic()
+    found, chosen = load_chosen(inventory, hosts)
+    survey = _survey(found, chosen, timeout)
+    differences = _differences(found, survey)
+    elapsed_s = round(time.monotonic() - started, 3)
+    if as_json:
+        print_json(_document(found, survey, differences, elapsed_s))
+    else:
+        _print(found, survey, differences)
+        say(f"{len(survey.hardware)} of {len(chosen)} hosts answered, in {elapsed_s:.1f} s")
+    if write:
+        _write(Path(found.source), differences, yes)
+    if survey.failures:
+        raise typer.Exit(UNHEALTHY)
+
+
+def _survey(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> Survey:
+    from gpurun.doctor.survey import probe as ask
+    from gpurun.remote.fleet import Fleet
+    from gpurun.supervisor.links import target_of
+
+    targets = [target_of(inventory.by_name[name], inventory) for name in hosts]
+    with Fleet.open(targets, timeout_s=timeout_s) as fleet:
+        return ask(fleet, inventory, hosts)
+
+
+def _differences(inventory: Inventory, survey: Survey) -> Mapping[str, tuple[Difference, ...]]:
+    from gpurun.doctor.compare import differences
+
+    found = {}
+    for name, hardware in survey.hardware.items():
+        host = inventory.by_name[name]
+        found[name] = tuple(differences(host, inventory.fabric_of(host), hardware))
+    return found
+
+
+def _document(
+    inventory: Inventory, survey: Survey, differences: Mapping[str, tuple[Difference, ...]], elapsed_s: float
+) -> dict[str, Any]:
+    from gpurun.inventory.hardware import document_from_hardware
+
+    hosts = [
+        {
+            **document_from_hardware(hardware),
+            "differences": [{"key": one.key, "stated": one.stated, "found": one.found} for one in differences[name]],
+        }
+        for name, hardware in survey.hardware.items()
+    ]
+    failed = [{"host": name, "error": error.message, "hint": error.hint} for name, error in survey.failures.items()]
+    return {"inventory": inventory.source, "hosts": hosts, "failed": failed, "elapsed_s": elapsed_s}
+
+
+def _print(inventory: Inventory, survey: Survey, differences: Mapping[str, tuple[Difference, ...]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from gpurun.inventory.hostset import fold
+
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for name, hardware in survey.hardware.items():
+        interface = inventory.fabric_of(inventory.by_name[name]).interface
+        rows.setdefault(_row(hardware, interface), []).append(name)
+    table = Table("HOSTS", "GPUS", "DRIVER", "FABRIC", "HCAS", "DOCKER", box=None, pad_edge=False)
+    for row, names in rows.items():
+        table.add_row(fold(names), *(Text(printable(cell)) for cell in row))
+    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    console.print(table)
+    for name, error in survey.failures.items():
+        console.print(Text(f"{name}: {printable(error.message)}", style="red"))
+    folded: dict[tuple[str, str, str], list[str]] = {}
+    for name, found in differences.items():
+        for one in found:
+            folded.setdefault((one.key, _plain(one.stated), _plain(one.found)), []).append(name)
+    for (key, stated, actual), names in folded.items():
+        text = f"{fold(names)}: {key} is {actual}, the inventory says {stated}"
+        console.print(Text(printable(text), style="yellow"))
+
+
+def _row(hardware: Hardware, interface: str) -> tuple[str, ...]:
+    models: dict[str, int] = {}
+    for gpu in hardware.gpus:
+        models[gpu.model or "?"] = models.get(gpu.model or "?", 0) + 1
+    gpus = ", ".join(f"{count} × {model}" for model, count in models.items()) or hardware.gpu_problem or "none"
+    nic = hardware.nic(interface)
+    speed = f", {nic.speed_mbit / 1000:g} Gbit/s" if nic and nic.speed_mbit else ""
+    fabric = f"{interface} {nic.state}, MTU {nic.mtu}{speed}" if nic else f"no {interface}"
+    hcas = ", ".join(
+        f"{hca.name}:{port.number} {port.state} {port.rate_gbit or 0:g} Gbit/s {port.link_layer}"
+        for hca in hardware.hcas
+        for port in hca.ports
+    )
+    docker = hardware.docker
+    engine = f"{docker.version} {docker.storage_driver}, GPUs by {docker.gpu_support or 'nothing'}"
+    driver = f"{hardware.driver} (CUDA {hardware.cuda})" if hardware.driver else "none"
+    return gpus, driver, fabric, hcas or "none", docker.problem or engine
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_plain(item) for item in value) + "]" if value else "nothing"
+    return "nothing" if value is None else str(value)
+
+
+def _write(source: Path, differences: Mapping[str, tuple[Difference, ...]], yes: bool) -> None:
+    """Change the inventory file so that it says what was found, after showing how."""
+    from gpurun.inventory.edit import SetFields, apply
+    from gpurun.inventory.settings import from_mapping
+
+    before = source.read_bytes()
+    after = before
+    for values, names in _grouped(differences):
+        after = apply(after, source, SetFields(tuple(names), from_mapping(values)))
+    if after == before:
+        say("the inventory says what was found: nothing to write")
+        return
+    lines = difflib.unified_diff(
+        before.decode().splitlines(keepends=True), after.decode().splitlines(keepends=True), str(source), str(source)
+    )
+    say("".join(lines).rstrip("\n"))
+    if not yes and not typer.confirm(f"Write this to {source}?", err=True):
+        raise typer.Exit(1)
+    _replace(source, before, after)
+    say(f"wrote {source}")
+
+
+def _grouped(
+    differences: Mapping[str, tuple[Difference, ...]],
+) -> Iterable[tuple[dict[str, object], list[str]]]:
+    """(values, hosts), hosts with the same differences together."""
+    groups: dict[tuple[tuple[str, object], ...], list[str]] = {}
+    for name, found in differences.items():
+        if found:
+            groups.setdefault(tuple((one.key, one.found) for one in found), []).append(name)
+    return [(dict(values), names) for values, names in groups.items()]
+
+
+def _replace(source: Path, before: bytes, after: bytes) -> None:
+    """Write the whole file or nothing, and only if nobody changed it meanwhile."""
+    from gpurun.errors import StateError
+
+    if source.read_bytes() != before:
+        raise StateError("somebody changed the file meanwhile; nothing was written", where=str(source))
+    beside = source.with_name(f".{source.name}.{os.getpid()}")
+    try:
+        with beside.open("wb") as stream:
+            stream.write(after)
+            stream.flush()
+            os.fsync(stream.fileno())
+        beside.chmod(source.stat().st_mode & 0o7777)
+        beside.replace(source)
+    finally:
+        beside.unlink(missing_ok=True)

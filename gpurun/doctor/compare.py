@@ -1,0 +1,76 @@
+"""What a probe found beside what the inventory says. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from gpurun.doctor.gpu_checks import MEMORY_TOLERANCE
+from gpurun.inventory.hardware import Gpu, Hardware
+from gpurun.inventory.model import Fabric, Host
+from gpurun.launch.fabric_hcas import distance, split_name
+
+SAME_NODE = 2
+"""`distance` classes up to this one do not cross sockets."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One key of a host where the inventory and the machine disagree. `found` can be written as it is."""
+
+    host: str
+    key: str
+    stated: object
+    found: object
+
+
+def differences(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Difference]:
+    """Every difference; none about GPUs if they could not be read, or one of them is lost."""
+    if found.gpu_problem or not found.gpus or any(gpu.problem for gpu in found.gpus):
+        return
+    for key, value in _facts(fabric, found).items():
+        stated = getattr(host, key)
+        if value is not None and value != stated and not _close(key, stated, value):
+            yield Difference(host.name, key, stated, value)
+
+
+def _facts(fabric: Fabric, found: Hardware) -> Mapping[str, object]:
+    return {
+        "gpus": len(found.gpus),
+        "generation": _only({gpu.generation for gpu in found.gpus}),
+        "gpu_model": _only({gpu.model for gpu in found.gpus}),
+        "gpu_memory_mib": min((gpu.memory_mib for gpu in found.gpus if gpu.memory_mib), default=None),
+        "nvlink": nvlink_groups(found.gpus) or None,
+        "near_hca": _near_hca(fabric, found) or None,
+    }
+
+
+def _only(values: set[str]) -> str | None:
+    """The one value all GPUs share; None if they differ or do not say: the inventory cannot express that."""
+    return next(iter(values)) or None if len(values) == 1 else None
+
+
+def _close(key: str, stated: object, found: object) -> bool:
+    if key != "gpu_memory_mib" or not isinstance(stated, int) or not isinstance(found, int):
+        return False
+    return abs(found - stated) <= stated * MEMORY_TOLERANCE
+
+
+def nvlink_groups(gpus: tuple[Gpu, ...]) -> tuple[tuple[int, ...], ...]:
+    """Islands of GPUs that NVLink connects, directly or over each other; single GPUs are no island."""
+    group: dict[int, set[int]] = {gpu.index: {gpu.index} for gpu in gpus}
+    for gpu in gpus:
+        for peer in gpu.nvlink_peers:
+            if peer in group and group[peer] is not group[gpu.index]:
+                joined = group[peer] | group[gpu.index]
+                group.update(dict.fromkeys(joined, joined))
+    islands = {id(members): tuple(sorted(members)) for members in group.values() if len(members) > 1}
+    return tuple(sorted(islands.values()))
+
+
+def _near_hca(fabric: Fabric, found: Hardware) -> tuple[int, ...]:
+    """GPUs that reach one of the fabric's HCAs without crossing sockets; empty if that is all or none of them."""
+    wanted = {split_name(name)[0] for name in fabric.hcas}
+    hcas = [hca for hca in found.hcas if hca.name in wanted]
+    near = tuple(gpu.index for gpu in found.gpus if any(distance(gpu, hca)[0] <= SAME_NODE for hca in hcas))
+    return near if len(near) < len(found.gpus) else ()

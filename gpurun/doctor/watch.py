@@ -1,0 +1,101 @@
+"""How every GPU fares right now, over one agent per host that stays open."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from gpurun.errors import GpurunError
+from gpurun.inventory.hardware import decode
+from gpurun.remote.agent import Agent
+from gpurun.remote.fleet import Fleet
+
+
+@dataclass(frozen=True)
+class GpuSample:
+    """One GPU at one moment; None where it does not say."""
+
+    index: int
+    utilization_percent: int | None = None
+    memory_used_mib: int | None = None
+    memory_mib: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    throttle: tuple[str, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class HostSample:
+    """One host's GPUs.
+
+    Attributes:
+        problem: why there is nothing, if there is nothing.
+        heard_s: this machine's monotonic clock when it came.
+    """
+
+    gpus: tuple[GpuSample, ...] = ()
+    problem: str = ""
+    heard_s: float = 0.0
+
+
+class Watch:
+    """Samples of many hosts, always the latest. A context manager; leaving it ends sampling on the hosts."""
+
+    def __init__(self, fleet: Fleet, hosts: Iterable[str], interval_s: float = 2.0) -> None:
+        self._interval_s = interval_s
+        self._latest: dict[str, HostSample] = {}
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self.changed = threading.Event()
+        for host in hosts:
+            agent = fleet.agents.get(host)
+            if agent is None:
+                failure = fleet.failures.get(host)
+                self._put(host, HostSample(problem=failure.message if failure else "no connection"))
+                continue
+            threading.Thread(target=self._follow, args=(agent,), name=f"watch {host}", daemon=True).start()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def latest(self) -> Mapping[str, HostSample]:
+        """The newest sample of each host that has given one."""
+        with self._lock:
+            return dict(self._latest)
+
+    def close(self) -> None:
+        """End sampling. Each host's stream ends with its next sample. Idempotent."""
+        self._closed.set()
+
+    def _put(self, host: str, sample: HostSample) -> None:
+        with self._lock:
+            self._latest[host] = sample
+        self.changed.set()
+
+    def _follow(self, agent: Agent) -> None:
+        try:
+            stream = agent.stream("probe.sample", interval_s=self._interval_s)
+            try:
+                for reply in stream:
+                    if self._closed.is_set():
+                        return
+                    if reply.value is not None:
+                        self._put(agent.host, sample_from_document(agent.host, reply.value))
+            finally:
+                with suppress(AttributeError):
+                    stream.close()
+        except GpurunError as error:
+            self._put(agent.host, HostSample(problem=error.message, heard_s=time.monotonic()))
+
+
+def sample_from_document(host: str, document: object) -> HostSample:
+    """What ``probe.sample`` yields, checked. Raises HostNotReady."""
+    sample = decode(host, HostSample, document)
+    return HostSample(sample.gpus, sample.problem, time.monotonic())
