@@ -21,16 +21,12 @@ InventoryOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 HostsArgument = Annotated[
     str | None,
-    typer.Argument(
-        metavar="[HOSTS]", help="Host set, such as gpu-r1-[01-16] or @rack:r1.", show_default=False
-    ),
+    typer.Argument(metavar="[HOSTS]", help="Host set, such as gpu-r1-[01-16] or @rack:r1.", show_default=False),
 ]
 
 
 @app.command("list")
-def list_hosts(
-    hosts: HostsArgument = None, inventory: InventoryOption = None, as_json: JsonOption = False
-) -> None:
+def list_hosts(hosts: HostsArgument = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
     """List hosts; alike ones of a rack folded into one line."""
     found = _load(inventory)
     chosen = _chosen(found, hosts)
@@ -55,9 +51,7 @@ def show(hosts: HostsArgument = None, inventory: InventoryOption = None, as_json
 
 @app.command()
 def validate(
-    file: Annotated[
-        str | None, typer.Argument(metavar="[FILE]", help="Inventory file.", show_default=False)
-    ] = None,
+    file: Annotated[str | None, typer.Argument(metavar="[FILE]", help="Inventory file.", show_default=False)] = None,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -14,7 +14,7 @@ from gpurun.errors import GpurunError, StateError
 
 if TYPE_CHECKING:
     from gpurun.inventory.model import Inventory
-    from gpurun.jobs.store import JobRecord, JobStore
+    from gpurun.jobs.store import JobFolder, JobRecord, JobStore
     from gpurun.leases.store import Holdings
 
 ENDED_SHOWN = 10
@@ -38,6 +38,11 @@ def _store() -> JobStore:
 
         adopt_orphans(state, os.environ)
     return JobStore(state)
+
+
+def find_job(text: str) -> JobFolder:
+    """The job a person means. Raises BadInput when none or several match."""
+    return _store().find(text)
 
 
 def status(

@@ -9,6 +9,7 @@ import click
 import typer
 
 from gpurun import __version__
+from gpurun.cli import exec as exec_command
 from gpurun.cli import inventory, jobs, lab, recover, submit
 from gpurun.errors import GpurunError
 
@@ -29,6 +30,7 @@ app.command("status")(jobs.status)
 app.command("logs")(jobs.logs)
 app.command("cancel")(jobs.cancel)
 app.command("wait")(jobs.wait)
+app.command("exec")(exec_command.exec_)
 app.command("recover")(recover.recover)
 app.add_typer(inventory.app, name="inventory")
 app.add_typer(lab.app, name="lab")

@@ -15,6 +15,8 @@ from gpurun.launch.jobssh import MOUNT
 
 WORKSPACE = "/workspace"
 SECRETS = "/run/secrets"
+RUN = "/run/gpurun"
+"""Where `gpurun.runtime` leaves progress and heartbeats; writable, on the host's side `run` in the job's folder."""
 LABEL = "gpurun.job"
 
 
@@ -50,6 +52,7 @@ def mounts(job: str, spec: JobSpec, account: HostAccount) -> tuple[Mount, ...]:
         Mount(f"{folder}/launch", MOUNT),
         Mount(f"{folder}/passwd", "/etc/passwd"),
         Mount(f"{folder}/group", "/etc/group"),
+        Mount(f"{folder}/run", RUN, writable=True),
     ]
     if spec.workdir is not None:
         found.append(Mount(f"{folder}/workspace", WORKSPACE))

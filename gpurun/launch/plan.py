@@ -129,7 +129,8 @@ def make_plan(
 
 def _environment(job: str, attempt: int, spec: JobSpec, found: fabric.FabricSettings) -> dict[str, str]:
     """A container's environment: gpurun's own, the fabric's, then what the person asked for."""
-    environment = {"GPURUN_JOB": job, "GPURUN_ATTEMPT": str(attempt), "HOME": "/tmp"}  # noqa: S108 (inside the container)
+    environment = {"GPURUN_JOB": job, "GPURUN_ATTEMPT": str(attempt), "GPURUN_RUN": docker.RUN}
+    environment["HOME"] = "/tmp"  # noqa: S108 (inside the container)
     if spec.outputs is not None:
         environment["GPURUN_OUTPUTS"] = spec.outputs
     environment |= {setting.name: setting.value for setting in found.environment}

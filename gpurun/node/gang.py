@@ -44,14 +44,8 @@ def prepare(call: Call, job: str, interface: str, first: bool, outputs: bool) ->
     """
     home = os.path.expanduser("~")
     folder = job_folder(job)
-    for path in (
-        folder,
-        folder + "/launch/bin",
-        folder + "/launch/ssh",
-        folder + "/launch/python",
-        folder + "/sshd",
-    ):
-        os.makedirs(path, mode=0o700, exist_ok=True)
+    for name in ("launch/bin", "launch/ssh", "launch/python", "sshd", "run"):
+        os.makedirs(os.path.join(folder, name), mode=0o700, exist_ok=True)
     if outputs:
         os.makedirs(outputs_folder(job), mode=0o700, exist_ok=True)
     key = folder + ("/launch/ssh/id" if first else "/sshd/host_key")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from importlib import resources
 
 from gpurun.errors import GpurunError, HostFailure
 from gpurun.jobs import durable
@@ -81,11 +82,17 @@ def _create_all(job: SupervisedJob) -> Plan:
 def _create(job: SupervisedJob, agent: Agent, plan: Plan) -> None:
     host = next(host for host in plan.hosts if host.host == agent.host)
     first = host is plan.first
-    files = {name: [text, mode] for name, (text, mode) in {**host.files, **_key_files(job, host, plan)}.items()}
+    texts = {**host.files, **_key_files(job, host, plan), "launch/python/gpurun_runtime.py": (_runtime(), 0o644)}
+    files = {name: [text, mode] for name, (text, mode) in texts.items()}
     agent.call(
         "gang.create", job=job.lease.job, files=files, run=list(host.run),
         sshd=None if first else job.accounts[agent.host].sshd, timeout_s=START_TIMEOUT_S,
     )  # fmt: skip
+
+
+def _runtime() -> str:
+    """The file that user code may import inside the container."""
+    return (resources.files("gpurun.runtime") / "gpurun_runtime.py").read_text()
 
 
 def _key_files(job: SupervisedJob, host: HostPlan, plan: Plan) -> dict[str, tuple[str, int]]:

@@ -66,7 +66,8 @@ def test_containers_have_what_the_design_asks_and_no_more():
 def test_mounts_are_read_only_but_for_outputs():
     mounts = options(plan().first.run, "--mount")
     assert [mount for mount in mounts if not mount.endswith("readonly")] == [
-        "type=bind,source=/home/train/.gpurun/outputs/j-00000001,target=/checkpoints"
+        "type=bind,source=/home/train/.gpurun/jobs/j-00000001/run,target=/run/gpurun",
+        "type=bind,source=/home/train/.gpurun/outputs/j-00000001,target=/checkpoints",
     ]
     assert 'type=bind,"source=/data, set",target=/data,readonly' in mounts
     assert Mount('a"b,c', "/x").argv()[1] == 'type=bind,"source=a""b,c",target=/x,readonly'

@@ -1,0 +1,81 @@
+"""What gpurun adds to bare horovodrun: `gpurun submit --follow` of a job that does nothing, on 4 lab hosts.
+
+Bare means: containers, sshd and image already there, `horovodrun … true` started inside the first container. Both
+run in turn in the same lab, so that a slow minute slows both; the difference of the medians is what gpurun costs.
+
+    python benchmarks/startup.py [--rounds 5] [--lab bench]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+GPURUN = [sys.executable, "-m", "gpurun"]
+IMAGE = "gpurun/train:tf2.15"
+
+
+def run(argv: list[str], **options) -> str:
+    return subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True, **options).stdout
+
+
+def seconds(argv: list[str]) -> float:
+    began = time.monotonic()
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return time.monotonic() - began
+
+
+def wait_for_launch(job: str) -> dict:
+    while True:
+        (found,) = json.loads(run([*GPURUN, "status", job, "--json"]))["jobs"]
+        if found["state"] == "RUNNING":
+            return found
+        assert found["state"] in ("QUEUED", "GRANTED", "PREPARING", "STARTING"), found
+        time.sleep(0.2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--lab", default="bench")
+    arguments = parser.parse_args()
+    run([*GPURUN, "lab", "up", "--name", arguments.lab, "--gpus", "1"])
+    inventory = json.loads(run([*GPURUN, "lab", "status", "--name", arguments.lab, "--json"]))["inventory"]
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["GPURUN_HOME"] = home
+        submit = [*GPURUN, "submit", "-n", "4", "--image", IMAGE, "-i", inventory]
+        try:
+            measure(submit, arguments.lab, arguments.rounds)
+        finally:
+            run([*GPURUN, "lab", "down", "--name", arguments.lab])
+
+
+def measure(submit: list[str], lab: str, rounds: int) -> None:
+    seconds([*submit, "--follow", "--", "true"])  # the image goes out
+    whole, bare = [], []
+    for _ in range(rounds):
+        whole.append(seconds([*submit, "--follow", "--", "true"]))
+        job = run([*submit, "--", "sleep", "600"], stderr=subprocess.DEVNULL).strip()
+        first = wait_for_launch(job)["hosts"][0]
+        plan = json.loads((Path(os.environ["GPURUN_HOME"]) / "jobs" / job / "plan.json").read_text())
+        launch = [word for word in plan["launch"] if word not in ("sleep", "600")] + ["true"]
+        inside = ["docker", "exec", f"gpurun-{job}-1", "/gpurun/bin/launch", *launch]
+        time.sleep(12)  # until its own ranks sleep too: horovodrun's start-up is the load here
+        bare.append(seconds([*GPURUN, "lab", "run", "--name", lab, first, "--", *inside]))
+        subprocess.run([*GPURUN, "cancel", job], check=True, stderr=subprocess.DEVNULL)
+        print(f"  gpurun {whole[-1]:6.2f} s   bare horovodrun {bare[-1]:6.2f} s", flush=True)
+    added = statistics.median(whole) - statistics.median(bare)
+    print(f"gpurun submit --follow, 4 hosts, image in place: median {statistics.median(whole):.2f} s")
+    print(f"bare horovodrun in the same containers:          median {statistics.median(bare):.2f} s")
+    print(f"added by gpurun:                                 {added:.2f} s (at most 3 s is the goal, 1.5 s the aim)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""``gpurun exec``: a command inside a running job's container."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpurun.cli.jobs import JobArgument, find_job
+from gpurun.errors import BadInput
+
+
+def exec_(
+    context: typer.Context,
+    job: JobArgument,
+    rank: Annotated[int, typer.Option("--rank", min=0, metavar="N", help="The rank whose host it runs on.")] = 0,
+) -> None:
+    """Run a command in the container of a job's rank, with your terminal: gpurun exec JOB --rank 3 -- nvidia-smi."""
+    from gpurun.inventory.load import load
+    from gpurun.launch.docker import container_name
+    from gpurun.supervisor.links import target_of
+
+    command = context.obj or ("sh",)
+    record = find_job(job).record()
+    if record.started_s is None or record.state.ended:
+        raise BadInput(f"it is {record.state.value}: there is no container to enter", job=record.id)
+    hosts = [grant.host for grant in record.granted for _ in grant.gpus]
+    if rank >= len(hosts):
+        raise BadInput(f"it has ranks 0 to {len(hosts) - 1}, not {rank}", job=record.id)
+    inventory = load(Path(record.inventory))
+    target = target_of(inventory.by_name[hosts[rank]], inventory)
+    terminal = ["-t"] if sys.stdin.isatty() else []
+    inside = ["docker", "exec", "-i", *terminal, container_name(record.id, record.attempt), *command]
+    ssh = ["ssh", *terminal, *(["-F", target.ssh_config] if target.ssh_config else [])]
+    ssh += ["-o", "StrictHostKeyChecking=yes"]
+    ssh += ["-o", f"HostName={target.address}"] if target.address else []
+    ssh += ["-p", str(target.port)] if target.port else []
+    ssh += ["-l", target.user] if target.user else []
+    os.execvp("ssh", [*ssh, "--", target.name, shlex.join(inside)])

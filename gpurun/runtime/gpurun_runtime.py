@@ -1,0 +1,91 @@
+"""What training code may import inside a gpurun container. Standard library only, nothing to install.
+
+    import gpurun_runtime as gpurun
+
+    gpurun.progress(step, of=total)      # the job is alive, and this far
+    gpurun.parameters()                  # this trial's hyperparameters
+    gpurun.outputs()                     # the folder that is kept across attempts
+    gpurun.checkpointed(step)            # work up to here is safe
+    if gpurun.stopping(): ...            # SIGTERM came: save and leave
+
+Outside a gpurun job every call works and does nothing, so that the same script runs on a laptop.
+"""
+
+import json
+import os
+import signal
+import threading
+import time
+from typing import Any, Dict, Optional
+
+__all__ = ["checkpointed", "job", "outputs", "parameters", "progress", "stopping"]
+
+_FOLDER = os.environ.get("GPURUN_RUN")
+_MIN_INTERVAL_S = 1.0
+
+_stopping = threading.Event()
+_last_s = 0.0
+
+
+def job() -> Optional[str]:
+    """The job's id, or None outside gpurun."""
+    return os.environ.get("GPURUN_JOB")
+
+
+def outputs() -> str:
+    """The folder for checkpoints and results, kept across attempts; the working directory if the job has none."""
+    return os.environ.get("GPURUN_OUTPUTS") or os.getcwd()
+
+
+def parameters() -> Dict[str, Any]:
+    """This trial's parameters as a dictionary; empty if there are none."""
+    found: Dict[str, Any] = json.loads(os.environ.get("GPURUN_PARAMETERS") or "{}")
+    return found
+
+
+def progress(step: int, of: Optional[int] = None, **metrics: float) -> None:
+    """Say that this rank is alive and how far it is. Cheap: written at most once a second.
+
+    Args:
+        step: how many steps are done.
+        of: how many there are in all.
+        metrics: numbers to show beside it, such as ``loss=0.3``.
+    """
+    global _last_s
+    now = time.monotonic()
+    if now - _last_s >= _MIN_INTERVAL_S:
+        _last_s = now
+        _write("progress", {"step": int(step), "of": of, "metrics": {k: float(v) for k, v in metrics.items()}})
+
+
+def checkpointed(step: int) -> None:
+    """Say that work up to `step` is safe in `outputs()`: a restart loses only what comes after."""
+    _write("checkpoint", {"step": int(step)})
+
+
+def stopping() -> bool:
+    """True once the gang has been told to stop (SIGTERM). The first call installs the handler.
+
+    Call it once before training begins; a rank that never calls it is ended by SIGTERM as usual.
+    """
+    if not _stopping.is_set() and threading.current_thread() is threading.main_thread():
+        if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):
+            signal.signal(signal.SIGTERM, lambda *_: _stopping.set())
+    return _stopping.is_set()
+
+
+def _rank() -> str:
+    return os.environ.get("HOROVOD_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or "0"
+
+
+def _write(kind: str, value: Dict[str, Any]) -> None:
+    """One small file per rank and kind, replaced whole: whoever reads it sees the old value or the new one."""
+    if not _FOLDER:
+        return
+    path = os.path.join(_FOLDER, "%s.%s" % (kind, _rank()))
+    try:
+        with open(path + ".tmp", "w") as stream:
+            json.dump({"time": time.time(), **value}, stream)
+        os.replace(path + ".tmp", path)
+    except OSError:
+        pass  # telling about progress must never end the training

@@ -1,0 +1,104 @@
+"""What tests of whole jobs share: gpurun as a person runs it, on a lab, with a state directory of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpurun.lab.lab import Lab
+
+TRAIN = "gpurun/train:tf2.15"
+TINY = "gpurun/tiny:1"
+BASE = "gpurun/base:bookworm"
+
+
+@dataclass
+class Done:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Cluster:
+    """A lab, an inventory of it, and a state directory."""
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        self.lab = lab
+        self.folder = folder
+        self.home = folder / "home"
+        self.inventory = lab.inventory
+        self.environ = {**os.environ, "GPURUN_HOME": str(self.home)}
+
+    def start(self, *args: str) -> subprocess.Popen[str]:
+        """A command that runs on; its stdin is closed."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "gpurun", *args], env=self.environ, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def gpurun(self, *args: str, timeout_s: float = 240) -> Done:
+        process = self.start(*args)
+        out, err = process.communicate(timeout=timeout_s)
+        return Done(process.returncode, out, err)
+
+    def submit(self, *args: str, gpus: int = 2, image: str = TRAIN, command: Sequence[str] = ("true",)) -> Done:
+        """``submit --follow`` of a gang with one GPU on each host."""
+        return self.gpurun(*self.submit_args(*args, gpus=gpus, image=image), "--follow", "--", *command)
+
+    def submit_args(self, *args: str, gpus: int = 2, image: str = TRAIN) -> list[str]:
+        found = ["submit", "-i", str(self.inventory), "-n", str(gpus), "--image", image, *args]
+        return found if "--gpus-per-host" in args else [*found, "--gpus-per-host", "1"]
+
+    def status(self, job: str | None = None) -> dict:
+        done = self.gpurun("status", *([job] if job else ["-i", str(self.inventory)]), "--json")
+        return json.loads(done.out)
+
+    def job(self, job: str) -> dict:
+        return self.status(job)["jobs"][0]
+
+    def wait_for(self, job: str, *states: str, timeout_s: float = 120) -> dict:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            record = json.loads((self.home / "jobs" / job / "state.json").read_text())
+            if record["state"] in states:
+                return record
+            time.sleep(0.05)
+        raise AssertionError(f"{job} is {record['state']} ({record['reason']}), not {states}")
+
+    def log(self, job: str) -> str:
+        path = self.home / "jobs" / job / "log"
+        return path.read_text() if path.exists() else ""
+
+    def wait_for_log(self, job: str, text: str, timeout_s: float = 120) -> None:
+        deadline = time.monotonic() + timeout_s
+        while text not in self.log(job):
+            assert time.monotonic() < deadline, f"{text!r} never appeared in:\n{self.log(job)}"
+            time.sleep(0.05)
+
+    def assert_nothing_left(self) -> None:
+        """No lease, container, process, key or file of any job, on the head's books or on any host."""
+        assert sorted(os.listdir(self.home / "leases")) == [] if (self.home / "leases").exists() else True
+        assert all(host["free"] == host["gpus"] for host in self.status()["hosts"])
+        for host in self.lab.hosts:
+            containers = self.lab.run(host.name, ["docker", "ps", "-aq", "--filter", "label=gpurun.job"])
+            assert containers.stdout.strip() == b"", (host.name, containers.stdout)
+            processes = self.lab.run(host.name, ["ps", "-eo", "args"]).stdout.decode()
+            assert "gpurun-j-" not in processes, (host.name, processes)
+            assert ".gpurun/jobs" not in processes, (host.name, processes)
+            files = self.lab.run(host.name, ["sh", "-c", "ls -A ~train/.gpurun/jobs ~train/.gpurun/outputs 2>/dev/null"])
+            left = [line for line in files.stdout.decode().split() if line.startswith("j-")]
+            assert left == [], (host.name, left)
+
+
+def interrupt(process: subprocess.Popen[str]) -> None:
+    """Ctrl-C, as a terminal sends it."""
+    os.killpg(process.pid, signal.SIGINT)
