@@ -24,6 +24,9 @@ CONNECT_TIMEOUT_S = 3.0
 
 LISTEN_LIMIT_S = 60.0
 
+SSH_PORT = 22
+"""Tried as well: whether it answers or refuses, packets do get through."""
+
 
 @dataclass(frozen=True)
 class _Listening:
@@ -89,7 +92,7 @@ def _try_group(
             wanted = [
                 {"address": addresses[target], "port": port}
                 for target in targets[agent.host]
-                for port in listening[target].ports
+                for port in (*listening[target].ports, SSH_PORT)
             ]
             reply = agent.call(
                 "probe.connect", targets=wanted, source=addresses[agent.host], timeout_s=CONNECT_TIMEOUT_S + 20
@@ -110,10 +113,12 @@ def _targets(hosts: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
 def _attempts(
     targets: Mapping[str, tuple[str, ...]], listening: Mapping[str, _Listening], outcomes: Mapping[str, list[Any]]
 ) -> Iterator[paths.Attempt]:
-    for source, answers in outcomes.items():
-        answer = iter(answers)
+    for source, results_of in outcomes.items():
+        answer = iter(results_of)
         for target in targets[source]:
             ports = listening[target].ports
             results = [(port, next(answer)) for port in ports]
             failed = {port: str(one["error"]) for port, one in results if not one["ok"]}
-            yield paths.Attempt(source, target, failed, len(ports))
+            control = next(answer)
+            answers = bool(control["ok"]) or control["error"] == "refused"
+            yield paths.Attempt(source, target, failed, len(ports), answers)

@@ -16,6 +16,8 @@ from gpurun.inventory.hostset import fold
 FULL_MESH_HOSTS = 32
 """Up to here everybody tries everybody; beyond, hosts at distances 1, 2, 4, 8, … in the list: n·log n tries."""
 
+OPEN_PORTS = "open all TCP ports between the hosts of the fabric: sudo nft list ruleset, sudo iptables -L -n"
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -24,12 +26,15 @@ class Attempt:
     Attributes:
         failed: port → ``timeout``, ``refused`` or what the system said; empty when all ports could be reached.
         tried: how many ports were tried.
+        answers: whether the target's sshd port let itself be reached or refused: packets get through then, and what
+            stops the others is a firewall.
     """
 
     source: str
     target: str
     failed: Mapping[int, str]
     tried: int
+    answers: bool = False
 
     @property
     def ok(self) -> bool:
@@ -111,6 +116,8 @@ def _explained(
     address = addresses.get(host, interface)
     if pattern is _isolated:
         evidence = f"no connection in or out over {interface} ({address}), tried with {len(others)} hosts: {how}"
+        if any(attempt.answers for attempt in mine):
+            return Finding("firewall", Severity.ERROR, (host,), f"{evidence}; other ports answer", OPEN_PORTS)
         remedy = f"check cable, address and route: ip address show {interface}; ip route get {address}"
         return Finding("path", Severity.ERROR, (host,), evidence, remedy)
     if pattern is _closed:
@@ -118,8 +125,7 @@ def _explained(
         whole = all(len(attempt.failed) == attempt.tried for attempt in mine)
         which = "any port" if whole else "port " + ", ".join(map(str, ports))
         evidence = f"{len(others)} of {len(others)} hosts cannot connect to {which} of {address}: {how}"
-        remedy = "open all TCP ports between the hosts of the fabric: sudo nft list ruleset, sudo iptables -L -n"
-        return Finding("firewall", Severity.ERROR, (host,), evidence, remedy)
+        return Finding("firewall", Severity.ERROR, (host,), evidence, OPEN_PORTS)
     evidence = f"it can connect to none of {len(others)} hosts over {interface}, though others can: {how}"
     remedy = "check its outgoing firewall rules and route: sudo nft list ruleset; ip route"
     return Finding("firewall", Severity.ERROR, (host,), evidence, remedy)
