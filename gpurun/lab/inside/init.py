@@ -26,7 +26,7 @@ class Service:
     name: str
     argv: tuple[str, ...]
     log: str
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, hash=False)
     stale: tuple[str, ...] = ()
 
 
