@@ -15,7 +15,7 @@ its line with it. Comment lines stay.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import pairwise
@@ -49,15 +49,21 @@ class _Row:
     end: int
     column: int
 
+    @property
+    def keys(self) -> list[tuple[str, str]]:
+        return [token.key for token in self.tokens]
 
-def merge(original: str, base: str, changed: str) -> str:
+
+def merge(original: str, base: str, changed: str, renamed: Mapping[str, str]) -> str:
     """`original` with the difference between `base` and `changed`.
 
+    Args:
+        renamed: keys of `changed` that had another name in `base`, and that name.
     Raises BadInput if `original` and `base` do not say the same, which is the library's fault, not the file's.
     """
     if base == changed:
         return original
-    return _Merge(original, base, changed).result()
+    return _Merge(original, base, changed).result(renamed)
 
 
 class _Merge:
@@ -75,33 +81,20 @@ class _Merge:
         self._newline = "\r\n" if "\r\n" in original else "\n"
         self._out: list[str] = []
         self._shift: dict[int, int] = {}  # new row → how far to the right the person indents it
-        self._done = 0  # rows of the original that are dealt with
 
-    def result(self) -> str:
-        keys = [tuple(t.key for t in row.tokens) for row in self._base_rows]
-        columned = [(row.column, *key) for row, key in zip(self._base_rows, keys, strict=True)]
-        new = [(row.column, *(t.key for t in row.tokens)) for row in self._new_rows]
-        for same, i1, i2, j1, j2 in _matches(columned, new):
+    def result(self, renamed: Mapping[str, str]) -> str:
+        for same, i1, i2, j1, j2 in _matches(_paths(self._base_rows, {}), _paths(self._new_rows, renamed)):
             if same:
                 for i, j in zip(range(i1, i2), range(j1, j2), strict=True):
-                    self._keep(i, j)
-            else:
-                self._hunk(i1, i2, j1, j2)
+                    unchanged = self._base_rows[i].keys == self._new_rows[j].keys
+                    (self._keep if unchanged else self._change)(i, j)
+                continue
+            for i in range(i1, i2):
+                self._drop(i)
+            for j in range(j1, j2):
+                self._insert(j)
         self._out.append(self._original[self._gap_start(len(self._rows)) :])
         return "".join(self._out)
-
-    def _hunk(self, i1: int, i2: int, j1: int, j2: int) -> None:
-        """Rows that differ: those with the same first word belong together, others by their order."""
-        old = [row.tokens[0].key for row in self._base_rows[i1:i2]]
-        new = [row.tokens[0].key for row in self._new_rows[j1:j2]]
-        for _, a1, a2, b1, b2 in _matches(old, new):
-            both = min(a2 - a1, b2 - b1)
-            for step in range(both):
-                self._change(i1 + a1 + step, j1 + b1 + step)
-            for i in range(i1 + a1 + both, i1 + a2):
-                self._drop(i)
-            for j in range(j1 + b1 + both, j1 + b2):
-                self._insert(j)
 
     def _gap_start(self, i: int) -> int:
         return self._rows[i - 1].end if i else 0
@@ -163,16 +156,31 @@ class _Merge:
         """What stands between a token and the one before it: the person's spacing where it is still theirs."""
         before, here = kept.get(position - 1), kept.get(position)
         new = self._changed[theirs[position - 1].end : theirs[position].start].replace(NOTHING, "")
+        if before is None and here:
+            old = self._original[mine[here - 1].end : mine[here].start]
+            return self._newline + old.rpartition("\n")[2] if "\n" in old else new
         if before is None or before + 1 >= len(mine):
             return new
         old = self._original[mine[before].end : mine[before + 1].start]
         if here == before + 1 or "\n" in old:
             return old
-        if mine[before + 1].kind == "FlowEntryToken" and before + 2 < len(mine):
+        if here is None:
+            return new
+        return self._after_a_gap(mine, before, here) or new
+
+    def _after_a_gap(self, mine: Sequence[_Token], before: int, here: int) -> str | None:
+        """The line break around tokens that are gone, if there was one.
+
+        Behind a comma it comes with its comment, which is about what stands before the comma. At the end
+        it comes without: that comment was about what is gone.
+        """
+        if mine[before + 1].kind == "FlowEntryToken":
             old = self._original[mine[before + 1].end : mine[before + 2].start]
-            if "\n" in old and here is not None:  # the comma goes, the comment behind it stays
+            if "\n" in old:
                 return old
-        return new
+        old = self._original[mine[here - 1].end : mine[here].start]
+        _, line_end, rest = old.partition(self._newline)
+        return line_end + rest if line_end else None
 
 
 def _matches(old: Sequence[Hashable], new: Sequence[Hashable]) -> Iterator[tuple[bool, int, int, int, int]]:
@@ -187,6 +195,19 @@ def _matches(old: Sequence[Hashable], new: Sequence[Hashable]) -> Iterator[tuple
         yield tag == "equal", head + i1, head + i2, head + j1, head + j2
     if tail:
         yield True, len(old) - tail, len(old), len(new) - tail, len(new)
+
+
+def _paths(rows: Sequence[_Row], renamed: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """For each row the keys that lead to it, which name it whatever happens around it."""
+    paths: list[tuple[str, ...]] = []
+    above: list[tuple[int, str]] = []
+    for row in rows:
+        while above and above[-1][0] >= row.column:
+            above.pop()
+        first = row.tokens[0].value
+        above.append((row.column, renamed.get(first, first)))
+        paths.append(tuple(key for _, key in above))
+    return paths
 
 
 def _tokens(text: str) -> list[_Token]:

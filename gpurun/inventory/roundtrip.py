@@ -62,6 +62,8 @@ def read(text: str) -> CommentedMap:
     for node in {id(node): node for node in _containers(tree, set())}.values():
         if hasattr(node, "_yaml_comment"):
             del node._yaml_comment
+        if node.anchor.value:
+            node.anchor.always_dump = True  # also one that nobody refers to
     return tree
 
 

@@ -39,10 +39,16 @@ class Tree:
         self._indent = _indent_of(original)
         self._base = roundtrip.write(self._root, self._indent)
         self._shared = roundtrip.shared(self._root)
+        self._renamed: dict[str, str] = {}
 
     def merged(self) -> str:
         """The person's text with what has changed."""
-        return merge(self._original, self._base, roundtrip.write(self._root, self._indent))
+        for rack in _merged_values(self._root.get("racks")):
+            for holder in _with_merged(rack):
+                section = holder.get("hosts")
+                if isinstance(section, CommentedMap) and not section and not roundtrip.is_flow(section):
+                    holder["hosts"] = None  # "hosts:" stays as it is written, with nothing under it
+        return merge(self._original, self._base, roundtrip.write(self._root, self._indent), self._renamed)
 
     def set(self, hosts: Sequence[str], settings: Sequence[Setting]) -> None:
         """Gives hosts values of their own, or takes them away; splits entries where only some are meant."""
@@ -135,7 +141,9 @@ class Tree:
         value = parent.pop(entry.key)
         if isinstance(value, CommentedMap):
             value = self._with_addresses(value, entry.names, entry.rest)
-        parent.insert(position, roundtrip.styled_like(fold(entry.rest), entry.key), value)
+        key = roundtrip.styled_like(fold(entry.rest), entry.key)
+        self._renamed[key] = self._renamed.get(entry.key, str(entry.key))
+        parent.insert(position, key, value)
 
     def _with_addresses(self, value: CommentedMap, names: tuple[str, ...], chosen: tuple[str, ...]) -> CommentedMap:
         """The value with those of its address ranges' parts that belong to the chosen hosts."""
