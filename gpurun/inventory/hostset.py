@@ -55,9 +55,7 @@ def fold(names: Iterable[str]) -> str:
     return str(NodeSet.fromlist(list(names), resolver=_NO_GROUPS))
 
 
-def select(
-    inventory: Inventory, selection: str, groups: Mapping[str, Iterable[str]] | None = None
-) -> tuple[str, ...]:
+def select(inventory: Inventory, selection: str, groups: Mapping[str, Iterable[str]] | None = None) -> tuple[str, ...]:
     """The hosts that a person means, in the inventory's order.
 
     Args:
@@ -70,9 +68,7 @@ def select(
     """
     compact = "".join(selection.split())
     if not compact or not _SELECTION.match(compact):
-        raise BadInput(
-            f"{shown(selection)} is not a host set", hint="such as gpu-r1-[01-16] or @rack:r1&!@cordoned"
-        )
+        raise BadInput(f"{shown(selection)} is not a host set", hint="such as gpu-r1-[01-16] or @rack:r1&!@cordoned")
     _bound(compact)
     compact = compact.replace("&!", "!")
     if compact.startswith("!"):

@@ -38,9 +38,7 @@ class Kind(Protocol):
         """The value's JSON Schema."""
 
 
-def _scalar(
-    node: Node, report: Report, name: str, expected: str, allowed: tuple[str, ...] = ()
-) -> str | None:
+def _scalar(node: Node, report: Report, name: str, expected: str, allowed: tuple[str, ...] = ()) -> str | None:
     if isinstance(node, ScalarNode) and not is_null(node):
         return str(node.value)
     got = "nothing" if isinstance(node, ScalarNode) else "a list or a mapping"
@@ -167,9 +165,7 @@ class Text:
         if text is None:
             return None
         if not text.strip() or len(text) > self.longest or not text.isprintable():
-            report.wrong(
-                node, f"{name}: {shown(text)} is not a printable text of 1 to {self.longest} characters"
-            )
+            report.wrong(node, f"{name}: {shown(text)} is not a printable text of 1 to {self.longest} characters")
             return None
         return text
 
@@ -262,9 +258,7 @@ class GpuIndices:
         for part in (text or "").replace(" ", "").split(","):
             found = _INDEX_RANGE.match(part)
             if not found:
-                report.wrong(
-                    node, f"{name}: {shown(text or '')} is not GPU indices", allowed=("such as 0-3,6",)
-                )
+                report.wrong(node, f"{name}: {shown(text or '')} is not GPU indices", allowed=("such as 0-3,6",))
                 return ()
             first = int(found.group(1))
             indices.extend(range(first, int(found.group(2) or first) + 1))
@@ -273,9 +267,7 @@ class GpuIndices:
     def schema(self) -> dict[str, Any]:
         """See Kind."""
         text = {"type": "string", "pattern": r"^\d+(-\d+)?(,\d+(-\d+)?)*$"}
-        return {
-            "oneOf": [{"type": "array", "items": _INDEX.schema()}, text, {"type": "integer", "minimum": 0}]
-        }
+        return {"oneOf": [{"type": "array", "items": _INDEX.schema()}, text, {"type": "integer", "minimum": 0}]}
 
 
 @dataclass(frozen=True)
@@ -290,9 +282,7 @@ class Labels:
         labels = {}
         for key, (key_node, value_node) in entries(node, report, name).items():
             if not self.key.match(key):
-                report.wrong(
-                    key_node, f"{name}: {shown(key)} is not a label name (letters, digits, '.', '_', '-')"
-                )
+                report.wrong(key_node, f"{name}: {shown(key)} is not a label name (letters, digits, '.', '_', '-')")
             labels[key] = str(self.value.read(value_node, report, f"{name}.{key}"))
         return labels
 
