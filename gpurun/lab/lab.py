@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpurun.errors import BadInput
-from gpurun.lab import engine, folder, hardware, host, machine, network, record, subnet
-from gpurun.lab.commands import run as run_program
+from gpurun.lab import disk, engine, folder, hardware, host, machine, network, record, subnet
 from gpurun.lab.errors import LabFailed, NoSuchLab
 from gpurun.lab.gpus import stand_in
 from gpurun.lab.keys import make_key
@@ -79,20 +78,15 @@ class Lab:
         require(*PACKAGE_OF)
         with record.locked(self.name):
             known = record.load(self.name)
-            if known and known.complete:
-                if known.spec != spec:
-                    raise BadInput(
-                        f"lab {self.name!r} is up with other options",
-                        hint=f"`gpurun lab down --name {self.name}` first, or use another --name",
-                    )
-            else:
-                self._tear_down()
-                known = self._reserve(spec)
-            try:
+            if known is None or not known.complete:
+                self._create(spec)
+            elif known.spec == spec:
                 self._bring_up(known)
-            except BaseException:
-                self._tear_down()
-                raise
+            else:
+                raise BadInput(
+                    f"lab {self.name!r} is up with other options",
+                    hint=f"`gpurun lab down --name {self.name}` first, or use another --name",
+                )
 
     def down(self, *, purge: bool = False) -> None:
         """Take the lab down: no process, namespace, interface, mount or cgroup of it is left. Idempotent.
@@ -106,10 +100,7 @@ class Lab:
             self._tear_down()
             if purge and place.is_dir():
                 shutil.rmtree(place)
-        with record.all_locked():
-            if not any(record.labs()):
-                engine.release()
-                machine.ALL_LABS.remove()
+        _after_the_last()
 
     def run(
         self, name: str, argv: Sequence[str], *, user: str = "root", stdin: bytes = b"", timeout_s: float | None = None
@@ -128,6 +119,10 @@ class Lab:
     def heal(self, name: str) -> None:
         """Plug the cable in again."""
         network.set_port(self.name, self._port(name), up=True)
+
+    def shape(self, name: str, rate_bps: int) -> None:
+        """Give a host's link, or the head's, another rate until it is switched off: a cable gone bad."""
+        network.shape_port(self.name, self._port(name), rate_bps)
 
     def crash(self, name: str) -> None:
         """Cut a host's power: no packet leaves it any more, every process is gone, its disk stays as it is."""
@@ -154,6 +149,15 @@ class Lab:
             raise NoSuchLab("the host is off", host=name, hint=f"`gpurun lab boot {name}` switches it on")
         return init
 
+    def _create(self, spec: LabSpec) -> None:
+        self._tear_down()
+        try:
+            self._bring_up(self._reserve(spec))
+        except BaseException:
+            self._tear_down()
+            _after_the_last()
+            raise
+
     def _bring_up(self, known: Record) -> None:
         hosts = hosts_of(known.spec, known.subnet)
         docker_host = engine.ensure(keep=False)
@@ -174,24 +178,15 @@ class Lab:
             known.save()
         network.build(spec, known.subnet)
         hosts = hosts_of(spec, known.subnet)
+
+        def furnish(each: LabHost) -> tuple[str, str]:
+            disk.make(_place(known, each), spec.disk_mib)
+            return each.name, make_key(_place(known, each).key, each.name)
+
         make_key(place / folder.CLIENT_KEY, f"gpurun-lab-{self.name}")
-        keys = dict(zip((each.name for each in hosts), _all_at_once(self._make_disk(known), hosts), strict=True))
-        _write(place / folder.KNOWN_HOSTS, folder.known_hosts(hosts, keys))
+        _write(place / folder.KNOWN_HOSTS, folder.known_hosts(hosts, dict(_all_at_once(furnish, hosts))))
         _write(place / folder.SSH_CONFIG, folder.ssh_config(place, hosts))
         return known
-
-    def _make_disk(self, known: Record) -> Callable[[LabHost], str]:
-        def make(each: LabHost) -> str:
-            place = _place(known, each)
-            place.disk.mkdir(parents=True, exist_ok=True)
-            size_mib = known.spec.disk_mib
-            if size_mib and not place.image.exists():
-                draft = place.image.with_suffix(".draft")
-                run_program(["mkfs.ext4", "-q", "-F", "-m", "0", str(draft), f"{size_mib}M"])
-                draft.rename(place.image)
-            return make_key(place.key, each.name)
-
-        return make
 
     def _switch_on(self, known: Record, hosts: Sequence[LabHost]) -> None:
         """Start those of the hosts that are off, all at once, and wait until each answers."""
@@ -208,8 +203,13 @@ class Lab:
                 known.spec, known.subnet, everyone, each, folder=place, people_key=people_key, stand_in=stand_ins
             ).save(place.boot_file)
             network.attach(known.spec, known.subnet, each)
-            init = host.start(each, place.boot_file, record=record.init_record(self.name, each.name), log=place.log)
-            host.wait_ready(each, init, place.log)
+            own_record = record.init_record(self.name, each.name)
+            init = host.start(each, place.boot_file, record=own_record, log=place.log)
+            try:
+                host.wait_ready(each, init, place.log)
+            finally:
+                if not init.alive():
+                    self._power_off(each)
 
         _all_at_once(start, off)
 
@@ -265,6 +265,14 @@ def _all_at_once(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
         futures = [pool.submit(work, item) for item in items]
     return [future.result() for future in futures]
+
+
+def _after_the_last() -> None:
+    """When no lab of this machine is left, neither are the engine that labs started and their cgroup."""
+    with record.all_locked():
+        if not any(record.labs()):
+            engine.release()
+            machine.ALL_LABS.remove()
 
 
 def _place(known: Record, each: LabHost) -> HostFolder:

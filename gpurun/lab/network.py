@@ -127,6 +127,15 @@ def set_port(lab: str, port: str, *, up: bool) -> None:
     _ip(f"link set {port} {'up' if up else 'down'}", netns=fabric_netns(lab))
 
 
+def shape_port(lab: str, port: str, rate_bps: int) -> None:
+    """Set the rate of a link, both directions: of a host, or of ``head``."""
+    _tc(_shape(port, rate_bps), netns=fabric_netns(lab))
+    if port == HEAD:
+        _tc(_shape(head_interface(lab), rate_bps))
+    else:
+        _tc(_shape("eth0", rate_bps), netns=netns_of(lab, port))
+
+
 def ports_up(lab: str) -> frozenset[str]:
     """The ports that are plugged in: names of hosts, ``head``, and the uplinks' ends."""
     return frozenset(name for name, up in _ports(fabric_netns(lab)).items() if up)

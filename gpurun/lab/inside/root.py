@@ -12,6 +12,7 @@ Everything is mounted in the host's own mount namespace, so all of it is gone wh
 
 from __future__ import annotations
 
+import filecmp
 import os
 import shutil
 import stat
@@ -122,6 +123,8 @@ def _make_devices(dev: Path, stand_ins: tuple[str, ...]) -> None:
 
 def _copy(root: Path, copy: Copy) -> None:
     target = root / copy.path.lstrip("/")
+    if target.exists() and filecmp.cmp(copy.source, target, shallow=False):
+        return
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)
     shutil.copyfile(copy.source, target)
@@ -129,8 +132,9 @@ def _copy(root: Path, copy: Copy) -> None:
 
 
 def _write(root: Path, file: File) -> None:
+    """Write a file unless it is there as it should be: a host whose disk is full still boots."""
     target = root / file.path.lstrip("/")
-    if file.keep and target.exists():
+    if target.is_file() and not target.is_symlink() and (file.keep or target.read_bytes() == file.text.encode()):
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)  # it may be a link of the machine's, such as /etc/resolv.conf
