@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-_TAGGED = re.compile(r"\[(?:\d+,)?(\d+)\]<(stdout|stderr)>:(.*)", re.DOTALL)
+_TAGGED = re.compile(r"(\[(?:\d+,)?(\d+)\]<(stdout|stderr)>:)(.*)", re.DOTALL)
 _GLOO_NAME = re.compile(r"Process name: (\d+)\s*$")
 _MPI_NAME = re.compile(r"Process name: \[\[\d+,\d+\],(\d+)\]")
 _EXIT_CODE = re.compile(r"Exit code:\s*(-?\d+)")
@@ -36,9 +36,15 @@ class Failure(NamedTuple):
 
 
 def parse(text: str, stream: str) -> Line:
-    """A line of the launcher's output, with its tag taken off."""
+    """A line of the launcher's output, with its tag taken off.
+
+    mpirun tags every piece that a rank wrote, so that a line written in two pieces has its tag in the middle too.
+    """
     found = _TAGGED.fullmatch(text)
-    return Line(int(found[1]), found[2], found[3].removeprefix(" ")) if found else Line(None, stream, text)
+    if found is None:
+        return Line(None, stream, text)
+    tag, rank, of_rank, rest = found.groups()
+    return Line(int(rank), of_rank, (rest.replace(tag, "") if "," in tag else rest).removeprefix(" "))
 
 
 def first_failure(lines: Iterable[Line]) -> Failure | None:

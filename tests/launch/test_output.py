@@ -36,6 +36,8 @@ def lines(text):
         ("[0]<stdout>:hello", Line(0, "stdout", "hello")),
         ("[1,12]<stderr>:x: y", Line(12, "stderr", "x: y")),
         ("[3]<stdout>:", Line(3, "stdout", "")),
+        ("[1,2]<stdout>:in [1,2]<stdout>:two pieces", Line(2, "stdout", "in two pieces")),
+        ("[2]<stdout>:says [2]<stdout>: itself", Line(2, "stdout", "says [2]<stdout>: itself")),
         ("plain", Line(None, "stdout", "plain")),
         ("[x]<stdout>:no", Line(None, "stdout", "[x]<stdout>:no")),
         (" [0]<stdout>:no", Line(None, "stdout", " [0]<stdout>:no")),
