@@ -10,7 +10,7 @@ import typer
 
 from gpurun import __version__
 from gpurun.cli import exec as exec_command
-from gpurun.cli import inventory, jobs, lab, recover, submit
+from gpurun.cli import bench, doctor, inventory, jobs, lab, probe, recover, submit
 from gpurun.errors import GpurunError
 
 INTERRUPTED = 130
@@ -31,7 +31,10 @@ app.command("logs")(jobs.logs)
 app.command("cancel")(jobs.cancel)
 app.command("wait")(jobs.wait)
 app.command("exec")(exec_command.exec_)
+app.command("doctor")(doctor.doctor)
+app.command("bench")(bench.bench)
 app.command("recover")(recover.recover)
+inventory.app.command("probe")(probe.probe)
 app.add_typer(inventory.app, name="inventory")
 app.add_typer(lab.app, name="lab")
 
