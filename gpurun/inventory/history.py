@@ -1,0 +1,169 @@
+"""Every change of an inventory file: who, when, by which command, and both texts, so that it can be undone.
+
+One folder a file. ``000012.json`` is a change, ``texts/SHA256`` what the file said before or after one. A change
+is recorded before the file is replaced: one that crashed in between is found by its texts and dropped. What
+somebody changed by hand is recorded when it is noticed, so that the record has no holes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import unified_diff
+from pathlib import Path
+
+import msgspec
+
+from gpurun.errors import BadInput, StateError
+from gpurun.inventory import write
+
+KEPT_CHANGES = 1000
+BY_HAND = "changed without gpurun"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change.
+
+    Attributes:
+        when_s: seconds since the epoch; of a change by hand, when it was noticed.
+        before: SHA-256 of the file before, in hexadecimal; None = there was no file.
+        diff: unified, both texts' lines as they are.
+        undoes: the change that this one took back.
+    """
+
+    number: int
+    when_s: float
+    who: str
+    command: str
+    before: str | None
+    after: str
+    diff: str
+    undoes: int | None = None
+
+
+@dataclass(frozen=True)
+class Author:
+    """Who changes an inventory, and how."""
+
+    who: str
+    command: str
+    when_s: float
+
+
+class History:
+    """The changes of one inventory file. Only used while that file is locked; reading needs no lock."""
+
+    def __init__(self, home: Path, inventory: Path) -> None:
+        real = os.path.realpath(inventory)
+        self.folder = home / "inventory" / hashlib.sha256(os.fsencode(real)).hexdigest()[:16]
+        self._name = Path(real).name
+
+    def changes(self) -> tuple[Change, ...]:
+        """All changes, the oldest first. Raises StateError naming a damaged record."""
+        found = []
+        for path in self._records():
+            try:
+                found.append(msgspec.json.decode(path.read_bytes(), type=Change))
+            except (OSError, msgspec.MsgspecError, RecursionError) as error:
+                raise StateError(f"is not a readable change: {error}", where=str(path)) from error
+        return tuple(found)
+
+    def text(self, digest: str) -> bytes:
+        """What a file said. Raises StateError if that is not kept any more, or damaged."""
+        path = self.folder / "texts" / digest
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise StateError(f"the text of that change is not there: {error.strerror}", where=str(path)) from error
+        if _digest(data) != digest:
+            raise StateError("the text of that change is damaged", where=str(path))
+        return data
+
+    def catch_up(self, now: bytes | None, author: Author) -> None:
+        """Brings the record to what the file says now: drops a change that crashed, notes one made by hand."""
+        changes = self.changes()
+        if not changes or now is None:
+            return
+        last, digest = changes[-1], _digest(now)
+        if last.after == digest:
+            return
+        if last.before == digest:
+            self._record(last.number).unlink()
+            return
+        self.record(self.text(last.after), now, Author("?", BY_HAND, author.when_s))
+
+    def record(self, before: bytes | None, after: bytes, author: Author, undoes: int | None = None) -> Change:
+        """Notes a change that is about to be made."""
+        numbers = [int(path.stem) for path in self._records()]
+        change = Change(
+            number=max(numbers, default=0) + 1,
+            when_s=author.when_s,
+            who=author.who,
+            command=author.command,
+            before=None if before is None else self._keep(before),
+            after=self._keep(after),
+            diff=diff(before or b"", after, self._name),
+            undoes=undoes,
+        )
+        self._write(self._record(change.number), msgspec.json.format(msgspec.json.encode(change), indent=1))
+        self._forget(numbers)
+        return change
+
+    def to_undo(self) -> Change:
+        """The latest change that is neither undone nor an undoing. Raises BadInput if there is none."""
+        undone: set[int | None] = set()
+        for change in reversed(self.changes()):
+            undone.add(change.undoes)
+            if change.undoes is None and change.number not in undone and change.before is not None:
+                return change
+        raise BadInput("there is no change to undo", hint="gpurun inventory diff --all lists the changes")
+
+    def _records(self) -> Sequence[Path]:
+        try:
+            names = os.listdir(self.folder)
+        except FileNotFoundError:
+            return []
+        return [self.folder / name for name in sorted(names) if name.endswith(".json") and name[:-5].isdigit()]
+
+    def _record(self, number: int) -> Path:
+        return self.folder / f"{number:06}.json"
+
+    def _keep(self, data: bytes) -> str:
+        digest = _digest(data)
+        path = self.folder / "texts" / digest
+        if not path.exists():
+            self._write(path, data)
+        return digest
+
+    def _write(self, path: Path, data: bytes) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            where = str(path.parent)
+            raise StateError(f"the inventory's history cannot be kept: {error.strerror}", where=where) from error
+        write.replace(path, data)
+
+    def _forget(self, numbers: Sequence[int]) -> None:
+        """Removes the oldest changes, and the texts that only they need."""
+        old = sorted(numbers)[: -KEPT_CHANGES or None] if len(numbers) > KEPT_CHANGES else []
+        for number in old:
+            self._record(number).unlink(missing_ok=True)
+        if old:
+            needed = {digest for change in self.changes() for digest in (change.before, change.after)}
+            for path in (self.folder / "texts").iterdir():
+                if path.name not in needed:
+                    path.unlink(missing_ok=True)
+
+
+def diff(before: bytes, after: bytes, name: str) -> str:
+    """A unified diff of two texts."""
+    old, new = (data.decode("utf-8", "replace").splitlines(keepends=True) for data in (before, after))
+    lines = unified_diff(old, new, f"{name} (before)", f"{name} (after)")
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,86 @@
+"""Writing a file that people own: one writer at a time, the old file or the new one, whatever crashes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from gpurun.errors import BadInput, StateError
+
+_STALE = ".gpurun-"
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[Path]:
+    """Holds the one lock under which a file is changed; gives the file behind any symbolic links.
+
+    The lock is on the file's folder, because the file itself is replaced and nothing shall be left beside it.
+    What a writer that crashed left there is removed.
+
+    Raises BadInput: there is no such folder. StateError: the folder cannot be locked.
+    """
+    real = Path(os.path.realpath(path))
+    try:
+        descriptor = os.open(real.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise BadInput(f"cannot change the inventory: {error.strerror}", where=str(path)) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            raise StateError(f"cannot lock the folder: {error.strerror}", where=str(real.parent)) from error
+        for left in real.parent.glob(f".{_escaped(real.name)}{_STALE}*"):
+            with suppress(OSError):
+                left.unlink()
+        yield real
+    finally:
+        os.close(descriptor)
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Gives a file new content: whole, durable, with the permissions and owner it had.
+
+    Raises BadInput if it cannot be written; then it is as it was.
+    """
+    temporary = path.with_name(f".{path.name}{_STALE}{secrets.token_hex(8)}")
+    try:
+        _write_new(temporary, data, path)
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise BadInput(f"cannot write the inventory: {error.strerror}", where=str(path)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write_new(temporary: Path, data: bytes, like: Path) -> None:
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        with suppress(FileNotFoundError):
+            status = like.stat()
+            with suppress(PermissionError):
+                os.fchown(descriptor, status.st_uid, status.st_gid)
+            os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _escaped(name: str) -> str:
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)

@@ -1,0 +1,262 @@
+"""Changing the file: whole, in turn, recorded, and back again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import stat
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from gpurun.errors import BadInput, StateError
+from gpurun.inventory import history, write
+from gpurun.inventory.change import Conflict, InventoryFile
+from gpurun.inventory.edit import AddHosts, RemoveHosts, SetFields, apply
+from gpurun.inventory.history import BY_HAND, Author
+from gpurun.inventory.load import load
+from gpurun.inventory.problems import InventoryError
+from gpurun.inventory.settings import parse, parse_labels
+
+TEXT = """\
+version: 1  # ours
+defaults: {generation: pascal, gpus: 4}
+fabrics: {tcp: {kind: tcp, interface: eno1}}
+racks:
+  r1: {hosts: {"gpu-r1-[01-16]": {}}}  # row a
+"""
+ME = Author("me'; rm -rf /", "gpurun inventory set", 1_700_000_000.0)
+MAC = 8
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    folder = tmp_path / "a 'folder' $x"
+    folder.mkdir()
+    file = folder / "inventory [1].yaml"
+    file.write_text(TEXT)
+    return file
+
+
+@pytest.fixture
+def file(path: Path, tmp_path: Path) -> InventoryFile:
+    return InventoryFile(path, tmp_path / "state")
+
+
+def set_(path: Path, hosts: str, *words: str):
+    from gpurun.inventory.hostset import expand
+
+    return lambda data: apply(data, path, SetFields(expand(hosts), parse(words)))
+
+
+def test_a_change_is_recorded_with_who_when_command_and_diff(file: InventoryFile, path: Path) -> None:
+    change = file.commit(set_(path, "gpu-r1-07", "gpus=8"), ME)
+    assert change is not None
+    (kept,) = file.history.changes()
+    assert kept == change
+    assert (kept.who, kept.command, kept.when_s, kept.number) == (ME.who, ME.command, ME.when_s, 1)
+    assert '+  r1: {hosts: {"gpu-r1-[01-06,08-16]": {}, "gpu-r1-07": {gpus: 8}}}  # row a' in kept.diff
+    assert load(path).by_name["gpu-r1-07"].gpus == 8
+    assert file.commit(set_(path, "gpu-r1-07", "gpus=8"), ME) is None
+    assert sorted(p.name for p in path.parent.iterdir()) == [path.name]
+
+
+def test_permissions_and_links_stay(file: InventoryFile, path: Path, tmp_path: Path) -> None:
+    path.chmod(0o640)
+    link = tmp_path / "link.yaml"
+    link.symlink_to(path)
+    InventoryFile(link, tmp_path / "state").commit(set_(path, "gpu-r1-07", "gpus=8"), ME)
+    assert link.is_symlink()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert len(file.history.changes()) == 1
+
+
+def test_undo_goes_back_step_by_step(file: InventoryFile, path: Path) -> None:
+    texts = [path.read_bytes()]
+    for gpus in (1, 2, 3):
+        file.commit(set_(path, "gpu-r1-01", f"gpus={gpus}"), ME)
+        texts.append(path.read_bytes())
+    for text in reversed(texts[:-1]):
+        target, preview = file.preview_undo(ME)
+        assert preview.after == text
+        undone = file.undo(ME, shown=preview)
+        assert undone is not None
+        assert undone.undoes == target.number
+        assert path.read_bytes() == text
+    with pytest.raises(BadInput, match="no change to undo"):
+        file.undo(ME)
+    file.commit(set_(path, "gpu-r1-01", "gpus=7"), ME)
+    file.undo(ME)
+    assert path.read_bytes() == texts[0]
+
+
+def test_a_change_by_hand_is_noticed_and_can_be_undone(file: InventoryFile, path: Path) -> None:
+    file.commit(set_(path, "gpu-r1-01", "gpus=1"), ME)
+    ours = path.read_bytes()
+    path.write_bytes(ours + b"# by hand\n")
+    file.commit(set_(path, "gpu-r1-02", "gpus=2"), ME)
+    assert [c.command for c in file.history.changes()] == [ME.command, BY_HAND, ME.command]
+    file.undo(ME)
+    assert path.read_bytes() == ours + b"# by hand\n"
+    file.undo(ME)
+    assert path.read_bytes() == ours
+
+
+def test_what_is_not_valid_is_not_written(file: InventoryFile, path: Path) -> None:
+    with pytest.raises(InventoryError):
+        file.commit(lambda data: data.replace(b"gpus: 4", b"gpus: four"), ME)
+    assert path.read_text() == TEXT
+    assert file.history.changes() == ()
+
+
+def test_what_was_agreed_to_is_what_is_done(file: InventoryFile, path: Path) -> None:
+    rewrite = set_(path, "@all".replace("@all", "gpu-r1-[01-16]"), "gpus=8")
+    shown = file.preview(rewrite)
+    path.write_text(TEXT.replace("# row a", "# row b"))
+    with pytest.raises(Conflict) as conflict:
+        file.commit(rewrite, ME, shown=shown)
+    assert "# row b" in conflict.value.preview.diff
+    path.write_text("# moved down a line\n" + TEXT)
+    assert file.commit(rewrite, ME, shown=shown) is not None
+
+
+class Holding:
+    def __init__(self, jobs: Mapping[str, Sequence[str]]) -> None:
+        self.jobs = jobs
+
+    def frozen(self):
+        return nullcontext(self.jobs)
+
+
+@pytest.mark.parametrize("words", ["gpus=8", "user=eve", "address=10.0.0.9", "port=22", "generation=volta"])
+def test_what_a_lease_relies_on_stays(path: Path, tmp_path: Path, words: str) -> None:
+    file = InventoryFile(path, tmp_path / "state", Holding({"gpu-r1-07": ["j-12345678"], "elsewhere": ["j-0"]}))
+    with pytest.raises(StateError) as refused:
+        file.commit(set_(path, "gpu-r1-07", words), ME)
+    assert "j-12345678" in str(refused.value)
+    assert "gpu-r1-07" in str(refused.value)
+    assert "drain" in (refused.value.hint or "")
+    assert path.read_text() == TEXT
+    assert file.commit(set_(path, "gpu-r1-06", words), ME) is not None
+
+
+def test_a_leased_host_is_not_removed_but_may_be_labelled(path: Path, tmp_path: Path) -> None:
+    file = InventoryFile(path, tmp_path / "state", Holding({"gpu-r1-07": ["j-12345678"]}))
+    with pytest.raises(StateError, match="j-12345678 runs there"):
+        file.commit(lambda data: apply(data, path, RemoveHosts(("gpu-r1-07",))), ME)
+    with pytest.raises(StateError, match="its fabric"):
+        file.commit(lambda data: data.replace(b"eno1", b"eno2"), ME)
+    label = SetFields(("gpu-r1-07",), tuple(parse_labels(["team=vision"])))
+    assert file.commit(lambda data: apply(data, path, label), ME) is not None
+
+
+CRASHES = ("open", "write", "fsync", "close", "fchmod", "fchown", "rename", "replace", "unlink", "mkdir")
+
+
+def _crash_at(step: int, path: Path, state: Path) -> None:
+    """Makes a change, and dies without a word at the given system call."""
+    left = step
+
+    def crashing(real):
+        def call(*args, **kwargs):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                os._exit(9)
+            return real(*args, **kwargs)
+
+        return call
+
+    for name in CRASHES:
+        setattr(os, name, crashing(getattr(os, name)))
+    InventoryFile(path, state).commit(set_(path, "gpu-r1-07", "gpus=8"), ME)
+    os._exit(0)
+
+
+def test_a_crash_at_every_step_leaves_the_old_file_or_the_new(path: Path, tmp_path: Path) -> None:
+    old = TEXT.encode()
+    new = apply(old, path, SetFields(("gpu-r1-07",), parse(["gpus=8"])))
+    context = multiprocessing.get_context("fork")
+    seen = set()
+    for step in range(1, 200):
+        path.write_bytes(old)
+        state = tmp_path / f"state{step}"
+        process = context.Process(target=_crash_at, args=(step, path, state))
+        process.start()
+        process.join()
+        seen.add(path.read_bytes())
+        assert path.read_bytes() in (old, new), step
+        done = path.read_bytes() == new
+        file = InventoryFile(path, state)
+        file.commit(set_(path, "gpu-r1-01", "gpus=2"), ME)
+        assert len(file.history.changes()) == (2 if done else 1), step
+        file.undo(ME)
+        assert path.read_bytes() == (new if done else old), step
+        assert [p.name for p in path.parent.iterdir()] == [path.name], step
+        if process.exitcode == 0:
+            break
+    else:
+        pytest.fail("never got through")
+    assert step > 20
+    assert seen == {old, new}
+
+
+def _edit_for(path: Path, state: Path, host: str, until: float, done) -> None:
+    file, count = InventoryFile(path, state), 0
+    while time.monotonic() < until:
+        count += 1
+        file.commit(lambda data: apply(data, path, AddHosts((f"{host}-{count}",), host)), ME)  # noqa: B023
+    done.put((host, count))
+
+
+def test_two_processes_lose_no_change(path: Path, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    done = context.Queue()
+    until = time.monotonic() + 3
+    state = tmp_path / "state"
+    workers = [context.Process(target=_edit_for, args=(path, state, name, until, done)) for name in ("one", "two")]
+    for worker in workers:
+        worker.start()
+    counts = dict(done.get(timeout=60) for _ in workers)
+    for worker in workers:
+        worker.join()
+    names = {host.name for host in load(path).hosts}
+    for host, count in counts.items():
+        assert count > 1
+        assert {f"{host}-{n}" for n in range(1, count + 1)} <= names
+    assert len(InventoryFile(path, state).history.changes()) == sum(counts.values())
+
+
+def test_the_record_has_an_end(file: InventoryFile, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "KEPT_CHANGES", 3)
+    for gpus in range(1, 8):
+        file.commit(set_(path, "gpu-r1-01", f"gpus={gpus}"), ME)
+    numbers = [change.number for change in file.history.changes()]
+    assert numbers == [4, 5, 6, 7]
+    assert len(list((file.history.folder / "texts").iterdir())) == 5
+    file.undo(ME)
+    assert load(path).by_name["gpu-r1-01"].gpus == 6
+
+
+def test_a_damaged_record_is_named(file: InventoryFile, path: Path) -> None:
+    file.commit(set_(path, "gpu-r1-01", "gpus=1"), ME)
+    record = file.history.folder / "000001.json"
+    record.write_text("{")
+    with pytest.raises(StateError, match=r"000001\.json"):
+        file.undo(ME)
+    with pytest.raises(StateError, match=r"000001\.json"):
+        file.commit(set_(path, "gpu-r1-01", "gpus=2"), ME)
+
+
+def test_a_history_that_cannot_be_kept_keeps_the_file(path: Path) -> None:
+    with pytest.raises(StateError, match="cannot be kept"):
+        InventoryFile(path, Path("/proc/nowhere")).commit(set_(path, "gpu-r1-01", "gpus=1"), ME)
+    assert path.read_text() == TEXT
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(BadInput), write.locked(tmp_path / "none" / "inventory.yaml"):
+        pass
