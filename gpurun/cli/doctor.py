@@ -84,9 +84,12 @@ def load_chosen(inventory: str | None, hosts: str | None) -> tuple[Inventory, tu
 
 def examine(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> tuple[Finding, ...]:
     """Ask the hosts and check what they say; history of `gpurun bench` included."""
+    from gpurun.doctor import bench_history
     from gpurun.doctor.diagnosis import diagnose
+    from gpurun.doctor.findings import merged
     from gpurun.doctor.mesh import SYSTEM_PORTS, spread
     from gpurun.doctor.survey import survey
+    from gpurun.jobs.home import home
     from gpurun.leases.allocate import SSH_PORTS
     from gpurun.remote.fleet import Fleet
     from gpurun.supervisor.links import target_of
@@ -94,7 +97,8 @@ def examine(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> tup
     targets = [target_of(inventory.by_name[name], inventory) for name in hosts]
     ports = (*spread(SSH_PORTS.start, SSH_PORTS.stop - 1), *SYSTEM_PORTS)
     with Fleet.open(targets, timeout_s=timeout_s) as fleet:
-        return diagnose(inventory, survey(fleet, inventory, hosts, ports=ports))
+        findings = diagnose(inventory, survey(fleet, inventory, hosts, ports=ports))
+    return merged([*findings, *bench_history.slower(bench_history.read(home(os.environ)), hosts)])
 
 
 def finding_json(finding: Finding) -> dict[str, Any]:
@@ -119,10 +123,20 @@ def _print(findings: Sequence[Finding], chosen: Sequence[str], bad: frozenset[st
 
     from gpurun.inventory.hostset import fold
 
-    console = Console(highlight=False, soft_wrap=True)
     healthy = [host for host in chosen if host not in bad]
     if healthy:
-        console.print(Text.assemble(fold(healthy), ": ", ("ok", "green")))
+        Console(highlight=False, soft_wrap=True).print(Text.assemble(fold(healthy), ": ", ("ok", "green")))
+    print_findings(findings)
+
+
+def print_findings(findings: Sequence[Finding]) -> None:
+    """Findings for people: who, what, how one knows; below it the remedy."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from gpurun.inventory.hostset import fold
+
+    console = Console(highlight=False, soft_wrap=True)
     for finding in findings:
         severity = finding.severity.value
         place = fold(finding.hosts) if finding.hosts else "the fabric"

@@ -1,0 +1,264 @@
+"""``gpurun bench``: how fast the links between hosts are, and which one is slow."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpurun.cli.doctor import UNHEALTHY, HostsArgument, InventoryOption, JsonOption, finding_json, load_chosen
+from gpurun.cli.printing import print_json, printable, say
+from gpurun.errors import BadInput, JobFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gpurun.doctor.bench_result import BenchResult
+    from gpurun.doctor.findings import Finding
+    from gpurun.inventory.model import Inventory
+    from gpurun.jobs.spec import JobSpec
+    from gpurun.jobs.store import JobFolder
+
+IMAGE = "gpurun/train:tf2.15"
+OUTPUTS = "/outputs"
+RESULT = "bench.json"
+ALONE_UP_TO_HOSTS = 12
+"""Up to here each pair measures alone; beyond, every host is in one pair at a time: 2·(n−1) steps, not n·(n−1)."""
+
+SIZES = "8,1024,65536,1048576,8388608,67108864"
+
+
+def bench(
+    hosts: HostsArgument = None,
+    inventory: InventoryOption = None,
+    image: Annotated[str, typer.Option(help="Image with mpi4py, and Horovod where GPUs are measured.")] = IMAGE,
+    gpus_per_host: Annotated[int, typer.Option(min=1, help="Ranks on each host; pairs are always one per host.")] = 1,
+    seconds: Annotated[float, typer.Option(min=0.05, help="For each figure, after warming up.")] = 0.5,
+    sizes: Annotated[str, typer.Option(help="Allreduce sizes in bytes, with commas.")] = SIZES,
+    engine: Annotated[str, typer.Option(help="auto, mpi (host memory) or horovod.")] = "auto",
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also draw the heat map there.", show_default=False)
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure latency and bandwidth between hosts, and allreduce, as a job. Exits 4 if a link is slow."""
+    found, chosen = load_chosen(inventory, hosts)
+    spec = spec_of(found, chosen, image=image, gpus_per_host=gpus_per_host, seconds=seconds, sizes=sizes, engine=engine)
+    rates = _rates(found, chosen)
+    result = _measure(spec, found)
+    findings = _judge(found, result, rates)
+    if svg is not None:
+        from gpurun.doctor.heat_map import svg as drawn
+
+        svg.write_text(drawn(result, f"gpurun bench, {len(result.hosts)} hosts"), encoding="utf-8")
+    if as_json:
+        print_json(_document(found, result, findings, rates))
+    else:
+        _print(result, findings, rates)
+        if svg is not None:
+            say(f"heat map: {svg}")
+    if findings:
+        raise typer.Exit(UNHEALTHY)
+
+
+def spec_of(
+    inventory: Inventory,
+    hosts: Sequence[str],
+    *,
+    image: str,
+    gpus_per_host: int,
+    seconds: float,
+    sizes: str,
+    engine: str,
+) -> JobSpec:
+    """The benchmark as a job.
+
+    Raises BadInput: fewer than two hosts, several GPU generations (a gang has one), sizes that are no numbers.
+    """
+    from gpurun.doctor import bench_job
+    from gpurun.jobs.spec import Constraints, JobSpec
+
+    generations = {inventory.by_name[name].generation for name in hosts}
+    if len(hosts) < 2:
+        raise BadInput("a benchmark needs at least two hosts")
+    if len(generations) > 1:
+        hint = f"name the hosts of one of them: {', '.join(sorted(generations))}"
+        raise BadInput(f"the hosts have GPUs of {len(generations)} generations; a gang has one", hint=hint)
+    if engine not in ("auto", "mpi", "horovod"):
+        raise BadInput(f"--engine is {engine!r}, not auto, mpi or horovod")
+    if not all(size.isdecimal() and int(size) > 0 for size in sizes.split(",")):
+        raise BadInput(f"--sizes is {sizes!r}, not numbers of bytes with commas between them")
+    racks = json.dumps({name: inventory.by_name[name].rack for name in hosts})
+    leaders = ",".join(str(at * gpus_per_host) for at in range(len(hosts)))
+    command = ["python3", "bench.py", "--output", f"{OUTPUTS}/{RESULT}", "--leaders", leaders, "--racks", racks]
+    command += ["--seconds", f"{seconds:g}", "--sizes", sizes, "--engine", engine]
+    if len(hosts) > ALONE_UP_TO_HOSTS:
+        command.append("--at-once")
+    return JobSpec(
+        name="bench",
+        image=image,
+        gpus=len(hosts) * gpus_per_host,
+        command=tuple(command),
+        workdir=str(Path(bench_job.__file__).parent),
+        outputs=OUTPUTS,
+        # Ranks that wait leave the core to the two that measure; on cores of their own nothing changes.
+        env={"OMPI_MCA_mpi_yield_when_idle": "1"},
+        constraints=Constraints(hosts=tuple(hosts), gpus_per_host=gpus_per_host),
+        controller="mpi",
+    )
+
+
+def _rates(inventory: Inventory, hosts: Sequence[str]) -> Mapping[str, float]:
+    """Host → the rate of its fabric interface, Gbit/s, of those that say."""
+    from gpurun.doctor.survey import probe
+    from gpurun.remote.fleet import Fleet
+    from gpurun.supervisor.links import target_of
+
+    with Fleet.open([target_of(inventory.by_name[name], inventory) for name in hosts]) as fleet:
+        hardware = probe(fleet, inventory, hosts).hardware
+    rates = {}
+    for name, found in hardware.items():
+        nic = found.nic(inventory.fabric_of(inventory.by_name[name]).interface)
+        if nic and nic.speed_mbit:
+            rates[name] = nic.speed_mbit / 1000
+    return rates
+
+
+def _measure(spec: JobSpec, inventory: Inventory) -> BenchResult:
+    """Run the job and read what it wrote. Raises JobFailed."""
+    from gpurun.cli.follow import follow_job
+    from gpurun.doctor.bench_result import result_from_document
+
+    folder = _start(spec, inventory)
+    code = follow_job(folder, lines_to_stderr=True, cancel_on_interrupt=True)
+    if code:
+        raise JobFailed(f"the benchmark ended with exit code {code}", job=folder.id, hint=f"gpurun logs {folder.id}")
+    try:
+        document = json.loads((folder.outputs / RESULT).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise JobFailed(f"the benchmark left no result: {error}", job=folder.id) from None
+    grants = folder.record().granted
+    host_of = [grant.host for grant in grants for _ in grant.gpus]
+    return result_from_document(document, [grant.host for grant in grants], host_of)
+
+
+def _start(spec: JobSpec, inventory: Inventory) -> JobFolder:
+    """Queue the job as `gpurun submit` does."""
+    from gpurun.images.engine import Engine
+    from gpurun.jobs.home import home
+    from gpurun.jobs.states import State
+    from gpurun.jobs.store import JobStore
+    from gpurun.leases.allocate import refuse_while_damaged
+    from gpurun.leases.store import LeaseStore
+    from gpurun.supervisor.spawn import run_pass_and_start
+    from gpurun.supervisor.waiter import ensure_waiter
+
+    state = home(os.environ)
+    Engine(inventory.docker_host).image(spec.image)  # BadInput if it is not here
+    refuse_while_damaged(LeaseStore(state).read_all())
+    folder = JobStore(state).create(spec, inventory=Path(inventory.source), now_s=time.time())
+    run_pass_and_start(state, now_s=time.time(), environ=os.environ)
+    if folder.record().state is State.QUEUED:
+        ensure_waiter(state, os.environ)
+    return folder
+
+
+def _judge(inventory: Inventory, result: BenchResult, rates: Mapping[str, float]) -> tuple[Finding, ...]:
+    """Slow links now, and slower than they were; this run is history from now on."""
+    from gpurun.doctor import bench_history
+    from gpurun.doctor.bench_result import slow_links
+    from gpurun.doctor.findings import merged
+    from gpurun.jobs.home import home
+
+    racks = {name: inventory.by_name[name].rack for name in result.hosts}
+    state = home(os.environ)
+    bench_history.append(state, bench_history.Run(time.time(), result.links))
+    slower = bench_history.slower(bench_history.read(state), result.hosts)
+    return merged([*slow_links(result, racks, rates), *slower])
+
+
+def _document(
+    inventory: Inventory, result: BenchResult, findings: Sequence[Finding], rates: Mapping[str, float]
+) -> dict[str, Any]:
+    return {
+        "inventory": inventory.source,
+        "hosts": list(result.hosts),
+        "mpi": result.mpi,
+        "links": [
+            {
+                "from": link.source,
+                "to": link.target,
+                "gbit_per_s": round(link.gbit_per_s, 4),
+                "latency_us": round(link.latency_us, 2),
+                "rate_gbit_per_s": min(
+                    (rates[end] for end in (link.source, link.target) if end in rates), default=None
+                ),
+            }
+            for link in result.links
+        ],
+        "allreduce": [
+            {
+                "engine": one.engine,
+                "ranks": one.ranks,
+                "bytes": one.size_bytes,
+                "time_us": round(one.time_us, 2),
+                "algbw_gbyte_per_s": round(one.algorithm_gbyte_per_s, 4),
+                "busbw_gbyte_per_s": round(one.bus_gbyte_per_s, 4),
+            }
+            for one in result.collectives
+        ],
+        "skipped": dict(result.skipped),
+        "findings": [finding_json(finding) for finding in findings],
+    }
+
+
+def _print(result: BenchResult, findings: Sequence[Finding], rates: Mapping[str, float]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from gpurun.cli.doctor import print_findings
+
+    console = Console(highlight=False)
+    _print_heat_map(console, result)
+    table = Table("ALLREDUCE", "BYTES", "TIME µs", "ALGBW GB/s", "BUSBW GB/s", box=None, pad_edge=False)
+    for one in result.collectives:
+        figures = (f"{one.time_us:.1f}", f"{one.algorithm_gbyte_per_s:.3f}", f"{one.bus_gbyte_per_s:.3f}")
+        table.add_row(f"{one.engine}, {one.ranks} ranks", str(one.size_bytes), *figures)
+    console.print(table)
+    for engine, why in result.skipped.items():
+        say(f"{engine} not measured: {printable(why)}")
+    if rates:
+        say(f"the interfaces' own rate: {min(rates.values()):g} to {max(rates.values()):g} Gbit/s")
+    print_findings(findings)
+
+
+def _print_heat_map(console: Any, result: BenchResult) -> None:
+    from rich.style import Style
+    from rich.table import Table
+    from rich.text import Text
+
+    from gpurun.doctor.heat_map import colour, matrix, short
+
+    figures = matrix(result)
+    best = max(figures.values(), default=0.0) or 1.0
+    numbers = len(result.hosts) * 5 + 20 <= console.width
+    table = Table("Gbit/s from ↓ to →", box=None, pad_edge=False, padding=(0, 0 if not numbers else 1, 0, 0))
+    for at, _ in enumerate(result.hosts):
+        table.add_column(str(at) if numbers else "", justify="right")
+    for at, source in enumerate(result.hosts):
+        cells = []
+        for target in result.hosts:
+            figure = figures.get((source, target))
+            if figure is None:
+                cells.append(Text("·" if numbers else "  "))
+                continue
+            red, green, blue = colour(figure / best)
+            ink = "black" if figure / best > 0.55 else "white"
+            style = Style(color=ink, bgcolor=f"rgb({red},{green},{blue})")
+            cells.append(Text(short(figure) if numbers else "  ", style=style))
+        table.add_row(f"{at} {source}", *cells)
+    console.print(table)

@@ -1,0 +1,91 @@
+"""What earlier benchmarks measured on each link, and which links have become slower since."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from gpurun.doctor.bench_result import Link, told
+from gpurun.doctor.findings import Finding
+
+KEPT_RUNS = 200
+COMPARED_RUNS = 10
+
+FEW_RUNS = 3
+SLOWER, MUCH_SLOWER = 0.7, 0.5
+"""Below this part of the median of earlier runs a link has become slower; the second while there are few of them."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One benchmark. `time_s`: when, seconds since 1970."""
+
+    time_s: float
+    links: tuple[Link, ...]
+
+
+def history_file(home: Path) -> Path:
+    """Where runs are kept: one JSON document a line, below the state directory."""
+    return home / "bench" / "links.jsonl"
+
+
+def append(home: Path, run: Run) -> None:
+    """Keep a run; the oldest go when there are more than `KEPT_RUNS`. Several processes may do so at once."""
+    path = history_file(home)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        links = [[link.source, link.target, round(link.gbit_per_s, 4), round(link.latency_us, 2)] for link in run.links]
+        lines = [*lines, json.dumps({"time_s": run.time_s, "links": links})][-KEPT_RUNS:]
+        beside = path.with_name(f"{path.name}.{os.getpid()}")
+        beside.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        beside.replace(path)
+
+
+def read(home: Path) -> tuple[Run, ...]:
+    """Runs, oldest first; a line that is damaged is passed over: it is only history."""
+    try:
+        text = history_file(home).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ()
+    return tuple(run for line in text.splitlines() if (run := _run(line)) is not None)
+
+
+def _run(line: str) -> Run | None:
+    try:
+        document = json.loads(line)
+        links = tuple(
+            Link(str(source), str(target), float(rate), float(latency))
+            for source, target, rate, latency in document["links"]
+        )
+        return Run(float(document["time_s"]), links)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def slower(runs: Sequence[Run], hosts: Iterable[str]) -> tuple[Finding, ...]:
+    """Links of these hosts whose last figure is well below what earlier runs gave."""
+    wanted = frozenset(hosts)
+    figures: dict[tuple[str, str], list[Link]] = {}
+    for run in runs:
+        for link in run.links:
+            if link.source in wanted and link.target in wanted:
+                figures.setdefault((link.source, link.target), []).append(link)
+    last = [links[-1] for links in figures.values()]
+    usual = {links[-1]: _before(links) for links in figures.values() if len(links) > 1}
+    slow = {link: before for link, before in usual.items() if link.gbit_per_s < before * _part(figures, link)}
+    return tuple(told("link-history", slow, last, {}))
+
+
+def _before(links: Sequence[Link]) -> float:
+    return median(link.gbit_per_s for link in links[-COMPARED_RUNS - 1 : -1])
+
+
+def _part(figures: Mapping[tuple[str, str], Sequence[Link]], link: Link) -> float:
+    return SLOWER if len(figures[link.source, link.target]) > FEW_RUNS else MUCH_SLOWER
