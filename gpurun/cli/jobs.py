@@ -33,7 +33,7 @@ def _store() -> JobStore:
     from gpurun.jobs.store import JobStore
 
     state = home(os.environ)
-    if (state / "leases").is_dir():
+    if any(folder.is_dir() and any(folder.iterdir()) for folder in (state / "leases", state / "live")):
         from gpurun.supervisor.spawn import adopt_orphans
 
         adopt_orphans(state, os.environ)
