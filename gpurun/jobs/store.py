@@ -61,6 +61,8 @@ class JobRecord:
         inventory: absolute path of the inventory it was submitted against.
         outcome: set in STOPPING: the state the job will end in once every host is fenced.
         ladder: set in STOPPING: ranks may be running and get notice before they are killed.
+        reached: how far the attempt has touched its hosts: not at all, files and keys, or containers. Says what has
+            to be proven gone. Written before the deed.
         attempt: 0 before the first grant, then 1, 2, …
         avoid: hosts that failed an earlier attempt.
         exit_code: the job's own: the first failing rank's; None if it never came so far.
@@ -80,6 +82,7 @@ class JobRecord:
     priority: int = 0
     outcome: State | None = None
     ladder: bool = False
+    reached: Literal["nothing", "files", "containers"] = "nothing"
     attempt: int = 0
     restarts: int = 0
     granted: tuple[Grant, ...] = ()

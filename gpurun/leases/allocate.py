@@ -189,7 +189,7 @@ def mark_granted(store: JobStore, lease: Lease) -> None:
     """Bring a job's record up to its lease; also what repairs a crash between the two writes."""
     store.get(lease.job).move(
         State.GRANTED, attempt=lease.attempt, granted=lease.grants, granted_s=lease.granted_s,
-        claim=None, reason="", outcome=None, first_failure=None,
+        claim=None, reason="", outcome=None, first_failure=None, reached="nothing",
     )  # fmt: skip
 
 

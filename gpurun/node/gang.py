@@ -132,37 +132,48 @@ def signal(call: Call, job: str, name: str) -> int:
     return told
 
 
-def fence(call: Call, job: str, files: bool = True, timeout_s: float = 30.0) -> Dict[str, Any]:
+def fence(call: Call, job: str, files: bool = True, containers: bool = True, timeout_s: float = 30.0) -> Dict[str, Any]:
     """End and remove everything of a job on this host, and prove it. Idempotent; outputs stay.
 
     Args:
         files: False leaves the job's folder, for another start on this host.
+        containers: False when none was ever made here: then a Docker that does not answer is no obstacle.
 
     Returns:
         What is still there after `timeout_s`: ``{"containers": [id…], "processes": [command…], "folder": bool}``.
         The host is fenced only when all are empty.
+
+    Raises:
+        OpError: ``no-docker``: nothing can be said about containers.
     """
     deadline = time.monotonic() + timeout_s
     folder = job_folder(job)
     while True:
-        connection = docker.connect(call)
-        try:
-            for container in _containers(connection, job):
-                docker.exchange(connection, "DELETE", "/containers/%s?force=1&v=1" % container["Id"])
-            containers = [container["Id"] for container in _containers(connection, job)]
-        finally:
-            connection.close()
+        left_containers = _remove_containers(call, job, containers)
         left = processes.end(_job_processes(job), grace_s=0.5)
-        if not containers and not left:
+        if files and not left_containers and not left:
             shutil.rmtree(folder, ignore_errors=True)
-        rest = {
-            "containers": containers,
-            "processes": [p.command for p in left],
-            "folder": os.path.lexists(folder),
-        }
+        remains = files and os.path.lexists(folder)
+        rest = {"containers": left_containers, "processes": [p.command for p in left], "folder": remains}
         if not any(rest.values()) or time.monotonic() >= deadline:
             return rest
         call.wait(0.2)
+
+
+def _remove_containers(call: Call, job: str, required: bool) -> List[str]:
+    """Kill and remove the job's containers; the ids of those that are still there."""
+    try:
+        connection = docker.connect(call)
+    except OpError:
+        if required:
+            raise
+        return []
+    try:
+        for container in _containers(connection, job):
+            docker.exchange(connection, "DELETE", "/containers/%s?force=1&v=1" % container["Id"])
+        return [container["Id"] for container in _containers(connection, job)]
+    finally:
+        connection.close()
 
 
 def outputs(call: Call, job: str) -> Dict[str, Any]:

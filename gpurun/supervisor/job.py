@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from gpurun.errors import GpurunError, HostFailure
 from gpurun.inventory.load import load
@@ -74,6 +75,11 @@ class SupervisedJob:
         """Tell whoever follows the job which state it is in."""
         state = self.record.state.value
         self.events.emit("state", state=state, attempt=self.record.attempt, reason=self.record.reason)
+
+    def reach(self, what: Literal["files", "containers"]) -> None:
+        """Say, before it is done, what the hosts will have of this attempt."""
+        if self.record.reached != what:
+            self.record = self.folder.write(replace(self.record, reached=what))
 
     def note(self, text: str, **fields: object) -> None:
         """Tell whoever follows the job something."""

@@ -23,6 +23,7 @@ def prepare(job: SupervisedJob) -> State:
         GangEnd: a host failed, the image is not on the head, or the job was cancelled.
     """
     job.connect()
+    job.reach("files")
     job.ask_accounts()
     job.check_requests(ladder=False)
     _ship_image(job)

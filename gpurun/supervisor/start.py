@@ -34,6 +34,7 @@ def start(job: SupervisedJob) -> State:
     job.ask_accounts()
     if _is_launched(job):
         return job.move(State.RUNNING, started_s=job.clock())
+    job.reach("containers")
     plan = _create_all(job)
     durable.write_record(job.folder.path / "plan.json", plan)
     by_host = {host.host: host for host in plan.hosts}

@@ -37,12 +37,12 @@ def stop(job: SupervisedJob) -> State:
     if job.record.ladder:
         _give_notice(job)
     collected = False
-    pending = set(job.hosts)
+    pending = set() if job.record.reached == "nothing" else set(job.hosts)
     deadline = time.monotonic() + GIVE_UP_S
     while pending:
         job.links.open(sorted(pending), timeout_s=5.0)
         collected = collected or collect_outputs(job)
-        unproven = fence(job.links, job.lease.job, pending)
+        unproven = fence(job.links, job.lease.job, pending, containers=job.record.reached == "containers")
         for host, error in unproven.items():
             job.events.emit("host", host=host, state="not fenced", reason=error.message)
         pending = set(unproven)
@@ -54,10 +54,15 @@ def stop(job: SupervisedJob) -> State:
     return _finish(job)
 
 
-def fence(links: Links, job: str, hosts: Iterable[str]) -> Mapping[str, GpurunError]:
-    """Fence `hosts`; those that could not prove that nothing of the job is left, with why."""
+def fence(links: Links, job: str, hosts: Iterable[str], *, containers: bool = True) -> Mapping[str, GpurunError]:
+    """Fence `hosts`; those that could not prove that nothing of the job is left, with why.
+
+    Args:
+        containers: there may be some, so Docker must answer.
+    """
     results = links.each(
-        lambda agent: agent.call("gang.fence", job=job, timeout_s=FENCE_TIMEOUT_S).value, sorted(hosts)
+        lambda agent: agent.call("gang.fence", job=job, containers=containers, timeout_s=FENCE_TIMEOUT_S).value,
+        sorted(hosts),
     )
     unproven: dict[str, GpurunError] = dict(results.failed)
     for host, rest in results.ok.items():

@@ -94,7 +94,9 @@ class Cluster:
             processes = self.lab.run(host.name, ["ps", "-eo", "args"]).stdout.decode()
             assert "gpurun-j-" not in processes, (host.name, processes)
             assert ".gpurun/jobs" not in processes, (host.name, processes)
-            files = self.lab.run(host.name, ["sh", "-c", "ls -A ~train/.gpurun/jobs ~train/.gpurun/outputs 2>/dev/null"])
+            files = self.lab.run(
+                host.name, ["sh", "-c", "ls -A ~train/.gpurun/jobs ~train/.gpurun/outputs 2>/dev/null"]
+            )
             left = [line for line in files.stdout.decode().split() if line.startswith("j-")]
             assert left == [], (host.name, left)
 

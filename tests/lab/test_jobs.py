@@ -123,7 +123,7 @@ def test_a_secret_is_a_file_and_nowhere_else(cluster, tmp_path):
 def test_outputs_come_home_and_are_there_again(cluster, tmp_path):
     (tmp_path / "recipe.yaml").write_text(
         f"image: {TRAIN}\ngpus: 2\noutputs: /out dir\nconstraints: {{gpus_per_host: 1}}\n"
-        "command: [sh, -c, 'test \"$HOROVOD_RANK\" != 0 || echo model >\"$GPURUN_OUTPUTS/ckpt 1\"']\n"
+        'command: [sh, -c, \'test "$HOROVOD_RANK" != 0 || echo model >"$GPURUN_OUTPUTS/ckpt 1"\']\n'
     )
     done = cluster.gpurun("submit", str(tmp_path), "-i", str(cluster.inventory), "--follow")
     assert done.code == 0, done.err
@@ -199,7 +199,11 @@ def broken_ssh_config(cluster, host, old, new):
     folder = cluster.folder / "broken"
     folder.mkdir()
     for name in ("inventory.yaml", "ssh_config", "known_hosts"):
-        text = (cluster.lab.folder / name).read_text().replace(str(cluster.lab.folder / "known_hosts"), f"{folder}/known_hosts")
+        text = (
+            (cluster.lab.folder / name)
+            .read_text()
+            .replace(str(cluster.lab.folder / "known_hosts"), f"{folder}/known_hosts")
+        )
         (folder / name).write_text(text)
     blocks = (folder / "ssh_config").read_text().split("Host ")
     (folder / "ssh_config").write_text(
@@ -227,8 +231,8 @@ def test_a_host_whose_key_changed_is_never_connected(cluster):
     host = cluster.lab.hosts[1]
     folder = broken_ssh_config(cluster, host.name, "", "")
     lines = (folder / "known_hosts").read_text().splitlines()
-    other = next(line for line in lines if host.address not in line)
-    mine = next(line for line in lines if host.address in line)
+    other = next(line for line in lines if str(host.address) not in line)
+    mine = next(line for line in lines if str(host.address) in line)
     forged = mine.split(" ")[0] + " " + " ".join(other.split(" ")[1:])
     (folder / "known_hosts").write_text("\n".join(forged if line == mine else line for line in lines) + "\n")
     done = cluster.submit(gpus=4)
