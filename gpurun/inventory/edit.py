@@ -17,6 +17,7 @@ from gpurun.inventory.fields import PER_HOST
 from gpurun.inventory.hostset import fold
 from gpurun.inventory.load import parse
 from gpurun.inventory.model import Inventory
+from gpurun.inventory.problems import InventoryError
 from gpurun.inventory.settings import Setting
 from gpurun.inventory.tree import Tree
 
@@ -51,7 +52,7 @@ Edit = SetFields | AddHosts | RemoveHosts
 def apply(data: bytes, source: Path, edit: Edit) -> bytes:
     """The file after an edit.
 
-    Raises InventoryError: the file is not valid, before or after the edit. BadInput: the edit cannot be made.
+    Raises InventoryError: the file is not valid. BadInput: the edit cannot be made, or what it makes is not valid.
     """
     before = parse(data, source)
     original = data.decode("utf-8")
@@ -66,8 +67,17 @@ def apply(data: bytes, source: Path, edit: Edit) -> bytes:
     else:
         tree.remove(edit.hosts)
     after = tree.merged().encode("utf-8")
-    check(before, parse(after, source), edit.hosts, edit.settings if not isinstance(edit, RemoveHosts) else None)
+    settings = None if isinstance(edit, RemoveHosts) else edit.settings
+    check(before, _read_again(after, source), edit.hosts, settings)
     return after
+
+
+def _read_again(after: bytes, source: Path) -> Inventory:
+    try:
+        return parse(after, source)
+    except InventoryError as error:
+        said = "; ".join(problem.message for problem in error.problems[:3])
+        raise BadInput(f"that would not be valid: {said}", where=str(source)) from error
 
 
 def _differs(inventory: Inventory, name: str, settings: Sequence[Setting]) -> bool:

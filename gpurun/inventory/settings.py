@@ -11,8 +11,8 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from gpurun.errors import BadInput
 from gpurun.inventory import fields, roundtrip
-from gpurun.inventory.document import Report
-from gpurun.inventory.problems import shown
+from gpurun.inventory.document import Report, compose
+from gpurun.inventory.problems import InventoryError, shown
 from gpurun.inventory.values import LABEL, GpuIndices, Kind, Labels, Many, Text
 
 _TAG = "tag:yaml.org,2002:"
@@ -116,17 +116,16 @@ def _resolved(text: str) -> str:
 
 
 def _node(text: str, *, text_kind: bool) -> ScalarNode:
-    return ScalarNode(_TAG + "str" if text_kind else _resolved(text), text)
+    nowhere = yaml.Mark("", 0, 0, 0, None, 0)
+    return ScalarNode(_TAG + "str" if text_kind else _resolved(text), text, nowhere, nowhere)
 
 
 def _composed(text: str) -> Node:
     """A value with structure, as YAML in one line: ``[0, 1]``, ``0-3``."""
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader) if len(text) < 10_000 else None
-    except yaml.YAMLError as error:
-        raise BadInput(f"{shown(text)} is not a YAML value: {error}") from error
-    except RecursionError as error:
-        raise BadInput(f"{shown(text)} is nested too deeply") from error
+        node = compose(text.encode(), "value")
+    except InventoryError as error:
+        raise BadInput(f"{shown(text)} is not a YAML value: {error.problems[0].message}") from error
     if node is None:
         raise BadInput(f"{shown(text)} is not a YAML value")
     return node

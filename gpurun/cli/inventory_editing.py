@@ -1,0 +1,283 @@
+"""``gpurun inventory add|set|label|remove|edit|diff|undo``: the file that people own, changed as they would."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpurun.cli.inventory_options import (
+    DryRunOption,
+    HostsArgument,
+    InventoryOption,
+    JsonOption,
+    Leases,
+    YesOption,
+    located,
+    state_groups,
+    state_home,
+)
+from gpurun.cli.printing import print_json, printable, say
+from gpurun.errors import BadInput, GpurunError, StateError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpurun.inventory.change import InventoryFile, Preview
+    from gpurun.inventory.edit import Edit
+    from gpurun.inventory.history import Author, Change
+    from gpurun.inventory.model import Inventory
+
+SettingsArgument = Annotated[
+    list[str], typer.Argument(metavar="KEY=VALUE…", help="Such as gpus=8 or labels.team=vision; KEY= takes it away.")
+]
+DECLINED = 1
+
+
+def add(
+    hosts: Annotated[str, typer.Argument(metavar="HOSTS", help="New hosts, such as gpu-r3-[01-16].")],
+    settings: Annotated[list[str], typer.Argument(metavar="rack=RACK KEY=VALUE…", help="Such as rack=r3 gpus=8.")],
+    inventory: InventoryOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Add hosts to a rack; the rack is made if there is none of that name."""
+    from gpurun.inventory.edit import AddHosts
+    from gpurun.inventory.hostset import expand
+    from gpurun.inventory.settings import parse
+
+    parsed = parse(settings)
+    racks = [setting.text for setting in parsed if setting.field == "rack"]
+    if not racks:
+        raise BadInput("new hosts need a rack", hint=f"gpurun inventory add {shlex.quote(hosts)} rack=RACK …")
+    edit = AddHosts(expand(hosts), racks[0], tuple(s for s in parsed if s.field != "rack"))
+    change(inventory, lambda _: edit, yes=yes, dry_run=dry_run)
+
+
+def set_values(
+    hosts: HostsArgument,
+    settings: SettingsArgument,
+    inventory: InventoryOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Give hosts values of their own: KEY=VALUE; KEY= takes one away; rack=R moves hosts."""
+    from gpurun.inventory.edit import SetFields
+    from gpurun.inventory.settings import parse
+
+    parsed = parse(settings)
+    change(inventory, lambda now: SetFields(_choose(now, hosts), parsed), yes=yes, dry_run=dry_run)
+
+
+def label(
+    hosts: HostsArgument,
+    labels: Annotated[list[str], typer.Argument(metavar="NAME=VALUE…", help="NAME- takes a label away.")],
+    inventory: InventoryOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Label hosts: NAME=VALUE; NAME- takes a label away."""
+    from gpurun.inventory.edit import SetFields
+    from gpurun.inventory.settings import parse_labels
+
+    parsed = parse_labels(labels)
+    change(inventory, lambda now: SetFields(_choose(now, hosts), parsed), yes=yes, dry_run=dry_run)
+
+
+def remove(
+    hosts: HostsArgument, inventory: InventoryOption = None, yes: YesOption = False, dry_run: DryRunOption = False
+) -> None:
+    """Take hosts out of the inventory."""
+    from gpurun.inventory.edit import RemoveHosts
+
+    change(inventory, lambda now: RemoveHosts(_choose(now, hosts)), yes=yes, dry_run=dry_run)
+
+
+def edit(
+    inventory: InventoryOption = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Go on with a text that was kept.", show_default=False)
+    ] = None,
+) -> None:
+    """Open the inventory in $VISUAL or $EDITOR; what is not valid is refused, and kept."""
+    from gpurun.inventory.load import read
+
+    path = located(inventory)
+    before = read(path)
+    draft = _draft(path, before if resume is None else read(resume))
+    try:
+        _run_editor(draft)
+        after = read(draft)
+        if after == before:
+            say("nothing to change")
+        else:
+            file = _file(path)
+            _report(file.commit(_unless_changed(before, after, draft), _author()))
+    except GpurunError as error:
+        if read(draft) == before:
+            draft.unlink()
+            raise
+        error.hint = f"what you typed is kept: gpurun inventory edit --resume {shlex.quote(str(draft))}"
+        raise
+    draft.unlink()
+
+
+def diff(
+    number: Annotated[int | None, typer.Argument(metavar="[NUMBER]", help="Which change.", show_default=False)] = None,
+    every: Annotated[bool, typer.Option("--all", help="List all changes.")] = False,
+    inventory: InventoryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a change changed, who made it and how; the latest, unless a NUMBER is given."""
+    changes = _file(located(inventory)).history.changes()
+    if not every:
+        changes = tuple(c for c in changes if c.number == number) if number is not None else changes[-1:]
+        if number is not None and not changes:
+            raise BadInput(f"there is no change {number}", hint="gpurun inventory diff --all lists the changes")
+    if as_json:
+        print_json({"inventory": str(located(inventory)), "changes": [vars(change) for change in changes]})
+        return
+    for change_ in changes:
+        typer.echo(_headline(change_))
+        if not every:
+            typer.echo(_coloured(change_.diff, sys.stdout.isatty()))
+    if not changes:
+        say("no change is recorded")
+
+
+def undo(inventory: InventoryOption = None, yes: YesOption = False, dry_run: DryRunOption = False) -> None:
+    """Take back the latest change that is not taken back yet; again for the one before."""
+    file, author = _file(located(inventory)), _author()
+    target, preview = file.preview_undo(author)
+    say(f"takes back change {_headline(target)}")
+    if dry_run:
+        typer.echo(preview.diff, nl=False)
+        return
+    _agreed(preview, yes, lambda shown: file.undo(author, shown=shown))
+
+
+def change(
+    inventory: str | None, edit_of: Callable[[Inventory], Edit], *, yes: bool = False, dry_run: bool = False
+) -> None:
+    """Shows what an edit changes, asks, and makes it. The edit is worked out anew on the text that is replaced."""
+    from gpurun.inventory.edit import apply
+    from gpurun.inventory.load import parse
+
+    path = located(inventory)
+    file = _file(path)
+
+    def rewrite(data: bytes) -> bytes:
+        return apply(data, path, edit_of(parse(data, path)))
+
+    preview = file.preview(rewrite)
+    if preview.after == preview.before:
+        say("nothing to change")
+    elif dry_run:
+        typer.echo(preview.diff, nl=False)
+    else:
+        author = _author()
+        _agreed(preview, yes, lambda shown: file.commit(rewrite, author, shown=shown))
+
+
+def _agreed(preview: Preview, yes: bool, carry_out: Callable[[Preview | None], Change | None]) -> None:
+    """Carries a change out once a person agreed to it, and shows it again if it has become another one."""
+    from gpurun.inventory.change import Conflict
+
+    while True:
+        say(_coloured(preview.diff, sys.stderr.isatty()))
+        if not yes:
+            _ask()
+        try:
+            _report(carry_out(None if yes else preview))
+        except Conflict as conflict:
+            say("the inventory was changed meanwhile; the change is now:")
+            preview = conflict.preview
+        else:
+            return
+
+
+def _ask() -> None:
+    if not sys.stdin.isatty():
+        raise BadInput("nobody is there to agree to this change", hint="--yes makes it, --dry-run only shows it")
+    if not typer.confirm("Change the inventory?", err=True):
+        raise typer.Exit(DECLINED)
+
+
+def _report(change_: Change | None) -> None:
+    say(f"change {change_.number} made; gpurun inventory undo takes it back" if change_ else "nothing to change")
+
+
+def _file(path: Path) -> InventoryFile:
+    from gpurun.inventory.change import InventoryFile
+
+    home = state_home()
+    return InventoryFile(path, home, Leases(home))
+
+
+def _author() -> Author:
+    from gpurun.inventory.history import Author
+
+    who = getpass.getuser()
+    behind = os.environ.get("SUDO_USER")
+    return Author(f"{behind} as {who}" if behind else who, shlex.join(["gpurun", *sys.argv[1:]]), time.time())
+
+
+def _choose(inventory: Inventory, hosts: str) -> tuple[str, ...]:
+    from gpurun.inventory.hostset import select
+    from gpurun.jobs.cordons import read_cordons
+
+    chosen = select(inventory, hosts, state_groups(read_cordons(state_home())))
+    if not chosen:
+        raise BadInput(f"there is no host in {hosts!r}")
+    return chosen
+
+
+def _draft(path: Path, text: bytes) -> Path:
+    descriptor, name = tempfile.mkstemp(prefix=f"{path.stem}-", suffix=".yaml")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(text)
+    return Path(name)
+
+
+def _run_editor(draft: Path) -> None:
+    words = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
+    try:
+        code = subprocess.run([*words, str(draft)], check=False).returncode
+    except OSError as error:
+        raise BadInput(f"cannot start the editor {words[0]!r}: {error.strerror}") from error
+    if code != 0:
+        raise BadInput(f"the editor {words[0]!r} ended with {code}; nothing was changed")
+
+
+def _unless_changed(before: bytes, after: bytes, draft: Path) -> Callable[[bytes], bytes]:
+    from gpurun.inventory.load import parse
+
+    def rewrite(now: bytes) -> bytes:
+        if now != before:
+            raise StateError("the inventory was changed while you were editing; nothing was written")
+        parse(after, draft)
+        return after
+
+    return rewrite
+
+
+def _headline(change_: Change) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(change_.when_s))
+    undoes = f" (takes back {change_.undoes})" if change_.undoes is not None else ""
+    return printable(f"{change_.number}  {when}  {change_.who}  {change_.command}{undoes}")
+
+
+def _coloured(text: str, on_terminal: bool) -> str:
+    if not on_terminal:
+        return text.rstrip("\n")
+    colours: dict[str, Any] = {"+": "green", "-": "red", "@": "cyan"}
+    lines = text.rstrip("\n").split("\n")
+    return "\n".join(typer.style(line, fg=colours[line[0]]) if line[:1] in colours else line for line in lines)

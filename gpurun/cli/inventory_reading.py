@@ -1,0 +1,157 @@
+"""``gpurun inventory list|show|validate|schema``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpurun.cli.inventory_options import InventoryOption, JsonOption, SomeHostsArgument, cluster
+from gpurun.cli.printing import print_json, printable, say
+
+if TYPE_CHECKING:
+    from gpurun.cli.inventory_options import Cluster
+    from gpurun.inventory.model import Host, Inventory
+
+
+def list_hosts(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
+    """List hosts with their state; alike ones of a rack folded into one line."""
+    found = cluster(inventory)
+    chosen = found.choose(hosts)
+    if as_json:
+        print_json({"inventory": found.inventory.source, "hosts": [_host_json(host, found) for host in chosen]})
+        return
+    _print_table(found, chosen)
+
+
+def show(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
+    """Show all that is known of hosts, defaults applied; without HOSTS, of the cluster."""
+    found = cluster(inventory)
+    document = _cluster_json(found.inventory)
+    if hosts is not None:
+        listed = [_host_json(host, found) for host in found.choose(hosts)]
+        document = {"inventory": found.inventory.source, "hosts": listed}
+    if as_json:
+        print_json(document)
+    elif hosts is None:
+        _print_indented(document)
+    else:
+        for host in document["hosts"]:
+            typer.echo(f"{host.pop('name')}:")
+            _print_indented(host, "  ")
+
+
+def validate(
+    file: Annotated[str | None, typer.Argument(metavar="[FILE]", help="Inventory file.", show_default=False)] = None,
+    inventory: InventoryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check an inventory; print FILE:LINE:COL: what is wrong, and exit 2, if anything is."""
+    from gpurun.inventory.load import load
+    from gpurun.inventory.locate import find
+    from gpurun.inventory.problems import InventoryError, Problem
+
+    named = file or inventory
+    path = find(named, os.environ)
+    shown_as = named if named and Path(named).absolute() == path else str(path)
+    problems: tuple[Problem, ...] = ()
+    try:
+        found = load(shown_as)
+    except InventoryError as error:
+        problems = error.problems
+    if as_json:
+        print_json({"inventory": str(path), "valid": not problems, "problems": [_problem_json(p) for p in problems]})
+    for problem in () if as_json else problems:
+        typer.echo(str(problem))
+    if problems:
+        raise typer.Exit(InventoryError.exit_code)
+    say(f"{shown_as}: valid; {_sum(found)}")
+
+
+def schema() -> None:
+    """Print the JSON Schema of inventories, for editors that check while typing."""
+    from gpurun.inventory.schema import schema as made
+
+    print_json(made())
+
+
+def _problem_json(problem: Any) -> dict[str, Any]:
+    return {**vars(problem), "allowed": list(problem.allowed)}
+
+
+def _host_json(host: Host, found: Cluster) -> dict[str, Any]:
+    cordon = found.cordons.get(host.name)
+    return {
+        **vars(host),
+        "labels": dict(host.labels),
+        "state": cordon.state if cordon else "ok",
+        "cordon": vars(cordon) if cordon else None,
+    }
+
+
+def _cluster_json(inventory: Inventory) -> dict[str, Any]:
+    from gpurun.inventory.hostset import fold
+
+    generations = {}
+    for generation in inventory.generations:
+        hosts = [host for host in inventory.hosts if host.generation == generation]
+        generations[generation] = {"hosts": fold(h.name for h in hosts), "gpus": sum(h.gpus for h in hosts)}
+    return {
+        "inventory": inventory.source,
+        "hosts": len(inventory.hosts),
+        "gpus": inventory.total_gpus,
+        "generations": generations,
+        "racks": {rack.name: fold(rack.hosts) for rack in inventory.racks},
+        "fabrics": {name: {**vars(f), "kind": f.kind.value} for name, f in inventory.fabrics.items()},
+        "pools": {pool.name: vars(pool) for pool in inventory.pools},
+        "ssh_config": inventory.ssh_config,
+        "docker_host": inventory.docker_host,
+    }
+
+
+def _sum(inventory: Inventory) -> str:
+    return f"{len(inventory.hosts)} hosts, {inventory.total_gpus} GPUs, {len(inventory.racks)} racks"
+
+
+def _print_table(found: Cluster, chosen: tuple[Host, ...]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from gpurun.inventory.hostset import fold
+
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for host in chosen:
+        labels = " ".join(f"{key}={value}" for key, value in host.labels.items())
+        row = (host.rack, host.generation, str(host.gpus), host.fabric, _state(found, host), labels)
+        rows.setdefault(row, []).append(host.name)
+    table = Table("RACK", "HOSTS", "GENERATION", "GPUS", "FABRIC", "STATE", "LABELS", box=None, pad_edge=False)
+    for (rack, *rest), names in rows.items():
+        table.add_row(rack, fold(names), *rest)
+    Console(width=None if sys.stdout.isatty() else 240, highlight=False, markup=False).print(table)
+    say(f"{_sum(found.inventory)} in {found.inventory.source}")
+
+
+def _state(found: Cluster, host: Host) -> str:
+    cordon = found.cordons.get(host.name)
+    if cordon is None:
+        return "ok"
+    return printable(f"{cordon.state} by {cordon.by}" + (f": {cordon.reason}" if cordon.reason else ""))
+
+
+def _print_indented(document: dict[str, Any], indent: str = "") -> None:
+    """A document for people, like YAML; what is empty is left out."""
+    for key, item in document.items():
+        if item in (None, "", (), {}, []):
+            continue
+        if isinstance(item, dict):
+            typer.echo(f"{indent}{key}:")
+            _print_indented(item, indent + "  ")
+        else:
+            typer.echo(f"{indent}{key}: {printable(_plain(item))}")
+
+
+def _plain(item: object) -> str:
+    return f"[{', '.join(_plain(part) for part in item)}]" if isinstance(item, tuple) else str(item)

@@ -1,0 +1,251 @@
+"""``gpurun inventory``, as a person and as a script meet it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpurun.cli.main import main
+from gpurun.inventory.load import load
+from gpurun.jobs.cordons import read_cordons
+
+TEXT = """\
+version: 1
+defaults: {generation: pascal, gpus: 4}  # most of them
+fabrics: {tcp: {kind: tcp, interface: eno1}}
+racks:
+  r1: {hosts: {"gpu-r1-[01-16]": {}}}
+  r2: {hosts: {"gpu-r2-[01-04]": {generation: volta}}}  # old row
+"""
+
+
+@dataclass
+class Said:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self):
+        return json.loads(self.out)
+
+
+Gpurun = Callable[..., Said]
+
+
+@pytest.fixture
+def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("GPURUN_HOME", str(tmp_path / "state"))
+    for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "GPURUN_INVENTORY", "VISUAL", "EDITOR"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "a 'b' $c"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    path = folder / "inventory.yaml"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture
+def gpurun(inventory: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Gpurun:
+    del inventory
+
+    def run(*argv: str) -> Said:
+        monkeypatch.setattr("sys.argv", ["gpurun", "inventory", *argv])
+        with pytest.raises(SystemExit) as ended:
+            main(["inventory", *argv])
+        out, err = capfd.readouterr()
+        return Said(int(ended.value.code or 0), out, err)
+
+    return run
+
+
+def test_list_folds_and_filters(gpurun: Gpurun) -> None:
+    said = gpurun("list")
+    assert said.code == 0
+    assert "gpu-r1-[01-16]" in said.out
+    assert "20 hosts, 80 GPUs, 2 racks" in said.err
+    assert gpurun("list", "gpu-r2-[03-09]").code == 2
+    listed = gpurun("list", "@rack:r2&gpu-r2-[03-04]", "--json")
+    assert [host["name"] for host in listed.json["hosts"]] == ["gpu-r2-03", "gpu-r2-04"]
+
+
+def test_show(gpurun: Gpurun) -> None:
+    assert "generation: volta" in gpurun("show", "gpu-r2-01").out
+    shown = gpurun("show", "--json").json
+    assert (shown["hosts"], shown["gpus"], shown["racks"]["r1"]) == (20, 80, "gpu-r1-[01-16]")
+
+
+def test_validate(gpurun: Gpurun, inventory: Path) -> None:
+    assert gpurun("validate").code == 0
+    inventory.write_text(TEXT.replace("gpus: 4", "gpus: four").replace("volta", "-volta"))
+    said = gpurun("validate", "inventory.yaml")
+    assert said.code == 2
+    assert said.out.splitlines() == [
+        "inventory.yaml:2:38: gpus: 'four' is not a whole number (allowed: 0 to 128)",
+        "inventory.yaml:6:47: generation: '-volta' is not a name (letters, digits, '.', '_', '-')",
+    ]
+    said = gpurun("validate", "--json")
+    assert said.code == 2
+    assert said.json["valid"] is False
+    assert (said.json["problems"][0]["line"], said.json["problems"][0]["column"]) == (2, 38)
+    assert gpurun("list").code == 2
+
+
+def test_set_shows_the_difference_and_asks(gpurun: Gpurun, inventory: Path) -> None:
+    said = gpurun("set", "gpu-r1-07", "gpus=8", "--dry-run")
+    assert said.code == 0
+    assert said.out.splitlines()[-1] == '   r2: {hosts: {"gpu-r2-[01-04]": {generation: volta}}}  # old row'
+    assert '+  r1: {hosts: {"gpu-r1-[01-06,08-16]": {}, "gpu-r1-07": {gpus: 8}}}' in said.out
+    assert gpurun("set", "gpu-r1-07", "gpus=8").code == 2  # nobody to ask
+    assert inventory.read_text() == TEXT
+    assert gpurun("set", "gpu-r1-07", "gpus=8", "--yes").code == 0
+    assert load(inventory).by_name["gpu-r1-07"].gpus == 8
+    again = gpurun("set", "gpu-r1-07", "gpus=8", "--yes")
+    assert (again.code, again.err) == (0, "nothing to change\n")
+
+
+def test_add_label_remove_diff_undo(gpurun: Gpurun, inventory: Path) -> None:
+    assert gpurun("add", "new-[1-3]", "rack=r3", "gpus=2", "labels.a=b", "--yes").code == 0
+    assert gpurun("label", "@rack:r3", "team=vision", "a-", "--yes").code == 0
+    assert gpurun("remove", "new-2", "--yes").code == 0
+    found = load(inventory)
+    assert [host.name for host in found.hosts if host.rack == "r3"] == ["new-1", "new-3"]
+    assert found.by_name["new-1"].labels == {"team": "vision"}
+    changes = gpurun("diff", "--all", "--json").json["changes"]
+    assert [change["number"] for change in changes] == [1, 2, 3]
+    assert changes[2]["command"] == "gpurun inventory remove new-2 --yes"
+    assert "-" in gpurun("diff", "1").out
+    for _ in range(3):
+        assert gpurun("undo", "--yes").code == 0
+    assert inventory.read_text() == TEXT
+    assert gpurun("undo", "--yes").code == 2
+    assert gpurun("diff", "99").code == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["set", "gpu-r1-07", "gpus=four"], "'four' is not a whole number (allowed: 0 to 128)"),
+        (["set", "gpu-r1-07", "gpus"], "'gpus' is not key=value"),
+        (["set", "gpu-r1-07", "gpu=4"], "unknown key 'gpu' (allowed: gpus, "),
+        (["set", "gpu-r1-07", "fabric=ib"], "there is no fabric 'ib'"),
+        (["set", "gpu-r1-99", "gpus=4"], "has no 'gpu-r1-99'"),
+        (["set", "gpu-r1-07", "user=-oProxyCommand=x"], "is not a user name"),
+        (["set", "gpu-r1-[01-02]", "address=10.0.0.1"], "is 1, but there are 2 hosts"),
+        (["set", "gpu-r1-07", "labels.x=a\nb"], "is not a printable text"),
+        (["set", "gpu-r1-07", "near_hca=[[[[[[1"], "is not a YAML value"),
+        (["set", "gpu-r1-07", "near_hca=!!python/object:os.system 1"], "YAML"),
+        (["add", "gpu-r1-07", "rack=r2"], "the inventory has gpu-r1-07 already"),
+        (["add", "new-1", "gpus=4"], "new hosts need a rack"),
+        (["add", "-oProxyCommand=x", "rack=r1"], ""),
+        (["add", "a b", "rack=r1"], "is not a host name"),
+        (["add", "new-1", "rack=a/b"], "is not a name"),
+        (["label", "gpu-r1-07", "-x=1"], ""),
+        (["remove", "@rack:r9"], "no group @rack:r9"),
+        (["list", "-i", "nope.yaml"], "no inventory at"),
+    ],
+)
+def test_bad_input_is_refused_and_nothing_changes(gpurun: Gpurun, inventory: Path, argv: list[str], said: str) -> None:
+    got = gpurun(*argv, *(["--yes"] if argv[0] != "list" else []))
+    assert got.code == 2
+    assert said in got.err
+    assert "Traceback" not in got.err
+    assert inventory.read_text() == TEXT
+    assert sorted(p.name for p in inventory.parent.iterdir()) == ["inventory.yaml"]
+
+
+def test_cordons_are_state_not_inventory(gpurun: Gpurun, inventory: Path, tmp_path: Path) -> None:
+    assert gpurun("cordon", "gpu-r1-[01-02]", "--reason", "fan's 'broken'").code == 0
+    assert gpurun("drain", "gpu-r1-03").code == 0
+    assert inventory.read_text() == TEXT
+    cordons = read_cordons(tmp_path / "state")
+    assert {name: cordon.state for name, cordon in cordons.items()} == {
+        "gpu-r1-01": "cordoned", "gpu-r1-02": "cordoned", "gpu-r1-03": "draining",
+    }  # fmt: skip
+    listed = {host["name"]: host for host in gpurun("list", "--json").json["hosts"]}
+    assert listed["gpu-r1-01"]["state"] == "cordoned"
+    assert listed["gpu-r1-01"]["cordon"]["reason"] == "fan's 'broken'"
+    assert "fan's 'broken'" in gpurun("list").out
+    free = gpurun("list", "@generation:pascal&!@cordoned", "--json").json["hosts"]
+    assert len(free) == 13
+    assert gpurun("uncordon", "@cordoned", "--json").json["changed"] == ["gpu-r1-01", "gpu-r1-02", "gpu-r1-03"]
+    assert read_cordons(tmp_path / "state") == {}
+    assert gpurun("cordon", "gpu-r1-01", "--reason", "a\x1b[2Jb").code == 2
+
+
+def test_a_damaged_cordon_file_is_named(gpurun: Gpurun, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "cordons.json").write_text("{")
+    said = gpurun("list")
+    assert said.code == 5
+    assert "cordons.json" in said.err
+
+
+def editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
+    script = tmp_path / "my editor.py"
+    script.write_text(
+        "#!/usr/bin/env python3\nimport sys, pathlib\np = pathlib.Path(sys.argv[-1])\n"
+        f"p.write_text(p.read_text().replace({old!r}, {new!r}))\n"
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("EDITOR", shlex.quote(str(script)))
+
+
+def test_edit(gpurun: Gpurun, inventory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    editor(tmp_path, monkeypatch, "# old row", "# older row")
+    assert gpurun("edit").code == 0
+    assert "# older row" in inventory.read_text()
+    assert gpurun("edit").err == "nothing to change\n"
+
+
+def test_edit_keeps_what_was_typed(
+    gpurun: Gpurun, inventory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editor(tmp_path, monkeypatch, "gpus: 4}", "gpus: four}  # typed with care,")
+    said = gpurun("edit")
+    assert said.code == 2
+    assert "'four' is not a whole number (allowed: 0 to 128)" in said.err
+    assert ":2:38:" in said.err
+    assert inventory.read_text() == TEXT
+    kept = shlex.split(said.err.rpartition("--resume ")[2])[0]
+    assert "typed with care" in Path(kept).read_text()
+    editor(tmp_path, monkeypatch, "four", "2")
+    assert gpurun("edit", "--resume", kept).code == 0
+    assert load(inventory).hosts[0].gpus == 2
+
+
+@pytest.mark.parametrize(("command", "code"), [("false", 2), ("/no/such editor", 2)])
+def test_an_editor_that_fails(gpurun: Gpurun, monkeypatch: pytest.MonkeyPatch, command: str, code: int) -> None:
+    monkeypatch.setenv("EDITOR", command)
+    assert gpurun("edit").code == code
+
+
+def test_a_leased_host_is_refused_with_its_job(gpurun: Gpurun, inventory: Path, tmp_path: Path) -> None:
+    from gpurun.jobs.spec import Grant
+    from gpurun.leases.store import Lease, LeaseStore
+
+    lease = Lease("j-0000abcd", 1, "me", 0, "pascal", ("r1",), (Grant("gpu-r1-07", (0,)),), 40000, 0.0, str(inventory))
+    LeaseStore(tmp_path / "state").grant(lease).close()
+    for argv in (["remove", "gpu-r1-07"], ["set", "@rack:r1", "gpus=2"], ["set", "gpu-r1-07", "user=eve"]):
+        said = gpurun(*argv, "--yes")
+        assert said.code == 5
+        assert "j-0000abcd" in said.err
+        assert inventory.read_text() == TEXT
+    assert gpurun("label", "gpu-r1-07", "a=b", "--yes").code == 0
+    (tmp_path / "state" / "leases" / "j-0000abce.json").write_text("{")
+    said = gpurun("set", "gpu-r1-01", "gpus=2", "--yes")
+    assert said.code == 5
+    assert "j-0000abce.json" in said.err
+
+
+def test_schema_is_one_document(gpurun: Gpurun) -> None:
+    assert gpurun("schema").json["properties"]["racks"]["additionalProperties"]["properties"]["hosts"]
