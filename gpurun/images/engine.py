@@ -85,6 +85,20 @@ class Engine:
             tags=tuple(found.get("RepoTags") or ()),
         )
 
+    def root(self) -> str | None:
+        """Docker's own folder on the head."""
+        _, info = self.get("/info")
+        root = info.get("DockerRootDir") if isinstance(info, dict) else None
+        return root if isinstance(root, str) else None
+
+    def layer_sizes(self, image: HeadImage) -> dict[str, int]:
+        """About how many bytes each layer's tar has: its files' sizes, from the image's history."""
+        _, history = self.get(f"/images/{image.id}/history")
+        sizes = [int(entry.get("Size", 0)) for entry in reversed(history or []) if isinstance(entry, dict)]
+        # Entries without a layer of their own are not told apart from empty layers; both are small.
+        largest = [size for size in sizes if size > 0][: len(image.layers)]
+        return dict(zip(image.layers, largest, strict=False))
+
     def save(self, reference: str, piece_bytes: int = 1 << 20) -> Iterator[bytes]:
         """The image as ``docker save`` writes it, piece by piece.
 

@@ -43,7 +43,7 @@ class Frame(NamedTuple):
     """One frame: its header and its payload (empty when there is none)."""
 
     header: Dict[str, Any]
-    payload: bytes
+    payload: Any
 
 
 class FrameError(ValueError):
@@ -56,10 +56,19 @@ def encode(header: Dict[str, Any], payload: Bytes = b"") -> bytes:
     Raises:
         FrameError: the header or the payload is larger than a frame may carry.
     """
+    return b"".join((prefix_of(header, len(payload)), payload))
+
+
+def prefix_of(header: Dict[str, Any], payload_bytes: int) -> bytes:
+    """What goes before a payload of that many bytes.
+
+    Raises:
+        FrameError: as `encode`.
+    """
     head = json.dumps(header, separators=(",", ":")).encode("ascii")
-    if len(head) > MAX_HEADER or len(payload) > MAX_PAYLOAD:
-        raise FrameError("a frame of %d + %d bytes is too large" % (len(head), len(payload)))
-    return b"".join((PREFIX.pack(len(head), len(payload)), head, payload))
+    if len(head) > MAX_HEADER or payload_bytes > MAX_PAYLOAD:
+        raise FrameError("a frame of %d + %d bytes is too large" % (len(head), payload_bytes))
+    return PREFIX.pack(len(head), payload_bytes) + head
 
 
 class Decoder:
@@ -86,14 +95,19 @@ class Decoder:
                 if len(buffer) < start + head + payload:
                     break
                 position = start + head + payload
-                yield Frame(_header(buffer[start : start + head]), bytes(buffer[start + head : position]))
+                yield Frame(header_of(buffer[start : start + head]), bytes(buffer[start + head : position]))
         finally:
             del buffer[:position]
 
 
-def _header(raw: bytearray) -> Dict[str, Any]:
+def header_of(raw: Bytes) -> Dict[str, Any]:
+    """A frame's header, parsed.
+
+    Raises:
+        FrameError: it is not a JSON object.
+    """
     try:
-        header = json.loads(raw)
+        header = json.loads(bytes(raw))
     except ValueError:
         raise FrameError("a frame's header is not JSON") from None
     if not isinstance(header, dict):

@@ -94,12 +94,20 @@ class Agent:
     Made by `Fleet.open`; tests may give it any channel that speaks frames.
     """
 
-    def __init__(self, host: str, channel: Channel, hello: frames.Frame, decoder: frames.Decoder) -> None:
+    def __init__(
+        self,
+        host: str,
+        channel: Channel,
+        hello: frames.Frame,
+        decoder: frames.Decoder,
+        ping_after_s: float = PING_AFTER_S,
+    ) -> None:
         self.host = host
         self.hello: Json = hello.header
         self.last_heard_s = time.monotonic()
         self._channel = channel
         self._decoder = decoder
+        self._ping_after_s = ping_after_s
         self._write_lock = Lock()
         self._operations: dict[int, _Operation] = {}
         self._lock = Lock()
@@ -233,7 +241,7 @@ class Agent:
 
     def _read(self) -> None:
         """Dispatch frames until the channel ends. The agent's own thread."""
-        self._channel.settimeout(PING_AFTER_S)
+        self._channel.settimeout(self._ping_after_s)
         why = "the SSH session was lost"
         try:
             while self.alive:

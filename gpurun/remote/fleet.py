@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from gpurun.errors import GpurunError, HostFailure, HostUnreachable
-from gpurun.remote.agent import DEAD_AFTER_S, Agent
+from gpurun.remote.agent import DEAD_AFTER_S, PING_AFTER_S, Agent
 from gpurun.remote.target import Target
 
 T = TypeVar("T")
@@ -72,7 +72,9 @@ class Fleet:
         """
         from gpurun.remote.opening import open_agents  # noqa: PLC0415 - Paramiko is imported only where hosts are reached
 
-        agents, failures, close = open_agents(list(targets), limit=limit, timeout_s=timeout_s)
+        agents, failures, close = open_agents(
+            list(targets), limit=limit, timeout_s=timeout_s, ping_after_s=min(PING_AFTER_S, dead_after_s / 3)
+        )
         return cls(agents, failures, limit=limit, dead_after_s=dead_after_s, close=close)
 
     def __enter__(self) -> Fleet:

@@ -65,6 +65,7 @@ class _Opening:
     """The state of one `open_agents`: hosts that wait, hosts under way, and what became of the others."""
 
     timeout_s: float
+    ping_after_s: float
     waiting: deque[Target]
     jumps: Jumps = field(default_factory=Jumps)
     under_way: dict[str, Attempt] = field(default_factory=dict)
@@ -80,7 +81,7 @@ class _Opening:
 
     def _work(self, target: Target, attempt: Attempt) -> None:
         try:
-            outcome: Agent | HostFailure | BaseException = open_agent(target, attempt, self.jumps)
+            outcome: Agent | HostFailure | BaseException = open_agent(target, attempt, self.jumps, self.ping_after_s)
         except HostFailure as error:
             outcome = _about(target.name, error)
         except GpurunError as error:
@@ -126,10 +127,10 @@ def _about(host: str, error: HostFailure) -> HostFailure:
 
 
 def open_agents(
-    targets: Sequence[Target], *, limit: int, timeout_s: float
+    targets: Sequence[Target], *, limit: int, timeout_s: float, ping_after_s: float
 ) -> tuple[dict[str, Agent], dict[str, HostFailure], Callable[[], object]]:
     """Agents, failures (both in the order of `targets`), and what closes the shared connections."""
-    opening = _Opening(timeout_s, deque({target.name: target for target in targets}.values()))
+    opening = _Opening(timeout_s, ping_after_s, deque({target.name: target for target in targets}.values()))
     bootstrap.agent_zip()  # once, before threads would all make it
     try:
         opening.start_some(limit)
@@ -155,7 +156,7 @@ def _abandon(opening: _Opening) -> None:
     opening.jumps.close()
 
 
-def open_agent(target: Target, attempt: Attempt, jumps: Jumps) -> Agent:
+def open_agent(target: Target, attempt: Attempt, jumps: Jumps, ping_after_s: float) -> Agent:
     """A session to the target and its agent.
 
     Raises:
@@ -166,7 +167,7 @@ def open_agent(target: Target, attempt: Attempt, jumps: Jumps) -> Agent:
     transport = session.connect(route, attempt, partial(jumps.through, attempt))
     try:
         attempt.stage = "starting the agent"
-        agent = start_agent(target.name, transport, attempt.left_s)
+        agent = start_agent(target.name, transport, attempt.left_s, ping_after_s)
     except BaseException:
         transport.close()
         raise
@@ -174,7 +175,7 @@ def open_agent(target: Target, attempt: Attempt, jumps: Jumps) -> Agent:
     return agent
 
 
-def start_agent(host: str, transport: Transport, timeout_s: float) -> Agent:
+def start_agent(host: str, transport: Transport, timeout_s: float, ping_after_s: float) -> Agent:
     """Start the agent over an authenticated transport: one exec, the zip, its hello.
 
     Raises:
@@ -194,7 +195,7 @@ def start_agent(host: str, transport: Transport, timeout_s: float) -> Agent:
     hello, decoder = _await_hello(host, channel, frames.MAGIC + nonce.encode())
     Thread(target=_drain, args=(channel,), name=f"stderr {host}", daemon=True).start()
     wrapped: Any = channel
-    return Agent(host, wrapped, hello, decoder)
+    return Agent(host, wrapped, hello, decoder, ping_after_s)
 
 
 def _await_hello(host: str, channel: Channel, magic: bytes) -> tuple[frames.Frame, frames.Decoder]:

@@ -1,0 +1,153 @@
+"""The threads of a transfer: each carries one host's current pull and tells the driver what happens to it.
+
+A pull has a generation: what an abandoned pull still says is told with its old number and is ignored.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from gpurun.errors import GpurunError
+from gpurun.node import frames, links
+from gpurun.node.spool import CHUNK, Blob
+from gpurun.remote import Agent, RemoteOpFailed
+
+if TYPE_CHECKING:
+    from gpurun.remote.agent import Stream
+
+# How long an upstream host may take to show that it is alive before another one is asked instead.
+ALIVE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A pull has received so many bytes so far."""
+
+    key: str
+    generation: int
+    bytes: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A pull is over. `error` None: everything it was for has arrived."""
+
+    key: str
+    generation: int
+    bytes: int
+    error: GpurunError | None
+
+
+Event = Progress | Ended
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a pull gets its bytes.
+
+    Attributes:
+        name: the upstream host; ``head`` for the head.
+        address: where it listens; None = over the SSH channel from the head.
+        grant: lets a token in there.
+        alive: False when it is known not to answer.
+    """
+
+    name: str
+    address: tuple[str, int] | None
+    grant: Callable[[str], object]
+    alive: Callable[[], bool] = lambda: True
+
+
+class Pull:
+    """One pull of one host, in a thread of its own from the start.
+
+    Args:
+        digests: announced to the host already.
+        find: the head's blob of a digest, for pulls over SSH.
+    """
+
+    def __init__(
+        self, key: str, generation: int, agent: Agent, transfer: str, source: Source, digests: Sequence[str],
+        events: SimpleQueue[Event], find: Callable[[str], Blob | None], pace: links.Pace, lane: tuple[int, int],
+    ) -> None:  # fmt: skip
+        self.source = source
+        self._key, self._generation = key, generation
+        self._agent = agent
+        self._transfer = transfer
+        self._digests = list(digests)
+        self._events = events
+        self._find = find
+        self._pace = pace
+        self._lane = lane
+        self._stream: Stream | None = None
+        self._stopped = False
+        self._received = 0
+        Thread(target=self._run, name=f"pull {key}", daemon=True).start()
+
+    def stop(self) -> None:
+        """Break it off; it tells nothing more that counts."""
+        self._stopped = True
+        if self._stream is not None:
+            with suppress(GpurunError):
+                self._stream.close()
+
+    def _run(self) -> None:
+        error: GpurunError | None = None
+        try:
+            self._stream = self._open()
+            if self._stopped:
+                self._stream.close()
+            for item in self._stream:
+                self._received = int(item.value["bytes"])
+                digest = str(item.value.get("digest", ""))
+                self._events.put(Progress(self._key, self._generation, self._received, digest))
+        except GpurunError as failed:
+            error = failed
+            if isinstance(failed, RemoteOpFailed) and failed.kind == "link-lost" and not self._source_answers():
+                error = RemoteOpFailed(failed.message, kind="no-route", host=failed.host)
+        self._events.put(Ended(self._key, self._generation, self._received, error))
+
+    def _source_answers(self) -> bool:
+        try:
+            return self.source.alive()
+        except GpurunError:
+            return False
+
+    def _open(self) -> Stream:
+        if self.source.address is None:
+            missing = self._agent.call(
+                "blobs.missing", transfer=self._transfer, digests=self._digests, lane=list(self._lane)
+            ).value
+            return self._agent.stream("blobs.feed", transfer=self._transfer, payload_in=self._chunks(missing))
+        token = secrets.token_hex(16)
+        self.source.grant(token)
+        address, port = self.source.address
+        return self._agent.stream(
+            "blobs.fetch", transfer=self._transfer, address=address, port=port, token=token, digests=self._digests,
+            lane=list(self._lane),
+        )  # fmt: skip
+
+    def _chunks(self, missing: Any) -> Iterator[bytes]:
+        """The chunks a host lacks, as frames for ``blobs.feed``."""
+        buffer = memoryview(bytearray(CHUNK))
+        for digest, ranges in missing:
+            blob = self._find(digest)
+            if blob is None:
+                continue
+            for first, last in ranges:
+                for index in range(first, last + 1):
+                    piece = blob.read_into(index, buffer)
+                    self._pace.spend(len(piece))
+                    yield frames.encode({"t": "chunk", "d": digest, "i": index}, piece)
+
+
+def agent_answers(agent: Agent, transfer: str) -> bool:
+    """Whether a host of a transfer answers quickly."""
+    return agent.alive and bool(agent.call("blobs.status", transfer=transfer, timeout_s=ALIVE_S).value)

@@ -1,0 +1,212 @@
+"""The head's layer store: content-addressed files, each checked before it is there, bounded in size.
+
+``layers/sha256/HEX`` is a layer's uncompressed tar, ``HEX.chunks`` the hashes of its chunks. Several ships at once
+share the work: one exports a layer, the others wait for it. Least recently used layers go first when room is needed;
+one that a ship is sending never does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpurun.errors import HostNotReady
+from gpurun.node.spool import CHUNK, Blob, checked
+
+# Never more than this share of the file system, and never so much that less than the reserve stays free.
+SHARE = 0.25
+RESERVE_BYTES = 2 << 30
+# What an export that was killed has left behind.
+STALE_S = 24 * 3600.0
+
+Content = Callable[[], Iterable[bytes]]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A blob in the store.
+
+    Attributes:
+        hashes: the SHA-256 of each chunk.
+    """
+
+    digest: str
+    size: int
+    hashes: bytes
+    path: Path
+
+    def open(self) -> Blob:
+        """The blob, to be sent. Keeps it from being evicted until it is closed."""
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        os.utime(self.path)
+        return Blob(self.digest, self.size, self.hashes, descriptor, complete=True)
+
+
+class Hashed:
+    """The digest of a content and of each of its chunks, in one go."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._whole = hashlib.sha256()
+        self._chunk = hashlib.sha256()
+        self._chunks = bytearray()
+
+    def update(self, piece: bytes) -> None:
+        """The next piece, of any size."""
+        self._whole.update(piece)
+        view = memoryview(piece)
+        while view:
+            part = view[: CHUNK - self.size % CHUNK]
+            self._chunk.update(part)
+            self.size += len(part)
+            if self.size % CHUNK == 0:
+                self._chunks += self._chunk.digest()
+                self._chunk = hashlib.sha256()
+            view = view[len(part) :]
+
+    @property
+    def digest(self) -> str:
+        """``sha256:…`` of all of it."""
+        return f"sha256:{self._whole.hexdigest()}"
+
+    @property
+    def chunks(self) -> bytes:
+        """The SHA-256 of each chunk, one after the other."""
+        return bytes(self._chunks) + (self._chunk.digest() if self.size % CHUNK else b"")
+
+
+class LayerStore:
+    """The store in a folder.
+
+    Args:
+        folder: made if missing.
+        limit_bytes: how much it may hold; None = a quarter of the file system.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
+        self._folder = folder / "sha256"
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._limit_bytes = limit_bytes if limit_bytes is not None else int(shutil.disk_usage(folder).total * SHARE)
+
+    @property
+    def limit_bytes(self) -> int:
+        """How much it may hold."""
+        return self._limit_bytes
+
+    def find(self, digest: str) -> Stored | None:
+        """A blob that is there."""
+        path = self._path(digest)
+        try:
+            size = path.stat().st_size
+            hashes = path.with_suffix(".chunks").read_bytes()
+        except FileNotFoundError:
+            return None
+        return Stored(digest, size, hashes, path) if len(hashes) == -(-size // CHUNK) * 32 else None
+
+    def add(self, digest: str, content: Content) -> Stored:
+        """A blob, made by `content` unless it is there. Waits for another process that is making the same.
+
+        Args:
+            content: called at most once; what it yields must have the digest.
+
+        Raises:
+            HostNotReady: the content has another digest, or the disk is full.
+        """
+        with self.making(digest):
+            found = self.find(digest)
+            return found if found is not None else self._make(digest, content)
+
+    @contextmanager
+    def making(self, digest: str) -> Iterator[None]:
+        """Alone with this digest among all processes."""
+        lock = self._path(digest).with_suffix(".lock")
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _make(self, digest: str, content: Content) -> Stored:
+        handle, name = tempfile.mkstemp(dir=self._folder, prefix="making-")
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "wb", buffering=0) as file:
+                seen = Hashed()
+                for piece in content():
+                    seen.update(piece)
+                    file.write(piece)
+            if seen.digest != digest:
+                raise HostNotReady(f"the head's Docker gave other bytes for {digest} than that digest's")
+            return self.keep(temporary, seen)
+        except OSError as error:
+            raise HostNotReady(f"the head's layer store cannot be written: {error.strerror}", where=str(self._folder),
+                               hint="free some space, or move it with XDG_CACHE_HOME") from error  # fmt: skip
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def keep(self, file: Path, seen: Hashed) -> Stored:
+        """Take in a file whose content was seen; it is moved."""
+        self.make_room(seen.size, sparing=seen.digest)
+        path = self._path(seen.digest)
+        _write_whole(path.with_suffix(".chunks"), seen.chunks)
+        file.replace(path)
+        return Stored(seen.digest, seen.size, seen.chunks, path)
+
+    def make_room(self, size: int, *, sparing: str = "") -> None:
+        """Remove least recently used blobs until `size` more bytes fit the limit and the disk."""
+        blobs = sorted(self._blobs(), key=lambda path: path.stat().st_mtime)
+        used = sum(path.stat().st_size for path in blobs)
+        for path in blobs:
+            free = shutil.disk_usage(self._folder).free
+            if used + size <= self._limit_bytes and free >= RESERVE_BYTES:
+                return
+            if path != self._path(sparing or "sha256:" + "0" * 64) and (freed := _evict(path)):
+                used -= freed
+        self._sweep()
+
+    def _sweep(self) -> None:
+        for path in self._folder.glob("making-*"):
+            with suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > STALE_S:
+                    path.unlink()
+
+    def _blobs(self) -> list[Path]:
+        return [path for path in self._folder.iterdir() if len(path.name) == 64 and not path.suffix]
+
+    def _path(self, digest: str) -> Path:
+        return self._folder / checked(digest)[len("sha256:") :]
+
+
+def _evict(path: Path) -> int:
+    """Remove a blob unless somebody is sending it; the bytes that went."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return 0
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        size = os.fstat(descriptor).st_size
+        path.unlink(missing_ok=True)
+        path.with_suffix(".chunks").unlink(missing_ok=True)
+    except BlockingIOError:
+        return 0
+    finally:
+        os.close(descriptor)
+    return size
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix="making-")
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    Path(name).replace(path)

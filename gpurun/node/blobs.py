@@ -1,0 +1,248 @@
+"""Blobs move between hosts: the operations the head drives a transfer with.
+
+``blobs.open`` makes a host part of a transfer, ``blobs.expect`` announces a blob, ``blobs.grant`` lets one neighbour
+in, ``blobs.fetch`` pulls from a neighbour, ``blobs.feed`` takes chunks from the head itself over the SSH channel, and
+``blobs.close`` ends it. A host that nobody closes keeps nothing open: everything goes with the agent.
+"""
+
+import fcntl
+import os
+import socket
+import struct
+import threading
+import time
+from typing import Any, Dict, Generator, Iterator, List, Optional, Sequence, Tuple
+
+from gpurun.node import frames, links
+from gpurun.node.call import Call, OpError
+from gpurun.node.spool import Blob, Spool
+
+PROGRESS_EVERY_S = 0.25
+# How many chunks in a row go over one lane.
+STRIPE = 16
+_SIOCGIFADDR = 0x8915
+
+
+class Transfer:
+    """What this host holds of one transfer."""
+
+    def __init__(self, ident: str, certificate: str, key: str, bind: str, rate_bytes_s: Optional[float]) -> None:
+        self.spool = Spool(spool_folder(), ident)
+        self.certificate = certificate
+        self.key = key
+        self.blobs: Dict[str, Blob] = {}
+        self.server = links.Server(bind, certificate, key, self.blobs.get, links.Pace(rate_bytes_s))
+
+    def blob(self, digest: str) -> Blob:
+        """An announced blob."""
+        try:
+            return self.blobs[digest]
+        except KeyError:
+            raise OpError("not-found", "%s was not announced" % digest) from None
+
+    def close(self, keep: bool) -> None:
+        """End every connection; remove the blobs' files unless they are to be taken up again."""
+        self.server.close()
+        for digest, blob in list(self.blobs.items()):
+            blob.close()
+            if not keep:
+                self.spool.forget(digest)
+        self.spool.drop_private()
+
+
+_transfers: Dict[str, Transfer] = {}
+_lock = threading.Lock()
+
+
+def spool_folder() -> str:
+    """Where blobs arrive: below the user's cache folder, on the host."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(cache, "gpurun", "spool")
+
+
+def find(ident: str) -> Transfer:
+    """An open transfer.
+
+    Raises:
+        OpError: ``not-found``.
+    """
+    with _lock:
+        transfer = _transfers.get(ident)
+    if transfer is None:
+        raise OpError("not-found", "there is no transfer %s here" % ident)
+    return transfer
+
+
+def address_of(interface: Optional[str]) -> str:
+    """The address neighbours reach this host at: the interface's, else the one SSH came in at."""
+    if interface:
+        name = interface.encode()[:15]
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name))
+                return socket.inet_ntoa(answer[20:24])
+            except OSError:
+                pass  # it has no IPv4 address: SSH's will do
+    return ssh_ends()[1]
+
+
+def ssh_ends() -> Tuple[str, str]:
+    """(the head's address as this host sees it, this host's address as the head sees it)."""
+    parts = os.environ.get("SSH_CONNECTION", "").split()
+    return (parts[0], parts[2]) if len(parts) == 4 else ("127.0.0.1", "127.0.0.1")
+
+
+def open_(
+    call: Call,
+    transfer: str,
+    certificate: str,
+    interface: Optional[str] = None,
+    address: Optional[str] = None,
+    rate_bytes_s: Optional[float] = None,
+) -> Dict[str, Any]:
+    """Take part in a transfer; the payload is its private key.
+
+    Args:
+        interface: to listen on; `address` wins over it.
+        rate_bytes_s: what this host may send.
+
+    Returns:
+        ``{"address", "port", "head", "spool", "free_bytes"}``: where neighbours connect to, and the head's address as
+        seen from here.
+    """
+    key = call.payload.decode("ascii")
+    bind = address or address_of(interface)
+    made = Transfer(transfer, certificate, key, bind, rate_bytes_s)
+    with _lock:
+        _transfers[transfer] = made
+    status = os.statvfs(made.spool.folder)
+    return {
+        "address": bind,
+        "port": made.server.port,
+        "head": ssh_ends()[0],
+        "spool": made.spool.folder,
+        "free_bytes": status.f_bavail * status.f_frsize,
+    }
+
+
+def expect(call: Call, transfer: str, digest: str, size: int) -> Dict[str, Any]:
+    """Announce a blob; the payload is the SHA-256 of each of its chunks.
+
+    Returns:
+        ``{"have_bytes"}``: what an earlier transfer had left of it.
+    """
+    hashes = call.payload
+    here = find(transfer)
+    if digest not in here.blobs:
+        here.blobs[digest] = here.spool.open(digest, size, hashes)
+    return {"have_bytes": here.blobs[digest].have_bytes}
+
+
+def grant(call: Call, transfer: str, token: str) -> None:
+    """Let one connection of a neighbour in."""
+    find(transfer).server.grant(token)
+
+
+def missing(call: Call, transfer: str, digests: List[str], lane: Sequence[int] = (0, 1)) -> links.Wants:
+    """``[[digest, [[first, last], …]], …]`` of the chunks that are not here.
+
+    Args:
+        lane: (number, count): only that lane's share of them.
+    """
+    here = find(transfer)
+    wants = [(digest, list(_share(here.blob(digest).missing(), *lane))) for digest in digests]
+    return [want for want in wants if want[1]]
+
+
+def _share(ranges: List[Tuple[int, int]], lane: int, lanes: int) -> Iterator[Tuple[int, int]]:
+    """Every `lanes`-th stripe of chunks."""
+    if lanes == 1:
+        yield from ranges
+        return
+    for first, last in ranges:
+        for stripe in range(first // STRIPE, last // STRIPE + 1):
+            if stripe % lanes == lane:
+                yield max(first, stripe * STRIPE), min(last, (stripe + 1) * STRIPE - 1)
+
+
+def fetch(
+    call: Call, transfer: str, address: str, port: int, token: str, digests: List[str], lane: Sequence[int] = (0, 1)
+) -> Generator[Dict[str, Any], None, Dict[str, Any]]:
+    """Pull what is missing of some blobs from a neighbour; yields ``{"bytes", "digest"}`` now and then.
+
+    Args:
+        lane: as in `missing`.
+
+    Returns:
+        ``{"bytes"}``: received by this call.
+
+    Raises:
+        OpError: ``no-route``, ``link-lost``, ``corrupt``; ``no-space`` (as an OSError) when the disk is full.
+    """
+    here = find(transfer)
+    wants = missing(call, transfer, digests, lane)
+    source = links.fetch(
+        (address, port), here.certificate, here.key, token, wants,
+        lambda connection: call.on_cancel(lambda: connection.shutdown(socket.SHUT_RDWR)),
+    )  # fmt: skip
+    return (yield from _keep(call, here, source))
+
+
+def feed(call: Call, transfer: str) -> Generator[Dict[str, Any], None, Dict[str, Any]]:
+    """Take chunks from the head: the payload is a sequence of ``chunk`` frames; yields as `fetch`."""
+    here = find(transfer)
+
+    def source() -> Generator[Tuple[str, int, bytes], None, None]:
+        decoder = frames.Decoder()
+        for piece in call.chunks():
+            for frame in decoder.feed(piece):
+                yield str(frame.header.get("d")), int(frame.header.get("i", -1)), frame.payload
+
+    return (yield from _keep(call, here, source()))
+
+
+def _keep(
+    call: Call, here: Transfer, source: "Generator[Tuple[str, int, bytes], None, None] | Any"
+) -> Generator[Dict[str, Any], None, Dict[str, Any]]:
+    received, told = 0, time.monotonic()
+    for digest, index, piece in source:
+        here.blob(digest).write(index, piece)
+        received += len(piece)
+        call.check()
+        if time.monotonic() - told >= PROGRESS_EVERY_S:
+            told = time.monotonic()
+            yield {"bytes": received, "digest": digest}
+    return {"bytes": received}
+
+
+def status(call: Call, transfer: str) -> Dict[str, Any]:
+    """``{"blobs": {digest: bytes here}, "sent_bytes"}``."""
+    here = find(transfer)
+    return {
+        "blobs": {digest: blob.have_bytes for digest, blob in list(here.blobs.items())},
+        "sent_bytes": here.server.sent_bytes,
+    }
+
+
+def close(call: Call, transfer: str, keep: bool = False) -> None:
+    """Leave a transfer. Idempotent.
+
+    Args:
+        keep: leave what has arrived for the next transfer of the same blobs.
+    """
+    with _lock:
+        here = _transfers.pop(transfer, None)
+    if here is not None:
+        here.close(keep)
+
+
+OPS = {
+    "open": open_,
+    "expect": expect,
+    "grant": grant,
+    "missing": missing,
+    "fetch": fetch,
+    "feed": feed,
+    "status": status,
+    "close": close,
+}

@@ -1,0 +1,264 @@
+"""Content-addressed blobs while they arrive: each chunk is verified before anybody can read it.
+
+A blob is announced with its size and the SHA-256 of every chunk. Chunks may arrive in any order and from anywhere;
+one that does not have its hash is refused. Readers wait for the chunk they need, so a blob can be forwarded and
+loaded while it is still arriving. The files are sparse; what an interrupted transfer left is verified and used again.
+"""
+
+import fcntl
+import hashlib
+import hmac
+import os
+import re
+import threading
+import time
+from typing import Dict, List, Optional, Tuple
+
+from gpurun.node.call import OpError
+
+CHUNK = 1 << 20
+HASH_BYTES = 32
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
+# What a transfer that nobody came back to has left is removed after a day.
+STALE_S = 24 * 3600.0
+
+
+class Corrupt(OpError):
+    """A chunk is not what was announced."""
+
+    def __init__(self, digest: str, index: int) -> None:
+        super().__init__("corrupt", "chunk %d of %s is not what was announced" % (index, digest))
+
+
+def chunk_hashes(path: str) -> bytes:
+    """The SHA-256 of every chunk of a file, one after the other."""
+    hashes = bytearray()
+    with open(path, "rb", buffering=0) as file:
+        while True:
+            piece = file.read(CHUNK)
+            if not piece:
+                return bytes(hashes)
+            hashes += hashlib.sha256(piece).digest()
+
+
+def checked(digest: str) -> str:
+    """The digest itself, if it is one: it becomes a file's name.
+
+    Raises:
+        OpError: ``bad-request``.
+    """
+    if not isinstance(digest, str) or not _DIGEST.match(digest):
+        raise OpError("bad-request", "%r is no sha256 digest" % (digest,))
+    return digest
+
+
+class Blob:
+    """One blob, there or arriving. Thread-safe.
+
+    Args:
+        hashes: of all chunks, 32 bytes each.
+        descriptor: the file, open for reading and (unless `complete`) writing; the blob owns it.
+        complete: the file's content is known to be right.
+    """
+
+    def __init__(self, digest: str, size: int, hashes: bytes, descriptor: int, complete: bool = False) -> None:
+        count = (size + CHUNK - 1) // CHUNK
+        if size < 0 or len(hashes) != count * HASH_BYTES:
+            raise OpError("bad-request", "%s: %d bytes do not have %d bytes of hashes" % (digest, size, len(hashes)))
+        self.digest = digest
+        self.size = size
+        self.count = count
+        self.descriptor = descriptor
+        self._hashes = hashes
+        self._have = bytearray((b"\1" if complete else b"\0") * count)
+        self._missing = 0 if complete else count
+        self._arrived = threading.Condition()
+        self._closed = False
+
+    @property
+    def complete(self) -> bool:
+        """True when every chunk is there."""
+        return self._missing == 0
+
+    @property
+    def have_bytes(self) -> int:
+        """How much of it is there."""
+        if self.complete:
+            return self.size
+        whole = (self.count - self._missing) * CHUNK
+        last_is_here = self.count > 0 and self._have[-1]
+        return whole - (self.count * CHUNK - self.size) if last_is_here else whole
+
+    def length(self, index: int) -> int:
+        """The bytes of one chunk: `CHUNK`, less for the last."""
+        return min(CHUNK, self.size - index * CHUNK)
+
+    def take_up(self) -> None:
+        """Use what the file already holds of an interrupted transfer, after verifying it."""
+        end = os.fstat(self.descriptor).st_size
+        position = 0
+        while position < end:
+            try:
+                position = os.lseek(self.descriptor, position, os.SEEK_DATA)
+            except OSError:
+                break  # only a hole is left
+            index = position // CHUNK
+            if index >= self.count:
+                break
+            piece = os.pread(self.descriptor, self.length(index), index * CHUNK)
+            if self._is(index, piece):
+                self._mark(index)
+            position = (index + 1) * CHUNK
+
+    def _is(self, index: int, piece: "bytes | memoryview") -> bool:
+        expected = self._hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES]
+        return len(piece) == self.length(index) and hmac.compare_digest(hashlib.sha256(piece).digest(), expected)
+
+    def _mark(self, index: int) -> None:
+        with self._arrived:
+            if not self._have[index]:
+                self._have[index] = 1
+                self._missing -= 1
+            self._arrived.notify_all()
+
+    def write(self, index: int, piece: "bytes | memoryview") -> bool:
+        """Keep a chunk; False if it was there already.
+
+        Raises:
+            Corrupt: it is not the chunk that was announced.
+            OSError: the disk is full or broken.
+        """
+        if not 0 <= index < self.count:
+            raise OpError("bad-request", "%s has no chunk %d" % (self.digest, index))
+        if self._have[index]:
+            return False
+        if not self._is(index, piece):
+            raise Corrupt(self.digest, index)
+        view, position = memoryview(piece), index * CHUNK
+        while view:
+            written = os.pwrite(self.descriptor, view, position)
+            view, position = view[written:], position + written
+        self._mark(index)
+        return True
+
+    def wait(self, index: int, timeout_s: float) -> bool:
+        """Wait until a chunk is there; False when it is not within `timeout_s`.
+
+        Raises:
+            OpError: ``closed``: it will never be.
+        """
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._have[index] or self._closed, timeout_s)
+            if self._closed:
+                raise OpError("closed", "the transfer of %s has ended" % self.digest)
+            return bool(self._have[index])
+
+    def wait_complete(self, timeout_s: float) -> bool:
+        """Wait until the whole blob is there; False when it is not within `timeout_s`."""
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._missing == 0 or self._closed, timeout_s)
+            if self._closed:
+                raise OpError("closed", "the transfer of %s has ended" % self.digest)
+            return self._missing == 0
+
+    def read_into(self, index: int, buffer: memoryview) -> memoryview:
+        """A chunk that is there, as the part of `buffer` it fills.
+
+        Raises:
+            OSError: the file cannot be read, or has been cut short.
+        """
+        view = buffer[: self.length(index)]
+        done = 0
+        while done < len(view):
+            count = os.preadv(self.descriptor, [view[done:]], index * CHUNK + done)
+            if count == 0:
+                raise OSError("the file of %s has been cut short" % self.digest)
+            done += count
+        return view
+
+    def missing(self) -> List[Tuple[int, int]]:
+        """The chunks that are not there, as ranges (first, last)."""
+        ranges: List[Tuple[int, int]] = []
+        with self._arrived:
+            have = bytes(self._have)
+        index = have.find(b"\0")
+        while index >= 0:
+            end = have.find(b"\1", index)
+            last = (end if end >= 0 else len(have)) - 1
+            ranges.append((index, last))
+            index = have.find(b"\0", last + 1)
+        return ranges
+
+    def close(self) -> None:
+        """Wake every reader that waits, and close the file. Idempotent."""
+        with self._arrived:
+            if self._closed:
+                return
+            self._closed = True
+            self._arrived.notify_all()
+        os.close(self.descriptor)
+
+
+class Spool:
+    """The folder of one host where blobs arrive; one for each transfer, all on the same files.
+
+    Two transfers never write to one file: the second of them gets a file of its own, which goes with it.
+    """
+
+    def __init__(self, folder: str, transfer: str) -> None:
+        self.folder = folder
+        self._transfer = transfer
+        self._paths: Dict[str, str] = {}
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        self._sweep()
+
+    def open(self, digest: str, size: int, hashes: bytes) -> Blob:
+        """A blob to receive, with whatever an earlier transfer left of it."""
+        path = os.path.join(self.folder, checked(digest)[len("sha256:") :] + ".part")
+        descriptor = _locked(path)
+        if descriptor is None:
+            path = "%s.%s" % (path, self._transfer)
+            descriptor = _locked(path)
+            if descriptor is None:
+                raise OpError("conflict", "another transfer uses %s" % path)
+        self._paths[digest] = path
+        os.ftruncate(descriptor, min(size, os.fstat(descriptor).st_size))
+        blob = Blob(digest, size, hashes, descriptor)
+        blob.take_up()
+        return blob
+
+    def forget(self, digest: str) -> None:
+        """Remove a blob's file. The blob stays readable for those who have it open."""
+        path = self._paths.pop(digest, None)
+        if path is not None and os.path.exists(path):
+            os.unlink(path)
+
+    def drop_private(self) -> None:
+        """Remove the files that only this transfer could have used again."""
+        for digest, path in list(self._paths.items()):
+            if path.endswith("." + self._transfer):
+                self.forget(digest)
+
+    def _sweep(self) -> None:
+        """Remove what transfers have left that nobody came back to."""
+        for name in os.listdir(self.folder):
+            path = os.path.join(self.folder, name)
+            if time.time() - os.lstat(path).st_mtime > STALE_S:
+                descriptor = _locked(path)
+                if descriptor is not None:
+                    os.unlink(path)
+                    os.close(descriptor)
+
+
+def _locked(path: str) -> Optional[int]:
+    """The file, made if missing, open and locked; None when another process has it."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.exists(path) and os.stat(path).st_ino == os.fstat(descriptor).st_ino:
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        os.close(descriptor)  # it was removed while we waited for it: take the new one

@@ -1,0 +1,218 @@
+"""Host keys before they are trusted: fetched, laid beside what is known, written only when a person says so.
+
+Keys come from ``ssh-keyscan``, for all hosts at once. A host behind a jump host or a proxy command is asked by
+``ssh`` itself with an empty known_hosts file of its own; it shows the one key that the two agree on.
+"""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from gpurun.errors import BadInput
+from gpurun.inventory import write
+from gpurun.remote import known_hosts, sshfp
+from gpurun.remote.known_hosts import Entry
+from gpurun.remote.ssh_config import Route
+
+KeyState = Literal["known", "new", "changed", "revoked"]
+DnsState = Literal["matches", "differs", ""]
+
+
+@dataclass(frozen=True)
+class OfferedKey:
+    """A key that a host shows.
+
+    Attributes:
+        known: fingerprints that known_hosts has for this type, if they differ from this key's.
+        dns: what SSHFP records say of it; empty if they say nothing.
+    """
+
+    kind: str
+    blob: bytes
+    state: KeyState
+    known: tuple[str, ...] = ()
+    dns: DnsState = ""
+
+    @property
+    def fingerprint(self) -> str:
+        """As ``ssh-keygen -lf`` prints it."""
+        return known_hosts.fingerprint(self.blob)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What one host shows.
+
+    Attributes:
+        name: what known_hosts calls it.
+        file: the known_hosts file that a new key would be written to.
+        keys: empty if the host did not answer.
+    """
+
+    host: str
+    name: str
+    file: Path
+    keys: tuple[OfferedKey, ...]
+
+    @property
+    def state(self) -> Literal["known", "new", "changed", "revoked", "unreachable"]:
+        """The worst that can be said of its keys; a host with a known key and others unknown is known."""
+        states = {key.state for key in self.keys}
+        for state in ("revoked", "changed", "known", "new"):
+            if state in states:
+                return state
+        return "unreachable"
+
+
+def offers(routes: Sequence[Route], *, timeout_s: float = 5.0, dns: bool = True) -> tuple[Offer, ...]:
+    """The keys that hosts show, and what is known of them, in the order given. Never raises for one host."""
+    scanned = _scan([route for route in routes if not _is_indirect(route)], timeout_s)
+    with ThreadPoolExecutor(max_workers=32) as pool:
+        indirect = [route for route in routes if _is_indirect(route)]
+        scanned.update(zip((r.name for r in indirect), pool.map(lambda r: _through(r, timeout_s), indirect), strict=True))
+        answered = [route for route in routes if scanned.get(route.name)]
+        records = pool.map(lambda r: sshfp.lookup(r.hostname) if dns else (), answered)
+        by_name = dict(zip((route.name for route in answered), records, strict=True))
+    return tuple(_offer(route, scanned.get(route.name, ()), by_name.get(route.name, ())) for route in routes)
+
+
+def accept(offered: Iterable[Offer], *, replace: bool = False) -> int:
+    """Writes the new keys of hosts to their known_hosts files; how many keys.
+
+    Args:
+        replace: also of hosts whose key changed, and takes their old ones out. Without it they are passed over.
+    Raises BadInput: a file cannot be written, or an old key stands in a line that is not the host's alone.
+    """
+    by_file: dict[Path, list[Offer]] = {}
+    for offer in offered:
+        if offer.state in ("new", "known") or (replace and offer.state == "changed"):
+            by_file.setdefault(offer.file, []).append(offer)
+    count = 0
+    for file, chosen in by_file.items():
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with write.locked(file) as real:
+            before = real.read_text(errors="surrogateescape") if real.exists() else ""
+            after = before
+            for offer in chosen:
+                after = _with(after, offer, str(file))
+                count += sum(key.state in ("new", "changed") for key in offer.keys)
+            if after != before:
+                write.replace(real, after.encode(errors="surrogateescape"))
+    return count
+
+
+def _is_indirect(route: Route) -> bool:
+    return route.jump is not None or route.proxy_command is not None
+
+
+def _known_as(route: Route) -> str:
+    return route.host_key_alias or known_hosts.lookup_name(route.hostname, route.port)
+
+
+def _scan(routes: Sequence[Route], timeout_s: float) -> dict[str, tuple[Entry, ...]]:
+    """Keys by host; one ssh-keyscan for all hosts of a port, names over stdin, so that none is an option."""
+    found: dict[str, tuple[Entry, ...]] = {}
+    for port in dict.fromkeys(route.port for route in routes):
+        there = [route for route in routes if route.port == port]
+        names = "".join(f"{route.hostname}\n" for route in there if not any(c.isspace() for c in route.hostname))
+        argv = ["ssh-keyscan", "-T", str(max(1, round(timeout_s))), "-p", str(port), "-f", "-"]
+        entries = known_hosts.parse(_output(argv, names, timeout_s * 2 + len(there)), "ssh-keyscan")
+        for route in there:
+            name = known_hosts.lookup_name(route.hostname, port)
+            found[route.name] = tuple(entry for entry in entries if entry.names.lower() == name)
+    return found
+
+
+def _through(route: Route, timeout_s: float) -> tuple[Entry, ...]:
+    """The key that a host shows to ssh, which finds the way through jump hosts; those must be trusted already."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "known_hosts"
+        options = {
+            "BatchMode": "yes",
+            "ConnectTimeout": str(max(1, round(timeout_s))),
+            "GlobalKnownHostsFile": "/dev/null",
+            "HashKnownHosts": "no",
+            "HostKeyAlias": "asked",
+            "PreferredAuthentications": "none",
+            "StrictHostKeyChecking": "accept-new",  # into a file of its own, which is thrown away
+            "UpdateHostKeys": "no",
+            "UserKnownHostsFile": str(file),
+            "HostName": route.hostname,
+            "Port": str(route.port),
+        }
+        argv = ["ssh", *(["-F", route.config] if route.config else [])]
+        for key, value in options.items():
+            argv += ["-o", f"{key}={value}"]
+        _output([*argv, "--", route.name, "true"], "", timeout_s * 3)
+        return known_hosts.parse(file.read_text() if file.exists() else "", str(file))
+
+
+def _output(argv: Sequence[str], stdin: str, timeout_s: float) -> str:
+    try:
+        done = subprocess.run(argv, input=stdin.encode(), capture_output=True, timeout=timeout_s, check=False)
+    except OSError as error:
+        raise BadInput(f"cannot run {argv[0]}: {error.strerror}", hint="install the OpenSSH client") from error
+    except subprocess.TimeoutExpired as error:
+        return (error.stdout or b"").decode(errors="replace")
+    return done.stdout.decode(errors="replace")
+
+
+def _offer(route: Route, shown: Iterable[Entry], records: Sequence[sshfp.Record]) -> Offer:
+    entries = known_hosts.load(route.known_hosts)
+    known = known_hosts.find(entries, route.hostname, route.port, route.host_key_alias)
+    keys = tuple(_judged(entry, known, records) for entry in sorted(shown, key=lambda entry: entry.kind))
+    return Offer(route.name, _known_as(route), Path(route.known_hosts[0]), keys)
+
+
+def _judged(entry: Entry, known: Sequence[Entry], records: Sequence[sshfp.Record]) -> OfferedKey:
+    same_kind = [other for other in known if other.kind == entry.kind and other.marker == ""]
+    about = [record for record in records if record.is_about(entry.kind)]
+    dns: DnsState = ""
+    if about:
+        dns = "matches" if any(record.matches(entry.blob) for record in about) else "differs"
+    state: KeyState = "new"
+    if any(other.marker == "@revoked" and other.blob == entry.blob for other in known):
+        state = "revoked"
+    elif any(other.blob == entry.blob for other in same_kind):
+        state = "known"
+    elif same_kind:
+        state = "changed"
+    others = tuple(other.fingerprint for other in same_kind) if state == "changed" else ()
+    return OfferedKey(entry.kind, entry.blob, state, others, dns)
+
+
+def _with(text: str, offer: Offer, file: str) -> str:
+    """A known_hosts file with an offer's new keys, and without the host's old keys of types that changed."""
+    changed = {key.kind for key in offer.keys if key.state == "changed"}
+    old = {e.line: e for e in known_hosts.parse(text, file) if e.kind in changed and e.marker == "" and e.matches(offer.name)}
+    lines = text.splitlines(keepends=True)
+    kept = [_without(line, old[number], offer.name) if number in old else line for number, line in enumerate(lines, 1)]
+    if kept and kept[-1] and not kept[-1].endswith("\n"):
+        kept.append("\n")
+    for key in offer.keys:
+        if key.state in ("new", "changed"):
+            kept.append(f"{offer.name} {key.kind} {base64.b64encode(key.blob).decode()}\n")
+    return "".join(kept)
+
+
+def _without(line: str, entry: Entry, name: str) -> str:
+    """A line without one of its names; nothing if that was the only one."""
+    names = entry.names.split(",")
+    left = [other for other in names if other.lower() != name.lower()]
+    if entry.names.startswith("|1|") or not left:
+        return ""
+    if len(left) == len(names):
+        raise BadInput(f"the old key of {name} stands in a line with a pattern; take it out by hand", where=entry.where)
+    return line.replace(entry.names, ",".join(left), 1)
+
+
+def by_host(offered: Iterable[Offer]) -> Mapping[str, Offer]:
+    """Offers by the inventory's host name."""
+    return {offer.host: offer for offer in offered}
