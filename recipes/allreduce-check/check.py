@@ -12,8 +12,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+from typing import TextIO
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -114,6 +113,11 @@ def mpi_problems() -> tuple[int, list[str]]:
     return len(kinds) * len(LENGTHS), [f"MPI: {text}" for text in wrong_sums(mpi_sum, kinds, rank, size)]
 
 
+def say(text: str, stream: TextIO = sys.stdout) -> None:
+    # The line and its end in one write: mpirun puts its tag before whatever it reads at a time.
+    print(text + "\n", end="", flush=True, file=stream)
+
+
 def main() -> int:
     in_mpi = "OMPI_COMM_WORLD_SIZE" in os.environ
     mpi_count, problems = mpi_problems() if in_mpi else (0, [])
@@ -129,15 +133,14 @@ def main() -> int:
     problems += [f"Horovod: {text}" for text in fused_sums_wrong(rank, size)]
     by_mpi = f"{mpi_count} by MPI" if in_mpi else "none by MPI (not started by mpirun)"
     outcome = f"{len(problems)} WRONG" if problems else "all exact"
-    print(
+    say(
         f"rank {rank} of {size}, local {hvd.local_rank()} of {hvd.local_size()} on {socket.gethostname()}: "
-        f"{len(kinds) * len(LENGTHS) + 1} reductions by Horovod, {by_mpi}: {outcome}",
-        flush=True,
+        f"{len(kinds) * len(LENGTHS) + 1} reductions by Horovod, {by_mpi}: {outcome}"
     )
     if left_out := set(TYPES) - set(kinds):
-        print(f"rank {rank}: too many ranks for exact sums of {', '.join(sorted(left_out))}", flush=True)
+        say(f"rank {rank}: too many ranks for exact sums of {', '.join(sorted(left_out))}")
     for problem in problems:
-        print(f"rank {rank}: {problem}", file=sys.stderr, flush=True)
+        say(f"rank {rank}: {problem}", sys.stderr)
     wrong = float(hvd.allreduce(tf.constant(float(len(problems))), op=hvd.Sum, name="problems"))
     return 1 if wrong else 0
 

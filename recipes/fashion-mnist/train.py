@@ -20,11 +20,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+
+try:
+    import gpurun_runtime as gpurun  # in the container of a gpurun job; the script runs without it, too
+except ImportError:
+    gpurun = None
 
 CLASSES = 10
 SIDE = 28  # pixels
@@ -140,14 +143,16 @@ class Trainer:
         """Write a checkpoint; only rank 0 does, and only where there is a folder for it."""
         if self.checkpoints:
             self.checkpoints.save()
+            if gpurun:
+                gpurun.checkpointed(int(self.optimizer.iterations))
 
     @tf.function(reduce_retracing=True)
     def step(self, pixels: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         """One optimizer step on this rank's batch with the gradients of all; returns this rank's loss."""
         with tf.GradientTape() as tape:
             loss = self.loss(labels, self.model(tf.cast(pixels, tf.float32)[..., None], training=True))
-        gradients = tape.gradient(loss, self.model.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
+        # Not apply_gradients: Horovod averages where the optimizer computes gradients, not where it applies them.
+        self.optimizer.minimize(loss, self.model.trainable_variables, tape=tape)
         return loss
 
     def run_epoch(self, images: Images, stop: Stop) -> bool:
@@ -165,6 +170,8 @@ class Trainer:
             batch = mine[number * chosen.batch : (number + 1) * chosen.batch]
             losses.append(float(self.step(images.pixels[batch], images.labels[batch])))
             self.seen.assign((number + 1) * chosen.batch * size)
+            if gpurun:
+                gpurun.progress(epoch * steps + number + 1, of=chosen.epochs * steps, loss=losses[-1])
         self.epoch.assign(epoch + 1)
         self.seen.assign(0)
         rate = len(losses) * chosen.batch / (time.monotonic() - started)
@@ -181,10 +188,10 @@ class Trainer:
         return float(hvd.allreduce(tf.constant(float(right)), op=hvd.Sum, name="right")) / len(images.labels)
 
     def same_on_all_ranks(self) -> bool:
-        """Whether training kept the ranks' networks bitwise equal, as synchronous training must."""
-        norms = tf.stack([tf.reduce_sum(tf.cast(value, tf.float64)) for value in self.model.variables])
-        everyone = hvd.allgather(norms[None], name="norms").numpy()
-        return bool((everyone == everyone[0]).all())
+        """Whether synchronous training kept every rank's network the same, up to the rounding of sums."""
+        sums = tf.stack([tf.reduce_sum(tf.cast(value, tf.float64)) for value in self.model.variables])
+        everyone = hvd.allgather(sums[None], name="sums").numpy()
+        return bool(np.allclose(everyone, everyone[0], rtol=1e-4, atol=1e-4))
 
 
 def use_own_device(threads: int) -> str:
@@ -200,7 +207,8 @@ def use_own_device(threads: int) -> str:
 
 
 def say(text: str) -> None:
-    print(f"rank {hvd.rank()}: {text}", flush=True)
+    # The line and its end in one write: mpirun puts its tag before whatever it reads at a time.
+    print(f"rank {hvd.rank()}: {text}\n", end="", flush=True)
 
 
 def main() -> int:
@@ -218,7 +226,8 @@ def main() -> int:
         trainer.save()
         if not finished:
             say(f"told to stop after {int(trainer.seen)} images of epoch {int(trainer.epoch) + 1}")
-            hvd.barrier()  # nobody leaves, and has the launcher end the others, before rank 0 has saved
+            # A barrier: who leaves first makes the launcher end the others, and rank 0 has to have saved by then.
+            hvd.allreduce(tf.zeros(1), name="saved")
             return STOPPED
     accuracy = trainer.accuracy(read_images(arguments.data, "t10k"))
     if not trainer.same_on_all_ranks():

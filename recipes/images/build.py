@@ -28,8 +28,10 @@ import wheelhouse
 
 HERE = Path(__file__).resolve().parent
 TRAIN = HERE / "tf2.15"
-ADDITIONS = ("openmpi", "data", "binutils", "compilers")
-TINY_IMAGE, BASE_IMAGE, TRAIN_IMAGE = "gpurun/tiny:1", "gpurun/base:bookworm", "gpurun/train:tf2.15"
+ADDITIONS = ("openmpi", "data", "binutils", "compilers")  # each on top of those before it
+IMAGE = {"tf2.15": "gpurun/train:tf2.15", "base": "gpurun/base:bookworm", "tiny": "gpurun/tiny:1"}
+IMAGES = tuple(IMAGE)
+TRAIN_IMAGE = IMAGE["tf2.15"]
 LABEL = "gpurun.inputs"
 
 
@@ -75,15 +77,15 @@ class Cache:
         """Downloaded wheels, and Horovod's own."""
         return self.folder / "wheels"
 
-    def layers(self, needed: tuple[str, ...]) -> Path:
-        """The folder with ``base.tar``, ``tiny.tar`` and a tar per addition; made if one `needed` is missing."""
+    def layers(self, additions: tuple[str, ...] = ADDITIONS[:-1]) -> Path:
+        """The folder with ``base.tar``, ``tiny.tar`` and a tar per addition; made anew if one is missing."""
         folder = self.folder / "images" / f"debian-{debian_inputs()}"
-        if all((folder / f"{name}.tar").is_file() for name in needed):
+        if all((folder / f"{name}.tar").is_file() for name in ("base", "tiny", *additions)):
             return folder
         say("Debian packages: root file system and layers")
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="debian-", dir=folder.parent) as scratch:
-            lists = {name: rootfs.package_list(TRAIN / f"debian-{name}.txt") for name in ADDITIONS}
+            lists = {name: rootfs.package_list(TRAIN / f"debian-{name}.txt") for name in additions}
             rootfs.build(rootfs.package_list(HERE / "base" / "debian.txt"), lists, Path(scratch))
             if folder.is_dir():
                 shutil.rmtree(folder)
@@ -110,12 +112,12 @@ def train_inputs() -> str:
     return wheelhouse.digest(*(TRAIN / name for name in names)) + debian_inputs() + wheel_inputs()
 
 
-def build_from_tar(image: str, name: str, engine: Engine, cache: Cache) -> None:
-    """Import one of the root file systems as an image of one layer."""
-    inputs = debian_inputs()
+def build_from_tar(name: str, engine: Engine, cache: Cache) -> None:
+    """Import one of the root file systems, ``tiny`` or ``base``, as an image of one layer."""
+    image, inputs = IMAGE[name], debian_inputs()
     if engine.has(image, inputs):
         return say(f"{image} is up to date")
-    tar = cache.layers((name,)) / f"{name}.tar"
+    tar = cache.layers() / f"{name}.tar"
     say(f"{image}: importing {tar.stat().st_size / 1e6:.0f} MB")
     engine.run("import", "--change", f"LABEL {LABEL}={inputs}", "--change", 'CMD ["/bin/sh"]', str(tar), image)
     return None
@@ -127,8 +129,8 @@ def build_train(engine: Engine, cache: Cache) -> None:
     if engine.has(TRAIN_IMAGE, inputs):
         return say(f"{TRAIN_IMAGE} is up to date")
     wheel = horovod_wheel(engine, cache)
-    build_from_tar(BASE_IMAGE, "base", engine, cache)
-    layers = cache.layers(("base", "openmpi", "data", "binutils"))
+    build_from_tar("base", engine, cache)
+    layers = cache.layers()
     say("wheels of TensorFlow and what Horovod needs")
     tools = wheelhouse.fetch(TRAIN / "build.txt", cache.wheels)
     wheels = {name: wheelhouse.fetch(TRAIN / f"{name}.txt", cache.wheels) for name in ("tensorflow", "horovod")}
@@ -150,8 +152,8 @@ def horovod_wheel(engine: Engine, cache: Cache) -> Path:
     """Horovod's wheel from the cache, else built in a container of the image's own lower layers."""
     folder = cache.wheels / f"horovod-built-{wheel_inputs()}"
     if not folder.is_dir():
-        layers = cache.layers(("base", *ADDITIONS))
-        build_from_tar(BASE_IMAGE, "base", engine, cache)
+        layers = cache.layers(ADDITIONS)
+        build_from_tar("base", engine, cache)
         say("wheels to build Horovod with")
         names = ("tensorflow.txt", "horovod.txt", "build.txt")
         sources = [wheelhouse.fetch(TRAIN / name, cache.wheels) for name in names]
@@ -221,8 +223,11 @@ STARTED = time.monotonic()
 def main() -> None:
     """Build what the command line names, one process at a time."""
     parser = argparse.ArgumentParser(description="Build gpurun's images from Debian packages and PyPI.")
-    parser.add_argument("images", nargs="*", help="tiny, base, tf2.15; all of them if none is named")
-    images = parser.parse_args().images or ["tiny", "base", "tf2.15"]
+    parser.add_argument(
+        "images", nargs="*", metavar="IMAGE", choices=[*IMAGES, []], help=", ".join(IMAGES) + "; all if none is named"
+    )
+    # The training image first: with Horovod's wheel missing it needs more layers made than the others do.
+    images = sorted(parser.parse_args().images or IMAGES, key=IMAGES.index)
     cache = Cache(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpurun")
     cache.folder.mkdir(parents=True, exist_ok=True)
     engine = Engine(engine_host())
@@ -232,7 +237,7 @@ def main() -> None:
             if name == "tf2.15":
                 build_train(engine, cache)
             else:
-                build_from_tar({"tiny": TINY_IMAGE, "base": BASE_IMAGE}[name], name, engine, cache)
+                build_from_tar(name, engine, cache)
 
 
 if __name__ == "__main__":

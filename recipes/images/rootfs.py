@@ -41,18 +41,18 @@ def build(base: Sequence[str], additions: Mapping[str, Sequence[str]], into: Pat
         additions: name → packages. Each tar holds what installing its packages changed, on top of all before it.
 
     Raises:
-        subprocess.CalledProcessError: a tool failed; it has said why on stderr.
+        subprocess.CalledProcessError: a tool failed; what it said is on stderr.
     """
     with tempfile.TemporaryDirectory(prefix="gpurun-rootfs-", dir=into) as scratch:
         tree = Path(scratch) / "tree"
         _bootstrap(tree, base)
         _archive(tree, into / "base.tar", _changed_since(tree, 0))
         environment = _apt_environment(tree, Path(scratch))
-        _run("apt-get", "--quiet=2", "update", env=environment)
+        _run("apt-get", "update", env=environment)
         _tiny(Path(scratch) / "tiny", into / "tiny.tar", environment)
         for name, packages in additions.items():
             start_ns = _clock_of(tree)
-            _run("apt-get", "--quiet=2", "--yes", "--no-install-recommends", "install", *packages, env=environment)
+            _run("apt-get", "--yes", "--no-install-recommends", "install", *packages, env=environment)
             _archive(tree, into / f"{name}.tar", _changed_since(tree, start_ns))
 
 
@@ -84,7 +84,7 @@ def apt_settings(dump: Iterable[str]) -> tuple[str, ...]:
 def _bootstrap(tree: Path, packages: Sequence[str]) -> None:
     lists = sources(_os_release(), _output("apt-get", "indextargets", "--format", "$(REPO_URI)|$(RELEASE)|$(COMPONENT)",
                                            "Created-By: Packages"))  # fmt: skip
-    argv = ["mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", "--include=" + ",".join(packages)]
+    argv = ["mmdebstrap", "--mode=root", "--variant=minbase", "--include=" + ",".join(packages)]
     argv += [f"--dpkgopt=path-exclude=/{path}" for path in WITHOUT]
     argv += [f"--aptopt={line}" for line in apt_settings(_output("apt-config", "dump"))]
     _run(*argv, SUITE, str(tree), *lists)
@@ -101,7 +101,7 @@ def _tiny(folder: Path, tar: Path, environment: Mapping[str, str]) -> None:
     """The smallest image that has a shell and the usual tools: Debian's static busybox and its links."""
     for part in ("bin", "etc", "proc", "sys", "dev", "run", "var", "root", "download"):
         (folder / part).mkdir(parents=True)
-    _run("apt-get", "--quiet=2", "download", "busybox-static", env=environment, cwd=folder / "download")
+    _run("apt-get", "download", "busybox-static", env=environment, cwd=folder / "download")
     (package,) = (folder / "download").glob("*.deb")
     _run("dpkg-deb", "--extract", str(package), str(folder / "download"))
     # /bin in bookworm, /usr/bin since the merge of the two.
@@ -158,4 +158,10 @@ def _output(*argv: str) -> list[str]:
 
 
 def _run(*argv: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, input: str | None = None) -> None:
-    subprocess.run(argv, check=True, env=env, cwd=cwd, input=input, text=True, stdout=sys.stderr)
+    """Run quietly; what the tool said is shown only if it fails."""
+    done = subprocess.run(
+        argv, check=False, env=env, cwd=cwd, input=input, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    if done.returncode:
+        sys.stderr.write(done.stdout)
+        done.check_returncode()

@@ -8,7 +8,6 @@ not write to the image) and for nothing else.
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import py_compile
 import shutil
@@ -27,6 +26,13 @@ UNUSED = (
 # Only these: patchelf'ed libraries of other wheels do not survive strip.
 STRIPPED = ("tensorflow/**/*.so", "tensorflow/*.so.2", "horovod/**/*.so")
 EPOCH = 1_700_000_000
+LIST_LOADED = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+for file in {getattr(module, "__file__", None) for module in list(sys.modules.values())} - {None}:
+    print(file)
+"""
 
 
 def main() -> None:
@@ -55,12 +61,15 @@ def install(wheels: Path) -> None:
 
 
 def loaded_by(modules: Iterable[str]) -> list[Path]:
-    """Source files of all that importing `modules` loads from the installed packages."""
-    sys.dont_write_bytecode = True
-    for name in modules:
-        importlib.import_module(name)
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    return sorted(Path(file) for file in files if file and file.startswith(str(PACKAGES)) and file.endswith(".py"))
+    """Source files of all that importing `modules` loads from the installed packages.
+
+    In a process of its own: setuptools provides distutils, which TensorFlow imports, only from the next start on.
+    """
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", LIST_LOADED, *modules], check=True, stdout=subprocess.PIPE, text=True
+    )
+    files = [Path(line) for line in done.stdout.splitlines()]
+    return sorted(file for file in files if file.suffix == ".py" and file.is_relative_to(PACKAGES))
 
 
 def compile_sources(sources: Iterable[Path]) -> None:
