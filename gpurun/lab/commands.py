@@ -12,8 +12,8 @@ _TIMEOUT_S = 60.0
 _ENV = {"PATH": SYSTEM_PATH, "LC_ALL": "C.UTF-8"}
 
 
-def run(argv: Sequence[str], *, stdin: str = "") -> str:
-    """Run a program to its end and return its stdout.
+def run(argv: Sequence[str], *, stdin: str = "", merge_stderr: bool = False) -> str:
+    """Run a program to its end and return its stdout, with `merge_stderr` its stderr too.
 
     It inherits the lab's lock (`gpurun.lab.lock`): should we be killed, the lock is not free before the
     program we started has ended too.
@@ -41,4 +41,4 @@ def run(argv: Sequence[str], *, stdin: str = "") -> str:
             f"`{' '.join(argv)}` failed: {'; '.join(said) or f'exit code {done.returncode}'}",
             hint="`gpurun lab down` removes what a failed command left",
         )
-    return done.stdout
+    return done.stdout + done.stderr if merge_stderr else done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -50,7 +51,7 @@ def inventory(spec: LabSpec, hosts: Sequence[LabHost], docker_host: str) -> str:
         "# Written by gpurun lab up, and again by every up: edit a copy.",
         "version: 1",
         f"ssh_config: {SSH_CONFIG}",
-        f"head: {{docker_host: '{docker_host}'}}",
+        f"head: {{docker_host: {json.dumps(docker_host)}}}",
         f"defaults: {{user: {USERS[0].name}, gpus: {spec.gpus}, fabric: {spec.fabric}}}",
         "fabrics:",
         "  tcp: {kind: tcp, interface: eth0}",

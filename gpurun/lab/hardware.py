@@ -19,10 +19,12 @@ def write(folder: Path, lab: str, host: LabHost) -> None:
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
-    folder.chmod(0o755)
     state.save(state.healthy(lab, host), folder / state.FILE)
     rdma.write_sysfs(folder / SYSFS, host)
     (folder / KERNEL_LOG).touch()
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def devices(host: LabHost) -> tuple[str, ...]:

@@ -53,9 +53,15 @@ def hosts(own_name: str, addresses: Mapping[str, IPv4Address], *, resolve_names:
     return _lines("127.0.0.1 localhost", *(known if resolve_names else [f"127.0.1.1 {own_name}"]))
 
 
-def sshd_config(sftp_server: str) -> str:
-    """``/etc/ssh/sshd_config``: keys only, and room for a fleet of sessions at once (sshd_config(5))."""
+def sshd_config(sftp_server: str, *, has_penalties: bool) -> str:
+    """``/etc/ssh/sshd_config``: keys only, and room for a fleet of sessions at once (sshd_config(5)).
+
+    Args:
+        has_penalties: this sshd shuts out addresses that failed to log in (OpenSSH 9.8 and later); in a lab all
+            people come from one address, and some are there to fail.
+    """
     return _lines(
+        *(["PerSourcePenalties no"] if has_penalties else []),
         "HostKey /etc/ssh/ssh_host_ed25519_key",
         "AuthenticationMethods publickey",
         "PermitRootLogin no",

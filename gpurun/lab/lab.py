@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TypeVar
 
@@ -261,9 +261,16 @@ class Lab:
 
 
 def _all_at_once(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """Do the work for all items, several at a time; when all have ended, raise the first error there was."""
-    with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
+    """Do the work for all items, several at a time; when all have ended, raise the first error there was.
+
+    Also on Ctrl-C nothing is still at work on return: what comes next may take everything down.
+    """
+    pool = ThreadPoolExecutor(max_workers=_AT_ONCE)
+    try:
         futures = [pool.submit(work, item) for item in items]
+        wait(futures)
+    finally:
+        pool.shutdown(cancel_futures=True)
     return [future.result() for future in futures]
 
 

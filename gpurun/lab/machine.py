@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
 
 from gpurun.lab import hardware, identity
 from gpurun.lab.cgroups import Cgroup
+from gpurun.lab.commands import run
 from gpurun.lab.errors import NotInstalled
 from gpurun.lab.gpus.stand_in import HOOK, HOOK_TEXT, StandIn
 from gpurun.lab.inside.boot import Boot, Copy, File
@@ -51,7 +53,7 @@ def boot(
         "/etc/hostname": f"{host.name}\n",
         "/etc/resolv.conf": "# no name server in a lab\n",
         "/etc/environment": identity.environment({"GPURUN_SYSFS": str(hardware.INSIDE / hardware.SYSFS)}),
-        "/etc/ssh/sshd_config": identity.sshd_config(_sftp_server()),
+        "/etc/ssh/sshd_config": identity.sshd_config(_sftp_server(), has_penalties=_openssh_version() >= (9, 8)),
         "/etc/pam.d/sshd": identity.pam_sshd(),
     }
     return Boot(
@@ -106,6 +108,13 @@ def _daemon(program: str) -> str:
     if path is None or not str(Path(path).resolve()).startswith("/usr/"):
         raise NotInstalled(f"{program} is not below /usr: {path}", hint="install it from your distribution")
     return path
+
+
+def _openssh_version() -> tuple[int, int]:
+    """As in ``OpenSSH_9.2p1 Debian-2+deb12u10``; client and server are built from one source package."""
+    said = run(["ssh", "-V"], merge_stderr=True)
+    match = re.match(r"OpenSSH_(\d+)\.(\d+)", said)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def _sftp_server() -> str:

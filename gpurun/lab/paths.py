@@ -11,13 +11,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpurun.errors import BadInput
+
+_UNUSABLE = frozenset(',"\n\r')
 RUNTIME = Path("/run/gpurun-lab")
 
 
 def cache(environ: Mapping[str, str] = os.environ) -> Path:
     """gpurun's cache folder: ``$XDG_CACHE_HOME/gpurun``, else ``~/.cache/gpurun``."""
     base = environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "gpurun"
+    folder = (Path(base) if base.startswith("/") else Path.home() / ".cache") / "gpurun"
+    if _UNUSABLE & set(str(folder)):
+        raise BadInput(
+            f"Docker and OpenSSH cannot use a folder with a comma, a double quote or a line break: {str(folder)!r}",
+            hint="set XDG_CACHE_HOME to another folder",
+        )
+    return folder
 
 
 def engine_folder() -> Path:

@@ -56,7 +56,7 @@ def spawn_init(
         told = select.select([heard], [], [], _RECORD_TIMEOUT_S)[0] and os.read(heard, 1)
         init = ProcessId.load(record)
         if not told or init is None:
-            raise LabFailed("a namespace did not start", hint=f"read the end of {log}")
+            raise LabFailed(f"a namespace did not start: {_last_line(log)}", hint=f"more in {log}")
         os.write(opener, b"!")
     except (OSError, subprocess.CalledProcessError) as error:
         raise LabFailed(f"a namespace did not start: {error}", hint=f"read the end of {log}") from error
@@ -64,3 +64,8 @@ def spawn_init(
         for end in (heard, gate, opener):
             os.close(end)
     return init
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ def main() -> None:
     """Wait until the starter knows us, become the host, run its services until SIGTERM."""
     record, teller, gate, boot_file = sys.argv[1:]
     announce(Path(record), int(teller), int(gate))
+    os.umask(0o022)  # not that of whoever typed gpurun lab up
     boot = Boot.load(Path(boot_file))
     socket.sethostname(boot.name)
     build(boot)

@@ -67,6 +67,7 @@ def build(boot: Boot) -> None:
 
 
 def _make_folders(root: Path) -> None:
+    root.chmod(0o755)
     for name, mode in _FOLDERS.items():
         folder = root / name
         folder.mkdir(exist_ok=True)
