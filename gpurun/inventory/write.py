@@ -28,7 +28,7 @@ def locked(path: Path) -> Iterator[Path]:
     try:
         descriptor = os.open(real.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise BadInput(f"cannot change the inventory: {error.strerror}", where=str(path)) from error
+        raise BadInput(f"cannot be changed: {error.strerror}", where=str(path)) from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -53,7 +53,7 @@ def replace(path: Path, data: bytes) -> None:
         temporary.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
-        raise BadInput(f"cannot write the inventory: {error.strerror}", where=str(path)) from error
+        raise BadInput(f"cannot be written: {error.strerror}", where=str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -39,7 +39,9 @@ class Record:
         return hashlib.new(self.hash_name, blob, usedforsecurity=False).digest() == self.digest
 
 
-def lookup(name: str, *, timeout_s: float = 2.0, servers: tuple[tuple[str, int], ...] | None = None) -> tuple[Record, ...]:
+def lookup(
+    name: str, *, timeout_s: float = 2.0, servers: tuple[tuple[str, int], ...] | None = None
+) -> tuple[Record, ...]:
     """The SSHFP records of a host name; none if there are none, or nobody answers.
 
     Args:
@@ -75,7 +77,9 @@ def _name_servers(path: Path = Path("/etc/resolv.conf")) -> Iterator[str]:
 
 def _query(name: str) -> tuple[bytes, int]:
     identity = secrets.randbelow(1 << 16)
-    labels = b"".join(bytes([len(label)]) + label for label in (part.encode("idna") for part in name.strip(".").split(".")))
+    labels = b"".join(
+        bytes([len(label)]) + label for label in (part.encode("idna") for part in name.strip(".").split("."))
+    )
     recursion_and_authentic = 0x0120
     header = struct.pack("!6H", identity, recursion_and_authentic, 1, 0, 0, 0)
     return header + labels + b"\0" + struct.pack("!2H", SSHFP, 1), identity

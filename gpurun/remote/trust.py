@@ -9,9 +9,10 @@ from __future__ import annotations
 import base64
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -71,12 +72,20 @@ class Offer:
         return "unreachable"
 
 
-def offers(routes: Sequence[Route], *, timeout_s: float = 5.0, dns: bool = True) -> tuple[Offer, ...]:
-    """The keys that hosts show, and what is known of them, in the order given. Never raises for one host."""
+def offers(
+    routes: Sequence[Route], *, ssh_config: str | None = None, timeout_s: float = 5.0, dns: bool = True
+) -> tuple[Offer, ...]:
+    """The keys that hosts show, and what is known of them, in the order given. Never raises for one host.
+
+    Args:
+        ssh_config: the configuration that the routes were read from.
+        dns: whether to look for SSHFP records.
+    """
     scanned = _scan([route for route in routes if not _is_indirect(route)], timeout_s)
     with ThreadPoolExecutor(max_workers=32) as pool:
         indirect = [route for route in routes if _is_indirect(route)]
-        scanned.update(zip((r.name for r in indirect), pool.map(lambda r: _through(r, timeout_s), indirect), strict=True))
+        through = pool.map(partial(_through, ssh_config=ssh_config, timeout_s=timeout_s), indirect)
+        scanned.update(zip((route.name for route in indirect), through, strict=True))
         answered = [route for route in routes if scanned.get(route.name)]
         records = pool.map(lambda r: sshfp.lookup(r.hostname) if dns else (), answered)
         by_name = dict(zip((route.name for route in answered), records, strict=True))
@@ -130,7 +139,7 @@ def _scan(routes: Sequence[Route], timeout_s: float) -> dict[str, tuple[Entry, .
     return found
 
 
-def _through(route: Route, timeout_s: float) -> tuple[Entry, ...]:
+def _through(route: Route, ssh_config: str | None, timeout_s: float) -> tuple[Entry, ...]:
     """The key that a host shows to ssh, which finds the way through jump hosts; those must be trusted already."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "known_hosts"
@@ -147,7 +156,7 @@ def _through(route: Route, timeout_s: float) -> tuple[Entry, ...]:
             "HostName": route.hostname,
             "Port": str(route.port),
         }
-        argv = ["ssh", *(["-F", route.config] if route.config else [])]
+        argv = ["ssh", *(["-F", ssh_config] if ssh_config else [])]
         for key, value in options.items():
             argv += ["-o", f"{key}={value}"]
         _output([*argv, "--", route.name, "true"], "", timeout_s * 3)
@@ -164,14 +173,17 @@ def _output(argv: Sequence[str], stdin: str, timeout_s: float) -> str:
     return done.stdout.decode(errors="replace")
 
 
-def _offer(route: Route, shown: Iterable[Entry], records: Sequence[sshfp.Record]) -> Offer:
+def _offer(route: Route, shown: Sequence[Entry], records: Sequence[sshfp.Record]) -> Offer:
     entries = known_hosts.load(route.known_hosts)
     known = known_hosts.find(entries, route.hostname, route.port, route.host_key_alias)
-    keys = tuple(_judged(entry, known, records) for entry in sorted(shown, key=lambda entry: entry.kind))
+    ours = {entry.blob for entry in known if entry.marker == ""}
+    # A host that is known, but shows no key that is known, is a stranger, whatever types its keys are of.
+    strange = bool(ours) and not any(entry.blob in ours for entry in shown)
+    keys = tuple(_judged(entry, known, strange, records) for entry in sorted(shown, key=lambda entry: entry.kind))
     return Offer(route.name, _known_as(route), Path(route.known_hosts[0]), keys)
 
 
-def _judged(entry: Entry, known: Sequence[Entry], records: Sequence[sshfp.Record]) -> OfferedKey:
+def _judged(entry: Entry, known: Sequence[Entry], strange: bool, records: Sequence[sshfp.Record]) -> OfferedKey:
     same_kind = [other for other in known if other.kind == entry.kind and other.marker == ""]
     about = [record for record in records if record.is_about(entry.kind)]
     dns: DnsState = ""
@@ -182,16 +194,21 @@ def _judged(entry: Entry, known: Sequence[Entry], records: Sequence[sshfp.Record
         state = "revoked"
     elif any(other.blob == entry.blob for other in same_kind):
         state = "known"
-    elif same_kind:
+    elif same_kind or strange:
         state = "changed"
-    others = tuple(other.fingerprint for other in same_kind) if state == "changed" else ()
-    return OfferedKey(entry.kind, entry.blob, state, others, dns)
+    others = same_kind or [other for other in known if other.marker == ""]
+    return OfferedKey(
+        entry.kind, entry.blob, state, tuple(o.fingerprint for o in others) if state == "changed" else (), dns
+    )
 
 
 def _with(text: str, offer: Offer, file: str) -> str:
-    """A known_hosts file with an offer's new keys, and without the host's old keys of types that changed."""
-    changed = {key.kind for key in offer.keys if key.state == "changed"}
-    old = {e.line: e for e in known_hosts.parse(text, file) if e.kind in changed and e.marker == "" and e.matches(offer.name)}
+    """A known_hosts file with an offer's new keys; if one changed, without the host's keys that it does not show."""
+    shown = {key.blob for key in offer.keys}
+    old: dict[int, Entry] = {}
+    if any(key.state == "changed" for key in offer.keys):
+        entries = known_hosts.parse(text, file)
+        old = {e.line: e for e in entries if e.marker == "" and e.blob not in shown and e.matches(offer.name)}
     lines = text.splitlines(keepends=True)
     kept = [_without(line, old[number], offer.name) if number in old else line for number, line in enumerate(lines, 1)]
     if kept and kept[-1] and not kept[-1].endswith("\n"):
@@ -211,8 +228,3 @@ def _without(line: str, entry: Entry, name: str) -> str:
     if len(left) == len(names):
         raise BadInput(f"the old key of {name} stands in a line with a pattern; take it out by hand", where=entry.where)
     return line.replace(entry.names, ",".join(left), 1)
-
-
-def by_host(offered: Iterable[Offer]) -> Mapping[str, Offer]:
-    """Offers by the inventory's host name."""
-    return {offer.host: offer for offer in offered}

@@ -1,0 +1,114 @@
+"""``gpurun inventory trust``: host keys, shown beside what is known of them, trusted only when a person says so."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpurun.cli.inventory_editing import DECLINED
+from gpurun.cli.inventory_options import HostsArgument, InventoryOption, JsonOption, YesOption, cluster
+from gpurun.cli.printing import print_json, printable, say
+from gpurun.errors import BadInput, HostFailure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpurun.remote.trust import Offer, OfferedKey
+
+REFUSED = HostFailure.exit_code
+
+
+def trust(
+    hosts: HostsArgument,
+    inventory: InventoryOption = None,
+    yes: YesOption = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Also trust keys that replace known ones.")] = False,
+    dns: Annotated[bool, typer.Option(help="Look for fingerprints in DNS (SSHFP).")] = True,
+    timeout: Annotated[float, typer.Option(help="Seconds a host has to answer.")] = 5.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Fetch host keys, show their fingerprints, and write new ones to known_hosts. Exits 4 if one is refused."""
+    from gpurun.remote.ssh_config import resolve
+    from gpurun.remote.trust import accept, offers
+    from gpurun.supervisor.links import target_of
+
+    found = cluster(inventory)
+    chosen = found.choose(hosts)
+    routes = [resolve(target_of(host, found.inventory)) for host in chosen]
+    offered = offers(routes, ssh_config=found.inventory.ssh_config, timeout_s=timeout, dns=dns)
+    if not as_json:
+        for offer in offered:
+            _print(offer)
+    wanted = [offer for offer in offered if _to_write(offer, replace)]
+    if wanted and not yes:
+        _ask(wanted)
+    written = accept(wanted, replace=replace)
+    refused = [offer for offer in offered if _refused(offer, replace)]
+    if as_json:
+        print_json({"hosts": [_json(offer) for offer in offered], "keys_written": written})
+    _report(written, offered, refused)
+    if refused:
+        raise typer.Exit(REFUSED)
+
+
+def _to_write(offer: Offer, replace: bool) -> bool:
+    """Whether an answered yes writes anything for a host."""
+    if _refused(offer, replace):
+        return False
+    return any(key.state in ("new", "changed") for key in offer.keys)
+
+
+def _refused(offer: Offer, replace: bool) -> bool:
+    return offer.state in ("revoked", "unreachable") or (offer.state == "changed" and not replace)
+
+
+def _ask(wanted: Sequence[Offer]) -> None:
+    from gpurun.inventory.hostset import fold
+
+    if not sys.stdin.isatty():
+        raise BadInput("nobody is there to compare the fingerprints", hint="--yes trusts them")
+    if not typer.confirm(f"Trust {fold(offer.host for offer in wanted)}?", err=True):
+        raise typer.Exit(DECLINED)
+
+
+def _print(offer: Offer) -> None:
+    if not offer.keys:
+        typer.echo(f"{offer.host} ({offer.name}): no answer")
+    for key in offer.keys:
+        typer.echo(printable(f"{offer.host} ({offer.name}): {key.kind} {key.fingerprint} {_said(key)}"))
+
+
+def _said(key: OfferedKey) -> str:
+    dns = {"matches": ", as DNS says", "differs": ", and DNS says OTHERWISE", "": ""}[key.dns]
+    if key.state == "changed":
+        return f"CHANGED: known_hosts has {' and '.join(key.known)}{dns}"
+    return f"{key.state}{dns}"
+
+
+def _json(offer: Offer) -> dict[str, Any]:
+    keys = [
+        {"type": k.kind, "fingerprint": k.fingerprint, "state": k.state, "known": list(k.known), "dns": k.dns or None}
+        for k in offer.keys
+    ]
+    return {"host": offer.host, "name": offer.name, "known_hosts": str(offer.file), "state": offer.state, "keys": keys}
+
+
+def _report(written: int, offered: Sequence[Offer], refused: Sequence[Offer]) -> None:
+    from gpurun.inventory.hostset import fold
+
+    if written:
+        files = sorted({str(offer.file) for offer in offered})
+        say(f"{written} keys written to {', '.join(files)}")
+    elif not refused:
+        say("every key is known already")
+    hints = {
+        "changed": "its key is not the one known_hosts has; if you know why, --replace trusts the new one",
+        "revoked": "its key is marked as revoked in known_hosts",
+        "unreachable": "no answer",
+    }
+    for state, hint in hints.items():
+        names = [offer.host for offer in refused if offer.state == state]
+        if names:
+            say(f"{fold(names)}: not trusted: {hint}")

@@ -1,0 +1,174 @@
+"""Host keys before they are trusted, from real sshds."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import socket
+import struct
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from gpurun.errors import BadInput
+from gpurun.remote import sshfp
+from gpurun.remote.known_hosts import fingerprint
+from gpurun.remote.ssh_config import resolve
+from gpurun.remote.trust import Offer, accept, offers
+
+
+def ask(net, *targets) -> tuple[Offer, ...]:
+    return offers([resolve(target) for target in targets], ssh_config=str(net.ssh_config), timeout_s=3, dns=False)
+
+
+def blob(key: Path) -> bytes:
+    return base64.b64decode(Path(f"{key}.pub").read_text().split()[1])
+
+
+def test_new_keys_are_shown_as_ssh_keygen_shows_them_and_written_on_a_yes(net) -> None:
+    server = net.sshd(keys=("ed25519", "ecdsa"))
+    net.known_hosts.write_text("# ours\nother ssh-ed25519 AAAA")
+    target = net.host("gpu-1", server)
+    (offer,) = ask(net, target)
+    assert (offer.host, offer.name, offer.state) == ("gpu-1", f"[127.0.0.1]:{server.port}", "new")
+    printed = subprocess.run(
+        ["ssh-keygen", "-lf", f"{server.host_keys[0]}.pub"], capture_output=True, text=True, check=True
+    )
+    assert {key.fingerprint for key in offer.keys} == {fingerprint(blob(key)) for key in server.host_keys}
+    assert printed.stdout.split()[1] in {key.fingerprint for key in offer.keys}
+    assert net.known_hosts.read_text() == "# ours\nother ssh-ed25519 AAAA"
+    assert accept([offer]) == 2
+    assert net.known_hosts.read_text().startswith("# ours\nother ssh-ed25519 AAAA\n[127.0.0.1]:")
+    (again,) = ask(net, target)
+    assert again.state == "known"
+    assert accept([again]) == 0
+    checked = subprocess.run(["ssh", "-F", net.ssh_config, "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes",
+                              "gpu-1", "echo yes"], capture_output=True, text=True, check=False)  # fmt: skip
+    assert checked.stdout == "yes\n", checked.stderr
+
+
+def test_a_changed_key_is_never_overwritten_without_replace(net) -> None:
+    server = net.sshd()
+    target = net.host("gpu-1", server)
+    known = f"shared,[127.0.0.1]:{server.port} {net.public(net.new_key('old'))}  # row a\nother ssh-rsa AAAA\n"
+    net.known_hosts.write_text(known)
+    (offer,) = ask(net, target)
+    assert offer.state == "changed"
+    assert offer.keys[0].known == (fingerprint(blob(net.folder / "old")),)
+    assert accept([offer]) == 0
+    assert net.known_hosts.read_text() == known
+    assert accept([offer], replace=True) == 1
+    lines = net.known_hosts.read_text().splitlines()
+    assert lines[0] == f"shared {net.public(net.folder / 'old')}  # row a"
+    assert lines[2] == f"[127.0.0.1]:{server.port} {net.public(server.host_keys[0])}"
+    assert ask(net, target)[0].state == "known"
+
+
+def test_a_known_host_that_shows_only_other_types_has_changed(net) -> None:
+    server = net.sshd(keys=("ecdsa",))
+    target = net.host("gpu-1", server)
+    old = net.public(net.new_key("old"))
+    net.known_hosts.write_text(f"[127.0.0.1]:{server.port} {old}\n")
+    (offer,) = ask(net, target)
+    assert offer.state == "changed"
+    assert accept([offer]) == 0
+    accept([offer], replace=True)
+    assert old not in net.known_hosts.read_text()
+
+
+def test_a_hashed_name_is_found_and_replaced(net) -> None:
+    server = net.sshd()
+    target = net.host("gpu-1", server)
+    net.known_hosts.write_text(f"[127.0.0.1]:{server.port} {net.public(net.new_key('old'))}\n")
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", net.known_hosts], check=True)
+    (offer,) = ask(net, target)
+    assert offer.state == "changed"
+    accept([offer], replace=True)
+    assert "|1|" not in net.known_hosts.read_text()
+    assert ask(net, target)[0].state == "known"
+
+
+def test_a_line_with_a_pattern_is_left_to_people(net) -> None:
+    server = net.sshd()
+    target = net.host("gpu-1", server)
+    net.known_hosts.write_text(f"* {net.public(net.new_key('old'))}\n")
+    (offer,) = ask(net, target)
+    with pytest.raises(BadInput, match="by hand"):
+        accept([offer], replace=True)
+
+
+def test_a_revoked_key_is_refused(net) -> None:
+    server = net.sshd()
+    target = net.host("gpu-1", server)
+    net.known_hosts.write_text(f"@revoked * {net.public(server.host_keys[0])}\n")
+    (offer,) = ask(net, target)
+    assert offer.state == "revoked"
+    assert accept([offer], replace=True) == 0
+
+
+def test_nobody_there_does_not_hide_the_others(net) -> None:
+    up, down = net.sshd(), net.sshd(start=False)
+    net.known_hosts.write_text("")
+    there, gone = ask(net, net.host("gpu-1", up), net.host("gpu-2", down))
+    assert (there.state, gone.state) == ("new", "unreachable")
+
+
+def test_a_host_behind_a_jump_host(net) -> None:
+    jump, inner = net.sshd(), net.sshd()
+    net.host("jump", jump)
+    target = net.host("inner", inner, "ProxyJump jump")
+    known = net.known_hosts.read_text().splitlines(keepends=True)
+    net.known_hosts.write_text(known[0])  # the jump host is trusted, the one behind it is not
+    (offer,) = ask(net, target)
+    assert offer.state == "new"
+    assert [key.blob for key in offer.keys] == [blob(inner.host_keys[0])]
+    assert accept([offer]) == 1
+    net.known_hosts.write_text("")
+    assert ask(net, target)[0].state == "unreachable"
+
+
+class NameServer:
+    """Answers one question about SSHFP, with the records given."""
+
+    def __init__(self, *records: bytes, flags: int = 0x81A0) -> None:
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.socket.bind(("127.0.0.1", 0))
+        self.records, self.flags = records, flags
+        threading.Thread(target=self.answer, daemon=True).start()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self.socket.getsockname()
+        return host, port
+
+    def answer(self) -> None:
+        query, client = self.socket.recvfrom(4096)
+        header = query[:2] + struct.pack("!5H", self.flags, 1, len(self.records), 0, 0)
+        answers = b"".join(b"\xc0\x0c" + struct.pack("!2HIH", 44, 1, 60, len(r)) + r for r in self.records)
+        self.socket.sendto(header + query[12:] + answers, client)
+
+
+def test_sshfp_records() -> None:
+    key = b"a key"
+    server = NameServer(bytes([4, 2]) + hashlib.sha256(key).digest(), bytes([9, 9]) + b"unknown")
+    (record,) = sshfp.lookup("gpu-1.example", servers=(server.address,))
+    assert record.is_about("ssh-ed25519")
+    assert not record.is_about("ssh-rsa")
+    assert record.matches(key)
+    assert not record.matches(b"another")
+    assert record.secure
+
+
+@pytest.mark.parametrize("record", [b"", b"\x04", b"\xff" * 3])
+def test_sshfp_of_a_hostile_name_server(record: bytes) -> None:
+    server = NameServer(record)
+    assert sshfp.lookup("gpu-1", servers=(server.address,), timeout_s=1) == ()
+
+
+def test_sshfp_when_there_is_nobody_or_nothing() -> None:
+    assert sshfp.lookup("gpu-1", servers=()) == ()
+    assert sshfp.lookup("a" * 64 + ".b", servers=()) == ()
+    refused = NameServer(flags=0x8185)
+    assert sshfp.lookup("gpu-1", servers=(refused.address,), timeout_s=1) == ()
