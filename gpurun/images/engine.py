@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import http.client
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
 from gpurun.errors import BadInput, HostNotReady
 from gpurun.node import docker
 from gpurun.node.call import OpError
+from gpurun.node.image_api import facts_of
 
 # Docker's own grammar is stricter; this keeps anything out of a URL that is no reference.
 _REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-/:@]{0,511}\Z")
@@ -27,6 +28,7 @@ class HeadImage:
         layers: diffIDs, lowest first.
         size_bytes: all layers unpacked, as the engine counts them.
         tags: every ``name:tag`` it has.
+        facts: what makes its configuration: see `gpurun.node.image_api.facts_of`.
     """
 
     reference: str
@@ -34,6 +36,19 @@ class HeadImage:
     layers: tuple[str, ...]
     size_bytes: int
     tags: tuple[str, ...]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name it is to have on hosts; none for one that was asked for by its ID or digest."""
+        last = self.reference.rsplit("/", 1)[-1]
+        if "@" in self.reference or self.id.removeprefix("sha256:").startswith(self.reference.removeprefix("sha256:")):
+            return ()
+        return (self.reference if ":" in last else f"{self.reference}:latest",)
+
+    def spec(self, config_id: str) -> dict[str, Any]:
+        """What hosts are told about it. `config_id`: the digest of its configuration."""
+        return {"id": config_id, "layers": list(self.layers), "names": list(self.names), "facts": dict(self.facts)}
 
 
 class Engine:
@@ -83,13 +98,13 @@ class Engine:
             layers=tuple(found.get("RootFS", {}).get("Layers") or ()),
             size_bytes=int(found.get("Size", 0)),
             tags=tuple(found.get("RepoTags") or ()),
+            facts=facts_of(found),
         )
 
-    def root(self) -> str | None:
-        """Docker's own folder on the head."""
+    def info(self) -> dict[str, Any]:
+        """``docker info``."""
         _, info = self.get("/info")
-        root = info.get("DockerRootDir") if isinstance(info, dict) else None
-        return root if isinstance(root, str) else None
+        return info if isinstance(info, dict) else {}
 
     def layer_sizes(self, image: HeadImage) -> dict[str, int]:
         """About how many bytes each layer's tar has: its files' sizes, from the image's history."""

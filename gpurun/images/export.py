@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from gpurun.images.engine import Engine, HeadImage
 from gpurun.images.export_overlay import OverlayLayer, config_of, find_layers, tar_of
 from gpurun.images.export_save import import_save
 from gpurun.images.store import LayerStore, Stored
+from gpurun.node.image_api import is_containerd
 
 
 def default_folder() -> Path:
@@ -34,7 +36,9 @@ class Exporter:
         self._image = image
         self._folder = folder or default_folder()
         self._store = LayerStore(self._folder)
-        self._docker_root = engine.root()
+        info = engine.info()
+        self._docker_root: str | None = info.get("DockerRootDir")
+        self._containerd = is_containerd(info)
         self._layers: dict[str, OverlayLayer] | None = None
 
     def sizes(self) -> dict[str, int]:
@@ -78,6 +82,10 @@ class Exporter:
             return path.read_bytes()
         self._keep_config(content)
         return content
+
+    def config_id(self) -> str:
+        """The digest of the configuration: what engines with a graph driver call the image."""
+        return f"sha256:{hashlib.sha256(self.config()).hexdigest()}" if self._containerd else self._image.id
 
     def _save(self) -> None:
         """One ``docker save``, everything in it into the store. Waits for another process that does the same."""

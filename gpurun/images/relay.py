@@ -25,6 +25,7 @@ from gpurun.remote import Agent, Fleet, RemoteOpFailed
 
 TICK_S = 0.1
 MAX_CORRUPT = 3
+SETTLE_S = 1.0
 RATE_WINDOW_S = 3.0
 HEAD = "head"
 HEAD_OVER_SSH = "head over SSH"
@@ -199,6 +200,10 @@ class Relay:
         for lane in self._lanes.values():
             self._start(lane)
 
+    def give_up(self, host: str, error: GpurunError) -> None:
+        """Take a host out that failed for a reason of its own."""
+        self._drop(host, error)
+
     def finished(self, digests: Sequence[str]) -> bool:
         """Whether every host that is left has everything of `digests` that it is to pull."""
         return all(
@@ -206,6 +211,12 @@ class Relay:
             for lane in self._lanes.values()
             if lane.hop.host not in self.failed
         )
+
+    def settle(self) -> None:
+        """Hear the last words of pulls that have just ended: what they brought counts."""
+        deadline = time.monotonic() + SETTLE_S
+        while any(lane.pull is not None for lane in self._lanes.values()) and time.monotonic() < deadline:
+            self.step()
 
     def close(self, *, keep: bool) -> None:
         """End the transfer everywhere. Idempotent.

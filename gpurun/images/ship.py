@@ -1,25 +1,35 @@
-"""Bring an image from the head to hosts: ask what is missing, send it to all at once, verify."""
+"""Bring an image from the head to hosts: ask what is missing, send it through them, load while it arrives, verify."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from queue import Empty, Full, Queue
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from gpurun.errors import GpurunError, HostFailure, HostNotReady, HostUnreachable
+from gpurun.errors import GpurunError, HostFailure, HostNotReady
 from gpurun.images.engine import Engine, HeadImage
 from gpurun.images.events import HostShip, ShipEvent, ShipReport
-from gpurun.node.images import LOAD_FACTOR
+from gpurun.images.export import Exporter, default_folder
+from gpurun.images.plan import Answer, ShipPlan, lacks_room, plan_ship
+from gpurun.images.progress import Progress
+from gpurun.images.relay import Options, Relay
+from gpurun.images.shared import alone
+from gpurun.images.store import Stored
 from gpurun.remote import Agent, Fleet, RemoteOpFailed
 
 if TYPE_CHECKING:
     from gpurun.inventory.model import Inventory
+    from gpurun.remote.agent import Stream
 
-# Pieces of one mebibyte that wait for one host. What all wait for is the slowest of those that still take part.
-QUEUE_PIECES = 8
-RATE_WINDOW_S = 5.0
+ASK_LIMIT_S = 60.0
+HINTS = {
+    "no-docker": "check that Docker runs there and that the user may use it (group docker)",
+    "denied": "check that the user may use Docker there (group docker)",
+    "no-space": "free some space there, for instance with: docker system prune",
+}
 
 
 class ShipCancelled(GpurunError):
@@ -30,183 +40,292 @@ def ship(
     image: str,
     fleet: Fleet,
     *,
-    inventory: Inventory,  # noqa: ARG001 - the order of a chain will need it
+    inventory: Inventory,
     hosts: Iterable[str],
     docker_host: str | None,
     progress: Callable[[ShipEvent], None] = lambda _event: None,
     cancelled: Callable[[], bool] = lambda: False,
     deadline_s: float = 6 * 3600.0,
+    rate_bytes_s: float | None = None,
 ) -> ShipReport:
     """Make sure that hosts have an image, the same as the head's, layer by layer.
 
-    A host that has the image already gets nothing. Idempotent. A host's failure is in the report, as a typed error,
-    and stops no other host.
+    A host that has the image already gets nothing; one that has some of its layers gets the others. Idempotent. A
+    host's failure is in the report, as a typed error, and stops no other host.
 
     Args:
         hosts: names; each must be in the fleet.
-        progress: told where each host stands; called from several threads.
+        progress: told where each host stands; called from several threads, one event at a time.
         cancelled: asked now and then; True ends the ship.
         deadline_s: seconds from now after which it ends.
+        rate_bytes_s: what the head and each host may send; None = as fast as it goes.
 
     Raises:
         BadInput: the image is not on the head.
-        HostNotReady: the head's Docker does not answer.
+        HostNotReady: the head's Docker does not answer, or its disk is full.
         ShipCancelled: it was cancelled, or its deadline has passed.
     """
     began = time.monotonic()
-    found = Engine(docker_host).image(image)
-    names = list(dict.fromkeys(hosts))
-    answers = fleet.map(lambda agent: agent.call("images.ask", image_id=found.id).value, names)
-    done: dict[str, HostShip] = {}
-    receivers: list[_Receiver] = []
-    for name in names:
-        error: GpurunError | None = answers.failed.get(name)
-        if error is None:
-            error = _room(found, name, answers.ok[name])
-        if error is not None:
-            done[name] = HostShip(name, "failed", 0, time.monotonic() - began, _typed(error))
-        elif answers.ok[name]["present"]:
-            done[name] = HostShip(name, "present", 0, time.monotonic() - began)
-        else:
-            receivers.append(_Receiver(fleet.agents[name], found, progress))
-    for name, host in done.items():
-        progress(ShipEvent(name, host.state, message=host.error.message if host.error else None))
-    if receivers:
-        _fan_out(docker_host, found, receivers, lambda: _stop_if(cancelled, began + deadline_s))
-    for receiver in receivers:
-        done[receiver.agent.host] = receiver.outcome()
-    missing = found.size_bytes if receivers else 0
-    in_order = tuple(done[name] for name in names)
-    return ShipReport(image, found.id, len(found.layers), missing, in_order, time.monotonic() - began)
+
+    def check() -> None:
+        if cancelled():
+            raise ShipCancelled("shipping the image was cancelled")
+        if time.monotonic() - began > deadline_s:
+            raise ShipCancelled(f"shipping the image took longer than its deadline of {deadline_s:g} s")
+
+    shipment = Shipment(image, fleet, inventory, docker_host, Progress(progress), check, rate_bytes_s)
+    return shipment.run(list(dict.fromkeys(hosts)))
 
 
-def _stop_if(cancelled: Callable[[], bool], deadline: float) -> None:
-    if cancelled():
-        raise ShipCancelled("shipping the image was cancelled")
-    if time.monotonic() > deadline:
-        raise ShipCancelled("shipping the image took longer than its deadline")
+def plan(image: str, fleet: Fleet, *, inventory: Inventory, hosts: Iterable[str], docker_host: str | None) -> ShipPlan:
+    """What `ship` would do now.
+
+    Raises:
+        BadInput, HostNotReady: as `ship`.
+    """
+    shipment = Shipment(image, fleet, inventory, docker_host, Progress(lambda _event: None), lambda: None, None)
+    return shipment.plan(shipment.ask(list(dict.fromkeys(hosts))))
 
 
-def _room(image: HeadImage, host: str, answer: dict[str, Any]) -> HostNotReady | None:
-    """Why the image does not fit on a host, if it does not."""
-    free, needed = answer["free_bytes"], image.size_bytes * LOAD_FACTOR
-    if answer["present"] or free is None or free >= needed:
+@dataclass(frozen=True)
+class _Installed:
+    """A host's load is over."""
+
+    host: str
+    error: GpurunError | None
+
+
+class Shipment:
+    """One ship of one image."""
+
+    def __init__(
+        self, image: str, fleet: Fleet, inventory: Inventory, docker_host: str | None, progress: Progress,
+        check: Callable[[], None], rate_bytes_s: float | None,
+    ) -> None:  # fmt: skip
+        self._engine = Engine(docker_host)
+        self._image: HeadImage = self._engine.image(image)
+        self._exporter = Exporter(self._engine, self._image)
+        self._spec = self._image.spec(self._exporter.config_id())
+        self._fleet = fleet
+        self._inventory = inventory
+        self._progress = progress
+        self._check = check
+        self._rate_bytes_s = rate_bytes_s
+        self._began = time.monotonic()
+        self._results: dict[str, HostShip] = {}
+        self._bytes_missing = 0
+
+    def run(self, hosts: list[str]) -> ShipReport:
+        """Ask, and send what is missing."""
+        answers = self.ask(hosts)
+        lacking = [answer.host for answer in answers if not answer.present]
+        if lacking:
+            with alone(default_folder(), self._image.id, lacking, self._wait):
+                # Somebody else may have sent it while this one waited.
+                again = {answer.host: answer for answer in self.ask(lacking)}
+                answers = [again.get(answer.host, answer) for answer in answers if answer.host not in self._results]
+                self._send(answers)
+        self._name([answer.host for answer in answers if answer.present and not answer.named])
+        for answer in answers:
+            if answer.host not in self._results:
+                self._done(answer.host, "present")
+        in_order = tuple(self._results[host] for host in hosts)
+        elapsed = time.monotonic() - self._began
+        return ShipReport(
+            self._image.reference, self._image.id, len(self._image.layers), self._bytes_missing, in_order, elapsed
+        )
+
+    def ask(self, hosts: list[str]) -> list[Answer]:
+        """What every host has; those that fail are in the results."""
+        results = self._fleet.map(
+            lambda agent: agent.call("images.ask", image=self._spec, timeout_s=ASK_LIMIT_S).value, hosts
+        )
+        for host, error in results.failed.items():
+            self._done(host, "failed", error)
+        return [_answer(host, said) for host, said in results.ok.items()]
+
+    def plan(self, answers: list[Answer], full: bool = False) -> ShipPlan:
+        """What is to be sent to whom."""
+        return plan_ship(self._image, self._inventory, answers, self._exporter.sizes(), full)
+
+    def _send(self, answers: list[Answer]) -> None:
+        """Send to those that lack layers, those first whose disks have room; once more, whole, where a load failed.
+
+        A load can fail although all that was missing has arrived, when an image that had the other layers was removed
+        meanwhile.
+        """
+        plan = self._with_room(answers)
+        self._bytes_missing = plan.bytes_missing
+        transfer = _Transfer(self._fleet, self._exporter, self._spec, self._progress, self._check)
+        by_host = {answer.host: answer for answer in answers}
+        failed = transfer.run(plan, by_host, self._options(plan))
+        again = [by_host[host] for host, error in failed.items() if _may_be_stale(error, by_host[host])]
+        if again:
+            whole = plan_ship(self._image, self._inventory, again, self._exporter.sizes(), full=True)
+            cleared = {answer.host: Answer(answer.host, False, False, answer.store, ()) for answer in again}
+            retried = transfer.run(whole, cleared, self._options(whole))
+            failed = {host: error for host, error in failed.items() if host not in cleared} | retried
+        for hop in plan.chains[0] if plan.chains else ():
+            error = failed.get(hop.host)
+            self._done(hop.host, "failed" if error else "done", error, transfer.ended_s.get(hop.host))
+
+    def _with_room(self, answers: list[Answer]) -> ShipPlan:
+        """The plan without the hosts whose disks are too full for it."""
+        plan = self.plan(answers)
+        full = {answer.host: why for answer in answers if not answer.present and (why := lacks_room(plan, answer))}
+        for host, why in full.items():
+            self._done(host, "failed", HostNotReady(why, host=host, hint=HINTS["no-space"]))
+        return self.plan([answer for answer in answers if answer.host not in full]) if full else plan
+
+    def _options(self, plan: ShipPlan) -> Options:
+        known = {hop.host: self._inventory.by_name[hop.host] for hops in plan.chains for hop in hops
+                 if hop.host in self._inventory.by_name}  # fmt: skip
+        return Options(
+            rate_bytes_s=self._rate_bytes_s,
+            interfaces={name: self._inventory.fabric_of(host).interface for name, host in known.items()},
+            addresses={name: host.fabric_address for name, host in known.items() if host.fabric_address},
+        )
+
+    def _name(self, hosts: list[str]) -> None:
+        """Give the image its name where it is there under another one only."""
+        results = self._fleet.map(lambda agent: agent.call("images.name", image=self._spec), hosts)
+        for host, error in results.failed.items():
+            self._done(host, "failed", error)
+
+    def _done(self, host: str, state: str, error: GpurunError | None = None, ended_s: float | None = None) -> None:
+        typed = typed_error(error) if error else None
+        elapsed = (ended_s or time.monotonic()) - self._began
+        self._results[host] = HostShip(host, state, self._progress.received_by(host), elapsed, typed)
+        self._progress.ended(host, state, typed.message if typed else None)
+
+    def _wait(self, seconds: float) -> None:
+        self._check()
+        time.sleep(seconds)
+
+
+class _Transfer:
+    """Send the layers of a plan and load them on every host."""
+
+    def __init__(
+        self, fleet: Fleet, exporter: Exporter, spec: Mapping[str, Any], progress: Progress, check: Callable[[], None]
+    ) -> None:
+        self._fleet = fleet
+        self._exporter = exporter
+        self._spec = spec
+        self._progress = progress
+        self._check = check
+        self._exported: SimpleQueue[Stored | GpurunError | None] = SimpleQueue()
+        self._installed: SimpleQueue[_Installed] = SimpleQueue()
+        self._streams: dict[str, Stream] = {}
+        self.ended_s: dict[str, float] = {}
+
+    def run(self, plan: ShipPlan, answers: Mapping[str, Answer], options: Options) -> dict[str, GpurunError]:
+        """Carry the plan out; the hosts that failed, and why."""
+        if not plan.chains:
+            return {}
+        for hop in plan.chains[0]:
+            self._progress.expect(hop.host, plan.bytes_of(hop.host), len(self._spec["layers"]))
+        relay = Relay(
+            self._fleet, plan.chains, options, lambda host, count, _digest: self._progress.received(host, count)
+        )
+        failed: dict[str, GpurunError] = {}
+        keep = True
+        try:
+            relay.open()
+            Thread(target=self._export, args=([layer.digest for layer in plan.layers],), daemon=True).start()
+            config = self._exporter.config()
+            for host in relay.hosts:
+                self._start_install(host, relay.transfer, answers[host], config)
+            self._drive(relay, failed)
+            keep = bool(failed)
+        finally:
+            for stream in self._streams.values():
+                stream.close()
+            relay.close(keep=keep)
+        return failed
+
+    def _drive(self, relay: Relay, failed: dict[str, GpurunError]) -> None:
+        """Until every host has loaded the image or failed."""
+        waiting = set(relay.hosts)
+        while True:
+            failed.update({host: error for host, error in relay.failed.items() if host not in failed})
+            waiting -= set(failed)
+            if not waiting:
+                relay.settle()
+                return
+            self._check()
+            self._announce(relay)
+            relay.step()
+            while (installed := _taken(self._installed)) is not None:
+                waiting.discard(installed.host)
+                self.ended_s[installed.host] = time.monotonic()
+                if installed.error is not None and installed.host not in relay.failed:
+                    failed[installed.host] = installed.error
+                    relay.give_up(installed.host, installed.error)
+
+    def _announce(self, relay: Relay) -> None:
+        while (exported := _taken(self._exported)) is not None:
+            if isinstance(exported, GpurunError):
+                raise exported
+            relay.announce(exported)
+
+    def _export(self, digests: list[str]) -> None:
+        try:
+            for digest in digests:
+                self._exported.put(self._exporter.layer(digest))
+        except GpurunError as error:
+            self._exported.put(error)
+
+    def _start_install(self, host: str, transfer: str, answer: Answer, config: bytes) -> None:
+        Thread(target=self._install, args=(self._fleet.agents[host], transfer, answer, config), daemon=True).start()
+
+    def _install(self, agent: Agent, transfer: str, answer: Answer, config: bytes) -> None:
+        error: GpurunError | None = None
+        try:
+            stream = agent.stream(
+                "images.install", payload_in=[config], transfer=transfer, image=self._spec, store=answer.store,
+                have=list(answer.have),
+            )  # fmt: skip
+            self._streams[agent.host] = stream
+            for item in stream:
+                if "state" in item.value:
+                    self._progress.loading(agent.host, item.value["state"], item.value["layer"])
+        except GpurunError as failed:
+            error = failed
+        self._installed.put(_Installed(agent.host, error))
+
+
+def _taken(queue: SimpleQueue[Any]) -> Any:
+    """The next item that is there; None if there is none."""
+    try:
+        return queue.get_nowait()
+    except Empty:
         return None
-    return HostNotReady(
-        f"its disk is too full for {image.reference}: {free >> 20} MiB free in {answer['root']}, "
-        f"{int(needed) >> 20} MiB needed",
+
+
+def _answer(host: str, said: Mapping[str, Any]) -> Answer:
+    return Answer(
         host=host,
-        hint="free some space there, for instance with: docker system prune",
+        present=bool(said["present"]),
+        named=bool(said["named"]),
+        store=str(said["store"]),
+        have=tuple(said["have"]),
+        docker_root=said["root"],
+        docker_free_bytes=said["free_bytes"],
+        spool_free_bytes=said["spool_free_bytes"],
+        one_disk=bool(said["one_disk"]),
     )
 
 
-def _typed(error: GpurunError) -> GpurunError:
-    """What the host's agent reported, as the error a person meets."""
+def _may_be_stale(error: GpurunError, answer: Answer) -> bool:
+    """Whether a load may have failed because layers that were there are no more."""
+    return isinstance(error, RemoteOpFailed) and error.kind in ("load-failed", "not-verified") and bool(answer.have)
+
+
+def typed_error(error: GpurunError) -> GpurunError:
+    """What a host's agent reported, as the error a person meets."""
     if not isinstance(error, RemoteOpFailed):
         return error
-    hints = {
-        "no-docker": "check that Docker runs there and that the user may use it (group docker)",
-        "denied": "check that the user may use Docker there (group docker)",
-        "no-space": "free some space there, for instance with: docker system prune",
-    }
-    if error.kind in hints:
-        return HostNotReady(error.message, host=error.host, hint=hints[error.kind])
+    if error.kind in HINTS:
+        return HostNotReady(error.message, host=error.host, hint=HINTS[error.kind])
     return HostFailure(error.message, host=error.host)
-
-
-class _Receiver:
-    """One host that is being sent the image."""
-
-    def __init__(self, agent: Agent, image: HeadImage, progress: Callable[[ShipEvent], None]) -> None:
-        self.agent = agent
-        self.pieces: Queue[bytes | None] = Queue(QUEUE_PIECES)
-        self.thread = Thread(target=self._run, name=f"ship {agent.host}", daemon=True)
-        self.ended = False
-        self._image = image
-        self._progress = progress
-        self._began = time.monotonic()
-        self._received = 0
-        self._error: GpurunError | None = None
-        self._elapsed_s = 0.0
-        self._stream: Any = None
-
-    def put(self, piece: bytes | None, check: Callable[[], None]) -> None:
-        """Hand over a piece, None for the end; waits while the host is behind."""
-        while not self.ended:
-            try:
-                self.pieces.put(piece, timeout=0.2)
-                break
-            except Full:
-                check()
-
-    def stop(self) -> None:
-        """Cancel the load on the host."""
-        self.ended = True
-        if self._stream is not None:
-            self._stream.close()
-
-    def outcome(self) -> HostShip:
-        """What became of it."""
-        state = "failed" if self._error else "done"
-        return HostShip(self.agent.host, state, self._received, self._elapsed_s, self._error)
-
-    def _run(self) -> None:
-        marks: list[tuple[float, int]] = [(self._began, 0)]
-        try:
-            self._stream = self.agent.stream(
-                "images.load", payload_in=self._payload(), image_id=self._image.id, layers=list(self._image.layers)
-            )
-            for item in self._stream:
-                self._received = item.value["bytes"]
-                marks = [mark for mark in marks if mark[0] > time.monotonic() - RATE_WINDOW_S] or marks[-1:]
-                marks.append((time.monotonic(), self._received))
-                self._tell("loading" if item.value.get("loading") else "receiving", marks)
-            self._tell("done", marks)
-        except GpurunError as error:
-            self._error = _typed(error)
-            self._progress(ShipEvent(self.agent.host, "failed", self._received, message=self._error.message))
-        finally:
-            self.ended = True
-            self._elapsed_s = time.monotonic() - self._began
-
-    def _payload(self) -> Iterator[bytes]:
-        while True:
-            try:
-                piece = self.pieces.get(timeout=1.0)
-            except Empty:
-                if self.ended:
-                    raise HostUnreachable("the ship was stopped", host=self.agent.host) from None
-                continue
-            if piece is None:
-                return
-            yield piece
-
-    def _tell(self, state: str, marks: list[tuple[float, int]]) -> None:
-        total = max(self._image.size_bytes, self._received)
-        (then, before), (now, received) = marks[0], marks[-1]
-        rate = (received - before) / (now - then) if now > then else None
-        eta = (total - received) / rate if rate and state == "receiving" else None
-        layers = len(self._image.layers)
-        self._progress(ShipEvent(self.agent.host, state, received, total, rate, eta, layers=layers))
-
-
-def _fan_out(docker_host: str | None, image: HeadImage, receivers: list[_Receiver], check: Callable[[], None]) -> None:
-    """One ``docker save``, its pieces to every receiver."""
-    for receiver in receivers:
-        receiver.thread.start()
-    try:
-        for piece in Engine(docker_host).save(image.reference):
-            check()
-            for receiver in receivers:
-                receiver.put(piece, check)
-            if all(receiver.ended for receiver in receivers):
-                break
-        for receiver in receivers:
-            receiver.put(None, check)
-        while any(receiver.thread.is_alive() for receiver in receivers):
-            check()
-            receivers[0].thread.join(0.2) if receivers[0].thread.is_alive() else time.sleep(0.05)
-    except BaseException:
-        for receiver in receivers:
-            receiver.stop()
-        raise

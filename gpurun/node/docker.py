@@ -14,8 +14,8 @@ from typing import Any, Dict, Iterator, Optional, Tuple
 from gpurun.node.call import Call, OpError, Reply
 
 DEFAULT_SOCKET = "/var/run/docker.sock"
-# The oldest API that every supported engine (20.10 … 28) speaks.
-API = "/v1.41"
+# No version in the path: an engine then answers in its own. Any fixed one is too new for 20.10 or too old for 29.
+API = ""
 
 
 class Connection(http.client.HTTPConnection):

@@ -1,142 +1,152 @@
-"""Images on a host: what is there, loading, and proof that what was loaded is what was sent."""
+"""Images on a host: what is there, loading while layers arrive, and proof that what was loaded is what was sent.
 
-import http.client
+Engines with a graph driver (overlay2 and the like) name an image by its configuration's digest, the same on every
+host. Those with the containerd image store name it by a manifest's, which differs from the head's; there an image is
+the same when its layers and its configuration are.
+"""
+
 import os
-from typing import Any, Dict, Generator, Iterator, List, Optional
+import time
+from typing import Any, Dict, Generator, List, Optional
 from urllib.parse import quote
 
-from gpurun.node import docker
+from gpurun.node import blobs, image_record
 from gpurun.node.call import Call, OpError, Reply
+from gpurun.node.image_api import Image, ImageApi, find_image, is_containerd
+from gpurun.node.image_load import Loading
 
-# Docker unpacks a loaded tar into its own folder before it reads it, and then unpacks each layer: twice the bytes.
-LOAD_FACTOR = 2.0
 
-
-def ask(call: Call, image_id: str, docker_host: Optional[str] = None) -> Dict[str, Any]:
+def ask(call: Call, image: Image, docker_host: Optional[str] = None) -> Dict[str, Any]:
     """What this host has of an image.
 
+    Args:
+        image: ``{"id", "layers", "names", "facts"}``: the head's ID, all diffIDs, the names it is to have, and what
+            `facts_of` says about it on the head.
+
     Returns:
-        ``{"present", "driver", "store", "free_bytes", "root"}``; ``store`` is ``graph`` or ``containerd``.
+        ``{"present", "named", "store", "have", "root", "free_bytes", "spool_free_bytes", "one_disk"}``: whether the
+        image is there and has its names; ``graph`` or ``containerd``; which layers need not be sent; what Docker's
+        disk and the spool's can take, and whether they are one.
 
     Raises:
         OpError: ``no-docker``.
     """
-    connection = docker.connect(call, docker_host)
-    try:
-        info = _get(connection, "/info", "docker info")
-        status, _ = docker.exchange(connection, "GET", "/images/%s/json" % quote(image_id, safe=":"))
-    except (OSError, http.client.HTTPException) as error:
-        raise OpError("no-docker", "Docker broke off: %s" % error) from None
-    finally:
-        connection.close()
-    kinds = dict(item for item in info.get("DriverStatus") or [] if len(item) == 2)
-    containerd = str(kinds.get("driver-type", "")).startswith("io.containerd.snapshotter")
+    engine = ImageApi(call, docker_host)
+    info = engine.get("/info")
+    root = info.get("DockerRootDir") or "/var/lib/docker"
+    store = "containerd" if is_containerd(info) else "graph"
+    local = find_image(engine, image, store)
+    have = image["layers"] if local is not None else _layers_there(engine, image["layers"], store)
     return {
-        "present": status == 200,
+        "present": local is not None,
+        "named": local is not None and all(_is_named(engine, name, local) for name in image["names"]),
+        "store": store,
         "driver": info.get("Driver"),
-        "store": "containerd" if containerd else "graph",
         "version": info.get("ServerVersion"),
-        "root": info.get("DockerRootDir"),
-        "free_bytes": _free(info.get("DockerRootDir")),
+        "have": have,
+        "root": root,
+        "free_bytes": _free(root),
+        "spool_free_bytes": _free(blobs.spool_folder()),
+        "one_disk": _device(root) == _device(blobs.spool_folder()),
     }
 
 
-def _get(connection: docker.Connection, path: str, what: str) -> Dict[str, Any]:
-    status, answer = docker.exchange(connection, "GET", path)
-    parsed = docker.parse(answer)
-    if status != 200 or not isinstance(parsed, dict):
-        raise docker.failure(status, answer, what)
-    return parsed
+def _layers_there(engine: ImageApi, layers: List[str], store: str) -> List[str]:
+    """The layers that need not be sent: those of the longest common beginning with an image that is there.
+
+    With the containerd store: the blobs of images that gpurun itself brought, for only those are known by digest.
+    """
+    if store == "containerd":
+        recorded = [entry for entry in image_record.read().values() if engine.image(entry.get("local", "")) is not None]
+        there = {digest for entry in recorded for digest in entry.get("layers", [])}
+        return [digest for digest in layers if digest in there]
+    longest = 0
+    for summary in engine.get("/images/json?all=1"):
+        found = engine.image(summary["Id"])
+        other = (found or {}).get("RootFS", {}).get("Layers") or []
+        common = next(
+            (at for at, pair in enumerate(zip(layers, other)) if pair[0] != pair[1]), min(len(layers), len(other))
+        )
+        longest = max(longest, common)
+    return layers[:longest]
 
 
-def _free(root: Optional[str]) -> Optional[int]:
-    """Bytes that Docker can still write; None when its folder cannot be asked."""
+def _is_named(engine: ImageApi, name: str, local: str) -> bool:
+    found = engine.image(name)
+    return found is not None and found["Id"] == local
+
+
+def _free(path: str) -> Optional[int]:
+    """Bytes that can still be written below a path; None when it cannot be asked."""
     try:
-        status = os.statvfs(root or "/var/lib/docker")
+        status = os.statvfs(_existing(path))
     except OSError:
         return None
-    # Docker runs as root and may use the blocks reserved for it, but a disk filled to that point is full.
     return status.f_bavail * status.f_frsize
 
 
-def load(
-    call: Call, image_id: str, layers: List[str], docker_host: Optional[str] = None
-) -> Generator[Reply, None, Reply]:
-    """Load the payload, a tar as ``docker save`` writes it, and prove that the image is there.
+def _device(path: str) -> int:
+    try:
+        return os.stat(_existing(path)).st_dev
+    except OSError:
+        return -1
 
-    Yields ``{"bytes"}`` as it goes.
 
-    Returns:
-        ``{"bytes"}``.
+def _existing(path: str) -> str:
+    """The path, or the nearest folder above it that is there."""
+    while not os.path.lexists(path) and path != "/":
+        path = os.path.dirname(path)
+    return path
+
+
+def name(call: Call, image: Image, docker_host: Optional[str] = None) -> None:
+    """Give an image that is there its names.
 
     Raises:
-        OpError: ``no-space``; ``load-failed`` with Docker's words; ``not-verified`` when Docker says it is loaded but
-            the image's ID or layers are not those that were sent.
+        OpError: ``not-found``: it is not there any more; ``docker``.
     """
-    connection = docker.connect(call, docker_host, None)
-    received = 0
-
-    def body() -> Iterator[bytes]:
-        nonlocal received
-        for piece in call.chunks():
-            received += len(piece)
-            yield piece
-
-    try:
-        connection.putrequest("POST", docker.API + "/images/load?quiet=1")
-        connection.putheader("Content-Type", "application/x-tar")
-        connection.putheader("Transfer-Encoding", "chunked")
-        connection.endheaders()
-        told = 0
-        for piece in body():
-            connection.send(b"%x\r\n" % len(piece) + piece + b"\r\n")
-            if received - told >= 1 << 22:
-                told = received
-                yield Reply({"bytes": received})
-        connection.send(b"0\r\n\r\n")
-        yield Reply({"bytes": received, "loading": True})
-        response = connection.getresponse()
-        answer = response.read()
-        if response.status != 200:
-            raise _load_error(docker.failure(response.status, answer, "docker load").message)
-        _check_answer(answer)
-    except (OSError, http.client.HTTPException) as error:
-        call.check()
-        raise _load_error("docker load broke off: %s" % error) from None
-    finally:
-        connection.close()
-    verify(call, image_id, layers, docker_host)
-    return Reply({"bytes": received})
+    engine = ImageApi(call, docker_host)
+    local = find_image(engine, image, "graph") or find_image(engine, image, "containerd")
+    if local is None:
+        raise OpError("not-found", "the image is gone")
+    for full in image["names"]:
+        repository, _, tag = full.rpartition(":")
+        path = "/images/%s/tag?repo=%s&tag=%s" % (
+            quote(local, safe=":"),
+            quote(repository, safe=""),
+            quote(tag, safe=""),
+        )
+        engine.expect("POST", path, (201,), "naming the image %s" % full)
 
 
-def _check_answer(answer: bytes) -> None:
-    """Docker reports errors inside a 200 answer, one JSON object a line."""
-    for line in answer.splitlines():
-        said = docker.parse(line)
-        if isinstance(said, dict) and (said.get("error") or said.get("errorDetail")):
-            raise _load_error(str(said.get("error") or said["errorDetail"]))
+def install(
+    call: Call, transfer: str, image: Image, store: str, have: List[str], docker_host: Optional[str] = None
+) -> Generator[Dict[str, Any], None, Reply]:
+    """Load an image whose layers arrive with a transfer; those in `have` are there.
 
-
-def _load_error(message: str) -> OpError:
-    full = "no space left" in message or "disk quota exceeded" in message
-    return OpError("no-space" if full else "load-failed", message)
-
-
-def verify(call: Call, image_id: str, layers: List[str], docker_host: Optional[str] = None) -> None:
-    """Compare the image that is there with the one that was sent.
+    The payload is the image's configuration. Layers are loaded as soon as enough of them are there, as an image
+    without a name, which goes again when the whole is loaded. Yields ``{"state", "layer", "layers"}``.
 
     Raises:
-        OpError: ``not-verified``.
+        OpError: ``no-space``; ``load-failed``; ``not-verified`` when Docker says it is loaded but what is there is not
+            what was sent; ``closed`` when the transfer ends before everything has arrived.
     """
-    connection = docker.connect(call, docker_host)
+    config = call.payload
+    loading = Loading(call, transfer, image, store, have, config, docker_host)
     try:
-        found = _get(connection, "/images/%s/json" % quote(image_id, safe=":"), "inspecting %s" % image_id)
-    except OpError as error:
-        raise OpError("not-verified", "the image is not there after loading: %s" % error.message) from None
+        yield from loading.run()
+        local, sizes = loading.verify(), loading.sizes()
     finally:
-        connection.close()
-    if found.get("RootFS", {}).get("Layers") != layers:
-        raise OpError("not-verified", "the loaded image has other layers than the one that was sent")
+        loading.remove_temporary()
+    with image_record.change() as record:
+        record[image["id"]] = {
+            "local": local,
+            "names": image["names"],
+            "layers": image["layers"],
+            "sizes": sizes,
+            "shipped_s": time.time(),
+        }
+    return Reply({"local": local})
 
 
-OPS = {"ask": ask, "load": load}
+OPS = {"ask": ask, "name": name, "install": install}

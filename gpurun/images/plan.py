@@ -1,0 +1,197 @@
+"""What a ship is going to do, as one value that ``--dry-run`` prints and `ship` carries out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpurun.images.chain import Hop, Want, chain, star
+
+if TYPE_CHECKING:
+    from gpurun.images.engine import HeadImage
+    from gpurun.inventory.model import Inventory
+
+MIB = 1 << 20
+# Until a transfer has been measured. Sources: mechanics ("Moving images without a registry") for the first and last.
+EXPORT_MIB_S, LINK_MIB_S, LOAD_MIB_S = 200.0, 110.0, 38.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one host said about an image.
+
+    Attributes:
+        present, named: the image is there; it has the names it is to have.
+        store: ``graph`` or ``containerd``.
+        have: layers that need not be sent.
+        docker_free_bytes, spool_free_bytes: None = unknown.
+        one_disk: Docker's folder and the spool share a file system.
+    """
+
+    host: str
+    present: bool
+    named: bool
+    store: str
+    have: tuple[str, ...]
+    docker_root: str | None = None
+    docker_free_bytes: int | None = None
+    spool_free_bytes: int | None = None
+    one_disk: bool = True
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """One layer that is missing somewhere."""
+
+    digest: str
+    bytes: int
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ShipPlan:
+    """What is to be sent to whom.
+
+    Attributes:
+        present: hosts that have the image.
+        unnamed: hosts that have it under another name only.
+        layers: the missing ones, lowest first.
+        chains: who pulls from whom; several lanes carry stripes of every layer.
+        shape: ``nothing``, ``chain`` or ``star``.
+        expected_s: about how long it takes.
+    """
+
+    image: str
+    id: str
+    present: tuple[str, ...]
+    unnamed: tuple[str, ...]
+    layers: tuple[LayerPlan, ...]
+    chains: tuple[tuple[Hop, ...], ...]
+    shape: str
+    expected_s: float
+
+    @property
+    def bytes_missing(self) -> int:
+        """Each missing layer counted once."""
+        return sum(layer.bytes for layer in self.layers)
+
+    def bytes_of(self, host: str) -> int:
+        """What a host lacks itself."""
+        return sum(layer.bytes for layer in self.layers if host in layer.hosts)
+
+    def as_json(self) -> dict[str, Any]:
+        """The document that ``gpurun ship --dry-run --json`` prints."""
+        return {
+            "image": self.image,
+            "id": self.id,
+            "bytes_missing": self.bytes_missing,
+            "shape": self.shape,
+            "expected_s": round(self.expected_s, 2),
+            "present": list(self.present),
+            "unnamed": list(self.unnamed),
+            "layers": [
+                {"digest": layer.digest, "bytes": layer.bytes, "hosts": list(layer.hosts)} for layer in self.layers
+            ],
+            "chains": [
+                [
+                    {"host": hop.host, "rack": hop.rack, "from": hop.upstream or "head", "layers": list(hop.digests)}
+                    for hop in hops
+                ]
+                for hops in self.chains
+            ],
+        }
+
+
+def plan_ship(
+    image: HeadImage, inventory: Inventory, answers: Sequence[Answer], sizes: Mapping[str, int], full: bool = False
+) -> ShipPlan:
+    """The plan for hosts that answered.
+
+    Args:
+        sizes: bytes of each layer's tar, or near.
+        full: send every layer, whatever a host says it has.
+    """
+    lacking = [answer for answer in answers if not answer.present]
+    wants = [Want(a.host, _rack(inventory, a.host), missing_layers(image.layers, a, full)) for a in lacking]
+    digests = dict.fromkeys(digest for want in wants for digest in want.digests)
+    layers = tuple(
+        LayerPlan(digest, sizes.get(digest, 0), tuple(want.host for want in wants if digest in want.digests))
+        for digest in dict.fromkeys(image.layers)
+        if digest in digests
+    )
+    shape = _shape(inventory, wants)
+    if shape == "star":
+        chains: tuple[tuple[Hop, ...], ...] = (star(wants),)
+    else:
+        lanes = _lanes(inventory, wants)
+        chains = tuple(chain(wants, sizes, lane=lane, lanes=lanes) for lane in range(lanes)) if wants else ()
+    return ShipPlan(
+        image=image.reference,
+        id=image.id,
+        present=tuple(answer.host for answer in answers if answer.present),
+        unnamed=tuple(answer.host for answer in answers if answer.present and not answer.named),
+        layers=layers,
+        chains=chains,
+        shape=shape,
+        expected_s=_expected(layers, len(wants) if shape == "star" else 1),
+    )
+
+
+def _rack(inventory: Inventory, host: str) -> str:
+    known = inventory.by_name.get(host)
+    return known.rack if known else ""
+
+
+def missing_layers(layers: Sequence[str], answer: Answer, full: bool = False) -> tuple[str, ...]:
+    """The layers to be sent to a host, each once, lowest first.
+
+    On a graph driver what it has is a beginning: the same layer higher up, on another parent, is another one there.
+    """
+    if full:
+        needed = tuple(layers)
+    elif answer.store == "graph":
+        needed = tuple(layers[len(answer.have) :])
+    else:
+        needed = tuple(digest for digest in layers if digest not in answer.have)
+    return tuple(dict.fromkeys(needed))
+
+
+def _shape(inventory: Inventory, wants: Sequence[Want]) -> str:
+    if not any(want.digests for want in wants):
+        return "nothing" if not wants else "chain"
+    known = [inventory.by_name[want.host] for want in wants if want.host in inventory.by_name]
+    return "chain" if all(inventory.fabric_of(host).host_to_host for host in known) else "star"
+
+
+def _lanes(inventory: Inventory, wants: Sequence[Want]) -> int:
+    """As many chains as the weakest fabric among the hosts carries."""
+    known = [inventory.by_name[want.host] for want in wants if want.host in inventory.by_name]
+    return max(1, min((inventory.fabric_of(host).chains for host in known), default=1))
+
+
+def _expected(layers: Sequence[LayerPlan], copies: int) -> float:
+    """Export, transfer and load overlap: the slowest of the three."""
+    mib = sum(layer.bytes for layer in layers) / MIB
+    return max(mib / EXPORT_MIB_S, copies * mib / LINK_MIB_S, mib / LOAD_MIB_S)
+
+
+def lacks_room(plan: ShipPlan, answer: Answer) -> str | None:
+    """Why what a host is to receive does not fit its disks; None when it does.
+
+    Docker unpacks what it loads into its own folder before it reads it, and then unpacks each layer: twice the bytes
+    there, besides the spool's once, which also holds what the host only passes on.
+    """
+    own = plan.bytes_of(answer.host)
+    passing = {digest for hops in plan.chains for hop in hops if hop.host == answer.host for digest in hop.digests}
+    spool = sum(layer.bytes for layer in plan.layers if layer.digest in passing)
+    needs = [
+        (answer.docker_free_bytes, 2 * own, answer.docker_root or "Docker's folder"),
+        (answer.spool_free_bytes, spool, "~/.cache"),
+    ]
+    if answer.one_disk:
+        needs = [(answer.docker_free_bytes, 2 * own + spool, answer.docker_root or "Docker's folder")]
+    for free, needed, place in needs:
+        if free is not None and free < needed:
+            return f"its disk is too full: {free >> 20} MiB free in {place}, {needed >> 20} MiB needed"
+    return None

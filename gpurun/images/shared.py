@@ -1,0 +1,50 @@
+"""Ships that want the same image on the same host wait for each other instead of sending it twice.
+
+One lock file per image on the head, a byte of it for each host: a lock of a byte that is held by an open file is given
+back by the kernel however its process ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+RETRY_S = 0.2
+# struct flock of Linux on 64 bits: type, whence, start, length, pid.
+_FLOCK = "hhqqi4x"
+
+
+@contextmanager
+def alone(folder: Path, image_id: str, hosts: Iterable[str], wait: Callable[[float], object]) -> Iterator[None]:
+    """Hold an image on these hosts.
+
+    Args:
+        wait: called with seconds to sleep while somebody else holds one of them; may raise to give up.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / f"{image_id.removeprefix('sha256:')[:64]}.ship"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        # In one order everywhere, so that two ships never wait for each other in a circle.
+        for offset in sorted({zlib.crc32(host.encode()) for host in hosts}):
+            while not _lock(descriptor, offset):
+                wait(RETRY_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, offset: int) -> bool:
+    request = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, offset, 1, 0)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, request)
+    except BlockingIOError:
+        return False
+    except PermissionError:
+        return False
+    return True

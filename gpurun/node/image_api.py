@@ -1,0 +1,95 @@
+"""An engine's images by its API: which are there, and which of them is the same as the head's."""
+
+import http.client
+from typing import Any, Dict, Optional, Sequence
+from urllib.parse import quote
+
+from gpurun.node import docker, image_record
+from gpurun.node.call import Call, OpError
+
+# What an image's configuration says that a container notices.
+_CONFIG_KEYS = ("Env", "Cmd", "Entrypoint", "WorkingDir", "User", "Labels", "ExposedPorts", "Volumes", "StopSignal")
+
+# What the head says about an image: ``{"id", "layers", "names", "facts"}``. See `gpurun.node.images.ask`.
+Image = Dict[str, Any]
+
+
+class ImageApi:
+    """Docker's API for what is asked about images, over one connection."""
+
+    def __init__(self, call: Optional[Call], docker_host: Optional[str]) -> None:
+        self._call = call
+        self._docker_host = docker_host
+        self._connection: Optional[docker.Connection] = None
+
+    def image(self, reference: str) -> Optional[Dict[str, Any]]:
+        """An image's inspection; None if there is none."""
+        if not reference:
+            return None
+        status, answer = self._exchange("GET", "/images/%s/json" % quote(reference, safe="/:@"))
+        parsed = docker.parse(answer) if status == 200 else None
+        return parsed if isinstance(parsed, dict) else None
+
+    def get(self, path: str) -> Any:
+        """A parsed answer."""
+        return self.expect("GET", path, (200,), path)
+
+    def expect(self, method: str, path: str, statuses: Sequence[int], what: str) -> Any:
+        """A parsed answer with one of these statuses.
+
+        Raises:
+            OpError: any other status.
+        """
+        status, answer = self._exchange(method, path)
+        if status not in statuses:
+            raise docker.failure(status, answer, what)
+        return docker.parse(answer)
+
+    def _exchange(self, method: str, path: str) -> "tuple[int, bytes]":
+        for last_try in (False, True):
+            fresh = self._connection is None
+            if self._connection is None:
+                self._connection = docker.connect(self._call, self._docker_host)
+            try:
+                return docker.exchange(self._connection, method, path)
+            except (OSError, http.client.HTTPException) as error:
+                self._connection.close()
+                self._connection = None
+                if fresh or last_try:  # a connection that was idle may have been closed by Docker
+                    raise OpError("no-docker", "Docker broke off: %s" % error) from None
+        raise AssertionError("unreachable")
+
+
+def find_image(engine: ImageApi, image: Image, store: str, loaded: Sequence[str] = ()) -> Optional[str]:
+    """The engine's own ID of an image that is the same as the head's; None if there is none.
+
+    Args:
+        loaded: what Docker said it has just loaded: with the containerd store that may be all there is to find it by.
+    """
+    if store == "graph":
+        candidates = [image["id"]]
+    else:
+        recorded = image_record.read().get(image["id"], {}).get("local")
+        candidates = [*image["names"], *loaded, *([recorded] if recorded else []), image["id"]]
+    for candidate in candidates:
+        found = engine.image(candidate)
+        if found is not None and found["RootFS"].get("Layers") == image["layers"]:
+            if store == "graph" and found["Id"] == image["id"]:
+                return str(found["Id"])
+            if store == "containerd" and facts_of(found) == image["facts"]:
+                return str(found["Id"])
+    return None
+
+
+def facts_of(inspected: Dict[str, Any]) -> Dict[str, Any]:
+    """What makes an image's configuration, from an inspection by any engine; empty values are left out."""
+    config = inspected.get("Config") or {}
+    facts = {key: config[key] for key in _CONFIG_KEYS if config.get(key)}
+    facts.update({key: inspected[key] for key in ("Architecture", "Os", "Created") if inspected.get(key)})
+    return facts
+
+
+def is_containerd(info: Dict[str, Any]) -> bool:
+    """Whether an engine (by its ``docker info``) keeps images in the containerd image store."""
+    kinds = dict(item for item in info.get("DriverStatus") or [] if len(item) == 2)
+    return str(kinds.get("driver-type", "")).startswith("io.containerd.snapshotter")

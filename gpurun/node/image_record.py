@@ -1,0 +1,43 @@
+"""What gpurun has put into this host's Docker, so that it can take back that and nothing else.
+
+A JSON file below the user's state folder on the host, changed under a lock and written whole.
+"""
+
+import fcntl
+import json
+import os
+import tempfile
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator
+
+Record = Dict[str, Dict[str, Any]]
+
+
+def folder() -> str:
+    """Where the record lies."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(state, "gpurun")
+
+
+def read() -> Record:
+    """The head's image ID → ``{"local", "names", "layers", "shipped_s", "temporary"}``; empty if it is unreadable."""
+    try:
+        with open(os.path.join(folder(), "images.json"), "rb") as file:
+            found = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+@contextmanager
+def change() -> Iterator[Record]:
+    """The record, to be changed by one process at a time; written when the block ends well."""
+    os.makedirs(folder(), mode=0o700, exist_ok=True)
+    with open(os.path.join(folder(), "images.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        record = read()
+        yield record
+        handle, temporary = tempfile.mkstemp(dir=folder())
+        with os.fdopen(handle, "w") as file:
+            json.dump(record, file)
+        os.replace(temporary, os.path.join(folder(), "images.json"))

@@ -1,0 +1,184 @@
+"""Load an image of which the engine has some layers already: a tar in which those are left out.
+
+``docker load`` looks a layer up by its chain ID (graph drivers) or its blob's digest (containerd image store) before it
+opens its file, so what is there need not be sent (moby PR 18727). What Docker says about the result is not trusted:
+see `gpurun.node.images`, which compares the image that is there afterwards.
+"""
+
+import hashlib
+import http.client
+import json
+import os
+import tarfile
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+
+from gpurun.node import docker
+from gpurun.node.call import Call, OpError
+from gpurun.node.spool import Blob
+
+# A part of a tar: bytes, or a whole blob.
+Part = Union[bytes, Blob]
+_BLOCK = 512
+_SEND_BYTES = 1 << 24
+_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+_CONFIG = "application/vnd.oci.image.config.v1+json"
+_LAYER = "application/vnd.oci.image.layer.v1.tar"
+_INDEX = "application/vnd.oci.image.index.v1+json"
+
+
+def graph_tar(config: bytes, layers: Sequence[str], blobs: Dict[str, Blob], names: Sequence[str]) -> List[Part]:
+    """The tar for an engine with a graph driver: ``manifest.json``, the configuration, the layers in `blobs`."""
+    config_name = hashlib.sha256(config).hexdigest() + ".json"
+    manifest = [{"Config": config_name, "RepoTags": list(names) or None, "Layers": [_layer_path(d) for d in layers]}]
+    parts = [*_file(config_name, config), *_file("manifest.json", json.dumps(manifest).encode())]
+    for digest, blob in blobs.items():
+        parts += _blob(_layer_path(digest), blob)
+    return [*parts, bytes(2 * _BLOCK)]
+
+
+def containerd_tar(
+    config: bytes, layers: Sequence[Tuple[str, int]], blobs: Dict[str, Blob], names: Sequence[str]
+) -> List[Part]:
+    """The tar for an engine with the containerd image store: an OCI layout with the layers in `blobs`.
+
+    Args:
+        layers: (diffID, bytes of its tar) of every layer; blobs are uncompressed, so both digests are the same.
+    """
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": _MANIFEST,
+        "config": _descriptor(_CONFIG, _digest(config), len(config)),
+        "layers": [_descriptor(_LAYER, digest, size) for digest, size in layers],
+    }
+    raw = json.dumps(manifest, sort_keys=True).encode()
+    entry = _descriptor(_MANIFEST, _digest(raw), len(raw))
+    entries = [
+        {**entry, "annotations": {"io.containerd.image.name": full_name(name)}} for name in names
+    ] or [entry]  # fmt: skip
+    index = {"schemaVersion": 2, "mediaType": _INDEX, "manifests": entries}
+    parts = [
+        *_file("oci-layout", b'{"imageLayoutVersion": "1.0.0"}'),
+        *_file("index.json", json.dumps(index).encode()),
+        *_file(_blob_path(_digest(raw)), raw),
+        *_file(_blob_path(_digest(config)), config),
+    ]
+    for digest, blob in blobs.items():
+        parts += _blob(_blob_path(digest), blob)
+    return [*parts, bytes(2 * _BLOCK)]
+
+
+def prefix_config(config: bytes, layers: Sequence[str], mark: str) -> bytes:
+    """The configuration of an image that is only the lowest layers of another: what one can load before the rest.
+
+    Args:
+        mark: makes it another image than anybody else's with these layers.
+    """
+    whole = json.loads(config)
+    part = {"architecture": whole.get("architecture"), "os": whole.get("os"), "config": {}, "comment": mark}
+    part["rootfs"] = {"type": "layers", "diff_ids": list(layers)}
+    return json.dumps(part, sort_keys=True).encode()
+
+
+def full_name(name: str) -> str:
+    """A name with its registry and path, as containerd keeps it: ``a:1`` is ``docker.io/library/a:1``."""
+    first, slash, _ = name.partition("/")
+    if slash and ("." in first or ":" in first or first == "localhost"):
+        return name
+    return "docker.io/" + name if slash else "docker.io/library/" + name
+
+
+def load(call: Call, parts: Sequence[Part], docker_host: Optional[str] = None) -> List[str]:
+    """Send a tar to ``docker load``.
+
+    Returns:
+        The IDs or names that Docker says it has loaded.
+
+    Raises:
+        OpError: ``no-space``, or ``load-failed`` with Docker's words.
+    """
+    size = sum(len(part) if isinstance(part, bytes) else part.size for part in parts)
+    connection = docker.connect(call, docker_host, None)
+    try:
+        connection.putrequest("POST", docker.API + "/images/load?quiet=1")
+        connection.putheader("Content-Type", "application/x-tar")
+        connection.putheader("Content-Length", str(size))
+        connection.endheaders()
+        try:
+            for part in parts:
+                _send(connection, part)
+        except BrokenPipeError:
+            pass  # Docker has seen enough: its answer says what is wrong
+        response = connection.getresponse()
+        answer = response.read()
+        if response.status != 200:
+            raise load_error(docker.failure(response.status, answer, "docker load").message)
+        return _loaded(answer)
+    except (OSError, http.client.HTTPException) as error:
+        call.check()
+        raise load_error("docker load broke off: %s" % error) from None
+    finally:
+        connection.close()
+
+
+def load_error(message: str) -> OpError:
+    """The error for Docker's words."""
+    full = "no space left" in message or "disk quota exceeded" in message
+    return OpError("no-space" if full else "load-failed", message)
+
+
+def _loaded(answer: bytes) -> List[str]:
+    """What was loaded; Docker reports errors inside a 200 answer, one JSON object a line."""
+    loaded = []
+    for line in answer.splitlines():
+        said = docker.parse(line)
+        if not isinstance(said, dict):
+            continue
+        if said.get("error") or said.get("errorDetail"):
+            raise load_error(str(said.get("error") or said["errorDetail"]))
+        text = str(said.get("stream", "")).strip()
+        for start in ("Loaded image ID: ", "Loaded image: "):
+            if text.startswith(start):
+                loaded.append(text[len(start) :])
+    return loaded
+
+
+def _send(connection: docker.Connection, part: Part) -> None:
+    if isinstance(part, bytes):
+        connection.sock.sendall(part)
+        return
+    offset = 0
+    while offset < part.size:
+        sent = os.sendfile(connection.sock.fileno(), part.descriptor, offset, min(_SEND_BYTES, part.size - offset))
+        if sent == 0:
+            raise OSError("the file of %s has been cut short" % part.digest)
+        offset += sent
+
+
+def _file(name: str, content: bytes) -> List[Part]:
+    return [_header(name, len(content)) + content + bytes(-len(content) % _BLOCK)]
+
+
+def _blob(name: str, blob: Blob) -> List[Part]:
+    return [_header(name, blob.size), blob, bytes(-blob.size % _BLOCK)]
+
+
+def _header(name: str, size: int) -> bytes:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = size, 0o644
+    return entry.tobuf(tarfile.GNU_FORMAT)
+
+
+def _descriptor(media_type: str, digest: str, size: int) -> Dict[str, Any]:
+    return {"mediaType": media_type, "digest": digest, "size": size}
+
+
+def _digest(content: bytes) -> str:
+    return "sha256:" + hashlib.sha256(content).hexdigest()
+
+
+def _layer_path(digest: str) -> str:
+    return digest[len("sha256:") :] + "/layer.tar"
+
+
+def _blob_path(digest: str) -> str:
+    return "blobs/sha256/" + digest[len("sha256:") :]
