@@ -89,18 +89,37 @@ def _try_group(
         targets = _targets([host for host in hosts if host in listening])
 
         def connect(agent: Agent) -> list[Any]:
-            wanted = [
-                {"address": addresses[target], "port": port}
-                for target in targets[agent.host]
-                for port in (*listening[target].ports, SSH_PORT)
-            ]
-            reply = agent.call(
-                "probe.connect", targets=wanted, source=addresses[agent.host], timeout_s=CONNECT_TIMEOUT_S + 20
-            )
-            return list(reply.value)
+            return _connect(agent, _wanted(agent.host, targets, listening, addresses), addresses[agent.host])
 
         outcomes = fleet.map(connect, [host for host in targets if targets[host]]).ok
     return tuple(_attempts(targets, listening, outcomes))
+
+
+def _wanted(
+    source: str,
+    targets: Mapping[str, tuple[str, ...]],
+    listening: Mapping[str, _Listening],
+    addresses: Mapping[str, str],
+) -> list[dict[str, Any]]:
+    return [
+        {"address": addresses[target], "port": port}
+        for target in targets[source]
+        for port in (*listening[target].ports, SSH_PORT)
+    ]
+
+
+def _connect(agent: Agent, wanted: list[dict[str, Any]], address: str) -> list[Any]:
+    """Outcomes in the order of `wanted`; what failed is tried a second time, so that one lost packet is no fault."""
+
+    def call(some: list[dict[str, Any]]) -> list[Any]:
+        limit_s = CONNECT_TIMEOUT_S + 20
+        return list(agent.call("probe.connect", targets=some, source=address, timeout_s=limit_s).value)
+
+    outcomes = call(wanted)
+    failed = [at for at, one in enumerate(outcomes) if not one["ok"] and one["error"] != "refused"]
+    for at, again in zip(failed, call([wanted[at] for at in failed]) if failed else [], strict=True):
+        outcomes[at] = again
+    return outcomes
 
 
 def _targets(hosts: Sequence[str]) -> Mapping[str, tuple[str, ...]]:

@@ -200,11 +200,15 @@ def connect(targets: List[Dict[str, Any]], source: Optional[str], timeout_s: flo
                 continue
             selector.register(sock, selectors.EVENT_WRITE, outcome)
             waiting += 1
-        while waiting and time.monotonic() - started < timeout_s:
-            for key, _ in selector.select(max(0.0, started + timeout_s - time.monotonic())):
+        while waiting:
+            left_s = started + timeout_s - time.monotonic()
+            ready = selector.select(max(0.0, left_s))  # looked at once more when time is up: this host may be slow
+            for key, _ in ready:
                 _settle(key.fileobj, key.data, started)
                 selector.unregister(key.fileobj)
                 waiting -= 1
+            if left_s <= 0 and not ready:
+                break
     return outcomes
 
 
