@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +33,9 @@ ADDITIONS = ("openmpi", "data", "binutils", "compilers")  # each on top of those
 IMAGE = {"tf2.15": "gpurun/train:tf2.15", "base": "gpurun/base:bookworm", "tiny": "gpurun/tiny:1"}
 IMAGES = tuple(IMAGE)
 TRAIN_IMAGE = IMAGE["tf2.15"]
-LABEL = "gpurun.inputs"
+INPUTS = "gpurun.inputs"  # label: hash of what an image was made from
+LAYERS = "gpurun.layers"  # label: which bootstrap it comes from; layers of two are not to be mixed
+STAGE = "gpurun.stage"  # label of what is only needed while building
 
 
 @dataclass(frozen=True)
@@ -55,10 +58,20 @@ class Engine:
             ["docker", *argv], env=self._environment, capture_output=True, text=True, check=False
         ).stdout.strip()
 
-    def has(self, image: str, inputs: str) -> bool:
-        """Whether `image` is there and was made from `inputs`."""
-        found = self.ask("image", "inspect", "--format", f'{{{{index .Config.Labels "{LABEL}"}}}}', image)
-        return found == inputs
+    def replace(self, image: str, *argv: str) -> None:
+        """Run ``docker ARGV``, which makes `image` anew; then remove what it replaced, unless that is in use.
+
+        Build stages go, too. Nothing is lost: built again from the same packages, layers come out the same.
+        """
+        before = self.ask("image", "inspect", "--format", "{{.Id}}", image)
+        self.run(*argv)
+        if before and before != self.ask("image", "inspect", "--format", "{{.Id}}", image):
+            self.ask("image", "rm", before)
+        self.ask("image", "prune", "--force", "--filter", f"label={STAGE}")
+
+    def label(self, image: str, name: str) -> str:
+        """A label of an image; empty if there is no such label or image."""
+        return self.ask("image", "inspect", "--format", f'{{{{index .Config.Labels "{name}"}}}}', image)
 
     @property
     def _environment(self) -> dict[str, str]:
@@ -87,6 +100,7 @@ class Cache:
         with tempfile.TemporaryDirectory(prefix="debian-", dir=folder.parent) as scratch:
             lists = {name: rootfs.package_list(TRAIN / f"debian-{name}.txt") for name in additions}
             rootfs.build(rootfs.package_list(HERE / "base" / "debian.txt"), lists, Path(scratch))
+            (Path(scratch) / "id").write_text(uuid.uuid4().hex)
             if folder.is_dir():
                 shutil.rmtree(folder)
             Path(scratch).rename(folder)
@@ -112,25 +126,28 @@ def train_inputs() -> str:
     return wheelhouse.digest(*(TRAIN / name for name in names)) + debian_inputs() + wheel_inputs()
 
 
-def build_from_tar(name: str, engine: Engine, cache: Cache) -> None:
-    """Import one of the root file systems, ``tiny`` or ``base``, as an image of one layer."""
-    image, inputs = IMAGE[name], debian_inputs()
-    if engine.has(image, inputs):
-        return say(f"{image} is up to date")
-    tar = cache.layers() / f"{name}.tar"
-    say(f"{image}: importing {tar.stat().st_size / 1e6:.0f} MB")
-    engine.run("import", "--change", f"LABEL {LABEL}={inputs}", "--change", 'CMD ["/bin/sh"]', str(tar), image)
-    return None
+def inputs_of(name: str) -> str:
+    """Hash of everything the image is made from."""
+    return train_inputs() if name == "tf2.15" else debian_inputs()
+
+
+def import_root(name: str, engine: Engine, layers: Path) -> None:
+    """Import one of the root file systems, ``tiny`` or ``base``, as an image of one layer, unless it is there."""
+    bootstrap = (layers / "id").read_text()
+    if engine.label(IMAGE[name], LAYERS) == bootstrap:
+        return
+    tar = layers / f"{name}.tar"
+    say(f"{IMAGE[name]}: importing {tar.stat().st_size / 1e6:.0f} MB")
+    labels = f"LABEL {INPUTS}={debian_inputs()} {LAYERS}={bootstrap}"
+    commands = ("--change", labels, "--change", 'CMD ["/bin/sh"]')
+    engine.replace(IMAGE[name], "import", *commands, str(tar), IMAGE[name])
 
 
 def build_train(engine: Engine, cache: Cache) -> None:
     """Build the training image, and first Horovod's wheel if the cache has none."""
-    inputs = train_inputs()
-    if engine.has(TRAIN_IMAGE, inputs):
-        return say(f"{TRAIN_IMAGE} is up to date")
     wheel = horovod_wheel(engine, cache)
-    build_from_tar("base", engine, cache)
     layers = cache.layers()
+    import_root("base", engine, layers)
     say("wheels of TensorFlow and what Horovod needs")
     tools = wheelhouse.fetch(TRAIN / "build.txt", cache.wheels)
     wheels = {name: wheelhouse.fetch(TRAIN / f"{name}.txt", cache.wheels) for name in ("tensorflow", "horovod")}
@@ -144,8 +161,8 @@ def build_train(engine: Engine, cache: Cache) -> None:
                 place(file, context / "wheels" / name)
         place(wheel, context / "wheels" / "horovod")
         say(TRAIN_IMAGE)
-        engine.run("build", "--network", "none", "--label", f"{LABEL}={inputs}", "--tag", TRAIN_IMAGE, str(context))
-    return None
+        options = ("--network", "none", "--label", f"{INPUTS}={train_inputs()}", "--tag", TRAIN_IMAGE)
+        engine.replace(TRAIN_IMAGE, "build", *options, str(context))
 
 
 def horovod_wheel(engine: Engine, cache: Cache) -> Path:
@@ -153,7 +170,7 @@ def horovod_wheel(engine: Engine, cache: Cache) -> Path:
     folder = cache.wheels / f"horovod-built-{wheel_inputs()}"
     if not folder.is_dir():
         layers = cache.layers(ADDITIONS)
-        build_from_tar("base", engine, cache)
+        import_root("base", engine, layers)
         say("wheels to build Horovod with")
         names = ("tensorflow.txt", "horovod.txt", "build.txt")
         sources = [wheelhouse.fetch(TRAIN / name, cache.wheels) for name in names]
@@ -234,10 +251,12 @@ def main() -> None:
     with (cache.folder / "images.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for name in images:
-            if name == "tf2.15":
+            if engine.label(IMAGE[name], INPUTS) == inputs_of(name):
+                say(f"{IMAGE[name]} is up to date")
+            elif name == "tf2.15":
                 build_train(engine, cache)
             else:
-                build_from_tar(name, engine, cache)
+                import_root(name, engine, cache.layers())
 
 
 if __name__ == "__main__":

@@ -132,14 +132,16 @@ def _clock_of(tree: Path) -> int:
 
 
 def _changed_since(tree: Path, start_ns: int) -> list[str]:
-    """Paths relative to the tree whose inode changed after `start_ns`, parents before children."""
-    found = []
+    """Paths relative to the tree whose inode changed after `start_ns`, and the folders they are in; sorted."""
+    found = set()
     for folder, folders, files in os.walk(tree):
-        relative = os.path.relpath(folder, tree)
-        inside = [os.path.normpath(os.path.join(relative, name)) for name in (*folders, *files)]  # noqa: PTH118
-        found += [path for path in inside if os.lstat(tree / path).st_ctime_ns > start_ns]
-        folders[:] = [name for name in folders if os.path.normpath(os.path.join(relative, name)) not in UNTRACKED]  # noqa: PTH118
-    return sorted(path for path in found if path not in UNTRACKED or (tree / path).is_dir())
+        here = Path(folder).relative_to(tree)
+        inside = [here / name for name in (*folders, *files)]
+        for path in inside:
+            if (tree / path).lstat().st_ctime_ns > start_ns and (str(path) not in UNTRACKED or (tree / path).is_dir()):
+                found |= {path, *path.parents}  # a folder's own time is part of the layer as well
+        folders[:] = [name for name in folders if str(here / name) not in UNTRACKED]
+    return sorted(str(path) for path in found - {Path()})
 
 
 def _archive(tree: Path, tar: Path, paths: Sequence[str]) -> None:

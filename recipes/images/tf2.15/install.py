@@ -1,6 +1,7 @@
-"""Inside a build container: install every wheel of a folder into /usr/local and leave only what runs.
+"""Inside a build container: install every wheel of a folder into /out/usr/local and leave only what runs.
 
-Two builds from the same wheels give the same bytes: no times, no machine's traces. Byte code is kept for the
+Two builds from the same wheels give the same layer, byte for byte, so that hosts which have it are not sent it again
+after a rebuild. Byte code is kept for the
 modules that a start-up imports (compiling TensorFlow anew at each start of each rank costs seconds, and a rank may
 not write to the image) and for nothing else.
 """
@@ -17,6 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PREFIX = Path("/usr/local")
+OUT = Path("/out")  # becomes the layer: copied over "/", whose own time no layer records
 PACKAGES = PREFIX / "lib/python3.11/dist-packages"
 # Headers, sources and the libraries' own tests: for building against them, not for running.
 UNUSED = (
@@ -36,7 +38,7 @@ for file in {getattr(module, "__file__", None) for module in list(sys.modules.va
 
 
 def main() -> None:
-    """Install, remove, strip, compile, then set every time stamp to the same moment."""
+    """Install, remove, strip, compile, move to /out, and set every time stamp there to the same moment."""
     parser = argparse.ArgumentParser()
     parser.add_argument("wheels", type=Path)
     parser.add_argument("--warm", default="", help="modules to import; what they load keeps its byte code")
@@ -48,7 +50,8 @@ def main() -> None:
     for library in sorted({path for pattern in STRIPPED for path in PACKAGES.glob(pattern)}):
         subprocess.run(["strip", "--strip-unneeded", library], check=True)
     compile_sources(loaded_by(arguments.warm.split(",")) if arguments.warm else sorted(PACKAGES.rglob("*.py")))
-    for path in (PREFIX, *PREFIX.rglob("*")):
+    shutil.move(PREFIX, OUT / PREFIX.relative_to("/"))
+    for path in (OUT, *OUT.rglob("*")):
         os.utime(path, (EPOCH, EPOCH), follow_symlinks=False)
 
 
