@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 from gpurun.lab.commands import run
+from gpurun.lab.errors import LabFailed
 from gpurun.lab.paths import HostFolder
+
+_UNMOUNT_TIMEOUT_S = 10.0
 
 
 def make(place: HostFolder, size_mib: int | None) -> None:
@@ -13,3 +19,27 @@ def make(place: HostFolder, size_mib: int | None) -> None:
         draft = place.image.with_suffix(".draft")
         run(["mkfs.ext4", "-q", "-F", str(draft), f"{size_mib}M"])
         draft.rename(place.image)
+
+
+def wait_unmounted(place: HostFolder) -> None:
+    """Wait until the kernel has let go of the image: it unmounts a moment after the last process has ended.
+
+    Raises:
+        LabFailed: it has not; the image must not be mounted a second time then.
+    """
+    deadline = time.monotonic() + _UNMOUNT_TIMEOUT_S
+    while _is_attached(place.image):
+        if time.monotonic() > deadline:
+            raise LabFailed(f"still mounted by the kernel: {place.image}", hint="try again in a moment")
+        time.sleep(0.02)
+
+
+def _is_attached(image: Path) -> bool:
+    """Whether a loop device stands on this file (sysfs: ``block/loopN/loop/backing_file``)."""
+    for entry in Path("/sys/block").glob("loop*/loop/backing_file"):
+        try:
+            if entry.read_text().rstrip("\n") == str(image):
+                return True
+        except OSError:
+            continue
+    return False

@@ -180,8 +180,8 @@ class Lab:
         hosts = hosts_of(spec, known.subnet)
 
         def furnish(each: LabHost) -> tuple[str, str]:
-            disk.make(_place(known, each), spec.disk_mib)
-            return each.name, make_key(_place(known, each).key, each.name)
+            disk.make(self._place(each.name), spec.disk_mib)
+            return each.name, make_key(self._place(each.name).key, each.name)
 
         make_key(place / folder.CLIENT_KEY, f"gpurun-lab-{self.name}")
         _write(place / folder.KNOWN_HOSTS, folder.known_hosts(hosts, dict(_all_at_once(furnish, hosts))))
@@ -197,7 +197,7 @@ class Lab:
 
         def start(each: LabHost) -> None:
             self._power_off(each)
-            place = _place(known, each)
+            place = self._place(each.name)
             hardware.write(place.hardware, self.name, each)
             machine.boot(
                 known.spec, known.subnet, everyone, each, folder=place, people_key=people_key, stand_in=stand_ins
@@ -216,6 +216,7 @@ class Lab:
     def _power_off(self, each: LabHost) -> None:
         network.unplug(self.name, each.name)
         host.kill(record.init_record(self.name, each.name), each.netns)
+        disk.wait_unmounted(self._place(each.name))
         network.detach(self.name, each.name)
         machine.cgroup(self.name, each.name).remove()
 
@@ -225,6 +226,7 @@ class Lab:
         def remove(name: str) -> None:
             netns = netns_of(self.name, name)
             host.stop(record.init_record(self.name, name), netns)
+            disk.wait_unmounted(self._place(name))
             network.detach(self.name, name)
 
         found = {*network.hosts_with_netns(self.name), *record.hosts_with_record(self.name)}
@@ -251,6 +253,9 @@ class Lab:
             f"lab {self.name!r} has no host {name!r}",
             hint=f"its hosts: {', '.join(each.name for each in self.hosts)}",
         )
+
+    def _place(self, host_name: str) -> HostFolder:
+        return HostFolder(self.folder / "hosts" / host_name)
 
     def _port(self, name: str) -> str:
         return HEAD if name == HEAD and self._known() else self._host(name).name
@@ -280,10 +285,6 @@ def _after_the_last() -> None:
         if not any(record.labs()):
             engine.release()
             machine.ALL_LABS.remove()
-
-
-def _place(known: Record, each: LabHost) -> HostFolder:
-    return HostFolder(known.folder / "hosts" / each.name)
 
 
 def _write(path: Path, text: str) -> None:

@@ -85,7 +85,7 @@ def attach(spec: LabSpec, subnet: IPv4Network, host: LabHost) -> None:
     fabric = fabric_netns(spec.name)
     _ip(
         f"netns add {host.netns}",
-        f"link add {host.name} netns {fabric} type veth peer name eth0 netns {host.netns}",
+        f"link add {host.name} netns {fabric} type veth peer name eth0 address {_mac(host)} netns {host.netns}",
     )
     _ip(
         "link set lo up",
@@ -163,6 +163,11 @@ def hosts_with_netns(lab: str) -> list[str]:
         return []
     names = [path.name.removeprefix(prefix) for path in NETNS_FOLDER.iterdir() if path.name.startswith(prefix)]
     return sorted(set(names) - {"fabric"})
+
+
+def _mac(host: LabHost) -> str:
+    """A host keeps its hardware address when it is switched off and on: its neighbours remember it."""
+    return "02:67:" + host.address.packed.hex(":")
 
 
 def _ports(netns: str) -> dict[str, bool]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpurun.lab.inside.boot import service_from
 from gpurun.lab.inside.gate import announce
-from gpurun.lab.inside.init import supervise
+from gpurun.lab.inside.init import hold_signals, supervise
 from gpurun.lab.kernel import MountFlag, mount
 
 _STOP_GRACE_S = 15.0
@@ -17,6 +17,7 @@ _STOP_GRACE_S = 15.0
 def main() -> None:
     """Wait until the starter knows us, then keep the engine running until SIGTERM."""
     record, teller, gate, service = sys.argv[1:]
+    hold_signals()
     announce(Path(record), int(teller), int(gate))
     mount("proc", "/proc", "proc", MountFlag.NOSUID | MountFlag.NODEV | MountFlag.NOEXEC)
     supervise([service_from(json.loads(service))], grace_s=_STOP_GRACE_S)

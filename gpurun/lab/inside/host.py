@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpurun.lab.inside.boot import Boot
 from gpurun.lab.inside.gate import announce
-from gpurun.lab.inside.init import supervise
+from gpurun.lab.inside.init import hold_signals, supervise
 from gpurun.lab.inside.root import build
 
 _STOP_GRACE_S = 6.0
@@ -18,6 +18,7 @@ _STOP_GRACE_S = 6.0
 def main() -> None:
     """Wait until the starter knows us, become the host, run its services until SIGTERM."""
     record, teller, gate, boot_file = sys.argv[1:]
+    hold_signals()
     announce(Path(record), int(teller), int(gate))
     os.umask(0o022)  # not that of whoever typed gpurun lab up
     boot = Boot.load(Path(boot_file))

@@ -30,6 +30,11 @@ class Service:
     stale: tuple[str, ...] = ()
 
 
+def hold_signals() -> None:
+    """Keep signals for `supervise`: process 1 ignores those it has no handler for, so they would be lost."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+
+
 def supervise(services: Sequence[Service], *, grace_s: float) -> None:
     """Be init until SIGTERM: then end the services, last started first, and return.
 
@@ -38,7 +43,7 @@ def supervise(services: Sequence[Service], *, grace_s: float) -> None:
     Args:
         grace_s: how long each service may take to end before it gets SIGKILL.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+    hold_signals()
     running = {_start(service): service for service in services}
     due: dict[Service, float] = {}
     while True:
