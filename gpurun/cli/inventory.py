@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from gpurun.cli import inventory_editing, inventory_reading, inventory_state, inventory_trust, probe
+from gpurun.cli import inventory_editing, inventory_exchange, inventory_reading, inventory_state, inventory_trust, probe
 
 app = typer.Typer(name="inventory", help="Show, check and change the inventory.", no_args_is_help=True)
 
@@ -27,3 +27,6 @@ app.command("drain")(inventory_state.drain)
 app.command("uncordon")(inventory_state.uncordon)
 
 app.command("trust")(inventory_trust.trust)
+
+app.command("import")(inventory_exchange.import_)
+app.command("export")(inventory_exchange.export)

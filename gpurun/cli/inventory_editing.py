@@ -120,7 +120,7 @@ def edit(
             say("nothing to change")
         else:
             file = _file(path)
-            _report(file.commit(_unless_changed(before, after, draft), _author()))
+            _report(file.commit(_unless_changed(before, after, draft), author()))
     except GpurunError as error:
         if read(draft) == before:
             draft.unlink()
@@ -155,13 +155,13 @@ def diff(
 
 def undo(inventory: InventoryOption = None, yes: YesOption = False, dry_run: DryRunOption = False) -> None:
     """Take back the latest change that is not taken back yet; again for the one before."""
-    file, author = _file(located(inventory)), _author()
-    target, preview = file.preview_undo(author)
+    file, by = _file(located(inventory)), author()
+    target, preview = file.preview_undo(by)
     say(f"takes back change {_headline(target)}")
     if dry_run:
         typer.echo(preview.diff, nl=False)
         return
-    _agreed(preview, yes, lambda shown: file.undo(author, shown=shown))
+    _agreed(preview, yes, lambda shown: file.undo(by, shown=shown))
 
 
 def change(
@@ -183,8 +183,8 @@ def change(
     elif dry_run:
         typer.echo(preview.diff, nl=False)
     else:
-        author = _author()
-        _agreed(preview, yes, lambda shown: file.commit(rewrite, author, shown=shown))
+        by = author()
+        _agreed(preview, yes, lambda shown: file.commit(rewrite, by, shown=shown))
 
 
 def _agreed(preview: Preview, yes: bool, carry_out: Callable[[Preview | None], Change | None]) -> None:
@@ -222,7 +222,8 @@ def _file(path: Path) -> InventoryFile:
     return InventoryFile(path, home, Leases(home))
 
 
-def _author() -> Author:
+def author() -> Author:
+    """Who runs this command, and how."""
     from gpurun.inventory.history import Author
 
     who = getpass.getuser()

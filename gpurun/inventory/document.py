@@ -24,9 +24,11 @@ _BLOCK_NESTING = re.compile(r"^[ \-?:]+", re.MULTILINE)
 _BRACKETS = re.compile(r"[\[\]{}]")
 
 
-def compose(data: bytes, file: str) -> Node | None:
+def compose(data: bytes, file: str, *, tags: bool = False) -> Node | None:
     """The root node of a YAML document, or None if the file has no value at all.
 
+    Args:
+        tags: let tags pass, for other tools' files; nothing is ever constructed from one.
     Raises InventoryError: not UTF-8, control characters, several documents, tags, aliases that
     multiply or contain themselves, or not YAML.
     """
@@ -34,7 +36,7 @@ def compose(data: bytes, file: str) -> Node | None:
     _refuse_depth(text, file)
     try:
         root = yaml.compose(text, Loader=yaml.CSafeLoader)
-        if "!" in text:
+        if "!" in text and not tags:
             _refuse_tags(text, file)
     except yaml.MarkedYAMLError as error:
         _refuse_syntax(error, text, file)

@@ -244,7 +244,7 @@ def _concerns(settings: Sequence[Setting], value: object) -> bool:
 def _like_its_neighbours(racks: CommentedMap) -> CommentedMap:
     """An empty rack in the style of the last one."""
     last = next((rack for rack in reversed(list(racks.values())) if isinstance(rack, CommentedMap)), None)
-    return CommentedMap() if last is not None and not roundtrip.is_flow(last) else roundtrip.flow_map()
+    return roundtrip.flow_map() if last is not None and roundtrip.is_flow(last) else CommentedMap()
 
 
 def _with_merged(node: object) -> Iterator[CommentedMap]:

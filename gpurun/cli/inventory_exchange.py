@@ -1,0 +1,100 @@
+"""``gpurun inventory import|export``: from and to other tools' lists of hosts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpurun.cli.inventory_options import InventoryOption, SomeHostsArgument, cluster, state_home
+from gpurun.cli.printing import print_json, printable, say
+from gpurun.errors import BadInput
+
+if TYPE_CHECKING:
+    from gpurun.inventory.imports.draft import Draft
+
+EXPORTS = ("ansible", "hostfile", "deepspeed", "json")
+_NOTES_SHOWN = 20
+
+
+def import_(
+    source: Annotated[Path, typer.Argument(help="What to import: a file, or a folder such as /etc/slurm.")],
+    kind: Annotated[
+        str | None, typer.Option("--from", metavar="FORMAT", help="ansible, ssh-config, slurm, hostfile or csv.")
+    ] = None,
+    inventory: InventoryOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the inventory, write nothing.")] = False,
+    gpus: Annotated[int | None, typer.Option(help="GPUs of hosts that the source does not tell them of.")] = None,
+    generation: Annotated[str | None, typer.Option(help="Their GPU generation.")] = None,
+    user: Annotated[str | None, typer.Option(help="Whom SSH logs in as.")] = None,
+    fabric: Annotated[str, typer.Option(help="tcp, roce or infiniband.")] = "tcp",
+    interface: Annotated[str | None, typer.Option(help="Network interface that ranks use.")] = None,
+    hca: Annotated[list[str] | None, typer.Option(help="RDMA device, such as mlx5_0; may be repeated.")] = None,
+    racks: Annotated[str | None, typer.Option(metavar="GLOB", help="Ansible: which groups are racks.")] = None,
+) -> None:
+    """Make an inventory from an Ansible inventory, ssh config, Slurm configuration, hostfile or CSV file."""
+    from gpurun.inventory.imports.compose import compose
+    from gpurun.inventory.imports.source import FORMATS, read
+    from gpurun.inventory.load import parse
+
+    if kind is not None and kind not in FORMATS:
+        raise BadInput(f"--from {kind!r} is unknown (allowed: {', '.join(FORMATS)})")
+    target = Path(inventory or "inventory.yaml").absolute()
+    if not dry_run and target.exists():
+        raise BadInput("there is an inventory already", where=str(target), hint="-i FILE writes another one")
+    draft = read(source, kind, racks)
+    given = {"gpus": gpus, "generation": generation, "user": user}
+    stated = {key: str(value) for key, value in given.items() if value is not None}
+    if interface is None:
+        draft.guess("interface eth0: gpurun inventory probe shows what the hosts have")
+    wires = {"kind": fabric, "interface": interface or "eth0"}
+    if hca:
+        wires["hcas"] = f"[{', '.join(hca)}]"
+    text = compose(draft, stated, wires)
+    found = parse(text.encode(), target)
+    _notes(draft)
+    if dry_run:
+        typer.echo(text, nl=False)
+        return
+    _create(target, text)
+    say(f"wrote {target}: {len(found.hosts)} hosts, {found.total_gpus} GPUs, {len(found.racks)} racks")
+
+
+def export(
+    kind: Annotated[str, typer.Argument(metavar="FORMAT", help="ansible, hostfile, deepspeed or json.")],
+    hosts: SomeHostsArgument = None,
+    inventory: InventoryOption = None,
+) -> None:
+    """Print the inventory as Ansible, Open MPI, DeepSpeed or other programs read it."""
+    from gpurun.inventory.exports.ansible import ansible
+    from gpurun.inventory.exports.document import document
+    from gpurun.inventory.exports.hostfile import deepspeed, openmpi
+
+    if kind not in EXPORTS:
+        raise BadInput(f"{kind!r} is unknown (allowed: {', '.join(EXPORTS)})")
+    found = cluster(inventory)
+    chosen = found.choose(hosts)
+    if kind == "json":
+        print_json(document(found.inventory, chosen))
+        return
+    sys.stdout.write({"ansible": ansible, "hostfile": openmpi, "deepspeed": deepspeed}[kind](chosen))
+
+
+def _create(target: Path, text: str) -> None:
+    from gpurun.cli.inventory_editing import author
+    from gpurun.inventory.change import InventoryFile
+
+    try:
+        InventoryFile(target, state_home()).create(text.encode(), author())
+    except FileExistsError as error:
+        raise BadInput("there is an inventory already", where=str(target)) from error
+
+
+def _notes(draft: Draft) -> None:
+    for title, notes in (("took", draft.took), ("guessed", draft.guessed), ("not mapped", draft.left)):
+        for note in notes[:_NOTES_SHOWN]:
+            say(f"{title}: {printable(note)}")
+        if len(notes) > _NOTES_SHOWN:
+            say(f"{title}: and {len(notes) - _NOTES_SHOWN} more")

@@ -1,0 +1,1 @@
+"""An inventory as other tools want it: one module a format."""

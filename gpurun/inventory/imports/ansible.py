@@ -1,0 +1,292 @@
+"""Ansible inventories, INI and YAML: hosts, ranges, groups of groups, and their variables.
+
+Groups become racks or generations where their name says so, labels otherwise. Variables named as an inventory's
+fields are taken; ``ansible_host``, ``ansible_port`` and ``ansible_user`` too. ``group_vars`` and ``host_vars``
+beside the file are read. Source: Ansible's "How to build your inventory".
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from gpurun.errors import BadInput
+from gpurun.inventory import fields
+from gpurun.inventory.document import Report, compose, entries, is_null
+from gpurun.inventory.hostset import MAX_HOSTS
+from gpurun.inventory.imports.draft import Draft
+from gpurun.inventory.imports.generations import generation_of
+from gpurun.inventory.problems import InventoryError, shown
+
+_RANGE = re.compile(r"\[(\w+):(\w+)(?::(\d+))?\]")
+_RACK = re.compile(r"(.*[-_.])?(rack|row|leaf|tor|switch)[-_.]?\w*\Z|r\d+\Z", re.IGNORECASE)
+_SECTION = re.compile(r"\[([^\]:]+)(?::(children|vars|hosts))?\]\s*(?:[#;].*)?\Z")
+_SAME = {
+    "ansible_host": "address",
+    "ansible_ssh_host": "address",
+    "ansible_port": "port",
+    "ansible_ssh_port": "port",
+    "ansible_user": "user",
+    "ansible_ssh_user": "user",
+    "gpu_count": "gpus",
+    "num_gpus": "gpus",
+    "gpus_per_node": "gpus",
+}
+_TYPES = ("gpu_type", "gpu_model")
+_MAX_DEPTH = 50
+
+ReadBeside = Callable[[str], bytes | None]
+
+
+@dataclass
+class _Group:
+    """One group: its own hosts, variables with their places, and the groups inside."""
+
+    hosts: dict[str, None] = field(default_factory=dict)
+    variables: dict[str, tuple[str, str]] = field(default_factory=dict)
+    children: dict[str, None] = field(default_factory=dict)
+
+
+@dataclass
+class _Source:
+    groups: dict[str, _Group] = field(default_factory=lambda: {"all": _Group()})
+    hosts: dict[str, dict[str, tuple[str, str]]] = field(default_factory=dict)
+
+    def group(self, name: str) -> _Group:
+        return self.groups.setdefault(name, _Group())
+
+    def add(self, pattern: str, group: str, draft: Draft, where: str) -> tuple[str, ...]:
+        """Hosts of a pattern such as ``node[01:16]``, put into a group."""
+        names = tuple(name for name in _expanded(pattern, where) if draft.host(name, where))
+        for name in names:
+            self.hosts.setdefault(name, {})
+            self.group(group).hosts[name] = None
+        return names
+
+
+def read_ini(text: str, draft: Draft, file: str, beside: ReadBeside, racks: str | None = None) -> None:
+    """Fills a draft from an INI inventory. `racks`: a glob of groups that are racks, whatever their names say."""
+    source = _Source()
+    group, kind = "all", "hosts"
+    for number, line in enumerate(text.splitlines(), 1):
+        bare, where = line.strip(), f"{file}:{number}"
+        if not bare or bare[0] in "#;":
+            continue
+        section = _SECTION.match(bare)
+        if section:
+            group, kind = section.group(1).strip(), section.group(2) or "hosts"
+            source.group(group)
+        elif bare.startswith("["):
+            raise BadInput(f"{shown(bare)} is not a section", where=where)
+        elif kind == "children":
+            source.group(group).children[_words(bare, where)[0]] = None
+        elif kind == "vars":
+            key, _, value = bare.partition("=")
+            source.group(group).variables[key.strip()] = (_unquoted(value.strip()), where)
+        else:
+            _host_line(bare, "ungrouped" if group == "all" else group, source, draft, where)
+    _finish(source, draft, beside, racks)
+
+
+def read_yaml(data: bytes, draft: Draft, file: str, beside: ReadBeside, racks: str | None = None) -> None:
+    """Fills a draft from a YAML inventory. `racks`: as for `read_ini`."""
+    source, report = _Source(), Report(file)
+    root = compose(data, file, tags=True)
+    if root is not None:
+        for name, (_, node) in entries(root, report, "the inventory").items():
+            _group(name, node, source, draft, report, 0)
+    report.raise_if_any()
+    _finish(source, draft, beside, racks)
+
+
+def _group(name: str, node: Node, source: _Source, draft: Draft, report: Report, depth: int) -> None:
+    if depth > _MAX_DEPTH:
+        report.wrong(node, "groups are nested too deeply")
+        return
+    group = source.group(name)
+    for part, (key, value) in entries(node, report, f"group {name}").items():
+        if part == "hosts":
+            for pattern, (place, own) in entries(value, report, f"hosts of {name}").items():
+                where = _place(place, report)
+                for host in source.add(pattern, "ungrouped" if name == "all" else name, draft, where):
+                    source.hosts[host].update(_variables(own, report, f"host {host}"))
+        elif part == "vars":
+            group.variables.update(_variables(value, report, f"variables of {name}"))
+        elif part == "children":
+            for child, (_, inside) in entries(value, report, f"children of {name}").items():
+                group.children[child] = None
+                _group(child, inside, source, draft, report, depth + 1)
+        else:
+            report.wrong(key, f"unknown key {shown(part)} in group {name}", allowed=("hosts", "vars", "children"))
+
+
+def _place(node: Node, report: Report) -> str:
+    return f"{report.file}:{node.start_mark.line + 1}"
+
+
+def _variables(node: Node, report: Report, what: str) -> dict[str, tuple[str, str]]:
+    found = {}
+    for key, (place, value) in entries(node, report, what).items():
+        found[key] = (_text(value), _place(place, report))
+    return found
+
+
+def _text(node: Node) -> str:
+    """A variable as text: a list as YAML writes it, a mapping or something encrypted as what no field can be."""
+    if isinstance(node, ScalarNode):
+        return "!vault" if node.tag.startswith("!") else ("" if is_null(node) else str(node.value))
+    if isinstance(node, SequenceNode):
+        return f"[{', '.join(_text(child) for child in node.value)}]"
+    assert isinstance(node, MappingNode)
+    return "{…}"
+
+
+def _host_line(line: str, group: str, source: _Source, draft: Draft, where: str) -> None:
+    pattern, *variables = _words(line, where)
+    name, colon, port = pattern.rpartition(":")
+    if colon and "[" not in port and "]" not in port and ":" not in name:
+        pattern, variables = name, [*variables, f"ansible_port={port}"]
+    names = source.add(pattern, group, draft, where)
+    for word in variables:
+        key, equals, value = word.partition("=")
+        if not equals:
+            draft.leave(shown(word), where)
+        for host in names if equals else ():
+            source.hosts[host][key] = (value, where)
+
+
+def _words(line: str, where: str) -> list[str]:
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError as error:
+        raise BadInput(f"{shown(line)}: {error}", where=where) from error
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
+
+
+def _expanded(pattern: str, where: str) -> Iterator[str]:
+    """Hosts of ``node[01:16]`` and ``db-[a:f]``; the end is inside, zeros in front count."""
+    found = _RANGE.search(pattern)
+    if not found:
+        yield pattern
+        return
+    first, last, step = found.group(1), found.group(2), int((found.group(3) or "1")[:6]) or 1
+    if first.isascii() and first.isdigit() and last.isascii() and last.isdigit() and len(last) < 9:
+        width = len(first) if first.startswith("0") else 0
+        middle = [str(n).zfill(width) for n in range(int(first), int(last) + 1, step)[: MAX_HOSTS + 1]]
+    elif len(first) == len(last) == 1 and first.isalpha() and last.isalpha():
+        middle = [chr(n) for n in range(ord(first), ord(last) + 1, step)]
+    else:
+        raise BadInput(f"{shown(pattern)} is not a range such as node[01:16]", where=where)
+    if len(middle) > MAX_HOSTS:
+        raise BadInput(f"{shown(pattern)} is more than {MAX_HOSTS} hosts", where=where)
+    for part in middle:
+        yield from _expanded(pattern[: found.start()] + part + pattern[found.end() :], where)
+
+
+def _finish(source: _Source, draft: Draft, beside: ReadBeside, racks: str | None) -> None:
+    """Gives every host what its groups and itself say, the nearer word last."""
+    for name, group in source.groups.items():
+        group.variables.update(_variables_beside(f"group_vars/{name}", beside))
+    lineage = _lineage(source)
+    kinds = {name: _kind(name, racks) for name in source.groups}
+    for host, own in source.hosts.items():
+        groups = lineage.get(host, ["all"])
+        variables: dict[str, tuple[str, str]] = {}
+        for name in groups:
+            variables.update(source.groups[name].variables)
+        variables.update(_variables_beside(f"host_vars/{host}", beside))
+        variables.update(own)
+        for name in groups:
+            _group_says(host, name, kinds[name], draft)
+        for key, (text, where) in variables.items():
+            _variable(host, key, text, draft, where)
+    _say_what(source, kinds, draft)
+
+
+def _lineage(source: _Source) -> dict[str, list[str]]:
+    """For each host the groups it is in, outermost first; ``all`` is in front, direct groups are last."""
+    above: dict[str, list[str]] = {}
+    for name, group in source.groups.items():
+        for child in group.children:
+            if child in source.groups:
+                above.setdefault(child, []).append(name)
+
+    def ancestors(name: str, path: tuple[str, ...]) -> list[str]:
+        found: list[str] = []
+        for parent in above.get(name, ()):
+            if parent not in path and len(path) < _MAX_DEPTH:
+                found += ancestors(parent, (*path, name))
+        return [*found, name]
+
+    lineage: dict[str, list[str]] = {}
+    for name, group in source.groups.items():
+        chain = ancestors(name, ())
+        for host in group.hosts:
+            lineage.setdefault(host, ["all"]).extend(chain)
+    return {host: list(dict.fromkeys(groups)) for host, groups in lineage.items()}
+
+
+def _kind(name: str, racks: str | None) -> str:
+    if name in ("all", "ungrouped"):
+        return ""
+    if fnmatchcase(name, racks) if racks else _RACK.match(name):
+        return "rack"
+    return "generation" if generation_of(name) else "label"
+
+
+def _group_says(host: str, name: str, kind: str, draft: Draft) -> None:
+    where = f"group {name}"
+    if kind == "rack":
+        draft.put(host, "rack", name, where)
+    elif kind == "generation":
+        draft.put(host, "generation", generation_of(name) or name, where)
+    elif kind == "label":
+        draft.label(host, name, "yes", where)
+
+
+def _variable(host: str, key: str, text: str, draft: Draft, where: str) -> None:
+    key = _SAME.get(key, key)
+    if "{{" in text or text == "!vault":
+        draft.leave(f"{key}: a template or a secret", where)
+    elif key in _TYPES:
+        draft.gpu_type(host, text, where)
+    elif key == "address" and text == host:
+        return
+    elif text and (key == "rack" or (key in fields.HOST and key != "labels")):
+        draft.put(host, key, text, where)
+    elif text:
+        draft.leave(f"variable {key}", where)
+
+
+def _variables_beside(name: str, beside: ReadBeside) -> Mapping[str, tuple[str, str]]:
+    for ending in ("", ".yml", ".yaml"):
+        file = name + ending
+        data = beside(file)
+        if data is None:
+            continue
+        report = Report(file)
+        try:
+            root = compose(data, file, tags=True)
+            found = _variables(root, report, file) if root is not None else {}
+        except InventoryError:  # such as a whole file that is a vault
+            return {file: ("!vault", file)}
+        report.raise_if_any()
+        return found
+    return {}
+
+
+def _say_what(source: _Source, kinds: Mapping[str, str], draft: Draft) -> None:
+    draft.took.append(f"{len(source.hosts)} hosts in {len(source.groups) - 1} groups")
+    for kind in ("rack", "generation", "label"):
+        names = [name for name, own in kinds.items() if own == kind]
+        if names:
+            listed = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+            draft.guess(f"groups that are a {kind}: {listed}")

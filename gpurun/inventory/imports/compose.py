@@ -1,0 +1,111 @@
+"""A draft as an inventory file that a person would have written: defaults first, alike hosts folded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from gpurun.inventory.fields import PER_HOST
+from gpurun.inventory.hostset import expand, fold
+from gpurun.inventory.imports.draft import Draft
+from gpurun.inventory.settings import Setting, parse
+from gpurun.inventory.tree import Tree
+
+_COMMON = ("generation", "gpus", "user", "port", "gpu_model", "gpu_memory_mib")
+
+
+def compose(draft: Draft, given: Mapping[str, str], fabric: Mapping[str, str]) -> str:
+    """The text of an inventory.
+
+    Args:
+        given: values a person gave for hosts that the source says nothing of: ``gpus``, ``generation``, …
+        fabric: the one fabric's keys as YAML: ``kind``, ``interface``, ``hcas``.
+    What neither the source nor the person says, and an inventory needs, is guessed and noted in the draft.
+    """
+    racks = draft.guess_racks()
+    defaults = _defaults(draft, given)
+    name = str(fabric["kind"])
+    lines = [
+        f"# Imported from {draft.source.encode('unicode_escape').decode()} by gpurun inventory import.",
+        *(f"# Guessed: {guess}" for guess in draft.guessed),
+        "version: 1",
+        f"defaults: {{{', '.join(f'{key}: {text}' for key, text in defaults.items())}}}",
+        "fabrics:",
+        f"  {name}: {{{', '.join(f'{key}: {value}' for key, value in fabric.items())}}}",
+    ]
+    if draft.ssh_config:
+        lines.append(f"ssh_config: {_quoted(draft.ssh_config)}")
+    tree = Tree("\n".join([*lines, "racks:", ""]))
+    for rack in dict.fromkeys(racks.values()):
+        members = [host for host in draft.values if racks[host] == rack]
+        for hosts, settings in _groups(draft, members, defaults):
+            tree.add(hosts, rack, settings)
+    return tree.merged()
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _defaults(draft: Draft, given: Mapping[str, str]) -> dict[str, str]:
+    """What most hosts have, and what has to be said of those that the source says nothing of."""
+    defaults = dict(given)
+    for key in _COMMON:
+        texts = Counter(values[key].text for values in draft.values.values() if key in values)
+        missing = len(draft.values) - texts.total()
+        if key in defaults:
+            continue
+        if texts and (missing == 0 or key in ("gpus", "generation")):
+            defaults[key] = texts.most_common(1)[0][0]
+            if missing:
+                draft.guess(f"{key} {defaults[key]} for {missing} hosts, as most others have")
+        elif key in ("gpus", "generation"):
+            defaults[key] = {"gpus": "1", "generation": "unknown"}[key]
+            draft.guess(f"{key} {defaults[key]} for every host: the source does not say")
+    return {key: _written(key, text) for key, text in defaults.items()}
+
+
+def _written(key: str, text: str) -> str:
+    (setting,) = parse([f"{key}={text}"])
+    plain = isinstance(setting.value, int) or text.replace("-", "").replace("_", "").isalpha()
+    return text if plain else _quoted(text)
+
+
+def _groups(
+    draft: Draft, hosts: Sequence[str], defaults: Mapping[str, str]
+) -> Iterator[tuple[tuple[str, ...], tuple[Setting, ...]]]:
+    """Alike hosts of a rack together, their addresses folded where they go along with the names."""
+    alike: dict[tuple[tuple[Setting, ...], tuple[str, ...]], list[str]] = {}
+    for host in hosts:
+        own = draft.values[host]
+        kept = tuple(s for key, s in own.items() if key not in PER_HOST and defaults.get(key) != _written_own(key, s))
+        alike.setdefault((kept, tuple(key for key in PER_HOST if key in own)), []).append(host)
+    for (settings, addressed), names in alike.items():
+        ordered = expand(fold(names))
+        folded = _folded_addresses(draft, ordered)
+        if folded is not None:
+            yield ordered, (*settings, *folded)
+            continue
+        for name in names:
+            own = draft.values[name]
+            yield (name,), (*settings, *(own[key] for key in addressed))
+
+
+def _written_own(key: str, setting: Setting) -> str:
+    return "" if key.startswith("labels.") else _written(key, setting.text)
+
+
+def _folded_addresses(draft: Draft, names: Sequence[str]) -> tuple[Setting, ...] | None:
+    """The hosts' addresses as ranges; None if they cannot be written as one."""
+    settings: list[Setting] = []
+    for key in PER_HOST:
+        texts = [draft.values[name][key].text for name in names if key in draft.values[name]]
+        if not texts:
+            continue
+        if len(texts) < len(names) or any(":" in text for text in texts):
+            return None
+        folded = fold(texts) if len(texts) > 1 else texts[0]
+        if len(texts) > 1 and list(expand(folded)) != texts:
+            return None
+        settings.extend(parse([f"{key}={folded}"]))
+    return tuple(settings)

@@ -1,0 +1,106 @@
+"""What an importer has read: hosts with values, and notes on what was taken, guessed and left."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpurun.errors import BadInput
+from gpurun.inventory.hostset import MAX_HOSTS, is_host_name
+from gpurun.inventory.imports.generations import generation_of
+from gpurun.inventory.problems import shown
+from gpurun.inventory.settings import Setting, parse
+from gpurun.inventory.values import LABEL
+
+_RACK_IN_NAME = re.compile(r"(?:^|[-_.])(r(?:ack)?[-_]?\d+)(?=[-_.]|n|$)", re.IGNORECASE)
+_NOT_LABEL = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass
+class Draft:
+    """An inventory in the making.
+
+    Attributes:
+        racks: host → rack, for hosts whose rack the source tells.
+        values: host → field (or ``labels.NAME``) → setting, in the source's order.
+        ssh_config: the OpenSSH configuration that the hosts are reached by.
+        took, guessed, left: one sentence each; `left` with the place.
+    """
+
+    source: str
+    racks: dict[str, str] = field(default_factory=dict)
+    values: dict[str, dict[str, Setting]] = field(default_factory=dict)
+    ssh_config: str | None = None
+    took: list[str] = field(default_factory=list)
+    guessed: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+    def host(self, name: str, where: str) -> bool:
+        """Notes a host; False, and a note, if that is no name for one. Idempotent."""
+        if name in self.values:
+            return True
+        if not is_host_name(name):
+            self.leave(f"{shown(name)} is not a host name", where)
+            return False
+        if len(self.values) >= MAX_HOSTS:
+            raise BadInput(f"more than {MAX_HOSTS} hosts", where=where)
+        self.values[name] = {}
+        return True
+
+    def put(self, host: str, key: str, text: str, where: str) -> bool:
+        """Gives a host a value; False, and a note, if it is none that an inventory can have."""
+        try:
+            (setting,) = parse([f"{key}={text}"])
+        except BadInput as error:
+            self.leave(error.message, where)
+            return False
+        if setting.field == "rack":
+            self.racks[host] = text
+        elif setting.value is not None:
+            self.values[host][key] = setting
+        return True
+
+    def label(self, host: str, name: str, text: str, where: str) -> bool:
+        """Gives a host a label, its name made into one that labels can have."""
+        fitting = _NOT_LABEL.sub("-", name).strip("-._")
+        if not LABEL.match(fitting):
+            self.leave(f"{shown(name)} is not a label name", where)
+            return False
+        return self.put(host, f"labels.{fitting}", text, where)
+
+    def gpu_type(self, host: str, kind: str, where: str) -> None:
+        """Takes a GPU's type for its model, and for its generation what that model is known to be."""
+        self.put(host, "gpu_model", kind, where)
+        generation = generation_of(kind)
+        if generation is None:
+            generation = _NOT_LABEL.sub("-", kind.lower()).strip("-._")
+            self.guess(f"GPU type {kind} is its own generation")
+        self.put(host, "generation", generation, where)
+
+    def leave(self, what: str, where: str) -> None:
+        """Notes what could not be taken, once."""
+        note = f"{where}: {what}"
+        if note not in self.left:
+            self.left.append(note)
+
+    def guess(self, what: str) -> None:
+        """Notes what was guessed, once."""
+        if what not in self.guessed:
+            self.guessed.append(what)
+
+    def guess_racks(self) -> Mapping[str, str]:
+        """Every host's rack: the source's, else one that the host's name tells, else ``r1``."""
+        racks = dict(self.racks)
+        by_name: list[str] = []
+        others: list[str] = []
+        for host in self.values:
+            if host not in racks:
+                found = _RACK_IN_NAME.search(host)
+                racks[host] = found.group(1).lower() if found else "r1"
+                (by_name if found else others).append(host)
+        if by_name:
+            self.guess(f"the racks of {len(by_name)} hosts, from their names")
+        if others:
+            self.guess(f"rack r1 for {len(others)} hosts")
+        return racks

@@ -1,0 +1,215 @@
+"""Slurm: ``slurm.conf`` with ``topology.conf`` and ``gres.conf`` beside it.
+
+Nodes become hosts, leaf switches racks, GPU types models and generations, partitions and features labels.
+Source: slurm.conf(5), topology.conf(5), gres.conf(5).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpurun.errors import BadInput
+from gpurun.inventory.hostset import expand, fold
+from gpurun.inventory.imports.draft import Draft
+from gpurun.inventory.problems import shown
+
+_PAIR = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|\S+)")
+_GRES = re.compile(r"gpu(?::([A-Za-z][\w.+-]*|\d+[A-Za-z][\w.+-]*))?(?::(\d+)([KMG]?))?(?:\([^)]*\))?\Z", re.IGNORECASE)
+_DEVICES = re.compile(r"/dev/nvidia(?:\[([\d,-]+)\]|(\d+))")
+_MAX_INCLUDES = 64
+
+ReadBeside = Callable[[str], str | None]
+"""A file by its name, as the configuration names it; None if there is none."""
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One logical line: its first keyword, all keywords in lower case, and its place."""
+
+    first: str
+    pairs: Mapping[str, str]
+    where: str
+
+
+def read(text: str, draft: Draft, file: str, beside: ReadBeside) -> None:
+    """Fills a draft from a ``slurm.conf``."""
+    nodes: dict[str, bool] = {}  # whether Gres says that it has GPUs
+    defaults: dict[str, str] = {}
+    partitions: list[_Line] = []
+    for line in _lines(text, file, draft, beside, set()):
+        if line.first == "nodename":
+            if line.pairs["nodename"].upper() == "DEFAULT":
+                defaults.update({key: value for key, value in line.pairs.items() if key != "nodename"})
+            else:
+                _nodes(line, {**defaults, **line.pairs}, draft, nodes)
+        elif line.first == "partitionname":
+            partitions.append(line)
+    _gres(beside("gres.conf"), _beside(file, "gres.conf"), draft, nodes)
+    _leave_out_without_gpus(draft, file)
+    racks = _topology(beside("topology.conf"), _beside(file, "topology.conf"), draft)
+    _partitions(partitions, draft)
+    draft.took.append(
+        f"{len(draft.values)} nodes, {racks} leaf switches as racks, {len(partitions)} partitions as labels"
+    )
+
+
+def _beside(file: str, name: str) -> str:
+    return str(Path(file).parent / name)
+
+
+def _lines(text: str, file: str, draft: Draft, beside: ReadBeside, seen: set[str]) -> Iterator[_Line]:
+    started, whole = 0, ""
+    for number, line in enumerate([*text.splitlines(), ""], 1):
+        bare = line.partition("#")[0].rstrip()
+        started = started if whole else number
+        if bare.endswith("\\"):
+            whole += bare[:-1] + " "
+            continue
+        whole, complete = "", whole + bare
+        where = f"{file}:{started}"
+        words = complete.split(maxsplit=1)
+        if len(words) == 2 and words[0].lower() == "include":
+            yield from _included(words[1].strip(), where, draft, beside, seen)
+            continue
+        pairs = {key.lower(): value.strip('"') for key, value in _PAIR.findall(complete)}
+        if pairs:
+            yield _Line(next(iter(pairs)), pairs, where)
+
+
+def _included(name: str, where: str, draft: Draft, beside: ReadBeside, seen: set[str]) -> Iterator[_Line]:
+    text = beside(name) if name not in seen and len(seen) < _MAX_INCLUDES else None
+    if text is None:
+        draft.leave(f"cannot include {shown(name)}", where)
+        return
+    seen.add(name)
+    yield from _lines(text, _beside(where.rpartition(":")[0], name), draft, beside, seen)
+
+
+def _expanded(text: str, draft: Draft, where: str) -> tuple[str, ...]:
+    try:
+        return expand(text)
+    except BadInput as error:
+        draft.leave(error.message, where)
+        return ()
+
+
+def _nodes(line: _Line, values: Mapping[str, str], draft: Draft, nodes: dict[str, bool]) -> None:
+    names = _expanded(line.pairs["nodename"], draft, line.where)
+    addresses = values.get("nodeaddr") or values.get("nodehostname") or ""
+    if "[" in addresses or len(names) == 1:
+        each = _expanded(addresses, draft, line.where) if "[" in addresses else (addresses,)
+    else:
+        each = ()
+    for position, name in enumerate(names):
+        if not draft.host(name, line.where):
+            continue
+        nodes[name] = "gpu" in values.get("gres", "").lower()
+        if len(each) == len(names) and each[position] not in ("", name):
+            draft.put(name, "address", each[position], line.where)
+        _gpus(name, values.get("gres", ""), draft, line.where)
+        for feature in filter(None, re.split(r"[,&|]", values.get("features", values.get("feature", "")))):
+            draft.label(name, feature, "yes", line.where)
+    state = values.get("state", "unknown").split("*")[0].lower()
+    if state not in ("unknown", "idle", "cloud", "future"):
+        draft.leave(f"State={state}: it is state, not inventory; see gpurun inventory cordon", line.where)
+
+
+def _gpus(name: str, gres: str, draft: Draft, where: str) -> None:
+    """``gpu:v100:4``, ``gpu:4(S:0-1)``, or several types, which one host cannot have here."""
+    total, kinds = 0, []
+    for part in filter(None, re.split(r",(?![^(]*\))", gres)):
+        found = _GRES.match(part)
+        if not found:
+            if part.lower().startswith("gpu"):
+                draft.leave(f"Gres={part}", where)
+            continue
+        kind, count, _ = found.groups()
+        total += int(count or 1)
+        if kind:
+            kinds.append(kind)
+    if total:
+        draft.put(name, "gpus", str(total), where)
+    if kinds:
+        draft.gpu_type(name, kinds[0], where)
+    for kind in kinds[1:]:
+        draft.leave(f"{name} has GPUs of several types; {kind} is taken for {kinds[0]}", where)
+
+
+def _gres(text: str | None, file: str, draft: Draft, nodes: Mapping[str, bool]) -> None:
+    """Types and numbers of GPUs that slurm.conf leaves open."""
+    if text is None:
+        return
+    counts: dict[str, int] = {}
+    unnamed = tuple(name for name, has_gpus in nodes.items() if has_gpus) or tuple(nodes)
+    for line in _lines(text, file, draft, lambda _: None, set()):
+        pairs = line.pairs
+        if pairs.get("autodetect", "off").lower() not in ("off", ""):
+            draft.leave(
+                f"AutoDetect={pairs['autodetect']}: gpurun inventory probe --write reads it off the hosts", line.where
+            )
+        if pairs.get("name", "").lower() != "gpu":
+            continue
+        names = _expanded(pairs["nodename"], draft, line.where) if "nodename" in pairs else unnamed
+        for name in (name for name in names if name in nodes):
+            counts[name] = counts.get(name, 0) + _devices(pairs)
+            if "type" in pairs and "gpu_model" not in draft.values[name]:
+                draft.gpu_type(name, pairs["type"], line.where)
+    for name, count in counts.items():
+        if count and "gpus" not in draft.values[name]:
+            draft.put(name, "gpus", str(count), file)
+
+
+def _leave_out_without_gpus(draft: Draft, file: str) -> None:
+    without = [name for name, values in draft.values.items() if "gpus" not in values]
+    if 0 < len(without) < len(draft.values):
+        draft.leave(f"{fold(without)}: no GPUs (Gres), so no hosts of gangs", file)
+        for name in without:
+            del draft.values[name]
+            draft.racks.pop(name, None)
+
+
+def _devices(pairs: Mapping[str, str]) -> int:
+    """How many devices a line of gres.conf is about."""
+    if pairs.get("count", "").isdigit():
+        return int(pairs["count"][:6])
+    found = _DEVICES.match(pairs.get("file", ""))
+    if not found:
+        return 0
+    if found.group(2):
+        return 1
+    parts = [part.split("-") for part in found.group(1).split(",")]
+    if not all(len(part) <= 2 and all(number.isdigit() for number in part) for part in parts):
+        return 0
+    return sum(int(part[-1][:6]) - int(part[0][:6]) + 1 for part in parts)
+
+
+def _topology(text: str | None, file: str, draft: Draft) -> int:
+    """Leaf switches, those with nodes, are racks."""
+    racks = 0
+    for line in _lines(text or "", file, draft, lambda _: None, set()):
+        switch, names = line.pairs.get("switchname"), line.pairs.get("nodes")
+        if not switch or not names:
+            continue
+        racks += 1
+        members = _expanded(names, draft, line.where)
+        for name in members:
+            if name in draft.values:
+                draft.put(name, "rack", switch, line.where)
+        others = [name for name in members if name not in draft.values]
+        if others:
+            draft.leave(f"switch {switch} also has {fold(others)}", line.where)
+    return racks
+
+
+def _partitions(partitions: list[_Line], draft: Draft) -> None:
+    for line in partitions:
+        partition, names = line.pairs["partitionname"], line.pairs.get("nodes", "")
+        if partition.upper() == "DEFAULT" or not names:
+            continue
+        everyone = names.upper() == "ALL"
+        for name in tuple(draft.values) if everyone else _expanded(names, draft, line.where):
+            if name in draft.values:
+                draft.label(name, f"partition.{partition}", "yes", line.where)

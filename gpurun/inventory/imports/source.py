@@ -1,0 +1,101 @@
+"""Which format a file has, and what is beside it."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpurun.errors import BadInput
+from gpurun.inventory.imports import ansible, hostfile, slurm, ssh_config, table
+from gpurun.inventory.imports.draft import Draft
+from gpurun.inventory.load import MAX_BYTES
+from gpurun.inventory.load import read as read_bytes
+
+FORMATS = ("ansible", "ssh-config", "slurm", "hostfile", "csv")
+_HOSTFILE_LINE = re.compile(r"\s*[A-Za-z0-9][\w.@-]*(:\d+)?(\s+[\w-]+=\S+)*\s*(#.*)?\Z")
+_SSH_LINE = re.compile(r"^\s*Host(\s+|\s*=\s*)\S", re.IGNORECASE | re.MULTILINE)
+_SLURM_LINE = re.compile(r"^\s*(NodeName|SwitchName|ClusterName)\s*=", re.IGNORECASE | re.MULTILINE)
+
+
+def read(path: Path, kind: str | None = None, racks: str | None = None) -> Draft:
+    """What a file, or the folder it is in, has.
+
+    Args:
+        kind: one of FORMATS; told from the file unless given.
+        racks: Ansible: a glob of groups that are racks.
+    Raises BadInput: it cannot be read, or nobody can tell what it is.
+    """
+    file = path
+    if path.is_dir():
+        file = next((path / name for name in ("slurm.conf", "hosts", "hosts.yml") if (path / name).is_file()), path)
+    data = read_bytes(file)
+    if len(data) > MAX_BYTES:
+        raise BadInput(f"larger than {MAX_BYTES >> 20} MiB", where=str(file))
+    if b"\0" in data:
+        raise BadInput("a file with NUL bytes is none that hosts are listed in", where=str(file))
+    text = data.decode("utf-8-sig", "replace")
+    kind = kind or detect(file, text)
+    draft = Draft(str(file))
+    if kind == "ansible":
+        if file.suffix in (".yml", ".yaml"):
+            ansible.read_yaml(data, draft, str(file), _beside(file), racks)
+        else:
+            ansible.read_ini(text, draft, str(file), _beside(file), racks)
+    elif kind == "ssh-config":
+        ssh_config.read(text, draft, str(file.absolute()), _included)
+    elif kind == "slurm":
+        slurm.read(text, draft, str(file), _text_beside(file))
+    elif kind == "hostfile":
+        hostfile.read(text, draft, str(file))
+    else:
+        table.read(text, draft, str(file))
+    if not draft.values:
+        raise BadInput(f"no host was found, read as {kind}", where=str(file), hint="; ".join(draft.left[:5]) or None)
+    return draft
+
+
+def detect(path: Path, text: str) -> str:
+    """The format of a file, by its name and what it says. Raises BadInput if it could be any or none."""
+    lines = [line for line in text.splitlines() if line.strip() and line.strip()[0] not in "#;"]
+    signs = {
+        "csv": path.suffix in (".csv", ".tsv"),
+        "ansible": path.suffix in (".yml", ".yaml", ".ini"),
+        "slurm": path.name == "slurm.conf" or _SLURM_LINE.search(text),
+        "ssh-config": _SSH_LINE.search(text),
+    }
+    weaker_signs = {
+        "ansible": any(line.lstrip().startswith("[") or "ansible_" in line for line in lines),
+        "hostfile": lines and all(_HOSTFILE_LINE.match(line) for line in lines),
+        "csv": lines and "," in lines[0],
+    }
+    for kind, found in (*signs.items(), *weaker_signs.items()):
+        if found:
+            return kind
+    raise BadInput("cannot tell what this is", where=str(path), hint=f"--from {'|'.join(FORMATS)} says it")
+
+
+def _beside(file: Path) -> ansible.ReadBeside:
+    def read_beside(name: str) -> bytes | None:
+        path = file.parent / name
+        return read_bytes(path) if ".." not in Path(name).parts and path.is_file() else None
+
+    return read_beside
+
+
+def _text_beside(file: Path) -> slurm.ReadBeside:
+    def read_beside(name: str) -> str | None:
+        path = file.parent / name
+        return read_bytes(path).decode("utf-8", "replace") if path.is_file() else None
+
+    return read_beside
+
+
+def _included(patterns: str) -> Iterator[tuple[str, str]]:
+    """Files of an ssh Include; relative names are below ``~/.ssh``, as ssh_config(5) says."""
+    for pattern in patterns.replace('"', " ").split():
+        whole = str(Path("~/.ssh").expanduser() / Path(pattern).expanduser())
+        for name in sorted(glob.glob(whole)):  # noqa: PTH207  an absolute pattern
+            if Path(name).is_file():
+                yield name, read_bytes(Path(name)).decode("utf-8", "replace")

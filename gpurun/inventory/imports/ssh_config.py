@@ -1,0 +1,102 @@
+"""An OpenSSH client configuration: every host that it names becomes one, with Include and ProxyJump.
+
+How hosts are reached is not copied: the inventory names the configuration, and gpurun reads it each time.
+Source: ssh_config(5).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from gpurun.errors import BadInput
+from gpurun.inventory.hostset import fold
+from gpurun.inventory.imports.draft import Draft
+from gpurun.inventory.problems import shown
+
+_KEYWORD = re.compile(r"\s*([A-Za-z]+)(?:\s*=\s*|\s+)(.*?)\s*\Z")
+_MAX_DEPTH = 16  # as OpenSSH
+
+Included = Callable[[str], Iterator[tuple[str, str]]]
+"""The files that an Include pattern means, each with its name and text."""
+
+
+@dataclass
+class _Named:
+    where: str
+    users: set[str] = field(default_factory=set)
+
+
+def read(text: str, draft: Draft, file: str, included: Included) -> None:
+    """Fills a draft; ``Host`` patterns are settings, not hosts, and a jump host is no host of gangs."""
+    reader = _Reader(draft, included)
+    reader.file(text, file, 0)
+    for name, named in reader.hosts.items():
+        if name in reader.jumps:
+            draft.leave(f"{name}: other hosts are reached through it, so it is no host of gangs", named.where)
+        elif "git" in named.users:
+            draft.leave(f"{name}: User git", named.where)
+        else:
+            draft.host(name, named.where)
+    draft.ssh_config = file
+    taken = fold(draft.values) if draft.values else "no host"
+    draft.took.append(f"{taken}; how they are reached stays in {file}")
+
+
+class _Reader:
+    """Hosts that are named, and those that others are reached through, as far as they were read."""
+
+    def __init__(self, draft: Draft, included: Included) -> None:
+        self.hosts: dict[str, _Named] = {}
+        self.jumps: set[str] = set()
+        self._draft, self._included = draft, included
+        self._block: list[_Named] = []
+
+    def file(self, text: str, file: str, depth: int) -> None:
+        if depth > _MAX_DEPTH:
+            raise BadInput(f"Include goes more than {_MAX_DEPTH} files deep: a loop?", where=file)
+        self._block = []
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.strip() and not line.lstrip().startswith("#"):
+                self._line(line, f"{file}:{number}", depth)
+
+    def _line(self, line: str, where: str, depth: int) -> None:
+        found = _KEYWORD.match(line)
+        if not found:
+            raise BadInput(f"not a keyword and a value: {shown(line)}", where=where)
+        keyword, value = found.group(1).lower(), found.group(2)
+        if keyword == "host":
+            names = _names(value, self._draft, where)
+            self._block = [self.hosts.setdefault(name, _Named(where)) for name in names]
+        elif keyword == "match":
+            self._block = []
+            self._draft.leave(f"Match {value}: what it sets is used, hosts it means are not known", where)
+        elif keyword == "include":
+            block = self._block
+            for inner_file, inner in self._included(value):
+                self.file(inner, inner_file, depth + 1)
+            self._block = block
+        elif keyword == "proxyjump":
+            self.jumps.update(_hop(hop) for hop in value.split(","))
+        elif keyword == "user":
+            for named in self._block:
+                named.users.add(value)
+
+
+def _names(value: str, draft: Draft, where: str) -> Iterator[str]:
+    try:
+        words = shlex.split(value, comments=True)
+    except ValueError as error:
+        raise BadInput(f"{shown(value)}: {error}", where=where) from error
+    for word in words:
+        if any(c in word for c in "*?!"):
+            if word != "*":
+                draft.leave(f"Host {word}: a pattern, not a host", where)
+        else:
+            yield word
+
+
+def _hop(text: str) -> str:
+    return re.sub(r":\d+\Z", "", text.strip().removeprefix("ssh://").rpartition("@")[2]).strip("[]")

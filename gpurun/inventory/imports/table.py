@@ -1,0 +1,57 @@
+"""CSV: one host a row. Columns are named as the inventory's fields are; others become labels if they can."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from gpurun.errors import BadInput
+from gpurun.inventory import fields
+from gpurun.inventory.imports.draft import Draft
+
+_NAMES = ("name", "host", "hostname", "node", "nodename")
+_SAME = {
+    "ip": "address",
+    "ip_address": "address",
+    "ssh_port": "port",
+    "ssh_user": "user",
+    "gpu_count": "gpus",
+    "num_gpus": "gpus",
+    "gpu": "gpu_type",
+    "gpu_type": "gpu_type",
+    "switch": "rack",
+}
+
+
+def read(text: str, draft: Draft, file: str) -> None:
+    """Fills a draft. Raises BadInput if there is no column with host names."""
+    header = text.partition("\n")[0]
+    delimiter = max(",;\t|", key=header.count)
+    rows = csv.reader(io.StringIO(text.removeprefix("\ufeff")), delimiter=delimiter)
+    try:
+        columns = [column.strip().lower().replace(" ", "_") for column in next(rows, [])]
+        at = next((columns.index(name) for name in _NAMES if name in columns), None)
+        if at is None:
+            raise BadInput(f"no column is called {' or '.join(_NAMES)}", where=f"{file}:1")
+        for row in rows:
+            if any(row):
+                _row(dict(zip(columns, row, strict=False)), columns[at], draft, f"{file}:{rows.line_num}")
+    except csv.Error as error:
+        raise BadInput(f"not CSV: {error}", where=f"{file}:{rows.line_num}") from error
+    draft.took.append(f"{len(draft.values)} hosts; columns {', '.join(column for column in columns if column)}")
+
+
+def _row(row: dict[str, str], name_column: str, draft: Draft, where: str) -> None:
+    host = row[name_column].strip()
+    if not draft.host(host, where):
+        return
+    for column, cell in row.items():
+        value, key = cell.strip(), _SAME.get(column, column)
+        if not value or column == name_column:
+            continue
+        if key == "gpu_type":
+            draft.gpu_type(host, value, where)
+        elif key == "rack" or (key in fields.HOST and key != "labels"):
+            draft.put(host, key, value, where)
+        else:
+            draft.label(host, key.removeprefix("labels.").removeprefix("label."), value, where)
