@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,9 +35,10 @@ def _store() -> JobStore:
 
     state = home(os.environ)
     if any(folder.is_dir() and any(folder.iterdir()) for folder in (state / "leases", state / "live")):
-        from gpurun.supervisor.spawn import adopt_orphans
+        from gpurun.supervisor.waiter import resume
 
-        adopt_orphans(state, os.environ)
+        with suppress(StateError):  # damage is status's and recover's to report, not every command's
+            resume(state, os.environ)
     return JobStore(state)
 
 

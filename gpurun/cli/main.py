@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import click
 import typer
 
-from gpurun import __version__
-from gpurun.cli import exec as exec_command
+from gpurun import __version__, faults
 from gpurun.cli import bench, doctor, inventory, jobs, lab, probe, recover, submit
+from gpurun.cli import exec as exec_command
 from gpurun.errors import GpurunError
 
 INTERRUPTED = 130
@@ -58,6 +58,7 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...] | Non
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command and exit with its code: see the table of exit codes in the README."""
+    faults.arm("command")
     args, command = split_command(sys.argv[1:] if argv is None else argv)
     try:
         code = app(args=args, prog_name="gpurun", obj=command, standalone_mode=False)

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
+from gpurun import faults
 from gpurun.errors import StateError
 
 Record = TypeVar("Record")
@@ -54,7 +55,9 @@ def _write(path: Path, data: bytes, *, mode: int, lock: bool) -> int:
         while view:
             view = view[os.write(descriptor, view) :]
         os.fsync(descriptor)
+        faults.point()
         temporary.replace(path)
+        faults.point()
     except BaseException:
         os.close(descriptor)
         temporary.unlink(missing_ok=True)
@@ -64,7 +67,9 @@ def _write(path: Path, data: bytes, *, mode: int, lock: bool) -> int:
 
 def remove(path: Path) -> None:
     """Unlink `path` for good: gone after a power loss too. Absent is fine."""
+    faults.point()
     path.unlink(missing_ok=True)
+    faults.point()
     sync_folder(path.parent)
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from gpurun import faults
 from gpurun.errors import BadInput, StateError
 from gpurun.jobs import durable
 from gpurun.jobs.spec import Grant, JobSpec
@@ -184,7 +185,9 @@ class JobStore:
         self.live.mkdir(exist_ok=True)
         (self.live / job_id).touch()
         durable.sync_folder(self.live)
+        faults.point()
         building.rename(self.folder / job_id)
+        faults.point()
         durable.sync_folder(self.folder)
         return JobFolder(self.folder / job_id)
 
@@ -202,6 +205,7 @@ class JobStore:
 
     def retire(self, job_id: str) -> None:
         """Take a job that has ended out of `live_ids`. Idempotent."""
+        faults.point()
         (self.live / job_id).unlink(missing_ok=True)
 
     def recently_ended(self, most: int) -> tuple[str, ...]:

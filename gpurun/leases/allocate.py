@@ -56,6 +56,7 @@ def run_pass(home: Path, *, now_s: float, commit: bool = True) -> Pass:
     if not commit:
         return _decide(store, leases, now_s)
     with allocator_lock(home):
+        leases.sweep()
         looked = _decide(store, leases, now_s)
         granted: list[tuple[Lease, LeaseLock]] = []
         for inventory, decisions in looked.decisions.items():

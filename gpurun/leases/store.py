@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gpurun import faults
 from gpurun.errors import StateError
 from gpurun.jobs import durable
 from gpurun.jobs.spec import Grant
@@ -149,19 +150,31 @@ class LeaseStore:
             raise StateError("already holds a lease", job=lease.job, where=str(path))
         return LeaseLock(durable.write_locked_record(path, lease), path)
 
+    def sweep(self) -> None:
+        """Remove what writers that were killed left half written. The caller holds the allocator lock."""
+        if self.folder.is_dir():
+            for path in self.folder.glob(".*.tmp"):
+                path.unlink(missing_ok=True)
+
     def abandon(self, lock: LeaseLock, lease: Lease, hosts: Collection[str]) -> tuple[Lease, LeaseLock]:
         """Free all GPUs of a lease but those of `hosts`, which could not be fenced: they become a lost lease.
 
-        The caller holds `lock`, which is given up for the lock on the lost lease.
+        The caller holds the allocator lock, and `lock`, which is given up for the lock on the lost lease.
         """
         kept = tuple(grant for grant in lease.grants if grant.host in hosts)
         lost = replace(lease, grants=kept, lost=True)
         descriptor = durable.write_locked_record(lock.path, lost)
-        path = self.path(lost.name)
-        lock.path.rename(path)
-        durable.sync_folder(self.folder)
         lock.close()
-        return lost, LeaseLock(descriptor, path)
+        faults.point()
+        return lost, self.settle(LeaseLock(descriptor, lock.path), lost)
+
+    def settle(self, lock: LeaseLock, lease: Lease) -> LeaseLock:
+        """Give a lease that its holder has locked its proper name: a crash in `abandon` may have left the old one."""
+        path = self.path(lease.name)
+        if lock.path != path:
+            lock.path.rename(path)
+            durable.sync_folder(self.folder)
+        return LeaseLock(lock.descriptor, path)
 
     def try_lock(self, name: str) -> LeaseLock | None:
         """Take a lease's lock; None if a supervisor lives, or the lease is gone."""

@@ -12,6 +12,7 @@ import time
 import traceback
 from pathlib import Path
 
+from gpurun import faults
 from gpurun.errors import GpurunError, StateError
 from gpurun.jobs.states import State
 from gpurun.leases.store import Lease, LeaseLock, LeaseStore
@@ -24,6 +25,7 @@ from gpurun.supervisor.waiter import ensure_waiter
 
 def main(argv: list[str]) -> int:
     """Carry what a lease stands for to its end: a job's attempt, or hosts that were lost in one."""
+    faults.arm("supervisor")
     name, descriptor = argv[0], int(argv[1])
     home = Path(os.environ["GPURUN_HOME"])
     os.set_inheritable(descriptor, False)

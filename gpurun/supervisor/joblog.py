@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from gpurun import faults
 from gpurun.launch import output
 
 _TAIL_BYTES = 1 << 20
@@ -66,6 +67,7 @@ class JobLog:
 
     def _write(self, time: str, stream: str, text: str) -> None:
         os.write(self._descriptor, f"{time} {stream} {text}".encode("utf-8", "replace"))
+        faults.point()
         self._same = self._same + 1 if time == self._last else 1
         self._last, self._passing = time, 0
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
+from gpurun import faults
 from gpurun.errors import HostFailure, HostUnreachable
 from gpurun.inventory.model import Host, Inventory
 from gpurun.remote.agent import Agent
@@ -33,6 +34,7 @@ class Links:
         wanted = [name for name in (self.targets if hosts is None else hosts) if not self.is_open(name)]
         if not wanted:
             return {}
+        faults.point()
         opened = Fleet.open([self.targets[name] for name in wanted], timeout_s=timeout_s)
         failures = dict(opened.failures)
         with self._lock:
@@ -53,7 +55,10 @@ class Links:
 
     def each(self, call: Callable[[Agent], T], hosts: Iterable[str] | None = None) -> Results[T]:
         """`call` on the agents of `hosts` (all if None), concurrently."""
-        return self.fleet.map(call, self.targets if hosts is None else hosts)
+        faults.point()
+        results = self.fleet.map(call, self.targets if hosts is None else hosts)
+        faults.point()
+        return results
 
     def close(self) -> None:
         """Close every connection; what runs on the hosts goes on."""

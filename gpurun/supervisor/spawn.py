@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from gpurun import faults
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobRecord, JobStore, finish
 from gpurun.leases.allocate import Pass, run_pass
@@ -25,9 +26,11 @@ def run_pass_and_start(home: Path, *, now_s: float, environ: Mapping[str, str]) 
         StateError: as `run_pass`.
     """
     done = run_pass(home, now_s=now_s)
+    faults.point()
     for lease, lock in done.granted:
         if lease.owner_uid == os.getuid():
             start_supervisor(home, lease, lock, environ)
+            faults.point()
         else:
             lock.close()
     return done
@@ -44,9 +47,9 @@ def adopt_orphans(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
     for lease in leases.read_all().leases:
         if lease.owner_uid != os.getuid():
             continue
-        lock = leases.try_lock(lease.name)
+        lock = leases.try_lock(lease.name) or leases.try_lock(lease.job)
         if lock is not None:
-            start_supervisor(home, lease, lock, environ)
+            start_supervisor(home, lease, leases.settle(lock, lease), environ)
             adopted.append(lease.job)
     _finish_interrupted(home)
     return tuple(adopted)
@@ -68,8 +71,10 @@ def _finish_interrupted(home: Path) -> None:
 
 
 def _is_over(record: JobRecord, leases: LeaseStore) -> bool:
-    mine = record.owner_uid == os.getuid()
-    return mine and (record.state.ended or (record.state is State.STOPPING and leases.read(record.id) is None))
+    if record.owner_uid != os.getuid():
+        return False
+    lease = leases.read(record.id) if record.state is State.STOPPING else None
+    return record.state.ended or (record.state is State.STOPPING and (lease is None or lease.lost))
 
 
 def start_supervisor(home: Path, lease: Lease, lock: LeaseLock, environ: Mapping[str, str]) -> None:

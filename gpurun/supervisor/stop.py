@@ -113,7 +113,8 @@ def _abandon(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> None:
         for host, error in unproven.items():
             reason = f"could not be fenced after {job.lease.job}"
             cordons.setdefault(host, Cordon("lost", "gpurun", job.clock(), reason, evidence=error.message))
-    job.lost = job.leases.abandon(job.lock, job.lease, set(unproven))
+    with allocator_lock(job.home):
+        job.lost = job.leases.abandon(job.lock, job.lease, set(unproven))
     job.note(f"{', '.join(sorted(unproven))}: lost; its GPUs stay taken until it has been fenced")
 
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from gpurun import faults
 from gpurun.errors import GpurunError
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
@@ -71,6 +72,18 @@ def ensure_waiter(home: Path, environ: Mapping[str, str]) -> None:
         os.close(descriptor)
 
 
+def resume(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Pick up what crashes left of this user's: orphaned leases, and queued jobs that nobody looks after.
+
+    Any command that comes along does this; it is quick when there is nothing to do. The ids of adopted jobs.
+    """
+    adopted = adopt_orphans(home, environ)
+    if has_queued(home, os.getuid()) and not waiter_lives(home, os.getuid()):
+        run_pass_and_start(home, now_s=time.time(), environ=environ)
+        ensure_waiter(home, environ)
+    return adopted
+
+
 def has_queued(home: Path, uid: int) -> bool:
     """Whether that user has a job in the queue."""
     store = JobStore(home)
@@ -104,6 +117,7 @@ def _stamps(home: Path) -> tuple[float, ...]:
 
 def main(argv: list[str]) -> int:
     """Hold the inherited lock until this user's queue is empty."""
+    faults.arm("waiter")
     os.set_inheritable(int(argv[0]), False)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from gpurun import faults
 from gpurun.errors import GpurunError, HostFailure
 from gpurun.jobs.states import State
 from gpurun.jobs.store import FirstFailure
@@ -61,6 +62,7 @@ def watch(job: SupervisedJob) -> State:
         thread.start()
     try:
         while True:
+            faults.point()
             with suppress(Empty):
                 seen.changed.get(timeout=POLL_S)
             _decide(job, seen)
