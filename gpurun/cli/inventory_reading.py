@@ -113,7 +113,8 @@ def _cluster_json(inventory: Inventory) -> dict[str, Any]:
 
 
 def _sum(inventory: Inventory) -> str:
-    return f"{len(inventory.hosts)} hosts, {inventory.total_gpus} GPUs, {len(inventory.racks)} racks"
+    counts = {"host": len(inventory.hosts), "GPU": inventory.total_gpus, "rack": len(inventory.racks)}
+    return ", ".join(f"{count} {thing}{'' if count == 1 else 's'}" for thing, count in counts.items())
 
 
 def _print_table(found: Cluster, chosen: tuple[Host, ...]) -> None:

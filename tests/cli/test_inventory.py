@@ -249,3 +249,35 @@ def test_a_leased_host_is_refused_with_its_job(gpurun: Gpurun, inventory: Path, 
 
 def test_schema_is_one_document(gpurun: Gpurun) -> None:
     assert gpurun("schema").json["properties"]["racks"]["additionalProperties"]["properties"]["hosts"]
+
+
+def test_import_writes_a_valid_inventory_and_says_what_it_did(gpurun: Gpurun, inventory: Path) -> None:
+    (inventory.parent / "hosts").write_text("[rack1]\nnode[01:20] gpus=4 gpu_type=P100 colour=red\n-x\n")
+    assert gpurun("import", "hosts").code == 2  # there is one already
+    said = gpurun("import", "hosts", "-i", "new.yaml", "--fabric", "roce", "--interface", "ens1f0", "--hca", "mlx5_0")
+    assert said.code == 0
+    assert "20 hosts, 80 GPUs, 1 racks" in said.err
+    assert "took: 20 hosts" in said.err
+    assert "not mapped: hosts:2: variable colour" in said.err
+    assert "not mapped: hosts:3: '-x' is not a host name" in said.err
+    found = load(inventory.parent / "new.yaml")
+    assert found.by_name["node07"].generation == "pascal"
+    assert found.fabrics["roce"].hcas == ("mlx5_0",)
+    assert gpurun("validate", "new.yaml").code == 0
+    assert gpurun("import", "hosts", "--dry-run").out.startswith("# Imported from hosts")
+    assert gpurun("import", "hosts", "--from", "excel", "-i", "x.yaml").code == 2
+    assert gpurun("import", "nope", "-i", "x.yaml").code == 2
+    assert gpurun("import", "hosts", "-i", "x.yaml", "--interface", "a b").code == 2
+    assert not (inventory.parent / "x.yaml").exists()
+
+
+def test_export(gpurun: Gpurun) -> None:
+    assert gpurun("export", "hostfile", "gpu-r2-[01-02]").out == (
+        "gpu-r2-01 slots=4 max_slots=4\ngpu-r2-02 slots=4 max_slots=4\n"
+    )
+    assert gpurun("export", "deepspeed", "gpu-r2-01").out == "gpu-r2-01 slots=4\n"
+    document = gpurun("export", "json", "@rack:r2").json
+    assert [host["name"] for host in document["hosts"]] == [f"gpu-r2-0{n}" for n in range(1, 5)]
+    assert document["racks"] == {"r2": [f"gpu-r2-0{n}" for n in range(1, 5)]}
+    assert "rack_r1:" in gpurun("export", "ansible").out
+    assert gpurun("export", "xml").code == 2
