@@ -177,11 +177,18 @@ def _gpudirect(host: Host, found: Hardware) -> Iterator[Finding]:
 
 
 def _memlock(host: Host, found: Hardware) -> Iterator[Finding]:
-    """Containers get no limit from gpurun (``--ulimit memlock=-1``), so the session's own is only worth knowing."""
-    limit = found.limits.memlock_bytes
-    if limit is not None and 0 <= limit < RDMA_MEMLOCK_BYTES:
-        evidence = f"memlock is limited to {limit >> 10} KiB in SSH sessions; gpurun's containers have no limit"
-        yield Finding("memlock", Severity.NOTE, (host.name,), evidence, "")
+    """RDMA pins memory: the engine must be able to give its containers more than its own limit."""
+    docker = found.docker
+    if docker.can_grant(docker.memlock_bytes, RDMA_MEMLOCK_BYTES):
+        return
+    limit = f"{(docker.memlock_bytes or 0) >> 10} KiB"
+    if found.limits.machine_may_raise is False:
+        evidence = f"containers can lock only {limit} of memory, and nobody on this machine may raise that"
+        yield Finding("memlock", Severity.NOTE, (host.name,), evidence)
+        return
+    evidence = f"Docker can give containers only {limit} of locked memory: too little for RDMA"
+    remedy = "systemctl edit docker: [Service] LimitMEMLOCK=infinity; restart it. A rootless engine cannot do RDMA"
+    yield Finding("memlock", Severity.ERROR, (host.name,), evidence, remedy)
 
 
 def _qos(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from gpurun.remote.fleet import Fleet
 
 BLOCKING = frozenset(
     {"address", "clock", "docker", "docker-gpu", "firewall", "gpu-driver", "gpu-lost", "gpu-missing", "gpu-stranger",
-     "hca", "hca-link-layer", "hca-node", "hca-port", "interface", "mtu", "path", "roce-gid", "ssh"}
+     "hca", "hca-link-layer", "hca-node", "hca-port", "interface", "memlock", "mtu", "path", "roce-gid", "ssh"}
 )  # fmt: skip
 """Checks whose errors make a gang fail or hang. A slow link or old memory errors only deserve a word."""
 

@@ -154,6 +154,8 @@ class DockerFacts:
 
     Attributes:
         gpu_support: how containers get GPUs: ``runtime``, ``cdi``, ``hook``, or empty for not at all.
+        memlock_bytes, nofile: the engine's own hard limits; -1 = unlimited, None = not known.
+        may_raise_limits: whether it can give containers more than that (CAP_SYS_RESOURCE).
         problem: why nothing is known, when nothing is.
     """
 
@@ -163,15 +165,29 @@ class DockerFacts:
     free_bytes: int | None = None
     total_bytes: int | None = None
     gpu_support: str = ""
+    memlock_bytes: int | None = None
+    nofile: int | None = None
+    may_raise_limits: bool | None = None
     problem: str = ""
+
+    def can_grant(self, hard_limit: int | None, wanted: int) -> bool:
+        """Whether a container can have this limit (-1 = unlimited); what is not known is taken for possible."""
+        if self.may_raise_limits is not False or hard_limit is None or hard_limit == -1:
+            return True
+        return 0 <= wanted <= hard_limit
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Resource limits an SSH session of the training user gets; -1 = unlimited."""
+    """Resource limits an SSH session of the training user gets; -1 = unlimited.
+
+    Attributes:
+        machine_may_raise: whether anybody on this host may raise limits; not in most containers.
+    """
 
     memlock_bytes: int | None = None
     nofile: int | None = None
+    machine_may_raise: bool | None = None
 
 
 @dataclass(frozen=True)

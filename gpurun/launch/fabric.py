@@ -31,6 +31,9 @@ Source = Literal["inventory", "probe", "default", "user"]
 RANK_SCRIPT = "/gpurun/bin/rank"
 """Where `rank_script` lies in the container; ranks start as ``/gpurun/bin/rank CMD …``."""
 
+NOFILE = 1_048_576
+"""Open files of an RDMA container: the kernel's default upper bound (``fs.nr_open``)."""
+
 USER_PREFIXES = ("NCCL_", "UCX_", "OMPI_MCA_", "HOROVOD_GLOO_IFACE")
 """A user's variables with these names count as fabric settings and are shown with them."""
 
@@ -95,7 +98,7 @@ def settings(
         chosen = [_with_host(setting, host) for setting in chosen]
     return FabricSettings(
         environment=tuple(_apply(chosen, overrides or {})),
-        docker_flags=(*_limits(fabric), *_devices(fabric, ports, facts)),
+        docker_flags=(*_limits(fabric, facts), *_devices(fabric, ports, facts)),
     )
 
 
@@ -106,6 +109,15 @@ def rank_script(environment: Iterable[Setting]) -> str:
     """
     lines = [f"export {setting.name}={shlex.quote(setting.value)}" for setting in environment]
     return "\n".join(["#!/bin/sh", *lines, 'exec "$@"', ""])
+
+
+def nccl_version(image_environment: Iterable[str]) -> str | None:
+    """The NCCL version an image names in its environment (``NCCL_VERSION=2.18.3-1``), as NVIDIA's own images do."""
+    for entry in image_environment:
+        name, _, value = entry.partition("=")
+        if name == "NCCL_VERSION" and parse_version(value):
+            return value
+    return None
 
 
 def parse_version(text: str | None) -> tuple[int, ...] | None:
@@ -158,16 +170,13 @@ def _tcp_only(fabric: Fabric) -> list[Setting]:
 def _rdma(fabric: Fabric, ports: tuple[ChosenPort, ...]) -> list[Setting]:
     """Devices, traffic class and service level; sockets are no way out.
 
-    NCCL_NET: "Forces NCCL to use a specific network", so that a broken HCA ends the job instead of slowing
-    it by an order of magnitude. NCCL_IB_HCA: a leading ``=`` makes names exact, ``mlx5_1`` alone also
-    matches ``mlx5_10``. NCCL_IB_TC and NCCL_IB_SL: the queue that the switches were set up for. UCX FAQ has
-    the same as UCX_NET_DEVICES, UCX_IB_TRAFFIC_CLASS, UCX_IB_SL.
+    NCCL_NET: "Forces NCCL to use a specific network"; otherwise a broken HCA makes it "automatically fall back" to
+    sockets, slower by an order of magnitude. NCCL_IB_HCA: "always recommended to add the = prefix", because `mlx5_1`
+    alone also takes `mlx5_10`. NCCL_IB_TC and NCCL_IB_SL (both default to 0): the class that the switches were set
+    up for; NCCL_IB_FIFO_TC follows NCCL_IB_TC by itself. UCX FAQ has the same as UCX_NET_DEVICES,
+    UCX_IB_TRAFFIC_CLASS and UCX_IB_SL.
     """
-    found = [
-        Setting(
-            "NCCL_NET", "IB", f"fabric {fabric.name} is {fabric.kind.value}: fail, do not crawl", "default"
-        )
-    ]
+    found = [Setting("NCCL_NET", "IB", f"fabric {fabric.name} is {fabric.kind.value}: fail, do not crawl", "default")]
     if ports:
         source: Source = "probe" if any(port.probed for port in ports) else "inventory"
         why = "; ".join(dict.fromkeys(port.reason for port in ports))
@@ -221,18 +230,27 @@ def _apply(chosen: Iterable[Setting], overrides: Mapping[str, str]) -> Iterable[
             yield Setting(name, overrides[name], "set by the job", "user")
 
 
-def _limits(fabric: Fabric) -> tuple[str, ...]:
-    """Limits a distributed container gets: a finite stack everywhere, more where RDMA needs it.
+def _limits(fabric: Fabric, facts: Hardware | None) -> tuple[str, ...]:
+    """Limits a distributed container gets.
 
-    NVIDIA's container guide: ``--ulimit stack=67108864``; the stack must be finite, glibc falls back to 2 MiB
-    thread stacks when it is unlimited (NCCL_SET_STACK_SIZE). NCCL "Docker": "you may also need to raise the memlock
-    limit", ``--ulimit memlock=-1``: registered memory cannot be swapped; and each queue pair is an open file. Sockets
-    need neither, and an engine without CAP_SYS_RESOURCE refuses to start a container that asks for them.
+    NCCL "Sharing Data": containers have "limited shared and pinned memory resources" and want ``--shm-size=1g
+    --ulimit memlock=-1``. NVIDIA's container guide adds ``--ulimit stack=67108864``: the stack must be finite, glibc
+    falls back to 2 MiB thread stacks when it is unlimited (NCCL_SET_STACK_SIZE). Each queue pair is an open file,
+    hence ``nofile``.
+
+    An engine without CAP_SYS_RESOURCE refuses to start a container that asks for more than its own hard limits. So
+    what the probe knows to be impossible is not asked for (doctor says so); and without a probe a TCP gang, which
+    does without, asks for neither.
     """
-    stack = ("--ulimit", "stack=67108864:67108864")
-    if fabric.kind is FabricKind.TCP:
-        return stack
-    return ("--ulimit", "memlock=-1:-1", *stack, "--ulimit", "nofile=1048576:1048576")
+    docker = facts.docker if facts is not None else None
+    if docker is None:
+        raised = [] if fabric.kind is FabricKind.TCP else ["memlock=-1:-1", f"nofile={NOFILE}:{NOFILE}"]
+    else:
+        raised = ["memlock=-1:-1"] if docker.can_grant(docker.memlock_bytes, -1) else []
+        if fabric.kind is not FabricKind.TCP:
+            nofile = NOFILE if docker.can_grant(docker.nofile, NOFILE) else docker.nofile
+            raised.append(f"nofile={nofile}:{nofile}")
+    return tuple(flag for limit in (*raised, "stack=67108864:67108864") for flag in ("--ulimit", limit))
 
 
 def _devices(fabric: Fabric, ports: tuple[ChosenPort, ...], facts: Hardware | None) -> tuple[str, ...]:

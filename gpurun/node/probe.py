@@ -117,10 +117,12 @@ def _nics(roots: Roots) -> Dict[str, Any]:
     return {"nics": probe_net.nics(roots.sysfs, probe_net.ip_addresses(), probe_net.link_speed)}
 
 
-def _limits(_roots: Roots) -> Dict[str, Any]:
+def _limits(roots: Roots) -> Dict[str, Any]:
     memlock, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     nofile, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return {"limits": {"memlock_bytes": memlock, "nofile": nofile}}
+    first = probe_sysfs.read(roots.proc, "1/status") or ""
+    may_raise = probe_docker.has_capability(first, "CapBnd")
+    return {"limits": {"memlock_bytes": memlock, "nofile": nofile, "machine_may_raise": may_raise}}
 
 
 def _docker(_roots: Roots) -> Dict[str, Any]:

@@ -3,13 +3,15 @@
 import http.client
 import json
 import os
+import re
 import shutil
 import socket
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 from urllib.parse import quote
 
 SOCKET = "/var/run/docker.sock"
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
+CAP_SYS_RESOURCE = 24  # linux/capability.h
 HOOK = "nvidia-container-runtime-hook"
 
 
@@ -61,7 +63,45 @@ def facts(socket_path: str = SOCKET) -> Dict[str, Any]:
         "root": root,
         "gpu_support": gpu_support(info),
         **_space(root),
+        **engine_limits(),
     }
+
+
+def engine_limits(proc: str = "/proc") -> Dict[str, Any]:
+    """Which limits the engine's containers can get: its own hard ones, or any, if it may raise them.
+
+    runc sets a container's limits with the engine's rights; more than the hard limit needs CAP_SYS_RESOURCE
+    (setrlimit(2)), which an engine in a container, a rootless one, or a restricted systemd unit may lack.
+    """
+    for pid in os.listdir(proc):
+        if pid.isdigit() and _read(proc, pid, "comm").strip() == "dockerd":
+            limits = _read(proc, pid, "limits")
+            return {
+                "memlock_bytes": hard_limit(limits, "Max locked memory"),
+                "nofile": hard_limit(limits, "Max open files"),
+                "may_raise_limits": has_capability(_read(proc, pid, "status"), "CapEff"),
+            }
+    return {}
+
+
+def hard_limit(limits: str, name: str) -> Optional[int]:
+    """A hard limit from ``/proc/PID/limits``; -1 = unlimited, None = not there."""
+    match = re.search(re.escape(name) + r"\s+\S+\s+(unlimited|\d+)", limits)
+    return None if not match else -1 if match.group(1) == "unlimited" else int(match.group(1))
+
+
+def has_capability(status: str, which: str, bit: int = CAP_SYS_RESOURCE) -> Optional[bool]:
+    """Whether a capability is in a set of ``/proc/PID/status``; None = not there."""
+    match = re.search(which + r":\s*([0-9a-f]+)", status)
+    return bool(int(match.group(1), 16) >> bit & 1) if match else None
+
+
+def _read(*parts: str) -> str:
+    try:
+        with open(os.path.join(*parts), encoding="utf-8", errors="replace") as stream:
+            return stream.read(1 << 14)
+    except OSError:
+        return ""
 
 
 def gpu_support(info: Dict[str, Any]) -> str:

@@ -183,9 +183,40 @@ def test_two_hosts_with_one_address():
     assert (finding.check, finding.hosts) == ("address", (NAMES[2], NAMES[6]))
 
 
-def test_memlock_of_the_session_is_no_fault():
-    (finding,) = found_of(replaced(limits=Limits(8 << 20, 1024)))
+def engine(**changes):
+    return lambda found: dataclasses.replace(found, docker=dataclasses.replace(found.docker, **changes))
+
+
+def test_an_engine_that_cannot_give_locked_memory():
+    (finding,) = found_of(engine(memlock_bytes=8 << 20, may_raise_limits=False))
+    assert (finding.check, finding.severity) == ("memlock", Severity.ERROR)
+    assert "8192 KiB" in finding.evidence
+    assert found_of(engine(memlock_bytes=8 << 20, may_raise_limits=False), fabric=TCP) == ()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"memlock_bytes": -1, "may_raise_limits": False},
+        {"memlock_bytes": 8 << 20, "may_raise_limits": True},
+        {"memlock_bytes": 8 << 20},
+    ],
+)
+def test_an_engine_that_can(changes):
+    assert found_of(engine(**changes)) == ()
+
+
+def test_a_machine_where_nobody_may_raise_limits_is_only_noted():
+    def change(found):
+        limited = engine(memlock_bytes=8 << 20, may_raise_limits=False)(found)
+        return dataclasses.replace(limited, limits=Limits(8 << 20, 1024, machine_may_raise=False))
+
+    (finding,) = found_of(change)
     assert finding.severity is Severity.NOTE
+
+
+def test_the_sessions_own_limit_does_not_matter():
+    assert found_of(replaced(limits=Limits(8 << 20, 1024))) == ()
 
 
 def test_a_gpurun_jobs_own_process_is_no_stranger():

@@ -5,9 +5,9 @@ import subprocess
 
 import pytest
 
-from gpurun.inventory.hardware import Gid, Gpu, Hardware, Hca, HcaPort
+from gpurun.inventory.hardware import DockerFacts, Gid, Gpu, Hardware, Hca, HcaPort
 from gpurun.inventory.model import Fabric, FabricKind, Host
-from gpurun.launch.fabric import parse_version, rank_script, settings
+from gpurun.launch.fabric import nccl_version, parse_version, rank_script, settings
 
 TCP = Fabric("tcp", FabricKind.TCP, "eno1")
 ROCE = Fabric("roce25", FabricKind.ROCE, "ens1f0", hcas=("mlx5_0",), traffic_class=106)
@@ -126,7 +126,7 @@ def test_the_inventorys_index_beats_the_probe():
 def test_a_probed_hca_gets_its_own_device_nodes_only():
     found = settings(ROCE, HOST, (0,), roce_facts(V2_IPV4))
     assert found.as_dict()["NCCL_IB_HCA"] == "=mlx5_0:1"
-    devices = [value for flag, value in zip(found.docker_flags, found.docker_flags[1:]) if flag == "--device"]
+    devices = [found.docker_flags[at + 1] for at, flag in enumerate(found.docker_flags) if flag == "--device"]
     assert devices == ["/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"]
 
 
@@ -140,12 +140,8 @@ def gpu(index, *path, numa=None):
 
 
 def two_rails():
-    near0 = Hca(
-        "mlx5_1", (HcaPort(1, "ACTIVE", "InfiniBand"),), ("pci0000:10", "10:01.0", "11:00.0"), 0, "uverbs1"
-    )
-    near1 = Hca(
-        "mlx5_10", (HcaPort(1, "ACTIVE", "InfiniBand"),), ("pci0000:80", "80:01.0", "81:00.0"), 1, "uverbs2"
-    )
+    near0 = Hca("mlx5_1", (HcaPort(1, "ACTIVE", "InfiniBand"),), ("pci0000:10", "10:01.0", "11:00.0"), 0, "uverbs1")
+    near1 = Hca("mlx5_10", (HcaPort(1, "ACTIVE", "InfiniBand"),), ("pci0000:80", "80:01.0", "81:00.0"), 1, "uverbs2")
     gpus = (
         gpu(0, "pci0000:10", "10:01.0", "12:00.0", numa=0),
         gpu(1, "pci0000:80", "80:02.0", "82:00.0", numa=1),
@@ -202,6 +198,34 @@ def test_rank_script_passes_values_and_arguments_byte_for_byte(value, tmp_path):
         check=True,
     )
     assert shown.stdout == f"{value}|{value}"
+
+
+def limits(found):
+    return [found.docker_flags[at + 1] for at, flag in enumerate(found.docker_flags) if flag == "--ulimit"]
+
+
+def test_limits_an_engine_cannot_give_are_not_asked_for():
+    weak = DockerFacts(memlock_bytes=8 << 20, nofile=524288, may_raise_limits=False)
+    stack = "stack=67108864:67108864"
+    assert limits(settings(ROCE, HOST, (0,), roce_facts(V2_IPV4, docker=weak))) == ["nofile=524288:524288", stack]
+    assert limits(settings(TCP, HOST, (0,), roce_facts(V2_IPV4, docker=weak))) == [stack]
+
+
+def test_limits_where_everything_is_possible():
+    strong = DockerFacts(memlock_bytes=8 << 20, nofile=1024, may_raise_limits=True)
+    stack, nofile = "stack=67108864:67108864", "nofile=1048576:1048576"
+    assert limits(settings(ROCE, HOST, (0,), roce_facts(docker=strong))) == ["memlock=-1:-1", nofile, stack]
+    assert limits(settings(TCP, HOST, (0,), roce_facts(docker=strong))) == ["memlock=-1:-1", stack]
+    assert limits(settings(ROCE, HOST, (0,))) == ["memlock=-1:-1", nofile, stack]
+    assert limits(settings(TCP, HOST, (0,))) == [stack]
+
+
+@pytest.mark.parametrize(
+    ("environment", "version"),
+    [(["PATH=/x", "NCCL_VERSION=2.18.3-1"], "2.18.3-1"), (["NCCL_VERSION=none"], None), ([], None), (["x"], None)],
+)
+def test_the_images_nccl_version(environment, version):
+    assert nccl_version(environment) == version
 
 
 @pytest.mark.parametrize(

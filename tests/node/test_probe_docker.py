@@ -77,3 +77,30 @@ def test_job_containers(docker):
     path, answers = docker
     answers["/containers/json"] = 200, json.dumps([{"Id": CONTAINER, "Labels": {"gpurun.job": "j'1"}}]).encode()
     assert probe_docker.job_containers(path) == {CONTAINER: "j'1"}
+
+
+LIMITS = """Limit                     Soft Limit           Hard Limit           Units
+Max open files            1024                 524288               files
+Max locked memory         8388608              8388608              bytes
+Max stack size            8388608              unlimited            bytes
+"""
+
+
+@pytest.mark.parametrize(
+    ("effective", "may_raise"), [("000001fffeffffff", False), ("000001ffffffffff", True), ("00000000a80425fb", False)]
+)
+def test_limits_of_the_engine(tmp_path, effective, may_raise):
+    for pid, name in (("7", "containerd"), ("77", "dockerd")):
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "comm").write_text(name + "\n")
+    (tmp_path / "77/limits").write_text(LIMITS)
+    (tmp_path / "77/status").write_text(f"Name:\tdockerd\nCapEff:\t{effective}\n")
+    found = probe_docker.engine_limits(str(tmp_path))
+    assert found == {"memlock_bytes": 8 << 20, "nofile": 524288, "may_raise_limits": may_raise}
+    assert probe_docker.hard_limit(LIMITS, "Max stack size") == -1
+
+
+def test_an_engine_that_cannot_be_seen(tmp_path):
+    assert probe_docker.engine_limits(str(tmp_path)) == {}
+    assert probe_docker.hard_limit("", "Max open files") is None
+    assert probe_docker.has_capability("", "CapEff") is None
