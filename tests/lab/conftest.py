@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,27 +24,41 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="a lab needs root"))
 
 
-@pytest.fixture(scope="session")
-def session_lab():
-    """A 2 × 2 × 4 lab of this test process alone: workers of xdist and other sessions get others.
+@contextmanager
+def own_lab(kind: str, **options) -> Iterator[Lab]:
+    """A lab of this test process alone: workers of xdist and other sessions get others.
 
-    The names test-1, test-2 … are taken in turn, so that the hosts' disks, with the images on them, are found
+    The names KIND-1, KIND-2 … are taken in turn, so that the hosts' disks, with the images on them, are found
     again by the next session.
     """
     RUNTIME.mkdir(parents=True, exist_ok=True)
     for slot in range(1, _SLOTS + 1):
-        with (RUNTIME / f"pytest-{slot}.lock").open("w") as lock:
+        with (RUNTIME / f"pytest-{kind}-{slot}.lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 continue
-            lab = Lab(f"test-{slot}")
+            lab = Lab(f"{kind}-{slot}")
             lab.down()
-            lab.up(LabSpec(lab.name))
+            lab.up(LabSpec(lab.name, **options))
             yield lab
             lab.down()
             return
     raise AssertionError(f"{_SLOTS} test sessions are running on this machine already")
+
+
+@pytest.fixture(scope="session")
+def session_lab():
+    """A 2 × 2 × 4 lab of this test process alone."""
+    with own_lab("test") as lab:
+        yield lab
+
+
+@pytest.fixture(scope="session")
+def train_lab():
+    """Four hosts with disks of their own, on which the training image stays from session to session."""
+    with own_lab("train", gpus=2, disk_mib=8 << 10) as lab:
+        yield lab
 
 
 @pytest.fixture

@@ -157,10 +157,11 @@ nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *correc
 static bool process(int gpu, int place, nvmlProcessInfo_t *out) {
     char word[LONGEST_FACT], path[32];
     struct stat entry;
-    unsigned long long mib = 0;
+    unsigned long long mib;
     for (int number = 0, alive = 0; fact_word(gpu, "processes", number, word); number++) {
         memset(out, 0, sizeof *out);
         out->gpuInstanceId = out->computeInstanceId = 0xffffffff; /* no MIG */
+        mib = 0;
         if (sscanf(word, "%u:%llu", &out->pid, &mib) < 1) continue;
         out->usedGpuMemory = mib * MIB;
         snprintf(path, sizeof path, "/proc/%u", out->pid);
