@@ -7,8 +7,6 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 GPURUN := $(VENV)/bin/gpurun
-CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpurun
-DEMO := $(CACHE)/lab/demo
 
 setup: $(VENV)/.installed
 
@@ -24,10 +22,10 @@ $(VENV)/.installed: pyproject.toml | packages
 # The lab goes down however the demo ends, Ctrl-C included; what it trained stays in build/demo.
 demo: export GPURUN_HOME := $(CURDIR)/build/demo
 demo: setup image
-	@trap '$(GPURUN) lab down --name demo' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; set -ex; \
-	$(GPURUN) lab up --name demo --racks 2 --hosts 2 --gpus 4; \
-	$(GPURUN) submit recipes/fashion-mnist --gpus-per-host 1 --follow --inventory $(DEMO)/inventory.yaml; \
-	$(GPURUN) status --inventory $(DEMO)/inventory.yaml
+	@trap '$(GPURUN) lab down --name demo' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; set -e; \
+	lab=$$($(GPURUN) lab up --name demo --racks 2 --hosts 2 --gpus 4); set -x; \
+	$(GPURUN) submit recipes/fashion-mnist --gpus-per-host 1 --follow --inventory $$lab/inventory.yaml; \
+	$(GPURUN) status --inventory $$lab/inventory.yaml
 
 # Building Horovod and the quick tests share the wait.
 test: setup
@@ -55,6 +53,6 @@ lab: setup
 image: setup
 	@$(PYTHON) recipes/images/build.py
 
-# Only what this clone made. Images, wheels and lab disks are in $(CACHE) and shared by clones.
+# Only what this clone made. Images, wheels and lab disks are in ~/.cache/gpurun and shared by clones.
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info
