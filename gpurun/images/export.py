@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpurun.errors import HostNotReady
@@ -60,7 +60,9 @@ class Exporter:
             self._layers = find_layers(self._docker_root, self._image.layers)
         readable = self._layers.get(digest)
         if readable is not None:
-            return self._store.add(digest, lambda: tar_of(readable))
+            # What cannot be put together again from Docker's folder, docker save may still write.
+            with suppress(HostNotReady):
+                return self._store.add(digest, lambda: tar_of(readable))
         self._save()
         found = self._store.find(digest)
         if found is None:

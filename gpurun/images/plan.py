@@ -1,4 +1,4 @@
-"""What a ship is going to do, as one value that ``--dry-run`` prints and `ship` carries out. Pure."""
+"""What a ship is going to do, as one value that ``--dry-run`` prints and `ship` carries out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gpurun.images import topology
 from gpurun.images.chain import Hop, Want, chain, star
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def plan_ship(
         full: send every layer, whatever a host says it has.
     """
     lacking = [answer for answer in answers if not answer.present]
-    wants = [Want(a.host, _rack(inventory, a.host), missing_layers(image.layers, a, full)) for a in lacking]
+    wants = [Want(a.host, topology.rack_of(inventory, a.host), missing_layers(image.layers, a, full)) for a in lacking]
     digests = dict.fromkeys(digest for want in wants for digest in want.digests)
     layers = tuple(
         LayerPlan(digest, sizes.get(digest, 0), tuple(want.host for want in wants if digest in want.digests))
@@ -121,26 +122,29 @@ def plan_ship(
         if digest in digests
     )
     shape = _shape(inventory, wants)
-    if shape == "star":
-        chains: tuple[tuple[Hop, ...], ...] = (star(wants),)
-    else:
-        lanes = _lanes(inventory, wants)
-        chains = tuple(chain(wants, sizes, lane=lane, lanes=lanes) for lane in range(lanes)) if wants else ()
     return ShipPlan(
         image=image.reference,
         id=image.id,
         present=tuple(answer.host for answer in answers if answer.present),
         unnamed=tuple(answer.host for answer in answers if answer.present and not answer.named),
         layers=layers,
-        chains=chains,
+        chains=chains_of(inventory, wants, sizes),
         shape=shape,
         expected_s=_expected(layers, len(wants) if shape == "star" else 1),
     )
 
 
-def _rack(inventory: Inventory, host: str) -> str:
-    known = inventory.by_name.get(host)
-    return known.rack if known else ""
+def chains_of(
+    inventory: Inventory | None, wants: Sequence[Want], sizes: Mapping[str, int]
+) -> tuple[tuple[Hop, ...], ...]:
+    """Who pulls from whom, in every lane."""
+    hosts = [want.host for want in wants]
+    if not wants:
+        return ()
+    if not topology.host_to_host(inventory, hosts):
+        return (star(wants),)
+    lanes = topology.lanes(inventory, hosts)
+    return tuple(chain(wants, sizes, lane=lane, lanes=lanes) for lane in range(lanes))
 
 
 def missing_layers(layers: Sequence[str], answer: Answer, full: bool = False) -> tuple[str, ...]:
@@ -158,16 +162,9 @@ def missing_layers(layers: Sequence[str], answer: Answer, full: bool = False) ->
 
 
 def _shape(inventory: Inventory, wants: Sequence[Want]) -> str:
-    if not any(want.digests for want in wants):
-        return "nothing" if not wants else "chain"
-    known = [inventory.by_name[want.host] for want in wants if want.host in inventory.by_name]
-    return "chain" if all(inventory.fabric_of(host).host_to_host for host in known) else "star"
-
-
-def _lanes(inventory: Inventory, wants: Sequence[Want]) -> int:
-    """As many chains as the weakest fabric among the hosts carries."""
-    known = [inventory.by_name[want.host] for want in wants if want.host in inventory.by_name]
-    return max(1, min((inventory.fabric_of(host).chains for host in known), default=1))
+    if not wants:
+        return "nothing"
+    return "chain" if topology.host_to_host(inventory, [want.host for want in wants]) else "star"
 
 
 def _expected(layers: Sequence[LayerPlan], copies: int) -> float:

@@ -18,6 +18,7 @@ from gpurun.images.progress import Progress
 from gpurun.images.relay import Options, Relay
 from gpurun.images.shared import alone
 from gpurun.images.store import Stored
+from gpurun.images.topology import options_for
 from gpurun.remote import Agent, Fleet, RemoteOpFailed
 
 if TYPE_CHECKING:
@@ -178,13 +179,7 @@ class Shipment:
         return self.plan([answer for answer in answers if answer.host not in full]) if full else plan
 
     def _options(self, plan: ShipPlan) -> Options:
-        known = {hop.host: self._inventory.by_name[hop.host] for hops in plan.chains for hop in hops
-                 if hop.host in self._inventory.by_name}  # fmt: skip
-        return Options(
-            rate_bytes_s=self._rate_bytes_s,
-            interfaces={name: self._inventory.fabric_of(host).interface for name, host in known.items()},
-            addresses={name: host.fabric_address for name, host in known.items() if host.fabric_address},
-        )
+        return options_for(self._inventory, [hop.host for hops in plan.chains for hop in hops], self._rate_bytes_s)
 
     def _name(self, hosts: list[str]) -> None:
         """Give the image its name where it is there under another one only."""

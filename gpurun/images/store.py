@@ -123,7 +123,7 @@ class LayerStore:
         """
         with self.making(digest):
             found = self.find(digest)
-            return found if found is not None else self._make(digest, content)
+            return found if found is not None else self._write(content(), digest)
 
     @contextmanager
     def making(self, digest: str) -> Iterator[None]:
@@ -136,23 +136,35 @@ class LayerStore:
         finally:
             os.close(descriptor)
 
-    def _make(self, digest: str, content: Content) -> Stored:
-        handle, name = tempfile.mkstemp(dir=self._folder, prefix="making-")
-        temporary = Path(name)
+    def put(self, pieces: Iterable[bytes]) -> Stored:
+        """A blob of any content.
+
+        Raises:
+            HostNotReady: the disk is full.
+        """
+        return self._write(pieces, None)
+
+    def _write(self, pieces: Iterable[bytes], digest: str | None) -> Stored:
         try:
-            with os.fdopen(handle, "wb", buffering=0) as file:
+            handle, name = tempfile.mkstemp(dir=self._folder, prefix="making-")
+            temporary = Path(name)
+            try:
                 seen = Hashed()
-                for piece in content():
-                    seen.update(piece)
-                    file.write(piece)
-            if seen.digest != digest:
-                raise HostNotReady(f"the head's Docker gave other bytes for {digest} than that digest's")
-            return self.keep(temporary, seen)
+                with os.fdopen(handle, "wb", buffering=0) as file:
+                    for piece in pieces:
+                        seen.update(piece)
+                        file.write(piece)
+                if digest not in (None, seen.digest):
+                    raise HostNotReady(f"the head's Docker gave other bytes for {digest} than that digest's")
+                return self.keep(temporary, seen)
+            finally:
+                temporary.unlink(missing_ok=True)
         except OSError as error:
-            raise HostNotReady(f"the head's layer store cannot be written: {error.strerror}", where=str(self._folder),
-                               hint="free some space, or move it with XDG_CACHE_HOME") from error  # fmt: skip
-        finally:
-            temporary.unlink(missing_ok=True)
+            raise HostNotReady(
+                f"the head's layer store cannot be written: {error.strerror}",
+                where=str(self._folder),
+                hint="free some space, or move it with XDG_CACHE_HOME",
+            ) from error
 
     def keep(self, file: Path, seen: Hashed) -> Stored:
         """Take in a file whose content was seen; it is moved."""

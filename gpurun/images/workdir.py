@@ -1,84 +1,157 @@
-"""A job's code: the folder on the head, byte for byte on every host."""
+"""A job's code: the folder on the head, byte for byte on every host; only what changed travels."""
 
 from __future__ import annotations
 
-import io
-import tarfile
-from collections.abc import Iterator, Mapping
+import hashlib
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from gpurun.errors import BadInput
+from gpurun.errors import BadInput, GpurunError, HostUnreachable
+from gpurun.images import topology
+from gpurun.images.chain import Want
+from gpurun.images.export import default_folder
+from gpurun.images.plan import chains_of
+from gpurun.images.relay import Relay
+from gpurun.images.store import LayerStore, Stored
+from gpurun.images.tree import Tree, scan
+from gpurun.node import frames
+from gpurun.node.spool import CHUNK
 from gpurun.remote import Agent, Fleet, Results
 
-PIECE_BYTES = 128 << 10
+if TYPE_CHECKING:
+    from gpurun.inventory.model import Inventory
+
+# Up to here each host is sent its own over its SSH channel: a chain takes longer to set up than that takes.
+DIRECT_BYTES = 2 << 20
+LIMIT_S = 6 * 3600.0
+_MAKE_LIMIT_S = 600.0
 
 
-def sync_workdir(fleet: Fleet, folders: Mapping[str, str], local_dir: Path) -> Results[int]:
-    """Make a folder on every host the same as `local_dir`: content, modes and links.
+def sync_workdir(
+    fleet: Fleet, folders: Mapping[str, str], local_dir: Path, *, inventory: Inventory | None = None
+) -> Results[int]:
+    """Make a folder on every host the same as `local_dir`: content, modes, times and links.
+
+    What git ignores is left out (see `gpurun.images.ignore`), as are sockets, FIFOs and devices. Links are kept as they
+    are and never followed. A host is sent only contents that it never had; they go through a chain of hosts when they
+    are large. Idempotent.
 
     Args:
         folders: host → absolute folder there, which belongs to gpurun alone: what is in it and not in `local_dir` goes.
-        local_dir: a folder on the head. Links in it may not lead out of it.
+        local_dir: a folder on the head.
+        inventory: says in which racks hosts are and how they reach each other; None = nothing known.
 
     Returns:
         Bytes sent to each host.
 
     Raises:
-        BadInput: `local_dir` is no readable folder.
+        BadInput: `local_dir` is no folder, something in it cannot be read, or changed while it was sent.
     """
-    if not local_dir.is_dir():
-        raise BadInput("the workdir is no folder", where=str(local_dir))
+    tree = scan(local_dir, _memory(local_dir))
+    digests = list(tree.files)
+    asked = fleet.map(lambda agent: agent.call("tree.lacking", digests=digests).value, folders)
+    failed = dict(asked.failed)
+    sent = dict.fromkeys(asked.ok, 0)
+    lacking = {host: list(found) for host, found in asked.ok.items() if found}
+    union = list(dict.fromkeys(digest for found in lacking.values() for digest in found))
+    size = sum(tree.files[digest].size for digest in union)
+    if size <= DIRECT_BYTES or len(lacking) == 1:
+        added = fleet.map(lambda agent: _send(agent, tree, lacking[agent.host]), lacking)
+        sent.update(added.ok)
+        failed.update(added.failed)
+    elif lacking:
+        failed.update(_send_through_chains(fleet, tree, lacking, union, inventory))
+        sent.update(dict.fromkeys(lacking, size))
+    entries = [entry.as_json() for entry in tree.entries]
+    made = fleet.map(
+        lambda agent: agent.call("tree.make", dest=folders[agent.host], entries=entries, timeout_s=_MAKE_LIMIT_S),
+        [host for host in asked.ok if host not in failed],
+    )
+    failed.update(made.failed)
+    return Results(
+        {host: sent[host] for host in folders if host not in failed},
+        {host: failed[host] for host in folders if host in failed},
+    )
 
-    def send(agent: Agent) -> int:
-        target = folders[agent.host]
-        agent.call("files.rmtree", path=target)
-        sent = 0
 
-        def pieces() -> Iterator[bytes]:
-            nonlocal sent
-            for piece in _tar(local_dir):
+def _memory(local_dir: Path) -> Path:
+    """Where the digests of a folder's files are remembered."""
+    name = hashlib.sha256(os.fsencode(local_dir.resolve())).hexdigest()[:32]
+    return default_folder().parent / "trees" / f"{name}.json"
+
+
+def _send(agent: Agent, tree: Tree, digests: Iterable[str]) -> int:
+    """Contents straight to one host; how many bytes."""
+    sent = 0
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal sent
+        for digest in digests:
+            for piece in _content(tree, digest):
                 sent += len(piece)
+                yield frames.encode({"d": digest}, piece)
+            yield frames.encode({"d": digest, "end": True})
+
+    for _ in agent.stream("tree.add", payload_in=pieces()):
+        pass
+    return sent
+
+
+def _content(tree: Tree, digest: str) -> Iterator[bytes]:
+    """A file's content, which must still be the one that was scanned.
+
+    Raises:
+        BadInput: it has changed.
+    """
+    path = tree.top / tree.files[digest].path
+    seen = hashlib.sha256()
+    try:
+        with path.open("rb", buffering=0) as file:
+            while piece := file.read(CHUNK):
+                seen.update(piece)
                 yield piece
-
-        for _ in agent.stream("files.untar", payload_in=pieces(), dest=target):
-            pass
-        return sent
-
-    return fleet.map(send, folders)
+    except OSError as error:
+        raise BadInput(f"cannot be read: {error.strerror}", where=str(path)) from None
+    if f"sha256:{seen.hexdigest()}" != digest:
+        raise BadInput("the file changed while it was sent", where=str(path), hint="try again when it is written")
 
 
-class _Sink(io.RawIOBase):
-    """Collects what tarfile writes until it is taken."""
+def _send_through_chains(
+    fleet: Fleet, tree: Tree, lacking: Mapping[str, Sequence[str]], union: Sequence[str], inventory: Inventory | None
+) -> dict[str, GpurunError]:
+    """All contents that any host lacks, as one blob, through the hosts that lack some; the hosts that failed."""
+    pack = LayerStore(default_folder()).put(piece for digest in union for piece in _content(tree, digest))
+    ends = accumulate(tree.files[digest].size for digest in union)
+    index = [
+        [digest, end - tree.files[digest].size, tree.files[digest].size]
+        for digest, end in zip(union, ends, strict=True)
+    ]
+    wants = [Want(host, topology.rack_of(inventory, host), (pack.digest,)) for host in lacking]
+    relay = Relay(
+        fleet, chains_of(inventory, wants, {pack.digest: pack.size}), topology.options_for(inventory, lacking)
+    )
+    try:
+        _bring(relay, pack)
+        unpacked = fleet.map(
+            lambda agent: agent.call(
+                "tree.unpack", transfer=relay.transfer, pack=pack.digest, index=index, timeout_s=_MAKE_LIMIT_S
+            ),
+            relay.hosts,
+        )
+        return {**relay.failed, **unpacked.failed}
+    finally:
+        relay.close(keep=False)
 
-    def __init__(self) -> None:
-        self.data = bytearray()
 
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self.data += data
-        return len(data)
-
-
-def _tar(folder: Path) -> Iterator[bytes]:
-    """The folder as a tar stream, in pieces."""
-    sink = _Sink()
-    with tarfile.open(fileobj=sink, mode="w|", format=tarfile.PAX_FORMAT) as archive:
-        for path in sorted(folder.rglob("*")):
-            try:
-                info = archive.gettarinfo(str(path), str(path.relative_to(folder)))
-                if info is None or not (info.isreg() or info.isdir() or info.issym() or info.islnk()):
-                    continue  # sockets and the like belong to no job
-                if not info.isreg():
-                    archive.addfile(info)
-                    continue
-                with path.open("rb") as file:
-                    archive.addfile(info, file)
-            except OSError as error:
-                raise BadInput(f"cannot be read: {error.strerror}", where=str(path)) from None
-            if len(sink.data) >= PIECE_BYTES:
-                yield bytes(sink.data)
-                sink.data.clear()
-    yield bytes(sink.data)
+def _bring(relay: Relay, pack: Stored) -> None:
+    relay.open()
+    relay.announce(pack)
+    deadline = time.monotonic() + LIMIT_S
+    while not relay.finished([pack.digest]):
+        if time.monotonic() > deadline:
+            raise HostUnreachable(f"sending the workdir took longer than {LIMIT_S:g} s")
+        relay.step()

@@ -243,7 +243,7 @@ def test_a_full_disk_is_that_hosts_failure(hosts, blob, tmp_path):
     stored = [blob(4 * MIB)]
     fleet = hosts.fleet("h0", "h1")
     (tmp_path / "h0/.cache/gpurun").mkdir(parents=True)
-    os.symlink("/proc/nowhere", tmp_path / "h0/.cache/gpurun/spool")
+    (tmp_path / "h0/.cache/gpurun/spool").symlink_to("/proc/nowhere")
     relay = relay_of(fleet, all_of(["h0", "h1"], stored), stored)
     run(relay, stored)
     assert list(relay.failed) == ["h0"]

@@ -1,0 +1,220 @@
+"""Which files of a folder are code: what git would not ignore. Source: gitignore(5).
+
+``.gitignore`` files count in every folder, up to the repository's root, as does ``.git/info/exclude``. A file that git
+tracks is never ignored, and ``.git`` itself always is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One line of a ``.gitignore``.
+
+    Attributes:
+        base: the folder it stands in, relative to the top, ``""`` or ending in ``/``.
+        regex: what it matches, of paths relative to `base`.
+        keep: it begins with ``!``.
+        folders_only: it ends in ``/``.
+    """
+
+    base: str
+    regex: re.Pattern[str]
+    keep: bool
+    folders_only: bool
+
+    def matches(self, path: str, is_folder: bool) -> bool:
+        """Whether it is about a path, relative to the top."""
+        if self.folders_only and not is_folder:
+            return False
+        return path.startswith(self.base) and self.regex.fullmatch(path[len(self.base) :]) is not None
+
+
+def parse(text: str, base: str) -> tuple[Rule, ...]:
+    """The rules of one file, in its order."""
+    return tuple(rule for line in text.splitlines() if (rule := _rule(line, base)) is not None)
+
+
+def _rule(line: str, base: str) -> Rule | None:
+    line = re.sub(r"(?<!\\)((?:\\\\)*)[ \t]+$", r"\1", line.rstrip("\r"))
+    keep = line.startswith("!")
+    pattern = line[1:] if keep else line
+    if not pattern or pattern.startswith("#"):
+        return None
+    folders_only = pattern.endswith("/")
+    pattern = pattern.rstrip("/") if folders_only else pattern
+    anchored = "/" in pattern
+    pattern = pattern.removeprefix("/")
+    if not pattern:
+        return None
+    translated = _translate(pattern)
+    if translated is None:
+        return None
+    return Rule(base, re.compile(translated if anchored else f"(?:.*/)?{translated}", re.DOTALL), keep, folders_only)
+
+
+def _translate(pattern: str) -> str | None:
+    """A pattern as a regular expression; None when it can match nothing (an unclosed bracket, a lone backslash)."""
+    out: list[str] = []
+    position = 0
+    while position < len(pattern):
+        rest = pattern[position:]
+        letter = rest[0]
+        if rest.startswith("**/") and (position == 0 or pattern[position - 1] == "/"):
+            out.append("(?:.*/)?")
+            position += 3
+            continue
+        if rest == "**" and position > 0 and pattern[position - 1] == "/":
+            out.append(".+")
+            break
+        step = 1
+        if letter == "*":
+            out.append("[^/]*")
+        elif letter == "?":
+            out.append("[^/]")
+        elif letter == "[":
+            bracket = _bracket(rest)
+            if bracket is None:
+                return None
+            out.append(bracket[0])
+            step = bracket[1]
+        elif letter == "\\":
+            if len(rest) == 1:
+                return None
+            out.append(re.escape(rest[1]))
+            step = 2
+        else:
+            out.append(re.escape(letter))
+        position += step
+    return "".join(out)
+
+
+_CLASSES = {
+    "alnum": "a-zA-Z0-9", "alpha": "a-zA-Z", "blank": " \\t", "digit": "0-9", "lower": "a-z", "punct": "!-/:-@\\[-`{-~",
+    "space": "\\s", "upper": "A-Z", "xdigit": "0-9a-fA-F",
+}  # fmt: skip
+
+
+def _bracket(rest: str) -> tuple[str, int] | None:
+    """``[…]`` at the start of a pattern as (regular expression, its length there)."""
+    end = 1
+    negated = rest[end : end + 1] in ("!", "^")
+    end += negated
+    inner: list[str] = []
+    first = True
+    while end < len(rest) and (rest[end] != "]" or first):
+        first = False
+        named = re.match(r"\[:(\w+):\]", rest[end:])
+        if named:
+            if named.group(1) not in _CLASSES:
+                return None
+            inner.append(_CLASSES[named.group(1)])
+            end += named.end()
+            continue
+        if rest[end] == "\\":
+            end += 1
+            if end >= len(rest):
+                return None
+            inner.append(re.escape(rest[end]))
+        else:
+            inner.append("-" if rest[end] == "-" and inner and rest[end + 1 : end + 2] != "]" else re.escape(rest[end]))
+        end += 1
+    if end >= len(rest):
+        return None
+    return f"(?!/)[{'^' if negated else ''}{''.join(inner)}]", end + 1
+
+
+def ignored(path: str, is_folder: bool, rules: Sequence[Rule]) -> bool:
+    """Whether a path is ignored: the last rule that is about it decides."""
+    for rule in reversed(rules):
+        if rule.matches(path, is_folder):
+            return not rule.keep
+    return False
+
+
+class Walk:
+    """The files, folders and links of a folder that are not ignored."""
+
+    def __init__(self, top: Path) -> None:
+        self._top = top
+        repository = _repository(top)
+        self._prefix = ""
+        self._rules: tuple[Rule, ...] = ()
+        self._tracked: frozenset[str] = frozenset()
+        self._tracked_folders: frozenset[str] = frozenset()
+        if repository is not None:
+            self._above(repository)
+
+    def _above(self, repository: Path) -> None:
+        """What the repository says from outside the folder."""
+        relative = self._top.relative_to(repository)
+        self._prefix = "" if relative == Path() else f"{relative}/"
+        rules = [*parse(_text(repository / ".git/info/exclude"), "")]
+        for depth in range(len(relative.parts)):
+            folder = Path(*relative.parts[:depth])
+            base = "" if depth == 0 else f"{folder}/"
+            rules += parse(_text(repository / folder / ".gitignore"), base)
+        self._rules = tuple(rules)
+        self._tracked = _tracked(self._top)
+        self._tracked_folders = frozenset(name[: at.start()] for name in self._tracked for at in re.finditer("/", name))
+
+    def entries(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """(path relative to the folder, entry), folders before what is in them, names sorted.
+
+        Raises:
+            OSError: a folder cannot be read.
+        """
+        yield from self._entries("", self._rules, out=False)
+
+    def _entries(self, inside: str, rules: tuple[Rule, ...], *, out: bool) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """`out`: the folder is ignored, and only looked into for what git tracks in it."""
+        folder = self._top / inside
+        rules = (*rules, *parse(_text(folder / ".gitignore"), self._prefix + inside))
+        with os.scandir(folder) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+        for entry in entries:
+            path = inside + entry.name
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if entry.name == ".git":
+                continue
+            left_out = out or ignored(self._prefix + path, is_folder, rules)
+            if left_out and path not in (self._tracked_folders if is_folder else self._tracked):
+                continue
+            yield path, entry
+            if is_folder:
+                yield from self._entries(path + "/", rules, out=left_out)
+
+
+def _repository(top: Path) -> Path | None:
+    return next((folder for folder in (top, *top.parents) if (folder / ".git").exists()), None)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(errors="surrogateescape")
+    except OSError:
+        return ""
+
+
+def _tracked(top: Path) -> frozenset[str]:
+    """What git tracks below a folder, relative to it; nothing where git is not installed."""
+    try:
+        done = subprocess.run(["git", "ls-files", "-z"], cwd=top, capture_output=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return frozenset()
+    return (
+        frozenset(os.fsdecode(name) for name in done.stdout.split(b"\0") if name)
+        if done.returncode == 0
+        else frozenset()
+    )
+
+
+parse = lru_cache(maxsize=512)(parse)

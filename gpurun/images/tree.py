@@ -1,0 +1,124 @@
+"""A folder's content as one value: every file by its digest, every mode, every link."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpurun.errors import BadInput
+from gpurun.images.ignore import Walk
+
+# A file changed this recently may change again within the same time stamp: its digest is not remembered.
+RACY_S = 2.0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One name in a folder.
+
+    Attributes:
+        path: relative, with ``/``.
+        kind: ``file``, ``dir`` or ``link``.
+        mode: permission bits; 0 for links.
+        digest, size: of a file's content.
+        target: of a link, as it is.
+    """
+
+    path: str
+    kind: str
+    mode: int
+    mtime_ns: int = 0
+    size: int = 0
+    digest: str = ""
+    target: str = ""
+
+    def as_json(self) -> list[Any]:
+        """What hosts are told."""
+        return [self.path, self.kind, self.mode, self.mtime_ns, self.size, self.digest, self.target]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A folder's content, in the order of `Walk`."""
+
+    top: Path
+    entries: tuple[Entry, ...]
+
+    @property
+    def files(self) -> Mapping[str, Entry]:
+        """digest → one file that has it."""
+        return {entry.digest: entry for entry in self.entries if entry.kind == "file"}
+
+
+def scan(top: Path, memory: Path | None = None) -> Tree:
+    """Read a folder, without what git ignores, and without sockets, FIFOs and devices.
+
+    Args:
+        memory: a file that remembers digests of files that have not changed since.
+
+    Raises:
+        BadInput: it is no folder, or something in it cannot be read.
+    """
+    if not top.is_dir():
+        raise BadInput("the workdir is no folder", where=str(top))
+    top = top.resolve()
+    known = _load(memory)
+    seen: dict[str, list[Any]] = {}
+    entries: list[Entry] = []
+    try:
+        for path, found in Walk(top).entries():
+            status = found.stat(follow_symlinks=False)
+            mode = stat.S_IMODE(status.st_mode) & 0o777
+            if stat.S_ISDIR(status.st_mode):
+                entries.append(Entry(path, "dir", mode, status.st_mtime_ns))
+            elif stat.S_ISLNK(status.st_mode):
+                entries.append(Entry(path, "link", 0, target=os.readlink(found.path)))  # noqa: PTH115 - bytes as they are
+            elif stat.S_ISREG(status.st_mode):
+                seen[path] = _known_digest(known.get(path), found.path, status)
+                entries.append(Entry(path, "file", mode, status.st_mtime_ns, status.st_size, seen[path][-1]))
+    except OSError as error:
+        raise BadInput(f"cannot be read: {error.strerror}", where=str(error.filename or top)) from None
+    _save(memory, seen)
+    return Tree(top, tuple(entries))
+
+
+def _known_digest(known: list[Any] | None, path: str, status: os.stat_result) -> list[Any]:
+    """[what tells that a file has changed …, its digest]."""
+    mark = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+    if known is not None and known[:-1] == mark:
+        return known
+    digest = _digest(path)
+    changed_s = max(status.st_mtime, status.st_ctime)
+    return [*(mark if time.time() - changed_s > RACY_S else [-1]), digest]
+
+
+def _digest(path: str) -> str:
+    whole = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - a path of any bytes
+        while piece := file.read(1 << 20):
+            whole.update(piece)
+    return f"sha256:{whole.hexdigest()}"
+
+
+def _load(memory: Path | None) -> dict[str, list[Any]]:
+    try:
+        found = json.loads(memory.read_bytes()) if memory else {}
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _save(memory: Path | None, seen: dict[str, list[Any]]) -> None:
+    if memory is None:
+        return
+    memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = memory.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps(seen))
+    temporary.replace(memory)

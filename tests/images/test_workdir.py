@@ -1,0 +1,201 @@
+"""Code on hosts is the code on the head: every byte, mode and link, and only what changed travels."""
+
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from gpurun.errors import BadInput
+from gpurun.images.tree import scan
+from gpurun.images.workdir import DIRECT_BYTES, sync_workdir
+from gpurun.remote import RemoteOpFailed
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "head-cache"))
+
+
+@pytest.fixture
+def work(tmp_path):
+    top = tmp_path / "work"
+    (top / "pkg/empty").mkdir(parents=True)
+    (top / "train.py").write_text("print('hi')\n")
+    (top / "run.sh").write_text("#!/bin/sh\n")
+    (top / "run.sh").chmod(0o755)
+    (top / "pkg/data.bin").write_bytes(os.urandom(300_000))
+    (top / "pkg" / "a b'\"\n$(x) ünï").write_text("hostile name")
+    (top / os.fsdecode(b"caf\xe9")).write_text("no utf-8")
+    (top / "same").write_text("print('hi')\n")
+    (top / "zero").touch()
+    (top / "link").symlink_to("pkg/data.bin")
+    (top / "out").symlink_to("/data/shared")
+    (top / "dangling").symlink_to("nowhere")
+    (top / "ro").mkdir()
+    (top / "ro/file").write_text("x")
+    (top / "ro/file").chmod(0o444)
+    (top / "ro").chmod(0o555)
+    (top / ".gitignore").write_text("*.pyc\n")
+    (top / "old.pyc").write_text("left out")
+    os.mkfifo(top / "pipe")
+    yield top
+    (top / "ro").chmod(0o755)
+
+
+def shape(top: Path):
+    """Everything about a folder that must be the same."""
+    found = {}
+    for folder, names, files in os.walk(top):
+        for name in [*names, *files]:
+            path = Path(folder) / name
+            status = path.lstat()
+            content = str(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+            mode = 0 if path.is_symlink() else stat.S_IMODE(status.st_mode)
+            mtime = 0 if path.is_symlink() else status.st_mtime_ns
+            found[str(path.relative_to(top))] = (stat.S_IFMT(status.st_mode), mode, mtime, content)
+    return found
+
+
+def wanted(top: Path):
+    return {name: what for name, what in shape_without_fifo(top).items() if name != "old.pyc"}
+
+
+def shape_without_fifo(top):
+    (top / "pipe").unlink(missing_ok=True)
+    return shape(top)
+
+
+def test_the_same_on_every_host(hosts, work, tmp_path):
+    fleet = hosts.fleet("h0", "h1")
+    folders = {name: f"{tmp_path}/{name}/job 'x'/workspace" for name in ("h0", "h1")}
+    results = sync_workdir(fleet, folders, work)
+    assert not results.failed and set(results.ok) == {"h0", "h1"}
+    for folder in folders.values():
+        assert shape(Path(folder)) == wanted(work)
+
+
+def test_only_what_changed_is_sent(hosts, work, tmp_path):
+    fleet = hosts.fleet("h0")
+    first = sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job1"}, work).ok["h0"]
+    assert first > 300_000
+    assert sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job2"}, work).ok["h0"] == 0
+    (work / "train.py").write_text("print('changed')\n")
+    (work / "pkg/data.bin").rename(work / "pkg/moved.bin")
+    assert sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job1"}, work).ok["h0"] == len("print('changed')\n")
+    assert shape(tmp_path / "h0/job1") == wanted(work)
+
+
+def test_what_is_not_in_it_any_more_goes_and_kinds_may_change(hosts, work, tmp_path):
+    fleet = hosts.fleet("h0")
+    target = tmp_path / "h0/job"
+    sync_workdir(fleet, {"h0": str(target)}, work)
+    (target / "ro").chmod(0o755)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("kept")
+    (target / "extra").mkdir()
+    (target / "extra/deep").symlink_to(outside)
+    (target / "train.py").write_text("tampered!!!\n")
+    (target / "zero").unlink()
+    (target / "zero").mkdir()
+    (target / "pkg/empty").rmdir()
+    (target / "pkg/empty").symlink_to(outside)
+    (target / "run.sh").unlink()
+    (target / "run.sh").symlink_to(outside / "precious")
+    os.link(target / "same", outside / "hard")
+    sync_workdir(fleet, {"h0": str(target)}, work)
+    assert shape(target) == wanted(work)
+    assert (outside / "precious").read_text() == "kept"
+    assert (target / "same").stat().st_nlink == 1
+
+
+def test_large_folders_go_through_a_chain(hosts, work, tmp_path):
+    (work / "big").write_bytes(os.urandom(DIRECT_BYTES + 12345))
+    names = ["h0", "h1", "h2"]
+    fleet = hosts.fleet(*names)
+    folders = {name: f"{tmp_path}/{name}/job" for name in names}
+    results = sync_workdir(fleet, folders, work)
+    assert not results.failed
+    for name in names:
+        assert shape(Path(folders[name])) == wanted(work)
+        assert list(hosts.spool(name).iterdir()) == []
+
+
+def test_a_changed_copy_in_the_store_is_noticed(hosts, work, tmp_path):
+    fleet = hosts.fleet("h0")
+    sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job1"}, work)
+    for stored in (hosts.home("h0") / ".cache/gpurun/files").rglob("*"):
+        if stored.is_file() and stored.stat().st_size == 300_000:
+            stored.write_bytes(b"x" * 300_000)
+    results = sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job2"}, work)
+    assert isinstance(results.failed["h0"], RemoteOpFailed) and results.failed["h0"].kind == "corrupt"
+    assert not sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job2"}, work).failed
+    assert shape(tmp_path / "h0/job2") == wanted(work)
+
+
+def test_a_file_changed_with_the_same_size_and_time_is_seen(hosts, work, tmp_path):
+    fleet = hosts.fleet("h0")
+    sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job"}, work)
+    before = (work / "train.py").stat()
+    (work / "train.py").write_text("print('ho')\n")
+    os.utime(work / "train.py", ns=(before.st_atime_ns, before.st_mtime_ns))
+    sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job"}, work)
+    assert (tmp_path / "h0/job/train.py").read_text() == "print('ho')\n"
+
+
+def test_one_host_that_fails_holds_up_no_other(hosts, work, tmp_path):
+    fleet = hosts.fleet("h0", "h1")
+    results = sync_workdir(fleet, {"h0": "relative/path", "h1": f"{tmp_path}/h1/job"}, work)
+    assert list(results.failed) == ["h0"] and list(results.ok) == ["h1"]
+    assert shape(tmp_path / "h1/job") == wanted(work)
+
+
+def test_what_is_no_folder_or_cannot_be_read(hosts, tmp_path):
+    fleet = hosts.fleet("h0")
+    with pytest.raises(BadInput, match="no folder"):
+        sync_workdir(fleet, {"h0": "/x"}, tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [["../evil", "file", 0o644, 0, 0, "sha256:" + "0" * 64, ""]],
+        [["/evil", "dir", 0o755, 0, 0, "", ""]],
+        [["a", "link", 0, 0, 0, "", "/tmp"], ["a/evil", "dir", 0o755, 0, 0, "", ""]],
+        [["a", "dir", 0o755, 0, 0, "", ""], ["a", "link", 0, 0, 0, "", "/tmp"]],
+        [["", "dir", 0o755, 0, 0, "", ""]],
+        [["a//b", "dir", 0o755, 0, 0, "", ""]],
+        [["a\0b", "dir", 0o755, 0, 0, "", ""]],
+    ],
+)
+def test_names_that_lead_out_are_refused_by_the_host(hosts, tmp_path, entries):
+    agent = hosts.fleet("h0").agents["h0"]
+    with pytest.raises(RemoteOpFailed) as caught:
+        agent.call("tree.make", dest=f"{tmp_path}/h0/job", entries=entries)
+    assert caught.value.kind in ("refused", "bad-request")
+    assert not Path("/tmp/evil").exists() and not (tmp_path / "h0/evil").exists()
+
+
+def test_an_empty_folder(hosts, tmp_path):
+    (tmp_path / "empty").mkdir()
+    fleet = hosts.fleet("h0")
+    assert sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job"}, tmp_path / "empty").ok == {"h0": 0}
+    assert list((tmp_path / "h0/job").iterdir()) == []
+
+
+def test_a_second_scan_of_ten_thousand_files_reads_none_of_them(tmp_path):
+    top = tmp_path / "many"
+    for number in range(40):
+        (top / f"d{number}").mkdir(parents=True)
+        for inner in range(50):
+            (top / f"d{number}/{inner}").write_text(f"{number}/{inner}")
+    old = time.time() - 100
+    for path in top.rglob("*"):
+        os.utime(path, (old, old))
+    time.sleep(2.1)
+    first = scan(top, tmp_path / "memory.json")
+    began = time.process_time()
+    assert scan(top, tmp_path / "memory.json") == first
+    assert time.process_time() - began < 1.0
