@@ -1,0 +1,79 @@
+"""``gpurun bench`` on real hosts: as fast as iperf3 says, and a link at a tenth is named."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from gpurun.lab.lab import Lab
+from gpurun.lab.spec import LabSpec
+
+pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("bench")]
+
+GBIT = 1_000_000_000
+FIRST, BAD = "gpu-r1-01", "gpu-r1-02"
+
+
+@pytest.fixture(scope="module")
+def lab():
+    made = Lab("bench")
+    # Slow enough that the machine's processor is not what is measured.
+    made.up(LabSpec("bench", racks=2, hosts=2, gpus=1, host_link_bps=GBIT, rack_uplink_bps=GBIT))
+    yield made
+    made.down()
+
+
+def gpurun(lab, home, *args):
+    environ = {**os.environ, "GPURUN_HOME": str(home)}
+    argv = [sys.executable, "-m", "gpurun", *args, "--inventory", str(lab.inventory), "--json"]
+    return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=280, check=False)
+
+
+def bench(lab, home):
+    svg = home / "map.svg"
+    done = gpurun(lab, home, "bench", "--sizes", "8,1048576", "--svg", str(svg))
+    assert done.returncode in (0, 4), done.stderr
+    assert "<svg" in svg.read_text()
+    return done.returncode, json.loads(done.stdout)
+
+
+def iperf3(lab, server, client):
+    """What iperf3 receives from `client` to `server`, Gbit/s."""
+    address = str(next(host.address for host in lab.hosts if host.name == server))
+    serving = threading.Thread(target=lab.run, args=(server, ["iperf3", "-s", "-1"]), kwargs={"timeout_s": 30})
+    serving.start()
+    script = f"until iperf3 -J -t 4 -c {address}; do sleep 0.2; done"
+    done = lab.run(client, ["sh", "-c", script], timeout_s=30)
+    serving.join()
+    report = done.stdout.decode()
+    return json.loads(report[report.rindex('{\n\t"start"') :])["end"]["sum_received"]["bits_per_second"] / GBIT
+
+
+def rates(document):
+    return {(link["from"], link["to"]): link["gbit_per_s"] for link in document["links"]}
+
+
+def test_bench(lab, tmp_path):
+    code, document = bench(lab, tmp_path)
+    assert (code, document["findings"]) == (0, [])
+    assert len(document["links"]) == 12
+    big = document["allreduce"][-1]
+    assert big["busbw_gbyte_per_s"] == pytest.approx(big["algbw_gbyte_per_s"] * 1.5, rel=0.02)
+    assert rates(document)[FIRST, BAD] == pytest.approx(iperf3(lab, BAD, FIRST), rel=0.1)
+
+    lab.shape(BAD, GBIT // 10)
+    code, document = bench(lab, tmp_path)
+    assert code == 4
+    named = {(one["check"], tuple(one["hosts"])) for one in document["findings"]}
+    assert ("slow-link", (BAD,)) in named
+    assert ("link-history", (BAD,)) in named
+    assert {hosts for _, hosts in named} == {(BAD,)}
+    assert rates(document)[FIRST, BAD] == pytest.approx(iperf3(lab, BAD, FIRST), rel=0.1)
+    assert rates(document)[BAD, FIRST] == pytest.approx(iperf3(lab, FIRST, BAD), rel=0.1)
+
+    done = gpurun(lab, tmp_path, "doctor")
+    assert done.returncode == 4
+    assert [(one["check"], one["hosts"]) for one in json.loads(done.stdout)["findings"]] == [("link-history", [BAD])]
