@@ -124,6 +124,7 @@ def _service(folder: Path) -> Service:
             f"--cgroup-parent={_cgroup(folder).path}",
             "--bridge=none",
             "--iptables=false",
+            "--ip6tables=false",
             "--ip-forward=false",
         ),
         log=str(folder / "log"),

@@ -17,7 +17,7 @@ from gpurun.lab.requirements import SYSTEM_PATH
 from gpurun.lab.spawn import spawn_init
 from gpurun.lab.spec import LabHost
 
-_READY_TIMEOUT_S = 40.0
+_READY_TIMEOUT_S = 90.0
 _STOP_GRACE_S = 8.0
 _GONE_TIMEOUT_S = 10.0
 _POLL_S = 0.03

@@ -93,6 +93,7 @@ def _services(group: Cgroup) -> tuple[Service, ...]:
         f"--shutdown-timeout={_DOCKER_SHUTDOWN_S}",
         "--bridge=none",
         "--iptables=false",
+        "--ip6tables=false",
         "--ip-forward=false",
     )
     stale = ("/run/docker.pid", "/run/docker/containerd/containerd.pid")

@@ -30,6 +30,7 @@ _FOLDERS = {
     ".lab": 0o700,
 }
 _LINKS = {"var/run": "/run", "var/lock": "/run/lock"}
+_PROGRAMS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _LAID_OVER = ("etc", "usr")
 _NODES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 _DEVICE_LINKS = {
@@ -87,8 +88,8 @@ def _lay_over(root: Path) -> None:
 
 def _link_programs(root: Path) -> None:
     """``/bin``, ``/lib`` …: links into ``/usr`` where the machine has links, else its own folders, read-only."""
-    for place in sorted(Path("/").glob("*bin")) + sorted(Path("/").glob("lib*")):
-        here = root / place.name
+    for name in _PROGRAMS:
+        place, here = Path("/", name), root / name
         if place.is_symlink():
             if not here.is_symlink():
                 here.symlink_to(place.readlink())
