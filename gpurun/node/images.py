@@ -7,7 +7,7 @@ the same when its layers and its configuration are.
 
 import os
 import time
-from typing import Any, Dict, Generator, List, Optional
+from typing import Any, Dict, Generator, Iterator, List, Optional, Tuple
 from urllib.parse import quote
 
 from gpurun.node import blobs, image_record
@@ -149,4 +149,68 @@ def install(
     return Reply({"local": local})
 
 
-OPS = {"ask": ask, "name": name, "install": install}
+def listing(call: Call, docker_host: Optional[str] = None) -> List[Dict[str, Any]]:
+    """What gpurun has put into this engine.
+
+    Returns:
+        For each image ``{"id", "local", "names", "present", "temporary", "shipped_s", "size_bytes", "used_by"}``: the
+        head's ID and the engine's; the names gpurun gave it that are still its; the containers that use it, running
+        or not.
+    """
+    return [known for known, _ in _recorded(ImageApi(call, docker_host))]
+
+
+def prune(call: Call, keep: List[str], docker_host: Optional[str] = None) -> List[Dict[str, Any]]:
+    """Remove what gpurun has put here and no container uses: its names, and the image once it has no name of others.
+
+    Args:
+        keep: the head's IDs of images that jobs will want.
+
+    Returns:
+        What was removed, as `listing` tells it; ``freed`` says whether the image itself is gone.
+    """
+    api = ImageApi(call, docker_host)
+    removed = []
+    for known, entry in _recorded(api):
+        if known["id"] in keep or known["used_by"]:
+            continue
+        known["freed"] = not known["present"] or _remove(api, known)
+        with image_record.change() as record:
+            if record.get(known["id"], {}).get("shipped_s") == entry.get("shipped_s"):
+                record.pop(known["id"], None)
+        if known["present"]:
+            removed.append(known)
+    return removed
+
+
+def _recorded(api: ImageApi) -> Iterator[Tuple[Dict[str, Any], Dict[str, Any]]]:
+    """(what is to be told, the record's entry) of each recorded image."""
+    containers = api.get("/containers/json?all=1")
+    for ident, entry in sorted(image_record.read().items()):
+        local = str(entry.get("local", ""))
+        found = api.image(local)
+        known = {
+            "id": ident,
+            "local": local,
+            "names": [name for name in entry.get("names", []) if found is not None and _is_named(api, name, local)],
+            "present": found is not None,
+            "temporary": bool(entry.get("temporary")),
+            "shipped_s": entry.get("shipped_s"),
+            "size_bytes": int((found or {}).get("Size", 0)),
+            "used_by": [c["Names"][0].lstrip("/") for c in containers if c.get("ImageID") == local and c.get("Names")],
+        }
+        yield known, entry
+
+
+def _remove(api: ImageApi, known: Dict[str, Any]) -> bool:
+    """Take back the names gpurun gave; whether the image is gone. One that somebody else has named too stays."""
+    for full in known["names"]:
+        api.expect("DELETE", "/images/" + quote(full, safe="/:"), (200, 404, 409), "removing %s" % full)
+    left = api.image(known["local"])
+    if left is not None and not left.get("RepoTags") and not left.get("RepoDigests"):
+        api.expect("DELETE", "/images/" + known["local"], (200, 404, 409), "removing %s" % known["local"])
+        left = api.image(known["local"])
+    return left is None
+
+
+OPS = {"ask": ask, "name": name, "install": install, "listing": listing, "prune": prune}

@@ -9,17 +9,13 @@ from hypothesis import strategies as st
 
 from gpurun.images.ignore import Walk, ignored, parse
 
-FILES = (
-    """a b.pyc build/x build/deep/y src/build/z src/a.log src/keep.log doc/a/b/c.txt doc/c.txt #hash !bang [a] a\\b
-ünï.txt -x star* q? A1 foo/bar/baz foo.d/bar .hidden/f""".split()
-    + ["x y", "trailing ", "new\nline"]
-)
-PATTERNS = (
-    r"""a *.pyc build/ /build build src/build **/build build/** *.log !keep.log doc/**/c.txt doc/*/c.txt \#hash #comment
-\!bang [[]a] [ab] [!a] [^a-y] a\\b * !* /* !src/ foo/** **/bar foo/**/baz ? ?? .* [[:upper:]]* [ [a a\ / // ** *** ! ünï* -*
-*/ foo.d foo*d/bar [a-] []a] new*""".split()
-    + ["x\\ y", "x y", "trailing\\ ", "trailing ", ""]
-)
+_FILES = """a b.pyc build/x build/deep/y src/build/z src/a.log src/keep.log doc/a/b/c.txt doc/c.txt #hash !bang [a]
+a\\b ünï.txt -x star* q? A1 foo/bar/baz foo.d/bar .hidden/f"""
+_PATTERNS = r"""a *.pyc build/ /build build src/build **/build build/** *.log !keep.log doc/**/c.txt doc/*/c.txt \#hash
+#comment \!bang [[]a] [ab] [!a] [^a-y] a\\b * !* /* !src/ foo/** **/bar foo/**/baz ? ?? .* [[:upper:]]* [ [a a\ / //
+** *** ! ünï* -* */ foo.d foo*d/bar [a-] []a] new*"""
+FILES = [*_FILES.split(), "x y", "trailing ", "new\nline"]
+PATTERNS = [*_PATTERNS.split(), "x\\ y", "x y", "trailing\\ ", "trailing ", ""]
 
 
 def make(top: Path, files=FILES):

@@ -1,0 +1,232 @@
+"""``gpurun ship`` and ``gpurun images``: an image to hosts, and what gpurun has put where."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpurun.cli.inventory_options import Cluster, InventoryOption, JsonOption, SomeHostsArgument, YesOption, cluster
+from gpurun.cli.printing import duration, print_json, printable, say
+from gpurun.errors import BadInput, GpurunError, HostFailure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from gpurun.images.census import Placed
+    from gpurun.images.events import ShipEvent, ShipReport
+    from gpurun.images.plan import ShipPlan
+    from gpurun.remote.fleet import Fleet
+
+MIB = 1 << 20
+FAILED = HostFailure.exit_code
+
+
+def ship(
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help="An image of the head's Docker, by name or ID.")],
+    hosts: SomeHostsArgument = None,
+    inventory: InventoryOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent to whom, send nothing.")] = False,
+    rate_limit: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MIB_S", min=0.001, help="The most the head and each host send, in MiB/s.", show_default=False
+        ),
+    ] = None,
+    deadline: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Give up after this long.")] = 6 * 3600.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring an image to hosts (all, if none are named): only what they lack, verified. Exits 4 if a host failed."""
+    from gpurun.images import ship as shipping
+
+    found = cluster(inventory)
+    names = [host.name for host in found.choose(hosts)]
+    with _fleet(found, names) as fleet:
+        if dry_run:
+            plan = shipping.plan(
+                image, fleet, inventory=found.inventory, hosts=names, docker_host=found.inventory.docker_host
+            )
+            print_json(plan.as_json()) if as_json else _print_plan(plan)
+            return
+        view = _View(as_json)
+        try:
+            report = shipping.ship(
+                image, fleet, inventory=found.inventory, hosts=names, docker_host=found.inventory.docker_host,
+                progress=view.show, deadline_s=deadline, rate_bytes_s=rate_limit * MIB if rate_limit else None,
+            )  # fmt: skip
+        finally:
+            view.close()
+    print_json(report.as_json()) if as_json else _print_report(report)
+    if report.failed:
+        raise typer.Exit(FAILED)
+
+
+def images(
+    hosts: SomeHostsArgument = None,
+    inventory: InventoryOption = None,
+    prune: Annotated[bool, typer.Option("--prune", help="Remove what no job and no container uses.")] = False,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List the images that gpurun has put on hosts, or remove those that nothing uses. Exits 4 if a host failed."""
+    from gpurun.images import census
+
+    found = cluster(inventory)
+    names = [host.name for host in found.choose(hosts)]
+    with _fleet(found, names) as fleet:
+        listed = census.placed(fleet, names)
+        if prune:
+            keep = _wanted(found)
+            going = {
+                host: [one for one in placed if one.id not in keep and not one.used_by and one.present]
+                for host, placed in listed.ok.items()
+            }
+            if not yes and any(going.values()):
+                _confirm(going)
+            listed = census.prune(fleet, names, keep)
+    if as_json:
+        print_json(
+            {
+                "pruned" if prune else "images": {
+                    host: [one.as_json() for one in placed] for host, placed in listed.ok.items()
+                },
+                "failed": {host: error.message for host, error in listed.failed.items()},
+            }
+        )
+    else:
+        _print_images(listed.ok, removed=prune)
+    _say_failures(listed.failed)
+    if listed.failed:
+        raise typer.Exit(FAILED)
+
+
+def _fleet(found: Cluster, names: Sequence[str]) -> Fleet:
+    from gpurun.remote.fleet import Fleet
+    from gpurun.supervisor.links import target_of
+
+    return Fleet.open([target_of(found.inventory.by_name[name], found.inventory) for name in names])
+
+
+def _wanted(found: Cluster) -> list[str]:
+    """The head's IDs of the images that jobs which have not ended run with."""
+    from gpurun.images.engine import Engine
+    from gpurun.jobs.store import JobStore
+
+    engine, store = Engine(found.inventory.docker_host), JobStore(found.home)
+    wanted = []
+    for job in store.live_ids():
+        try:
+            wanted.append(engine.image(store.get(job).spec().image).id)
+        except BadInput:
+            continue
+    return wanted
+
+
+def _confirm(going: Mapping[str, Sequence[Placed]]) -> None:
+    for line in _image_lines(going):
+        say(line)
+    if not sys.stdin.isatty():
+        raise BadInput("not pruned: nobody is there to be asked", hint="give --yes to prune without being asked")
+    typer.confirm("Remove these?", abort=True, err=True)
+
+
+class _View:
+    """What a person or a script sees of a ship while it runs: bars, a line now and then, or JSON lines on stderr."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._close: Callable[[], None] = lambda: None
+        if as_json:
+            self._show: Callable[[dict[str, Any]], None] = _json_line
+            return
+        from gpurun.cli.progress import ShipProgress
+
+        progress = ShipProgress()
+        self._show, self._close = progress.show, progress.close
+
+    def show(self, event: ShipEvent) -> None:
+        """One event."""
+        said = event.as_json()
+        if event.state in ("receiving", "loading") and event.layers and not self._is_json:
+            said["state"] = f"{event.state}, layer {event.layer} of {event.layers}"
+        self._show(said)
+
+    @property
+    def _is_json(self) -> bool:
+        return self._show is _json_line
+
+    def close(self) -> None:
+        """Take the bars away."""
+        self._close()
+
+
+def _json_line(event: dict[str, Any]) -> None:
+    import json
+
+    say(json.dumps(event))
+
+
+def _print_report(report: ShipReport) -> None:
+    from gpurun.inventory.hostset import fold
+
+    states: dict[str, list[str]] = {}
+    for host in report.hosts:
+        states.setdefault(host.state, []).append(host.host)
+    sent = {"present": "had it", "done": f"got {_mib(report.bytes_missing)} or what they lacked of it"}
+    for state, names in states.items():
+        if state in sent:
+            typer.echo(f"{fold(names)}: {sent[state]}")
+    _say_failures(report.failed)
+    typer.echo(f"{report.image} ({report.id[7:19]}, {report.layers} layers) in {report.elapsed_s:.1f} s")
+
+
+def _print_plan(plan: ShipPlan) -> None:
+    from gpurun.inventory.hostset import fold
+
+    if plan.present:
+        typer.echo(f"{fold(plan.present)}: have it")
+    if plan.unnamed:
+        typer.echo(f"{fold(plan.unnamed)}: have it under another name, and get this one")
+    for layer in plan.layers:
+        typer.echo(f"{layer.digest[7:19]}  {_mib(layer.bytes):>10}  to {fold(layer.hosts)}")
+    for hops in plan.chains:
+        typer.echo(
+            " → ".join(["head", *(hop.host for hop in hops)]) if plan.shape == "chain" else "head → each of them"
+        )
+    typer.echo(f"{plan.image}: {_mib(plan.bytes_missing)} missing, about {duration(plan.expected_s)}")
+
+
+def _print_images(listed: Mapping[str, Sequence[Placed]], *, removed: bool) -> None:
+    lines = _image_lines(listed)
+    for line in lines:
+        typer.echo(line)
+    if not lines:
+        typer.echo("nothing to remove" if removed else "gpurun has put no image on these hosts")
+
+
+def _image_lines(listed: Mapping[str, Sequence[Placed]]) -> list[str]:
+    """One line for each image, with the hosts that have it."""
+    from gpurun.inventory.hostset import fold
+
+    by_image: dict[tuple[str, str, int, str], list[str]] = {}
+    for host, placed in listed.items():
+        for one in placed:
+            use = f"used by {len(one.used_by)} containers" if one.used_by else "unused"
+            state = "gone" if not one.present else "left by a ship that was cut off" if one.temporary else use
+            name = ", ".join(one.names) or "<no name>"
+            by_image.setdefault((one.id[7:19], printable(name), one.size_bytes, state), []).append(host)
+    return [
+        f"{ident}  {name:30}  {_mib(size):>10}  {state:24}  {fold(hosts)}"
+        for (ident, name, size, state), hosts in sorted(by_image.items(), key=lambda item: item[0][1])
+    ]
+
+
+def _say_failures(failed: Mapping[str, GpurunError]) -> None:
+    for host, error in failed.items():
+        say(f"gpurun: {host}: {printable(error.message)}")
+        if error.hint:
+            say(f"  → {error.hint}")
+
+
+def _mib(size: int) -> str:
+    return f"{size / MIB:.1f} MiB"
