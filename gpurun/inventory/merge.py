@@ -63,12 +63,12 @@ def merge(original: str, base: str, changed: str, renamed: Mapping[str, str]) ->
     """
     if base == changed:
         return original
-    return _Merge(original, base, changed).result(renamed)
+    return _Merge(original, base, changed, renamed).result()
 
 
 class _Merge:
-    def __init__(self, original: str, base: str, changed: str) -> None:
-        self._original, self._changed = original, changed
+    def __init__(self, original: str, base: str, changed: str, renamed: Mapping[str, str]) -> None:
+        self._original, self._changed, self._renamed = original, changed, renamed
         tokens, base_tokens = _tokens(original), _tokens(base)
         if [token.key for token in tokens] != [token.key for token in base_tokens]:
             raise BadInput(
@@ -82,8 +82,9 @@ class _Merge:
         self._out: list[str] = []
         self._shift: dict[int, int] = {}  # new row → how far to the right the person indents it
 
-    def result(self, renamed: Mapping[str, str]) -> str:
-        for same, i1, i2, j1, j2 in _matches(_paths(self._base_rows, {}), _paths(self._new_rows, renamed)):
+    def result(self) -> str:
+        old, new = _paths(self._base_rows, {}), _paths(self._new_rows, self._renamed)
+        for same, i1, i2, j1, j2 in _matches(old, new):
             if same:
                 for i, j in zip(range(i1, i2), range(j1, j2), strict=True):
                     unchanged = self._base_rows[i].keys == self._new_rows[j].keys
@@ -137,7 +138,7 @@ class _Merge:
         mine, theirs = self._rows[i].tokens, self._new_rows[j].tokens
         self._shift[j] = self._rows[i].column - self._new_rows[j].column
         kept: dict[int, int] = {}
-        for same, a1, a2, b1, _ in _matches([t.key for t in mine], [t.key for t in theirs]):
+        for same, a1, a2, b1, _ in _matches(_places(mine, {}), _places(theirs, self._renamed)):
             if same:
                 kept.update({b1 + step: a1 + step for step in range(a2 - a1)})
         out = [self._original[self._rows[i].start : mine[0].start]]
@@ -145,11 +146,15 @@ class _Merge:
             if position:
                 out.append(self._between(mine, theirs, position, kept))
             at = kept.get(position)
-            out.append(self._lexeme(token) if at is None else self._original[mine[at].start : mine[at].end])
+            unchanged = at is not None and mine[at].key == token.key
+            out.append(self._lexeme(mine[at]) if at is not None and unchanged else self._new_lexeme(token))
         out.append(self._original[mine[-1].end : self._rows[i].end])
         self._out.append("".join(out))
 
     def _lexeme(self, token: _Token) -> str:
+        return self._original[token.start : token.end]
+
+    def _new_lexeme(self, token: _Token) -> str:
         return self._changed[token.start : token.end]
 
     def _between(self, mine: Sequence[_Token], theirs: Sequence[_Token], position: int, kept: dict[int, int]) -> str:
@@ -208,6 +213,29 @@ def _paths(rows: Sequence[_Row], renamed: Mapping[str, str]) -> list[tuple[str, 
         above.append((row.column, renamed.get(first, first)))
         paths.append(tuple(key for _, key in above))
     return paths
+
+
+def _places(tokens: Sequence[_Token], renamed: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """For each token of a row what it is there for: the keys that lead to it, and its part in that."""
+    places: list[tuple[str, ...]] = []
+    path = [""]  # the key, or the number, at each level of brackets
+    for at, token in enumerate(tokens):
+        part = token.kind
+        if part in ("FlowMappingEndToken", "FlowSequenceEndToken") and len(path) > 1:
+            path.pop()
+        elif part.startswith("Scalar"):
+            is_key = at + 1 < len(tokens) and tokens[at + 1].kind == "ValueToken"
+            part = "key" if is_key else "value"
+            if is_key:
+                path[-1] = renamed.get(token.value, token.value)
+        places.append((*path, part))
+        if part == "FlowMappingStartToken":
+            path.append("")
+        elif part == "FlowSequenceStartToken":
+            path.append("0")
+        elif part == "FlowEntryToken" and path[-1].isdigit():
+            path[-1] = str(int(path[-1]) + 1)
+    return places
 
 
 def _tokens(text: str) -> list[_Token]:

@@ -59,7 +59,7 @@ def read(text: str) -> CommentedMap:
     """The tree of a document that `gpurun.inventory.document.compose` accepted; an empty mapping for none."""
     loaded = _yaml(2).load(text)
     tree = loaded if isinstance(loaded, CommentedMap) else CommentedMap()
-    for node in {id(node): node for node in _containers(tree, set())}.values():
+    for node in containers(tree):
         if hasattr(node, "_yaml_comment"):
             del node._yaml_comment
         if node.anchor.value:
@@ -74,13 +74,15 @@ def write(tree: CommentedMap, indent: int = 2) -> str:
     return stream.getvalue()
 
 
-def _containers(node: object, seen: set[int]) -> Iterator[CommentedMap | CommentedSeq]:
+def containers(node: object, seen: set[int] | None = None) -> Iterator[CommentedMap | CommentedSeq]:
+    """A node and everything in it that is a mapping or a list, each once."""
+    seen = set() if seen is None else seen
     if not isinstance(node, (CommentedMap, CommentedSeq)) or id(node) in seen:
         return
     seen.add(id(node))
     yield node
     for child in node.values() if isinstance(node, CommentedMap) else node:
-        yield from _containers(child, seen)
+        yield from containers(child, seen)
 
 
 def shared(tree: CommentedMap) -> dict[int, tuple[int, object]]:

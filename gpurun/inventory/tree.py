@@ -91,9 +91,22 @@ class Tree:
             if whole.parent is section:
                 continue
             entry = self._split(whole)
-            value = entry.parent[entry.key]
+            value = self._movable(entry.parent[entry.key])
             self._delete(entry)
             section[_key(entry.key, section)] = value
+
+    def _movable(self, value: object) -> object:
+        """An entry's value, written out if it is or merges an alias of another entry: that may come later then."""
+        of_entries = {id(node) for node in roundtrip.containers(self._root.get("racks"))}
+        sources = list(_with_merged(value))
+        if not any(self._shared.get(id(source), (0, ""))[0] in of_entries for source in sources):
+            return value
+        flat = roundtrip.flow_map()
+        for source in sources:
+            for key, inner in source.items():
+                if key != "<<":
+                    flat.setdefault(key, roundtrip.twin(inner, {}))
+        return flat
 
     def _entries(self, hosts: Sequence[str]) -> list[_Entry]:
         """The entries that name these hosts, in the file's order."""

@@ -18,6 +18,7 @@ class Written:
     lines: list[str] = field(default_factory=list)
     about: list[frozenset[str]] = field(default_factory=list)
     racks: dict[str, set[int]] = field(default_factory=dict)  # rack → lines that grow when hosts are added
+    commas: dict[int, list[frozenset[str]]] = field(default_factory=dict)  # line → what stands behind its comma
     newline: str = "\n"
 
     def add(self, line: str, about: frozenset[str] = frozenset()) -> None:
@@ -37,6 +38,8 @@ class _Writer:
         self.out = Written(newline=draw(st.sampled_from(["\n", "\n", "\n", "\r\n"])))
         self.step = draw(st.sampled_from([2, 2, 4, 3]))
         self.comments = 0
+        self.anchor: str | None = None  # of an entry, and the hosts of that entry
+        self.anchored: frozenset[str] = frozenset()
 
     def chance(self, of: int = 2) -> bool:
         return self.draw(st.integers(0, of - 1)) == 0
@@ -88,11 +91,11 @@ class _Writer:
             start = f"{' ' * column}{rack}: {{hosts: {{"
             for at, names in enumerate(entries):
                 last = at == len(entries) - 1
-                about = frozenset(names) | (frozenset(entries[at + 1]) if at + 2 == len(entries) else frozenset())
+                out.commas[len(out.lines)] = [frozenset(other) for other in entries[at + 1 :]]
                 lead = start if at == 0 else " " * len(start)
                 end = "}}" if last else ","
                 out.racks[rack] = {len(out.lines)}
-                out.add(f"{lead}{self.key(names, True)}: {self.flow_value(names, anchors)}{end}{self.tail()}", about)
+                out.add(f"{lead}{self.key(names, True)}: {self.flow_value(names, anchors)}{end}{self.tail()}", frozenset(names))
         else:
             out.add(f"{' ' * column}{rack}:{self.tail()}")
             self.aside(column * 2)
@@ -104,7 +107,9 @@ class _Writer:
     def entry(self, names: tuple[str, ...], column: int, anchors: bool) -> None:
         self.aside(column)
         about, values = frozenset(names), self.values()
-        if values and self.chance():
+        if anchors and self.chance(4):
+            self.anchored_entry(names, column)
+        elif values and self.chance():
             self.out.add(f"{' ' * column}{self.key(names, False)}:{self.tail()}", about)
             for value in values:
                 self.out.add(f"{' ' * (column + self.step)}{value}{self.tail()}", about)
@@ -113,12 +118,25 @@ class _Writer:
             self.out.add(f"{' ' * column}{self.key(names, False)}: {value}{self.tail()}", about)
 
 
+    def anchored_entry(self, names: tuple[str, ...], column: int) -> None:
+        """An entry that others are aliases of, or one of those: a change of the first may move the anchor."""
+        start = f"{' ' * column}{self.key(names, False)}:"
+        if self.anchor is None:
+            self.anchor, self.anchored = f"e{len(self.out.lines)}", frozenset(names)
+            self.out.add(f"{start} &{self.anchor} {{gpus: 2,  labels: {{row: b}}}}{self.tail()}", self.anchored)
+            return
+        value = self.draw(st.sampled_from([f"*{self.anchor}", f"{{<<: *{self.anchor}, port: 22}}"]))
+        self.out.add(f"{start} {value}{self.tail()}", frozenset(names) | self.anchored)
+
+
 @st.composite
 def inventories(draw: st.DrawFn) -> Written:
     """A valid inventory in a random hand."""
     writer = _Writer(draw)
     out = writer.out
     writer.aside(0)
+    if writer.chance(4):
+        out.add("---")
     out.add(f"version: 1{writer.tail()}")
     anchors = writer.chance()
     if anchors:
