@@ -93,7 +93,7 @@ class Cache:
     def layers(self, additions: tuple[str, ...] = ADDITIONS[:-1]) -> Path:
         """The folder with ``base.tar``, ``tiny.tar`` and a tar per addition; made anew if one is missing."""
         folder = self.folder / "images" / f"debian-{debian_inputs()}"
-        if all((folder / f"{name}.tar").is_file() for name in ("base", "tiny", *additions)):
+        if all((folder / name).is_file() for name in ("id", *(f"{tar}.tar" for tar in ("base", "tiny", *additions)))):
             return folder
         say("Debian packages: root file system and layers")
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -101,8 +101,8 @@ class Cache:
             lists = {name: rootfs.package_list(TRAIN / f"debian-{name}.txt") for name in additions}
             rootfs.build(rootfs.package_list(HERE / "base" / "debian.txt"), lists, Path(scratch))
             (Path(scratch) / "id").write_text(uuid.uuid4().hex)
-            if folder.is_dir():
-                shutil.rmtree(folder)
+            for older in folder.parent.glob("debian-????????????????"):
+                shutil.rmtree(older)
             Path(scratch).rename(folder)
             Path(scratch).mkdir()  # for TemporaryDirectory to remove
         return folder
