@@ -113,7 +113,7 @@ def spec_of(
 
 
 def _rates(inventory: Inventory, hosts: Sequence[str]) -> Mapping[str, float]:
-    """Host → the rate of its fabric interface, Gbit/s, of those that say."""
+    """Host → the rate of its fabric interface, Gbit/s; virtual ones claim one that means nothing, and are left out."""
     from gpurun.doctor.survey import probe
     from gpurun.remote.fleet import Fleet
     from gpurun.supervisor.links import target_of
@@ -123,7 +123,7 @@ def _rates(inventory: Inventory, hosts: Sequence[str]) -> Mapping[str, float]:
     rates = {}
     for name, found in hardware.items():
         nic = found.nic(inventory.fabric_of(inventory.by_name[name]).interface)
-        if nic and nic.speed_mbit:
+        if nic and nic.speed_mbit and nic.driver:
             rates[name] = nic.speed_mbit / 1000
     return rates
 

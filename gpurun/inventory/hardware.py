@@ -89,6 +89,7 @@ class Nic:
     Attributes:
         speed_mbit: as the driver reports it; None when it has none (down, or virtual).
         addresses: with prefix length, such as ``10.0.0.1/24``.
+        driver: empty for a virtual interface, whose speed means nothing.
         trust: what decides a frame's priority, ``dscp`` or ``pcp``; empty = not known.
         pfc: priorities with flow control switched on; None = not known.
     """

@@ -32,7 +32,6 @@ def nics(sysfs: str, documents: List[Dict[str, Any]], speed: Callable[[str], Opt
         if not name or SKIPPED.match(name):
             continue
         device = os.path.join(sysfs, "class/net", name, "device")
-        driver = os.path.realpath(os.path.join(device, "driver"))
         found.append(
             {
                 "name": name,
@@ -41,11 +40,19 @@ def nics(sysfs: str, documents: List[Dict[str, Any]], speed: Callable[[str], Opt
                 "speed_mbit": speed(name),
                 "mac": document.get("address", ""),
                 "addresses": _addresses(document),
-                "driver": os.path.basename(driver) if os.path.isdir(driver) else "",
+                "driver": _driver(sysfs, name),
                 "numa_node": probe_sysfs.numa_node(device),
             }
         )
     return found
+
+
+def _driver(sysfs: str, name: str) -> str:
+    """The driver of a card, ``bonding`` for a bond of cards, empty for what is virtual and only claims a speed."""
+    driver = os.path.realpath(os.path.join(sysfs, "class/net", name, "device/driver"))
+    if os.path.isdir(driver):
+        return os.path.basename(driver)
+    return "bonding" if os.path.isdir(os.path.join(sysfs, "class/net", name, "bonding")) else ""
 
 
 def _addresses(document: Dict[str, Any]) -> List[str]:

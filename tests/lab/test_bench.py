@@ -58,7 +58,7 @@ def rates(document):
 
 def test_bench(lab, tmp_path):
     code, document = bench(lab, tmp_path)
-    assert (code, document["findings"]) == (0, [])
+    assert (code, document["findings"]) == (0, []), document["links"]
     assert len(document["links"]) == 12
     big = document["allreduce"][-1]
     assert big["busbw_gbyte_per_s"] == pytest.approx(big["algbw_gbyte_per_s"] * 1.5, rel=0.02)

@@ -88,6 +88,16 @@ def test_nics(tmp_path):
     assert (found[0]["mtu"], found[0]["speed_mbit"], found[1]["mtu"]) == (9000, 25000, None)
 
 
+def test_only_real_interfaces_and_bonds_have_a_driver(tmp_path):
+    (tmp_path / "class/net/ens1f0/device").mkdir(parents=True)
+    (tmp_path / "drivers/mlx5_core").mkdir(parents=True)
+    (tmp_path / "class/net/ens1f0/device/driver").symlink_to("../../../../drivers/mlx5_core")
+    (tmp_path / "class/net/bond0/bonding").mkdir(parents=True)
+    documents = [{"ifname": name} for name in ("ens1f0", "bond0", "eth0")]
+    found = probe_net.nics(str(tmp_path), documents, lambda _: None)
+    assert [nic["driver"] for nic in found] == ["mlx5_core", "bonding", ""]
+
+
 MLNX_QOS = """DCBX mode: OS controlled
 Priority trust state: dscp
 dscp2prio mapping:
