@@ -53,6 +53,9 @@ def status(
     ] = None,
     inventory: InventoryOption = None,
     all_jobs: Annotated[bool, typer.Option("--all", "-a", help="Every job that ever was.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Every leased GPU's use, memory, heat and power, live.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show hosts and jobs: what is free, what runs, what waits, and what is not known."""
@@ -70,6 +73,11 @@ def status(
 
     problems: list[GpurunError] = []
     found = load(find(inventory, os.environ))
+    if watch:
+        from gpurun.cli.watch import watch as watch_gpus
+
+        watch_gpus(found, lambda: _leased(LeaseStore(store.home).read_all()))
+        return
     holdings = LeaseStore(store.home).read_all()
     problems.extend(holdings.damaged)
     records = _records(store, problems, all_jobs=all_jobs)
@@ -86,6 +94,15 @@ def status(
             say(f"  → {problem.hint}")
     if problems:
         raise typer.Exit(StateError.exit_code)
+
+
+def _leased(holdings: Holdings) -> dict[str, dict[int, str]]:
+    """Host → GPU → job."""
+    leased: dict[str, dict[int, str]] = {}
+    for lease in holdings.leases:
+        for grant in lease.grants:
+            leased.setdefault(grant.host, {}).update(dict.fromkeys(grant.gpus, lease.job))
+    return leased
 
 
 def host_rows(inventory: Inventory, holdings: Holdings, store: JobStore) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import click
 import typer
 
 from gpurun import __version__, faults
-from gpurun.cli import bench, doctor, inventory, jobs, lab, probe, recover, submit
+from gpurun.cli import bench, doctor, inventory, jobs, lab, probe, recover, ship, submit
 from gpurun.cli import exec as exec_command
 from gpurun.errors import GpurunError
 
@@ -33,6 +33,8 @@ app.command("wait")(jobs.wait)
 app.command("exec")(exec_command.exec_)
 app.command("doctor")(doctor.doctor)
 app.command("bench")(bench.bench)
+app.command("ship")(ship.ship)
+app.command("images")(ship.images)
 app.command("recover")(recover.recover)
 inventory.app.command("probe")(probe.probe)
 app.add_typer(inventory.app, name="inventory")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
@@ -52,6 +53,11 @@ class Links:
         if agent is None:
             raise HostUnreachable("there is no connection to it", host=host)
         return agent
+
+    def silent_s(self, host: str) -> float:
+        """Seconds since the host's agent was last heard of; 0 if there never was one."""
+        agent = self.fleet.agents.get(host)
+        return 0.0 if agent is None else time.monotonic() - agent.last_heard_s
 
     def each(self, call: Callable[[Agent], T], hosts: Iterable[str] | None = None) -> Results[T]:
         """`call` on the agents of `hosts` (all if None), concurrently."""

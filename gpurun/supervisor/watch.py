@@ -27,8 +27,8 @@ from gpurun.supervisor.joblog import JobLog, read_lines
 
 POLL_S = 0.2
 RECONNECT_S = 1.0
-HOST_LOST_S = 15.0
-"""A host that has not answered for this long, while another one does, is lost: its gang is ended."""
+HOST_LOST_S = 16.0
+"""A host that has been silent for this long, while another one is heard, is lost: its gang is ended."""
 LAUNCHER_GRACE_S = 20.0
 """How long the launcher may take to notice and explain that a container of its gang has ended."""
 
@@ -218,11 +218,12 @@ def _persist(
 
 def _lost(job: SupervisedJob, host: str, seen: Watched, error: GpurunError) -> None:
     """Remember since when the host is out of reach, and try to reach it again."""
-    if seen.down_since.setdefault(host, time.monotonic()) and not seen.stop.is_set():
+    if host not in seen.down_since and not seen.stop.is_set():
+        seen.down_since[host] = time.monotonic() - job.links.silent_s(host)
         job.events.emit("host", host=host, state="unreachable", reason=error.message)
     while not seen.stop.is_set():
         if not job.links.open([host], timeout_s=5.0):
-            seen.down_since.pop(host, None)
-            job.events.emit("host", host=host, state="reachable")
+            if seen.down_since.pop(host, None) is not None:
+                job.events.emit("host", host=host, state="reachable")
             return
         seen.stop.wait(RECONNECT_S)
