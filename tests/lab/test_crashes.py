@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import pytest
 from cluster import Cluster
+from conftest import own_lab
 from crashing import build_image, crash_once
-
-from gpurun.lab.lab import Lab
-from gpurun.lab.spec import LabSpec
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("crash")]
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    lab = Lab("crash")
-    lab.up(LabSpec("crash", racks=1, gpus=2))
-    build_image(tmp_path_factory.mktemp("image"))
-    yield lab
-    lab.down()
+def crash_lab(tmp_path_factory):
+    with own_lab("crash", racks=1, gpus=2) as lab:
+        build_image(tmp_path_factory.mktemp("image"))
+        yield lab
 
 
 @pytest.fixture
-def cluster(lab, tmp_path):
-    return Cluster(lab, tmp_path)
+def cluster(crash_lab, tmp_path):
+    return Cluster(crash_lab, tmp_path)
 
 
 @pytest.mark.parametrize("point", range(1, 14, 3))

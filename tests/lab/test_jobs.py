@@ -10,21 +10,10 @@ import time
 import pytest
 from cluster import BASE, TINY, TRAIN, Cluster, interrupt
 
-from gpurun.lab.lab import Lab
-from gpurun.lab.spec import LabSpec
-
 pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("train")]
 
 HOSTILE = ["a b", "c'd\"e", "line\nbreak", "", "$HOME `id` \\ * ü 💥", "--np", "-H", "; touch /tmp/x #"]
 SHOW_ARGS = "import sys, json; print('ARGS', json.dumps(sys.argv[1:]), flush=True)"
-
-
-@pytest.fixture(scope="module")
-def train_lab():
-    lab = Lab("train")
-    lab.up(LabSpec("train", gpus=2, disk_mib=8 << 10))
-    yield lab
-    lab.down()
 
 
 @pytest.fixture

@@ -1,0 +1,121 @@
+"""Faults while a gang trains: whatever can go on goes on, the rest starts again elsewhere, nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from cluster import Cluster
+from faulting import assert_no_step_lost, is_adopted, kill_supervisor, tell, train
+
+pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("train")]
+
+
+@pytest.fixture
+def cluster(train_lab, tmp_path):
+    made = Cluster(train_lab, tmp_path)
+    yield made
+    for host in train_lab.hosts:
+        train_lab.heal(host.name)
+        train_lab.boot(host.name)
+    for job in made.status()["jobs"]:
+        if job["ended_s"] is None:
+            made.gpurun("cancel", job["id"])
+    wait_until(lambda: not list((made.home / "leases").glob("[!.]*")), 90)
+    made.assert_nothing_left()
+
+
+def wait_until(condition, timeout_s):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def record(story):
+    if path := os.environ.get("GPURUN_STORIES"):
+        with Path(path).open("a") as stream:
+            stream.write(json.dumps(story.row()) + "\n")
+
+
+def test_the_supervisor_is_killed(cluster, tmp_path):
+    job = train(cluster, tmp_path / "recipe")
+    since = time.time()
+    kill_supervisor(cluster, job)
+    time.sleep(2)
+    asked = time.monotonic()
+    cluster.gpurun("status", job)
+    wait_until(lambda: is_adopted(cluster, job), 10)
+    assert time.monotonic() - asked <= 3.0
+    story = tell(cluster, job, "supervisor killed", since)
+    record(story)
+    assert (story.state, story.restarts) == ("SUCCEEDED", 0)
+    assert_no_step_lost(cluster, job)
+
+
+def test_a_host_is_powered_off(cluster, tmp_path):
+    job = train(cluster, tmp_path / "recipe")
+    victim = cluster.job(job)["hosts"][1]
+    since = time.time()
+    cluster.lab.crash(victim)
+    story = tell(cluster, job, "host powered off", since)
+    record(story)
+    assert (story.state, story.restarts) == ("SUCCEEDED", 1)
+    assert story.noticed_s <= 20
+    assert story.again_s <= 60
+    assert victim not in cluster.job(job)["hosts"]
+    rows = {row["host"]: row for row in cluster.status()["hosts"]}
+    assert rows[victim]["state"] == "lost"
+    assert rows[victim]["free"] < rows[victim]["gpus"]
+    cluster.lab.boot(victim)
+    wait_until(lambda: {r["host"]: r for r in cluster.status()["hosts"]}[victim]["state"] == "ok", 90)
+
+
+def test_a_cable_is_pulled_and_put_back(cluster, tmp_path):
+    job = train(cluster, tmp_path / "recipe")
+    victim = cluster.job(job)["hosts"][1]
+    since = time.time()
+    cluster.lab.cut(victim)
+    time.sleep(5)
+    cluster.lab.heal(victim)
+    story = tell(cluster, job, "cable pulled for 5 s", since)
+    record(story)
+    assert (story.state, story.restarts) == ("SUCCEEDED", 0)
+    assert_no_step_lost(cluster, job)
+
+
+def test_the_head_is_cut_off_and_loses_its_supervisor(cluster, tmp_path):
+    job = train(cluster, tmp_path / "recipe")
+    since = time.time()
+    kill_supervisor(cluster, job)
+    cluster.lab.cut("head")
+    time.sleep(20)
+    cluster.lab.heal("head")
+    cluster.gpurun("status", job)
+    story = tell(cluster, job, "head cut off for 20 s, supervisor killed", since)
+    record(story)
+    assert (story.state, story.restarts) == ("SUCCEEDED", 0)
+    assert_no_step_lost(cluster, job)
+
+
+def test_a_worker_container_is_killed(cluster, tmp_path):
+    """What an OOM kill or a restart of dockerd does to a gang."""
+    job = train(cluster, tmp_path / "recipe")
+    victim = cluster.job(job)["hosts"][1]
+    since = time.time()
+    cluster.lab.run(victim, ["docker", "kill", f"gpurun-{job}-1"])
+    story = tell(cluster, job, "worker's container killed", since)
+    record(story)
+    assert story.state == "SUCCEEDED"
+    assert story.restarts == 1
+
+
+def test_cancel_is_bounded_by_the_grace(cluster, tmp_path):
+    job = train(cluster, tmp_path / "recipe", gpus=4)
+    began = time.monotonic()
+    assert cluster.gpurun("cancel", job).code == 0
+    assert time.monotonic() - began <= 3 + 5
+    assert cluster.job(job)["state"] == "CANCELLED"
