@@ -69,6 +69,10 @@ class Exporter:
             raise HostNotReady(f"docker save of {self._image.reference} on the head does not hold {digest}")
         return found
 
+    def discard(self, digest: str) -> None:
+        """Forget the store's copy of a layer, which is damaged: the next `layer` exports it again."""
+        self._store.remove(digest)
+
     def config(self) -> bytes:
         """The image's configuration, byte for byte.
 
@@ -76,7 +80,7 @@ class Exporter:
             HostNotReady: Docker fails.
         """
         path = self._configs() / self._image.id.removeprefix("sha256:")
-        if path.exists():
+        if path.exists() and self._is_config(path.read_bytes()):
             return path.read_bytes()
         content = config_of(self._docker_root, self._image.id)
         if content is None:
@@ -105,6 +109,9 @@ class Exporter:
             raise HostNotReady(f"docker save of {self._image.reference} on the head holds no configuration of it")
 
     def _is_config(self, content: bytes) -> bool:
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        if not self._containerd and digest != self._image.id:
+            return False
         parsed = json.loads(content)
         rootfs = parsed.get("rootfs") if isinstance(parsed, dict) else None
         return isinstance(rootfs, dict) and tuple(rootfs.get("diff_ids") or ()) == self._image.layers

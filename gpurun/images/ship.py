@@ -15,7 +15,8 @@ from gpurun.images.events import HostShip, ShipEvent, ShipReport
 from gpurun.images.export import Exporter, default_folder
 from gpurun.images.plan import Answer, ShipPlan, lacks_room, plan_ship
 from gpurun.images.progress import Progress
-from gpurun.images.relay import Options, Relay
+from gpurun.images.relay import DamagedBlob, Relay
+from gpurun.images.seats import Options
 from gpurun.images.shared import alone
 from gpurun.images.store import Stored
 from gpurun.images.topology import options_for
@@ -159,11 +160,17 @@ class Shipment:
         self._bytes_missing = plan.bytes_missing
         transfer = _Transfer(self._fleet, self._exporter, self._spec, self._progress, self._check)
         by_host = {answer.host: answer for answer in answers}
-        failed = transfer.run(plan, by_host, self._options(plan))
+        try:
+            failed = transfer.run(plan, by_host, self._options(plan))
+        except DamagedBlob as damaged:  # what hosts have of it is right: they refuse what is not
+            self._exporter.discard(damaged.digest)
+            transfer = transfer.again()
+            failed = transfer.run(plan, by_host, self._options(plan))
         again = [by_host[host] for host, error in failed.items() if _may_be_stale(error, by_host[host])]
         if again:
             whole = plan_ship(self._image, self._inventory, again, self._exporter.sizes(), full=True)
             cleared = {answer.host: Answer(answer.host, False, False, answer.store, ()) for answer in again}
+            transfer = transfer.again()
             retried = transfer.run(whole, cleared, self._options(whole))
             failed = {host: error for host, error in failed.items() if host not in cleared} | retried
         for hop in plan.chains[0] if plan.chains else ():
@@ -214,15 +221,17 @@ class _Transfer:
         self._streams: dict[str, Stream] = {}
         self.ended_s: dict[str, float] = {}
 
+    def again(self) -> _Transfer:
+        """A fresh one of the same."""
+        return _Transfer(self._fleet, self._exporter, self._spec, self._progress, self._check)
+
     def run(self, plan: ShipPlan, answers: Mapping[str, Answer], options: Options) -> dict[str, GpurunError]:
         """Carry the plan out; the hosts that failed, and why."""
         if not plan.chains:
             return {}
         for hop in plan.chains[0]:
             self._progress.expect(hop.host, plan.bytes_of(hop.host), len(self._spec["layers"]))
-        relay = Relay(
-            self._fleet, plan.chains, options, lambda host, count, _digest: self._progress.received(host, count)
-        )
+        relay = Relay(self._fleet, plan.chains, options, self._progress.received)
         failed: dict[str, GpurunError] = {}
         keep = True
         try:

@@ -174,6 +174,12 @@ class LayerStore:
         file.replace(path)
         return Stored(seen.digest, seen.size, seen.chunks, path)
 
+    def remove(self, digest: str) -> None:
+        """Forget a blob; whoever sends it keeps it open. Idempotent."""
+        path = self._path(digest)
+        path.unlink(missing_ok=True)
+        path.with_suffix(".chunks").unlink(missing_ok=True)
+
     def make_room(self, size: int, *, sparing: str = "") -> None:
         """Remove least recently used blobs until `size` more bytes fit the limit and the disk."""
         blobs = sorted(self._blobs(), key=lambda path: path.stat().st_mtime)

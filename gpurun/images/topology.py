@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from gpurun.images.relay import Options
+from gpurun.images.seats import Options
 
 if TYPE_CHECKING:
     from gpurun.inventory.model import Fabric, Inventory

@@ -166,12 +166,20 @@ def _share(ranges: List[Tuple[int, int]], lane: int, lanes: int) -> Iterator[Tup
 
 
 def fetch(
-    call: Call, transfer: str, address: str, port: int, token: str, digests: List[str], lane: Sequence[int] = (0, 1)
+    call: Call,
+    transfer: str,
+    address: str,
+    port: int,
+    token: str,
+    digests: List[str],
+    lane: Sequence[int] = (0, 1),
+    wants: Optional[links.Wants] = None,
 ) -> Generator[Dict[str, Any], None, Dict[str, Any]]:
     """Pull what is missing of some blobs from a neighbour; yields ``{"bytes", "digest"}`` now and then.
 
     Args:
         lane: as in `missing`.
+        wants: these chunks, instead of all that are missing.
 
     Returns:
         ``{"bytes"}``: received by this call.
@@ -180,7 +188,7 @@ def fetch(
         OpError: ``no-route``, ``link-lost``, ``corrupt``; ``no-space`` (as an OSError) when the disk is full.
     """
     here = find(transfer)
-    wants = missing(call, transfer, digests, lane)
+    wants = missing(call, transfer, digests, lane) if wants is None else wants
     source = links.fetch(
         (address, port), here.certificate, here.key, token, wants,
         lambda connection: call.on_cancel(lambda: connection.shutdown(socket.SHUT_RDWR)),

@@ -10,7 +10,7 @@ import time
 from typing import Any, Dict, Generator, Iterator, List, Optional, Tuple
 from urllib.parse import quote
 
-from gpurun.node import blobs, image_record
+from gpurun.node import blobs, image_record, spool
 from gpurun.node.call import Call, OpError, Reply
 from gpurun.node.image_api import Image, ImageApi, find_image, is_containerd
 from gpurun.node.image_load import Loading
@@ -163,6 +163,8 @@ def listing(call: Call, docker_host: Optional[str] = None) -> List[Dict[str, Any
 def prune(call: Call, keep: List[str], docker_host: Optional[str] = None) -> List[Dict[str, Any]]:
     """Remove what gpurun has put here and no container uses: its names, and the image once it has no name of others.
 
+    What interrupted transfers have left goes, too.
+
     Args:
         keep: the head's IDs of images that jobs will want.
 
@@ -171,6 +173,7 @@ def prune(call: Call, keep: List[str], docker_host: Optional[str] = None) -> Lis
     """
     api = ImageApi(call, docker_host)
     removed = []
+    spool.sweep(blobs.spool_folder(), 0)
     for known, entry in _recorded(api):
         if known["id"] in keep or known["used_by"]:
             continue

@@ -27,7 +27,8 @@ class Corrupt(OpError):
     """A chunk is not what was announced."""
 
     def __init__(self, digest: str, index: int) -> None:
-        super().__init__("corrupt", "chunk %d of %s is not what was announced" % (index, digest))
+        message = "chunk %d of %s is not what was announced" % (index, digest)
+        super().__init__("corrupt", message, digest=digest, index=index)
 
 
 def chunk_hashes(path: str) -> bytes:
@@ -176,6 +177,13 @@ class Blob:
             done += count
         return view
 
+    def holds(self, index: int) -> bool:
+        """Whether the file has the chunk that was announced: read and hashed now."""
+        try:
+            return self._is(index, self.read_into(index, memoryview(bytearray(CHUNK))))
+        except OSError:
+            return False
+
     def missing(self) -> List[Tuple[int, int]]:
         """The chunks that are not there, as ranges (first, last)."""
         ranges: List[Tuple[int, int]] = []
@@ -210,7 +218,7 @@ class Spool:
         self._transfer = transfer
         self._paths: Dict[str, str] = {}
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        self._sweep()
+        sweep(folder)
 
     def open(self, digest: str, size: int, hashes: bytes) -> Blob:
         """A blob to receive, with whatever an earlier transfer left of it."""
@@ -239,15 +247,21 @@ class Spool:
             if path.endswith("." + self._transfer):
                 self.forget(digest)
 
-    def _sweep(self) -> None:
-        """Remove what transfers have left that nobody came back to."""
-        for name in os.listdir(self.folder):
-            path = os.path.join(self.folder, name)
-            if time.time() - os.lstat(path).st_mtime > STALE_S:
-                descriptor = _locked(path)
-                if descriptor is not None:
-                    os.unlink(path)
-                    os.close(descriptor)
+
+def sweep(folder: str, unused_s: float = STALE_S) -> int:
+    """Remove what transfers have left that nobody came back to for so long; the bytes that went."""
+    freed = 0
+    for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        path = os.path.join(folder, name)
+        status = os.lstat(path)
+        if time.time() - status.st_mtime < unused_s:
+            continue
+        descriptor = _locked(path)
+        if descriptor is not None:
+            os.unlink(path)
+            os.close(descriptor)
+            freed += status.st_blocks * 512
+    return freed
 
 
 def _locked(path: str) -> Optional[int]:

@@ -1,0 +1,126 @@
+"""Who takes part in a transfer, and how each is reached: the head's own end, and a seat for every host."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from gpurun.errors import GpurunError, HostFailure
+from gpurun.images.certificate import make_certificate
+from gpurun.images.lane import HEAD, HEAD_OVER_SSH
+from gpurun.images.pulls import Source, agent_answers
+from gpurun.images.store import Stored
+from gpurun.node import links
+from gpurun.node.spool import Blob
+from gpurun.remote import Agent, Fleet
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to transfer.
+
+    Attributes:
+        rate_bytes_s: what the head and each host may send; None = as fast as it goes.
+        interfaces: host → network interface to listen on.
+        addresses: host → address to listen on, over the interface's.
+        direct: False: the head's port is not to be tried, only SSH.
+    """
+
+    rate_bytes_s: float | None = None
+    interfaces: Mapping[str, str] = field(default_factory=dict)
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    direct: bool = True
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a host of the transfer listens, and how it sees the head."""
+
+    address: str
+    port: int
+    head: str
+
+
+class Seats:
+    """The ends of one transfer."""
+
+    def __init__(self, fleet: Fleet, options: Options) -> None:
+        self.transfer = secrets.token_hex(8)
+        self.blobs: dict[str, Blob] = {}
+        self.pace = links.Pace(options.rate_bytes_s)
+        self.certificate = make_certificate()
+        self.server: links.Server | None = None
+        self.by_host: dict[str, Seat] = {}
+        self._fleet = fleet
+        self._options = options
+
+    def open(self, hosts: Iterable[str]) -> Mapping[str, GpurunError]:
+        """Give every host its seat, and open the head's end; the hosts that failed."""
+
+        def join(agent: Agent) -> Seat:
+            answer = agent.call(
+                "blobs.open",
+                transfer=self.transfer,
+                certificate=self.certificate.certificate,
+                payload=self.certificate.key.encode(),
+                interface=self._options.interfaces.get(agent.host),
+                address=self._options.addresses.get(agent.host),
+                rate_bytes_s=self._options.rate_bytes_s,
+            ).value
+            return Seat(answer["address"], answer["port"], answer["head"])
+
+        results = self._fleet.map(join, hosts)
+        self.by_host.update(results.ok)
+        if self._options.direct and results.ok:
+            self.server = self._listen({seat.head for seat in results.ok.values()})
+        return results.failed
+
+    def announce(self, stored: Stored, hosts: Iterable[str]) -> Mapping[str, GpurunError]:
+        """A blob is ready on the head: tell these hosts; the ones that failed."""
+        self.blobs[stored.digest] = stored.open()
+
+        def tell(agent: Agent) -> None:
+            agent.call(
+                "blobs.expect", transfer=self.transfer, digest=stored.digest, size=stored.size, payload=stored.hashes
+            )
+
+        return self._fleet.map(tell, hosts).failed
+
+    def source(self, name: str, host: str) -> Source:
+        """How `host` pulls from `name`, which is a host, `HEAD` or `HEAD_OVER_SSH`."""
+        if name == HEAD and self.server is not None:
+            return Source(HEAD, (self.by_host[host].head, self.server.port), self.server.grant)
+        if name in (HEAD, HEAD_OVER_SSH):
+            return Source(HEAD_OVER_SSH, None, lambda _token: None)
+        agent, seat = self._fleet.agents[name], self.by_host[name]
+        return Source(
+            name,
+            (seat.address, seat.port),
+            lambda token: agent.call("blobs.grant", transfer=self.transfer, token=token, timeout_s=10.0),
+            lambda: agent_answers(agent, self.transfer),
+        )
+
+    def close(self, *, keep: bool) -> None:
+        """Close every end. Idempotent.
+
+        Args:
+            keep: leave what has arrived on the hosts for the next try.
+        """
+        if self.server is not None:
+            self.server.close()
+        for blob in self.blobs.values():
+            blob.close()
+        hosts = [host for host in self.by_host if self._fleet.agents[host].alive]
+        self._fleet.map(lambda agent: agent.call("blobs.close", transfer=self.transfer, keep=keep), hosts)
+
+    def _listen(self, heads: set[str]) -> links.Server:
+        """The head's own end, on the one address that hosts know it by, if there is one."""
+        # They differ behind address translation or jump hosts; certificate and tokens guard the door either way.
+        anywhere = "::" if any(":" in head for head in heads) else "0.0.0.0"  # noqa: S104
+        for bind in [*(heads if len(heads) == 1 else ()), anywhere]:
+            try:
+                return links.Server(bind, self.certificate.certificate, self.certificate.key, self.blobs.get, self.pace)
+            except OSError:
+                continue
+        raise HostFailure("no address to listen on", host=HEAD)
