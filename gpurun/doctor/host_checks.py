@@ -96,8 +96,8 @@ def _name(host: Host, found: Hardware) -> Iterator[Finding]:
     own = {address for nic in found.nics for address in plain_addresses(nic)}
     loopback = [address for address in found.resolves_to if ipaddress.ip_address(address.partition("%")[0]).is_loopback]
     if len(loopback) == len(found.resolves_to):
-        evidence = f"its own name {found.hostname} resolves to {', '.join(loopback)}, which no other host can reach"
-        remedy = f"in /etc/hosts give {found.hostname} the fabric's address instead"
+        evidence = f"its own name resolves to {', '.join(loopback)}, which no other host can reach"
+        remedy = "in /etc/hosts give the host's name its address on the fabric instead"
         yield Finding("own-name", Severity.WARNING, (host.name,), evidence, remedy)
     elif own and not own & set(found.resolves_to):
         evidence = f"its own name {found.hostname} resolves to {', '.join(found.resolves_to)}, which it does not have"

@@ -32,7 +32,8 @@ def judge(lookups: Lookups, found: Mapping[str, Hardware], interface: str) -> It
     for host, names in lookups.items():
         unknown = [name for name, addresses in names.items() if addresses is not None and not addresses]
         if unknown:
-            evidence = f"it cannot resolve {fold(unknown)}"
+            whom = fold(unknown) if len(unknown) < len(names) else "any other host's name"
+            evidence = f"it cannot resolve {whom}"
             remedy = "add the hosts of the fabric to /etc/hosts or DNS"
             yield Finding("names", Severity.WARNING, (host,), evidence, remedy)
         for name, addresses in names.items():
