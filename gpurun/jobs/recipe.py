@@ -208,6 +208,7 @@ FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "preemptible": ("preemptible", truth),
     "max_restarts": ("max_restarts", whole(0, 1000)),
     "time_limit": ("time_limit_s", duration_s),
+    "hang_timeout": ("hang_timeout_s", duration_s),
     "grace": ("grace_s", duration_s),
     "shm_size": ("shm_size_mib", size_mib),
     "mounts": ("mounts", mounts),

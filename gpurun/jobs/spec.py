@@ -90,6 +90,7 @@ class JobSpec:
         secret_files: name → absolute file on the head; readable in the container at ``/run/secrets/NAME``.
         controller: what horovodrun uses to start ranks.
         time_limit_s: seconds in RUNNING before the gang is ended; None = endless.
+        hang_timeout_s: end the gang after this long without any sign of life; None = never.
         grace_s: seconds between SIGTERM and SIGKILL when a gang is ended.
         max_restarts: how often the job may be started again after a host's fault.
         shm_size_mib: size of ``/dev/shm`` in each container.
@@ -112,6 +113,7 @@ class JobSpec:
     priority: int = 0
     preemptible: bool = False
     time_limit_s: float | None = None
+    hang_timeout_s: float | None = None
     grace_s: float = 15.0
     max_restarts: int = 0
     shm_size_mib: int = 1024

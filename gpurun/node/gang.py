@@ -6,6 +6,7 @@ carries the job's label or path, so that `fence` finds it without any note of wh
 
 import fcntl
 import getpass
+import json
 import os
 import pwd
 import re
@@ -132,12 +133,20 @@ def signal(call: Call, job: str, name: str) -> int:
     return told
 
 
-def fence(call: Call, job: str, files: bool = True, containers: bool = True, timeout_s: float = 30.0) -> Dict[str, Any]:
-    """End and remove everything of a job on this host, and prove it. Idempotent; outputs stay.
+def fence(
+    call: Call,
+    job: str,
+    files: bool = True,
+    containers: bool = True,
+    outputs: bool = False,
+    timeout_s: float = 30.0,
+) -> Dict[str, Any]:
+    """End and remove everything of a job on this host, and prove it. Idempotent.
 
     Args:
         files: False leaves the job's folder, for another start on this host.
         containers: False when none was ever made here: then a Docker that does not answer is no obstacle.
+        outputs: remove the job's outputs too.
 
     Returns:
         What is still there after `timeout_s`: ``{"containers": [id…], "processes": [command…], "folder": bool}``.
@@ -153,6 +162,8 @@ def fence(call: Call, job: str, files: bool = True, containers: bool = True, tim
         left = processes.end(_job_processes(job), grace_s=0.5)
         if files and not left_containers and not left:
             shutil.rmtree(folder, ignore_errors=True)
+            if outputs:
+                shutil.rmtree(outputs_folder(job), ignore_errors=True)
         remains = files and os.path.lexists(folder)
         rest = {"containers": left_containers, "processes": [p.command for p in left], "folder": remains}
         if not any(rest.values()) or time.monotonic() >= deadline:
@@ -176,10 +187,34 @@ def _remove_containers(call: Call, job: str, required: bool) -> List[str]:
         connection.close()
 
 
-def outputs(call: Call, job: str) -> Dict[str, Any]:
+def outputs_here(call: Call, job: str) -> Dict[str, Any]:
     """Where the job's outputs lie on this host, and whether there are any: ``{"path", "files"}``."""
     path = outputs_folder(job)
     return {"path": path, "files": os.path.isdir(path) and bool(os.listdir(path))}
+
+
+def progress(call: Call, job: str) -> Dict[str, Any]:
+    """What `gpurun.runtime` has left in the job's folder here.
+
+    Returns:
+        ``{"age_s", "ranks"}``: seconds since the last sign of life on this host, None if there never was one; and by
+        rank what it last said of its progress.
+    """
+    folder = os.path.join(job_folder(job), "run")
+    ages = []
+    ranks: Dict[str, Dict[str, Any]] = {}
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+        path = os.path.join(folder, name)
+        kind, _, rank = name.partition(".")
+        if kind not in ("progress", "checkpoint") or not rank.isdigit():
+            continue
+        try:
+            ages.append(time.time() - os.stat(path).st_mtime)
+            with open(path, "rb") as stream:
+                ranks.setdefault(rank, {})[kind] = json.loads(stream.read(1 << 16))
+        except (OSError, ValueError):
+            continue  # being replaced, or not the runtime's own
+    return {"age_s": min(ages) if ages else None, "ranks": ranks}
 
 
 def job_folder(job: str) -> str:
@@ -341,5 +376,6 @@ OPS = {
     "inspect": inspect,
     "signal": signal,
     "fence": fence,
-    "outputs": outputs,
+    "outputs": outputs_here,
+    "progress": progress,
 }

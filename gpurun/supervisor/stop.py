@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from gpurun.errors import GpurunError, HostFailure
 from gpurun.inventory.load import load
@@ -18,6 +19,7 @@ from gpurun.jobs.cordons import Cordon, changing_cordons
 from gpurun.jobs.states import State
 from gpurun.jobs.store import finish
 from gpurun.leases.store import Lease, LeaseLock, LeaseStore, allocator_lock
+from gpurun.remote.agent import Agent
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.links import Links
 from gpurun.supervisor.outputs import collect_outputs
@@ -54,16 +56,22 @@ def stop(job: SupervisedJob) -> State:
     return _finish(job)
 
 
-def fence(links: Links, job: str, hosts: Iterable[str], *, containers: bool = True) -> Mapping[str, GpurunError]:
+def fence(
+    links: Links, job: str, hosts: Iterable[str], *, containers: bool = True, outputs: bool = False
+) -> Mapping[str, GpurunError]:
     """Fence `hosts`; those that could not prove that nothing of the job is left, with why.
 
     Args:
         containers: there may be some, so Docker must answer.
+        outputs: remove the outputs of the attempt too.
     """
-    results = links.each(
-        lambda agent: agent.call("gang.fence", job=job, containers=containers, timeout_s=FENCE_TIMEOUT_S).value,
-        sorted(hosts),
-    )
+
+    def ask(agent: Agent) -> Mapping[str, Any]:
+        limit_s = FENCE_TIMEOUT_S
+        reply = agent.call("gang.fence", job=job, containers=containers, outputs=outputs, timeout_s=limit_s)
+        return reply.value  # type: ignore[no-any-return]
+
+    results = links.each(ask, sorted(hosts))
     unproven: dict[str, GpurunError] = dict(results.failed)
     for host, rest in results.ok.items():
         if any(rest.values()):
@@ -79,7 +87,8 @@ def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
     try:
         while pending:
             links.open(sorted(pending), timeout_s=10.0)
-            pending = set(fence(links, lease.job, pending))
+            # The job has gone on without these hosts, from the outputs that were brought home before.
+            pending = set(fence(links, lease.job, pending, outputs=True))
             if pending:
                 time.sleep(delay_s)
                 delay_s = min(delay_s * 2, LOST_RETRY_MOST_S)

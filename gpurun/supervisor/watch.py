@@ -22,6 +22,7 @@ from gpurun.launch import output
 from gpurun.launch.docker import container_name
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.supervisor.ends import End, GangEnd
+from gpurun.supervisor.hang import HangWatch
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.joblog import JobLog, read_lines
 
@@ -40,6 +41,7 @@ class Watched:
     exits: dict[str, dict[str, Any]] = field(default_factory=dict)
     down_since: dict[str, float] = field(default_factory=dict)
     changed: SimpleQueue[str] = field(default_factory=SimpleQueue)
+    last_line_s: float = field(default_factory=time.monotonic)
     log_done: threading.Event = field(default_factory=threading.Event)
     stop: threading.Event = field(default_factory=threading.Event)
 
@@ -52,6 +54,7 @@ def watch(job: SupervisedJob) -> State:
     """
     job.links.open()
     seen = Watched()
+    hang = HangWatch(job)
     log = JobLog(job.folder.log)
     threads = [
         threading.Thread(target=_until_exit, args=(job, host, seen), name=f"watch {host}", daemon=True)
@@ -66,6 +69,7 @@ def watch(job: SupervisedJob) -> State:
             with suppress(Empty):
                 seen.changed.get(timeout=POLL_S)
             _decide(job, seen)
+            _check_hang(hang, seen)
     finally:
         seen.stop.set()
         if seen.log_done.wait(5.0):
@@ -85,6 +89,12 @@ def _decide(job: SupervisedJob, seen: Watched) -> None:
     if limit is not None and job.clock() - (job.record.started_s or job.clock()) > limit:
         raise GangEnd(End(State.TIMED_OUT, f"ran longer than its time limit of {limit:g} s", 1, ladder=True))
     _check_lost(job, seen)
+
+
+def _check_hang(hang: HangWatch, seen: Watched) -> None:
+    why = None if seen.down_since else hang.hung(time.monotonic() - seen.last_line_s)
+    if why is not None:
+        raise GangEnd(End(State.FAILED, f"the gang hangs: {why}", 1, failure=FirstFailure(why), ladder=True))
 
 
 def _check_lost(job: SupervisedJob, seen: Watched) -> None:
@@ -193,6 +203,7 @@ def _copy_log(job: SupervisedJob, log: JobLog, seen: Watched) -> None:
         for reply in job.links.agent(job.hosts[0]).stream("docker.logs", container=container, since=log.since):
             if reply.value and reply.value.get("stream"):
                 log.take(reply.value["stream"], reply.payload)
+                seen.last_line_s = time.monotonic()
 
     _persist(job, job.hosts[0], seen, follow, on_missing=lambda: None)
     seen.log_done.set()
