@@ -10,7 +10,7 @@ GLOO = """\
 Process 2 exit with status code 3.
 Terminating remaining workers after failure of Process 2.
 Traceback (most recent call last):
-RuntimeError: Horovod detected that one or more processes exited with non-zero status, thus causing the job to be terminated. The first process to do so was:
+RuntimeError: Horovod detected that one or more processes exited with non-zero status, the first to do so was:
 Process name: 2
 Exit code: 3
 """

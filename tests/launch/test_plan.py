@@ -21,7 +21,8 @@ INVENTORY = Inventory(
 )  # fmt: skip
 SPEC = JobSpec(
     name="n", image="gpurun/train:tf2.15", gpus=6, command=("python3", "train.py", "a b\n'\""), workdir="/w",
-    outputs="/checkpoints", secret_files={"token": "/head/only/secret"}, env={"K": "v w"}, mounts=(("/data, set", "/data", "ro"),),
+    outputs="/checkpoints", secret_files={"token": "/head/only/secret"}, env={"K": "v w"},
+    mounts=(("/data, set", "/data", "ro"),),
 )  # fmt: skip
 GRANTS = (Grant("h2", (1, 3)), Grant("h3", (0, 1, 2, 3)))
 
