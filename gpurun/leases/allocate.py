@@ -1,12 +1,15 @@
 """A pass: snapshot → decisions → commit, under the allocator lock.
 
 The decision is `gpurun.scheduler`'s and pure. This module gathers the snapshot from files and commits the
-answer: a lease file per granted gang first, then the job's record; a request to give way per preempted gang.
+answer: a lease file per granted gang first, then the job's record; a request to give way per preempted gang. It
+decides for everybody's jobs, in the one order there is, and commits those of the user who runs it: what it left for
+others, their waiters take in passes of their own. A user whose waiter does not live is passed over.
 A crash between any two writes leaves a state that the next pass understands (see `mark_granted`).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +22,7 @@ from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import CancelRequest, Claim, JobRecord, JobStore
 from gpurun.leases.store import Holdings, Lease, LeaseLock, LeaseStore, allocator_lock
+from gpurun.leases.waiters import waiter_lives
 from gpurun.scheduler.model import Decisions, Gang, Placement, Running, Snapshot
 from gpurun.scheduler.schedule import schedule
 
@@ -144,7 +148,8 @@ def _snapshot(
         running.append(Running(gang, placement, lease.granted_s, stopping=stopping))
     for record in jobs.values():
         waits = record.state is State.QUEUED and record.id not in leased and record.inventory == inventory.source
-        if waits and store.get(record.id).cancel_request() is None:
+        mine = record.owner_uid == os.getuid()
+        if waits and (mine or waiter_lives(store.home, record.owner_uid)) and not store.get(record.id).cancel_request():
             queue.append(gang_of(record, _spec_or(store, record, on_problem)))
     cordons = read_cordons(store.home)
     unusable = {host: f"{cordon.state}: {cordon.reason}" for host, cordon in cordons.items()}
@@ -169,6 +174,8 @@ def _commit(
     for gang, placement in decisions.starts:
         folder = store.get(gang.id)
         record = folder.record()
+        if record.owner_uid != os.getuid():
+            continue
         lease = Lease(
             job=gang.id, attempt=record.attempt + 1, owner=record.owner, owner_uid=record.owner_uid,
             generation=placement.generation, racks=placement.racks, grants=placement.grants,
@@ -198,5 +205,5 @@ def _keep_claim(store: JobStore, job: str, placement: Placement | None) -> None:
     folder = store.get(job)
     record = folder.record()
     claim = Claim(placement.generation, placement.racks, placement.grants) if placement else None
-    if record.state is State.QUEUED and record.claim != claim:
+    if record.owner_uid == os.getuid() and record.state is State.QUEUED and record.claim != claim:
         folder.write(replace(record, claim=claim))

@@ -1,7 +1,8 @@
 """``python -m gpurun.supervisor.waiter``: one small process per user with queued jobs.
 
-Nobody runs anything as somebody else. A pass may be run by any user's command and grants GPUs to anybody's job;
-the supervisor is started by the owner's waiter. It is also the timer for what only time changes: time limits of
+Nobody runs anything as somebody else, or writes in somebody else's folder. A pass looks at everybody's jobs but
+grants only those of the user who runs it; what it leaves for others, their waiters take in passes of their own as soon
+as something changes. It is also the timer for what only time changes: time limits of
 others, locality that was worth waiting for, a lost host's return. It is alive by the lock it holds and ends when
 its user has nothing queued.
 """
@@ -21,30 +22,11 @@ from gpurun import faults
 from gpurun.errors import GpurunError
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
+from gpurun.leases.waiters import waiter_lives, waiter_lock
 from gpurun.supervisor.spawn import adopt_orphans, run_pass_and_start
 
 TICK_S = 0.5
 PASS_EVERY_S = 15.0
-
-
-def waiter_lock(home: Path, uid: int) -> Path:
-    """The file whose lock says that a user's waiter lives."""
-    return home / "waiters" / f"{uid}.lock"
-
-
-def waiter_lives(home: Path, uid: int) -> bool:
-    """Whether that user's granted jobs would be started."""
-    try:
-        descriptor = os.open(waiter_lock(home, uid), os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def ensure_waiter(home: Path, environ: Mapping[str, str]) -> None:
