@@ -75,6 +75,8 @@ class Lab:
             LabFailed: the machine refused something, or a host did not come up.
         """
         spec = spec or LabSpec(self.name)
+        if spec.name != self.name:
+            raise BadInput(f"options of lab {spec.name!r} given to lab {self.name!r}", hint="give both one name")
         require(*PACKAGE_OF)
         with record.locked(self.name):
             known = record.load(self.name)
@@ -100,6 +102,7 @@ class Lab:
             self._tear_down()
             if purge and place.is_dir():
                 shutil.rmtree(place)
+            record.remove_lock(self.name)
         _after_the_last()
 
     def run(

@@ -100,12 +100,21 @@ def hosts_with_record(lab: str) -> list[str]:
 
 def locked(lab: str) -> AbstractContextManager[None]:
     """Hold the lock of one lab."""
-    return alone(RUNTIME / f"{lab}.lock")
+    return alone(_lock(lab))
+
+
+def remove_lock(lab: str) -> None:
+    """Remove the lock's file of a lab that is no more; only its holder may."""
+    _lock(lab).unlink(missing_ok=True)
 
 
 def all_locked() -> AbstractContextManager[None]:
     """Hold the lock under which labs choose their addresses."""
     return alone(RUNTIME / "all.lock")
+
+
+def _lock(lab: str) -> Path:
+    return RUNTIME / f"{lab}.lock"
 
 
 def _boot_id() -> str:

@@ -24,9 +24,9 @@ pytestmark = pytest.mark.lab
 HOSTS = ["gpu-r1-01", "gpu-r1-02", "gpu-r2-01", "gpu-r2-02"]
 
 
-def ssh(lab, host, *command, timeout_s=20):
+def ssh(lab, host, *command, timeout_s=60, connect_s=20):
     return subprocess.run(
-        ["ssh", "-F", str(lab.ssh_config), "-o", "BatchMode=yes", "-o", "ConnectTimeout=3", host, *command],
+        ["ssh", "-F", str(lab.ssh_config), "-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_s}", host, *command],
         capture_output=True,
         text=True,
         timeout=timeout_s,
@@ -115,7 +115,7 @@ def test_crash_is_silent_and_keeps_the_disk(lab):
         assert lab.status().hosts[3].state == "off"
         with pytest.raises(subprocess.TimeoutExpired):
             client.wait(2)  # no packet tells the client that the host has gone
-        assert "timed out" in ssh(lab, "gpu-r2-02", "true").stderr
+        assert "timed out" in ssh(lab, "gpu-r2-02", "true", connect_s=3).stderr
         with pytest.raises(NoSuchLab):
             lab.run("gpu-r2-02", ["true"])
     finally:
@@ -129,7 +129,7 @@ def test_crash_is_silent_and_keeps_the_disk(lab):
 def test_a_cut_host_runs_on_and_is_back_when_healed(lab):
     lab.cut("gpu-r1-02")
     assert {each.name: each.state for each in lab.status().hosts}["gpu-r1-02"] == "cut"
-    assert "timed out" in ssh(lab, "gpu-r1-02", "true").stderr
+    assert "timed out" in ssh(lab, "gpu-r1-02", "true", connect_s=3).stderr
     assert b"NO-CARRIER" in lab.run("gpu-r1-02", ["ip", "link", "show", "eth0"]).stdout
     lab.heal("gpu-r1-02")
     assert ssh(lab, "gpu-r1-02", "true").returncode == 0
@@ -139,7 +139,7 @@ def test_the_head_can_be_cut_off_from_hosts_that_still_reach_each_other(lab):
     lab.cut("head")
     try:
         assert lab.status().head_state == "cut"
-        assert "timed out" in ssh(lab, "gpu-r1-01", "true").stderr
+        assert "timed out" in ssh(lab, "gpu-r1-01", "true", connect_s=3).stderr
         reach = ["bash", "-c", "read -t 3 banner < /dev/tcp/gpu-r2-01/22 && echo $banner"]
         assert b"SSH-2.0" in lab.run("gpu-r1-01", reach).stdout
     finally:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Network
 from pathlib import Path
 
@@ -145,6 +146,21 @@ def test_a_lock_is_waited_for_and_outlives_the_dead(tmp_path):
     assert got.wait(5)
     taker.join()
     holder.join()
+
+
+def test_a_lock_whose_file_was_removed_is_nobodys_any_more(tmp_path):
+    path, inside = tmp_path / "lock", []
+
+    def work(_):
+        with alone(path):
+            inside.append(1)
+            assert len(inside) == 1
+            time.sleep(0.001)
+            inside.pop()
+            path.unlink()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(200)))
 
 
 def test_a_program_started_under_the_lock_keeps_it_when_its_starter_is_killed(tmp_path):

@@ -25,6 +25,11 @@ def test_a_name_that_could_be_more_than_a_name_is_refused(name):
         LabSpec(name=name)
 
 
+def test_a_lab_is_not_brought_up_with_anothers_options():
+    with pytest.raises(BadInput):
+        Lab("one").up(LabSpec("other"))
+
+
 @pytest.mark.parametrize(
     ("text", "bps"), [("10gbit", 10**10), ("2.5gbit", 2_500_000_000), ("100mbit", 10**8), ("8kbit", 8000)]
 )
