@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from gpurun.errors import GpurunError
-from gpurun.inventory.hardware import decode
+from gpurun.inventory.decode import decode
 from gpurun.remote.agent import Agent
 from gpurun.remote.fleet import Fleet
 
