@@ -101,9 +101,7 @@ def _slower(
 
 def _nic_speed(hosts: Found, interface: str) -> Iterator[Finding]:
     speeds = {
-        name: float(nic.speed_mbit)
-        for name, found in hosts.items()
-        if (nic := found.nic(interface)) and nic.speed_mbit
+        name: float(nic.speed_mbit) for name, found in hosts.items() if (nic := found.nic(interface)) and nic.speed_mbit
     }
     remedy = f"check cable, transceiver and switch port; ethtool {interface}"
     yield from _slower("link-rate", interface, speeds, "Mbit/s", remedy, Severity.ERROR)

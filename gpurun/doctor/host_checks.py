@@ -94,7 +94,7 @@ def _name(host: Host, found: Hardware) -> Iterator[Finding]:
     if not found.resolves_to:
         return
     own = {address for nic in found.nics for address in plain_addresses(nic)}
-    loopback = [address for address in found.resolves_to if ipaddress.ip_address(address.partition("%")[0]).is_loopback]
+    loopback = [address for address in found.resolves_to if _is_loopback(address)]
     if len(loopback) == len(found.resolves_to):
         evidence = f"its own name resolves to {', '.join(loopback)}, which no other host can reach"
         remedy = "in /etc/hosts give the host's name its address on the fabric instead"
@@ -102,6 +102,13 @@ def _name(host: Host, found: Hardware) -> Iterator[Finding]:
     elif own and not own & set(found.resolves_to):
         evidence = f"its own name {found.hostname} resolves to {', '.join(found.resolves_to)}, which it does not have"
         yield Finding("own-name", Severity.WARNING, (host.name,), evidence, "correct /etc/hosts or DNS")
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
 
 
 def _hcas(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Finding]:

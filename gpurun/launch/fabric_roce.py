@@ -46,12 +46,8 @@ def gid_need(fabric: Fabric, ports: tuple[ChosenPort, ...], version: tuple[int, 
     chosen = next(gid for gid in best[0] if gid.index == index)
     kind = address_kind(chosen.address)
     if version is None or version < FINDS_GID_ITSELF:
-        age = (
-            "this image's NCCL version is not known" if version is None else "NCCL before 2.21 takes index 0"
-        )
-        return GidNeed(
-            index, reason=f"RoCE v2 GID {chosen.address} is at {index}; {age}", ucx_too=kind == "link-local"
-        )
+        age = "this image's NCCL version is not known" if version is None else "NCCL before 2.21 takes index 0"
+        return GidNeed(index, reason=f"RoCE v2 GID {chosen.address} is at {index}; {age}", ucx_too=kind == "link-local")
     if kind == "link-local":
         why = f"only link-local GIDs, which NCCL passes over; RoCE v2 is at {index}"
         return GidNeed(index, reason=why, ucx_too=True)
@@ -68,15 +64,18 @@ def candidates(gids: tuple[Gid, ...], interface: str) -> tuple[Gid, ...]:
 
     Entries of other interfaces count only if the fabric's own has none: it may be a bond over the HCAs.
     """
-    v2 = [gid for gid in gids if gid.kind == ROCE_V2]
+    v2 = [gid for gid in gids if gid.kind == ROCE_V2 and address_kind(gid.address)]
     own = [gid for gid in v2 if gid.interface == interface]
     order = ("ipv4", "ipv6", "link-local")
     return tuple(sorted(own or v2, key=lambda gid: (order.index(address_kind(gid.address)), gid.index)))
 
 
 def address_kind(address: str) -> str:
-    """``ipv4`` (mapped), ``ipv6`` or ``link-local``."""
-    parsed = ipaddress.IPv6Address(address)
+    """``ipv4`` (mapped), ``ipv6`` or ``link-local``; empty for what is no address."""
+    try:
+        parsed = ipaddress.IPv6Address(address)
+    except ValueError:
+        return ""
     if parsed.ipv4_mapped:
         return "ipv4"
     return "link-local" if parsed.is_link_local else "ipv6"

@@ -283,3 +283,10 @@ def test_hostile_text_from_a_host_stays_text():
     (finding,) = found_of(lambda found: with_gpu(found, processes=(process,)))
     assert "kill 1" in finding.remedy
     assert "rm -rf" not in finding.remedy
+
+
+def test_addresses_that_are_none_break_nothing():
+    found = found_of(
+        lambda found: dataclasses.replace(with_port(found, gids=(Gid(3, "zz", "RoCE v2"),)), resolves_to=("\n",))
+    )
+    assert {one.check for one in found} == {"roce-gid", "own-name"}
