@@ -132,7 +132,11 @@ def _refuse_impossible(spec: JobSpec, inventory: Inventory) -> None:
     )
     refusal = schedule(Snapshot(inventory, queue=(gang,))).never.get(gang.id)
     if isinstance(refusal, Refusal):
-        raise NeverFits(refusal.message, hint="`gpurun inventory list` shows what there is")
+        wanted = spec.constraints.generations
+        unknown = ", ".join(sorted(set(wanted) - set(inventory.generations)))
+        why = f" (there is no generation {unknown})" if unknown else ""
+        have = ", ".join(inventory.generations)
+        raise NeverFits(refusal.message + why, hint=f"the inventory has {inventory.total_gpus} GPUs: {have}")
 
 
 def _pairs(texts: list[str]) -> dict[str, str]:

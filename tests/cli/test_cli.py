@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from gpurun.cli.main import main, split_command
+
+INVENTORY = """\
+version: 1
+defaults: {user: train, generation: pascal, gpus: 4, fabric: tcp}
+fabrics:
+  tcp: {kind: tcp, interface: eth0}
+racks:
+  r1: {hosts: {"h[1-2]": {}}}
+  r2: {hosts: {"h[3-4]": {generation: volta}}}
+"""
+
+
+@pytest.fixture
+def inventory(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPURUN_HOME", str(tmp_path / "home"))
+    path = tmp_path / "inventory.yaml"
+    path.write_text(INVENTORY)
+    return str(path)
+
+
+@pytest.fixture
+def gpurun(capsys):
+    def run(*argv):
+        with pytest.raises(SystemExit) as ended:
+            main(argv)
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return ended.value.code, out, err
+
+    return run
+
+
+def dry(gpurun, inventory, *flags, command=("true",)):
+    code, out, err = gpurun("submit", "-i", inventory, "--image", "i:1", *flags, "--dry-run", "--json", "--", *command)
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_a_dry_run_says_all_that_submit_would_do(gpurun, inventory):
+    document = dry(gpurun, inventory, "-n", "6", command=["python3", "a b", "c\n'd"])
+    assert document["placement"] == {
+        "generation": "pascal",
+        "racks": ["r1"],
+        "hosts": [
+            {"host": host["host"], "rack": "r1", "gpus": host["gpus"]} for host in document["placement"]["hosts"]
+        ],
+    }
+    assert sum(len(host["gpus"]) for host in document["placement"]["hosts"]) == 6
+    assert list(document["containers"]) == [host["host"] for host in document["placement"]["hosts"]]
+    for argv in document["containers"].values():
+        assert argv[:2] == ["docker", "run"]
+        assert "--privileged" not in argv
+    assert document["launch"][0] == "horovodrun"
+    assert document["launch"][-3:] == ["python3", "a b", "c\n'd"]
+    assert document["job"]["gpus"] == 6
+
+
+def test_the_same_input_gives_the_same_plan(gpurun, inventory):
+    assert dry(gpurun, inventory, "-n", "3") == dry(gpurun, inventory, "-n", "3")
+
+
+def test_a_dry_run_leaves_no_state(gpurun, inventory, tmp_path):
+    dry(gpurun, inventory, "-n", "1")
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["-n", "0"], 2, "--gpus must be a whole number from 1"),
+        (["-n", "-1"], 2, "--gpus"),
+        (["-n", "3.5"], 2, "--gpus"),
+        (["-n", "9"], 3, "9 GPUs"),
+        (["-n", "1000000"], 3, "GPUs"),
+        (["-n", "1", "--generation", "hopper"], 3, "hopper"),
+        (["-n", "8", "--locality", "host"], 3, ""),
+        (["-n", "2", "--gpus-per-host", "5"], 2, "cannot be split"),
+        (["-n", "2", "--locality", "planet"], 2, "--locality must be one of"),
+        (["-n", "2", "--time-limit", "soon"], 2, "--time-limit"),
+        (["-n", "2", "-e", "NOVALUE"], 2, "NAME=VALUE"),
+        (["-n", "2", "-e", "A B=1"], 2, "--env has the key"),
+        (["-n", "2", "--name", "a\nb"], 2, "--name"),
+        (["-n", "2", "--image", "--privileged"], 2, "--image"),
+        (["-n", "2", "--bogus"], 2, "No such option"),
+        ([], 2, "no gpus"),
+    ],
+)
+def test_bad_input_is_one_clear_message(gpurun, inventory, flags, code, message):
+    found, out, err = gpurun("submit", "-i", inventory, "--image", "i:1", *flags, "--", "true")
+    assert (found, out) == (code, "")
+    assert message in err
+
+
+def test_an_unknown_recipe_key(gpurun, inventory, tmp_path):
+    (tmp_path / "recipe.yaml").write_text("image: i\ngpus: 1\ncommand: x\ngpu_per_host: 2\n")
+    code, _, err = gpurun("submit", str(tmp_path), "-i", inventory)
+    assert code == 2
+    assert "recipe.yaml:4:1: a recipe has no key 'gpu_per_host'" in err
+
+
+def test_no_inventory_and_a_broken_one(gpurun, inventory, tmp_path):
+    assert gpurun("status", "-i", str(tmp_path / "none.yaml"))[0] == 2
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(INVENTORY.replace("gpus: 4", "gpus: four"))
+    code, _, err = gpurun("status", "-i", str(broken))
+    assert code == 2
+    assert "broken.yaml:2:" in err
+
+
+def test_status_is_one_document(gpurun, inventory):
+    code, out, err = gpurun("status", "-i", inventory, "--json")
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    assert document["jobs"] == []
+    assert document["hosts"][0] == {
+        "host": "h1", "rack": "r1", "generation": "pascal", "gpus": 4, "free": 4, "state": "ok",
+    }  # fmt: skip
+
+
+def test_a_damaged_lease_is_named_and_set_aside_only_when_asked(gpurun, inventory, tmp_path):
+    leases = tmp_path / "home" / "leases"
+    leases.mkdir(parents=True)
+    (leases / "j-00000001.json").write_text("{")
+    code, out, err = gpurun("status", "-i", inventory, "--json")
+    assert code == 5
+    assert "j-00000001.json" in err
+    assert json.loads(out)["hosts"]
+    assert gpurun("recover")[0] == 5
+    assert gpurun("recover", "--discard", "nothing.json")[0] == 2
+    assert gpurun("recover", "--discard", "j-00000001.json")[0] == 0
+    assert gpurun("status", "-i", inventory, "--json")[0] == 0
+    assert len(list((tmp_path / "home" / "discarded").iterdir())) == 1
+
+
+@pytest.mark.parametrize("command", ["logs", "cancel", "wait", "exec"])
+@pytest.mark.parametrize("job", ["nope", "", "../../etc", "a'; touch /tmp/x #"])
+def test_a_job_that_does_not_exist(gpurun, inventory, command, job):
+    code, _, err = gpurun(command, job)
+    assert code == 2
+    assert "there is no job" in err
+
+
+def test_words_after_two_dashes_belong_to_the_program():
+    assert split_command(["submit", "-n", "2", "--", "x", "--", "-n"]) == (["submit", "-n", "2"], ("x", "--", "-n"))
+    assert split_command(["submit", "r"]) == (["submit", "r"], None)
+    assert split_command(["lab", "run", "h", "--", "ls"]) == (["lab", "run", "h", "--", "ls"], None)
+
+
+def test_heavy_imports_stay_out_of_quick_commands(inventory):
+    script = (
+        "import sys; from gpurun.cli.main import main\n"
+        f"try: main(['status', '--json', '-i', {inventory!r}])\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('paramiko', 'fabric', 'rich', 'ruamel.yaml') if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_help_is_quick():
+    """CPU time, the best of three: at most 0.3 s is the promise."""
+
+    def cpu_s() -> float:
+        before = time.process_time()
+        import resource
+
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "gpurun", "--help"], stdout=subprocess.DEVNULL, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - children.ru_utime - children.ru_stime + time.process_time() - before
+
+    assert min(cpu_s() for _ in range(3)) <= 0.3
