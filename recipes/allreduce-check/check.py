@@ -114,7 +114,7 @@ def mpi_problems() -> tuple[int, list[str]]:
 
 
 def say(text: str, stream: TextIO = sys.stdout) -> None:
-    # The line and its end in one write: mpirun puts its tag before whatever it reads at a time.
+    # The line and its end in one write: the launcher puts the rank before whatever it reads at a time.
     print(text + "\n", end="", flush=True, file=stream)
 
 
@@ -138,9 +138,9 @@ def main() -> int:
         f"{len(kinds) * len(LENGTHS) + 1} reductions by Horovod, {by_mpi}: {outcome}"
     )
     if left_out := set(TYPES) - set(kinds):
-        say(f"rank {rank}: too many ranks for exact sums of {', '.join(sorted(left_out))}")
+        say(f"too many ranks for exact sums of {', '.join(sorted(left_out))}")
     for problem in problems:
-        say(f"rank {rank}: {problem}", sys.stderr)
+        say(problem, sys.stderr)
     wrong = float(hvd.allreduce(tf.constant(float(len(problems))), op=hvd.Sum, name="problems"))
     return 1 if wrong else 0
 

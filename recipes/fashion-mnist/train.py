@@ -207,8 +207,8 @@ def use_own_device(threads: int) -> str:
 
 
 def say(text: str) -> None:
-    # The line and its end in one write: mpirun puts its tag before whatever it reads at a time.
-    print(f"rank {hvd.rank()}: {text}\n", end="", flush=True)
+    # The line and its end in one write: the launcher puts the rank before whatever it reads at a time.
+    print(text + "\n", end="", flush=True)
 
 
 def main() -> int:
@@ -216,7 +216,7 @@ def main() -> int:
     hvd.init()
     stop = Stop()
     device = use_own_device(arguments.threads)
-    say(f"{hvd.rank() + 1} of {hvd.size()} ranks, local rank {hvd.local_rank()} on {socket.gethostname()}, {device}")
+    say(f"rank {hvd.rank()} of {hvd.size()}, local rank {hvd.local_rank()} on {socket.gethostname()}, {device}")
     images = read_images(arguments.data, "train")
     trainer = Trainer(arguments)
     trainer.resume()

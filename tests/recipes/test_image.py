@@ -115,7 +115,7 @@ def test_a_wrong_sum_on_one_rank_fails_the_check_everywhere(engine, tmp_path, re
     (folder / "check.py").write_text(text.replace("return rank % 3 + 1\n", broken + "\n"))
     code, output = run(engine, tmp_path, folder, *GLOO, "python3", "check.py")
     assert code != 0
-    assert re.search(r"rank 0: Horovod: int32\[1\]\[0\] is \d+, not 7", output), output
+    assert re.search(r"\[0\]<stderr>:Horovod: int32\[1\]\[0\] is \d+, not 7", output), output
 
 
 @pytest.mark.slow
@@ -123,7 +123,7 @@ def test_training_stops_with_a_checkpoint_and_goes_on_from_it(engine, tmp_path, 
     recipe = recipes / "fashion-mnist"
     train = ("python3", "train.py", "--epochs", "2", "--accuracy", "0.8")
     with Container(engine, tmp_path, recipe, *GLOO, *train) as container:
-        wait_for_line(container, "rank 0: epoch 1/2")
+        wait_for_line(container, "[0]<stdout>:epoch 1/2")
         time.sleep(1)
         engine.ask("exec", container.name, "sh", "-c", SIGNAL_RANKS)
         code, output = container.finish(60)
