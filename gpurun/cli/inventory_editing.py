@@ -161,7 +161,7 @@ def undo(inventory: InventoryOption = None, yes: YesOption = False, dry_run: Dry
     if dry_run:
         typer.echo(preview.diff, nl=False)
         return
-    _agreed(preview, yes, lambda shown: file.undo(by, shown=shown))
+    _agreed(preview, yes, lambda shown: file.undo(by, shown=shown, agreed=yes))
 
 
 def change(
@@ -184,10 +184,10 @@ def change(
         typer.echo(preview.diff, nl=False)
     else:
         by = author()
-        _agreed(preview, yes, lambda shown: file.commit(rewrite, by, shown=shown))
+        _agreed(preview, yes, lambda shown: file.commit(rewrite, by, shown=shown, agreed=yes))
 
 
-def _agreed(preview: Preview, yes: bool, carry_out: Callable[[Preview | None], Change | None]) -> None:
+def _agreed(preview: Preview, yes: bool, carry_out: Callable[[Preview], Change | None]) -> None:
     """Carries a change out once a person agreed to it, and shows it again if it has become another one."""
     from gpurun.inventory.change import Conflict
 
@@ -196,7 +196,7 @@ def _agreed(preview: Preview, yes: bool, carry_out: Callable[[Preview | None], C
         if not yes:
             _ask()
         try:
-            _report(carry_out(None if yes else preview))
+            _report(carry_out(preview))
         except Conflict as conflict:
             say("the inventory was changed meanwhile; the change is now:")
             preview = conflict.preview

@@ -64,16 +64,21 @@ class InventoryFile:
         except InventoryError:
             return None
 
-    def commit(self, rewrite: Rewrite, author: Author, *, shown: Preview | None = None) -> Change | None:
+    def commit(
+        self, rewrite: Rewrite, author: Author, *, shown: Preview | None = None, agreed: bool = False
+    ) -> Change | None:
         """Makes a change. Returns None if there is nothing to change.
 
         Args:
-            shown: what a person agreed to; None = whatever it does is agreed to.
+            shown: what the change would do, when that was looked at; saves working it out again.
+            agreed: whatever the change does by now is agreed to, also if it is not what was shown.
         Raises what `preview` raises. Conflict: the change would now do something else than what was shown.
         """
         with write.locked(self.path) as real:
             before = self._caught_up(real, author)
-            return self._commit(real, self._preview(before, rewrite), author, shown)
+            same = shown is not None and shown.before == before
+            now = shown if same and shown is not None else self._preview(before, rewrite)
+            return self._commit(real, now, author, None if agreed else shown)
 
     def _caught_up(self, real: Path, author: Author) -> bytes:
         before = read(real)
@@ -102,12 +107,14 @@ class InventoryFile:
             write.replace(real, data)
             return change
 
-    def undo(self, author: Author, *, shown: Preview | None = None) -> Change | None:
+    def undo(self, author: Author, *, shown: Preview | None = None, agreed: bool = False) -> Change | None:
         """Takes back the latest change that is not taken back yet. Raises as `commit`, BadInput if none is left."""
         with write.locked(self.path) as real:
             before = self._caught_up(real, author)
             target = self.history.to_undo()
-            return self._commit(real, self._preview(before, self._back(target)), author, shown, target.number)
+            return self._commit(
+                real, self._preview(before, self._back(target)), author, None if agreed else shown, target.number
+            )
 
     def preview_undo(self, author: Author) -> tuple[Change, Preview]:
         """The change that `undo` would take back, and what that would do."""

@@ -15,10 +15,11 @@ from gpurun.errors import BadInput
 from gpurun.inventory.check import check
 from gpurun.inventory.fields import PER_HOST
 from gpurun.inventory.hostset import fold
-from gpurun.inventory.load import parse
+from gpurun.inventory.load import collector_at_rest, parse
 from gpurun.inventory.model import Inventory
 from gpurun.inventory.problems import InventoryError
 from gpurun.inventory.settings import Setting
+from gpurun.inventory.slices import rack_lines
 from gpurun.inventory.tree import Tree
 
 
@@ -47,6 +48,7 @@ class RemoveHosts:
 
 
 Edit = SetFields | AddHosts | RemoveHosts
+_SECTION = "racks:\n"
 
 
 def apply(data: bytes, source: Path, edit: Edit) -> bytes:
@@ -55,21 +57,59 @@ def apply(data: bytes, source: Path, edit: Edit) -> bytes:
     Raises InventoryError: the file is not valid. BadInput: the edit cannot be made, or what it makes is not valid.
     """
     before = parse(data, source)
-    original = data.decode("utf-8")
-    tree = Tree(original)
-    if isinstance(edit, SetFields):
-        tree.set([name for name in edit.hosts if _differs(before, name, edit.settings)], edit.settings)
-    elif isinstance(edit, AddHosts):
+    if isinstance(edit, AddHosts):
         present = [name for name in edit.hosts if name in before.by_name]
         if present:
             raise BadInput(f"the inventory has {fold(present)} already", where=str(source))
-        tree.add(edit.hosts, edit.rack, edit.settings)
     else:
-        tree.remove(edit.hosts)
-    after = tree.merged().encode("utf-8")
+        missing = [name for name in edit.hosts if name not in before.by_name]
+        if missing:
+            raise BadInput(f"the inventory has no {fold(missing)}", where=str(source))
+    with collector_at_rest():
+        after = _edited(data.decode("utf-8"), before, edit).encode("utf-8")
     settings = None if isinstance(edit, RemoveHosts) else edit.settings
     check(before, _read_again(after, source), edit.hosts, settings)
     return after
+
+
+def _edited(text: str, before: Inventory, edit: Edit) -> str:
+    """The text after an edit, made rack by rack where it can be."""
+    hosts = edit.hosts
+    if isinstance(edit, SetFields):
+        hosts = tuple(name for name in hosts if _differs(before, name, edit.settings))
+    lines = rack_lines(text) if _is_local(edit) else {}
+    if not lines:
+        return _with_edit(text, edit, hosts)
+    if isinstance(edit, AddHosts):
+        return _spliced(text, lines.get(edit.rack) or max(lines.values()), edit, hosts)
+    by_rack: dict[str, list[str]] = {}
+    for name in hosts:
+        by_rack.setdefault(before.by_name[name].rack, []).append(name)
+    for rack in sorted(by_rack, key=lambda rack: -lines[rack][0]):  # from the end, so that places stay
+        text = _spliced(text, lines[rack], edit, by_rack[rack])
+    return text
+
+
+def _spliced(text: str, lines: tuple[int, int], edit: Edit, hosts: Sequence[str]) -> str:
+    start, end = lines
+    return text[:start] + _with_edit(_SECTION + text[start:end], edit, hosts).removeprefix(_SECTION) + text[end:]
+
+
+def _is_local(edit: Edit) -> bool:
+    """Whether an edit can be made rack by rack: it moves nothing, and shares no addresses out."""
+    settings = () if isinstance(edit, RemoveHosts) else edit.settings
+    return not any(setting.field == "rack" or setting.field in PER_HOST for setting in settings)
+
+
+def _with_edit(text: str, edit: Edit, hosts: Sequence[str]) -> str:
+    tree = Tree(text)
+    if isinstance(edit, SetFields):
+        tree.set(hosts, edit.settings)
+    elif isinstance(edit, AddHosts):
+        tree.add(hosts, edit.rack, edit.settings)
+    else:
+        tree.remove(hosts)
+    return tree.merged()
 
 
 def _read_again(after: bytes, source: Path) -> Inventory:
@@ -81,9 +121,9 @@ def _read_again(after: bytes, source: Path) -> Inventory:
 
 
 def _differs(inventory: Inventory, name: str, settings: Sequence[Setting]) -> bool:
-    """Whether a host is not yet as the settings say; one that is not there is told about later."""
-    host = inventory.by_name.get(name)
-    return host is None or any(
+    """Whether a host is not yet as the settings say."""
+    host = inventory.by_name[name]
+    return any(
         setting.value is None
         or setting.field in PER_HOST
         or setting.value != (host.labels.get(setting.label) if setting.label else getattr(host, setting.field))

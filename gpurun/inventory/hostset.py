@@ -22,6 +22,7 @@ _MAX_CHARACTERS = 1_000_000
 _NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9])?"
                    r"(?:\.[A-Za-z0-9](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9])?)*\Z", re.ASCII)  # fmt: skip
 _FOLDED = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\[\],/-]*\Z", re.ASCII)
+_SIMPLE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]*)\[(\d{1,6})-(\d{1,6})\]([A-Za-z0-9_.-]*)\Z", re.ASCII)
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?(?:/(\d{1,9}))?\Z", re.ASCII)
 _SELECTION = re.compile(r"[A-Za-z0-9_.\[\],/@:!&^*?=-]+\Z", re.ASCII)
@@ -40,6 +41,11 @@ def expand(folded: str) -> tuple[str, ...]:
     """
     if is_host_name(folded):
         return (folded,)
+    simple = _SIMPLE.match(folded)
+    if simple:
+        names = _simple_range(*simple.groups())
+        if names:
+            return names
     if not _FOLDED.match(folded):
         raise BadInput(f"{shown(folded)} is not a host name or a range such as 'gpu-r1-[01-16]'")
     _bound(folded)
@@ -48,6 +54,19 @@ def expand(folded: str) -> tuple[str, ...]:
         if not is_host_name(name):
             raise BadInput(f"{shown(name)} is not a host name")
     return names
+
+
+def _simple_range(prefix: str, first: str, last: str, suffix: str) -> tuple[str, ...]:
+    """``gpu-r1-[01-16]``, the range that large inventories have hundreds of; ClusterShell takes ten times longer.
+
+    Gives what ClusterShell would, or nothing if it is for ClusterShell to say what it is.
+    """
+    width = len(first) if len(first) == len(last) else 0
+    if (not width and (first[0] == "0" or last[0] == "0")) or int(first) > int(last):
+        return ()
+    if int(last) - int(first) >= MAX_HOSTS or not is_host_name(prefix + last + suffix):
+        return ()
+    return tuple(f"{prefix}{number:0{width}}{suffix}" for number in range(int(first), int(last) + 1))
 
 
 def fold(names: Iterable[str]) -> str:

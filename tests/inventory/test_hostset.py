@@ -6,6 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from ClusterShell.NodeSet import NodeSet, NodeSetParseError
+from ClusterShell.RangeSet import RangeSetException
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,6 +78,18 @@ def test_what_is_refused(inventory: Inventory, selection: str, said: str) -> Non
     with pytest.raises(BadInput) as refused:
         select(inventory, selection)
     assert said in str(refused.value)
+
+
+@given(st.integers(0, 300), st.integers(0, 300), st.integers(1, 4), st.sampled_from(["a", "a-", "a1-", "a.b-"]))
+def test_simple_ranges_are_what_clustershell_says(first: int, last: int, width: int, prefix: str) -> None:
+    for folded in (f"{prefix}[{first:0{width}}-{last:0{width}}]", f"{prefix}[{first}-{last}].example"):
+        try:
+            expected = list(NodeSet(folded))
+        except (NodeSetParseError, RangeSetException):
+            with pytest.raises(BadInput):
+                expand(folded)
+        else:
+            assert list(expand(folded)) == expected
 
 
 @given(st.text(max_size=40))

@@ -95,7 +95,10 @@ class _Writer:
                 lead = start if at == 0 else " " * len(start)
                 end = "}}" if last else ","
                 out.racks[rack] = {len(out.lines)}
-                out.add(f"{lead}{self.key(names, True)}: {self.flow_value(names, anchors)}{end}{self.tail()}", frozenset(names))
+                out.add(
+                    f"{lead}{self.key(names, True)}: {self.flow_value(names, anchors)}{end}{self.tail()}",
+                    frozenset(names),
+                )
         else:
             out.add(f"{' ' * column}{rack}:{self.tail()}")
             self.aside(column * 2)
@@ -116,7 +119,6 @@ class _Writer:
         else:
             value = self.flow_value(names, anchors)
             self.out.add(f"{' ' * column}{self.key(names, False)}: {value}{self.tail()}", about)
-
 
     def anchored_entry(self, names: tuple[str, ...], column: int) -> None:
         """An entry that others are aliases of, or one of those: a change of the first may move the anchor."""
