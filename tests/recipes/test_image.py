@@ -119,6 +119,7 @@ def test_a_wrong_sum_on_one_rank_fails_the_check_everywhere(engine, tmp_path, re
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_training_stops_with_a_checkpoint_and_goes_on_from_it(engine, tmp_path, recipes):
     recipe = recipes / "fashion-mnist"
     train = ("python3", "train.py", "--epochs", "2", "--accuracy", "0.8")
@@ -140,6 +141,7 @@ def test_training_stops_with_a_checkpoint_and_goes_on_from_it(engine, tmp_path, 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_training_that_is_not_accurate_enough_fails(engine, tmp_path, recipes):
     train = ("python3", "train.py", "--epochs", "0", "--accuracy", "0.5")
     code, output = run(engine, tmp_path, recipes / "fashion-mnist", *GLOO, *train)
