@@ -107,12 +107,14 @@ class Engine:
         return info if isinstance(info, dict) else {}
 
     def layer_sizes(self, image: HeadImage) -> dict[str, int]:
-        """About how many bytes each layer's tar has: its files' sizes, from the image's history."""
+        """About how many bytes each layer has: its files' sizes by the image's history, else an even share of all."""
         _, history = self.get(f"/images/{image.id}/history")
         sizes = [int(entry.get("Size", 0)) for entry in reversed(history or []) if isinstance(entry, dict)]
-        # Entries without a layer of their own are not told apart from empty layers; both are small.
-        largest = [size for size in sizes if size > 0][: len(image.layers)]
-        return dict(zip(image.layers, largest, strict=False))
+        # Steps without a layer are not told apart from empty layers, so the sizes are only sure if the counts agree.
+        filled = [size for size in sizes if size > 0]
+        if len(filled) != len(image.layers):
+            filled = [image.size_bytes // max(1, len(image.layers))] * len(image.layers)
+        return dict(zip(image.layers, filled, strict=True))
 
     def save(self, reference: str, piece_bytes: int = 1 << 20) -> Iterator[bytes]:
         """The image as ``docker save`` writes it, piece by piece.

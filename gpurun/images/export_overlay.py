@@ -14,10 +14,13 @@ import hashlib
 import json
 import os
 import stat
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from gpurun.errors import HostNotReady
 
 PIECE_BYTES = 1 << 20
 _SEGMENT, _FILE = 2, 1
@@ -77,7 +80,18 @@ def chain_ids(layers: Sequence[str]) -> list[str]:
 
 
 def tar_of(layer: OverlayLayer) -> Iterator[bytes]:
-    """The layer's tar, in pieces."""
+    """The layer's tar, in pieces.
+
+    Raises:
+        HostNotReady: something in Docker's folder is not as it should be.
+    """
+    try:
+        yield from _tar_of(layer)
+    except (OSError, EOFError, ValueError, KeyError, zlib.error) as error:
+        raise HostNotReady(f"a layer cannot be read in Docker's folder: {error}", where=str(layer.content)) from error
+
+
+def _tar_of(layer: OverlayLayer) -> Iterator[bytes]:
     pieces = bytearray()
     root = os.open(layer.content, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

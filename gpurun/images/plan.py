@@ -77,9 +77,10 @@ class ShipPlan:
         """Each missing layer counted once."""
         return sum(layer.bytes for layer in self.layers)
 
-    def bytes_of(self, host: str) -> int:
-        """What a host lacks itself."""
-        return sum(layer.bytes for layer in self.layers if host in layer.hosts)
+    def bytes_of(self, host: str, exact: Mapping[str, int] | None = None) -> int:
+        """What a host lacks itself. `exact`: sizes that are known better by now."""
+        known = exact or {}
+        return sum(known.get(layer.digest, layer.bytes) for layer in self.layers if host in layer.hosts)
 
     def as_json(self) -> dict[str, Any]:
         """The document that ``gpurun ship --dry-run --json`` prints."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -157,7 +157,6 @@ class Shipment:
         meanwhile.
         """
         plan = self._with_room(answers)
-        self._bytes_missing = plan.bytes_missing
         transfer = _Transfer(self._fleet, self._exporter, self._spec, self._progress, self._check)
         by_host = {answer.host: answer for answer in answers}
         try:
@@ -176,6 +175,7 @@ class Shipment:
         for hop in plan.chains[0] if plan.chains else ():
             error = failed.get(hop.host)
             self._done(hop.host, "failed" if error else "done", error, transfer.ended_s.get(hop.host))
+        self._bytes_missing = self._exact(plan).bytes_missing
 
     def _with_room(self, answers: list[Answer]) -> ShipPlan:
         """The plan without the hosts whose disks are too full for it."""
@@ -184,6 +184,12 @@ class Shipment:
         for host, why in full.items():
             self._done(host, "failed", HostNotReady(why, host=host, hint=HINTS["no-space"]))
         return self.plan([answer for answer in answers if answer.host not in full]) if full else plan
+
+    def _exact(self, plan: ShipPlan) -> ShipPlan:
+        """The plan with the sizes that are known once its layers have been exported."""
+        sizes = self._exporter.sizes()
+        layers = tuple(replace(layer, bytes=sizes.get(layer.digest, layer.bytes)) for layer in plan.layers)
+        return replace(plan, layers=layers)
 
     def _options(self, plan: ShipPlan) -> Options:
         return options_for(self._inventory, [hop.host for hops in plan.chains for hop in hops], self._rate_bytes_s)
@@ -219,6 +225,7 @@ class _Transfer:
         self._exported: SimpleQueue[Stored | GpurunError | None] = SimpleQueue()
         self._installed: SimpleQueue[_Installed] = SimpleQueue()
         self._streams: dict[str, Stream] = {}
+        self._sizes: dict[str, int] = {}
         self.ended_s: dict[str, float] = {}
 
     def again(self) -> _Transfer:
@@ -240,7 +247,7 @@ class _Transfer:
             config = self._exporter.config()
             for host in relay.hosts:
                 self._start_install(host, relay.transfer, answers[host], config)
-            self._drive(relay, failed)
+            self._drive(relay, plan, failed)
             keep = bool(failed)
         finally:
             for stream in self._streams.values():
@@ -248,7 +255,7 @@ class _Transfer:
             relay.close(keep=keep)
         return failed
 
-    def _drive(self, relay: Relay, failed: dict[str, GpurunError]) -> None:
+    def _drive(self, relay: Relay, plan: ShipPlan, failed: dict[str, GpurunError]) -> None:
         """Until every host has loaded the image or failed."""
         waiting = set(relay.hosts)
         while True:
@@ -258,7 +265,7 @@ class _Transfer:
                 relay.settle()
                 return
             self._check()
-            self._announce(relay)
+            self._announce(relay, plan)
             relay.step()
             while (installed := _taken(self._installed)) is not None:
                 waiting.discard(installed.host)
@@ -267,10 +274,14 @@ class _Transfer:
                     failed[installed.host] = installed.error
                     relay.give_up(installed.host, installed.error)
 
-    def _announce(self, relay: Relay) -> None:
+    def _announce(self, relay: Relay, plan: ShipPlan) -> None:
+        """Tell hosts of the layers that have become ready, and progress of their exact sizes."""
         while (exported := _taken(self._exported)) is not None:
             if isinstance(exported, GpurunError):
                 raise exported
+            self._sizes[exported.digest] = exported.size
+            for hop in plan.chains[0]:
+                self._progress.expect(hop.host, plan.bytes_of(hop.host, self._sizes), len(self._spec["layers"]))
             relay.announce(exported)
 
     def _export(self, digests: list[str]) -> None:
