@@ -38,9 +38,7 @@ class ChosenPort:
         return f"{self.device}:{self.port or 1}"
 
 
-def choose_ports(
-    fabric: Fabric, grant_gpus: tuple[int, ...], facts: Hardware | None
-) -> tuple[ChosenPort, ...]:
+def choose_ports(fabric: Fabric, grant_gpus: tuple[int, ...], facts: Hardware | None) -> tuple[ChosenPort, ...]:
     """The ports to use, in the inventory's order, else in the device names' natural order.
 
     Without facts, or if the probe found none of the fabric's ports working, exactly what the inventory says.
@@ -53,9 +51,7 @@ def choose_ports(
     near = _nearest({hca.name: hca for hca, _ in working}.values(), grant_gpus, facts)
     reason = "active and nearest to the job's GPUs" if len(near) < len(facts.hcas) else "active"
     return tuple(
-        ChosenPort(hca.name, port.number, reason, port, hca.uverbs)
-        for hca, port in working
-        if hca.name in near
+        ChosenPort(hca.name, port.number, reason, port, hca.uverbs) for hca, port in working if hca.name in near
     )
 
 
