@@ -1,113 +1,16 @@
-"""Hosts without SSH: agents as plain child processes, each with a home of its own, reached over pipes."""
+"""What tests of images share: hosts without SSH, a layer store, blobs."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import secrets
-import select
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from local_agents import Hosts
 
 from gpurun.images.store import LayerStore, Stored
-from gpurun.node import frames
-from gpurun.remote import Agent, Fleet, bootstrap
-
-
-class PipeChannel:
-    """A process's stdin and stdout as the channel of an Agent."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.process = process
-        self._timeout: float | None = None
-        self._closed = False
-
-    def sendall(self, data: bytes) -> None:
-        assert self.process.stdin
-        if self._closed:
-            raise OSError("closed")
-        self.process.stdin.write(data)
-        self.process.stdin.flush()
-
-    def recv(self, size: int) -> bytes:
-        assert self.process.stdout
-        fd = self.process.stdout.fileno()
-        if not select.select([fd], [], [], self._timeout)[0]:
-            raise TimeoutError
-        return os.read(fd, size)
-
-    def settimeout(self, timeout: float | None) -> None:
-        self._timeout = timeout
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            assert self.process.stdin
-            self.process.stdin.close()
-
-
-@dataclass
-class Hosts:
-    """Agents as child processes."""
-
-    folder: Path
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    fleets: list[Fleet] = field(default_factory=list)
-
-    def fleet(self, *names: str, **env: str) -> Fleet:
-        """A fleet of new hosts. `env` is added to each one's environment."""
-        fleet = Fleet({name: self._start(name, env) for name in names}, {}, dead_after_s=3.0)
-        self.fleets.append(fleet)
-        return fleet
-
-    def home(self, name: str) -> Path:
-        return self.folder / name
-
-    def spool(self, name: str) -> Path:
-        return self.home(name) / ".cache/gpurun/spool"
-
-    def pid(self, name: str) -> int:
-        return self.processes[name].pid
-
-    def kill(self, name: str) -> None:
-        self.processes[name].kill()
-
-    def _start(self, name: str, env: dict[str, str]) -> Agent:
-        self.home(name).mkdir(exist_ok=True)
-        code, nonce = bootstrap.agent_zip(), secrets.token_hex(8)
-        command = bootstrap.command(len(code), nonce, 60.0).replace("python3", sys.executable)
-        process = subprocess.Popen(
-            ["sh", "-c", command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={"PATH": os.environ["PATH"], "HOME": str(self.home(name)), **env},
-        )
-        self.processes[name] = process
-        channel = PipeChannel(process)
-        channel.sendall(code)
-        decoder, noise = frames.Decoder(), b""
-        magic = frames.MAGIC + nonce.encode()
-        while magic not in noise:
-            noise += channel.recv(1 << 16)
-        hello = next(iter(decoder.feed(noise.split(magic, 1)[1])))
-        return Agent(name, channel, hello, decoder, ping_after_s=1.0)
-
-    def close(self) -> None:
-        for fleet in self.fleets:
-            fleet.close()
-        for process in self.processes.values():
-            try:
-                process.send_signal(signal.SIGCONT)
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(5)
 
 
 @pytest.fixture
