@@ -16,7 +16,7 @@ packages:
 $(VENV)/.installed: pyproject.toml | packages
 	python3 -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gpurun needs Python 3.10 or newer")'
 	python3 -m venv $(VENV)
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(PYTHON) -m pip install --quiet --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
 # The lab goes down however the demo ends, Ctrl-C included; what it trained stays in build/demo.

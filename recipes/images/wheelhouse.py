@@ -43,7 +43,7 @@ def fetch(requirements: Path, cache: Path, kind: Sequence[str] = WHEELS_ONLY) ->
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="download-", dir=cache) as scratch:
         target = Path(scratch) / "wheels"
-        argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
+        argv = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--require-hashes"]
         argv += ["--disable-pip-version-check", *kind, "--dest", str(target), "--requirement", str(requirements)]
         subprocess.run(argv, check=True, stdout=sys.stderr)
         target.rename(folder)
