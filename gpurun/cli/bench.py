@@ -148,23 +148,10 @@ def _measure(spec: JobSpec, inventory: Inventory) -> BenchResult:
 
 def _start(spec: JobSpec, inventory: Inventory) -> JobFolder:
     """Queue the job as `gpurun submit` does."""
-    from gpurun.images.engine import Engine
     from gpurun.jobs.home import home
-    from gpurun.jobs.states import State
-    from gpurun.jobs.store import JobStore
-    from gpurun.leases.allocate import refuse_while_damaged
-    from gpurun.leases.store import LeaseStore
-    from gpurun.supervisor.spawn import run_pass_and_start
-    from gpurun.supervisor.waiter import ensure_waiter
+    from gpurun.supervisor.submission import submit_job
 
-    state = home(os.environ)
-    Engine(inventory.docker_host).image(spec.image)  # BadInput if it is not here
-    refuse_while_damaged(LeaseStore(state).read_all())
-    folder = JobStore(state).create(spec, inventory=Path(inventory.source), now_s=time.time())
-    run_pass_and_start(state, now_s=time.time(), environ=os.environ)
-    if folder.record().state is State.QUEUED:
-        ensure_waiter(state, os.environ)
-    return folder
+    return submit_job(spec, inventory, home(os.environ), os.environ)
 
 
 def _judge(inventory: Inventory, result: BenchResult, rates: Mapping[str, float]) -> tuple[Finding, ...]:

@@ -9,7 +9,7 @@ import click
 import typer
 
 from gpurun import __version__, faults
-from gpurun.cli import bench, doctor, inventory, jobs, lab, probe, recover, ship, submit
+from gpurun.cli import bench, doctor, inventory, jobs, lab, recover, ship, submit
 from gpurun.cli import exec as exec_command
 from gpurun.errors import GpurunError
 
@@ -36,7 +36,6 @@ app.command("bench")(bench.bench)
 app.command("ship")(ship.ship)
 app.command("images")(ship.images)
 app.command("recover")(recover.recover)
-inventory.app.command("probe")(probe.probe)
 app.add_typer(inventory.app, name="inventory")
 app.add_typer(lab.app, name="lab")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,23 +89,11 @@ def submit(
 def _submit(spec: JobSpec, inventory: Inventory, *, follow: bool, as_json: bool) -> None:
     from gpurun.cli.follow import follow_job
     from gpurun.cli.printing import job_json
-    from gpurun.images.engine import Engine
     from gpurun.jobs.home import home
-    from gpurun.jobs.states import State
-    from gpurun.jobs.store import JobStore
-    from gpurun.leases.allocate import refuse_while_damaged
-    from gpurun.leases.store import LeaseStore
-    from gpurun.supervisor.spawn import run_pass_and_start
-    from gpurun.supervisor.waiter import ensure_waiter
+    from gpurun.supervisor.submission import submit_job
 
-    state = home(os.environ)
-    Engine(inventory.docker_host).image(spec.image)  # BadInput if it is not here: said now, not in an hour
-    refuse_while_damaged(LeaseStore(state).read_all())
-    folder = JobStore(state).create(spec, inventory=Path(inventory.source), now_s=time.time())
-    run_pass_and_start(state, now_s=time.time(), environ=os.environ)
+    folder = submit_job(spec, inventory, home(os.environ), os.environ)
     record = folder.record()
-    if record.state is State.QUEUED:
-        ensure_waiter(state, os.environ)
     if not as_json:
         typer.echo(folder.id)
     if follow:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from gpurun.errors import BadInput
+from gpurun.inventory.hardware import Hardware
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.spec import Grant, JobSpec
-from gpurun.launch import docker, fabric, horovodrun, jobssh
+from gpurun.launch import docker, fabric, horovod_knobs, horovodrun, jobssh
 from gpurun.launch.account import HostAccount, assumed_account
 
 
@@ -76,12 +78,17 @@ def make_plan(
     inventory: Inventory,
     accounts: Mapping[str, HostAccount],
     ssh_port: int,
+    hardware: Mapping[str, Hardware] = MappingProxyType({}),
+    nccl: str | None = None,
 ) -> Plan:
     """Decide an attempt.
 
     Args:
         grants: the gang's GPUs in rank order.
         accounts: what hosts said of themselves; for a host that is missing, shell words stand in (dry run).
+
+        hardware: what a probe of each host found; the inventory alone decides for a host that is missing.
+        nccl: the NCCL version in the image, if known.
 
     Raises:
         BadInput: the hosts' fabrics name different interfaces; horovodrun takes one for all.
@@ -96,7 +103,7 @@ def make_plan(
     known = {h.name: accounts.get(h.name) or assumed_account(h, inventory.fabric_of(h)) for h in hosts}
     launch = horovodrun.argv(spec, grants, interfaces.pop())
     settings = {
-        host.name: fabric.settings(inventory.fabric_of(host), host, grant.gpus, None, spec.env, None)
+        host.name: fabric.settings(inventory.fabric_of(host), host, grant.gpus, hardware.get(host.name), spec.env, nccl)
         for host, grant in zip(hosts, grants, strict=True)
     }
     names = {name: f.address for name, f in known.items()} | {f.hostname: f.address for f in known.values()}
@@ -133,6 +140,7 @@ def _environment(job: str, attempt: int, spec: JobSpec, found: fabric.FabricSett
     environment["HOME"] = "/tmp"  # noqa: S108 (inside the container)
     if spec.outputs is not None:
         environment["GPURUN_OUTPUTS"] = spec.outputs
+    environment |= horovod_knobs.environment(spec.horovod)
     environment |= {setting.name: setting.value for setting in found.environment}
     return environment | dict(spec.env)
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from gpurun.errors import GpurunError, HostFailure
+from gpurun.images.engine import Engine
+from gpurun.inventory.hardware import Hardware
 from gpurun.inventory.load import load
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.events import EventLog
@@ -17,6 +19,7 @@ from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobFolder, JobRecord, JobStore
 from gpurun.launch.account import HostAccount
+from gpurun.launch.fabric import nccl_version
 from gpurun.launch.plan import Plan, make_plan
 from gpurun.leases.store import Lease, LeaseLock, LeaseStore
 from gpurun.supervisor.ends import End, GangEnd, failed
@@ -39,6 +42,7 @@ class SupervisedJob:
         self.events = EventLog(self.folder.events, clock=clock)
         self.public_keys: dict[str, str] = {}
         self.accounts: dict[str, HostAccount] = {}
+        self.hardware: dict[str, Hardware] = {}
         self.ssh_port = lease.ssh_port
         self.lost: tuple[Lease, LeaseLock] | None = None
 
@@ -63,7 +67,14 @@ class SupervisedJob:
         return make_plan(
             job=self.lease.job, attempt=self.lease.attempt, spec=self.spec, grants=self.lease.grants,
             inventory=self.inventory, accounts=self.accounts, ssh_port=self.ssh_port,
+            hardware=self.hardware, nccl=self.nccl,
         )  # fmt: skip
+
+    @cached_property
+    def nccl(self) -> str | None:
+        """The NCCL version that the image names, if it names one."""
+        facts = Engine(self.inventory.docker_host).image(self.spec.image).facts
+        return nccl_version(facts.get("Env") or ())
 
     def move(self, state: State, **changes: object) -> State:
         """Go to `state`, for good and for everybody to see."""

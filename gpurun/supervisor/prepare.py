@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gpurun.errors import GpurunError
@@ -12,6 +13,7 @@ from gpurun.jobs.states import State
 from gpurun.supervisor.ends import failed
 from gpurun.supervisor.job import SupervisedJob, raise_first
 from gpurun.supervisor.outputs import send_outputs
+from gpurun.supervisor.preflight import examine
 
 PREPARE_LIMIT_S = 6 * 3600.0
 
@@ -26,7 +28,10 @@ def prepare(job: SupervisedJob) -> State:
     job.reach("files")
     job.ask_accounts()
     job.check_requests(ladder=False)
-    _ship_image(job)
+    with ThreadPoolExecutor(1) as beside:
+        examined = beside.submit(examine, job)
+        _ship_image(job)
+        examined.result()
     job.check_requests(ladder=False)
     _send_workdir(job)
     _send_secrets(job)

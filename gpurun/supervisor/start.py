@@ -16,6 +16,7 @@ from gpurun.remote.agent import Agent, RemoteOpFailed
 from gpurun.remote.fleet import Results
 from gpurun.supervisor.ends import failed
 from gpurun.supervisor.job import SupervisedJob, raise_first
+from gpurun.supervisor.preflight import examine
 
 PORT_TRIES = 5
 START_TIMEOUT_S = 180.0
@@ -34,6 +35,7 @@ def start(job: SupervisedJob) -> State:
     job.ask_accounts()
     if _is_launched(job):
         return job.move(State.RUNNING, started_s=job.clock())
+    examine(job)
     job.reach("containers")
     plan = _create_all(job)
     durable.write_record(job.folder.path / "plan.json", plan)

@@ -9,7 +9,7 @@ host is asked again until it answers.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,14 @@ POLL_S = 0.2
 def stop(job: SupervisedJob) -> State:
     """End the gang and free its GPUs. Idempotent: a supervisor that died in here is followed by another."""
     suspects = {host for host in job.hosts if host in job.record.avoid}
+    answering = [host for host in job.hosts if host not in suspects or job.links.is_open(host)]
     if job.record.ladder:
-        _give_notice(job)
+        _give_notice(job, answering)
     collected = False
     pending = set() if job.record.reached == "nothing" else set(job.hosts)
     deadline = time.monotonic() + GIVE_UP_S
     while pending:
-        job.links.open(sorted(pending), timeout_s=5.0)
+        job.links.open(sorted(pending.intersection(answering)), timeout_s=5.0)
         collected = collected or collect_outputs(job)
         unproven = fence(job.links, job.lease.job, pending, containers=job.record.reached == "containers")
         for host, error in unproven.items():
@@ -101,11 +102,13 @@ def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
     LeaseStore(home).release(lock)
 
 
-def _give_notice(job: SupervisedJob) -> None:
-    """SIGTERM to the ranks, then wait until the launcher has ended or the grace is over."""
+def _give_notice(job: SupervisedJob, hosts: Sequence[str]) -> None:
+    """SIGTERM to the ranks on `hosts`, then wait until the launcher has ended or the grace is over."""
     deadline = time.monotonic() + job.spec.grace_s
-    job.links.open(timeout_s=5.0)
-    told = job.links.each(lambda agent: agent.call("gang.signal", job=job.lease.job, name="TERM", timeout_s=10.0))
+    job.links.open(hosts, timeout_s=5.0)
+    told = job.links.each(
+        lambda agent: agent.call("gang.signal", job=job.lease.job, name="TERM", timeout_s=10.0), hosts
+    )
     if not any(told.ok.values()):
         return
     job.note(f"SIGTERM sent; {job.spec.grace_s:g} s of grace")

@@ -19,8 +19,8 @@ def cluster(train_lab, tmp_path):
     made = Cluster(train_lab, tmp_path)
     yield made
     for host in train_lab.hosts:
-        train_lab.heal(host.name)
         train_lab.boot(host.name)
+        train_lab.heal(host.name)
     for job in made.status()["jobs"]:
         if job["ended_s"] is None:
             made.gpurun("cancel", job["id"])

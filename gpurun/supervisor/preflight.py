@@ -1,0 +1,37 @@
+"""Before a gang starts: its hosts are probed, connect to each other, and must have what the job needs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpurun.doctor.preflight import preflight
+from gpurun.errors import HostFailure
+from gpurun.jobs.states import State
+from gpurun.supervisor.ends import GangEnd, failed
+from gpurun.supervisor.job import SupervisedJob
+
+MOST_PLACEMENTS = 5
+"""A gang is placed elsewhere because of what pre-flight finds at most this often; then it fails and says why."""
+
+
+def examine(job: SupervisedJob) -> None:
+    """Probe the gang's hosts, keep what each has for the plan, and refuse hosts that would make the gang fail.
+
+    Raises:
+        GangEnd: something would make it fail or hang. The gang is queued again and avoids those hosts.
+    """
+    if job.hardware:
+        return
+    found = preflight(job.links.fleet, job.inventory, {grant.host: grant.gpus for grant in job.lease.grants})
+    job.hardware = dict(found.hardware)
+    for finding in found.other:
+        job.note(f"{', '.join(finding.hosts)}: {finding.evidence} (→ {finding.remedy})")
+    if not found.blocking:
+        return
+    worst = found.blocking[0]
+    hosts = tuple(sorted(found.bad_hosts))
+    error = HostFailure(f"{worst.check}: {worst.evidence}", host=hosts[0] if hosts else None, hint=worst.remedy)
+    end = replace(failed(error).end, suspects=hosts)
+    if hosts and job.record.attempt < MOST_PLACEMENTS:
+        end = replace(end, outcome=State.QUEUED)
+    raise GangEnd(end)
