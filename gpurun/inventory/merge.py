@@ -22,8 +22,7 @@ from itertools import pairwise
 
 import yaml
 
-from gpurun.errors import BadInput
-from gpurun.inventory.roundtrip import NOTHING
+from gpurun.inventory.roundtrip import NOTHING, not_editable
 
 _INVISIBLE = (yaml.DocumentStartToken, yaml.DocumentEndToken)
 
@@ -71,10 +70,7 @@ class _Merge:
         self._original, self._changed, self._renamed = original, changed, renamed
         tokens, base_tokens = _tokens(original), _tokens(base)
         if [token.key for token in tokens] != [token.key for token in base_tokens]:
-            raise BadInput(
-                "this inventory is written in a way that cannot be changed without losing some of it",
-                hint="change it with 'gpurun inventory edit'",
-            )
+            raise not_editable()
         self._base_rows = list(_rows(base, base_tokens))
         self._rows = list(_rows_like(original, tokens, self._base_rows))
         self._new_rows = list(_rows(changed, _tokens(changed)))
@@ -275,7 +271,7 @@ def _rows_like(text: str, tokens: list[_Token], rows: list[_Row]) -> Iterator[_R
         found.append(_row(text, tokens[at : at + len(row.tokens)]))
         at += len(row.tokens)
     if any(before.end > after.start for before, after in pairwise(found)):
-        raise BadInput("two lines' worth of inventory stand on one line", hint="use 'gpurun inventory edit'")
+        raise not_editable()
     return iter(found)
 
 

@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import copy
 import io
+import re
 from collections.abc import Iterator
 from typing import Any
 
+import yaml
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedBase, CommentedMap, CommentedSeq
+from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import ScalarNode, SequenceNode
 from ruamel.yaml.representer import RoundTripRepresenter
 from ruamel.yaml.resolver import VersionedResolver
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString, ScalarString
 from ruamel.yaml.tag import Tag
 
+from gpurun.errors import BadInput
+
 NOTHING = "gpurun-nothing-stands-here"  # how a value that was left out is dumped, so that it has a place
 _ENDLESS = 1_000_000_000
+_COMMENT = re.compile("#[^\n]*")
 
 
 class _TextResolver(VersionedResolver):
@@ -46,18 +52,24 @@ _Representer.add_representer(type(None), _represent_nothing)
 
 
 def _yaml(indent: int) -> YAML:
-    yaml = YAML()
-    yaml.Resolver = _TextResolver
-    yaml.Representer = _Representer
-    yaml.preserve_quotes = True
-    yaml.width = _ENDLESS
-    yaml.map_indent = indent
-    return yaml
+    made = YAML()
+    made.Resolver = _TextResolver
+    made.Representer = _Representer
+    made.preserve_quotes = True
+    made.width = _ENDLESS
+    made.map_indent = indent
+    return made
 
 
 def read(text: str) -> CommentedMap:
-    """The tree of a document that `gpurun.inventory.document.compose` accepted; an empty mapping for none."""
-    loaded = _yaml(2).load(text)
+    """The tree of a document that `gpurun.inventory.document.compose` accepted; an empty mapping for none.
+
+    Raises BadInput: ruamel.yaml does not read everything that libyaml reads.
+    """
+    try:
+        loaded = _yaml(2).load(_without_comments(text))
+    except YAMLError as error:
+        raise not_editable() from error
     tree = loaded if isinstance(loaded, CommentedMap) else CommentedMap()
     for node in containers(tree):
         if hasattr(node, "_yaml_comment"):
@@ -65,6 +77,24 @@ def read(text: str) -> CommentedMap:
         if node.anchor.value:
             node.anchor.always_dump = True  # also one that nobody refers to
     return tree
+
+
+def not_editable() -> BadInput:
+    """What is said of a file that is valid but cannot be written again as it is."""
+    return BadInput(
+        "this inventory is written in a way that cannot be changed without losing some of it",
+        hint="change it with 'gpurun inventory edit'",
+    )
+
+
+def _without_comments(text: str) -> str:
+    """The same values, with neither comments nor tabs between them; libyaml takes tabs where ruamel.yaml does not."""
+    out, at = [], 0
+    for token in yaml.scan(text, Loader=yaml.CSafeLoader):
+        start, end = token.start_mark.index, token.end_mark.index
+        out += [_COMMENT.sub("", text[at:start]).replace("\t", " "), text[start:end]]
+        at = end
+    return "".join(out)
 
 
 def write(tree: CommentedMap, indent: int = 2) -> str:
