@@ -172,11 +172,12 @@ def change(
     from gpurun.inventory.load import parse
 
     path = located(inventory)
+    change_file(path, lambda data: apply(data, path, edit_of(parse(data, path))), yes=yes, dry_run=dry_run)
+
+
+def change_file(path: Path, rewrite: Callable[[bytes], bytes], *, yes: bool = False, dry_run: bool = False) -> None:
+    """Like `change`, for any rewriting of the file's text; it may be called again if others change the file."""
     file = _file(path)
-
-    def rewrite(data: bytes) -> bytes:
-        return apply(data, path, edit_of(parse(data, path)))
-
     preview = file.preview(rewrite)
     if preview.after == preview.before:
         say("nothing to change")

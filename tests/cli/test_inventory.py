@@ -281,3 +281,16 @@ def test_export(gpurun: Gpurun) -> None:
     assert document["racks"] == {"r2": [f"gpu-r2-0{n}" for n in range(1, 5)]}
     assert "rack_r1:" in gpurun("export", "ansible").out
     assert gpurun("export", "xml").code == 2
+
+
+def test_trust_of_a_host_that_is_not_there(gpurun: Gpurun, inventory: Path, tmp_path: Path) -> None:
+    (inventory.parent / "ssh").write_text(f"UserKnownHostsFile {tmp_path}/known_hosts\nHost *\n  Port 1\n")
+    inventory.write_text(TEXT.replace("version: 1", "version: 1\nssh_config: ssh") + "# end\n")
+    assert gpurun("set", "gpu-r1-01", "address=127.0.0.1", "--yes").code == 0
+    said = gpurun("trust", "gpu-r1-01", "--no-dns", "--timeout", "1")
+    assert said.code == 4
+    assert "gpu-r1-01: not trusted: no answer" in said.err
+    document = gpurun("trust", "gpu-r1-01", "--no-dns", "--timeout", "1", "--json").json
+    assert document["hosts"][0]["state"] == "unreachable"
+    assert document["keys_written"] == 0
+    assert not (tmp_path / "known_hosts").exists()
