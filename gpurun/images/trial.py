@@ -22,7 +22,7 @@ AFTER_S = 3.0
 FACTOR = 3.0
 # Of what is being transferred, this part is tried with, and at most so much.
 PART = 1 / 128
-MOST_CHUNKS = 8
+MOST_CHUNKS = 32
 
 
 class FirstHostTrial:

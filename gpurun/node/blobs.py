@@ -19,7 +19,7 @@ from gpurun.node.spool import Blob, Spool
 
 PROGRESS_EVERY_S = 0.25
 # How many chunks in a row go over one lane.
-STRIPE = 16
+STRIPE = 64
 _SIOCGIFADDR = 0x8915
 
 

@@ -16,7 +16,8 @@ from typing import Dict, List, Optional, Tuple
 
 from gpurun.node.call import OpError
 
-CHUNK = 1 << 20
+# A host forwards a chunk when it has all of it: sixteen hosts in a row then add sixteen chunks' time to a transfer.
+CHUNK = 256 << 10
 HASH_BYTES = 32
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 # What a transfer that nobody came back to has left is removed after a day.

@@ -1,0 +1,257 @@
+"""What shipping an image takes, beside what its peers take in the same lab in the same run.
+
+    python benchmarks/bench_ship.py [--only transfer,nothing,first,change] [--image gpurun/train:tf2.15]
+
+transfer  one blob to 16 hosts in 4 racks over slow links, against one plain copy to one host; bytes over each link
+nothing   16 hosts that have the image
+first     the whole image to 4 hosts that have nothing, against `docker save | ssh docker load` and a registry
+change    5 MiB more on top of it, against `docker save | ssh docker load`
+
+Ratios count: everything here shares one machine. Needs root, Linux, Docker's packages, and the training image.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ship_peers import Cluster, NoRegistry, plain_copy, push_pull, save_load
+
+from gpurun.images.chain import Want, chain
+from gpurun.images.relay import Relay
+from gpurun.images.ship import ship
+from gpurun.images.store import LayerStore, Stored
+from gpurun.images.topology import options_for, rack_of
+from gpurun.inventory.load import load
+from gpurun.inventory.model import Inventory
+from gpurun.lab import Lab, LabSpec, network
+from gpurun.remote import Fleet
+from gpurun.supervisor.links import target_of
+
+MIB = 1 << 20
+BLOB_BYTES = 64 * MIB
+SLOW_BPS = 100_000_000
+ROUNDS = 3
+RESULTS: dict[str, object] = {}
+
+
+def note(name: str, value: float | str, unit: str = "", goal: str = "") -> None:
+    """One figure, for people now and for the JSON at the end."""
+    RESULTS[name] = value
+    shown = f"{value:.3g}" if isinstance(value, float) else value
+    print(f"  {name:48} {shown:>10} {unit:6} {goal}", flush=True)
+
+
+@contextmanager
+def lab_of(name: str, **options: int) -> Iterator[tuple[Lab, Inventory, Cluster]]:
+    """A lab that is gone afterwards, disks and all."""
+    lab = Lab(name)
+    lab.down(purge=True)
+    lab.up(LabSpec(name, **options))
+    try:
+        inventory = load(lab.inventory)
+        assert inventory.docker_host
+        yield lab, inventory, Cluster(inventory.docker_host, lab.ssh_config, [host.name for host in inventory.hosts])
+    finally:
+        lab.down(purge=True)
+
+
+def fleet_of(inventory: Inventory) -> Fleet:
+    return Fleet.open([target_of(host, inventory) for host in inventory.hosts])
+
+
+def transfer_and_nothing(want: Callable[[str], bool]) -> None:
+    """16 hosts in 4 racks on slow links."""
+    with (
+        lab_of("bship16", racks=4, hosts=4, host_link_bps=SLOW_BPS, rack_uplink_bps=SLOW_BPS) as (
+            lab,
+            inventory,
+            cluster,
+        ),
+        fleet_of(inventory) as fleet,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        assert not fleet.failures
+        if want("transfer"):
+            transfer(lab, inventory, cluster, fleet, Path(folder))
+        if want("nothing"):
+            nothing(inventory, cluster, fleet)
+
+
+def transfer(lab: Lab, inventory: Inventory, cluster: Cluster, fleet: Fleet, folder: Path) -> None:
+    print(f"transfer: {BLOB_BYTES // MIB} MiB, 16 hosts in 4 racks, every link {SLOW_BPS // 1_000_000} Mbit/s")
+    plain, chained, uplinks, sent = [], [], [], []
+    for number in range(ROUNDS):
+        stored = LayerStore(folder).put(os.urandom(MIB) for _ in range(BLOB_BYTES // MIB))
+        plain.append(plain_copy(cluster, cluster.hosts[number], stored.path))
+        before = network.traffic(lab.name)
+        chained.append(through_chain(inventory, fleet, stored))
+        after = network.traffic(lab.name)
+        racks = {host.rack for host in inventory.hosts}
+        uplinks += [(after[f"{rack}-up"].to_bytes - before[f"{rack}-up"].to_bytes) / stored.size for rack in racks]
+        sent.append((after["head"].from_bytes - before["head"].from_bytes) / stored.size)
+    note("plain copy to one host", statistics.median(plain), "s")
+    note("chain to 16 hosts", statistics.median(chained), "s")
+    note("chain / plain copy", statistics.median(c / p for c, p in zip(chained, plain, strict=True)), "", "≤ 1.2")
+    note("most copies over a rack's uplink, headers included", max(uplinks), "", "≤ 1.02 of the layers' bytes")
+    note("most copies the head sent, headers included", max(sent), "", "≤ 1.02 of the layers' bytes")
+
+
+def through_chain(inventory: Inventory, fleet: Fleet, stored: Stored) -> float:
+    hosts = [host.name for host in inventory.hosts]
+    wants = [Want(host, rack_of(inventory, host), (stored.digest,)) for host in hosts]
+    began = time.monotonic()
+    relay = Relay(fleet, [chain(wants, {stored.digest: stored.size})], options_for(inventory, hosts))
+    try:
+        relay.open()
+        relay.announce(stored)
+        while not relay.finished([stored.digest]):
+            relay.step()
+        took = time.monotonic() - began
+        assert not relay.failed, relay.failed
+        return took
+    finally:
+        relay.close(keep=False)
+
+
+def nothing(inventory: Inventory, cluster: Cluster, fleet: Fleet) -> None:
+    print("nothing missing: 16 hosts, connections stand")
+    options = {"inventory": inventory, "hosts": cluster.hosts, "docker_host": cluster.docker_host}
+    ship("gpurun/tiny:1", fleet, **options)
+    took = []
+    for _ in range(5):
+        began = time.monotonic()
+        report = ship("gpurun/tiny:1", fleet, **options)
+        took.append(time.monotonic() - began)
+        assert {host.state for host in report.hosts} == {"present"}
+    note("ship of what is there, 16 hosts", statistics.median(took), "s", "≤ 0.5")
+
+
+def first_and_change(want: Callable[[str], bool], image: str) -> None:
+    """4 hosts with fast links, which share this machine's disk and cores."""
+    with lab_of("bship4") as (lab, _, cluster), tempfile.TemporaryDirectory() as folder:
+        environ = {**cluster.environ, "XDG_CACHE_HOME": f"{folder}/cache", "GPURUN_HOME": f"{folder}/home"}
+        command = [sys.executable, "-m", "gpurun", "ship", "-i", str(lab.inventory), "--json"]
+        if want("first"):
+            first(cluster, [*command, image], environ, image)
+        if want("change"):
+            change(cluster, command, environ, image, Path(folder))
+
+
+def gpurun_ship(argv: list[str], environ: dict[str, str]) -> float:
+    began = time.monotonic()
+    done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environ)
+    took = time.monotonic() - began
+    assert {host["state"] for host in json.loads(done.stdout)["hosts"]} == {"done"}
+    return took
+
+
+def first(cluster: Cluster, argv: list[str], environ: dict[str, str], image: str) -> None:
+    size = int(subprocess.run(["docker", "image", "inspect", "-f", "{{.Size}}", image], env=cluster.environ,
+                              check=True, stdout=subprocess.PIPE, text=True).stdout)  # fmt: skip
+    print(f"first time: {image}, {size // MIB} MiB, to 4 hosts that have nothing")
+    with peak_of_agents() as agents:
+        ours = gpurun_ship(argv, environ)
+    note("gpurun ship, nothing cached", ours, "s")
+    note("memory of the head, at most", resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024, "MiB", "≤ 64")
+    note("memory of an agent, at most", max(agents.values(), default=0.0), "MiB", "≤ 64")
+    cluster.everywhere("docker", "rmi", "-f", image)
+    peer = save_load(cluster, image)
+    note("docker save | ssh docker load, all hosts at once", peer, "s")
+    note("that / gpurun", peer / ours, "", "> 1")
+    cluster.everywhere("docker", "rmi", "-f", image)
+    try:
+        peer = push_pull(cluster, image)
+    except NoRegistry as error:
+        note("registry on the head, ssh -R, docker pull", f"not measured: {error}")
+        return
+    note("registry on the head, ssh -R, docker pull", peer, "s")
+    note("that / gpurun", peer / ours, "", "> 1")
+
+
+@contextmanager
+def peak_of_agents() -> Iterator[dict[int, float]]:
+    """MiB at most of every agent that runs on this machine while the block lasts, by pid."""
+    peaks: dict[int, float] = {}
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.5):
+            for process in Path("/proc").glob("[0-9]*"):
+                try:
+                    if b"-ISc" in (process / "cmdline").read_bytes().split(b"\0"):
+                        status = (process / "status").read_text()
+                        peaks[int(process.name)] = int(status.split("VmHWM:")[1].split()[0]) / 1024
+                except (OSError, IndexError):
+                    continue
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield peaks
+    finally:
+        over.set()
+        thread.join()
+
+
+def change(cluster: Cluster, command: list[str], environ: dict[str, str], image: str, folder: Path) -> None:
+    print(f"a change of 5 MiB on top of {image}, 4 hosts")
+    subprocess.run([*command, image], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environ)
+    ours, peer = [], []
+    for number in range(ROUNDS):
+        changed = changed_image(cluster, image, folder, f"gpurun/changed:{number}")
+        ours.append(gpurun_ship([*command, changed], environ))
+        cluster.everywhere("docker", "rmi", "-f", changed)
+        if number == 0:  # minutes each
+            peer.append(save_load(cluster, changed))
+            cluster.everywhere("docker", "rmi", "-f", changed)
+        subprocess.run(["docker", "rmi", changed], env=cluster.environ, check=True, stdout=subprocess.DEVNULL)
+    note("gpurun ship, the whole command", statistics.median(ours), "s", "≤ 3")
+    note("docker save | ssh docker load, all hosts at once", peer[0], "s")
+    note("that / gpurun", peer[0] / statistics.median(ours), "", "≥ 25")
+
+
+def changed_image(cluster: Cluster, image: str, folder: Path, name: str) -> str:
+    context = folder / "context"
+    shutil.rmtree(context, ignore_errors=True)
+    context.mkdir()
+    (context / "code.bin").write_bytes(os.urandom(5 * MIB))
+    (context / "Dockerfile").write_text(f"FROM {image}\nCOPY code.bin /code.bin\n")
+    argv = ["docker", "build", "-q", "-t", name, str(context)]
+    subprocess.run(
+        argv,
+        env={**cluster.environ, "DOCKER_BUILDKIT": "0"},
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    return name
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="transfer,nothing,first,change")
+    parser.add_argument("--image", default="gpurun/train:tf2.15")
+    arguments = parser.parse_args()
+    chosen = set(arguments.only.split(","))
+    if chosen & {"transfer", "nothing"}:
+        transfer_and_nothing(chosen.__contains__)
+    if chosen & {"first", "change"}:
+        first_and_change(chosen.__contains__, arguments.image)
+    print(json.dumps(RESULTS, indent=2))
+
+
+if __name__ == "__main__":
+    main()
