@@ -52,12 +52,10 @@ def tightest(counts: Sequence[int], gpus: int, hosts: int) -> Fit:
     return tuple(fit)
 
 
-def even(counts: Sequence[int], per_host: int, hosts: int) -> Fit | None:
-    """The tightest `hosts` hosts with at least `per_host` free each; None if there are too few."""
+def even(counts: Sequence[int], per_host: int, hosts: int) -> Fit:
+    """The tightest `hosts` hosts with at least `per_host` free each, of which there must be enough."""
     fit = [0] * len(counts)
     for free in range(per_host, len(counts)):
         fit[free] = min(counts[free], hosts)
         hosts -= fit[free]
-        if not hosts:
-            return tuple(reversed(fit[1:]))
-    return None
+    return tuple(reversed(fit[1:]))

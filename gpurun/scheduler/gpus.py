@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, islice
 
 from gpurun.inventory.model import Host
+from gpurun.scheduler.index import indices, mask_of
 
 Islands = tuple[tuple[int, ...], ...]
-
-
-def indices(mask: int) -> tuple[int, ...]:
-    """Bits as GPU indices, ascending."""
-    return tuple(n for n in range(mask.bit_length()) if mask >> n & 1)
 
 
 def usable_in_island(host: Host, free: int) -> int:
@@ -31,7 +27,9 @@ def choose(host: Host, free: int, gpus: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=65536)
 def _choose(nvlink: Islands, near_hca: tuple[int, ...], free: int, gpus: int) -> tuple[int, ...]:
-    near = sum(1 << gpu for gpu in set(near_hca)) & free
+    near = mask_of(near_hca) & free
+    if not nvlink and not near:
+        return tuple(islice(indices(free), gpus))
     islands = _masks(nvlink, free) if nvlink else [free]
     for number in range(1, len(islands) + 1):
         options = [
@@ -46,13 +44,13 @@ def _choose(nvlink: Islands, near_hca: tuple[int, ...], free: int, gpus: int) ->
 
 def _from_islands(chosen: tuple[int, ...], near: int, gpus: int) -> tuple[int, int, tuple[int, ...]]:
     mask = sum(chosen)
-    close, far = indices(mask & near), indices(mask & ~near)
+    close, far = tuple(indices(mask & near)), tuple(indices(mask & ~near))
     picked = tuple(sorted((close + far)[:gpus]))
     return -min(len(close), gpus), mask.bit_count() - gpus, picked
 
 
 def _masks(nvlink: Islands, free: int) -> list[int]:
-    masks = [sum(1 << gpu for gpu in island) & free for island in nvlink]
-    alone = free & ~sum(1 << gpu for island in nvlink for gpu in island)
+    masks = [mask_of(island) & free for island in nvlink]
+    alone = free & ~mask_of(gpu for island in nvlink for gpu in island)
     masks += [1 << gpu for gpu in indices(alone)]
     return [mask for mask in masks if mask]

@@ -1,12 +1,13 @@
 """The snapshot, arranged so that a placement looks at free counts instead of at hosts.
 
-An `Index` is built once per pass and kept up to date as the pass grants and returns GPUs. Hosts are numbered in
-the inventory's order, which is also the last tie-break everywhere; free GPUs of a host are the bits of one int.
+An `Index` is built once and kept up to date as GPUs are granted and returned. Hosts are numbered in the
+inventory's order, which is also the last tie-break everywhere; free GPUs of a host are the bits of one int.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from gpurun.inventory.model import Host
 from gpurun.jobs.spec import Constraints
@@ -15,27 +16,42 @@ from gpurun.scheduler.model import Placement, Snapshot
 Kind = tuple[str, str | None, int | None]
 """What hosts must share to be alike for every gang: generation, GPU model, GPU memory."""
 
+Masks = Sequence[tuple[int, int]]
+"""Host numbers, each with some of its GPUs as bits."""
+
 
 class Shelf:
-    """The hosts of one rack and one kind, by how many GPUs they have free.
+    """The usable hosts of one rack and one kind, by how many GPUs they have free.
 
     Attributes:
-        rack: the rack's number.
+        number: the rack's number.
         levels: `levels[f]` = numbers of the hosts with exactly f GPUs free.
         counts: `counts[f]` = how many those are.
         free: GPUs free on the whole shelf.
-        capacity: GPUs of the shelf's usable hosts.
+        capacity: GPUs of its hosts.
+        size: GPUs of each host; 0 when they differ.
     """
 
-    __slots__ = ("capacity", "counts", "free", "kind", "levels", "rack")
+    __slots__ = ("capacity", "counts", "free", "kind", "levels", "number", "size")
 
-    def __init__(self, rack: int, kind: Kind, height: int) -> None:
-        self.rack = rack
+    def __init__(self, number: int, kind: Kind, height: int) -> None:
+        self.number = number
         self.kind = kind
         self.levels: list[set[int]] = [set() for _ in range(height + 1)]
         self.counts = [0] * (height + 1)
         self.free = 0
         self.capacity = 0
+        self.size = -1
+
+    @property
+    def room(self) -> int:
+        """GPUs free here, whoever may use them."""
+        return self.free
+
+    @property
+    def empty(self) -> bool:
+        """True if none of its GPUs is in use."""
+        return self.free == self.capacity
 
     def put(self, host: int, free: int) -> None:
         """Add a host that has `free` GPUs free."""
@@ -50,91 +66,120 @@ class Shelf:
         self.free -= free
 
 
-class Index:
-    """Free GPUs of every usable host, kept current by `take` and `give`.
+@dataclass(frozen=True)
+class Lane:
+    """The shelves of one generation that serve some constraints, in the inventory's order.
 
-    Not a value: one pass owns one index.
+    Attributes:
+        mixed: some rack has two of them.
+        capacity: GPUs of all of them.
     """
+
+    generation: str
+    shelves: tuple[Shelf, ...]
+    mixed: bool
+    capacity: int
+
+
+class Index:
+    """Free GPUs of every usable host, kept current by `take` and `give`. Not a value: its owner changes it."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         inventory = snapshot.inventory
-        self.snapshot = snapshot
         self.hosts: tuple[Host, ...] = inventory.hosts
         self.number = {host.name: n for n, host in enumerate(self.hosts)}
         self.racks = _rack_names(snapshot)
         rack_number = {name: n for n, name in enumerate(self.racks)}
+        self.rack_of = [rack_number[host.rack] for host in self.hosts]
         self.height = max((host.gpus for host in self.hosts), default=0)
         self.full = [(1 << host.gpus) - 1 for host in self.hosts]
         self.free = list(self.full)
-        self._subtract(snapshot)
-        self.shelf_of: list[Shelf | None] = [None] * len(self.hosts)
-        self.shelves: dict[tuple[int, Kind], Shelf] = {}
-        unusable = snapshot.unusable
-        for n, host in enumerate(self.hosts):
-            if host.name in unusable:
-                continue
-            key = (rack_number[host.rack], (host.generation, host.gpu_model, host.gpu_memory_mib))
-            shelf = self.shelves.get(key)
-            if shelf is None:
-                shelf = self.shelves[key] = Shelf(*key, self.height)
-            shelf.put(n, self.free[n].bit_count())
-            shelf.capacity += host.gpus
-            self.shelf_of[n] = shelf
-        self._lanes: dict[tuple[object, ...], dict[str, list[Shelf]]] = {}
-
-    def _subtract(self, snapshot: Snapshot) -> None:
-        free, number = self.free, self.number
         for running in snapshot.running:
-            for grant in running.placement.grants:
-                n = number.get(grant.host)
-                if n is not None:  # a host that left the inventory keeps its lease until it is fenced
-                    free[n] &= ~mask_of(grant.gpus)
-        for name, gpus in snapshot.taken.items():
-            n = number.get(name)
-            if n is not None:
-                free[n] &= ~mask_of(gpus)
+            self._clear(self.masks(running.placement))
+        self._clear([(self.number[h], mask_of(gpus)) for h, gpus in snapshot.taken.items() if h in self.number])
+        self.shelf_of: list[Shelf | None] = [None] * len(self.hosts)
+        self._shelves: dict[tuple[int, Kind], Shelf] = {}
+        for n, host in enumerate(self.hosts):
+            if host.name not in snapshot.unusable:
+                self._shelve(n, host)
+        self.total_free = sum(shelf.free for shelf in self._shelves.values())
+        self.capacity = sum(shelf.capacity for shelf in self._shelves.values())
+        self._lanes: dict[tuple[object, ...], tuple[Lane, ...]] = {}
 
-    def lanes(self, constraints: Constraints) -> dict[str, list[Shelf]]:
-        """Generation → its shelves that serve these constraints, leaving `hosts` and `avoid` aside."""
+    def _clear(self, masks: Masks) -> None:
+        for n, mask in masks:
+            self.free[n] &= ~mask
+
+    def _shelve(self, n: int, host: Host) -> None:
+        key = (self.rack_of[n], (host.generation, host.gpu_model, host.gpu_memory_mib))
+        shelf = self._shelves.get(key)
+        if shelf is None:
+            shelf = self._shelves[key] = Shelf(*key, self.height)
+        shelf.put(n, self.free[n].bit_count())
+        shelf.capacity += host.gpus
+        shelf.size = host.gpus if shelf.size in (-1, host.gpus) else 0
+        self.shelf_of[n] = shelf
+
+    def lanes(self, constraints: Constraints) -> tuple[Lane, ...]:
+        """One lane per generation that serves these constraints, leaving `hosts` and `avoid` aside."""
         key = (constraints.generations, constraints.gpu_model, constraints.min_gpu_memory_mib)
         lanes = self._lanes.get(key)
         if lanes is None:
-            lanes = {}
-            for _, shelf in sorted(self.shelves.items(), key=lambda item: item[0][0]):
-                if serves(shelf.kind, constraints):
-                    lanes.setdefault(shelf.kind[0], []).append(shelf)
-            lanes = self._lanes[key] = {name: lanes[name] for name in sorted(lanes)}
+            found: dict[str, list[Shelf]] = {}
+            for (_, kind), shelf in sorted(self._shelves.items(), key=lambda item: item[0][0]):
+                if serves(kind, constraints):
+                    found.setdefault(kind[0], []).append(shelf)
+            lanes = self._lanes[key] = tuple(_lane(name, found[name]) for name in sorted(found))
         return lanes
 
-    def take(self, placement: Placement) -> None:
-        """Mark a placement's GPUs as used. They must be free."""
-        for n, mask in self._masks(placement):
+    def largest_free(self) -> int:
+        """Most GPUs free on one host."""
+        for free in range(self.height, 0, -1):
+            if any(shelf.counts[free] for shelf in self._shelves.values()):
+                return free
+        return 0
+
+    def masks(self, placement: Placement) -> Masks:
+        """A placement's GPUs as bits. Hosts that are not in the inventory any more are left out."""
+        return [
+            (n, mask_of(grant.gpus) & self.full[n])
+            for grant in placement.grants
+            if (n := self.number.get(grant.host)) is not None
+        ]
+
+    def take(self, masks: Masks) -> None:
+        """Mark GPUs as used."""
+        for n, mask in masks:
             self._move(n, self.free[n] & ~mask)
 
-    def give(self, placement: Placement) -> None:
-        """Mark a placement's GPUs as free again. Hosts that left the inventory are passed over."""
-        for n, mask in self._masks(placement):
+    def give(self, masks: Masks) -> None:
+        """Mark GPUs as free."""
+        for n, mask in masks:
             self._move(n, self.free[n] | mask)
 
-    def holds(self, placement: Placement) -> bool:
-        """True if every GPU of the placement is free now on a usable host."""
-        hosts = [grant.host for grant in placement.grants]
-        return all(host in self.number for host in hosts) and all(
-            self.shelf_of[n] is not None and self.free[n] & mask == mask for n, mask in self._masks(placement)
+    def hold(self, masks: Masks) -> Masks:
+        """Take those of these GPUs that are free, and say which they were: `give` them back later."""
+        held = [(n, mask & self.free[n]) for n, mask in masks if mask & self.free[n]]
+        self.take(held)
+        return held
+
+    def usable(self, placement: Placement) -> bool:
+        """True if all of its hosts are in the inventory, usable, and have these GPUs."""
+        return all(
+            (n := self.number.get(grant.host)) is not None
+            and self.shelf_of[n] is not None
+            and not mask_of(grant.gpus) & ~self.full[n]
+            for grant in placement.grants
         )
 
-    def _masks(self, placement: Placement) -> Iterator[tuple[int, int]]:
-        for grant in placement.grants:
-            n = self.number.get(grant.host)
-            if n is not None:
-                yield n, mask_of(grant.gpus) & self.full[n]
-
     def _move(self, n: int, free: int) -> None:
-        shelf = self.shelf_of[n]
-        if shelf is not None:
-            shelf.drop(n, self.free[n].bit_count())
-            shelf.put(n, free.bit_count())
+        shelf, was = self.shelf_of[n], self.free[n]
         self.free[n] = free
+        if shelf is not None and free != was:
+            before, after = was.bit_count(), free.bit_count()
+            shelf.drop(n, before)
+            shelf.put(n, after)
+            self.total_free += after - before
 
 
 def serves(kind: Kind, constraints: Constraints) -> bool:
@@ -154,6 +199,16 @@ def mask_of(gpus: Iterable[int]) -> int:
     for gpu in gpus:
         mask |= 1 << gpu
     return mask
+
+
+def indices(mask: int) -> Iterator[int]:
+    """Bits as GPU indices, ascending."""
+    return (n for n in range(mask.bit_length()) if mask >> n & 1)
+
+
+def _lane(generation: str, shelves: list[Shelf]) -> Lane:
+    racks = {shelf.number for shelf in shelves}
+    return Lane(generation, tuple(shelves), len(racks) < len(shelves), sum(shelf.capacity for shelf in shelves))
 
 
 def _rack_names(snapshot: Snapshot) -> tuple[str, ...]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.spec import Constraints
-from gpurun.jobs.spec import Grant as Grant  # re-exported: one type for GPUs of a host
+from gpurun.jobs.spec import Grant as Grant  # noqa: PLC0414  re-exported: one type for GPUs of a host
 
 ANYWHERE = Constraints()
 """No constraint at all."""
@@ -59,8 +60,8 @@ class Gang:
         attempts: starts so far.
         requeued: it was preempted or lost a host: it stands in front of its peers of the same priority.
         avoid: hosts it failed on before. Left out while the rest of the inventory could hold the gang.
-        claim: the GPUs that a preemption is emptying for it; kept for it until it starts. The caller stores
-            `Decisions.claims` and hands them back here.
+        claim: the GPUs being kept for it until it starts, because gangs were stopped for it or because it has
+            been overtaken for long enough. The caller stores `Decisions.claims` and hands them back here.
     """
 
     id: str
@@ -77,6 +78,11 @@ class Gang:
     requeued: bool = False
     avoid: tuple[str, ...] = ()
     claim: Placement | None = None
+
+    @cached_property
+    def rank(self) -> tuple[int, bool, float, str]:
+        """Its place among the gangs of its pool; smaller goes first."""
+        return (-self.priority, not self.requeued, self.submitted_s, self.id)
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,7 @@ class Reason(str, Enum):
     RESERVED = "reserved"  # it would delay the expected start of the first blocked gang
     POOL = "pool"  # its pool has used what it may use
     LOCALITY = "locality"  # it would fit, but over more racks or hosts than it prefers
-    STOPPING = "stopping"  # gangs are being stopped to make room for it
+    KEPT = "kept"  # GPUs are kept for it and come free one after the other
 
 
 @dataclass(frozen=True)
@@ -206,9 +212,10 @@ class Decisions:
     Attributes:
         starts: gangs to start now, in the order decided.
         preempts: gangs to stop now.
-        claims: queued gang → the GPUs kept for it until the gangs on them have stopped. Store them and hand
-            them back as `Gang.claim`; a gang that is not in here has none.
+        claims: queued gang → the GPUs kept for it. Store them and hand them back as `Gang.claim`; a gang that
+            is not in here has none.
         waits: every queued gang that neither starts nor is refused.
+        entitlements: pool → GPUs it may use now, as this pass divided them; empty where there are no pools.
         never: queued gangs that the inventory could never hold.
         order: ids of the queue in the order of the pass.
         wake_s: the earliest time at which time alone would change a decision; None = only an event would.
@@ -220,4 +227,5 @@ class Decisions:
     waits: Mapping[str, Wait] = field(default_factory=dict)
     never: Mapping[str, Refusal] = field(default_factory=dict)
     order: tuple[str, ...] = ()
+    entitlements: Mapping[str, float] = field(default_factory=dict)
     wake_s: float | None = None

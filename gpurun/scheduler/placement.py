@@ -11,93 +11,103 @@ The objective, each line only among the answers that are best by the lines above
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from math import comb
+from typing import Any
 
+from gpurun.jobs.spec import Locality
+from gpurun.scheduler.capacity import Capacity
 from gpurun.scheduler.fit import Fit, even, hosts_needed, tightest
-from gpurun.scheduler.gpus import choose, indices
-from gpurun.scheduler.index import Index, Shelf
-from gpurun.scheduler.model import Gang, Grant, Placement, Reason, Refusal, Snapshot
+from gpurun.scheduler.gpus import choose
+from gpurun.scheduler.index import Index, Lane
+from gpurun.scheduler.model import Gang, Grant, Placement, Refusal, Snapshot
 from gpurun.scheduler.racks import Need, Rack, need_of, racks_for
 
-MAX_RACK_SETS = 2000
-"""Up to this many sets of racks are compared one by one; beyond it the search is greedy (`_greedy_sets`)."""
+MAX_RACK_SETS = 256
+"""Up to this many sets of racks are compared one by one; with more, those that `_greedy_sets` proposes."""
+MAX_LAST_RACKS = 48
 
+Chosen = tuple[tuple[int, int], ...]
+"""Host numbers in rank order, each with the GPUs the gang may use there."""
 
-@dataclass(frozen=True, order=True)
-class Score:
-    """How good an answer is; smaller is better, compared in this order."""
-
-    racks: int
-    hosts: int
-    fit: Fit
-    empty_racks: int
-    empty_hosts: int
-    rack_rooms: tuple[int, ...]
-    order: tuple[int, ...]
-
-
-Answer = tuple[Score, str, tuple[tuple[int, int], ...]]
-"""Score, generation, and (host number, GPUs) in rank order."""
+Score = tuple[int, int, Fit, tuple[int, int, list[int]], Chosen]
+"""Racks, hosts, fit, (empty racks, empty hosts, rooms of the racks), hosts: smaller is better."""
 
 
 def place(snapshot: Snapshot, gang: Gang) -> Placement | Refusal:
-    """The best placement of a gang on what is free now, or why there is none."""
-    return place_on(Index(snapshot), gang)
+    """The best placement of a gang on what is free now, or why there is none.
+
+    Pools and the queue are `gpurun.scheduler.schedule`'s business, not looked at here.
+    """
+    index = Index(snapshot)
+    return try_place(index, gang) or Capacity(snapshot.inventory, try_place).refuse(index, gang)
 
 
-def place_on(index: Index, gang: Gang) -> Placement | Refusal:
-    """As `place`, on an index that is kept current. Changes nothing."""
-    placement = try_place(index, gang)
-    if placement is not None:
-        return placement
-    empty = Index(Snapshot(inventory=index.snapshot.inventory))
-    if try_place(empty, gang, avoid=False) is None:
-        return Refusal(True, Reason.IMPOSSIBLE, _never(empty, gang))
-    return Refusal(False, Reason.NO_ROOM, _not_now(index, gang))
+def try_place(index: Index, gang: Gang, *, avoid: bool = True, locality: Locality | None = None) -> Placement | None:
+    """The best placement on what is free in the index, or None. Changes nothing.
+
+    Args:
+        avoid: leave out the hosts the gang failed on before.
+        locality: in place of the gang's own.
+    """
+    need = need_of(index, gang, avoid=avoid, locality=locality)
+    lanes = index.lanes(gang.constraints)
+    if need.plain and not need.per_host and need.gpus <= index.height and not any(lane.mixed for lane in lanes):
+        single = _one_host(index, lanes, need.gpus)
+        if single is not None or need.locality == "host":
+            return single
+    best: tuple[Score, str, Chosen] | None = None
+    for lane in lanes:
+        answer = _answer(index, lane, need)
+        if answer is not None and (best is None or answer[0] < best[0]):
+            best = (answer[0], lane.generation, answer[1])
+    return None if best is None else _placement(index, best[1], best[2], need)
 
 
-def try_place(index: Index, gang: Gang, *, avoid: bool = True) -> Placement | None:
-    """The best placement on what is free now, or None."""
-    need = need_of(index, gang, gang.avoid if avoid else ())
-    best: Answer | None = None
-    for generation, shelves in index.lanes(gang.constraints).items():
-        answer = _best_in(index, shelves, need, gang.constraints.locality, generation)
-        if answer is not None and (best is None or answer < best):
-            best = answer
-    return None if best is None else _placement(index, best, need)
+def _one_host(index: Index, lanes: Iterable[Lane], gpus: int) -> Placement | None:
+    """The same objective where one host is enough and every host serves: read off the shelves."""
+    best: tuple[int, bool, bool, int, int, str] | None = None
+    for free in range(gpus, index.height + 1):
+        for lane in lanes:
+            for shelf in lane.shelves:
+                if not shelf.counts[free] or (best is not None and shelf.empty > best[1]):
+                    continue
+                host_empty, first = min((index.full[n].bit_count() == free, n) for n in shelf.levels[free])
+                key = (free, shelf.empty, host_empty, shelf.free, first, lane.generation)
+                if best is None or key < best:
+                    best = key
+        if best is not None:
+            number = best[4]
+            host = index.hosts[number]
+            grant = Grant(host.name, choose(host, index.free[number], gpus))
+            return Placement(host.generation, (host.rack,), (grant,))
+    return None
 
 
-def _best_in(index: Index, shelves: Sequence[Shelf], need: Need, locality: str, name: str) -> Answer | None:
-    racks = racks_for(index, shelves, need)
+def _answer(index: Index, lane: Lane, need: Need) -> tuple[Score, Chosen] | None:
+    """The best answer within a generation."""
+    racks = racks_for(index, lane, need)
     number = _racks_needed(racks, need)
-    if number is None or (number > 1 and locality != "any"):
+    if number is None or (number > 1 and need.locality != "any"):
         return None
-    best: Answer | None = None
-    for chosen in _rack_sets(racks, number, need):
-        answer = _fit_racks(index, chosen, need, name)
-        if answer is None or (locality == "host" and answer[0].hosts > 1):
-            continue
-        if best is None or answer < best:
-            best = answer
-    return best
-
-
-def _units(rack: Rack, need: Need) -> int:
-    """How much of the need a rack can carry: GPUs, or hosts where the number per host is fixed."""
-    return sum(rack.counts[need.per_host :]) if need.per_host else rack.free
-
-
-def _target(need: Need) -> int:
-    return -(-need.gpus // need.per_host) if need.per_host else need.gpus
+    sets = [(chosen, _counts(chosen)) for chosen in _rack_sets(racks, number, need)]
+    sized = [(_hosts_needed(counts, need), counts, chosen) for chosen, counts in sets]
+    hosts = min((size for size, _, _ in sized if size is not None), default=None)
+    if hosts is None or (need.locality == "host" and hosts > 1):
+        return None
+    fits = [(_tightest(counts, need, hosts), chosen) for size, counts, chosen in sized if size == hosts]
+    fit = min(found for found, _ in fits)
+    keyed = [(_rack_key(index, chosen, fit), chosen) for found, chosen in fits if found == fit]
+    key = min(found for found, _ in keyed)
+    best = min(_hosts(index, chosen, fit) for found, chosen in keyed if found == key)
+    return (number, hosts, fit, key, best), best
 
 
 def _racks_needed(racks: Sequence[Rack], need: Need) -> int | None:
     if need.per_host and need.gpus % need.per_host:
         return None
-    missing = _target(need)
+    missing = need.units
     for number, units in enumerate(sorted((_units(rack, need) for rack in racks), reverse=True), 1):
         missing -= units
         if missing <= 0:
@@ -105,87 +115,99 @@ def _racks_needed(racks: Sequence[Rack], need: Need) -> int | None:
     return None
 
 
+def _units(rack: Rack, need: Need) -> int:
+    return sum(rack.counts[need.per_host :]) if need.per_host else rack.free
+
+
 def _rack_sets(racks: Sequence[Rack], number: int, need: Need) -> list[tuple[Rack, ...]]:
-    target = _target(need)
+    if number == 1:
+        return [(rack,) for rack in racks if _units(rack, need) >= need.units]
     if comb(len(racks), number) > MAX_RACK_SETS:
         return _greedy_sets(racks, number, need)
+    units = {rack.number: _units(rack, need) for rack in racks}
     return [
-        chosen
-        for chosen in combinations(racks, number)
-        if sum(_units(rack, need) for rack in chosen) >= target
+        chosen for chosen in combinations(racks, number) if sum(units[rack.number] for rack in chosen) >= need.units
     ]
 
 
 def _greedy_sets(racks: Sequence[Rack], number: int, need: Need) -> list[tuple[Rack, ...]]:
-    """The freest racks, and for the last place each rack that is still enough."""
-    by_size = sorted(racks, key=lambda rack: (-_units(rack, need), rack.number))
-    base, rest = by_size[: number - 1], by_size[number - 1 :]
-    missing = _target(need) - sum(_units(rack, need) for rack in base)
-    return [(*base, rack) for rack in rest if _units(rack, need) >= missing]
+    """The freest racks, or those with the freest hosts; and for the last place the tightest that are enough."""
+    sets: dict[tuple[int, ...], tuple[Rack, ...]] = {}
+    for strength in (_freest(need), _freest_hosts):
+        ranked = sorted(racks, key=strength)
+        base, rest = ranked[: number - 1], ranked[number - 1 :]
+        missing = need.units - sum(_units(rack, need) for rack in base)
+        enough = sorted((rack for rack in rest if _units(rack, need) >= missing), key=_tightness)
+        for rack in enough[:MAX_LAST_RACKS]:
+            chosen = tuple(sorted((*base, rack), key=lambda rack: rack.number))
+            sets[tuple(rack.number for rack in chosen)] = chosen
+    return list(sets.values())
 
 
-def _fit_racks(index: Index, racks: Sequence[Rack], need: Need, generation: str) -> Answer | None:
-    counts = [sum(level) for level in zip(*(rack.counts for rack in racks), strict=True)]
+def _freest(need: Need) -> Callable[[Rack], Any]:
+    return lambda rack: (-_units(rack, need), rack.number)
+
+
+def _freest_hosts(rack: Rack) -> Any:
+    return [-count for count in reversed(rack.counts)], rack.number
+
+
+def _tightness(rack: Rack) -> Any:
+    return rack.free, rack.number
+
+
+def _counts(racks: Sequence[Rack]) -> Sequence[int]:
+    counts: Sequence[int] = racks[0].counts
+    for rack in racks[1:]:
+        counts = [a + b for a, b in zip(counts, rack.counts, strict=True)]
+    return counts
+
+
+def _hosts_needed(counts: Sequence[int], need: Need) -> int | None:
     if need.per_host:
-        hosts: int | None = need.gpus // need.per_host
-        fit = even(counts, need.per_host, need.gpus // need.per_host)
-    else:
-        hosts = hosts_needed(counts, need.gpus)
-        fit = None if hosts is None else tightest(counts, need.gpus, hosts)
-    if hosts is None or fit is None:
-        return None
-    chosen = _hosts(index, racks, fit)
-    empty_hosts = sum(index.free[host] == index.full[host] for host, _ in chosen)
-    rooms = tuple(sorted((rack.room for rack in racks), reverse=True))
-    score = Score(
-        len(racks),
-        hosts,
-        fit,
-        sum(rack.empty for rack in racks),
-        empty_hosts,
-        rooms,
-        tuple(host for host, _ in chosen),
-    )
-    return score, generation, chosen
+        return need.units if sum(counts[need.per_host :]) >= need.units else None
+    return hosts_needed(counts, need.gpus)
 
 
-def _hosts(index: Index, racks: Sequence[Rack], fit: Fit) -> tuple[tuple[int, int], ...]:
-    """The hosts of a fit, (number, usable GPUs): part-used ones first among equals, then the inventory's order."""
+def _tightest(counts: Sequence[int], need: Need, hosts: int) -> Fit:
+    return even(counts, need.per_host, hosts) if need.per_host else tightest(counts, need.gpus, hosts)
+
+
+def _rack_key(index: Index, racks: Sequence[Rack], fit: Fit) -> tuple[int, int, list[int]]:
+    """Empty racks opened, empty hosts opened, GPUs free in the racks."""
+    empty_hosts = 0
+    for free, use in zip(range(len(fit), 0, -1), fit, strict=True):
+        if use:
+            empty_hosts += max(0, use - sum(_part_used(index, rack, free) for rack in racks))
+    rooms = [rack.room for rack in racks]
+    return sum(rack.empty for rack in racks), empty_hosts, sorted(rooms, reverse=True)
+
+
+def _part_used(index: Index, rack: Rack, free: int) -> int:
+    """Hosts of a rack's level on which something runs already."""
+    if rack.size:
+        return 0 if free == rack.size else rack.counts[free]
+    return sum(index.free[host] != index.full[host] for host in rack.levels[free])
+
+
+def _hosts(index: Index, racks: Sequence[Rack], fit: Fit) -> Chosen:
+    """The hosts of a fit: part-used ones first among equals, then the inventory's order."""
     chosen = []
     for free, use in zip(range(len(fit), 0, -1), fit, strict=True):
         if use:
             level = (host for rack in racks for host in rack.levels[free])
             ranked = sorted(level, key=lambda host: (index.free[host] == index.full[host], host))
             chosen += [(host, free) for host in ranked[:use]]
-    rack_of = {host: rack.number for rack in racks for level in rack.levels for host in level}
-    return tuple(sorted(chosen, key=lambda item: (rack_of[item[0]], item[0])))
+    return tuple(sorted(chosen, key=lambda item: (index.rack_of[item[0]], item[0])))
 
 
-def _placement(index: Index, answer: Answer, need: Need) -> Placement:
-    _, generation, chosen = answer
+def _placement(index: Index, generation: str, chosen: Chosen, need: Need) -> Placement:
     surplus = 0 if need.per_host else sum(usable for _, usable in chosen) - need.gpus
     tail = min(chosen, key=lambda item: (item[1], item[0]))[0]  # the surplus stays on the tightest host
     grants = []
-    for host, usable in chosen:
-        gpus = need.per_host or usable - (surplus if host == tail else 0)
-        grants.append(Grant(index.hosts[host].name, choose(index.hosts[host], index.free[host], gpus)))
-    racks = tuple(dict.fromkeys(index.hosts[host].rack for host, _ in chosen))
+    for number, usable in chosen:
+        gpus = need.per_host or usable - (surplus if number == tail else 0)
+        host = index.hosts[number]
+        grants.append(Grant(host.name, choose(host, index.free[number], gpus)))
+    racks = tuple(dict.fromkeys(index.hosts[number].rack for number, _ in chosen))
     return Placement(generation, racks, tuple(grants))
-
-
-def _never(empty: Index, gang: Gang) -> str:
-    lanes = empty.lanes(gang.constraints)
-    if not lanes:
-        return "no host of the inventory has such GPUs"
-    most = max(sum(shelf.capacity for shelf in shelves) for shelves in lanes.values())
-    return f"{gang.gpus} GPUs were asked for; the inventory could give at most {most} under these constraints"
-
-
-def _not_now(index: Index, gang: Gang) -> str:
-    lanes = index.lanes(gang.constraints)
-    free = {name: sum(shelf.free for shelf in shelves) for name, shelves in lanes.items()}
-    most = max(free.values(), default=0)
-    return f"{gang.gpus} GPUs were asked for; {most} are free now"
-
-
-__all__ = ["Score", "indices", "place", "place_on", "try_place"]

@@ -5,59 +5,63 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from gpurun.jobs.spec import Locality
 from gpurun.scheduler.gpus import usable_in_island
-from gpurun.scheduler.index import Index, Shelf
+from gpurun.scheduler.index import Index, Lane, Shelf
 from gpurun.scheduler.model import Gang
 
 
 @dataclass(frozen=True)
 class Need:
-    """What a gang asks of racks and hosts, worked out once per gang.
+    """What a gang asks of racks and hosts.
 
     Attributes:
         per_host: exactly this many GPUs on each host; None = any number.
         hosts: host numbers it may use; None = all.
         avoid: host numbers it may not use.
         nvlink: only GPUs of one island count.
+        plain: every host of the right kind serves, with all of its free GPUs.
     """
 
     gpus: int
     per_host: int | None
+    locality: Locality
     hosts: frozenset[int] | None
     avoid: frozenset[int]
     nvlink: bool
+    plain: bool
 
     @property
-    def plain(self) -> bool:
-        """True if every host of the right kind serves: the index's own shelves can be used as they are."""
-        return self.hosts is None and not self.avoid and not self.nvlink
+    def units(self) -> int:
+        """GPUs, or hosts where the number per host is fixed."""
+        return self.gpus // self.per_host if self.per_host else self.gpus
 
 
-def need_of(index: Index, gang: Gang, avoid: Iterable[str] = ()) -> Need:
-    """The gang's need, with host names turned into numbers. Names that are not in the inventory drop out."""
-    wants = gang.constraints
-    number = index.number
-    return Need(
-        gpus=gang.gpus,
-        per_host=wants.gpus_per_host,
-        hosts=frozenset(number[h] for h in wants.hosts if h in number) if wants.hosts else None,
-        avoid=frozenset(number[h] for h in (*wants.avoid, *avoid) if h in number),
-        nvlink=wants.nvlink,
-    )
+def need_of(index: Index, gang: Gang, *, avoid: bool = True, locality: Locality | None = None) -> Need:
+    """The gang's need, with host names turned into numbers. Names that are not in the inventory drop out.
+
+    Args:
+        avoid: also leave out the hosts it failed on before.
+        locality: in place of the gang's own.
+    """
+    wants, number = gang.constraints, index.number
+    shun = (*wants.avoid, *gang.avoid) if avoid else wants.avoid
+    hosts = frozenset(number[name] for name in wants.hosts if name in number) if wants.hosts else None
+    avoided = frozenset(number[name] for name in shun if name in number)
+    plain = hosts is None and not avoided and not wants.nvlink
+    return Need(gang.gpus, wants.gpus_per_host, locality or wants.locality, hosts, avoided, wants.nvlink, plain)
 
 
-class Rack:
-    """One rack as a candidate.
+class Part:
+    """A rack of which only some hosts, or some GPUs of them, serve a gang. Reads like a `Shelf`.
 
     Attributes:
-        levels: `levels[f]`: the hosts on which the gang may use f GPUs.
-        counts: how many those are.
         free: GPUs the gang may use here.
-        room: all GPUs of the generation that are free here, usable by this gang or not.
+        room: GPUs of the generation that are free here, whoever may use them.
         empty: no GPU of the rack's usable hosts of this generation is in use.
     """
 
-    __slots__ = ("counts", "empty", "free", "levels", "number", "room")
+    __slots__ = ("counts", "empty", "free", "levels", "number", "room", "size")
 
     def __init__(self, number: int, levels: Sequence[Collection[int]], shelves: Sequence[Shelf]) -> None:
         self.number = number
@@ -65,24 +69,26 @@ class Rack:
         self.counts = [len(level) for level in levels]
         self.free = sum(free * count for free, count in enumerate(self.counts))
         self.room = sum(shelf.free for shelf in shelves)
+        self.size = 0
         self.empty = self.room == sum(shelf.capacity for shelf in shelves)
 
 
-def racks_for(index: Index, shelves: Sequence[Shelf], need: Need) -> list[Rack]:
+Rack = Shelf | Part
+
+
+def racks_for(index: Index, lane: Lane, need: Need) -> Sequence[Rack]:
     """The racks of one generation in which the gang could use at least one GPU, in the inventory's order."""
+    if need.plain and not lane.mixed:
+        return [shelf for shelf in lane.shelves if shelf.free]
     grouped: dict[int, list[Shelf]] = {}
-    for shelf in shelves:
-        grouped.setdefault(shelf.rack, []).append(shelf)
+    for shelf in lane.shelves:
+        grouped.setdefault(shelf.number, []).append(shelf)
     racks = []
-    for number in sorted(grouped):
-        group = grouped[number]
-        if need.plain and len(group) == 1:
-            racks.append(Rack(number, group[0].levels, group))
-            continue
+    for number, group in grouped.items():
         levels: list[list[int]] = [[] for _ in range(index.height + 1)]
         for host, usable in _usable(index, group, need):
             levels[usable].append(host)
-        racks.append(Rack(number, levels, group))
+        racks.append(Part(number, levels, group))
     return [rack for rack in racks if rack.free]
 
 

@@ -1,42 +1,352 @@
-"""One pass: order the queue, place what fits, say why the rest waits."""
+"""One pass: order the queue, place what fits, say why the rest waits.
+
+docs/scheduler.md draws it. For each gang in order: does its pool allow it; does it fit; if not, may gangs on
+borrowed GPUs be stopped for it; if not, the first one that waits for room is protected from those behind it: by a
+reservation at its expected start where time limits give one, else, once it has been overtaken for long enough, by
+hosts kept for it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any
 
+from gpurun.scheduler.book import BORROWING, Book
+from gpurun.scheduler.capacity import Capacity, share_of
+from gpurun.scheduler.consolidate import try_consolidated
+from gpurun.scheduler.future import Release, first_fit
 from gpurun.scheduler.index import Index
-from gpurun.scheduler.model import Decisions, Gang, Placement, Reason, Refusal, Snapshot, Wait
-from gpurun.scheduler.placement import place_on
+from gpurun.scheduler.keeping import Keeping, Reservation
+from gpurun.scheduler.model import Decisions, Gang, Placement, Preemption, Reason, Refusal, Running, Snapshot, Wait
+from gpurun.scheduler.placement import try_place
+from gpurun.scheduler.policy import DEFAULT, Policy
+from gpurun.scheduler.preempt import choose_victims
+
+ENDLESS = float("inf")
 
 
-@dataclass(frozen=True)
-class Policy:
-    """What kind of queue it is."""
+@dataclass
+class Arranged:
+    """What a caller with many passes over one inventory keeps between them.
 
-    name: str = "default"
+    Attributes:
+        index: must agree with the snapshot's running gangs; `schedule` adds its starts to it.
+        capacity: of the snapshot's inventory.
+    """
+
+    index: Index
+    capacity: Capacity
 
 
-DEFAULT = Policy()
+def attempt_of(policy: Policy) -> Callable[..., Placement | None]:
+    """How a policy places one gang."""
+    return try_consolidated if policy.consolidate else try_place
 
 
-def schedule(snapshot: Snapshot, policy: Policy = DEFAULT) -> Decisions:
-    """Decide one pass. Commit all of the answer or none of it."""
-    index = Index(snapshot)
-    starts: list[tuple[Gang, Placement]] = []
-    waits: dict[str, Wait] = {}
-    never: dict[str, Refusal] = {}
-    blocked: str | None = None
-    queue = sorted(snapshot.queue, key=lambda gang: (-gang.priority, not gang.requeued, gang.submitted_s, gang.id))
-    for gang in queue:
-        answer = place_on(index, gang)
-        if isinstance(answer, Refusal) and answer.never:
-            never[gang.id] = answer
-        elif blocked is not None:
-            waits[gang.id] = Wait(Reason.BEHIND, f"waits behind {blocked}", behind=blocked, starts_before=len(starts))
-        elif isinstance(answer, Refusal):
-            blocked = gang.id
-            waits[gang.id] = Wait(answer.reason, answer.message, refusal=answer, starts_before=len(starts))
+def arrange(snapshot: Snapshot, policy: Policy = DEFAULT) -> Arranged:
+    """The snapshot's index, and its inventory's capacity under a policy."""
+    return Arranged(Index(snapshot), Capacity(snapshot.inventory, attempt_of(policy)))
+
+
+def schedule(snapshot: Snapshot, policy: Policy = DEFAULT, arranged: Arranged | None = None) -> Decisions:
+    """Decide one pass. Commit all of the answer or none of it.
+
+    Raises:
+        BadInput: the pools contradict each other; the message names one.
+    """
+    one = Pass(snapshot, policy, arranged or arrange(snapshot, policy))
+    one.keeping.claim_all(one.order)
+    for position, gang in enumerate(one.order):
+        if one.settled:
+            one.leave_waiting(one.order[position:])
+            break
+        one.consider(gang)
+    one.keeping.undo()
+    return one.decisions()
+
+
+class Pass:
+    """The state of one pass; `schedule` drives it."""
+
+    def __init__(self, snapshot: Snapshot, policy: Policy, arranged: Arranged) -> None:
+        self.policy, self.now = policy, snapshot.now_s
+        self.index, self.capacity = arranged.index, arranged.capacity
+        self.running = list(snapshot.running)
+        self.attempt = attempt_of(policy)
+        pools = policy.pools and snapshot.inventory.pools
+        self.book = Book(snapshot, self.index.capacity) if pools else None
+        self.order = _ordered(snapshot, policy, self.book)
+        self.keeping = Keeping(self.index)
+        self.starts: list[tuple[Gang, Placement]] = []
+        self.preempts: list[Preemption] = []
+        self.waits: dict[str, Wait] = {}
+        self.never: dict[str, Refusal] = {}
+        self.first_blocked: str | None = None
+        self.wakes: list[float] = []
+        self.lenders = self._lenders()
+        self.too_large: dict[tuple[object, ...], int] = {}  # by shape: the smallest gang that found no room
+        self.too_late: dict[tuple[object, ...], int] = {}  # the same beside the reservation
+        self.no_room: dict[int, Wait] = {}
+
+    @property
+    def settled(self) -> bool:
+        """True if the rest of the queue cannot start, whatever it is."""
+        if self.first_blocked is None:
+            return False
+        full = not self.index.total_free and self.keeping.reservation is None
+        return self.policy.strict or (full and self.book is None and not self.keeping.claims)
+
+    def leave_waiting(self, gangs: list[Gang]) -> None:
+        """Say of the rest of the queue, once for all of it, that it waits."""
+        if self.policy.strict:
+            wait = Wait(Reason.BEHIND, f"waits behind {self.first_blocked}", behind=self.first_blocked)
         else:
-            index.take(answer)
-            starts.append((gang, answer))
-    return Decisions(tuple(starts), waits=waits, never=never, order=tuple(gang.id for gang in queue))
+            wait = Wait(Reason.NO_ROOM, "no GPU is free")
+            self.wakes += [self.now + left for gang in gangs[:16] if (left := self._patience_left(gang)) > 0]
+        shared = replace(wait, starts_before=len(self.starts))
+        for gang in gangs:
+            if self._could_ever(gang):
+                self.waits[gang.id] = shared
+
+    def consider(self, gang: Gang) -> None:
+        """Start a gang, refuse it, or say why it waits."""
+        claim = self._drop_claim(gang) if gang.id in self.keeping.claims else None
+        barred = self.book.gate(gang) if self.book is not None else None
+        if isinstance(barred, Refusal):
+            self.never[gang.id] = barred
+        elif isinstance(barred, Wait):
+            self.waits[gang.id] = replace(barred, starts_before=len(self.starts))
+            if claim is not None:
+                self.keeping.claim(gang.id, claim)
+        elif not self._try_start(gang) and gang.id not in self.waits:
+            if claim is not None:
+                self._keep(gang, claim)
+            elif self._could_ever(gang):
+                self._blocked(gang)
+
+    def decisions(self) -> Decisions:
+        """The answer."""
+        return Decisions(
+            starts=tuple(self.starts),
+            preempts=tuple(self.preempts),
+            claims=self.keeping.claims,
+            waits=self.waits,
+            never=self.never,
+            order=tuple(gang.id for gang in self.order),
+            entitlements=self.book.entitlements if self.book is not None else {},
+            wake_s=min((at_s for at_s in self.wakes if at_s > self.now), default=None),
+        )
+
+    # starting
+
+    def _try_start(self, gang: Gang) -> bool:
+        reservation = self.keeping.reservation
+        late = reservation is not None and reservation.outlasted_by(gang, self.now)
+        placement = self._place(gang, late=late)
+        if placement is None or not self._near_enough(gang, placement):
+            return False
+        self.starts.append((gang, placement))
+        self.running.append(Running(gang, placement, self.now))
+        self.keeping.open()
+        self.index.take(self.index.masks(placement))
+        self.keeping.close()
+        self.no_room.clear()
+        if self.book is not None:
+            self.book.start(gang)
+        return True
+
+    def _place(self, gang: Gang, *, late: bool) -> Placement | None:
+        """Where a gang would go now; `late`: it must leave the reserved GPUs alone."""
+        bounds, shape = (self.too_late if late else self.too_large), _shape(gang)
+        if gang.gpus >= bounds.get(shape, gang.gpus + 1):
+            return None
+        if not late:
+            self.keeping.open()
+        placement = self._best(gang)
+        self.keeping.close()
+        if placement is None:
+            bounds[shape] = gang.gpus
+        return placement
+
+    def _best(self, gang: Gang) -> Placement | None:
+        placement = None
+        if self._prefers_near(gang):
+            placement = self.attempt(self.index, gang, locality=gang.constraints.prefer)
+        if placement is None:
+            placement = self.attempt(self.index, gang)
+        if placement is None and gang.avoid and not self.capacity.could_avoid(gang):
+            placement = self.attempt(self.index, gang, avoid=False)
+        return placement
+
+    def _prefers_near(self, gang: Gang) -> bool:
+        wants = gang.constraints
+        return wants.locality_wait_s > 0 and wants.prefer != "any" and wants.locality == "any"
+
+    def _near_enough(self, gang: Gang, placement: Placement) -> bool:
+        """False, and a wait, if the gang still prefers to wait for something nearer than this."""
+        prefer, until = gang.constraints.prefer, gang.submitted_s + gang.constraints.locality_wait_s
+        spread = len(placement.racks) if prefer == "rack" else len(placement.grants)
+        if not self._prefers_near(gang) or spread == 1 or self.now >= until:
+            return True
+        place = f"{len(placement.grants)} hosts in {len(placement.racks)} racks"
+        self._wait(gang, Reason.LOCALITY, f"fits on {place}, but prefers one {prefer}", until_s=until)
+        return False
+
+    def _drop_claim(self, gang: Gang) -> Placement | None:
+        self.too_large.clear()
+        self.too_late.clear()
+        return self.keeping.drop(gang.id)
+
+    # waiting
+
+    def _could_ever(self, gang: Gang) -> bool:
+        if self.capacity.could_hold(gang):
+            return True
+        self.never[gang.id] = self.capacity.refuse(self.index, gang)
+        return False
+
+    def _blocked(self, gang: Gang) -> None:
+        if self._preempt_for(gang) or self._beside_reserved(gang):
+            return
+        if self.first_blocked is None:
+            self.first_blocked = gang.id
+            if not self.policy.strict and self._reserve_for(gang):
+                return
+        left = self._patience_left(gang)
+        if left <= 0 and self._keep_hosts_for(gang):
+            return
+        self.wakes.append(self.now + left)
+        wait = self.no_room.get(gang.gpus)
+        if wait is None:
+            message = f"{gang.gpus} GPUs wanted; {self.index.total_free} are free, not enough of them as it needs them"
+            wait = self.no_room[gang.gpus] = Wait(Reason.NO_ROOM, message, starts_before=len(self.starts))
+        self.waits[gang.id] = wait
+
+    def _beside_reserved(self, gang: Gang) -> bool:
+        """True, and a wait, if only the reservation keeps the gang from starting."""
+        reservation = self.keeping.reservation
+        if reservation is None or self._place(gang, late=False) is None:
+            return False
+        message = f"would fit, but could delay the start of {reservation.gang}"
+        self._wait(gang, Reason.RESERVED, message, behind=reservation.gang, until_s=None)
+        return True
+
+    def _reserve_for(self, gang: Gang) -> bool:
+        """EASY: reserve at the earliest time at which the gang fits if the others use their whole time limits."""
+        ends = [(self._ends_s(running), running) for running in self.running]
+        releases = [Release(at_s, self.index.masks(run.placement)) for at_s, run in ends if at_s != ENDLESS]
+        found = first_fit(self.index, gang, releases, self._attempt)
+        if found is None:
+            return False
+        at_s, placement = found
+        self.keeping.reserve(Reservation(gang.id, at_s, self.index.masks(placement)))
+        message = f"{gang.gpus} GPUs wanted; {_hosts(placement)} are reserved for when time limits end"
+        self._wait(gang, Reason.NO_ROOM, message, expected_start_s=at_s)
+        return True
+
+    def _keep_hosts_for(self, gang: Gang) -> bool:
+        """After its patience: keep the hosts that are likely to be free soonest. For one gang at a time.
+
+        How long a gang still runs is guessed as long as it has run, as durations are heavy-tailed.
+        """
+        if self.policy.strict or self.keeping.claims or self.keeping.reservation is not None:
+            return False
+        releases = [
+            Release(min(2 * self.now - run.started_s, self._ends_s(run)), self.index.masks(run.placement))
+            for run in self.running
+        ]
+        found = first_fit(self.index, gang, releases, self._attempt)
+        if found is None:
+            return False
+        self._keep(gang, found[1])
+        return True
+
+    def _keep(self, gang: Gang, placement: Placement) -> None:
+        masks = dict(self.index.masks(placement))
+        ends = [self.now]
+        for run in self.running:
+            if any(masks.get(n, 0) & mask for n, mask in self.index.masks(run.placement)):
+                ends.append(self._ends_s(run))
+        self.keeping.claim(gang.id, placement)
+        message = f"{_hosts(placement)} are kept for it and come free one after the other"
+        self._wait(gang, Reason.KEPT, message, expected_start_s=None if max(ends) == ENDLESS else max(ends))
+
+    def _preempt_for(self, gang: Gang) -> bool:
+        """Stop gangs that run on borrowed GPUs, if this one is entitled to them."""
+        if self.book is None or not self.lenders or self.book.standing[gang.id] == BORROWING:
+            return False
+        found = choose_victims(self.index, gang, self.lenders, self.now, self._attempt)
+        if found is None:
+            return False
+        victims, placement = found
+        for run in victims:
+            message = (
+                f"pool {run.gang.pool} gives back what it borrowed: {gang.id} of pool {gang.pool} is entitled to it"
+            )
+            self.preempts.append(Preemption(run.gang.id, gang.id, message))
+        self.lenders = [run for run in self.lenders if run not in victims]
+        self.running = [replace(run, stopping=True) if run in victims else run for run in self.running]
+        self.book.start(gang)
+        self._keep(gang, placement)
+        return True
+
+    def _lenders(self) -> list[Running]:
+        if self.book is None:
+            return []
+        standing, least = self.book.standing, self.policy.min_run_s
+        borrowing = [
+            run
+            for run in self.running
+            if run.gang.preemptible and not run.stopping and standing.get(run.gang.id) == BORROWING
+        ]
+        self.wakes += [run.started_s + least for run in borrowing]
+        return [run for run in borrowing if self.now - run.started_s >= least]
+
+    def _attempt(self, index: Index, gang: Gang) -> Placement | None:
+        return self.attempt(index, gang)
+
+    def _ends_s(self, run: Running) -> float:
+        if run.stopping:
+            return self.now
+        return ENDLESS if run.ends_s is None else max(run.ends_s, self.now)
+
+    def _patience_left(self, gang: Gang) -> float:
+        """Seconds for which the gang may still be overtaken; see `Policy.patience_s`."""
+        patience = self.policy.patience_s
+        if gang.gpus > self.index.height:
+            patience *= min(1.0, (2 * share_of(self.index.lanes(gang.constraints), gang.gpus)) ** 4)
+        return gang.submitted_s + patience - self.now
+
+    def _wait(self, gang: Gang, reason: Reason, message: str, **more: Any) -> None:
+        self.waits[gang.id] = Wait(reason, message, starts_before=len(self.starts), **more)
+
+
+def _ordered(snapshot: Snapshot, policy: Policy, book: Book | None) -> list[Gang]:
+    if policy.order == "submission":
+        return sorted(snapshot.queue, key=_by_submission)
+    if policy.order == "duration":
+        return sorted(snapshot.queue, key=_by_duration)
+    if book is None:
+        return sorted(snapshot.queue, key=_by_rank)
+    standing = book.standing
+    return sorted(snapshot.queue, key=lambda gang: (standing.get(gang.id, BORROWING), gang.rank))
+
+
+_by_rank = attrgetter("rank")
+_by_submission = attrgetter("submitted_s", "id")
+
+
+def _by_duration(gang: Gang) -> tuple[float, float, str]:
+    return (ENDLESS if gang.duration_s is None else gang.duration_s, gang.submitted_s, gang.id)
+
+
+def _shape(gang: Gang) -> tuple[object, ...]:
+    """Gangs of one shape differ only in size: if one finds no room, no larger one does."""
+    return (id(gang.constraints), gang.avoid)
+
+
+def _hosts(placement: Placement) -> str:
+    names = placement.hosts
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

@@ -1,0 +1,50 @@
+"""Which GPUs come free when, and what that means for a gang that does not fit now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gpurun.scheduler.index import Index, Masks
+from gpurun.scheduler.model import Gang, Placement
+
+Try = Callable[[Index, Gang], Placement | None]
+
+
+@dataclass(frozen=True)
+class Release:
+    """GPUs that come free at a time: an end by time limit, or a guess."""
+
+    at_s: float
+    masks: Masks
+
+
+def first_fit(index: Index, gang: Gang, releases: Sequence[Release], attempt: Try) -> tuple[float, Placement] | None:
+    """The earliest release after which the gang fits, and where; None if it does not even after the last.
+
+    Leaves the index as it was. Whoever fits after some releases fits after more, so the search is binary.
+    """
+    ordered = sorted(releases, key=lambda release: release.at_s)
+    if index.total_free + sum(mask.bit_count() for r in ordered for _, mask in r.masks) < gang.gpus:
+        return None
+    given: list[Masks] = []
+
+    def after(number: int) -> Placement | None:
+        while len(given) < number:
+            masks = [(n, mask & ~index.free[n]) for n, mask in ordered[len(given)].masks]
+            index.give(masks)
+            given.append(masks)
+        while len(given) > number:
+            index.take(given.pop())
+        return attempt(index, gang)
+
+    low, high = 1, len(ordered)
+    best = after(high) if ordered else None
+    if best is not None:
+        while low < high:
+            middle = (low + high) // 2
+            found = after(middle)
+            low, high, best = (low, middle, found) if found is not None else (middle + 1, high, best)
+    while given:
+        index.take(given.pop())
+    return None if best is None else (ordered[low - 1].at_s, best)

@@ -1,0 +1,245 @@
+"""Replay of a trace in virtual time, each pass by the scheduler that `gpurun submit` uses."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpurun.errors import NeverFits
+from gpurun.inventory.model import Inventory
+from gpurun.jobs.spec import Constraints
+from gpurun.scheduler.model import Gang, Placement, Running, Snapshot
+from gpurun.scheduler.policy import Policy
+from gpurun.scheduler.schedule import arrange, schedule
+from gpurun.simulate.trace import TraceJob
+
+GRACE_S = 15.0
+"""A preempted gang keeps its GPUs this long: `JobSpec.grace_s` unless given."""
+
+EVERY = 256
+"""Events between two reports of progress."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """GPUs that one job held from start to end; a job that is preempted has several."""
+
+    start_s: float
+    end_s: float
+    placement: Placement
+
+
+@dataclass
+class Outcome:
+    """What became of one job. `spans` are its attempts; between them it waited."""
+
+    job: TraceJob
+    spans: list[Span] = field(default_factory=list)
+
+    @property
+    def ended_s(self) -> float:
+        """When the last attempt ended."""
+        return self.spans[-1].end_s
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds from submission to end in which it held no GPU."""
+        return self.ended_s - self.job.submitted_s - sum(span.end_s - span.start_s for span in self.spans)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The cluster from one event to the next.
+
+    Attributes:
+        largest_host: most GPUs free on one host: with `free`, how fragmented the cluster is.
+    """
+
+    at_s: float
+    used: int
+    free: int
+    queued: int
+    queued_gpus: int
+    largest_host: int
+
+
+@dataclass
+class Replay:
+    """A finished replay: outcomes in the trace's order, samples in time."""
+
+    inventory: Inventory
+    policy: Policy
+    outcomes: list[Outcome]
+    samples: list[Sample]
+    preemptions: int = 0
+
+
+Progress = Callable[[int], None]
+"""Called now and then with the number of jobs that have ended."""
+
+
+def replay(
+    jobs: Sequence[TraceJob],
+    inventory: Inventory,
+    policy: Policy,
+    *,
+    source: str = "",
+    progress: Progress | None = None,
+) -> Replay:
+    """Run a trace to its end.
+
+    Args:
+        jobs: in order of submission.
+        source: what messages call the trace.
+
+    Raises:
+        NeverFits: a job could never run on this inventory; names its line.
+        BadInput: the pools contradict each other.
+    """
+    cluster = _Cluster(jobs, inventory, policy)
+    cluster.refuse_impossible(source)
+    for events, _ in enumerate(cluster.events()):
+        if progress is not None and events % EVERY == 0:
+            progress(cluster.ended)
+    if progress is not None:
+        progress(cluster.ended)
+    return Replay(inventory, policy, cluster.outcomes, cluster.samples, cluster.preemptions)
+
+
+class _Cluster:
+    """Virtual time: the queue, what runs, and when what ends."""
+
+    def __init__(self, jobs: Sequence[TraceJob], inventory: Inventory, policy: Policy) -> None:
+        self.jobs, self.inventory, self.policy = jobs, inventory, policy
+        self.arranged = arrange(Snapshot(inventory), policy)
+        self.outcomes = [Outcome(job) for job in jobs]
+        shared: dict[object, Constraints] = {}
+        self.gangs = [_gang(number, job, shared) for number, job in enumerate(jobs)]
+        self.left = [_runs_for(job) for job in jobs]  # seconds of work that remain
+        self.queue: dict[str, Gang] = {}
+        self.running: dict[str, Running] = {}
+        self.ends: list[tuple[float, str, int]] = []  # (time, id, attempt)
+        self.stops: set[str] = set()
+        self.samples: list[Sample] = []
+        self.wake_s: float | None = None
+        self.submitted = self.ended = self.preemptions = 0
+
+    def refuse_impossible(self, source: str) -> None:
+        """Every job must be able to run alone on the empty inventory, pools included."""
+        known: dict[tuple[object, ...], str | None] = {}
+        for gang, job in zip(self.gangs, self.jobs, strict=True):
+            key = (gang.gpus, gang.constraints, gang.pool, gang.preemptible)
+            if key not in known:
+                never = schedule(Snapshot(self.inventory, queue=(gang,)), self.policy).never
+                known[key] = never[gang.id].message if never else None
+            message = known[key]
+            if message is not None:
+                raise NeverFits(message, where=f"{source}:{job.line}", job=job.job_id)
+
+    def events(self) -> Iterator[float]:
+        """Go from event to event, with a pass at each; yields the time."""
+        while self.ended < len(self.jobs):
+            times = [self.ends[0][0]] if self.ends else []
+            if self.submitted < len(self.jobs):
+                times.append(self.jobs[self.submitted].submitted_s)
+            if self.wake_s is not None:
+                times.append(self.wake_s)
+            now = min(times)
+            self._end_until(now)
+            self._submit_until(now)
+            self._pass(now)
+            yield now
+
+    def _end_until(self, now: float) -> None:
+        while self.ends and self.ends[0][0] <= now:
+            at_s, job, attempt = heapq.heappop(self.ends)
+            running = self.running.get(job)
+            if running is not None and running.gang.attempts == attempt:
+                self._end(running, at_s)
+
+    def _end(self, running: Running, now: float) -> None:
+        number = int(running.gang.id)
+        del self.running[running.gang.id]
+        self.arranged.index.give(self.arranged.index.masks(running.placement))
+        self.outcomes[number].spans.append(Span(running.started_s, now, running.placement))
+        if running.gang.id in self.stops:
+            self.stops.discard(running.gang.id)
+            self.left[number] -= max(0.0, now - GRACE_S - running.started_s)
+            attempts = running.gang.attempts + 1
+            self.queue[running.gang.id] = replace(running.gang, attempts=attempts, requeued=True, claim=None)
+        else:
+            self.ended += 1
+
+    def _submit_until(self, now: float) -> None:
+        while self.submitted < len(self.jobs) and self.jobs[self.submitted].submitted_s <= now:
+            gang = self.gangs[self.submitted]
+            self.queue[gang.id] = gang
+            self.submitted += 1
+
+    def _pass(self, now: float) -> None:
+        snapshot = Snapshot(
+            self.inventory, running=tuple(self.running.values()), queue=tuple(self.queue.values()), now_s=now
+        )
+        decisions = schedule(snapshot, self.policy, self.arranged)
+        for gang, placement in decisions.starts:
+            del self.queue[gang.id]
+            started = replace(gang, claim=None) if gang.claim else gang
+            self.running[gang.id] = Running(started, placement, now)
+            heapq.heappush(self.ends, (now + self.left[int(gang.id)], gang.id, gang.attempts))
+        for preemption in decisions.preempts:
+            self._stop(preemption.victim, now)
+        for job, gang in self.queue.items():
+            claim = decisions.claims.get(job)
+            if gang.claim != claim:
+                self.queue[job] = replace(gang, claim=claim)
+        self.wake_s = decisions.wake_s if self.queue else None
+        self._sample(now)
+
+    def _stop(self, victim: str, now: float) -> None:
+        running = self.running[victim]
+        self.running[victim] = replace(running, stopping=True)
+        if running.started_s + self.left[int(victim)] > now + GRACE_S:  # else it ends by itself first
+            self.stops.add(victim)
+            self.preemptions += 1
+            heapq.heappush(self.ends, (now + GRACE_S, victim, running.gang.attempts))
+
+    def _sample(self, now: float) -> None:
+        index = self.arranged.index
+        free = index.total_free
+        self.samples.append(
+            Sample(
+                at_s=now,
+                used=index.capacity - free,
+                free=free,
+                queued=len(self.queue),
+                queued_gpus=sum(gang.gpus for gang in self.queue.values()),
+                largest_host=index.largest_free() if free else 0,
+            )
+        )
+
+
+def _gang(number: int, job: TraceJob, shared: dict[object, Constraints]) -> Gang:
+    key = (job.generation, job.gpus_per_host)
+    constraints = shared.setdefault(
+        key,
+        Constraints(
+            generations=(job.generation,) if job.generation else (),
+            gpus_per_host=job.gpus_per_host,
+        ),
+    )
+    return Gang(
+        id=f"{number:09d}",
+        gpus=job.gpus,
+        submitted_s=job.submitted_s,
+        constraints=constraints,
+        pool=job.pool,
+        priority=job.priority,
+        preemptible=job.preemptible,
+        time_limit_s=job.time_limit_s,
+        duration_s=job.duration_s,
+    )
+
+
+def _runs_for(job: TraceJob) -> float:
+    return job.duration_s if job.time_limit_s is None else min(job.duration_s, job.time_limit_s)
