@@ -42,9 +42,10 @@ class Capacity:
         lanes = index.lanes(gang.constraints)
         free = max((sum(shelf.free for shelf in lane.shelves) for lane in lanes), default=0)
         asked = _plural(gang.gpus, "GPU")
-        if free >= gang.gpus:
-            return Refusal(False, Reason.NO_ROOM, f"{asked} wanted; {free} are free, but not as it needs them")
-        return Refusal(False, Reason.NO_ROOM, f"{asked} wanted; {free} of such GPUs are free")
+        but = ", but not as it needs them" if free >= gang.gpus else ""
+        return Refusal(
+            False, Reason.NO_ROOM, f"{asked} wanted; {free} such GPUs of one generation are free for it{but}"
+        )
 
     def _never(self, gang: Gang) -> str:
         wants, lanes = gang.constraints, self._empty.lanes(gang.constraints)

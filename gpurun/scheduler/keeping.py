@@ -19,6 +19,7 @@ class Reservation:
 
     gang: str
     at_s: float
+    placement: Placement
     masks: Masks
 
     def outlasted_by(self, gang: Gang, now_s: float) -> bool:
@@ -61,6 +62,12 @@ class Keeping:
         """Keep the reservation's GPUs from here on."""
         self.reservation = reservation
         self.close()
+
+    @property
+    def reserved_placement(self) -> dict[str, Placement]:
+        """The reservation as `Decisions.reserved` has it."""
+        kept = self.reservation
+        return {} if kept is None else {kept.gang: kept.placement}
 
     def open(self) -> None:
         """Let the next gang use reserved GPUs: it ends before they are needed."""

@@ -214,6 +214,8 @@ class Decisions:
         preempts: gangs to stop now.
         claims: queued gang → the GPUs kept for it. Store them and hand them back as `Gang.claim`; a gang that
             is not in here has none.
+        reserved: the first gang that waits for room → the GPUs it is expected to start on; kept for this pass only,
+            from gangs that could outlast its expected start. Empty if that start is unknown.
         waits: every queued gang that neither starts nor is refused.
         entitlements: pool → GPUs it may use now, as this pass divided them; empty where there are no pools.
         never: queued gangs that the inventory could never hold.
@@ -224,6 +226,7 @@ class Decisions:
     starts: tuple[tuple[Gang, Placement], ...] = ()
     preempts: tuple[Preemption, ...] = ()
     claims: Mapping[str, Placement] = field(default_factory=dict)
+    reserved: Mapping[str, Placement] = field(default_factory=dict)
     waits: Mapping[str, Wait] = field(default_factory=dict)
     never: Mapping[str, Refusal] = field(default_factory=dict)
     order: tuple[str, ...] = ()

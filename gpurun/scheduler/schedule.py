@@ -132,6 +132,7 @@ class Pass:
             starts=tuple(self.starts),
             preempts=tuple(self.preempts),
             claims=self.keeping.claims,
+            reserved=self.keeping.reserved_placement,
             waits=self.waits,
             never=self.never,
             order=tuple(gang.id for gang in self.order),
@@ -220,7 +221,7 @@ class Pass:
         self.wakes.append(self.now + left)
         wait = self.no_room.get(gang.gpus)
         if wait is None:
-            message = f"{gang.gpus} GPUs wanted; {self.index.total_free} are free, not enough of them as it needs them"
+            message = self.capacity.refuse(self.index, gang).message
             wait = self.no_room[gang.gpus] = Wait(Reason.NO_ROOM, message, starts_before=len(self.starts))
         self.waits[gang.id] = wait
 
@@ -241,7 +242,7 @@ class Pass:
         if found is None:
             return False
         at_s, placement = found
-        self.keeping.reserve(Reservation(gang.id, at_s, self.index.masks(placement)))
+        self.keeping.reserve(Reservation(gang.id, at_s, placement, self.index.masks(placement)))
         message = f"{gang.gpus} GPUs wanted; {_hosts(placement)} are reserved for when time limits end"
         self._wait(gang, Reason.NO_ROOM, message, expected_start_s=at_s)
         return True

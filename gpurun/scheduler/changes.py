@@ -1,0 +1,158 @@
+"""The smallest change that would start a gang now. Each one offered was tried with a pass of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from gpurun.errors import BadInput
+from gpurun.inventory.model import Inventory, Pool
+from gpurun.jobs.spec import Constraints
+from gpurun.scheduler.model import Decisions, Gang, Reason, Snapshot
+from gpurun.scheduler.policy import Policy
+from gpurun.scheduler.pools import tree_of
+from gpurun.scheduler.schedule import schedule
+
+MAX_UNCORDON = 16
+"""So many hosts are tried one by one before all of them at once."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change that starts the gang.
+
+    Attributes:
+        what: ``gpus``, ``generation``, ``locality``, ``gpus_per_host``, ``hosts``, ``time_limit``, ``preemptible``,
+            ``priority``, ``pool`` or ``uncordon``.
+        value: the new value, as a person would write it.
+        text: the change in words.
+    """
+
+    what: str
+    value: str
+    text: str
+
+
+def changes_that_start(snapshot: Snapshot, gang: Gang, decisions: Decisions, policy: Policy) -> tuple[Change, ...]:
+    """Every kind of change that would start a waiting gang in a pass now, the smallest first."""
+    found: list[Change] = []
+    for change, changed in _candidates(snapshot, gang, decisions):
+        if change.what == "uncordon" and "," in change.value and any(c.what == "uncordon" for c in found):
+            continue  # one host is enough
+        if _possible(changed) and _starts(changed, gang.id, policy):
+            found.append(change)
+    fewer = _fewer_gpus(snapshot, gang, policy)
+    return tuple(found if fewer is None else [fewer, *found])
+
+
+def _starts(snapshot: Snapshot, gang: str, policy: Policy) -> bool:
+    return any(started.id == gang for started, _ in schedule(snapshot, policy).starts)
+
+
+def _possible(snapshot: Snapshot) -> bool:
+    """False if the changed pools contradict each other: no change to offer."""
+    try:
+        tree_of(snapshot.inventory.pools, snapshot.inventory.total_gpus)
+    except BadInput:
+        return False
+    return True
+
+
+def _with(snapshot: Snapshot, gang: Gang) -> Snapshot:
+    queue = tuple(gang if other.id == gang.id else other for other in snapshot.queue)
+    return replace(snapshot, queue=queue)
+
+
+def _fewer_gpus(snapshot: Snapshot, gang: Gang, policy: Policy) -> Change | None:
+    """The most GPUs below what it wants with which it starts; larger gangs are no easier to place."""
+    step = gang.constraints.gpus_per_host or 1
+    low, high = 0, max(0, gang.gpus // step - 1)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _starts(_with(snapshot, replace(gang, gpus=middle * step)), gang.id, policy):
+            low = middle
+        else:
+            high = middle - 1
+    if not low:
+        return None
+    gpus = low * step
+    inside = gang.min_gpus is not None and gpus >= gang.min_gpus
+    return Change("gpus", str(gpus), f"{gpus} GPUs in place of {gang.gpus}{' (it says it can)' if inside else ''}")
+
+
+def _candidates(snapshot: Snapshot, gang: Gang, decisions: Decisions) -> Iterator[tuple[Change, Snapshot]]:
+    for change, constraints in _other_constraints(snapshot.inventory, gang.constraints):
+        yield change, _with(snapshot, replace(gang, constraints=constraints))
+    limit = _time_that_is_left(snapshot, gang, decisions)
+    if limit is not None:
+        change = Change("time_limit", f"{limit:.0f}s", f"a time limit of {limit:.0f} s: it would end in time")
+        yield change, _with(snapshot, replace(gang, time_limit_s=limit))
+    if not gang.preemptible and snapshot.inventory.pools:
+        change = Change("preemptible", "true", "preemptible: it may then borrow what others do not use")
+        yield change, _with(snapshot, replace(gang, preemptible=True))
+    top = max((other.priority for other in snapshot.queue if other.id != gang.id), default=gang.priority) + 1
+    if top > gang.priority:
+        yield Change("priority", str(top), f"priority {top}"), _with(snapshot, replace(gang, priority=top))
+    yield from _other_pools(snapshot, gang, decisions)
+    yield from _uncordoned(snapshot)
+
+
+def _other_constraints(inventory: Inventory, wants: Constraints) -> Iterator[tuple[Change, Constraints]]:
+    if wants.locality_wait_s and wants.prefer != "any":
+        yield Change("locality", "any", f"not waiting for one {wants.prefer}"), replace(wants, locality_wait_s=0.0)
+    wider = {"host": ("rack", "any"), "rack": ("any",), "any": ()}[wants.locality]
+    for locality in wider:
+        yield Change("locality", locality, f"locality {locality}"), replace(wants, locality=locality)  # type: ignore[arg-type]
+    for generation in inventory.generations if wants.generations or wants.gpu_model or wants.min_gpu_memory_mib else ():
+        if generation not in wants.generations:
+            other = replace(wants, generations=(generation,), gpu_model=None, min_gpu_memory_mib=None)
+            yield Change("generation", generation, f"generation {generation}"), other
+    if wants.gpus_per_host:
+        yield Change("gpus_per_host", "any", "any number of GPUs per host"), replace(wants, gpus_per_host=None)
+    if wants.nvlink:
+        yield Change("nvlink", "false", "GPUs of several NVLink islands"), replace(wants, nvlink=False)
+    if wants.hosts or wants.avoid:
+        yield Change("hosts", "any", "any hosts"), replace(wants, hosts=(), avoid=())
+
+
+def _time_that_is_left(snapshot: Snapshot, gang: Gang, decisions: Decisions) -> float | None:
+    """How long a gang may run so as not to delay the first one that waits for room."""
+    wait = decisions.waits[gang.id]
+    if wait.reason is not Reason.RESERVED or wait.behind is None:
+        return None
+    first = decisions.waits.get(wait.behind)
+    if first is None or first.expected_start_s is None or first.expected_start_s <= snapshot.now_s:
+        return None
+    return first.expected_start_s - snapshot.now_s
+
+
+def _other_pools(snapshot: Snapshot, gang: Gang, decisions: Decisions) -> Iterator[tuple[Change, Snapshot]]:
+    if decisions.waits[gang.id].reason is not Reason.POOL:
+        return
+    pools = {pool.name: pool for pool in snapshot.inventory.pools}
+    pool = pools.get(gang.pool or "")
+    while pool is not None:
+        used = sum(run.gang.gpus for run in snapshot.running if run.gang.pool == pool.name) + gang.gpus
+        if not gang.preemptible:
+            yield _pool_change(snapshot, pool, replace(pool, reservation=max(used, pool.reservation)), "reservation")
+        if pool.limit is not None:
+            yield _pool_change(snapshot, pool, replace(pool, limit=max(used, pool.limit)), "limit")
+        pool = pools.get(pool.parent or "")
+
+
+def _pool_change(snapshot: Snapshot, old: Pool, new: Pool, key: str) -> tuple[Change, Snapshot]:
+    if new.limit is not None and new.reservation > new.limit:
+        new = replace(new, limit=new.reservation)
+    pools = tuple(new if pool is old else pool for pool in snapshot.inventory.pools)
+    value = getattr(new, key)
+    change = Change("pool", f"{old.name}.{key}={value}", f"pool {old.name} with a {key} of {value}")
+    return change, replace(snapshot, inventory=replace(snapshot.inventory, pools=pools))
+
+
+def _uncordoned(snapshot: Snapshot) -> Iterator[tuple[Change, Snapshot]]:
+    names = sorted(snapshot.unusable)
+    for name in names[:MAX_UNCORDON]:
+        rest = {host: why for host, why in snapshot.unusable.items() if host != name}
+        yield Change("uncordon", name, f"{name} back in use"), replace(snapshot, unusable=rest)
+    if len(names) > 1:
+        yield Change("uncordon", ",".join(names), f"all {len(names)} hosts back in use"), replace(snapshot, unusable={})

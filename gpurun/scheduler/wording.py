@@ -1,0 +1,87 @@
+"""An explanation in words: the lines of `gpurun why`, one screen of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from gpurun.scheduler.explain import Explanation, Holder
+from gpurun.scheduler.model import HostGroup
+
+MOST = 6
+"""Lines of one kind; the rest is counted."""
+
+Fold = Callable[[Iterable[str]], str]
+"""Host names to one short word, such as ``gpu-r1-[01-16]``."""
+
+
+def lines(explanation: Explanation, *, now_s: float, fold: Fold) -> list[str]:
+    """The explanation as lines of text without colours.
+
+    Args:
+        now_s: the time of the snapshot; expected starts are given as seconds from it.
+        fold: how host names are shortened.
+    """
+    head = f"{explanation.gang}: {explanation.state}"
+    text = [f"{head}: {explanation.message}" if explanation.message else head]
+    if explanation.placement is not None:
+        text.append(f"  on {fold(explanation.placement.hosts)} ({', '.join(explanation.placement.racks)})")
+    if explanation.state not in ("waits", "never"):
+        return text
+    if explanation.position is not None:
+        text.append(f"  place in the queue: {explanation.position}{_ahead(explanation.ahead)}")
+    text += _pool(explanation)
+    text += _section("hosts", [_group(group, fold) for group in explanation.groups])
+    text += _section("GPUs it could use are held by", [_holder(holder, now_s) for holder in explanation.holders])
+    if explanation.state == "waits":
+        text.append(f"  expected start: {_when(explanation.expected_start_s, now_s)}")
+        changes = [change.text for change in explanation.changes]
+        text += _section("it would start now with", changes) or ["  no single change would start it now"]
+    return text
+
+
+def _section(title: str, entries: Sequence[str]) -> list[str]:
+    if not entries:
+        return []
+    more = [f"    … and {len(entries) - MOST} more"] if len(entries) > MOST else []
+    return [f"  {title}:", *(f"    {entry}" for entry in entries[:MOST]), *more]
+
+
+def _ahead(ahead: Sequence[str]) -> str:
+    if not ahead:
+        return ""
+    more = f" and {len(ahead) - MOST} more" if len(ahead) > MOST else ""
+    return f", behind {', '.join(ahead[:MOST])}{more}"
+
+
+def _pool(explanation: Explanation) -> list[str]:
+    pool = explanation.pool
+    if pool is None:
+        return []
+    limit = "none" if pool.limit is None else f"{pool.limit}"
+    entitled = "" if pool.entitlement is None else f", entitled to {pool.entitlement:.0f} now"
+    return [f"  pool {pool.name}: uses {pool.used} GPUs{entitled}, reservation {pool.reservation}, limit {limit}"]
+
+
+def _group(group: HostGroup, fold: Fold) -> str:
+    room = ""
+    if group.free:
+        room = f"; {group.free} of {group.gpus} free, at most {group.largest_host} on a host"
+        room += f" and {group.largest_rack} in a rack"
+    return f"{fold(group.hosts)}: {group.why}{room}"
+
+
+def _holder(holder: Holder, now_s: float) -> str:
+    until = "is stopping" if holder.stopping else f"ends {_when(holder.ends_s, now_s)}"
+    if holder.ends_s is None and not holder.stopping:
+        until = "has no time limit"
+    return f"{holder.gang}: {holder.gpus} GPUs on {holder.hosts} host{'s' * (holder.hosts != 1)}, {until}"
+
+
+def _when(at_s: float | None, now_s: float) -> str:
+    if at_s is None:
+        return "unknown: what it waits for has no time limit"
+    left = max(0, round(at_s - now_s))
+    if left < 60:
+        return f"in {left} s at the latest"
+    hours, minutes = divmod(-(-left // 60), 60)
+    return f"in {f'{hours} h ' if hours else ''}{minutes:02d} min at the latest"
