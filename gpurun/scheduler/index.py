@@ -132,12 +132,14 @@ class Index:
             lanes = self._lanes[key] = tuple(_lane(name, found[name]) for name in sorted(found))
         return lanes
 
-    def largest_free(self) -> int:
-        """Most GPUs free on one host."""
-        for free in range(self.height, 0, -1):
-            if any(shelf.counts[free] for shelf in self._shelves.values()):
-                return free
-        return 0
+    def free_on_empty_hosts(self) -> int:
+        """GPUs of the usable hosts on which nothing runs."""
+        return sum(
+            shelf.size * shelf.counts[shelf.size]
+            if shelf.size
+            else sum(self.free[n].bit_count() for level in shelf.levels for n in level if self.free[n] == self.full[n])
+            for shelf in self._shelves.values()
+        )
 
     def masks(self, placement: Placement) -> Masks:
         """A placement's GPUs as bits. Hosts that are not in the inventory any more are left out."""

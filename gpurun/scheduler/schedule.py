@@ -88,6 +88,7 @@ class Pass:
         self.lenders = self._lenders()
         self.too_large: dict[tuple[object, ...], int] = {}  # by shape: the smallest gang that found no room
         self.too_late: dict[tuple[object, ...], int] = {}  # the same beside the reservation
+        self.would_fit: dict[tuple[object, ...], int] = {}  # the largest that only the reservation keeps out
         self.no_room: dict[int, Wait] = {}
 
     @property
@@ -154,6 +155,7 @@ class Pass:
         self.index.take(self.index.masks(placement))
         self.keeping.close()
         self.no_room.clear()
+        self.would_fit.clear()
         if self.book is not None:
             self.book.start(gang)
         return True
@@ -227,9 +229,13 @@ class Pass:
 
     def _beside_reserved(self, gang: Gang) -> bool:
         """True, and a wait, if only the reservation keeps the gang from starting."""
-        reservation = self.keeping.reservation
-        if reservation is None or self._place(gang, late=False) is None:
+        reservation, shape = self.keeping.reservation, _shape(gang)
+        if reservation is None:
             return False
+        if gang.gpus > self.would_fit.get(shape, 0):
+            if self._place(gang, late=False) is None:
+                return False
+            self.would_fit[shape] = gang.gpus
         message = f"would fit, but could delay the start of {reservation.gang}"
         self._wait(gang, Reason.RESERVED, message, behind=reservation.gang, until_s=None)
         return True

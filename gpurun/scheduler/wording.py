@@ -79,7 +79,7 @@ def _holder(holder: Holder, now_s: float) -> str:
 
 def _when(at_s: float | None, now_s: float) -> str:
     if at_s is None:
-        return "unknown: what it waits for has no time limit"
+        return "unknown: it depends on gangs without a time limit"
     left = max(0, round(at_s - now_s))
     if left < 60:
         return f"in {left} s at the latest"

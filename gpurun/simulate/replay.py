@@ -53,7 +53,7 @@ class Sample:
     """The cluster from one event to the next.
 
     Attributes:
-        largest_host: most GPUs free on one host: with `free`, how fragmented the cluster is.
+        free_whole: of the free GPUs, those on hosts where nothing runs; the others are fragments.
     """
 
     at_s: float
@@ -61,7 +61,7 @@ class Sample:
     free: int
     queued: int
     queued_gpus: int
-    largest_host: int
+    free_whole: int
 
 
 @dataclass
@@ -214,7 +214,7 @@ class _Cluster:
                 free=free,
                 queued=len(self.queue),
                 queued_gpus=sum(gang.gpus for gang in self.queue.values()),
-                largest_host=index.largest_free() if free else 0,
+                free_whole=index.free_on_empty_hosts() if free else 0,
             )
         )
 

@@ -1,0 +1,105 @@
+"""``gpurun simulate``: what the scheduler would have done with a trace, on this or another cluster."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpurun.cli.inventory_options import InventoryOption, JsonOption, located
+from gpurun.cli.printing import duration, print_json
+from gpurun.errors import BadInput
+
+if TYPE_CHECKING:
+    from gpurun.inventory.model import Inventory
+    from gpurun.scheduler.policy import Policy
+    from gpurun.simulate.replay import Replay
+    from gpurun.simulate.report import Report
+    from gpurun.simulate.trace import TraceJob
+
+
+def simulate(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE.csv", help="Jobs: job_id,submit_time_s,duration_s,gpus,…")],
+    inventory: InventoryOption = None,
+    policy: Annotated[str, typer.Option(help="fifo, sjf (knows durations) or default (what submit uses).")] = "default",
+    patience: Annotated[
+        float | None,
+        typer.Option(
+            metavar="HOURS",
+            min=0,
+            help="How long a large gang is overtaken before hosts are kept for it. "
+            "More: shorter waits on average; less: shorter waits of large gangs.",
+            show_default="240",
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw GPUs in use, queue and fragmentation: .svg or .png.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Replay a trace through the scheduler in virtual time."""
+    from gpurun.inventory.load import load
+    from gpurun.simulate.report import report
+    from gpurun.simulate.trace import read_trace
+
+    chosen = _policy(policy, patience)
+    jobs = read_trace(trace)
+    cluster = load(located(inventory))
+    began = time.perf_counter()
+    done = _replay(jobs, cluster, chosen, str(trace))
+    figures = report(done, time.perf_counter() - began)
+    if plot is not None:
+        from gpurun.simulate.plot import write_plot
+
+        write_plot(done, plot)
+    if as_json:
+        print_json(asdict(figures))
+    else:
+        _print(figures, chosen)
+
+
+def _policy(name: str, patience_h: float | None) -> Policy:
+    from gpurun.scheduler.policy import HOUR_S, POLICIES
+
+    if name not in POLICIES:
+        raise BadInput(f"--policy {name!r} must be one of {', '.join(sorted(POLICIES))}")
+    policy = POLICIES[name]
+    return policy if patience_h is None else replace(policy, patience_s=patience_h * HOUR_S)
+
+
+def _replay(jobs: tuple[TraceJob, ...], cluster: Inventory, policy: Policy, source: str) -> Replay:
+    from gpurun.simulate.replay import replay
+
+    if not sys.stderr.isatty():
+        return replay(jobs, cluster, policy, source=source)
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(f"replay, {policy.name}", total=len(jobs))
+        return replay(jobs, cluster, policy, source=source, progress=lambda ended: bar.update(task, completed=ended))
+
+
+def _print(figures: Report, policy: Policy) -> None:
+    rows = [
+        ("policy", policy.name),
+        ("jobs", f"{figures.jobs}"),
+        ("average completion", duration(figures.avg_jct_s)),
+        ("average wait", duration(figures.avg_wait_s)),
+        ("median wait", duration(figures.p50_wait_s)),
+        ("99th percentile of waits", duration(figures.p99_wait_s)),
+        ("makespan", duration(figures.makespan_s)),
+        ("GPUs in use", f"{figures.gpu_utilization:.1%}"),
+        ("GPUs idle while jobs waited", f"{figures.idle_while_pending:.1%}"),
+        ("jobs over several hosts", f"{figures.multi_host_jobs}"),
+        ("jobs over several racks", f"{figures.multi_rack_jobs}"),
+        ("preemptions", f"{figures.preemptions}"),
+        ("replayed in", f"{figures.elapsed_s:.2f}s"),
+    ]
+    for name, value in rows:
+        typer.echo(f"{name:<28}{value:>12}")

@@ -1,0 +1,145 @@
+"""A replay as a picture: GPUs in use, queue length and fragmentation over time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from gpurun.errors import BadInput
+from gpurun.simulate.replay import Replay, Sample
+
+WIDTH, PANEL, LEFT, TOP, GAP = 960, 150, 70, 40, 42
+COLUMNS = 600
+"""Samples are averaged into at most this many columns."""
+
+DAY_S = 86400.0
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One curve. `values` are means per column, `most` the top of the axis."""
+
+    title: str
+    values: Sequence[float]
+    most: float
+    colour: str
+
+
+def write_plot(done: Replay, path: Path) -> None:
+    """Draw a replay into ``.svg``, or ``.png`` where matplotlib is installed.
+
+    Raises:
+        BadInput: another suffix, matplotlib missing, or a file that cannot be written.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in (".svg", ".png"):
+        raise BadInput(f"--plot {str(path)!r} must end in .svg or .png")
+    try:
+        if suffix == ".svg":
+            path.write_text(svg(done), encoding="utf-8")
+        else:
+            _png(done, path)
+    except OSError as error:
+        raise BadInput(f"cannot write the plot: {error.strerror}", where=str(path)) from error
+
+
+def panels(done: Replay) -> tuple[Panel, ...]:
+    """The three curves of a replay."""
+    total = done.inventory.total_gpus
+    used = _columns(done.samples, lambda sample: sample.used)
+    queued = _columns(done.samples, lambda sample: sample.queued)
+    loose = _columns(done.samples, lambda s: 100 * (s.free - s.free_whole) / total if total else 0.0)
+    return (
+        Panel(f"GPUs in use, of {total}", used, float(total), "#2f6fb0"),
+        Panel("jobs that wait", queued, max([1.0, *queued]), "#c05a2b"),
+        Panel("fragmentation: free GPUs on part-used hosts, % of all GPUs", loose, max([1.0, *loose]), "#3f8f4f"),
+    )
+
+
+def svg(done: Replay) -> str:
+    """The picture as an SVG document."""
+    span_s = _span(done.samples)
+    height = TOP + 3 * (PANEL + GAP) + 10
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
+        'font-size="12">',
+        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        f'<text x="{LEFT}" y="22" font-size="15">{escape(_title(done))}</text>',
+    ]
+    for number, panel in enumerate(panels(done)):
+        parts += _panel_svg(panel, TOP + number * (PANEL + GAP) + 14, span_s)
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _panel_svg(panel: Panel, top: float, span_s: float) -> list[str]:
+    right, bottom = WIDTH - 20, top + PANEL
+    step = (right - LEFT) / max(1, len(panel.values))
+    points = [f"{LEFT:.1f},{bottom:.1f}"]
+    for number, value in enumerate(panel.values):
+        y = bottom - PANEL * min(1.0, value / panel.most)
+        points += [f"{LEFT + number * step:.1f},{y:.1f}", f"{LEFT + (number + 1) * step:.1f},{y:.1f}"]
+    points.append(f"{right:.1f},{bottom:.1f}")
+    parts = [
+        f'<text x="{LEFT}" y="{top - 5:.1f}">{escape(panel.title)}</text>',
+        f'<polygon points="{" ".join(points)}" fill="{panel.colour}" fill-opacity="0.35" stroke="{panel.colour}"/>',
+        f'<path d="M{LEFT},{top}V{bottom}H{right}" fill="none" stroke="#444"/>',
+    ]
+    for part in (0.0, 0.5, 1.0):
+        y = bottom - PANEL * part
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{panel.most * part:.4g}</text>')
+    for part in (0.0, 0.25, 0.5, 0.75, 1.0):
+        x, days = LEFT + (right - LEFT) * part, span_s * part / DAY_S
+        parts.append(f'<text x="{x:.1f}" y="{bottom + 15:.1f}" text-anchor="middle">{_time(days)}</text>')
+    return parts
+
+
+def _png(done: Replay, path: Path) -> None:
+    try:
+        import matplotlib.figure  # noqa: PLC0415  optional, and slow to import
+    except ImportError as error:
+        raise BadInput("a .png needs matplotlib", hint="pip install matplotlib, or ask for a .svg") from error
+    figure = matplotlib.figure.Figure(figsize=(WIDTH / 100, 6.4), layout="constrained")
+    figure.suptitle(_title(done))
+    days = _span(done.samples) / DAY_S
+    for axes, panel in zip(figure.subplots(3, 1, sharex=True), panels(done), strict=True):
+        ticks = [days * number / max(1, len(panel.values)) for number in range(len(panel.values))]
+        axes.fill_between(ticks, panel.values, step="post", color=panel.colour, alpha=0.4)
+        axes.set_ylim(0, panel.most)
+        axes.set_title(panel.title, fontsize=9, loc="left")
+    axes.set_xlabel("days")
+    figure.savefig(path, dpi=100)
+
+
+def _title(done: Replay) -> str:
+    hosts = len(done.inventory.hosts)
+    return (
+        f"{len(done.outcomes)} jobs on {hosts} hosts with {done.inventory.total_gpus} GPUs, policy {done.policy.name}"
+    )
+
+
+def _span(samples: Sequence[Sample]) -> float:
+    return samples[-1].at_s - samples[0].at_s if samples else 0.0
+
+
+def _columns(samples: Sequence[Sample], value: Callable[[Sample], float]) -> list[float]:
+    """Means over equal stretches of time; each sample holds until the next."""
+    span_s = _span(samples)
+    if span_s <= 0:
+        return [float(value(sample)) for sample in samples[-1:]]
+    width = span_s / COLUMNS
+    sums = [0.0] * COLUMNS
+    for sample, following in zip(samples, samples[1:], strict=False):
+        at, end = sample.at_s - samples[0].at_s, following.at_s - samples[0].at_s
+        level = value(sample)
+        while at < end:
+            column = min(COLUMNS - 1, int(at / width))
+            until = end if column == COLUMNS - 1 else min(end, (column + 1) * width)
+            sums[column] += level * (until - at)
+            at = until if until > at else end
+    return [total / width for total in sums]
+
+
+def _time(days: float) -> str:
+    return f"{days:.3g} d" if days >= 1 or days == 0 else f"{days * 24:.3g} h"
