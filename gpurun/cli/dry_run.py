@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import shlex
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gpurun.cli.printing import DRY_RUN_ID, print_json, say
+from gpurun.cli.printing import DRY_RUN_ID, print_json
+from gpurun.cli.why import print_explanation
 from gpurun.jobs.home import home
 from gpurun.launch.plan import Plan, make_plan
 from gpurun.leases.allocate import SSH_PORTS, snapshot
+from gpurun.scheduler.explain import explain
 from gpurun.scheduler.model import Gang, Placement
 from gpurun.scheduler.schedule import schedule
 
@@ -28,14 +31,16 @@ def show_plan(spec: JobSpec, inventory: Inventory, *, as_json: bool) -> None:
         id=DRY_RUN_ID, gpus=spec.gpus, submitted_s=now_s, min_gpus=spec.min_gpus, constraints=spec.constraints,
         pool=spec.pool, priority=spec.priority, preemptible=spec.preemptible, time_limit_s=spec.time_limit_s,
     )  # fmt: skip
-    decisions = schedule(snapshot(home(os.environ), inventory, now_s=now_s, extra=(gang,)))
+    seen = snapshot(home(os.environ), inventory, now_s=now_s, extra=(gang,))
+    decisions = schedule(seen)
     placement = next((placement for started, placement in decisions.starts if started.id == gang.id), None)
     if placement is None:
-        wait = decisions.waits[gang.id]
+        explanation = explain(decisions, seen, gang.id)
         if as_json:
-            print_json({"job": _job(spec), "placement": None, "wait": wait.message, "containers": {}, "launch": []})
+            waits = asdict(explanation)
+            print_json({"job": _job(spec), "placement": None, "wait": waits, "containers": {}, "launch": []})
         else:
-            say(f"It would wait: {wait.message}")
+            print_explanation(explanation, "it")
         return
     plan = make_plan(
         job=DRY_RUN_ID, attempt=1, spec=spec, grants=placement.grants, inventory=inventory, accounts={},

@@ -28,7 +28,7 @@ InventoryOption = Annotated[
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, the beginning of it, or its name.")]
 
 
-def _store() -> JobStore:
+def open_store() -> JobStore:
     """The job store, after what a crash left has been picked up: any command that comes along does that."""
     from gpurun.jobs.home import home
     from gpurun.jobs.store import JobStore
@@ -44,7 +44,7 @@ def _store() -> JobStore:
 
 def find_job(text: str) -> JobFolder:
     """The job a person means. Raises BadInput when none or several match."""
-    return _store().find(text)
+    return open_store().find(text)
 
 
 def status(
@@ -59,7 +59,7 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show hosts and jobs: what is free, what runs, what waits, and what is not known."""
-    store = _store()
+    store = open_store()
     if job is not None:
         record = store.find(job).record()
         if as_json:
@@ -165,7 +165,7 @@ def logs(
     """Print what a job's ranks have printed."""
     from gpurun.supervisor.joblog import read_lines
 
-    folder = _store().find(job)
+    folder = open_store().find(job)
     offset = 0
     while True:
         ended = folder.record().state.ended
@@ -187,7 +187,7 @@ def cancel(
     """End jobs: SIGTERM, the grace period, SIGKILL, and the proof that every GPU is free again."""
     from gpurun.cli.follow import cancel_job
 
-    store = _store()
+    store = open_store()
     folders = [store.find(job) for job in jobs]
     for folder in folders:
         if folder.record().state.ended:
@@ -206,7 +206,7 @@ def wait(
     as_json: JsonOption = False,
 ) -> None:
     """Wait until jobs have ended; exit with the first failure's code, 0 if all succeeded."""
-    store = _store()
+    store = open_store()
     folders = [store.find(job) for job in jobs]
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while not all(folder.record().state.ended for folder in folders):

@@ -9,7 +9,7 @@ import click
 import typer
 
 from gpurun import __version__, faults
-from gpurun.cli import bench, doctor, inventory, jobs, lab, recover, ship, submit
+from gpurun.cli import bench, doctor, inventory, jobs, lab, recover, ship, simulate, submit, why
 from gpurun.cli import exec as exec_command
 from gpurun.errors import GpurunError
 
@@ -27,6 +27,8 @@ app = typer.Typer(
 )
 app.command("submit")(submit.submit)
 app.command("status")(jobs.status)
+app.command("queue")(why.queue)
+app.command("why")(why.why)
 app.command("logs")(jobs.logs)
 app.command("cancel")(jobs.cancel)
 app.command("wait")(jobs.wait)
@@ -35,6 +37,7 @@ app.command("doctor")(doctor.doctor)
 app.command("bench")(bench.bench)
 app.command("ship")(ship.ship)
 app.command("images")(ship.images)
+app.command("simulate")(simulate.simulate)
 app.command("recover")(recover.recover)
 app.add_typer(inventory.app, name="inventory")
 app.add_typer(lab.app, name="lab")

@@ -1,0 +1,120 @@
+"""``gpurun why`` and ``gpurun queue``: what jobs wait for, from the decision itself."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpurun.cli.jobs import JobArgument, JsonOption, find_job
+from gpurun.cli.printing import duration, print_json, printable, say
+
+if TYPE_CHECKING:
+    from gpurun.leases.allocate import Pass
+    from gpurun.scheduler.explain import Explanation
+
+HOSTS_SHOWN = 6
+
+
+def why(job: JobArgument, as_json: JsonOption = False) -> None:
+    """Say what a job waits for, what holds it, when it is expected to start, and what change would start it now."""
+    from gpurun.scheduler.explain import explain
+
+    folder = find_job(job)
+    record = folder.record()
+    looked = _look()
+    decisions = looked.decisions.get(record.inventory)
+    if decisions is None or record.state.value != "QUEUED":
+        reason = f": {printable(record.reason)}" if record.reason else ""
+        if as_json:
+            print_json({"job": record.id, "state": record.state.value, "message": record.reason})
+        else:
+            typer.echo(f"{record.id} is {record.state.value}{reason}")
+        return
+    explanation = explain(decisions, looked.snapshots[record.inventory], record.id)
+    if as_json:
+        print_json({"job": record.id, **asdict(explanation)})
+    else:
+        print_explanation(explanation, record.id)
+
+
+def queue(
+    inventory: Annotated[
+        str | None, typer.Option("--inventory", "-i", metavar="FILE", help="Only jobs of this inventory.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List what waits, in the order in which it would start, each with its reason."""
+    from gpurun.cli.jobs import open_store
+
+    store = open_store()
+    looked = _look()
+    only = None if inventory is None else str(Path(inventory).absolute())
+    rows: list[dict[str, Any]] = []
+    for path, decisions in looked.decisions.items():
+        if only not in (None, path):
+            continue
+        for position, job in enumerate(decisions.order, 1):
+            record = store.get(job).record()
+            wait, refusal = decisions.waits.get(job), decisions.never.get(job)
+            said = wait or refusal
+            rows.append({
+                "job": job, "name": record.name, "owner": record.owner, "gpus": record.gpus, "position": position,
+                "pool": record.pool, "priority": record.priority, "inventory": path,
+                "waiting_s": round(time.time() - record.queued_s, 1),
+                "message": said.message if said else "starts now",
+                "expected_start_s": wait.expected_start_s if wait else None,
+            })  # fmt: skip
+    if as_json:
+        print_json({"queue": rows})
+        return
+    for row in rows:
+        start = f", expected in {duration(row['expected_start_s'] - time.time())}" if row["expected_start_s"] else ""
+        typer.echo(
+            f"{row['position']:>4}  {row['job']}  {row['gpus']:>4} GPUs  {duration(row['waiting_s']):>6}  "
+            f"{printable(row['name'])}: {row['message']}{start}"
+        )
+    if not rows:
+        say("nothing waits")
+
+
+def _look() -> Pass:
+    """The decisions that a pass would make now; nothing is changed."""
+    from gpurun.jobs.home import home
+    from gpurun.leases.allocate import run_pass
+
+    return run_pass(home(os.environ), now_s=time.time(), commit=False)
+
+
+def print_explanation(explanation: Explanation, job: str) -> None:
+    """One screen: the decision, the hosts, who holds them, the expected start, the ways to start now."""
+    from gpurun.inventory.hostset import fold
+
+    place = f", number {explanation.position} in the queue" if explanation.position else ""
+    typer.echo(f"{job}: {explanation.gpus} GPUs, {explanation.state}{place}")
+    typer.echo(f"  {explanation.message}")
+    if explanation.behind:
+        typer.echo(f"  in front: {explanation.behind}")
+    for group in explanation.groups:
+        typer.echo(f"  {fold(group.hosts)}: {group.why} ({group.free} of {group.gpus} GPUs free)")
+    for holder in explanation.holders[:HOSTS_SHOWN]:
+        ends = (
+            f"ends in {duration(holder.ends_s - time.time())} at the latest" if holder.ends_s else "has no time limit"
+        )
+        typer.echo(f"  {holder.gang} holds {holder.gpus} of them on {holder.hosts} hosts and {ends}")
+    pool = explanation.pool
+    if pool is not None:
+        limit = "no limit" if pool.limit is None else f"limit {pool.limit}"
+        typer.echo(f"  pool {pool.name}: {pool.used} used, reservation {pool.reservation}, {limit}")
+    if explanation.expected_start_s:
+        typer.echo(
+            f"  expected start: in {duration(explanation.expected_start_s - time.time())}, if time limits are used up"
+        )
+    elif explanation.state == "waits":
+        typer.echo("  expected start: unknown; jobs without a time limit are in front")
+    for change in explanation.changes:
+        typer.echo(f"  → it would start now: {change.text}")
