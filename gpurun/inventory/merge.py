@@ -16,41 +16,21 @@ its line with it. Comment lines stay.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import SequenceMatcher
-from itertools import pairwise
-
-import yaml
 
 from gpurun.inventory.roundtrip import NOTHING, not_editable
-
-_INVISIBLE = (yaml.DocumentStartToken, yaml.DocumentEndToken)
-
-
-@dataclass(frozen=True)
-class _Token:
-    kind: str
-    value: str
-    start: int
-    end: int
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return (self.kind, self.value)
-
-
-@dataclass(frozen=True)
-class _Row:
-    """Tokens that the library writes on one line, and the lines they take."""
-
-    tokens: tuple[_Token, ...]
-    start: int
-    end: int
-    column: int
-
-    @property
-    def keys(self) -> list[tuple[str, str]]:
-        return [token.key for token in self.tokens]
+from gpurun.inventory.rows import (
+    CLOSING,
+    COMMA,
+    Token,
+    grouped,
+    grouped_like,
+    keeping_last_commas,
+    row_paths,
+    scanned,
+    token_places,
+    with_last_commas,
+)
 
 
 def merge(original: str, base: str, changed: str, renamed: Mapping[str, str]) -> str:
@@ -68,18 +48,20 @@ def merge(original: str, base: str, changed: str, renamed: Mapping[str, str]) ->
 class _Merge:
     def __init__(self, original: str, base: str, changed: str, renamed: Mapping[str, str]) -> None:
         self._original, self._changed, self._renamed = original, changed, renamed
-        tokens, base_tokens = _tokens(original), _tokens(base)
+        tokens = scanned(original)
+        base_tokens = with_last_commas(scanned(base), tokens)
         if [token.key for token in tokens] != [token.key for token in base_tokens]:
             raise not_editable()
-        self._base_rows = list(_rows(base, base_tokens))
-        self._rows = list(_rows_like(original, tokens, self._base_rows))
-        self._new_rows = list(_rows(changed, _tokens(changed)))
+        self._base_rows = list(grouped(base, base_tokens))
+        self._rows = list(grouped_like(original, tokens, self._base_rows))
+        new_rows = list(grouped(changed, scanned(changed)))
+        self._new_rows = list(keeping_last_commas(new_rows, renamed, self._base_rows))
         self._newline = "\r\n" if "\r\n" in original else "\n"
         self._out: list[str] = []
         self._shift: dict[int, int] = {}  # new row → how far to the right the person indents it
 
     def result(self) -> str:
-        old, new = _paths(self._base_rows, {}), _paths(self._new_rows, self._renamed)
+        old, new = row_paths(self._base_rows, {}), row_paths(self._new_rows, self._renamed)
         for same, i1, i2, j1, j2 in _matches(old, new):
             if same:
                 for i, j in zip(range(i1, i2), range(j1, j2), strict=True):
@@ -134,7 +116,7 @@ class _Merge:
         mine, theirs = self._rows[i].tokens, self._new_rows[j].tokens
         self._shift[j] = self._rows[i].column - self._new_rows[j].column
         kept: dict[int, int] = {}
-        for same, a1, a2, b1, _ in _matches(_places(mine, {}), _places(theirs, self._renamed)):
+        for same, a1, a2, b1, _ in _matches(token_places(mine, {}), token_places(theirs, self._renamed)):
             if same:
                 kept.update({b1 + step: a1 + step for step in range(a2 - a1)})
         out = [self._original[self._rows[i].start : mine[0].start]]
@@ -147,41 +129,57 @@ class _Merge:
         out.append(self._original[mine[-1].end : self._rows[i].end])
         self._out.append("".join(out))
 
-    def _lexeme(self, token: _Token) -> str:
+    def _lexeme(self, token: Token) -> str:
         return self._original[token.start : token.end]
 
-    def _new_lexeme(self, token: _Token) -> str:
-        return self._changed[token.start : token.end]
+    def _new_lexeme(self, token: Token) -> str:
+        return "," if token.is_last_comma else self._changed[token.start : token.end]
 
-    def _between(self, mine: Sequence[_Token], theirs: Sequence[_Token], position: int, kept: dict[int, int]) -> str:
+    def _between(self, mine: Sequence[Token], theirs: Sequence[Token], position: int, kept: dict[int, int]) -> str:
         """What stands between a token and the one before it: the person's spacing where it is still theirs."""
         before, here = kept.get(position - 1), kept.get(position)
         new = self._changed[theirs[position - 1].end : theirs[position].start].replace(NOTHING, "")
         if before is None and here:
             old = self._original[mine[here - 1].end : mine[here].start]
-            return self._newline + old.rpartition("\n")[2] if "\n" in old else new
+            return self._newline + old.partition("\n")[2] if "\n" in old else new
         if before is None or before + 1 >= len(mine):
             return new
         old = self._original[mine[before].end : mine[before + 1].start]
-        if here == before + 1 or "\n" in old:
+        if here == before + 1:
             return old
         if here is None:
-            return new
-        return self._after_a_gap(mine, before, here) or new
+            return self._before_new(mine, before, old, kept) if "\n" in old else new
+        return self._after_gone(mine, before, here) or new
 
-    def _after_a_gap(self, mine: Sequence[_Token], before: int, here: int) -> str | None:
-        """The line break around tokens that are gone, if there was one.
+    def _before_new(self, mine: Sequence[Token], before: int, old: str, kept: dict[int, int]) -> str:
+        """The line break in front of something new, with the comment of what is before it.
 
-        Behind a comma it comes with its comment, which is about what stands before the comma. At the end
-        it comes without: that comment was about what is gone.
+        Comment lines are about what comes after them, so they go behind the new, if that stays.
         """
-        if mine[before + 1].kind == "FlowEntryToken":
-            old = self._original[mine[before + 1].end : mine[before + 2].start]
-            if "\n" in old:
-                return old
-        old = self._original[mine[here - 1].end : mine[here].start]
-        _, line_end, rest = old.partition(self._newline)
-        return line_end + rest if line_end else None
+        indent = old.rpartition("\n")[2]
+        if mine[before + 1].kind in CLOSING:  # it stands as what is before it
+            start = self._original.rfind("\n", 0, mine[before].start) + 1
+            line = self._original[start : mine[before].start]
+            indent = line[: len(line) - len(line.lstrip())]
+        stays = before + 1 in kept.values()
+        return (old.partition("\n") if stays else old.rpartition("\n"))[0] + "\n" + indent
+
+    def _after_gone(self, mine: Sequence[Token], before: int, here: int) -> str | None:
+        """The line breaks around tokens that are gone, if there were any.
+
+        The comment behind what stays in front of them stays, also if a comma that is gone stood between. A comment
+        behind what is gone goes too. Comment lines and empty lines stay.
+        """
+        gaps = [self._original[mine[at].end : mine[at + 1].start] for at in range(before, here)]
+        broken = [at for at, gap in enumerate(gaps) if "\n" in gap]
+        if not broken:
+            return None
+        front = broken[0] == 0 or (broken[0] == 1 and mine[before + 1].kind == COMMA)
+        head = gaps[broken[0]].partition("\n")[0] if front else self._newline[:-1]
+        bodies = [gaps[at].partition("\n")[2] for at in broken]
+        whole_lines = "".join(body[: body.rfind("\n") + 1] for body in bodies)
+        indent = bodies[-1].rpartition("\n")[2]
+        return f"{head}\n{whole_lines}{indent}"
 
 
 def _matches(old: Sequence[Hashable], new: Sequence[Hashable]) -> Iterator[tuple[bool, int, int, int, int]]:
@@ -196,87 +194,3 @@ def _matches(old: Sequence[Hashable], new: Sequence[Hashable]) -> Iterator[tuple
         yield tag == "equal", head + i1, head + i2, head + j1, head + j2
     if tail:
         yield True, len(old) - tail, len(old), len(new) - tail, len(new)
-
-
-def _paths(rows: Sequence[_Row], renamed: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """For each row the keys that lead to it, which name it whatever happens around it."""
-    paths: list[tuple[str, ...]] = []
-    above: list[tuple[int, str]] = []
-    for row in rows:
-        while above and above[-1][0] >= row.column:
-            above.pop()
-        first = row.tokens[0].value
-        above.append((row.column, renamed.get(first, first)))
-        paths.append(tuple(key for _, key in above))
-    return paths
-
-
-def _places(tokens: Sequence[_Token], renamed: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """For each token of a row what it is there for: the keys that lead to it, and its part in that."""
-    places: list[tuple[str, ...]] = []
-    path = [""]  # the key, or the number, at each level of brackets
-    for at, token in enumerate(tokens):
-        part = token.kind
-        if part in ("FlowMappingEndToken", "FlowSequenceEndToken") and len(path) > 1:
-            path.pop()
-        elif part.startswith("Scalar"):
-            is_key = at + 1 < len(tokens) and tokens[at + 1].kind == "ValueToken"
-            part = "key" if is_key else "value"
-            if is_key:
-                path[-1] = renamed.get(token.value, token.value)
-        places.append((*path, part))
-        if part == "FlowMappingStartToken":
-            path.append("")
-        elif part == "FlowSequenceStartToken":
-            path.append("0")
-        elif part == "FlowEntryToken" and path[-1].isdigit():
-            path[-1] = str(int(path[-1]) + 1)
-    return places
-
-
-def _tokens(text: str) -> list[_Token]:
-    """The tokens that can be seen, without those that say a value was left out."""
-    found = []
-    for token in yaml.scan(text, Loader=yaml.CSafeLoader):
-        start, end = token.start_mark.index, token.end_mark.index
-        if end > start and not isinstance(token, _INVISIBLE):
-            value = getattr(token, "value", None)
-            if value != NOTHING:
-                kind = type(token).__name__ + (getattr(token, "style", None) or "")
-                found.append(_Token(kind, str(value), start, end))
-    return found
-
-
-def _rows(text: str, tokens: list[_Token]) -> Iterator[_Row]:
-    """Tokens grouped by the line they begin on."""
-    starts = [0, *(at + 1 for at, character in enumerate(text) if character == "\n")]
-    line, group = 0, list[_Token]()
-    for token in tokens:
-        if line + 1 < len(starts) and token.start >= starts[line + 1]:
-            if group:
-                yield _row(text, group)
-            group = []
-            while line + 1 < len(starts) and token.start >= starts[line + 1]:
-                line += 1
-        group.append(token)
-    if group:
-        yield _row(text, group)
-
-
-def _rows_like(text: str, tokens: list[_Token], rows: list[_Row]) -> Iterator[_Row]:
-    """The same tokens in the same groups as in other rows."""
-    at = 0
-    found = []
-    for row in rows:
-        found.append(_row(text, tokens[at : at + len(row.tokens)]))
-        at += len(row.tokens)
-    if any(before.end > after.start for before, after in pairwise(found)):
-        raise not_editable()
-    return iter(found)
-
-
-def _row(text: str, tokens: list[_Token]) -> _Row:
-    start = text.rfind("\n", 0, tokens[0].start) + 1
-    last = tokens[-1].end
-    end = last if last and text[last - 1] == "\n" else text.find("\n", last) + 1
-    return _Row(tuple(tokens), start, end or len(text), tokens[0].start - start)

@@ -89,16 +89,20 @@ class _Writer:
             out.add(f"{' ' * column}{rack}: {{hosts: {{{inside}}}}}{self.tail()}", everyone)
         elif style == "lines":
             start = f"{' ' * column}{rack}: {{hosts: {{"
+            last_comma = self.chance()
             for at, names in enumerate(entries):
                 last = at == len(entries) - 1
+                if at:
+                    self.aside(len(start))
                 out.commas[len(out.lines)] = [frozenset(other) for other in entries[at + 1 :]]
                 lead = start if at == 0 else " " * len(start)
-                end = "}}" if last else ","
+                end = "," if not last or last_comma else "}}"
                 out.racks[rack] = {len(out.lines)}
-                out.add(
-                    f"{lead}{self.key(names, True)}: {self.flow_value(names, anchors)}{end}{self.tail()}",
-                    frozenset(names),
-                )
+                value = self.flow_value(names, anchors)
+                out.add(f"{lead}{self.key(names, True)}: {value}{end}{self.tail()}", frozenset(names))
+            if last_comma:
+                out.commas[len(out.lines)] = [frozenset(other) for other in entries]
+                out.add(f"{' ' * column}}}}}{self.tail()}")
         else:
             out.add(f"{' ' * column}{rack}:{self.tail()}")
             self.aside(column * 2)
