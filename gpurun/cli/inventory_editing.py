@@ -213,7 +213,12 @@ def _ask() -> None:
 
 
 def _report(change_: Change | None) -> None:
-    say(f"change {change_.number} made; gpurun inventory undo takes it back" if change_ else "nothing to change")
+    if change_ is None:
+        say("nothing to change")
+    elif change_.undoes is not None:
+        say(f"change {change_.undoes} is taken back")
+    else:
+        say(f"change {change_.number} made; gpurun inventory undo takes it back")
 
 
 def _file(path: Path) -> InventoryFile:

@@ -9,6 +9,7 @@ from ruamel.yaml.comments import CommentedMap
 
 from gpurun.errors import BadInput
 from gpurun.inventory import roundtrip
+from gpurun.inventory.addresses import folded_share, shares, with_part
 from gpurun.inventory.fields import PER_HOST
 from gpurun.inventory.hostset import expand, fold
 from gpurun.inventory.merge import merge
@@ -53,7 +54,7 @@ class Tree:
     def set(self, hosts: Sequence[str], settings: Sequence[Setting]) -> None:
         """Gives hosts values of their own, or takes them away; splits entries where only some are meant."""
         own = [setting for setting in settings if setting.field != "rack"]
-        shares = {setting.field: _shares(setting, hosts) for setting in own if setting.field in PER_HOST}
+        addresses = {setting.field: shares(setting, hosts) for setting in own if setting.field in PER_HOST}
         if own:
             for whole in self._entries(hosts):
                 if not _concerns(own, whole.parent[whole.key]):
@@ -61,8 +62,8 @@ class Tree:
                 entry = self._split(whole)
                 mapping = self._own_mapping(entry)
                 for setting in own:
-                    share = shares.get(setting.field)
-                    tree = _folded_share(share, entry.chosen) if share else None
+                    share = addresses.get(setting.field)
+                    tree = folded_share(share, entry.chosen) if share else None
                     self._put(mapping, setting, tree)
         for setting in settings:
             if setting.field == "rack":
@@ -72,8 +73,8 @@ class Tree:
         """Puts new hosts, as one entry, at the end of a rack."""
         values = roundtrip.flow_map()
         for setting in settings:
-            share = _shares(setting, hosts) if setting.field in PER_HOST else None
-            self._put(values, setting, _folded_share(share, tuple(hosts)) if share else None)
+            share = shares(setting, hosts) if setting.field in PER_HOST else None
+            self._put(values, setting, folded_share(share, tuple(hosts)) if share else None)
         section = self._rack_hosts(rack)
         section[_key(fold(hosts), section)] = values
 
@@ -142,7 +143,7 @@ class Tree:
         copy = value if id(value) in self._shared else roundtrip.twin(value, self._shared)
         parent, position = entry.parent, list(entry.parent).index(entry.key)
         if isinstance(copy, CommentedMap):
-            copy = self._with_addresses(copy, entry.names, entry.chosen)
+            copy = with_part(copy, entry.names, entry.chosen)
         self._shrink(entry)
         key = roundtrip.styled_like(fold(entry.chosen), entry.key)
         parent.insert(position + 1, key, copy)
@@ -153,19 +154,10 @@ class Tree:
         parent, position = entry.parent, list(entry.parent).index(entry.key)
         value = parent.pop(entry.key)
         if isinstance(value, CommentedMap):
-            value = self._with_addresses(value, entry.names, entry.rest)
+            value = with_part(value, entry.names, entry.rest)
         key = roundtrip.styled_like(fold(entry.rest), entry.key)
         self._renamed[key] = self._renamed.get(entry.key, str(entry.key))
         parent.insert(position, key, value)
-
-    def _with_addresses(self, value: CommentedMap, names: tuple[str, ...], chosen: tuple[str, ...]) -> CommentedMap:
-        """The value with those of its address ranges' parts that belong to the chosen hosts."""
-        for field in PER_HOST:
-            addresses = expand(str(value[field])) if "[" in str(value.get(field) or "") else ()
-            if len(addresses) == len(names):
-                part = [at for name, at in zip(names, addresses, strict=True) if name in set(chosen)]
-                value[field] = roundtrip.styled_like(fold(part), value[field])
-        return value
 
     def _own_mapping(self, entry: _Entry) -> CommentedMap:
         """The entry's values as a mapping that belongs to it alone, so that a change changes nobody else."""
@@ -283,23 +275,6 @@ def _key(text: str, section: CommentedMap) -> str:
     """A new entry's key, in the quotes of the section's other ranges."""
     example = next((key for key in reversed(list(section)) if "[" in str(key)), None)
     return roundtrip.styled_like(text, example if "[" in text else None)
-
-
-def _shares(setting: Setting, hosts: Sequence[str]) -> dict[str, str]:
-    """Which of a range of addresses is whose."""
-    if setting.value is None:
-        return {}
-    addresses = expand(setting.text) if "[" in setting.text else (setting.text,)
-    if len(addresses) != len(hosts):
-        raise BadInput(
-            f"{setting.field} {shown(setting.text)} is {len(addresses)}, but there are {len(hosts)} hosts",
-            hint="give as many as there are hosts, such as 10.0.1.[1-16]",
-        )
-    return dict(zip(hosts, addresses, strict=True))
-
-
-def _folded_share(share: dict[str, str], hosts: Sequence[str]) -> str:
-    return fold(share[name] for name in hosts) if len(hosts) > 1 else share[hosts[0]]
 
 
 def _indent_of(text: str) -> int:

@@ -1,0 +1,48 @@
+"""Ranges of addresses that go along with ranges of hosts: shared out, split, and folded again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ruamel.yaml.comments import CommentedMap
+
+from gpurun.errors import BadInput
+from gpurun.inventory import roundtrip
+from gpurun.inventory.fields import PER_HOST
+from gpurun.inventory.hostset import expand, fold
+from gpurun.inventory.problems import shown
+from gpurun.inventory.settings import Setting
+
+
+def shares(setting: Setting, hosts: Sequence[str]) -> Mapping[str, str]:
+    """Which of a range of addresses is whose. Raises BadInput if there are not as many as hosts."""
+    if setting.value is None:
+        return {}
+    addresses = expand(setting.text) if "[" in setting.text else (setting.text,)
+    if len(addresses) != len(hosts):
+        raise BadInput(
+            f"{setting.field} {shown(setting.text)} is {len(addresses)}, but there are {len(hosts)} hosts",
+            hint="give as many as there are hosts, such as 10.0.1.[1-16]",
+        )
+    return dict(zip(hosts, addresses, strict=True))
+
+
+def folded_share(share: Mapping[str, str], hosts: Sequence[str]) -> str:
+    """The addresses of some of the hosts, as one range. Raises BadInput if a range would put them in another order."""
+    addresses = tuple(share[name] for name in hosts)
+    if len(addresses) == 1:
+        return addresses[0]
+    folded = fold(addresses)
+    if expand(folded) != addresses:
+        raise BadInput(f"these addresses do not go along with {fold(hosts)}; set them host by host")
+    return folded
+
+
+def with_part(value: CommentedMap, names: tuple[str, ...], chosen: tuple[str, ...]) -> CommentedMap:
+    """An entry's values, its ranges of addresses cut to those of the chosen hosts. Changes `value`."""
+    for field in PER_HOST:
+        addresses = expand(str(value[field])) if "[" in str(value.get(field) or "") else ()
+        if len(addresses) == len(names):
+            part = [at for name, at in zip(names, addresses, strict=True) if name in set(chosen)]
+            value[field] = roundtrip.styled_like(fold(part), value[field])
+    return value
