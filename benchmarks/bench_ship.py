@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shutil
 import statistics
 import subprocess
@@ -150,12 +149,16 @@ def first_and_change(want: Callable[[str], bool], image: str) -> None:
             change(cluster, command, environ, image, Path(folder))
 
 
-def gpurun_ship(argv: list[str], environ: dict[str, str]) -> float:
+def gpurun_ship(argv: list[str], environ: dict[str, str]) -> tuple[float, float]:
+    """Seconds of the whole command, and MiB of memory it had at most."""
     began = time.monotonic()
-    done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environ)
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environ)
+    assert process.stdout
+    document = json.load(process.stdout)
+    _, code, usage = os.wait4(process.pid, 0)
     took = time.monotonic() - began
-    assert {host["state"] for host in json.loads(done.stdout)["hosts"]} == {"done"}
-    return took
+    assert code == 0 and {host["state"] for host in document["hosts"]} == {"done"}
+    return took, usage.ru_maxrss / 1024
 
 
 def first(cluster: Cluster, argv: list[str], environ: dict[str, str], image: str) -> None:
@@ -163,9 +166,9 @@ def first(cluster: Cluster, argv: list[str], environ: dict[str, str], image: str
                               check=True, stdout=subprocess.PIPE, text=True).stdout)  # fmt: skip
     print(f"first time: {image}, {size // MIB} MiB, to 4 hosts that have nothing")
     with peak_of_agents() as agents:
-        ours = gpurun_ship(argv, environ)
+        ours, memory = gpurun_ship(argv, environ)
     note("gpurun ship, nothing cached", ours, "s")
-    note("memory of the head, at most", resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024, "MiB", "≤ 64")
+    note("memory of the head, at most", memory, "MiB", "≤ 64")
     note("memory of an agent, at most", max(agents.values(), default=0.0), "MiB", "≤ 64")
     cluster.everywhere("docker", "rmi", "-f", image)
     peer = save_load(cluster, image)
@@ -212,7 +215,7 @@ def change(cluster: Cluster, command: list[str], environ: dict[str, str], image:
     ours, peer = [], []
     for number in range(ROUNDS):
         changed = changed_image(cluster, image, folder, f"gpurun/changed:{number}")
-        ours.append(gpurun_ship([*command, changed], environ))
+        ours.append(gpurun_ship([*command, changed], environ)[0])
         cluster.everywhere("docker", "rmi", "-f", changed)
         if number == 0:  # minutes each
             peer.append(save_load(cluster, changed))

@@ -1,0 +1,163 @@
+"""Sessions to real hosts over a network that fails: what is noticed, how soon, and by what name."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from gpurun.errors import AuthenticationFailed, HostKeyMismatch, HostNotReady, HostUnreachable
+from gpurun.inventory.load import load
+from gpurun.remote import Fleet, Target
+from gpurun.supervisor.links import target_of
+
+pytestmark = [pytest.mark.lab]
+
+HOSTS = ["gpu-r1-01", "gpu-r1-02", "gpu-r2-01", "gpu-r2-02"]
+
+
+@pytest.fixture
+def targets(lab):
+    inventory = load(lab.inventory)
+    return [target_of(inventory.by_name[host], inventory) for host in HOSTS]
+
+
+@pytest.fixture
+def copied(lab, tmp_path):
+    """The lab's ssh_config and known_hosts, to be changed: a function (file, old, new) → the new configuration."""
+
+    def change(file, old, new):
+        config = lab.ssh_config.read_text()
+        if file == "ssh_config":
+            assert old in config
+            config = config.replace(old, new)
+        else:
+            known = (lab.folder / "known_hosts").read_text()
+            assert old in known
+            (tmp_path / "known_hosts").write_text(known.replace(old, new))
+            config = config.replace(str(lab.folder / "known_hosts"), str(tmp_path / "known_hosts"))
+        (tmp_path / "ssh_config").write_text(config)
+        return str(tmp_path / "ssh_config")
+
+    return change
+
+
+def by(test, seconds):
+    deadline = time.monotonic() + seconds
+    while not test():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_four_hosts_and_nothing_stays_on_them(lab, targets):
+    with Fleet.open(targets) as fleet:
+        assert not fleet.failures
+        said = fleet.map(lambda agent: agent.call("proc.run", argv=["hostname"]).value["stdout"].strip()).raise_first()
+        assert said == {host: host for host in HOSTS}
+        assert fleet.agents[HOSTS[0]].hello["user"] == "train"
+    for host in HOSTS:
+        by(lambda host=host: b"-ISc" not in lab.run(host, ["ps", "ax"]).stdout, 5)
+        found = lab.run(host, ["find", "/tmp", "/home/train", "-name", "*gpurun-agent*"]).stdout
+        assert found == b""
+
+
+@pytest.mark.parametrize("way", ["cut", "crash"])
+def test_a_host_that_goes_is_noticed_by_every_waiting_call(lab, targets, way):
+    errors = []
+    with Fleet.open(targets) as fleet:
+
+        def wait():
+            try:
+                fleet.agents[HOSTS[1]].call("proc.run", argv=["sleep", "60"], timeout_s=60)
+            except HostUnreachable as error:
+                errors.append((time.monotonic(), error))
+
+        threads = [threading.Thread(target=wait) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.5)
+        began = time.monotonic()
+        (lab.cut if way == "cut" else lab.crash)(HOSTS[1])
+        for thread in threads:
+            thread.join(25)
+        assert len(errors) == 3
+        assert all(at - began < 15 for at, _ in errors)
+        assert all(error.host == HOSTS[1] for _, error in errors)
+        assert not fleet.agents[HOSTS[1]].alive
+        others = fleet.map(lambda agent: agent.call("files.stat", path="/").value["kind"], [HOSTS[0], *HOSTS[2:]])
+        assert not others.failed
+
+
+def test_an_agent_ends_when_its_host_is_cut_off(lab, targets, monkeypatch):
+    monkeypatch.setattr("gpurun.remote.opening.AGENT_SILENCE_LIMIT_S", 3.0)
+    monkeypatch.setattr("gpurun.remote.fleet.PING_AFTER_S", 1.0)
+    with Fleet.open(targets[:1]) as fleet:
+        pid = fleet.agents[HOSTS[0]].hello["pid"]
+        lab.cut(HOSTS[0])
+        by(lambda: lab.run(HOSTS[0], ["kill", "-0", str(pid)]).code != 0, 10)
+    lab.heal(HOSTS[0])
+
+
+def test_one_dead_host_costs_its_timeout_once(lab, targets):
+    lab.cut(HOSTS[2])
+    began = time.monotonic()
+    with Fleet.open(targets, timeout_s=3) as fleet:
+        assert list(fleet.agents) == [HOSTS[0], HOSTS[1], HOSTS[3]]
+        assert isinstance(fleet.failures[HOSTS[2]], HostUnreachable)
+    assert time.monotonic() - began < 6
+    lab.heal(HOSTS[2])
+
+
+def test_a_changed_host_key(lab, targets, copied):
+    known = (lab.folder / "known_hosts").read_text().splitlines()
+    line = next(line for line in known if HOSTS[0] in line or lab.hosts[0].address in line)
+    other = next(entry for entry in known if entry.split()[2] != line.split()[2]).split()[2]
+    config = copied("known_hosts", line.split()[2], other)
+    with Fleet.open([replace(targets[0], ssh_config=config)]) as fleet:
+        error = fleet.failures[HOSTS[0]]
+        assert isinstance(error, HostKeyMismatch)
+        assert error.message.count("SHA256:") == 2 and "known_hosts:" in error.where
+
+
+def test_a_refused_key(lab, targets, copied, tmp_path):
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other")], check=True)
+    config = copied("ssh_config", str(lab.folder / "id_ed25519"), str(tmp_path / "other"))
+    with Fleet.open([replace(targets[0], ssh_config=config)]) as fleet:
+        assert isinstance(fleet.failures[HOSTS[0]], AuthenticationFailed)
+
+
+def test_a_host_without_python3(lab, targets):
+    # Where the login shell looks for it first, there is one that is none.
+    script = "#!/bin/sh\necho python3: not found >&2\nexit 127\n"
+    lab.run(HOSTS[3], ["mkdir", "-p", "/usr/local/bin"])
+    lab.run(HOSTS[3], ["mount", "-t", "tmpfs", "none", "/usr/local/bin"])
+    lab.run(HOSTS[3], ["tee", "/usr/local/bin/python3"], stdin=script.encode())
+    lab.run(HOSTS[3], ["chmod", "755", "/usr/local/bin", "/usr/local/bin/python3"])
+    try:
+        with Fleet.open(targets[3:]) as fleet:
+            error = fleet.failures[HOSTS[3]]
+            assert isinstance(error, HostNotReady) and "python3" in error.message
+    finally:
+        lab.run(HOSTS[3], ["umount", "/usr/local/bin"])
+
+
+def test_a_host_without_docker_says_so(lab, targets):
+    with Fleet.open(targets[:1]) as fleet:
+        agent = fleet.agents[HOSTS[0]]
+        with pytest.raises(Exception, match="Docker does not answer") as caught:
+            agent.call("docker.request", method="GET", path="/info", docker_host="unix:///nowhere.sock")
+        assert caught.value.kind == "no-docker"
+        assert agent.call("docker.request", method="GET", path="/info").value["json"]["Driver"] == "overlay2"
+        assert agent.call("docker.request", method="GET", path="/images/none:1/json").value["status"] == 404
+
+
+def test_the_way_over_another_host(lab, targets, tmp_path):
+    config = tmp_path / "ssh_config"
+    config.write_text(f"Host {HOSTS[3]}\n  ProxyJump {HOSTS[0]},{HOSTS[1]}\n" + lab.ssh_config.read_text())
+    with Fleet.open([Target(HOSTS[3], ssh_config=str(config))]) as fleet:
+        assert not fleet.failures
+        seen_from = fleet.agents[HOSTS[3]].call("proc.run", argv=["printenv", "SSH_CONNECTION"]).value["stdout"]
+        assert seen_from.split()[0] == str(lab.hosts[1].address)
