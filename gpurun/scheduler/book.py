@@ -26,12 +26,42 @@ class Book:
         for running in snapshot.running:
             self._add(running.gang)
         active = [running.gang for running in snapshot.running if not running.stopping]
+        self.active = self._demand(active)  # leaf → GPUs of gangs that are not being stopped
         self.entitlements = self.tree.entitlements(capacity, self._demand((*active, *snapshot.queue)))
         self.standing = self._standing(snapshot.running, snapshot.queue)
 
     def start(self, gang: Gang) -> None:
         """Count a gang that has just been placed."""
         self._add(gang)
+
+    def stop(self, gang: Gang) -> None:
+        """Count a gang that has just been told to stop."""
+        leaf = self.tree.leaf_of(gang.pool)
+        if leaf is not None:
+            self.active[leaf] -= gang.gpus
+
+    def lends(self, gang: Gang) -> bool:
+        """True if a running gang's pool is beyond its entitlement, or the gang is so within its pool."""
+        leaf = self.tree.leaf_of(gang.pool)
+        if leaf is None or not gang.preemptible:
+            return False
+        return self.standing[gang.id] == BORROWING or self.active[leaf] > self.entitlements[leaf] + ENOUGH
+
+    def may_take(self, gangs: Sequence[Gang]) -> bool:
+        """True if no pool is left with so little that one of these would be entitled to come back.
+
+        That is what keeps gangs from taking the same GPUs from each other in turn.
+        """
+        by_leaf: dict[str | None, list[Gang]] = {}
+        for gang in gangs:
+            by_leaf.setdefault(self.tree.leaf_of(gang.pool), []).append(gang)
+        for leaf, members in by_leaf.items():
+            if leaf is None or all(self.standing[gang.id] == BORROWING for gang in members):
+                continue
+            left = self.active[leaf] - sum(gang.gpus for gang in members)
+            if left + min(gang.gpus for gang in members) <= self.entitlements[leaf] + ENOUGH:
+                return False
+        return True
 
     def gate(self, gang: Gang) -> Refusal | Wait | None:
         """What keeps a gang from starting even if there were room; None if nothing does."""

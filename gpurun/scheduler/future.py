@@ -13,9 +13,10 @@ Try = Callable[[Index, Gang], Placement | None]
 
 @dataclass(frozen=True)
 class Release:
-    """GPUs that come free at a time: an end by time limit, or a guess."""
+    """GPUs that come free at a time: an end by time limit, or a guess. `gang` breaks ties."""
 
     at_s: float
+    gang: str
     masks: Masks
 
 
@@ -24,7 +25,7 @@ def first_fit(index: Index, gang: Gang, releases: Sequence[Release], attempt: Tr
 
     Leaves the index as it was. Whoever fits after some releases fits after more, so the search is binary.
     """
-    ordered = sorted(releases, key=lambda release: release.at_s)
+    ordered = sorted(releases, key=lambda release: (release.at_s, release.gang))
     if index.total_free + sum(mask.bit_count() for r in ordered for _, mask in r.masks) < gang.gpus:
         return None
     given: list[Masks] = []

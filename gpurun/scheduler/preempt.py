@@ -9,6 +9,7 @@ from gpurun.scheduler.index import Index
 from gpurun.scheduler.model import Gang, Placement, Running
 
 Try = Callable[[Index, Gang], Placement | None]
+Fair = Callable[[Sequence[Running]], bool]
 
 MAX_TRIES = 128
 """Pairs of victims tried one by one before victims are added up by cost."""
@@ -21,7 +22,7 @@ def cost(running: Running, now_s: float) -> tuple[int, float, float, str]:
 
 
 def choose_victims(
-    index: Index, gang: Gang, lenders: Iterable[Running], now_s: float, attempt: Try
+    index: Index, gang: Gang, lenders: Iterable[Running], now_s: float, attempt: Try, fair: Fair
 ) -> tuple[tuple[Running, ...], Placement] | None:
     """The fewest and cheapest gangs without which this one fits, and where it then goes; None if nothing helps.
 
@@ -29,6 +30,7 @@ def choose_victims(
 
     Args:
         lenders: running gangs that may be stopped.
+        fair: whether these may be stopped together.
     """
     ranked = sorted(lenders, key=lambda running: cost(running, now_s))
     if _without(index, gang, ranked, attempt) is None:
@@ -36,12 +38,33 @@ def choose_victims(
     singles = ((running,) for running in ranked)
     pairs = (pair for pair, _ in zip(combinations(ranked, 2), range(MAX_TRIES), strict=False))
     for few in (*singles, *pairs):
-        placement = _without(index, gang, few, attempt)
+        placement = _without(index, gang, few, attempt) if fair(few) else None
         if placement is not None:
             return few, placement
-    chosen = _pruned(index, gang, _first_enough(index, gang, ranked, attempt), attempt)
-    placement = _without(index, gang, chosen, attempt)
-    return None if placement is None else (tuple(chosen), placement)
+    return _many(index, gang, ranked, attempt, fair) or _many(index, gang, _fairly(ranked, fair), attempt, fair)
+
+
+def _many(
+    index: Index, gang: Gang, ranked: Sequence[Running], attempt: Try, fair: Fair
+) -> tuple[tuple[Running, ...], Placement] | None:
+    """The cheapest that are enough; of them, those on whose GPUs the gang would run and that cannot be spared."""
+    enough = _first_enough(index, gang, ranked, attempt)
+    placement = _without(index, gang, enough, attempt)
+    if placement is None:
+        return None
+    wanted = dict(index.masks(placement))
+    hit = [run for run in enough if any(wanted.get(n, 0) & mask for n, mask in index.masks(run.placement))]
+    chosen = tuple(_pruned(index, gang, hit, attempt))
+    found = _without(index, gang, chosen, attempt)
+    return (chosen, found) if found is not None and fair(chosen) else None
+
+
+def _fairly(ranked: Sequence[Running], fair: Fair) -> list[Running]:
+    taken: list[Running] = []
+    for run in ranked:
+        if fair([*taken, run]):
+            taken.append(run)
+    return taken
 
 
 def _first_enough(index: Index, gang: Gang, ranked: Sequence[Running], attempt: Try) -> Sequence[Running]:

@@ -193,6 +193,7 @@ class Pass:
         spread = len(placement.racks) if prefer == "rack" else len(placement.grants)
         if not self._prefers_near(gang) or spread == 1 or self.now >= until:
             return True
+        self.wakes.append(until)
         place = f"{len(placement.grants)} hosts in {len(placement.racks)} racks"
         self._wait(gang, Reason.LOCALITY, f"fits on {place}, but prefers one {prefer}", until_s=until)
         return False
@@ -243,7 +244,9 @@ class Pass:
     def _reserve_for(self, gang: Gang) -> bool:
         """EASY: reserve at the earliest time at which the gang fits if the others use their whole time limits."""
         ends = [(self._ends_s(running), running) for running in self.running]
-        releases = [Release(at_s, self.index.masks(run.placement)) for at_s, run in ends if at_s != ENDLESS]
+        releases = [
+            Release(at_s, run.gang.id, self.index.masks(run.placement)) for at_s, run in ends if at_s != ENDLESS
+        ]
         found = first_fit(self.index, gang, releases, self._attempt)
         if found is None:
             return False
@@ -261,7 +264,7 @@ class Pass:
         if self.policy.strict or self.keeping.claims or self.keeping.reservation is not None:
             return False
         releases = [
-            Release(min(2 * self.now - run.started_s, self._ends_s(run)), self.index.masks(run.placement))
+            Release(min(2 * self.now - run.started_s, self._ends_s(run)), run.gang.id, self.index.masks(run.placement))
             for run in self.running
         ]
         found = first_fit(self.index, gang, releases, self._attempt)
@@ -284,16 +287,20 @@ class Pass:
         """Stop gangs that run on borrowed GPUs, if this one is entitled to them."""
         if self.book is None or not self.lenders or self.book.standing[gang.id] == BORROWING:
             return False
-        found = choose_victims(self.index, gang, self.lenders, self.now, self._attempt)
+        book = self.book
+        found = choose_victims(
+            self.index, gang, self.lenders, self.now, self._attempt, lambda runs: book.may_take([r.gang for r in runs])
+        )
         if found is None:
             return False
         victims, placement = found
         for run in victims:
+            book.stop(run.gang)
             message = (
                 f"pool {run.gang.pool} gives back what it borrowed: {gang.id} of pool {gang.pool} is entitled to it"
             )
             self.preempts.append(Preemption(run.gang.id, gang.id, message))
-        self.lenders = [run for run in self.lenders if run not in victims]
+        self.lenders = [run for run in self.lenders if run not in victims and book.lends(run.gang)]
         self.running = [replace(run, stopping=True) if run in victims else run for run in self.running]
         self.book.start(gang)
         self._keep(gang, placement)
@@ -302,12 +309,8 @@ class Pass:
     def _lenders(self) -> list[Running]:
         if self.book is None:
             return []
-        standing, least = self.book.standing, self.policy.min_run_s
-        borrowing = [
-            run
-            for run in self.running
-            if run.gang.preemptible and not run.stopping and standing.get(run.gang.id) == BORROWING
-        ]
+        least, book = self.policy.min_run_s, self.book
+        borrowing = [run for run in self.running if not run.stopping and book.lends(run.gang)]
         self.wakes += [run.started_s + least for run in borrowing]
         return [run for run in borrowing if self.now - run.started_s >= least]
 

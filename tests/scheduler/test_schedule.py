@@ -1,0 +1,308 @@
+"""The pass: order, backfill, patience, claims, pools, preemption, locality that is worth waiting for."""
+
+from dataclasses import replace
+
+import pytest
+
+from gpurun.inventory.model import Host, Inventory, Pool, Rack
+from gpurun.jobs.spec import Constraints
+from gpurun.scheduler.model import Gang, Grant, Placement, Reason, Running, Snapshot
+from gpurun.scheduler.policy import DEFAULT, FIFO, SJF
+from gpurun.scheduler.schedule import schedule
+
+HOUR = 3600.0
+
+
+def cluster(racks, hosts, gpus, pools=()):
+    found = tuple(Host(f"r{r}h{h}", f"r{r}", "pascal", gpus, "tcp") for r in range(racks) for h in range(hosts))
+    names = {f"r{r}": tuple(host.name for host in found if host.rack == f"r{r}") for r in range(racks)}
+    return Inventory(found, tuple(Rack(name, hosts) for name, hosts in names.items()), {}, pools)
+
+
+def runs(gang, *grants, started_s=0.0, **more):
+    placed = tuple(Grant(host, tuple(gpus)) for host, gpus in grants)
+    return Running(gang, Placement("pascal", ("r0",), placed), started_s, **more)
+
+
+def started(decisions):
+    return [gang.id for gang, _ in decisions.starts]
+
+
+def test_order_is_priority_then_requeued_then_submission():
+    queue = (
+        Gang("late", 1, 3.0),
+        Gang("early", 1, 1.0),
+        Gang("again", 1, 2.0, requeued=True),
+        Gang("urgent", 1, 9.0, priority=1),
+    )
+    assert schedule(Snapshot(cluster(1, 1, 8), queue=queue)).order == ("urgent", "again", "early", "late")
+
+
+def test_same_input_same_output_whatever_the_order_of_the_queue():
+    queue = tuple(Gang(f"g{n}", 1 + n % 5, float(n // 3)) for n in range(20))
+    inventory = cluster(2, 2, 4)
+    assert schedule(Snapshot(inventory, queue=queue)) == schedule(Snapshot(inventory, queue=queue[::-1]))
+
+
+@pytest.mark.parametrize("policy", [FIFO, SJF])
+def test_strict_head_of_line(policy):
+    running = (runs(Gang("r", 4), ("r0h0", range(4))),)
+    queue = (Gang("big", 8, 1.0, duration_s=1.0), Gang("small", 1, 2.0, duration_s=2.0))
+    decisions = schedule(Snapshot(cluster(1, 1, 8), running, queue), policy)
+    assert started(decisions) == []
+    assert decisions.waits["small"].reason is Reason.BEHIND
+    assert decisions.waits["small"].behind == "big"
+
+
+def test_shortest_first_knows_durations():
+    queue = (Gang("long", 8, 1.0, duration_s=9.0), Gang("short", 8, 2.0, duration_s=1.0))
+    assert started(schedule(Snapshot(cluster(1, 1, 8), queue=queue), SJF)) == ["short"]
+
+
+@pytest.mark.parametrize(
+    ("free", "gpus", "expected"),
+    [
+        ([8, 3, 5], 3, {"r0h1": 3}),
+        ([8, 8, 5], 16, {"r0h0": 8, "r0h1": 8}),
+        ([7, 8, 5], 16, None),
+        ([4, 4, 4], 8, None),
+        ([8, 5, 6], 12, {"r0h0": 8, "r0h2": 4}),
+        ([8, 3, 3], 12, None),
+    ],
+)
+def test_consolidated_placement_of_the_yardsticks(free, gpus, expected):
+    taken = {f"r0h{n}": tuple(range(f, 8)) for n, f in enumerate(free)}
+    decisions = schedule(Snapshot(cluster(1, 3, 8), queue=(Gang("g", gpus),), taken=taken), FIFO)
+    found = {g.host: len(g.gpus) for _, placement in decisions.starts for g in placement.grants}
+    assert (found or None) == expected
+
+
+def test_what_could_never_run_is_refused_and_blocks_nobody():
+    queue = (Gang("huge", 99, 1.0), Gang("odd", 3, 2.0, constraints=Constraints(gpus_per_host=2)), Gang("ok", 1, 3.0))
+    decisions = schedule(Snapshot(cluster(1, 1, 8), queue=queue), FIFO)
+    assert set(decisions.never) == {"huge", "odd"}
+    assert started(decisions) == ["ok"]
+
+
+# backfill
+
+
+def blocked_by_limits(*queue, now_s=10.0):
+    """One host of 8: 6 used until 100 s; the first of the queue wants all 8."""
+    running = (runs(Gang("r", 6, time_limit_s=100.0), ("r0h0", range(6))),)
+    return schedule(Snapshot(cluster(1, 1, 8), running, (Gang("first", 8, 1.0), *queue), now_s=now_s))
+
+
+def test_the_first_blocked_gang_gets_a_reservation():
+    decisions = blocked_by_limits()
+    assert decisions.waits["first"].expected_start_s == 100.0
+    assert decisions.reserved["first"].gpus == 8
+
+
+@pytest.mark.parametrize(("limit", "starts"), [(90.0, True), (91.0, False), (None, False)])
+def test_backfill_never_delays_the_expected_start(limit, starts):
+    decisions = blocked_by_limits(Gang("small", 2, 2.0, time_limit_s=limit))
+    assert started(decisions) == (["small"] if starts else [])
+    if not starts:
+        assert decisions.waits["small"].reason is Reason.RESERVED
+        assert decisions.waits["small"].behind == "first"
+
+
+def test_backfill_beside_the_reservation_needs_no_limit():
+    running = (runs(Gang("r", 6, time_limit_s=100.0), ("r0h0", range(6))),)
+    queue = (Gang("first", 8, 1.0, constraints=Constraints(locality="host", hosts=("r0h0",))), Gang("small", 4, 2.0))
+    decisions = schedule(Snapshot(cluster(1, 2, 8), running, queue, now_s=10.0))
+    assert started(decisions) == ["small"]
+    assert decisions.starts[0][1].hosts == ("r0h1",)
+
+
+def test_a_gang_past_its_limit_is_expected_to_end_now():
+    assert blocked_by_limits(now_s=500.0).waits["first"].expected_start_s == 500.0
+
+
+# patience
+
+
+def overtaken(age_s, gpus=8, **more):
+    """Two hosts of 8 with endless gangs; `waits` wants more than is free, `small` fits."""
+    running = (runs(Gang("a", 6), ("r0h0", range(6)), started_s=0.0), runs(Gang("b", 6), ("r0h1", range(6))))
+    queue = (Gang("waits", gpus, 0.0), Gang("small", 2, age_s))
+    return schedule(Snapshot(cluster(1, 2, 8), running, queue, now_s=age_s), replace(DEFAULT, **more))
+
+
+def test_a_gang_is_overtaken_while_patience_lasts():
+    decisions = overtaken(HOUR)
+    assert started(decisions) == ["small"]
+    assert decisions.claims == {}
+    assert decisions.wake_s == DEFAULT.patience_s
+
+
+def test_after_its_patience_hosts_are_kept_for_it():
+    decisions = overtaken(DEFAULT.patience_s, gpus=16)
+    assert started(decisions) == []
+    assert decisions.claims["waits"].gpus == 16
+    assert decisions.waits["waits"].reason is Reason.KEPT
+
+
+def test_the_dial_is_patience():
+    assert started(overtaken(HOUR, gpus=16, patience_s=HOUR)) == []
+
+
+def test_the_hosts_kept_are_those_likely_to_be_free_soonest():
+    running = (
+        runs(Gang("old", 8), ("r0h0", range(8)), started_s=0.0),
+        runs(Gang("young", 7), ("r0h1", range(7)), started_s=900.0),
+    )
+    queue = (Gang("waits", 8, 0.0), Gang("small", 1, 1.0))
+    decisions = schedule(Snapshot(cluster(1, 2, 8), running, queue, now_s=1000.0), replace(DEFAULT, patience_s=1.0))
+    assert decisions.claims["waits"].hosts == ("r0h1",)
+    assert started(decisions) == []
+
+
+def test_a_claim_is_for_its_gang_alone_and_starts_when_it_is_free():
+    claim = Placement("pascal", ("r0",), (Grant("r0h0", tuple(range(8))),))
+    waits, small = Gang("waits", 8, 0.0, claim=claim), Gang("small", 2, -1.0)
+    running = (runs(Gang("a", 6), ("r0h0", range(6))), runs(Gang("b", 8), ("r0h1", range(8))))
+    decisions = schedule(Snapshot(cluster(1, 2, 8), running, (waits, small), now_s=1.0))
+    assert started(decisions) == []
+    assert decisions.claims == {"waits": claim}
+    decisions = schedule(Snapshot(cluster(1, 2, 8), running[1:], (waits, small), now_s=2.0))
+    assert started(decisions) == ["waits"]
+    assert decisions.claims == {}
+
+
+def test_a_claim_on_a_lost_host_is_dropped():
+    claim = Placement("pascal", ("r0",), (Grant("r0h0", tuple(range(8))),))
+    snapshot = Snapshot(cluster(1, 2, 8), queue=(Gang("w", 8, claim=claim),), unusable={"r0h0": "lost"})
+    assert schedule(snapshot).starts[0][1].hosts == ("r0h1",)
+    gone = replace(claim, grants=(Grant("nobody'; --", (0,)),))
+    assert started(schedule(replace(snapshot, queue=(Gang("w", 8, claim=gone),)))) == ["w"]
+
+
+# locality
+
+
+def test_a_gang_may_wait_for_one_rack():
+    running = (runs(Gang("a", 4), ("r0h0", range(4))), runs(Gang("b", 4), ("r1h0", range(4))))
+    wants = Constraints(prefer="rack", locality_wait_s=100.0)
+    queue = (Gang("g", 8, 0.0, constraints=wants), Gang("other", 4, 1.0))
+    snapshot = Snapshot(cluster(2, 2, 4), running, queue, now_s=50.0)
+    decisions = schedule(snapshot)
+    assert decisions.waits["g"].reason is Reason.LOCALITY
+    assert decisions.waits["g"].until_s == decisions.wake_s == 100.0
+    assert started(decisions) == ["other"]
+    assert started(schedule(replace(snapshot, now_s=100.0))) == ["g"]
+    assert started(schedule(replace(snapshot, running=running[1:]))) == ["g", "other"]
+
+
+# pools and preemption
+
+POOLS = (Pool("vision", 8, 16), Pool("speech", 8))
+
+
+def lent(now_s=HOUR, checkpoint_s=None):
+    """Two hosts of 8: vision borrows speech's half with two gangs of 4."""
+    lender = {"pool": "vision", "preemptible": True}
+    return (
+        runs(Gang("own", 8, pool="vision"), ("r0h0", range(8))),
+        runs(Gang("old", 4, 1.0, **lender), ("r0h1", range(4)), started_s=1.0, checkpoint_s=checkpoint_s),
+        runs(Gang("new", 4, 2.0, **lender), ("r0h1", range(4, 8)), started_s=2.0),
+    )
+
+
+def take_back(gpus, running=None, now_s=HOUR, **more):
+    queue = (Gang("owner", gpus, 50.0, pool="speech", **more),)
+    return schedule(Snapshot(cluster(1, 2, 8, POOLS), running or lent(), queue, now_s=now_s))
+
+
+def test_what_was_borrowed_is_taken_back_from_the_newest():
+    decisions = take_back(4)
+    assert [preemption.victim for preemption in decisions.preempts] == ["new"]
+    assert decisions.preempts[0].taker == "owner"
+    assert decisions.claims["owner"].grants == (Grant("r0h1", (4, 5, 6, 7)),)
+
+
+def test_whole_gangs_and_no_more_than_it_takes():
+    assert {p.victim for p in take_back(8).preempts} == {"old", "new"}
+    assert len(take_back(3).preempts) == 1
+
+
+def test_lowest_priority_goes_first():
+    running = lent()
+    running = (running[0], replace(running[1], gang=replace(running[1].gang, priority=-1)), running[2])
+    assert [p.victim for p in take_back(4, running).preempts] == ["old"]
+
+
+def test_not_before_the_minimum_run_time():
+    decisions = take_back(4, now_s=60.0)
+    assert decisions.preempts == ()
+    assert decisions.wake_s == 1.0 + DEFAULT.min_run_s
+
+
+def test_never_without_then_placing_the_taker():
+    running = tuple(replace(run, stopping=run.gang.id == "new") for run in lent())
+    claim = Placement("pascal", ("r0",), (Grant("r0h1", (4, 5, 6, 7)),))
+    owner = Gang("owner", 4, 50.0, pool="speech", claim=claim)
+    rival = Gang("rival", 4, 0.0, pool="vision", preemptible=True, priority=99)
+    snapshot = Snapshot(cluster(1, 2, 8, POOLS), running, (owner, rival), now_s=HOUR)
+    assert schedule(snapshot).claims == {"owner": claim}
+    after = replace(snapshot, running=running[:2])
+    assert started(schedule(after)) == ["owner"]
+
+
+def test_what_was_taken_back_is_not_taken_again():
+    """The requeued victim is beyond its pool's entitlement: it waits."""
+    running = (*lent()[:2], runs(Gang("owner", 4, 50.0, pool="speech"), ("r0h1", range(4, 8)), started_s=HOUR))
+    victim = Gang("new", 4, 2.0, pool="vision", preemptible=True, requeued=True)
+    decisions = schedule(Snapshot(cluster(1, 2, 8, POOLS), running, (victim,), now_s=9 * HOUR))
+    assert decisions.preempts == ()
+    assert started(decisions) == []
+
+
+def test_only_preemptible_gangs_borrow():
+    inventory = cluster(1, 2, 8, POOLS)
+    firm, soft = Gang("firm", 12, pool="vision"), Gang("soft", 12, pool="vision", preemptible=True)
+    decisions = schedule(Snapshot(inventory, queue=(firm, soft)))
+    assert "only preemptible gangs borrow" in decisions.never["firm"].message
+    assert started(decisions) == ["soft"]
+
+
+def test_a_limit_is_never_passed():
+    queue = tuple(Gang(f"g{n}", 4, float(n), pool="vision", preemptible=True) for n in range(9))
+    decisions = schedule(Snapshot(cluster(1, 8, 8, POOLS), queue=queue))
+    assert len(decisions.starts) == 4
+    assert decisions.waits["g4"].reason is Reason.POOL
+    assert "uses 16 of at most 16" in decisions.waits["g4"].message
+
+
+def test_a_pool_that_is_not_there_is_refused():
+    decisions = schedule(Snapshot(cluster(1, 1, 8, POOLS[:1]), queue=(Gang("g", 1, pool="a'; --"),)))
+    assert "no pool" in decisions.never["g"].message
+
+
+def test_the_entitled_go_before_the_borrowers():
+    queue = (
+        Gang("borrows", 16, 0.0, pool="vision", preemptible=True),
+        Gang("owner", 8, 1.0, pool="speech"),
+    )
+    assert schedule(Snapshot(cluster(1, 2, 8, POOLS), queue=queue)).order == ("owner", "borrows")
+
+
+def test_hived_a_guaranteed_gang_takes_its_whole_hosts_back_from_opportunistic_ones():
+    """HiveD (OSDI '20): low-priority jobs use what a tenant leaves, and never cost it its topology."""
+    pools = (Pool("tenant", 16), Pool("other", 16))
+    low = [
+        runs(Gang(f"low{n}", 1, float(n), pool="other", preemptible=True), (f"r0h{n % 4}", [n // 4]), started_s=n / 10)
+        for n in range(32)
+    ]
+    queue = (Gang("gang", 16, 99.0, pool="tenant", constraints=Constraints(gpus_per_host=8)),)
+    decisions = schedule(Snapshot(cluster(1, 4, 8, pools), tuple(low), queue, now_s=HOUR))
+    assert len(decisions.preempts) == 16
+    assert [len(grant.gpus) for grant in decisions.claims["gang"].grants] == [8, 8]
+
+
+def test_hived_small_gangs_share_hosts_so_that_whole_ones_remain():
+    queue = (*(Gang(f"one{n}", 1, float(n)) for n in range(8)), Gang("sixteen", 16, 99.0))
+    decisions = schedule(Snapshot(cluster(1, 3, 8), queue=queue))
+    assert started(decisions)[-1] == "sixteen"
+    assert {placement.hosts for gang, placement in decisions.starts if gang.gpus == 1} == {("r0h0",)}
