@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 
 from gpurun.errors import BadInput
@@ -97,10 +99,10 @@ def _panel_svg(panel: Panel, top: float, span_s: float) -> list[str]:
 
 def _png(done: Replay, path: Path) -> None:
     try:
-        import matplotlib.figure  # noqa: PLC0415  optional, and slow to import
+        drawing = import_module("matplotlib.figure")  # optional, and slow to import
     except ImportError as error:
         raise BadInput("a .png needs matplotlib", hint="pip install matplotlib, or ask for a .svg") from error
-    figure = matplotlib.figure.Figure(figsize=(WIDTH / 100, 6.4), layout="constrained")
+    figure = drawing.Figure(figsize=(WIDTH / 100, 6.4), layout="constrained")
     figure.suptitle(_title(done))
     days = _span(done.samples) / DAY_S
     for axes, panel in zip(figure.subplots(3, 1, sharex=True), panels(done), strict=True):
@@ -130,7 +132,7 @@ def _columns(samples: Sequence[Sample], value: Callable[[Sample], float]) -> lis
         return [float(value(sample)) for sample in samples[-1:]]
     width = span_s / COLUMNS
     sums = [0.0] * COLUMNS
-    for sample, following in zip(samples, samples[1:], strict=False):
+    for sample, following in pairwise(samples):
         at, end = sample.at_s - samples[0].at_s, following.at_s - samples[0].at_s
         level = value(sample)
         while at < end:

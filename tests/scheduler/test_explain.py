@@ -1,0 +1,137 @@
+"""Explanations: read off the decision, and every change they offer really starts the gang."""
+
+from dataclasses import replace
+
+import pytest
+
+from gpurun.inventory.model import Host, Inventory, Pool, Rack
+from gpurun.jobs.spec import Constraints
+from gpurun.scheduler.explain import explain
+from gpurun.scheduler.model import Gang, Grant, Placement, Running, Snapshot
+from gpurun.scheduler.schedule import schedule
+from gpurun.scheduler.wording import lines
+
+
+def cluster(racks, hosts, gpus, pools=()):
+    found = tuple(
+        Host(f"r{r}h{h}", f"r{r}", "volta" if r == 9 else "pascal", gpus, "tcp") for r in racks for h in range(hosts)
+    )
+    names = {f"r{r}": tuple(host.name for host in found if host.rack == f"r{r}") for r in racks}
+    return Inventory(found, tuple(Rack(name, hosts) for name, hosts in names.items()), {}, pools)
+
+
+def runs(gang, *grants, started_s=0.0):
+    placed = tuple(Grant(host, tuple(gpus)) for host, gpus in grants)
+    return Running(gang, Placement("pascal", ("r0",), placed), started_s)
+
+
+def why(snapshot, gang):
+    return explain(schedule(snapshot), snapshot, gang)
+
+
+def busy(*queue, **more):
+    """Two hosts of 4: one full until 100 s, 2 GPUs free on the other for ever."""
+    running = (
+        runs(Gang("short", 4, time_limit_s=100.0), ("r0h0", range(4))),
+        runs(Gang("endless", 2), ("r0h1", range(2))),
+    )
+    return Snapshot(cluster([0], 2, 4), running, queue, now_s=10.0, **more)
+
+
+def test_why_a_gang_waits():
+    found = why(busy(Gang("g", 4, 1.0)), "g")
+    assert found.state == "waits"
+    assert found.position == 1
+    assert found.expected_start_s == 100.0
+    assert [(group.hosts, group.free) for group in found.groups] == [(("r0h1",), 2), (("r0h0",), 0)]
+    assert [(holder.gang, holder.gpus, holder.ends_s) for holder in found.holders] == [
+        ("short", 4, 100.0),
+        ("endless", 2, None),
+    ]
+    assert [(change.what, change.value) for change in found.changes] == [("gpus", "2")]
+
+
+def test_expected_start_behind_others():
+    queue = (Gang("first", 4, 1.0, time_limit_s=50.0), Gang("second", 6, 2.0, time_limit_s=30.0), Gang("third", 4, 3.0))
+    found = why(busy(*queue), "third")
+    assert found.ahead == ("first", "second")
+    assert found.expected_start_s == 180.0
+
+
+def test_nobody_can_know_when_endless_gangs_end():
+    assert why(busy(Gang("g", 8, 1.0)), "g").expected_start_s is None
+
+
+@pytest.mark.parametrize(
+    ("constraints", "what", "value"),
+    [
+        (Constraints(generations=("pascal",)), "generation", "volta"),
+        (Constraints(hosts=("r0h0",)), "hosts", "any"),
+        (Constraints(generations=("pascal",), locality="host"), "generation", "volta"),
+    ],
+)
+def test_other_constraints_that_would_start_it(constraints, what, value):
+    running = (runs(Gang("r", 6), ("r0h0", range(4)), ("r0h1", range(2))),)
+    snapshot = Snapshot(cluster([0, 9], 2, 4), running, (Gang("g", 4, constraints=constraints),))
+    assert (what, value) in [(change.what, change.value) for change in why(snapshot, "g").changes]
+
+
+def test_locality_that_would_start_it():
+    running = (runs(Gang("r", 4), ("r0h0", range(2)), ("r0h1", range(2))),)
+    snapshot = Snapshot(cluster([0], 2, 4), running, (Gang("g", 4, constraints=Constraints(locality="host")),))
+    assert [change.value for change in why(snapshot, "g").changes if change.what == "locality"] == ["rack", "any"]
+
+
+def test_a_time_limit_that_would_start_it():
+    snapshot = busy(Gang("first", 6, 1.0, time_limit_s=9.0), Gang("g", 2, 2.0))
+    changes = {change.what: change.value for change in why(snapshot, "g").changes}
+    assert changes["time_limit"] == "90s"
+    assert changes["priority"] == "1"
+
+
+def test_a_cordoned_host_that_would_start_it():
+    snapshot = replace(busy(Gang("g", 2, 1.0)), unusable={"r0h1": "cordoned: fan"})
+    found = why(snapshot, "g")
+    assert [(group.why, group.hosts) for group in found.groups if "cordoned" in group.why] == [
+        ("cordoned: fan", ("r0h1",))
+    ]
+    assert ("uncordon", "r0h1") in [(change.what, change.value) for change in found.changes]
+
+
+def test_a_pool_that_would_start_it():
+    inventory = cluster([0], 2, 4, (Pool("a", 2, 4), Pool("b", 4)))
+    running = (runs(Gang("r", 2, pool="a"), ("r0h0", range(2))),)
+    snapshot = Snapshot(inventory, running, (Gang("g", 2, pool="a"),))
+    found = why(snapshot, "g")
+    assert found.pool.used == 2
+    assert {("pool", "a.reservation=4"), ("preemptible", "true")} <= {(c.what, c.value) for c in found.changes}
+
+
+def test_what_starts_runs_or_is_nowhere():
+    snapshot = busy(Gang("g", 2, 1.0))
+    assert why(snapshot, "g").placement.hosts == ("r0h1",)
+    assert why(snapshot, "short").state == "runs"
+    assert why(snapshot, "a'; --").state == "unknown"
+    assert why(busy(Gang("g", 99)), "g").state == "never"
+
+
+def test_every_change_that_is_offered_starts_it():
+    queue = (Gang("first", 6, 1.0), Gang("g", 5, 2.0, constraints=Constraints(locality="host", gpus_per_host=5)))
+    found = why(busy(*queue), "g")
+    assert found.state == "never"  # no host has 5
+    found = why(busy(Gang("first", 6, 1.0), Gang("g", 4, 2.0, constraints=Constraints(locality="host"))), "g")
+    gang = next(gang for gang in busy(*queue).queue if gang.id == "g")
+    for change in found.changes:
+        if change.what == "gpus":
+            snapshot = busy(Gang("first", 6, 1.0), replace(gang, gpus=int(change.value), constraints=Constraints()))
+            assert [g.id for g, _ in schedule(snapshot).starts] == ["g"]
+
+
+@pytest.mark.parametrize("name", ["g", "a'; touch /tmp/x #", "ü\n"])
+def test_one_screen_of_lines(name):
+    queue = tuple(Gang(f"{name}{n}", 4, float(n)) for n in range(40))
+    snapshot = busy(*queue)
+    found = why(snapshot, f"{name}39")
+    text = lines(found, now_s=10.0, fold=",".join)
+    assert len(text) <= 24
+    assert any("expected start" in line for line in text)
