@@ -122,7 +122,7 @@ def through_chain(inventory: Inventory, fleet: Fleet, stored: Stored) -> float:
         assert not relay.failed, relay.failed
         return took
     finally:
-        relay.close(keep=False)
+        relay.close()
 
 
 def nothing(inventory: Inventory, cluster: Cluster, fleet: Fleet) -> None:

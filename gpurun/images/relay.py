@@ -8,7 +8,7 @@ reach each other or the head, the head feeds it over SSH. Nothing that has arriv
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from queue import Empty, SimpleQueue
 
 from gpurun.errors import GpurunError, HostFailure, HostUnreachable
@@ -136,11 +136,11 @@ class Relay:
             if host in (lane.host, lane.source):
                 lane.abandon()
 
-    def close(self, *, keep: bool) -> None:
+    def close(self, *, keep: Container[str] = ()) -> None:
         """End the transfer everywhere. Idempotent.
 
         Args:
-            keep: leave what has arrived on the hosts for the next try.
+            keep: hosts on which what has arrived is left for the next try.
         """
         for lane in self.lanes.values():
             lane.abandon()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpurun.errors import GpurunError, HostFailure
@@ -101,18 +101,18 @@ class Seats:
             lambda: agent_answers(agent, self.transfer),
         )
 
-    def close(self, *, keep: bool) -> None:
+    def close(self, *, keep: Container[str]) -> None:
         """Close every end. Idempotent.
 
         Args:
-            keep: leave what has arrived on the hosts for the next try.
+            keep: hosts on which what has arrived is left for the next try.
         """
         if self.server is not None:
             self.server.close()
         for blob in self.blobs.values():
             blob.close()
         hosts = [host for host in self.by_host if self._fleet.agents[host].alive]
-        self._fleet.map(lambda agent: agent.call("blobs.close", transfer=self.transfer, keep=keep), hosts)
+        self._fleet.map(lambda agent: agent.call("blobs.close", transfer=self.transfer, keep=agent.host in keep), hosts)
 
     def _listen(self, heads: set[str]) -> links.Server:
         """The head's own end, on the one address that hosts know it by, if there is one."""

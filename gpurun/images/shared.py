@@ -20,8 +20,8 @@ _FLOCK = "hhqqi4x"
 
 
 @contextmanager
-def alone(folder: Path, image_id: str, hosts: Iterable[str], wait: Callable[[float], object]) -> Iterator[None]:
-    """Hold an image on these hosts.
+def alone(folder: Path, image_id: str, hosts: Iterable[str], wait: Callable[[float], object]) -> Iterator[bool]:
+    """Hold an image on these hosts; yields whether somebody else held it on one of them.
 
     Args:
         wait: called with seconds to sleep while somebody else holds one of them; may raise to give up.
@@ -31,10 +31,12 @@ def alone(folder: Path, image_id: str, hosts: Iterable[str], wait: Callable[[flo
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         # In one order everywhere, so that two ships never wait for each other in a circle.
+        waited = False
         for offset in sorted({zlib.crc32(host.encode()) for host in hosts}):
             while not _lock(descriptor, offset):
+                waited = True
                 wait(RETRY_S)
-        yield
+        yield waited
     finally:
         os.close(descriptor)
 

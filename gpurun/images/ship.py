@@ -122,10 +122,10 @@ class Shipment:
         answers = self.ask(hosts)
         lacking = [answer.host for answer in answers if not answer.present]
         if lacking:
-            with alone(default_folder(), self._image.id, lacking, self._wait):
-                # Somebody else may have sent it while this one waited.
-                again = {answer.host: answer for answer in self.ask(lacking)}
-                answers = [again.get(answer.host, answer) for answer in answers if answer.host not in self._results]
+            with alone(default_folder(), self._image.id, lacking, self._wait) as waited:
+                if waited:  # meanwhile somebody else may have sent it
+                    again = {answer.host: answer for answer in self.ask(lacking)}
+                    answers = [again.get(answer.host, answer) for answer in answers if answer.host not in self._results]
                 self._send(answers)
         self._name([answer.host for answer in answers if answer.present and not answer.named])
         for answer in answers:
@@ -240,7 +240,7 @@ class _Transfer:
             self._progress.expect(hop.host, plan.bytes_of(hop.host), len(self._spec["layers"]))
         relay = Relay(self._fleet, plan.chains, options, self._progress.received)
         failed: dict[str, GpurunError] = {}
-        keep = True
+        keep = {hop.host for hop in plan.chains[0]}
         try:
             relay.open()
             Thread(target=self._export, args=([layer.digest for layer in plan.layers],), daemon=True).start()
@@ -248,7 +248,7 @@ class _Transfer:
             for host in relay.hosts:
                 self._start_install(host, relay.transfer, answers[host], config)
             self._drive(relay, plan, failed)
-            keep = bool(failed)
+            keep = {host for host, error in failed.items() if not _is_full(error)}
         finally:
             for stream in self._streams.values():
                 stream.close()
@@ -330,6 +330,11 @@ def _answer(host: str, said: Mapping[str, Any]) -> Answer:
         spool_free_bytes=said["spool_free_bytes"],
         one_disk=bool(said["one_disk"]),
     )
+
+
+def _is_full(error: GpurunError) -> bool:
+    """Whether a host failed for want of space: there nothing is kept for the next try."""
+    return isinstance(error, RemoteOpFailed) and error.kind == "no-space"
 
 
 def _may_be_stale(error: GpurunError, answer: Answer) -> bool:

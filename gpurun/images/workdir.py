@@ -144,7 +144,7 @@ def _send_through_chains(
         )
         return {**relay.failed, **unpacked.failed}
     finally:
-        relay.close(keep=False)
+        relay.close()
 
 
 def _bring(relay: Relay, pack: Stored) -> None:

@@ -63,7 +63,7 @@ def test_a_chain_brings_every_byte_and_the_head_sends_it_once(hosts, blob):
         for item in stored:
             assert spooled(hosts, name, item) == item.path.read_bytes()
     assert received == dict.fromkeys(names, total)
-    relay.close(keep=False)
+    relay.close()
     assert not relay.failed
     assert all(list(hosts.spool(name).iterdir()) == [] for name in names)
 
@@ -77,7 +77,7 @@ def test_other_shapes(hosts, blob, options):
     for name in names:
         for item in stored:
             assert spooled(hosts, name, item) == item.path.read_bytes()
-    relay.close(keep=False)
+    relay.close()
 
 
 def test_hosts_that_lack_different_blobs(hosts, blob):
@@ -92,7 +92,7 @@ def test_hosts_that_lack_different_blobs(hosts, blob):
     assert spooled(hosts, "h0", c) and spooled(hosts, "h1", a) and spooled(hosts, "h2", b)
     assert spooled(hosts, "h0", a) is None and spooled(hosts, "h2", a) is None
     assert relay.sent_bytes == a.size + b.size + c.size
-    relay.close(keep=False)
+    relay.close()
 
 
 def test_hosts_that_cannot_reach_each_other_get_it_from_the_head(hosts, blob):
@@ -109,7 +109,7 @@ def test_hosts_that_cannot_reach_each_other_get_it_from_the_head(hosts, blob):
     run(relay, stored)
     assert not relay.failed
     assert all(spooled(hosts, name, stored[0]) == stored[0].path.read_bytes() for name in ("h0", "h1", "h2"))
-    relay.close(keep=False)
+    relay.close()
     closed.close()
 
 
@@ -121,7 +121,7 @@ def test_a_head_that_cannot_be_reached_feeds_over_ssh(hosts, blob):
     relay.open = lambda: None
     run(relay, stored)
     assert not relay.failed and spooled(hosts, "h1", stored[0]) == stored[0].path.read_bytes()
-    relay.close(keep=False)
+    relay.close()
 
 
 def test_a_host_that_dies_in_the_middle_is_left_out(hosts, blob):
@@ -141,7 +141,7 @@ def test_a_host_that_dies_in_the_middle_is_left_out(hosts, blob):
     for name in ("h0", "h2", "h3"):
         assert spooled(hosts, name, stored[0]) == stored[0].path.read_bytes()
     assert relay.sent_bytes <= 24 * MIB  # what h2 had already, nobody asked for again
-    relay.close(keep=False)
+    relay.close()
 
 
 def test_a_host_that_hangs_is_left_out(hosts, blob):
@@ -158,7 +158,7 @@ def test_a_host_that_hangs_is_left_out(hosts, blob):
     run(relay, stored, each_step=stop_once, limit_s=40)
     assert list(relay.failed) == ["h1"]
     assert spooled(hosts, "h2", stored[0]) == stored[0].path.read_bytes()
-    relay.close(keep=False)
+    relay.close()
 
 
 def test_an_interrupted_transfer_goes_on_where_it_was(hosts, blob):
@@ -166,12 +166,12 @@ def test_an_interrupted_transfer_goes_on_where_it_was(hosts, blob):
     fleet = hosts.fleet("h0", "h1")
     relay = relay_of(fleet, all_of(["h0", "h1"], stored), stored, rate_bytes_s=10 * MIB)
     run(relay, stored, until=lambda: relay.lanes["0/h1"].received > 6 * MIB)
-    relay.close(keep=True)
+    relay.close(keep={"h0", "h1"})
     again = relay_of(fleet, all_of(["h0", "h1"], stored), stored)
     run(again, stored)
     assert again.sent_bytes <= 14 * MIB
     assert spooled(hosts, "h1", stored[0]) == stored[0].path.read_bytes()
-    again.close(keep=False)
+    again.close()
 
 
 def test_what_was_left_is_verified_before_it_is_used(hosts, blob):
@@ -185,7 +185,7 @@ def test_what_was_left_is_verified_before_it_is_used(hosts, blob):
     run(relay, stored)
     assert relay.seats.server.sent_bytes == MIB + CHUNK  # the missing ones and the corrupt one
     assert spooled(hosts, "h0", stored[0]) == stored[0].path.read_bytes()
-    relay.close(keep=False)
+    relay.close()
 
 
 def test_a_chunk_that_is_corrupted_on_the_way_is_asked_for_again(hosts, blob, monkeypatch):
@@ -209,7 +209,7 @@ def test_a_chunk_that_is_corrupted_on_the_way_is_asked_for_again(hosts, blob, mo
     run(relay, stored)
     assert told and not relay.failed
     assert spooled(hosts, "h0", stored[0]) == stored[0].path.read_bytes()
-    relay.close(keep=False)
+    relay.close()
 
 
 def test_a_damaged_file_of_the_head_is_noticed(hosts, blob):
@@ -221,7 +221,7 @@ def test_a_damaged_file_of_the_head_is_noticed(hosts, blob):
     with pytest.raises(DamagedBlob) as caught:
         run(relay, stored)
     assert caught.value.digest == stored[0].digest
-    relay.close(keep=False)
+    relay.close()
 
 
 def test_a_neighbour_that_lies_is_passed_over(hosts, blob):
@@ -235,7 +235,7 @@ def test_a_neighbour_that_lies_is_passed_over(hosts, blob):
         file.write(b"tampered")
     run_on(relay, stored)
     assert not relay.failed and spooled(hosts, "h1", stored[0]) == stored[0].path.read_bytes()
-    relay.close(keep=False)
+    relay.close()
 
 
 def run_on(relay, stored):
@@ -254,7 +254,7 @@ def test_two_transfers_at_once_of_the_same_blob_to_one_host(hosts, blob):
         thread.join(30)
     assert not relays[0].failed and not relays[1].failed
     for relay in relays:
-        relay.close(keep=False)
+        relay.close()
     assert list(hosts.spool("h0").iterdir()) == []
 
 
@@ -267,7 +267,7 @@ def test_a_full_disk_is_that_hosts_failure(hosts, blob, tmp_path):
     run(relay, stored)
     assert list(relay.failed) == ["h0"]
     assert spooled(hosts, "h1", stored[0]) == stored[0].path.read_bytes()
-    relay.close(keep=False)
+    relay.close()
 
 
 # -- the door ---------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ def door(hosts, blob):
     relay.open()
     relay.announce(stored)
     yield relay, stored
-    relay.close(keep=False)
+    relay.close()
 
 
 def knock(relay, certificate, token, stored):

@@ -188,6 +188,7 @@ def test_a_host_that_goes_in_the_middle_stops_no_other(lab, head, send, way, vic
     assert states(report) == {**dict.fromkeys(others, "done"), victim: "failed"}
     assert isinstance(report.failed[victim], HostUnreachable)
     same_everywhere(lab, made, others)
+    nothing_left(lab, others)
 
 
 def test_a_slow_host_does_not_hold_up_the_others(lab, head, send):
