@@ -25,6 +25,7 @@ class Book:
         self.firm: dict[str, int] = {}  # of it, gangs that cannot be preempted: what reservations are about
         for running in snapshot.running:
             self._add(running.gang)
+        self._leaving = [running.gang for running in snapshot.running if running.stopping]
         active = [running.gang for running in snapshot.running if not running.stopping]
         self.active = self._demand(active)  # leaf → GPUs of gangs that are not being stopped
         self.entitlements = self.tree.entitlements(capacity, self._demand((*active, *snapshot.queue)))
@@ -37,6 +38,7 @@ class Book:
     def stop(self, gang: Gang) -> None:
         """Count a gang that has just been told to stop."""
         leaf = self.tree.leaf_of(gang.pool)
+        self._leaving.append(gang)
         if leaf is not None:
             self.active[leaf] -= gang.gpus
 
@@ -86,17 +88,26 @@ class Book:
                 )
         return None
 
+    def passes_without(self, gang: Gang, gone: Sequence[Gang]) -> bool:
+        """True if nothing would keep the gang from starting once these, and those being stopped, have ended."""
+        for other in (*gone, *self._leaving):
+            self._add(other, -1)
+        passes = self.gate(gang) is None
+        for other in (*gone, *self._leaving):
+            self._add(other)
+        return passes
+
     def _used(self, name: str) -> int:
         return self.held.get(name, 0)
 
-    def _add(self, gang: Gang) -> None:
+    def _add(self, gang: Gang, times: int = 1) -> None:
         leaf = self.tree.leaf_of(gang.pool)
         if leaf is None:
             return  # its pool is gone from the inventory: it may end in peace
         for name in (leaf, *self.tree.nodes[leaf].above):
-            self.held[name] = self.held.get(name, 0) + gang.gpus
+            self.held[name] = self.held.get(name, 0) + gang.gpus * times
         if not gang.preemptible:
-            self.firm[leaf] = self.firm.get(leaf, 0) + gang.gpus
+            self.firm[leaf] = self.firm.get(leaf, 0) + gang.gpus * times
 
     def _demand(self, gangs: Iterable[Gang]) -> dict[str, float]:
         demand: dict[str, float] = {}

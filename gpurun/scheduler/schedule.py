@@ -22,7 +22,7 @@ from gpurun.scheduler.keeping import Keeping, Reservation
 from gpurun.scheduler.model import Decisions, Gang, Placement, Preemption, Reason, Refusal, Running, Snapshot, Wait
 from gpurun.scheduler.placement import try_place
 from gpurun.scheduler.policy import DEFAULT, Policy
-from gpurun.scheduler.preempt import choose_victims
+from gpurun.scheduler.preempt import Hunt
 
 ENDLESS = float("inf")
 
@@ -118,14 +118,20 @@ class Pass:
         if isinstance(barred, Refusal):
             self.never[gang.id] = barred
         elif isinstance(barred, Wait):
-            self.waits[gang.id] = replace(barred, starts_before=len(self.starts))
-            if claim is not None:
-                self.keeping.claim(gang.id, claim)
+            self._barred(gang, barred, claim)
         elif not self._try_start(gang) and gang.id not in self.waits:
             if claim is not None:
                 self._keep(gang, claim)
             elif self._could_ever(gang):
                 self._blocked(gang)
+
+    def _barred(self, gang: Gang, wait: Wait, claim: Placement | None) -> None:
+        """Its pool has no more for it: unless gangs of the pool's own that borrow make way."""
+        if not self._could_ever(gang) or (claim is None and self._preempt_for(gang)):
+            return
+        if claim is not None:
+            self.keeping.claim(gang.id, claim)
+        self.waits[gang.id] = replace(wait, starts_before=len(self.starts))
 
     def decisions(self) -> Decisions:
         """The answer."""
@@ -288,9 +294,16 @@ class Pass:
         if self.book is None or not self.lenders or self.book.standing[gang.id] == BORROWING:
             return False
         book = self.book
-        found = choose_victims(
-            self.index, gang, self.lenders, self.now, self._attempt, lambda runs: book.may_take([r.gang for r in runs])
+        hunt = Hunt(
+            self.index,
+            gang,
+            self.lenders,
+            self.now,
+            self._attempt,
+            fair=lambda runs: book.may_take([run.gang for run in runs]),
+            enough=lambda runs: book.passes_without(gang, [run.gang for run in runs]),
         )
+        found = hunt.victims()
         if found is None:
             return False
         victims, placement = found

@@ -245,9 +245,9 @@ def test_never_without_then_placing_the_taker():
     owner = Gang("owner", 4, 50.0, pool="speech", claim=claim)
     rival = Gang("rival", 4, 0.0, pool="vision", preemptible=True, priority=99)
     snapshot = Snapshot(cluster(1, 2, 8, POOLS), running, (owner, rival), now_s=HOUR)
-    assert schedule(snapshot).claims == {"owner": claim}
+    assert schedule(snapshot).claims["owner"] == claim
     after = replace(snapshot, running=running[:2])
-    assert started(schedule(after)) == ["owner"]
+    assert schedule(after).starts[0] == (owner, claim)
 
 
 def test_what_was_taken_back_is_not_taken_again():
@@ -273,6 +273,21 @@ def test_a_limit_is_never_passed():
     assert len(decisions.starts) == 4
     assert decisions.waits["g4"].reason is Reason.POOL
     assert "uses 16 of at most 16" in decisions.waits["g4"].message
+
+
+def test_a_reservation_is_honoured_even_if_the_pool_itself_fills_its_limit():
+    soft = {"pool": "vision", "preemptible": True}
+    running = (
+        runs(Gang("s1", 8, 1.0, **soft), ("r0h0", range(8)), started_s=1.0),
+        runs(Gang("s2", 8, 2.0, **soft), ("r0h1", range(8)), started_s=2.0),
+    )
+    snapshot = Snapshot(cluster(1, 4, 8, POOLS), running, (Gang("firm", 8, 9.0, pool="vision"),), now_s=HOUR)
+    decisions = schedule(snapshot)
+    assert [preemption.victim for preemption in decisions.preempts] == ["s2"]
+    claimed = replace(snapshot.queue[0], claim=decisions.claims["firm"])
+    still = replace(snapshot, running=(running[0], replace(running[1], stopping=True)), queue=(claimed,))
+    assert schedule(still).claims == decisions.claims
+    assert started(schedule(replace(still, running=running[:1]))) == ["firm"]
 
 
 def test_a_pool_that_is_not_there_is_refused():
