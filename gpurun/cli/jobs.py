@@ -186,6 +186,7 @@ def cancel(
 ) -> None:
     """End jobs: SIGTERM, the grace period, SIGKILL, and the proof that every GPU is free again."""
     from gpurun.cli.follow import cancel_job
+    from gpurun.supervisor.requests import end_queued
 
     store = open_store()
     folders = [store.find(job) for job in jobs]
@@ -194,7 +195,9 @@ def cancel(
             say(f"{folder.id} has ended already: {folder.record().state.value}")
         else:
             cancel_job(folder, reason="gpurun cancel")
-    while not no_wait and not all(folder.record().state.ended for folder in folders):
+    while not no_wait and (waiting := [folder for folder in folders if not folder.record().state.ended]):
+        for folder in waiting:
+            end_queued(store.home, folder, now_s=time.time(), environ=os.environ)
         time.sleep(POLL_S)
 
 

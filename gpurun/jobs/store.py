@@ -259,6 +259,10 @@ def finish(store: JobStore, record: JobRecord, *, now_s: float) -> JobRecord:
     """
     folder = store.get(record.id)
     outcome = record.outcome or State.FAILED
+    request = folder.cancel_request()
+    if outcome is State.QUEUED and request is not None and request.kind == "cancel":
+        record = folder.write(replace(record, reason=f"cancelled by {request.by}", code=1))
+        outcome = State.CANCELLED
     if outcome is State.QUEUED:
         folder.clear_preemption()
         return folder.move(State.QUEUED, queued_s=now_s, granted=(), started_s=None, outcome=None)

@@ -18,6 +18,7 @@ from typing import Any, Callable, Dict, Generator, Iterator, List, Optional
 from gpurun.node import probe_apart, probe_docker, probe_net, probe_nvml, probe_sysfs
 
 NVML_TIMEOUT_S = 10.0
+FIRST_TRY_S = 4.0
 """A healthy driver answers in tens of milliseconds, after a cold start without persistence mode in seconds."""
 
 NO_DRIVER = (9, 12)  # NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND
@@ -130,8 +131,17 @@ def _docker(_roots: Roots) -> Dict[str, Any]:
 
 
 def _gpus(roots: Roots) -> Dict[str, Any]:
+    # Imported before the fork: in the child of a process with threads, an import may wait for a lock whose holder is
+    # not there. A child can still be born with such a lock, so no answer counts only the second time.
     try:
-        found = probe_apart.ask(_read_nvml, NVML_TIMEOUT_S)  # type: Dict[str, Any]
+        import pynvml  # noqa: F401, PLC0415
+    except ImportError as error:
+        return {"gpus": [], "gpu_problem": "reading NVML failed: %s" % error}
+    try:
+        try:
+            found = probe_apart.ask(_read_nvml, FIRST_TRY_S)  # type: Dict[str, Any]
+        except probe_apart.NoAnswer:
+            found = probe_apart.ask(_read_nvml, NVML_TIMEOUT_S)
     except probe_apart.NoAnswer as error:
         return {"gpus": [], "gpu_problem": "the NVIDIA driver hangs: %s" % error}
     except probe_apart.Died as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gpurun.errors import GpurunError
@@ -28,10 +27,8 @@ def prepare(job: SupervisedJob) -> State:
     job.reach("files")
     job.ask_accounts()
     job.check_requests(ladder=False)
-    with ThreadPoolExecutor(1) as beside:
-        examined = beside.submit(examine, job)
-        _ship_image(job)
-        examined.result()
+    examine(job)
+    _ship_image(job)
     job.check_requests(ladder=False)
     _send_workdir(job)
     _send_secrets(job)

@@ -17,6 +17,8 @@ def end_queued(home: Path, folder: JobFolder, *, now_s: float, environ: Mapping[
 
     A job with a lease is its supervisor's business. Others may have waited behind this one, so a pass follows.
     """
+    if folder.record().state is not State.QUEUED:
+        return folder.record().state.ended
     with allocator_lock(home):
         record = folder.record()
         request = folder.cancel_request()

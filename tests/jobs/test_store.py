@@ -14,7 +14,7 @@ from gpurun.jobs.events import EventLog, EventTail
 from gpurun.jobs.home import home
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import ENDED, WAYS, State
-from gpurun.jobs.store import CancelRequest, JobRecord, JobStore
+from gpurun.jobs.store import CancelRequest, JobRecord, JobStore, finish
 
 SPEC = JobSpec(name="a'; touch /tmp/x #", image="i", gpus=2, command=("echo", "a b\n'\"", "ü"), env={"K": "v\n"})
 
@@ -134,3 +134,13 @@ def test_home(tmp_path):
 def test_records_are_plain_json(store):
     folder = create(store)
     assert json.loads((folder.path / "state.json").read_text())["state"] == "QUEUED"
+
+
+def test_a_cancelled_job_is_not_queued_again(store):
+    folder = create(store)
+    for state in (State.GRANTED, State.PREPARING):
+        folder.move(state)
+    record = folder.move(State.STOPPING, outcome=State.QUEUED)
+    folder.ask_to_cancel(CancelRequest("cancel", "me", 1.0))
+    assert finish(store, record, now_s=2.0).state is State.CANCELLED
+    assert store.live_ids() == ()
