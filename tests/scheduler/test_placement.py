@@ -186,6 +186,21 @@ def test_published_rules(racks, free, gpus, expected):
     assert hosts_of(place(with_free(cluster(*racks), free), Gang("g", gpus))) == expected
 
 
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        (2, {"r0h0": 2}),
+        (4, {"r1h0": 4}),
+        (8, {"r1h1": 8}),
+        (12, {"r1h0": 4, "r1h1": 8}),
+        (16, {"r2h0": 8, "r2h1": 8}),
+    ],
+)
+def test_the_picture_in_the_documentation(gpus, expected):
+    snapshot = with_free(cluster([8, 8], [8, 8], [8, 8]), {"r0h0": 2, "r0h1": 5, "r1h0": 4})
+    assert hosts_of(place(snapshot, Gang("g", gpus))) == expected
+
+
 def test_gpus_per_host_takes_the_tightest_hosts_that_are_enough():
     snapshot = with_free(cluster([8, 8, 8, 8]), {"r0h0": 2, "r0h1": 5, "r0h2": 1})
     assert hosts_of(place(snapshot, Gang("g", 4, constraints=Constraints(gpus_per_host=2)))) == {"r0h0": 2, "r0h1": 2}
