@@ -13,9 +13,7 @@ from gpurun.jobs.spec import HorovodKnobs
 TIMELINE = "/tmp/horovod-timeline.json"  # noqa: S108  inside the job's own container
 
 
-def flags(
-    knobs: HorovodKnobs, *, timeline: str = TIMELINE, autotune_log: str | None = None
-) -> tuple[str, ...]:
+def flags(knobs: HorovodKnobs, *, timeline: str = TIMELINE, autotune_log: str | None = None) -> tuple[str, ...]:
     """The flags, in a stable order; a knob that is None adds none, except the two time-outs.
 
     Args:
