@@ -23,6 +23,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # Rich and its Markdown parser would be half of what `--help` costs
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("submit")(submit.submit)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from own_labs import own_lab
 
 from gpurun.lab import Lab, LabSpec
-from gpurun.lab.paths import RUNTIME
-
-_SLOTS = 9
 
 
 def pytest_collection_modifyitems(items):
@@ -22,29 +17,6 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if here in item.path.parents and os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(reason="a lab needs root"))
-
-
-@contextmanager
-def own_lab(kind: str, **options) -> Iterator[Lab]:
-    """A lab of this test process alone: workers of xdist and other sessions get others.
-
-    The names KIND-1, KIND-2 … are taken in turn, so that the hosts' disks, with the images on them, are found
-    again by the next session.
-    """
-    RUNTIME.mkdir(parents=True, exist_ok=True)
-    for slot in range(1, _SLOTS + 1):
-        with (RUNTIME / f"pytest-{kind}-{slot}.lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            lab = Lab(f"{kind}-{slot}")
-            lab.down()
-            lab.up(LabSpec(lab.name, **options))
-            yield lab
-            lab.down()
-            return
-    raise AssertionError(f"{_SLOTS} test sessions are running on this machine already")
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from cluster import Cluster
-from conftest import own_lab
 from crashing import build_image, crash_once
+from own_labs import own_lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("crash")]
 
