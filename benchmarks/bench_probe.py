@@ -1,7 +1,7 @@
 """Probe many lab hosts: `gpurun inventory probe` against `pdsh -f 64` running the same zipapp.
 
     sudo apt-get install pdsh
-    .venv/bin/python benchmarks/probe.py --hosts 64
+    .venv/bin/python benchmarks/bench_probe.py --hosts 64
 
 The zipapp lies on the hosts before pdsh is timed; gpurun sends its code every time. Both runs are interleaved, so that
 what else the machine does hits both. A lab host takes about 140 MB of memory.
