@@ -151,10 +151,6 @@ class SupervisedJob:
             raise GangEnd(End(State.CANCELLED, f"cancelled by {request.by}", 1, ladder=ladder))
         raise GangEnd(End(State.QUEUED, f"preempted: {request.reason}", 1, ladder=ladder))
 
-    def forget_plan_of(self, *, ssh_port: int) -> None:
-        """Take another port for the job's own sshd."""
-        self.ssh_port = ssh_port
-
 
 def raise_first(failures: Mapping[str, GpurunError]) -> None:
     """End the attempt if there is a failure: the first by host name, with a word on how many more.

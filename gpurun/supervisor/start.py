@@ -78,7 +78,7 @@ def _create_all(job: SupervisedJob) -> Plan:
         job.note(f"port {job.ssh_port} is in use on {taken[0].host}: taking another one")
         _remove_parts(job, job.hosts)
         # Which ports other jobs of this head use is in their leases; what else listens there, only the hosts know.
-        job.forget_plan_of(ssh_port=random.choice(SSH_PORTS))  # noqa: S311 (not a secret)
+        job.ssh_port = random.choice(SSH_PORTS)  # noqa: S311 (not a secret)
     raise failed(HostFailure(f"no free port for the job's sshd in {PORT_TRIES} tries", job=job.lease.job))
 
 
