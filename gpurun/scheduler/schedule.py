@@ -59,7 +59,7 @@ def schedule(snapshot: Snapshot, policy: Policy = DEFAULT, arranged: Arranged | 
     one = Pass(snapshot, policy, arranged or arrange(snapshot, policy))
     one.keeping.claim_all(one.order)
     for position, gang in enumerate(one.order):
-        if one.settled:
+        if policy.strict and one.first_blocked is not None:
             one.leave_waiting(one.order[position:])
             break
         one.consider(gang)
@@ -89,30 +89,20 @@ class Pass:
         self.too_large: dict[tuple[object, ...], int] = {}  # by shape: the smallest gang that found no room
         self.too_late: dict[tuple[object, ...], int] = {}  # the same beside the reservation
         self.would_fit: dict[tuple[object, ...], int] = {}  # the largest that only the reservation keeps out
-        self.no_room: dict[int, Wait] = {}
-
-    @property
-    def settled(self) -> bool:
-        """True if the rest of the queue cannot start, whatever it is."""
-        if self.first_blocked is None:
-            return False
-        full = not self.index.total_free and self.keeping.reservation is None
-        return self.policy.strict or (full and self.book is None and not self.keeping.claims)
+        self.no_room: dict[tuple[object, ...], tuple[float, Wait]] = {}  # by shape and size, since the last start
 
     def leave_waiting(self, gangs: list[Gang]) -> None:
-        """Say of the rest of the queue, once for all of it, that it waits."""
-        if self.policy.strict:
-            wait = Wait(Reason.BEHIND, f"waits behind {self.first_blocked}", behind=self.first_blocked)
-        else:
-            wait = Wait(Reason.NO_ROOM, "no GPU is free")
-            self.wakes += [self.now + left for gang in gangs[:16] if (left := self._patience_left(gang)) > 0]
-        shared = replace(wait, starts_before=len(self.starts))
+        """Say of the rest of a strict queue, once for all of it, that it waits."""
+        message = f"waits behind {self.first_blocked}"
+        wait = Wait(Reason.BEHIND, message, behind=self.first_blocked, starts_before=len(self.starts))
         for gang in gangs:
             if self._could_ever(gang):
-                self.waits[gang.id] = shared
+                self.waits[gang.id] = wait
 
     def consider(self, gang: Gang) -> None:
         """Start a gang, refuse it, or say why it waits."""
+        if self._as_hopeless_as_another(gang):
+            return
         claim = self._drop_claim(gang) if gang.id in self.keeping.claims else None
         barred = self.book.gate(gang) if self.book is not None else None
         if isinstance(barred, Refusal):
@@ -207,6 +197,7 @@ class Pass:
     def _drop_claim(self, gang: Gang) -> Placement | None:
         self.too_large.clear()
         self.too_late.clear()
+        self.no_room.clear()
         return self.keeping.drop(gang.id)
 
     # waiting
@@ -228,11 +219,23 @@ class Pass:
         if left <= 0 and self._keep_hosts_for(gang):
             return
         self.wakes.append(self.now + left)
-        wait = self.no_room.get(gang.gpus)
-        if wait is None:
-            message = self.capacity.refuse(self.index, gang).message
-            wait = self.no_room[gang.gpus] = Wait(Reason.NO_ROOM, message, starts_before=len(self.starts))
+        message = self.capacity.refuse(self.index, gang).message
+        wait = self.waits[gang.id] = Wait(Reason.NO_ROOM, message, starts_before=len(self.starts))
+        self.no_room[(*_shape(gang), gang.gpus)] = gang.submitted_s, wait
+
+    def _as_hopeless_as_another(self, gang: Gang) -> bool:
+        """True, and the same wait, if one just like it found no room and has no more patience: most of a long queue."""
+        if self.book is not None or gang.id in self.keeping.claims:
+            return False
+        submitted_s, wait = self.no_room.get((*_shape(gang), gang.gpus), (ENDLESS, None))
+        if wait is None or (gang.submitted_s < submitted_s and self._may_keep_hosts):
+            return False
         self.waits[gang.id] = wait
+        return True
+
+    @property
+    def _may_keep_hosts(self) -> bool:
+        return not (self.policy.strict or self.keeping.claims or self.keeping.reservation is not None)
 
     def _beside_reserved(self, gang: Gang) -> bool:
         """True, and a wait, if only the reservation keeps the gang from starting."""
@@ -267,7 +270,7 @@ class Pass:
 
         How long a gang still runs is guessed as long as it has run, as durations are heavy-tailed.
         """
-        if self.policy.strict or self.keeping.claims or self.keeping.reservation is not None:
+        if not self._may_keep_hosts:
             return False
         releases = [
             Release(min(2 * self.now - run.started_s, self._ends_s(run)), run.gang.id, self.index.masks(run.placement))
