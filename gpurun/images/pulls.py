@@ -11,11 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpurun.errors import GpurunError
-from gpurun.node import frames, links
-from gpurun.node.spool import CHUNK, Blob
+from gpurun.node import links
 from gpurun.remote import Agent, RemoteOpFailed
 
 if TYPE_CHECKING:
@@ -57,12 +56,14 @@ class Source:
         address: where it listens; None = over the SSH channel from the head.
         grant: lets a token in there.
         alive: False when it is known not to answer.
+        feed: for the SSH channel: the frames of the chunks that a host says it lacks.
     """
 
     name: str
     address: tuple[str, int] | None
-    grant: Callable[[str], object]
+    grant: Callable[[str], object] = lambda _token: None
     alive: Callable[[], bool] = lambda: True
+    feed: Callable[[links.Wants], Iterator[bytes]] = lambda _wants: iter(())
 
 
 class Pull:
@@ -70,12 +71,12 @@ class Pull:
 
     Args:
         digests: announced to the host already.
-        find: the head's blob of a digest, for pulls over SSH.
+        lane: (number, count): only that lane's stripes of them.
     """
 
     def __init__(
         self, key: str, generation: int, agent: Agent, transfer: str, source: Source, digests: Sequence[str],
-        events: SimpleQueue[Event], find: Callable[[str], Blob | None], pace: links.Pace, lane: tuple[int, int],
+        events: SimpleQueue[Event], lane: tuple[int, int],
     ) -> None:  # fmt: skip
         self.source = source
         self._key, self._generation = key, generation
@@ -83,8 +84,6 @@ class Pull:
         self._transfer = transfer
         self._digests = list(digests)
         self._events = events
-        self._find = find
-        self._pace = pace
         self._lane = lane
         self._stream: Stream | None = None
         self._stopped = False
@@ -125,7 +124,7 @@ class Pull:
             missing = self._agent.call(
                 "blobs.missing", transfer=self._transfer, digests=self._digests, lane=list(self._lane)
             ).value
-            return self._agent.stream("blobs.feed", transfer=self._transfer, payload_in=self._chunks(missing))
+            return self._agent.stream("blobs.feed", transfer=self._transfer, payload_in=self.source.feed(missing))
         token = secrets.token_hex(16)
         self.source.grant(token)
         address, port = self.source.address
@@ -133,19 +132,6 @@ class Pull:
             "blobs.fetch", transfer=self._transfer, address=address, port=port, token=token, digests=self._digests,
             lane=list(self._lane),
         )  # fmt: skip
-
-    def _chunks(self, missing: Any) -> Iterator[bytes]:
-        """The chunks a host lacks, as frames for ``blobs.feed``."""
-        buffer = memoryview(bytearray(CHUNK))
-        for digest, ranges in missing:
-            blob = self._find(digest)
-            if blob is None:
-                continue
-            for first, last in ranges:
-                for index in range(first, last + 1):
-                    piece = blob.read_into(index, buffer)
-                    self._pace.spend(len(piece))
-                    yield frames.encode({"t": "chunk", "d": digest, "i": index}, piece)
 
 
 def agent_answers(agent: Agent, transfer: str) -> bool:

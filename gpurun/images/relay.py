@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from gpurun.errors import GpurunError, HostFailure, HostUnreachable
 from gpurun.images.chain import Hop
 from gpurun.images.lane import HEAD, HEAD_OVER_SSH, Lane, lanes_of
+from gpurun.images.packing import PackingTrial, sample
 from gpurun.images.pulls import Event, Progress, Pull
 from gpurun.images.seats import Options, Seats
 from gpurun.images.slow import Pace, Trial, slow_host
@@ -66,6 +67,7 @@ class Relay:
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._announced: dict[str, set[str]] = {}
         self._trials: dict[int, list[Trial]] = {number: [] for number in range(self._count)}
+        self._packing = PackingTrial(self._pack, lambda: sample(list(self.seats.blobs.values())))
         self._first_hosts = [FirstHostTrial(number, self._count, self.seats, fleet) for number in range(self._count)]
 
     @property
@@ -111,6 +113,7 @@ class Relay:
             if not agent.alive:
                 self.give_up(host, HostUnreachable("it was lost while it received", host=host))
         self._spare_others_the_slow()
+        self._consider_packing()
         for lane in self.lanes.values():
             self._start(lane)
 
@@ -202,6 +205,14 @@ class Relay:
         if blob is not None and not blob.holds(index):
             raise DamagedBlob(digest)
 
+    def _consider_packing(self) -> None:
+        """Pack chunks on their way if that has turned out to pay."""
+        first = sum(lane.received for lane in self.lanes.values() if lane.source in (HEAD, HEAD_OVER_SSH))
+        self._packing.step(first, sum(lane.received for lane in self.lanes.values()))
+
+    def _pack(self, on: bool) -> None:
+        self.seats.packing.on = on
+
     # -- who pulls from whom ------------------------------------------------------------------------------
 
     def _of(self, host: str) -> list[Lane]:
@@ -221,8 +232,8 @@ class Relay:
         agent, seats = self._fleet.agents[lane.host], self.seats
         source = seats.source(lane.upstreams[0], lane.host)
         pull = Pull(
-            lane.key, lane.generation, agent, seats.transfer, source, digests, self._events, seats.blobs.get,
-            seats.pace, (lane.number, self._count),
+            lane.key, lane.generation, agent, seats.transfer, source, digests, self._events,
+            (lane.number, self._count),
         )  # fmt: skip
         lane.started(pull, digests)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpurun.errors import GpurunError, HostFailure
@@ -11,8 +11,10 @@ from gpurun.images.certificate import make_certificate
 from gpurun.images.lane import HEAD, HEAD_OVER_SSH
 from gpurun.images.pulls import Source, agent_answers
 from gpurun.images.store import Stored
-from gpurun.node import links
-from gpurun.node.spool import Blob
+from gpurun.node import frames, links
+from gpurun.node.pace import Pace
+from gpurun.node.packing import Packing
+from gpurun.node.spool import CHUNK, Blob
 from gpurun.remote import Agent, Fleet
 
 
@@ -48,7 +50,8 @@ class Seats:
     def __init__(self, fleet: Fleet, options: Options) -> None:
         self.transfer = secrets.token_hex(8)
         self.blobs: dict[str, Blob] = {}
-        self.pace = links.Pace(options.rate_bytes_s)
+        self.packing = Packing()
+        self._pace = Pace(options.rate_bytes_s)
         self.certificate = make_certificate()
         self.server: links.Server | None = None
         self.by_host: dict[str, Seat] = {}
@@ -92,7 +95,7 @@ class Seats:
         if name == HEAD and self.server is not None:
             return Source(HEAD, (self.by_host[host].head, self.server.port), self.server.grant)
         if name in (HEAD, HEAD_OVER_SSH):
-            return Source(HEAD_OVER_SSH, None, lambda _token: None)
+            return Source(HEAD_OVER_SSH, None, feed=self._feed)
         agent, seat = self._fleet.agents[name], self.by_host[name]
         return Source(
             name,
@@ -100,6 +103,16 @@ class Seats:
             lambda token: agent.call("blobs.grant", transfer=self.transfer, token=token, timeout_s=10.0),
             lambda: agent_answers(agent, self.transfer),
         )
+
+    def _feed(self, wants: links.Wants) -> Iterator[bytes]:
+        """The chunks that a host lacks, as frames for its SSH channel."""
+        buffer = memoryview(bytearray(CHUNK))
+        for digest, ranges in wants:
+            for first, last in ranges:
+                for index in range(first, last + 1):
+                    header, piece = links.chunk_frame(self.blobs[digest], index, buffer, self.packing)
+                    self._pace.spend(len(piece))
+                    yield frames.encode(header, piece)
 
     def close(self, *, keep: Container[str]) -> None:
         """Close every end. Idempotent.
@@ -120,7 +133,9 @@ class Seats:
         anywhere = "::" if any(":" in head for head in heads) else "0.0.0.0"  # noqa: S104
         for bind in [*(heads if len(heads) == 1 else ()), anywhere]:
             try:
-                return links.Server(bind, self.certificate.certificate, self.certificate.key, self.blobs.get, self.pace)
+                return links.Server(
+                    bind, self.certificate.certificate, self.certificate.key, self.blobs.get, self._pace, self.packing
+                )
             except OSError:
                 continue
         raise HostFailure("no address to listen on", host=HEAD)

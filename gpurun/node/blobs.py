@@ -15,6 +15,8 @@ from typing import Any, Dict, Generator, Iterator, List, Optional, Sequence, Tup
 
 from gpurun.node import frames, links
 from gpurun.node.call import Call, OpError
+from gpurun.node.pace import Pace
+from gpurun.node.packing import Remembered, unpack
 from gpurun.node.spool import Blob, Spool
 
 PROGRESS_EVERY_S = 0.25
@@ -31,7 +33,8 @@ class Transfer:
         self.certificate = certificate
         self.key = key
         self.blobs: Dict[str, Blob] = {}
-        self.server = links.Server(bind, certificate, key, self.blobs.get, links.Pace(rate_bytes_s))
+        self.packs = Remembered()
+        self.server = links.Server(bind, certificate, key, self.blobs.get, Pace(rate_bytes_s), self.packs)
 
     def blob(self, digest: str) -> Blob:
         """An announced blob."""
@@ -200,20 +203,24 @@ def feed(call: Call, transfer: str) -> Generator[Dict[str, Any], None, Dict[str,
     """Take chunks from the head: the payload is a sequence of ``chunk`` frames; yields as `fetch`."""
     here = find(transfer)
 
-    def source() -> Generator[Tuple[str, int, bytes], None, None]:
+    def source() -> Iterator[frames.Frame]:
         decoder = frames.Decoder()
         for piece in call.chunks():
-            for frame in decoder.feed(piece):
-                yield str(frame.header.get("d")), int(frame.header.get("i", -1)), frame.payload
+            yield from decoder.feed(piece)
 
     return (yield from _keep(call, here, source()))
 
 
 def _keep(
-    call: Call, here: Transfer, source: "Generator[Tuple[str, int, bytes], None, None] | Any"
+    call: Call, here: Transfer, source: Iterator[frames.Frame]
 ) -> Generator[Dict[str, Any], None, Dict[str, Any]]:
+    """Write the chunks of frames; how many bytes, now and then and at the end."""
     received, told = 0, time.monotonic()
-    for digest, index, piece in source:
+    for frame in source:
+        digest, index, piece = str(frame.header.get("d")), int(frame.header.get("i", -1)), frame.payload
+        if frame.header.get("z"):
+            packed, piece = bytes(piece), unpack(piece)
+            here.packs.put(digest, index, packed)  # before it is there to be asked for
         here.blob(digest).write(index, piece)
         received += len(piece)
         call.check()

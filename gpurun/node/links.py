@@ -10,7 +10,7 @@ Frames are those of `gpurun.node.frames`; ``t`` is one of
 hi    down → up  ``token``
 want  down → up  ``d`` (digest), ``r`` ([[first, last], …])
 go    down → up  all wants are said
-chunk up → down  ``d``, ``i``, and the chunk as payload
+chunk up → down  ``d``, ``i``, and the chunk as payload, packed with ``z``
 wait  up → down  nothing to send just now, but alive
 end   up → down  everything wanted was sent
 ===== ========== ============================================
@@ -25,6 +25,8 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from gpurun.node import frames
 from gpurun.node.call import OpError
+from gpurun.node.pace import Pace
+from gpurun.node.packing import Packs
 from gpurun.node.spool import CHUNK, Blob
 
 CONNECT_TIMEOUT_S = 4.0
@@ -56,39 +58,27 @@ def context(server: bool, certificate: str, key: str) -> ssl.SSLContext:
     return made
 
 
-class Pace:
-    """At most so many bytes a second; None = as fast as it goes."""
-
-    def __init__(self, bytes_per_s: Optional[float]) -> None:
-        self._rate = bytes_per_s
-        self._free_at = time.monotonic()
-        self._lock = threading.Lock()
-
-    def spend(self, amount: int) -> None:
-        """Wait until `amount` more bytes may be sent."""
-        if self._rate is None:
-            return
-        with self._lock:
-            now = time.monotonic()
-            self._free_at = max(self._free_at, now - 0.1) + amount / self._rate
-            pause = self._free_at - now
-        if pause > 0:
-            time.sleep(pause)
-
-
 class Server:
     """The upstream end: sends chunks to whoever has the certificate and a token.
 
     Args:
         find: the blob of a digest, None while it is not announced.
+        packs: where chunks' packed forms come from.
     """
 
     def __init__(
-        self, bind: str, certificate: str, key: str, find: Callable[[str], Optional[Blob]], pace: Pace
+        self,
+        bind: str,
+        certificate: str,
+        key: str,
+        find: Callable[[str], Optional[Blob]],
+        pace: Pace,
+        packs: Packs,
     ) -> None:
         self._context = context(True, certificate, key)
         self._find = find
         self._pace = pace
+        self._packs = packs
         self._tokens: List[str] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -138,6 +128,9 @@ class Server:
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 raw.settimeout(CONNECT_TIMEOUT_S)
                 connection = self._context.wrap_socket(raw, server_side=True)
+                with self._lock:  # wrapping took the descriptor from the plain one
+                    self._connections.remove(raw)
+                    self._connections.append(connection)
                 incoming = _frames_of(connection)
                 self._prove(next(incoming, None))
             finally:
@@ -150,7 +143,7 @@ class Server:
             pass  # the downstream end sees a broken connection, and the head hears of it from there
         finally:
             with self._lock:
-                self._connections.remove(raw)
+                self._connections.remove(connection)
             connection.close()
 
     def _prove(self, frame: Optional[frames.Frame]) -> None:
@@ -169,9 +162,9 @@ class Server:
                 for index in range(first, last + 1):
                     while not blob.wait(index, WAIT_EVERY_S):
                         _send(connection, {"t": "wait"})
-                    piece = blob.read_into(index, buffer)
+                    header, piece = chunk_frame(blob, index, buffer, self._packs)
                     self._pace.spend(len(piece))
-                    _send(connection, {"t": "chunk", "d": digest, "i": index}, piece)
+                    _send(connection, header, piece)
                     self.sent_bytes += len(piece)
         _send(connection, {"t": "end"})
 
@@ -185,6 +178,14 @@ class Server:
         raise OpError("closed", "the transfer has ended")
 
 
+def chunk_frame(blob: Blob, index: int, buffer: memoryview, packs: Packs) -> Tuple[Dict[str, Any], frames.Bytes]:
+    """The frame of a chunk, packed if there is such a form of it."""
+    piece = blob.read_into(index, buffer)
+    packed = packs.get(blob, index, piece)
+    header = {"t": "chunk", "d": blob.digest, "i": index}
+    return (header, piece) if packed is None else ({**header, "z": 1}, packed)
+
+
 def fetch(
     address: Tuple[str, int],
     certificate: str,
@@ -192,10 +193,10 @@ def fetch(
     token: str,
     wants: Wants,
     opened: Callable[[socket.socket], object],
-) -> Iterator[Tuple[str, int, frames.Bytes]]:
-    """The downstream end: connect, ask, yield (digest, index, chunk) as they come.
+) -> Iterator[frames.Frame]:
+    """The downstream end: connect, ask, yield the chunks' frames as they come.
 
-    A chunk is a view that is good until the next one is asked for.
+    A payload is a view that is good until the next one is asked for.
 
     Args:
         opened: is given the socket, to be able to break the transfer off from another thread.
@@ -215,7 +216,7 @@ def fetch(
         for frame in _frames_of(connection):
             kind = frame.header.get("t")
             if kind == "chunk":
-                yield str(frame.header.get("d")), int(frame.header.get("i", -1)), frame.payload
+                yield frame
             elif kind == "end":
                 return
         raise OpError("link-lost", "%s closed the connection" % address[0])

@@ -287,8 +287,8 @@ def knock(relay, certificate, token, stored):
     wants = [(stored.digest, [(0, stored.size // CHUNK - 1)])]
     address = ("127.0.0.1", relay.seats.server.port)
     return [
-        bytes(piece)
-        for _, _, piece in links.fetch(address, certificate.certificate, certificate.key, token, wants, lambda s: None)
+        bytes(frame.payload)
+        for frame in links.fetch(address, certificate.certificate, certificate.key, token, wants, lambda s: None)
     ]
 
 
@@ -353,3 +353,28 @@ def test_a_digest_is_no_path(hosts):
         with pytest.raises(Exception, match="digest"):
             agent.call("blobs.expect", transfer="t", digest=digest, size=1, payload=bytes(32))
     assert not Path(hosts.home("h0") / "evil").exists()
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_packed_chunks_arrive_as_they_were(hosts, store, direct):
+    stored = [store.put([os.urandom(1000) * 3000 + os.urandom(2 * MIB)])]
+    names = ["h0", "h1", "h2"]
+    relay = relay_of(hosts.fleet(*names), all_of(names, stored), stored, direct=direct)
+    relay.seats.packing.on = True
+    run(relay, stored)
+    assert all(spooled(hosts, name, stored[0]) == stored[0].path.read_bytes() for name in names)
+    if direct:
+        assert 2 * MIB < relay.sent_bytes < stored[0].size - MIB
+    relay.close()
+
+
+def test_packing_is_found_to_pay_on_a_slow_link(hosts, store):
+    stored = [store.put(os.urandom(CHUNK // 2).hex().encode() for _ in range(160))]
+    names = ["h0", "h1"]
+    relay = relay_of(hosts.fleet(*names), all_of(names, stored), stored, rate_bytes_s=5 * MIB)
+    began = time.monotonic()
+    run(relay, stored, limit_s=60)
+    assert relay.seats.packing.on
+    assert relay.sent_bytes < 0.8 * stored[0].size
+    assert time.monotonic() - began < 0.95 * stored[0].size / (5 * MIB)
+    relay.close()

@@ -1,0 +1,106 @@
+"""Whether packing chunks pays: found out in the transfer itself. Pure, but for the sample.
+
+A transfer begins unpacked. When it has run for a while, some of its chunks are packed to see how much they shrink and
+how fast; if the link is slow enough for that to promise anything, packing is tried. If the hosts then do not receive
+faster by `GAIN`, it is switched off for good. So it costs at most a second of a transfer that takes several.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gpurun.node.packing import pack
+from gpurun.node.spool import CHUNK, Blob
+
+WARM_UP_S = 1.0
+MEASURE_S = 1.0
+GAIN = 1.15
+# What is packed must leave faster than the link takes it, or packing is the new bottleneck.
+MARGIN = 1.2
+SAMPLES = 4
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What packing does to some chunks: packed bytes for each byte, and bytes packed in a second."""
+
+    ratio: float
+    bytes_per_s: float
+
+
+def sample(blobs: Sequence[Blob]) -> Sample | None:
+    """Pack a few chunks from all over the blobs; None when there are none."""
+    buffer = memoryview(bytearray(CHUNK))
+    raw = packed = 0
+    began = time.perf_counter()
+    for blob in blobs:
+        for part in range(SAMPLES if blob.count >= SAMPLES else 0):
+            piece = blob.read_into(part * blob.count // SAMPLES, buffer)
+            raw += len(piece)
+            packed += len(pack(piece) or piece)
+    took = time.perf_counter() - began
+    return Sample(packed / raw, raw / took) if raw else None
+
+
+def promises(found: Sample | None, link_bytes_per_s: float) -> bool:
+    """Whether packing may bring more through a link than it carries now."""
+    if found is None or found.ratio * GAIN > 1:
+        return False
+    return min(link_bytes_per_s / found.ratio, found.bytes_per_s / MARGIN) > GAIN * link_bytes_per_s
+
+
+class PackingTrial:
+    """Decides, as a transfer goes on.
+
+    Args:
+        switch: switches packing on or off.
+        take: makes the sample.
+        now: the clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        switch: Callable[[bool], object],
+        take: Callable[[], Sample | None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._switch = switch
+        self._take = take
+        self._now = now
+        self._began_s: float | None = None
+        self._mark = (0.0, 0, 0)
+        self._before: float | None = None
+        self._over = False
+
+    def step(self, first: int, everywhere: int) -> None:
+        """Call often.
+
+        Args:
+            first: bytes that the first host has received so far.
+            everywhere: bytes that all hosts together have.
+        """
+        now = self._now()
+        if self._over or everywhere == 0:
+            return
+        if self._began_s is None:
+            self._began_s = now
+        if now - self._began_s < WARM_UP_S:
+            self._mark = (now, first, everywhere)
+        if now - self._began_s < WARM_UP_S + MEASURE_S:
+            return
+        since, first_then, everywhere_then = self._mark
+        rate = (everywhere - everywhere_then) / (now - since)
+        if self._before is None:
+            self._try_it(rate, (first - first_then) / (now - since))
+        else:
+            self._over = True
+            self._switch(rate >= GAIN * self._before)
+
+    def _try_it(self, rate: float, link: float) -> None:
+        if rate <= 0 or not promises(self._take(), link):
+            self._over = True
+            return
+        self._before, self._began_s = rate, None
+        self._switch(True)
