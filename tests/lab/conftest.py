@@ -11,6 +11,9 @@ from own_labs import own_lab
 from gpurun.lab import Lab, LabSpec
 
 
+FORGET_JOBS = "docker ps -aq --filter label=gpurun.job | xargs -r docker rm -f; rm -rf ~train/.gpurun"
+
+
 def pytest_collection_modifyitems(items):
     """Without root there is no lab: say so once, and run the rest."""
     here = Path(__file__).parent
@@ -30,6 +33,8 @@ def session_lab():
 def train_lab():
     """Four hosts with disks of their own, on which the training image stays from session to session."""
     with own_lab("train", gpus=2, disk_mib=8 << 10) as lab:
+        for host in lab.hosts:  # a session that was killed may have left jobs on the disks
+            lab.run(host.name, ["sh", "-c", FORGET_JOBS])
         yield lab
 
 

@@ -11,7 +11,7 @@ import pytest
 from gpurun.lab.lab import Lab
 from gpurun.lab.spec import LabSpec
 
-pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("bench")]
+pytestmark = [pytest.mark.lab, pytest.mark.alone, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("bench")]
 
 GBIT = 1_000_000_000
 FIRST, BAD = "gpu-r1-01", "gpu-r1-02"

@@ -19,7 +19,7 @@ from gpurun.lab.spec import LabSpec
 from gpurun.remote.fleet import Fleet
 from gpurun.supervisor.links import target_of
 
-pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("doctor")]
+pytestmark = [pytest.mark.lab, pytest.mark.alone, pytest.mark.xdist_group("doctor")]
 
 HOSTS = tuple(f"gpu-r{rack}-{place:02d}" for rack in (1, 2) for place in range(1, 9))
 WRONG_CLOCK = """

@@ -11,7 +11,7 @@ import pytest
 from cluster import Cluster
 from faulting import assert_no_step_lost, is_adopted, kill_supervisor, tell, train
 
-pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("train")]
+pytestmark = [pytest.mark.lab, pytest.mark.alone, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("train")]
 
 
 @pytest.fixture
