@@ -10,7 +10,6 @@ from own_labs import own_lab
 
 from gpurun.lab import Lab, LabSpec
 
-
 FORGET_JOBS = "docker ps -aq --filter label=gpurun.job | xargs -r docker rm -f; rm -rf ~train/.gpurun"
 
 
