@@ -98,7 +98,8 @@ def _answer(index: Index, lane: Lane, need: Need) -> tuple[Score, Chosen] | None
         return None
     fits = [(_tightest(counts, need, hosts), chosen) for size, counts, chosen in sized if size == hosts]
     fit = min(found for found, _ in fits)
-    keyed = [(_rack_key(index, chosen, fit), chosen) for found, chosen in fits if found == fit]
+    levels = [(free, use) for free, use in zip(range(len(fit), 0, -1), fit, strict=True) if use]
+    keyed = [(_rack_key(index, chosen, levels), chosen) for found, chosen in fits if found == fit]
     key = min(found for found, _ in keyed)
     best = min(_hosts(index, chosen, fit) for found, chosen in keyed if found == key)
     return (number, hosts, fit, key, best), best
@@ -108,6 +109,8 @@ def _racks_needed(racks: Sequence[Rack], need: Need) -> int | None:
     if need.per_host and need.gpus % need.per_host:
         return None
     missing = need.units
+    if max((_units(rack, need) for rack in racks), default=0) >= missing:
+        return 1  # most gangs: no need to sort
     for number, units in enumerate(sorted((_units(rack, need) for rack in racks), reverse=True), 1):
         missing -= units
         if missing <= 0:
@@ -173,14 +176,18 @@ def _tightest(counts: Sequence[int], need: Need, hosts: int) -> Fit:
     return even(counts, need.per_host, hosts) if need.per_host else tightest(counts, need.gpus, hosts)
 
 
-def _rack_key(index: Index, racks: Sequence[Rack], fit: Fit) -> tuple[int, int, list[int]]:
-    """Empty racks opened, empty hosts opened, GPUs free in the racks."""
-    empty_hosts = 0
-    for free, use in zip(range(len(fit), 0, -1), fit, strict=True):
-        if use:
-            empty_hosts += max(0, use - sum(_part_used(index, rack, free) for rack in racks))
-    rooms = [rack.room for rack in racks]
-    return sum(rack.empty for rack in racks), empty_hosts, sorted(rooms, reverse=True)
+def _rack_key(index: Index, racks: Sequence[Rack], levels: Sequence[tuple[int, int]]) -> tuple[int, int, list[int]]:
+    """Empty racks opened, empty hosts opened, GPUs free in the racks; `levels`: hosts used of each free count."""
+    empty_racks, empty_hosts = 0, 0
+    for rack in racks:
+        empty_racks += rack.empty
+    for free, use in levels:
+        left = use
+        for rack in racks:
+            left -= _part_used(index, rack, free)
+        if left > 0:
+            empty_hosts += left
+    return empty_racks, empty_hosts, sorted([rack.room for rack in racks], reverse=True)
 
 
 def _part_used(index: Index, rack: Rack, free: int) -> int:
