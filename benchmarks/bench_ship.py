@@ -101,11 +101,23 @@ def transfer(lab: Lab, inventory: Inventory, cluster: Cluster, fleet: Fleet, fol
         racks = {host.rack for host in inventory.hosts}
         uplinks += [(after[f"{rack}-up"].to_bytes - before[f"{rack}-up"].to_bytes) / stored.size for rack in racks]
         sent.append((after["head"].from_bytes - before["head"].from_bytes) / stored.size)
+    packed = through_chain(inventory, fleet, LayerStore(folder).put(programs()))
     note("plain copy to one host", statistics.median(plain), "s")
     note("chain to 16 hosts", statistics.median(chained), "s")
     note("chain / plain copy", statistics.median(c / p for c, p in zip(chained, plain, strict=True)), "", "≤ 1.2")
+    note("chain, programs instead of noise / plain copy", packed / statistics.median(plain), "", "≤ 1.2")
     note("most copies over a rack's uplink, headers included", max(uplinks), "", "≤ 1.02 of the layers' bytes")
     note("most copies the head sent, headers included", max(sent), "", "≤ 1.02 of the layers' bytes")
+
+
+def programs() -> Iterator[bytes]:
+    """As many bytes of what layers are made of: this machine's programs and libraries."""
+    left = BLOB_BYTES
+    for path in sorted(Path("/usr/lib").rglob("*.so*")) + sorted(Path("/usr/bin").iterdir()):
+        if left and path.is_file() and not path.is_symlink():
+            content = path.read_bytes()[:left]
+            left -= len(content)
+            yield content
 
 
 def through_chain(inventory: Inventory, fleet: Fleet, stored: Stored) -> float:

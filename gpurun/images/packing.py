@@ -2,7 +2,8 @@
 
 A transfer begins unpacked. When it has run for a while, some of its chunks are packed to see how much they shrink and
 how fast; if the link is slow enough for that to promise anything, packing is tried. If the hosts then do not receive
-faster by `GAIN`, it is switched off for good. So it costs at most a second of a transfer that takes several.
+faster by `GAIN`, it is switched off for good. That may cost seconds where hosts are short of CPU, so only transfers are
+tried that have long to go.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ GAIN = 1.15
 # What is packed must leave faster than the link takes it, or packing is the new bottleneck.
 MARGIN = 1.2
 SAMPLES = 4
+# How long the rest must take for a trial to be worth its cost.
+MIN_LEFT_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,13 @@ class PackingTrial:
         self._before: float | None = None
         self._over = False
 
-    def step(self, first: int, everywhere: int) -> None:
+    def step(self, first: int, everywhere: int, left: int) -> None:
         """Call often.
 
         Args:
             first: bytes that the first host has received so far.
             everywhere: bytes that all hosts together have.
+            left: bytes that the first host does not have yet.
         """
         now = self._now()
         if self._over or everywhere == 0:
@@ -93,13 +97,13 @@ class PackingTrial:
         since, first_then, everywhere_then = self._mark
         rate = (everywhere - everywhere_then) / (now - since)
         if self._before is None:
-            self._try_it(rate, (first - first_then) / (now - since))
+            self._try_it(rate, (first - first_then) / (now - since), left)
         else:
             self._over = True
             self._switch(rate >= GAIN * self._before)
 
-    def _try_it(self, rate: float, link: float) -> None:
-        if rate <= 0 or not promises(self._take(), link):
+    def _try_it(self, rate: float, link: float, left: int) -> None:
+        if rate <= 0 or link <= 0 or left / link < MIN_LEFT_S or not promises(self._take(), link):
             self._over = True
             return
         self._before, self._began_s = rate, None

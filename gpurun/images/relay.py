@@ -207,8 +207,10 @@ class Relay:
 
     def _consider_packing(self) -> None:
         """Pack chunks on their way if that has turned out to pay."""
-        first = sum(lane.received for lane in self.lanes.values() if lane.source in (HEAD, HEAD_OVER_SSH))
-        self._packing.step(first, sum(lane.received for lane in self.lanes.values()))
+        firsts = [lane for lane in self.lanes.values() if lane.source in (HEAD, HEAD_OVER_SSH)]
+        first = sum(lane.received for lane in firsts)
+        whole = sum(self.seats.blobs[digest].size for lane in firsts for digest in lane.asked) // self._count
+        self._packing.step(first, sum(lane.received for lane in self.lanes.values()), whole - first)
 
     def _pack(self, on: bool) -> None:
         self.seats.packing.on = on

@@ -62,14 +62,14 @@ def test_when_it_promises_anything(ratio, pack_rate, link, worth):
     assert promises(None, link) is False
 
 
-def drive(rates, found):
+def drive(rates, found, left=1 << 40):
     """A transfer at so many bytes a second while packing is (off, on); what was switched."""
     clock, switched, everywhere = [0.0], [], [0.0]
     trial = PackingTrial(switched.append, lambda: found, lambda: clock[0])
     for _ in range(200):
         clock[0] += 0.05
         everywhere[0] += 0.05 * rates[bool(switched and switched[-1])]
-        trial.step(int(everywhere[0] / 4), int(everywhere[0]))
+        trial.step(int(everywhere[0] / 4), int(everywhere[0]), left)
     return switched
 
 
@@ -86,9 +86,13 @@ def test_it_is_never_tried_where_it_promises_nothing():
     assert drive((40 * MIB, 80 * MIB), None) == []
 
 
+def test_it_is_never_tried_when_little_is_left():
+    assert drive((40 * MIB, 80 * MIB), Sample(0.5, 70 * MIB), left=100 * MIB) == []
+
+
 def test_a_short_transfer_is_left_alone():
     switched = []
     trial = PackingTrial(switched.append, lambda: Sample(0.1, 70 * MIB), lambda: 0.0)
     for _ in range(50):
-        trial.step(1, 4)
+        trial.step(1, 4, 1 << 40)
     assert switched == [] and WARM_UP_S + MEASURE_S >= 1.5

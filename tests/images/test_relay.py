@@ -368,7 +368,8 @@ def test_packed_chunks_arrive_as_they_were(hosts, store, direct):
     relay.close()
 
 
-def test_packing_is_found_to_pay_on_a_slow_link(hosts, store):
+def test_packing_is_found_to_pay_on_a_slow_link(hosts, store, monkeypatch):
+    monkeypatch.setattr("gpurun.images.packing.MIN_LEFT_S", 3.0)
     stored = [store.put(os.urandom(CHUNK // 2).hex().encode() for _ in range(160))]
     names = ["h0", "h1"]
     relay = relay_of(hosts.fleet(*names), all_of(names, stored), stored, rate_bytes_s=5 * MIB)
