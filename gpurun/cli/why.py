@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from gpurun.leases.allocate import Pass
     from gpurun.scheduler.explain import Explanation
 
-HOSTS_SHOWN = 6
-
 
 def why(job: JobArgument, as_json: JsonOption = False) -> None:
     """Say what a job waits for, what holds it, when it is expected to start, and what change would start it now."""
@@ -93,28 +91,8 @@ def _look() -> Pass:
 def print_explanation(explanation: Explanation, job: str) -> None:
     """One screen: the decision, the hosts, who holds them, the expected start, the ways to start now."""
     from gpurun.inventory.hostset import fold
+    from gpurun.scheduler.wording import lines
 
-    place = f", number {explanation.position} in the queue" if explanation.position else ""
-    typer.echo(f"{job}: {explanation.gpus} GPUs, {explanation.state}{place}")
-    typer.echo(f"  {explanation.message}")
-    if explanation.behind:
-        typer.echo(f"  in front: {explanation.behind}")
-    for group in explanation.groups:
-        typer.echo(f"  {fold(group.hosts)}: {group.why} ({group.free} of {group.gpus} GPUs free)")
-    for holder in explanation.holders[:HOSTS_SHOWN]:
-        ends = (
-            f"ends in {duration(holder.ends_s - time.time())} at the latest" if holder.ends_s else "has no time limit"
-        )
-        typer.echo(f"  {holder.gang} holds {holder.gpus} of them on {holder.hosts} hosts and {ends}")
-    pool = explanation.pool
-    if pool is not None:
-        limit = "no limit" if pool.limit is None else f"limit {pool.limit}"
-        typer.echo(f"  pool {pool.name}: {pool.used} used, reservation {pool.reservation}, {limit}")
-    if explanation.expected_start_s:
-        typer.echo(
-            f"  expected start: in {duration(explanation.expected_start_s - time.time())}, if time limits are used up"
-        )
-    elif explanation.state == "waits":
-        typer.echo("  expected start: unknown; jobs without a time limit are in front")
-    for change in explanation.changes:
-        typer.echo(f"  → it would start now: {change.text}")
+    typer.echo(f"{job}: {explanation.gpus} GPUs")
+    for line in lines(explanation, now_s=time.time(), fold=fold):
+        typer.echo(f"  {printable(line)}")
