@@ -15,6 +15,7 @@ from gpurun.launch.jobssh import MOUNT
 
 WORKSPACE = "/workspace"
 SECRETS = "/run/secrets"
+AUTOTUNE_FILE = "autotune.csv"
 RUN = "/run/gpurun"
 """Where `gpurun.runtime` leaves progress and heartbeats; writable, on the host's side `run` in the job's folder."""
 LABEL = "gpurun.job"

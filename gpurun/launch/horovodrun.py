@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpurun.jobs.spec import Grant, JobSpec
+from gpurun.launch.docker import AUTOTUNE_FILE, RUN
 from gpurun.launch.fabric import RANK_SCRIPT
 from gpurun.launch.horovod_knobs import flags
+
+AUTOTUNE_LOG = f"{RUN}/{AUTOTUNE_FILE}"
+"""Where rank 0 writes what autotune tried; kept with the job, so that a restart begins with the best it found."""
 
 
 def slots(grants: Sequence[Grant]) -> str:
@@ -29,4 +33,4 @@ def argv(spec: JobSpec, grants: Sequence[Grant], interface: str) -> tuple[str, .
     command.append("--mpi" if spec.controller == "mpi" else "--gloo")
     if len(grants) > 1:
         command += ["--network-interfaces", interface]
-    return (*command, *flags(spec.horovod), RANK_SCRIPT, *spec.command)
+    return (*command, *flags(spec.horovod, autotune_log=AUTOTUNE_LOG), RANK_SCRIPT, *spec.command)

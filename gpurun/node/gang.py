@@ -188,9 +188,13 @@ def _remove_containers(call: Call, job: str, required: bool) -> List[str]:
 
 
 def outputs_here(call: Call, job: str) -> Dict[str, Any]:
-    """Where the job's outputs lie on this host, and whether there are any: ``{"path", "files"}``."""
+    """Where the job's outputs and its `run` folder lie on this host: ``{"path", "run", "files": whether any}``."""
     path = outputs_folder(job)
-    return {"path": path, "files": os.path.isdir(path) and bool(os.listdir(path))}
+    return {
+        "path": path,
+        "run": os.path.join(job_folder(job), "run"),
+        "files": os.path.isdir(path) and bool(os.listdir(path)),
+    }
 
 
 def progress(call: Call, job: str) -> Dict[str, Any]:

@@ -19,7 +19,9 @@ from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobFolder, JobRecord, JobStore
 from gpurun.launch.account import HostAccount
+from gpurun.launch.docker import AUTOTUNE_FILE
 from gpurun.launch.fabric import nccl_version
+from gpurun.launch.horovod_knobs import reuse
 from gpurun.launch.plan import Plan, make_plan
 from gpurun.leases.store import Lease, LeaseLock, LeaseStore
 from gpurun.supervisor.ends import End, GangEnd, failed
@@ -65,10 +67,18 @@ class SupervisedJob:
     def plan(self) -> Plan:
         """The attempt as decided, with what the hosts have said of themselves so far."""
         return make_plan(
-            job=self.lease.job, attempt=self.lease.attempt, spec=self.spec, grants=self.lease.grants,
+            job=self.lease.job, attempt=self.lease.attempt, spec=self._tuned(), grants=self.lease.grants,
             inventory=self.inventory, accounts=self.accounts, ssh_port=self.ssh_port,
             hardware=self.hardware, nccl=self.nccl,
         )  # fmt: skip
+
+    def _tuned(self) -> JobSpec:
+        """The spec with what an earlier attempt's autotune found to be best."""
+        try:
+            log = (self.folder.path / AUTOTUNE_FILE).read_text()
+        except OSError:
+            return self.spec
+        return replace(self.spec, horovod=reuse(self.spec.horovod, log))
 
     @cached_property
     def nccl(self) -> str | None:

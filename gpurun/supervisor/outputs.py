@@ -10,9 +10,12 @@ import io
 import shutil
 import tarfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from gpurun.errors import GpurunError, HostFailure
+from gpurun.jobs import durable
+from gpurun.launch.docker import AUTOTUNE_FILE
 from gpurun.node.archive import ChunkReader, extract
 from gpurun.remote.agent import Agent
 from gpurun.supervisor.ends import failed
@@ -55,6 +58,17 @@ def collect_outputs(job: SupervisedJob) -> bool:
         return False
     results = job.links.each(lambda agent: _remove(agent, job.lease.job))
     return not results.failed
+
+
+def collect_autotune(job: SupervisedJob) -> None:
+    """Keep what Horovod's autotune found, if it ran; to lose it only costs time."""
+    if not job.spec.horovod.autotune:
+        return
+    first = job.hosts[0]
+    with suppress(HostFailure):
+        folder = job.links.agent(first).call("gang.outputs", job=job.lease.job).value["run"]
+        found = job.links.agent(first).call("files.read", path=f"{folder}/{AUTOTUNE_FILE}", max_bytes=1 << 22)
+        durable.write_bytes(job.folder.path / AUTOTUNE_FILE, found.payload)
 
 
 def _remove(agent: Agent, job: str) -> None:

@@ -22,7 +22,7 @@ from gpurun.leases.store import Lease, LeaseLock, LeaseStore, allocator_lock
 from gpurun.remote.agent import Agent
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.links import Links
-from gpurun.supervisor.outputs import collect_outputs
+from gpurun.supervisor.outputs import collect_autotune, collect_outputs
 
 FENCE_TIMEOUT_S = 60.0
 GIVE_UP_S = 10.0
@@ -44,7 +44,9 @@ def stop(job: SupervisedJob) -> State:
     deadline = time.monotonic() + GIVE_UP_S
     while pending:
         job.links.open(sorted(pending.intersection(answering)), timeout_s=5.0)
-        collected = collected or collect_outputs(job)
+        if not collected:
+            collect_autotune(job)
+            collected = collect_outputs(job)
         unproven = fence(job.links, job.lease.job, pending, containers=job.record.reached == "containers")
         for host, error in unproven.items():
             job.events.emit("host", host=host, state="not fenced", reason=error.message)
