@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 
 import pytest
 from cluster import Cluster
-from faulting import assert_no_step_lost, is_adopted, kill_supervisor, tell, train
+from faulting import STEPS, assert_no_step_lost, is_adopted, kill_supervisor, tell, train
+
+from gpurun.jobs.store import CancelRequest, JobStore
 
 pytestmark = [pytest.mark.lab, pytest.mark.alone, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("train")]
 
@@ -119,3 +122,19 @@ def test_cancel_is_bounded_by_the_grace(cluster, tmp_path):
     assert cluster.gpurun("cancel", job).code == 0
     assert time.monotonic() - began <= 3 + 5
     assert cluster.job(job)["state"] == "CANCELLED"
+
+
+def test_a_preempted_gang_gives_way_and_resumes(cluster, tmp_path):
+    """What the supervisor does with the scheduler's request: notice, grace, fence, queue, and on from the outputs."""
+    job = train(cluster, tmp_path / "recipe")
+    folder = JobStore(cluster.home).get(job)
+    since = time.time()
+    folder.ask_to_cancel(CancelRequest("preempt", by="scheduler", asked_s=since, reason="its pool wants it back"))
+    story = tell(cluster, job, "preempted", since)
+    record(story)
+    assert (story.state, story.restarts) == ("SUCCEEDED", 0)
+    assert cluster.job(job)["attempt"] == 2
+    assert folder.cancel_request() is None
+    steps = [int(n) for n in re.findall(r"\[0\]<stdout>:step (\d+)", cluster.log(job))]
+    assert steps[-1] == STEPS
+    assert len(steps) <= STEPS + 2, "it began again from the beginning"
