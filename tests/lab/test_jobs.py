@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
 import time
 
 import pytest
-from cluster import BASE, TINY, TRAIN, Cluster, interrupt
+from cluster import TINY, TRAIN, Cluster, interrupt
+
+from gpurun.lab import engine
 
 pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("train")]
 
+FAT = "gpurun/fat:1"
 HOSTILE = ["a b", "c'd\"e", "line\nbreak", "", "$HOME `id` \\ * ü 💥", "--np", "-H", "; touch /tmp/x #"]
 SHOW_ARGS = "import sys, json; print('ARGS', json.dumps(sys.argv[1:]), flush=True)"
 
@@ -206,8 +211,6 @@ def test_a_host_that_refuses_the_key(cluster):
     host = cluster.lab.hosts[0].name
     folder = broken_ssh_config(cluster, host, f"{cluster.lab.folder}/id_ed25519", str(cluster.folder / "other"))
     shutil.copy(next(folder.parent.glob("broken/known_hosts")), folder / "unused")
-    import subprocess
-
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", cluster.folder / "other"], check=True)
     done = cluster.submit(gpus=4)
     assert done.code == 4
@@ -243,21 +246,24 @@ def test_a_host_without_docker(cluster):
     assert "Docker" in done.err
 
 
-def test_a_disk_that_fills_up_while_shipping(cluster):
-    """The host's disk is a small file system of its own, nearly full: refused before, or during the load."""
+def test_a_disk_that_fills_up_while_shipping(cluster, tmp_path):
+    """An image of 128 MiB that no host has, and one host with 60 MiB of disk left: refused before, or in the load."""
+    (tmp_path / "noise").write_bytes(os.urandom(128 << 20))
+    (tmp_path / "Dockerfile").write_text(f"FROM {TINY}\nCOPY noise /noise\n")
+    environ = {**os.environ, "DOCKER_HOST": engine.ensure(), "DOCKER_BUILDKIT": "0"}
+    subprocess.run(["docker", "build", "-q", "-t", FAT, str(tmp_path)], env=environ, check=True, capture_output=True)
     host = cluster.lab.hosts[3].name
-    cluster.lab.run(host, ["docker", "rmi", "-f", BASE])
-    cluster.lab.run(host, ["docker", "image", "prune", "-f"])
     root = cluster.lab.run(host, ["docker", "info", "-f", "{{.DockerRootDir}}"]).stdout.decode().strip()
     free = int(cluster.lab.run(host, ["df", "--output=avail", "-B1", root]).stdout.split()[-1])
     filler = f"{root}/filler"
-    if free > 64 << 30:
-        pytest.skip("the lab's host has no disk of its own")
     cluster.lab.run(host, ["fallocate", "-l", str(free - (60 << 20)), filler])
     try:
-        done = cluster.submit(gpus=4, image=BASE)
+        done = cluster.submit(gpus=4, image=FAT)
     finally:
         cluster.lab.run(host, ["rm", "-f", filler])
+        for each in cluster.lab.hosts:
+            cluster.lab.run(each.name, ["docker", "rmi", "-f", FAT])
+        subprocess.run(["docker", "rmi", "-f", FAT], env=environ, check=True, capture_output=True)
     assert done.code == 4, done.err
     assert host in done.err
     assert re.search("disk|space", done.err)
