@@ -16,7 +16,6 @@ from gpurun.lab.lab import Lab
 
 TRAIN = "gpurun/train:tf2.15"
 TINY = "gpurun/tiny:1"
-BASE = "gpurun/base:bookworm"
 
 
 @dataclass
