@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ship_peers import Cluster, NoRegistry, plain_copy, push_pull, save_load
@@ -165,19 +165,18 @@ def gpurun_ship(argv: list[str], environ: dict[str, str]) -> tuple[float, float]
     """Seconds of the whole command, and MiB of memory it had at most."""
     began = time.monotonic()
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environ)
-    assert process.stdout
-    document = json.load(process.stdout)
-    _, code, usage = os.wait4(process.pid, 0)
-    took = time.monotonic() - began
-    assert code == 0 and {host["state"] for host in document["hosts"]} == {"done"}
-    return took, usage.ru_maxrss / 1024
+    with peaks(lambda pid, _argv: pid == process.pid) as memory:
+        out, _ = process.communicate()
+        took = time.monotonic() - began
+    assert process.returncode == 0 and {host["state"] for host in json.loads(out)["hosts"]} == {"done"}
+    return took, memory.get(process.pid, 0.0)
 
 
 def first(cluster: Cluster, argv: list[str], environ: dict[str, str], image: str) -> None:
     size = int(subprocess.run(["docker", "image", "inspect", "-f", "{{.Size}}", image], env=cluster.environ,
                               check=True, stdout=subprocess.PIPE, text=True).stdout)  # fmt: skip
     print(f"first time: {image}, {size // MIB} MiB, to 4 hosts that have nothing")
-    with peak_of_agents() as agents:
+    with peaks(lambda _pid, argv: b"-ISc" in argv) as agents:
         ours, memory = gpurun_ship(argv, environ)
     note("gpurun ship, nothing cached", ours, "s")
     note("memory of the head, at most", memory, "MiB", "≤ 64")
@@ -197,25 +196,26 @@ def first(cluster: Cluster, argv: list[str], environ: dict[str, str], image: str
 
 
 @contextmanager
-def peak_of_agents() -> Iterator[dict[int, float]]:
-    """MiB at most of every agent that runs on this machine while the block lasts, by pid."""
-    peaks: dict[int, float] = {}
+def peaks(wanted: Callable[[int, list[bytes]], bool]) -> Iterator[dict[int, float]]:
+    """MiB at most of every process that is `wanted` by pid and argv, while the block lasts.
+
+    From the kernel's own mark, not from wait4(): that counts the parent's memory before exec as the child's.
+    """
+    found: dict[int, float] = {}
     over = threading.Event()
 
     def watch() -> None:
-        while not over.wait(0.5):
+        while not over.wait(0.2):
             for process in Path("/proc").glob("[0-9]*"):
-                try:
-                    if b"-ISc" in (process / "cmdline").read_bytes().split(b"\0"):
+                with suppress(OSError, IndexError):
+                    if wanted(int(process.name), (process / "cmdline").read_bytes().split(b"\0")):
                         status = (process / "status").read_text()
-                        peaks[int(process.name)] = int(status.split("VmHWM:")[1].split()[0]) / 1024
-                except (OSError, IndexError):
-                    continue
+                        found[int(process.name)] = int(status.split("VmHWM:")[1].split()[0]) / 1024
 
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        yield peaks
+        yield found
     finally:
         over.set()
         thread.join()
