@@ -15,6 +15,8 @@ from typing import Any
 from gpurun.lab import Lab
 
 MIB = 1 << 20
+NAMES = f"ship-{os.getpid()}"
+"""What this process calls its images: other checkouts' tests may use the same engine."""
 
 
 def layer(seed: str, size: int = 0, **files: bytes) -> bytes:
@@ -60,7 +62,8 @@ class Head:
         digests = [digest_of(each) for each in layers]
         document = {
             "architecture": "amd64", "os": "linux", "created": "2026-01-01T00:00:00Z",
-            "config": {"Cmd": ["/true"], **config}, "rootfs": {"type": "layers", "diff_ids": digests},
+            "config": {"Cmd": ["/true"], "Labels": {"made-by": NAMES}, **config},
+            "rootfs": {"type": "layers", "diff_ids": digests},
         }  # fmt: skip
         raw = json.dumps(document).encode()
         out = io.BytesIO()

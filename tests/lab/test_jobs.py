@@ -16,7 +16,7 @@ from gpurun.lab import engine
 
 pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("train")]
 
-FAT = "gpurun/fat:1"
+FAT = f"gpurun/fat-{os.getpid()}:1"
 HOSTILE = ["a b", "c'd\"e", "line\nbreak", "", "$HOME `id` \\ * ü 💥", "--np", "-H", "; touch /tmp/x #"]
 SHOW_ARGS = "import sys, json; print('ARGS', json.dumps(sys.argv[1:]), flush=True)"
 

@@ -11,7 +11,7 @@ import threading
 import time
 
 import pytest
-from imaging import MIB, Head, OnHost, layer
+from imaging import MIB, NAMES, Head, OnHost, layer
 
 from gpurun.errors import BadInput, HostNotReady, HostUnreachable
 from gpurun.images import census
@@ -100,10 +100,10 @@ def nothing_left(lab, hosts=HOSTS):
 
 def test_the_same_image_everywhere_and_each_byte_once_over_every_link(lab, head, send):
     made = head.make(
-        "ship/a:1", [layer("a", 30 * MIB), layer("b", 100), layer("c", 70 * MIB), layer("b", 100), layer("d", 5)]
+        f"{NAMES}/a:1", [layer("a", 30 * MIB), layer("b", 100), layer("c", 70 * MIB), layer("b", 100), layer("d", 5)]
     )
     before = network.traffic(lab.name)
-    report = send("ship/a:1")
+    report = send(f"{NAMES}/a:1")
     after = network.traffic(lab.name)
     assert states(report) == dict.fromkeys(HOSTS, "done")
     same_everywhere(lab, made)
@@ -122,13 +122,13 @@ def test_the_same_image_everywhere_and_each_byte_once_over_every_link(lab, head,
 
 def test_hosts_that_have_none_some_all_or_others_layers(lab, head, send):
     base = [layer("base", 3 * MIB), layer("mid", MIB)]
-    wanted = head.make("ship/b:2", [*base, layer("top", MIB)], Env=["A=b c"])
-    head.make("ship/b:1", base)
-    head.make("ship/b:other", [layer("mid", MIB), layer("top", MIB)])  # the same layers on other parents
-    send("ship/b:1", ["gpu-r1-01"])
-    send("ship/b:2", ["gpu-r1-02"])
-    send("ship/b:other", ["gpu-r2-01"])
-    report = send("ship/b:2")
+    wanted = head.make(f"{NAMES}/b:2", [*base, layer("top", MIB)], Env=["A=b c"])
+    head.make(f"{NAMES}/b:1", base)
+    head.make(f"{NAMES}/b:other", [layer("mid", MIB), layer("top", MIB)])  # the same layers on other parents
+    send(f"{NAMES}/b:1", ["gpu-r1-01"])
+    send(f"{NAMES}/b:2", ["gpu-r1-02"])
+    send(f"{NAMES}/b:other", ["gpu-r2-01"])
+    report = send(f"{NAMES}/b:2")
     assert states(report) == {"gpu-r1-01": "done", "gpu-r1-02": "present", "gpu-r2-01": "done", "gpu-r2-02": "done"}
     received = {host.host: host.bytes_received for host in report.hosts}
     assert received["gpu-r1-02"] == 0 and received["gpu-r2-01"] == wanted.bytes
@@ -138,31 +138,31 @@ def test_hosts_that_have_none_some_all_or_others_layers(lab, head, send):
 
 
 def test_nothing_missing_is_quick_and_a_missing_name_is_given(lab, head, send):
-    made = head.make("ship/c:1", [layer("c", MIB)])
-    send("ship/c:1")
-    head.docker("tag", "ship/c:1", "ship/renamed:x")
-    head.made.append("ship/renamed:x")
+    made = head.make(f"{NAMES}/c:1", [layer("c", MIB)])
+    send(f"{NAMES}/c:1")
+    head.docker("tag", f"{NAMES}/c:1", f"{NAMES}/renamed:x")
+    head.made.append(f"{NAMES}/renamed:x")
     began = time.monotonic()
-    report = send("ship/renamed:x")
+    report = send(f"{NAMES}/renamed:x")
     assert time.monotonic() - began < 3.0
     assert states(report) == dict.fromkeys(HOSTS, "present") and report.bytes_missing == 0
-    assert OnHost(lab, HOSTS[3]).inspect("ship/renamed:x")["Id"] == made.id
+    assert OnHost(lab, HOSTS[3]).inspect(f"{NAMES}/renamed:x")["Id"] == made.id
 
 
 def test_an_image_that_is_not_there(send):
-    for name in ("ship/none:1", "a b", "../x", "-v", "ship/none:1;touch /tmp/x", ""):
+    for name in (f"{NAMES}/none:1", "a b", "../x", "-v", f"{NAMES}/none:1;touch /tmp/x", ""):
         with pytest.raises(BadInput):
             send(name)
 
 
 def test_the_plan_is_what_happens(fleet, inventory, head, send):
-    head.make("ship/p:1", [layer("p", 2 * MIB), layer("q", MIB)])
-    made = plan("ship/p:1", fleet, inventory=inventory, hosts=HOSTS, docker_host=inventory.docker_host)
+    head.make(f"{NAMES}/p:1", [layer("p", 2 * MIB), layer("q", MIB)])
+    made = plan(f"{NAMES}/p:1", fleet, inventory=inventory, hosts=HOSTS, docker_host=inventory.docker_host)
     assert [hop.host for hop in made.chains[0]] == HOSTS and made.shape == "chain"
     assert abs(made.bytes_missing - 3 * MIB) < 100_000
     assert {host for each in made.layers for host in each.hosts} == set(HOSTS)
-    send("ship/p:1")
-    again = plan("ship/p:1", fleet, inventory=inventory, hosts=HOSTS, docker_host=inventory.docker_host)
+    send(f"{NAMES}/p:1")
+    again = plan(f"{NAMES}/p:1", fleet, inventory=inventory, hosts=HOSTS, docker_host=inventory.docker_host)
     assert again.shape == "nothing" and set(again.present) == set(HOSTS) and again.bytes_missing == 0
 
 
@@ -181,9 +181,9 @@ def in_the_middle(act, after_bytes=4 * MIB):
 @pytest.mark.parametrize("way", ["crash", "cut"])
 @pytest.mark.parametrize("victim", ["gpu-r1-01", "gpu-r1-02"])
 def test_a_host_that_goes_in_the_middle_stops_no_other(lab, head, send, way, victim):
-    made = head.make("ship/d:1", [layer("d", 40 * MIB)])
+    made = head.make(f"{NAMES}/d:1", [layer("d", 40 * MIB)])
     act = {"crash": lab.crash, "cut": lab.cut}[way]
-    report = send("ship/d:1", progress=in_the_middle(lambda: act(victim)), rate_bytes_s=10 * MIB)
+    report = send(f"{NAMES}/d:1", progress=in_the_middle(lambda: act(victim)), rate_bytes_s=10 * MIB)
     others = [host for host in HOSTS if host != victim]
     assert states(report) == {**dict.fromkeys(others, "done"), victim: "failed"}
     assert isinstance(report.failed[victim], HostUnreachable)
@@ -192,7 +192,7 @@ def test_a_host_that_goes_in_the_middle_stops_no_other(lab, head, send, way, vic
 
 
 def test_a_slow_host_does_not_hold_up_the_others(lab, head, send):
-    head.make("ship/e:1", [layer("e", 120 * MIB)])
+    head.make(f"{NAMES}/e:1", [layer("e", 120 * MIB)])
     ended = {}
 
     def told(event):
@@ -201,7 +201,7 @@ def test_a_slow_host_does_not_hold_up_the_others(lab, head, send):
 
     lab.shape("gpu-r1-02", 20_000_000)  # a twentieth: 2.4 MiB/s, so 50 s for what takes the others 3
     began = time.monotonic()
-    report = send("ship/e:1", [*HOSTS], progress=told)
+    report = send(f"{NAMES}/e:1", [*HOSTS], progress=told)
     took = {host: at - began for host, at in ended.items()}
     assert states(report) == dict.fromkeys(HOSTS, "done")
     assert max(took[host] for host in HOSTS if host != "gpu-r1-02") < 0.7 * took["gpu-r1-02"]
@@ -215,10 +215,10 @@ def fill_disk(lab, host, but_mib):
 
 
 def test_a_full_disk_is_seen_before_anything_is_sent(lab, head, send):
-    made = head.make("ship/f:1", [layer("f", 60 * MIB)])
+    made = head.make(f"{NAMES}/f:1", [layer("f", 60 * MIB)])
     fill_disk(lab, "gpu-r2-01", but_mib=60)
     try:
-        report = send("ship/f:1")
+        report = send(f"{NAMES}/f:1")
     finally:
         lab.run("gpu-r2-01", ["rm", "-f", "/var/lib/docker/filler"])
     assert states(report) == {**dict.fromkeys(HOSTS, "done"), "gpu-r2-01": "failed"}
@@ -229,11 +229,11 @@ def test_a_full_disk_is_seen_before_anything_is_sent(lab, head, send):
 
 
 def test_a_disk_that_fills_up_in_the_middle(lab, head, send):
-    made = head.make("ship/g:1", [layer("g", 50 * MIB)])
+    made = head.make(f"{NAMES}/g:1", [layer("g", 50 * MIB)])
 
     try:
         report = send(
-            "ship/g:1", progress=in_the_middle(lambda: fill_disk(lab, "gpu-r1-01", but_mib=5)), rate_bytes_s=6 * MIB
+            f"{NAMES}/g:1", progress=in_the_middle(lambda: fill_disk(lab, "gpu-r1-01", but_mib=5)), rate_bytes_s=6 * MIB
         )
     finally:
         lab.run("gpu-r1-01", ["rm", "-f", "/var/lib/docker/filler"])
@@ -241,7 +241,7 @@ def test_a_disk_that_fills_up_in_the_middle(lab, head, send):
     assert states(report) == {**dict.fromkeys(others, "done"), "gpu-r1-01": "failed"}
     assert isinstance(report.failed["gpu-r1-01"], HostNotReady)
     same_everywhere(lab, made, others)
-    assert states(send("ship/g:1"))["gpu-r1-01"] == "done"
+    assert states(send(f"{NAMES}/g:1"))["gpu-r1-01"] == "done"
     same_everywhere(lab, made)
 
 
@@ -249,8 +249,8 @@ SHIP = [sys.executable, "-m", "gpurun", "ship"]
 
 
 def test_the_head_is_killed_in_the_middle_and_the_next_ship_goes_on(lab, head, send, tmp_path):
-    made = head.make("ship/h:1", [layer("h", 60 * MIB)])
-    argv = [*SHIP, "ship/h:1", "-i", str(lab.inventory), "--rate-limit", "10", "--json"]
+    made = head.make(f"{NAMES}/h:1", [layer("h", 60 * MIB)])
+    argv = [*SHIP, f"{NAMES}/h:1", "-i", str(lab.inventory), "--rate-limit", "10", "--json"]
     process = subprocess.Popen(
         argv,
         stdout=subprocess.DEVNULL,
@@ -271,36 +271,36 @@ def test_the_head_is_killed_in_the_middle_and_the_next_ship_goes_on(lab, head, s
         assert time.monotonic() < deadline
         time.sleep(0.2)
     before = network.traffic(lab.name)["head"].from_bytes
-    assert states(send("ship/h:1")) == dict.fromkeys(HOSTS, "done")
+    assert states(send(f"{NAMES}/h:1")) == dict.fromkeys(HOSTS, "done")
     assert network.traffic(lab.name)["head"].from_bytes - before < 50 * MIB
     same_everywhere(lab, made)
     nothing_left(lab)
 
 
 def test_cancelled_in_the_middle_and_out_of_time(lab, head, send):
-    made = head.make("ship/i:1", [layer("i", 40 * MIB)])
+    made = head.make(f"{NAMES}/i:1", [layer("i", 40 * MIB)])
     stop = []
     with pytest.raises(ShipCancelled, match="cancelled"):
         send(
-            "ship/i:1",
+            f"{NAMES}/i:1",
             progress=in_the_middle(lambda: stop.append(1)),
             cancelled=lambda: bool(stop),
             rate_bytes_s=10 * MIB,
         )
     with pytest.raises(ShipCancelled, match="deadline of 1 s"):
-        send("ship/i:1", rate_bytes_s=MIB, deadline_s=1.0)
+        send(f"{NAMES}/i:1", rate_bytes_s=MIB, deadline_s=1.0)
     for host in HOSTS:
         assert OnHost(lab, host).images() == set()
-    assert states(send("ship/i:1")) == dict.fromkeys(HOSTS, "done")
+    assert states(send(f"{NAMES}/i:1")) == dict.fromkeys(HOSTS, "done")
     same_everywhere(lab, made)
     nothing_left(lab)
 
 
 def test_two_ships_at_once_send_it_once(lab, inventory, head, send):
-    head.make("ship/j:1", [layer("j", 40 * MIB)])
+    head.make(f"{NAMES}/j:1", [layer("j", 40 * MIB)])
     before = network.traffic(lab.name)["head"].from_bytes
     reports = []
-    threads = [threading.Thread(target=lambda: reports.append(send("ship/j:1"))) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: reports.append(send(f"{NAMES}/j:1"))) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -310,13 +310,13 @@ def test_two_ships_at_once_send_it_once(lab, inventory, head, send):
 
 
 def test_a_damaged_layer_store_heals_itself(lab, head, send, tmp_path):
-    made = head.make("ship/k:1", [layer("k", 3 * MIB)])
-    send("ship/k:1", ["gpu-r1-01"])
+    made = head.make(f"{NAMES}/k:1", [layer("k", 3 * MIB)])
+    send(f"{NAMES}/k:1", ["gpu-r1-01"])
     (stored,) = [path for path in (tmp_path / "cache/gpurun/layers/sha256").iterdir() if len(path.name) == 64]
     content = bytearray(stored.read_bytes())
     content[2 * MIB] ^= 255
     stored.write_bytes(content)
-    assert states(send("ship/k:1"))["gpu-r2-02"] == "done"
+    assert states(send(f"{NAMES}/k:1"))["gpu-r2-02"] == "done"
     same_everywhere(lab, made)
 
 
@@ -324,19 +324,19 @@ def test_a_layer_that_went_away_between_asking_and_loading_is_sent_after_all(lab
     from gpurun.images import ship as module
 
     base = layer("m1", MIB)
-    head.make("ship/m:1", [base])
-    made = head.make("ship/m:2", [base, layer("m2", MIB)])
+    head.make(f"{NAMES}/m:1", [base])
+    made = head.make(f"{NAMES}/m:2", [base, layer("m2", MIB)])
     options = {"inventory": inventory, "docker_host": inventory.docker_host}
-    ship("ship/m:1", fleet, hosts=["gpu-r1-01"], **options)
+    ship(f"{NAMES}/m:1", fleet, hosts=["gpu-r1-01"], **options)
     honest = module.Shipment.plan
 
     def plan_then_lose(self, answers, full=False):
         made_plan = honest(self, answers, full)
-        OnHost(lab, "gpu-r1-01").forget("ship/m:1")
+        OnHost(lab, "gpu-r1-01").forget(f"{NAMES}/m:1")
         return made_plan
 
     monkeypatch.setattr(module.Shipment, "plan", plan_then_lose)
-    report = ship("ship/m:2", fleet, hosts=["gpu-r1-01"], **options)
+    report = ship(f"{NAMES}/m:2", fleet, hosts=["gpu-r1-01"], **options)
     assert states(report) == {"gpu-r1-01": "done"}
     same_everywhere(lab, made, ["gpu-r1-01"])
 
@@ -344,41 +344,41 @@ def test_a_layer_that_went_away_between_asking_and_loading_is_sent_after_all(lab
 def test_hosts_that_may_not_talk_to_each_other(lab, head, fleet, inventory):
     from dataclasses import replace
 
-    made = head.make("ship/n:1", [layer("n", 4 * MIB)])
+    made = head.make(f"{NAMES}/n:1", [layer("n", 4 * MIB)])
     fabrics = {name: replace(fabric, host_to_host=False) for name, fabric in inventory.fabrics.items()}
     apart = replace(inventory, fabrics=fabrics)
-    report = ship("ship/n:1", fleet, inventory=apart, hosts=HOSTS, docker_host=inventory.docker_host)
+    report = ship(f"{NAMES}/n:1", fleet, inventory=apart, hosts=HOSTS, docker_host=inventory.docker_host)
     assert states(report) == dict.fromkeys(HOSTS, "done")
     same_everywhere(lab, made)
 
 
 def test_prune_takes_back_what_gpurun_put_there_and_nothing_else(lab, head, fleet, send):
-    mine = head.make("ship/q:1", [layer("q1", MIB)])
-    used = head.make("ship/q:2", [layer("q2", MIB)])
-    theirs = head.make("ship/q:3", [layer("q3", MIB)])
-    also = head.make("ship/q:4", [layer("q4", MIB)])
+    mine = head.make(f"{NAMES}/q:1", [layer("q1", MIB)])
+    used = head.make(f"{NAMES}/q:2", [layer("q2", MIB)])
+    theirs = head.make(f"{NAMES}/q:3", [layer("q3", MIB)])
+    also = head.make(f"{NAMES}/q:4", [layer("q4", MIB)])
     there = OnHost(lab, "gpu-r1-01")
-    there.docker("load", stdin=head.docker("save", "ship/q:3"))
-    for name in ("ship/q:1", "ship/q:2", "ship/q:3", "ship/q:4"):
+    there.docker("load", stdin=head.docker("save", f"{NAMES}/q:3"))
+    for name in (f"{NAMES}/q:1", f"{NAMES}/q:2", f"{NAMES}/q:3", f"{NAMES}/q:4"):
         send(name, ["gpu-r1-01"])
-    there.docker("create", "--name", "keeps", "ship/q:2")
-    there.docker("tag", "ship/q:4", "somebody/else:1")
+    there.docker("create", "--name", "keeps", f"{NAMES}/q:2")
+    there.docker("tag", f"{NAMES}/q:4", "somebody/else:1")
     try:
         listed = {one.id: one for one in census.placed(fleet, ["gpu-r1-01"]).ok["gpu-r1-01"]}
         assert set(listed) == {mine.id, used.id, also.id}
-        assert listed[used.id].used_by == ("keeps",) and listed[mine.id].names == ("ship/q:1",)
+        assert listed[used.id].used_by == ("keeps",) and listed[mine.id].names == (f"{NAMES}/q:1",)
         kept = census.prune(fleet, ["gpu-r1-01"], keep=[mine.id]).ok["gpu-r1-01"]
         assert {one.id for one in kept} == {also.id}
         gone = census.prune(fleet, ["gpu-r1-01"], keep=[]).ok["gpu-r1-01"]
         assert {one.id: one.freed for one in gone} == {mine.id: True}
         assert there.images() == {used.id, theirs.id, also.id}
-        assert there.inspect("somebody/else:1") is not None and there.inspect("ship/q:4") is None
+        assert there.inspect("somebody/else:1") is not None and there.inspect(f"{NAMES}/q:4") is None
     finally:
         there.docker("rm", "-f", "keeps")
 
 
 def test_the_command_line(lab, head, tmp_path):
-    head.make("ship/r:1", [layer("r", 2 * MIB)])
+    head.make(f"{NAMES}/r:1", [layer("r", 2 * MIB)])
     environ = {**os.environ, "GPURUN_HOME": str(tmp_path / "home")}
 
     def gpurun(*argv):
@@ -391,23 +391,23 @@ def test_the_command_line(lab, head, tmp_path):
             check=False,
         )
 
-    dry = json.loads(gpurun("ship", "ship/r:1", "gpu-r1-[01-02]", "--dry-run", "--json").stdout)
+    dry = json.loads(gpurun("ship", f"{NAMES}/r:1", "gpu-r1-[01-02]", "--dry-run", "--json").stdout)
     assert [hop["host"] for hop in dry["chains"][0]] == ["gpu-r1-01", "gpu-r1-02"]
     assert OnHost(lab, "gpu-r1-01").images() == set()
-    done = gpurun("ship", "ship/r:1", "--json")
+    done = gpurun("ship", f"{NAMES}/r:1", "--json")
     document = json.loads(done.stdout)
     assert done.returncode == 0 and {host["state"] for host in document["hosts"]} == {"done"}
     assert set(document) == {"image", "id", "layers", "bytes_missing", "hosts", "elapsed_s"}
     assert all(json.loads(line)["host"] in HOSTS for line in done.stderr.splitlines())
-    plain = gpurun("ship", "ship/r:1")
+    plain = gpurun("ship", f"{NAMES}/r:1")
     assert plain.returncode == 0 and "had it" in plain.stdout
     lab.cut("gpu-r2-02")
-    lost = gpurun("ship", "ship/r:1", "--json")
+    lost = gpurun("ship", f"{NAMES}/r:1", "--json")
     assert lost.returncode == 4
     assert {host["host"]: host["state"] for host in json.loads(lost.stdout)["hosts"]}["gpu-r2-02"] == "failed"
     lab.heal("gpu-r2-02")
-    assert gpurun("ship", "ship/none:1").returncode == 2
-    assert gpurun("ship", "ship/r:1", "nohost").returncode == 2
+    assert gpurun("ship", f"{NAMES}/none:1").returncode == 2
+    assert gpurun("ship", f"{NAMES}/r:1", "nohost").returncode == 2
     asked = gpurun("images", "--prune")
     assert asked.returncode == 2 and "--yes" in asked.stderr
     pruned = json.loads(gpurun("images", "--prune", "--yes", "--json").stdout)["pruned"]
