@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import os
 import sys
 import time
 from pathlib import Path
@@ -152,24 +150,16 @@ def _plain(value: object) -> str:
 
 def _write(source: Path, differences: Mapping[str, tuple[Difference, ...]], yes: bool) -> None:
     """Change the inventory file so that it says what was found, after showing how."""
+    from gpurun.cli.inventory_editing import change_file
     from gpurun.inventory.edit import SetFields, apply
     from gpurun.inventory.settings import from_mapping
 
-    before = source.read_bytes()
-    after = before
-    for values, names in _grouped(differences):
-        after = apply(after, source, SetFields(tuple(names), from_mapping(values)))
-    if after == before:
-        say("the inventory says what was found: nothing to write")
-        return
-    lines = difflib.unified_diff(
-        before.decode().splitlines(keepends=True), after.decode().splitlines(keepends=True), str(source), str(source)
-    )
-    say("".join(lines).rstrip("\n"))
-    if not yes and not typer.confirm(f"Write this to {source}?", err=True):
-        raise typer.Exit(1)
-    _replace(source, before, after)
-    say(f"wrote {source}")
+    def rewrite(text: bytes) -> bytes:
+        for values, names in _grouped(differences):
+            text = apply(text, source, SetFields(tuple(names), from_mapping(values)))
+        return text
+
+    change_file(source, rewrite, yes=yes)
 
 
 def _grouped(
@@ -181,21 +171,3 @@ def _grouped(
         if found:
             groups.setdefault(tuple((one.key, one.found) for one in found), []).append(name)
     return [(dict(values), names) for values, names in groups.items()]
-
-
-def _replace(source: Path, before: bytes, after: bytes) -> None:
-    """Write the whole file or nothing, and only if nobody changed it meanwhile."""
-    from gpurun.errors import StateError
-
-    if source.read_bytes() != before:
-        raise StateError("somebody changed the file meanwhile; nothing was written", where=str(source))
-    beside = source.with_name(f".{source.name}.{os.getpid()}")
-    try:
-        with beside.open("wb") as stream:
-            stream.write(after)
-            stream.flush()
-            os.fsync(stream.fileno())
-        beside.chmod(source.stat().st_mode & 0o7777)
-        beside.replace(source)
-    finally:
-        beside.unlink(missing_ok=True)

@@ -22,6 +22,7 @@ from gpurun import faults
 from gpurun.errors import GpurunError
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
+from gpurun.leases.allocate import Pass
 from gpurun.leases.waiters import waiter_lives, waiter_lock
 from gpurun.supervisor.spawn import adopt_orphans, run_pass_and_start
 
@@ -80,13 +81,20 @@ def wait_for_queue(home: Path, environ: Mapping[str, str]) -> None:
     while has_queued(home, os.getuid()):
         now = _stamps(home)
         if now != seen or time.monotonic() >= next_pass_s:
+            due_s = PASS_EVERY_S
             try:
                 adopt_orphans(home, environ)
-                run_pass_and_start(home, now_s=time.time(), environ=environ)
+                due_s = _due_s(run_pass_and_start(home, now_s=time.time(), environ=environ))
             except GpurunError as error:
                 print(error, file=sys.stderr, flush=True)  # noqa: T201 (its log)
-            seen, next_pass_s = _stamps(home), time.monotonic() + PASS_EVERY_S
+            seen, next_pass_s = _stamps(home), time.monotonic() + due_s
         time.sleep(TICK_S)
+
+
+def _due_s(done: Pass) -> float:
+    """Seconds until time alone may change a decision, at most `PASS_EVERY_S`."""
+    wakes = [answer.wake_s - time.time() for answer in done.decisions.values() if answer.wake_s is not None]
+    return max(0.0, min([PASS_EVERY_S, *wakes]))
 
 
 def _stamps(home: Path) -> tuple[float, ...]:

@@ -19,7 +19,7 @@ STEPS = 40
 STEP_S = 0.5
 TRAINING = f"""
 i=$(cat "$GPURUN_OUTPUTS/step" 2>/dev/null || echo 0)
-while [ "$i" -lt {STEPS} ]; do
+while [ "$i" -lt "$0" ]; do
   i=$((i+1)); echo "step $i"
   test "$HOROVOD_RANK" != 0 || echo "$i" >"$GPURUN_OUTPUTS/step"
   sleep {STEP_S}
@@ -48,12 +48,12 @@ class Story:
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
-def train(cluster: Cluster, folder, *flags: str, gpus: int = 2) -> str:
+def train(cluster: Cluster, folder, *flags: str, gpus: int = 2, steps: int = STEPS) -> str:
     """Start a gang that trains, one rank on each host, and wait until it does; its id."""
     folder.mkdir(exist_ok=True)
     (folder / "recipe.yaml").write_text(
         f"image: {TRAIN}\ngpus: {gpus}\noutputs: /out\nmax_restarts: 3\ngrace: 3s\n"
-        f"constraints: {{gpus_per_host: 1}}\ncommand: {json.dumps(['sh', '-c', TRAINING])}\n"
+        f"constraints: {{gpus_per_host: 1}}\ncommand: {json.dumps(['sh', '-c', TRAINING, str(steps)])}\n"
     )
     done = cluster.gpurun("submit", str(folder), "-i", str(cluster.inventory), *flags)
     job = done.out.strip()
@@ -85,11 +85,11 @@ def tell(cluster: Cluster, job: str, fault: str, since_s: float, timeout_s: floa
     )  # fmt: skip
 
 
-def assert_no_step_lost(cluster: Cluster, job: str) -> None:
+def assert_no_step_lost(cluster: Cluster, job: str, steps: int = STEPS) -> None:
     """Every rank printed every step once, in order."""
     for rank in (0, 1):
-        steps = [int(n) for n in re.findall(rf"\[{rank}\]<stdout>:step (\d+)", cluster.log(job))]
-        assert steps == list(range(1, STEPS + 1)), steps
+        printed = [int(n) for n in re.findall(rf"\[{rank}\]<stdout>:step (\d+)", cluster.log(job))]
+        assert printed == list(range(1, steps + 1)), printed
 
 
 def kill_supervisor(cluster: Cluster, job: str) -> None:
