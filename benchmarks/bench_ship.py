@@ -184,7 +184,7 @@ def first(cluster: Cluster, argv: list[str], environ: dict[str, str], image: str
     cluster.everywhere("docker", "rmi", "-f", image)
     peer = save_load(cluster, image)
     note("docker save | ssh docker load, all hosts at once", peer, "s")
-    note("that / gpurun", peer / ours, "", "> 1")
+    note("save | load / gpurun, first time", peer / ours, "", "> 1")
     cluster.everywhere("docker", "rmi", "-f", image)
     try:
         peer = push_pull(cluster, image)
@@ -192,7 +192,7 @@ def first(cluster: Cluster, argv: list[str], environ: dict[str, str], image: str
         note("registry on the head, ssh -R, docker pull", f"not measured: {error}")
         return
     note("registry on the head, ssh -R, docker pull", peer, "s")
-    note("that / gpurun", peer / ours, "", "> 1")
+    note("registry / gpurun, first time", peer / ours, "", "> 1")
 
 
 @contextmanager
@@ -233,9 +233,9 @@ def change(cluster: Cluster, command: list[str], environ: dict[str, str], image:
             peer.append(save_load(cluster, changed))
             cluster.everywhere("docker", "rmi", "-f", changed)
         subprocess.run(["docker", "rmi", changed], env=cluster.environ, check=True, stdout=subprocess.DEVNULL)
-    note("gpurun ship, the whole command", statistics.median(ours), "s", "≤ 3")
-    note("docker save | ssh docker load, all hosts at once", peer[0], "s")
-    note("that / gpurun", peer[0] / statistics.median(ours), "", "≥ 25")
+    note("gpurun ship of a change, the whole command", statistics.median(ours), "s", "≤ 3")
+    note("the same by docker save | ssh docker load", peer[0], "s")
+    note("save | load / gpurun, a change", peer[0] / statistics.median(ours), "", "≥ 25")
 
 
 def changed_image(cluster: Cluster, image: str, folder: Path, name: str) -> str:
