@@ -47,7 +47,7 @@ def stop(job: SupervisedJob) -> State:
         if not collected:
             collect_autotune(job)
             collected = collect_outputs(job)
-        unproven = fence(job.links, job.lease.job, pending, containers=job.record.reached == "containers")
+        unproven = fence(job.links, job.lease, pending, containers=job.record.reached == "containers")
         for host, error in unproven.items():
             job.events.emit("host", host=host, state="not fenced", reason=error.message)
         pending = set(unproven)
@@ -60,26 +60,45 @@ def stop(job: SupervisedJob) -> State:
 
 
 def fence(
-    links: Links, job: str, hosts: Iterable[str], *, containers: bool = True, outputs: bool = False
+    links: Links, lease: Lease, hosts: Iterable[str], *, containers: bool = True, outputs: bool = False
 ) -> Mapping[str, GpurunError]:
-    """Fence `hosts`; those that could not prove that nothing of the job is left, with why.
+    """Fence `hosts` of a lease; those that could not prove that nothing of the job is left, with why.
 
     Args:
-        containers: there may be some, so Docker must answer.
+        containers: there may be some, so Docker must answer, and no process may hold the lease's GPUs.
         outputs: remove the outputs of the attempt too.
     """
+    gpus = {grant.host: list(grant.gpus) for grant in lease.grants}
 
     def ask(agent: Agent) -> Mapping[str, Any]:
-        limit_s = FENCE_TIMEOUT_S
-        reply = agent.call("gang.fence", job=job, containers=containers, outputs=outputs, timeout_s=limit_s)
+        reply = agent.call(
+            "gang.fence", job=lease.job, containers=containers, outputs=outputs,
+            gpus=gpus[agent.host] if containers else None, timeout_s=FENCE_TIMEOUT_S,
+        )  # fmt: skip
         return reply.value  # type: ignore[no-any-return]
 
     results = links.each(ask, sorted(hosts))
     unproven: dict[str, GpurunError] = dict(results.failed)
     for host, rest in results.ok.items():
         if any(rest.values()):
-            unproven[host] = HostFailure(f"something of the job is still there: {rest}", host=host)
+            unproven[host] = HostFailure(what_is_left(rest), host=host)
     return unproven
+
+
+def what_is_left(rest: Mapping[str, Any]) -> str:
+    """What keeps a host from being fenced, in words: `gpurun.node.gang.fence`'s answer."""
+    left = [
+        f"GPU {one['gpu']} is held by pid {one['pid']} of {one['user'] or 'an unknown user'}"
+        f"{', container ' + one['container'] if one['container'] else ''} ({one['command'][:120] or 'no command line'})"
+        for one in rest["users"]
+    ]
+    if rest["gpu_problem"]:
+        left.append(rest["gpu_problem"])
+    left += [f"container {ident[:12]} is still there" for ident in rest["containers"]]
+    left += [f"process {command[:120]!r} is still there" for command in rest["processes"]]
+    if rest["folder"]:
+        left.append("the job's folder is still there")
+    return "; ".join(left)
 
 
 def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
@@ -91,7 +110,7 @@ def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
         while pending:
             links.open(sorted(pending), timeout_s=10.0)
             # The job has gone on without these hosts, from the outputs that were brought home before.
-            pending = set(fence(links, lease.job, pending, outputs=True))
+            pending = set(fence(links, lease, pending, outputs=True))
             if pending:
                 time.sleep(delay_s)
                 delay_s = min(delay_s * 2, LOST_RETRY_MOST_S)
