@@ -59,6 +59,8 @@ def job_json(record: JobRecord) -> dict[str, Any]:
             "host": failure.host,
             "exit_code": failure.exit_code,
             "excerpt": list(failure.excerpt),
+            "kind": failure.kind,
+            "evidence": failure.evidence,
         },
     }
 

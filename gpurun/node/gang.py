@@ -173,7 +173,7 @@ def fence(
             ended = not left_containers and not left
             users = gpu_users.Users([], "")
             if nvml is not None and ended:
-                users = _free_gpus(nvml, job, _cards(job, gpus or []), seen)
+                users = _free_gpus(nvml, job, cards(job, gpus or []), seen)
             held = bool(users.holders or users.problem)
             if ended and files:
                 _remove_files(job, outputs, keep_cards=held)
@@ -204,7 +204,7 @@ def _free_gpus(nvml: Nvml, job: str, cards: List[Card], containers: Set[str]) ->
     return users
 
 
-def _cards(job: str, gpus: List[int]) -> List[Card]:
+def cards(job: str, gpus: List[int]) -> List[Card]:
     """The job's GPUs with the UUIDs they had when it started here, if that was noted."""
     known = known_cards(job)
     return [(gpu, known.get(gpu, {}).get("uuid", "")) for gpu in gpus]

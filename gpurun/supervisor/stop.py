@@ -35,6 +35,7 @@ POLL_S = 0.2
 
 def stop(job: SupervisedJob) -> State:
     """End the gang and free its GPUs. Idempotent: a supervisor that died in here is followed by another."""
+    _cordon_suspect(job)
     suspects = {host for host in job.hosts if host in job.record.avoid}
     answering = [host for host in job.hosts if host not in suspects or job.links.is_open(host)]
     if job.record.ladder:
@@ -121,6 +122,20 @@ def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
             if host in cordons and cordons[host].state == "lost":
                 del cordons[host]
     LeaseStore(home).release(lock)
+
+
+def _cordon_suspect(job: SupervisedJob) -> None:
+    """Give the host whose hardware ended the gang no new ones, until a person has looked at it."""
+    failure = job.record.first_failure
+    if failure is None or failure.host is None or not failure.cordon:
+        return
+    with changing_cordons(job.home) as cordons:
+        if failure.host in cordons:
+            return
+        cordons[failure.host] = Cordon(
+            "cordoned", "gpurun", job.clock(), f"{failure.reason}, in {job.lease.job}", evidence=failure.evidence
+        )  # fmt: skip
+    job.events.emit("host", host=failure.host, state="cordoned", reason=failure.reason, evidence=failure.evidence)
 
 
 def _give_notice(job: SupervisedJob, hosts: Sequence[str]) -> None:
