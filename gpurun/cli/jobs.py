@@ -138,7 +138,7 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
     now = record.ended_s or time.time()
     rows = {
         "job": f"{record.id}  {printable(record.name)}",
-        "state": f"{record.state.value}  {printable(record.reason)}",
+        "state": f"{record.state.value}  {printable(record.story(now))}",
         "owner": record.owner,
         "gpus": f"{record.gpus}",
         "hosts": ", ".join(f"{g.host}:{','.join(map(str, g.gpus))}" for g in record.granted) or "none yet",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -216,3 +217,25 @@ def test_a_programs_own_fault_is_told_as_such(cluster):
     assert (found["restarts"], found["code"], found["first_failure"]["rank"]) == (0, 1, 1)
     assert "failed first, with exit code 134" in found["reason"] and "Xid 31" in found["reason"]
     assert host not in read_cordons(cluster.home)
+
+
+def test_the_same_failure_twice_without_progress_ends_the_job(cluster):
+    job, _ = start(cluster, "--max-restarts", "4")
+
+    def fail(attempt):
+        first = cluster.job(job)["hosts"][0]
+        cluster.lab.run(first, ["docker", "rm", "-f", f"gpurun-{job}-{attempt}"])
+
+    fail(1)
+    cluster.wait_for(job, "QUEUED")
+    asked = [cluster.start(*words) for words in (("why", job), ("status", job), ("queue", "--json"))]  # it is brief
+    why, status, queue = (process.communicate(timeout=30)[0] for process in asked)
+    assert "restarts in " in why and "(attempt 2 of 5)" in why
+    assert "(attempt 2 of 5)" in status
+    (row,) = json.loads(queue)["queue"]
+    assert (row["job"], row["position"]) == (job, None)
+    until_again(cluster, job)
+    fail(2)
+    found = cluster.wait_for(job, "FAILED", timeout_s=60)
+    assert found["reason"].endswith("attempt 1 failed the same way and no progress was made since")
+    assert found["restarts"] == 1
