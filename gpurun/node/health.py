@@ -176,7 +176,7 @@ class _Seen:
         if time.monotonic() - self._slow_s < SLOW_S:
             return []
         self._slow_s = time.monotonic()
-        _ranks[job] = ranks(job) or _ranks.get(job, {})
+        _ranks.setdefault(job, {}).update(ranks(job))  # those that have just been killed are the ones asked for
         if not self._docker_root:
             self._docker_root = str(probe_docker.facts().get("root") or "/")
         return [found for what, path in self._disks(job) for found in self._disk(what, path)]

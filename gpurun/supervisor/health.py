@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,10 @@ from gpurun.supervisor.job import SupervisedJob
 RETRY_S = 1.0
 RECENT_TIMEOUT_S = 5.0
 NEVER_RAN_S = 60.0
+MOST_ALIKE = 5
+"""An Xid can come a thousand times a second; the first ones tell all there is to know."""
+FOR_GOOD = ("unknown-op", "bad-request", "internal")
+"""Failures of the watch that would come again at once; a Docker that restarts is none."""
 
 
 class HealthWatch:
@@ -29,6 +34,7 @@ class HealthWatch:
         self._stop = stop
         self._causes: list[Cause] = []
         self._told: set[tuple[str, str]] = set()
+        self._alike: Counter[tuple[str, str, int | None]] = Counter()
         self._containers: dict[str, tuple[str, ...]] = {}
         self._lock = threading.Lock()
 
@@ -71,9 +77,10 @@ class HealthWatch:
                         if self._stop.is_set():
                             return
             except RemoteOpFailed as error:
-                if not self._stop.is_set():
+                if error.kind in FOR_GOOD:
                     self._job.note(f"{host}: its hardware is not watched: {error.message}")
-                return
+                    return
+                self._stop.wait(RETRY_S)
             except HostFailure:
                 self._stop.wait(RETRY_S)
 
@@ -95,8 +102,10 @@ class HealthWatch:
             if cause is None:
                 continue
             with self._lock:
-                if (host, cause.evidence) in self._told:
+                alike = (host, cause.text, cause.gpu)
+                if (host, cause.evidence) in self._told or self._alike[alike] >= MOST_ALIKE:
                     continue
                 self._told.add((host, cause.evidence))
+                self._alike[alike] += 1
                 self._causes.append(cause)
             self._job.events.emit("host", host=host, state=cause.kind, reason=cause.reason, evidence=cause.evidence)

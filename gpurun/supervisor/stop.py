@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from gpurun.errors import GpurunError, HostFailure
 from gpurun.inventory.load import load
 from gpurun.jobs.cordons import Cordon, changing_cordons
+from gpurun.jobs.events import EventLog
 from gpurun.jobs.states import State
-from gpurun.jobs.store import finish
+from gpurun.jobs.store import JobStore, finish
 from gpurun.leases.store import Lease, LeaseLock, LeaseStore, allocator_lock
 from gpurun.remote.agent import Agent
 from gpurun.supervisor.job import SupervisedJob
@@ -105,13 +107,18 @@ def what_is_left(rest: Mapping[str, Any]) -> str:
 def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
     """Hold a lost lease until every one of its hosts has been fenced; then its GPUs are free again."""
     links = Links(load(Path(lease.inventory)), [grant.host for grant in lease.grants])
+    events = EventLog(JobStore(home).get(lease.job).events, clock=time.time)
     pending = set(links.targets)
     delay_s = LOST_RETRY_FIRST_S
     try:
         while pending:
             links.open(sorted(pending), timeout_s=10.0)
             # The job has gone on without these hosts, from the outputs that were brought home before.
-            pending = set(fence(links, lease, pending, outputs=True))
+            unproven = fence(links, lease, pending, outputs=True)
+            for host in sorted(pending - set(unproven)):
+                with suppress(FileNotFoundError):  # a person may have removed the job since
+                    events.emit("host", host=host, state="fenced", reason="nothing of the job is left there")
+            pending = set(unproven)
             if pending:
                 time.sleep(delay_s)
                 delay_s = min(delay_s * 2, LOST_RETRY_MOST_S)
