@@ -112,13 +112,14 @@ def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
     delay_s = LOST_RETRY_FIRST_S
     try:
         while pending:
-            links.open(sorted(pending), timeout_s=10.0)
+            asked = pending - _hosts_of_now(home, lease.job)
+            links.open(sorted(asked), timeout_s=10.0)
             # The job has gone on without these hosts, from the outputs that were brought home before.
-            unproven = fence(links, lease, pending, outputs=True)
-            for host in sorted(pending - set(unproven)):
+            fenced = asked - set(fence(links, lease, asked, outputs=True))
+            for host in sorted(fenced):
                 with suppress(FileNotFoundError):  # a person may have removed the job since
                     events.emit("host", host=host, state="fenced", reason="nothing of the job is left there")
-            pending = set(unproven)
+            pending -= fenced
             if pending:
                 time.sleep(delay_s)
                 delay_s = min(delay_s * 2, LOST_RETRY_MOST_S)
@@ -129,6 +130,15 @@ def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
             if host in cordons and cordons[host].state == "lost":
                 del cordons[host]
     LeaseStore(home).release(lock)
+
+
+def _hosts_of_now(home: Path, job: str) -> set[str]:
+    """Where the job runs again: a host may be back in use, uncordoned by a person, while one GPU of it is still lost.
+
+    What a fence removes there would be the new attempt's.
+    """
+    now = LeaseStore(home).read(job)
+    return set() if now is None or now.lost else {grant.host for grant in now.grants}
 
 
 def _cordon_suspect(job: SupervisedJob) -> None:
