@@ -52,7 +52,7 @@ def setback_of(failure: FirstFailure | None, *, attempt: int, step: int | None, 
         ran_s: how long it was RUNNING.
     """
     failure = failure or FirstFailure("")
-    said = failure.reason if failure.kind in ("", "container", "launcher") else ""
+    said = failure.reason if failure.kind in ("", "launcher") else ""
     return Setback(attempt, failure.kind, said, failure.rank, failure.exit_code, step, ran_s)
 
 
@@ -60,10 +60,12 @@ def repeats(before: Setback | None, now: Setback) -> bool:
     """Whether an attempt failed as the one before did, with no progress between."""
     if before is None or now.kind in NEVER_THE_JOBS or _way(before) != _way(now):
         return False
+    if None not in (before.exit_code, now.exit_code) and before.exit_code != now.exit_code:
+        return False  # the code of a container that was gone before it could be asked is not known
     if now.step is not None:
         return before.step is not None and now.step <= before.step
     return now.ran_s < LONG_ENOUGH_S
 
 
 def _way(setback: Setback) -> tuple[object, ...]:
-    return (setback.kind, setback.said, setback.rank, setback.exit_code)
+    return (setback.kind, setback.said, setback.rank)

@@ -32,6 +32,7 @@ POLL_S = 0.2
 RECONNECT_S = 1.0
 HOST_LOST_S = 16.0
 """A host that has been silent for this long, while another one is heard, is lost: its gang is ended."""
+SIGKILLED = 128 + 9
 LAUNCHER_GRACE_S = 20.0
 """How long the launcher may take to notice and explain that a container of its gang has ended."""
 
@@ -170,14 +171,15 @@ def _verdict(job: SupervisedJob, seen: Watched) -> End:
     if code == 0:
         return End(State.SUCCEEDED, "", 0, exit_code=0)
     lines = [logged.line for logged in read_lines(job.folder.log)[0][-5000:]]
-    if found.get("gone") or found.get("oom"):
+    rank = output.first_failure(lines)
+    # A launcher that SIGKILL ended before it could say why was killed from outside, as one whose container is gone.
+    if found.get("gone") or found.get("oom") or (rank is None and code == SIGKILLED):
         why = _container_end(found)
         failure = FirstFailure(
             reason=why, host=job.hosts[0], exit_code=code, excerpt=output.excerpt(lines, None),
             kind=_container_kind(found),
         )  # fmt: skip
         return End(State.FAILED, f"{job.hosts[0]}: {why}", 4, exit_code=code, failure=failure, suspects=(job.hosts[0],))
-    rank = output.first_failure(lines)
     if rank is None:
         return _launcher_failed(job, int(code or 1), output.excerpt(lines, None))
     host, _ = job.plan.place_of(rank.rank)
