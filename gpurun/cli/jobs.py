@@ -138,7 +138,7 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
     now = record.ended_s or time.time()
     rows = {
         "job": f"{record.id}  {printable(record.name)}",
-        "state": f"{record.state.value}  {printable(record.reason)}",
+        "state": f"{record.state.value}  {printable(record.story(now))}",
         "owner": record.owner,
         "gpus": f"{record.gpus}",
         "hosts": ", ".join(f"{g.host}:{','.join(map(str, g.gpus))}" for g in record.granted) or "none yet",
@@ -152,6 +152,8 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
     for key, value in rows.items():
         if value:
             typer.echo(f"{key:>10}  {value}")
+    if record.first_failure and record.first_failure.evidence:
+        typer.echo(f"{'evidence':>10}  {printable(record.first_failure.evidence)}")
     for text in record.first_failure.excerpt if record.first_failure else ():
         typer.echo(f"{'':>10}  | {printable(text)}")
 

@@ -51,6 +51,9 @@ def job_json(record: JobRecord) -> dict[str, Any]:
         "attempt": record.attempt,
         "restarts": record.restarts,
         "grants": [{"host": grant.host, "gpus": list(grant.gpus)} for grant in record.granted],
+        "restart": None
+        if record.restart is None
+        else {"at_s": record.restart.at_s, "attempt": record.restart.attempt, "of": record.restart.of},
         "first_failure": None
         if failure is None
         else {
@@ -59,6 +62,8 @@ def job_json(record: JobRecord) -> dict[str, Any]:
             "host": failure.host,
             "exit_code": failure.exit_code,
             "excerpt": list(failure.excerpt),
+            "kind": failure.kind,
+            "evidence": failure.evidence,
         },
     }
 

@@ -59,6 +59,6 @@ def _jobs(records: Sequence[JobRecord]) -> Table:
             str(record.gpus),
             fold(grant.host for grant in record.granted),
             duration((record.ended_s or now) - since),
-            Text(printable(record.reason)),
+            Text(printable(record.story(now))),
         )
     return table

@@ -14,6 +14,7 @@ from gpurun.cli.jobs import JobArgument, JsonOption, find_job
 from gpurun.cli.printing import duration, print_json, printable, say
 
 if TYPE_CHECKING:
+    from gpurun.jobs.store import JobStore
     from gpurun.leases.allocate import Pass
     from gpurun.scheduler.explain import Explanation
 
@@ -24,6 +25,13 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
 
     folder = find_job(job)
     record = folder.record()
+    if record.waits_for_restart(time.time()):
+        story = record.story(time.time())
+        if as_json:
+            print_json({"job": record.id, "state": record.state.value, "message": story})
+        else:
+            typer.echo(f"{record.id} {printable(story)}")
+        return
     looked = _look()
     decisions = looked.decisions.get(record.inventory)
     if decisions is None or record.state.value != "QUEUED":
@@ -67,17 +75,33 @@ def queue(
                 "message": said.message if said else "starts now",
                 "expected_start_s": wait.expected_start_s if wait else None,
             })  # fmt: skip
+    rows += _waiting_for_restart(store, only)
     if as_json:
         print_json({"queue": rows})
         return
     for row in rows:
         start = f", expected in {duration(row['expected_start_s'] - time.time())}" if row["expected_start_s"] else ""
         typer.echo(
-            f"{row['position']:>4}  {row['job']}  {row['gpus']:>4} GPUs  {duration(row['waiting_s']):>6}  "
+            f"{row['position'] or '-':>4}  {row['job']}  {row['gpus']:>4} GPUs  {duration(row['waiting_s']):>6}  "
             f"{printable(row['name'])}: {row['message']}{start}"
         )
     if not rows:
         say("nothing waits")
+
+
+def _waiting_for_restart(store: JobStore, inventory: str | None) -> list[dict[str, Any]]:
+    """Jobs that no pass looks at yet: they have failed a moment ago. They have no place in the queue."""
+    now_s = time.time()
+    return [
+        {
+            "job": record.id, "name": record.name, "owner": record.owner, "gpus": record.gpus, "position": None,
+            "pool": record.pool, "priority": record.priority, "inventory": record.inventory,
+            "waiting_s": round(now_s - record.queued_s, 1), "message": record.story(now_s),
+            "expected_start_s": record.restart.at_s if record.restart else None,
+        }
+        for record in store.records(lambda _: None, ids=store.live_ids())
+        if record.waits_for_restart(now_s) and inventory in (None, record.inventory)
+    ]  # fmt: skip
 
 
 def _look() -> Pass:

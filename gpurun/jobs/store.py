@@ -25,6 +25,8 @@ from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.states import State, check_way
 
 ID_PATTERN = re.compile(r"j-[0-9a-f]{8}")
+RESTART_MOST_S = 600.0
+"""No back-off is longer."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,10 @@ class FirstFailure:
         rank: the first rank that failed, if one did.
         exit_code: that rank's exit code (128 + n for signal n), if it exited.
         excerpt: the last lines the rank printed.
+        kind: the class of the cause: ``rank``, ``launcher``, ``container``, ``host-lost``, ``hang``, ``xid``,
+            ``gpu-lost``, ``ecc``, ``oom``, ``disk-full``; "" = another step than RUNNING failed.
+        evidence: what a host saw of it, word for word, such as a line of its kernel's log.
+        cordon: the host's hardware is at fault: it gets no new gangs until a person says so.
     """
 
     reason: str
@@ -42,6 +48,9 @@ class FirstFailure:
     host: str | None = None
     exit_code: int | None = None
     excerpt: tuple[str, ...] = ()
+    kind: str = ""
+    evidence: str = ""
+    cordon: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,49 @@ class Claim:
     generation: str
     racks: tuple[str, ...]
     grants: tuple[Grant, ...]
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A job's next start after a failed attempt.
+
+    Attributes:
+        at_s: not before then, seconds since the epoch.
+        attempt: which start it is of those that ``max_restarts`` allows, the first one included.
+        of: how many it allows.
+    """
+
+    at_s: float
+    attempt: int
+    of: int
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether it may start; a clock that was set back makes nobody wait for hours."""
+        return now_s >= self.at_s or self.at_s - now_s > RESTART_MOST_S
+
+    def words(self, now_s: float) -> str:
+        """For people: ``restarts in 12 s (attempt 3 of 5)``."""
+        left_s = 0 if self.is_due(now_s) else max(1, round(self.at_s - now_s))
+        return f"restarts {f'in {left_s} s' if left_s else 'now'} (attempt {self.attempt} of {self.of})"
+
+
+@dataclass(frozen=True)
+class Setback:
+    """How the last attempt that counted as a failure went, as `gpurun.supervisor.restarts` compares it.
+
+    Attributes:
+        said: the reason, where the kind alone says too little.
+        step: the furthest step that a rank told of; None = none did.
+        ran_s: seconds it was RUNNING.
+    """
+
+    attempt: int
+    kind: str
+    said: str
+    rank: int | None
+    exit_code: int | None
+    step: int | None
+    ran_s: float
 
 
 @dataclass(frozen=True)
@@ -68,6 +120,8 @@ class JobRecord:
         avoid: hosts that failed an earlier attempt.
         exit_code: the job's own: the first failing rank's; None if it never came so far.
         code: what ``submit --follow`` and ``wait`` exit with once the job has ended.
+        restart: from the end of a failed attempt to the next grant: when it will be started again.
+        setback: the last failed attempt, kept over the next ones to recognise one that fails the same way.
     """
 
     id: str
@@ -96,6 +150,18 @@ class JobRecord:
     avoid: tuple[str, ...] = ()
     claim: Claim | None = None
     first_failure: FirstFailure | None = None
+    restart: Restart | None = None
+    setback: Setback | None = None
+
+    def waits_for_restart(self, now_s: float) -> bool:
+        """True while it is queued but shall not start yet."""
+        return self.state is State.QUEUED and self.restart is not None and not self.restart.is_due(now_s)
+
+    def story(self, now_s: float) -> str:
+        """Its reason, and when it is started again if it is."""
+        if self.state is not State.QUEUED or self.restart is None:
+            return self.reason
+        return f"{self.restart.words(now_s)}: {self.reason}"
 
 
 @dataclass(frozen=True)

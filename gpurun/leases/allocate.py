@@ -148,6 +148,7 @@ def _snapshot(
         running.append(Running(gang, placement, lease.granted_s, stopping=stopping))
     for record in jobs.values():
         waits = record.state is State.QUEUED and record.id not in leased and record.inventory == inventory.source
+        waits = waits and not record.waits_for_restart(now_s)
         mine = record.owner_uid == os.getuid()
         if waits and (mine or waiter_lives(store.home, record.owner_uid)) and not store.get(record.id).cancel_request():
             queue.append(gang_of(record, _spec_or(store, record, on_problem)))
@@ -197,7 +198,7 @@ def mark_granted(store: JobStore, lease: Lease) -> None:
     """Bring a job's record up to its lease; also what repairs a crash between the two writes."""
     store.get(lease.job).move(
         State.GRANTED, attempt=lease.attempt, granted=lease.grants, granted_s=lease.granted_s,
-        claim=None, reason="", outcome=None, first_failure=None, reached="nothing",
+        claim=None, reason="", outcome=None, first_failure=None, reached="nothing", restart=None,
     )  # fmt: skip
 
 

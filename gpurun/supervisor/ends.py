@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpurun.errors import GpurunError
+from gpurun.errors import GpurunError, HostUnreachable
 from gpurun.jobs.states import State
 from gpurun.jobs.store import FirstFailure
 
@@ -41,7 +41,8 @@ class GangEnd(Exception):
 def failed(error: GpurunError, *, ladder: bool = False) -> GangEnd:
     """An attempt that an error ended: a host's if it names one."""
     hint = f" ({error.hint})" if error.hint else ""
-    failure = FirstFailure(reason=error.message, host=error.host)
+    kind = "host-lost" if isinstance(error, HostUnreachable) else ""
+    failure = FirstFailure(reason=error.message, host=error.host, kind=kind)
     suspects = (error.host,) if error.host and error.exit_code == 4 else ()
     return GangEnd(
         End(State.FAILED, f"{error}{hint}", error.exit_code, failure=failure, ladder=ladder, suspects=suspects)

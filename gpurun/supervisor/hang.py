@@ -60,6 +60,19 @@ class HangWatch:
         return any(self._job.links.each(lambda agent: sample(agent.host)).ok.values())
 
 
+def furthest_step(job: SupervisedJob) -> int | None:
+    """The furthest step that a rank has told of, on the hosts that answer; None if none has."""
+    hosts = [host for host in job.hosts if job.links.is_open(host)]
+    told = job.links.each(lambda agent: agent.call("gang.progress", job=job.lease.job, timeout_s=5.0).value, hosts)
+    steps = [
+        said["progress"]["step"]
+        for found in told.ok.values()
+        for said in found["ranks"].values()
+        if isinstance(said.get("progress"), dict) and isinstance(said["progress"].get("step"), int)
+    ]
+    return max(steps, default=None)
+
+
 def _furthest_behind(told: Mapping[str, Any]) -> str:
     """Which rank stopped first, if ranks told of their steps."""
     steps = {

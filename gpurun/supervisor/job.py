@@ -94,8 +94,8 @@ class SupervisedJob:
 
     def told(self) -> None:
         """Tell whoever follows the job which state it is in."""
-        state = self.record.state.value
-        self.events.emit("state", state=state, attempt=self.record.attempt, reason=self.record.reason)
+        state, story = self.record.state.value, self.record.story(self.clock())
+        self.events.emit("state", state=state, attempt=self.record.attempt, reason=story)
 
     def reach(self, what: Literal["files", "containers"]) -> None:
         """Say, before it is done, what the hosts will have of this attempt."""

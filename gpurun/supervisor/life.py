@@ -7,11 +7,15 @@ raises GangEnd, which leads to STOPPING with the outcome already decided.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from gpurun.errors import GpurunError
 from gpurun.jobs.states import State
+from gpurun.jobs.store import Restart, Setback
 from gpurun.leases.allocate import mark_granted
+from gpurun.supervisor import restarts
 from gpurun.supervisor.ends import End, GangEnd, failed
+from gpurun.supervisor.hang import furthest_step
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.prepare import prepare
 from gpurun.supervisor.start import start
@@ -59,15 +63,23 @@ def live(job: SupervisedJob) -> State:
 
 
 def _stopping(job: SupervisedJob, end: End) -> State:
-    outcome = State.QUEUED if _worth_another_try(job, end) else end.outcome
-    restarts = job.record.restarts + (outcome is State.QUEUED and end.outcome is State.FAILED)
+    restart, setback = None, job.record.setback
+    if restarts.is_worth_another(job.record, end, max_restarts=job.spec.max_restarts):
+        end, restart, setback = _another(job, end)
+    again = restart is not None
     return job.move(
-        State.STOPPING, outcome=outcome, reason=end.reason, code=end.code, exit_code=end.exit_code,
-        first_failure=end.failure, ladder=end.ladder, restarts=restarts,
-        avoid=tuple(sorted({*job.record.avoid, *end.suspects})),
+        State.STOPPING, outcome=State.QUEUED if again else end.outcome, reason=end.reason, code=end.code,
+        exit_code=end.exit_code, first_failure=end.failure, ladder=end.ladder, restarts=job.record.restarts + again,
+        avoid=tuple(sorted({*job.record.avoid, *end.suspects})), restart=restart, setback=setback,
     )  # fmt: skip
 
 
-def _worth_another_try(job: SupervisedJob, end: End) -> bool:
-    """Only what was a host's fault is tried again, and only as often as the job allows."""
-    return end.outcome is State.FAILED and bool(end.suspects) and job.record.restarts < job.spec.max_restarts
+def _another(job: SupervisedJob, end: End) -> tuple[End, Restart | None, Setback]:
+    """When a failed attempt is followed by another one; none if it failed as the one before did."""
+    now_s, before = job.clock(), job.record.setback
+    ran_s = now_s - job.record.started_s if job.record.started_s is not None else 0.0
+    setback = restarts.setback_of(end.failure, attempt=job.record.attempt, step=furthest_step(job), ran_s=ran_s)
+    if before is not None and restarts.repeats(before, setback):
+        reason = f"{end.reason}; attempt {before.attempt} failed the same way and no progress was made since"
+        return replace(end, reason=reason), None, setback
+    return end, restarts.restart_of(job.record, max_restarts=job.spec.max_restarts, now_s=now_s), setback

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from importlib import resources
@@ -12,6 +13,7 @@ from gpurun.jobs.states import State
 from gpurun.launch import jobssh
 from gpurun.launch.plan import HostPlan, Plan
 from gpurun.leases.allocate import SSH_PORTS
+from gpurun.node.gang import CARDS_FILE
 from gpurun.remote.agent import Agent, RemoteOpFailed
 from gpurun.remote.fleet import Results
 from gpurun.supervisor.ends import failed
@@ -86,11 +88,19 @@ def _create(job: SupervisedJob, agent: Agent, plan: Plan) -> None:
     host = next(host for host in plan.hosts if host.host == agent.host)
     first = host is plan.first
     texts = {**host.files, **_key_files(job, host, plan), "launch/python/gpurun_runtime.py": (_runtime(), 0o644)}
+    texts[CARDS_FILE] = (_cards(job, agent.host), 0o600)
     files = {name: [text, mode] for name, (text, mode) in texts.items()}
     agent.call(
         "gang.create", job=job.lease.job, files=files, run=list(host.run),
         sshd=None if first else job.accounts[agent.host].sshd, timeout_s=START_TIMEOUT_S,
     )  # fmt: skip
+
+
+def _cards(job: SupervisedJob, host: str) -> str:
+    """The host's GPUs as it will have to find them again when the job ends: by UUID, and in the kernel's log."""
+    hardware = job.hardware.get(host)
+    gpus = hardware.gpus if hardware is not None else ()
+    return json.dumps({str(gpu.index): {"uuid": gpu.uuid, "pci_bus": gpu.pci_bus} for gpu in gpus})
 
 
 def _runtime() -> str:

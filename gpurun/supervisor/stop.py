@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from gpurun.errors import GpurunError, HostFailure
 from gpurun.inventory.load import load
 from gpurun.jobs.cordons import Cordon, changing_cordons
+from gpurun.jobs.events import EventLog
 from gpurun.jobs.states import State
-from gpurun.jobs.store import finish
+from gpurun.jobs.store import JobStore, finish
 from gpurun.leases.store import Lease, LeaseLock, LeaseStore, allocator_lock
 from gpurun.remote.agent import Agent
 from gpurun.supervisor.job import SupervisedJob
@@ -35,6 +37,7 @@ POLL_S = 0.2
 
 def stop(job: SupervisedJob) -> State:
     """End the gang and free its GPUs. Idempotent: a supervisor that died in here is followed by another."""
+    _cordon_suspect(job)
     suspects = {host for host in job.hosts if host in job.record.avoid}
     answering = [host for host in job.hosts if host not in suspects or job.links.is_open(host)]
     if job.record.ladder:
@@ -47,7 +50,7 @@ def stop(job: SupervisedJob) -> State:
         if not collected:
             collect_autotune(job)
             collected = collect_outputs(job)
-        unproven = fence(job.links, job.lease.job, pending, containers=job.record.reached == "containers")
+        unproven = fence(job.links, job.lease, pending, containers=job.record.reached == "containers")
         for host, error in unproven.items():
             job.events.emit("host", host=host, state="not fenced", reason=error.message)
         pending = set(unproven)
@@ -60,38 +63,63 @@ def stop(job: SupervisedJob) -> State:
 
 
 def fence(
-    links: Links, job: str, hosts: Iterable[str], *, containers: bool = True, outputs: bool = False
+    links: Links, lease: Lease, hosts: Iterable[str], *, containers: bool = True, outputs: bool = False
 ) -> Mapping[str, GpurunError]:
-    """Fence `hosts`; those that could not prove that nothing of the job is left, with why.
+    """Fence `hosts` of a lease; those that could not prove that nothing of the job is left, with why.
 
     Args:
-        containers: there may be some, so Docker must answer.
+        containers: there may be some, so Docker must answer, and no process may hold the lease's GPUs.
         outputs: remove the outputs of the attempt too.
     """
+    gpus = {grant.host: list(grant.gpus) for grant in lease.grants}
 
     def ask(agent: Agent) -> Mapping[str, Any]:
-        limit_s = FENCE_TIMEOUT_S
-        reply = agent.call("gang.fence", job=job, containers=containers, outputs=outputs, timeout_s=limit_s)
+        reply = agent.call(
+            "gang.fence", job=lease.job, containers=containers, outputs=outputs,
+            gpus=gpus[agent.host] if containers else None, timeout_s=FENCE_TIMEOUT_S,
+        )  # fmt: skip
         return reply.value  # type: ignore[no-any-return]
 
     results = links.each(ask, sorted(hosts))
     unproven: dict[str, GpurunError] = dict(results.failed)
     for host, rest in results.ok.items():
         if any(rest.values()):
-            unproven[host] = HostFailure(f"something of the job is still there: {rest}", host=host)
+            unproven[host] = HostFailure(what_is_left(rest), host=host)
     return unproven
+
+
+def what_is_left(rest: Mapping[str, Any]) -> str:
+    """What keeps a host from being fenced, in words: `gpurun.node.gang.fence`'s answer."""
+    left = [
+        f"GPU {one['gpu']} is held by pid {one['pid']} of {one['user'] or 'an unknown user'}"
+        f"{', container ' + one['container'] if one['container'] else ''} ({one['command'][:120] or 'no command line'})"
+        for one in rest["users"]
+    ]
+    if rest["gpu_problem"]:
+        left.append(rest["gpu_problem"])
+    left += [f"container {ident[:12]} is still there" for ident in rest["containers"]]
+    left += [f"process {command[:120]!r} is still there" for command in rest["processes"]]
+    if rest["folder"]:
+        left.append("the job's folder is still there")
+    return "; ".join(left)
 
 
 def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
     """Hold a lost lease until every one of its hosts has been fenced; then its GPUs are free again."""
     links = Links(load(Path(lease.inventory)), [grant.host for grant in lease.grants])
+    events = EventLog(JobStore(home).get(lease.job).events, clock=time.time)
     pending = set(links.targets)
     delay_s = LOST_RETRY_FIRST_S
     try:
         while pending:
-            links.open(sorted(pending), timeout_s=10.0)
+            asked = pending - _hosts_of_now(home, lease.job)
+            links.open(sorted(asked), timeout_s=10.0)
             # The job has gone on without these hosts, from the outputs that were brought home before.
-            pending = set(fence(links, lease.job, pending, outputs=True))
+            fenced = asked - set(fence(links, lease, asked, outputs=True))
+            for host in sorted(fenced):
+                with suppress(FileNotFoundError):  # a person may have removed the job since
+                    events.emit("host", host=host, state="fenced", reason="nothing of the job is left there")
+            pending -= fenced
             if pending:
                 time.sleep(delay_s)
                 delay_s = min(delay_s * 2, LOST_RETRY_MOST_S)
@@ -102,6 +130,29 @@ def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
             if host in cordons and cordons[host].state == "lost":
                 del cordons[host]
     LeaseStore(home).release(lock)
+
+
+def _hosts_of_now(home: Path, job: str) -> set[str]:
+    """Where the job runs again: a host may be back in use, uncordoned by a person, while one GPU of it is still lost.
+
+    What a fence removes there would be the new attempt's.
+    """
+    now = LeaseStore(home).read(job)
+    return set() if now is None or now.lost else {grant.host for grant in now.grants}
+
+
+def _cordon_suspect(job: SupervisedJob) -> None:
+    """Give the host whose hardware ended the gang no new ones, until a person has looked at it."""
+    failure = job.record.first_failure
+    if failure is None or failure.host is None or not failure.cordon:
+        return
+    with changing_cordons(job.home) as cordons:
+        if failure.host in cordons:
+            return
+        cordons[failure.host] = Cordon(
+            "cordoned", "gpurun", job.clock(), f"{failure.reason}, in {job.lease.job}", evidence=failure.evidence
+        )  # fmt: skip
+    job.events.emit("host", host=failure.host, state="cordoned", reason=failure.reason, evidence=failure.evidence)
 
 
 def _give_notice(job: SupervisedJob, hosts: Sequence[str]) -> None:

@@ -87,7 +87,7 @@ def wait_for_queue(home: Path, environ: Mapping[str, str]) -> None:
                 due_s = _due_s(run_pass_and_start(home, now_s=time.time(), environ=environ))
             except GpurunError as error:
                 print(error, file=sys.stderr, flush=True)  # noqa: T201 (its log)
-            seen, next_pass_s = _stamps(home), time.monotonic() + due_s
+            seen, next_pass_s = _stamps(home), time.monotonic() + min(due_s, _restart_in_s(home))
         time.sleep(TICK_S)
 
 
@@ -95,6 +95,19 @@ def _due_s(done: Pass) -> float:
     """Seconds until time alone may change a decision, at most `PASS_EVERY_S`."""
     wakes = [answer.wake_s - time.time() for answer in done.decisions.values() if answer.wake_s is not None]
     return max(0.0, min([PASS_EVERY_S, *wakes]))
+
+
+def _restart_in_s(home: Path) -> float:
+    """Seconds until the first of this user's jobs that wait for their restart may start."""
+    store, now_s = JobStore(home), time.time()
+    return min(
+        (
+            record.restart.at_s - now_s
+            for record in store.records(lambda _: None, ids=store.live_ids())
+            if record.owner_uid == os.getuid() and record.restart is not None and record.waits_for_restart(now_s)
+        ),
+        default=PASS_EVERY_S,
+    )
 
 
 def _stamps(home: Path) -> tuple[float, ...]:

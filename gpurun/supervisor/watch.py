@@ -21,8 +21,10 @@ from gpurun.jobs.store import FirstFailure
 from gpurun.launch import output
 from gpurun.launch.docker import container_name
 from gpurun.remote.agent import RemoteOpFailed
+from gpurun.supervisor.causes import TAIL_LINES, end_of, explained
 from gpurun.supervisor.ends import End, GangEnd
 from gpurun.supervisor.hang import HangWatch
+from gpurun.supervisor.health import HealthWatch
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.joblog import JobLog, read_lines
 
@@ -30,6 +32,7 @@ POLL_S = 0.2
 RECONNECT_S = 1.0
 HOST_LOST_S = 16.0
 """A host that has been silent for this long, while another one is heard, is lost: its gang is ended."""
+SIGKILLED = 128 + 9
 LAUNCHER_GRACE_S = 20.0
 """How long the launcher may take to notice and explain that a container of its gang has ended."""
 
@@ -55,11 +58,13 @@ def watch(job: SupervisedJob) -> State:
     job.links.open()
     seen = Watched()
     hang = HangWatch(job)
+    health = HealthWatch(job, seen.stop)
     log = JobLog(job.folder.log)
     threads = [
         threading.Thread(target=_until_exit, args=(job, host, seen), name=f"watch {host}", daemon=True)
         for host in job.hosts
     ]
+    threads += health.threads()
     threads.append(threading.Thread(target=_copy_log, args=(job, log, seen), name="log", daemon=True))
     for thread in threads:
         thread.start()
@@ -68,22 +73,24 @@ def watch(job: SupervisedJob) -> State:
             faults.point()
             with suppress(Empty):
                 seen.changed.get(timeout=POLL_S)
-            _decide(job, seen)
-            _check_hang(hang, seen)
+            _decide(job, seen, health)
+            _check_hang(job, hang, seen, health)
     finally:
         seen.stop.set()
         if seen.log_done.wait(5.0):
             log.close()
 
 
-def _decide(job: SupervisedJob, seen: Watched) -> None:
+def _decide(job: SupervisedJob, seen: Watched, health: HealthWatch) -> None:
     """Raise GangEnd if the attempt is over."""
-    first = job.hosts[0]
-    if first in seen.exits:
+    if job.hosts[0] not in seen.exits and seen.exits:
+        end = _wait_for_launcher(job, seen)
+        raise GangEnd(_with_cause(job, end, health))
+    if job.hosts[0] in seen.exits:
         seen.log_done.wait(10.0)
-        raise GangEnd(_verdict(job, seen))
-    if seen.exits:
-        _wait_for_launcher(job, seen)
+        raise GangEnd(_with_cause(job, _verdict(job, seen), health))
+    if cause := health.fatal():
+        raise GangEnd(end_of(cause))
     job.check_requests(ladder=True)
     limit = job.spec.time_limit_s
     if limit is not None and job.clock() - (job.record.started_s or job.clock()) > limit:
@@ -91,10 +98,19 @@ def _decide(job: SupervisedJob, seen: Watched) -> None:
     _check_lost(job, seen)
 
 
-def _check_hang(hang: HangWatch, seen: Watched) -> None:
+def _with_cause(job: SupervisedJob, end: End, health: HealthWatch) -> End:
+    """The end, with what began it if a host saw that."""
+    if end.outcome is not State.FAILED:
+        return end
+    return explained(end, health.first([logged.line.text for logged in read_lines(job.folder.log)[0][-TAIL_LINES:]]))
+
+
+def _check_hang(job: SupervisedJob, hang: HangWatch, seen: Watched, health: HealthWatch) -> None:
     why = None if seen.down_since else hang.hung(time.monotonic() - seen.last_line_s)
     if why is not None:
-        raise GangEnd(End(State.FAILED, f"the gang hangs: {why}", 1, failure=FirstFailure(why), ladder=True))
+        failure = FirstFailure(why, kind="hang")
+        end = End(State.FAILED, f"the gang hangs: {why}", 1, failure=failure, ladder=True)
+        raise GangEnd(_with_cause(job, end, health))
 
 
 def _check_lost(job: SupervisedJob, seen: Watched) -> None:
@@ -104,7 +120,7 @@ def _check_lost(job: SupervisedJob, seen: Watched) -> None:
     if not lost or (len(lost) == len(job.hosts) and not _others_answer(job)):
         return
     reason = f"{', '.join(lost)} cannot be reached any more"
-    failure = FirstFailure(reason="the host cannot be reached", host=lost[0])
+    failure = FirstFailure(reason="the host cannot be reached", host=lost[0], kind="host-lost")
     raise GangEnd(End(State.FAILED, reason, 4, failure=failure, ladder=True, suspects=tuple(lost)))
 
 
@@ -122,19 +138,22 @@ def _others_answer(job: SupervisedJob) -> bool:
         probe.close()
 
 
-def _wait_for_launcher(job: SupervisedJob, seen: Watched) -> None:
-    """A worker's container has ended. The launcher notices and says why; if it does not, that was the cause."""
+def _wait_for_launcher(job: SupervisedJob, seen: Watched) -> End:
+    """A worker's container has ended, and that is the cause; the launcher may take its time to notice."""
     host, found = next(iter(seen.exits.items()))
     deadline = time.monotonic() + LAUNCHER_GRACE_S
     while job.hosts[0] not in seen.exits and time.monotonic() < deadline:
         job.check_requests(ladder=True)
         time.sleep(POLL_S)
     why = _container_end(found)
-    failure = FirstFailure(reason=why, host=host, exit_code=found.get("code"))
-    end = End(
+    failure = FirstFailure(reason=why, host=host, exit_code=found.get("code"), kind=_container_kind(found))
+    return End(
         State.FAILED, f"{host}: {why}", 4, exit_code=found.get("code"), failure=failure, ladder=True, suspects=(host,)
     )
-    raise GangEnd(end)
+
+
+def _container_kind(found: dict[str, Any]) -> str:
+    return "oom" if found.get("oom") else "container"
 
 
 def _container_end(found: dict[str, Any]) -> str:
@@ -152,18 +171,23 @@ def _verdict(job: SupervisedJob, seen: Watched) -> End:
     if code == 0:
         return End(State.SUCCEEDED, "", 0, exit_code=0)
     lines = [logged.line for logged in read_lines(job.folder.log)[0][-5000:]]
-    if found.get("gone") or found.get("oom"):
-        why = _container_end(found)
-        failure = FirstFailure(reason=why, host=job.hosts[0], exit_code=code, excerpt=output.excerpt(lines, None))
-        return End(State.FAILED, f"{job.hosts[0]}: {why}", 4, exit_code=code, failure=failure, suspects=(job.hosts[0],))
     rank = output.first_failure(lines)
+    # A launcher that SIGKILL ended before it could say why was killed from outside, as one whose container is gone.
+    if found.get("gone") or found.get("oom") or (rank is None and code == SIGKILLED):
+        why = _container_end(found)
+        failure = FirstFailure(
+            reason=why, host=job.hosts[0], exit_code=code, excerpt=output.excerpt(lines, None),
+            kind=_container_kind(found),
+        )  # fmt: skip
+        return End(State.FAILED, f"{job.hosts[0]}: {why}", 4, exit_code=code, failure=failure, suspects=(job.hosts[0],))
     if rank is None:
         return _launcher_failed(job, int(code or 1), output.excerpt(lines, None))
     host, _ = job.plan.place_of(rank.rank)
     why = f"rank {rank.rank} on {host} failed first, with exit code {rank.exit_code}"
     failure = FirstFailure(
-        reason=why, rank=rank.rank, host=host, exit_code=rank.exit_code, excerpt=output.excerpt(lines, rank.rank)
-    )
+        reason=why, rank=rank.rank, host=host, exit_code=rank.exit_code, excerpt=output.excerpt(lines, rank.rank),
+        kind="rank",
+    )  # fmt: skip
     return End(State.FAILED, why, 1, exit_code=rank.exit_code, failure=failure)
 
 
@@ -171,9 +195,12 @@ def _launcher_failed(job: SupervisedJob, code: int, excerpt: tuple[str, ...]) ->
     said = " ".join(excerpt)
     if code == 127 and "horovodrun" in said and "not found" in said:
         reason = f"the image {job.spec.image} has no horovodrun; see recipes/images"
-        return End(State.FAILED, reason, 2, exit_code=code, failure=FirstFailure(reason, excerpt=excerpt))
+        return End(
+            State.FAILED, reason, 2, exit_code=code, failure=FirstFailure(reason, excerpt=excerpt, kind="launcher")
+        )
     reason = f"horovodrun failed with exit code {code}: {excerpt[-1] if excerpt else 'it printed nothing'}"
-    return End(State.FAILED, reason, 1, exit_code=code, failure=FirstFailure(reason, exit_code=code, excerpt=excerpt))
+    failure = FirstFailure(reason, exit_code=code, excerpt=excerpt, kind="launcher")
+    return End(State.FAILED, reason, 1, exit_code=code, failure=failure)
 
 
 def _until_exit(job: SupervisedJob, host: str, seen: Watched) -> None:

@@ -27,14 +27,14 @@ while [ $i -lt {LINES} ]; do echo "[0]<stdout>:line $i"; i=$((i+1)); sleep 0.1; 
 DOCKERFILE = "FROM gpurun/tiny:1\nCOPY horovodrun /bin/horovodrun\n"
 
 
-def build_image(folder) -> None:
-    """The crash tests' image, on the head's engine."""
-    (folder / "horovodrun").write_text(LAUNCHER)
+def build_image(folder, image: str = IMAGE, launcher: str = LAUNCHER) -> None:
+    """An image whose horovodrun is a script, on the head's engine."""
+    (folder / "horovodrun").write_text(launcher)
     (folder / "horovodrun").chmod(0o755)
     (folder / "Dockerfile").write_text(DOCKERFILE)
     environ = {**os.environ, "DOCKER_HOST": engine.ensure(), "DOCKER_BUILDKIT": "0"}
     subprocess.run(
-        ["docker", "build", "-q", "-t", IMAGE, str(folder)], env=environ, check=True, stdout=subprocess.DEVNULL
+        ["docker", "build", "-q", "-t", image, str(folder)], env=environ, check=True, stdout=subprocess.DEVNULL
     )
 
 

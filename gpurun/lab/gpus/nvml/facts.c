@@ -154,11 +154,11 @@ nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *correc
 }
 
 /* A process that has ended is not on the list, whatever the file says: the driver frees what it held. */
-static bool process(int gpu, int place, nvmlProcessInfo_t *out) {
+static bool process(int gpu, const char *key, int place, nvmlProcessInfo_t *out) {
     char word[LONGEST_FACT], path[32];
     struct stat entry;
     unsigned long long mib;
-    for (int number = 0, alive = 0; fact_word(gpu, "processes", number, word); number++) {
+    for (int number = 0, alive = 0; fact_word(gpu, key, number, word); number++) {
         memset(out, 0, sizeof *out);
         out->gpuInstanceId = out->computeInstanceId = 0xffffffff; /* no MIG */
         mib = 0;
@@ -170,41 +170,39 @@ static bool process(int gpu, int place, nvmlProcessInfo_t *out) {
     return false;
 }
 
-static nvmlReturn_t list_processes(nvmlDevice_t device, unsigned int *count, void *list, size_t size) {
+static nvmlReturn_t list_processes(nvmlDevice_t device, const char *key, unsigned int *count, void *list,
+                                   size_t size) {
     int gpu;
     nvmlProcessInfo_t info;
     nvmlReturn_t answer = ask_device(device, &gpu);
     if (answer != NVML_SUCCESS) return answer;
     unsigned int room = *count;
-    for (*count = 0; process(gpu, (int)*count, &info); (*count)++)
+    for (*count = 0; process(gpu, key, (int)*count, &info); (*count)++)
         if (list != NULL && *count < room) memcpy((char *)list + *count * size, &info, size);
     return *count > room || (*count > 0 && list == NULL) ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *list) {
-    return list_processes(device, count, list, sizeof *list);
+    return list_processes(device, "processes", count, list, sizeof *list);
 }
 
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *list) {
-    return list_processes(device, count, list, sizeof *list);
+    return list_processes(device, "processes", count, list, sizeof *list);
 }
 
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v1_t *list) {
-    return list_processes(device, count, list, sizeof *list);
+    return list_processes(device, "processes", count, list, sizeof *list);
 }
 
 nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *list) {
-    (void)list;
-    int gpu;
-    *count = 0;
-    return ask_device(device, &gpu);
+    return list_processes(device, "graphics", count, list, sizeof *list);
 }
 
 /* Memory in use: what the file says beyond the processes, and the processes' own. */
 static unsigned long long used_bytes(int gpu) {
     unsigned long long used = fact_number(gpu, "used_mib", 0) * MIB;
     nvmlProcessInfo_t info;
-    for (int place = 0; process(gpu, place, &info); place++) used += info.usedGpuMemory;
+    for (int place = 0; process(gpu, "processes", place, &info); place++) used += info.usedGpuMemory;
     return used;
 }
 

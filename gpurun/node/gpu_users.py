@@ -1,0 +1,102 @@
+"""Who holds a GPU: the last part of a fence's proof (docs/decisions/0008-gpus-are-proven-free.md).
+
+NVML says it. On a host without NVML the holders of ``/dev/nvidiaN`` say it, as far as this user may see them; a host
+without such a device has no GPU that could be held.
+"""
+
+import os
+from typing import Any, Dict, Iterable, List, Optional
+
+from gpurun.node import probe_nvml
+from gpurun.node.nvml_apart import Card, NoAnswer, Nvml
+from gpurun.node.processes import Process, read_process
+
+
+class Users:
+    """Who was found.
+
+    Attributes:
+        holders: ``{"gpu", "pid", "user", "command", "container"}`` of each process that holds a GPU.
+        problem: why nothing can be said of some GPU; "" if all were asked.
+    """
+
+    def __init__(self, holders: List[Dict[str, Any]], problem: str) -> None:
+        self.holders = holders
+        self.problem = problem
+
+
+def find(nvml: Nvml, cards: List[Card], proc: str = "/proc") -> Users:
+    """The processes that hold these GPUs now. Never raises: what cannot be known is the `problem`."""
+    try:
+        said = nvml.ask(cards)
+    except NoAnswer as error:
+        return Users([], str(error))
+    problems = ["GPU %d: %s" % (gpu["index"], gpu["lost"]) for gpu in said.get("gpus", []) if gpu["lost"]]
+    if "missing" in said:
+        silent = [index for index, _ in cards]
+    else:
+        silent = [gpu["index"] for gpu in said["gpus"] if gpu["pids"] is None and not gpu["lost"]]
+    by_gpu = {gpu["index"]: gpu["pids"] for gpu in said.get("gpus", []) if gpu["pids"]}
+    by_gpu.update(_by_device(silent, proc))
+    gpus = [{"index": index, "processes": [{"pid": pid} for pid in pids]} for index, pids in sorted(by_gpu.items())]
+    probe_nvml.name_processes(gpus, proc, {})
+    holders = [
+        {"gpu": gpu["index"], **{key: one[key] for key in ("pid", "user", "command", "container")}}
+        for gpu in gpus
+        for one in gpu["processes"]
+        if _holds(one["pid"], proc)
+    ]
+    return Users(holders, "; ".join(problems))
+
+
+def _holds(pid: int, proc: str) -> bool:
+    """Whether a listed process holds anything: a zombie does not, unless other threads of it are stuck in the driver.
+
+    One that cannot be looked up does: the driver says so. If it was just ending, the next look does not show it.
+    """
+    try:
+        return read_process(pid) is not None or len(os.listdir("%s/%d/task" % (proc, pid))) != 1
+    except OSError:
+        return True
+
+
+def _by_device(gpus: Iterable[int], proc: str) -> Dict[int, List[int]]:
+    """GPU → processes that have its device open, where NVML does not say; of other users only root sees them."""
+    folder = os.environ.get("GPURUN_DEV") or "/dev"
+    paths = {"%s/nvidia%d" % (folder, gpu): gpu for gpu in gpus}
+    if not any(os.path.exists(path) for path in paths):
+        return {}
+    found: Dict[int, List[int]] = {}
+    for pid in filter(str.isdigit, os.listdir(proc)):
+        for gpu in {paths[path] for path in _open_files(proc, pid) if path in paths}:
+            found.setdefault(gpu, []).append(int(pid))
+    return found
+
+
+def _open_files(proc: str, pid: str) -> List[str]:
+    folder = "%s/%s/fd" % (proc, pid)
+    found = []
+    try:
+        for name in os.listdir(folder):
+            found.append(os.readlink("%s/%s" % (folder, name)))
+    except OSError:
+        pass  # gone, or another user's
+    return found
+
+
+def of_job(holder: Dict[str, Any], job: str, containers: Iterable[str], proc: str = "/proc") -> Optional[Process]:
+    """The holder's process if it is one of the job's: of its containers, or started in one and left over."""
+    process = read_process(holder["pid"])
+    if process is None or process.uid != os.getuid():
+        return None
+    ours = any(holder["container"] and ident.startswith(holder["container"]) for ident in containers)
+    return process if ours or _environment(holder["pid"], proc).get("GPURUN_JOB") == job else None
+
+
+def _environment(pid: int, proc: str) -> Dict[str, str]:
+    try:
+        with open("%s/%d/environ" % (proc, pid), "rb") as stream:
+            entries = stream.read(1 << 20).decode("utf-8", "surrogateescape").split("\0")
+    except OSError:
+        return {}
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)

@@ -1,0 +1,166 @@
+"""What hosts saw go wrong, as causes: whose fault, which rank, and which one came first. Pure.
+
+An attempt that fails leaves an avalanche: one GPU falls off the bus, its rank dies, the others time out, the launcher
+names whoever was quickest. The cause is the earliest thing that a host saw and that explains it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from gpurun.doctor.kernel_log import OomLine, XidLine, parse, same_gpu
+from gpurun.doctor.xids import Blame, xid
+from gpurun.jobs.spec import Grant
+from gpurun.jobs.states import State
+from gpurun.jobs.store import FirstFailure
+from gpurun.supervisor.ends import End
+
+Kind = Literal["xid", "gpu-lost", "ecc", "oom", "disk-full"]
+_NO_SPACE = ("No space left on device", "ENOSPC", "Disk quota exceeded")
+TAIL_LINES = 200
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Something that a host saw.
+
+    Attributes:
+        at_s: when, on the head's monotonic clock, seconds.
+        blame: as `gpurun.doctor.xids.Xid` has it.
+        fatal: the attempt cannot go on.
+        evidence: what was seen, word for word.
+    """
+
+    at_s: float
+    host: str
+    kind: Kind
+    text: str
+    evidence: str
+    blame: Blame
+    fatal: bool = False
+    gpu: int | None = None
+    rank: int | None = None
+
+    @property
+    def reason(self) -> str:
+        """One sentence that names rank, host and what happened."""
+        gpu = "" if self.gpu is None else f"GPU {self.gpu}: "
+        rank = "" if self.rank is None else f" (rank {self.rank})"
+        return f"{self.host}: {gpu}{self.text}{rank}"
+
+
+def rank_of(grants: Sequence[Grant], host: str, gpu: int) -> int | None:
+    """The rank that has a GPU; None if the gang does not have it."""
+    rank = 0
+    for grant in grants:
+        for mine in grant.gpus:
+            if (grant.host, mine) == (host, gpu):
+                return rank
+            rank += 1
+    return None
+
+
+def cause_of(
+    item: Mapping[str, Any], host: str, grants: Sequence[Grant], containers: Iterable[str], now_s: float
+) -> Cause | None:
+    """What `gpurun.node.health` found on a host, if it concerns the gang.
+
+    Args:
+        containers: ids of the gang's containers on that host.
+        now_s: the head's monotonic clock.
+    """
+    at_s = now_s - float(item.get("age_s", 0.0))
+    gpu = item.get("gpu")
+    rank = None if gpu is None else rank_of(grants, host, gpu)
+    match item["kind"]:
+        case "kernel":
+            return _of_line(item, host, grants, containers, at_s)
+        case "xid":
+            return _xid(at_s, host, int(item["xid"]), f"NVML tells of Xid {item['xid']} on GPU {gpu}", gpu, rank)
+        case "lost":
+            return Cause(
+                at_s, host, "gpu-lost", f"the GPU is lost: {item['text']}", item["text"], "hardware", True, gpu, rank
+            )
+        case "ecc":
+            text = f"{item['count'] - item['before']} uncorrectable memory errors since the attempt began"
+            said = f"uncorrected volatile ECC errors of GPU {gpu}: {item['before']} → {item['count']}"
+            return Cause(at_s, host, "ecc", text, said, "hardware", True, gpu, rank)
+        case "disk":
+            said = f"{item['free_bytes'] >> 20} MiB free at {item['path']}"
+            return Cause(at_s, host, "disk-full", f"{item['what']} is full", said, "host")
+    return None
+
+
+def _of_line(
+    item: Mapping[str, Any], host: str, grants: Sequence[Grant], containers: Iterable[str], at_s: float
+) -> Cause | None:
+    line, said = parse(item["line"]), item["line"]
+    if isinstance(line, XidLine):
+        for index, bus in item["cards"].items():
+            if same_gpu(line.pci, bus):
+                gpu = int(index)
+                rank = rank_of(grants, host, gpu)
+                return None if rank is None else _xid(at_s, host, line.number, said, gpu, rank)
+    if isinstance(line, OomLine) and (item["rank"] is not None or line.container in set(containers)):
+        where = "in its memory limit" if line.limit else "on the host"
+        text = f"out of memory {where}: the kernel killed process {line.pid}"
+        return Cause(at_s, host, "oom", text, said, "program" if line.limit else "host", rank=item["rank"])
+    return None
+
+
+def _xid(at_s: float, host: str, number: int, said: str, gpu: int | None, rank: int | None) -> Cause:
+    meant = xid(number)
+    return Cause(at_s, host, "xid", f"Xid {number}: {meant.meaning}", said, meant.blame, meant.fatal, gpu, rank)
+
+
+def first_cause(causes: Iterable[Cause], lines: Sequence[str]) -> Cause | None:
+    """The earliest cause that explains a failed attempt.
+
+    Hardware and memory explain it by themselves; a full disk only if a rank complained of it. A program's own Xid is
+    the cause only if nothing else is: the driver logs such ones in the wake of others.
+
+    Args:
+        lines: the last lines that the gang printed.
+    """
+    complained = any(word in line for line in lines[-TAIL_LINES:] for word in _NO_SPACE)
+    explain = [
+        cause
+        for cause in causes
+        if cause.kind == "oom" or cause.blame == "hardware" or cause.fatal or (cause.kind == "disk-full" and complained)
+    ]
+    others = [cause for cause in causes if cause.kind == "xid"]
+    return min(explain or others, key=lambda cause: cause.at_s, default=None)
+
+
+def end_of(cause: Cause) -> End:
+    """How an attempt ends because of a cause, while its ranks may still run."""
+    failure = FirstFailure(
+        reason=cause.reason, rank=cause.rank, host=cause.host, kind=cause.kind, evidence=cause.evidence,
+        cordon=cause.blame == "hardware",
+    )  # fmt: skip
+    suspects = (cause.host,) if cause.blame in ("hardware", "host") else ()
+    return End(State.FAILED, cause.reason, 4 if suspects else 1, failure=failure, ladder=True, suspects=suspects)
+
+
+def explained(end: End, cause: Cause | None) -> End:
+    """How an attempt ended that the launcher or a container has ended: with the cause behind it, if one was seen.
+
+    A program's own Xid only adds to what the launcher says; it is a hint for whoever reads the traceback.
+    """
+    if cause is None or end.outcome is not State.FAILED:
+        return end
+    if end.failure is not None and cause.blame in ("program", "unclear") and cause.kind == "xid":
+        reason = f"{end.reason} ({cause.reason})"
+        return replace(end, reason=reason, failure=replace(end.failure, kind="xid", evidence=cause.evidence))
+    before = end.failure or FirstFailure(end.reason)
+    if cause.rank is None and before.host == cause.host:
+        cause = replace(cause, rank=before.rank)
+    by_cause = end_of(cause)
+    assert by_cause.failure is not None
+    failure = replace(by_cause.failure, exit_code=before.exit_code, excerpt=before.excerpt)
+    return replace(
+        end, reason=by_cause.reason, code=by_cause.code, failure=failure,
+        suspects=tuple(sorted({*end.suspects, *by_cause.suspects})) if cause.kind != "oom" else by_cause.suspects,
+    )  # fmt: skip

@@ -1,0 +1,111 @@
+"""Watches the hardware under a running gang: one stream a host, causes as they are seen.
+
+A host that cannot be reached is the watchers' business (`gpurun.supervisor.watch`); this one only waits until it is
+back, and then asks for what it missed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from gpurun.errors import HostFailure
+from gpurun.remote.agent import RemoteOpFailed
+from gpurun.supervisor.causes import Cause, cause_of, first_cause
+from gpurun.supervisor.job import SupervisedJob
+
+RETRY_S = 1.0
+RECENT_TIMEOUT_S = 5.0
+NEVER_RAN_S = 60.0
+MOST_ALIKE = 5
+"""An Xid can come a thousand times a second; the first ones tell all there is to know."""
+FOR_GOOD = ("unknown-op", "bad-request", "internal")
+"""Failures of the watch that would come again at once; a Docker that restarts is none."""
+
+
+class HealthWatch:
+    """What the gang's hosts see go wrong. Threads of its own write, the main loop reads."""
+
+    def __init__(self, job: SupervisedJob, stop: threading.Event) -> None:
+        self._job = job
+        self._stop = stop
+        self._causes: list[Cause] = []
+        self._told: set[tuple[str, str]] = set()
+        self._alike: Counter[tuple[str, str, int | None]] = Counter()
+        self._containers: dict[str, tuple[str, ...]] = {}
+        self._lock = threading.Lock()
+
+    def threads(self) -> list[threading.Thread]:
+        """One for each host, not started."""
+        return [
+            threading.Thread(target=self._follow, args=(host,), name=f"health {host}", daemon=True)
+            for host in self._job.hosts
+        ]
+
+    def fatal(self) -> Cause | None:
+        """The first thing seen that the gang cannot survive."""
+        with self._lock:
+            return min((cause for cause in self._causes if cause.fatal), key=lambda cause: cause.at_s, default=None)
+
+    def first(self, lines: list[str]) -> Cause | None:
+        """The cause of an attempt that has just failed, after one more look at every host that answers."""
+        hosts = [host for host in self._job.hosts if self._job.links.is_open(host)]
+        age_s = self._age_s()
+        looked = self._job.links.each(
+            lambda agent: (
+                agent.call("health.recent", job=self._job.lease.job, age_s=age_s, timeout_s=RECENT_TIMEOUT_S).value
+            ),
+            hosts,
+        )
+        for host, found in looked.ok.items():
+            self._take(host, found)
+        with self._lock:
+            return first_cause(tuple(self._causes), lines)
+
+    def _follow(self, host: str) -> None:
+        gpus = next(list(grant.gpus) for grant in self._job.lease.grants if grant.host == host)
+        while not self._stop.is_set():
+            try:
+                agent = self._job.links.agent(host)
+                self._ask_containers(host)
+                with agent.stream("health.watch", job=self._job.lease.job, gpus=gpus, age_s=self._age_s()) as stream:
+                    for reply in stream:
+                        self._take(host, reply.value or [])
+                        if self._stop.is_set():
+                            return
+            except RemoteOpFailed as error:
+                if error.kind in FOR_GOOD:
+                    self._job.note(f"{host}: its hardware is not watched: {error.message}")
+                    return
+                self._stop.wait(RETRY_S)
+            except HostFailure:
+                self._stop.wait(RETRY_S)
+
+    def _ask_containers(self, host: str) -> None:
+        found = self._job.links.agent(host).call("gang.inspect", job=self._job.lease.job).value
+        self._containers[host] = tuple(one["id"] for one in found)
+
+    def _age_s(self) -> float:
+        """How long the attempt has run."""
+        started_s = self._job.record.started_s
+        return NEVER_RAN_S if started_s is None else max(1.0, self._job.clock() - started_s)
+
+    def _take(self, host: str, items: list[Mapping[str, Any]]) -> None:
+        for item in items:
+            if item["kind"] == "nvml":
+                self._job.note(f"{host}: {item['text']}")
+                continue
+            cause = cause_of(item, host, self._job.lease.grants, self._containers.get(host, ()), time.monotonic())
+            if cause is None:
+                continue
+            with self._lock:
+                alike = (host, cause.text, cause.gpu)
+                if (host, cause.evidence) in self._told or self._alike[alike] >= MOST_ALIKE:
+                    continue
+                self._told.add((host, cause.evidence))
+                self._alike[alike] += 1
+                self._causes.append(cause)
+            self._job.events.emit("host", host=host, state=cause.kind, reason=cause.reason, evidence=cause.evidence)

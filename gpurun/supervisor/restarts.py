@@ -1,0 +1,71 @@
+"""Whether a failed attempt is worth another one, and when. Pure.
+
+Only what was a host's fault is tried again, as often as ``max_restarts`` says; a preemption, and hosts that pre-flight
+refuses before anything has run, do not count. Twice the same failure with nothing achieved in between is not the host's
+fault, whatever it looks like: the third start would end as the second did.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from gpurun.jobs.states import State
+from gpurun.jobs.store import FirstFailure, JobRecord, Restart, Setback
+from gpurun.supervisor.ends import End
+
+FIRST_S = 3.0
+LONGEST_S = 300.0
+JITTER = 0.25
+LONG_ENOUGH_S = 600.0
+"""A job whose ranks do not tell of their progress counts as having made some if it has run for this long."""
+
+NEVER_THE_JOBS = frozenset({"host-lost", "gpu-lost", "ecc", "xid"})
+"""Causes that a job does not bring about: two of them are bad luck."""
+
+
+def backoff_s(job: str, restart: int) -> float:
+    """How long to wait before a job's `restart`-th restart (1, 2, …): 3 s, doubled each time, at most 300 s, ± 25 %.
+
+    The jitter comes from the job's id: always the same for a job, different for those that one switch has failed.
+    """
+    share = int.from_bytes(hashlib.sha256(f"{job} {restart}".encode()).digest()[:4], "big") / 2**32
+    plain_s = min(FIRST_S * 2.0 ** min(restart - 1, 30), LONGEST_S)
+    return plain_s * (1 - JITTER + 2 * JITTER * share)
+
+
+def is_worth_another(record: JobRecord, end: End, *, max_restarts: int) -> bool:
+    """Whether an attempt failed for a host's fault and the job may be started again."""
+    return end.outcome is State.FAILED and bool(end.suspects) and record.restarts < max_restarts
+
+
+def restart_of(record: JobRecord, *, max_restarts: int, now_s: float) -> Restart:
+    """The next start of a job whose attempt has failed."""
+    number = record.restarts + 1
+    return Restart(at_s=now_s + backoff_s(record.id, number), attempt=number + 1, of=max_restarts + 1)
+
+
+def setback_of(failure: FirstFailure | None, *, attempt: int, step: int | None, ran_s: float) -> Setback:
+    """What to remember of a failed attempt, to recognise it.
+
+    Args:
+        step: the furthest step that a rank told of; None = none did.
+        ran_s: how long it was RUNNING.
+    """
+    failure = failure or FirstFailure("")
+    said = failure.reason if failure.kind in ("", "launcher") else ""
+    return Setback(attempt, failure.kind, said, failure.rank, failure.exit_code, step, ran_s)
+
+
+def repeats(before: Setback | None, now: Setback) -> bool:
+    """Whether an attempt failed as the one before did, with no progress between."""
+    if before is None or now.kind in NEVER_THE_JOBS or _way(before) != _way(now):
+        return False
+    if None not in (before.exit_code, now.exit_code) and before.exit_code != now.exit_code:
+        return False  # the code of a container that was gone before it could be asked is not known
+    if now.step is not None:
+        return before.step is not None and now.step <= before.step
+    return now.ran_s < LONG_ENOUGH_S
+
+
+def _way(setback: Setback) -> tuple[object, ...]:
+    return (setback.kind, setback.said, setback.rank)

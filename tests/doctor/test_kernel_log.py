@@ -1,0 +1,106 @@
+"""Lines of real kernel logs, as people have posted them, and lines that users could forge parts of."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpurun.doctor.kernel_log import OomLine, XidLine, parse, same_gpu
+from gpurun.doctor.xids import XIDS, xid
+
+ID = "00748bf4e957f82c239a1db8a88579059b7d40c7b5fbd3f43617d31d3f646f12"
+
+XID_LINES = [
+    # NVIDIA/open-gpu-kernel-modules issue 1151
+    ("NVRM: Xid (PCI:0000:2b:00): 79, GPU has fallen off the bus.", "0000:2b:00", 79),
+    ("NVRM: GPU 0000:2b:00.0: GPU has fallen off the bus.", "0000:2b:00", 79),
+    # pastebin C4RfJB4y, driver 304
+    ("NVRM: GPU at 0000:01:00.0 has fallen off the bus.", "0000:01:00", 79),
+    # leptonai/gpud, component accelerator-nvidia-error-xid
+    ("NVRM: Xid (PCI:0000:cb:00): 13, pid='<unknown>', name=<unknown>, Graphics SM Warp Exception on (GPC 7, TPC 0)",
+     "0000:cb:00", 13),
+    # NVIDIA's "XID Errors", section 2.1
+    ("NVRM: Xid (0000:03:00): 14, Channel 00000001", "0000:03:00", 14),
+    ("NVRM: Xid (PCI:0000:B9:00): 74, pid=<unknown>, name=<unknown>, NVLink: fatal error detected on link 6(0x10000)",
+     "0000:b9:00", 74),
+    ("NVRM: Xid (PCI:0000:3b:00 GPU-I:05): 31, pid=2153, name=python3, Ch 00000008, intr 10000000. MMU Fault: ENGINE",
+     "0000:3b:00", 31),
+]  # fmt: skip
+
+OOM_LINES = [
+    # dyrnq/install-docker issue 14
+    ("oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=aegis,mems_allowed=0,global_oom,"
+     f"task_memcg=/system.slice/docker-{ID}.scope,task=java,pid=7134,uid=1000", 7134, False, ID),
+    (f"oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset={ID},mems_allowed=0,oom_memcg=/docker/{ID},"
+     f"task_memcg=/docker/{ID},task=python3,pid=15617,uid=0", 15617, True, ID),
+    # docker/for-linux issue 1001
+    ("Memory cgroup out of memory: Killed process 15617 (python3) total-vm:11892kB, anon-rss:4kB", 15617, True, ""),
+    # apache/doris issue 3525, kernel 3.10
+    ("Memory cgroup out of memory: Kill process 24984 (palo_be) score 968 or sacrifice child", 24984, True, ""),
+    ("Out of memory: Killed process 1234 (python) total-vm:9kB, UID:1000 pgtables:1kB oom_score_adj", 1234, False, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "pci", "number"), XID_LINES)
+def test_errors_of_gpus(line, pci, number):
+    assert parse(line) == XidLine(pci, number)
+
+
+@pytest.mark.parametrize(("line", "pid", "limit", "container"), OOM_LINES)
+def test_killed_processes(line, pid, limit, container):
+    assert parse(line) == OomLine(pid, limit, container)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "NVRM: Xid",
+        "NVRM: Xid (PCI:0000:2b:00): , pid=1",
+        "NVRM: Xid (PCI:0000:2b:00): 99999, too long",
+        "NVRM: Xid (PCI:zzzz:2b:00): 79",
+        "audit: comm=NVRM: Xid (PCI:0000:2b:00): 79, GPU has fallen off the bus.",
+        "NVRM: GPU at PCI:0000:3b:00: GPU-b850f46d-d5ea-c752-ddf3-c4453e44d3f7",
+        "usb 1-1: Product: Out of memory: Killed process 1 (init)",
+        "oom-kill:constraint=CONSTRAINT_NONE,task=x,pid=1",
+        "python invoked oom-killer: gfp_mask=0xd0, order=0, oom_score_adj=0",
+        "NVRM: Xid (PCI:0000:2b:00" + " " * 60 + "): 79",
+    ],
+)
+def test_what_only_looks_like_one(line):
+    assert parse(line) is None
+
+
+def test_a_process_named_to_deceive_moves_no_blame():
+    name = ",pid=1,uid=0"  # 15 letters are a process's own to choose
+    line = f"oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),task_memcg=/user.slice,task={name},pid=777,uid=1000"
+    assert parse(line) == OomLine(777, False, "")
+    deceit = f"oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),task_memcg=/x,task=docker-{ID},pid=7,uid=1000"
+    assert parse(deceit) == OomLine(7, False, "")
+
+
+@given(st.text(max_size=300))
+def test_no_line_breaks_the_parser(text):
+    for start in (
+        "",
+        "NVRM: Xid (",
+        "NVRM: Xid (PCI:0000:2b:00): ",
+        "oom-kill:constraint=CONSTRAINT_NONE,",
+        "NVRM: GPU ",
+    ):
+        parse(start + text)
+
+
+def test_addresses_are_compared_as_nvml_and_the_kernel_write_them():
+    assert same_gpu("0000:3b:00", "0000:3b:00.0")
+    assert same_gpu("0000:3b:00", "00000000:3B:00.0")
+    assert not same_gpu("0000:3b:00", "0000:3c:00.0")
+    assert not same_gpu("0000:3b:00", "")
+
+
+def test_programs_never_cost_a_host():
+    assert {number for number in (13, 31, 43, 45, 68, 109) if xid(number).blame != "program"} == set()
+    assert {number for number in (48, 64, 74, 79, 95, 119, 120) if xid(number).blame != "hardware"} == set()
+    assert not [number for number, meant in XIDS.items() if meant.fatal and meant.blame in ("program", "unclear")]
+    assert xid(12345).blame == "unclear"

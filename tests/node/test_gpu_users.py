@@ -1,0 +1,182 @@
+"""The fence's proof that no process holds a GPU, with the real pynvml on the lab's stand-in for NVML."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from ipaddress import IPv4Network
+from pathlib import Path
+
+import pytest
+
+from gpurun.lab.gpus import stand_in, state
+from gpurun.lab.spec import LabSpec, hosts_of
+from gpurun.node import gang, gpu_users
+from gpurun.node.call import Call
+from gpurun.node.nvml_apart import NoAnswer, Nvml
+from gpurun.supervisor.stop import what_is_left
+
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
+
+JOB = "j-0a1b2c3d"
+
+
+@pytest.fixture
+def gpus(tmp_path, monkeypatch):
+    """The state of this machine's pretended GPUs; a home for the job's folder."""
+    path = tmp_path / state.FILE
+    (host,) = hosts_of(LabSpec(racks=1, hosts=1, gpus=4), IPv4Network("10.200.3.0/24"))
+    state.save(state.healthy("lab", host), path)
+    monkeypatch.setenv("GPURUN_LAB_GPUS", str(path))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(stand_in.build().library.parent))
+    monkeypatch.setenv("HOME", str(tmp_path / "home's"))
+    monkeypatch.setenv("GPURUN_DEV", str(tmp_path / "dev"))
+    (tmp_path / "dev").mkdir()
+    return path
+
+
+@pytest.fixture
+def process():
+    """Start processes of a job, or of nobody's."""
+    started = []
+
+    def start(job=None, code="import time; time.sleep(60)"):
+        environ = {**os.environ, **({"GPURUN_JOB": job} if job else {})}
+        started.append(subprocess.Popen([sys.executable, "-c", code, "it's a \n stranger"], env=environ))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()
+        each.wait()
+
+
+def folder():
+    return Path(gang.job_folder(JOB))
+
+
+def fence(**options):
+    return gang.fence(Call(1, lambda *_: None, False, b""), JOB, containers=False, **options)
+
+
+def folder_with_cards(gpus, *indices):
+    uuids = state.load(gpus)
+    cards = {str(i): {"uuid": uuids[f"gpu {i}"]["uuid"], "pci_bus": uuids[f"gpu {i}"]["pci"]} for i in indices}
+    (folder() / "run").mkdir(parents=True)
+    (folder() / "cards.json").write_text(json.dumps(cards))
+
+
+def test_free_gpus_are_proven_free_quickly(gpus):
+    folder_with_cards(gpus, 0, 1)
+    fence(gpus=[0, 1])  # everything is compiled and cached now
+    times = []
+    for _ in range(5):
+        began = time.monotonic()
+        assert not any(fence(gpus=[0, 1]).values())
+        times.append(time.monotonic() - began)
+    assert not folder().exists()
+    assert min(times) < 0.5, times  # alone: in a gang's end Python's start is hidden behind the containers' removal
+
+
+def test_a_question_costs_milliseconds_once_the_process_stands(gpus):
+    with Nvml() as nvml:
+        nvml.ask([(0, "")])
+        began = time.monotonic()
+        for _ in range(10):
+            gpu_users.find(nvml, [(0, ""), (1, ""), (2, "")])
+        assert (time.monotonic() - began) / 10 < 0.1
+
+
+def test_a_stranger_is_named_and_left_alone(gpus, process):
+    stranger = process()
+    state.change(gpus, 1, {"processes": f"{stranger.pid}:512"})
+    folder_with_cards(gpus, 1)
+    rest = fence(gpus=[1])
+    (holder,) = rest["users"]
+    assert (holder["gpu"], holder["pid"], rest["folder"]) == (1, stranger.pid, False)
+    said = what_is_left(rest)
+    assert f"GPU 1 is held by pid {stranger.pid} of " in said and "time.sleep(60)" in said
+    assert stranger.poll() is None
+    assert [path.name for path in folder().iterdir()] == ["cards.json"], "secrets and keys go although the GPU is held"
+    stranger.kill()
+    stranger.wait()
+    assert not any(fence(gpus=[1]).values())
+    assert not folder().exists()
+
+
+def test_others_gpus_are_nobodys_business_here(gpus, process):
+    state.change(gpus, 3, {"processes": f"{process().pid}:512"})
+    assert not any(fence(gpus=[0, 1]).values())
+
+
+def test_a_process_that_only_draws_holds_a_gpu_too(gpus, process):
+    state.change(gpus, 0, {"graphics": f"{process().pid}:64"})
+    assert [one["gpu"] for one in fence(gpus=[0])["users"]] == [0]
+
+
+def test_an_orphan_of_the_job_is_ended(gpus, process):
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    orphans = [process(JOB), process(JOB, deaf)]
+    time.sleep(0.3)
+    state.change(gpus, 0, {"processes": " ".join(f"{one.pid}:9" for one in orphans)})
+    began = time.monotonic()
+    assert not any(fence(gpus=[0]).values())
+    assert time.monotonic() - began < 5
+    assert [one.wait(1) for one in orphans] == [-15, -9]
+
+
+def test_another_jobs_process_is_a_stranger(gpus, process):
+    other = process("j-ffffffff")
+    state.change(gpus, 0, {"processes": f"{other.pid}:9"})
+    assert [one["pid"] for one in fence(gpus=[0])["users"]] == [other.pid]
+    assert other.poll() is None
+
+
+def test_a_gpu_is_found_by_uuid_although_indices_have_shifted(gpus, process):
+    folder_with_cards(gpus, 2)
+    made = state.load(gpus)
+    made["gpu 1"]["uuid"], made["gpu 2"]["uuid"] = made["gpu 2"]["uuid"], made["gpu 1"]["uuid"]
+    made["gpu 1"]["processes"] = f"{process().pid}:9"
+    state.save(made, gpus)
+    assert [one["gpu"] for one in fence(gpus=[2])["users"]] == [2]
+
+
+@pytest.mark.parametrize("facts", [{"error": "15"}, {"error": "16"}, {"error": "999"}, {"uuid": "GPU-else"}])
+def test_a_gpu_that_does_not_answer_is_not_free(gpus, facts):
+    folder_with_cards(gpus, 0)
+    state.change(gpus, 0, facts)
+    rest = fence(gpus=[0])
+    assert rest["gpu_problem"].startswith("GPU 0: NVML: ")
+    assert rest["gpu_problem"] in what_is_left(rest)
+
+
+def test_a_driver_that_hangs_is_no_proof(gpus):
+    made = state.load(gpus)
+    made["driver"]["hang_s"] = "60"
+    state.save(made, gpus)
+    began = time.monotonic()
+    with Nvml() as nvml, pytest.raises(NoAnswer, match="hangs"):
+        nvml.ask([(0, "")], timeout_s=0.5)
+    assert time.monotonic() - began < 2
+
+
+def test_without_a_driver_the_devices_holders_count(gpus, process, tmp_path):
+    gpus.unlink()
+    assert not any(fence(gpus=[0]).values()), "no driver, no device: nothing can be held"
+    (tmp_path / "dev/nvidia0").touch()
+    (tmp_path / "dev/nvidia1").touch()
+    holder = process(code=f"import time; f = open({str(tmp_path / 'dev/nvidia1')!r}); time.sleep(60)")
+    time.sleep(0.5)
+    assert [one["pid"] for one in fence(gpus=[0, 1])["users"]] == [holder.pid]
+    assert not any(fence(gpus=[0]).values())
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"x": 1}', '{"0": "GPU-1"}', "\0"])
+def test_a_damaged_note_of_cards_falls_back_on_indices(gpus, text):
+    folder().mkdir(parents=True)
+    (folder() / "cards.json").write_text(text)
+    assert not any(fence(gpus=[0]).values())

@@ -1,0 +1,102 @@
+"""What the watch on a host picks out of the kernel's log, and how it tells news from what was told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from gpurun.node import health
+
+XID = "NVRM: Xid (PCI:0000:1a:00): 79, GPU has fallen off the bus."
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "kmsg"
+    path.touch()
+    return path
+
+
+def say(path, line, *, level=4, age_s=0.0):
+    with path.open("a") as stream:
+        stream.write(f"{level},7,{int((time.monotonic() - age_s) * 1e6)},-;{line}\n SUBSYSTEM=pci\n")
+
+
+def lines(kernel_log):
+    return [item["line"] for item in kernel_log.lines()]
+
+
+def test_lines_are_told_once_with_their_age(log):
+    say(log, XID, age_s=5)
+    kernel_log = health.KernelLog(60, str(log))
+    (item,) = kernel_log.lines()
+    assert item["line"] == XID
+    assert 4.9 < item["age_s"] < 7
+    assert lines(kernel_log) == []
+    say(log, "oom-kill:constraint=CONSTRAINT_NONE")
+    assert lines(kernel_log) == ["oom-kill:constraint=CONSTRAINT_NONE"]
+
+
+def test_what_is_older_than_the_attempt_is_not_its_own(log):
+    say(log, XID, age_s=100)
+    assert lines(health.KernelLog(60, str(log))) == []
+
+
+def test_only_the_kernel_is_believed(log):
+    say(log, XID, level=(1 << 3) | 4)  # facility 1: a program wrote to /dev/kmsg
+    log.open("a").write(f"{XID}\n;{XID}\nx,y,z;{XID}\n4,1;{XID}\n\0\xff\n")
+    say(log, f"audit: {XID}")
+    assert lines(health.KernelLog(60, str(log))) == []
+
+
+def test_half_a_line_waits_for_its_rest(log):
+    kernel_log = health.KernelLog(60, str(log))
+    say(log, XID)
+    whole = log.read_bytes()
+    log.write_bytes(whole[:30])
+    assert lines(kernel_log) == []
+    with log.open("ab") as stream:
+        stream.write(whole[30:])
+    assert lines(kernel_log) == [XID]
+
+
+def test_a_storm_is_cut_short(log):
+    for _ in range(1000):
+        say(log, XID + "x" * 5000)
+    found = lines(health.KernelLog(60, str(log)))
+    assert len(found) == health.MOST_LINES
+    assert max(map(len, found)) == health.LONGEST
+
+
+def test_a_log_that_may_not_be_read_has_no_lines(tmp_path):
+    assert lines(health.KernelLog(60, str(tmp_path / "none"))) == []
+
+
+def test_gpu_news_are_told_once():
+    seen = health._Seen({})
+
+    def gpu(**facts):
+        return {"gpus": [{"index": 3, "lost": "", "ecc": 0, "xids": [], **facts}]}
+
+    assert seen.gpus(gpu()) == []
+    assert seen.gpus(gpu(ecc=2)) == [{"kind": "ecc", "gpu": 3, "count": 2, "before": 0}]
+    assert seen.gpus(gpu(ecc=2)) == []
+    assert seen.gpus(gpu(ecc=None, lost="GPU is lost")) == [{"kind": "lost", "gpu": 3, "text": "GPU is lost"}]
+    assert seen.gpus(gpu(ecc=None, lost="GPU is lost")) == []
+    assert seen.gpus(gpu(ecc=2, xids=[31, 43])) == [{"kind": "xid", "gpu": 3, "xid": number} for number in (31, 43)]
+    assert seen.gpus({"missing": "no driver"}) == []
+
+
+def test_ranks_are_known_by_their_environment():
+    environ = {**os.environ, "GPURUN_JOB": "j-00000001", "HOROVOD_RANK": "5"}
+    with subprocess.Popen([sys.executable, "-c", "input()"], env=environ, stdin=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 5
+        while process.pid not in health.ranks("j-00000001") and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert health.ranks("j-00000001") == {process.pid: 5}
+        assert health.ranks("j-00000002") == {}
+        process.communicate(b"\n")

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpurun.jobs.spec import Grant
+from gpurun.jobs.states import State
+from gpurun.jobs.store import FirstFailure
+from gpurun.supervisor.causes import Cause, cause_of, end_of, explained, first_cause, rank_of
+from gpurun.supervisor.ends import End
+
+GRANTS = (Grant("a", (0, 1)), Grant("b", (2,)))
+CONTAINER = "0" * 64
+BY_LAUNCHER = End(
+    State.FAILED, "rank 0 on a failed first, with exit code 134", 1, exit_code=134,
+    failure=FirstFailure("rank 0 …", rank=0, host="a", exit_code=134, excerpt=("Traceback",), kind="rank"),
+)  # fmt: skip
+
+
+def kernel(line, *, rank=None, age_s=0.0):
+    cards = {"0": "0000:1a:00.0", "1": "0000:27:00.0", "2": "0000:34:00.0"}
+    return {"kind": "kernel", "line": line, "age_s": age_s, "rank": rank, "cards": cards}
+
+
+def seen(item, host="b", now_s=100.0):
+    return cause_of(item, host, GRANTS, (CONTAINER,), now_s)
+
+
+def test_ranks_follow_hosts_and_gpus():
+    assert [rank_of(GRANTS, "a", 1), rank_of(GRANTS, "b", 2), rank_of(GRANTS, "b", 0)] == [1, 2, None]
+
+
+def test_an_xid_is_traced_to_gpu_and_rank():
+    cause = seen(kernel("NVRM: Xid (PCI:0000:34:00): 79, GPU has fallen off the bus.", age_s=3.0))
+    assert (cause.gpu, cause.rank, cause.blame, cause.fatal, cause.at_s) == (2, 2, "hardware", True, 97.0)
+    end = end_of(cause)
+    assert (end.suspects, end.code, end.failure.cordon, end.failure.kind) == (("b",), 4, True, "xid")
+    assert end.reason == "b: GPU 2: Xid 79: GPU has fallen off the bus (rank 2)"
+    assert end.failure.evidence.startswith("NVRM: Xid")
+
+
+def test_other_peoples_trouble_is_no_cause():
+    assert seen(kernel("NVRM: Xid (PCI:0000:1a:00): 79, GPU has fallen off the bus.")) is None  # b's GPU 0 is not ours
+    assert seen(kernel("NVRM: Xid (PCI:0000:ff:00): 79, GPU has fallen off the bus.")) is None
+    assert seen(kernel("Out of memory: Killed process 7 (x) total-vm:1kB")) is None
+    assert seen(kernel(oom("f" * 64))) is None
+
+
+def oom(container, constraint="CONSTRAINT_NONE"):
+    return f"oom-kill:constraint={constraint},nodemask=(null),task_memcg=/docker/{container},task=x,pid=7,uid=1"
+
+
+def test_memory_is_the_hosts_or_the_programs():
+    on_host, in_limit = seen(kernel(oom(CONTAINER), rank=2)), seen(kernel(oom(CONTAINER, "CONSTRAINT_MEMCG")))
+    assert (on_host.rank, end_of(on_host).suspects, end_of(on_host).failure.cordon) == (2, ("b",), False)
+    assert (end_of(in_limit).suspects, end_of(in_limit).code) == ((), 1)
+
+
+def test_the_first_cause_wins_over_the_avalanche():
+    late = seen({"kind": "lost", "gpu": 2, "text": "GPU is lost"}, now_s=105.0)
+    first = seen(kernel("NVRM: Xid (PCI:0000:1a:00): 48, An uncorrectable double bit error"), host="a", now_s=101.0)
+    program = seen(kernel("NVRM: Xid (PCI:0000:27:00): 31, pid=1, MMU Fault"), host="a", now_s=100.0)
+    assert first_cause([late, program, first], []) is first
+    assert first_cause([program], []) is program
+    assert first_cause([], ["No space left on device"]) is None
+
+
+def test_a_full_disk_explains_only_who_complained():
+    full = seen({"kind": "disk", "what": "Docker's disk", "path": "/var/lib/docker", "free_bytes": 5 << 20})
+    assert first_cause([full], ["Killed"]) is None
+    assert first_cause([full], ["OSError: [Errno 28] No space left on device: '/out/ckpt'"]) is full
+    assert (end_of(full).suspects, end_of(full).failure.cordon) == (("b",), False)
+
+
+def test_the_launchers_verdict_gets_its_cause():
+    cause = seen(kernel("NVRM: Xid (PCI:0000:34:00): 79, GPU has fallen off the bus."))
+    end = explained(BY_LAUNCHER, cause)
+    assert (end.code, end.suspects, end.exit_code) == (4, ("b",), 134)
+    assert (end.failure.host, end.failure.rank, end.failure.excerpt) == ("b", 2, ("Traceback",))
+    assert explained(BY_LAUNCHER, None) is BY_LAUNCHER
+    succeeded = replace(BY_LAUNCHER, outcome=State.SUCCEEDED)
+    assert explained(succeeded, cause) is succeeded
+
+
+def test_a_programs_own_xid_is_only_a_hint():
+    cause = seen(kernel("NVRM: Xid (PCI:0000:1a:00): 31, pid=1, name=python, MMU Fault"), host="a")
+    end = explained(BY_LAUNCHER, cause)
+    assert (end.code, end.suspects, end.failure.rank, end.failure.cordon) == (1, (), 0, False)
+    assert "exit code 134" in end.reason and "Xid 31" in end.reason
+
+
+def test_memory_errors_that_grow():
+    cause = seen({"kind": "ecc", "gpu": 2, "count": 5, "before": 3})
+    assert isinstance(cause, Cause)
+    assert (cause.rank, cause.blame, cause.fatal) == (2, "hardware", True)
+    assert "2 uncorrectable memory errors" in cause.reason

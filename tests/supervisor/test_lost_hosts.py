@@ -1,0 +1,79 @@
+"""The keeper of a lost lease: who is asked, and who is left alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpurun.errors import HostFailure
+from gpurun.jobs.spec import Grant, JobSpec
+from gpurun.jobs.store import JobStore
+from gpurun.leases.store import Lease, LeaseStore
+from gpurun.supervisor import stop
+
+INVENTORY = """
+version: 1
+defaults: {user: train, generation: pascal, gpus: 4, fabric: tcp}
+fabrics: {tcp: {kind: tcp, interface: eth0}}
+racks: {r1: {hosts: {"gpu-r1-[01-03]": {}}}}
+"""
+
+
+class FakeLinks:
+    def __init__(self, _inventory, hosts):
+        self.targets = dict.fromkeys(hosts)
+
+    def open(self, hosts, *, timeout_s):
+        return {}
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def lost(tmp_path, monkeypatch):
+    """A lost lease of two hosts, and a function that makes the lease of the job's next attempt."""
+    monkeypatch.setattr(stop, "Links", FakeLinks)
+    monkeypatch.setattr(stop, "LOST_RETRY_FIRST_S", 0.01)
+    path = tmp_path / "inventory.yaml"
+    path.write_text(INVENTORY)
+    folder = JobStore(tmp_path).create(JobSpec("n", "i", 8, ("true",)), inventory=path, now_s=0.0)
+
+    def lease(*hosts, attempt=1, is_lost=False):
+        grants = tuple(Grant(host, (0,)) for host in hosts)
+        made = Lease(folder.id, attempt, "o", 0, "pascal", ("r1",), grants, 23022, 0.0, str(path), lost=is_lost)
+        return made, LeaseStore(tmp_path).grant(made)
+
+    return tmp_path, lease
+
+
+def test_a_host_where_the_job_runs_again_is_not_fenced_under_it(lost, monkeypatch):
+    home, lease = lost
+    kept, lock = lease("gpu-r1-01", "gpu-r1-02", is_lost=True)
+    now, now_lock = lease("gpu-r1-02", attempt=2)
+    asked = []
+
+    def fence(_links, of, hosts, *, outputs):
+        asked.append(sorted(hosts))
+        if len(asked) == 3:  # the new attempt has ended
+            LeaseStore(home).release(now_lock)
+        return {}
+
+    monkeypatch.setattr(stop, "fence", fence)
+    stop.keep_asking(home, kept, lock)
+    assert asked[:3] == [["gpu-r1-01"], [], []]
+    assert asked[3] == ["gpu-r1-02"]
+    assert LeaseStore(home).read_all().leases == ()
+    told = [json.loads(line) for line in JobStore(home).get(now.job).events.read_text().splitlines()]
+    assert [(event["host"], event["state"]) for event in told] == [("gpu-r1-01", "fenced"), ("gpu-r1-02", "fenced")]
+
+
+def test_it_asks_until_the_proof_is_there(lost, monkeypatch):
+    home, lease = lost
+    kept, lock = lease("gpu-r1-01", is_lost=True)
+    answers = [{"gpu-r1-01": HostFailure("GPU 0 is held by pid 7")}, {"gpu-r1-01": HostFailure("…")}, {}]
+    monkeypatch.setattr(stop, "fence", lambda *_, **__: answers.pop(0))
+    stop.keep_asking(home, kept, lock)
+    assert answers == []
+    assert LeaseStore(home).read_all().leases == ()
