@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import sys
 import time
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpurun.cli.printing import duration, printable, say
 from gpurun.jobs.events import EventTail
+from gpurun.jobs.people import myself
 from gpurun.jobs.states import ENDED, State
 from gpurun.jobs.store import CancelRequest
 from gpurun.supervisor.joblog import LoggedLine, read_lines
@@ -55,7 +55,7 @@ def cancel_job(folder: JobFolder, *, reason: str) -> None:
 
     from gpurun.supervisor.requests import end_queued
 
-    folder.ask_to_cancel(CancelRequest("cancel", by=getpass.getuser(), asked_s=time.time(), reason=reason))
+    folder.ask_to_cancel(CancelRequest("cancel", by=myself(), asked_s=time.time(), reason=reason))
     end_queued(Path(folder.path).parent.parent, folder, now_s=time.time(), environ=os.environ)
 
 

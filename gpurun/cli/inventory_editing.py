@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import shlex
 import subprocess
@@ -231,8 +230,9 @@ def _file(path: Path) -> InventoryFile:
 def author() -> Author:
     """Who runs this command, and how."""
     from gpurun.inventory.history import Author
+    from gpurun.jobs.people import myself
 
-    who = getpass.getuser()
+    who = myself()
     behind = os.environ.get("SUDO_USER")
     return Author(f"{behind} as {who}" if behind else who, shlex.join(["gpurun", *sys.argv[1:]]), time.time())
 

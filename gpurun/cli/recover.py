@@ -55,7 +55,8 @@ def _discard(home: Path, name: str) -> Path:
     Raises:
         BadInput: there is no such damaged lease.
     """
-    from gpurun.leases.store import LeaseStore, allocator_lock
+    from gpurun.leases.allocator import allocator_lock
+    from gpurun.leases.store import LeaseStore
 
     with allocator_lock(home):
         store = LeaseStore(home)

@@ -9,7 +9,6 @@ the job is, and a marker that outlived its job means nothing.
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 import secrets
@@ -21,6 +20,7 @@ from typing import Literal
 from gpurun import faults
 from gpurun.errors import BadInput, StateError
 from gpurun.jobs import durable
+from gpurun.jobs.people import myself
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.states import State, check_way
 
@@ -177,7 +177,7 @@ class JobStore:
         durable.write_record(building / "spec.json", spec)
         folder.write(
             JobRecord(
-                id=job_id, name=spec.name, owner=getpass.getuser(), owner_uid=os.getuid(), gpus=spec.gpus,
+                id=job_id, name=spec.name, owner=myself(), owner_uid=os.getuid(), gpus=spec.gpus,
                 inventory=str(inventory), state=State.QUEUED, submitted_s=now_s, queued_s=now_s,
                 pool=spec.pool, priority=spec.priority,
             )

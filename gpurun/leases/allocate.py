@@ -21,7 +21,8 @@ from gpurun.jobs.cordons import read_cordons
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import CancelRequest, Claim, JobRecord, JobStore
-from gpurun.leases.store import Holdings, Lease, LeaseLock, LeaseStore, allocator_lock
+from gpurun.leases.allocator import PATIENCE_S, allocator_lock
+from gpurun.leases.store import Holdings, Lease, LeaseLock, LeaseStore
 from gpurun.leases.waiters import waiter_lives
 from gpurun.scheduler.model import Decisions, Gang, Placement, Running, Snapshot
 from gpurun.scheduler.schedule import schedule
@@ -47,11 +48,12 @@ class Pass:
     problems: tuple[GpurunError, ...] = ()
 
 
-def run_pass(home: Path, *, now_s: float, commit: bool = True) -> Pass:
+def run_pass(home: Path, *, now_s: float, commit: bool = True, patience_s: float | None = PATIENCE_S) -> Pass:
     """Run one pass over everything that is queued.
 
     Args:
         commit: False only looks: the same decisions, nothing written.
+        patience_s: as for `allocator_lock`.
 
     Raises:
         StateError: a lease is damaged, so that it cannot be known which GPUs are free.
@@ -59,7 +61,7 @@ def run_pass(home: Path, *, now_s: float, commit: bool = True) -> Pass:
     store, leases = JobStore(home), LeaseStore(home)
     if not commit:
         return _decide(store, leases, now_s)
-    with allocator_lock(home):
+    with allocator_lock(home, patience_s=patience_s):
         leases.sweep()
         looked = _decide(store, leases, now_s)
         granted: list[tuple[Lease, LeaseLock]] = []

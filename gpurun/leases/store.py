@@ -14,8 +14,7 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -221,25 +220,3 @@ def _flock_soon(descriptor: int) -> bool:
         else:
             return True
     return False
-
-
-@contextmanager
-def allocator_lock(home: Path) -> Iterator[None]:
-    """Hold the one lock under which leases are granted and queued jobs change. Held for milliseconds.
-
-    Raises:
-        StateError: the state directory cannot be written.
-    """
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(home / "allocator.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
-    except OSError as error:
-        raise StateError(
-            f"the state directory cannot be used: {error.strerror}", where=str(home),
-            hint="set GPURUN_HOME to a folder on a local disk that you may write",
-        ) from error  # fmt: skip
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

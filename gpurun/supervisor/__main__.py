@@ -53,12 +53,12 @@ def _carry(home: Path, lease: Lease, lock: LeaseLock) -> None:
         state = live(job)
         job.links.close()
         rest = job.lost
-        run_pass_and_start(home, now_s=time.time(), environ=os.environ)
+        run_pass_and_start(home, now_s=time.time(), environ=os.environ, patience_s=None)
         if state is State.QUEUED:
             ensure_waiter(home, os.environ)
     if rest is not None:
         keep_asking(home, *rest)
-        run_pass_and_start(home, now_s=time.time(), environ=os.environ)
+        run_pass_and_start(home, now_s=time.time(), environ=os.environ, patience_s=None)
 
 
 if __name__ == "__main__":

@@ -13,16 +13,19 @@ from gpurun import faults
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobRecord, JobStore, finish
 from gpurun.leases.allocate import Pass, run_pass
-from gpurun.leases.store import Lease, LeaseLock, LeaseStore, allocator_lock
+from gpurun.leases.allocator import PATIENCE_S, allocator_lock
+from gpurun.leases.store import Lease, LeaseLock, LeaseStore
 
 
-def run_pass_and_start(home: Path, *, now_s: float, environ: Mapping[str, str]) -> Pass:
+def run_pass_and_start(
+    home: Path, *, now_s: float, environ: Mapping[str, str], patience_s: float | None = PATIENCE_S
+) -> Pass:
     """Run a pass and start the supervisor of every job of this user that it granted.
 
     Raises:
         StateError: as `run_pass`.
     """
-    done = run_pass(home, now_s=now_s)
+    done = run_pass(home, now_s=now_s, patience_s=patience_s)
     faults.point()
     for lease, lock in done.granted:
         start_supervisor(home, lease, lock, environ)

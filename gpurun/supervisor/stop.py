@@ -18,7 +18,8 @@ from gpurun.inventory.load import load
 from gpurun.jobs.cordons import Cordon, changing_cordons
 from gpurun.jobs.states import State
 from gpurun.jobs.store import finish
-from gpurun.leases.store import Lease, LeaseLock, LeaseStore, allocator_lock
+from gpurun.leases.allocator import allocator_lock
+from gpurun.leases.store import Lease, LeaseLock, LeaseStore
 from gpurun.remote.agent import Agent
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.links import Links
@@ -127,14 +128,14 @@ def _abandon(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> None:
         for host, error in unproven.items():
             reason = f"could not be fenced after {job.lease.job}"
             cordons.setdefault(host, Cordon("lost", "gpurun", job.clock(), reason, evidence=error.message))
-    with allocator_lock(job.home):
+    with allocator_lock(job.home, patience_s=None):
         job.lost = job.leases.abandon(job.lock, job.lease, set(unproven))
     job.note(f"{', '.join(sorted(unproven))}: lost; its GPUs stay taken until it has been fenced")
 
 
 def _finish(job: SupervisedJob) -> State:
     """Free the GPUs, then say so."""
-    with allocator_lock(job.home):
+    with allocator_lock(job.home, patience_s=None):
         if job.lost is None:
             job.leases.release(job.lock)
         job.record = finish(job.store, job.record, now_s=job.clock())
