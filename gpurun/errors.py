@@ -85,3 +85,7 @@ class StateError(GpurunError):
     """State is locked, inconsistent or unreadable; GPUs concerned stay taken."""
 
     exit_code = 5
+
+
+class UnsafeState(StateError):
+    """The state directory cannot be trusted: its locks do not lock, or its modes let anybody in."""

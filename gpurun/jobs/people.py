@@ -22,7 +22,7 @@ def myself() -> str:
 
 
 def command_name(argv: Sequence[str]) -> str:
-    """``gpurun submit``, ``gpurun supervisor j-0a1b2c3d``: which of gpurun's processes an argv is, in two or three words.
+    """``gpurun submit``, ``gpurun supervisor j-0a1b2c3d``: which of our processes an argv is, in few words.
 
     Nothing after the first word that is not a flag is kept, so nothing secret can be.
     """

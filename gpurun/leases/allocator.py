@@ -25,6 +25,7 @@ import msgspec
 
 from gpurun.errors import StateError
 from gpurun.jobs.people import command_name, user_name
+from gpurun.leases.filesystem import check_locks
 
 PATIENCE_S = 60.0
 """How long a command waits. A pass over ten thousand GPUs holds the lock for less than a second."""
@@ -66,9 +67,11 @@ def allocator_lock(home: Path, *, patience_s: float | None = PATIENCE_S) -> Iter
 
     Raises:
         StateError: the state directory cannot be written, or somebody has held the lock for longer than `patience_s`.
+        UnsafeState: its file system has no locks that lock.
     """
     try:
         home.mkdir(parents=True, exist_ok=True)
+        check_locks(home)
         descriptor = os.open(home / "allocator.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
     except OSError as error:
         raise StateError(
