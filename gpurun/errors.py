@@ -53,6 +53,10 @@ class BadInput(GpurunError):
     exit_code = 2
 
 
+class NotYours(BadInput):
+    """The job is another user's; nothing was done to it."""
+
+
 class NeverFits(GpurunError):
     """The inventory could never satisfy this request, however long it waited."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpurun.cli.printing import duration, printable, say
 from gpurun.jobs.events import EventTail
-from gpurun.jobs.people import myself
+from gpurun.jobs.people import myself, user_name
 from gpurun.jobs.states import ENDED, State
 from gpurun.jobs.store import CancelRequest
 from gpurun.supervisor.joblog import LoggedLine, read_lines
@@ -49,14 +49,27 @@ def follow_job(folder: JobFolder, *, lines_to_stderr: bool = False, cancel_on_in
 
 
 def cancel_job(folder: JobFolder, *, reason: str) -> None:
-    """Ask for a job's end, and carry it out at once if it only waits in the queue."""
+    """Ask for a job's end, and carry it out at once if it only waits in the queue.
+
+    Raises:
+        NotYours: it is another user's.
+    """
     import os
     from pathlib import Path
 
+    from gpurun.errors import NotYours
+    from gpurun.jobs import audit
     from gpurun.supervisor.requests import end_queued
 
+    record, home = folder.record(), Path(folder.path).parent.parent
+    if os.getuid() not in (record.owner_uid, 0):
+        raise NotYours(
+            f"belongs to {user_name(record.owner_uid)}; only they or root may end it", job=folder.id,
+            hint=f"ask them: gpurun cancel {folder.id}",
+        )  # fmt: skip
+    audit.note(home, "cancel", job=folder.id, owner=user_name(record.owner_uid))
     folder.ask_to_cancel(CancelRequest("cancel", by=myself(), asked_s=time.time(), reason=reason))
-    end_queued(Path(folder.path).parent.parent, folder, now_s=time.time(), environ=os.environ)
+    end_queued(home, folder, now_s=time.time(), environ=os.environ)
 
 
 class _View:

@@ -212,6 +212,10 @@ def _ask() -> None:
 
 
 def _report(change_: Change | None) -> None:
+    from gpurun.jobs import audit
+
+    if change_ is not None:
+        audit.note(state_home(), "inventory", change=change_.number, undoes=change_.undoes)
     if change_ is None:
         say("nothing to change")
     elif change_.undoes is not None:

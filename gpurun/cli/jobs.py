@@ -31,10 +31,12 @@ JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, the
 def open_store() -> JobStore:
     """The job store, after what a crash left has been picked up: any command that comes along does that."""
     from gpurun.jobs.home import home
+    from gpurun.jobs.shared import enter
     from gpurun.jobs.store import JobStore
     from gpurun.leases.filesystem import check_locks
 
     state = home(os.environ)
+    enter(state)
     check_locks(state)
     if any(folder.is_dir() and any(folder.iterdir()) for folder in (state / "leases", state / "live")):
         from gpurun.supervisor.waiter import resume

@@ -24,11 +24,13 @@ def recover(
 ) -> None:
     """Replace supervisors that died, give queued jobs another look, and name every damaged lease."""
     from gpurun.jobs.home import home
+    from gpurun.jobs.shared import enter
     from gpurun.leases.store import LeaseStore
     from gpurun.supervisor.spawn import adopt_orphans, run_pass_and_start
     from gpurun.supervisor.waiter import ensure_waiter, has_queued
 
     state = home(os.environ)
+    enter(state)
     if discard is not None:
         say(f"moved to {_discard(state, Path(discard).name)}")
     adopted = adopt_orphans(state, os.environ)
@@ -55,6 +57,7 @@ def _discard(home: Path, name: str) -> Path:
     Raises:
         BadInput: there is no such damaged lease.
     """
+    from gpurun.jobs import audit
     from gpurun.leases.allocator import allocator_lock
     from gpurun.leases.store import LeaseStore
 
@@ -66,4 +69,5 @@ def _discard(home: Path, name: str) -> Path:
         kept.mkdir(exist_ok=True)
         target = kept / f"{time.time_ns()}-{name}"
         (store.folder / name).rename(target)
+        audit.note(home, "discard", lease=name, kept=str(target))
         return target

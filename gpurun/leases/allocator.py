@@ -129,6 +129,7 @@ def _draw_ticket(folder: Path) -> _Ticket | None:
     except OSError:
         return None
     try:
+        os.fchmod(descriptor, 0o644)  # others must see that it is held; who may come so far is the directory's business
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return _Ticket(folder, _link(draft, folder), descriptor)
     except OSError:

@@ -15,6 +15,7 @@ import os
 import re
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -80,6 +81,10 @@ class LeaseLock:
     def close(self) -> None:
         """Give the lock up, unless another process inherited the descriptor."""
         os.close(self.descriptor)
+
+    def is_mine(self) -> bool:
+        """True if this user wrote the lease, whoever it says it belongs to."""
+        return os.fstat(self.descriptor).st_uid == os.getuid()
 
     def is_current(self) -> bool:
         """True if the locked file is still the one at the lease's path."""
@@ -153,7 +158,8 @@ class LeaseStore:
         """Remove what writers that were killed left half written. The caller holds the allocator lock."""
         if self.folder.is_dir():
             for path in self.folder.glob(".*.tmp"):
-                path.unlink(missing_ok=True)
+                with suppress(PermissionError):  # another user's: a pass of theirs will
+                    path.unlink(missing_ok=True)
 
     def abandon(self, lock: LeaseLock, lease: Lease, hosts: Collection[str]) -> tuple[Lease, LeaseLock]:
         """Free all GPUs of a lease but those of `hosts`, which could not be fenced: they become a lost lease.

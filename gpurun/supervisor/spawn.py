@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpurun import faults
+from gpurun.jobs import audit
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobRecord, JobStore, finish
 from gpurun.leases.allocate import Pass, run_pass
@@ -45,7 +46,10 @@ def adopt_orphans(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
         if lease.owner_uid != os.getuid():
             continue
         lock = leases.try_lock(lease.name) or leases.try_lock(lease.job)
-        if lock is not None:
+        if lock is not None and not lock.is_mine():
+            lock.close()
+        elif lock is not None:
+            audit.note(home, "adopt", job=lease.job)
             start_supervisor(home, lease, leases.settle(lock, lease), environ)
             adopted.append(lease.job)
     _finish_interrupted(home)

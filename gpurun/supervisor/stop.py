@@ -15,6 +15,7 @@ from typing import Any
 
 from gpurun.errors import GpurunError, HostFailure
 from gpurun.inventory.load import load
+from gpurun.jobs import audit
 from gpurun.jobs.cordons import Cordon, changing_cordons
 from gpurun.jobs.states import State
 from gpurun.jobs.store import finish
@@ -139,5 +140,6 @@ def _finish(job: SupervisedJob) -> State:
         if job.lost is None:
             job.leases.release(job.lock)
         job.record = finish(job.store, job.record, now_s=job.clock())
+    audit.note(job.home, "end", job=job.lease.job, state=job.record.state.value, reason=job.record.reason)
     job.told()
     return job.record.state
