@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gpurun.jobs.people import myself
+from gpurun.jobs.people import command_name, myself
 
 MAX_COMMAND_CHARS = 1000
 SECRET_NAME = re.compile(r"token|secret|passw|key|credential|auth", re.IGNORECASE)
@@ -75,7 +75,7 @@ def without_secrets(argv: Sequence[str]) -> str:
     That is the value of every ``-e`` and of every flag or setting whose name sounds like it, passwords in URLs, and all
     arguments of a user's own program (after ``--``), of which only the name is kept.
     """
-    words = ["gpurun", *argv[1:]]
+    words = [command_name(argv[:1]), *argv[1:]]
     program: list[str] = []
     if "--" in words:
         at = words.index("--")

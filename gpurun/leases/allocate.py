@@ -157,9 +157,22 @@ def _snapshot(
         looked_after = waits and (mine or waiter_lives(store.home, record.owner_uid))
         if looked_after and not _asked_to_end(store, record, on_problem):
             queue.append(gang_of(record, _spec_or(store, record, on_problem)))
+    queue = [_with_valid_claim(gang, running) for gang in queue]
     cordons = read_cordons(store.home)
     unusable = {host: f"{cordon.state}: {cordon.reason}" for host, cordon in cordons.items()}
     return Snapshot(inventory, tuple(running), tuple(queue), unusable, taken, now_s)
+
+
+def _with_valid_claim(gang: Gang, running: Iterable[Running]) -> Gang:
+    """Forget a claim on GPUs of gangs that have not been asked to end: their owners have yet to decide that."""
+    if gang.claim is None:
+        return gang
+    wanted = {(grant.host, gpu) for grant in gang.claim.grants for gpu in grant.gpus}
+    for each in running:
+        kept = {(grant.host, gpu) for grant in each.placement.grants for gpu in grant.gpus}
+        if not each.stopping and not wanted.isdisjoint(kept):
+            return replace(gang, claim=None)
+    return gang
 
 
 def _asked_to_end(store: JobStore, record: JobRecord, on_problem: Callable[[GpurunError], None]) -> bool:

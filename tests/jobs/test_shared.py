@@ -264,3 +264,27 @@ def test_folders_of_histories_stay_open(state, tmp_path):
     for folder in (history.folder, history.folder / "texts"):
         assert folder.stat().st_mode & stat.S_IWGRP
     assert Path(history.folder).stat().st_gid == GROUP
+
+
+def test_a_gang_gives_way_to_another_user_s_by_its_owner_s_own_pass(state, alice, bob, tmp_path):
+    """Alice's pass asks; a pass of bob's writes the request to give way, once her waiter lives."""
+    (tmp_path / "inventory.yaml").write_text(INVENTORY + "pools:\n  a: {reservation: 4}\n  b: {reservation: 4}\n")
+    submit = SUBMIT.replace("gpus=2", "gpus={}, pool='{}', preemptible={}")
+    bobs = bob.python(submit.format(8, "b", True))
+    assert bob.python(PRELUDE + "print(len(run_pass(home, now_s=2.0).granted))") == "1"
+    alices = alice.python(submit.format(4, "a", False))
+    alice.python(PRELUDE + "run_pass(home, now_s=5000.0)")
+    assert os.listdir(state / "requests") == [f"{bobs}.{ALICE}"]
+    look = PRELUDE + f"run_pass(home, now_s=5001.0); print(JobStore(home).get('{bobs}').cancel_request())"
+    assert bob.python(look) == "None", "nobody would start alice's job"
+    waiter = alice.start(
+        "-c", PRELUDE + "from gpurun.leases.waiters import *\nimport fcntl\n"
+        "f = open(waiter_lock(home, os.getuid()), 'w')\n"
+        "fcntl.flock(f, fcntl.LOCK_EX)\nprint('lives', flush=True); time.sleep(60)",
+    )  # fmt: skip
+    assert waiter.stdout.readline() == "lives\n"
+    assert "kind='preempt'" in bob.python(look)
+    waiter.kill()
+    waiter.communicate()
+    alice.python(PRELUDE + f"run_pass(home, now_s=5002.0); print(JobStore(home).get('{alices}').record().claim)")
+    assert os.listdir(state / "requests") == []

@@ -64,9 +64,8 @@ def make_user(uid: int, folder: Path, state: Path, *, groups: tuple[int, ...] = 
     packages = next(path for path in sys.path if path.endswith("site-packages"))
     kept = {key: value for key, value in os.environ.items() if key in ("PATH", "LANG", "LC_ALL", "TERM")}
     python_path = f"{Path(gpurun.__file__).parent.parent}:{packages}"
-    return User(
-        uid, home, {**kept, "HOME": str(home), "GPURUN_HOME": str(state), "PYTHONPATH": python_path, **environ}, groups
-    )
+    own = {"HOME": str(home), "LOGNAME": f"user{uid}", "GPURUN_HOME": str(state), "PYTHONPATH": python_path}
+    return User(uid, home, {**kept, **own, **environ}, groups)
 
 
 def open_up(path: Path) -> None:
