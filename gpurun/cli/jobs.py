@@ -65,7 +65,7 @@ def status(
     """Show hosts and jobs: what is free, what runs, what waits, and what is not known."""
     store = open_store()
     if job is not None:
-        record = store.find(job).record()
+        record = _with_trouble(store, store.find(job).record())
         if as_json:
             print_json({"hosts": [], "jobs": [job_json(record)]})
         else:
@@ -134,7 +134,19 @@ def host_rows(inventory: Inventory, holdings: Holdings, store: JobStore) -> list
 def _records(store: JobStore, problems: list[GpurunError], *, all_jobs: bool) -> list[JobRecord]:
     """Jobs that have not ended, and the last ones that have; oldest first."""
     ids = store.ids() if all_jobs else (*store.live_ids(), *store.recently_ended(ENDED_SHOWN))
-    return sorted(store.records(problems.append, ids=dict.fromkeys(ids)), key=lambda record: record.submitted_s)
+    records = [_with_trouble(store, record) for record in store.records(problems.append, ids=dict.fromkeys(ids))]
+    return sorted(records, key=lambda record: record.submitted_s)
+
+
+def _with_trouble(store: JobStore, record: JobRecord) -> JobRecord:
+    """A record whose reason says so when the job's supervisor cannot start or go on."""
+    from dataclasses import replace
+
+    from gpurun.leases.store import LeaseStore
+    from gpurun.supervisor.trouble import supervisor_trouble
+
+    trouble = supervisor_trouble(store.get(record.id), record, LeaseStore(store.home))
+    return replace(record, reason=trouble) if trouble else record
 
 
 def _print_job(store: JobStore, record: JobRecord) -> None:
