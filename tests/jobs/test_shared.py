@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from users import ALICE, BOB, GROUP, STRANGER, make_user, open_python, open_up
+from users import ALICE, BOB, GROUP, STRANGER, left_over, make_user, open_python, open_up
 
 from gpurun.errors import BadInput, UnsafeState
 from gpurun.jobs.shared import FILES, FOLDERS, _append_only, enter, is_shared, make_shared
@@ -53,6 +56,9 @@ def state(tmp_path):
     home = tmp_path / "state"
     make_shared(home, GROUP)
     yield home
+    for pid in left_over(home):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     _append_only(home / "audit.jsonl", on=False)
 
 
@@ -288,3 +294,20 @@ def test_a_gang_gives_way_to_another_user_s_by_its_owner_s_own_pass(state, alice
     waiter.communicate()
     alice.python(PRELUDE + f"run_pass(home, now_s=5002.0); print(JobStore(home).get('{alices}').record().claim)")
     assert os.listdir(state / "requests") == []
+
+
+def test_root_recovers_for_everybody_as_themselves(state, alice, bob, monkeypatch):
+    from gpurun.jobs import audit
+    from gpurun.supervisor import everybody
+
+    job = alice.python(SUBMIT)
+    alice.python(PRELUDE + "run_pass(home, now_s=2.0)")  # its supervisor was never started
+    gone = bob.python(SUBMIT.replace("gpus=2", "gpus=100"))
+    account = SimpleNamespace(pw_name="alice", pw_dir=str(alice.home), pw_gid=GROUP)
+    monkeypatch.setattr(everybody.pwd, "getpwuid", {ALICE: account}.__getitem__)
+    monkeypatch.setattr(everybody.sys, "executable", open_python())
+    assert everybody.owners(state) == (ALICE, BOB), gone
+    assert everybody.recover_as(ALICE, state, alice.environ) is None
+    assert "no account" in everybody.recover_as(BOB, state, bob.environ)
+    adopted = [(entry["job"], entry["uid"]) for entry in audit.read(state) if entry["what"] == "adopt"]
+    assert adopted == [(job, ALICE)]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from own_labs import own_lab
-from users import ALICE, BOB, GROUP, TRAIN, User, make_user, open_python, open_up
+from users import ALICE, BOB, GROUP, TRAIN, User, left_over, make_user, open_python, open_up
 
 from gpurun.jobs.shared import _append_only, make_shared
 from gpurun.lab import engine
@@ -118,15 +118,6 @@ class Head:
             stream.write(text)
             stream.truncate()
 
-    def left_over(self) -> list[int]:
-        """Processes that still use this state directory."""
-        found = []
-        for process in list_processes():
-            with suppress(OSError):
-                if f"GPURUN_HOME={self.state}\0".encode() in Path(f"/proc/{process.pid}/environ").read_bytes():
-                    found.append(process.pid)
-        return found
-
     def record(self, job: str) -> dict:
         return json.loads((self.state / "jobs" / job / "state.json").read_text())
 
@@ -170,7 +161,7 @@ def head(users_lab, tmp_path):
         mine = [job["id"] for job in jobs if job["ended_s"] is None and made.record(job["id"])["owner_uid"] == user.uid]
         if mine:
             user.gpurun("cancel", *mine, timeout_s=60)
-    for pid in made.left_over():
+    for pid in left_over(made.state):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     _append_only(made.state / "audit.jsonl", on=False)
@@ -233,7 +224,7 @@ def test_three_users_share_a_head(head):
     assert list((head.state / "leases").glob("[!.]*")) == []
     assert os.listdir(head.state / "requests") == []
     deadline = time.monotonic() + 10
-    while head.left_over():
+    while left_over(head.state):
         assert time.monotonic() < deadline, "waiters and supervisors end when there is nothing left to do"
         time.sleep(0.1)
     for path in head.state.rglob("*"):

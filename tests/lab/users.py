@@ -6,10 +6,12 @@ import os
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import gpurun
+from gpurun.node.processes import list_processes
 
 GROUP = 62_000
 ALICE, BOB, TRAIN, STRANGER = 61_001, 61_002, 61_003, 61_004
@@ -66,6 +68,16 @@ def make_user(uid: int, folder: Path, state: Path, *, groups: tuple[int, ...] = 
     python_path = f"{Path(gpurun.__file__).parent.parent}:{packages}"
     own = {"HOME": str(home), "LOGNAME": f"user{uid}", "GPURUN_HOME": str(state), "PYTHONPATH": python_path}
     return User(uid, home, {**kept, **own, **environ}, groups)
+
+
+def left_over(state: Path) -> list[int]:
+    """Processes that use a state directory."""
+    found = []
+    for process in list_processes():
+        with suppress(OSError):
+            if f"GPURUN_HOME={state}\0".encode() in Path(f"/proc/{process.pid}/environ").read_bytes():
+                found.append(process.pid)
+    return found
 
 
 def open_up(path: Path) -> None:
