@@ -83,9 +83,7 @@ def located(explicit: str | None) -> Path:
 def cluster(explicit: str | None) -> Cluster:
     """The inventory that is meant, and its state."""
     from gpurun.inventory.load import load
-    from gpurun.jobs.shared import enter
 
-    enter(state_home())
     return Cluster(load(located(explicit)), state_home())
 
 

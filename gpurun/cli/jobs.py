@@ -201,11 +201,13 @@ def cancel(
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Only ask; do not wait until the GPUs are free.")] = False,
 ) -> None:
     """End jobs: SIGTERM, the grace period, SIGKILL, and the proof that every GPU is free again."""
-    from gpurun.cli.follow import cancel_job
+    from gpurun.cli.follow import cancel_job, refuse_others
     from gpurun.supervisor.requests import end_queued
 
     store = open_store()
     folders = [store.find(job) for job in jobs]
+    for folder in folders:
+        refuse_others(folder)
     for folder in folders:
         if folder.record().state.ended:
             say(f"{folder.id} has ended already: {folder.record().state.value}")

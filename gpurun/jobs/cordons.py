@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpurun.jobs import audit, durable
-from gpurun.jobs.shared import cordons_folder, is_shared
+from gpurun.jobs.shared import cordons_folder, enter, is_shared
 
 CordonState = Literal["cordoned", "draining", "lost"]
 
@@ -61,8 +61,10 @@ def changing_cordons(home: Path) -> Iterator[dict[str, Cordon]]:
 
     Raises:
         StateError: the file is damaged; it is left as it is.
+        UnsafeState: the state directory does not keep its users apart.
     """
     home.mkdir(parents=True, exist_ok=True)
+    enter(home)
     lock = home / "cordons" / "lock" if is_shared(home) else home / "cordons.lock"
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from users import ALICE, BOB, GROUP, STRANGER, left_over, make_user, open_python, open_up
+from users import ALICE, BOB, GROUP, STRANGER, left_over, make_user, open_folder, open_python
 
 from gpurun.errors import BadInput, UnsafeState
 from gpurun.jobs.shared import FILES, FOLDERS, _append_only, enter, is_shared, make_shared
@@ -49,9 +49,14 @@ print(JobStore(home).create(spec, inventory=home.parent / "inventory.yaml", now_
 
 
 @pytest.fixture
+def tmp_path():
+    with open_folder() as made:
+        yield made
+
+
+@pytest.fixture
 def state(tmp_path):
     """A shared state directory."""
-    open_up(tmp_path)
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
     home = tmp_path / "state"
     make_shared(home, GROUP)
@@ -229,6 +234,9 @@ def test_another_s_job_is_not_cancelled(state, alice, bob):
     assert f"belongs to uid {ALICE}" in done.stderr
     assert f"ask them: gpurun cancel {job}" in done.stderr
     assert not (state / "jobs" / job / "cancel.json").exists()
+    own = bob.python(SUBMIT.replace("gpus=2", "gpus=100"))
+    assert bob.gpurun("cancel", own, job).returncode == 2
+    assert not (state / "jobs" / own / "cancel.json").exists(), "nothing half done"
     assert alice.gpurun("cancel", job).returncode == 0
 
 
@@ -311,3 +319,15 @@ def test_root_recovers_for_everybody_as_themselves(state, alice, bob, monkeypatc
     assert "no account" in everybody.recover_as(BOB, state, bob.environ)
     adopted = [(entry["job"], entry["uid"]) for entry in audit.read(state) if entry["what"] == "adopt"]
     assert adopted == [(job, ALICE)]
+
+
+def test_the_command_that_makes_it(tmp_path, monkeypatch, capsys):
+    from gpurun.cli.main import main
+
+    for group, code in (("no such group", 2), (str(GROUP), 0)):
+        with pytest.raises(SystemExit) as ended:
+            main(["init", "--shared", str(tmp_path / "made"), "--group", group])
+        assert ended.value.code == code
+    assert is_shared(tmp_path / "made")
+    assert "groupadd" in capsys.readouterr().err
+    _append_only(tmp_path / "made" / "audit.jsonl", on=False)

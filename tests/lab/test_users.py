@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from own_labs import own_lab
-from users import ALICE, BOB, GROUP, TRAIN, User, left_over, make_user, open_python, open_up
+from users import ALICE, BOB, GROUP, TRAIN, User, left_over, make_user, open_folder, open_python
 
 from gpurun.jobs.shared import _append_only, make_shared
 from gpurun.lab import engine
@@ -76,8 +76,7 @@ class Head:
         self.lab = lab
         self.state = folder / "state"
         make_shared(self.state, GROUP)
-        docker = Path("/tmp") / f"gpurun-users-{os.getpid()}.sock"  # a socket's path is short: unix(7)
-        docker.unlink(missing_ok=True)
+        docker = folder / "docker.sock"
         self.engine = OpenEngine(docker, engine.ensure())
         self.inventory = folder / "inventory.yaml"
         text = lab.inventory.read_text()
@@ -152,9 +151,14 @@ def users_lab(tmp_path_factory):
 
 
 @pytest.fixture
-def head(users_lab, tmp_path):
-    open_up(tmp_path)
-    made = Head(users_lab, tmp_path)
+def folder():
+    with open_folder() as made:
+        yield made
+
+
+@pytest.fixture
+def head(users_lab, folder):
+    made = Head(users_lab, folder)
     yield made
     for user in made.users.values():
         jobs = json.loads(user.gpurun("status", "-i", str(made.inventory), "--json").stdout)["jobs"]

@@ -6,7 +6,9 @@ import os
 import stat
 import subprocess
 import sys
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,9 +82,9 @@ def left_over(state: Path) -> list[int]:
     return found
 
 
-def open_up(path: Path) -> None:
-    """Let everybody pass through a test's own folders, up to the temporary folder of the machine."""
-    for each in (path, *path.parents):
-        if each.stat().st_uid != os.getuid() or each.stat().st_mode & stat.S_IXOTH:
-            continue
-        each.chmod(each.stat().st_mode | stat.S_IXOTH | stat.S_IXGRP)
+@contextmanager
+def open_folder() -> Iterator[Path]:
+    """A folder that everybody can pass through; pytest's own are closed, again at every start of any session."""
+    with tempfile.TemporaryDirectory(prefix="gpurun-users-") as name:
+        Path(name).chmod(0o711)
+        yield Path(name)
