@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +38,7 @@ def note(home: Path, what: str, *, job: str | None = None, **fields: object) -> 
         "user": myself(),
         "uid": os.getuid(),
         "sudo_user": os.environ.get("SUDO_USER"),
-        "host": socket.gethostname(),
+        "host": os.uname().nodename,
         "pid": os.getpid(),
         "command": without_secrets(sys.argv),
         "job": job,
