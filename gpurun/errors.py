@@ -53,6 +53,10 @@ class BadInput(GpurunError):
     exit_code = 2
 
 
+class NotYours(BadInput):
+    """The job is another user's; nothing was done to it."""
+
+
 class NeverFits(GpurunError):
     """The inventory could never satisfy this request, however long it waited."""
 
@@ -85,3 +89,7 @@ class StateError(GpurunError):
     """State is locked, inconsistent or unreadable; GPUs concerned stay taken."""
 
     exit_code = 5
+
+
+class UnsafeState(StateError):
+    """The state directory cannot be trusted: its locks do not lock, or its modes let anybody in."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -158,6 +157,7 @@ def _cordon(findings: Sequence[Finding]) -> list[str]:
     from gpurun.doctor.findings import Severity
     from gpurun.jobs.cordons import Cordon, changing_cordons
     from gpurun.jobs.home import home
+    from gpurun.jobs.people import myself
 
     changed = []
     with changing_cordons(Path(home(os.environ))) as cordons:
@@ -165,6 +165,6 @@ def _cordon(findings: Sequence[Finding]) -> list[str]:
             for host in finding.hosts if finding.severity is Severity.ERROR else ():
                 if host not in cordons:
                     reason = f"doctor: {finding.check}"
-                    cordons[host] = Cordon("cordoned", getpass.getuser(), time.time(), reason, finding.evidence)
+                    cordons[host] = Cordon("cordoned", myself(), time.time(), reason, finding.evidence)
                     changed.append(host)
     return sorted(changed)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import getpass
+import os
 import sys
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpurun.cli.printing import duration, printable, say
+from gpurun.errors import NotYours
 from gpurun.jobs.events import EventTail
+from gpurun.jobs.people import myself, user_name
 from gpurun.jobs.states import ENDED, State
 from gpurun.jobs.store import CancelRequest
 from gpurun.supervisor.joblog import LoggedLine, read_lines
@@ -48,15 +50,36 @@ def follow_job(folder: JobFolder, *, lines_to_stderr: bool = False, cancel_on_in
             cancel_job(folder, reason="Ctrl-C")
 
 
+def refuse_others(folder: JobFolder) -> None:
+    """Only a job's owner, or root, may end it.
+
+    Raises:
+        NotYours: it is another user's.
+    """
+    owner = folder.record().owner_uid
+    if os.getuid() not in (owner, 0):
+        raise NotYours(
+            f"belongs to {user_name(owner)}; only they or root may end it", job=folder.id,
+            hint=f"ask them: gpurun cancel {folder.id}",
+        )  # fmt: skip
+
+
 def cancel_job(folder: JobFolder, *, reason: str) -> None:
-    """Ask for a job's end, and carry it out at once if it only waits in the queue."""
-    import os
+    """Ask for a job's end, and carry it out at once if it only waits in the queue.
+
+    Raises:
+        NotYours: it is another user's.
+    """
     from pathlib import Path
 
+    from gpurun.jobs import audit
     from gpurun.supervisor.requests import end_queued
 
-    folder.ask_to_cancel(CancelRequest("cancel", by=getpass.getuser(), asked_s=time.time(), reason=reason))
-    end_queued(Path(folder.path).parent.parent, folder, now_s=time.time(), environ=os.environ)
+    refuse_others(folder)
+    home = Path(folder.path).parent.parent
+    audit.note(home, "cancel", job=folder.id, owner=folder.record().owner)
+    folder.ask_to_cancel(CancelRequest("cancel", by=myself(), asked_s=time.time(), reason=reason))
+    end_queued(home, folder, now_s=time.time(), environ=os.environ)
 
 
 class _View:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import shlex
 import subprocess
@@ -213,6 +212,10 @@ def _ask() -> None:
 
 
 def _report(change_: Change | None) -> None:
+    from gpurun.jobs import audit
+
+    if change_ is not None:
+        audit.note(state_home(), "inventory", change=change_.number, undoes=change_.undoes)
     if change_ is None:
         say("nothing to change")
     elif change_.undoes is not None:
@@ -231,8 +234,9 @@ def _file(path: Path) -> InventoryFile:
 def author() -> Author:
     """Who runs this command, and how."""
     from gpurun.inventory.history import Author
+    from gpurun.jobs.people import myself
 
-    who = getpass.getuser()
+    who = myself()
     behind = os.environ.get("SUDO_USER")
     return Author(f"{behind} as {who}" if behind else who, shlex.join(["gpurun", *sys.argv[1:]]), time.time())
 

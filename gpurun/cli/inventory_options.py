@@ -96,7 +96,8 @@ class Leases:
     @contextmanager
     def frozen(self) -> Iterator[JobsByHost]:
         """See `gpurun.inventory.leased.LeaseView`."""
-        from gpurun.leases.store import LeaseStore, allocator_lock
+        from gpurun.leases.allocator import allocator_lock
+        from gpurun.leases.store import LeaseStore
 
         store = LeaseStore(self._home)
         if not store.folder.exists():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import time
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -51,12 +50,13 @@ def _put(
 ) -> None:
     from gpurun.errors import BadInput
     from gpurun.jobs.cordons import Cordon, changing_cordons
+    from gpurun.jobs.people import myself
 
     if not reason.isprintable():
         raise BadInput("a reason is one line of printable text")
     found = cluster(inventory)
     names = [host.name for host in found.choose(selection)]
-    made = Cordon(state, getpass.getuser(), time.time(), reason)
+    made = Cordon(state, myself(), time.time(), reason)
     changed = []
     with changing_cordons(found.home) as cordons:
         for name in names:

@@ -31,9 +31,13 @@ JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, the
 def open_store() -> JobStore:
     """The job store, after what a crash left has been picked up: any command that comes along does that."""
     from gpurun.jobs.home import home
+    from gpurun.jobs.shared import enter
     from gpurun.jobs.store import JobStore
+    from gpurun.leases.filesystem import check_locks
 
     state = home(os.environ)
+    enter(state)
+    check_locks(state)
     if any(folder.is_dir() and any(folder.iterdir()) for folder in (state / "leases", state / "live")):
         from gpurun.supervisor.waiter import resume
 
@@ -61,7 +65,7 @@ def status(
     """Show hosts and jobs: what is free, what runs, what waits, and what is not known."""
     store = open_store()
     if job is not None:
-        record = store.find(job).record()
+        record = _with_trouble(store, store.find(job).record())
         if as_json:
             print_json({"hosts": [], "jobs": [job_json(record)]})
         else:
@@ -130,7 +134,19 @@ def host_rows(inventory: Inventory, holdings: Holdings, store: JobStore) -> list
 def _records(store: JobStore, problems: list[GpurunError], *, all_jobs: bool) -> list[JobRecord]:
     """Jobs that have not ended, and the last ones that have; oldest first."""
     ids = store.ids() if all_jobs else (*store.live_ids(), *store.recently_ended(ENDED_SHOWN))
-    return sorted(store.records(problems.append, ids=dict.fromkeys(ids)), key=lambda record: record.submitted_s)
+    records = [_with_trouble(store, record) for record in store.records(problems.append, ids=dict.fromkeys(ids))]
+    return sorted(records, key=lambda record: record.submitted_s)
+
+
+def _with_trouble(store: JobStore, record: JobRecord) -> JobRecord:
+    """A record whose reason says so when the job's supervisor cannot start or go on."""
+    from dataclasses import replace
+
+    from gpurun.leases.store import LeaseStore
+    from gpurun.supervisor.trouble import supervisor_trouble
+
+    trouble = supervisor_trouble(store.get(record.id), record, LeaseStore(store.home))
+    return replace(record, reason=trouble) if trouble else record
 
 
 def _print_job(store: JobStore, record: JobRecord) -> None:
@@ -187,11 +203,13 @@ def cancel(
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Only ask; do not wait until the GPUs are free.")] = False,
 ) -> None:
     """End jobs: SIGTERM, the grace period, SIGKILL, and the proof that every GPU is free again."""
-    from gpurun.cli.follow import cancel_job
+    from gpurun.cli.follow import cancel_job, refuse_others
     from gpurun.supervisor.requests import end_queued
 
     store = open_store()
     folders = [store.find(job) for job in jobs]
+    for folder in folders:
+        refuse_others(folder)
     for folder in folders:
         if folder.record().state.ended:
             say(f"{folder.id} has ended already: {folder.record().state.value}")

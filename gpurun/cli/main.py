@@ -9,7 +9,7 @@ import click
 import typer
 
 from gpurun import __version__, faults
-from gpurun.cli import bench, doctor, inventory, jobs, lab, recover, ship, simulate, submit, why
+from gpurun.cli import audit, bench, doctor, inventory, jobs, lab, recover, ship, simulate, submit, why
 from gpurun.cli import exec as exec_command
 from gpurun.errors import GpurunError
 
@@ -40,6 +40,8 @@ app.command("ship", short_help="Bring an image to hosts")(ship.ship)
 app.command("images", short_help="What gpurun put on hosts; --prune")(ship.images)
 app.command("simulate", short_help="Replay a trace of jobs")(simulate.simulate)
 app.command("recover", short_help="Pick up what a crash left")(recover.recover)
+app.command("audit", short_help="Who did what")(audit.audit)
+app.command("init", short_help="A state directory for several users")(audit.init)
 app.add_typer(inventory.app, name="inventory", short_help="Show, check and change the inventory")
 app.add_typer(lab.app, name="lab", short_help="A cluster on this machine, for tests")
 

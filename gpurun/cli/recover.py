@@ -20,15 +20,25 @@ def recover(
             "--discard", metavar="FILE", help="Move a damaged lease out of the way, after you checked its GPUs."
         ),
     ] = None,
+    install: Annotated[
+        bool, typer.Option("--install", help="Have systemd run this at boot and every minute: root's for everybody.")
+    ] = False,
+    uninstall: Annotated[bool, typer.Option("--uninstall", help="Take that back.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --install: print the units only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Replace supervisors that died, give queued jobs another look, and name every damaged lease."""
     from gpurun.jobs.home import home
+    from gpurun.jobs.shared import enter
     from gpurun.leases.store import LeaseStore
     from gpurun.supervisor.spawn import adopt_orphans, run_pass_and_start
     from gpurun.supervisor.waiter import ensure_waiter, has_queued
 
+    if install or uninstall or dry_run:
+        _change_timer(install=install, uninstall=uninstall, dry_run=dry_run)
+        return
     state = home(os.environ)
+    enter(state)
     if discard is not None:
         say(f"moved to {_discard(state, Path(discard).name)}")
     adopted = adopt_orphans(state, os.environ)
@@ -37,6 +47,8 @@ def recover(
         run_pass_and_start(state, now_s=time.time(), environ=os.environ)
         if has_queued(state, os.getuid()):
             ensure_waiter(state, os.environ)
+    for problem in _recover_others(state):
+        say(f"not recovered: {problem}")
     if as_json:
         print_json({"adopted": list(adopted), "damaged": [{"file": e.where, "reason": e.message} for e in damaged]})
     else:
@@ -49,13 +61,36 @@ def recover(
         raise typer.Exit(StateError.exit_code)
 
 
+def _change_timer(*, install: bool, uninstall: bool, dry_run: bool) -> None:
+    from gpurun.cli import recover_timer
+
+    if install and uninstall:
+        raise BadInput("--install and --uninstall contradict each other")
+    if uninstall:
+        recover_timer.uninstall()
+    else:
+        recover_timer.install(dry_run=dry_run)
+
+
+def _recover_others(home: Path) -> list[str]:
+    """Root recovers what every user has in a shared state directory, as that user; what was wrong."""
+    from gpurun.jobs.shared import is_shared
+    from gpurun.supervisor.everybody import owners, recover_as
+
+    if os.getuid() != 0 or not is_shared(home):
+        return []
+    return [problem for uid in owners(home) if (problem := recover_as(uid, home, os.environ))]
+
+
 def _discard(home: Path, name: str) -> Path:
     """Move a damaged lease to ``discarded/``; a healthy one is refused.
 
     Raises:
         BadInput: there is no such damaged lease.
     """
-    from gpurun.leases.store import LeaseStore, allocator_lock
+    from gpurun.jobs import audit
+    from gpurun.leases.allocator import allocator_lock
+    from gpurun.leases.store import LeaseStore
 
     with allocator_lock(home):
         store = LeaseStore(home)
@@ -65,4 +100,5 @@ def _discard(home: Path, name: str) -> Path:
         kept.mkdir(exist_ok=True)
         target = kept / f"{time.time_ns()}-{name}"
         (store.folder / name).rename(target)
+        audit.note(home, "discard", lease=name, kept=str(target))
         return target

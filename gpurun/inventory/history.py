@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import unified_diff
@@ -140,7 +141,7 @@ class History:
 
     def _write(self, path: Path, data: bytes) -> None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _make(path.parent)
         except OSError as error:
             where = str(path.parent)
             raise StateError(f"the inventory's history cannot be kept: {error.strerror}", where=where) from error
@@ -156,6 +157,16 @@ class History:
             for path in (self.folder / "texts").iterdir():
                 if path.name not in needed:
                     path.unlink(missing_ok=True)
+
+
+def _make(folder: Path) -> None:
+    """A new folder is as open to the group as the one it is in: several users may share a history."""
+    if folder.is_dir():
+        return
+    _make(folder.parent)
+    folder.mkdir(exist_ok=True)
+    if folder.parent.stat().st_mode & stat.S_IWGRP:
+        folder.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_IRWXG)
 
 
 def diff(before: bytes, after: bytes, name: str) -> str:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from gpurun.jobs import durable
+from gpurun.jobs import audit, durable
+from gpurun.jobs.shared import cordons_folder, enter, is_shared
 
 CordonState = Literal["cordoned", "draining", "lost"]
 
@@ -41,10 +42,15 @@ class _File:
     version: int = 1
 
 
+def cordons_file(home: Path) -> Path:
+    """Where they are written."""
+    return cordons_folder(home) / "cordons.json"
+
+
 def read_cordons(home: Path) -> Mapping[str, Cordon]:
     """Cordons by host. Raises StateError when the file is damaged."""
     try:
-        return durable.read_record(home / "cordons.json", _File).hosts
+        return durable.read_record(cordons_file(home), _File).hosts
     except FileNotFoundError:
         return {}
 
@@ -55,15 +61,29 @@ def changing_cordons(home: Path) -> Iterator[dict[str, Cordon]]:
 
     Raises:
         StateError: the file is damaged; it is left as it is.
+        UnsafeState: the state directory does not keep its users apart.
     """
     home.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(home / "cordons.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
+    enter(home)
+    lock = home / "cordons" / "lock" if is_shared(home) else home / "cordons.lock"
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         hosts = dict(read_cordons(home))
         before = dict(hosts)
         yield hosts
         if hosts != before:
-            durable.write_record(home / "cordons.json", _File(hosts))
+            durable.write_record(cordons_file(home), _File(hosts))
+            _audit(home, before, hosts)
     finally:
         os.close(descriptor)
+
+
+def _audit(home: Path, before: Mapping[str, Cordon], after: Mapping[str, Cordon]) -> None:
+    for host in sorted(before.keys() | after.keys()):
+        if before.get(host) != after.get(host):
+            new = after.get(host)
+            if new is None:
+                audit.note(home, "uncordon", target=host)
+            else:
+                audit.note(home, "cordon", target=host, state=new.state, reason=new.reason)

@@ -2,14 +2,14 @@
 
 ``spec.json`` is written once. ``state.json`` is rewritten whole on every change, by whoever has the right to:
 the pass while a job is queued (under the allocator lock), its supervisor while it holds the lease's lock.
-``events.jsonl`` and ``log`` only ever grow. ``cancel.json`` is the one thing others may put in the folder.
+``events.jsonl`` and ``log`` only ever grow. ``cancel.json`` is a request to whoever carries the job. All of it is
+written by the job's owner (or root) alone; of others' jobs one can only read.
 ``live/ID`` marks every job that has not ended, so that a pass does not read years of history; it is there before
 the job is, and a marker that outlived its job means nothing.
 """
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 import secrets
@@ -21,6 +21,7 @@ from typing import Literal
 from gpurun import faults
 from gpurun.errors import BadInput, StateError
 from gpurun.jobs import durable
+from gpurun.jobs.people import myself, user_name
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.states import State, check_way
 
@@ -191,8 +192,20 @@ class JobFolder:
         return durable.read_record(self.path / "spec.json", JobSpec)
 
     def record(self) -> JobRecord:
-        """Where the job stands. Raises StateError when the file is damaged."""
-        return durable.read_record(self.path / "state.json", JobRecord)
+        """Where the job stands.
+
+        Raises:
+            StateError: the file is damaged; or it names an owner who did not make the folder, so that in a shared state
+                directory nobody can have something run as somebody else.
+        """
+        record = durable.read_record(self.path / "state.json", JobRecord)
+        maker = self.path.lstat().st_uid
+        if record.owner_uid != maker:
+            raise StateError(
+                f"says that it is {user_name(record.owner_uid)}'s, but {user_name(maker)} made it",
+                where=str(self.path / "state.json"),
+            )
+        return record
 
     def write(self, record: JobRecord) -> JobRecord:
         """Replace the record, whole."""
@@ -243,7 +256,7 @@ class JobStore:
         durable.write_record(building / "spec.json", spec)
         folder.write(
             JobRecord(
-                id=job_id, name=spec.name, owner=getpass.getuser(), owner_uid=os.getuid(), gpus=spec.gpus,
+                id=job_id, name=spec.name, owner=myself(), owner_uid=os.getuid(), gpus=spec.gpus,
                 inventory=str(inventory), state=State.QUEUED, submitted_s=now_s, queued_s=now_s,
                 pool=spec.pool, priority=spec.priority,
             )

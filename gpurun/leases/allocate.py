@@ -3,7 +3,8 @@
 The decision is `gpurun.scheduler`'s and pure. This module gathers the snapshot from files and commits the
 answer: a lease file per granted gang first, then the job's record; a request to give way per preempted gang. It
 decides for everybody's jobs, in the one order there is, and commits those of the user who runs it: what it left for
-others, their waiters take in passes of their own. A user whose waiter does not live is passed over.
+others, their waiters take in passes of their own, and gangs of others that must give way are asked to look for
+themselves (`gpurun.leases.asking`). A user whose waiter does not live is passed over.
 A crash between any two writes leaves a state that the next pass understands (see `mark_granted`).
 """
 
@@ -17,11 +18,14 @@ from pathlib import Path
 from gpurun.errors import BadInput, GpurunError, StateError
 from gpurun.inventory.load import load
 from gpurun.inventory.model import Inventory
+from gpurun.jobs import audit
 from gpurun.jobs.cordons import read_cordons
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import CancelRequest, Claim, JobRecord, JobStore
-from gpurun.leases.store import Holdings, Lease, LeaseLock, LeaseStore, allocator_lock
+from gpurun.leases.allocator import PATIENCE_S, allocator_lock
+from gpurun.leases.asking import ask_to_give_way
+from gpurun.leases.store import Holdings, Lease, LeaseLock, LeaseStore
 from gpurun.leases.waiters import waiter_lives
 from gpurun.scheduler.model import Decisions, Gang, Placement, Running, Snapshot
 from gpurun.scheduler.schedule import schedule
@@ -47,11 +51,12 @@ class Pass:
     problems: tuple[GpurunError, ...] = ()
 
 
-def run_pass(home: Path, *, now_s: float, commit: bool = True) -> Pass:
+def run_pass(home: Path, *, now_s: float, commit: bool = True, patience_s: float | None = PATIENCE_S) -> Pass:
     """Run one pass over everything that is queued.
 
     Args:
         commit: False only looks: the same decisions, nothing written.
+        patience_s: as for `allocator_lock`.
 
     Raises:
         StateError: a lease is damaged, so that it cannot be known which GPUs are free.
@@ -59,7 +64,7 @@ def run_pass(home: Path, *, now_s: float, commit: bool = True) -> Pass:
     store, leases = JobStore(home), LeaseStore(home)
     if not commit:
         return _decide(store, leases, now_s)
-    with allocator_lock(home):
+    with allocator_lock(home, patience_s=patience_s):
         leases.sweep()
         looked = _decide(store, leases, now_s)
         granted: list[tuple[Lease, LeaseLock]] = []
@@ -143,18 +148,41 @@ def _snapshot(
                 taken[grant.host] = (*taken.get(grant.host, ()), *grant.gpus)
             continue
         gang = gang_of(record, _spec_or(store, record, on_problem))
-        stopping = record.state is State.STOPPING or store.get(record.id).cancel_request() is not None
+        stopping = record.state is State.STOPPING or _asked_to_end(store, record, on_problem)
         placement = Placement(lease.generation, lease.racks, lease.grants)
         running.append(Running(gang, placement, lease.granted_s, stopping=stopping))
     for record in jobs.values():
         waits = record.state is State.QUEUED and record.id not in leased and record.inventory == inventory.source
         waits = waits and not record.waits_for_restart(now_s)
         mine = record.owner_uid == os.getuid()
-        if waits and (mine or waiter_lives(store.home, record.owner_uid)) and not store.get(record.id).cancel_request():
+        looked_after = waits and (mine or waiter_lives(store.home, record.owner_uid))
+        if looked_after and not _asked_to_end(store, record, on_problem):
             queue.append(gang_of(record, _spec_or(store, record, on_problem)))
+    queue = [_with_valid_claim(gang, running) for gang in queue]
     cordons = read_cordons(store.home)
     unusable = {host: f"{cordon.state}: {cordon.reason}" for host, cordon in cordons.items()}
     return Snapshot(inventory, tuple(running), tuple(queue), unusable, taken, now_s)
+
+
+def _with_valid_claim(gang: Gang, running: Iterable[Running]) -> Gang:
+    """Forget a claim on GPUs of gangs that have not been asked to end: their owners have yet to decide that."""
+    if gang.claim is None:
+        return gang
+    wanted = {(grant.host, gpu) for grant in gang.claim.grants for gpu in grant.gpus}
+    for each in running:
+        kept = {(grant.host, gpu) for grant in each.placement.grants for gpu in grant.gpus}
+        if not each.stopping and not wanted.isdisjoint(kept):
+            return replace(gang, claim=None)
+    return gang
+
+
+def _asked_to_end(store: JobStore, record: JobRecord, on_problem: Callable[[GpurunError], None]) -> bool:
+    """Whether there is a request to end; a damaged one counts as one, and must not stop the passes of others."""
+    try:
+        return store.get(record.id).cancel_request() is not None
+    except StateError as error:
+        on_problem(error)
+        return True
 
 
 def _spec_or(store: JobStore, record: JobRecord, on_problem: Callable[[GpurunError], None]) -> JobSpec:
@@ -186,12 +214,24 @@ def _commit(
         lock = leases.grant(lease)
         mark_granted(store, lease)
         granted.append((lease, lock))
-    for preemption in decisions.preempts:
-        request = CancelRequest("preempt", by="scheduler", asked_s=now_s, reason=preemption.message)
-        store.get(preemption.victim).ask_to_cancel(request)
+        hosts = [grant.host for grant in lease.grants]
+        audit.note(store.home, "grant", job=gang.id, attempt=lease.attempt, hosts=hosts)
+    _preempt(store, decisions, now_s)
     for job in decisions.order:
         _keep_claim(store, job, decisions.claims.get(job))
     return granted
+
+
+def _preempt(store: JobStore, decisions: Decisions, now_s: float) -> None:
+    others = []
+    for preemption in decisions.preempts:
+        folder = store.get(preemption.victim)
+        if folder.record().owner_uid != os.getuid():
+            others.append(preemption.victim)
+        elif folder.cancel_request() is None:
+            folder.ask_to_cancel(CancelRequest("preempt", by="scheduler", asked_s=now_s, reason=preemption.message))
+            audit.note(store.home, "preempt", job=preemption.victim, taker=preemption.taker, reason=preemption.message)
+    ask_to_give_way(store.home, others)
 
 
 def mark_granted(store: JobStore, lease: Lease) -> None:

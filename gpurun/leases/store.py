@@ -14,8 +14,8 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -81,6 +81,10 @@ class LeaseLock:
     def close(self) -> None:
         """Give the lock up, unless another process inherited the descriptor."""
         os.close(self.descriptor)
+
+    def is_mine(self) -> bool:
+        """True if this user wrote the lease, whoever it says it belongs to."""
+        return os.fstat(self.descriptor).st_uid == os.getuid()
 
     def is_current(self) -> bool:
         """True if the locked file is still the one at the lease's path."""
@@ -154,7 +158,8 @@ class LeaseStore:
         """Remove what writers that were killed left half written. The caller holds the allocator lock."""
         if self.folder.is_dir():
             for path in self.folder.glob(".*.tmp"):
-                path.unlink(missing_ok=True)
+                with suppress(PermissionError):  # another user's: a pass of theirs will
+                    path.unlink(missing_ok=True)
 
     def abandon(self, lock: LeaseLock, lease: Lease, hosts: Collection[str]) -> tuple[Lease, LeaseLock]:
         """Free all GPUs of a lease but those of `hosts`, which could not be fenced: they become a lost lease.
@@ -221,25 +226,3 @@ def _flock_soon(descriptor: int) -> bool:
         else:
             return True
     return False
-
-
-@contextmanager
-def allocator_lock(home: Path) -> Iterator[None]:
-    """Hold the one lock under which leases are granted and queued jobs change. Held for milliseconds.
-
-    Raises:
-        StateError: the state directory cannot be written.
-    """
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(home / "allocator.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
-    except OSError as error:
-        raise StateError(
-            f"the state directory cannot be used: {error.strerror}", where=str(home),
-            hint="set GPURUN_HOME to a folder on a local disk that you may write",
-        ) from error  # fmt: skip
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -19,6 +19,8 @@ def waiter_lives(home: Path, uid: int) -> bool:
     except OSError:
         return False
     try:
+        if os.fstat(descriptor).st_uid != uid:
+            return False  # somebody else's file in that user's name
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -225,11 +225,19 @@ def _ask_openssh(name: str, config: str | None) -> Options:
     return options
 
 
+def _local_user() -> str:
+    """The name of who runs this; its number if it has none, as in a container."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
 def _route(target: Target, options: Options, depth: int) -> Route:
     def one(key: str, default: str = "") -> str:
         return options.get(key, [default])[0].strip()
 
-    local_user = pwd.getpwuid(os.getuid()).pw_name
+    local_user = _local_user()
     hostname = _unquote(one("hostname", target.name)).replace("%%", "\0").replace("%h", target.name).replace("\0", "%")
     try:
         port = target.port or int(one("port", "22"))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gpurun import faults
 from gpurun.errors import GpurunError, StateError
+from gpurun.jobs.shared import enter
 from gpurun.jobs.states import State
 from gpurun.leases.store import Lease, LeaseLock, LeaseStore
 from gpurun.supervisor.job import SupervisedJob
@@ -33,6 +34,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     leases = LeaseStore(home)
     try:
+        enter(home)
         lease = leases.read(name)
         if lease is None:
             raise StateError("its lease is gone", job=name)
@@ -53,12 +55,12 @@ def _carry(home: Path, lease: Lease, lock: LeaseLock) -> None:
         state = live(job)
         job.links.close()
         rest = job.lost
-        run_pass_and_start(home, now_s=time.time(), environ=os.environ)
+        run_pass_and_start(home, now_s=time.time(), environ=os.environ, patience_s=None)
         if state is State.QUEUED:
             ensure_waiter(home, os.environ)
     if rest is not None:
         keep_asking(home, *rest)
-        run_pass_and_start(home, now_s=time.time(), environ=os.environ)
+        run_pass_and_start(home, now_s=time.time(), environ=os.environ, patience_s=None)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -17,15 +19,17 @@ from gpurun.inventory.model import Inventory
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
-from gpurun.jobs.store import JobFolder, JobRecord, JobStore
+from gpurun.jobs.store import CancelRequest, JobFolder, JobRecord, JobStore
 from gpurun.launch.account import HostAccount
 from gpurun.launch.docker import AUTOTUNE_FILE
 from gpurun.launch.fabric import nccl_version
 from gpurun.launch.horovod_knobs import reuse
 from gpurun.launch.plan import Plan, make_plan
+from gpurun.leases.asking import Asked
 from gpurun.leases.store import Lease, LeaseLock, LeaseStore
 from gpurun.supervisor.ends import End, GangEnd, failed
 from gpurun.supervisor.links import Links
+from gpurun.supervisor.spawn import run_pass_and_start
 
 
 class SupervisedJob:
@@ -47,6 +51,7 @@ class SupervisedJob:
         self.hardware: dict[str, Hardware] = {}
         self.ssh_port = lease.ssh_port
         self.lost: tuple[Lease, LeaseLock] | None = None
+        self.asked = Asked(home, lease.job)
 
     @cached_property
     def inventory(self) -> Inventory:
@@ -148,13 +153,20 @@ class SupervisedJob:
             address=address or "127.0.0.1", sshd=said["sshd"],
         )  # fmt: skip
 
+    def request(self) -> CancelRequest | None:
+        """What was asked of this job. If another user asks it to give way, it looks for itself whether it must."""
+        if self.folder.cancel_request() is None and self.asked.is_due():
+            with suppress(GpurunError):  # a damaged lease, say: not this job's fault, and it will be asked again
+                run_pass_and_start(self.home, now_s=self.clock(), environ=os.environ, patience_s=None)
+        return self.folder.cancel_request()
+
     def check_requests(self, *, ladder: bool) -> None:
         """Give way if somebody asked for it.
 
         Raises:
             GangEnd: the job is cancelled or preempted.
         """
-        request = self.folder.cancel_request()
+        request = self.request()
         if request is None:
             return
         if request.kind == "cancel":

@@ -44,7 +44,7 @@ def _ship_image(job: SupervisedJob) -> None:
         report = ship(
             job.spec.image, job.links.fleet, inventory=job.inventory, hosts=job.hosts,
             docker_host=job.inventory.docker_host, progress=told,
-            cancelled=lambda: job.folder.cancel_request() is not None, deadline_s=PREPARE_LIMIT_S,
+            cancelled=lambda: job.request() is not None, deadline_s=PREPARE_LIMIT_S,
         )  # fmt: skip
     except GpurunError as error:
         job.check_requests(ladder=False)

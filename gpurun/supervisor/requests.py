@@ -8,7 +8,8 @@ from pathlib import Path
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobFolder, JobStore
-from gpurun.leases.store import LeaseStore, allocator_lock
+from gpurun.leases.allocator import allocator_lock
+from gpurun.leases.store import LeaseStore
 from gpurun.supervisor.spawn import run_pass_and_start
 
 

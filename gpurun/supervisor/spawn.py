@@ -10,19 +10,23 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpurun import faults
+from gpurun.jobs import audit
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobRecord, JobStore, finish
 from gpurun.leases.allocate import Pass, run_pass
-from gpurun.leases.store import Lease, LeaseLock, LeaseStore, allocator_lock
+from gpurun.leases.allocator import PATIENCE_S, allocator_lock
+from gpurun.leases.store import Lease, LeaseLock, LeaseStore
 
 
-def run_pass_and_start(home: Path, *, now_s: float, environ: Mapping[str, str]) -> Pass:
+def run_pass_and_start(
+    home: Path, *, now_s: float, environ: Mapping[str, str], patience_s: float | None = PATIENCE_S
+) -> Pass:
     """Run a pass and start the supervisor of every job of this user that it granted.
 
     Raises:
         StateError: as `run_pass`.
     """
-    done = run_pass(home, now_s=now_s)
+    done = run_pass(home, now_s=now_s, patience_s=patience_s)
     faults.point()
     for lease, lock in done.granted:
         start_supervisor(home, lease, lock, environ)
@@ -42,7 +46,10 @@ def adopt_orphans(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
         if lease.owner_uid != os.getuid():
             continue
         lock = leases.try_lock(lease.name) or leases.try_lock(lease.job)
-        if lock is not None:
+        if lock is not None and not lock.is_mine():
+            lock.close()
+        elif lock is not None:
+            audit.note(home, "adopt", job=lease.job)
             start_supervisor(home, lease, leases.settle(lock, lease), environ)
             adopted.append(lease.job)
     _finish_interrupted(home)

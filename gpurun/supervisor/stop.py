@@ -16,11 +16,13 @@ from typing import Any
 
 from gpurun.errors import GpurunError, HostFailure
 from gpurun.inventory.load import load
+from gpurun.jobs import audit
 from gpurun.jobs.cordons import Cordon, changing_cordons
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, finish
-from gpurun.leases.store import Lease, LeaseLock, LeaseStore, allocator_lock
+from gpurun.leases.allocator import allocator_lock
+from gpurun.leases.store import Lease, LeaseLock, LeaseStore
 from gpurun.remote.agent import Agent
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.links import Links
@@ -178,16 +180,17 @@ def _abandon(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> None:
         for host, error in unproven.items():
             reason = f"could not be fenced after {job.lease.job}"
             cordons.setdefault(host, Cordon("lost", "gpurun", job.clock(), reason, evidence=error.message))
-    with allocator_lock(job.home):
+    with allocator_lock(job.home, patience_s=None):
         job.lost = job.leases.abandon(job.lock, job.lease, set(unproven))
     job.note(f"{', '.join(sorted(unproven))}: lost; its GPUs stay taken until it has been fenced")
 
 
 def _finish(job: SupervisedJob) -> State:
     """Free the GPUs, then say so."""
-    with allocator_lock(job.home):
+    with allocator_lock(job.home, patience_s=None):
         if job.lost is None:
             job.leases.release(job.lock)
         job.record = finish(job.store, job.record, now_s=job.clock())
+    audit.note(job.home, "end", job=job.lease.job, state=job.record.state.value, reason=job.record.reason)
     job.told()
     return job.record.state

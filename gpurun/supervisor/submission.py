@@ -8,6 +8,8 @@ from pathlib import Path
 
 from gpurun.images.engine import Engine
 from gpurun.inventory.model import Inventory
+from gpurun.jobs import audit
+from gpurun.jobs.shared import enter
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobFolder, JobStore
@@ -23,10 +25,13 @@ def submit_job(spec: JobSpec, inventory: Inventory, home: Path, environ: Mapping
     Raises:
         BadInput: the image is not on this machine: said now, not when GPUs come free.
         StateError: a lease is damaged, so that nothing could be granted.
+        UnsafeState: the state directory does not keep its users apart.
     """
+    enter(home)
     Engine(inventory.docker_host).image(spec.image)
     refuse_while_damaged(LeaseStore(home).read_all())
     folder = JobStore(home).create(spec, inventory=Path(inventory.source), now_s=time.time())
+    audit.note(home, "submit", job=folder.id, name=spec.name, gpus=spec.gpus)
     run_pass_and_start(home, now_s=time.time(), environ=environ)
     if folder.record().state is State.QUEUED:
         ensure_waiter(home, environ)

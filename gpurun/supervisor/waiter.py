@@ -19,7 +19,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpurun import faults
-from gpurun.errors import GpurunError
+from gpurun.errors import GpurunError, StateError
+from gpurun.jobs.cordons import cordons_file
+from gpurun.jobs.people import user_name
+from gpurun.jobs.shared import enter
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import Pass
@@ -34,7 +37,13 @@ def ensure_waiter(home: Path, environ: Mapping[str, str]) -> None:
     """Start this user's waiter unless it lives. Its lock passes to it without a moment in between."""
     path = waiter_lock(home, os.getuid())
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except PermissionError as error:
+        raise StateError(
+            f"your waiter cannot start: {user_name(path.lstat().st_uid)} made its lock", where=str(path),
+            hint="have its owner, or root, remove that file",
+        ) from error  # fmt: skip
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -113,8 +122,7 @@ def _restart_in_s(home: Path) -> float:
 def _stamps(home: Path) -> tuple[float, ...]:
     """When leases, jobs and cordons last changed."""
     return tuple(
-        path.stat().st_mtime if path.exists() else 0.0
-        for path in (home / "leases", home / "live", home / "cordons.json")
+        path.stat().st_mtime if path.exists() else 0.0 for path in (home / "leases", home / "live", cordons_file(home))
     )
 
 
@@ -124,6 +132,7 @@ def main(argv: list[str]) -> int:
     os.set_inheritable(int(argv[0]), False)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    enter(Path(os.environ["GPURUN_HOME"]))
     wait_for_queue(Path(os.environ["GPURUN_HOME"]), os.environ)
     return 0
 

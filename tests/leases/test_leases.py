@@ -16,7 +16,8 @@ from gpurun.jobs.spec import Constraints, Grant, JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import CancelRequest, JobStore
 from gpurun.leases.allocate import run_pass
-from gpurun.leases.store import Lease, LeaseStore, allocator_lock
+from gpurun.leases.allocator import allocator_lock
+from gpurun.leases.store import Lease, LeaseStore
 
 INVENTORY = """\
 version: 1

@@ -1,0 +1,83 @@
+"""``gpurun recover --install | --uninstall``: let systemd run it, at boot and every minute."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import typer
+
+from gpurun.cli.printing import say
+from gpurun.errors import HostNotReady, StateError
+from gpurun.supervisor.timer import NAME, Recovery, kept
+
+BOOTED = Path("/run/systemd/system")
+"""There if systemd is the machine's manager: sd_booted(3)."""
+
+
+def recovery() -> Recovery:
+    """What would be installed for whoever runs this."""
+    from gpurun.jobs.home import home
+
+    argv = (sys.executable, "-m", "gpurun", "recover")
+    return Recovery(argv, kept(os.environ, str(home(os.environ))), everybody=os.getuid() == 0)
+
+
+def unit_folder() -> Path:
+    """Where the units go: the system's for root, else the user's own (systemd.unit(5))."""
+    if os.getuid() == 0:
+        return Path("/etc/systemd/system")
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "systemd" / "user"
+
+
+def install(*, dry_run: bool) -> None:
+    """Write and enable the units; with `dry_run`, print them.
+
+    Raises:
+        HostNotReady: systemd does not run here; the crontab lines that do the same were printed.
+        StateError: it refused the units.
+    """
+    wanted = recovery()
+    if dry_run:
+        for name, text in wanted.units().items():
+            typer.echo(f"# {unit_folder() / name}\n{text}")
+        return
+    if not BOOTED.is_dir():
+        typer.echo(wanted.crontab(), nl=False)
+        raise HostNotReady("systemd does not run here, so nothing was installed", hint="`crontab -e` takes these lines")
+    folder = unit_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in wanted.units().items():
+        (folder / name).write_text(text)
+    _systemctl("daemon-reload")
+    _systemctl("enable", "--now", f"{NAME}.timer")
+    say(f"{folder / NAME}.timer runs `gpurun recover` at boot and every minute")
+    if os.getuid() != 0 and subprocess.run(["loginctl", "enable-linger"], check=False).returncode != 0:
+        say("  → only while you are logged in; as root: loginctl enable-linger " + str(os.getuid()))
+
+
+def uninstall() -> None:
+    """Disable and remove the units. What they started goes on; not installed is fine."""
+    folder = unit_folder()
+    units = [folder / f"{NAME}.{kind}" for kind in ("timer", "service")]
+    if not any(unit.exists() for unit in units):
+        say("nothing is installed")
+        return
+    if BOOTED.is_dir():
+        _systemctl("disable", "--now", f"{NAME}.timer")
+    for unit in units:
+        unit.unlink(missing_ok=True)
+    if BOOTED.is_dir():
+        _systemctl("daemon-reload")
+    say(f"{NAME} is removed; jobs go on")
+
+
+def _systemctl(*words: str) -> None:
+    argv = ["systemctl", *([] if os.getuid() == 0 else ["--user"]), *words]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise StateError(
+            f"`{' '.join(argv)}` failed: {done.stderr.strip()}", hint="gpurun recover --uninstall takes it back"
+        )

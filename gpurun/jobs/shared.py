@@ -1,0 +1,163 @@
+"""A state directory that several users share: which modes keep them apart, and whether they are so.
+
+Root, or whoever is the administrator, owns the directory and makes everything on its first level, once: a member of
+the group can add and remove nothing there. Below, each folder is one of two kinds. In a *sticky* one everybody puts
+things of their own, and only their owner (or root) may rename or remove them: jobs, leases, the marks of living jobs,
+waiters' locks, requests. In an *open* one everybody may replace everything: cordons, the line for the allocator
+lock, histories. Files are readable by the group and, but for the lock files, written by their owner alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from gpurun.errors import BadInput, UnsafeState
+from gpurun.jobs.people import user_name
+
+HOME_MODE = 0o2750
+STICKY, OPEN, LOCK = 0o3770, 0o2770, 0o660
+FOLDERS: Mapping[str, int] = {
+    "jobs": STICKY, "live": STICKY, "leases": STICKY, "waiters": STICKY, "requests": STICKY, "discarded": STICKY,
+    "line": OPEN, "cordons": OPEN, "inventory": OPEN, "bench": OPEN,
+}  # fmt: skip
+FILES: Mapping[str, int] = {
+    "allocator.lock": LOCK, "locks.json": LOCK, "audit.jsonl": LOCK, "cordons/lock": LOCK, "bench/links.lock": LOCK,
+}  # fmt: skip
+UMASK = 0o027
+MARK = "requests"
+"""The folder that only a shared state directory has."""
+
+_GETFLAGS, _SETFLAGS, _APPEND_ONLY = 0x80086601, 0x40086602, 0x20  # ioctl_iflags(2)
+
+
+def is_shared(home: Path) -> bool:
+    """Whether this state directory was made for several users."""
+    return (home / MARK).is_dir()
+
+
+def enter(home: Path) -> None:
+    """What every process does before it writes below `home`: check who may do what there; in a shared one, let the
+    group read what this process writes and nobody else. A directory that does not exist yet is fine.
+
+    Raises:
+        UnsafeState: the modes or owners are not what keeps users apart; with the command that mends it.
+    """
+    try:
+        found = home.stat()
+    except FileNotFoundError:
+        return
+    except PermissionError as error:
+        raise UnsafeState("the state directory is not open to you", where=str(home), hint=_ask(home)) from error
+    if found.st_mode & stat.S_IWOTH:
+        raise UnsafeState(
+            "the state directory can be written by everybody on this machine, so nothing in it can be trusted",
+            where=str(home), hint=f"chmod o-w {home}",
+        )  # fmt: skip
+    if not os.access(home, os.X_OK):
+        raise UnsafeState("the state directory is not open to you", where=str(home), hint=_ask(home))
+    if is_shared(home):
+        _check_shared(home, found)
+        os.umask(UMASK)
+    elif os.getuid() not in (found.st_uid, 0):
+        raise UnsafeState(
+            f"the state directory belongs to {user_name(found.st_uid)} and is not a shared one", where=str(home),
+            hint="set GPURUN_HOME to a folder of your own, or have one made with `gpurun init --shared`",
+        )  # fmt: skip
+
+
+def make_shared(home: Path, gid: int) -> bool:
+    """Make a shared state directory, or mend one. Idempotent.
+
+    Returns:
+        Whether the audit log could be made append-only (by root, on a file system that knows how).
+
+    Raises:
+        BadInput: there is a state directory of one user's, with jobs; or this user may not do it.
+    """
+    if home.is_dir() and not is_shared(home) and any((home / name).exists() for name in ("jobs", "leases")):
+        raise BadInput(
+            "is a state directory of one user already; its jobs would be nobody's", where=str(home),
+            hint="choose another folder; jobs cannot change hands",
+        )  # fmt: skip
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        _set(home, HOME_MODE, gid)
+        for name, mode in FOLDERS.items():
+            (home / name).mkdir(exist_ok=True)
+            _set(home / name, mode, gid)
+        for name, mode in FILES.items():
+            os.close(os.open(home / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, mode))
+            _set(home / name, mode, gid)
+    except OSError as error:
+        raise BadInput(
+            f"cannot be made: {error.strerror}", where=error.filename or str(home), hint="as root?"
+        ) from error
+    return _append_only(home / "audit.jsonl", on=True)
+
+
+def cordons_folder(home: Path) -> Path:
+    """Where the file of cordons lies: it is replaced by whoever changes it, so the folder must be an open one."""
+    return home / "cordons" if is_shared(home) else home
+
+
+def _check_shared(home: Path, found: os.stat_result) -> None:
+    for name, mode in {".": HOME_MODE, **FOLDERS, **FILES}.items():
+        path = home / name
+        try:
+            there = path.lstat()
+        except FileNotFoundError:
+            raise _wrong(home, path, "is missing", found.st_gid) from None
+        kind_is_right = stat.S_ISREG(there.st_mode) if name in FILES else stat.S_ISDIR(there.st_mode)
+        if not kind_is_right:
+            raise _wrong(home, path, "is not what gpurun made", found.st_gid)
+        if stat.S_IMODE(there.st_mode) != mode:
+            raise _wrong(home, path, f"has mode {stat.S_IMODE(there.st_mode):04o}, not {mode:04o}", found.st_gid)
+        if there.st_gid != found.st_gid:
+            raise _wrong(home, path, f"belongs to group {there.st_gid}, not {found.st_gid}", found.st_gid)
+        if there.st_uid not in (found.st_uid, 0):
+            raise _wrong(home, path, f"belongs to {user_name(there.st_uid)}", found.st_gid)
+
+
+def _wrong(home: Path, path: Path, what: str, gid: int) -> UnsafeState:
+    return UnsafeState(
+        f"the shared state directory does not keep its users apart: {path.relative_to(home)} {what}", where=str(home),
+        hint=f"as its owner: gpurun init --shared {home} --group {gid}",
+    )  # fmt: skip
+
+
+def _ask(home: Path) -> str:
+    try:
+        gid = home.stat().st_gid
+    except OSError:
+        return "ask its owner to let you in"
+    return f"ask to be made a member of group {gid} (usermod -aG), and log in again"
+
+
+def _set(path: Path, mode: int, gid: int) -> None:
+    found = path.lstat()
+    if (found.st_gid, stat.S_IMODE(found.st_mode), found.st_uid) == (gid, mode, os.getuid()):
+        return
+    _append_only(path, on=False)
+    os.chown(path, os.getuid(), gid, follow_symlinks=False)
+    path.chmod(mode)
+
+
+def _append_only(path: Path, *, on: bool) -> bool:
+    """Set or clear the kernel's append-only attribute; False where that cannot be done."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            (flags,) = struct.unpack("l", fcntl.ioctl(descriptor, _GETFLAGS, struct.pack("l", 0)))
+            wanted = flags | _APPEND_ONLY if on else flags & ~_APPEND_ONLY
+            if wanted != flags:
+                fcntl.ioctl(descriptor, _SETFLAGS, struct.pack("l", wanted))
+        finally:
+            os.close(descriptor)
+        return True
+    return False

@@ -1,0 +1,56 @@
+"""Asking other users' gangs to give way, without a right over them.
+
+A pass of alice's may find that bob's gang must make room. She cannot write in bob's job folder, and must not be able
+to order anything. So she leaves an empty file ``requests/JOB.UID`` that means: look again. Bob's supervisor sees it,
+runs a pass of its own, and gives way only if the scheduler tells *it* to. Who asks without reason costs bob a pass now
+and then, with growing pauses; the file itself says who it was.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+from gpurun.jobs.shared import MARK, is_shared
+
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 60.0
+
+
+def ask_to_give_way(home: Path, victims: Collection[str]) -> None:
+    """Let exactly these jobs of others be asked in this user's name. The caller holds the allocator lock."""
+    if not is_shared(home):
+        return
+    wanted = {f"{job}.{os.getuid()}" for job in victims}
+    present = {name for name in os.listdir(home / MARK) if name.endswith(f".{os.getuid()}")}
+    for name in wanted - present:
+        (home / MARK / name).touch()
+    for name in present - wanted:
+        with suppress(OSError):  # somebody else may have made it in this user's name: it is theirs, then
+            (home / MARK / name).unlink()
+
+
+class Asked:
+    """Whether somebody wants a job to look whether it must give way, as its supervisor sees it."""
+
+    def __init__(self, home: Path, job: str) -> None:
+        self._folder = home / MARK
+        self._job = job
+        self._pause_s = FIRST_PAUSE_S
+        self._next_s = 0.0
+
+    def is_due(self) -> bool:
+        """True when a pass should be run now: there is a request, and the last look is long enough ago."""
+        now = time.monotonic()
+        if now < self._next_s:
+            return False
+        try:
+            asked = any(name.startswith(f"{self._job}.") for name in os.listdir(self._folder))
+        except OSError:
+            return False
+        self._pause_s = min(self._pause_s * 2, LONGEST_PAUSE_S) if asked else FIRST_PAUSE_S
+        self._next_s = now + (self._pause_s if asked else FIRST_PAUSE_S)
+        return asked

@@ -1,0 +1,199 @@
+"""Whether the file system under the state directory has locks that lock.
+
+Every promise about GPUs stands on flock: between processes, and between machines if several see the directory. So
+it is tried once per file system and boot, with a second process, and remembered in ``locks.json``; what mount
+options say about locks that never leave this machine is taken for evidence too (nfs(5), mount.cifs(8), fuse(4)).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from gpurun.errors import UnsafeState
+
+HINT = "set GPURUN_HOME to a folder on a local disk (ext4, xfs, btrfs, tmpfs …), or mount this one with working locks"
+PROBE_TIMEOUT_S = 20.0
+PROBE = """
+import fcntl, sys
+with open(sys.argv[1], "rb") as file:
+    for _ in sys.stdin:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            print("granted", flush=True)
+            fcntl.flock(file, fcntl.LOCK_UN)
+        except BlockingIOError:
+            print("refused", flush=True)
+        except OSError as error:
+            print(error.strerror, flush=True)
+"""
+LOCAL_OPTIONS = {
+    "nfs": ("nolock", "local_lock=flock", "local_lock=all"),
+    "cifs": ("nobrl",),
+    "lustre": ("localflock",),
+}
+"""Mount options with which locks never leave this machine, by the family of file system."""
+LOCAL_TYPES = ("fuse.sshfs", "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse", "fuse.goofys", "fuse.mountpoint-s3")
+"""User-space network file systems that hand no lock on to their server."""
+SHARED_FAMILIES = ("nfs", "cifs", "lustre", "ceph", "9p", "fuse", "glusterfs", "gfs2", "ocfs2", "afs", "virtiofs")
+
+
+@dataclass(frozen=True)
+class Mount:
+    """The mount that a path lies on, as ``/proc/self/mountinfo`` has it.
+
+    Attributes:
+        options: of the mount and of its file system.
+    """
+
+    point: str
+    kind: str
+    source: str
+    options: tuple[str, ...]
+
+    @property
+    def family(self) -> str:
+        """``nfs4`` → ``nfs``, ``smb3`` → ``cifs``, ``fuse.sshfs`` → ``fuse``."""
+        kind = self.kind.partition(".")[0]
+        return {"nfs4": "nfs", "smb3": "cifs", "smbfs": "cifs"}.get(kind, kind)
+
+
+@dataclass(frozen=True)
+class _Stamp:
+    """Where locks were found to work."""
+
+    device: int
+    boot: str
+
+
+def check_locks(home: Path) -> None:
+    """Refuse a state directory whose locks do not lock. One small read when that was found out before.
+
+    Raises:
+        UnsafeState: naming the path, the file system and what to do.
+    """
+    try:
+        now = _Stamp(home.stat().st_dev, Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    except OSError:
+        return  # no directory yet; or no Linux, and then nothing to compare with
+    stamp = home / "locks.json"
+    with suppress(OSError, msgspec.MsgspecError):
+        if msgspec.json.decode(stamp.read_bytes(), type=_Stamp) == now:
+            return
+    mount = mount_of(home, Path("/proc/self/mountinfo").read_text())
+    if why := local_only(mount):
+        raise _refusal(home, mount, why)
+    try:
+        why = try_locks(home)
+    except (PermissionError, FileNotFoundError):
+        return  # somebody who may only read: no promise depends on that
+    if why:
+        raise _refusal(home, mount, why)
+    if mount.family in SHARED_FAMILIES:
+        _warn(home, mount)
+    with suppress(OSError):
+        descriptor = os.open(stamp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o664)
+        os.write(descriptor, msgspec.json.encode(now))
+        os.close(descriptor)
+
+
+def mount_of(path: Path, mountinfo: str) -> Mount:
+    """The mount that holds `path`: the longest mount point above it, the last one of equals."""
+    real = os.path.realpath(path)
+    best = Mount("/", "unknown", "", ())
+    for line in mountinfo.splitlines():
+        mount = _parse(line)
+        inside = mount is not None and (real + "/").startswith(mount.point.rstrip("/") + "/")
+        if mount is not None and inside and len(mount.point) >= len(best.point):
+            best = mount
+    return best
+
+
+def local_only(mount: Mount) -> str | None:
+    """Why locks of this mount are seen on this machine only, if they are."""
+    if mount.kind in LOCAL_TYPES:
+        return f"{mount.kind} keeps locks on this machine; other machines would not see them"
+    for option in LOCAL_OPTIONS.get(mount.family, ()):
+        if option in mount.options:
+            return f"mounted with {option}, its locks stay on this machine; other machines would not see them"
+    return None
+
+
+def try_locks(home: Path) -> str | None:
+    """Lock a file, have another process try it, unlock, let it try again; what was wrong, None if nothing.
+
+    Raises:
+        PermissionError: there is no folder to try it in.
+    """
+    folder = home if os.access(home, os.W_OK) else home / "line"
+    path = folder / f".probe.{os.getpid()}.{secrets.token_hex(4)}"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return _ask_another(path, descriptor)
+    except OSError as error:
+        return f"flock fails: {error.strerror}"
+    finally:
+        os.close(descriptor)
+        path.unlink(missing_ok=True)
+
+
+def _ask_another(path: Path, descriptor: int) -> str | None:
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", PROBE, str(path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as other:  # fmt: skip
+        assert other.stdin is not None
+        assert other.stdout is not None
+        try:
+            answers = []
+            for unlock in (False, True):
+                if unlock:
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+                other.stdin.write("try\n")
+                other.stdin.flush()
+                answers.append(other.stdout.readline().strip())
+        finally:
+            other.stdin.close()
+    match answers:
+        case ["refused", "granted"]:
+            return None
+        case ["granted", _]:
+            return "one lock was granted to two processes at the same time"
+        case ["refused", "refused"]:
+            return "a lock that was let go stays taken"
+        case _:
+            return f"a second process could not use flock: {', '.join(answers).strip(', ') or 'it gave no answer'}"
+
+
+def _parse(line: str) -> Mount | None:
+    before, dash, after = line.partition(" - ")
+    fields, rest = before.split(" "), after.split(" ")
+    if not dash or len(fields) < 6 or len(rest) < 3:
+        return None
+    return Mount(_unescape(fields[4]), rest[0], _unescape(rest[1]), (*fields[5].split(","), *rest[2].split(",")))
+
+
+def _unescape(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
+
+
+def _refusal(home: Path, mount: Mount, why: str) -> UnsafeState:
+    at = f"{mount.source} at {mount.point}" if mount.source else mount.point
+    return UnsafeState(f"the state directory is on {mount.kind} ({at}): {why}", where=str(home), hint=HINT)
+
+
+def _warn(home: Path, mount: Mount) -> None:
+    text = (
+        "its locks work on this machine; whether between machines cannot be seen from here: run gpurun on one head only"
+    )
+    print(f"gpurun: {home} is on {mount.kind}: {text}", file=sys.stderr)  # noqa: T201

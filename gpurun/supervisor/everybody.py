@@ -1,0 +1,40 @@
+"""Root's `gpurun recover` in a shared state directory: every user's, as that user."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpurun.jobs.store import JobStore
+
+KEPT = ("PATH", "LANG", "GPURUN_HOME", "PYTHONPATH")
+TIMEOUT_S = 120.0
+
+
+def owners(home: Path) -> tuple[int, ...]:
+    """The users with jobs that have not ended, root not among them."""
+    store = JobStore(home)
+    records = store.records(lambda _: None, ids=store.live_ids())
+    return tuple(sorted({record.owner_uid for record in records} - {0}))
+
+
+def recover_as(uid: int, home: Path, environ: Mapping[str, str]) -> str | None:
+    """Run ``gpurun recover`` as another user, with that user's groups and home; what was wrong, None if nothing."""
+    try:
+        user = pwd.getpwuid(uid)
+    except KeyError:
+        return f"uid {uid} has no account any more; its jobs are nobody's"
+    own = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "GPURUN_HOME": str(home)}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "gpurun", "recover"], check=False, capture_output=True, text=True, timeout=TIMEOUT_S,
+            env={**{key: environ[key] for key in KEPT if key in environ}, **own}, cwd="/",
+            user=uid, group=user.pw_gid, extra_groups=os.getgrouplist(user.pw_name, user.pw_gid),
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{user.pw_name}: {error}"
+    return f"{user.pw_name}: {done.stderr.strip()}" if done.returncode else None

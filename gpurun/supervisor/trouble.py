@@ -1,0 +1,45 @@
+"""What a job's record cannot say: that the process which should write it cannot."""
+
+from __future__ import annotations
+
+import os
+
+from gpurun.jobs.states import State
+from gpurun.jobs.store import JobFolder, JobRecord
+from gpurun.leases.store import LeaseStore
+
+TAIL_BYTES = 4096
+CARRIED = (State.GRANTED, State.PREPARING, State.STARTING, State.RUNNING, State.STOPPING)
+
+
+def supervisor_trouble(folder: JobFolder, record: JobRecord, leases: LeaseStore) -> str | None:
+    """Why a job does not go on although it has GPUs: its supervisor's last words, or that there is none.
+
+    Last words count if they are newer than the job's last event: nothing has happened since.
+    """
+    if record.state not in CARRIED:
+        return None
+    last = _last_words(folder)
+    if last:
+        what = "could not start" if record.state is State.GRANTED else "has trouble"
+        return f"its supervisor {what}: {last}"
+    if record.state is not State.STOPPING and not leases.is_alive(record.id):
+        return f"it has no supervisor; the next command of {record.owner} starts one"
+    return None
+
+
+def _last_words(folder: JobFolder) -> str:
+    """The last line of the supervisor's log, if nothing has happened after it."""
+    try:
+        with folder.supervisor_log.open("rb") as stream:
+            found = os.fstat(stream.fileno())
+            stream.seek(max(0, found.st_size - TAIL_BYTES))
+            lines = stream.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    try:
+        if folder.events.stat().st_mtime_ns > found.st_mtime_ns:
+            return ""
+    except FileNotFoundError:
+        pass
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

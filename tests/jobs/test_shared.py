@@ -1,0 +1,333 @@
+"""A state directory for several users: what one can do to another, with real processes of throw-away uids."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from users import ALICE, BOB, GROUP, STRANGER, left_over, make_user, open_folder, open_python
+
+from gpurun.errors import BadInput, UnsafeState
+from gpurun.jobs.shared import FILES, FOLDERS, _append_only, enter, is_shared, make_shared
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or open_python() is None, reason="needs root and a Python that every user can start"
+)
+
+INVENTORY = """\
+version: 1
+defaults: {user: train, generation: pascal, gpus: 4, fabric: tcp}
+fabrics:
+  tcp: {kind: tcp, interface: eth0}
+racks:
+  r1: {hosts: {"h[1-2]": {}}}
+"""
+PRELUDE = """
+import os, sys, time
+from pathlib import Path
+from gpurun.jobs.shared import enter
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.store import JobStore
+from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocator import allocator_lock
+from gpurun.leases.store import LeaseStore
+home = Path(os.environ["GPURUN_HOME"])
+enter(home)
+"""
+SUBMIT = (
+    PRELUDE
+    + """
+spec = JobSpec(name="n", image="i", gpus=2, command=("true",))
+print(JobStore(home).create(spec, inventory=home.parent / "inventory.yaml", now_s=1.0).id)
+"""
+)
+
+
+@pytest.fixture
+def tmp_path():
+    with open_folder() as made:
+        yield made
+
+
+@pytest.fixture
+def state(tmp_path):
+    """A shared state directory."""
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    home = tmp_path / "state"
+    make_shared(home, GROUP)
+    yield home
+    for pid in left_over(home):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    _append_only(home / "audit.jsonl", on=False)
+
+
+@pytest.fixture
+def alice(tmp_path, state):
+    return make_user(ALICE, tmp_path, state)
+
+
+@pytest.fixture
+def bob(tmp_path, state):
+    return make_user(BOB, tmp_path, state)
+
+
+@pytest.fixture
+def stranger(tmp_path, state):
+    return make_user(STRANGER, tmp_path, state, groups=())
+
+
+def test_making_it_twice_changes_nothing(state):
+    before = {name: (state / name).stat().st_ctime_ns for name in (*FOLDERS, *FILES)}
+    make_shared(state, GROUP)
+    enter(state)
+    assert is_shared(state)
+    assert {name: (state / name).stat().st_ctime_ns for name in before} == before
+    os.umask(0o022)
+
+
+@pytest.mark.parametrize("name", [".", *FOLDERS, *FILES])
+def test_a_wrong_mode_is_refused_and_mended(state, name):
+    _append_only(state / "audit.jsonl", on=False)
+    (state / name).chmod(0o2777)
+    with pytest.raises(UnsafeState) as caught:
+        enter(state)
+    assert caught.value.hint in (f"as its owner: gpurun init --shared {state} --group {GROUP}", f"chmod o-w {state}")
+    make_shared(state, GROUP)
+    enter(state)
+    os.umask(0o022)
+
+
+def test_a_wrong_owner_group_or_kind_is_refused(state):
+    os.chown(state / "leases", BOB, GROUP)
+    (state / "leases").chmod(FOLDERS["leases"])
+    with pytest.raises(UnsafeState, match=f"leases belongs to uid {BOB}"):
+        enter(state)
+    os.chown(state / "leases", 0, 0)
+    (state / "leases").chmod(FOLDERS["leases"])
+    with pytest.raises(UnsafeState, match="leases belongs to group 0"):
+        enter(state)
+    (state / "leases").rmdir()
+    with pytest.raises(UnsafeState, match="leases is missing"):
+        enter(state)
+    (state / "leases").symlink_to("/tmp")
+    with pytest.raises(UnsafeState, match="leases is not what gpurun made"):
+        enter(state)
+
+
+def test_jobs_do_not_change_hands(tmp_path):
+    (tmp_path / "jobs").mkdir()
+    with pytest.raises(BadInput, match="one user already"):
+        make_shared(tmp_path, GROUP)
+
+
+def test_a_directory_that_everybody_may_write_is_refused(tmp_path):
+    tmp_path.chmod(0o1777)
+    with pytest.raises(UnsafeState, match="by everybody"):
+        enter(tmp_path)
+    enter(tmp_path / "none")
+
+
+def test_a_private_directory_is_its_owner_s(tmp_path, bob):
+    private = tmp_path / "private"
+    private.mkdir()
+    bob.environ["GPURUN_HOME"] = str(private)
+    assert "UnsafeState" in bob.python(PRELUDE)
+    assert "belongs to root" in bob.python(PRELUDE)
+
+
+def test_who_is_not_in_the_group_is_told_so(stranger):
+    said = stranger.python(PRELUDE)
+    assert "not open to you" in said
+    done = stranger.gpurun("status")
+    assert done.returncode == 5
+    assert f"group {GROUP}" in done.stderr
+
+
+ATTACKS = {
+    "write another's record": "open(job / 'state.json', 'a')",
+    "put a request into another's job": "open(job / 'cancel.json', 'w')",
+    "remove another's job": "job.rename(home / 'jobs' / 'j-00000000')",
+    "remove its mark of life": "(home / 'live' / job.name).unlink()",
+    "remove its lease": "next((home / 'leases').iterdir()).unlink()",
+    "rewrite its lease": "open(next((home / 'leases').iterdir()), 'a')",
+    "replace the allocator lock": "(home / 'allocator.lock').unlink()",
+    "replace a folder": "(home / 'leases').rename(home / 'gone')",
+    "add a file beside": "open(home / 'x', 'w')",
+    "rename the audit log": "(home / 'audit.jsonl').rename(home / 'line' / 'x')",
+    "empty the audit log": "open(home / 'audit.jsonl', 'w')",
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+def test_what_one_cannot_do_to_another(state, alice, bob, attack):
+    if "audit" in attack and not _append_only(state / "audit.jsonl", on=True):
+        pytest.skip("the file system has no append-only files")
+    job = alice.python(SUBMIT, umask=0o077)
+    assert alice.python(PRELUDE + "print(len(run_pass(home, now_s=2.0).granted))") == "1"
+    said = bob.python(PRELUDE + f"job = home / 'jobs' / '{job}'\n" + attack)
+    assert "PermissionError" in said
+
+
+def test_what_members_can_do(state, alice, bob):
+    """Also when one of them keeps the others out by habit (umask 077)."""
+    job = alice.python(SUBMIT, umask=0o077)
+    assert bob.python(PRELUDE + f"print(JobStore(home).get('{job}').record().owner_uid)") == str(ALICE)
+    assert stat.S_IMODE((state / "jobs" / job / "state.json").stat().st_mode) == 0o640
+    cordon = PRELUDE + "from gpurun.jobs.cordons import *\nwith changing_cordons(home) as c:\n  "
+    assert alice.python(cordon + "c['h1'] = Cordon('cordoned', 'a', 1.0, 'r')", umask=0o077) == ""
+    assert bob.python(cordon + "print(c.pop('h1').reason)", umask=0o077) == "r"
+    assert "'h1'" not in alice.python(cordon + "print(c)")
+
+
+def test_the_line_holds_for_users_of_any_umask(alice, bob):
+    """Alice's ticket keeps her place although her umask would hide it."""
+    hold = PRELUDE + "with allocator_lock(home): print('held', flush=True); time.sleep(1.0)\nprint(time.time())"
+    first = alice.start("-c", hold, umask=0o077)
+    assert first.stdout.readline() == "held\n"
+    second = bob.start("-c", hold, umask=0o077)
+    assert second.stdout.readline() == "held\n"
+    second.communicate()
+    first.communicate()
+    assert (first.returncode, second.returncode) == (0, 0)
+
+
+@pytest.mark.parametrize("way", ["folder", "symlink"])
+def test_nobody_can_have_something_run_as_somebody_else(state, alice, bob, way):
+    """Bob makes a job that says it is alice's: her pass neither grants it nor stops for it."""
+    bobs, alices = bob.python(SUBMIT), alice.python(SUBMIT)
+    if way == "folder":
+        forge = f"""
+from dataclasses import replace
+folder = JobStore(home).get("{bobs}")
+folder.write(replace(folder.record(), owner_uid={ALICE}))
+"""
+    else:
+        forge = f"(home / 'jobs' / 'j-0000000f').symlink_to('{alices}'); (home / 'live' / 'j-0000000f').touch()"
+    assert bob.python(PRELUDE + forge) == ""
+    assert alice.python(PRELUDE + "print([l.job for l, _ in run_pass(home, now_s=2.0).granted])") == f"['{alices}']"
+
+
+def test_a_lease_forged_in_another_s_name_is_not_adopted(state, alice, bob):
+    job = alice.python(SUBMIT)
+    alice.python(PRELUDE + "run_pass(home, now_s=2.0)")
+    forge = f"""
+from dataclasses import replace
+leases = LeaseStore(home)
+lease = leases.read("{job}")
+leases.grant(replace(lease, job="j-0000000f"))
+"""
+    assert bob.python(PRELUDE + forge) == ""
+    adopt = PRELUDE + "from gpurun.supervisor import spawn\nspawn.start_supervisor = lambda *a: None\n"
+    assert alice.python(adopt + "print(spawn.adopt_orphans(home, {}))") == f"('{job}',)"
+
+
+def test_another_s_job_is_not_cancelled(state, alice, bob):
+    job = alice.python(SUBMIT.replace("gpus=2", "gpus=100"))  # which waits for ever
+    done = bob.gpurun("cancel", job)
+    assert done.returncode == 2
+    assert f"belongs to uid {ALICE}" in done.stderr
+    assert f"ask them: gpurun cancel {job}" in done.stderr
+    assert not (state / "jobs" / job / "cancel.json").exists()
+    own = bob.python(SUBMIT.replace("gpus=2", "gpus=100"))
+    assert bob.gpurun("cancel", own, job).returncode == 2
+    assert not (state / "jobs" / own / "cancel.json").exists(), "nothing half done"
+    assert alice.gpurun("cancel", job).returncode == 0
+
+
+def test_garbage_of_one_does_not_stop_the_others(state, alice, bob):
+    bobs = bob.python(SUBMIT)
+    alice.python(SUBMIT)
+    bob.python(PRELUDE + f"(home / 'jobs' / '{bobs}' / 'cancel.json').write_text('x')")
+    assert alice.python(PRELUDE + "print(len(run_pass(home, now_s=2.0).granted))") == "1"
+
+
+def test_a_lock_in_another_s_name_means_nothing(state, alice, bob):
+    plant = f"import fcntl\nf = open(home / 'waiters' / '{ALICE}.lock', 'w'); fcntl.flock(f, fcntl.LOCK_EX)\n"
+    assert (
+        bob.python(PRELUDE + plant + f"from gpurun.leases.waiters import *\nprint(waiter_lives(home, {ALICE}))")
+        == "False"
+    )
+    said = alice.run("-c", PRELUDE + "from gpurun.supervisor.waiter import *\nensure_waiter(home, os.environ)").stderr
+    assert f"uid {BOB} made its lock" in said
+
+
+def test_asking_to_give_way(state, alice, bob):
+    ask = PRELUDE + "from gpurun.leases.asking import *\nask_to_give_way(home, {})"
+    alice.python(ask.format("['j-00000001', 'j-00000002']"))
+    bob.python(ask.format("['j-00000001']"))
+    named = {f"j-00000001.{ALICE}", f"j-00000002.{ALICE}", f"j-00000001.{BOB}"}
+    assert set(os.listdir(state / "requests")) == named
+    alice.python(ask.format("['j-00000002']"))
+    assert set(os.listdir(state / "requests")) == named - {f"j-00000001.{ALICE}"}
+    due = PRELUDE + "from gpurun.leases.asking import *\na = Asked(home, 'j-0000000{}'); print(a.is_due(), a.is_due())"
+    assert bob.python(due.format(1)) == "True False"
+    assert bob.python(due.format(3)) == "False False"
+
+
+def test_folders_of_histories_stay_open(state, tmp_path):
+    from gpurun.inventory.history import Author, History
+
+    history = History(state, tmp_path / "inventory.yaml")
+    history.record(None, b"x", Author("a", "c", 1.0))
+    for folder in (history.folder, history.folder / "texts"):
+        assert folder.stat().st_mode & stat.S_IWGRP
+    assert Path(history.folder).stat().st_gid == GROUP
+
+
+def test_a_gang_gives_way_to_another_user_s_by_its_owner_s_own_pass(state, alice, bob, tmp_path):
+    """Alice's pass asks; a pass of bob's writes the request to give way, once her waiter lives."""
+    (tmp_path / "inventory.yaml").write_text(INVENTORY + "pools:\n  a: {reservation: 4}\n  b: {reservation: 4}\n")
+    submit = SUBMIT.replace("gpus=2", "gpus={}, pool='{}', preemptible={}")
+    bobs = bob.python(submit.format(8, "b", True))
+    assert bob.python(PRELUDE + "print(len(run_pass(home, now_s=2.0).granted))") == "1"
+    alices = alice.python(submit.format(4, "a", False))
+    alice.python(PRELUDE + "run_pass(home, now_s=5000.0)")
+    assert os.listdir(state / "requests") == [f"{bobs}.{ALICE}"]
+    look = PRELUDE + f"run_pass(home, now_s=5001.0); print(JobStore(home).get('{bobs}').cancel_request())"
+    assert bob.python(look) == "None", "nobody would start alice's job"
+    waiter = alice.start(
+        "-c", PRELUDE + "from gpurun.leases.waiters import *\nimport fcntl\n"
+        "f = open(waiter_lock(home, os.getuid()), 'w')\n"
+        "fcntl.flock(f, fcntl.LOCK_EX)\nprint('lives', flush=True); time.sleep(60)",
+    )  # fmt: skip
+    assert waiter.stdout.readline() == "lives\n"
+    assert "kind='preempt'" in bob.python(look)
+    waiter.kill()
+    waiter.communicate()
+    alice.python(PRELUDE + f"run_pass(home, now_s=5002.0); print(JobStore(home).get('{alices}').record().claim)")
+    assert os.listdir(state / "requests") == []
+
+
+def test_root_recovers_for_everybody_as_themselves(state, alice, bob, monkeypatch):
+    from gpurun.jobs import audit
+    from gpurun.supervisor import everybody
+
+    job = alice.python(SUBMIT)
+    alice.python(PRELUDE + "run_pass(home, now_s=2.0)")  # its supervisor was never started
+    gone = bob.python(SUBMIT.replace("gpus=2", "gpus=100"))
+    account = SimpleNamespace(pw_name="alice", pw_dir=str(alice.home), pw_gid=GROUP)
+    monkeypatch.setattr(everybody.pwd, "getpwuid", {ALICE: account}.__getitem__)
+    monkeypatch.setattr(everybody.sys, "executable", open_python())
+    assert everybody.owners(state) == (ALICE, BOB), gone
+    assert everybody.recover_as(ALICE, state, alice.environ) is None
+    assert "no account" in everybody.recover_as(BOB, state, bob.environ)
+    adopted = [(entry["job"], entry["uid"]) for entry in audit.read(state) if entry["what"] == "adopt"]
+    assert adopted == [(job, ALICE)]
+
+
+def test_the_command_that_makes_it(tmp_path, monkeypatch, capsys):
+    from gpurun.cli.main import main
+
+    for group, code in (("no such group", 2), (str(GROUP), 0)):
+        with pytest.raises(SystemExit) as ended:
+            main(["init", "--shared", str(tmp_path / "made"), "--group", group])
+        assert ended.value.code == code
+    assert is_shared(tmp_path / "made")
+    assert "groupadd" in capsys.readouterr().err
+    _append_only(tmp_path / "made" / "audit.jsonl", on=False)

@@ -1,0 +1,240 @@
+"""Three users on one head: they submit, wait, preempt, adopt and cancel, each with processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from own_labs import own_lab
+from users import ALICE, BOB, GROUP, TRAIN, User, left_over, make_user, open_folder, open_python
+
+from gpurun.jobs.shared import _append_only, make_shared
+from gpurun.lab import engine
+from gpurun.leases.store import LeaseStore
+from gpurun.node.processes import is_same, list_processes
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.xdist_group("users"),
+    pytest.mark.skipif(open_python() is None, reason="needs a Python that every user can start"),
+]
+
+IMAGE = "gpurun/userstest:1"
+LAUNCHER = """#!/bin/sh
+trap 'exit 0' TERM
+for last; do :; done
+echo "[0]<stdout>:$last"
+[ "$last" = short ] && exit 0
+i=0; while [ $i -lt 1200 ]; do sleep 0.1; i=$((i+1)); done
+"""
+FORGET_JOBS = "docker ps -aq --filter label=gpurun.job | xargs -r docker rm -f; rm -rf /home/*/.gpurun"
+NAMES = {ALICE: "alice", BOB: "bob", TRAIN: "train"}
+POOLS = "pools:\n  a: {reservation: 2}\n  b: {reservation: 2}\n"
+
+
+class OpenEngine:
+    """The head's Docker engine for everybody: a socket that passes bytes on."""
+
+    def __init__(self, path: Path, target: str) -> None:
+        self.server = socket.socket(socket.AF_UNIX)
+        self.server.bind(str(path))
+        path.chmod(0o666)
+        self.server.listen()
+        self.target = target.removeprefix("unix://")
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self.server.accept()
+                upstream = socket.socket(socket.AF_UNIX)
+                upstream.connect(self.target)
+                for pair in ((client, upstream), (upstream, client)):
+                    threading.Thread(target=_copy, args=pair, daemon=True).start()
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+
+
+class Head:
+    """A head with a shared state directory and three users, each with an SSH key and configuration of their own."""
+
+    def __init__(self, lab, folder: Path) -> None:
+        self.lab = lab
+        self.state = folder / "state"
+        make_shared(self.state, GROUP)
+        docker = folder / "docker.sock"
+        self.engine = OpenEngine(docker, engine.ensure())
+        self.inventory = folder / "inventory.yaml"
+        text = lab.inventory.read_text()
+        lines = [line for line in text.splitlines() if not line.startswith(("ssh_config:", "head:"))]
+        text = "\n".join(lines).replace("user: train, ", "") + f"\nhead: {{docker_host: unix://{docker}}}\n{POOLS}"
+        self.inventory.write_text(text)
+        environ = {"GPURUN_INVENTORY": str(self.inventory)}
+        self.users = {uid: make_user(uid, folder, self.state, **environ) for uid in NAMES}
+        for user in self.users.values():
+            self._give_keys(user)
+
+    def _give_keys(self, user: User) -> None:
+        """Copies of the lab's key and of what it knows of its hosts, and the user's own account there."""
+        ssh = user.home / ".ssh"
+        ssh.mkdir(mode=0o700)
+        config = self.lab.ssh_config.read_text().replace("User train", f"User {NAMES[user.uid]}")
+        (ssh / "config").write_text(config.replace(f'"{self.lab.folder}/', '"~/.ssh/'))
+        for name in ("id_ed25519", "known_hosts"):
+            shutil.copy(self.lab.folder / name, ssh / name)
+            (ssh / name).chmod(0o600)
+        for path in (ssh, *ssh.iterdir()):
+            os.chown(path, user.uid, user.uid)
+
+    def submit(self, user: User, gpus: int, command: str, *flags: str) -> str:
+        size = str(gpus // len(self.lab.hosts))
+        done = user.gpurun(
+            "submit", "-i", str(self.inventory), "-n", str(gpus), "--gpus-per-host", size, "--image", IMAGE, *flags,
+            "--", "sh", "-c", command,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def age(self, job: str, by_s: float) -> None:
+        """Let a gang have run for longer than it has: in place, for the file's lock is its supervisor's."""
+        path = LeaseStore(self.state).path(job)
+        text = json.dumps({**(lease := json.loads(path.read_text())), "granted_s": lease["granted_s"] - by_s})
+        with path.open("r+") as stream:
+            stream.write(text)
+            stream.truncate()
+
+    def record(self, job: str) -> dict:
+        return json.loads((self.state / "jobs" / job / "state.json").read_text())
+
+    def wait_for(self, job: str, state: str, *, attempt: int = 1, timeout_s: float = 40) -> None:
+        deadline = time.monotonic() + timeout_s
+        while (found := self.record(job))["state"] != state or found["attempt"] < attempt:
+            assert time.monotonic() < deadline, (job, state, found, self.logs(job))
+            time.sleep(0.05)
+
+    def logs(self, job: str) -> str:
+        found = [self.state / "jobs" / job / "supervisor.log", *(self.state / "waiters").glob("*.log")]
+        return "\n".join(path.read_text() for path in found if path.exists())
+
+    def audited(self, what: str, job: str) -> list[int]:
+        lines = [json.loads(line) for line in (self.state / "audit.jsonl").read_text().splitlines()]
+        return [entry["uid"] for entry in lines if entry["what"] == what and entry.get("job") == job]
+
+
+@pytest.fixture(scope="module")
+def users_lab(tmp_path_factory):
+    with own_lab("users", racks=1, gpus=2) as lab:
+        for host in lab.hosts:  # a session that was killed may have left jobs on the disks
+            lab.run(host.name, ["sh", "-c", FORGET_JOBS])
+        folder = tmp_path_factory.mktemp("image")
+        (folder / "horovodrun").write_text(LAUNCHER)
+        (folder / "horovodrun").chmod(0o755)
+        (folder / "Dockerfile").write_text("FROM gpurun/tiny:1\nCOPY horovodrun /bin/horovodrun\n")
+        environ = {**os.environ, "DOCKER_HOST": engine.ensure(), "DOCKER_BUILDKIT": "0"}
+        build = ["docker", "build", "-q", "-t", IMAGE, str(folder)]
+        subprocess.run(build, env=environ, check=True, stdout=subprocess.DEVNULL)
+        yield lab
+
+
+@pytest.fixture
+def folder():
+    with open_folder() as made:
+        yield made
+
+
+@pytest.fixture
+def head(users_lab, folder):
+    made = Head(users_lab, folder)
+    yield made
+    for user in made.users.values():
+        jobs = json.loads(user.gpurun("status", "-i", str(made.inventory), "--json").stdout)["jobs"]
+        mine = [job["id"] for job in jobs if job["ended_s"] is None and made.record(job["id"])["owner_uid"] == user.uid]
+        if mine:
+            user.gpurun("cancel", *mine, timeout_s=60)
+    for pid in left_over(made.state):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    _append_only(made.state / "audit.jsonl", on=False)
+    made.engine.server.close()
+
+
+def supervisor(job: str):
+    (found,) = [p for p in list_processes() if f"gpurun.supervisor {job} " in p.command]
+    return found
+
+
+def test_three_users_share_a_head(head):
+    alice, bob, train = head.users[ALICE], head.users[BOB], head.users[TRAIN]
+    everything = 2 * len(head.lab.hosts)
+
+    bobs = head.submit(bob, everything, "long", "--pool", "b", "--preemptible")
+    head.wait_for(bobs, "RUNNING")
+    assert Path(f"/proc/{supervisor(bobs).pid}").stat().st_uid == BOB
+
+    head.age(bobs, 3600)
+    # Alice's pool is owed half of the GPUs. Her pass finds that bob's gang must give way; his supervisor sees to it.
+    alices = head.submit(alice, everything // 2, "short", "--pool", "a")
+    head.wait_for(alices, "SUCCEEDED")
+    assert head.audited("preempt", bobs) == [BOB], "his own process decided"
+    head.wait_for(bobs, "RUNNING", attempt=2)
+    assert head.audited("grant", bobs) == [BOB, BOB]
+    assert head.audited("grant", alices) == [ALICE]
+
+    # Who only waits costs no process but a waiter; nobody ends another's job.
+    trains = head.submit(train, everything, "short", "--pool", "b", "--preemptible")
+    assert head.record(trains)["state"] == "QUEUED"
+    for job, user in ((trains, bob), (bobs, train)):
+        refused = user.gpurun("cancel", job)
+        assert refused.returncode == 2, refused.stderr
+        assert f"belongs to uid {head.record(job)['owner_uid']}" in refused.stderr
+
+    # Bob's supervisor is killed: others see it and can do nothing, his own next command adopts the job.
+    victim = supervisor(bobs)
+    os.kill(victim.pid, signal.SIGKILL)
+    while is_same(victim):
+        time.sleep(0.01)
+    alice.gpurun("status", "-i", str(head.inventory))
+    assert not LeaseStore(head.state).is_alive(bobs)
+    bob.gpurun("status", "-i", str(head.inventory))
+    assert LeaseStore(head.state).is_alive(bobs)
+    assert head.audited("adopt", bobs) == [BOB]
+
+    # Bob ends his; train's waiter grants train's.
+    waiting = train.start("-m", "gpurun", "wait", trains, "--timeout", "60")
+    assert bob.gpurun("cancel", bobs).returncode == 0
+    out, err = waiting.communicate(timeout=90)
+    assert waiting.returncode == 0, out + err + head.logs(trains)
+    assert head.audited("grant", trains) == [TRAIN]
+    assert (head.audited("cancel", bobs), head.audited("end", trains)) == ([BOB], [TRAIN])
+
+    for user in head.users.values():  # everybody sees all three jobs, and all GPUs free again
+        seen = json.loads(user.gpurun("status", "-i", str(head.inventory), "--json").stdout)
+        assert {job["id"] for job in seen["jobs"]} == {alices, bobs, trains}
+        assert all(host["free"] == host["gpus"] for host in seen["hosts"])
+    assert list((head.state / "leases").glob("[!.]*")) == []
+    assert os.listdir(head.state / "requests") == []
+    deadline = time.monotonic() + 10
+    while left_over(head.state):
+        assert time.monotonic() < deadline, "waiters and supervisors end when there is nothing left to do"
+        time.sleep(0.1)
+    for path in head.state.rglob("*"):
+        found = path.lstat()
+        assert found.st_gid == GROUP, path
+        assert not found.st_mode & 0o007, path
+    for host in head.lab.hosts:
+        left = head.lab.run(host.name, ["docker", "ps", "-aq", "--filter", "label=gpurun.job"])
+        assert left.stdout == b""
