@@ -15,7 +15,7 @@ import os
 import re
 import time
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -176,6 +176,29 @@ class LeaseStore:
             durable.sync_folder(self.folder)
         return LeaseLock(lock.descriptor, path)
 
+    def take_orphans(self, uid: int) -> Iterator[tuple[Lease, LeaseLock]]:
+        """Lock every lease of a user that nobody holds, one after the other, each under its proper name."""
+        for lease in self.read_all().leases:
+            lock = self._take_orphan(lease) if lease.owner_uid == uid else None
+            if lock is not None:
+                yield lease, self.settle(lock, lease)
+
+    def _take_orphan(self, lease: Lease) -> LeaseLock | None:
+        """The lock on exactly this lease: under either name, another one may lie by now."""
+        for name in dict.fromkeys((lease.name, lease.job)):
+            lock = self.try_lock(name)
+            if lock is not None and self._is_at(name, lease):
+                return lock
+            if lock is not None:
+                lock.close()
+        return None
+
+    def _is_at(self, name: str, lease: Lease) -> bool:
+        try:
+            return self.read(name) == lease
+        except StateError:
+            return False
+
     def try_lock(self, name: str) -> LeaseLock | None:
         """Take a lease's lock; None if a supervisor lives, or the lease is gone."""
         path = self.path(name)
@@ -212,14 +235,17 @@ class LeaseStore:
 
 
 def _flock_soon(descriptor: int) -> bool:
-    """Lock, trying for some milliseconds: an `is_alive` of someone else may stand in the way that long."""
+    """Lock. Where only an `is_alive` of someone else stands in the way, try for some milliseconds."""
     for _ in range(10):
-        try:
+        with suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(0.002)
-        else:
             return True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        time.sleep(0.002)
     return False
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpurun import faults
+from gpurun.errors import StateError
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobRecord, JobStore, finish
 from gpurun.leases.allocate import Pass, run_pass
@@ -36,20 +37,19 @@ def adopt_orphans(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
     A supervisor that died is replaced by the next command that comes along. One that died between giving the GPUs
     back and writing the job's outcome left a job that stops without a lease: it is given its outcome here.
     """
-    leases = LeaseStore(home)
     adopted = []
-    for lease in leases.read_all().leases:
-        if lease.owner_uid != os.getuid():
-            continue
-        lock = leases.try_lock(lease.name) or leases.try_lock(lease.job)
-        if lock is not None:
-            start_supervisor(home, lease, leases.settle(lock, lease), environ)
-            adopted.append(lease.job)
-    _finish_interrupted(home)
+    for lease, lock in LeaseStore(home).take_orphans(os.getuid()):
+        start_supervisor(home, lease, lock, environ)
+        adopted.append(lease.job)
+    finish_interrupted(home)
     return tuple(adopted)
 
 
-def _finish_interrupted(home: Path) -> None:
+def finish_interrupted(home: Path) -> None:
+    """Give their outcome to this user's jobs that hold nothing any more, and whose supervisor died before saying so.
+
+    A lease is removed only after the fence, so such a job is over; or a person has discarded its lease.
+    """
     store, leases = JobStore(home), LeaseStore(home)
     suspects = [record.id for record in store.records(lambda _: None, ids=store.live_ids()) if _is_over(record, leases)]
     if not suspects:
@@ -61,14 +61,18 @@ def _finish_interrupted(home: Path) -> None:
             if record.state.ended:
                 store.retire(job)
             elif _is_over(record, leases):
+                if record.state is not State.STOPPING:
+                    reason = "its lease is gone: discarded, or removed by hand"
+                    record = folder.move(State.STOPPING, outcome=State.FAILED, reason=reason, code=StateError.exit_code)
                 finish(store, record, now_s=time.time())
 
 
 def _is_over(record: JobRecord, leases: LeaseStore) -> bool:
     if record.owner_uid != os.getuid():
         return False
-    lease = leases.read(record.id) if record.state is State.STOPPING else None
-    return record.state.ended or (record.state is State.STOPPING and (lease is None or lease.lost))
+    if record.state.ended or record.state is State.QUEUED:
+        return record.state.ended
+    return not leases.path(record.id).exists()  # a damaged lease, or a lost one without its proper name, is one too
 
 
 def start_supervisor(home: Path, lease: Lease, lock: LeaseLock, environ: Mapping[str, str]) -> None:
