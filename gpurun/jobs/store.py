@@ -271,6 +271,13 @@ def finish(store: JobStore, record: JobRecord, *, now_s: float) -> JobRecord:
     return ended
 
 
+def end_queued_job(store: JobStore, record: JobRecord, request: CancelRequest, *, now_s: float) -> None:
+    """QUEUED → CANCELLED. The caller holds the allocator lock and knows that the job has no lease."""
+    reason = f"cancelled by {request.by}"
+    store.get(record.id).move(State.CANCELLED, ended_s=now_s, reason=reason, code=1, claim=None)
+    store.retire(record.id)
+
+
 def _job_ids(folder: Path) -> tuple[str, ...]:
     try:
         names = os.listdir(folder)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.states import State
-from gpurun.jobs.store import JobFolder, JobStore
+from gpurun.jobs.store import JobFolder, JobStore, end_queued_job
 from gpurun.leases.store import LeaseStore, allocator_lock
 from gpurun.supervisor.spawn import run_pass_and_start
 
@@ -25,8 +25,7 @@ def end_queued(home: Path, folder: JobFolder, *, now_s: float, environ: Mapping[
         leased = LeaseStore(home).path(folder.id).exists()
         if record.state is not State.QUEUED or leased or request is None:
             return record.state.ended
-        folder.move(State.CANCELLED, ended_s=now_s, reason=f"cancelled by {request.by}", code=1, claim=None)
-        JobStore(home).retire(folder.id)
+        end_queued_job(JobStore(home), record, request, now_s=now_s)
     EventLog(folder.events, clock=lambda: now_s).emit("state", state=State.CANCELLED.value, reason="while queued")
     run_pass_and_start(home, now_s=now_s, environ=environ)
     return True

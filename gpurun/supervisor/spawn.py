@@ -12,7 +12,7 @@ from pathlib import Path
 from gpurun import faults
 from gpurun.errors import StateError
 from gpurun.jobs.states import State
-from gpurun.jobs.store import JobRecord, JobStore, finish
+from gpurun.jobs.store import JobRecord, JobStore, end_queued_job, finish
 from gpurun.leases.allocate import Pass, run_pass
 from gpurun.leases.store import Lease, LeaseLock, LeaseStore, allocator_lock
 
@@ -46,37 +46,51 @@ def adopt_orphans(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def finish_interrupted(home: Path) -> None:
-    """Give their outcome to this user's jobs that hold nothing any more, and whose supervisor died before saying so.
+    """Give their outcome to this user's jobs that are over, though nobody lived to say so.
 
-    A lease is removed only after the fence, so such a job is over; or a person has discarded its lease.
+    A lease is removed only after the fence, so a job that is past the queue and has none is over; or a person has
+    discarded it. A job that waits is over when somebody has asked for its end.
     """
     store, leases = JobStore(home), LeaseStore(home)
-    suspects = [record.id for record in store.records(lambda _: None, ids=store.live_ids()) if _is_over(record, leases)]
+    records = store.records(lambda _: None, ids=store.live_ids())
+    suspects = [record.id for record in records if _is_over(store, leases, record)]
     if not suspects:
         return
     with allocator_lock(home):
         for job in suspects:
-            folder = store.get(job)
-            record = folder.record()
-            if record.state.ended:
-                store.retire(job)
-            elif _is_over(record, leases):
-                if record.state is not State.STOPPING:
-                    reason = "its lease is gone: discarded, or removed by hand"
-                    record = folder.move(State.STOPPING, outcome=State.FAILED, reason=reason, code=StateError.exit_code)
-                finish(store, record, now_s=time.time())
+            _end(store, leases, store.get(job).record())
 
 
-def _is_over(record: JobRecord, leases: LeaseStore) -> bool:
+def _end(store: JobStore, leases: LeaseStore, record: JobRecord) -> None:
+    """Under the allocator lock, look again; then say how it ended."""
+    folder = store.get(record.id)
+    if record.state.ended:
+        store.retire(record.id)
+    elif not _is_over(store, leases, record):
+        return
+    elif record.state is State.QUEUED and (request := folder.cancel_request()) is not None:
+        end_queued_job(store, record, request, now_s=time.time())
+    else:
+        if record.state is not State.STOPPING:
+            reason = "its lease is gone: discarded, or removed by hand"
+            record = folder.move(State.STOPPING, outcome=State.FAILED, reason=reason, code=StateError.exit_code)
+        finish(store, record, now_s=time.time())
+
+
+def _is_over(store: JobStore, leases: LeaseStore, record: JobRecord) -> bool:
     if record.owner_uid != os.getuid():
         return False
-    if record.state.ended or record.state is State.QUEUED:
-        return record.state.ended
-    return not leases.path(record.id).exists()  # a damaged lease, or a lost one without its proper name, is one too
+    if record.state.ended:
+        return True
+    if leases.path(record.id).exists():  # also a damaged lease, or a lost one that has not its proper name yet
+        return False
+    request = store.get(record.id).cancel_request() if record.state is State.QUEUED else None
+    return record.state is not State.QUEUED or (request is not None and request.kind == "cancel")
 
 
 def start_supervisor(home: Path, lease: Lease, lock: LeaseLock, environ: Mapping[str, str]) -> None:
     """Start the supervisor of a leased job; the lock passes to it without a moment in between."""
+    faults.point()
     with (JobStore(home).get(lease.job).supervisor_log).open("ab") as log:
         subprocess.Popen(
             [sys.executable, "-m", "gpurun.supervisor", lock.path.stem, str(lock.descriptor)],
@@ -88,4 +102,5 @@ def start_supervisor(home: Path, lease: Lease, lock: LeaseLock, environ: Mapping
             start_new_session=True,
             cwd="/",
         )
+    faults.point()
     lock.close()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from gpurun import faults
 from gpurun.images.engine import Engine
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.spec import JobSpec
@@ -27,6 +28,7 @@ def submit_job(spec: JobSpec, inventory: Inventory, home: Path, environ: Mapping
     Engine(inventory.docker_host).image(spec.image)
     refuse_while_damaged(LeaseStore(home).read_all())
     folder = JobStore(home).create(spec, inventory=Path(inventory.source), now_s=time.time())
+    faults.point()
     run_pass_and_start(home, now_s=time.time(), environ=environ)
     if folder.record().state is State.QUEUED:
         ensure_waiter(home, environ)
