@@ -125,8 +125,11 @@ class JobFolder:
         return durable.read_record(self.path / "spec.json", JobSpec)
 
     def record(self) -> JobRecord:
-        """Where the job stands. Raises StateError when the file is damaged."""
-        return durable.read_record(self.path / "state.json", JobRecord)
+        """Where the job stands. Raises StateError when the file is damaged or missing."""
+        try:
+            return durable.read_record(self.path / "state.json", JobRecord)
+        except FileNotFoundError as error:
+            raise StateError("is missing", job=self.id, where=str(self.path / "state.json")) from error
 
     def write(self, record: JobRecord) -> JobRecord:
         """Replace the record, whole."""
@@ -169,7 +172,7 @@ class JobStore:
 
     def create(self, spec: JobSpec, *, inventory: Path, now_s: float) -> JobFolder:
         """Store a new job as QUEUED: the folder appears whole, by a rename, or not at all."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(self.folder)
         job_id = f"j-{secrets.token_hex(4)}"
         building = self.folder / f".new-{job_id}-{os.getpid()}"
         building.mkdir(mode=0o755)
@@ -182,7 +185,7 @@ class JobStore:
                 pool=spec.pool, priority=spec.priority,
             )
         )  # fmt: skip
-        self.live.mkdir(exist_ok=True)
+        durable.make_folder(self.live)
         (self.live / job_id).touch()
         durable.sync_folder(self.live)
         faults.point()
@@ -224,9 +227,8 @@ class JobStore:
         """The records of `ids` (all jobs if None); a damaged one is reported, never hidden."""
         for job_id in self.ids() if ids is None else ids:
             try:
-                yield self.get(job_id).record()
-            except FileNotFoundError:
-                continue
+                if (self.folder / job_id).exists():  # else only its marker came to be
+                    yield self.get(job_id).record()
             except StateError as error:
                 on_damaged(error)
 

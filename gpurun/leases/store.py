@@ -25,6 +25,7 @@ from gpurun.jobs import durable
 from gpurun.jobs.spec import Grant
 from gpurun.jobs.store import ID_PATTERN
 
+WAY_OUT = "`gpurun recover` shows what it may belong to and the way out"
 NAME_PATTERN = re.compile(rf"{ID_PATTERN.pattern}(\.\d{{1,6}}\.lost)?\.json")
 
 
@@ -116,9 +117,10 @@ class LeaseStore:
             try:
                 leases.append(self._read(path))
             except FileNotFoundError:
-                continue  # released between listing and reading
+                if os.path.lexists(path):  # else released between listing and reading
+                    damaged.append(StateError("is a link to nothing", where=str(path), hint=WAY_OUT))
             except StateError as error:
-                error.hint = error.hint or "`gpurun recover` shows what it may belong to and the way out"
+                error.hint = error.hint or WAY_OUT
                 damaged.append(error)
         return Holdings(tuple(leases), tuple(damaged))
 
@@ -144,9 +146,9 @@ class LeaseStore:
         Raises:
             StateError: the job already has a lease.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(self.folder)
         path = self.path(lease.name)
-        if path.exists():
+        if os.path.lexists(path):
             raise StateError("already holds a lease", job=lease.job, where=str(path))
         return LeaseLock(durable.write_locked_record(path, lease), path)
 
@@ -203,7 +205,7 @@ class LeaseStore:
         """Take a lease's lock; None if a supervisor lives, or the lease is gone."""
         path = self.path(name)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         lock = LeaseLock(descriptor, path)
@@ -222,7 +224,7 @@ class LeaseStore:
     def is_alive(self, name: str) -> bool:
         """True while some process holds the lease's lock. Only looks: a shared probe, let go at once."""
         try:
-            descriptor = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self.path(name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
         try:

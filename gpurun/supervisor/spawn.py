@@ -39,8 +39,12 @@ def adopt_orphans(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
     """
     adopted = []
     for lease, lock in LeaseStore(home).take_orphans(os.getuid()):
-        start_supervisor(home, lease, lock, environ)
-        adopted.append(lease.job)
+        try:
+            start_supervisor(home, lease, lock, environ)
+        except OSError:  # its job's folder is gone or damaged: the GPUs stay taken
+            lock.close()
+        else:
+            adopted.append(lease.job)
     finish_interrupted(home)
     return tuple(adopted)
 
@@ -82,7 +86,7 @@ def _is_over(store: JobStore, leases: LeaseStore, record: JobRecord) -> bool:
         return False
     if record.state.ended:
         return True
-    if leases.path(record.id).exists():  # also a damaged lease, or a lost one that has not its proper name yet
+    if os.path.lexists(leases.path(record.id)):  # also a damaged lease, or a lost one that has not its proper name yet
         return False
     request = store.get(record.id).cancel_request() if record.state is State.QUEUED else None
     return record.state is not State.QUEUED or (request is not None and request.kind == "cancel")
