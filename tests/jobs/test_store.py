@@ -116,7 +116,7 @@ def test_a_job_is_there_after_a_power_loss(store, monkeypatch):
     names, synced, fsync = {}, [], os.fsync
 
     def remembered(descriptor):
-        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
         if Path(path).is_dir():
             synced.append(path)
             names[path] = set(os.listdir(path))
