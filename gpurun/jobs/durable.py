@@ -5,8 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import stat
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -82,6 +83,33 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, there after a power loss too. Present is fine."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def opened(path: Path) -> BinaryIO:
+    """A state file, open for reading. Never waits: in its place may lie a pipe that nobody writes to.
+
+    Raises:
+        FileNotFoundError: there is none.
+        StateError: it cannot be read, or is not a file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StateError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise StateError("is not a regular file", where=str(path))
+    return os.fdopen(descriptor, "rb")
+
+
 def read_record(path: Path, kind: type[Record]) -> Record:
     """Read a file that `write_record` wrote, as the dataclass `kind`.
 
@@ -89,13 +117,8 @@ def read_record(path: Path, kind: type[Record]) -> Record:
         FileNotFoundError: there is none.
         StateError: it is there but unreadable, too large, not JSON, or not a `kind`.
     """
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_STATE_BYTES + 1)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise StateError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    with opened(path) as stream:
+        data = stream.read(MAX_STATE_BYTES + 1)
     if len(data) > MAX_STATE_BYTES:
         raise StateError("is larger than any state file gpurun writes", where=str(path))
     try:

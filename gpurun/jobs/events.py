@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from gpurun.jobs import durable
+
 
 class EventLog:
     """Appends events. Each line is one ``write``, so readers never see half a line of a live writer."""
@@ -36,7 +38,7 @@ class EventTail:
     def new(self) -> Iterator[dict[str, Any]]:
         """Events written since the last call; a torn last line is left for later, a damaged one skipped."""
         try:
-            with self.path.open("rb") as stream:
+            with durable.opened(self.path) as stream:
                 stream.seek(self._offset)
                 data = stream.read()
         except FileNotFoundError:

@@ -195,15 +195,18 @@ class JobFolder:
         """Where the job stands.
 
         Raises:
-            StateError: the file is damaged; or it names an owner who did not make the folder, so that in a shared state
-                directory nobody can have something run as somebody else.
+            StateError: the file is damaged or missing; or it names an owner who did not make the folder, so that in a
+                shared state directory nobody can have something run as somebody else.
         """
-        record = durable.read_record(self.path / "state.json", JobRecord)
-        maker = self.path.lstat().st_uid
+        path = self.path / "state.json"
+        try:
+            record = durable.read_record(path, JobRecord)
+            maker = self.path.lstat().st_uid
+        except FileNotFoundError as error:
+            raise StateError("is missing", job=self.id, where=str(path)) from error
         if record.owner_uid != maker:
             raise StateError(
-                f"says that it is {user_name(record.owner_uid)}'s, but {user_name(maker)} made it",
-                where=str(self.path / "state.json"),
+                f"says that it is {user_name(record.owner_uid)}'s, but {user_name(maker)} made it", where=str(path)
             )
         return record
 
@@ -248,7 +251,7 @@ class JobStore:
 
     def create(self, spec: JobSpec, *, inventory: Path, now_s: float) -> JobFolder:
         """Store a new job as QUEUED: the folder appears whole, by a rename, or not at all."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(self.folder)
         job_id = f"j-{secrets.token_hex(4)}"
         building = self.folder / f".new-{job_id}-{os.getpid()}"
         building.mkdir(mode=0o755)
@@ -261,7 +264,7 @@ class JobStore:
                 pool=spec.pool, priority=spec.priority,
             )
         )  # fmt: skip
-        self.live.mkdir(exist_ok=True)
+        durable.make_folder(self.live)
         (self.live / job_id).touch()
         durable.sync_folder(self.live)
         faults.point()
@@ -303,9 +306,8 @@ class JobStore:
         """The records of `ids` (all jobs if None); a damaged one is reported, never hidden."""
         for job_id in self.ids() if ids is None else ids:
             try:
-                yield self.get(job_id).record()
-            except FileNotFoundError:
-                continue
+                if (self.folder / job_id).exists():  # else only its marker came to be
+                    yield self.get(job_id).record()
             except StateError as error:
                 on_damaged(error)
 
@@ -348,6 +350,13 @@ def finish(store: JobStore, record: JobRecord, *, now_s: float) -> JobRecord:
     ended = folder.move(outcome, ended_s=now_s)
     store.retire(record.id)
     return ended
+
+
+def end_queued_job(store: JobStore, record: JobRecord, request: CancelRequest, *, now_s: float) -> None:
+    """QUEUED → CANCELLED. The caller holds the allocator lock and knows that the job has no lease."""
+    reason = f"cancelled by {request.by}"
+    store.get(record.id).move(State.CANCELLED, ended_s=now_s, reason=reason, code=1, claim=None)
+    store.retire(record.id)
 
 
 def _job_ids(folder: Path) -> tuple[str, ...]:

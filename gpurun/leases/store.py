@@ -14,7 +14,7 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from gpurun.jobs import durable
 from gpurun.jobs.spec import Grant
 from gpurun.jobs.store import ID_PATTERN
 
+WAY_OUT = "`gpurun recover` shows what it may belong to and the way out"
 NAME_PATTERN = re.compile(rf"{ID_PATTERN.pattern}(\.\d{{1,6}}\.lost)?\.json")
 
 
@@ -120,9 +121,10 @@ class LeaseStore:
             try:
                 leases.append(self._read(path))
             except FileNotFoundError:
-                continue  # released between listing and reading
+                if os.path.lexists(path):  # else released between listing and reading
+                    damaged.append(StateError("is a link to nothing", where=str(path), hint=WAY_OUT))
             except StateError as error:
-                error.hint = error.hint or "`gpurun recover` shows what it may belong to and the way out"
+                error.hint = error.hint or WAY_OUT
                 damaged.append(error)
         return Holdings(tuple(leases), tuple(damaged))
 
@@ -148,9 +150,9 @@ class LeaseStore:
         Raises:
             StateError: the job already has a lease.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(self.folder)
         path = self.path(lease.name)
-        if path.exists():
+        if os.path.lexists(path):
             raise StateError("already holds a lease", job=lease.job, where=str(path))
         return LeaseLock(durable.write_locked_record(path, lease), path)
 
@@ -181,11 +183,34 @@ class LeaseStore:
             durable.sync_folder(self.folder)
         return LeaseLock(lock.descriptor, path)
 
+    def take_orphans(self, uid: int) -> Iterator[tuple[Lease, LeaseLock]]:
+        """Lock every lease of a user that nobody holds, one after the other, each under its proper name."""
+        for lease in self.read_all().leases:
+            lock = self._take_orphan(lease) if lease.owner_uid == uid else None
+            if lock is not None:
+                yield lease, self.settle(lock, lease)
+
+    def _take_orphan(self, lease: Lease) -> LeaseLock | None:
+        """The lock on exactly this lease: under either name, another one may lie by now."""
+        for name in dict.fromkeys((lease.name, lease.job)):
+            lock = self.try_lock(name)
+            if lock is not None and lock.is_mine() and self._is_at(name, lease):
+                return lock
+            if lock is not None:
+                lock.close()
+        return None
+
+    def _is_at(self, name: str, lease: Lease) -> bool:
+        try:
+            return self.read(name) == lease
+        except StateError:
+            return False
+
     def try_lock(self, name: str) -> LeaseLock | None:
         """Take a lease's lock; None if a supervisor lives, or the lease is gone."""
         path = self.path(name)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         lock = LeaseLock(descriptor, path)
@@ -204,7 +229,7 @@ class LeaseStore:
     def is_alive(self, name: str) -> bool:
         """True while some process holds the lease's lock. Only looks: a shared probe, let go at once."""
         try:
-            descriptor = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self.path(name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
         try:
@@ -217,12 +242,15 @@ class LeaseStore:
 
 
 def _flock_soon(descriptor: int) -> bool:
-    """Lock, trying for some milliseconds: an `is_alive` of someone else may stand in the way that long."""
+    """Lock. Where only an `is_alive` of someone else stands in the way, try for some milliseconds."""
     for _ in range(10):
-        try:
+        with suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(0.002)
-        else:
             return True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        time.sleep(0.002)
     return False

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpurun import faults
+from gpurun.jobs import durable
 from gpurun.launch import output
 
 _TAIL_BYTES = 1 << 20
@@ -89,7 +90,7 @@ class JobLog:
 def read_lines(path: Path, offset: int = 0) -> tuple[list[LoggedLine], int]:
     """Whole lines of a log from byte `offset` on, and the offset after them. No file yet: no lines."""
     try:
-        with path.open("rb") as stream:
+        with durable.opened(path) as stream:
             stream.seek(offset)
             data = stream.read()
     except FileNotFoundError:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.states import State
-from gpurun.jobs.store import JobFolder, JobStore
+from gpurun.jobs.store import JobFolder, JobStore, end_queued_job
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.store import LeaseStore
 from gpurun.supervisor.spawn import run_pass_and_start
@@ -23,11 +24,10 @@ def end_queued(home: Path, folder: JobFolder, *, now_s: float, environ: Mapping[
     with allocator_lock(home):
         record = folder.record()
         request = folder.cancel_request()
-        leased = LeaseStore(home).path(folder.id).exists()
+        leased = os.path.lexists(LeaseStore(home).path(folder.id))
         if record.state is not State.QUEUED or leased or request is None:
             return record.state.ended
-        folder.move(State.CANCELLED, ended_s=now_s, reason=f"cancelled by {request.by}", code=1, claim=None)
-        JobStore(home).retire(folder.id)
+        end_queued_job(JobStore(home), record, request, now_s=now_s)
     EventLog(folder.events, clock=lambda: now_s).emit("state", state=State.CANCELLED.value, reason="while queued")
     run_pass_and_start(home, now_s=now_s, environ=environ)
     return True

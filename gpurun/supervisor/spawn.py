@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpurun import faults
+from gpurun.errors import StateError
 from gpurun.jobs import audit
 from gpurun.jobs.states import State
-from gpurun.jobs.store import JobRecord, JobStore, finish
+from gpurun.jobs.store import JobRecord, JobStore, end_queued_job, finish
 from gpurun.leases.allocate import Pass, run_pass
 from gpurun.leases.allocator import PATIENCE_S, allocator_lock
 from gpurun.leases.store import Lease, LeaseLock, LeaseStore
@@ -40,46 +41,65 @@ def adopt_orphans(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
     A supervisor that died is replaced by the next command that comes along. One that died between giving the GPUs
     back and writing the job's outcome left a job that stops without a lease: it is given its outcome here.
     """
-    leases = LeaseStore(home)
     adopted = []
-    for lease in leases.read_all().leases:
-        if lease.owner_uid != os.getuid():
-            continue
-        lock = leases.try_lock(lease.name) or leases.try_lock(lease.job)
-        if lock is not None and not lock.is_mine():
+    for lease, lock in LeaseStore(home).take_orphans(os.getuid()):
+        try:
+            start_supervisor(home, lease, lock, environ)
+        except OSError:  # its job's folder is gone or damaged: the GPUs stay taken
             lock.close()
-        elif lock is not None:
+        else:
             audit.note(home, "adopt", job=lease.job)
-            start_supervisor(home, lease, leases.settle(lock, lease), environ)
             adopted.append(lease.job)
-    _finish_interrupted(home)
+    finish_interrupted(home)
     return tuple(adopted)
 
 
-def _finish_interrupted(home: Path) -> None:
+def finish_interrupted(home: Path) -> None:
+    """Give their outcome to this user's jobs that are over, though nobody lived to say so.
+
+    A lease is removed only after the fence, so a job that is past the queue and has none is over; or a person has
+    discarded it. A job that waits is over when somebody has asked for its end.
+    """
     store, leases = JobStore(home), LeaseStore(home)
-    suspects = [record.id for record in store.records(lambda _: None, ids=store.live_ids()) if _is_over(record, leases)]
+    records = store.records(lambda _: None, ids=store.live_ids())
+    suspects = [record.id for record in records if _is_over(store, leases, record)]
     if not suspects:
         return
     with allocator_lock(home):
         for job in suspects:
-            folder = store.get(job)
-            record = folder.record()
-            if record.state.ended:
-                store.retire(job)
-            elif _is_over(record, leases):
-                finish(store, record, now_s=time.time())
+            _end(store, leases, store.get(job).record())
 
 
-def _is_over(record: JobRecord, leases: LeaseStore) -> bool:
+def _end(store: JobStore, leases: LeaseStore, record: JobRecord) -> None:
+    """Under the allocator lock, look again; then say how it ended."""
+    folder = store.get(record.id)
+    if record.state.ended:
+        store.retire(record.id)
+    elif not _is_over(store, leases, record):
+        return
+    elif record.state is State.QUEUED and (request := folder.cancel_request()) is not None:
+        end_queued_job(store, record, request, now_s=time.time())
+    else:
+        if record.state is not State.STOPPING:
+            reason = "its lease is gone: discarded, or removed by hand"
+            record = folder.move(State.STOPPING, outcome=State.FAILED, reason=reason, code=StateError.exit_code)
+        finish(store, record, now_s=time.time())
+
+
+def _is_over(store: JobStore, leases: LeaseStore, record: JobRecord) -> bool:
     if record.owner_uid != os.getuid():
         return False
-    lease = leases.read(record.id) if record.state is State.STOPPING else None
-    return record.state.ended or (record.state is State.STOPPING and (lease is None or lease.lost))
+    if record.state.ended:
+        return True
+    if os.path.lexists(leases.path(record.id)):  # also a damaged lease, or a lost one that has not its proper name yet
+        return False
+    request = store.get(record.id).cancel_request() if record.state is State.QUEUED else None
+    return record.state is not State.QUEUED or (request is not None and request.kind == "cancel")
 
 
 def start_supervisor(home: Path, lease: Lease, lock: LeaseLock, environ: Mapping[str, str]) -> None:
     """Start the supervisor of a leased job; the lock passes to it without a moment in between."""
+    faults.point()
     with (JobStore(home).get(lease.job).supervisor_log).open("ab") as log:
         subprocess.Popen(
             [sys.executable, "-m", "gpurun.supervisor", lock.path.stem, str(lock.descriptor)],
@@ -91,4 +111,5 @@ def start_supervisor(home: Path, lease: Lease, lock: LeaseLock, environ: Mapping
             start_new_session=True,
             cwd="/",
         )
+    faults.point()
     lock.close()

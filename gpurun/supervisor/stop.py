@@ -45,6 +45,7 @@ def stop(job: SupervisedJob) -> State:
     if job.record.ladder:
         _give_notice(job, answering)
     collected = False
+    lost: Mapping[str, GpurunError] = {}
     pending = set() if job.record.reached == "nothing" else set(job.hosts)
     deadline = time.monotonic() + GIVE_UP_S
     while pending:
@@ -57,11 +58,11 @@ def stop(job: SupervisedJob) -> State:
             job.events.emit("host", host=host, state="not fenced", reason=error.message)
         pending = set(unproven)
         if pending and (pending <= suspects or time.monotonic() > deadline):
-            _abandon(job, unproven)
+            lost = unproven
             break
         if pending:
             time.sleep(RETRY_S)
-    return _finish(job)
+    return _finish(job, lost)
 
 
 def fence(
@@ -174,21 +175,23 @@ def _give_notice(job: SupervisedJob, hosts: Sequence[str]) -> None:
         time.sleep(POLL_S)
 
 
-def _abandon(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> None:
-    """Keep the GPUs of hosts that gave no proof in a lost lease, and give those hosts no new gangs."""
+def _cordon(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> None:
+    """Give hosts that gave no proof no new gangs."""
     with changing_cordons(job.home) as cordons:
         for host, error in unproven.items():
             reason = f"could not be fenced after {job.lease.job}"
             cordons.setdefault(host, Cordon("lost", "gpurun", job.clock(), reason, evidence=error.message))
-    with allocator_lock(job.home, patience_s=None):
-        job.lost = job.leases.abandon(job.lock, job.lease, set(unproven))
     job.note(f"{', '.join(sorted(unproven))}: lost; its GPUs stay taken until it has been fenced")
 
 
-def _finish(job: SupervisedJob) -> State:
-    """Free the GPUs, then say so."""
+def _finish(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> State:
+    """Free the GPUs, but those of hosts that gave no proof, and say so: at once, or somebody else would say it."""
+    if unproven:
+        _cordon(job, unproven)
     with allocator_lock(job.home, patience_s=None):
-        if job.lost is None:
+        if unproven:
+            job.lost = job.leases.abandon(job.lock, job.lease, set(unproven))
+        else:
             job.leases.release(job.lock)
         job.record = finish(job.store, job.record, now_s=job.clock())
     audit.note(job.home, "end", job=job.lease.job, state=job.record.state.value, reason=job.record.reason)

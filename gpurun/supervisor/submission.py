@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from gpurun import faults
 from gpurun.images.engine import Engine
 from gpurun.inventory.model import Inventory
 from gpurun.jobs import audit
@@ -32,6 +33,7 @@ def submit_job(spec: JobSpec, inventory: Inventory, home: Path, environ: Mapping
     refuse_while_damaged(LeaseStore(home).read_all())
     folder = JobStore(home).create(spec, inventory=Path(inventory.source), now_s=time.time())
     audit.note(home, "submit", job=folder.id, name=spec.name, gpus=spec.gpus)
+    faults.point()
     run_pass_and_start(home, now_s=time.time(), environ=environ)
     if folder.record().state is State.QUEUED:
         ensure_waiter(home, environ)

@@ -49,6 +49,7 @@ def ensure_waiter(home: Path, environ: Mapping[str, str]) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
+        faults.point()
         with path.with_suffix(".log").open("ab") as log:
             subprocess.Popen(
                 [sys.executable, "-m", "gpurun.supervisor.waiter", str(descriptor)],
@@ -60,6 +61,7 @@ def ensure_waiter(home: Path, environ: Mapping[str, str]) -> None:
                 start_new_session=True,
                 cwd="/",
             )
+        faults.point()
     finally:
         os.close(descriptor)
 
@@ -88,6 +90,7 @@ def wait_for_queue(home: Path, environ: Mapping[str, str]) -> None:
     seen: tuple[float, ...] = ()
     next_pass_s = 0.0
     while has_queued(home, os.getuid()):
+        faults.point()
         now = _stamps(home)
         if now != seen or time.monotonic() >= next_pass_s:
             due_s = PASS_EVERY_S

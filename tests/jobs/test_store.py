@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -108,6 +109,27 @@ def test_a_write_that_fails_leaves_the_old_file(store, monkeypatch):
         folder.move(State.GRANTED)
     assert (folder.path / "state.json").read_bytes() == before
     assert not [name for name in os.listdir(folder.path) if name.endswith(".tmp")]
+
+
+def test_a_job_is_there_after_a_power_loss(store, monkeypatch):
+    """Every folder that `create` makes or puts a name in is synced after that, up to one that was there before."""
+    names, synced, fsync = {}, [], os.fsync
+
+    def remembered(descriptor):
+        path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        if Path(path).is_dir():
+            synced.append(path)
+            names[path] = set(os.listdir(path))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", remembered)
+    folder = create(store)
+    assert store.home.name in names[str(store.home.parent)]
+    assert {"jobs", "live"} <= names[str(store.home)]
+    assert folder.id in names[str(store.live)]
+    assert folder.id in names[str(store.folder)]
+    assert {"spec.json", "state.json"} <= next(found for path, found in names.items() if ".new-" in path)
+    assert synced[-1] == str(store.folder)
 
 
 def test_events_are_read_once_and_whole(store):

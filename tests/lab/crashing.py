@@ -1,30 +1,45 @@
 """Crash tests: kill a process of gpurun at its N-th fault point, run one command, and look what is left.
 
 The image's horovodrun is a shell script that prints numbered lines: what is tested is gpurun's life of a job, not
-Horovod, and a crash should take seconds.
+Horovod, and a crash should take seconds. `tests/lab/test_crashes.py` takes a sample of the points on every run,
+`benchmarks/bench_reliability.py` all of them.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 from cluster import Cluster
+from faulting import kill_supervisor
 
 from gpurun.errors import StateError
-from gpurun.jobs.store import JobStore
+from gpurun.jobs.cordons import Cordon, changing_cordons
+from gpurun.jobs.states import State
+from gpurun.jobs.store import JobRecord, JobStore
 from gpurun.lab import engine
 from gpurun.leases.store import LeaseStore
+from gpurun.leases.waiters import waiter_lives
+from gpurun.node.processes import list_processes
 
-IMAGE = "gpurun/crashtest:1"
+IMAGE = "gpurun/crashtest:2"
 LINES = 8
+ENDLESS = "endless"
 LAUNCHER = f"""#!/bin/sh
+trap 'exit 143' TERM
 i=0
-while [ $i -lt {LINES} ]; do echo "[0]<stdout>:line $i"; i=$((i+1)); sleep 0.1; done
+while case "$*" in *{ENDLESS}*) true ;; *) [ $i -lt {LINES} ] ;; esac
+do echo "[0]<stdout>:line $i"; i=$((i+1)); sleep 0.1; done
 """
 DOCKERFILE = "FROM gpurun/tiny:1\nCOPY horovodrun /bin/horovodrun\n"
+FAULT = "fault: "
+DEADLINE_S = 90.0
 
 
 def build_image(folder, image: str = IMAGE, launcher: str = LAUNCHER) -> None:
@@ -38,45 +53,249 @@ def build_image(folder, image: str = IMAGE, launcher: str = LAUNCHER) -> None:
     )
 
 
-def crash_once(cluster: Cluster, role: str, point: int) -> bool:
-    """Submit a job whose `role` dies at its `point`-th fault point; check every promise afterwards.
+@dataclass(frozen=True)
+class Crash:
+    """What a scenario did.
 
-    Returns:
-        Whether the process died: False means that it has fewer points than that.
+    Attributes:
+        place: the fault point at which the victim was killed; None: it has fewer points than that and lived.
     """
-    before = {job["id"] for job in cluster.status()["jobs"]}
+
+    place: str | None
+
+    @property
+    def died(self) -> bool:
+        return self.place is not None
+
+
+@contextmanager
+def fault(cluster: Cluster, role: str, point: int) -> Iterator[None]:
+    """Processes of that role which are started meanwhile die at their `point`-th fault point."""
     cluster.environ["GPURUN_FAULT"] = f"{role}:{point}"
-    submitted = cluster.gpurun(*cluster.submit_args(image=IMAGE), "--", "true")
-    del cluster.environ["GPURUN_FAULT"]
-    died = submitted.code == -9 if role == "command" else _died(cluster, submitted.out.strip())
-    cluster.gpurun("status", "-i", str(cluster.inventory))  # the one command that picks up what the crash left
-    new = [job for job in cluster.status()["jobs"] if job["id"] not in before]
-    assert len(new) <= 1
-    for job in new:
-        assert cluster.gpurun("wait", job["id"], "--timeout", "30").code == 0, cluster.job(job["id"])
-        check_log(cluster, job["id"])
-    check_invariants(cluster)
-    return died
+    try:
+        yield
+    finally:
+        del cluster.environ["GPURUN_FAULT"]
 
 
-def _died(cluster: Cluster, job: str) -> bool:
-    """Wait until the job's first supervisor has died or has done its work."""
-    leases = LeaseStore(cluster.home)
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
-        record = json.loads((cluster.home / "jobs" / job / "state.json").read_text())
-        if not leases.is_alive(job):
-            if record["state"] in ("SUCCEEDED", "FAILED"):
-                return leases.path(job).exists() or (cluster.home / "live" / job).exists()
-            return True
+def submit_dies(cluster: Cluster, point: int) -> Crash:
+    """Whatever a submit that was killed left, one command makes a job of it that succeeds, or there is none."""
+    with fault(cluster, "command", point):
+        done = cluster.gpurun(*cluster.submit_args(image=IMAGE), "--", "true")
+    cluster.gpurun("status", "-i", str(cluster.inventory))
+    ids = JobStore(cluster.home).ids()
+    assert len(ids) <= 1
+    for job in ids:
+        must_succeed(cluster, job)
+    return Crash(told(done.err))
+
+
+def supervisor_dies(cluster: Cluster, point: int) -> Crash:
+    """Whatever a supervisor was about to do, the next one carries on with: the job succeeds, its log is whole."""
+    with fault(cluster, "supervisor", point):
+        job = submit(cluster)
+    crash = Crash(death_of_supervisor(cluster, job))
+    cluster.gpurun("status", "-i", str(cluster.inventory))
+    must_succeed(cluster, job)
+    return crash
+
+
+def supervisor_dies_while_one_waits(cluster: Cluster, point: int) -> Crash:
+    """A job that waits for the GPUs of the one whose supervisor dies gets them all the same."""
+    with fault(cluster, "supervisor", point):
+        first = submit(cluster, gpus=whole(cluster))
+    second = submit(cluster, gpus=whole(cluster))
+    crash = Crash(death_of_supervisor(cluster, first))
+    cluster.gpurun("status", "-i", str(cluster.inventory))
+    must_succeed(cluster, first)
+    must_succeed(cluster, second)
+    return crash
+
+
+def supervisor_dies_while_cancelled(cluster: Cluster, point: int) -> Crash:
+    """A cancel holds whoever carries it out: the ladder is walked to its end."""
+    with fault(cluster, "supervisor", point):
+        job = submit(cluster, ENDLESS)
+    cluster.gpurun("cancel", "--no-wait", job)
+    crash = Crash(death_of_supervisor(cluster, job))
+    cluster.gpurun("status", "-i", str(cluster.inventory))
+    must_be_cancelled(cluster, job)
+    return crash
+
+
+def running_gang_is_cancelled(cluster: Cluster, point: int) -> Crash:
+    """The supervisor of a gang that runs dies at the `point`-th step after it was told to end it."""
+    with fault(cluster, "supervisor", 10_000):
+        job = submit(cluster, ENDLESS)
+    cluster.wait_for_log(job, "line 1")
+    kill_supervisor(cluster, job)
+    with fault(cluster, "supervisor", point):
+        cluster.gpurun("cancel", "--no-wait", job)  # adopts it, then asks
+    crash = Crash(death_of_supervisor(cluster, job))
+    cluster.gpurun("status", "-i", str(cluster.inventory))
+    must_be_cancelled(cluster, job)
+    return crash
+
+
+def cancel_dies(cluster: Cluster, point: int) -> Crash:
+    """A cancel that was killed has been asked for, and is carried out, or has not, and the gang runs on."""
+    job = submit(cluster, ENDLESS)
+    cluster.wait_for_log(job, "line 1")
+    with fault(cluster, "command", point):
+        done = cluster.gpurun("cancel", "--no-wait", job)
+    cluster.gpurun("status", "-i", str(cluster.inventory))
+    if JobStore(cluster.home).get(job).cancel_request() is None:
+        assert done.code == -9
+        assert record(cluster, job).state is State.RUNNING
+        assert cluster.gpurun("cancel", job).code == 0
+    must_be_cancelled(cluster, job)
+    return Crash(told(done.err))
+
+
+def cancel_of_a_queued_job_dies(cluster: Cluster, point: int) -> Crash:
+    """The same for a job that waits; the one it waits for is not touched."""
+    first = submit(cluster, gpus=whole(cluster))
+    second = submit(cluster, gpus=whole(cluster))
+    with fault(cluster, "command", point):
+        done = cluster.gpurun("cancel", "--no-wait", second)
+    cluster.gpurun("status", "-i", str(cluster.inventory))
+    must_succeed(cluster, first)
+    if JobStore(cluster.home).get(second).cancel_request() is None:
+        assert done.code == -9
+        must_succeed(cluster, second)
+    else:
+        must_be_cancelled(cluster, second)
+    return Crash(told(done.err))
+
+
+def recover_dies(cluster: Cluster, point: int) -> Crash:
+    """A recover that dies while it adopts leaves an orphan for the next command, or an adopted job."""
+    return _adopter_dies(cluster, point, "recover")
+
+
+def status_dies(cluster: Cluster, point: int) -> Crash:
+    """The same for any command that comes along."""
+    return _adopter_dies(cluster, point, "status", "-i", str(cluster.inventory))
+
+
+def _adopter_dies(cluster: Cluster, point: int, *command: str) -> Crash:
+    job = submit(cluster, gpus=whole(cluster))
+    waiting = submit(cluster)
+    cluster.wait_for(job, "PREPARING", "STARTING", "RUNNING", "STOPPING", "SUCCEEDED")
+    kill_waiter(cluster)
+    kill_supervisor(cluster, job)
+    with fault(cluster, "command", point):
+        done = cluster.gpurun(*command)
+    cluster.gpurun("status", "-i", str(cluster.inventory))
+    must_succeed(cluster, job)
+    must_succeed(cluster, waiting)
+    return Crash(told(done.err))
+
+
+def waiter_dies(cluster: Cluster, point: int) -> Crash:
+    """A waiter that dies before, while or after it grants: its job is granted once, by it or by the next one."""
+    hosts = [host.name for host in cluster.lab.hosts]
+    with changing_cordons(cluster.home) as cordons:
+        cordons.update({host: Cordon("cordoned", "test", time.time(), "nothing may start yet") for host in hosts})
+    with fault(cluster, "waiter", point):
+        jobs = [submit(cluster), submit(cluster)]
+    with changing_cordons(cluster.home) as cordons:  # no command runs a pass for this: it is the waiter's to notice
+        cordons.clear()
+    deadline = time.monotonic() + DEADLINE_S
+    while waiter_lives(cluster.home, os.getuid()):
+        assert time.monotonic() < deadline, "the waiter neither died nor ended"
         time.sleep(0.02)
-    raise AssertionError(f"{job} neither died nor ended: {record}")
+    crash = Crash(told((cluster.home / "waiters" / f"{os.getuid()}.log").read_text()))
+    cluster.gpurun("status", "-i", str(cluster.inventory))
+    for job in jobs:
+        must_succeed(cluster, job)
+    return crash
 
 
-def check_log(cluster: Cluster, job: str) -> None:
-    """Every line once, in order: no gap, no duplicate."""
-    texts = [line.rpartition(":")[2] for line in cluster.log(job).splitlines() if "line " in line]
-    assert texts == [f"line {number}" for number in range(LINES)], texts
+SCENARIOS: Mapping[str, Callable[[Cluster, int], Crash]] = {
+    "submit": submit_dies,
+    "supervisor": supervisor_dies,
+    "supervisor, another job waits": supervisor_dies_while_one_waits,
+    "supervisor, cancelled while it starts": supervisor_dies_while_cancelled,
+    "supervisor, cancelled while it runs": running_gang_is_cancelled,
+    "cancel": cancel_dies,
+    "cancel of a queued job": cancel_of_a_queued_job_dies,
+    "recover": recover_dies,
+    "status": status_dies,
+    "waiter": waiter_dies,
+}
+
+
+def submit(cluster: Cluster, command: str = "true", *, gpus: int = 2) -> str:
+    """A gang over both hosts; its id."""
+    recipe = cluster.folder / "recipe.yaml"
+    recipe.write_text(f"image: {IMAGE}\ngpus: {gpus}\ngrace: 1s\ncommand: [{command}]\n")
+    each = gpus // len(cluster.lab.hosts)
+    done = cluster.gpurun("submit", str(recipe), "-i", str(cluster.inventory), "--gpus-per-host", str(each))
+    assert done.code == 0, done.err
+    return done.out.strip()
+
+
+def whole(cluster: Cluster) -> int:
+    """All GPUs of the lab."""
+    return sum(host["gpus"] for host in cluster.status()["hosts"])
+
+
+def record(cluster: Cluster, job: str) -> JobRecord:
+    return JobStore(cluster.home).get(job).record()
+
+
+def told(text: str) -> str | None:
+    """The place at which a process says it was killed."""
+    return next((line for line in text.splitlines() if line.startswith(FAULT)), None)
+
+
+def kill_waiter(cluster: Cluster) -> None:
+    """kill -9 this state directory's waiter, if there is one."""
+    for process in list_processes():
+        environ = Path(f"/proc/{process.pid}/environ")
+        if "gpurun.supervisor.waiter " in process.command and f"GPURUN_HOME={cluster.home}\0" in environ.read_text():
+            os.kill(process.pid, signal.SIGKILL)
+    while waiter_lives(cluster.home, os.getuid()):
+        time.sleep(0.01)
+
+
+def death_of_supervisor(cluster: Cluster, job: str) -> str | None:
+    """Wait until the job's first supervisor has died or has done its work; where it died."""
+    log = JobStore(cluster.home).get(job).supervisor_log
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        ended = record(cluster, job).state.ended and not LeaseStore(cluster.home).is_alive(job)
+        if (place := told(log.read_text() if log.exists() else "")) is not None:
+            return place
+        if ended and not (cluster.home / "live" / job).exists():
+            return _last_words(log)
+        time.sleep(0.02)
+    raise AssertionError(f"{job} neither died nor ended: {record(cluster, job)}")
+
+
+def _last_words(log) -> str | None:
+    """Between the end of its job and its own, a supervisor runs a pass: it may die there too."""
+    time.sleep(0.3)
+    return told(log.read_text())
+
+
+def must_succeed(cluster: Cluster, job: str) -> None:
+    """The job ends well, and its log has every line once, in order."""
+    assert cluster.gpurun("wait", job, "--timeout", "60").code == 0, record(cluster, job)
+    assert logged(cluster, job) == [f"line {number}" for number in range(LINES)]
+
+
+def must_be_cancelled(cluster: Cluster, job: str) -> None:
+    """The job ends as a person wanted; what it printed until then is there, once and in order."""
+    cluster.gpurun("wait", job, "--timeout", "60")
+    assert record(cluster, job).state is State.CANCELLED, record(cluster, job)
+    lines = logged(cluster, job)
+    assert lines == [f"line {number}" for number in range(len(lines))]
+
+
+def logged(cluster: Cluster, job: str) -> list[str]:
+    return [line.rpartition(":")[2] for line in cluster.log(job).splitlines() if "line " in line]
 
 
 def check_invariants(cluster: Cluster) -> None:

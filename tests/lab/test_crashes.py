@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import pytest
 from cluster import Cluster
-from crashing import build_image, crash_once
+from crashing import SCENARIOS, build_image, check_invariants
 from own_labs import own_lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("crash")]
+
+SAMPLE = {
+    "submit": (1, 4, 8, 12),
+    "supervisor": (1, 5, 9, 13, 18, 25, 35),
+    "supervisor, another job waits": (45,),
+    "supervisor, cancelled while it starts": (12,),
+    "supervisor, cancelled while it runs": (4, 9),
+    "cancel": (1, 2),
+    "cancel of a queued job": (2, 4),
+    "recover": (1, 2),
+    "status": (3,),
+    "waiter": (2, 5, 9),
+}
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +35,7 @@ def cluster(crash_lab, tmp_path):
     return Cluster(crash_lab, tmp_path)
 
 
-@pytest.mark.parametrize("point", range(1, 14, 3))
-def test_submit_dies(cluster, point):
-    crash_once(cluster, "command", point)
-
-
-@pytest.mark.parametrize("point", [1, 3, 5, 7, 9, 11, 13, 15, 17, 20, 25, 30, 35, 40])
-def test_a_supervisor_dies(cluster, point):
-    crash_once(cluster, "supervisor", point)
+@pytest.mark.parametrize(("scenario", "point"), [(name, point) for name in SAMPLE for point in SAMPLE[name]])
+def test_killed(cluster, scenario, point):
+    SCENARIOS[scenario](cluster, point)
+    check_invariants(cluster)

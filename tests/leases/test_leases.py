@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from gpurun.jobs.store import CancelRequest, JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.store import Lease, LeaseStore
+from gpurun.supervisor.spawn import finish_interrupted
 
 INVENTORY = """\
 version: 1
@@ -28,7 +30,7 @@ racks:
   r1: {hosts: {"h[1-2]": {}}}
 """
 LEASE = Lease(
-    job="j-00000001", attempt=1, owner="me", owner_uid=0, generation="pascal", racks=("r1",),
+    job="j-00000001", attempt=1, owner="me", owner_uid=os.getuid(), generation="pascal", racks=("r1",),
     grants=(Grant("h1", (0, 1)),), ssh_port=23022, granted_s=1.0, inventory="/i.yaml",
 )  # fmt: skip
 
@@ -65,6 +67,42 @@ def test_a_lease_is_born_locked_and_dies_with_its_holder(home):
     store.release(lock)
     assert store.read(LEASE.job) is None
     assert store.try_lock(LEASE.job) is None
+
+
+def test_an_orphan_is_not_taken_for_the_lost_lease_of_its_job(home):
+    """The lost rest of attempt 1 is held, attempt 2 is an orphan: each keeps its GPUs and its name."""
+    store = LeaseStore(home)
+    lost, lost_lock = store.abandon(store.grant(LEASE), LEASE, {"h1"})
+    second = replace(LEASE, attempt=2, grants=(Grant("h2", (0, 1)),))
+    store.grant(second).close()
+    ((taken, lock),) = store.take_orphans(LEASE.owner_uid)
+    assert (taken, lock.path) == (second, store.path(LEASE.job))
+    assert set(store.read_all().leases) == {lost, second}
+    lost_lock.close()
+    assert [lease for lease, _ in store.take_orphans(LEASE.owner_uid)] == [lost]
+
+
+def test_looking_for_orphans_is_quick_while_many_run(home):
+    store = LeaseStore(home)
+    locks = [store.grant(replace(LEASE, job=f"j-{number:08x}")) for number in range(50)]
+    before = time.monotonic()
+    assert list(store.take_orphans(LEASE.owner_uid)) == []
+    assert time.monotonic() - before < 0.5
+    assert len(locks) == 50
+
+
+def test_a_job_whose_lease_was_discarded_ends(home):
+    folder = submit(home, 2)
+    ((_, lock),) = run_pass(home, now_s=2.0).granted
+    finish_interrupted(home)
+    assert folder.record().state is State.GRANTED
+    LeaseStore(home).path(folder.id).write_bytes(b"{")
+    finish_interrupted(home)
+    assert folder.record().state is State.GRANTED
+    LeaseStore(home).release(lock)
+    finish_interrupted(home)
+    assert (folder.record().state, folder.record().code) == (State.FAILED, 5)
+    assert "its lease is gone" in folder.record().reason
 
 
 def test_a_second_lease_of_a_job_is_refused(home):

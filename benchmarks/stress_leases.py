@@ -1,0 +1,214 @@
+"""Many processes that submit, cancel and recover on one state directory, while another one reads the leases.
+
+The passes, the lease and job stores, adoption, cancel and the table of a job's life are gpurun's; only the steps that
+touch hosts are left out, so that as many jobs as possible start and end, and some supervisors die on their way.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gpurun import faults
+from gpurun.errors import HostFailure
+from gpurun.jobs.cordons import changing_cordons
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.states import State
+from gpurun.jobs.store import CancelRequest, JobStore
+from gpurun.leases.allocate import run_pass
+from gpurun.leases.store import Lease, LeaseLock, LeaseStore
+from gpurun.supervisor import life, spawn, stop
+from gpurun.supervisor.ends import End, GangEnd
+from gpurun.supervisor.job import SupervisedJob
+from gpurun.supervisor.requests import end_queued
+
+HOSTS, GPUS = 8, 4
+INVENTORY = f"""\
+version: 1
+defaults: {{user: train, generation: pascal, gpus: {GPUS}, fabric: tcp}}
+fabrics:
+  tcp: {{kind: tcp, interface: eth0}}
+racks:
+  r1: {{hosts: {{"h[1-{HOSTS}]": {{}}}}}}
+"""
+DIES = 0.1
+"""The share of supervisors that are killed at one of their first fault points."""
+MOST_QUEUED = 40
+
+
+def main(argv: list[str]) -> None:
+    """``stress_leases.py worker|watch HOME SECONDS SEED``: one of the processes."""
+    what, home, seconds, seed = argv[0], Path(argv[1]), float(argv[2]), int(argv[3])
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    spawn.start_supervisor = start_supervisor
+    print(*{"worker": work, "watch": watch_leases}[what](home, time.monotonic() + seconds, random.Random(seed)))
+
+
+def stress(home: Path, processes: int, seconds: float) -> dict[str, int]:
+    """Run it all; how much was done, and how often a GPU was in two leases or was lost."""
+    (home / "inventory.yaml").write_text(INVENTORY)
+    with (home / "stderr").open("w") as errors:
+        roles = ["watch", *["worker"] * processes]
+        running = [
+            subprocess.Popen(
+                [sys.executable, __file__, role, str(home), str(seconds), str(seed)],
+                stdout=subprocess.PIPE, stderr=errors, text=True,
+            )
+            for seed, role in enumerate(roles)
+        ]  # fmt: skip
+        said = [list(map(int, process.communicate()[0].split())) for process in running]
+    assert all(said), (home / "stderr").read_text()[-3000:]
+    (reads, doubles, granted), *worked = said
+    submits, cancels, recovers = (sum(each) for each in zip(*worked, strict=True))
+    leaked, unfinished = drain(home)
+    return {
+        "processes": processes, "submits": submits, "cancels": cancels, "recovers": recovers, "leases_seen": granted,
+        "supervisors_killed": (home / "stderr").read_text().count("fault: "), "reads_by_watcher": reads,
+        "double_grants": doubles, "leaked_gpus": leaked, "unfinished_jobs": unfinished,
+        "tracebacks": (home / "stderr").read_text().count("Traceback"),
+    }  # fmt: skip
+
+
+def work(home: Path, until: float, chance: random.Random) -> tuple[int, int, int]:
+    """Submit, cancel and recover at random until the time is over; how often each."""
+    done = [0, 0, 0]
+    ways: list[Callable[[Path, random.Random], None]] = [submit, cancel, recover]
+    while time.monotonic() < until:
+        which = chance.choices((0, 1, 2), (6, 2, 1))[0]
+        ways[which](home, chance)
+        done[which] += 1
+        if len(JobStore(home).live_ids()) > MOST_QUEUED:
+            time.sleep(0.05)
+    return done[0], done[1], done[2]
+
+
+def submit(home: Path, chance: random.Random) -> None:
+    spec = JobSpec(name="stress", image="i", gpus=chance.choice((1, 1, 2, 4, 6, 12)), command=("true",), max_restarts=3)
+    JobStore(home).create(spec, inventory=home / "inventory.yaml", now_s=time.time())
+    spawn.run_pass_and_start(home, now_s=time.time(), environ=os.environ)
+
+
+def cancel(home: Path, chance: random.Random) -> None:
+    store = JobStore(home)
+    ids = store.live_ids()
+    folder = store.get(chance.choice(ids)) if ids else None
+    if folder is not None and folder.path.exists():
+        folder.ask_to_cancel(CancelRequest("cancel", "stress", time.time()))
+        end_queued(home, folder, now_s=time.time(), environ=os.environ)
+
+
+def recover(home: Path, _chance: random.Random | None = None) -> None:
+    spawn.adopt_orphans(home, os.environ)
+    spawn.run_pass_and_start(home, now_s=time.time(), environ=os.environ)
+
+
+def start_supervisor(home: Path, lease: Lease, lock: LeaseLock, _environ: object) -> None:
+    """In the place of `spawn.start_supervisor`: a fork that lives the job's life without hosts."""
+    faults.point()
+    if os.fork():
+        lock.close()
+        return
+    chance = random.Random()
+    if chance.random() < DIES:
+        os.environ["GPURUN_FAULT"] = f"supervisor:{chance.randint(1, 30)}"
+    faults.arm("supervisor")
+    code = 1
+    try:
+        carry(home, lease, lock, chance)
+        code = 0
+    finally:
+        if code:
+            sys.excepthook(*sys.exc_info())
+        os._exit(code)
+
+
+def carry(home: Path, lease: Lease, lock: LeaseLock, chance: random.Random) -> None:
+    rest: tuple[Lease, LeaseLock] | None = (lease, lock)
+    if not lease.lost:
+        job = SupervisedJob(home, lease, lock)
+        life.STEPS = {**life.STEPS, **steps(chance)}
+        life.live(job)
+        rest = job.lost
+        recover(home)
+    if rest is not None:
+        time.sleep(chance.random() * 0.2)
+        with changing_cordons(home) as cordons:
+            for grant in rest[0].grants:
+                cordons.pop(grant.host, None)
+        LeaseStore(home).release(rest[1])
+        recover(home)
+
+
+def steps(chance: random.Random) -> dict[State, Callable[[SupervisedJob], State]]:
+    """A job's way without hosts: now and then one of them "fails" and keeps its GPUs for a while."""
+
+    def prepare(job: SupervisedJob) -> State:
+        job.check_requests(ladder=False)
+        return job.move(State.STARTING)
+
+    def start(job: SupervisedJob) -> State:
+        job.reach("containers")
+        return job.move(State.RUNNING, started_s=job.clock())
+
+    def watch(job: SupervisedJob) -> State:
+        time.sleep(chance.random() * 0.1)
+        job.check_requests(ladder=True)
+        suspects = tuple(job.hosts[:1]) if chance.random() < 0.2 else ()
+        raise GangEnd(End(State.FAILED if suspects else State.SUCCEEDED, "", 0, suspects=suspects))
+
+    def end(job: SupervisedJob) -> State:
+        suspects = sorted({*job.hosts} & {*job.record.avoid})
+        return stop._finish(job, {host: HostFailure("it is silent", host=host) for host in suspects})
+
+    return {State.PREPARING: prepare, State.STARTING: start, State.RUNNING: watch, State.STOPPING: end}
+
+
+def watch_leases(home: Path, until: float, _chance: random.Random) -> tuple[int, int, int]:
+    """Read all leases over and over; how often, how often a GPU was in two at one moment, how many there were.
+
+    Files are read one after the other, so a GPU may be met in a lease that is released and then in the next one:
+    it was in two only if the first is still there afterwards.
+    """
+    store, seen, reads, doubles = LeaseStore(home), set(), 0, 0
+    while time.monotonic() < until:
+        leases = store.read_all().leases
+        reads += 1
+        seen.update((lease.name, lease.attempt, lease.granted_s) for lease in leases)
+        holder: dict[tuple[str, int], Lease] = {}
+        for lease in leases:
+            for gpu in [(grant.host, gpu) for grant in lease.grants for gpu in grant.gpus]:
+                other = holder.setdefault(gpu, lease)
+                doubles += other is not lease and store.read(other.name) == other
+    return reads, doubles, len(seen)
+
+
+def drain(home: Path) -> tuple[int, int]:
+    """Let everything end; GPUs that nobody can have any more, and jobs that never ended."""
+    start = spawn.start_supervisor
+    spawn.start_supervisor = start_supervisor
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    deadline = time.monotonic() + 120
+    store = JobStore(home)
+    try:
+        while (store.live_ids() or LeaseStore(home).read_all().leases) and time.monotonic() < deadline:
+            recover(home)
+            time.sleep(0.05)
+    finally:
+        spawn.start_supervisor = start
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    unfinished = sum(not record.state.ended for record in store.records(lambda _: None))
+    spec = JobSpec(name="all", image="i", gpus=HOSTS * GPUS, command=("true",))
+    store.create(spec, inventory=home / "inventory.yaml", now_s=time.time())
+    whole = [lease for lease, _ in run_pass(home, now_s=time.time()).granted]
+    free = sum(len(grant.gpus) for lease in whole for grant in lease.grants)
+    return HOSTS * GPUS - free, unfinished
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,77 @@
+"""Whatever lies in the place of a state file, every command answers: no traceback, no waiting, no GPU granted twice."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+from gpurun.cli.main import main
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.store import CancelRequest, JobStore
+from gpurun.leases.allocate import run_pass
+from gpurun.leases.store import LeaseStore
+from gpurun.supervisor import spawn, waiter
+
+INVENTORY = """\
+version: 1
+defaults: {user: train, generation: pascal, gpus: 2, fabric: tcp}
+fabrics: {tcp: {kind: tcp, interface: eth0}}
+racks: {r1: {hosts: {h1: {}}}}
+"""
+FILES = ["leases/{job}.json", *[f"jobs/{{job}}/{name}" for name in ("state.json", "spec.json", "cancel.json")],
+         "jobs/{job}/events.jsonl", "jobs/{job}/log", "live/{job}", "cordons.json"]  # fmt: skip
+COMMANDS = [("status",), ("status", "{job}"), ("why", "{waits}"), ("queue",), ("recover",), ("logs", "{job}"),
+            ("cancel", "--no-wait", "{job}"), ("cancel", "--no-wait", "{waits}")]  # fmt: skip
+BYTES = {
+    "empty": b"", "torn": b'{"id": "j-0000', "zeros": b"\0" * 4096, "not utf-8": b"\xff\xfe\xfd", "a list": b"[1]",
+    "deep": b"[" * 100_000, "huge number": b'{"version": ' + b"9" * 5000 + b"}", "nan": b'{"granted_s": NaN}',
+}  # fmt: skip
+THINGS = [*BYTES, "pipe", "folder", "missing", "link to nothing", "link to itself"]
+
+
+def put(path, thing):
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    if thing in BYTES:
+        path.write_bytes(BYTES[thing])
+    elif thing == "pipe":
+        os.mkfifo(path)
+    elif thing == "folder":
+        path.mkdir()
+    elif thing.startswith("link"):
+        path.symlink_to("nowhere" if thing == "link to nothing" else path.name)
+
+
+@pytest.fixture
+def jobs(tmp_path, monkeypatch):
+    """A job that holds both GPUs, its lease held by this process, and one that waits."""
+    monkeypatch.setenv("GPURUN_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("GPURUN_INVENTORY", str(tmp_path / "inventory.yaml"))
+    monkeypatch.setattr(spawn.subprocess, "Popen", lambda *_, **__: None)
+    monkeypatch.setattr(waiter.subprocess, "Popen", lambda *_, **__: None)
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    store = JobStore(tmp_path / "home")
+    spec = JobSpec(name="n", image="i", gpus=2, command=("true",))
+    ids = [store.create(spec, inventory=tmp_path / "inventory.yaml", now_s=float(n)).id for n in range(2)]
+    ((lease, lock),) = run_pass(store.home, now_s=3.0).granted
+    store.get(lease.job).ask_to_cancel(CancelRequest("preempt", "me", 1.0))
+    yield {"job": lease.job, "waits": next(job for job in ids if job != lease.job)}
+    lock.close()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("thing", THINGS)
+@pytest.mark.parametrize("file", FILES)
+def test_every_command_answers(jobs, tmp_path, capsys, file, thing):
+    path = tmp_path / "home" / file.format_map(jobs)
+    put(path, thing)
+    for command in COMMANDS:
+        with pytest.raises(SystemExit) as ended:
+            main([word.format_map(jobs) for word in command])
+        assert ended.value.code in (0, 2, 5), (command, capsys.readouterr().err)
+    if file.startswith("leases/") and thing != "missing":
+        assert os.path.lexists(path)
+        assert LeaseStore(tmp_path / "home").read_all().leases == ()
