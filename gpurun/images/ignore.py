@@ -58,7 +58,11 @@ def _rule(line: str, base: str) -> Rule | None:
     translated = _translate(pattern)
     if translated is None:
         return None
-    return Rule(base, re.compile(translated if anchored else f"(?:.*/)?{translated}", re.DOTALL), keep, folders_only)
+    try:
+        regex = re.compile(translated if anchored else f"(?:.*/)?{translated}", re.DOTALL)
+    except re.error:  # a range whose end is before its beginning holds no character, so nothing matches
+        return None
+    return Rule(base, regex, keep, folders_only)
 
 
 def _translate(pattern: str) -> str | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+from types import SimpleNamespace
 
 import pytest
 
@@ -50,8 +52,9 @@ def jobs(tmp_path, monkeypatch):
     """A job that holds both GPUs, its lease held by this process, and one that waits."""
     monkeypatch.setenv("GPURUN_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("GPURUN_INVENTORY", str(tmp_path / "inventory.yaml"))
-    monkeypatch.setattr(spawn.subprocess, "Popen", lambda *_, **__: None)
-    monkeypatch.setattr(waiter.subprocess, "Popen", lambda *_, **__: None)
+    nobody = SimpleNamespace(Popen=lambda *_, **__: None, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(spawn, "subprocess", nobody)
+    monkeypatch.setattr(waiter, "subprocess", nobody)
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
     store = JobStore(tmp_path / "home")
     spec = JobSpec(name="n", image="i", gpus=2, command=("true",))
