@@ -10,6 +10,7 @@ orphaned.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -230,8 +231,10 @@ class LeaseStore:
         """True while some process holds the lease's lock. Only looks: a shared probe, let go at once."""
         try:
             descriptor = os.open(self.path(name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ELOOP):  # no lease, or a link to itself: nothing to hold
+                return False
+            raise
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -106,18 +106,6 @@ def test_the_head_is_cut_off_and_loses_all_its_supervisors(cluster, tmp_path):
         assert_no_step_lost(cluster, job, steps=200)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_dockerd_is_restarted(cluster, tmp_path, rank):
-    """Without live-restore every container of the host ends; the gang starts again from its outputs."""
-    job = train(cluster, tmp_path / "recipe")
-    victim = cluster.job(job)["hosts"][rank]
-    since = time.time()
-    assert cluster.lab.run(victim, ["pkill", "-TERM", "-x", "dockerd"]).code == 0
-    story = tell(cluster, job, f"dockerd restarted on {'the worker' if rank else 'the launcher'}'s host", since)
-    record(story)
-    assert (story.state, story.restarts) == ("SUCCEEDED", 1)
-
-
 def test_a_worker_container_is_killed(cluster, tmp_path):
     """What an OOM kill or a restart of dockerd does to a gang."""
     job = train(cluster, tmp_path / "recipe")
