@@ -62,7 +62,7 @@ class Head:
         digests = [digest_of(each) for each in layers]
         document = {
             "architecture": "amd64", "os": "linux", "created": "2026-01-01T00:00:00Z",
-            "config": {"Cmd": ["/true"], "Labels": {"made-by": NAMES}, **config},
+            "config": {"Cmd": ["/true"], **config},
             "rootfs": {"type": "layers", "diff_ids": digests},
         }  # fmt: skip
         raw = json.dumps(document).encode()
