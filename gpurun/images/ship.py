@@ -339,7 +339,8 @@ def _is_full(error: GpurunError) -> bool:
 
 def _may_be_stale(error: GpurunError, answer: Answer) -> bool:
     """Whether a load may have failed because layers that were there are no more."""
-    return isinstance(error, RemoteOpFailed) and error.kind in ("load-failed", "not-verified") and bool(answer.have)
+    stale = ("load-failed", "not-verified", "not-found")
+    return isinstance(error, RemoteOpFailed) and error.kind in stale and bool(answer.have)
 
 
 def typed_error(error: GpurunError) -> GpurunError:
