@@ -30,7 +30,7 @@ from gpurun.supervisor.joblog import JobLog, read_lines
 
 POLL_S = 0.2
 RECONNECT_S = 1.0
-HOST_LOST_S = 16.0
+HOST_LOST_S = 14.0
 """A host that has been silent for this long, while another one is heard, is lost: its gang is ended."""
 SIGKILLED = 128 + 9
 LAUNCHER_GRACE_S = 20.0
