@@ -24,17 +24,14 @@ class Loading:
         self._image = image
         self._layers: List[str] = image["layers"]
         self._store = store
-        self._have = set(have)
+        # Layers that need not arrive. On a graph driver the same layer on another parent is another one: all above must.
+        self._have = set(have) if store == "containerd" else set()
         self._config = config
         self._docker_host = docker_host
         self._temporary: List[str] = []
         self._loaded: List[str] = []
-        # How many layers, from the lowest on, the engine has.
-        self._done = 0
-        while self._done < len(self._layers) and self._layers[self._done] in self._have:
-            self._done += 1
-        if store == "graph":  # the same layer on another parent is another layer there
-            self._have = set(self._layers[: self._done])
+        # How many layers, from the lowest on, need no look any more: the engine has them.
+        self._done = len(have) if store == "graph" else 0
 
     def run(self) -> Generator[Dict[str, Any], None, None]:
         """Load what is there, wait for more, until all is loaded."""
@@ -44,8 +41,7 @@ class Loading:
                 yield self._at("loading", ready)
                 self._load(self._layers, self._config, self._image["names"])
                 return
-            fresh = sum(self._blob(digest).size for digest in self._layers[self._done : ready])
-            if self._store == "graph" and fresh >= PREFIX_BYTES:
+            if self._store == "graph" and self._bytes_above(ready) >= PREFIX_BYTES:
                 yield self._at("loading", ready)
                 self._load_prefix(ready)
             else:
@@ -64,6 +60,10 @@ class Loading:
             if digest not in self._have and (blob is None or not blob.complete):
                 return at
         return len(self._layers)
+
+    def _bytes_above(self, ready: int) -> int:
+        """The bytes that have arrived of what the engine does not have."""
+        return sum(self._blob(digest).size for digest in self._layers[self._done : ready])
 
     def _wait(self, digest: str) -> None:
         """Wait until a layer has arrived."""

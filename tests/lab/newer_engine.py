@@ -13,7 +13,6 @@ from pathlib import Path
 from gpurun.lab.docker_socket import answers
 
 SUITE = "sid"
-MIRROR = "http://deb.debian.org/debian"
 PACKAGES = "docker.io,containerd,runc,iptables,ca-certificates"
 BUILD_LIMIT_S = 900
 
@@ -50,16 +49,26 @@ def debian() -> Path:
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
         raise NotToBeHad("debootstrap and root are needed")
     made = root.with_name(f"{SUITE}-{os.getpid()}")
-    argv = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(made), MIRROR]
     made.parent.mkdir(parents=True, exist_ok=True)
     try:
+        mirror = _mirror()
+        argv = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(made), mirror]
         subprocess.run(argv, check=True, capture_output=True, timeout=BUILD_LIMIT_S)
         made.rename(root)
     except (subprocess.SubprocessError, OSError) as error:
-        raise NotToBeHad(f"no {SUITE} from {MIRROR}: {error}") from None
+        raise NotToBeHad(f"no {SUITE} from this machine's mirror: {error}") from None
     finally:
         shutil.rmtree(made, ignore_errors=True)
     return root
+
+
+def _mirror() -> str:
+    """Where this machine's apt has its Debian from."""
+    asked = ["apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages", "Component: main"]
+    sites = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.split()
+    if not sites:
+        raise NotToBeHad("apt knows no mirror")
+    return sites[0]
 
 
 @contextmanager
