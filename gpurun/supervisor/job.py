@@ -21,7 +21,7 @@ from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import CancelRequest, JobFolder, JobRecord, JobStore
 from gpurun.launch.account import HostAccount
-from gpurun.launch.docker import AUTOTUNE_FILE
+from gpurun.launch.docker import AUTOTUNE_FILE, container_name
 from gpurun.launch.fabric import nccl_version
 from gpurun.launch.horovod_knobs import reuse
 from gpurun.launch.plan import Plan, make_plan
@@ -29,6 +29,7 @@ from gpurun.leases.asking import Asked
 from gpurun.leases.store import Lease, LeaseLock, LeaseStore
 from gpurun.supervisor.ends import End, GangEnd, failed
 from gpurun.supervisor.links import Links
+from gpurun.supervisor.logcopy import LogCopy
 from gpurun.supervisor.spawn import run_pass_and_start
 
 
@@ -62,6 +63,12 @@ class SupervisedJob:
     def links(self) -> Links:
         """Agents on the gang's hosts."""
         return Links(self.inventory, self.hosts)
+
+    @cached_property
+    def log_copy(self) -> LogCopy:
+        """The attempt's log on its way to the head; not begun by being asked for."""
+        container = container_name(self.lease.job, self.lease.attempt)
+        return LogCopy(self.links, self.hosts[0], job=self.lease.job, container=container, path=self.folder.log)
 
     @property
     def hosts(self) -> tuple[str, ...]:

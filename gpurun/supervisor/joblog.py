@@ -2,21 +2,28 @@
 
 A line of the file is ``TIME STREAM TEXT``: Docker's own timestamp (RFC 3339 with nanoseconds), ``o`` or ``e``
 for stdout or stderr, and the line. Docker keeps the log on the host, so that a new supervisor can ask for what
-came after the last line here: lines with exactly that timestamp are counted and passed over.
+came after the last line here: lines with exactly that timestamp are counted and passed over. A line whose timestamp is
+damaged stays, and is none to go on from: rather a line twice than one lost.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from gpurun import faults
 from gpurun.jobs import durable
 from gpurun.launch import output
 
 _TAIL_BYTES = 1 << 20
+_MOST_BYTES = 1 << 28
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z", re.ASCII)
 
 
 class LoggedLine(NamedTuple):
@@ -27,10 +34,16 @@ class LoggedLine(NamedTuple):
 
 
 class JobLog:
-    """Appends to a job's log. One writer at a time: the supervisor."""
+    """Appends to a job's log. One writer at a time: the supervisor.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        on_damage: told, in a sentence, of what was found damaged in a log that was begun before.
+    """
+
+    def __init__(self, path: Path, *, on_damage: Callable[[str], None] = lambda _: None) -> None:
         self.path = path
+        self._on_damage = on_damage
+        self._move_away()
         self._partial: dict[str, str] = {"o": "", "e": ""}
         self._last, self._same = self._end()
         self._passing = self._same
@@ -69,22 +82,49 @@ class JobLog:
     def _write(self, time: str, stream: str, text: str) -> None:
         os.write(self._descriptor, f"{time} {stream} {text}".encode("utf-8", "replace"))
         faults.point()
+        if _unix(time) is None:  # not Docker's: the lines before it are to be counted on
+            return
         self._same = self._same + 1 if time == self._last else 1
         self._last, self._passing = time, 0
+
+    def _move_away(self) -> None:
+        """Keep what lies in the log's place and is no file: a pipe would block every writer for ever."""
+        with suppress(FileNotFoundError):
+            if not stat.S_ISREG(self.path.stat().st_mode):
+                aside = self.path.with_name(f"{self.path.name}.damaged")
+                self.path.rename(aside)
+                self._on_damage(f"{self.path} was not a file: it is kept as {aside.name}, and the log begins anew")
 
     def _end(self) -> tuple[str, int]:
         """The last timestamp in the file and how many lines have it; a torn last line is cut off."""
         try:
             with self.path.open("r+b") as stream:
-                stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                start = stream.tell()
-                tail = stream.read()
-                whole = tail[: tail.rfind(b"\n") + 1]
-                stream.truncate(start + len(whole))
+                looked = _TAIL_BYTES
+                start, end, times = _read_end(stream, looked)
+                while start and not any(times) and looked < _MOST_BYTES:  # a line may be longer than that
+                    looked *= 4
+                    start, end, times = _read_end(stream, looked)
+                if times or not start:
+                    stream.truncate(end)
         except FileNotFoundError:
             return "", 0
-        times = [line.partition(b" ")[0].decode() for line in whole.splitlines()]
-        return (times[-1], times.count(times[-1])) if times else ("", 0)
+        sound = [time for time in times if time]
+        if len(sound) < len(times):
+            self._on_damage(f"{self.path}: {len(times) - len(sound)} lines have no time; some may come twice")
+        return (sound[-1], sound.count(sound[-1])) if sound else ("", 0)
+
+
+def _read_end(stream: BinaryIO, looked: int) -> tuple[int, int, list[str]]:
+    """Of a file's last `looked` bytes: where they begin, where their last whole line ends, and the time of each line.
+
+    A line that began before is left out; a time that is none is "".
+    """
+    start = stream.seek(max(0, stream.seek(0, os.SEEK_END) - looked))
+    tail = stream.read()
+    begin = tail.find(b"\n") + 1 if start else 0
+    end = tail.rfind(b"\n") + 1
+    times = [line.partition(b" ")[0].decode("ascii", "replace") for line in tail[begin:end].split(b"\n")[:-1]]
+    return start, start + end, [time if _unix(time) else "" for time in times]
 
 
 def read_lines(path: Path, offset: int = 0) -> tuple[list[LoggedLine], int]:
@@ -106,10 +146,13 @@ def _parsed(data: bytes) -> Iterator[LoggedLine]:
         yield LoggedLine(time, output.parse(text, "stderr" if stream == "e" else "stdout"))
 
 
-def _unix(time: str) -> str:
-    """``2026-01-02T03:04:05.123456789Z`` as ``seconds.nanoseconds`` (docker logs API, ``since``)."""
-    from datetime import datetime, timezone  # noqa: PLC0415 (only when a log is resumed)
-
-    whole, _, rest = time.rstrip("Z").partition(".")
-    seconds = int(datetime.fromisoformat(whole).replace(tzinfo=timezone.utc).timestamp())
-    return f"{seconds}.{(rest or '0').ljust(9, '0')}"
+def _unix(time: str) -> str | None:
+    """``2026-01-02T03:04:05.123456789Z`` as ``seconds.nanoseconds`` (docker logs API, ``since``); None: it is none."""
+    match = _STAMP.fullmatch(time)
+    if match is None:
+        return None
+    try:
+        whole = datetime.fromisoformat(match[1]).replace(tzinfo=timezone.utc)
+    except ValueError:  # the 13th month
+        return None
+    return f"{int(whole.timestamp())}.{(match[2] or '0').ljust(9, '0')}"

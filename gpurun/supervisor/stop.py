@@ -1,9 +1,9 @@
 """STOPPING: the ladder, the outputs, the fence; then the lease is removed and the job has its outcome.
 
-The ladder ends a gang: SIGTERM to every rank → the grace period, in which ranks may save a checkpoint → the
-containers are killed and removed → every host proves that nothing of the job is left. Only then are its GPUs
-free. A host that cannot prove it keeps them in a lost lease and is cordoned; the job goes on without it, and the
-host is asked again until it answers.
+The ladder ends a gang: SIGTERM to every rank → the grace period, in which ranks may save a checkpoint → the launcher
+is killed, and with it the log ends → the containers are killed and removed → every host proves that nothing of the job
+is left. Only then are its GPUs free. A host that cannot prove it keeps them in a lost lease and is cordoned; the job
+goes on without it, and the host is asked again until it answers.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from gpurun.jobs.cordons import Cordon, changing_cordons
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, finish
+from gpurun.launch.docker import container_name
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.store import Lease, LeaseLock, LeaseStore
 from gpurun.remote.agent import Agent
@@ -35,6 +36,8 @@ RETRY_S = 1.0
 LOST_RETRY_FIRST_S = 5.0
 LOST_RETRY_MOST_S = 60.0
 POLL_S = 0.2
+LOG_SILENT_S = 5.0
+"""The launcher was killed: how long its log may be silent before the fence removes what is left of it."""
 
 
 def stop(job: SupervisedJob) -> State:
@@ -44,12 +47,13 @@ def stop(job: SupervisedJob) -> State:
     answering = [host for host in job.hosts if host not in suspects or job.links.is_open(host)]
     if job.record.ladder:
         _give_notice(job, answering)
-    collected = False
+    collected = logged = False
     lost: Mapping[str, GpurunError] = {}
     pending = set() if job.record.reached == "nothing" else set(job.hosts)
     deadline = time.monotonic() + GIVE_UP_S
     while pending:
         job.links.open(sorted(pending.intersection(answering)), timeout_s=5.0)
+        logged = logged or _end_log(job)
         if not collected:
             collect_autotune(job)
             collected = collect_outputs(job)
@@ -175,6 +179,26 @@ def _give_notice(job: SupervisedJob, hosts: Sequence[str]) -> None:
         time.sleep(POLL_S)
 
 
+def _end_log(job: SupervisedJob) -> bool:
+    """Kill the launcher if the grace did not end it, and have the last of what the gang printed; True when it is here.
+
+    The fence removes the log from the host together with its container.
+    """
+    first = job.hosts[0]
+    if job.record.reached != "containers":
+        return True
+    if not job.links.is_open(first):
+        return False
+    job.log_copy.start(job.note)
+    if not job.log_copy.is_complete:
+        path = f"/containers/{container_name(job.lease.job, job.lease.attempt)}/kill"
+        try:
+            job.links.agent(first).call("docker.request", method="POST", path=path)
+        except HostFailure:
+            return False
+    return job.log_copy.wait(LOG_SILENT_S)
+
+
 def _cordon(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> None:
     """Give hosts that gave no proof no new gangs."""
     with changing_cordons(job.home) as cordons:
@@ -186,6 +210,7 @@ def _cordon(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> None:
 
 def _finish(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> State:
     """Free the GPUs, but those of hosts that gave no proof, and say so: at once, or somebody else would say it."""
+    job.log_copy.close()
     if unproven:
         _cordon(job, unproven)
     with allocator_lock(job.home, patience_s=None):

@@ -1,7 +1,7 @@
 """RUNNING: follow the launcher's log, watch every host's container, and decide how the attempt ends.
 
-Each host has a watcher thread that waits for its container, and the first host one more that copies the log. When
-a host's connection breaks, its thread connects again; the gang trains on meanwhile. Only the main loop decides.
+Each host has a watcher thread that waits for its container; the log has one of its own (`LogCopy`). When a host's
+connection breaks, its watcher connects again; the gang trains on meanwhile. Only the main loop decides.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from gpurun.supervisor.ends import End, GangEnd
 from gpurun.supervisor.hang import HangWatch
 from gpurun.supervisor.health import HealthWatch
 from gpurun.supervisor.job import SupervisedJob
-from gpurun.supervisor.joblog import JobLog, read_lines
+from gpurun.supervisor.joblog import read_lines
 
 POLL_S = 0.2
 RECONNECT_S = 1.0
 HOST_LOST_S = 14.0
 """A host that has been silent for this long, while another one is heard, is lost: its gang is ended."""
+LOG_SILENT_S = 10.0
+"""The launcher has ended: how long its log may be silent before it is judged as it is."""
 SIGKILLED = 128 + 9
 LAUNCHER_GRACE_S = 20.0
 """How long the launcher may take to notice and explain that a container of its gang has ended."""
@@ -44,8 +46,6 @@ class Watched:
     exits: dict[str, dict[str, Any]] = field(default_factory=dict)
     down_since: dict[str, float] = field(default_factory=dict)
     changed: SimpleQueue[str] = field(default_factory=SimpleQueue)
-    last_line_s: float = field(default_factory=time.monotonic)
-    log_done: threading.Event = field(default_factory=threading.Event)
     stop: threading.Event = field(default_factory=threading.Event)
 
 
@@ -59,13 +59,12 @@ def watch(job: SupervisedJob) -> State:
     seen = Watched()
     hang = HangWatch(job)
     health = HealthWatch(job, seen.stop)
-    log = JobLog(job.folder.log)
+    job.log_copy.start(job.note)
     threads = [
         threading.Thread(target=_until_exit, args=(job, host, seen), name=f"watch {host}", daemon=True)
         for host in job.hosts
     ]
     threads += health.threads()
-    threads.append(threading.Thread(target=_copy_log, args=(job, log, seen), name="log", daemon=True))
     for thread in threads:
         thread.start()
     try:
@@ -77,8 +76,6 @@ def watch(job: SupervisedJob) -> State:
             _check_hang(job, hang, seen, health)
     finally:
         seen.stop.set()
-        if seen.log_done.wait(5.0):
-            log.close()
 
 
 def _decide(job: SupervisedJob, seen: Watched, health: HealthWatch) -> None:
@@ -87,7 +84,7 @@ def _decide(job: SupervisedJob, seen: Watched, health: HealthWatch) -> None:
         end = _wait_for_launcher(job, seen)
         raise GangEnd(_with_cause(job, end, health))
     if job.hosts[0] in seen.exits:
-        seen.log_done.wait(10.0)
+        job.log_copy.wait(LOG_SILENT_S)
         raise GangEnd(_with_cause(job, _verdict(job, seen), health))
     if cause := health.fatal():
         raise GangEnd(end_of(cause))
@@ -106,7 +103,7 @@ def _with_cause(job: SupervisedJob, end: End, health: HealthWatch) -> End:
 
 
 def _check_hang(job: SupervisedJob, hang: HangWatch, seen: Watched, health: HealthWatch) -> None:
-    why = None if seen.down_since else hang.hung(time.monotonic() - seen.last_line_s)
+    why = None if seen.down_since else hang.hung(time.monotonic() - job.log_copy.last_line_s)
     if why is not None:
         failure = FirstFailure(why, kind="hang")
         end = End(State.FAILED, f"the gang hangs: {why}", 1, failure=failure, ladder=True)
@@ -219,21 +216,6 @@ def _until_exit(job: SupervisedJob, host: str, seen: Watched) -> None:
 
     _persist(job, host, seen, wait, on_missing=gone)
     seen.changed.put(host)
-
-
-def _copy_log(job: SupervisedJob, log: JobLog, seen: Watched) -> None:
-    """Copy the launcher's log until its container has ended and all of it is here."""
-    container = container_name(job.lease.job, job.lease.attempt)
-
-    def follow() -> None:
-        log.resume()
-        for reply in job.links.agent(job.hosts[0]).stream("docker.logs", container=container, since=log.since):
-            if reply.value and reply.value.get("stream"):
-                log.take(reply.value["stream"], reply.payload)
-                seen.last_line_s = time.monotonic()
-
-    _persist(job, job.hosts[0], seen, follow, on_missing=lambda: None)
-    seen.log_done.set()
 
 
 def _persist(

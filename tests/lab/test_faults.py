@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster import Cluster
-from faulting import STEPS, assert_no_step_lost, is_adopted, kill_supervisor, tell, train
+from cluster import TRAIN, Cluster
+from faulting import STEPS, assert_no_step_lost, events, is_adopted, kill_supervisor, tell, train
 
 from gpurun.jobs.store import CancelRequest, JobStore
 
@@ -124,6 +124,30 @@ def test_cancel_is_bounded_by_the_grace(cluster, tmp_path):
     assert cluster.gpurun("cancel", job).code == 0
     assert time.monotonic() - began <= 3 + 5
     assert cluster.job(job)["state"] == "CANCELLED"
+    asked_s = JobStore(cluster.home).get(job).cancel_request().asked_s
+    stopping_s = next(e["t"] for e in events(cluster, job) if e.get("state") == "STOPPING")
+    assert stopping_s - asked_s < 3, "the supervisor waited for the end of a log that had none"
+
+
+STUBBORN = """
+trap '' TERM; i=0
+while :; do i=$((i+1)); echo "line $i"; test "$HOROVOD_RANK" != 0 || echo "$i" >"$GPURUN_OUTPUTS/last"; sleep 0.05; done
+"""
+
+
+def test_a_cancelled_gang_s_log_holds_what_ranks_printed_until_they_were_killed(cluster, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(
+        f"image: {TRAIN}\ngpus: 2\noutputs: /out\ngrace: 3s\nconstraints: {{gpus_per_host: 1}}\n"
+        f"command: {json.dumps(['sh', '-c', STUBBORN])}\n"
+    )
+    job = cluster.gpurun("submit", str(tmp_path), "-i", str(cluster.inventory)).out.strip()
+    cluster.wait_for_log(job, "line 5")
+    assert cluster.gpurun("cancel", job).code == 0
+    assert cluster.job(job)["state"] == "CANCELLED"
+    printed = [int(n) for n in re.findall(r"\[0\]<stdout>:line (\d+)", cluster.log(job))]
+    assert printed == list(range(1, len(printed) + 1))
+    # The line that it was killed over may have got no further than the launcher.
+    assert len(printed) >= int((cluster.home / "jobs" / job / "outputs" / "last").read_text()) - 1
 
 
 def test_a_preempted_gang_gives_way_and_resumes(cluster, tmp_path):

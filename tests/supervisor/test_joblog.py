@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import os
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpurun.supervisor import joblog
 from gpurun.supervisor.joblog import JobLog, read_lines
 
 
@@ -74,3 +78,58 @@ def test_no_bytes_are_a_traceback(tmp_path_factory, messages):
     log.close()
     read_lines(path)
     JobLog(path).close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"\0" * 40 + b"\n", b"\xff\xfe o x\n", b"2026-13-41T99:00:00Z o x\n", b"2026-11-21 o x\n", b"\n", b"no words\n"],
+)
+def test_a_damaged_time_is_named_and_not_gone_on_from(tmp_path, damage):
+    path, told = tmp_path / "log", []
+    log = JobLog(path)
+    log.take("stdout", message(1, "kept\n"))
+    log.close()
+    with path.open("ab") as stream:
+        stream.write(damage)
+    again = JobLog(path, on_damage=told.append)
+    assert again.since == "1795222923.000000001"
+    assert len(told) == 1
+    assert str(path) in told[0]
+    again.resume()
+    again.take("stdout", message(1, "kept\n"))
+    again.take("stdout", message(2, "more\n"))
+    assert [texts(path)[0], texts(path)[-1]] == ["kept", "more"]
+
+
+def test_a_log_of_nothing_but_damage_is_asked_for_from_its_beginning(tmp_path):
+    (tmp_path / "log").write_bytes(b"\0\0\0\n")
+    assert JobLog(tmp_path / "log").since is None
+
+
+def test_a_message_without_a_time_is_kept_and_the_log_goes_on_from_the_one_before(tmp_path):
+    log = JobLog(tmp_path / "log")
+    log.take("stdout", message(1, "sound\n"))
+    log.take("stdout", b"\0\0 odd\n")
+    assert log.since == "1795222923.000000001"
+    assert texts(tmp_path / "log") == ["sound", "odd"]
+
+
+def test_a_line_longer_than_what_is_looked_at_first_is_not_asked_for_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(joblog, "_TAIL_BYTES", 64)
+    log = JobLog(tmp_path / "log")
+    log.take("stdout", message(1, "short\n"))
+    log.take("stdout", message(2, "x" * 3000 + "\n"))
+    log.close()
+    told = []
+    assert JobLog(tmp_path / "log", on_damage=told.append).since == "1795222923.000000002"
+    assert told == []
+
+
+def test_what_is_no_file_is_moved_out_of_the_logs_way(tmp_path):
+    os.mkfifo(tmp_path / "log")
+    told = []
+    log = JobLog(tmp_path / "log", on_damage=told.append)
+    log.take("stdout", message(1, "x\n"))
+    assert texts(tmp_path / "log") == ["x"]
+    assert (tmp_path / "log.damaged").is_fifo()
+    assert "log.damaged" in told[0]
