@@ -325,6 +325,10 @@ def _check(spec: JobSpec) -> None:
         raise BadInput(f"{spec.gpus} GPUs cannot be split into hosts of exactly {per_host}")
     if spec.min_gpus and spec.min_gpus > spec.gpus:
         raise BadInput(f"min_gpus ({spec.min_gpus}) is more than gpus ({spec.gpus})")
+    if spec.min_gpus and spec.controller == "mpi":
+        raise BadInput(
+            "an elastic gang (min_gpus) cannot use the controller mpi", hint="Horovod's elastic mode is Gloo's"
+        )
     if spec.workdir is not None and not Path(spec.workdir).is_dir():
         raise BadInput("workdir is not a folder", where=spec.workdir)
     for name, file in spec.secret_files.items():

@@ -53,7 +53,7 @@ class Constraints:
 
 @dataclass(frozen=True)
 class HorovodKnobs:
-    """Horovod's own settings, each a flag of horovodrun. None leaves Horovod's default.
+    """Horovod's own settings, each a flag of horovodrun. None leaves Horovod's default; of the Gloo time-out, ours.
 
     Source: ``horovodrun --help`` of Horovod 0.28.1.
     """
@@ -70,7 +70,7 @@ class HorovodKnobs:
     stall_check_shutdown_s: int | None = None
     thread_affinity: tuple[int, ...] = ()
     num_nccl_streams: int | None = None
-    gloo_timeout_s: int = 300
+    gloo_timeout_s: int | None = None
     start_timeout_s: int = 120
 
 
@@ -82,7 +82,7 @@ class JobSpec:
         name: what the person calls it; any text without control characters, never used as a path.
         image: the Docker image reference on the head node.
         gpus: world size; one rank per GPU.
-        min_gpus: elastic lower bound; None = not elastic.
+        min_gpus: elastic: it starts and goes on with as few GPUs as this, and grows back; None = not elastic.
         command: the argv each rank runs, byte for byte.
         workdir: absolute folder on the head, sent to every host, read-only at ``/workspace``; None = nothing.
         outputs: absolute path inside the container whose content is kept across attempts; None = none.

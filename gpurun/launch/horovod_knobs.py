@@ -13,12 +13,22 @@ from gpurun.jobs.spec import HorovodKnobs
 TIMELINE = "/tmp/horovod-timeline.json"  # noqa: S108  inside the job's own container
 
 
-def flags(knobs: HorovodKnobs, *, timeline: str = TIMELINE, autotune_log: str | None = None) -> tuple[str, ...]:
+GLOO_TIMEOUT_S = 300
+
+
+def flags(
+    knobs: HorovodKnobs,
+    *,
+    timeline: str = TIMELINE,
+    autotune_log: str | None = None,
+    gloo_timeout_s: int = GLOO_TIMEOUT_S,
+) -> tuple[str, ...]:
     """The flags, in a stable order; a knob that is None adds none, except the two time-outs.
 
     Args:
         timeline: path in the container for Horovod's timeline, used if the knob is on.
         autotune_log: path in the container for autotune's trials, used if autotune is on. Rank 0 writes it.
+        gloo_timeout_s: unless the person set another one.
 
     ``--thread-affinity`` takes a single number: see `environment` for a list.
     """
@@ -35,7 +45,7 @@ def flags(knobs: HorovodKnobs, *, timeline: str = TIMELINE, autotune_log: str | 
         *_value("--stall-check-warning-time-seconds", knobs.stall_check_warning_s),
         *_value("--stall-check-shutdown-time-seconds", knobs.stall_check_shutdown_s),
         *_value("--num-nccl-streams", knobs.num_nccl_streams),
-        *_value("--gloo-timeout-seconds", knobs.gloo_timeout_s),
+        *_value("--gloo-timeout-seconds", gloo_timeout_s if knobs.gloo_timeout_s is None else knobs.gloo_timeout_s),
         *_value("--start-timeout", knobs.start_timeout_s),
     )
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpurun.jobs.spec import Grant, JobSpec
+from gpurun.launch import elastic
 from gpurun.launch.docker import AUTOTUNE_FILE, RUN
 from gpurun.launch.fabric import RANK_SCRIPT
-from gpurun.launch.horovod_knobs import flags
+from gpurun.launch.horovod_knobs import GLOO_TIMEOUT_S, flags
+from gpurun.launch.jobssh import MOUNT
 
 AUTOTUNE_LOG = f"{RUN}/{AUTOTUNE_FILE}"
 """Where rank 0 writes what autotune tried; kept with the job, so that a restart begins with the best it found."""
@@ -29,8 +31,11 @@ def argv(spec: JobSpec, grants: Sequence[Grant], interface: str) -> tuple[str, .
     The person's command follows it byte for byte, behind the script that gives each host its own settings.
     """
     world = sum(len(grant.gpus) for grant in grants)
-    command = ["horovodrun", "-np", str(world), "-H", slots(grants), "--disable-cache"]
-    command.append("--mpi" if spec.controller == "mpi" else "--gloo")
-    if len(grants) > 1:
+    command = ["horovodrun", "-np", str(world)]
+    command += elastic.flags(spec, f"{MOUNT}/bin/hosts") if spec.min_gpus else ["-H", slots(grants)]
+    command += ["--disable-cache", "--mpi" if spec.controller == "mpi" else "--gloo"]
+    if len(grants) > 1 or spec.min_gpus:
         command += ["--network-interfaces", interface]
-    return (*command, *flags(spec.horovod, autotune_log=AUTOTUNE_LOG), RANK_SCRIPT, *spec.command)
+    timeout_s = elastic.GLOO_TIMEOUT_S if spec.min_gpus else GLOO_TIMEOUT_S
+    knobs = flags(spec.horovod, autotune_log=AUTOTUNE_LOG, gloo_timeout_s=timeout_s)
+    return (*command, *knobs, RANK_SCRIPT, *spec.command)

@@ -12,6 +12,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from gpurun.launch.elastic import HOSTS_SCRIPT
+
 MOUNT = "/gpurun"
 """Where the job's launch folder is mounted in its containers, read-only."""
 
@@ -46,9 +48,18 @@ exit 0
 """
 
 
+COUNT_RANKS = """#!/bin/sh
+# Prints how many ranks there are in this container.
+for file in /proc/[0-9]*/environ; do tr '\\0' '\\n' 2>/dev/null <"$file"; done |
+  grep -cE '^(HOROVOD_RANK|OMPI_COMM_WORLD_RANK)='
+exit 0
+"""
+
+
 def scripts() -> dict[str, str]:
     """The executables of the launch folder's ``bin``, by name."""
-    return {"ssh": SSH_WRAPPER, "launch": LAUNCH, "hold": HOLD, "signal-ranks": SIGNAL_RANKS}
+    found = {"ssh": SSH_WRAPPER, "launch": LAUNCH, "hold": HOLD, "signal-ranks": SIGNAL_RANKS}
+    return {**found, "count-ranks": COUNT_RANKS, "hosts": HOSTS_SCRIPT}
 
 
 def sshd_config(*, folder: str, address: str, port: int, user: str, container: str) -> str:
@@ -89,10 +100,17 @@ def sshd_config(*, folder: str, address: str, port: int, user: str, container: s
     return "\n".join(lines) + "\n"
 
 
-def client_config(peers: Sequence[tuple[str, str, str]], *, port: int) -> str:
-    """``ssh``'s configuration in the first container. `peers`: (host, address, user on it)."""
+def client_config(peers: Sequence[tuple[str, str, str, str]], *, port: int, alive_s: int, alive_count: int) -> str:
+    """``ssh``'s configuration in the first container.
+
+    Args:
+        peers: (what the launcher calls it, host, address, user on it).
+        alive_s: seconds between questions whether the other side lives.
+        alive_count: how many may go without an answer.
+    """
     blocks = [
-        f"Host {host}\n  HostName {address}\n  User {user}\n  HostKeyAlias {host}\n" for host, address, user in peers
+        f"Host {name}\n  HostName {address}\n  User {user}\n  HostKeyAlias {host}\n"
+        for name, host, address, user in peers
     ]
     common = [
         "Host *",
@@ -105,8 +123,8 @@ def client_config(peers: Sequence[tuple[str, str, str]], *, port: int) -> str:
         "  UpdateHostKeys no",
         "  BatchMode yes",
         "  KexAlgorithms curve25519-sha256",
-        "  ServerAliveInterval 15",
-        "  ServerAliveCountMax 8",
+        f"  ServerAliveInterval {alive_s}",
+        f"  ServerAliveCountMax {alive_count}",
         "  LogLevel ERROR",
     ]
     return "\n".join([*blocks, *common]) + "\n"

@@ -15,6 +15,7 @@ from typing import NamedTuple
 _TAGGED = re.compile(r"(\[(?:\d+,)?(\d+)\]<(stdout|stderr)>:)(.*)", re.DOTALL)
 _GLOO_NAME = re.compile(r"Process name: (\d+)\s*$")
 _MPI_NAME = re.compile(r"Process name: \[\[\d+,\d+\],(\d+)\]")
+_ELASTIC_NAME = re.compile(r"Process name: (\S+)\[\d+\]\s*$")
 _EXIT_CODE = re.compile(r"Exit code:\s*(-?\d+)")
 _MPI_SIGNAL = re.compile(r"mpirun noticed that process rank (\d+) .* on node (\S+) exited on signal (\d+)")
 EXCERPT_LINES = 12
@@ -29,10 +30,17 @@ class Line(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """The first rank that failed and how; `exit_code` is 128 + n for signal n."""
+    """The first rank that failed and how.
 
-    rank: int
+    Attributes:
+        rank: None where ranks change: an elastic launcher names the host.
+        exit_code: 128 + n for signal n.
+        host: what an elastic launcher calls its host; else None.
+    """
+
+    rank: int | None
     exit_code: int
+    host: str | None = None
 
 
 def parse(text: str, stream: str) -> Line:
@@ -50,6 +58,7 @@ def parse(text: str, stream: str) -> Line:
 def first_failure(lines: Iterable[Line]) -> Failure | None:
     """The rank the launcher names as the first to fail; None if it names none."""
     rank: int | None = None
+    host: str | None = None
     for line in lines:
         if line.rank is not None:
             continue  # a rank may print anything, also what looks like the launcher's words
@@ -57,8 +66,10 @@ def first_failure(lines: Iterable[Line]) -> Failure | None:
             return Failure(int(signalled[1]), 128 + int(signalled[3]))
         if named := _GLOO_NAME.search(line.text) or _MPI_NAME.search(line.text):
             rank = int(named[1])
-        elif rank is not None and (code := _EXIT_CODE.search(line.text)):
-            return Failure(rank, _as_shell(int(code[1])))
+        elif named := _ELASTIC_NAME.search(line.text):
+            host = named[1]
+        elif (rank is not None or host is not None) and (code := _EXIT_CODE.search(line.text)):
+            return Failure(rank, _as_shell(int(code[1])), host)
     return None
 
 

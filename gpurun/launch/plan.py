@@ -13,7 +13,7 @@ from gpurun.errors import BadInput
 from gpurun.inventory.hardware import Hardware
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.spec import Grant, JobSpec
-from gpurun.launch import docker, fabric, horovod_knobs, horovodrun, jobssh
+from gpurun.launch import docker, elastic, fabric, horovod_knobs, horovodrun, jobssh
 from gpurun.launch.account import HostAccount, assumed_account
 
 
@@ -80,15 +80,16 @@ def make_plan(
     ssh_port: int,
     hardware: Mapping[str, Hardware] = MappingProxyType({}),
     nccl: str | None = None,
+    joins: Sequence[str] = (),
 ) -> Plan:
     """Decide an attempt.
 
     Args:
         grants: the gang's GPUs in rank order.
         accounts: what hosts said of themselves; for a host that is missing, shell words stand in (dry run).
-
         hardware: what a probe of each host found; the inventory alone decides for a host that is missing.
         nccl: the NCCL version in the image, if known.
+        joins: hosts that came to an elastic gang after its start.
 
     Raises:
         BadInput: the hosts' fabrics name different interfaces; horovodrun takes one for all.
@@ -125,7 +126,9 @@ def make_plan(
             ),
             settings=found.environment,
             files={
-                **_files(known, grants, ssh_port, container, mine.job_folder(job), mine=mine, first=first),
+                **_common_files(mine),
+                **(_launcher_files(spec, known, grants, joins, ssh_port) if first else {}),
+                **({} if first else _sshd_files(mine, job, container, ssh_port)),
                 "launch/bin/rank": (fabric.rank_script(found.environment), 0o755),
             },
         )  # fmt: skip
@@ -145,26 +148,30 @@ def _environment(job: str, attempt: int, spec: JobSpec, found: fabric.FabricSett
     return environment | dict(spec.env)
 
 
-def _files(
-    known: Mapping[str, HostAccount],
-    grants: Sequence[Grant],
-    ssh_port: int,
-    container: str,
-    folder: str,
-    *,
-    mine: HostAccount,
-    first: bool,
-) -> dict[str, tuple[str, int]]:
-    """Texts of the job's folder that are known before any key is made."""
+def _common_files(mine: HostAccount) -> dict[str, tuple[str, int]]:
+    """Texts of the job's folder that every host gets, and that are known before any key is made."""
     files = {f"launch/bin/{name}": (text, 0o755) for name, text in jobssh.scripts().items()}
     files["passwd"] = (jobssh.passwd(user=mine.user, uid=mine.uid, gid=mine.gid), 0o644)
     files["group"] = (jobssh.group(user=mine.user, gid=mine.gid), 0o644)
-    if first:
-        peers = [(g.host, known[g.host].address, known[g.host].user) for g in grants[1:]]
-        files["launch/ssh/config"] = (jobssh.client_config(peers, port=ssh_port), 0o644)
-    else:
-        config = jobssh.sshd_config(
-            folder=folder, address=mine.address, port=ssh_port, user=mine.user, container=container
-        )
-        files["sshd/config"] = (config, 0o600)
+    return files
+
+
+def _sshd_files(mine: HostAccount, job: str, container: str, ssh_port: int) -> dict[str, tuple[str, int]]:
+    config = jobssh.sshd_config(
+        folder=mine.job_folder(job), address=mine.address, port=ssh_port, user=mine.user, container=container
+    )
+    return {"sshd/config": (config, 0o600)}
+
+
+def _launcher_files(
+    spec: JobSpec, known: Mapping[str, HostAccount], grants: Sequence[Grant], joins: Sequence[str], ssh_port: int
+) -> dict[str, tuple[str, int]]:
+    names = elastic.names(grants, joins)
+    peers = [(n, g.host, known[g.host].address, known[g.host].user) for n, g in zip(names, grants, strict=True)][1:]
+    alive = (elastic.ALIVE_S, 2) if spec.min_gpus else (15, 8)
+    files = {
+        "launch/ssh/config": (jobssh.client_config(peers, port=ssh_port, alive_s=alive[0], alive_count=alive[1]), 0o644)
+    }
+    if spec.min_gpus:
+        files[elastic.HOSTS_FILE] = (elastic.hosts_text(grants, joins), 0o644)
     return files

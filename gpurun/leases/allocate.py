@@ -150,6 +150,8 @@ def _snapshot(
         gang = gang_of(record, _spec_or(store, record, on_problem))
         stopping = record.state is State.STOPPING or _asked_to_end(store, record, on_problem)
         placement = Placement(lease.generation, lease.racks, lease.grants)
+        if gang.min_gpus is not None:
+            gang = replace(gang, gpus=placement.gpus)
         running.append(Running(gang, placement, lease.granted_s, stopping=stopping))
     for record in jobs.values():
         waits = record.state is State.QUEUED and record.id not in leased and record.inventory == inventory.source

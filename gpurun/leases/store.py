@@ -39,6 +39,8 @@ class Lease:
         ssh_port: the port of the job's own sshd, unique among the leases of this state directory.
         granted_s: seconds since the epoch.
         lost: the rest of an attempt that is over: hosts that could not be fenced and keep their GPUs.
+        apart: hosts that hold GPUs of an elastic gang without being part of it: on their way in, or out.
+        joins: hosts that came to an elastic gang after its start, oldest first, each as often as it came.
     """
 
     job: str
@@ -52,12 +54,19 @@ class Lease:
     granted_s: float
     inventory: str
     lost: bool = False
+    apart: tuple[str, ...] = ()
+    joins: tuple[str, ...] = ()
     version: int = 1
 
     @property
     def name(self) -> str:
         """Its file's name without ``.json``."""
         return f"{self.job}.{self.attempt}.lost" if self.lost else self.job
+
+    @property
+    def members(self) -> tuple[Grant, ...]:
+        """The grants on which ranks run."""
+        return tuple(grant for grant in self.grants if grant.host not in self.apart)
 
 
 @dataclass(frozen=True)
@@ -157,6 +166,12 @@ class LeaseStore:
             raise StateError("already holds a lease", job=lease.job, where=str(path))
         return LeaseLock(durable.write_locked_record(path, lease), path)
 
+    def change(self, lock: LeaseLock, lease: Lease) -> LeaseLock:
+        """Replace a lease. The caller holds the allocator lock, and `lock`, which is given up for the new file's."""
+        descriptor = durable.write_locked_record(lock.path, lease)
+        lock.close()
+        return LeaseLock(descriptor, lock.path)
+
     def sweep(self) -> None:
         """Remove what writers that were killed left half written. The caller holds the allocator lock."""
         if self.folder.is_dir():
@@ -171,10 +186,9 @@ class LeaseStore:
         """
         kept = tuple(grant for grant in lease.grants if grant.host in hosts)
         lost = replace(lease, grants=kept, lost=True)
-        descriptor = durable.write_locked_record(lock.path, lost)
-        lock.close()
+        lock = self.change(lock, lost)
         faults.point()
-        return lost, self.settle(LeaseLock(descriptor, lock.path), lost)
+        return lost, self.settle(lock, lost)
 
     def settle(self, lock: LeaseLock, lease: Lease) -> LeaseLock:
         """Give a lease that its holder has locked its proper name: a crash in `abandon` may have left the old one."""

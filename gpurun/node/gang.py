@@ -138,6 +138,16 @@ def signal(call: Call, job: str, name: str) -> int:
     return told
 
 
+def ranks(call: Call, job: str) -> int:
+    """How many ranks there are in the job's containers here."""
+    counted = [
+        _run(["docker", "exec", container["id"], "/gpurun/bin/count-ranks"]).stdout
+        for container in inspect(call, job)
+        if container["status"] == "running"
+    ]
+    return sum(int(text) for text in counted if text.strip().isdigit())
+
+
 def fence(
     call: Call,
     job: str,
@@ -253,13 +263,16 @@ def _remove_containers(call: Call, job: str, required: bool, seen: Set[str]) -> 
 
 
 def outputs_here(call: Call, job: str) -> Dict[str, Any]:
-    """Where the job's outputs and its `run` folder lie on this host: ``{"path", "run", "files": whether any}``."""
+    """Where the job's outputs and its `run` folder lie on this host.
+
+    Returns:
+        ``{"path", "run", "newest"}``: ``newest`` is when the last of its files was written, in seconds since the epoch
+        by this host's clock; None when there are none.
+    """
     path = outputs_folder(job)
-    return {
-        "path": path,
-        "run": os.path.join(job_folder(job), "run"),
-        "files": os.path.isdir(path) and bool(os.listdir(path)),
-    }
+    found = [os.path.join(folder, name) for folder, dirs, files in os.walk(path) for name in [*dirs, *files]]
+    newest = max((os.lstat(name).st_mtime for name in found if os.path.lexists(name)), default=None)
+    return {"path": path, "run": os.path.join(job_folder(job), "run"), "newest": newest}
 
 
 def progress(call: Call, job: str) -> Dict[str, Any]:
@@ -444,6 +457,7 @@ OPS = {
     "start": start,
     "inspect": inspect,
     "signal": signal,
+    "ranks": ranks,
     "fence": fence,
     "outputs": outputs_here,
     "progress": progress,

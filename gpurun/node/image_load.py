@@ -24,7 +24,7 @@ class Loading:
         self._image = image
         self._layers: List[str] = image["layers"]
         self._store = store
-        # Layers that need not arrive. On a graph driver the same layer on another parent is another one: all above must.
+        # Layers that need not arrive. On a graph driver the same layer on another parent is another one.
         self._have = set(have) if store == "containerd" else set()
         self._config = config
         self._docker_host = docker_host

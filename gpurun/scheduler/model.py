@@ -50,9 +50,9 @@ class Gang:
 
     Attributes:
         id: the job's id.
-        gpus: how many GPUs; always granted in full.
+        gpus: how many GPUs; granted in full, unless it is elastic.
         submitted_s: when it was first submitted. A requeued gang keeps it, so it stands before its peers.
-        min_gpus: elastic lower bound. A start is always with `gpus`; the explanation may offer fewer.
+        min_gpus: elastic: where `gpus` do not fit it starts with the most that do, but no fewer than this.
         pool: the pool's name; None = the root, bounded by the cluster alone.
         preemptible: may run on what its pool borrowed, and may be stopped when that is taken back.
         time_limit_s: after this long in RUNNING it is ended; None counts as endless.
@@ -78,6 +78,12 @@ class Gang:
     requeued: bool = False
     avoid: tuple[str, ...] = ()
     claim: Placement | None = None
+
+    @property
+    def least(self) -> int:
+        """The fewest GPUs it starts with."""
+        step = self.constraints.gpus_per_host or 1
+        return self.gpus if self.min_gpus is None else -(-self.min_gpus // step) * step
 
     @cached_property
     def rank(self) -> tuple[int, bool, float, str]:
@@ -210,7 +216,7 @@ class Decisions:
     """One pass's answer. Commit all of it or none of it.
 
     Attributes:
-        starts: gangs to start now, in the order decided.
+        starts: gangs to start now, in the order decided; an elastic one with the `gpus` that it got.
         preempts: gangs to stop now.
         claims: queued gang → the GPUs kept for it. Store them and hand them back as `Gang.claim`; a gang that
             is not in here has none.

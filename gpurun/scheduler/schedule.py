@@ -66,7 +66,7 @@ class Pass(Waiting):
             self.never[gang.id] = barred
         elif isinstance(barred, Wait):
             self._barred(gang, barred, claim)
-        elif not self._try_start(gang) and gang.id not in self.waits:
+        elif not (self._try_start(gang) or self._try_fewer(gang)) and gang.id not in self.waits:
             if claim is not None:
                 self._keep(gang, claim)
             elif self._could_ever(gang):
@@ -111,6 +111,22 @@ class Pass(Waiting):
             self.book.start(gang)
         return True
 
+    def _try_fewer(self, gang: Gang) -> bool:
+        """Start an elastic gang with the most GPUs that fit; a larger gang is no easier to place."""
+        step = gang.constraints.gpus_per_host or 1
+        low, high = gang.least // step, (gang.gpus - 1) // step
+        if gang.min_gpus is None or gang.id in self.waits or low > high or not self._fits_with(gang, low * step):
+            return False
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._fits_with(gang, middle * step) else (low, middle - 1)
+        return self._try_start(replace(gang, gpus=low * step))
+
+    def _fits_with(self, gang: Gang, gpus: int) -> bool:
+        reservation = self.keeping.reservation
+        late = reservation is not None and reservation.outlasted_by(gang, self.now)
+        return self._place(replace(gang, gpus=gpus), late=late) is not None
+
     def _near_enough(self, gang: Gang, placement: Placement) -> bool:
         """False, and a wait, if the gang still prefers to wait for something nearer than this."""
         prefer, until = gang.constraints.prefer, gang.submitted_s + gang.constraints.locality_wait_s
@@ -130,7 +146,7 @@ class Pass(Waiting):
 
     def _as_hopeless_as_another(self, gang: Gang) -> bool:
         """True, and the same wait, if one just like it found no room and has no more patience: most of a long queue."""
-        if self.book is not None or gang.id in self.keeping.claims:
+        if self.book is not None or gang.id in self.keeping.claims or gang.min_gpus:
             return False
         submitted_s, wait = self.no_room.get((*shape_of(gang), gang.gpus), (ENDLESS, None))
         if wait is None or (gang.submitted_s < submitted_s and self._may_keep_hosts):

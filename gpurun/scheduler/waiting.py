@@ -89,7 +89,7 @@ class Waiting:
         return wants.locality_wait_s > 0 and wants.prefer != "any" and wants.locality == "any"
 
     def _could_ever(self, gang: Gang) -> bool:
-        if self.capacity.could_hold(gang):
+        if self.capacity.could_hold(gang if gang.min_gpus is None else replace(gang, gpus=gang.least)):
             return True
         self.never[gang.id] = self.capacity.refuse(self.index, gang)
         return False

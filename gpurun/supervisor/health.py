@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from gpurun.errors import HostFailure
@@ -38,17 +38,22 @@ class HealthWatch:
         self._containers: dict[str, tuple[str, ...]] = {}
         self._lock = threading.Lock()
 
-    def threads(self) -> list[threading.Thread]:
-        """One for each host, not started."""
+    def threads(self, hosts: Iterable[str]) -> list[threading.Thread]:
+        """One for each of these hosts, not started. It ends when the host leaves the gang."""
         return [
-            threading.Thread(target=self._follow, args=(host,), name=f"health {host}", daemon=True)
-            for host in self._job.hosts
+            threading.Thread(target=self._follow, args=(host,), name=f"health {host}", daemon=True) for host in hosts
         ]
 
     def fatal(self) -> Cause | None:
-        """The first thing seen that the gang cannot survive."""
+        """The first thing seen that the gang cannot survive, on a host that it still has."""
         with self._lock:
-            return min((cause for cause in self._causes if cause.fatal), key=lambda cause: cause.at_s, default=None)
+            fatal = [cause for cause in self._causes if cause.fatal and cause.host in self._job.members]
+            return min(fatal, key=lambda cause: cause.at_s, default=None)
+
+    def forget(self, hosts: Collection[str]) -> None:
+        """What was seen on hosts that have left says nothing of them when they come back."""
+        with self._lock:
+            self._causes = [cause for cause in self._causes if cause.host not in hosts]
 
     def first(self, lines: list[str]) -> Cause | None:
         """The cause of an attempt that has just failed, after one more look at every host that answers."""
@@ -67,7 +72,7 @@ class HealthWatch:
 
     def _follow(self, host: str) -> None:
         gpus = next(list(grant.gpus) for grant in self._job.lease.grants if grant.host == host)
-        while not self._stop.is_set():
+        while not self._stop.is_set() and host in self._job.members:
             try:
                 agent = self._job.links.agent(host)
                 self._ask_containers(host)

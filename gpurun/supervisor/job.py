@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -72,16 +72,26 @@ class SupervisedJob:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The gang's hosts in rank order."""
+        """The hosts whose GPUs the gang holds, in rank order; also those that are on their way in or out of it."""
         return tuple(grant.host for grant in self.lease.grants)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The hosts on which its ranks are to run, in rank order."""
+        return tuple(grant.host for grant in self.lease.members)
 
     @property
     def plan(self) -> Plan:
         """The attempt as decided, with what the hosts have said of themselves so far."""
+        return self.plan_with(())
+
+    def plan_with(self, hosts: Collection[str]) -> Plan:
+        """The plan once `hosts`, which are apart, have joined."""
+        grants = [grant for grant in self.lease.grants if grant.host in hosts or grant.host in self.members]
         return make_plan(
-            job=self.lease.job, attempt=self.lease.attempt, spec=self._tuned(), grants=self.lease.grants,
+            job=self.lease.job, attempt=self.lease.attempt, spec=self._tuned(), grants=grants,
             inventory=self.inventory, accounts=self.accounts, ssh_port=self.ssh_port,
-            hardware=self.hardware, nccl=self.nccl,
+            hardware=self.hardware, nccl=self.nccl, joins=(*self.lease.joins, *hosts),
         )  # fmt: skip
 
     def _tuned(self) -> JobSpec:
@@ -126,19 +136,24 @@ class SupervisedJob:
         """
         raise_first(self.links.open())
 
-    def ask_accounts(self) -> None:
-        """Let every host make the job's folder and keys and say who it is. Idempotent."""
+    @property
+    def spans_hosts(self) -> bool:
+        """Whether ranks of different hosts talk to each other, or may do so later."""
+        return len(self.hosts) > 1 or self.spec.min_gpus is not None
+
+    def ask_accounts(self, hosts: Iterable[str] | None = None) -> None:
+        """Let hosts (all if None) make the job's folder and keys and say who they are. Idempotent."""
         first = self.hosts[0]
 
         def ask(host: str) -> Mapping[str, str]:
             interface = self.inventory.fabric_of(self.inventory.by_name[host]).interface
             reply = self.links.agent(host).call(
-                "gang.prepare", job=self.lease.job, interface=interface if len(self.hosts) > 1 else "",
+                "gang.prepare", job=self.lease.job, interface=interface if self.spans_hosts else "",
                 first=host == first, outputs=self.spec.outputs is not None,
             )  # fmt: skip
             return reply.value  # type: ignore[no-any-return]
 
-        results = self.links.each(lambda agent: ask(agent.host))
+        results = self.links.each(lambda agent: ask(agent.host), hosts)
         raise_first(results.failed)
         for host, said in results.ok.items():
             self.public_keys[host] = said["public_key"]
@@ -147,7 +162,7 @@ class SupervisedJob:
     def _account(self, host: str, said: Mapping[str, str]) -> HostAccount:
         described = self.inventory.by_name[host]
         address = described.fabric_address or said["address"]
-        if not address and len(self.hosts) > 1:
+        if not address and self.spans_hosts:
             fabric = self.inventory.fabric_of(described)
             raise failed(
                 HostFailure(

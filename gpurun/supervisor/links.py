@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
 from gpurun import faults
@@ -29,6 +29,14 @@ class Links:
         self.targets = {name: target_of(inventory.by_name[name], inventory) for name in hosts}
         self.fleet = Fleet({}, {})
         self._lock = threading.Lock()
+
+    def add(self, hosts: Iterable[str], inventory: Inventory) -> None:
+        """Let more hosts be reached."""
+        self.targets = {**self.targets, **{name: target_of(inventory.by_name[name], inventory) for name in hosts}}
+
+    def drop(self, hosts: Collection[str]) -> None:
+        """Forget hosts."""
+        self.targets = {name: target for name, target in self.targets.items() if name not in hosts}
 
     def open(self, hosts: Iterable[str] | None = None, *, timeout_s: float = 15.0) -> Mapping[str, HostFailure]:
         """Connect to every host that has no live agent; the failures, by host."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,13 +48,17 @@ def collect_outputs(job: SupervisedJob) -> bool:
     """
     if job.spec.outputs is None:
         return True
-    first = job.hosts[0]
+    # Rank 0 begins on the first host. In an elastic gang it goes to another one when it is lost there.
+    hosts = job.hosts[:1] if job.spec.min_gpus is None else job.members
+    asked = job.links.each(lambda agent: agent.call("gang.outputs", job=job.lease.job).value, hosts)
+    written = sorted((said["newest"], host) for host, said in asked.ok.items() if said["newest"] is not None)
     try:
-        found = job.links.agent(first).call("gang.outputs", job=job.lease.job).value
-        if found["files"]:
-            _fetch(job, found["path"])
+        if asked.failed:
+            raise next(iter(asked.failed.values()))
+        if written:
+            _fetch(job, [(host, asked.ok[host]["path"]) for _, host in written])
     except HostFailure as error:
-        job.note(f"the outputs could not be brought from {first} yet: {error.message}")
+        job.note(f"the outputs could not be brought from {error.host} yet: {error.message}")
         return False
     results = job.links.each(lambda agent: _remove(agent, job.lease.job))
     return not results.failed
@@ -76,13 +80,15 @@ def _remove(agent: Agent, job: str) -> None:
     agent.call("files.rmtree", path=path)
 
 
-def _fetch(job: SupervisedJob, path: str) -> None:
+def _fetch(job: SupervisedJob, folders: Sequence[tuple[str, str]]) -> None:
+    """Folders of hosts become one: of files with the same name the last host's is kept."""
     arriving = job.folder.path / "outputs.arriving"
     shutil.rmtree(arriving, ignore_errors=True)
-    stream = job.links.agent(job.hosts[0]).stream("files.tar", path=path)
-    pieces = (reply.payload for reply in stream if reply.payload)
-    with tarfile.open(fileobj=io.BufferedReader(ChunkReader(pieces)), mode="r|") as archive:
-        extract(archive, str(arriving))
+    for host, path in folders:
+        stream = job.links.agent(host).stream("files.tar", path=path)
+        pieces = (reply.payload for reply in stream if reply.payload)
+        with tarfile.open(fileobj=io.BufferedReader(ChunkReader(pieces)), mode="r|") as archive:
+            extract(archive, str(arriving))
     replaced = job.folder.path / "outputs.replaced"
     shutil.rmtree(replaced, ignore_errors=True)
     if job.folder.outputs.exists():

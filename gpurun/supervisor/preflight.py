@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gpurun.doctor.preflight import preflight
@@ -14,24 +15,27 @@ MOST_PLACEMENTS = 5
 """A gang is placed elsewhere because of what pre-flight finds at most this often; then it fails and says why."""
 
 
-def examine(job: SupervisedJob) -> None:
-    """Probe the gang's hosts, keep what each has for the plan, and refuse hosts that would make the gang fail.
+def examine(job: SupervisedJob, hosts: Sequence[str]) -> None:
+    """Probe those that were not yet, keep what each has for the plan, and refuse hosts that would make the gang fail.
 
     Raises:
         GangEnd: something would make it fail or hang. The gang is queued again and avoids those hosts.
     """
-    if job.hardware:
+    new = {
+        grant.host: grant.gpus for grant in job.lease.grants if grant.host in hosts and grant.host not in job.hardware
+    }
+    if not new:
         return
-    found = preflight(job.links.fleet, job.inventory, {grant.host: grant.gpus for grant in job.lease.grants})
-    job.hardware = dict(found.hardware)
+    found = preflight(job.links.fleet, job.inventory, new)
+    job.hardware = {**job.hardware, **found.hardware}
     for finding in found.other:
         job.note(f"{', '.join(finding.hosts)}: {finding.evidence} (→ {finding.remedy})")
     if not found.blocking:
         return
     worst = found.blocking[0]
-    hosts = tuple(sorted(found.bad_hosts))
-    error = HostFailure(f"{worst.check}: {worst.evidence}", host=hosts[0] if hosts else None, hint=worst.remedy)
-    end = replace(failed(error).end, suspects=hosts)
-    if hosts and job.record.attempt < MOST_PLACEMENTS:
+    bad = tuple(sorted(found.bad_hosts))
+    error = HostFailure(f"{worst.check}: {worst.evidence}", host=bad[0] if bad else None, hint=worst.remedy)
+    end = replace(failed(error).end, suspects=bad)
+    if bad and job.record.attempt < MOST_PLACEMENTS:
         end = replace(end, outcome=State.QUEUED)
     raise GangEnd(end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpurun.errors import GpurunError
@@ -27,24 +28,33 @@ def prepare(job: SupervisedJob) -> State:
     job.reach("files")
     job.ask_accounts()
     job.check_requests(ladder=False)
-    examine(job)
-    _ship_image(job)
-    job.check_requests(ladder=False)
-    _send_workdir(job)
-    _send_secrets(job)
+    examine(job, job.hosts)
+    bring(job, job.hosts, cancelled=lambda: job.request() is not None)
     send_outputs(job)
     return job.move(State.STARTING)
 
 
-def _ship_image(job: SupervisedJob) -> None:
+def bring(job: SupervisedJob, hosts: Sequence[str], *, cancelled: Callable[[], bool]) -> None:
+    """Send the image, the code and the secrets to hosts that are connected and have said who they are.
+
+    Raises:
+        GangEnd: a host failed, the image is not on the head, or the job was cancelled.
+    """
+    _ship_image(job, hosts, cancelled)
+    job.check_requests(ladder=False)
+    _send_workdir(job, hosts)
+    _send_secrets(job, hosts)
+
+
+def _ship_image(job: SupervisedJob, hosts: Sequence[str], cancelled: Callable[[], bool]) -> None:
     def told(event: ShipEvent) -> None:
         job.events.emit("ship", **event.as_json())
 
     try:
         report = ship(
-            job.spec.image, job.links.fleet, inventory=job.inventory, hosts=job.hosts,
+            job.spec.image, job.links.fleet, inventory=job.inventory, hosts=hosts,
             docker_host=job.inventory.docker_host, progress=told,
-            cancelled=lambda: job.request() is not None, deadline_s=PREPARE_LIMIT_S,
+            cancelled=cancelled, deadline_s=PREPARE_LIMIT_S,
         )  # fmt: skip
     except GpurunError as error:
         job.check_requests(ladder=False)
@@ -52,10 +62,10 @@ def _ship_image(job: SupervisedJob) -> None:
     raise_first(report.failed)
 
 
-def _send_workdir(job: SupervisedJob) -> None:
+def _send_workdir(job: SupervisedJob, hosts: Sequence[str]) -> None:
     if job.spec.workdir is None:
         return
-    folders = {host: f"{account.job_folder(job.lease.job)}/workspace" for host, account in job.accounts.items()}
+    folders = {host: f"{job.accounts[host].job_folder(job.lease.job)}/workspace" for host in hosts}
     try:
         results = sync_workdir(job.links.fleet, folders, Path(job.spec.workdir))
     except GpurunError as error:
@@ -63,18 +73,19 @@ def _send_workdir(job: SupervisedJob) -> None:
     raise_first(results.failed)
 
 
-def _send_secrets(job: SupervisedJob) -> None:
+def _send_secrets(job: SupervisedJob, hosts: Sequence[str]) -> None:
     """Secrets go through the agent's channel into files of mode 0400: never into an argv, a log or the plan."""
     for name, file in job.spec.secret_files.items():
         try:
             content = Path(file).read_bytes()
         except OSError as error:
             raise failed(GpurunError(f"cannot read the secret {name!r}: {error.strerror}", where=file)) from error
-        for_host = {host: f"{a.job_folder(job.lease.job)}/secrets/{name}" for host, a in job.accounts.items()}
+        for_host = {host: f"{job.accounts[host].job_folder(job.lease.job)}/secrets/{name}" for host in hosts}
         raise_first(
             job.links.each(
                 lambda agent, content=content, for_host=for_host: agent.call(  # type: ignore[misc]
                     "files.write", path=for_host[agent.host], mode=0o400, payload=content
-                )
+                ),
+                hosts,
             ).failed
         )

@@ -21,6 +21,8 @@ from gpurun.supervisor.job import SupervisedJob, raise_first
 from gpurun.supervisor.preflight import examine
 
 PORT_TRIES = 5
+KNOWN_HOSTS_FILE = "launch/ssh/known_hosts"
+SSH_CONFIG_FILE = "launch/ssh/config"
 START_TIMEOUT_S = 180.0
 
 
@@ -37,7 +39,7 @@ def start(job: SupervisedJob) -> State:
     job.ask_accounts()
     if _is_launched(job):
         return job.move(State.RUNNING, started_s=job.clock())
-    examine(job)
+    examine(job, job.hosts)
     job.reach("containers")
     plan = _create_all(job)
     durable.write_record(job.folder.path / "plan.json", plan)
@@ -72,7 +74,7 @@ def _create_all(job: SupervisedJob) -> Plan:
     """Files, sshd and container on every host; another port where something else has ours."""
     for _ in range(PORT_TRIES):
         plan = job.plan
-        results = job.links.each(lambda agent, plan=plan: _create(job, agent, plan))  # type: ignore[misc]
+        results = job.links.each(lambda agent, plan=plan: create(job, agent, plan))  # type: ignore[misc]
         taken = [e for e in results.failed.values() if isinstance(e, RemoteOpFailed) and e.kind == "port-in-use"]
         if not taken:
             raise_first(_explained(job, results).failed)
@@ -84,7 +86,8 @@ def _create_all(job: SupervisedJob) -> Plan:
     raise failed(HostFailure(f"no free port for the job's sshd in {PORT_TRIES} tries", job=job.lease.job))
 
 
-def _create(job: SupervisedJob, agent: Agent, plan: Plan) -> None:
+def create(job: SupervisedJob, agent: Agent, plan: Plan) -> None:
+    """Write a host's files, start its sshd and create its container."""
     host = next(host for host in plan.hosts if host.host == agent.host)
     first = host is plan.first
     texts = {**host.files, **_key_files(job, host, plan), "launch/python/gpurun_runtime.py": (_runtime(), 0o644)}
@@ -111,9 +114,13 @@ def _runtime() -> str:
 def _key_files(job: SupervisedJob, host: HostPlan, plan: Plan) -> dict[str, tuple[str, int]]:
     """The files that hold public keys, which exist only once the hosts have made them."""
     if host is plan.first:
-        keys = [(other.host, job.public_keys[other.host]) for other in plan.hosts[1:]]
-        return {"launch/ssh/known_hosts": (jobssh.known_hosts(keys), 0o644)}
+        return {KNOWN_HOSTS_FILE: (known_hosts(job, plan), 0o644)}
     return {"sshd/authorized_keys": (jobssh.authorized_keys(job.public_keys[plan.first.host]), 0o600)}
+
+
+def known_hosts(job: SupervisedJob, plan: Plan) -> str:
+    """The host keys of all that the launcher may reach."""
+    return jobssh.known_hosts([(other.host, job.public_keys[other.host]) for other in plan.hosts[1:]])
 
 
 def _explained(job: SupervisedJob, results: Results[None]) -> Results[None]:

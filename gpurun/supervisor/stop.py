@@ -20,7 +20,7 @@ from gpurun.jobs import audit
 from gpurun.jobs.cordons import Cordon, changing_cordons
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.states import State
-from gpurun.jobs.store import JobStore, finish
+from gpurun.jobs.store import FirstFailure, JobStore, finish
 from gpurun.launch.docker import container_name
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.store import Lease, LeaseLock, LeaseStore
@@ -42,7 +42,7 @@ LOG_SILENT_S = 5.0
 
 def stop(job: SupervisedJob) -> State:
     """End the gang and free its GPUs. Idempotent: a supervisor that died in here is followed by another."""
-    _cordon_suspect(job)
+    cordon_suspect(job, job.record.first_failure)
     suspects = {host for host in job.hosts if host in job.record.avoid}
     answering = [host for host in job.hosts if host not in suspects or job.links.is_open(host)]
     if job.record.ladder:
@@ -132,11 +132,16 @@ def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
                 delay_s = min(delay_s * 2, LOST_RETRY_MOST_S)
     finally:
         links.close()
+    found_again(home, links.targets)
+    LeaseStore(home).release(lock)
+
+
+def found_again(home: Path, hosts: Iterable[str]) -> None:
+    """Hosts that counted as lost have been fenced: they may get gangs again."""
     with changing_cordons(home) as cordons:
-        for host in links.targets:
+        for host in hosts:
             if host in cordons and cordons[host].state == "lost":
                 del cordons[host]
-    LeaseStore(home).release(lock)
 
 
 def _hosts_of_now(home: Path, job: str) -> set[str]:
@@ -148,9 +153,8 @@ def _hosts_of_now(home: Path, job: str) -> set[str]:
     return set() if now is None or now.lost else {grant.host for grant in now.grants}
 
 
-def _cordon_suspect(job: SupervisedJob) -> None:
-    """Give the host whose hardware ended the gang no new ones, until a person has looked at it."""
-    failure = job.record.first_failure
+def cordon_suspect(job: SupervisedJob, failure: FirstFailure | None) -> None:
+    """Give the host whose hardware failed the gang no new ones, until a person has looked at it."""
     if failure is None or failure.host is None or not failure.cordon:
         return
     with changing_cordons(job.home) as cordons:
@@ -199,7 +203,7 @@ def _end_log(job: SupervisedJob) -> bool:
     return job.log_copy.wait(LOG_SILENT_S)
 
 
-def _cordon(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> None:
+def cordon_lost(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> None:
     """Give hosts that gave no proof no new gangs."""
     with changing_cordons(job.home) as cordons:
         for host, error in unproven.items():
@@ -212,7 +216,7 @@ def _finish(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> State:
     """Free the GPUs, but those of hosts that gave no proof, and say so: at once, or somebody else would say it."""
     job.log_copy.close()
     if unproven:
-        _cordon(job, unproven)
+        cordon_lost(job, unproven)
     with allocator_lock(job.home, patience_s=None):
         if unproven:
             job.lost = job.leases.abandon(job.lock, job.lease, set(unproven))

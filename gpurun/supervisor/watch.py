@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -20,8 +20,10 @@ from gpurun.jobs.states import State
 from gpurun.jobs.store import FirstFailure
 from gpurun.launch import output
 from gpurun.launch.docker import container_name
+from gpurun.launch.elastic import host_of
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.supervisor.causes import TAIL_LINES, end_of, explained
+from gpurun.supervisor.elastic import Members
 from gpurun.supervisor.ends import End, GangEnd
 from gpurun.supervisor.hang import HangWatch
 from gpurun.supervisor.health import HealthWatch
@@ -60,22 +62,45 @@ def watch(job: SupervisedJob) -> State:
     hang = HangWatch(job)
     health = HealthWatch(job, seen.stop)
     job.log_copy.start(job.note)
-    threads = [
-        threading.Thread(target=_until_exit, args=(job, host, seen), name=f"watch {host}", daemon=True)
-        for host in job.hosts
-    ]
-    threads += health.threads()
-    for thread in threads:
+
+    def follow(hosts: Sequence[str]) -> None:
+        exits = [threading.Thread(target=_until_exit, args=(job, host, seen), daemon=True) for host in hosts]
+        for thread in [*exits, *health.threads(hosts)]:
+            thread.start()
+
+    members = Members(job, seen.stop, on_join=follow)
+    follow(job.members)
+    tending = members.threads()
+    for thread in tending:
         thread.start()
     try:
         while True:
             faults.point()
             with suppress(Empty):
                 seen.changed.get(timeout=POLL_S)
+            _shrink(job, seen, health, members)
             _decide(job, seen, health)
             _check_hang(job, hang, seen, health)
     finally:
         seen.stop.set()
+        for thread in tending:  # from here on nobody else makes anything on the hosts
+            thread.join()
+
+
+def _shrink(job: SupervisedJob, seen: Watched, health: HealthWatch, members: Members) -> None:
+    """Go on without hosts that failed, if the gang is elastic and enough are left."""
+    if job.spec.min_gpus is None:
+        return
+    failures = {host: _container_failure(host, found) for host, found in seen.exits.copy().items()}
+    failures |= {host: _unreachable(host) for host in _lost_hosts(job, seen)}
+    if (cause := health.fatal()) and (failure := end_of(cause).failure):
+        failures[cause.host] = failure
+    if failures and members.can_lose(failures):
+        members.lose(failures)
+        health.forget(failures)
+        for host in failures:
+            seen.exits.pop(host, None)
+            seen.down_since.pop(host, None)
 
 
 def _decide(job: SupervisedJob, seen: Watched, health: HealthWatch) -> None:
@@ -111,14 +136,24 @@ def _check_hang(job: SupervisedJob, hang: HangWatch, seen: Watched, health: Heal
 
 
 def _check_lost(job: SupervisedJob, seen: Watched) -> None:
-    """End the gang if a host is lost; if none at all answers, it is the head that is cut off, and it waits."""
-    now = time.monotonic()
-    lost = sorted(host for host, since in seen.down_since.copy().items() if now - since > HOST_LOST_S)
-    if not lost or (len(lost) == len(job.hosts) and not _others_answer(job)):
+    """End the gang if a host is lost."""
+    lost = _lost_hosts(job, seen)
+    if not lost:
         return
     reason = f"{', '.join(lost)} cannot be reached any more"
-    failure = FirstFailure(reason="the host cannot be reached", host=lost[0], kind="host-lost")
+    failure = _unreachable(lost[0])
     raise GangEnd(End(State.FAILED, reason, 4, failure=failure, ladder=True, suspects=tuple(lost)))
+
+
+def _lost_hosts(job: SupervisedJob, seen: Watched) -> list[str]:
+    """Hosts that have been silent for too long; none while no host at all answers: then the head is cut off."""
+    now, down = time.monotonic(), seen.down_since.copy()
+    lost = sorted(host for host, since in down.items() if now - since > HOST_LOST_S)
+    return [] if lost and len(down) == len(job.members) and not _others_answer(job) else lost
+
+
+def _unreachable(host: str) -> FirstFailure:
+    return FirstFailure(reason="the host cannot be reached", host=host, kind="host-lost")
 
 
 def _others_answer(job: SupervisedJob) -> bool:
@@ -142,11 +177,14 @@ def _wait_for_launcher(job: SupervisedJob, seen: Watched) -> End:
     while job.hosts[0] not in seen.exits and time.monotonic() < deadline:
         job.check_requests(ladder=True)
         time.sleep(POLL_S)
-    why = _container_end(found)
-    failure = FirstFailure(reason=why, host=host, exit_code=found.get("code"), kind=_container_kind(found))
-    return End(
-        State.FAILED, f"{host}: {why}", 4, exit_code=found.get("code"), failure=failure, ladder=True, suspects=(host,)
-    )
+    failure = _container_failure(host, found)
+    reason = f"{host}: {failure.reason}"
+    return End(State.FAILED, reason, 4, exit_code=found.get("code"), failure=failure, ladder=True, suspects=(host,))
+
+
+def _container_failure(host: str, found: dict[str, Any]) -> FirstFailure:
+    reason, kind = _container_end(found), _container_kind(found)
+    return FirstFailure(reason=reason, host=host, exit_code=found.get("code"), kind=kind)
 
 
 def _container_kind(found: dict[str, Any]) -> str:
@@ -179,8 +217,9 @@ def _verdict(job: SupervisedJob, seen: Watched) -> End:
         return End(State.FAILED, f"{job.hosts[0]}: {why}", 4, exit_code=code, failure=failure, suspects=(job.hosts[0],))
     if rank is None:
         return _launcher_failed(job, int(code or 1), output.excerpt(lines, None))
-    host, _ = job.plan.place_of(rank.rank)
-    why = f"rank {rank.rank} on {host} failed first, with exit code {rank.exit_code}"
+    host = host_of(rank.host) if rank.host is not None else job.plan.place_of(rank.rank or 0)[0]
+    who = "a rank" if rank.rank is None else f"rank {rank.rank}"
+    why = f"{who} on {host} failed first, with exit code {rank.exit_code}"
     failure = FirstFailure(
         reason=why, rank=rank.rank, host=host, exit_code=rank.exit_code, excerpt=output.excerpt(lines, rank.rank),
         kind="rank",
@@ -209,20 +248,29 @@ def _until_exit(job: SupervisedJob, host: str, seen: Watched) -> None:
         for reply in agent.stream("docker.wait", container=container):
             states = agent.call("gang.inspect", job=job.lease.job).value
             mine = next((state for state in states if state["name"] == container), {"gone": True})
-            seen.exits[host] = {**mine, "code": (reply.value or {}).get("code")}
+            ended({**mine, "code": (reply.value or {}).get("code")})
 
     def gone() -> None:
-        seen.exits[host] = {"gone": True, "code": None}
+        ended({"gone": True, "code": None})
+
+    def ended(found: dict[str, Any]) -> None:
+        if host in job.members:
+            seen.exits[host] = found
 
     _persist(job, host, seen, wait, on_missing=gone)
     seen.changed.put(host)
+
+
+def _is_over(job: SupervisedJob, host: str, seen: Watched) -> bool:
+    """Whether a host need not be watched any more."""
+    return seen.stop.is_set() or host not in job.members
 
 
 def _persist(
     job: SupervisedJob, host: str, seen: Watched, work: Callable[[], None], *, on_missing: Callable[[], None]
 ) -> None:
     """Do `work` once; begin again when the connection breaks, until the watch is over."""
-    while not seen.stop.is_set():
+    while not _is_over(job, host, seen):
         try:
             work()
         except RemoteOpFailed as error:
@@ -238,10 +286,10 @@ def _persist(
 
 def _lost(job: SupervisedJob, host: str, seen: Watched, error: GpurunError) -> None:
     """Remember since when the host is out of reach, and try to reach it again."""
-    if host not in seen.down_since and not seen.stop.is_set():
+    if host not in seen.down_since and not _is_over(job, host, seen):
         seen.down_since[host] = time.monotonic() - job.links.silent_s(host)
         job.events.emit("host", host=host, state="unreachable", reason=error.message)
-    while not seen.stop.is_set():
+    while not _is_over(job, host, seen):
         if not job.links.open([host], timeout_s=5.0):
             if seen.down_since.pop(host, None) is not None:
                 job.events.emit("host", host=host, state="reachable")

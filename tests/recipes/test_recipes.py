@@ -5,7 +5,7 @@ import pytest
 from gpurun.jobs.recipe import build as spec_of
 from gpurun.jobs.recipe import read
 
-NAMES = ("allreduce-check", "fashion-mnist", "noop")
+NAMES = ("allreduce-check", "elastic", "fashion-mnist", "noop")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -16,7 +16,7 @@ def test_every_recipe_is_a_complete_job(recipes, name):
     assert spec.image == "gpurun/train:tf2.15"
 
 
-@pytest.mark.parametrize("name", ("allreduce-check", "fashion-mnist"))
+@pytest.mark.parametrize("name", ("allreduce-check", "elastic", "fashion-mnist"))
 def test_the_script_a_recipe_runs_is_in_its_workdir(recipes, name):
     spec = spec_of(read(recipes / name), {}, {})
     assert spec.command[0] == "python3"

@@ -3,25 +3,15 @@
 from dataclasses import replace
 
 import pytest
+from clusters import cluster, runs
 
-from gpurun.inventory.model import Host, Inventory, Pool, Rack
+from gpurun.inventory.model import Pool
 from gpurun.jobs.spec import Constraints
-from gpurun.scheduler.model import Gang, Grant, Placement, Reason, Running, Snapshot
+from gpurun.scheduler.model import Gang, Grant, Placement, Reason, Snapshot
 from gpurun.scheduler.policy import DEFAULT, FIFO, SJF
 from gpurun.scheduler.schedule import schedule
 
 HOUR = 3600.0
-
-
-def cluster(racks, hosts, gpus, pools=()):
-    found = tuple(Host(f"r{r}h{h}", f"r{r}", "pascal", gpus, "tcp") for r in range(racks) for h in range(hosts))
-    names = {f"r{r}": tuple(host.name for host in found if host.rack == f"r{r}") for r in range(racks)}
-    return Inventory(found, tuple(Rack(name, hosts) for name, hosts in names.items()), {}, pools)
-
-
-def runs(gang, *grants, started_s=0.0, **more):
-    placed = tuple(Grant(host, tuple(gpus)) for host, gpus in grants)
-    return Running(gang, Placement("pascal", ("r0",), placed), started_s, **more)
 
 
 def started(decisions):

@@ -1,0 +1,79 @@
+"""Hosts that join and leave an elastic gang while it runs: each step is one lease file for another.
+
+A host that joins is `apart` until its container runs there, one that leaves until it has been fenced; so whoever adopts
+the job knows of every host that it must fence before it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+from gpurun import faults
+from gpurun.inventory.model import Inventory
+from gpurun.jobs import audit
+from gpurun.jobs.store import JobStore
+from gpurun.leases.allocate import gang_of, refuse_while_damaged, snapshot
+from gpurun.leases.allocator import allocator_lock
+from gpurun.leases.store import Lease, LeaseLock, LeaseStore
+from gpurun.scheduler.growth import growth
+from gpurun.scheduler.model import Placement
+
+Held = tuple[Lease, LeaseLock]
+"""A lease and its lock."""
+
+
+def put_apart(home: Path, held: Held, hosts: Collection[str]) -> Held:
+    """Hosts leave the gang; their GPUs stay its own until they are fenced."""
+    lease, _ = held
+    return _change(home, held, replace(lease, apart=tuple(dict.fromkeys((*lease.apart, *hosts)))))
+
+
+def take_in(home: Path, held: Held, hosts: Collection[str]) -> Held:
+    """Hosts that are ready join the gang."""
+    lease, _ = held
+    apart = tuple(host for host in lease.apart if host not in hosts)
+    return _change(home, held, replace(lease, apart=apart, joins=(*lease.joins, *hosts)))
+
+
+def let_go(home: Path, held: Held, hosts: Collection[str]) -> Held:
+    """Free the GPUs of hosts that were apart and have been fenced."""
+    lease, _ = held
+    grants = tuple(grant for grant in lease.grants if grant.host not in hosts)
+    apart = tuple(host for host in lease.apart if host not in hosts)
+    return _change(home, held, replace(lease, grants=grants, apart=apart))
+
+
+def grow(home: Path, held: Held, inventory: Inventory, *, now_s: float) -> tuple[Held, tuple[str, ...]]:
+    """Take more GPUs for a gang that has fewer than it asked for, if there are some that nobody waits for.
+
+    Returns:
+        The lease, with the hosts of these GPUs apart; and those hosts.
+
+    Raises:
+        StateError: a lease is damaged, so that it cannot be known which GPUs are free.
+    """
+    lease, lock = held
+    folder = JobStore(home).get(lease.job)
+    with allocator_lock(home, patience_s=None):
+        refuse_while_damaged(LeaseStore(home).read_all())
+        gang = gang_of(folder.record(), folder.spec())
+        more = growth(
+            snapshot(home, inventory, now_s=now_s), gang, Placement(lease.generation, lease.racks, lease.grants)
+        )
+        if more is None:
+            return held, ()
+        changed = replace(
+            lease, grants=(*lease.grants, *more.grants), racks=tuple(dict.fromkeys((*lease.racks, *more.racks))),
+            apart=(*lease.apart, *more.hosts),
+        )  # fmt: skip
+        held = changed, LeaseStore(home).change(lock, changed)
+    audit.note(home, "grow", job=lease.job, hosts=list(more.hosts))
+    return held, more.hosts
+
+
+def _change(home: Path, held: Held, changed: Lease) -> Held:
+    faults.point()
+    with allocator_lock(home, patience_s=None):
+        return changed, LeaseStore(home).change(held[1], changed)

@@ -1,0 +1,226 @@
+"""An elastic gang while it runs: hosts that fail leave it, others join it, and Horovod's driver is told.
+
+The lease says who is in (`gpurun.leases.members`). The launcher's host has the list that the driver's discovery script
+prints. Only the watch's main loop lets hosts go; one thread keeps the list true and fences who has left, another brings
+in new hosts.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from gpurun import faults
+from gpurun.errors import GpurunError, HostFailure
+from gpurun.jobs.store import FirstFailure
+from gpurun.launch import elastic
+from gpurun.leases import members as lease_steps
+from gpurun.supervisor.ends import GangEnd
+from gpurun.supervisor.job import SupervisedJob, raise_first
+from gpurun.supervisor.preflight import examine
+from gpurun.supervisor.prepare import bring
+from gpurun.supervisor.spawn import run_pass_and_start
+from gpurun.supervisor.start import KNOWN_HOSTS_FILE, SSH_CONFIG_FILE, START_TIMEOUT_S, create, known_hosts
+from gpurun.supervisor.stop import cordon_lost, cordon_suspect, fence, found_again
+
+TEND_S = 0.5
+FENCE_AGAIN_FIRST_S = 1.0
+FENCE_AGAIN_MOST_S = 60.0
+GROW_AGAIN_FIRST_S = 10.0
+GROW_AGAIN_MOST_S = 300.0
+COUNT_RANKS_S = 15.0
+IDLE_COUNTS = 2
+"""A host without ranks, so often in a row, has left: Horovod never uses a host again on which a rank failed."""
+
+
+class Members:
+    """The hosts of an elastic gang; of any other gang it says that none may be lost."""
+
+    def __init__(self, job: SupervisedJob, stop: threading.Event, on_join: Callable[[Sequence[str]], None]) -> None:
+        self._job = job
+        self._stop = stop
+        self._on_join = on_join
+        self._lock = threading.Lock()
+        self._joining: set[str] = set()
+        self._listed: object = None  # the lease whose members the driver's list has
+        self._fence_again_s = FENCE_AGAIN_FIRST_S
+        self._fence_next = self._count_next = 0.0
+        self._had_ranks: set[str] = set()
+        self._idle: Counter[str] = Counter()
+
+    def threads(self) -> list[threading.Thread]:
+        """What does its work beside the main loop, not started; none for a gang that is not elastic."""
+        if self._job.spec.min_gpus is None:
+            return []
+        return [
+            threading.Thread(target=self._tend, name="members", daemon=True),
+            threading.Thread(target=self._grow, name="growth", daemon=True),
+        ]
+
+    def can_lose(self, hosts: Collection[str]) -> bool:
+        """True if the gang can go on without these."""
+        job, least = self._job, self._job.spec.min_gpus
+        left = sum(len(grant.gpus) for grant in job.lease.members if grant.host not in hosts)
+        return least is not None and job.hosts[0] not in hosts and left >= least
+
+    def lose(self, failures: Mapping[str, FirstFailure]) -> None:
+        """Go on without hosts that failed."""
+        self._change(lease_steps.put_apart, failures, avoid=failures)
+        for host, failure in failures.items():
+            cordon_suspect(self._job, failure)
+            self._job.events.emit(
+                "host", host=host, state="left the gang", reason=failure.reason, evidence=failure.evidence
+            )
+        self._fence_next, self._fence_again_s = 0.0, FENCE_AGAIN_FIRST_S
+        self._say_size()
+
+    def _change(
+        self, step: Callable[..., lease_steps.Held], hosts: Collection[str], *, avoid: Collection[str] = ()
+    ) -> None:
+        job = self._job
+        with self._lock:
+            job.lease, job.lock = step(job.home, (job.lease, job.lock), tuple(hosts))
+            record = replace(job.record, granted=job.lease.members, avoid=tuple(sorted({*job.record.avoid, *avoid})))
+            job.record = job.folder.write(record)
+
+    def _say_size(self) -> None:
+        gpus = sum(len(grant.gpus) for grant in self._job.lease.members)
+        self._job.note(f"the gang has {gpus} of {self._job.spec.gpus} GPUs, on {', '.join(self._job.members)}")
+
+    def _tend(self) -> None:
+        """Keep the driver's list true, fence who has left, and notice hosts whose ranks have ended."""
+        while not self._stop.is_set():
+            try:
+                self._tell_driver()
+                self._fence_apart()
+                self._count_ranks()
+            except GangEnd as ended:
+                self._job.note(f"the driver's list of hosts could not be written yet: {ended}")
+            except HostFailure as error:
+                self._job.note(f"the driver's list of hosts could not be written yet: {error.message}")
+            self._stop.wait(TEND_S)
+
+    def _tell_driver(self) -> None:
+        """Write the list of hosts, after what ``ssh`` must know of those that have joined."""
+        job, lease = self._job, self._job.lease
+        if self._listed is lease or not job.links.is_open(job.hosts[0]):
+            return
+        agent = job.links.agent(job.hosts[0])
+        job.ask_accounts(job.members if lease.joins else job.hosts[:1])
+        texts = {elastic.HOSTS_FILE: elastic.hosts_text(lease.members, lease.joins)}
+        if lease.joins:
+            plan = job.plan
+            texts = {
+                SSH_CONFIG_FILE: plan.first.files[SSH_CONFIG_FILE][0],
+                KNOWN_HOSTS_FILE: known_hosts(job, plan),
+                **texts,
+            }
+        folder = job.accounts[job.hosts[0]].job_folder(job.lease.job)
+        for name, text in texts.items():
+            agent.call("files.write", path=f"{folder}/{name}", mode=0o644, payload=text.encode())
+        self._listed = lease
+
+    def _fence_apart(self) -> None:
+        """Free the GPUs of hosts that have left, once each has proved that nothing of the job is there."""
+        job = self._job
+        with self._lock:
+            lease, leaving = job.lease, sorted(set(job.lease.apart) - self._joining)
+        if not leaving or time.monotonic() < self._fence_next:
+            return
+        job.links.add(leaving, job.inventory)
+        job.links.open(leaving, timeout_s=5.0)
+        unproven = fence(job.links, lease, leaving, outputs=True)
+        fenced = [host for host in leaving if host not in unproven]
+        if fenced:
+            self._change(lease_steps.let_go, fenced)
+            found_again(job.home, fenced)
+            job.links.drop(fenced)
+            for host in fenced:
+                job.hardware.pop(host, None)
+                job.events.emit("host", host=host, state="fenced", reason="nothing of the job is left there")
+            with suppress(GpurunError):  # a damaged lease, say: the next pass will tell
+                run_pass_and_start(job.home, now_s=job.clock(), environ=os.environ, patience_s=None)
+        if unproven and self._fence_again_s == FENCE_AGAIN_FIRST_S:
+            cordon_lost(job, unproven)
+        self._fence_next = time.monotonic() + self._fence_again_s
+        self._fence_again_s = min(2 * self._fence_again_s, FENCE_AGAIN_MOST_S)
+
+    def _count_ranks(self) -> None:
+        """Let go of hosts on which no rank is left while other hosts have some."""
+        if time.monotonic() < self._count_next:
+            return
+        job = self._job
+        self._count_next = time.monotonic() + COUNT_RANKS_S
+        counted = job.links.each(lambda agent: agent.call("gang.ranks", job=job.lease.job).value, job.members).ok
+        self._had_ranks.update(host for host, ranks in counted.items() if ranks)
+        if not any(counted.values()):
+            return
+        for host, ranks in counted.items():
+            self._idle[host] = 0 if ranks or host not in self._had_ranks else self._idle[host] + 1
+        idle = [host for host in counted if self._idle[host] >= IDLE_COUNTS and self.can_lose([host])]
+        for host in idle[:1]:
+            self.lose({host: FirstFailure("its ranks have ended, those of others have not", host=host, kind="rank")})
+
+    def _grow(self) -> None:
+        """Take what is free and wanted by nobody, until the gang has what it asked for."""
+        wait_s = GROW_AGAIN_FIRST_S
+        while not self._stop.wait(wait_s):
+            try:
+                self._take_and_bring_in()
+            except (GangEnd, GpurunError) as error:
+                self._job.note(f"it cannot grow yet: {error}")
+                wait_s = min(2 * wait_s, GROW_AGAIN_MOST_S)
+            else:
+                wait_s = GROW_AGAIN_FIRST_S
+
+    def _take_and_bring_in(self) -> None:
+        job = self._job
+        if sum(len(grant.gpus) for grant in job.lease.grants) >= job.spec.gpus or job.request() is not None:
+            return
+        with self._lock:
+            held, hosts = lease_steps.grow(job.home, (job.lease, job.lock), job.inventory, now_s=job.clock())
+            job.lease, job.lock = held
+            self._joining.update(hosts)
+        if not hosts:
+            return
+        try:
+            self._bring_in(hosts)
+        finally:  # who is still apart now is fenced
+            self._joining.difference_update(hosts)
+            self._fence_next, self._fence_again_s = 0.0, FENCE_AGAIN_FIRST_S
+
+    def _bring_in(self, hosts: Sequence[str]) -> None:
+        """Prepare hosts as those of the beginning were, and make them members.
+
+        Raises:
+            GangEnd, GpurunError: one of them could not be; all stay apart.
+        """
+        job = self._job
+        for host in hosts:
+            job.events.emit("host", host=host, state="joining", reason="free, and wanted by nobody else")
+        job.links.add(hosts, job.inventory)
+        raise_first(job.links.open(hosts))
+        job.ask_accounts((*job.members, *hosts))
+        examine(job, hosts)
+        bring(job, hosts, cancelled=lambda: self._stop.is_set() or job.request() is not None)
+        plan = job.plan_with(hosts)
+        containers = {host.host: host.container for host in plan.hosts}
+        raise_first(job.links.each(lambda agent: create(job, agent, plan), hosts).failed)
+        raise_first(
+            job.links.each(
+                lambda agent: agent.call("gang.start", container=containers[agent.host], timeout_s=START_TIMEOUT_S),
+                hosts,
+            ).failed
+        )
+        faults.point()
+        self._had_ranks.difference_update(hosts)
+        self._change(lease_steps.take_in, hosts)
+        self._on_join(hosts)
+        for host in hosts:
+            job.events.emit("host", host=host, state="joined the gang")
+        self._say_size()

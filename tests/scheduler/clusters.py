@@ -1,0 +1,15 @@
+"""Small clusters and what runs on them."""
+
+from gpurun.inventory.model import Host, Inventory, Rack
+from gpurun.scheduler.model import Grant, Placement, Running
+
+
+def cluster(racks, hosts, gpus, pools=()):
+    found = tuple(Host(f"r{r}h{h}", f"r{r}", "pascal", gpus, "tcp") for r in range(racks) for h in range(hosts))
+    names = {f"r{r}": tuple(host.name for host in found if host.rack == f"r{r}") for r in range(racks)}
+    return Inventory(found, tuple(Rack(name, hosts) for name, hosts in names.items()), {}, pools)
+
+
+def runs(gang, *grants, started_s=0.0, **more):
+    placed = tuple(Grant(host, tuple(gpus)) for host, gpus in grants)
+    return Running(gang, Placement("pascal", ("r0",), placed), started_s, **more)

@@ -1,0 +1,128 @@
+"""Elastic gangs: fewer GPUs where all do not fit, never below the least; growth last, near, within the pool."""
+
+from dataclasses import replace
+
+import pytest
+from clusters import cluster, runs
+
+from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Pool, Rack
+from gpurun.jobs.spec import Constraints
+from gpurun.scheduler.growth import growth
+from gpurun.scheduler.model import Gang, Grant, Placement, Reason, Snapshot
+from gpurun.scheduler.schedule import schedule
+
+ELASTIC = Gang("e", 8, min_gpus=3)
+TCP = {"tcp": Fabric("tcp", FabricKind.TCP, "eth0"), "other": Fabric("other", FabricKind.TCP, "eth1")}
+
+
+def alike(racks, hosts, gpus, pools=()):
+    return replace(cluster(racks, hosts, gpus, pools), fabrics=TCP)
+
+
+def size(snapshot):
+    ((gang, placement),) = schedule(snapshot).starts
+    assert gang.gpus == placement.gpus
+    return placement.gpus
+
+
+@pytest.mark.parametrize(("taken", "got"), [(0, 8), (1, 7), (4, 4), (5, 3)])
+def test_it_starts_with_the_most_that_fit(taken, got):
+    other = runs(Gang("o", taken), ("r0h0", range(min(taken, 4))), ("r0h1", range(taken - min(taken, 4))))
+    assert size(Snapshot(cluster(1, 2, 4), (other,), (ELASTIC,))) == got
+
+
+def test_it_does_not_start_with_fewer_than_its_least():
+    other = runs(Gang("o", 6), ("r0h0", range(4)), ("r0h1", range(2)))
+    found = schedule(Snapshot(cluster(1, 2, 4), (other,), (ELASTIC,)))
+    assert found.starts == () and found.waits["e"].reason is Reason.NO_ROOM
+
+
+def test_with_gpus_per_host_it_shrinks_by_whole_hosts():
+    wants = replace(ELASTIC, constraints=Constraints(gpus_per_host=2))
+    other = runs(Gang("o", 5), ("r0h0", range(3)), ("r0h1", range(2)))
+    assert size(Snapshot(cluster(1, 4, 4), (other,), (wants,))) == 6
+    assert wants.least == 4
+
+
+def test_an_inventory_that_holds_only_the_least_is_enough_and_a_smaller_one_never():
+    assert size(Snapshot(cluster(1, 1, 4), queue=(ELASTIC,))) == 4
+    assert "e" in schedule(Snapshot(cluster(1, 1, 2), queue=(ELASTIC,))).never
+
+
+def test_it_takes_nothing_that_is_reserved_for_who_came_first():
+    first = Gang("f", 8, 0.0)
+    other = runs(Gang("o", 4, time_limit_s=100.0), ("r0h0", range(4)))
+    late = replace(ELASTIC, submitted_s=1.0)
+    found = schedule(Snapshot(cluster(1, 2, 4), (other,), (first, late)))
+    assert found.starts == () and found.waits["e"].reason is Reason.NO_ROOM
+    short = replace(late, time_limit_s=50.0)
+    assert schedule(Snapshot(cluster(1, 2, 4), (other,), (first, short))).starts[0][0].gpus == 4
+
+
+def grown(snapshot, gang=ELASTIC):
+    (mine,) = [run for run in snapshot.running if run.gang.id == gang.id]
+    return growth(snapshot, gang, mine.placement)
+
+
+def running(*grants, **more):
+    held = runs(ELASTIC, *grants, **more)
+    return replace(held, gang=replace(ELASTIC, gpus=held.placement.gpus))
+
+
+def test_it_grows_on_other_hosts_of_its_racks_first():
+    mine = running(("r0h0", range(4)))
+    assert grown(Snapshot(alike(2, 2, 4), (mine,))) == Placement("pascal", ("r0",), (Grant("r0h1", (0, 1, 2, 3)),))
+    busy = runs(Gang("o", 4), ("r0h1", range(4)))
+    assert grown(Snapshot(alike(2, 2, 4), (mine, busy))).racks == ("r1",)
+    part = runs(Gang("o", 3), ("r0h1", range(3)))
+    assert grown(Snapshot(alike(2, 2, 4), (mine, part))).grants == (Grant("r0h1", (3,)),)
+
+
+def test_it_does_not_grow_while_anybody_waits_nor_beyond_what_it_asked_for():
+    mine = running(("r0h0", range(4)))
+    waiting = Gang("w", 16)
+    assert grown(Snapshot(alike(1, 3, 4), (mine,), (waiting,))) is None
+    assert grown(Snapshot(alike(1, 3, 4), (running(("r0h0", range(4)), ("r0h1", range(4))),))) is None
+
+
+@pytest.mark.parametrize(
+    "wants", [Constraints(locality="host"), Constraints(hosts=("r0h0",)), Constraints(gpus_per_host=5)]
+)
+def test_its_constraints_hold(wants):
+    gang = replace(ELASTIC, constraints=wants)
+    assert (
+        growth(Snapshot(alike(1, 2, 4), (running(("r0h0", range(4))),)), gang, runs(gang, ("r0h0", range(4))).placement)
+        is None
+    )
+
+
+def test_it_stays_in_its_rack_where_it_must():
+    gang = replace(ELASTIC, constraints=Constraints(locality="rack"))
+    now = runs(gang, ("r0h0", range(4))).placement
+    assert growth(Snapshot(alike(2, 1, 4), (running(("r0h0", range(4))),)), gang, now) is None
+
+
+def test_it_grows_neither_past_its_pool_nor_onto_cordoned_hosts_nor_another_network():
+    mine = running(("r0h0", range(4)))
+    pools = (Pool("p", reservation=4, limit=6),)
+    gang = replace(ELASTIC, pool="p", preemptible=True)
+    mine_in_pool = replace(mine, gang=replace(gang, gpus=4))
+    found = growth(Snapshot(alike(1, 2, 4, pools), (mine_in_pool,)), gang, mine.placement)
+    assert found is None or found.gpus <= 2
+    assert grown(Snapshot(alike(1, 2, 4), (mine,), unusable={"r0h1": "lost"})) is None
+    hosts = (
+        Host("a", "r0", "pascal", 4, "tcp"),
+        Host("b", "r0", "pascal", 4, "other"),
+        Host("c", "r0", "volta", 4, "tcp"),
+    )
+    odd = Inventory(hosts, (Rack("r0", ("a", "b", "c")),), TCP)
+    assert grown(Snapshot(odd, (running(("a", range(4))),))) is None
+
+
+def test_a_host_it_failed_on_is_taken_again_only_if_no_other_could_be():
+    mine = running(("r0h0", range(4)))
+    gang = replace(ELASTIC, avoid=("r0h1",))
+    assert grown(Snapshot(alike(1, 3, 4), (mine,)), gang).hosts == ("r0h2",)
+    busy = runs(Gang("o", 4), ("r0h2", range(4)))
+    assert grown(Snapshot(alike(1, 3, 4), (mine, busy)), gang) is None
+    assert grown(Snapshot(alike(1, 2, 4), (mine,)), gang).hosts == ("r0h1",)
