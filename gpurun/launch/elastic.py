@@ -18,7 +18,7 @@ HOSTS_SCRIPT = """#!/bin/sh
 if [ -e /tmp/gpurun-hosts-asked ]; then cat /gpurun/hosts; else head -n 1 /gpurun/hosts; fi
 : >/tmp/gpurun-hosts-asked
 """
-GLOO_TIMEOUT_S = 30
+GLOO_TIMEOUT_S = 60
 """How long ranks wait for one that says nothing: it may be on a host that died. Unless the recipe says otherwise."""
 ALIVE_S = 5
 """After twice this long without an answer ``ssh`` ends, and with it, for the driver, the ranks of its host."""

@@ -48,18 +48,9 @@ exit 0
 """
 
 
-COUNT_RANKS = """#!/bin/sh
-# Prints how many ranks there are in this container.
-for file in /proc/[0-9]*/environ; do tr '\\0' '\\n' 2>/dev/null <"$file"; done |
-  grep -cE '^(HOROVOD_RANK|OMPI_COMM_WORLD_RANK)='
-exit 0
-"""
-
-
 def scripts() -> dict[str, str]:
     """The executables of the launch folder's ``bin``, by name."""
-    found = {"ssh": SSH_WRAPPER, "launch": LAUNCH, "hold": HOLD, "signal-ranks": SIGNAL_RANKS}
-    return {**found, "count-ranks": COUNT_RANKS, "hosts": HOSTS_SCRIPT}
+    return {"ssh": SSH_WRAPPER, "launch": LAUNCH, "hold": HOLD, "signal-ranks": SIGNAL_RANKS, "hosts": HOSTS_SCRIPT}
 
 
 def sshd_config(*, folder: str, address: str, port: int, user: str, container: str) -> str:

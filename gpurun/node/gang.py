@@ -138,16 +138,6 @@ def signal(call: Call, job: str, name: str) -> int:
     return told
 
 
-def ranks(call: Call, job: str) -> int:
-    """How many ranks there are in the job's containers here."""
-    counted = [
-        _run(["docker", "exec", container["id"], "/gpurun/bin/count-ranks"]).stdout
-        for container in inspect(call, job)
-        if container["status"] == "running"
-    ]
-    return sum(int(text) for text in counted if text.strip().isdigit())
-
-
 def fence(
     call: Call,
     job: str,
@@ -457,7 +447,6 @@ OPS = {
     "start": start,
     "inspect": inspect,
     "signal": signal,
-    "ranks": ranks,
     "fence": fence,
     "outputs": outputs_here,
     "progress": progress,

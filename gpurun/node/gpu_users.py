@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterable, List, Optional
 
 from gpurun.node import probe_nvml
 from gpurun.node.nvml_apart import Card, NoAnswer, Nvml
-from gpurun.node.processes import Process, read_process
+from gpurun.node.processes import Process, environment_of, read_process
 
 
 class Users:
@@ -90,13 +90,4 @@ def of_job(holder: Dict[str, Any], job: str, containers: Iterable[str], proc: st
     if process is None or process.uid != os.getuid():
         return None
     ours = any(holder["container"] and ident.startswith(holder["container"]) for ident in containers)
-    return process if ours or _environment(holder["pid"], proc).get("GPURUN_JOB") == job else None
-
-
-def _environment(pid: int, proc: str) -> Dict[str, str]:
-    try:
-        with open("%s/%d/environ" % (proc, pid), "rb") as stream:
-            entries = stream.read(1 << 20).decode("utf-8", "surrogateescape").split("\0")
-    except OSError:
-        return {}
-    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+    return process if ours or environment_of(holder["pid"], proc).get("GPURUN_JOB") == job else None

@@ -43,6 +43,16 @@ def read_process(pid: int) -> "Process | None":
     return Process(pid, int(fields[1]), int(fields[19]), uid, command)
 
 
+def environment_of(pid: int, proc: str = "/proc") -> Dict[str, str]:
+    """What a process was started with; empty if it is another user's, or gone."""
+    try:
+        with open("%s/%d/environ" % (proc, pid), "rb") as stream:
+            entries = stream.read(1 << 20).decode("utf-8", "surrogateescape").split("\0")
+    except OSError:
+        return {}
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+
 def with_descendants(roots: Iterable[int], processes: List[Process]) -> List[Process]:
     """`roots` and everything below them, parents first."""
     children: Dict[int, List[Process]] = {}

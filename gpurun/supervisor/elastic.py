@@ -48,6 +48,7 @@ class Members:
         self._lock = threading.Lock()
         self._joining: set[str] = set()
         self._listed: object = None  # the lease whose members the driver's list has
+        self._to_cut = False
         self._fence_again_s = FENCE_AGAIN_FIRST_S
         self._fence_next = self._count_next = 0.0
         self._had_ranks: set[str] = set()
@@ -68,8 +69,12 @@ class Members:
         left = sum(len(grant.gpus) for grant in job.lease.members if grant.host not in hosts)
         return least is not None and job.hosts[0] not in hosts and left >= least
 
-    def lose(self, failures: Mapping[str, FirstFailure]) -> None:
-        """Go on without hosts that failed."""
+    def lose(self, failures: Mapping[str, FirstFailure], *, cut: bool) -> None:
+        """Go on without hosts that failed.
+
+        Args:
+            cut: ranks may be waiting for those that are gone, and are to learn so at once.
+        """
         self._change(lease_steps.put_apart, failures, avoid=failures)
         for host, failure in failures.items():
             cordon_suspect(self._job, failure)
@@ -77,6 +82,7 @@ class Members:
                 "host", host=host, state="left the gang", reason=failure.reason, evidence=failure.evidence
             )
         self._fence_next, self._fence_again_s = 0.0, FENCE_AGAIN_FIRST_S
+        self._to_cut = cut
         self._say_size()
 
     def _change(
@@ -97,6 +103,7 @@ class Members:
         while not self._stop.is_set():
             try:
                 self._tell_driver()
+                self._cut_connections()
                 self._fence_apart()
                 self._count_ranks()
             except GangEnd as ended:
@@ -111,7 +118,8 @@ class Members:
         if self._listed is lease or not job.links.is_open(job.hosts[0]):
             return
         agent = job.links.agent(job.hosts[0])
-        job.ask_accounts(job.members if lease.joins else job.hosts[:1])
+        if any(host not in job.accounts for host in job.members):
+            job.ask_accounts(job.members)
         texts = {elastic.HOSTS_FILE: elastic.hosts_text(lease.members, lease.joins)}
         if lease.joins:
             plan = job.plan
@@ -124,6 +132,22 @@ class Members:
         for name, text in texts.items():
             agent.call("files.write", path=f"{folder}/{name}", mode=0o644, payload=text.encode())
         self._listed = lease
+
+    def _cut_connections(self) -> None:
+        """End the ranks' connections, so that all of them look for the new gang at the same time."""
+        if not self._to_cut:
+            return
+        self._to_cut, job = False, self._job
+        addresses = [account.address for account in job.accounts.values()]
+        done = job.links.each(
+            lambda agent: agent.call("ranks.cut", job=job.lease.job, addresses=addresses, timeout_s=10.0).value,
+            job.members,
+        )
+        if refused := sorted(host for host, said in done.ok.items() if said["refused"]):
+            timeout_s = job.spec.horovod.gloo_timeout_s or elastic.GLOO_TIMEOUT_S
+            job.note(
+                f"ranks on {', '.join(refused)} may wait {timeout_s} s for the lost ones: their kernel guards them"
+            )
 
     def _fence_apart(self) -> None:
         """Free the GPUs of hosts that have left, once each has proved that nothing of the job is there."""
@@ -156,7 +180,7 @@ class Members:
             return
         job = self._job
         self._count_next = time.monotonic() + COUNT_RANKS_S
-        counted = job.links.each(lambda agent: agent.call("gang.ranks", job=job.lease.job).value, job.members).ok
+        counted = job.links.each(lambda agent: agent.call("ranks.count", job=job.lease.job).value, job.members).ok
         self._had_ranks.update(host for host, ranks in counted.items() if ranks)
         if not any(counted.values()):
             return
@@ -164,7 +188,8 @@ class Members:
             self._idle[host] = 0 if ranks or host not in self._had_ranks else self._idle[host] + 1
         idle = [host for host in counted if self._idle[host] >= IDLE_COUNTS and self.can_lose([host])]
         for host in idle[:1]:
-            self.lose({host: FirstFailure("its ranks have ended, those of others have not", host=host, kind="rank")})
+            failure = FirstFailure("its ranks have ended, those of others have not", host=host, kind="rank")
+            self.lose({host: failure}, cut=False)
 
     def _grow(self) -> None:
         """Take what is free and wanted by nobody, until the gang has what it asked for."""

@@ -96,7 +96,7 @@ def _shrink(job: SupervisedJob, seen: Watched, health: HealthWatch, members: Mem
     if (cause := health.fatal()) and (failure := end_of(cause).failure):
         failures[cause.host] = failure
     if failures and members.can_lose(failures):
-        members.lose(failures)
+        members.lose(failures, cut=True)
         health.forget(failures)
         for host in failures:
             seen.exits.pop(host, None)
