@@ -26,6 +26,9 @@ def submit(
         str | None, typer.Argument(metavar="[RECIPE]", help="Recipe file, or a folder with a recipe.yaml.")
     ] = None,
     gpus: Annotated[str | None, _option("-n", "--gpus", metavar="GPUS", text="World size: one rank per GPU.")] = None,
+    min_gpus: Annotated[
+        str | None, _option("--min-gpus", metavar="GPUS", text="Elastic: goes on with as few as this.")
+    ] = None,
     image: Annotated[str | None, _option("--image", metavar="IMAGE", text="Docker image on this machine.")] = None,
     generation: Annotated[
         list[str] | None, _option("--generation", metavar="G", text="GPU generation; may be repeated.")
@@ -62,8 +65,8 @@ def submit(
     from gpurun.jobs.recipe import build, convert_flag, read
 
     flags = {
-        "--gpus": ("gpus", gpus), "--image": ("image", image), "--pool": ("pool", pool),
-        "--priority": ("priority", priority), "--preemptible": ("preemptible", preemptible),
+        "--gpus": ("gpus", gpus), "--min-gpus": ("min_gpus", min_gpus), "--image": ("image", image),
+        "--pool": ("pool", pool), "--priority": ("priority", priority), "--preemptible": ("preemptible", preemptible),
         "--time-limit": ("time_limit", time_limit), "--max-restarts": ("max_restarts", max_restarts),
         "--name": ("name", name), "--controller": ("controller", controller),
         "the command": ("command", list(context.obj) if context.obj is not None else None),
@@ -115,8 +118,9 @@ def _refuse_impossible(spec: JobSpec, inventory: Inventory) -> None:
     from gpurun.scheduler.schedule import schedule
 
     gang = Gang(
-        id=DRY_RUN_ID, gpus=spec.gpus, constraints=spec.constraints, pool=spec.pool, preemptible=spec.preemptible
-    )
+        id=DRY_RUN_ID, gpus=spec.gpus, min_gpus=spec.min_gpus, constraints=spec.constraints, pool=spec.pool,
+        preemptible=spec.preemptible,
+    )  # fmt: skip
     refusal = schedule(Snapshot(inventory, queue=(gang,))).never.get(gang.id)
     if isinstance(refusal, Refusal):
         wanted = spec.constraints.generations

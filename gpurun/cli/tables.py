@@ -45,6 +45,12 @@ def _hosts(hosts: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
+def _gpus(record: JobRecord) -> str:
+    """``8``; ``6 of 8`` for an elastic gang that runs with fewer than it asked for."""
+    have = sum(len(grant.gpus) for grant in record.granted)
+    return f"{have} of {record.gpus}" if 0 < have < record.gpus else str(record.gpus)
+
+
 def _jobs(records: Sequence[JobRecord]) -> Table:
     table = Table(
         "job", "name", "state", "GPUs", "hosts", "for", "reason", box=None, header_style="bold", pad_edge=False
@@ -56,7 +62,7 @@ def _jobs(records: Sequence[JobRecord]) -> Table:
             record.id,
             Text(printable(record.name)),
             Text(record.state.value, style=STATE_STYLES.get(record.state.value, "")),
-            str(record.gpus),
+            _gpus(record),
             fold(grant.host for grant in record.granted),
             duration((record.ended_s or now) - since),
             Text(printable(record.story(now))),

@@ -1,0 +1,136 @@
+"""An elastic gang under real horovodrun: hosts die, it goes on without them, and with them when they are back."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from cluster import TRAIN, Cluster
+from faulting import events, is_adopted, kill_supervisor
+
+from gpurun.leases.store import LeaseStore
+
+pytestmark = [pytest.mark.lab, pytest.mark.alone, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("train")]
+
+RECIPE = Path(__file__).parents[2] / "recipes/elastic"
+
+
+@pytest.fixture
+def cluster(train_lab, tmp_path):
+    made = Cluster(train_lab, tmp_path)
+    yield made
+    for host in train_lab.hosts:
+        train_lab.boot(host.name)
+    for job in made.status()["jobs"]:
+        if job["ended_s"] is None:
+            made.gpurun("cancel", job["id"])
+    wait_until(lambda: not list((made.home / "leases").glob("[!.]*")), 90)
+    made.assert_nothing_left()
+
+
+def wait_until(condition, timeout_s):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def train(cluster, *flags, gpus=4, least=2, steps=100_000):
+    """Start the recipe with one rank on each host and wait until it trains; the job's id."""
+    command = ["python3", "train.py", "--steps", str(steps)]
+    done = cluster.gpurun(
+        "submit", str(RECIPE), "-i", str(cluster.inventory), "-n", str(gpus), "--gpus-per-host", "1",
+        "--min-gpus", str(least), *flags, "--", *command,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    return done.out.strip()
+
+
+def trained(cluster, job):
+    """(step, ranks) of every step that was printed, in order."""
+    return [(int(step), int(ranks)) for step, ranks in re.findall(r"step (\d+) with (\d+) ranks", cluster.log(job))]
+
+
+def wait_for_ranks(cluster, job, ranks, timeout_s):
+    """Wait until steps are made with so many ranks; how many seconds it took."""
+    began = time.monotonic()
+    before = len(trained(cluster, job))
+    wait_until(lambda: [n for _, n in trained(cluster, job)[before:]][-3:] == [ranks] * 3, timeout_s)
+    return time.monotonic() - began
+
+
+def assert_no_step_lost(steps):
+    """Each step comes after the one before; one that was not committed may come twice."""
+    assert steps[0] == 1
+    assert all(after - before in (0, 1) for before, after in pairwise(steps))
+
+
+def leases(cluster):
+    return {lease.name: lease for lease in LeaseStore(cluster.home).read_all().leases}
+
+
+def test_hosts_leave_and_come_back_and_no_step_is_lost(cluster):
+    job = train(cluster)
+    wait_for_ranks(cluster, job, 4, 180)
+    _, killed, crashed, _ = cluster.job(job)["hosts"]
+
+    cluster.lab.run(killed, ["docker", "kill", f"gpurun-{job}-1"])
+    assert wait_for_ranks(cluster, job, 3, 60) <= 10
+    assert wait_for_ranks(cluster, job, 4, 120) <= 60
+
+    cluster.lab.crash(crashed)
+    assert wait_for_ranks(cluster, job, 3, 90) <= 30
+    wait_until(lambda: {row["host"]: row["state"] for row in cluster.status()["hosts"]}[crashed] == "lost", 30)
+    assert crashed not in cluster.job(job)["hosts"]
+    assert crashed in [grant.host for grant in leases(cluster)[job].grants], "its GPU is free without a proof"
+
+    kill_supervisor(cluster, job)
+    cluster.lab.boot(crashed)
+    cluster.gpurun("status")
+    wait_until(lambda: is_adopted(cluster, job), 10)
+    assert wait_for_ranks(cluster, job, 4, 120) <= 90
+    assert sorted(cluster.job(job)["hosts"]) == sorted(host.name for host in cluster.lab.hosts)
+    assert leases(cluster)[job].apart == ()
+
+    found = cluster.job(job)
+    assert (found["state"], found["restarts"], found["attempt"]) == ("RUNNING", 0, 1)
+    assert_no_step_lost([step for step, _ in trained(cluster, job)])
+    assert cluster.gpurun("cancel", job).code == 0
+
+
+def test_it_starts_with_what_there_is_and_grows_when_others_end(cluster, tmp_path):
+    hosts = [host.name for host in cluster.lab.hosts]
+    (tmp_path / "other.yaml").write_text(
+        f"image: {TRAIN}\ngpus: 4\ncommand: [sleep, '600']\nconstraints: {{hosts: {json.dumps(hosts[:2])}}}\n"
+    )
+    other = cluster.gpurun("submit", str(tmp_path / "other.yaml"), "-i", str(cluster.inventory)).out.strip()
+    job = train(cluster)
+    wait_for_ranks(cluster, job, 2, 180)
+    assert sorted(cluster.job(job)["hosts"]) == hosts[2:]
+    cluster.gpurun("cancel", other)
+    assert wait_for_ranks(cluster, job, 4, 120) <= 60
+    assert_no_step_lost([step for step, _ in trained(cluster, job)])
+    joined = [event["host"] for event in events(cluster, job) if event.get("state") == "joined the gang"]
+    assert sorted(joined) == hosts[:2]
+
+
+def test_with_too_few_left_it_starts_again_and_a_program_that_fails_everywhere_does_not(cluster):
+    job = train(cluster, gpus=2, least=2, steps=400)
+    cluster.wait_for_log(job, "step 45 with", timeout_s=180)
+    cluster.lab.run(cluster.job(job)["hosts"][1], ["docker", "kill", f"gpurun-{job}-1"])
+    assert cluster.gpurun("wait", job).code == 0
+    found = cluster.job(job)
+    assert (found["state"], found["restarts"]) == ("SUCCEEDED", 1)
+    steps = [step for step, _ in trained(cluster, job)]
+    (resumed,) = [after for before, after in pairwise(steps) if after - before not in (0, 1)]
+    assert resumed > 40, "it began again from the beginning"
+    assert steps[-1] == 400
+
+    bad = cluster.submit("--min-gpus", "1", "--max-restarts", "3", command=("sh", "-c", "exit 7"))
+    assert bad.code == 1, bad.err
+    found = cluster.job(bad.out.split()[0])
+    assert (found["state"], found["restarts"], found["exit_code"]) == ("FAILED", 0, 7)
