@@ -39,7 +39,7 @@ class FirstFailure:
         exit_code: that rank's exit code (128 + n for signal n), if it exited.
         excerpt: the last lines the rank printed.
         kind: the class of the cause: ``rank``, ``launcher``, ``container``, ``host-lost``, ``hang``, ``xid``,
-            ``gpu-lost``, ``ecc``, ``oom``, ``disk-full``; "" = another step than RUNNING failed.
+            ``gpu-lost``, ``ecc``, ``oom``, ``disk-full``, ``engine``; "" = another step than RUNNING failed.
         evidence: what a host saw of it, word for word, such as a line of its kernel's log.
         cordon: the host's hardware is at fault: it gets no new gangs until a person says so.
     """

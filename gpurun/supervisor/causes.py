@@ -17,7 +17,7 @@ from gpurun.jobs.states import State
 from gpurun.jobs.store import FirstFailure
 from gpurun.supervisor.ends import End
 
-Kind = Literal["xid", "gpu-lost", "ecc", "oom", "disk-full"]
+Kind = Literal["xid", "gpu-lost", "ecc", "oom", "disk-full", "engine", "host-lost"]
 _NO_SPACE = ("No space left on device", "ENOSPC", "Disk quota exceeded")
 TAIL_LINES = 200
 
