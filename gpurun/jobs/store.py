@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -186,6 +187,7 @@ class JobFolder:
         self.outputs = path / "outputs"
         self.supervisor_log = path / "supervisor.log"
         self.launch_log = path / "launch.jsonl"
+        self._request = path / "cancel.json"
 
     def spec(self) -> JobSpec:
         """The job's spec. Raises StateError when it is damaged."""
@@ -222,23 +224,52 @@ class JobFolder:
         return self.write(replace(before, state=state, **changes))  # type: ignore[arg-type]
 
     def cancel_request(self) -> CancelRequest | None:
-        """What somebody asked of this job, if anything."""
+        """What somebody asked of this job, if anything. A damaged request is none: see `mend_request`."""
+        with suppress(FileNotFoundError, StateError):
+            return durable.read_record(self._request, CancelRequest)
+        return None
+
+    def damaged_request(self) -> StateError | None:
+        """What is wrong with the request that there is; None if it is sound, or none."""
         try:
-            return durable.read_record(self.path / "cancel.json", CancelRequest)
+            durable.read_record(self._request, CancelRequest)
         except FileNotFoundError:
+            pass
+        except StateError as error:
+            return error
+        return None
+
+    def mend_request(self) -> str | None:
+        """Set a damaged request aside; what to tell about it. To be called by the job's owner alone.
+
+        Nobody can say what it asked for. A gang is not ended on a guess: a preemption will be asked for again, and who
+        wanted the end has to say so again.
+        """
+        damage = self.damaged_request()
+        if damage is None:
             return None
+        try:
+            aside = durable.set_aside(self._request)
+        except FileNotFoundError:  # another process of the owner's was quicker
+            return None
+        with suppress(FileNotFoundError, StateError):  # or had just replaced it by a sound one
+            durable.write_record(self._request, durable.read_record(aside, CancelRequest))
+            aside.unlink()
+            return None
+        return f"a request to end it was damaged and is kept as {aside.name}; to end it, cancel it again ({damage})"
 
     def ask_to_cancel(self, request: CancelRequest) -> None:
         """Leave a request for whoever carries the job; a cancel is never weakened to a preemption."""
+        self.mend_request()
         present = self.cancel_request()
         if present is None or present.kind == "preempt":
-            durable.write_record(self.path / "cancel.json", request)
+            durable.write_record(self._request, request)
 
     def clear_preemption(self) -> None:
         """Forget a preemption once it has been carried out; a cancel stays."""
         request = self.cancel_request()
         if request is not None and request.kind == "preempt":
-            durable.remove(self.path / "cancel.json")
+            durable.remove(self._request)
 
 
 class JobStore:

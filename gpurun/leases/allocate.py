@@ -177,12 +177,11 @@ def _with_valid_claim(gang: Gang, running: Iterable[Running]) -> Gang:
 
 
 def _asked_to_end(store: JobStore, record: JobRecord, on_problem: Callable[[GpurunError], None]) -> bool:
-    """Whether there is a request to end; a damaged one counts as one, and must not stop the passes of others."""
-    try:
-        return store.get(record.id).cancel_request() is not None
-    except StateError as error:
-        on_problem(error)
-        return True
+    """Whether there is a request to end; a damaged one is named, and stops neither the job nor the passes of others."""
+    damage = store.get(record.id).damaged_request()
+    if damage is not None:
+        on_problem(damage)
+    return store.get(record.id).cancel_request() is not None
 
 
 def _spec_or(store: JobStore, record: JobRecord, on_problem: Callable[[GpurunError], None]) -> JobSpec:

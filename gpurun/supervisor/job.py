@@ -162,6 +162,8 @@ class SupervisedJob:
 
     def request(self) -> CancelRequest | None:
         """What was asked of this job. If another user asks it to give way, it looks for itself whether it must."""
+        if damage := self.folder.mend_request():
+            self.note(damage)
         if self.folder.cancel_request() is None and self.asked.is_due():
             with suppress(GpurunError):  # a damaged lease, say: not this job's fault, and it will be asked again
                 run_pass_and_start(self.home, now_s=self.clock(), environ=os.environ, patience_s=None)

@@ -166,3 +166,64 @@ def test_a_cancelled_job_is_not_queued_again(store):
     folder.ask_to_cancel(CancelRequest("cancel", "me", 1.0))
     assert finish(store, record, now_s=2.0).state is State.CANCELLED
     assert store.live_ids() == ()
+
+
+def damage_request(folder, thing):
+    path = folder.path / "cancel.json"
+    if thing == "pipe":
+        os.mkfifo(path)
+    elif thing == "folder":
+        (path / "in it").mkdir(parents=True)
+    elif thing == "link to itself":
+        path.symlink_to(path)
+    else:
+        path.write_bytes(thing)
+
+
+DAMAGED_REQUESTS = [b"", b'{"kind": "can', b"\0" * 99, b'{"kind": "odd", "by": "", "asked_s": 1}', "pipe", "folder",
+                    "link to itself"]  # fmt: skip
+
+
+@pytest.mark.parametrize("thing", DAMAGED_REQUESTS)
+def test_a_damaged_request_is_none_and_is_named_and_kept(store, thing):
+    folder = create(store)
+    damage_request(folder, thing)
+    assert folder.cancel_request() is None
+    assert "cancel.json" in folder.damaged_request().where
+    said = folder.mend_request()
+    (aside,) = [path.name for path in folder.path.iterdir() if ".damaged-" in path.name]
+    assert aside in said
+    assert (folder.damaged_request(), folder.mend_request()) == (None, None)
+
+
+def test_a_sound_request_that_comes_while_a_damaged_one_is_set_aside_is_kept(store, monkeypatch):
+    folder = create(store)
+    damage_request(folder, b"torn")
+    set_aside = durable.set_aside
+
+    def replaced_just_before(path):
+        path.unlink()
+        durable.write_record(path, CancelRequest("cancel", "me", 2.0))
+        return set_aside(path)
+
+    monkeypatch.setattr(durable, "set_aside", replaced_just_before)
+    assert folder.mend_request() is None
+    assert folder.cancel_request().by == "me"
+    assert not [path for path in folder.path.iterdir() if ".damaged-" in path.name]
+
+
+@pytest.mark.parametrize("thing", DAMAGED_REQUESTS)
+def test_a_job_whose_request_is_damaged_can_be_cancelled(store, thing):
+    folder = create(store)
+    damage_request(folder, thing)
+    folder.ask_to_cancel(CancelRequest("cancel", "me", 2.0))
+    assert folder.cancel_request().by == "me"
+
+
+@pytest.mark.parametrize("thing", DAMAGED_REQUESTS)
+def test_a_job_whose_request_is_damaged_ends_as_it_was_decided(store, thing):
+    folder = create(store)
+    for state in (State.GRANTED, State.PREPARING, State.STOPPING):
+        record = folder.move(state, outcome=State.QUEUED)
+    damage_request(folder, thing)
+    assert finish(store, record, now_s=9.0).state is State.QUEUED
