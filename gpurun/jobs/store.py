@@ -10,9 +10,11 @@ the job is, and a marker that outlived its job means nothing.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,6 +29,11 @@ from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.states import State, check_way
 
 ID_PATTERN = re.compile(r"j-[0-9a-f]{8}")
+BUILDING = ".new-"
+"""A job's folder is called that and its id until it is whole."""
+ABANDONED_S = 60.0
+"""A folder is not locked in the moment in which it is made. A process that is stopped just then, and for so long, fails
+when it goes on."""
 RESTART_MOST_S = 600.0
 """No back-off is longer."""
 
@@ -281,13 +288,26 @@ class JobStore:
         self.live = home / "live"
 
     def create(self, spec: JobSpec, *, inventory: Path, now_s: float) -> JobFolder:
-        """Store a new job as QUEUED: the folder appears whole, by a rename, or not at all."""
+        """Store a new job as QUEUED: the folder appears whole, by a rename, or not at all.
+
+        While it is being made it is locked, and its mark is never there without it: so `sweep` knows what was left.
+        """
         durable.make_folder(self.folder)
         job_id = f"j-{secrets.token_hex(4)}"
-        building = self.folder / f".new-{job_id}-{os.getpid()}"
+        building = self.folder / f"{BUILDING}{job_id}"
         building.mkdir(mode=0o755)
-        folder = JobFolder(building)
-        durable.write_record(building / "spec.json", spec)
+        lock = os.open(building, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._build(JobFolder(building), job_id, spec, inventory=inventory, now_s=now_s)
+        finally:
+            os.close(lock)
+        durable.sync_folder(self.folder)
+        return self.get(job_id)
+
+    def _build(self, folder: JobFolder, job_id: str, spec: JobSpec, *, inventory: Path, now_s: float) -> None:
+        faults.point()
+        durable.write_record(folder.path / "spec.json", spec)
         folder.write(
             JobRecord(
                 id=job_id, name=spec.name, owner=myself(), owner_uid=os.getuid(), gpus=spec.gpus,
@@ -299,10 +319,19 @@ class JobStore:
         (self.live / job_id).touch()
         durable.sync_folder(self.live)
         faults.point()
-        building.rename(self.folder / job_id)
+        folder.path.rename(self.folder / job_id)
         faults.point()
-        durable.sync_folder(self.folder)
-        return JobFolder(self.folder / job_id)
+
+    def sweep(self, *, now_s: float) -> None:
+        """Remove what submissions of this user's that were killed have left: half-made jobs, and marks of none."""
+        marks = self.live_ids()
+        half = [entry for entry in _entries(self.folder) if entry.name.startswith(BUILDING)]
+        making = [entry.name for entry in half if not _remove_abandoned(Path(entry.path), now_s)]
+        for job_id in marks:
+            made = any(name.startswith(f"{BUILDING}{job_id}") for name in making)
+            if not made and not os.path.lexists(self.folder / job_id):
+                with suppress(OSError):  # another user's
+                    (self.live / job_id).unlink()
 
     def get(self, job_id: str) -> JobFolder:
         """The folder of a known id; existence is not checked."""
@@ -323,10 +352,7 @@ class JobStore:
 
     def recently_ended(self, most: int) -> tuple[str, ...]:
         """Ids of the jobs that changed last, among those that are not live; at most `most`."""
-        try:
-            entries = [entry for entry in os.scandir(self.folder) if ID_PATTERN.fullmatch(entry.name)]
-        except FileNotFoundError:
-            return ()
+        entries = [entry for entry in _entries(self.folder) if ID_PATTERN.fullmatch(entry.name)]
         live = set(self.live_ids())
         changed = sorted(((e.stat().st_mtime, e.name) for e in entries if e.name not in live), reverse=True)
         return tuple(name for _, name in changed[:most])
@@ -388,6 +414,33 @@ def end_queued_job(store: JobStore, record: JobRecord, request: CancelRequest, *
     reason = f"cancelled by {request.by}"
     store.get(record.id).move(State.CANCELLED, ended_s=now_s, reason=reason, code=1, claim=None)
     store.retire(record.id)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except FileNotFoundError:
+        return []
+
+
+def _remove_abandoned(building: Path, now_s: float) -> bool:
+    """Remove a half-made job of this user's that nobody makes any more; False if it must stay."""
+    try:
+        lock = os.open(building, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:  # whole by now, or nothing that gpurun made
+        return False
+    try:
+        found = os.fstat(lock)
+        if found.st_uid != os.getuid() or abs(now_s - found.st_mtime) < ABANDONED_S:
+            return False
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(building)
+    except OSError:  # it is being made; or it has just become whole
+        return False
+    finally:
+        os.close(lock)
+    return True
 
 
 def _job_ids(folder: Path) -> tuple[str, ...]:
