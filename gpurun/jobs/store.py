@@ -23,7 +23,7 @@ from typing import Literal
 
 from gpurun import faults
 from gpurun.errors import BadInput, StateError
-from gpurun.jobs import durable
+from gpurun.jobs import audit, durable
 from gpurun.jobs.people import myself, user_name
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.states import State, check_way
@@ -403,17 +403,24 @@ def finish(store: JobStore, record: JobRecord, *, now_s: float) -> JobRecord:
         outcome = State.CANCELLED
     if outcome is State.QUEUED:
         folder.clear_preemption()
-        return folder.move(State.QUEUED, queued_s=now_s, granted=(), started_s=None, outcome=None)
-    ended = folder.move(outcome, ended_s=now_s)
-    store.retire(record.id)
-    return ended
+        record = folder.move(State.QUEUED, queued_s=now_s, granted=(), started_s=None, outcome=None)
+    else:
+        record = folder.move(outcome, ended_s=now_s)
+        store.retire(record.id)
+    _note_end(store, record)
+    return record
 
 
 def end_queued_job(store: JobStore, record: JobRecord, request: CancelRequest, *, now_s: float) -> None:
     """QUEUED → CANCELLED. The caller holds the allocator lock and knows that the job has no lease."""
     reason = f"cancelled by {request.by}"
-    store.get(record.id).move(State.CANCELLED, ended_s=now_s, reason=reason, code=1, claim=None)
+    record = store.get(record.id).move(State.CANCELLED, ended_s=now_s, reason=reason, code=1, claim=None)
     store.retire(record.id)
+    _note_end(store, record)
+
+
+def _note_end(store: JobStore, record: JobRecord) -> None:
+    audit.note(store.home, "end", job=record.id, state=record.state.value, reason=record.reason)
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
