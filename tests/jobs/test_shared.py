@@ -281,6 +281,28 @@ def test_folders_of_histories_stay_open(state, tmp_path):
     assert Path(history.folder).stat().st_gid == GROUP
 
 
+def test_a_history_is_read_and_carried_on_by_whoever_may_change_the_file(state, alice, bob, tmp_path):
+    folder = tmp_path / "shared inventory"
+    folder.mkdir()
+    os.chown(folder, 0, GROUP)
+    folder.chmod(0o2770)
+    path = folder / "inventory.yaml"
+    path.write_text(INVENTORY)
+    path.chmod(0o660)
+    change = f"""
+import os
+from pathlib import Path
+from gpurun.inventory.change import InventoryFile
+from gpurun.inventory.history import Author
+file = InventoryFile(Path({str(path)!r}), Path(os.environ["GPURUN_HOME"]))
+file.commit(lambda data: data + b"# more\\n", Author("x", "c", 1.0))
+print(len(file.history.changes()), file.history.text(file.history.changes()[0].before).decode().count("more"))
+"""
+    assert alice.python(change, umask=0o077) == "1 0"
+    assert bob.python(change, umask=0o077) == "2 0"
+    assert alice.python(change, umask=0o077) == "3 0"
+
+
 def test_a_gang_gives_way_to_another_user_s_by_its_owner_s_own_pass(state, alice, bob, tmp_path):
     """Alice's pass asks; a pass of bob's writes the request to give way, once her waiter lives."""
     (tmp_path / "inventory.yaml").write_text(INVENTORY + "pools:\n  a: {reservation: 4}\n  b: {reservation: 4}\n")
