@@ -129,6 +129,7 @@ class JobRecord:
         avoid: hosts that failed an earlier attempt.
         exit_code: the job's own: the first failing rank's; None if it never came so far.
         code: what ``submit --follow`` and ``wait`` exit with once the job has ended.
+        checkpoint_s: when the attempt's ranks last told that their work is safe; None = they have not.
         restart: from the end of a failed attempt to the next grant: when it will be started again.
         setback: the last failed attempt, kept over the next ones to recognise one that fails the same way.
     """
@@ -152,6 +153,7 @@ class JobRecord:
     granted: tuple[Grant, ...] = ()
     granted_s: float | None = None
     started_s: float | None = None
+    checkpoint_s: float | None = None
     ended_s: float | None = None
     reason: str = ""
     exit_code: int | None = None

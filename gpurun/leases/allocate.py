@@ -150,7 +150,8 @@ def _snapshot(
         gang = gang_of(record, _spec_or(store, record, on_problem))
         stopping = record.state is State.STOPPING or _asked_to_end(store, record, on_problem)
         placement = Placement(lease.generation, lease.racks, lease.grants)
-        running.append(Running(gang, placement, lease.granted_s, stopping=stopping))
+        saved_s = record.checkpoint_s
+        running.append(Running(gang, placement, lease.granted_s, checkpoint_s=saved_s, stopping=stopping))
     for record in jobs.values():
         waits = record.state is State.QUEUED and record.id not in leased and record.inventory == inventory.source
         waits = waits and not record.waits_for_restart(now_s)
@@ -237,7 +238,7 @@ def mark_granted(store: JobStore, lease: Lease) -> None:
     """Bring a job's record up to its lease; also what repairs a crash between the two writes."""
     store.get(lease.job).move(
         State.GRANTED, attempt=lease.attempt, granted=lease.grants, granted_s=lease.granted_s,
-        claim=None, reason="", outcome=None, first_failure=None, reached="nothing", restart=None,
+        claim=None, reason="", outcome=None, first_failure=None, reached="nothing", restart=None, checkpoint_s=None,
     )  # fmt: skip
 
 

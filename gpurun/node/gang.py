@@ -274,11 +274,12 @@ def progress(call: Call, job: str) -> Dict[str, Any]:
     """What `gpurun.runtime` has left in the job's folder here.
 
     Returns:
-        ``{"age_s", "ranks"}``: seconds since the last sign of life on this host, None if there never was one; and by
-        rank what it last said of its progress.
+        ``{"age_s", "checkpoint_age_s", "ranks"}``: seconds since the last sign of life on this host and since the last
+        word that work is safe, None if there never was one; and by rank what it last said of its progress.
     """
     folder = os.path.join(job_folder(job), "run")
     ages = []
+    checkpoints = []
     ranks: Dict[str, Dict[str, Any]] = {}
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
         path = os.path.join(folder, name)
@@ -287,11 +288,17 @@ def progress(call: Call, job: str) -> Dict[str, Any]:
             continue
         try:
             ages.append(time.time() - os.stat(path).st_mtime)
+            if kind == "checkpoint":
+                checkpoints.append(ages[-1])
             with open(path, "rb") as stream:
                 ranks.setdefault(rank, {})[kind] = json.loads(stream.read(1 << 16))
         except (OSError, ValueError):
             continue  # being replaced, or not the runtime's own
-    return {"age_s": min(ages) if ages else None, "ranks": ranks}
+    return {
+        "age_s": min(ages) if ages else None,
+        "checkpoint_age_s": min(checkpoints) if checkpoints else None,
+        "ranks": ranks,
+    }
 
 
 def job_folder(job: str) -> str:

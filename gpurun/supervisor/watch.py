@@ -22,6 +22,7 @@ from gpurun.launch import output
 from gpurun.launch.docker import container_name
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.supervisor.causes import TAIL_LINES, end_of, explained
+from gpurun.supervisor.checkpoints import CheckpointWatch
 from gpurun.supervisor.ends import End, GangEnd
 from gpurun.supervisor.engines import stopped_engines
 from gpurun.supervisor.hang import HangWatch
@@ -66,12 +67,13 @@ def watch(job: SupervisedJob) -> State:
     seen = Watched()
     hang = HangWatch(job)
     health = HealthWatch(job, seen.stop)
+    checkpoints = CheckpointWatch(job, seen.stop)
     job.log_copy.start(job.note)
     threads = [
         threading.Thread(target=_until_exit, args=(job, host, seen), name=f"watch {host}", daemon=True)
         for host in job.hosts
     ]
-    threads += health.threads()
+    threads += [*health.threads(), checkpoints.thread()]
     for thread in threads:
         thread.start()
     try:
@@ -81,6 +83,7 @@ def watch(job: SupervisedJob) -> State:
                 seen.changed.get(timeout=POLL_S)
             _decide(job, seen, health)
             _check_hang(job, hang, seen, health)
+            checkpoints.keep()
     finally:
         seen.stop.set()
 
