@@ -28,8 +28,10 @@ def recover(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Replace supervisors that died, give queued jobs another look, and name every damaged lease."""
+    from gpurun.jobs import audit
     from gpurun.jobs.home import home
     from gpurun.jobs.shared import enter
+    from gpurun.jobs.store import JobStore
     from gpurun.leases.store import LeaseStore
     from gpurun.supervisor.spawn import adopt_orphans, run_pass_and_start
     from gpurun.supervisor.waiter import ensure_waiter, has_queued
@@ -41,6 +43,8 @@ def recover(
     enter(state)
     if discard is not None:
         say(f"moved to {_discard(state, Path(discard).name)}")
+    audit.bound(state)
+    JobStore(state).sweep(now_s=time.time())
     adopted = adopt_orphans(state, os.environ)
     damaged = LeaseStore(state).read_all().damaged
     if not damaged:

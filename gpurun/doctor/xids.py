@@ -1,10 +1,20 @@
-"""Which Xid errors of NVIDIA's driver are the hardware's fault, and which a program's. Data.
+"""Which Xid errors of NVIDIA's driver are the hardware's fault, which a program's, and what NVIDIA advises. Data.
 
-From NVIDIA's "XID Errors" (docs.nvidia.com/deploy/xid-errors: the listing's causes, and the catalog's actions for
-Ampere and newer); 13, 31, 43, 45, 68 and 109 leave the GPU healthy by NVIDIA's own device plugin too
-(k8s-device-plugin, ``internal/rm/health.go``). The listing allows many causes for most numbers. Blame here is what an
-operator acts on: a host is taken out of use for what a healthy GPU does not do, never for what a program can bring
-about.
+From NVIDIA's document "Xid Errors", read in November 2026: meaning and advice are the catalog's for Ampere and newer
+("Analyzing Xid Errors with the Xid Catalog": description, trigger conditions, bucket of the immediate action); where it
+has nothing, as for 61, the listing of causes for Volta and older. From them blame follows by these rules:
+
+- RESET_GPU, RESTART_BM, WORKFLOW_XID_48, WORKFLOW_NVLINK_ERR, CHECK_MECHANICALS: the hardware's. The GPU is no good for
+  anybody until somebody has acted. Fatal if it computes no more for who uses it.
+- RESTART_APP: the program's where the trigger conditions say so or the next action is CHECK_APP/CUDA; the host's where
+  they say that it is not (32: the quality of the PCI bus; 94: memory); else unclear.
+- IGNORE, and what has to be decoded further (144 to 150): unclear, but for what is the program's by its text (43, 137).
+
+Exceptions: 155 and 156 ask for a reset, but are told of links that were taken down on purpose and of repairs that wait
+for the next reset. 109 asks for one too, but NVIDIA's own device plugin for Kubernetes counts it, with 13, 31, 43, 45
+and 68, as an application's error after which the GPU is healthy: so the gang is started elsewhere and the host stays in
+use. Blame is what an operator acts on: a host is taken out of use for what a healthy GPU does not do, never for what a
+program can bring about.
 """
 
 from __future__ import annotations
@@ -24,43 +34,74 @@ class Xid:
         blame: ``hardware`` takes the host out of use; after ``host`` a gang is started again without it, but others may
             use it; ``program`` and ``unclear`` lead to neither.
         fatal: the GPU computes no more for who used it: a gang is ended at once, before its other ranks time out.
+        advice: NVIDIA's, for what an operator has to do; "" = nothing, or more than a sentence.
     """
 
     meaning: str
     blame: Blame
     fatal: bool = False
+    advice: str = ""
 
+
+_RESET = "reset the GPU"
+_CHECK = "check the program"
+_SANITIZE = "run the program under compute-sanitizer"
 
 XIDS: Mapping[int, Xid] = {
     8: Xid("GPU stopped processing", "unclear"),
-    11: Xid("invalid or corrupted push buffer stream", "unclear"),
-    13: Xid("graphics engine exception, such as an array index out of range in a kernel", "program"),
-    31: Xid("GPU memory page fault: a program used an invalid address", "program"),
-    32: Xid("invalid or corrupted push buffer stream", "unclear"),
+    11: Xid("invalid or corrupted push buffer stream", "program", advice=_CHECK),
+    13: Xid("graphics engine exception, such as an array index out of range in a kernel", "program", advice=_SANITIZE),
+    25: Xid("invalid or illegal push buffer stream", "program", advice=_CHECK),
+    31: Xid("GPU memory page fault: a program used an invalid address", "program", advice=_SANITIZE),
+    32: Xid("invalid or corrupted push buffer stream, mostly for the quality of the PCI bus", "host"),
+    37: Xid("driver firmware error", "unclear"),
     38: Xid("driver firmware error", "unclear"),
     43: Xid("GPU stopped processing for a program's fault", "program"),
+    44: Xid("graphics engine fault during a context switch", "unclear"),
     45: Xid("a program was ended, or cleaned up after an earlier error", "program"),
-    46: Xid("GPU stopped processing", "hardware", fatal=True),
-    48: Xid("uncorrectable double bit memory error", "hardware", fatal=True),
+    46: Xid("GPU stopped processing", "hardware", fatal=True, advice=_RESET),
+    48: Xid("uncorrectable double bit memory error", "hardware", fatal=True, advice=_RESET),
+    54: Xid("auxiliary power is not connected to the GPU board", "hardware", advice="check the board's power cables"),
     61: Xid("internal micro-controller warning", "unclear"),
-    62: Xid("internal micro-controller halt", "hardware", fatal=True),
+    62: Xid("internal micro-controller halt", "hardware", fatal=True, advice=_RESET),
     63: Xid("a memory page was retired or a row remapped; it takes effect at the next reset", "unclear"),
-    64: Xid("a memory page could not be retired or a row not remapped", "hardware"),
-    68: Xid("video processor exception", "program"),
-    69: Xid("graphics engine class error", "unclear"),
-    74: Xid("NVLink error", "hardware", fatal=True),
-    79: Xid("GPU has fallen off the bus", "hardware", fatal=True),
+    64: Xid("a memory page could not be retired or a row not remapped", "hardware", advice=_RESET),
+    66: Xid("illegal access by the driver", "unclear"),
+    67: Xid("illegal access by the driver", "unclear"),
+    68: Xid("video decoder exception", "program"),
+    69: Xid("graphics engine class error", "program", advice=_CHECK),
+    74: Xid("NVLink error, of this GPU or the one at the other end", "hardware", fatal=True, advice=_RESET),
+    79: Xid("GPU has fallen off the bus", "hardware", fatal=True, advice="reboot the host"),
+    80: Xid("corrupted data sent to the GPU", "program", advice=_CHECK),
     92: Xid("high rate of single bit memory errors", "unclear"),
-    94: Xid("contained memory error: the programs that met it have to start again", "host", fatal=True),
-    95: Xid("uncontained memory error", "hardware", fatal=True),
-    109: Xid("context switch timeout", "program"),
-    119: Xid("GSP firmware did not answer", "hardware", fatal=True),
-    120: Xid("GSP firmware error", "hardware", fatal=True),
-    140: Xid("unrecovered memory error", "hardware", fatal=True),
-    143: Xid("GPU could not be initialised", "hardware", fatal=True),
-}
+    94: Xid("contained memory error: the programs that met it have to start again", "host", fatal=True,
+            advice=f"{_RESET} when convenient"),
+    95: Xid("uncontained memory error", "hardware", fatal=True, advice=_RESET),
+    109: Xid("context switch timeout", "host", advice=_RESET),
+    110: Xid("security fault, uncommon unless hardware fails", "hardware", fatal=True, advice=_RESET),
+    119: Xid("GSP firmware did not answer", "hardware", fatal=True, advice=_RESET),
+    120: Xid("GSP firmware error", "hardware", fatal=True, advice=_RESET),
+    121: Xid("corrected errors on the link to the CPU", "unclear"),
+    136: Xid("NVLink training failed", "hardware", advice=_RESET),
+    137: Xid("illegal access to another GPU over NVLink", "program", advice=_SANITIZE),
+    140: Xid("unrecovered memory error", "hardware", fatal=True, advice=_RESET),
+    141: Xid("CUDA fast path error", "unclear"),
+    143: Xid("GPU could not be initialised", "hardware", fatal=True, advice=_RESET),
+    154: Xid("the action to recover from another Xid changed", "unclear"),
+    155: Xid("an NVLink was taken down by software", "unclear"),
+    156: Xid("a resource was retired; it takes effect at the next reset", "unclear"),
+    157: Xid("a resource could not be retired", "unclear"),
+    158: Xid("fatal timeout of the GPU", "hardware", fatal=True, advice=_RESET),
+    **dict.fromkeys((39, 40, 41, *range(70, 73), *range(75, 78), 85, *range(126, 136)),
+                    Xid("copy engine error", "unclear")),
+    **dict.fromkeys((60, *range(82, 85), 86, 88, 89, *range(96, 106), 139, 142),
+                    Xid("video or image engine error", "unclear")),
+    **dict.fromkeys(range(144, 151), Xid("NVLink error that its registers explain", "unclear")),
+    **dict.fromkeys((160, 161), Xid("a memory channel was retired, or could not be", "unclear")),
+    **dict.fromkeys((171, 172), Xid("which memory the Xid 48 beside it is about", "unclear")),
+}  # fmt: skip
 
-UNKNOWN = Xid("not in NVIDIA's listing as gpurun knows it", "unclear")
+UNKNOWN = Xid("not in NVIDIA's catalog as gpurun knows it", "unclear")
 
 
 def xid(number: int) -> Xid:

@@ -2,7 +2,8 @@
 
 One folder a file. ``000012.json`` is a change, ``texts/SHA256`` what the file said before or after one. A change
 is recorded before the file is replaced: one that crashed in between is found by its texts and dropped. What
-somebody changed by hand is recorded when it is noticed, so that the record has no holes.
+somebody changed by hand is recorded when it is noticed, so that the record has no holes. Who may read the file may read
+its history: it has the file's mode and group, whatever the umask of who changes it.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class History:
 
     def __init__(self, home: Path, inventory: Path) -> None:
         real = os.path.realpath(inventory)
+        self._inventory = Path(real)
         self.folder = home / "inventory" / hashlib.sha256(os.fsencode(real)).hexdigest()[:16]
-        self._name = Path(real).name
 
     def changes(self) -> tuple[Change, ...]:
         """All changes, the oldest first. Raises StateError naming a damaged record."""
@@ -106,7 +107,7 @@ class History:
             command=author.command,
             before=None if before is None else self._keep(before),
             after=self._keep(after),
-            diff=diff(before or b"", after, self._name),
+            diff=diff(before or b"", after, self._inventory.name),
             undoes=undoes,
         )
         self._write(self._record(change.number), msgspec.json.format(msgspec.json.encode(change), indent=1))
@@ -145,7 +146,7 @@ class History:
         except OSError as error:
             where = str(path.parent)
             raise StateError(f"the inventory's history cannot be kept: {error.strerror}", where=where) from error
-        write.replace(path, data)
+        write.replace(path, data, like=self._inventory)
 
     def _forget(self, numbers: Sequence[int]) -> None:
         """Removes the oldest changes, and the texts that only they need."""

@@ -42,14 +42,17 @@ def locked(path: Path) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def replace(path: Path, data: bytes) -> None:
+def replace(path: Path, data: bytes, *, like: Path | None = None) -> None:
     """Gives a file new content: whole, durable, with the permissions and owner it had.
+
+    Args:
+        like: the file whose permissions and owner it gets, instead of its own; as the umask says if there is none.
 
     Raises BadInput if it cannot be written; then it is as it was.
     """
     temporary = path.with_name(f".{path.name}{_STALE}{secrets.token_hex(8)}")
     try:
-        _write_new(temporary, data, path)
+        _write_new(temporary, data, like or path)
         temporary.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
@@ -63,8 +66,10 @@ def _write_new(temporary: Path, data: bytes, like: Path) -> None:
     try:
         with suppress(FileNotFoundError):
             status = like.stat()
-            with suppress(PermissionError):
-                os.fchown(descriptor, status.st_uid, status.st_gid)
+            for uid in (status.st_uid, -1):  # only root gives files away; their group is for its members to give
+                with suppress(PermissionError):
+                    os.fchown(descriptor, uid, status.st_gid)
+                    break
             os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
         view = memoryview(data)
         while view:

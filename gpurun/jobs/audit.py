@@ -4,22 +4,30 @@ What is written is what a person would be asked about: a job submitted, cancelle
 a host cordoned, a damaged lease moved away, the inventory changed. Words of the command line that may be secret are
 left out. A line is one ``write`` to a file opened for appending, so lines of several processes never mix; it is not
 synced, so a power loss may cost the last ones.
+
+At 10 MiB the file becomes ``audit.1.jsonl`` and a new one begins; the one before that is dropped. In a shared state
+directory only its owner (root) can do so, and does with every `gpurun recover`, as the systemd timer runs it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
+import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from gpurun.jobs import durable
 from gpurun.jobs.people import command_name, myself
+from gpurun.jobs.shared import append_only, is_shared
 
+MAX_BYTES = 10 << 20
 MAX_COMMAND_CHARS = 1000
 SECRET_NAME = re.compile(r"token|secret|passw|key|credential|auth", re.IGNORECASE)
 ENV_FLAGS = ("-e", "--env")
@@ -28,6 +36,11 @@ ENV_FLAGS = ("-e", "--env")
 def audit_file(home: Path) -> Path:
     """Where it is kept."""
     return home / "audit.jsonl"
+
+
+def older_file(home: Path) -> Path:
+    """Where the lines before those in `audit_file` are."""
+    return home / "audit.1.jsonl"
 
 
 def note(home: Path, what: str, *, job: str | None = None, **fields: object) -> None:
@@ -45,27 +58,85 @@ def note(home: Path, what: str, *, job: str | None = None, **fields: object) -> 
         **fields,
     }
     line = json.dumps({key: value for key, value in entry.items() if value is not None}) + "\n"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC  # never waits for a pipe's reader
     with suppress(OSError):
-        descriptor = os.open(audit_file(home), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(audit_file(home), flags, 0o644)
         try:
             os.write(descriptor, line.encode())
+            is_full = os.fstat(descriptor).st_size >= MAX_BYTES
+        finally:
+            os.close(descriptor)
+        if is_full:
+            bound(home)
+
+
+def bound(home: Path) -> None:
+    """Begin a new file if this one is full, and this user may. Whoever has it open meanwhile appends to the old one.
+
+    Both names are there at every moment: members of a shared directory's group could not make the file again.
+    """
+    path = audit_file(home)
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            found = os.fstat(descriptor)
+            may = os.getuid() in (0, home.stat().st_uid)
+            if not may or found.st_size < MAX_BYTES or not stat.S_ISREG(found.st_mode):
+                return
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(found, path.stat()):  # nobody was quicker
+                _begin_anew(home, found)
         finally:
             os.close(descriptor)
 
 
-def read(home: Path) -> Iterator[Mapping[str, Any]]:
-    """Every entry, oldest first; a line that is damaged comes as ``{"what": "damaged", "text": …}``."""
+def _begin_anew(home: Path, found: os.stat_result) -> None:
+    """Replace the file by an empty one that is like it."""
+    path, older, new = audit_file(home), older_file(home), home / ".audit.tmp"
+    only_grows = append_only(path, on=False)  # else not even root may give it another name
+    append_only(older, on=False)
+    new.unlink(missing_ok=True)  # of one that was killed: the lock is held
     try:
-        stream = audit_file(home).open(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return
-    with stream:
-        for line in stream:
-            try:
-                entry = json.loads(line)
-            except (ValueError, RecursionError):
-                entry = None
-            yield entry if isinstance(entry, dict) else {"what": "damaged", "text": line.rstrip("\n")}
+        made = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchown(made, found.st_uid, found.st_gid)
+            os.fchmod(made, stat.S_IMODE(found.st_mode))
+        finally:
+            os.close(made)
+        older.unlink(missing_ok=True)
+        os.link(path, older, follow_symlinks=False)
+        new.rename(path)
+    finally:
+        new.unlink(missing_ok=True)
+        if only_grows and is_shared(home):
+            append_only(older, on=True)
+            append_only(path, on=True)
+
+
+def read(home: Path) -> Iterator[Mapping[str, Any]]:
+    """Every entry, oldest first; a line that is damaged comes as ``{"what": "damaged", "text": …}``.
+
+    Raises:
+        StateError: what lies there is no file, or cannot be read.
+    """
+    with ExitStack() as stack:
+        streams: list[BinaryIO] = []
+        for path in (audit_file(home), older_file(home)):
+            with suppress(FileNotFoundError):
+                stream = stack.enter_context(durable.opened(path))
+                if not any(os.path.sameopenfile(stream.fileno(), other.fileno()) for other in streams):
+                    streams.insert(0, stream)  # for a moment, both names are those of one file
+        for stream in streams:
+            yield from map(_entry, stream)
+
+
+def _entry(line: bytes) -> Mapping[str, Any]:
+    text = line.decode("utf-8", "replace")
+    try:
+        entry = json.loads(text)
+    except (ValueError, RecursionError):
+        entry = None
+    return entry if isinstance(entry, dict) else {"what": "damaged", "text": text.rstrip("\n")}
 
 
 def without_secrets(argv: Sequence[str]) -> str:

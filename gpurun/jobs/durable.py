@@ -6,6 +6,7 @@ import fcntl
 import os
 import secrets
 import stat
+import time
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -72,6 +73,14 @@ def remove(path: Path) -> None:
     path.unlink(missing_ok=True)
     faults.point()
     sync_folder(path.parent)
+
+
+def set_aside(path: Path) -> Path:
+    """Rename what is damaged, whatever it is, so that its place is free; its name then. Evidence is never deleted."""
+    aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+    path.rename(aside)
+    sync_folder(path.parent)
+    return aside
 
 
 def sync_folder(folder: Path) -> None:

@@ -98,7 +98,7 @@ def make_shared(home: Path, gid: int) -> bool:
         raise BadInput(
             f"cannot be made: {error.strerror}", where=error.filename or str(home), hint="as root?"
         ) from error
-    return _append_only(home / "audit.jsonl", on=True)
+    return append_only(home / "audit.jsonl", on=True)
 
 
 def cordons_folder(home: Path) -> Path:
@@ -143,12 +143,12 @@ def _set(path: Path, mode: int, gid: int) -> None:
     found = path.lstat()
     if (found.st_gid, stat.S_IMODE(found.st_mode), found.st_uid) == (gid, mode, os.getuid()):
         return
-    _append_only(path, on=False)
+    append_only(path, on=False)
     os.chown(path, os.getuid(), gid, follow_symlinks=False)
     path.chmod(mode)
 
 
-def _append_only(path: Path, *, on: bool) -> bool:
+def append_only(path: Path, *, on: bool) -> bool:
     """Set or clear the kernel's append-only attribute; False where that cannot be done."""
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

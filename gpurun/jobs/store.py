@@ -10,22 +10,30 @@ the job is, and a marker that outlived its job means nothing.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from gpurun import faults
 from gpurun.errors import BadInput, StateError
-from gpurun.jobs import durable
+from gpurun.jobs import audit, durable
 from gpurun.jobs.people import myself, user_name
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.states import State, check_way
 
 ID_PATTERN = re.compile(r"j-[0-9a-f]{8}")
+BUILDING = ".new-"
+"""A job's folder is called that and its id until it is whole."""
+ABANDONED_S = 60.0
+"""A folder is not locked in the moment in which it is made. A process that is stopped just then, and for so long, fails
+when it goes on."""
 RESTART_MOST_S = 600.0
 """No back-off is longer."""
 
@@ -39,7 +47,7 @@ class FirstFailure:
         exit_code: that rank's exit code (128 + n for signal n), if it exited.
         excerpt: the last lines the rank printed.
         kind: the class of the cause: ``rank``, ``launcher``, ``container``, ``host-lost``, ``hang``, ``xid``,
-            ``gpu-lost``, ``ecc``, ``oom``, ``disk-full``; "" = another step than RUNNING failed.
+            ``gpu-lost``, ``ecc``, ``oom``, ``disk-full``, ``engine``; "" = another step than RUNNING failed.
         evidence: what a host saw of it, word for word, such as a line of its kernel's log.
         cordon: the host's hardware is at fault: it gets no new gangs until a person says so.
     """
@@ -121,6 +129,7 @@ class JobRecord:
         avoid: hosts that failed an earlier attempt.
         exit_code: the job's own: the first failing rank's; None if it never came so far.
         code: what ``submit --follow`` and ``wait`` exit with once the job has ended.
+        checkpoint_s: when the attempt's ranks last told that their work is safe; None = they have not.
         restart: from the end of a failed attempt to the next grant: when it will be started again.
         setback: the last failed attempt, kept over the next ones to recognise one that fails the same way.
     """
@@ -144,6 +153,7 @@ class JobRecord:
     granted: tuple[Grant, ...] = ()
     granted_s: float | None = None
     started_s: float | None = None
+    checkpoint_s: float | None = None
     ended_s: float | None = None
     reason: str = ""
     exit_code: int | None = None
@@ -186,6 +196,7 @@ class JobFolder:
         self.outputs = path / "outputs"
         self.supervisor_log = path / "supervisor.log"
         self.launch_log = path / "launch.jsonl"
+        self._request = path / "cancel.json"
 
     def spec(self) -> JobSpec:
         """The job's spec. Raises StateError when it is damaged."""
@@ -222,23 +233,52 @@ class JobFolder:
         return self.write(replace(before, state=state, **changes))  # type: ignore[arg-type]
 
     def cancel_request(self) -> CancelRequest | None:
-        """What somebody asked of this job, if anything."""
+        """What somebody asked of this job, if anything. A damaged request is none: see `mend_request`."""
+        with suppress(FileNotFoundError, StateError):
+            return durable.read_record(self._request, CancelRequest)
+        return None
+
+    def damaged_request(self) -> StateError | None:
+        """What is wrong with the request that there is; None if it is sound, or none."""
         try:
-            return durable.read_record(self.path / "cancel.json", CancelRequest)
+            durable.read_record(self._request, CancelRequest)
         except FileNotFoundError:
+            pass
+        except StateError as error:
+            return error
+        return None
+
+    def mend_request(self) -> str | None:
+        """Set a damaged request aside; what to tell about it. To be called by the job's owner alone.
+
+        Nobody can say what it asked for. A gang is not ended on a guess: a preemption will be asked for again, and who
+        wanted the end has to say so again.
+        """
+        damage = self.damaged_request()
+        if damage is None:
             return None
+        try:
+            aside = durable.set_aside(self._request)
+        except FileNotFoundError:  # another process of the owner's was quicker
+            return None
+        with suppress(FileNotFoundError, StateError):  # or had just replaced it by a sound one
+            durable.write_record(self._request, durable.read_record(aside, CancelRequest))
+            aside.unlink()
+            return None
+        return f"a request to end it was damaged and is kept as {aside.name}; to end it, cancel it again ({damage})"
 
     def ask_to_cancel(self, request: CancelRequest) -> None:
         """Leave a request for whoever carries the job; a cancel is never weakened to a preemption."""
+        self.mend_request()
         present = self.cancel_request()
         if present is None or present.kind == "preempt":
-            durable.write_record(self.path / "cancel.json", request)
+            durable.write_record(self._request, request)
 
     def clear_preemption(self) -> None:
         """Forget a preemption once it has been carried out; a cancel stays."""
         request = self.cancel_request()
         if request is not None and request.kind == "preempt":
-            durable.remove(self.path / "cancel.json")
+            durable.remove(self._request)
 
 
 class JobStore:
@@ -250,13 +290,26 @@ class JobStore:
         self.live = home / "live"
 
     def create(self, spec: JobSpec, *, inventory: Path, now_s: float) -> JobFolder:
-        """Store a new job as QUEUED: the folder appears whole, by a rename, or not at all."""
+        """Store a new job as QUEUED: the folder appears whole, by a rename, or not at all.
+
+        While it is being made it is locked, and its mark is never there without it: so `sweep` knows what was left.
+        """
         durable.make_folder(self.folder)
         job_id = f"j-{secrets.token_hex(4)}"
-        building = self.folder / f".new-{job_id}-{os.getpid()}"
+        building = self.folder / f"{BUILDING}{job_id}"
         building.mkdir(mode=0o755)
-        folder = JobFolder(building)
-        durable.write_record(building / "spec.json", spec)
+        lock = os.open(building, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._build(JobFolder(building), job_id, spec, inventory=inventory, now_s=now_s)
+        finally:
+            os.close(lock)
+        durable.sync_folder(self.folder)
+        return self.get(job_id)
+
+    def _build(self, folder: JobFolder, job_id: str, spec: JobSpec, *, inventory: Path, now_s: float) -> None:
+        faults.point()
+        durable.write_record(folder.path / "spec.json", spec)
         folder.write(
             JobRecord(
                 id=job_id, name=spec.name, owner=myself(), owner_uid=os.getuid(), gpus=spec.gpus,
@@ -268,10 +321,19 @@ class JobStore:
         (self.live / job_id).touch()
         durable.sync_folder(self.live)
         faults.point()
-        building.rename(self.folder / job_id)
+        folder.path.rename(self.folder / job_id)
         faults.point()
-        durable.sync_folder(self.folder)
-        return JobFolder(self.folder / job_id)
+
+    def sweep(self, *, now_s: float) -> None:
+        """Remove what submissions of this user's that were killed have left: half-made jobs, and marks of none."""
+        marks = self.live_ids()
+        half = [entry for entry in _entries(self.folder) if entry.name.startswith(BUILDING)]
+        making = [entry.name for entry in half if not _remove_abandoned(Path(entry.path), now_s)]
+        for job_id in marks:
+            made = any(name.startswith(f"{BUILDING}{job_id}") for name in making)
+            if not made and not os.path.lexists(self.folder / job_id):
+                with suppress(OSError):  # another user's
+                    (self.live / job_id).unlink()
 
     def get(self, job_id: str) -> JobFolder:
         """The folder of a known id; existence is not checked."""
@@ -292,10 +354,7 @@ class JobStore:
 
     def recently_ended(self, most: int) -> tuple[str, ...]:
         """Ids of the jobs that changed last, among those that are not live; at most `most`."""
-        try:
-            entries = [entry for entry in os.scandir(self.folder) if ID_PATTERN.fullmatch(entry.name)]
-        except FileNotFoundError:
-            return ()
+        entries = [entry for entry in _entries(self.folder) if ID_PATTERN.fullmatch(entry.name)]
         live = set(self.live_ids())
         changed = sorted(((e.stat().st_mtime, e.name) for e in entries if e.name not in live), reverse=True)
         return tuple(name for _, name in changed[:most])
@@ -346,17 +405,51 @@ def finish(store: JobStore, record: JobRecord, *, now_s: float) -> JobRecord:
         outcome = State.CANCELLED
     if outcome is State.QUEUED:
         folder.clear_preemption()
-        return folder.move(State.QUEUED, queued_s=now_s, granted=(), started_s=None, outcome=None)
-    ended = folder.move(outcome, ended_s=now_s)
-    store.retire(record.id)
-    return ended
+        record = folder.move(State.QUEUED, queued_s=now_s, granted=(), started_s=None, outcome=None)
+    else:
+        record = folder.move(outcome, ended_s=now_s)
+        store.retire(record.id)
+    _note_end(store, record)
+    return record
 
 
 def end_queued_job(store: JobStore, record: JobRecord, request: CancelRequest, *, now_s: float) -> None:
     """QUEUED → CANCELLED. The caller holds the allocator lock and knows that the job has no lease."""
     reason = f"cancelled by {request.by}"
-    store.get(record.id).move(State.CANCELLED, ended_s=now_s, reason=reason, code=1, claim=None)
+    record = store.get(record.id).move(State.CANCELLED, ended_s=now_s, reason=reason, code=1, claim=None)
     store.retire(record.id)
+    _note_end(store, record)
+
+
+def _note_end(store: JobStore, record: JobRecord) -> None:
+    audit.note(store.home, "end", job=record.id, state=record.state.value, reason=record.reason)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except FileNotFoundError:
+        return []
+
+
+def _remove_abandoned(building: Path, now_s: float) -> bool:
+    """Remove a half-made job of this user's that nobody makes any more; False if it must stay."""
+    try:
+        lock = os.open(building, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:  # whole by now, or nothing that gpurun made
+        return False
+    try:
+        found = os.fstat(lock)
+        if found.st_uid != os.getuid() or abs(now_s - found.st_mtime) < ABANDONED_S:
+            return False
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(building)
+    except OSError:  # it is being made; or it has just become whole
+        return False
+    finally:
+        os.close(lock)
+    return True
 
 
 def _job_ids(folder: Path) -> tuple[str, ...]:

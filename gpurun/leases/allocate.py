@@ -152,7 +152,8 @@ def _snapshot(
         placement = Placement(lease.generation, lease.racks, lease.grants)
         if gang.min_gpus is not None:
             gang = replace(gang, gpus=placement.gpus)
-        running.append(Running(gang, placement, lease.granted_s, stopping=stopping))
+        saved_s = record.checkpoint_s
+        running.append(Running(gang, placement, lease.granted_s, checkpoint_s=saved_s, stopping=stopping))
     for record in jobs.values():
         waits = record.state is State.QUEUED and record.id not in leased and record.inventory == inventory.source
         waits = waits and not record.waits_for_restart(now_s)
@@ -179,12 +180,11 @@ def _with_valid_claim(gang: Gang, running: Iterable[Running]) -> Gang:
 
 
 def _asked_to_end(store: JobStore, record: JobRecord, on_problem: Callable[[GpurunError], None]) -> bool:
-    """Whether there is a request to end; a damaged one counts as one, and must not stop the passes of others."""
-    try:
-        return store.get(record.id).cancel_request() is not None
-    except StateError as error:
-        on_problem(error)
-        return True
+    """Whether there is a request to end; a damaged one is named, and stops neither the job nor the passes of others."""
+    damage = store.get(record.id).damaged_request()
+    if damage is not None:
+        on_problem(damage)
+    return store.get(record.id).cancel_request() is not None
 
 
 def _spec_or(store: JobStore, record: JobRecord, on_problem: Callable[[GpurunError], None]) -> JobSpec:
@@ -240,7 +240,7 @@ def mark_granted(store: JobStore, lease: Lease) -> None:
     """Bring a job's record up to its lease; also what repairs a crash between the two writes."""
     store.get(lease.job).move(
         State.GRANTED, attempt=lease.attempt, granted=lease.grants, granted_s=lease.granted_s,
-        claim=None, reason="", outcome=None, first_failure=None, reached="nothing", restart=None,
+        claim=None, reason="", outcome=None, first_failure=None, reached="nothing", restart=None, checkpoint_s=None,
     )  # fmt: skip
 
 

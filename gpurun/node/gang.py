@@ -4,6 +4,7 @@ What is started here is detached: it outlives the agent, so that training goes o
 carries the job's label or path, so that `fence` finds it without any note of who started it.
 """
 
+import calendar
 import fcntl
 import getpass
 import json
@@ -18,7 +19,7 @@ import time
 import urllib.parse
 from typing import Any, Dict, List, Optional, Set
 
-from gpurun.node import docker, gpu_users, processes
+from gpurun.node import docker, engine, gpu_users, processes
 from gpurun.node.call import Call, OpError
 from gpurun.node.nvml_apart import Card, Nvml
 
@@ -90,6 +91,7 @@ def create(call: Call, job: str, files: Dict[str, List[Any]], run: List[str], ss
     if done.returncode:
         message = _last_line(done.stderr)
         raise OpError("no-image" if "No such image" in message else "docker", message)
+    engine.note(call, folder)
     return {"container": done.stdout.strip()}
 
 
@@ -118,14 +120,20 @@ def inspect(call: Call, job: str) -> List[Dict[str, Any]]:
     """The job's containers on this host and how they are.
 
     Returns:
-        A list of ``{"id", "name", "attempt", "status", "code", "oom", "error", "started", "finished"}``: ``status`` is
-        Docker's word (created, running, exited, …); times are Docker's own text.
+        A list of ``{"id", "name", "attempt", "status", "code", "oom", "error", "started", "finished", "ended_ago_s"}``:
+        ``status`` is Docker's word (created, running, exited, …); times are Docker's own text; ``ended_ago_s`` is by
+        this host's clock, None for one that has not ended.
     """
     connection = docker.connect(call)
     try:
         return [_inspected(connection, found["Id"]) for found in _containers(connection, job)]
     finally:
         connection.close()
+
+
+def engine_now(call: Call, job: str) -> Dict[str, Any]:
+    """Whether the Docker engine here is still the one that created the job's container: `engine.compare`."""
+    return engine.compare(call, job_folder(job))
 
 
 def signal(call: Call, job: str, name: str) -> int:
@@ -269,11 +277,12 @@ def progress(call: Call, job: str) -> Dict[str, Any]:
     """What `gpurun.runtime` has left in the job's folder here.
 
     Returns:
-        ``{"age_s", "ranks"}``: seconds since the last sign of life on this host, None if there never was one; and by
-        rank what it last said of its progress.
+        ``{"age_s", "checkpoint_age_s", "ranks"}``: seconds since the last sign of life on this host and since the last
+        word that work is safe, None if there never was one; and by rank what it last said of its progress.
     """
     folder = os.path.join(job_folder(job), "run")
     ages = []
+    checkpoints = []
     ranks: Dict[str, Dict[str, Any]] = {}
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
         path = os.path.join(folder, name)
@@ -282,11 +291,17 @@ def progress(call: Call, job: str) -> Dict[str, Any]:
             continue
         try:
             ages.append(time.time() - os.stat(path).st_mtime)
+            if kind == "checkpoint":
+                checkpoints.append(ages[-1])
             with open(path, "rb") as stream:
                 ranks.setdefault(rank, {})[kind] = json.loads(stream.read(1 << 16))
         except (OSError, ValueError):
             continue  # being replaced, or not the runtime's own
-    return {"age_s": min(ages) if ages else None, "ranks": ranks}
+    return {
+        "age_s": min(ages) if ages else None,
+        "checkpoint_age_s": min(checkpoints) if checkpoints else None,
+        "ranks": ranks,
+    }
 
 
 def job_folder(job: str) -> str:
@@ -354,7 +369,16 @@ def _inspected(connection: docker.Connection, ident: str) -> Dict[str, Any]:
         "error": state["Error"],
         "started": state["StartedAt"],
         "finished": state["FinishedAt"],
+        "ended_ago_s": _ago_s(state["FinishedAt"]) if state["Status"] in ("exited", "dead") else None,
     }
+
+
+def _ago_s(stamp: str) -> Optional[float]:
+    """Seconds since a time as Docker writes it: ``2026-01-02T03:04:05.123456789Z``."""
+    try:
+        return time.time() - calendar.timegm(time.strptime(stamp[:19], "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return None
 
 
 def _start_sshd(sshd: str, folder: str) -> None:
@@ -446,6 +470,7 @@ OPS = {
     "create": create,
     "start": start,
     "inspect": inspect,
+    "engine": engine_now,
     "signal": signal,
     "fence": fence,
     "outputs": outputs_here,

@@ -17,7 +17,7 @@ from gpurun.jobs.states import State
 from gpurun.jobs.store import FirstFailure
 from gpurun.supervisor.ends import End
 
-Kind = Literal["xid", "gpu-lost", "ecc", "oom", "disk-full"]
+Kind = Literal["xid", "gpu-lost", "ecc", "oom", "disk-full", "engine", "host-lost"]
 _NO_SPACE = ("No space left on device", "ENOSPC", "Disk quota exceeded")
 TAIL_LINES = 200
 
@@ -31,6 +31,7 @@ class Cause:
         blame: as `gpurun.doctor.xids.Xid` has it.
         fatal: the attempt cannot go on.
         evidence: what was seen, word for word.
+        advice: what to do about it, where its maker says so.
     """
 
     at_s: float
@@ -42,13 +43,15 @@ class Cause:
     fatal: bool = False
     gpu: int | None = None
     rank: int | None = None
+    advice: str = ""
 
     @property
     def reason(self) -> str:
-        """One sentence that names rank, host and what happened."""
+        """One sentence that names rank, host and what happened, and what to do."""
         gpu = "" if self.gpu is None else f"GPU {self.gpu}: "
         rank = "" if self.rank is None else f" (rank {self.rank})"
-        return f"{self.host}: {gpu}{self.text}{rank}"
+        advice = f"; NVIDIA advises: {self.advice}" if self.advice else ""
+        return f"{self.host}: {gpu}{self.text}{rank}{advice}"
 
 
 def rank_of(grants: Sequence[Grant], host: str, gpu: int) -> int | None:
@@ -112,7 +115,8 @@ def _of_line(
 
 def _xid(at_s: float, host: str, number: int, said: str, gpu: int | None, rank: int | None) -> Cause:
     meant = xid(number)
-    return Cause(at_s, host, "xid", f"Xid {number}: {meant.meaning}", said, meant.blame, meant.fatal, gpu, rank)
+    text = f"Xid {number}: {meant.meaning}"
+    return Cause(at_s, host, "xid", text, said, meant.blame, meant.fatal, gpu, rank, meant.advice)
 
 
 def first_cause(causes: Iterable[Cause], lines: Sequence[str]) -> Cause | None:

@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from gpurun import faults
 from gpurun.errors import GpurunError, HostFailure
@@ -91,8 +90,7 @@ class Members:
         job = self._job
         with self._lock:
             job.lease, job.lock = step(job.home, (job.lease, job.lock), tuple(hosts))
-            record = replace(job.record, granted=job.lease.members, avoid=tuple(sorted({*job.record.avoid, *avoid})))
-            job.record = job.folder.write(record)
+            job.amend(granted=job.lease.members, avoid=tuple(sorted({*job.record.avoid, *avoid})))
 
     def _say_size(self) -> None:
         gpus = sum(len(grant.gpus) for grant in self._job.lease.members)

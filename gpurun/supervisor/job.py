@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
@@ -53,6 +54,7 @@ class SupervisedJob:
         self.ssh_port = lease.ssh_port
         self.lost: tuple[Lease, LeaseLock] | None = None
         self.asked = Asked(home, lease.job)
+        self._recording = threading.Lock()
 
     @cached_property
     def inventory(self) -> Inventory:
@@ -110,9 +112,15 @@ class SupervisedJob:
 
     def move(self, state: State, **changes: object) -> State:
         """Go to `state`, for good and for everybody to see."""
-        self.record = self.folder.move(state, **changes)
+        with self._recording:
+            self.record = self.folder.move(state, **changes)
         self.told()
         return state
+
+    def amend(self, **changes: object) -> None:
+        """Change fields of the job's record; any thread may."""
+        with self._recording:
+            self.record = self.folder.write(replace(self.record, **changes))  # type: ignore[arg-type]
 
     def told(self) -> None:
         """Tell whoever follows the job which state it is in."""
@@ -122,7 +130,7 @@ class SupervisedJob:
     def reach(self, what: Literal["files", "containers"]) -> None:
         """Say, before it is done, what the hosts will have of this attempt."""
         if self.record.reached != what:
-            self.record = self.folder.write(replace(self.record, reached=what))
+            self.amend(reached=what)
 
     def note(self, text: str, **fields: object) -> None:
         """Tell whoever follows the job something."""
@@ -177,6 +185,8 @@ class SupervisedJob:
 
     def request(self) -> CancelRequest | None:
         """What was asked of this job. If another user asks it to give way, it looks for itself whether it must."""
+        if damage := self.folder.mend_request():
+            self.note(damage)
         if self.folder.cancel_request() is None and self.asked.is_due():
             with suppress(GpurunError):  # a damaged lease, say: not this job's fault, and it will be asked again
                 run_pass_and_start(self.home, now_s=self.clock(), environ=os.environ, patience_s=None)

@@ -12,7 +12,6 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -89,11 +88,15 @@ class JobLog:
 
     def _move_away(self) -> None:
         """Keep what lies in the log's place and is no file: a pipe would block every writer for ever."""
-        with suppress(FileNotFoundError):
-            if not stat.S_ISREG(self.path.stat().st_mode):
-                aside = self.path.with_name(f"{self.path.name}.damaged")
-                self.path.rename(aside)
-                self._on_damage(f"{self.path} was not a file: it is kept as {aside.name}, and the log begins anew")
+        try:
+            if stat.S_ISREG(self.path.stat().st_mode):
+                return
+        except FileNotFoundError:
+            return
+        except OSError:  # a link to itself
+            pass
+        aside = durable.set_aside(self.path)
+        self._on_damage(f"{self.path} was not a file: it is kept as {aside.name}, and the log begins anew")
 
     def _end(self) -> tuple[str, int]:
         """The last timestamp in the file and how many lines have it; a torn last line is cut off."""

@@ -19,7 +19,7 @@ JITTER = 0.25
 LONG_ENOUGH_S = 600.0
 """A job whose ranks do not tell of their progress counts as having made some if it has run for this long."""
 
-NEVER_THE_JOBS = frozenset({"host-lost", "gpu-lost", "ecc", "xid"})
+NEVER_THE_JOBS = frozenset({"host-lost", "gpu-lost", "ecc", "xid", "engine"})
 """Causes that a job does not bring about: two of them are bad luck."""
 
 

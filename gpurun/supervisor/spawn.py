@@ -12,6 +12,7 @@ from pathlib import Path
 from gpurun import faults
 from gpurun.errors import StateError
 from gpurun.jobs import audit
+from gpurun.jobs.events import EventLog
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobRecord, JobStore, end_queued_job, finish
 from gpurun.leases.allocate import Pass, run_pass
@@ -62,7 +63,11 @@ def finish_interrupted(home: Path) -> None:
     """
     store, leases = JobStore(home), LeaseStore(home)
     records = store.records(lambda _: None, ids=store.live_ids())
-    suspects = [record.id for record in records if _is_over(store, leases, record)]
+    mine = [record for record in records if record.owner_uid == os.getuid()]
+    for record in mine:
+        if damage := store.get(record.id).mend_request():
+            EventLog(store.get(record.id).events, clock=time.time).emit("note", text=damage)
+    suspects = [record.id for record in mine if _is_over(store, leases, record)]
     if not suspects:
         return
     with allocator_lock(home):

@@ -16,7 +16,6 @@ from typing import Any
 
 from gpurun.errors import GpurunError, HostFailure
 from gpurun.inventory.load import load
-from gpurun.jobs import audit
 from gpurun.jobs.cordons import Cordon, changing_cordons
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.states import State
@@ -223,6 +222,5 @@ def _finish(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> State:
         else:
             job.leases.release(job.lock)
         job.record = finish(job.store, job.record, now_s=job.clock())
-    audit.note(job.home, "end", job=job.lease.job, state=job.record.state.value, reason=job.record.reason)
     job.told()
     return job.record.state

@@ -31,6 +31,7 @@ def submit_job(spec: JobSpec, inventory: Inventory, home: Path, environ: Mapping
     enter(home)
     Engine(inventory.docker_host).image(spec.image)
     refuse_while_damaged(LeaseStore(home).read_all())
+    JobStore(home).sweep(now_s=time.time())
     folder = JobStore(home).create(spec, inventory=Path(inventory.source), now_s=time.time())
     audit.note(home, "submit", job=folder.id, name=spec.name, gpus=spec.gpus)
     faults.point()

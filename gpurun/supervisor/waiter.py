@@ -26,7 +26,7 @@ from gpurun.jobs.shared import enter
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import Pass
-from gpurun.leases.waiters import waiter_lives, waiter_lock
+from gpurun.leases.waiters import take_waiter_lock, waiter_lives, waiter_lock
 from gpurun.supervisor.spawn import adopt_orphans, run_pass_and_start
 
 TICK_S = 0.5
@@ -45,10 +45,8 @@ def ensure_waiter(home: Path, environ: Mapping[str, str]) -> None:
             hint="have its owner, or root, remove that file",
         ) from error  # fmt: skip
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return
+        if not take_waiter_lock(descriptor):
+            return  # it looks at the queue once more after it has let go of the lock
         faults.point()
         with path.with_suffix(".log").open("ab") as log:
             subprocess.Popen(
@@ -129,14 +127,31 @@ def _stamps(home: Path) -> tuple[float, ...]:
     )
 
 
+def hold(home: Path, descriptor: int, environ: Mapping[str, str]) -> None:
+    """Be the waiter until this user has nothing queued and another waiter may begin.
+
+    A job that is queued between the last look and the release of the lock finds a waiter that lives, and starts none.
+    So the queue is looked at once more when the lock is free: whoever comes later starts a waiter.
+    """
+    while True:
+        wait_for_queue(home, environ)
+        faults.point()
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        faults.point()
+        if not has_queued(home, os.getuid()) or not take_waiter_lock(descriptor):
+            return
+
+
 def main(argv: list[str]) -> int:
     """Hold the inherited lock until this user's queue is empty."""
     faults.arm("waiter")
-    os.set_inheritable(int(argv[0]), False)
+    descriptor = int(argv[0])
+    os.set_inheritable(descriptor, False)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    enter(Path(os.environ["GPURUN_HOME"]))
-    wait_for_queue(Path(os.environ["GPURUN_HOME"]), os.environ)
+    home = Path(os.environ["GPURUN_HOME"])
+    enter(home)
+    hold(home, descriptor, os.environ)
     return 0
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -23,8 +23,10 @@ from gpurun.launch.docker import container_name
 from gpurun.launch.elastic import host_of
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.supervisor.causes import TAIL_LINES, end_of, explained
+from gpurun.supervisor.checkpoints import CheckpointWatch
 from gpurun.supervisor.elastic import Members
 from gpurun.supervisor.ends import End, GangEnd
+from gpurun.supervisor.engines import stopped_engines
 from gpurun.supervisor.hang import HangWatch
 from gpurun.supervisor.health import HealthWatch
 from gpurun.supervisor.job import SupervisedJob
@@ -43,10 +45,16 @@ LAUNCHER_GRACE_S = 20.0
 
 @dataclass
 class Watched:
-    """What the watchers have seen; written by them, read by the main loop."""
+    """What the watchers have seen; written by them, read by the main loop. Times on the monotonic clock.
+
+    Attributes:
+        down_since: since when a host is out of reach.
+        engine_out_s: when a host's Docker was last seen not to answer.
+    """
 
     exits: dict[str, dict[str, Any]] = field(default_factory=dict)
     down_since: dict[str, float] = field(default_factory=dict)
+    engine_out_s: dict[str, float] = field(default_factory=dict)
     changed: SimpleQueue[str] = field(default_factory=SimpleQueue)
     stop: threading.Event = field(default_factory=threading.Event)
 
@@ -61,6 +69,7 @@ def watch(job: SupervisedJob) -> State:
     seen = Watched()
     hang = HangWatch(job)
     health = HealthWatch(job, seen.stop)
+    checkpoints = CheckpointWatch(job, seen.stop)
     job.log_copy.start(job.note)
 
     def follow(hosts: Sequence[str]) -> None:
@@ -70,6 +79,7 @@ def watch(job: SupervisedJob) -> State:
 
     members = Members(job, seen.stop, on_join=follow)
     follow(job.members)
+    checkpoints.thread().start()
     tending = members.threads()
     for thread in tending:
         thread.start()
@@ -81,6 +91,7 @@ def watch(job: SupervisedJob) -> State:
             _shrink(job, seen, health, members)
             _decide(job, seen, health)
             _check_hang(job, hang, seen, health)
+            checkpoints.keep()
     finally:
         seen.stop.set()
         for thread in tending:  # from here on nobody else makes anything on the hosts
@@ -107,10 +118,10 @@ def _decide(job: SupervisedJob, seen: Watched, health: HealthWatch) -> None:
     """Raise GangEnd if the attempt is over."""
     if job.hosts[0] not in seen.exits and seen.exits:
         end = _wait_for_launcher(job, seen)
-        raise GangEnd(_with_cause(job, end, health))
+        raise GangEnd(_with_cause(job, end, seen, health))
     if job.hosts[0] in seen.exits:
         job.log_copy.wait(LOG_SILENT_S)
-        raise GangEnd(_with_cause(job, _verdict(job, seen), health))
+        raise GangEnd(_with_cause(job, _verdict(job, seen), seen, health))
     if cause := health.fatal():
         raise GangEnd(end_of(cause))
     job.check_requests(ladder=True)
@@ -120,11 +131,18 @@ def _decide(job: SupervisedJob, seen: Watched, health: HealthWatch) -> None:
     _check_lost(job, seen)
 
 
-def _with_cause(job: SupervisedJob, end: End, health: HealthWatch) -> End:
+def _with_cause(job: SupervisedJob, end: End, seen: Watched, health: HealthWatch) -> End:
     """The end, with what began it if a host saw that."""
     if end.outcome is not State.FAILED:
         return end
-    return explained(end, health.first([logged.line.text for logged in read_lines(job.folder.log)[0][-TAIL_LINES:]]))
+    cause = health.first([logged.line.text for logged in read_lines(job.folder.log)[0][-TAIL_LINES:]])
+    if cause is not None and (cause.blame == "hardware" or cause.kind in ("oom", "disk-full")):
+        return explained(end, cause)
+    stopped = stopped_engines(job, seen.exits.get(job.hosts[0], {}).get("ended_ago_s"), seen.engine_out_s)
+    if not stopped:
+        return explained(end, cause)
+    end = explained(end, stopped[0])
+    return replace(end, suspects=tuple(sorted({*end.suspects, *(each.host for each in stopped)})))
 
 
 def _check_hang(job: SupervisedJob, hang: HangWatch, seen: Watched, health: HealthWatch) -> None:
@@ -132,7 +150,7 @@ def _check_hang(job: SupervisedJob, hang: HangWatch, seen: Watched, health: Heal
     if why is not None:
         failure = FirstFailure(why, kind="hang")
         end = End(State.FAILED, f"the gang hangs: {why}", 1, failure=failure, ladder=True)
-        raise GangEnd(_with_cause(job, end, health))
+        raise GangEnd(_with_cause(job, end, seen, health))
 
 
 def _check_lost(job: SupervisedJob, seen: Watched) -> None:
@@ -277,11 +295,20 @@ def _persist(
             if error.kind == "not-found":
                 on_missing()
                 return
-            _lost(job, host, seen, error)
+            _no_engine(job, host, seen, error)
         except HostFailure as error:
             _lost(job, host, seen, error)
         else:
             return
+
+
+def _no_engine(job: SupervisedJob, host: str, seen: Watched, error: RemoteOpFailed) -> None:
+    """The host answers and its Docker does not: say so once, and give it a moment."""
+    before, now = seen.engine_out_s.get(host), time.monotonic()
+    seen.engine_out_s[host] = now
+    if before is None or now - before > 5 * RECONNECT_S:
+        job.events.emit("host", host=host, state="Docker does not answer", reason=error.message)
+    seen.stop.wait(RECONNECT_S)
 
 
 def _lost(job: SupervisedJob, host: str, seen: Watched, error: GpurunError) -> None:

@@ -64,6 +64,21 @@ def test_a_change_is_recorded_with_who_when_command_and_diff(file: InventoryFile
     assert sorted(p.name for p in path.parent.iterdir()) == [path.name]
 
 
+@pytest.mark.parametrize("mode", [0o640, 0o664, 0o600])
+def test_its_history_is_as_open_as_the_file(file: InventoryFile, path: Path, mode: int) -> None:
+    path.chmod(mode)
+    group = next((group for group in os.getgroups() if group != os.getgid()), os.getgid() + (os.geteuid() == 0))
+    os.chown(path, -1, group)
+    before = os.umask(0o077)
+    try:
+        file.commit(set_(path, "gpu-r1-07", "gpus=8"), ME)
+    finally:
+        os.umask(before)
+    kept = [found for found in file.history.folder.rglob("*") if found.is_file()]
+    assert len(kept) == 3
+    assert {(stat.S_IMODE(found.stat().st_mode), found.stat().st_gid) for found in kept} == {(mode, group)}
+
+
 def test_permissions_and_links_stay(file: InventoryFile, path: Path, tmp_path: Path) -> None:
     path.chmod(0o640)
     link = tmp_path / "link.yaml"

@@ -1,11 +1,19 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from gpurun.errors import StateError
 from gpurun.jobs import audit
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.states import State
+from gpurun.jobs.store import CancelRequest, JobStore, end_queued_job, finish
 
 
 @pytest.mark.parametrize(
@@ -69,3 +77,110 @@ def test_entries_are_json_that_the_command_prints(tmp_path, monkeypatch, capsys)
     shown = capsys.readouterr().out
     assert shown.count("\n") == 2
     assert "\x1b" not in shown
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(audit, "MAX_BYTES", 4096)
+
+
+def names(home):
+    return sorted(path.name for path in home.iterdir())
+
+
+def test_it_is_bounded_and_read_from_the_oldest_on(tmp_path, small):
+    for number in range(200):
+        audit.note(tmp_path, "submit", number=number)
+    assert names(tmp_path) == ["audit.1.jsonl", "audit.jsonl"]
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2 * 4096 + 1024
+    numbers = [entry["number"] for entry in audit.read(tmp_path)]
+    assert numbers == list(range(200 - len(numbers), 200))
+    assert len(numbers) > 10
+
+
+NOTES = """
+import sys
+from pathlib import Path
+from gpurun.jobs import audit
+audit.MAX_BYTES = int(sys.argv[3])
+for number in range(int(sys.argv[4])):
+    audit.note(Path(sys.argv[1]), "submit", who=int(sys.argv[2]), number=number)
+"""
+
+
+def test_no_line_of_several_processes_is_lost_or_torn_when_a_new_file_begins(tmp_path):
+    def write(who, limit, count):
+        return subprocess.Popen([sys.executable, "-c", NOTES, *map(str, (tmp_path, who, limit, count))])
+
+    assert write(0, 1000000, 1).wait(60) == 0
+    each = (tmp_path / "audit.jsonl").stat().st_size
+    limit = 4 * 300 * each * 2 // 3  # it is full once, and no line is old enough to be dropped
+    writers = [write(who, limit, 300) for who in range(1, 5)]
+    assert [writer.wait(60) for writer in writers] == [0] * 4
+    assert names(tmp_path) == ["audit.1.jsonl", "audit.jsonl"]
+    found = sorted((entry["who"], entry["number"]) for entry in audit.read(tmp_path))
+    assert found == [(0, 0), *((who, number) for who in range(1, 5) for number in range(300))]
+
+
+def test_one_who_had_it_open_writes_to_the_old_one(tmp_path, small):
+    audit.note(tmp_path, "submit", number=1)
+    with (tmp_path / "audit.jsonl").open("a") as stream:
+        while not (tmp_path / "audit.1.jsonl").exists():
+            audit.note(tmp_path, "submit", number=2)
+        stream.write('{"what": "late"}\n')
+    audit.note(tmp_path, "submit", number=3)
+    assert [entry["what"] for entry in audit.read(tmp_path)][-2:] == ["late", "submit"]
+
+
+@pytest.mark.parametrize("step", ["link", "rename"])
+def test_a_crash_while_a_new_file_begins_loses_nothing(tmp_path, small, monkeypatch, step):
+    class Killed(BaseException):
+        pass
+
+    def die(*_, **__):
+        raise Killed
+
+    def note_until_killed():
+        for number in range(100):
+            audit.note(tmp_path, "submit", number=number)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(*((audit.os, "link", die) if step == "link" else (Path, "rename", die)))
+        with pytest.raises(Killed):
+            note_until_killed()
+    written = [entry["number"] for entry in audit.read(tmp_path)]
+    assert written == list(range(len(written)))
+    audit.note(tmp_path, "submit", number=len(written))
+    assert [entry["number"] for entry in audit.read(tmp_path)] == [*written, len(written)]
+    audit.note(tmp_path, "submit", number=-1)
+    assert (tmp_path / "audit.jsonl").stat().st_size < 1024
+
+
+def test_a_new_file_is_like_the_old_one(tmp_path, small):
+    (tmp_path / "audit.jsonl").touch(0o640)
+    while not (tmp_path / "audit.1.jsonl").exists():
+        audit.note(tmp_path, "submit")
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in names(tmp_path)] == [0o640, 0o640]
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_its_place_is_waited_for_by_nobody(tmp_path):
+    os.mkfifo(tmp_path / "audit.jsonl")
+    audit.note(tmp_path, "submit")
+    audit.bound(tmp_path)
+    with pytest.raises(StateError, match="regular file"):
+        list(audit.read(tmp_path))
+
+
+def test_every_way_in_which_a_job_ends_is_noted(tmp_path):
+    store = JobStore(tmp_path)
+    ids = [store.create(JobSpec("n", "i", 1, ("true",)), inventory=tmp_path / "i", now_s=1.0).id for _ in range(3)]
+    end_queued_job(store, store.get(ids[0]).record(), CancelRequest("cancel", "ann", 2.0), now_s=2.0)
+    for job, outcome in zip(ids[1:], (State.FAILED, State.QUEUED), strict=True):
+        for state in (State.GRANTED, State.PREPARING):
+            store.get(job).move(state)
+        finish(store, store.get(job).move(State.STOPPING, outcome=outcome, reason="because"), now_s=3.0)
+    ends = {entry["job"]: (entry["state"], entry["reason"]) for entry in audit.read(tmp_path) if entry["what"] == "end"}
+    assert ends == dict(
+        zip(ids, [("CANCELLED", "cancelled by ann"), ("FAILED", "because"), ("QUEUED", "because")], strict=True)
+    )

@@ -13,7 +13,8 @@ import pytest
 from users import ALICE, BOB, GROUP, STRANGER, left_over, make_user, open_folder, open_python
 
 from gpurun.errors import BadInput, UnsafeState
-from gpurun.jobs.shared import FILES, FOLDERS, _append_only, enter, is_shared, make_shared
+from gpurun.jobs import audit
+from gpurun.jobs.shared import FILES, FOLDERS, append_only, enter, is_shared, make_shared
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or open_python() is None, reason="needs root and a Python that every user can start"
@@ -64,7 +65,7 @@ def state(tmp_path):
     for pid in left_over(home):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    _append_only(home / "audit.jsonl", on=False)
+    append_only(home / "audit.jsonl", on=False)
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_making_it_twice_changes_nothing(state):
 
 @pytest.mark.parametrize("name", [".", *FOLDERS, *FILES])
 def test_a_wrong_mode_is_refused_and_mended(state, name):
-    _append_only(state / "audit.jsonl", on=False)
+    append_only(state / "audit.jsonl", on=False)
     (state / name).chmod(0o2777)
     with pytest.raises(UnsafeState) as caught:
         enter(state)
@@ -166,7 +167,7 @@ ATTACKS = {
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 def test_what_one_cannot_do_to_another(state, alice, bob, attack):
-    if "audit" in attack and not _append_only(state / "audit.jsonl", on=True):
+    if "audit" in attack and not append_only(state / "audit.jsonl", on=True):
         pytest.skip("the file system has no append-only files")
     job = alice.python(SUBMIT, umask=0o077)
     assert alice.python(PRELUDE + "print(len(run_pass(home, now_s=2.0).granted))") == "1"
@@ -280,6 +281,28 @@ def test_folders_of_histories_stay_open(state, tmp_path):
     assert Path(history.folder).stat().st_gid == GROUP
 
 
+def test_a_history_is_read_and_carried_on_by_whoever_may_change_the_file(state, alice, bob, tmp_path):
+    folder = tmp_path / "shared inventory"
+    folder.mkdir()
+    os.chown(folder, 0, GROUP)
+    folder.chmod(0o2770)
+    path = folder / "inventory.yaml"
+    path.write_text(INVENTORY)
+    path.chmod(0o660)
+    change = f"""
+import os
+from pathlib import Path
+from gpurun.inventory.change import InventoryFile
+from gpurun.inventory.history import Author
+file = InventoryFile(Path({str(path)!r}), Path(os.environ["GPURUN_HOME"]))
+file.commit(lambda data: data + b"# more\\n", Author("x", "c", 1.0))
+print(len(file.history.changes()), file.history.text(file.history.changes()[0].before).decode().count("more"))
+"""
+    assert alice.python(change, umask=0o077) == "1 0"
+    assert bob.python(change, umask=0o077) == "2 0"
+    assert alice.python(change, umask=0o077) == "3 0"
+
+
 def test_a_gang_gives_way_to_another_user_s_by_its_owner_s_own_pass(state, alice, bob, tmp_path):
     """Alice's pass asks; a pass of bob's writes the request to give way, once her waiter lives."""
     (tmp_path / "inventory.yaml").write_text(INVENTORY + "pools:\n  a: {reservation: 4}\n  b: {reservation: 4}\n")
@@ -305,7 +328,6 @@ def test_a_gang_gives_way_to_another_user_s_by_its_owner_s_own_pass(state, alice
 
 
 def test_root_recovers_for_everybody_as_themselves(state, alice, bob, monkeypatch):
-    from gpurun.jobs import audit
     from gpurun.supervisor import everybody
 
     job = alice.python(SUBMIT)
@@ -321,6 +343,30 @@ def test_root_recovers_for_everybody_as_themselves(state, alice, bob, monkeypatc
     assert adopted == [(job, ALICE)]
 
 
+def test_the_audit_log_begins_anew_by_its_owner_alone(state, alice, bob):
+    note = (
+        PRELUDE + "from gpurun.jobs import audit\naudit.MAX_BYTES = 1000\nfor n in range(9): audit.note(home, 'x', n=n)"
+    )
+    alice.python(note)
+    assert not (state / "audit.1.jsonl").exists()
+    audit.bound(state)
+    assert not (state / "audit.1.jsonl").exists(), "it is not full"
+    before = (state / "audit.jsonl").stat()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(audit, "MAX_BYTES", 1000)
+        audit.bound(state)
+    assert (state / "audit.1.jsonl").stat().st_ino == before.st_ino
+    bob.python(note)
+    found = [(entry["uid"], entry["n"]) for entry in audit.read(state)]
+    assert found == [(uid, n) for uid in (ALICE, BOB) for n in range(9)]
+    os.umask(0o022)
+    if append_only(state / "audit.jsonl", on=True):  # what it was, both are
+        for name in ("audit.jsonl", "audit.1.jsonl"):
+            with pytest.raises(PermissionError):
+                (state / name).open("w")
+    append_only(state / "audit.1.jsonl", on=False)
+
+
 def test_the_command_that_makes_it(tmp_path, monkeypatch, capsys):
     from gpurun.cli.main import main
 
@@ -330,4 +376,4 @@ def test_the_command_that_makes_it(tmp_path, monkeypatch, capsys):
         assert ended.value.code == code
     assert is_shared(tmp_path / "made")
     assert "groupadd" in capsys.readouterr().err
-    _append_only(tmp_path / "made" / "audit.jsonl", on=False)
+    append_only(tmp_path / "made" / "audit.jsonl", on=False)

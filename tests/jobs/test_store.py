@@ -2,6 +2,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +20,7 @@ from gpurun.jobs.events import EventLog, EventTail
 from gpurun.jobs.home import home
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import ENDED, WAYS, State
-from gpurun.jobs.store import CancelRequest, JobRecord, JobStore, finish
+from gpurun.jobs.store import ABANDONED_S, CancelRequest, JobRecord, JobStore, finish
 
 SPEC = JobSpec(name="a'; touch /tmp/x #", image="i", gpus=2, command=("echo", "a b\n'\"", "ü"), env={"K": "v\n"})
 
@@ -166,3 +171,145 @@ def test_a_cancelled_job_is_not_queued_again(store):
     folder.ask_to_cancel(CancelRequest("cancel", "me", 1.0))
     assert finish(store, record, now_s=2.0).state is State.CANCELLED
     assert store.live_ids() == ()
+
+
+def damage_request(folder, thing):
+    path = folder.path / "cancel.json"
+    if thing == "pipe":
+        os.mkfifo(path)
+    elif thing == "folder":
+        (path / "in it").mkdir(parents=True)
+    elif thing == "link to itself":
+        path.symlink_to(path)
+    else:
+        path.write_bytes(thing)
+
+
+DAMAGED_REQUESTS = [b"", b'{"kind": "can', b"\0" * 99, b'{"kind": "odd", "by": "", "asked_s": 1}', "pipe", "folder",
+                    "link to itself"]  # fmt: skip
+
+
+@pytest.mark.parametrize("thing", DAMAGED_REQUESTS)
+def test_a_damaged_request_is_none_and_is_named_and_kept(store, thing):
+    folder = create(store)
+    damage_request(folder, thing)
+    assert folder.cancel_request() is None
+    assert "cancel.json" in folder.damaged_request().where
+    said = folder.mend_request()
+    (aside,) = [path.name for path in folder.path.iterdir() if ".damaged-" in path.name]
+    assert aside in said
+    assert (folder.damaged_request(), folder.mend_request()) == (None, None)
+
+
+def test_a_sound_request_that_comes_while_a_damaged_one_is_set_aside_is_kept(store, monkeypatch):
+    folder = create(store)
+    damage_request(folder, b"torn")
+    set_aside = durable.set_aside
+
+    def replaced_just_before(path):
+        path.unlink()
+        durable.write_record(path, CancelRequest("cancel", "me", 2.0))
+        return set_aside(path)
+
+    monkeypatch.setattr(durable, "set_aside", replaced_just_before)
+    assert folder.mend_request() is None
+    assert folder.cancel_request().by == "me"
+    assert not [path for path in folder.path.iterdir() if ".damaged-" in path.name]
+
+
+@pytest.mark.parametrize("thing", DAMAGED_REQUESTS)
+def test_a_job_whose_request_is_damaged_can_be_cancelled(store, thing):
+    folder = create(store)
+    damage_request(folder, thing)
+    folder.ask_to_cancel(CancelRequest("cancel", "me", 2.0))
+    assert folder.cancel_request().by == "me"
+
+
+@pytest.mark.parametrize("thing", DAMAGED_REQUESTS)
+def test_a_job_whose_request_is_damaged_ends_as_it_was_decided(store, thing):
+    folder = create(store)
+    for state in (State.GRANTED, State.PREPARING, State.STOPPING):
+        record = folder.move(state, outcome=State.QUEUED)
+    damage_request(folder, thing)
+    assert finish(store, record, now_s=9.0).state is State.QUEUED
+
+
+CREATE = """
+import sys
+from pathlib import Path
+from gpurun import faults
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.store import JobStore
+faults.arm("command")
+print(JobStore(Path(sys.argv[1])).create(JobSpec("n", "i", 1, ("true",)), inventory=Path("/i"), now_s=1.0).id)
+"""
+
+
+def left(store):
+    return sorted(os.listdir(store.folder)), sorted(os.listdir(store.live)) if store.live.is_dir() else []
+
+
+def test_what_a_killed_submission_leaves_is_removed(store):
+    """Killed at every fault point in turn: a job is there whole, or there is nothing of it."""
+    create(store)
+    whole, points = left(store), 0
+    while True:
+        points += 1
+        environ = {**os.environ, "GPURUN_FAULT": f"command:{points}"}
+        done = subprocess.run(
+            [sys.executable, "-c", CREATE, str(store.home)], env=environ, capture_output=True, text=True
+        )
+        store.sweep(now_s=time.time() + 2 * ABANDONED_S)
+        jobs, marks = left(store)
+        assert jobs == marks, done.stderr
+        for job_id in set(jobs) - set(whole[0]):
+            assert store.get(job_id).record().state is State.QUEUED
+            shutil.rmtree(store.folder / job_id)
+            store.retire(job_id)
+        if done.returncode == 0:
+            break
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    assert points > 6
+    assert left(store) == whole
+
+
+def test_what_is_still_being_made_stays(store, monkeypatch):
+    """However old it is: swept after each write of a submission, by another process as the kernel sees it."""
+    swept = []
+    real = durable.write_record
+
+    def write(path, record, **options):
+        store.sweep(now_s=time.time() + 2 * ABANDONED_S)
+        real(path, record, **options)
+        store.sweep(now_s=time.time() + 2 * ABANDONED_S)
+        swept.append(path.name)
+
+    monkeypatch.setattr(durable, "write_record", write)
+    real_sync = durable.sync_folder
+
+    def sync(folder):
+        real_sync(folder)
+        store.sweep(now_s=time.time() + 2 * ABANDONED_S)
+
+    monkeypatch.setattr(durable, "sync_folder", sync)
+    folder = create(store)
+    assert swept == ["spec.json", "state.json"]
+    assert store.live_ids() == store.ids() == (folder.id,)
+
+
+def test_what_is_young_or_not_ours_stays(store, monkeypatch):
+    create(store)
+    (store.folder / ".new-j-00000001").mkdir()
+    (store.live / "j-00000001").touch()
+    (store.folder / ".new-link").symlink_to(store.folder)
+    (store.folder / ".new-file").touch()
+    before = left(store)
+    store.sweep(now_s=time.time())
+    assert left(store) == before
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    store.sweep(now_s=time.time() + 2 * ABANDONED_S)
+    assert left(store) == before
+
+
+def test_a_state_directory_that_is_empty_has_nothing_to_sweep(store):
+    store.sweep(now_s=0.0)

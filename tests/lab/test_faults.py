@@ -106,8 +106,38 @@ def test_the_head_is_cut_off_and_loses_all_its_supervisors(cluster, tmp_path):
         assert_no_step_lost(cluster, job, steps=200)
 
 
+@pytest.mark.parametrize("rank", [0, 1], ids=["the launcher's host", "a worker's host"])
+def test_dockerd_is_restarted(cluster, tmp_path, rank):
+    """Without live-restore every container of the host ends; the gang starts again from its outputs."""
+    job = train(cluster, tmp_path / "recipe")
+    victim = cluster.job(job)["hosts"][rank]
+    since = time.time()
+    assert cluster.lab.run(victim, ["pkill", "-TERM", "-x", "dockerd"]).code == 0
+    story = tell(cluster, job, f"dockerd restarted on {'a worker' if rank else 'the launcher'}'s host", since)
+    record(story)
+    assert (story.state, story.restarts) == ("SUCCEEDED", 1)
+    stopping = next(e for e in events(cluster, job) if e.get("state") == "STOPPING")
+    assert f"{victim}: its Docker engine" in stopping["reason"]
+    told = [e for e in events(cluster, job) if e["kind"] == "host" and "Docker does not answer" in e["state"]]
+    assert len(told) <= 3, "an engine that is out must not be told of again and again"
+
+
+@pytest.mark.parametrize("victim", ["1", "$$", "-1"], ids=["the container's main process", "itself", "everything"])
+def test_a_rank_that_kills_is_no_fault_of_the_host(cluster, tmp_path, victim):
+    """The signals are those of an engine that stops; the engine is not."""
+    (tmp_path / "recipe.yaml").write_text(
+        f"image: {TRAIN}\ngpus: 2\nmax_restarts: 3\ngrace: 1s\nconstraints: {{gpus_per_host: 1}}\n"
+        f"command: [sh, -c, 'sleep 1; test $HOROVOD_RANK != 0 || kill -TERM {victim}; sleep 30']\n"
+    )
+    job = cluster.gpurun("submit", str(tmp_path), "-i", str(cluster.inventory)).out.strip()
+    assert cluster.gpurun("wait", job).code != 0
+    found = cluster.job(job)
+    assert (found["state"], found["restarts"]) == ("FAILED", 0), found["reason"]
+    assert "Docker" not in found["reason"]
+
+
 def test_a_worker_container_is_killed(cluster, tmp_path):
-    """What an OOM kill or a restart of dockerd does to a gang."""
+    """What an OOM kill does to a gang."""
     job = train(cluster, tmp_path / "recipe")
     victim = cluster.job(job)["hosts"][1]
     since = time.time()

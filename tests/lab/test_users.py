@@ -17,7 +17,7 @@ import pytest
 from own_labs import own_lab
 from users import ALICE, BOB, GROUP, TRAIN, User, left_over, make_user, open_folder, open_python
 
-from gpurun.jobs.shared import _append_only, make_shared
+from gpurun.jobs.shared import append_only, make_shared
 from gpurun.lab import engine
 from gpurun.leases.store import LeaseStore
 from gpurun.node.processes import is_same, list_processes
@@ -168,7 +168,7 @@ def head(users_lab, folder):
     for pid in left_over(made.state):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    _append_only(made.state / "audit.jsonl", on=False)
+    append_only(made.state / "audit.jsonl", on=False)
     made.engine.server.close()
 
 

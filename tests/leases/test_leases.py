@@ -143,6 +143,23 @@ def test_a_cancelled_job_is_not_granted(home):
     assert run_pass(home, now_s=2.0).granted == ()
 
 
+@pytest.mark.parametrize("damage", [b"", b"\0" * 99, b'{"kind": "cancel"'])
+def test_a_damaged_request_fails_no_pass_and_ends_no_job(home, damage):
+    folder, other = submit(home, 2), submit(home, 2, now_s=2.0)
+    (folder.path / "cancel.json").write_bytes(damage)
+    ((_, first), (_, second)) = run_pass(home, now_s=3.0).granted
+    submit(home, 8, now_s=4.0)
+    done = run_pass(home, now_s=5.0)
+    assert [Path(problem.where) for problem in done.problems] == [folder.path / "cancel.json"]
+    assert not any(running.stopping for running in next(iter(done.snapshots.values())).running)
+    assert {folder.record().state, other.record().state} == {State.GRANTED}
+    finish_interrupted(home)
+    assert "damaged" in folder.events.read_text()
+    assert run_pass(home, now_s=6.0).problems == ()
+    first.close()
+    second.close()
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [

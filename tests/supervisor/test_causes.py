@@ -34,8 +34,16 @@ def test_an_xid_is_traced_to_gpu_and_rank():
     assert (cause.gpu, cause.rank, cause.blame, cause.fatal, cause.at_s) == (2, 2, "hardware", True, 97.0)
     end = end_of(cause)
     assert (end.suspects, end.code, end.failure.cordon, end.failure.kind) == (("b",), 4, True, "xid")
-    assert end.reason == "b: GPU 2: Xid 79: GPU has fallen off the bus (rank 2)"
+    assert end.reason == "b: GPU 2: Xid 79: GPU has fallen off the bus (rank 2); NVIDIA advises: reboot the host"
     assert end.failure.evidence.startswith("NVRM: Xid")
+
+
+def test_what_asks_for_a_reset_but_may_be_the_programs_costs_a_host_one_gang_and_no_more():
+    cause = seen(kernel("NVRM: Xid (PCI:0000:1a:00): 109, pid=1, name=python, CTX SWITCH TIMEOUT"), host="a")
+    assert not cause.fatal
+    end = explained(BY_LAUNCHER, first_cause([cause], []))
+    assert (end.suspects, end.failure.cordon, end.code) == (("a",), False, 4)
+    assert end.reason.endswith("NVIDIA advises: reset the GPU")
 
 
 def test_other_peoples_trouble_is_no_cause():

@@ -1,0 +1,110 @@
+"""Which Docker engine serves this host: the process behind its socket, and whether it is the one that started a job.
+
+An engine that is stopped without live-restore ends its containers with the signals that anybody could have sent, and
+nothing in a container's state says who did. That another process serves the socket now cannot be mistaken.
+"""
+
+import http.client
+import json
+import os
+import socket
+import struct
+import time
+from typing import Any, Dict, Optional
+
+from gpurun.node import docker, processes
+from gpurun.node.call import Call
+
+FILE = "engine.json"
+"""In a job's folder: the engine that its container was created by."""
+ANSWER_S = 20.0
+"""How long an engine may take: systemd holds the socket and keeps who asks waiting until the new one is up."""
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid (man 7 unix)
+
+
+class NoEngine(Exception):
+    """Nothing answers on the socket, though it did when the job started."""
+
+
+def note(call: Call, folder: str) -> None:
+    """Write into a job's folder which engine serves now; what cannot be known is not written."""
+    path = os.path.join(folder, FILE)
+    try:
+        engine = _serving(call)
+    except (OSError, NoEngine):
+        engine = None
+    if engine is None:
+        if os.path.lexists(path):
+            os.unlink(path)
+        return
+    with open(path, "w", encoding="utf-8") as stream:
+        json.dump({"pid": engine.pid, "started": engine.started}, stream)
+
+
+def compare(call: Call, folder: str) -> Dict[str, Any]:
+    """Whether the engine is the one that `note` saw.
+
+    Returns:
+        ``{"state", "up_s", "why"}``: ``state`` is ``same``, ``restarted`` (with the seconds that the present one has
+        been up), ``gone`` (with why), or ``unknown``: /proc does not show it, or nothing was noted.
+    """
+    try:
+        engine = _serving(call)
+    except NoEngine as error:
+        return {"state": "gone", "up_s": None, "why": str(error)}
+    except OSError as error:  # no leave to ask, say
+        return {"state": "unknown", "up_s": None, "why": str(error)}
+    noted = _noted(folder)
+    if engine is None or noted is None:
+        return {"state": "unknown", "up_s": None, "why": "no process is known to serve the socket"}
+    if noted == (engine.pid, engine.started):
+        return {"state": "same", "up_s": None, "why": ""}
+    up_s = _since_boot_s() - engine.started / os.sysconf("SC_CLK_TCK")
+    return {"state": "restarted", "up_s": up_s, "why": "dockerd was pid %d and is pid %d" % (noted[0], engine.pid)}
+
+
+def _serving(call: Call) -> Optional[processes.Process]:
+    """The process of the engine that answers; None if that is not to be seen.
+
+    Raises:
+        NoEngine: none answers. OSError: the socket may not be used.
+    """
+    path = docker.socket_path(None)
+    connection = docker.Connection(path, ANSWER_S)
+    try:
+        connection.connect()
+        call.on_cancel(connection.abort)
+        size = _CREDENTIALS.size
+        pid = _CREDENTIALS.unpack(connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0]
+        docker.exchange(connection, "GET", "/_ping")
+    except (FileNotFoundError, ConnectionError, socket.timeout, http.client.HTTPException) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise NoEngine("Docker does not answer on %s: %s" % (path, reason)) from None
+    finally:
+        connection.close()
+    process = processes.read_process(pid) if pid > 1 else None
+    # A socket that systemd made and passed on tells of systemd.
+    return process if process is not None and _name(process) != "systemd" else _only_dockerd()
+
+
+def _only_dockerd() -> Optional[processes.Process]:
+    found = [process for process in processes.list_processes() if _name(process) == "dockerd"]
+    return found[0] if len(found) == 1 else None
+
+
+def _name(process: processes.Process) -> str:
+    return os.path.basename(process.command.split(" ")[0])
+
+
+def _noted(folder: str) -> "tuple[int, int] | None":
+    try:
+        with open(os.path.join(folder, FILE), encoding="utf-8") as stream:
+            noted = json.load(stream)
+        return int(noted["pid"]), int(noted["started"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _since_boot_s() -> float:
+    """Seconds since boot, on the clock of a process's start time (man proc_pid_stat: CLOCK_BOOTTIME)."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

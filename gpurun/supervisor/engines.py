@@ -1,0 +1,70 @@
+"""Whether a Docker engine that was stopped, or a host that went away, is what ended a gang.
+
+Without live-restore an engine ends its containers when it is stopped, with it the launcher breaks off ranks that it
+started by `docker exec`. Both look like ranks that failed by themselves; a rank that somebody killed looks just so. The
+sign is the engine's own process (`gpurun.node.engine`), and that it came up when the gang ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from gpurun.supervisor.causes import Cause
+from gpurun.supervisor.job import SupervisedJob
+
+ASK_TIMEOUT_S = 25.0
+REACH_TIMEOUT_S = 5.0
+BEFORE_S = 60.0
+"""How long the new engine may have been coming up after the gang's end, if nobody watched it."""
+AFTER_LAUNCHER_S = 10.0
+"""How long the launcher's container may outlive the new engine's start: it ends what an engine that died has left."""
+AFTER_RANK_S = 60.0
+"""How long the launcher on another host may take to notice that ranks were broken off, and to explain itself."""
+
+
+def stopped_engines(job: SupervisedJob, ended_ago_s: float | None, out_s: Mapping[str, float]) -> list[Cause]:
+    """The hosts whose engine was stopped under a gang that has failed, or which are gone; in rank order.
+
+    Args:
+        ended_ago_s: how long ago the launcher ended; None = it has not.
+        out_s: when a host's engine was last seen not to answer, on the monotonic clock.
+    """
+    gone = job.links.open(timeout_s=REACH_TIMEOUT_S)
+    asked = job.links.each(
+        lambda agent: agent.call("gang.engine", job=job.lease.job, timeout_s=ASK_TIMEOUT_S).value,
+        [host for host in job.hosts if host not in gone],
+    )
+    now = time.monotonic()
+    causes = []
+    for host in job.hosts:
+        if host in gone:
+            causes.append(Cause(now, host, "host-lost", "the host cannot be reached", gone[host].message, "host"))
+            continue
+        seen_out = host in out_s and now - out_s[host] <= BEFORE_S
+        why = stopped(asked.ok.get(host, {}), ended_ago_s or 0.0, is_first=host == job.hosts[0], seen_out=seen_out)
+        if why:
+            causes.append(Cause(now, host, "engine", why, asked.ok[host]["why"], "host"))
+    return causes
+
+
+def stopped(answer: Mapping[str, Any], ended_ago_s: float, *, is_first: bool, seen_out: bool) -> str | None:
+    """What is to be said of an engine that ended a gang; None if it did not. Pure.
+
+    With live-restore containers outlive their engine, and what happens to them later is their own.
+
+    Args:
+        answer: what `gpurun.node.engine.compare` said.
+        ended_ago_s: how long ago the launcher ended.
+        is_first: it is the launcher's host.
+        seen_out: it did not answer in the last minute.
+    """
+    if answer.get("state") == "gone":
+        return "its Docker engine has stopped"
+    if answer.get("state") != "restarted":
+        return None
+    outlived_s = float(answer["up_s"]) - ended_ago_s
+    if outlived_s > (AFTER_LAUNCHER_S if is_first else AFTER_RANK_S) or (outlived_s < -BEFORE_S and not seen_out):
+        return None
+    return "its Docker engine was stopped, and started again"

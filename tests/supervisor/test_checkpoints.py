@@ -1,0 +1,123 @@
+"""From a rank's word that its work is safe to the pass that preempts what loses least."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpurun.inventory.load import load
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.states import State
+from gpurun.jobs.store import JobStore
+from gpurun.leases.allocate import mark_granted, run_pass, snapshot
+from gpurun.node import gang
+from gpurun.node.call import Call
+from gpurun.remote.agent import Reply
+from gpurun.remote.fleet import Results
+from gpurun.runtime import gpurun_runtime
+from gpurun.supervisor import checkpoints
+from gpurun.supervisor.checkpoints import CheckpointWatch
+from gpurun.supervisor.job import SupervisedJob
+
+INVENTORY = """
+version: 1
+defaults: {user: train, generation: pascal, gpus: 4, fabric: tcp}
+fabrics: {tcp: {kind: tcp, interface: eth0}}
+racks: {r1: {hosts: {"h[1-2]": {}}}}
+"""
+
+
+class Links:
+    """Two hosts that are this process: `h1` runs ranks, `h2` tells nothing."""
+
+    def is_open(self, _host):
+        return True
+
+    def each(self, call, hosts):
+        return Results({host: call(self if host == "h1" else Silent()) for host in hosts}, {})
+
+    def call(self, op, *, job, timeout_s):
+        assert op == "gang.progress"
+        return Reply(gang.progress(Call(1, lambda *_: None, False, b""), job))
+
+
+class Silent:
+    def call(self, _op, **_):
+        return Reply({"age_s": None, "checkpoint_age_s": None, "ranks": {}})
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """A gang of two hosts; what its ranks say lies where a host keeps it."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home of h1"))
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    JobStore(tmp_path).create(JobSpec("n", "i", 8, ("true",)), inventory=tmp_path / "inventory.yaml", now_s=0.0)
+    ((lease, lock),) = run_pass(tmp_path, now_s=1.0).granted
+    made = SupervisedJob(tmp_path, lease, lock)
+    made.links = Links()
+    folder = Path(gang.job_folder(lease.job), "run")
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(gpurun_runtime, "_FOLDER", str(folder))
+    yield made
+    lock.close()
+
+
+def seen_by_a_pass(job):
+    (running,) = snapshot(job.home, load(job.home / "inventory.yaml"), now_s=2.0).running
+    return running.checkpoint_s
+
+
+def test_a_pass_knows_when_a_gang_saved_its_work(job):
+    watch = CheckpointWatch(job, threading.Event())
+    watch.look()
+    watch.keep()
+    assert seen_by_a_pass(job) is None
+    gpurun_runtime.progress(7)
+    watch.look()
+    watch.keep()
+    assert seen_by_a_pass(job) is None, "to be alive is not to be safe"
+    gpurun_runtime.checkpointed(7)
+    watch.look()
+    watch.keep()
+    assert seen_by_a_pass(job) == pytest.approx(time.time(), abs=5)
+
+
+def test_the_record_is_written_only_for_a_newer_one(job, monkeypatch):
+    watch = CheckpointWatch(job, threading.Event())
+    gpurun_runtime.checkpointed(7)
+    watch.look()
+    watch.keep()
+    written = []
+    monkeypatch.setattr(job.folder, "write", written.append)
+    for _ in range(3):
+        watch.look()
+        watch.keep()
+    assert written == []
+
+
+def test_the_next_attempt_has_saved_nothing_yet(job):
+    job.folder.write(replace(job.record, checkpoint_s=5.0))
+    for state in (State.PREPARING, State.STOPPING, State.QUEUED):
+        job.folder.move(state)
+    mark_granted(job.store, job.lease)
+    assert job.folder.record().checkpoint_s is None
+
+
+def test_its_thread_ends_with_the_watch(job, monkeypatch):
+    monkeypatch.setattr(checkpoints, "EVERY_S", 0.01)
+    stop = threading.Event()
+    watch = CheckpointWatch(job, stop)
+    thread = watch.thread()
+    gpurun_runtime.checkpointed(1)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while job.record.checkpoint_s is None and time.monotonic() < deadline:
+        watch.keep()
+    assert job.record.checkpoint_s is not None
+    stop.set()
+    thread.join(10)
+    assert not thread.is_alive()
