@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from gpurun.jobs import durable
 from gpurun.jobs.people import command_name, myself
 
 MAX_COMMAND_CHARS = 1000
@@ -44,13 +45,9 @@ def note(home: Path, what: str, *, job: str | None = None, **fields: object) -> 
         "job": job,
         **fields,
     }
-    line = json.dumps({key: value for key, value in entry.items() if value is not None}) + "\n"
+    line = json.dumps({key: value for key, value in entry.items() if value is not None})
     with suppress(OSError):
-        descriptor = os.open(audit_file(home), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
+        durable.append_line(audit_file(home), line)
 
 
 def read(home: Path) -> Iterator[Mapping[str, Any]]:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import secrets
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -66,6 +67,20 @@ def _write(path: Path, data: bytes, *, mode: int, lock: bool) -> int:
     return descriptor
 
 
+def append_line(path: Path, line: str, *, mode: int = 0o644) -> None:
+    """Append a line to a file of lines, in one write and unsynced: of several processes, lines never mix.
+
+    What a power loss has left of a last line, torn or zeros, stays a line of its own.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, mode)
+    try:
+        size = os.fstat(descriptor).st_size
+        torn = size and os.pread(descriptor, 1, size - 1) != b"\n"
+        os.write(descriptor, f"{chr(10) if torn else ''}{line}\n".encode())
+    finally:
+        os.close(descriptor)
+
+
 def remove(path: Path) -> None:
     """Unlink `path` for good: gone after a power loss too. Absent is fine."""
     faults.point()
@@ -76,19 +91,55 @@ def remove(path: Path) -> None:
 
 def sync_folder(folder: Path) -> None:
     """fsync a folder, so that names created in or removed from it stay so."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _sync(folder, os.O_DIRECTORY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
+def sync_file(path: Path) -> None:
+    """fsync a file that was appended to, and its folder: what is in it by now stays. Absent is fine."""
+    with suppress(FileNotFoundError):
+        _sync(path, os.O_NONBLOCK)
+        sync_folder(path.parent)
+
+
+def sync_tree(top: Path) -> None:
+    """fsync every file and folder of a tree; links are names, and so synced with their folders."""
+    for folder, _, names in os.walk(top):
+        for name in names:
+            path = Path(folder, name)
+            if stat.S_ISREG(path.lstat().st_mode):
+                _sync(path, os.O_NONBLOCK)
+        sync_folder(Path(folder))
+
+
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, there after a power loss too. Present is fine."""
-    if not folder.is_dir():
+    """Make a folder and those above it, there after a power loss too. Present is fine.
+
+    One that is present may have been made by somebody who has not synced it yet, or was killed before. Nothing is put
+    in a folder before its own name is durable: what has something in it needs no more.
+    """
+    if not _has_entries(folder):
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
-        sync_folder(folder.parent)
+        with suppress(PermissionError):  # the folder above is somebody else's, who lets us through, not in
+            sync_folder(folder.parent)
+
+
+def _has_entries(folder: Path) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is not None
+    except FileNotFoundError:
+        return False
+    except PermissionError:
+        return folder.is_dir()
 
 
 def opened(path: Path) -> BinaryIO:

@@ -24,6 +24,7 @@ from pathlib import Path
 import msgspec
 
 from gpurun.errors import StateError
+from gpurun.jobs import durable
 from gpurun.jobs.people import command_name, user_name
 from gpurun.leases.filesystem import check_locks
 
@@ -70,7 +71,7 @@ def allocator_lock(home: Path, *, patience_s: float | None = PATIENCE_S) -> Iter
         UnsafeState: its file system has no locks that lock.
     """
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(home)
         check_locks(home)
         descriptor = os.open(home / "allocator.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
     except OSError as error:

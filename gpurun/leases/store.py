@@ -148,6 +148,9 @@ class LeaseStore:
     def grant(self, lease: Lease) -> LeaseLock:
         """Write a lease and take its lock. The caller holds the allocator lock and has checked the GPUs.
 
+        What it has seen in the folder is durable first: else a power loss could keep this lease and, with it, a name
+        that another one had before, and lose that other one.
+
         Raises:
             StateError: the job already has a lease.
         """
@@ -155,6 +158,7 @@ class LeaseStore:
         path = self.path(lease.name)
         if os.path.lexists(path):
             raise StateError("already holds a lease", job=lease.job, where=str(path))
+        durable.sync_folder(self.folder)
         return LeaseLock(durable.write_locked_record(path, lease), path)
 
     def sweep(self) -> None:

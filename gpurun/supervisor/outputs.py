@@ -30,7 +30,10 @@ def send_outputs(job: SupervisedJob) -> None:
     Raises:
         GangEnd: the host failed.
     """
-    if job.spec.outputs is None or not job.folder.outputs.is_dir():
+    if job.spec.outputs is None:
+        return
+    _settle(job)
+    if not job.folder.outputs.is_dir():
         return
     first = job.hosts[0]
     dest = job.accounts[first].outputs_folder(job.lease.job)
@@ -44,7 +47,8 @@ def send_outputs(job: SupervisedJob) -> None:
 def collect_outputs(job: SupervisedJob) -> bool:
     """Bring the outputs to the head and remove them from the hosts; True when there is nothing left to bring.
 
-    What an earlier attempt left on the head is replaced only by a whole newer copy.
+    What an earlier attempt left on the head is replaced only by a whole newer copy, which a power loss does not take
+    back: it is the only one once the hosts' are removed.
     """
     if job.spec.outputs is None:
         return True
@@ -83,12 +87,22 @@ def _fetch(job: SupervisedJob, path: str) -> None:
     pieces = (reply.payload for reply in stream if reply.payload)
     with tarfile.open(fileobj=io.BufferedReader(ChunkReader(pieces)), mode="r|") as archive:
         extract(archive, str(arriving))
-    replaced = job.folder.path / "outputs.replaced"
+    durable.sync_tree(arriving)
+    replaced = _settle(job)
     shutil.rmtree(replaced, ignore_errors=True)
     if job.folder.outputs.exists():
         job.folder.outputs.rename(replaced)
     arriving.rename(job.folder.outputs)
+    durable.sync_folder(job.folder.path)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _settle(job: SupervisedJob) -> Path:
+    """Where outputs lie that are being replaced; they are put back if a crash came before the newer ones."""
+    replaced = job.folder.path / "outputs.replaced"
+    if replaced.is_dir() and not job.folder.outputs.exists():
+        replaced.rename(job.folder.outputs)
+    return replaced
 
 
 class _Pieces(io.RawIOBase):
