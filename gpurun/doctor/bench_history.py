@@ -47,9 +47,14 @@ def append(home: Path, run: Run) -> None:
 
 
 def read(home: Path) -> tuple[Run, ...]:
-    """Runs, oldest first; a line that is damaged is passed over: it is only history."""
+    """Runs, oldest first; a line that is damaged is passed over: it is only history.
+
+    Raises:
+        StateError: it cannot be read.
+    """
     try:
-        text = history_file(home).read_text(encoding="utf-8", errors="replace")
+        with durable.opened(history_file(home)) as file:
+            text = file.read().decode("utf-8", "replace")
     except FileNotFoundError:
         return ()
     return tuple(run for line in text.splitlines() if (run := _run(line)) is not None)
@@ -63,7 +68,7 @@ def _run(line: str) -> Run | None:
             for source, target, rate, latency in document["links"]
         )
         return Run(float(document["time_s"]), links)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         return None
 
 

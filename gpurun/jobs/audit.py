@@ -18,10 +18,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from gpurun.errors import StateError
 from gpurun.jobs import durable
 from gpurun.jobs.people import command_name, myself
 
 MAX_COMMAND_CHARS = 1000
+MAX_LINE_BYTES = 1 << 20
 SECRET_NAME = re.compile(r"token|secret|passw|key|credential|auth", re.IGNORECASE)
 ENV_FLAGS = ("-e", "--env")
 
@@ -46,23 +48,28 @@ def note(home: Path, what: str, *, job: str | None = None, **fields: object) -> 
         **fields,
     }
     line = json.dumps({key: value for key, value in entry.items() if value is not None})
-    with suppress(OSError):
+    with suppress(OSError, StateError):
         durable.append_line(audit_file(home), line)
 
 
 def read(home: Path) -> Iterator[Mapping[str, Any]]:
-    """Every entry, oldest first; a line that is damaged comes as ``{"what": "damaged", "text": …}``."""
+    """Every entry, oldest first; a line that is damaged comes as ``{"what": "damaged", "text": …}``.
+
+    Raises:
+        StateError: it cannot be read.
+    """
     try:
-        stream = audit_file(home).open(encoding="utf-8", errors="replace")
+        stream = durable.opened(audit_file(home))
     except FileNotFoundError:
         return
     with stream:
-        for line in stream:
+        while raw := stream.readline(MAX_LINE_BYTES):
             try:
-                entry = json.loads(line)
+                entry = json.loads(raw)
             except (ValueError, RecursionError):
                 entry = None
-            yield entry if isinstance(entry, dict) else {"what": "damaged", "text": line.rstrip("\n")}
+            text = raw.decode("utf-8", "replace").rstrip("\n")
+            yield entry if isinstance(entry, dict) else {"what": "damaged", "text": text}
 
 
 def without_secrets(argv: Sequence[str]) -> str:

@@ -24,8 +24,11 @@ def write_record(path: Path, record: object, *, mode: int = 0o644) -> None:
     """Write a dataclass as JSON so that a reader, also after a power loss, sees the old file or the new one.
 
     Temporary file in the same folder, fsync, rename, fsync of the folder. OSErrors pass through.
+
+    Raises:
+        StateError: a text in it is no text, such as a path that is not UTF-8.
     """
-    write_bytes(path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n", mode=mode)
+    write_bytes(path, _encoded(path, record), mode=mode)
 
 
 def write_locked_record(path: Path, record: object, *, mode: int = 0o644) -> int:
@@ -35,8 +38,7 @@ def write_locked_record(path: Path, record: object, *, mode: int = 0o644) -> int
         The descriptor that holds the lock. The lock is taken before the file has its name, so nobody ever
         sees the file unlocked.
     """
-    data = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
-    descriptor = _write(path, data, mode=mode, lock=True)
+    descriptor = _write(path, _encoded(path, record), mode=mode, lock=True)
     sync_folder(path.parent)
     return descriptor
 
@@ -45,6 +47,13 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Like `write_record`, for bytes."""
     os.close(_write(path, data, mode=mode, lock=False))
     sync_folder(path.parent)
+
+
+def _encoded(path: Path, record: object) -> bytes:
+    try:
+        return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+    except UnicodeEncodeError as error:
+        raise StateError(f"cannot be written: {error.object!r} is not UTF-8", where=str(path)) from error
 
 
 def _write(path: Path, data: bytes, *, mode: int, lock: bool) -> int:
@@ -71,11 +80,16 @@ def append_line(path: Path, line: str, *, mode: int = 0o644) -> None:
     """Append a line to a file of lines, in one write and unsynced: of several processes, lines never mix.
 
     What a power loss has left of a last line, torn or zeros, stays a line of its own.
+
+    Raises:
+        StateError: it is not a file.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, mode)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     try:
-        size = os.fstat(descriptor).st_size
-        torn = size and os.pread(descriptor, 1, size - 1) != b"\n"
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise StateError("is not a regular file", where=str(path))
+        torn = found.st_size and os.pread(descriptor, 1, found.st_size - 1) != b"\n"
         os.write(descriptor, f"{chr(10) if torn else ''}{line}\n".encode())
     finally:
         os.close(descriptor)
@@ -169,10 +183,13 @@ def read_record(path: Path, kind: type[Record]) -> Record:
         StateError: it is there but unreadable, too large, not JSON, or not a `kind`.
     """
     with opened(path) as stream:
-        data = stream.read(MAX_STATE_BYTES + 1)
+        try:
+            data = stream.read(MAX_STATE_BYTES + 1)
+        except OSError as error:
+            raise StateError(f"cannot be read: {error.strerror}", where=str(path)) from error
     if len(data) > MAX_STATE_BYTES:
         raise StateError("is larger than any state file gpurun writes", where=str(path))
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StateError(f"is not a valid {kind.__name__}: {error}", where=str(path)) from error

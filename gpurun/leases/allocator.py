@@ -96,9 +96,9 @@ def allocator_lock(home: Path, *, patience_s: float | None = PATIENCE_S) -> Iter
 def holder(home: Path) -> Holder | None:
     """Who holds the allocator lock, or held it last; None if that cannot be read."""
     try:
-        with (home / "allocator.lock").open("rb") as stream:
+        with durable.opened(home / "allocator.lock") as stream:
             return msgspec.json.decode(stream.read(MAX_HOLDER_BYTES), type=Holder)
-    except (OSError, msgspec.MsgspecError, RecursionError):
+    except (OSError, StateError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 
@@ -162,7 +162,7 @@ def _numbers(folder: Path) -> list[int]:
 
 def _is_held(path: Path) -> bool:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False  # handed in; or not to be read, and then it must not hold up the line
     try:

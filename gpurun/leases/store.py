@@ -165,7 +165,7 @@ class LeaseStore:
         """Remove what writers that were killed left half written. The caller holds the allocator lock."""
         if self.folder.is_dir():
             for path in self.folder.glob(".*.tmp"):
-                with suppress(PermissionError):  # another user's: a pass of theirs will
+                with suppress(OSError):  # another user's: a pass of theirs will; or a folder, which no writer left
                     path.unlink(missing_ok=True)
 
     def abandon(self, lock: LeaseLock, lease: Lease, hosts: Collection[str]) -> tuple[Lease, LeaseLock]:

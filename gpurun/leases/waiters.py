@@ -15,7 +15,7 @@ def waiter_lock(home: Path, uid: int) -> Path:
 def waiter_lives(home: Path, uid: int) -> bool:
     """Whether that user's queued jobs have somebody who starts them."""
     try:
-        descriptor = os.open(waiter_lock(home, uid), os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(waiter_lock(home, uid), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:
