@@ -139,7 +139,7 @@ def _measure(spec: JobSpec, inventory: Inventory) -> BenchResult:
         raise JobFailed(f"the benchmark ended with exit code {code}", job=folder.id, hint=f"gpurun logs {folder.id}")
     try:
         document = json.loads((folder.outputs / RESULT).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise JobFailed(f"the benchmark left no result: {error}", job=folder.id) from None
     grants = folder.record().granted
     host_of = [grant.host for grant in grants for _ in grant.gpus]

@@ -38,11 +38,12 @@ def import_(
     from gpurun.inventory.imports.compose import compose
     from gpurun.inventory.imports.source import FORMATS, read
     from gpurun.inventory.load import parse
+    from gpurun.inventory.locate import is_there
 
     if kind is not None and kind not in FORMATS:
         raise BadInput(f"--from {kind!r} is unknown (allowed: {', '.join(FORMATS)})")
     target = Path(inventory or "inventory.yaml").absolute()
-    if not dry_run and target.exists():
+    if not dry_run and is_there(target):
         raise BadInput("there is an inventory already", where=str(target), hint="-i FILE writes another one")
     draft = read(source, kind, racks)
     given = {"gpus": gpus, "generation": generation, "user": user}

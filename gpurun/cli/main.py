@@ -11,6 +11,7 @@ import typer
 from gpurun import __version__, faults
 from gpurun.cli import audit, bench, doctor, inventory, jobs, lab, recover, ship, simulate, submit, why
 from gpurun.cli import exec as exec_command
+from gpurun.cli.printing import printable
 from gpurun.errors import GpurunError
 
 INTERRUPTED = 130
@@ -84,10 +85,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def print_error(error: GpurunError) -> None:
-    """What failed, where and why; then what to do next."""
-    typer.echo(f"gpurun: {error}", err=True)
+    """What failed, where and why; then what to do next. Names of files and hosts in it may be anybody's."""
+    for line in f"gpurun: {error}".split("\n"):
+        typer.echo(printable(line), err=True)
     if error.hint:
-        typer.echo(f"  → {error.hint}", err=True)
+        typer.echo(f"  → {printable(error.hint)}", err=True)
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def _discard(home: Path, name: str) -> Path:
     Raises:
         BadInput: there is no such damaged lease.
     """
-    from gpurun.jobs import audit
+    from gpurun.jobs import audit, durable
     from gpurun.leases.allocator import allocator_lock
     from gpurun.leases.store import LeaseStore
 
@@ -101,8 +101,10 @@ def _discard(home: Path, name: str) -> Path:
         if not any(Path(error.where or "").name == name for error in store.read_all().damaged):
             raise BadInput(f"{name!r} is not a damaged lease", hint="`gpurun recover` lists them")
         kept = home / "discarded"
-        kept.mkdir(exist_ok=True)
+        durable.make_folder(kept)
         target = kept / f"{time.time_ns()}-{name}"
         (store.folder / name).rename(target)
+        durable.sync_folder(kept)
+        durable.sync_folder(store.folder)
         audit.note(home, "discard", lease=name, kept=str(target))
         return target

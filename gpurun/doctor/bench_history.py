@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from statistics import median
 
 from gpurun.doctor.bench_result import Link, told
 from gpurun.doctor.findings import Finding
+from gpurun.jobs import durable
 
 KEPT_RUNS = 200
 COMPARED_RUNS = 10
@@ -37,21 +37,24 @@ def history_file(home: Path) -> Path:
 def append(home: Path, run: Run) -> None:
     """Keep a run; the oldest go when there are more than `KEPT_RUNS`. Several processes may do so at once."""
     path = history_file(home)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    durable.make_folder(path.parent)
     with path.with_suffix(".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         links = [[link.source, link.target, round(link.gbit_per_s, 4), round(link.latency_us, 2)] for link in run.links]
         lines = [*lines, json.dumps({"time_s": run.time_s, "links": links})][-KEPT_RUNS:]
-        beside = path.with_name(f"{path.name}.{os.getpid()}")
-        beside.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        beside.replace(path)
+        durable.write_bytes(path, "".join(f"{line}\n" for line in lines).encode())
 
 
 def read(home: Path) -> tuple[Run, ...]:
-    """Runs, oldest first; a line that is damaged is passed over: it is only history."""
+    """Runs, oldest first; a line that is damaged is passed over: it is only history.
+
+    Raises:
+        StateError: it cannot be read.
+    """
     try:
-        text = history_file(home).read_text(encoding="utf-8", errors="replace")
+        with durable.opened(history_file(home)) as file:
+            text = file.read().decode("utf-8", "replace")
     except FileNotFoundError:
         return ()
     return tuple(run for line in text.splitlines() if (run := _run(line)) is not None)
@@ -65,7 +68,7 @@ def _run(line: str) -> Run | None:
             for source, target, rate, latency in document["links"]
         )
         return Run(float(document["time_s"]), links)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         return None
 
 

@@ -88,8 +88,9 @@ def result_from_document(document: Mapping[str, object], hosts: Sequence[str], h
     Raises:
         GpurunError: it is not what this version of the job writes.
     """
-    if document.get("version") != VERSION:
-        raise GpurunError(f"the benchmark's result has version {document.get('version')!r}, not {VERSION}")
+    version = document.get("version") if isinstance(document, dict) else None
+    if version != VERSION:
+        raise GpurunError(f"the benchmark's result has version {version!r}, not {VERSION}")
     try:
         links = tuple(_link(entry, host_of) for entry in _list(document["pairs"]))
         ranks = int(document["world"])  # type: ignore[call-overload]
@@ -98,7 +99,7 @@ def result_from_document(document: Mapping[str, object], hosts: Sequence[str], h
             for entry in _list(document["allreduce"])
         )
         skipped = {str(name): str(why) for name, why in dict(document["skipped"]).items()}  # type: ignore[call-overload]
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise GpurunError(f"the benchmark's result makes no sense: {type(error).__name__}: {error}") from None
     return BenchResult(tuple(hosts), links, collectives, skipped, str(document.get("mpi", "")))
 

@@ -112,9 +112,12 @@ class Exporter:
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
         if not self._containerd and digest != self._image.id:
             return False
-        parsed = json.loads(content)
+        try:
+            parsed = json.loads(content)
+        except (ValueError, RecursionError):
+            return False
         rootfs = parsed.get("rootfs") if isinstance(parsed, dict) else None
-        return isinstance(rootfs, dict) and tuple(rootfs.get("diff_ids") or ()) == self._image.layers
+        return isinstance(rootfs, dict) and rootfs.get("diff_ids") == list(self._image.layers)
 
     def _keep_config(self, content: bytes) -> None:
         folder = self._configs()

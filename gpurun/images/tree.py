@@ -110,9 +110,10 @@ def _digest(path: str) -> str:
 def _load(memory: Path | None) -> dict[str, list[Any]]:
     try:
         found = json.loads(memory.read_bytes()) if memory else {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    known = found.items() if isinstance(found, dict) else ()
+    return {path: marks for path, marks in known if isinstance(marks, list) and marks and isinstance(marks[-1], str)}
 
 
 def _save(memory: Path | None, seen: dict[str, list[Any]]) -> None:

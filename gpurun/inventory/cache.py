@@ -77,7 +77,7 @@ def fetch(cache: Path, wanted: Key) -> Inventory | None:
         if hashlib.sha256(payload).digest() != digest:
             return None
         entry = msgspec.msgpack.decode(payload, type=_Entry)
-    except (OSError, msgspec.MsgspecError, RecursionError):
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return entry.inventory if entry.key == wanted else None
 

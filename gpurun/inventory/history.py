@@ -20,8 +20,11 @@ import msgspec
 
 from gpurun.errors import BadInput, StateError
 from gpurun.inventory import write
+from gpurun.inventory.load import MAX_BYTES, read
 
 KEPT_CHANGES = 1000
+MAX_RECORD_BYTES = 8 * MAX_BYTES
+"""A diff holds both texts, and JSON may write a character as six."""
 BY_HAND = "changed without gpurun"
 
 
@@ -68,8 +71,8 @@ class History:
         found = []
         for path in self._records():
             try:
-                found.append(msgspec.json.decode(path.read_bytes(), type=Change))
-            except (OSError, msgspec.MsgspecError, RecursionError) as error:
+                found.append(msgspec.json.decode(read(path, "a change", most_bytes=MAX_RECORD_BYTES), type=Change))
+            except (BadInput, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise StateError(f"is not a readable change: {error}", where=str(path)) from error
         return tuple(found)
 
@@ -77,9 +80,9 @@ class History:
         """What a file said. Raises StateError if that is not kept any more, or damaged."""
         path = self.folder / "texts" / digest
         try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise StateError(f"the text of that change is not there: {error.strerror}", where=str(path)) from error
+            data = read(path, "the text of that change")
+        except BadInput as error:
+            raise StateError(error.message, where=str(path)) from error
         if _digest(data) != digest:
             raise StateError("the text of that change is damaged", where=str(path))
         return data

@@ -24,13 +24,13 @@ def load(path: Path | str) -> Inventory:
     Raises InventoryError with everything that is wrong with it; BadInput if it cannot be read.
     """
     source = Path(path).absolute()
-    with _opened(source) as file:
+    with opened(source) as file:
         kept = cache.folder(os.environ)
         key = cache.key(source, os.fstat(file.fileno()))
         inventory = cache.fetch(kept, key) if kept else None
         if inventory is not None:
             return inventory
-        data = file.read(MAX_BYTES + 1)
+        data = _content(file, source, "the inventory", MAX_BYTES)
         unchanged = key == cache.key(source, os.fstat(file.fileno()))
     inventory = parse(data, source, shown_as=str(path))
     if kept and unchanged:
@@ -74,18 +74,31 @@ def collector_at_rest() -> Iterator[None]:
             gc.enable()
 
 
-def read(path: Path) -> bytes:
-    """The bytes of an inventory file. Raises BadInput if it is not a readable regular file."""
-    with _opened(path) as file:
-        return file.read(MAX_BYTES + 1)
+def read(path: Path, what: str = "the inventory", *, most_bytes: int = MAX_BYTES) -> bytes:
+    """The bytes of an inventory file, or of something like it: `most_bytes`, and one more if there are more.
+
+    Raises BadInput if it is not a readable regular file.
+    """
+    with opened(path, what) as file:
+        return _content(file, path, what, most_bytes)
 
 
-def _opened(path: Path) -> BinaryIO:
+def _content(file: BinaryIO, path: Path, what: str, most_bytes: int) -> bytes:
+    try:
+        return file.read(most_bytes + 1)
+    except OSError as error:
+        raise BadInput(f"cannot read {what}: {error.strerror}", where=str(path)) from error
+
+
+def opened(path: Path, what: str = "the inventory") -> BinaryIO:
+    """A file, open for reading. Raises BadInput if it is not a readable regular file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise BadInput(f"cannot read the inventory: {error.strerror}", where=str(path)) from error
+        raise BadInput(f"cannot read {what}: {error.strerror}", where=str(path)) from error
+    except ValueError as error:
+        raise BadInput(f"cannot read {what}: {error}", where=repr(str(path))) from error
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
-    raise BadInput("an inventory must be a regular file", where=str(path))
+    raise BadInput(f"{what} must be a regular file", where=str(path))

@@ -19,20 +19,34 @@ def find(explicit: str | None, environ: Mapping[str, str]) -> Path:
     """
     named = explicit or environ.get("GPURUN_INVENTORY")
     if named:
-        path = Path(named).expanduser().absolute()
-        if not path.exists():
-            by = "--inventory" if explicit else "$GPURUN_INVENTORY"
+        by = "--inventory" if explicit else "$GPURUN_INVENTORY"
+        try:
+            path = Path(named).expanduser().absolute()
+        except RuntimeError as error:
+            raise BadInput(f"there is no inventory at {named}: no such user", hint=f"{by} says so") from error
+        if not is_there(path):
             raise BadInput(f"there is no inventory at {path}", hint=f"{by} says so")
         return path
     places = candidates(environ)
     for place in places:
-        if place.exists():
+        if is_there(place):
             return place
     looked = "\n".join(f"  {place}" for place in places)
     raise BadInput(
         f"found no inventory; looked for\n{looked}",
         hint="name one with --inventory FILE, or make one with 'gpurun inventory import'",
     )
+
+
+def is_there(path: Path) -> bool:
+    """Whether something lies there; what cannot be looked at does: reading it says why it cannot be."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError):
+        return True
+    return True
 
 
 def candidates(environ: Mapping[str, str]) -> tuple[Path, ...]:

@@ -23,12 +23,14 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from gpurun.errors import StateError
 from gpurun.jobs import durable
 from gpurun.jobs.people import command_name, myself
 from gpurun.jobs.shared import append_only, is_shared
 
 MAX_BYTES = 10 << 20
 MAX_COMMAND_CHARS = 1000
+MAX_LINE_BYTES = 1 << 20
 SECRET_NAME = re.compile(r"token|secret|passw|key|credential|auth", re.IGNORECASE)
 ENV_FLAGS = ("-e", "--env")
 
@@ -57,16 +59,10 @@ def note(home: Path, what: str, *, job: str | None = None, **fields: object) -> 
         "job": job,
         **fields,
     }
-    line = json.dumps({key: value for key, value in entry.items() if value is not None}) + "\n"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC  # never waits for a pipe's reader
-    with suppress(OSError):
-        descriptor = os.open(audit_file(home), flags, 0o644)
-        try:
-            os.write(descriptor, line.encode())
-            is_full = os.fstat(descriptor).st_size >= MAX_BYTES
-        finally:
-            os.close(descriptor)
-        if is_full:
+    line = json.dumps({key: value for key, value in entry.items() if value is not None})
+    with suppress(OSError, StateError):
+        durable.append_line(audit_file(home), line)
+        if audit_file(home).stat().st_size >= MAX_BYTES:
             bound(home)
 
 
@@ -127,7 +123,8 @@ def read(home: Path) -> Iterator[Mapping[str, Any]]:
                 if not any(os.path.sameopenfile(stream.fileno(), other.fileno()) for other in streams):
                     streams.insert(0, stream)  # for a moment, both names are those of one file
         for stream in streams:
-            yield from map(_entry, stream)
+            while line := stream.readline(MAX_LINE_BYTES):
+                yield _entry(line)
 
 
 def _entry(line: bytes) -> Mapping[str, Any]:

@@ -63,7 +63,7 @@ def changing_cordons(home: Path) -> Iterator[dict[str, Cordon]]:
         StateError: the file is damaged; it is left as it is.
         UnsafeState: the state directory does not keep its users apart.
     """
-    home.mkdir(parents=True, exist_ok=True)
+    durable.make_folder(home)
     enter(home)
     lock = home / "cordons" / "lock" if is_shared(home) else home / "cordons.lock"
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)

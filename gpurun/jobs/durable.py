@@ -7,6 +7,7 @@ import os
 import secrets
 import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -24,8 +25,11 @@ def write_record(path: Path, record: object, *, mode: int = 0o644) -> None:
     """Write a dataclass as JSON so that a reader, also after a power loss, sees the old file or the new one.
 
     Temporary file in the same folder, fsync, rename, fsync of the folder. OSErrors pass through.
+
+    Raises:
+        StateError: a text in it is no text, such as a path that is not UTF-8.
     """
-    write_bytes(path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n", mode=mode)
+    write_bytes(path, _encoded(path, record), mode=mode)
 
 
 def write_locked_record(path: Path, record: object, *, mode: int = 0o644) -> int:
@@ -35,8 +39,7 @@ def write_locked_record(path: Path, record: object, *, mode: int = 0o644) -> int
         The descriptor that holds the lock. The lock is taken before the file has its name, so nobody ever
         sees the file unlocked.
     """
-    data = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
-    descriptor = _write(path, data, mode=mode, lock=True)
+    descriptor = _write(path, _encoded(path, record), mode=mode, lock=True)
     sync_folder(path.parent)
     return descriptor
 
@@ -45,6 +48,13 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Like `write_record`, for bytes."""
     os.close(_write(path, data, mode=mode, lock=False))
     sync_folder(path.parent)
+
+
+def _encoded(path: Path, record: object) -> bytes:
+    try:
+        return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+    except UnicodeEncodeError as error:
+        raise StateError(f"cannot be written: {error.object!r} is not UTF-8", where=str(path)) from error
 
 
 def _write(path: Path, data: bytes, *, mode: int, lock: bool) -> int:
@@ -67,6 +77,25 @@ def _write(path: Path, data: bytes, *, mode: int, lock: bool) -> int:
     return descriptor
 
 
+def append_line(path: Path, line: str, *, mode: int = 0o644) -> None:
+    """Append a line to a file of lines, in one write and unsynced: of several processes, lines never mix.
+
+    What a power loss has left of a last line, torn or zeros, stays a line of its own.
+
+    Raises:
+        StateError: it is not a file.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise StateError("is not a regular file", where=str(path))
+        torn = found.st_size and os.pread(descriptor, 1, found.st_size - 1) != b"\n"
+        os.write(descriptor, f"{chr(10) if torn else ''}{line}\n".encode())
+    finally:
+        os.close(descriptor)
+
+
 def remove(path: Path) -> None:
     """Unlink `path` for good: gone after a power loss too. Absent is fine."""
     faults.point()
@@ -85,19 +114,55 @@ def set_aside(path: Path) -> Path:
 
 def sync_folder(folder: Path) -> None:
     """fsync a folder, so that names created in or removed from it stay so."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _sync(folder, os.O_DIRECTORY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
+def sync_file(path: Path) -> None:
+    """fsync a file that was appended to, and its folder: what is in it by now stays. Absent is fine."""
+    with suppress(FileNotFoundError):
+        _sync(path, os.O_NONBLOCK)
+        sync_folder(path.parent)
+
+
+def sync_tree(top: Path) -> None:
+    """fsync every file and folder of a tree; links are names, and so synced with their folders."""
+    for folder, _, names in os.walk(top):
+        for name in names:
+            path = Path(folder, name)
+            if stat.S_ISREG(path.lstat().st_mode):
+                _sync(path, os.O_NONBLOCK)
+        sync_folder(Path(folder))
+
+
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, there after a power loss too. Present is fine."""
-    if not folder.is_dir():
+    """Make a folder and those above it, there after a power loss too. Present is fine.
+
+    One that is present may have been made by somebody who has not synced it yet, or was killed before. Nothing is put
+    in a folder before its own name is durable: what has something in it needs no more.
+    """
+    if not _has_entries(folder):
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
-        sync_folder(folder.parent)
+        with suppress(PermissionError):  # the folder above is somebody else's, who lets us through, not in
+            sync_folder(folder.parent)
+
+
+def _has_entries(folder: Path) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is not None
+    except FileNotFoundError:
+        return False
+    except PermissionError:
+        return folder.is_dir()
 
 
 def opened(path: Path) -> BinaryIO:
@@ -127,10 +192,13 @@ def read_record(path: Path, kind: type[Record]) -> Record:
         StateError: it is there but unreadable, too large, not JSON, or not a `kind`.
     """
     with opened(path) as stream:
-        data = stream.read(MAX_STATE_BYTES + 1)
+        try:
+            data = stream.read(MAX_STATE_BYTES + 1)
+        except OSError as error:
+            raise StateError(f"cannot be read: {error.strerror}", where=str(path)) from error
     if len(data) > MAX_STATE_BYTES:
         raise StateError("is larger than any state file gpurun writes", where=str(path))
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StateError(f"is not a valid {kind.__name__}: {error}", where=str(path)) from error

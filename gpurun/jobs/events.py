@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,7 @@ class EventLog:
 
     def emit(self, kind: str, **fields: object) -> None:
         """Append one event of `kind`; `fields` must be JSON values."""
-        line = json.dumps({"t": round(self._clock(), 3), "kind": kind, **fields}) + "\n"
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
+        durable.append_line(self.path, json.dumps({"t": round(self._clock(), 3), "kind": kind, **fields}))
 
 
 class EventTail:
@@ -48,7 +42,7 @@ class EventTail:
         for line in whole.splitlines():
             try:
                 event = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(event, dict):
                 yield event

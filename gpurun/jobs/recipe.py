@@ -7,19 +7,27 @@ from __future__ import annotations
 
 import re
 import shlex
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from gpurun.errors import BadInput
 from gpurun.inventory.document import Report, compose, entries
+from gpurun.inventory.load import read as read_bytes
 from gpurun.jobs.spec import Constraints, Controller, HorovodKnobs, JobSpec, Locality
 
 RECIPE_FILE = "recipe.yaml"
 MAX_GPUS = 1_000_000
+MAX_BYTES = 1 << 20
+MAX_CHARS = 40
+"""Longer, no time or size is meant; patterns are not tried on it."""
+MAX_TIME_S = 10 * 365 * 86400.0
+MAX_SIZE_MIB = 1 << 40
 NAME = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
 # docker's reference grammar, loosely: never a flag, never white space.
 IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]{0,254}")
@@ -51,13 +59,15 @@ def whole(low: int, high: int) -> Callable[[Any], int]:
 
 def number(value: Any) -> float:
     """A number that is not negative."""
-    if not re.fullmatch(r"\d+(\.\d+)?", str(value)):
+    if len(str(value)) > MAX_CHARS or not re.fullmatch(r"\d+(\.\d+)?", str(value)):
         raise Wrong("must be a number that is not negative")
     return float(value)
 
 
 def text(value: Any) -> str:
     """Any text without NUL."""
+    if isinstance(value, list | dict):
+        raise Wrong("must be text")
     if "\0" in str(value):
         raise Wrong("must not contain a NUL character")
     return str(value)
@@ -67,7 +77,7 @@ def matching(pattern: re.Pattern[str], what: str) -> Callable[[Any], str]:
     """A converter for text that `pattern` describes."""
 
     def convert(value: Any) -> str:
-        if not pattern.fullmatch(str(value)):
+        if isinstance(value, list | dict) or not pattern.fullmatch(str(value)):
             raise Wrong(f"must be {what}")
         return str(value)
 
@@ -93,23 +103,28 @@ def truth(value: Any) -> bool:
 
 
 def duration_s(value: Any) -> float:
-    """``90``, ``90s``, ``15m``, ``1h30m`` or ``2d`` in seconds, more than 0."""
-    found = DURATION.fullmatch(str(value).strip())
+    """``90``, ``90s``, ``15m``, ``1h30m`` or ``2d`` in seconds, more than 0 and at most ten years."""
+    found = DURATION.fullmatch(str(value).strip()) if len(str(value)) <= MAX_CHARS else None
     if not found or not any(found.groups()):
         raise Wrong("must be a time such as 90s, 15m, 1h30m or 2d")
     days, hours, minutes, seconds = (float(part or 0) for part in found.groups())
     total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     if total <= 0:
         raise Wrong("must be more than 0")
+    if total > MAX_TIME_S:
+        raise Wrong("must be at most 3650d")
     return total
 
 
 def size_mib(value: Any) -> int:
     """``512MiB``, ``16GiB`` or ``80G`` in MiB."""
-    found = SIZE.fullmatch(str(value).strip())
+    found = SIZE.fullmatch(str(value).strip()) if len(str(value)) <= MAX_CHARS else None
     if not found:
         raise Wrong("must be a size such as 512MiB or 16GiB")
-    return int(float(found[1]) * _MIB[found[2].lower()])
+    mib = float(found[1]) * _MIB[found[2].lower()]
+    if mib > MAX_SIZE_MIB:
+        raise Wrong(f"must be at most {MAX_SIZE_MIB >> 20}TiB")
+    return int(mib)
 
 
 def container_path(value: Any) -> str:
@@ -200,6 +215,7 @@ FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "command": ("command", command),
     "workdir": ("workdir", text),
     "outputs": ("outputs", container_path),
+    "outputs_every": ("outputs_every_s", duration_s),
     "env": ("env", mapping(ENV_NAME, "a variable's name")),
     "secrets": ("secret_files", mapping(SECRET_NAME, "a file name")),
     "controller": ("controller", one_of(*get_args(Controller))),
@@ -230,11 +246,10 @@ def read(path: Path) -> Recipe:
     Raises:
         BadInput: there is none; or it is wrong, with every problem's line and column.
     """
-    file = path / RECIPE_FILE if path.is_dir() else path
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise BadInput(f"cannot read the recipe: {error.strerror}", where=str(file)) from error
+    file = path / RECIPE_FILE if stat.S_ISDIR(_mode(path)) else path
+    data = read_bytes(file, "the recipe", most_bytes=MAX_BYTES)
+    if len(data) > MAX_BYTES:
+        raise BadInput(f"the recipe is larger than {MAX_BYTES >> 20} MiB", where=str(file))
     report = Report(str(file))
     root = compose(data, str(file))
     if root is None:
@@ -275,8 +290,19 @@ def _plain(node: Node) -> Any:
     if isinstance(node, SequenceNode):
         return [_plain(child) for child in node.value]
     if isinstance(node, MappingNode):
-        return {_plain(key): _plain(value) for key, value in node.value}
+        return _plain_mapping(node)
     raise Wrong("cannot be read")
+
+
+def _plain_mapping(node: MappingNode) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in node.value:
+        if not isinstance(key, ScalarNode):
+            raise Wrong("has a key that is no plain word")
+        if key.value in found:
+            raise Wrong(f"has the key {key.value!r} twice")
+        found[key.value] = _plain(value)
+    return found
 
 
 def convert_flag(flag: str, key: str, value: object) -> tuple[str, Any]:
@@ -320,6 +346,10 @@ def build(recipe: Recipe | None, overrides: Mapping[str, Any], constraints: Mapp
 
 
 def _check(spec: JobSpec) -> None:
+    try:
+        msgspec.json.encode(spec)
+    except UnicodeEncodeError as error:
+        raise BadInput(f"{error.object!r} is not UTF-8 text") from error
     per_host = spec.constraints.gpus_per_host
     if per_host and spec.gpus % per_host:
         raise BadInput(f"{spec.gpus} GPUs cannot be split into hosts of exactly {per_host}")
@@ -329,8 +359,16 @@ def _check(spec: JobSpec) -> None:
         raise BadInput(
             "an elastic gang (min_gpus) cannot use the controller mpi", hint="Horovod's elastic mode is Gloo's"
         )
-    if spec.workdir is not None and not Path(spec.workdir).is_dir():
+    if spec.workdir is not None and not stat.S_ISDIR(_mode(Path(spec.workdir))):
         raise BadInput("workdir is not a folder", where=spec.workdir)
     for name, file in spec.secret_files.items():
-        if not Path(file).is_file():
+        if not stat.S_ISREG(_mode(Path(file))):
             raise BadInput(f"the secret {name!r} is not a file", where=file)
+
+
+def _mode(path: Path) -> int:
+    """What lies there, as stat(2) says; 0 if nothing, or nothing that can be looked at."""
+    try:
+        return path.stat().st_mode
+    except (OSError, ValueError):
+        return 0

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpurun.errors import BadInput, UnsafeState
+from gpurun.jobs import durable
 from gpurun.jobs.people import user_name
 
 HOME_MODE = 0o2750
@@ -86,7 +87,7 @@ def make_shared(home: Path, gid: int) -> bool:
             hint="choose another folder; jobs cannot change hands",
         )  # fmt: skip
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(home)
         _set(home, HOME_MODE, gid)
         for name, mode in FOLDERS.items():
             (home / name).mkdir(exist_ok=True)
@@ -94,6 +95,7 @@ def make_shared(home: Path, gid: int) -> bool:
         for name, mode in FILES.items():
             os.close(os.open(home / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, mode))
             _set(home / name, mode, gid)
+        durable.sync_folder(home)
     except OSError as error:
         raise BadInput(
             f"cannot be made: {error.strerror}", where=error.filename or str(home), hint="as root?"

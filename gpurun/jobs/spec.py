@@ -86,6 +86,7 @@ class JobSpec:
         command: the argv each rank runs, byte for byte.
         workdir: absolute folder on the head, sent to every host, read-only at ``/workspace``; None = nothing.
         outputs: absolute path inside the container whose content is kept across attempts; None = none.
+        outputs_every_s: how often a copy of what has changed in them is brought to the head.
         env: extra environment of every rank. Not for secrets: it is visible in process lists.
         secret_files: name → absolute file on the head; readable in the container at ``/run/secrets/NAME``.
         controller: what horovodrun uses to start ranks.
@@ -104,6 +105,7 @@ class JobSpec:
     min_gpus: int | None = None
     workdir: str | None = None
     outputs: str | None = None
+    outputs_every_s: float = 60.0
     env: Mapping[str, str] = field(default_factory=dict)
     secret_files: Mapping[str, str] = field(default_factory=dict)
     constraints: Constraints = Constraints()

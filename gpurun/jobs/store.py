@@ -206,8 +206,8 @@ class JobFolder:
         """Where the job stands.
 
         Raises:
-            StateError: the file is damaged or missing; or it names an owner who did not make the folder, so that in a
-                shared state directory nobody can have something run as somebody else.
+            StateError: the file is damaged or missing, or names another job; or it names an owner who did not make the
+                folder, so that in a shared state directory nobody can have something run as somebody else.
         """
         path = self.path / "state.json"
         try:
@@ -215,6 +215,8 @@ class JobFolder:
             maker = self.path.lstat().st_uid
         except FileNotFoundError as error:
             raise StateError("is missing", job=self.id, where=str(path)) from error
+        if record.id != self.id:
+            raise StateError(f"names job {record.id[:80]!r}, not its own", where=str(path))
         if record.owner_uid != maker:
             raise StateError(
                 f"says that it is {user_name(record.owner_uid)}'s, but {user_name(maker)} made it", where=str(path)

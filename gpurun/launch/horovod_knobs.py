@@ -63,13 +63,13 @@ def reuse(knobs: HorovodKnobs, log: str) -> HorovodKnobs:
     Its log is comma separated with a header; "the last row will always contain the best value found"
     (``--autotune-log-file``). What the person set by hand stays. A log without a whole row changes nothing.
     """
-    rows = [row for row in csv.DictReader(log.splitlines()) if row.get("score")]
-    if not rows:
-        return knobs
     try:
+        rows = [row for row in csv.DictReader(log.splitlines()) if row.get("score")]
+        if not rows:
+            return knobs
         best = {name: float(value) for name, value in rows[-1].items() if name and value}
         found = _tuned(best)
-    except (KeyError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError, csv.Error):
         return knobs
     kept = {name: value for name, value in found.items() if getattr(knobs, name) is None}
     return replace(knobs, autotune=False, **kept)  # type: ignore[arg-type]

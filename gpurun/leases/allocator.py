@@ -24,6 +24,7 @@ from pathlib import Path
 import msgspec
 
 from gpurun.errors import StateError
+from gpurun.jobs import durable
 from gpurun.jobs.people import command_name, user_name
 from gpurun.leases.filesystem import check_locks
 
@@ -70,7 +71,7 @@ def allocator_lock(home: Path, *, patience_s: float | None = PATIENCE_S) -> Iter
         UnsafeState: its file system has no locks that lock.
     """
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(home)
         check_locks(home)
         descriptor = os.open(home / "allocator.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
     except OSError as error:
@@ -95,9 +96,9 @@ def allocator_lock(home: Path, *, patience_s: float | None = PATIENCE_S) -> Iter
 def holder(home: Path) -> Holder | None:
     """Who holds the allocator lock, or held it last; None if that cannot be read."""
     try:
-        with (home / "allocator.lock").open("rb") as stream:
+        with durable.opened(home / "allocator.lock") as stream:
             return msgspec.json.decode(stream.read(MAX_HOLDER_BYTES), type=Holder)
-    except (OSError, msgspec.MsgspecError, RecursionError):
+    except (OSError, StateError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 
@@ -161,7 +162,7 @@ def _numbers(folder: Path) -> list[int]:
 
 def _is_held(path: Path) -> bool:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False  # handed in; or not to be read, and then it must not hold up the line
     try:

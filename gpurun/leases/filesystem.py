@@ -19,10 +19,12 @@ from pathlib import Path
 
 import msgspec
 
-from gpurun.errors import UnsafeState
+from gpurun.errors import StateError, UnsafeState
+from gpurun.jobs import durable
 
 HINT = "set GPURUN_HOME to a folder on a local disk (ext4, xfs, btrfs, tmpfs …), or mount this one with working locks"
 PROBE_TIMEOUT_S = 20.0
+MAX_STAMP_BYTES = 4096
 PROBE = """
 import fcntl, sys
 with open(sys.argv[1], "rb") as file:
@@ -86,9 +88,8 @@ def check_locks(home: Path) -> None:
     except OSError:
         return  # no directory yet; or no Linux, and then nothing to compare with
     stamp = home / "locks.json"
-    with suppress(OSError, msgspec.MsgspecError):
-        if msgspec.json.decode(stamp.read_bytes(), type=_Stamp) == now:
-            return
+    if _read_stamp(stamp) == now:
+        return
     mount = mount_of(home, Path("/proc/self/mountinfo").read_text())
     if why := local_only(mount):
         raise _refusal(home, mount, why)
@@ -101,9 +102,19 @@ def check_locks(home: Path) -> None:
     if mount.family in SHARED_FAMILIES:
         _warn(home, mount)
     with suppress(OSError):
-        descriptor = os.open(stamp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o664)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(stamp, flags, 0o664)
         os.write(descriptor, msgspec.json.encode(now))
         os.close(descriptor)
+
+
+def _read_stamp(path: Path) -> _Stamp | None:
+    """Where locks were found to work, if that can be read: else they are tried again."""
+    try:
+        with durable.opened(path) as stream:
+            return msgspec.json.decode(stream.read(MAX_STAMP_BYTES), type=_Stamp)
+    except (OSError, StateError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def mount_of(path: Path, mountinfo: str) -> Mount:

@@ -157,6 +157,9 @@ class LeaseStore:
     def grant(self, lease: Lease) -> LeaseLock:
         """Write a lease and take its lock. The caller holds the allocator lock and has checked the GPUs.
 
+        What it has seen in the folder is durable first: else a power loss could keep this lease and, with it, a name
+        that another one had before, and lose that other one.
+
         Raises:
             StateError: the job already has a lease.
         """
@@ -164,6 +167,7 @@ class LeaseStore:
         path = self.path(lease.name)
         if os.path.lexists(path):
             raise StateError("already holds a lease", job=lease.job, where=str(path))
+        durable.sync_folder(self.folder)
         return LeaseLock(durable.write_locked_record(path, lease), path)
 
     def change(self, lock: LeaseLock, lease: Lease) -> LeaseLock:
@@ -176,7 +180,7 @@ class LeaseStore:
         """Remove what writers that were killed left half written. The caller holds the allocator lock."""
         if self.folder.is_dir():
             for path in self.folder.glob(".*.tmp"):
-                with suppress(PermissionError):  # another user's: a pass of theirs will
+                with suppress(OSError):  # another user's: a pass of theirs will; or a folder, which no writer left
                     path.unlink(missing_ok=True)
 
     def abandon(self, lock: LeaseLock, lease: Lease, hosts: Collection[str]) -> tuple[Lease, LeaseLock]:

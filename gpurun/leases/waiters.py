@@ -40,7 +40,7 @@ def _try(descriptor: int, how: int) -> bool:
 def waiter_lives(home: Path, uid: int) -> bool:
     """Whether that user's queued jobs have somebody who starts them."""
     try:
-        descriptor = os.open(waiter_lock(home, uid), os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(waiter_lock(home, uid), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:

@@ -6,6 +6,7 @@ Nothing that arrives may leave the folder it was sent to: see `extract` for what
 import io
 import os
 import shutil
+import stat
 import tarfile
 from typing import Any, Dict, Iterator, List, Optional
 
@@ -84,7 +85,7 @@ def extract(archive: tarfile.TarFile, dest: str) -> Dict[str, Any]:
     entries, size = 0, 0
     folders: List[tarfile.TarInfo] = []
     for entry in archive:
-        target = _inside(root, entry.name)
+        target = inside(root, entry.name)
         if entry.isdir():
             _make_folder(target)
             folders.append(entry)
@@ -94,19 +95,23 @@ def extract(archive: tarfile.TarFile, dest: str) -> Dict[str, Any]:
             _extract_symlink(root, entry, target)
         elif entry.islnk():
             _clear(target)
-            os.link(_inside(root, entry.linkname), target, follow_symlinks=False)
+            os.link(inside(root, entry.linkname), target, follow_symlinks=False)
         else:
             raise OpError("refused", "%r is a device, socket or FIFO" % entry.name)
         entries += 1
     for entry in reversed(folders):
-        target = _inside(root, entry.name)
+        target = inside(root, entry.name)
         os.chmod(target, entry.mode & 0o777)
         os.utime(target, (entry.mtime, entry.mtime))
     return {"entries": entries, "bytes": size}
 
 
-def _inside(root: str, name: str) -> str:
-    """Where an entry goes; its parent folder is real and inside `root`."""
+def inside(root: str, name: str) -> str:
+    """Where an entry goes; its parent folder is real, made if it is missing, and inside `root`.
+
+    Raises:
+        OpError: ``refused``: it would not be.
+    """
     parts = name.split("/")
     if name.startswith("/") or ".." in parts or "\0" in name:
         raise OpError("refused", "%r leads out of the folder" % name)
@@ -154,27 +159,55 @@ def _extract_symlink(root: str, entry: tarfile.TarInfo, target: str) -> None:
     os.symlink(entry.linkname, target)
 
 
-def tar(call: Call, path: str) -> Dict[str, Any]:
+Listing = Dict[str, List[int]]
+"""Name → [size, modification time in ns, inode] of every regular file in a folder, by which a change is seen."""
+
+
+def listing(call: Call, path: str) -> Listing:
+    """The regular files below `path`; none if it is no folder. Files that vanish meanwhile are left out."""
+    found: Listing = {}
+    for folder, _, files in os.walk(absolute(path)):
+        for name in files:
+            full = os.path.join(folder, name)
+            try:
+                status = os.lstat(full)
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(status.st_mode):
+                found[os.path.relpath(full, path)] = _marks(status)
+    return found
+
+
+def _marks(status: os.stat_result) -> List[int]:
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
+
+
+def tar(call: Call, path: str, known: Optional[Listing] = None) -> Dict[str, Any]:
     """The folder `path` as a tar stream; names are relative to it. Files that vanish meanwhile are left out.
 
+    Args:
+        known: regular files that are as they were are left out.
+
     Returns:
-        ``{"entries"}``, after the stream items whose payloads make up the tar.
+        ``{"entries", "listing"}``, after the stream items whose payloads make up the tar: how the regular files were
+        when each was read.
     """
     if not os.path.isdir(absolute(path)):
         raise OpError("not-found", "%s is not a folder" % path)
     entries = 0
+    read: Listing = {}
     sink: Any = _Sender(call)
     with tarfile.open(fileobj=sink, mode="w|", format=tarfile.PAX_FORMAT, bufsize=frames.PIECE) as archive:
         for folder, names, files in os.walk(path):
             names.sort()
             for name in sorted([*names, *files]):
-                full = os.path.join(folder, name)
-                entries += _add(archive, full, os.path.relpath(full, path))
-    return {"entries": entries}
+                full, relative = os.path.join(folder, name), os.path.relpath(os.path.join(folder, name), path)
+                entries += _add(archive, full, relative, known or {}, read)
+    return {"entries": entries, "listing": read}
 
 
-def _add(archive: tarfile.TarFile, full: str, name: str) -> int:
-    """Add one entry; the number of entries added."""
+def _add(archive: tarfile.TarFile, full: str, name: str, known: Listing, read: Listing) -> int:
+    """Add one entry; the number of entries added. `read` learns how a regular file was."""
     file: Optional[Any] = None
     try:
         info = archive.gettarinfo(full, name)
@@ -182,6 +215,11 @@ def _add(archive: tarfile.TarFile, full: str, name: str) -> int:
             return 0  # a socket: tar has no such entry
         if info.isreg():
             file = open(full, "rb")  # noqa: SIM115 - closed below
+            status = os.fstat(file.fileno())
+            read[name], info.size = _marks(status), status.st_size
+            if known.get(name) == read[name]:
+                file.close()
+                return 0
     except FileNotFoundError:
         return 0
     if file is None:

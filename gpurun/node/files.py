@@ -6,7 +6,7 @@ import stat as modes
 import tempfile
 from typing import Any, Dict, List, Optional
 
-from gpurun.node.archive import absolute, forget, tar, untar
+from gpurun.node.archive import absolute, forget, listing, tar, untar
 from gpurun.node.call import Call, OpError, Reply
 
 
@@ -131,4 +131,5 @@ OPS = {
     "df": df,
     "untar": untar,
     "tar": tar,
+    "list": listing,
 }

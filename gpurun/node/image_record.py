@@ -24,9 +24,24 @@ def read() -> Record:
     try:
         with open(os.path.join(folder(), "images.json"), "rb") as file:
             found = json.load(file)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    entries = found.items() if isinstance(found, dict) else ()
+    return {ident: entry for ident, entry in entries if _is_entry(entry)}
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether it is one that this version of gpurun wrote."""
+    if not isinstance(entry, dict):
+        return False
+    shipped_s = entry.get("shipped_s")
+    lists = [entry.get("names"), entry.get("layers")]
+    return (
+        isinstance(entry.get("local"), str)
+        and isinstance(shipped_s, (int, float))
+        and abs(shipped_s) < 1e12  # no NaN either
+        and all(isinstance(words, list) and all(isinstance(word, str) for word in words) for words in lists)
+    )
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -100,13 +101,15 @@ def _load(path: str, _mtime_ns: int, _size: int) -> tuple[Entry, ...]:
 
 
 def load(files: Iterable[str]) -> tuple[Entry, ...]:
-    """The entries of several files, in order; a file that is not there or not readable has none."""
+    """The entries of several files, in order; one that is not there, not readable or no regular file has none."""
     entries: list[Entry] = []
     for file in files:
         try:
             status = Path(file).stat()
+            if not stat.S_ISREG(status.st_mode):
+                continue
             entries += _load(file, status.st_mtime_ns, status.st_size)
-        except OSError:
+        except (OSError, ValueError):
             continue
     return tuple(entries)
 

@@ -160,7 +160,7 @@ def _through(route: Route, ssh_config: str | None, timeout_s: float) -> tuple[En
         for key, value in options.items():
             argv += ["-o", f"{key}={value}"]
         _output([*argv, "--", route.name, "true"], "", timeout_s * 3)
-        return known_hosts.parse(file.read_text() if file.exists() else "", str(file))
+        return known_hosts.parse(file.read_text(errors="replace") if file.exists() else "", str(file))
 
 
 def _output(argv: Sequence[str], stdin: str, timeout_s: float) -> str:

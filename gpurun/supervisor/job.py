@@ -28,6 +28,7 @@ from gpurun.launch.horovod_knobs import reuse
 from gpurun.launch.plan import Plan, make_plan
 from gpurun.leases.asking import Asked
 from gpurun.leases.store import Lease, LeaseLock, LeaseStore
+from gpurun.node.archive import Listing
 from gpurun.supervisor.ends import End, GangEnd, failed
 from gpurun.supervisor.links import Links
 from gpurun.supervisor.logcopy import LogCopy
@@ -53,6 +54,7 @@ class SupervisedJob:
         self.hardware: dict[str, Hardware] = {}
         self.ssh_port = lease.ssh_port
         self.lost: tuple[Lease, LeaseLock] | None = None
+        self.outputs_copied: dict[str, Listing] = {}  # how each host's files were that the head has
         self.asked = Asked(home, lease.job)
         self._recording = threading.Lock()
 
@@ -99,7 +101,7 @@ class SupervisedJob:
     def _tuned(self) -> JobSpec:
         """The spec with what an earlier attempt's autotune found to be best."""
         try:
-            log = (self.folder.path / AUTOTUNE_FILE).read_text()
+            log = (self.folder.path / AUTOTUNE_FILE).read_text(errors="replace")
         except OSError:
             return self.spec
         return replace(self.spec, horovod=reuse(self.spec.horovod, log))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from gpurun.errors import GpurunError
+from gpurun.jobs import durable
 from gpurun.jobs.states import State
 from gpurun.jobs.store import Restart, Setback
 from gpurun.leases.allocate import mark_granted
@@ -63,6 +64,7 @@ def live(job: SupervisedJob) -> State:
 
 
 def _stopping(job: SupervisedJob, end: End) -> State:
+    durable.sync_file(job.folder.log)  # who finds the job stopping reads nothing more, and the fence removes Docker's
     restart, setback = None, job.record.setback
     if restarts.is_worth_another(job.record, end, max_restarts=job.spec.max_restarts):
         end, restart, setback = _another(job, end)

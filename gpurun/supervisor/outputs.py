@@ -1,22 +1,25 @@
-"""A job's outputs: kept on the head between attempts, on the first host while one runs.
+"""A job's outputs: on the first host while an attempt runs, with a copy on the head that follows it.
 
 ``outputs:`` of a recipe is a folder in the container that survives a restart, wherever the gang then runs. It is
-brought to the head when an attempt ends and sent to the next one's first host, where rank 0 reads it.
+brought to the head now and then, so that a first host that dies takes little with it, and when the attempt ends; and
+sent to the next one's first host, where rank 0 reads it.
 """
 
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from gpurun.errors import GpurunError, HostFailure
 from gpurun.jobs import durable
 from gpurun.launch.docker import AUTOTUNE_FILE
-from gpurun.node.archive import ChunkReader, extract
+from gpurun.node.archive import ChunkReader, Listing, extract, forget, inside
+from gpurun.node.call import OpError
 from gpurun.remote.agent import Agent
 from gpurun.supervisor.ends import failed
 from gpurun.supervisor.job import SupervisedJob
@@ -30,7 +33,10 @@ def send_outputs(job: SupervisedJob) -> None:
     Raises:
         GangEnd: the host failed.
     """
-    if job.spec.outputs is None or not job.folder.outputs.is_dir():
+    if job.spec.outputs is None:
+        return
+    _settle(job)
+    if not job.folder.outputs.is_dir():
         return
     first = job.hosts[0]
     dest = job.accounts[first].outputs_folder(job.lease.job)
@@ -44,19 +50,14 @@ def send_outputs(job: SupervisedJob) -> None:
 def collect_outputs(job: SupervisedJob) -> bool:
     """Bring the outputs to the head and remove them from the hosts; True when there is nothing left to bring.
 
-    What an earlier attempt left on the head is replaced only by a whole newer copy.
+    What an earlier attempt left on the head is replaced only by a whole newer copy, which a power loss does not take
+    back: it is the only one once the hosts' are removed.
     """
     if job.spec.outputs is None:
         return True
-    # Rank 0 begins on the first host. In an elastic gang it goes to another one when it is lost there.
-    hosts = job.hosts[:1] if job.spec.min_gpus is None else job.members
-    asked = job.links.each(lambda agent: agent.call("gang.outputs", job=job.lease.job).value, hosts)
-    written = sorted((said["newest"], host) for host, said in asked.ok.items() if said["newest"] is not None)
     try:
-        if asked.failed:
-            raise next(iter(asked.failed.values()))
-        if written:
-            _fetch(job, [(host, asked.ok[host]["path"]) for _, host in written])
+        if folders := output_folders(job):
+            copy_outputs(job, folders)
     except HostFailure as error:
         job.note(f"the outputs could not be brought from {error.host} yet: {error.message}")
         return False
@@ -80,21 +81,100 @@ def _remove(agent: Agent, job: str) -> None:
     agent.call("files.rmtree", path=path)
 
 
-def _fetch(job: SupervisedJob, folders: Sequence[tuple[str, str]]) -> None:
-    """Folders of hosts become one: of files with the same name the last host's is kept."""
+def output_folders(job: SupervisedJob) -> list[tuple[str, str]]:
+    """(host, folder) wherever there are outputs, the last one written to last.
+
+    Raises:
+        HostFailure: a host that may have some does not say.
+    """
+    # Rank 0 begins on the first host. In an elastic gang it goes to another one when it is lost there.
+    hosts = job.hosts[:1] if job.spec.min_gpus is None else job.members
+    asked = job.links.each(lambda agent: agent.call("gang.outputs", job=job.lease.job).value, hosts)
+    for error in asked.failed.values():
+        raise error
+    written = sorted((said["newest"], host) for host, said in asked.ok.items() if said["newest"] is not None)
+    return [(host, asked.ok[host]["path"]) for _, host in written]
+
+
+def copy_outputs(
+    job: SupervisedJob, folders: Sequence[tuple[str, str]], *, cancelled: Callable[[], bool] = lambda: False
+) -> None:
+    """Replace the head's copy by what (host, folder) have; of files with the same name the last host's is kept.
+
+    Only what has changed since the last copy is sent. A file that changes while it is read stays as it was in the last
+    copy, or out: the head never has a torn one.
+
+    Raises:
+        HostFailure: a host failed, or it was cancelled; the copy that was there stays.
+    """
     arriving = job.folder.path / "outputs.arriving"
     shutil.rmtree(arriving, ignore_errors=True)
+    arriving.mkdir()
+    copied = {}
     for host, path in folders:
-        stream = job.links.agent(host).stream("files.tar", path=path)
-        pieces = (reply.payload for reply in stream if reply.payload)
-        with tarfile.open(fileobj=io.BufferedReader(ChunkReader(pieces)), mode="r|") as archive:
-            extract(archive, str(arriving))
-    replaced = job.folder.path / "outputs.replaced"
+        known = job.outputs_copied.get(host, {}) if len(folders) == 1 else {}
+        try:
+            copied[host] = _copy(job, host, path, arriving, known, cancelled)
+        except (OpError, tarfile.TarError) as error:
+            raise HostFailure(f"what it sent is no folder of outputs: {error}", host=host) from error
+    durable.sync_tree(arriving)
+    replaced = _settle(job)
     shutil.rmtree(replaced, ignore_errors=True)
     if job.folder.outputs.exists():
         job.folder.outputs.rename(replaced)
     arriving.rename(job.folder.outputs)
+    durable.sync_folder(job.folder.path)
     shutil.rmtree(replaced, ignore_errors=True)
+    job.outputs_copied = copied
+
+
+def _copy(
+    job: SupervisedJob, host: str, path: str, arriving: Path, known: Listing, cancelled: Callable[[], bool]
+) -> Listing:
+    """Make `arriving` what the folder on the host is; how its files were, but for those that were being changed."""
+    known = {name: marks for name, marks in known.items() if _link_old(job, arriving, name)}
+    agent = job.links.agent(host)
+    read: Listing = {}
+
+    def pieces() -> Iterator[bytes]:
+        for reply in agent.stream("files.tar", path=path, known=known):
+            if cancelled():
+                raise HostFailure("the copy was cancelled", host=host)
+            if reply.payload:
+                yield reply.payload
+            elif reply.value:
+                read.update(reply.value["listing"])
+
+    stream = pieces()
+    with tarfile.open(fileobj=io.BufferedReader(ChunkReader(stream)), mode="r|") as archive:
+        extract(archive, str(arriving))
+    for _ in stream:
+        pass  # what comes after the tar's end
+    after = agent.call("files.list", path=path).value
+    for name in known.keys() - read.keys():
+        forget(inside(str(arriving), name))
+    changing = [name for name, marks in read.items() if after.get(name) != marks]
+    for name in changing:
+        forget(inside(str(arriving), name))
+        _link_old(job, arriving, name)
+    return {name: marks for name, marks in read.items() if name not in changing}
+
+
+def _link_old(job: SupervisedJob, arriving: Path, name: str) -> bool:
+    """Give a file of the copy that is there its place in the next one; files are replaced, never written to."""
+    old, new = job.folder.outputs / name, inside(str(arriving), name)
+    if not old.is_file() or old.is_symlink():
+        return False
+    os.link(old, new)
+    return True
+
+
+def _settle(job: SupervisedJob) -> Path:
+    """Where outputs lie that are being replaced; they are put back if a crash came before the newer ones."""
+    replaced = job.folder.path / "outputs.replaced"
+    if replaced.is_dir() and not job.folder.outputs.exists():
+        replaced.rename(job.folder.outputs)
+    return replaced
 
 
 class _Pieces(io.RawIOBase):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from gpurun.errors import StateError
 from gpurun.jobs import audit
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.states import State
-from gpurun.jobs.store import JobRecord, JobStore, end_queued_job, finish
+from gpurun.jobs.store import JobFolder, JobRecord, JobStore, end_queued_job, finish
 from gpurun.leases.allocate import Pass, run_pass
 from gpurun.leases.allocator import PATIENCE_S, allocator_lock
 from gpurun.leases.store import Lease, LeaseLock, LeaseStore
@@ -105,7 +106,8 @@ def _is_over(store: JobStore, leases: LeaseStore, record: JobRecord) -> bool:
 def start_supervisor(home: Path, lease: Lease, lock: LeaseLock, environ: Mapping[str, str]) -> None:
     """Start the supervisor of a leased job; the lock passes to it without a moment in between."""
     faults.point()
-    with (JobStore(home).get(lease.job).supervisor_log).open("ab") as log:
+    log = _log_of(JobStore(home).get(lease.job))
+    try:
         subprocess.Popen(
             [sys.executable, "-m", "gpurun.supervisor", lock.path.stem, str(lock.descriptor)],
             env={**environ, "GPURUN_HOME": str(home)},
@@ -116,5 +118,25 @@ def start_supervisor(home: Path, lease: Lease, lock: LeaseLock, environ: Mapping
             start_new_session=True,
             cwd="/",
         )
+    finally:
+        os.close(log)
     faults.point()
     lock.close()
+
+
+def _log_of(folder: JobFolder) -> int:
+    """A supervisor's log, open for appending; nowhere, if something else lies in its place.
+
+    Raises:
+        OSError: the job's folder is gone or damaged.
+    """
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(folder.supervisor_log, flags, 0o644)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+    except OSError:
+        if not os.path.lexists(folder.supervisor_log):
+            raise
+    return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from gpurun.errors import StateError
+from gpurun.jobs import durable
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobFolder, JobRecord
 from gpurun.leases.store import LeaseStore
@@ -31,11 +33,11 @@ def supervisor_trouble(folder: JobFolder, record: JobRecord, leases: LeaseStore)
 def _last_words(folder: JobFolder) -> str:
     """The last line of the supervisor's log, if nothing has happened after it."""
     try:
-        with folder.supervisor_log.open("rb") as stream:
+        with durable.opened(folder.supervisor_log) as stream:
             found = os.fstat(stream.fileno())
             stream.seek(max(0, found.st_size - TAIL_BYTES))
             lines = stream.read().decode("utf-8", "replace").splitlines()
-    except OSError:
+    except (OSError, StateError):
         return ""
     try:
         if folder.events.stat().st_mtime_ns > found.st_mtime_ns:

@@ -31,6 +31,7 @@ from gpurun.supervisor.hang import HangWatch
 from gpurun.supervisor.health import HealthWatch
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.joblog import read_lines
+from gpurun.supervisor.outputs_watch import OutputsWatch
 
 POLL_S = 0.2
 RECONNECT_S = 1.0
@@ -80,7 +81,7 @@ def watch(job: SupervisedJob) -> State:
     members = Members(job, seen.stop, on_join=follow)
     follow(job.members)
     checkpoints.thread().start()
-    tending = members.threads()
+    tending = [*members.threads(), *OutputsWatch(job, seen.stop).threads()]
     for thread in tending:
         thread.start()
     try:
@@ -94,7 +95,7 @@ def watch(job: SupervisedJob) -> State:
             checkpoints.keep()
     finally:
         seen.stop.set()
-        for thread in tending:  # from here on nobody else makes anything on the hosts
+        for thread in tending:  # from here on nobody else touches hosts or outputs
             thread.join()
 
 

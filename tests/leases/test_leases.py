@@ -69,6 +69,17 @@ def test_a_lease_is_born_locked_and_dies_with_its_holder(home):
     assert store.try_lock(LEASE.job) is None
 
 
+def test_what_a_grant_has_seen_is_durable_before_it_is_written(home, monkeypatch):
+    """Else a power cut could keep the new lease under the name that a lost one had, and forget where that one went."""
+    from gpurun.jobs import durable
+
+    leases, steps = LeaseStore(home), []
+    monkeypatch.setattr(durable, "sync_folder", lambda folder: steps.append(sorted(map(str, folder.glob("*.json")))))
+    leases.grant(LEASE).close()
+    path = str(leases.path(LEASE.job))
+    assert steps[-2:] == [[], [path]]
+
+
 def test_an_orphan_is_not_taken_for_the_lost_lease_of_its_job(home):
     """The lost rest of attempt 1 is held, attempt 2 is an orphan: each keeps its GPUs and its name."""
     store = LeaseStore(home)

@@ -1,0 +1,66 @@
+"""What `durable` promises beyond whole files; that it is enough for a power cut is tests/power's business."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpurun.jobs import audit, durable
+from gpurun.jobs.events import EventLog, EventTail
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """Every file and folder that was fsynced, in order."""
+    seen = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (seen.append(str(Path(f"/proc/self/fd/{fd}").readlink())), real(fd))[1])
+    return seen
+
+
+def test_a_folder_that_somebody_has_made_and_not_synced_is_synced_by_the_next(tmp_path, synced):
+    (tmp_path / "home").mkdir()  # by a process that was killed just then
+    durable.make_folder(tmp_path / "home" / "jobs")
+    assert synced[-2:] == [str(tmp_path), str(tmp_path / "home")]
+    del synced[:]
+    (tmp_path / "home" / "jobs" / "j").touch()
+    durable.make_folder(tmp_path / "home" / "jobs")
+    assert synced == []
+
+
+def test_the_place_of_a_folder_is_taken_by_a_file(tmp_path):
+    (tmp_path / "home").write_text("")
+    with pytest.raises(OSError, match=r"File exists|Not a directory"):
+        durable.make_folder(tmp_path / "home" / "jobs")
+
+
+def test_a_tree_is_synced_whole_and_nothing_is_followed_or_waited_for(tmp_path, synced):
+    tree = tmp_path / "tree"
+    (tree / "a").mkdir(parents=True)
+    (tree / "a" / "file").write_text("x")
+    (tree / "link").symlink_to("/etc")
+    os.mkfifo(tree / "pipe")
+    durable.sync_tree(tree)
+    assert sorted(synced) == sorted(map(str, [tree, tree / "a", tree / "a" / "file"]))
+
+
+@pytest.mark.parametrize("left", [b'{"t": 1, "ki', b"\0" * 40, b'{"t": 1}\n\0\0\0'])
+def test_what_a_power_cut_left_of_a_last_line_spoils_no_other(tmp_path, left):
+    path = tmp_path / "events.jsonl"
+    log, tail = EventLog(path, clock=lambda: 1.0), EventTail(path)
+    log.emit("first")
+    with path.open("ab") as file:
+        file.write(left)
+    log.emit("second")
+    log.emit("third")
+    assert [event["kind"] for event in tail.new() if "kind" in event] == ["first", "second", "third"]
+
+
+def test_the_audit_log_too(tmp_path):
+    audit.note(tmp_path, "submit", job="j-00000001")
+    with audit.audit_file(tmp_path).open("ab") as file:
+        file.write(b'{"time_s": 17')
+    audit.note(tmp_path, "grant", job="j-00000001")
+    assert [entry["what"] for entry in audit.read(tmp_path)] == ["submit", "damaged", "grant"]

@@ -1,0 +1,279 @@
+"""Hosts of a gang as a folder beside the state directory: the part of the world that a power cut of the head leaves.
+
+Whatever lives on a host is an empty folder whose name says all, made and removed in one system call, so that what the
+hosts had at any moment can be told from a recording. gpurun's own supervisor acts on them, through agents that answer
+the operations of `gpurun.node`; only the image, the pre-flight and the watching of containers are left out. The hosts
+see for themselves what no lease may allow: two gangs on one GPU.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tarfile
+import zlib
+from collections.abc import Iterator, Mapping
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from gpurun.errors import HostFailure
+from gpurun.jobs.states import State
+from gpurun.leases.store import Lease, LeaseLock, LeaseStore
+from gpurun.remote.agent import Reply
+from gpurun.remote.fleet import Results
+from gpurun.supervisor import life, prepare, spawn, start, stop, submission, waiter
+from gpurun.supervisor.ends import End, GangEnd
+from gpurun.supervisor.job import SupervisedJob
+from gpurun.supervisor.joblog import JobLog
+
+LINES = 3
+MOST_HOSTS = 3
+BOX = re.compile(r"box-(j-[0-9a-f]{8})-(\d+)-([\d.]+)-(created|running)")
+SAVED = re.compile(r"outputs-(j-[0-9a-f]{8})-(\d+)")
+NOTHING_LEFT = {"containers": [], "processes": [], "folder": False, "users": [], "gpu_problem": ""}
+
+
+class World:
+    """What is outside the head: its hosts, and what people were told (`told`)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def make(self, hosts: tuple[str, ...]) -> None:
+        for name in (*hosts, "told"):
+            (self.folder / name).mkdir(parents=True)
+
+    def tell(self, what: str) -> None:
+        """Something that people now rely on."""
+        (self.folder / "told" / what).mkdir(exist_ok=True)
+
+    def told(self, what: str) -> list[str]:
+        """Everything of one kind that people were told: what comes after ``what-``."""
+        names = sorted(path.name for path in self.folder.glob("told/*"))
+        return [name.removeprefix(f"{what}-") for name in names if name.startswith(f"{what}-")]
+
+    def things(self, host: str) -> list[str]:
+        return sorted(path.name for path in (self.folder / host).iterdir())
+
+    def hosts(self) -> list[str]:
+        return sorted(path.name for path in self.folder.glob("*") if path.name != "told")
+
+    def boxes(self, host: str) -> Iterator[tuple[str, int, tuple[int, ...], str, str]]:
+        """Containers: job, attempt, GPUs, status, and the name of the thing."""
+        for name in self.things(host):
+            if found := BOX.fullmatch(name):
+                yield found[1], int(found[2]), tuple(map(int, found[3].split("."))), found[4], name
+
+    def saved_step(self, host: str, job: str) -> int:
+        """The newest checkpoint of a job on a host; 0 = none."""
+        found = [SAVED.fullmatch(name) for name in self.things(host)]
+        return max((int(each[2]) for each in found if each and each[1] == job), default=0)
+
+    def save(self, host: str, job: str, step: int) -> None:
+        before = [name for name in self.things(host) if name.startswith(f"outputs-{job}-")]
+        (self.folder / host / f"outputs-{job}-{step}").mkdir(exist_ok=True)
+        for name in before:
+            if name != f"outputs-{job}-{step}":
+                (self.folder / host / name).rmdir()
+
+    def remove(self, host: str, begins: str) -> None:
+        for name in self.things(host):
+            if name.startswith(begins):
+                (self.folder / host / name).rmdir()
+
+
+class PowerAgent:
+    """The agent of one host, as far as a job's life needs it."""
+
+    def __init__(self, world: World, host: str, lease: Lease | None) -> None:
+        self.world, self.host, self.lease = world, host, lease
+        self.place = world.folder / host
+
+    def call(self, op: str, **arguments: Any) -> Reply:
+        return Reply(getattr(self, op.replace(".", "_"))(**arguments))
+
+    def stream(self, op: str, **arguments: Any) -> Iterator[Reply]:
+        yield from getattr(self, op.replace(".", "_"))(**arguments)
+
+    def gang_prepare(self, job: str, **_: object) -> Mapping[str, str]:
+        (self.place / f"files-{job}").mkdir(exist_ok=True)
+        return {
+            "public_key": "ssh-ed25519 AAAA", "uid": "1000", "gid": "1000", "user": "train", "home": "/home/train",
+            "hostname": self.host, "address": "10.0.0.1", "sshd": "/usr/sbin/sshd",
+        }  # fmt: skip
+
+    def gang_inspect(self, job: str) -> list[Mapping[str, str]]:
+        mine = [box for box in self.world.boxes(self.host) if box[0] == job]
+        return [{"attempt": str(attempt), "status": status} for _, attempt, _, status, _ in mine]
+
+    def gang_create(self, job: str, run: list[str], **_: object) -> None:
+        devices = run[run.index("--gpus") + 1]
+        gpus = tuple(map(int, re.findall(r"\d+", devices)))
+        attempt = run[run.index("--name") + 1].rpartition("-")[2]
+        for other, _, theirs, _, _ in self.world.boxes(self.host):
+            if other != job and set(gpus) & set(theirs):
+                self.world.tell(f"violation-{self.host} runs {other} and {job} on GPUs {gpus}, {theirs}")
+        (self.place / f"box-{job}-{attempt}-{'.'.join(map(str, gpus))}-created").mkdir()
+
+    def gang_start(self, container: str, **_: object) -> None:
+        for job, attempt, _, status, name in self.world.boxes(self.host):
+            if f"gpurun-{job}-{attempt}" == container and status == "created":
+                (self.place / name).rename(self.place / name.replace("-created", "-running"))
+
+    def gang_signal(self, job: str, **_: object) -> bool:
+        return False
+
+    def gang_progress(self, job: str, **_: object) -> Mapping[str, Any]:
+        return {"age_s": None, "ranks": {}}
+
+    def gang_fence(self, job: str, files: bool = True, outputs: bool = False, **_: object) -> Mapping[str, Any]:
+        if self.lease is not None and is_silent(self.lease, self.host):
+            raise HostFailure("it is silent", host=self.host)
+        self.world.remove(self.host, f"box-{job}-")
+        if files:
+            self.world.remove(self.host, f"files-{job}")
+        if outputs:
+            self.world.remove(self.host, f"outputs-{job}-")
+        return NOTHING_LEFT
+
+    def gang_outputs(self, job: str) -> Mapping[str, Any]:
+        return {"path": f"/outputs/{job}", "run": "/run", "newest": self.world.saved_step(self.host, job) or None}
+
+    def files_list(self, path: str) -> Mapping[str, list[int]]:
+        return {"checkpoint": [1, self.world.saved_step(self.host, Path(path).name), 1]}
+
+    def files_tar(self, path: str, known: Mapping[str, list[int]]) -> Iterator[Reply]:
+        yield Reply(None, checkpoint_tar(self.world.saved_step(self.host, Path(path).name)))
+        yield Reply({"entries": 1, "listing": self.files_list(path)})
+
+    def files_untar(self, dest: str, payload_in: Iterator[bytes]) -> Iterator[Reply]:
+        with tarfile.open(fileobj=io.BytesIO(b"".join(payload_in))) as archive:
+            content = archive.extractfile("checkpoint")
+            assert content is not None
+            self.world.save(self.host, Path(dest).name, int(content.read()))
+        yield Reply()
+
+    def files_rmtree(self, path: str) -> None:
+        self.world.remove(self.host, f"outputs-{Path(path).name}-")
+
+
+class PowerLinks:
+    """In the place of `gpurun.supervisor.links.Links`.
+
+    Args:
+        lease: whose attempt it is; None: hosts that were lost and are asked again, which answer by now.
+    """
+
+    fleet = None
+
+    def __init__(self, world: World, hosts: tuple[str, ...], lease: Lease | None = None) -> None:
+        self.targets = {host: PowerAgent(world, host, lease) for host in hosts}
+
+    def open(self, _hosts: object = None, **_: object) -> Mapping[str, HostFailure]:
+        return {}
+
+    def is_open(self, host: str) -> bool:
+        return host in self.targets
+
+    def agent(self, host: str) -> PowerAgent:
+        return self.targets[host]
+
+    def each(self, call: Any, hosts: Any = None) -> Results[Any]:
+        ok: dict[str, Any] = {}
+        failed: dict[str, Any] = {}
+        for host in self.targets if hosts is None else hosts:
+            try:
+                ok[host] = call(self.targets[host])
+            except HostFailure as error:
+                failed[host] = error
+        return Results(ok, failed)
+
+    def close(self) -> None:
+        pass
+
+
+def is_silent(lease: Lease, host: str) -> bool:
+    """Whether this host fails the attempt: the first one of a third of all first attempts that fit without it too."""
+    fails = lease.attempt == 1 and len(lease.grants) < MOST_HOSTS and zlib.crc32(lease.job.encode()) % 3 == 0
+    return fails and host == lease.grants[0].host
+
+
+def watch(world: World, job: SupervisedJob) -> State:
+    """RUNNING: the ranks print and save a checkpoint; then the launcher has ended."""
+    first, attempt = job.hosts[0], job.lease.attempt
+    silent = is_silent(job.lease, first)
+    if not silent:
+        step = world.saved_step(first, job.lease.job) + 1
+        world.save(first, job.lease.job, step)
+        world.tell(f"saved-{job.lease.job}-{step}")
+        world.tell(f"printed-{job.lease.job}-{attempt}")
+        log = JobLog(job.folder.log)
+        for line in printed(attempt):
+            if line.partition(" ")[0] >= log._last:  # as Docker, asked for what came since then
+                log.take("stdout", f"{line}\n".encode())
+        log.close()
+    job.check_requests(ladder=True)
+    if silent:
+        raise GangEnd(End(State.QUEUED, f"{first} is silent", 4, suspects=(first,)))
+    raise GangEnd(End(State.SUCCEEDED, "", 0, exit_code=0))
+
+
+def printed(attempt: int) -> list[str]:
+    """What the launcher of an attempt prints, with Docker's times in front."""
+    return [f"2026-01-01T00:{attempt:02}:00.{line:09}Z line {line} of attempt {attempt}" for line in range(LINES)]
+
+
+def checkpoint_tar(step: int) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        text = str(step).encode()
+        info = tarfile.TarInfo("checkpoint")
+        info.size = len(text)
+        archive.addfile(info, io.BytesIO(text))
+    return packed.getvalue()
+
+
+def carry(world: World, home: Path, lease: Lease, lock: LeaseLock) -> None:
+    """A supervisor's whole life: `gpurun.supervisor.__main__`, in this process."""
+    rest: tuple[Lease, LeaseLock] | None = (lease, lock)
+    if not lease.lost:
+        job = SupervisedJob(home, lease, lock)
+        life.live(job)
+        rest = job.lost
+        again(home)
+    if rest is not None:
+        stop.keep_asking(home, *rest)
+        again(home)
+
+
+def again(home: Path) -> None:
+    """The pass that follows the end of a job."""
+    if not LeaseStore(home).read_all().damaged:
+        spawn.run_pass_and_start(home, now_s=1e9, environ={})
+
+
+class _NoEngine:
+    """Every image is there."""
+
+    def __init__(self, _host: object) -> None:
+        pass
+
+    def image(self, _name: str) -> None:
+        return None
+
+
+def install(world: World, starts: Any) -> None:
+    """Have this process's gpurun act on the world. `starts(home, lease, lock, environ)` starts a supervisor."""
+    links = cached_property(lambda job: PowerLinks(world, job.hosts, job.lease))
+    links.__set_name__(SupervisedJob, "links")
+    SupervisedJob.links = links  # type: ignore[assignment]
+    SupervisedJob.nccl = None  # type: ignore[assignment]
+    stop.Links = lambda _, hosts: PowerLinks(world, tuple(hosts))  # type: ignore[assignment,misc]
+    prepare.examine = start.examine = lambda *_: None
+    prepare._ship_image = lambda *_: None
+    stop._end_log = lambda _: True  # `watch` has copied it
+    life.STEPS = {**life.STEPS, State.RUNNING: partial(watch, world)}
+    spawn.start_supervisor = starts
+    submission.Engine = _NoEngine  # type: ignore[assignment,misc]
+    submission.ensure_waiter = waiter.ensure_waiter = lambda *_: None

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from power_hosts import PowerLinks, World
+
+from gpurun.jobs.store import JobFolder
+from gpurun.supervisor.outputs import collect_outputs, send_outputs
+
+JOB = "j-00000001"
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A job on a host that has its third checkpoint; the head has the second."""
+    world = World(tmp_path / "world")
+    world.make(("h1",))
+    world.save("h1", JOB, 3)
+    folder = JobFolder(tmp_path / JOB)
+    folder.outputs.mkdir(parents=True)
+    (folder.outputs / "checkpoint").write_text("2")
+    account = SimpleNamespace(outputs_folder=lambda job: f"/outputs/{job}")
+    return SimpleNamespace(
+        world=world, folder=folder, hosts=("h1",), links=PowerLinks(world, ("h1",)), accounts={"h1": account},
+        lease=SimpleNamespace(job=JOB), spec=SimpleNamespace(outputs="/out", min_gpus=None), outputs_copied={},
+    )  # fmt: skip
+
+
+def kept(job):
+    return (job.folder.outputs / "checkpoint").read_text()
+
+
+def test_outputs_are_durable_before_the_hosts_are_removed(job, monkeypatch):
+    steps = []
+    from gpurun.jobs import durable
+
+    monkeypatch.setattr(durable, "sync_tree", lambda tree: steps.append(("tree", tree.name)))
+    monkeypatch.setattr(durable, "sync_folder", lambda folder: steps.append(("names", kept(job))))
+    remove = job.world.remove
+    monkeypatch.setattr(job.world, "remove", lambda *args: (steps.append(("removed", kept(job))), remove(*args)))
+    assert collect_outputs(job)
+    assert steps == [("tree", "outputs.arriving"), ("names", "3"), ("removed", "3")]
+    assert job.world.things("h1") == []
+
+
+def test_outputs_that_a_crash_left_half_replaced_are_put_back(job):
+    """Killed between the two renames, and then the host with the newer ones was lost."""
+    job.folder.outputs.rename(job.folder.path / "outputs.replaced")
+    job.world.remove("h1", "outputs-")
+    send_outputs(job)
+    assert kept(job) == "2"
+    assert job.world.saved_step("h1", JOB) == 2
+
+
+def test_a_crash_while_outputs_are_replaced_costs_nothing(job):
+    job.folder.outputs.rename(job.folder.path / "outputs.replaced")
+    assert collect_outputs(job)
+    assert kept(job) == "3"
+    assert not (job.folder.path / "outputs.replaced").exists()
