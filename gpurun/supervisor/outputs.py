@@ -50,14 +50,16 @@ def send_outputs(job: SupervisedJob) -> None:
 def collect_outputs(job: SupervisedJob) -> bool:
     """Bring the outputs to the head and remove them from the hosts; True when there is nothing left to bring.
 
-    What an earlier attempt left on the head is replaced only by a whole newer copy, which a power loss does not take
-    back: it is the only one once the hosts' are removed.
+    What the head has is replaced only by a whole newer copy, which a power loss does not take back: it is the only one
+    once the hosts' are removed. Of a host that cannot be reached the head keeps what it has.
     """
     if job.spec.outputs is None:
         return True
+    hosts = _writers(job)
+    answering = [host for host in hosts if job.links.is_open(host)]
     try:
-        if folders := output_folders(job):
-            copy_outputs(job, folders)
+        if folders := output_folders(job, answering):
+            copy_outputs(job, folders, onto=len(answering) < len(hosts))
     except HostFailure as error:
         job.note(f"the outputs could not be brought from {error.host} yet: {error.message}")
         return False
@@ -81,15 +83,23 @@ def _remove(agent: Agent, job: str) -> None:
     agent.call("files.rmtree", path=path)
 
 
-def output_folders(job: SupervisedJob) -> list[tuple[str, str]]:
+def _writers(job: SupervisedJob) -> Sequence[str]:
+    """The hosts that may have outputs: rank 0 is on the first, in an elastic gang on another if it is lost there."""
+    return job.hosts[:1] if job.spec.min_gpus is None else job.members
+
+
+def output_folders(job: SupervisedJob, hosts: Sequence[str] | None = None) -> list[tuple[str, str]]:
     """(host, folder) wherever there are outputs, the last one written to last.
 
+    Args:
+        hosts: which are asked; None = all that may have some.
+
     Raises:
-        HostFailure: a host that may have some does not say.
+        HostFailure: one of them does not say.
     """
-    # Rank 0 begins on the first host. In an elastic gang it goes to another one when it is lost there.
-    hosts = job.hosts[:1] if job.spec.min_gpus is None else job.members
-    asked = job.links.each(lambda agent: agent.call("gang.outputs", job=job.lease.job).value, hosts)
+    asked = job.links.each(
+        lambda agent: agent.call("gang.outputs", job=job.lease.job).value, _writers(job) if hosts is None else hosts
+    )
     for error in asked.failed.values():
         raise error
     written = sorted((said["newest"], host) for host, said in asked.ok.items() if said["newest"] is not None)
@@ -97,22 +107,31 @@ def output_folders(job: SupervisedJob) -> list[tuple[str, str]]:
 
 
 def copy_outputs(
-    job: SupervisedJob, folders: Sequence[tuple[str, str]], *, cancelled: Callable[[], bool] = lambda: False
+    job: SupervisedJob,
+    folders: Sequence[tuple[str, str]],
+    *,
+    onto: bool = False,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> None:
     """Replace the head's copy by what (host, folder) have; of files with the same name the last host's is kept.
 
     Only what has changed since the last copy is sent. A file that changes while it is read stays as it was in the last
     copy, or out: the head never has a torn one.
 
+    Args:
+        onto: keep what the head has besides.
+
     Raises:
         HostFailure: a host failed, or it was cancelled; the copy that was there stays.
     """
     arriving = job.folder.path / "outputs.arriving"
     shutil.rmtree(arriving, ignore_errors=True)
-    arriving.mkdir()
+    if onto and job.folder.outputs.is_dir():
+        shutil.copytree(job.folder.outputs, arriving, symlinks=True, copy_function=os.link)
+    arriving.mkdir(exist_ok=True)
     copied = {}
     for host, path in folders:
-        known = job.outputs_copied.get(host, {}) if len(folders) == 1 else {}
+        known = job.outputs_copied.get(host, {}) if len(folders) == 1 and not onto else {}
         try:
             copied[host] = _copy(job, host, path, arriving, known, cancelled)
         except (OpError, tarfile.TarError) as error:

@@ -52,7 +52,7 @@ def train(cluster: Cluster, folder, *flags: str, gpus: int = 2, steps: int = STE
     """Start a gang that trains, one rank on each host, and wait until it does; its id."""
     folder.mkdir(exist_ok=True)
     (folder / "recipe.yaml").write_text(
-        f"image: {TRAIN}\ngpus: {gpus}\noutputs: /out\nmax_restarts: 3\ngrace: 3s\n"
+        f"image: {TRAIN}\ngpus: {gpus}\noutputs: /out\noutputs_every: 2s\nmax_restarts: 3\ngrace: 3s\n"
         f"constraints: {{gpus_per_host: 1}}\ncommand: {json.dumps(['sh', '-c', TRAINING, str(steps)])}\n"
     )
     done = cluster.gpurun("submit", str(folder), "-i", str(cluster.inventory), *flags)

@@ -77,6 +77,20 @@ def test_a_host_is_powered_off(cluster, tmp_path):
     wait_until(lambda: {r["host"]: r for r in cluster.status()["hosts"]}[victim]["state"] == "ok", 90)
 
 
+def test_the_first_host_is_powered_off(cluster, tmp_path):
+    """It has the outputs; the gang goes on from the copy that the head has."""
+    job = train(cluster, tmp_path / "recipe")
+    cluster.wait_for_log(job, "step 15")
+    since = time.time()
+    cluster.lab.crash(cluster.job(job)["hosts"][0])
+    story = tell(cluster, job, "first host powered off", since)
+    record(story)
+    assert (story.state, story.restarts) == ("SUCCEEDED", 1)
+    assert story.noticed_s <= 20
+    assert story.again_s <= 60
+    assert story.resumed_from >= 5, "the checkpoints of ten steps ago are lost"
+
+
 def test_a_cable_is_pulled_and_put_back(cluster, tmp_path):
     job = train(cluster, tmp_path / "recipe")
     victim = cluster.job(job)["hosts"][1]
