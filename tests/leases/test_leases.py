@@ -80,6 +80,16 @@ def test_what_a_grant_has_seen_is_durable_before_it_is_written(home, monkeypatch
     assert steps[-2:] == [[], [path]]
 
 
+def test_what_no_writer_left_is_not_swept_and_stops_nobody(home):
+    submit(home, 1)
+    (home / "leases" / ".x.tmp").mkdir(parents=True)
+    (home / "leases" / ".y.tmp").touch()
+    ((_, lock),) = run_pass(home, now_s=2.0).granted
+    lock.close()
+    assert (home / "leases" / ".x.tmp").is_dir()
+    assert not (home / "leases" / ".y.tmp").exists()
+
+
 def test_an_orphan_is_not_taken_for_the_lost_lease_of_its_job(home):
     """The lost rest of attempt 1 is held, attempt 2 is an orphan: each keeps its GPUs and its name."""
     store = LeaseStore(home)
