@@ -126,20 +126,27 @@ def _sync(path: Path, flags: int) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """fsync a file that was appended to, and its folder: what is in it by now stays. Absent is fine."""
-    with suppress(FileNotFoundError):
-        _sync(path, os.O_NONBLOCK)
+    """fsync a file that was appended to, and its folder: what is in it by now stays. One that is none has nothing."""
+    with suppress(FileNotFoundError, StateError), opened(path) as stream:
+        os.fsync(stream.fileno())
         sync_folder(path.parent)
 
 
 def sync_tree(top: Path) -> None:
     """fsync every file and folder of a tree; links are names, and so synced with their folders."""
-    for folder, _, names in os.walk(top):
-        for name in names:
-            path = Path(folder, name)
-            if stat.S_ISREG(path.lstat().st_mode):
-                _sync(path, os.O_NONBLOCK)
-        sync_folder(Path(folder))
+    try:
+        for folder, _, names in os.walk(top, onerror=_raise):
+            for name in names:
+                path = Path(folder, name)
+                if stat.S_ISREG(path.lstat().st_mode):
+                    _sync(path, os.O_NONBLOCK)
+            sync_folder(Path(folder))
+    except PermissionError:  # modes may keep even their owner out
+        os.sync()
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def make_folder(folder: Path) -> None:

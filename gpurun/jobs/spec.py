@@ -12,14 +12,24 @@ from typing import Literal
 
 Controller = Literal["gloo", "mpi"]
 Locality = Literal["host", "rack", "any"]
+MOST_GPUS = 1024
+"""More GPUs than any host has; an inventory allows 128."""
 
 
 @dataclass(frozen=True)
 class Grant:
-    """GPUs of one host that belong to a gang, in rank order."""
+    """GPUs of one host that belong to a gang, in rank order.
+
+    Raises:
+        ValueError: there can be no such GPU, or it is named twice; what reads a file takes that for damage.
+    """
 
     host: str
     gpus: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if any(not 0 <= gpu < MOST_GPUS for gpu in self.gpus) or len(set(self.gpus)) != len(self.gpus):
+            raise ValueError(f"{str(self.gpus)[:80]} are no GPUs of a host")
 
 
 @dataclass(frozen=True)

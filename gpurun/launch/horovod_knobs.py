@@ -6,6 +6,7 @@ Source: ``horovodrun --help`` and `runner/common/util/config_parser.py` of Horov
 from __future__ import annotations
 
 import csv
+import math
 from dataclasses import replace
 
 from gpurun.jobs.spec import HorovodKnobs
@@ -68,8 +69,10 @@ def reuse(knobs: HorovodKnobs, log: str) -> HorovodKnobs:
         if not rows:
             return knobs
         best = {name: float(value) for name, value in rows[-1].items() if name and value}
+        if not all(map(math.isfinite, best.values())):
+            return knobs
         found = _tuned(best)
-    except (KeyError, TypeError, ValueError, OverflowError, csv.Error):
+    except (KeyError, TypeError, ValueError, csv.Error):
         return knobs
     kept = {name: value for name, value in found.items() if getattr(knobs, name) is None}
     return replace(knobs, autotune=False, **kept)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, Phase, settings
 
 LONG = 50_000
+LONGER = 10
 SNIPPETS = (
     b"", b"\0", b"\0" * 512, b"\xff\xfe", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"NaN", b"-Infinity", b"1e999", b"-0.0",
     b"1e308", b"9" * 5000, b"-1", b"4294967296", b'"\\ud800"', b'"\\u0000"', b'"\x1b[2J"', "\u202e".encode(), b"null",
@@ -38,11 +39,17 @@ WRONG = st.sampled_from(VALUES).map(deepcopy)
 
 
 def examples(count: int) -> Callable[[Any], Any]:
-    """So many examples, the same ones every time; as many as the long profile says where it is loaded."""
-    if settings.get_current_profile_name() == "long":
-        return settings()
-    return settings(max_examples=count, derandomize=True, deadline=None, database=None,
-                    phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck))  # fmt: skip
+    """So many examples, the same ones every time; with the long profile ten times as many, other ones every time."""
+    long = settings.get_current_profile_name() == "long"
+    return settings(
+        max_examples=count * (LONGER if long else 1),
+        derandomize=not long,
+        deadline=None,
+        database=None,
+        print_blob=long,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 @st.composite

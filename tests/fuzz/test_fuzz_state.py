@@ -60,7 +60,7 @@ COMMANDS = (
     ("inventory", "cordon", "h3"), ("inventory", "uncordon", "h1"), ("recover", "--discard", "RUNS.json"),
 )  # fmt: skip
 CODES = (0, 1, 2, 4, 5)
-EXAMPLE_S = 10
+EXAMPLE_S = 20
 NEVER_WRITTEN_AGAIN = ("jobs/RUNS/spec.json", "jobs/RUNS/plan.json", "jobs/LOST/spec.json", "jobs/WAITS/spec.json")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import BadInput
+from gpurun.inventory.load import load
 from gpurun.inventory.locate import find
 
 
@@ -37,3 +38,11 @@ def test_a_named_one_is_never_skipped(tmp_path: Path, monkeypatch: pytest.Monkey
         find("nope.yaml", {})
     with pytest.raises(BadInput, match="no inventory at"):
         find(None, {"GPURUN_INVENTORY": "/nope.yaml"})
+
+
+@pytest.mark.parametrize(
+    ("named", "why"), [("~nobody-of-that-name/i.yaml", "no such user"), ("x" * 5000, "File name too long")]
+)
+def test_a_name_that_cannot_be_looked_up(named: str, why: str) -> None:
+    with pytest.raises(BadInput, match=why):
+        load(find(named, {}))

@@ -64,3 +64,24 @@ def test_the_audit_log_too(tmp_path):
         file.write(b'{"time_s": 17')
     audit.note(tmp_path, "grant", job="j-00000001")
     assert [entry["what"] for entry in audit.read(tmp_path)] == ["submit", "damaged", "grant"]
+
+
+def test_a_tree_that_keeps_its_owner_out_is_synced_with_everything_else(tmp_path, monkeypatch):
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "file").touch()
+    calls = []
+    monkeypatch.setattr(os, "sync", lambda: calls.append("all"))
+    real = os.open
+    monkeypatch.setattr(os, "open", lambda path, *rest: real(path, *rest) if Path(path).is_dir() else refuse())
+    durable.sync_tree(tmp_path / "tree")
+    assert calls == ["all"]
+
+
+def refuse():
+    raise PermissionError
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to(path), lambda path: None])
+def test_what_is_no_file_is_not_waited_for(tmp_path, make):
+    make(tmp_path / "log")
+    durable.sync_file(tmp_path / "log")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,14 @@ def test_a_gpu_count_that_cannot_be(tmp_path, gpus):
         ("gpus: 5\ngpus: 6", "given twice"),
         ("x: !!python/object/apply:os.system ['true']", "tags and directives are not allowed"),
         ("\tgpus: 4", "tab"),
+        (f"time_limit: {'9' * 400}d", "time_limit must be a time such as"),
+        ("time_limit: 3651d", "time_limit must be at most 3650d"),
+        ("horovod: {gloo_timeout: 99999999999999999999999d}", "gloo_timeout must be at most 3650d"),
+        ("shm_size: 99999999999999999999999TiB", "shm_size must be at most"),
+        ("env: {[a]: b}", "env has a key that is no plain word"),
+        ("env: {A: 1, A: 2}", "env has the key 'A' twice"),
+        ("env: {A: [1]}", "env must be text"),
+        ("name: [a]", "name must be 1 to 200"),
     ],
 )
 def test_wrong_values_name_their_place(tmp_path, line, message):
@@ -149,3 +158,31 @@ def test_no_text_is_a_traceback(tmp_path_factory, text):
         build(read(folder), {}, {})
     except BadInput as error:
         assert error.exit_code == 2
+
+
+@pytest.mark.parametrize("place", ["x" * 5000, "a" * 300 + "/recipe.yaml"])
+def test_a_path_that_cannot_be_looked_at(place):
+    with pytest.raises(BadInput, match="cannot read the recipe: File name too long"):
+        read(Path(place))
+
+
+def test_a_pipe_is_no_recipe(tmp_path):
+    os.mkfifo(tmp_path / "recipe.yaml")
+    with pytest.raises(BadInput, match="must be a regular file"):
+        read(tmp_path)
+
+
+def test_a_recipe_that_fails_while_it_is_read():
+    with pytest.raises(BadInput, match="cannot read the recipe"):
+        read(Path("/proc/self/mem"))
+
+
+def test_a_recipe_without_end():
+    with pytest.raises(BadInput, match="regular file"):
+        read(Path("/dev/zero"))
+
+
+@pytest.mark.parametrize("given", [{"command": ("a\udcff",)}, {"name": "\udcff"}, {"env": {"A": "\udcff"}}])
+def test_what_is_not_utf_8_is_refused_before_anything_is_stored(given):
+    with pytest.raises(BadInput, match="is not UTF-8"):
+        build(None, {"image": "i", "gpus": 1, "command": ("true",), **given}, {})

@@ -93,6 +93,28 @@ def test_a_damaged_record_is_reported_not_hidden(store, damage):
     assert len(damaged) == 1
 
 
+def test_a_flipped_bit_in_a_text_is_reported(store):
+    """JSON all right, UTF-8 no more."""
+    path = create(store).path / "state.json"
+    path.write_bytes(path.read_bytes().replace(b'"pool"', b'"p\xefol"').replace(b'"reason": ""', b'"reason": "\xe3"'))
+    with pytest.raises(StateError, match="is not a valid JobRecord"):
+        durable.read_record(path, JobRecord)
+
+
+@pytest.mark.parametrize("name", ["j-00000000", "../../x", "\0", ""])
+def test_a_record_that_names_another_job_is_reported(store, name):
+    folder = create(store)
+    durable.write_record(folder.path / "state.json", replace(folder.record(), id=name))
+    with pytest.raises(StateError, match=r"names job .*, not its own"):
+        folder.record()
+
+
+def test_a_disk_that_fails_is_reported(monkeypatch):
+    monkeypatch.setattr(durable, "opened", lambda _: open("/proc/self/mem", "rb", buffering=0))  # noqa: PTH123, SIM115 (closed by the reader)
+    with pytest.raises(StateError, match="cannot be read: Input/output error"):
+        durable.read_record(Path("state.json"), JobRecord)
+
+
 @given(data=st.binary(max_size=300))
 @settings(max_examples=200)
 def test_no_bytes_are_a_traceback(tmp_path_factory, data):

@@ -53,7 +53,10 @@ def test_a_finished_autotune_is_used_again():
     )
 
 
-@pytest.mark.parametrize("log", ["", HEADER, "nonsense\n1,2\n", HEADER + "0,0,0,1,x,64,1\n", HEADER + "0,0\n", "\0"])
+ROWS = ["0,0,0,1,x,64,1\n", "0,0\n", "0,0,0,1,1.5,1e400,9\n", "0,0,0,1,inf,64,9\n", "9" * 200_000]
+
+
+@pytest.mark.parametrize("log", ["", HEADER, "nonsense\n1,2\n", "\0", *(HEADER + row for row in ROWS)])
 def test_a_log_without_a_whole_row_changes_nothing(log):
     knobs = HorovodKnobs(autotune=True)
     assert reuse(knobs, log) == knobs

@@ -15,6 +15,7 @@ import pytest
 from gpurun.errors import StateError
 from gpurun.leases import allocator
 from gpurun.leases.allocator import allocator_lock, holder
+from gpurun.leases.waiters import waiter_lives
 
 HOLD = """
 import sys, time
@@ -207,3 +208,14 @@ def test_without_a_line_there_is_still_a_lock(tmp_path, processes):
     first.stdout.readline()
     with pytest.raises(StateError, match="did not come free"), allocator_lock(tmp_path, patience_s=0.1):
         pass
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("place", ["line/1", "line/x", "locks.json", "waiters/0.lock"])
+def test_a_pipe_in_the_place_of_a_file_makes_nobody_wait(tmp_path, place):
+    """In a shared state directory anybody of the group can put one into the line."""
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    os.mkfifo(tmp_path / place)
+    with allocator_lock(tmp_path, patience_s=5.0):
+        assert holder(tmp_path).pid == os.getpid()
+    assert not waiter_lives(tmp_path, os.getuid())

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -78,6 +79,29 @@ def test_what_a_grant_has_seen_is_durable_before_it_is_written(home, monkeypatch
     leases.grant(LEASE).close()
     path = str(leases.path(LEASE.job))
     assert steps[-2:] == [[], [path]]
+
+
+@pytest.mark.parametrize("gpus", ["[-1, 1]", "[0, 1000000000000]", "[0, 0]"])
+def test_a_lease_on_gpus_that_cannot_be_is_damaged(home, gpus):
+    LeaseStore(home).grant(LEASE).close()
+    path = LeaseStore(home).path(LEASE.job)
+    document = {**json.loads(path.read_text()), "grants": [{"host": "h1", "gpus": json.loads(gpus)}]}
+    path.write_text(json.dumps(document))
+    (error,) = LeaseStore(home).read_all().damaged
+    assert "are no GPUs of a host" in error.message
+    submit(home, 1)
+    with pytest.raises(StateError, match="nothing is granted"):
+        run_pass(home, now_s=2.0)
+
+
+def test_what_no_writer_left_is_not_swept_and_stops_nobody(home):
+    submit(home, 1)
+    (home / "leases" / ".x.tmp").mkdir(parents=True)
+    (home / "leases" / ".y.tmp").touch()
+    ((_, lock),) = run_pass(home, now_s=2.0).granted
+    lock.close()
+    assert (home / "leases" / ".x.tmp").is_dir()
+    assert not (home / "leases" / ".y.tmp").exists()
 
 
 def test_an_orphan_is_not_taken_for_the_lost_lease_of_its_job(home):
