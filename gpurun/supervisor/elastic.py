@@ -30,7 +30,7 @@ from gpurun.supervisor.stop import cordon_lost, cordon_suspect, fence, found_aga
 TEND_S = 0.5
 FENCE_AGAIN_FIRST_S = 1.0
 FENCE_AGAIN_MOST_S = 60.0
-GROW_AGAIN_FIRST_S = 10.0
+GROW_AGAIN_FIRST_S = 5.0
 GROW_AGAIN_MOST_S = 300.0
 COUNT_RANKS_S = 15.0
 IDLE_COUNTS = 2

@@ -212,12 +212,47 @@ def waiter_dies(cluster: Cluster, point: int) -> Crash:
     return crash
 
 
+def supervisor_of_an_elastic_gang_dies(cluster: Cluster, point: int) -> Crash:
+    """While a host leaves the gang and comes back: whoever carries on has every GPU in one lease, and fences first."""
+    with fault(cluster, "supervisor", 10_000):
+        job = submit(cluster, ENDLESS, min_gpus=1)
+    cluster.wait_for_log(job, "line 1")
+    kill_supervisor(cluster, job)
+    cluster.lab.run(record(cluster, job).granted[1].host, ["docker", "kill", f"gpurun-{job}-1"])
+    with fault(cluster, "supervisor", point):
+        cluster.gpurun("status", "-i", str(cluster.inventory))
+    place = wait_until_whole_or_dead(cluster, job)
+    cluster.gpurun("status", "-i", str(cluster.inventory))
+    assert wait_until_whole_or_dead(cluster, job, again=True) is None
+    assert record(cluster, job).attempt == 1
+    cluster.gpurun("cancel", "--no-wait", job)
+    crash = Crash(place or death_of_supervisor(cluster, job))
+    cluster.gpurun("status", "-i", str(cluster.inventory))
+    must_be_cancelled(cluster, job)
+    return crash
+
+
+def wait_until_whole_or_dead(cluster: Cluster, job: str, *, again: bool = False) -> str | None:
+    """Wait until an elastic gang has lost a host and has it back; or where its supervisor has died meanwhile."""
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        place = told(JobStore(cluster.home).get(job).supervisor_log.read_text())
+        lease = LeaseStore(cluster.home).read(job)
+        if place is not None and not again:
+            return place
+        if lease is not None and lease.joins and not lease.apart and len(lease.members) == len(cluster.lab.hosts):
+            return None
+        time.sleep(0.02)
+    raise AssertionError(f"{job} is not whole again: {lease}")
+
+
 SCENARIOS: Mapping[str, Callable[[Cluster, int], Crash]] = {
     "submit": submit_dies,
     "supervisor": supervisor_dies,
     "supervisor, another job waits": supervisor_dies_while_one_waits,
     "supervisor, cancelled while it starts": supervisor_dies_while_cancelled,
     "supervisor, cancelled while it runs": running_gang_is_cancelled,
+    "supervisor of an elastic gang": supervisor_of_an_elastic_gang_dies,
     "cancel": cancel_dies,
     "cancel of a queued job": cancel_of_a_queued_job_dies,
     "recover": recover_dies,
@@ -226,12 +261,13 @@ SCENARIOS: Mapping[str, Callable[[Cluster, int], Crash]] = {
 }
 
 
-def submit(cluster: Cluster, command: str = "true", *, gpus: int = 2) -> str:
+def submit(cluster: Cluster, command: str = "true", *, gpus: int = 2, min_gpus: int | None = None) -> str:
     """A gang over both hosts; its id."""
     recipe = cluster.folder / "recipe.yaml"
     recipe.write_text(f"image: {IMAGE}\ngpus: {gpus}\ngrace: 1s\ncommand: [{command}]\n")
     each = gpus // len(cluster.lab.hosts)
-    done = cluster.gpurun("submit", str(recipe), "-i", str(cluster.inventory), "--gpus-per-host", str(each))
+    elastic = () if min_gpus is None else ("--min-gpus", str(min_gpus))
+    done = cluster.gpurun("submit", str(recipe), "-i", str(cluster.inventory), "--gpus-per-host", str(each), *elastic)
     assert done.code == 0, done.err
     return done.out.strip()
 

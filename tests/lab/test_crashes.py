@@ -15,6 +15,7 @@ SAMPLE = {
     "supervisor, another job waits": (45,),
     "supervisor, cancelled while it starts": (12,),
     "supervisor, cancelled while it runs": (4, 9),
+    "supervisor of an elastic gang": (12, 16, 20, 45, 60),
     "cancel": (1, 2),
     "cancel of a queued job": (2, 4),
     "recover": (1, 2),
