@@ -17,11 +17,11 @@ import pytest
 from power_recording import Op
 
 JOBS = 9
-BOOTED = 80
+BOOTED = 40
 EXACT = ("world",)
 
 pytestmark = [
-    pytest.mark.timeout(60),
+    pytest.mark.timeout(120),
     pytest.mark.skipif(not power_recording.available(), reason="strace cannot record here"),
 ]
 
