@@ -124,7 +124,8 @@ def read(home: Path) -> Iterator[Mapping[str, Any]]:
                     streams.insert(0, stream)  # for a moment, both names are those of one file
         for stream in streams:
             while line := stream.readline(MAX_LINE_BYTES):
-                yield _entry(line)
+                if line.strip():  # else it parts a line from one that seemed torn
+                    yield _entry(line)
 
 
 def _entry(line: bytes) -> Mapping[str, Any]:

@@ -80,7 +80,8 @@ def _write(path: Path, data: bytes, *, mode: int, lock: bool) -> int:
 def append_line(path: Path, line: str, *, mode: int = 0o644) -> None:
     """Append a line to a file of lines, in one write and unsynced: of several processes, lines never mix.
 
-    What a power loss has left of a last line, torn or zeros, stays a line of its own.
+    What a power loss has left of a last line, torn or zeros, stays a line of its own. A line that another process is
+    writing just now may look torn: then an empty line parts the two.
 
     Raises:
         StateError: it is not a file.

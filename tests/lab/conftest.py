@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
+from cluster import Cluster
+from faulting import wait_until
 from own_labs import own_lab
 
 from gpurun.lab import Lab, LabSpec
@@ -56,3 +58,18 @@ def named_lab():
     yield make
     for each in made:
         each.down(purge=True)
+
+
+@pytest.fixture
+def mended(train_lab, tmp_path):
+    """A cluster whose hosts are switched on and plugged in again at the end; then nothing of any job may be left."""
+    made = Cluster(train_lab, tmp_path)
+    yield made
+    for host in train_lab.hosts:
+        train_lab.boot(host.name)
+        train_lab.heal(host.name)
+    for job in made.status()["jobs"]:
+        if job["ended_s"] is None:
+            made.gpurun("cancel", job["id"])
+    wait_until(lambda: not list((made.home / "leases").glob("[!.]*")), 90)
+    made.assert_nothing_left()

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
@@ -103,3 +104,10 @@ def kill_supervisor(cluster: Cluster, job: str) -> None:
 def is_adopted(cluster: Cluster, job: str) -> bool:
     """Whether a supervisor holds the job's lease."""
     return LeaseStore(cluster.home).is_alive(job)
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

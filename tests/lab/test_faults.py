@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster import TRAIN, Cluster
-from faulting import STEPS, assert_no_step_lost, events, is_adopted, kill_supervisor, tell, train
+from cluster import TRAIN
+from faulting import STEPS, assert_no_step_lost, events, is_adopted, kill_supervisor, tell, train, wait_until
 
 from gpurun.jobs.store import CancelRequest, JobStore
 
@@ -18,24 +18,8 @@ pytestmark = [pytest.mark.lab, pytest.mark.alone, pytest.mark.train, pytest.mark
 
 
 @pytest.fixture
-def cluster(train_lab, tmp_path):
-    made = Cluster(train_lab, tmp_path)
-    yield made
-    for host in train_lab.hosts:
-        train_lab.boot(host.name)
-        train_lab.heal(host.name)
-    for job in made.status()["jobs"]:
-        if job["ended_s"] is None:
-            made.gpurun("cancel", job["id"])
-    wait_until(lambda: not list((made.home / "leases").glob("[!.]*")), 90)
-    made.assert_nothing_left()
-
-
-def wait_until(condition, timeout_s):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+def cluster(mended):
+    return mended
 
 
 def record(story):
