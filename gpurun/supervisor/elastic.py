@@ -13,9 +13,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from gpurun import faults
-from gpurun.errors import GpurunError, HostFailure
+from gpurun.errors import GpurunError, HostFailure, StateError
+from gpurun.jobs import durable
 from gpurun.jobs.store import FirstFailure
 from gpurun.launch import elastic
 from gpurun.leases import members as lease_steps
@@ -30,8 +32,10 @@ from gpurun.supervisor.stop import cordon_lost, cordon_suspect, fence, found_aga
 TEND_S = 0.5
 FENCE_AGAIN_FIRST_S = 1.0
 FENCE_AGAIN_MOST_S = 60.0
-GROW_AGAIN_FIRST_S = 5.0
-GROW_AGAIN_MOST_S = 300.0
+GROW_FIRST_S = 5.0
+"""After the gang has changed; then longer each time, as long as nothing is free, or what is free is of no use."""
+NOTHING_FREE_MOST_S = 30.0
+OF_NO_USE_MOST_S = 300.0
 COUNT_RANKS_S = 15.0
 IDLE_COUNTS = 2
 """A host without ranks, so often in a row, has left: Horovod never uses a host again on which a rank failed."""
@@ -44,12 +48,15 @@ class Members:
         self._job = job
         self._stop = stop
         self._on_join = on_join
+        job.ssh_port = _port(job)
         self._lock = threading.Lock()
         self._joining: set[str] = set()
         self._listed: object = None  # the lease whose members the driver's list has
         self._to_cut = False
         self._fence_again_s = FENCE_AGAIN_FIRST_S
         self._fence_next = self._count_next = 0.0
+        self._grow_wait_s = GROW_FIRST_S
+        self._grow_next = time.monotonic() + GROW_FIRST_S
         self._had_ranks: set[str] = set()
         self._idle: Counter[str] = Counter()
 
@@ -82,6 +89,7 @@ class Members:
             )
         self._fence_next, self._fence_again_s = 0.0, FENCE_AGAIN_FIRST_S
         self._to_cut = cut
+        self._grow_after(GROW_FIRST_S)
         self._say_size()
 
     def _change(
@@ -191,31 +199,43 @@ class Members:
 
     def _grow(self) -> None:
         """Take what is free and wanted by nobody, until the gang has what it asked for."""
-        wait_s = GROW_AGAIN_FIRST_S
-        while not self._stop.wait(wait_s):
+        while not self._stop.wait(TEND_S):
+            if time.monotonic() < self._grow_next:
+                continue
             try:
-                self._take_and_bring_in()
+                grown = self._take_and_bring_in()
+                self._grow_after(GROW_FIRST_S if grown else min(2 * self._grow_wait_s, NOTHING_FREE_MOST_S))
             except (GangEnd, GpurunError) as error:
                 self._job.note(f"it cannot grow yet: {error}")
-                wait_s = min(2 * wait_s, GROW_AGAIN_MOST_S)
-            else:
-                wait_s = GROW_AGAIN_FIRST_S
+                self._grow_after(min(2 * self._grow_wait_s, OF_NO_USE_MOST_S))
 
-    def _take_and_bring_in(self) -> None:
+    def _grow_after(self, wait_s: float) -> None:
+        self._grow_wait_s, self._grow_next = wait_s, time.monotonic() + wait_s
+
+    def _take_and_bring_in(self) -> bool:
+        """Grow, if the gang has fewer GPUs than it wants and there are some; whether it did.
+
+        Raises:
+            GangEnd, GpurunError: hosts could not be brought in; others come first the next time.
+        """
         job = self._job
         if sum(len(grant.gpus) for grant in job.lease.grants) >= job.spec.gpus or job.request() is not None:
-            return
+            return False
         with self._lock:
             held, hosts = lease_steps.grow(job.home, (job.lease, job.lock), job.inventory, now_s=job.clock())
             job.lease, job.lock = held
             self._joining.update(hosts)
         if not hosts:
-            return
+            return False
         try:
             self._bring_in(hosts)
+        except (GangEnd, GpurunError):
+            self._change(lease_steps.put_apart, hosts, avoid=hosts)
+            raise
         finally:  # who is still apart now is fenced
             self._joining.difference_update(hosts)
             self._fence_next, self._fence_again_s = 0.0, FENCE_AGAIN_FIRST_S
+        return True
 
     def _bring_in(self, hosts: Sequence[str]) -> None:
         """Prepare hosts as those of the beginning were, and make them members.
@@ -247,3 +267,18 @@ class Members:
         for host in hosts:
             job.events.emit("host", host=host, state="joined the gang")
         self._say_size()
+
+
+@dataclass(frozen=True)
+class _Started:
+    """The part of ``plan.json`` that a later supervisor cannot know from the lease: that port may have been taken."""
+
+    ssh_port: int
+
+
+def _port(job: SupervisedJob) -> int:
+    """The port of the job's own sshd in this attempt."""
+    try:
+        return durable.read_record(job.folder.path / "plan.json", _Started).ssh_port
+    except (FileNotFoundError, StateError):
+        return job.ssh_port

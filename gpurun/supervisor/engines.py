@@ -31,14 +31,14 @@ def stopped_engines(job: SupervisedJob, ended_ago_s: float | None, out_s: Mappin
         ended_ago_s: how long ago the launcher ended; None = it has not.
         out_s: when a host's engine was last seen not to answer, on the monotonic clock.
     """
-    gone = job.links.open(timeout_s=REACH_TIMEOUT_S)
+    gone = job.links.open(job.members, timeout_s=REACH_TIMEOUT_S)
     asked = job.links.each(
         lambda agent: agent.call("gang.engine", job=job.lease.job, timeout_s=ASK_TIMEOUT_S).value,
-        [host for host in job.hosts if host not in gone],
+        [host for host in job.members if host not in gone],
     )
     now = time.monotonic()
     causes = []
-    for host in job.hosts:
+    for host in job.members:
         if host in gone:
             causes.append(Cause(now, host, "host-lost", "the host cannot be reached", gone[host].message, "host"))
             continue

@@ -57,7 +57,7 @@ class HealthWatch:
 
     def first(self, lines: list[str]) -> Cause | None:
         """The cause of an attempt that has just failed, after one more look at every host that answers."""
-        hosts = [host for host in self._job.hosts if self._job.links.is_open(host)]
+        hosts = [host for host in self._job.members if self._job.links.is_open(host)]
         age_s = self._age_s()
         looked = self._job.links.each(
             lambda agent: (

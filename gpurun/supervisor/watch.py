@@ -66,7 +66,7 @@ def watch(job: SupervisedJob) -> State:
     Raises:
         GangEnd: always; with the outcome.
     """
-    job.links.open()
+    job.links.open(job.members)
     seen = Watched()
     hang = HangWatch(job)
     health = HealthWatch(job, seen.stop)

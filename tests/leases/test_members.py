@@ -1,0 +1,81 @@
+"""Hosts that join and leave an elastic gang's lease, one file for another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpurun.errors import StateError
+from gpurun.inventory.load import load
+from gpurun.jobs.spec import Grant, JobSpec
+from gpurun.jobs.store import JobStore
+from gpurun.leases import members
+from gpurun.leases.allocate import run_pass
+from gpurun.leases.store import LeaseStore
+
+INVENTORY = """\
+version: 1
+defaults: {user: train, generation: pascal, gpus: 2, fabric: tcp}
+fabrics: {tcp: {kind: tcp, interface: eth0}}
+racks: {r1: {hosts: {"h[1-3]": {}}}}
+"""
+
+
+@pytest.fixture
+def home(tmp_path):
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    return tmp_path
+
+
+def submit(home: Path, gpus: int, least: int | None = None) -> str:
+    spec = JobSpec(name="n", image="i", gpus=gpus, min_gpus=least, command=("true",))
+    return JobStore(home).create(spec, inventory=home / "inventory.yaml", now_s=1.0).id
+
+
+def grow(home, held):
+    return members.grow(home, held, load(home / "inventory.yaml"), now_s=3.0)
+
+
+def granted(home):
+    (held,) = run_pass(home, now_s=2.0).granted
+    return held
+
+
+def test_a_host_leaves_is_fenced_and_comes_back_under_one_lock(home):
+    job, store = submit(home, 6, least=2), LeaseStore(home)
+    held = granted(home)
+    assert [grant.host for grant in held[0].members] == ["h1", "h2", "h3"]
+    held = members.put_apart(home, held, ["h2"])
+    assert [grant.host for grant in store.read(job).members] == ["h1", "h3"]
+    assert store.is_alive(job)
+    assert run_pass(home, now_s=2.0).granted == ()
+    other = submit(home, 2)
+    assert run_pass(home, now_s=2.0).granted == (), "GPUs of a host that is not fenced were given away"
+    held, joined = grow(home, held)
+    assert joined == ()
+    held = members.let_go(home, held, ["h2"])
+    ((lease, lock),) = run_pass(home, now_s=2.0).granted
+    assert (lease.job, lease.grants) == (other, (Grant("h2", (0, 1)),))
+    assert grow(home, held)[1] == ()
+    store.release(lock)
+    JobStore(home).get(other).path.rename(home / "gone")
+    held, joined = grow(home, held)
+    assert joined == ("h2",)
+    assert store.read(job).apart == ("h2",)
+    held = members.take_in(home, held, joined)
+    assert (held[0].apart, held[0].joins) == ((), ("h2",))
+    assert held[1].is_current() and store.read(job) == held[0]
+
+
+def test_it_does_not_grow_while_a_lease_is_damaged_or_anybody_waits(home):
+    submit(home, 6, least=2)
+    held = members.let_go(home, members.put_apart(home, granted(home), ["h3"]), ["h3"])
+    waiting = submit(home, 6)
+    assert grow(home, held)[1] == ()
+    JobStore(home).get(waiting).path.rename(home / "gone")
+    (home / "leases" / "j-ffffffff.json").write_text("{")
+    with pytest.raises(StateError):
+        grow(home, held)
+    (home / "leases" / "j-ffffffff.json").unlink()
+    assert grow(home, held)[1] == ("h3",)

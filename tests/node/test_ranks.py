@@ -1,0 +1,106 @@
+"""Ranks found by their environment, and their connections shut down from outside."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from gpurun.node import ranks
+from gpurun.node.call import Call
+
+JOB = "j-0a1b2c3d"
+LISTEN = """
+import socket
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+held = [server.accept()[0] for _ in range(2)]
+for each in held:
+    print("read", each.recv(1), flush=True)
+"""
+CONNECT = """
+import socket, sys
+held = [socket.create_connection(("127.0.0.1", int(port))) for port in sys.argv[1:]]
+print("connected", flush=True)
+print("read", held[0].recv(1), flush=True)
+input()
+"""
+
+
+@pytest.fixture
+def start():
+    started = []
+
+    def run(code, *args, job=JOB, **environ):
+        environ = {"HOROVOD_RANK": "0", **environ} if job else environ
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", code, *args], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                env={**os.environ, **environ, **({"GPURUN_JOB": job} if job else {})},
+            )
+        )  # fmt: skip
+        return started[-1]
+
+    yield run
+    for each in started:
+        each.kill()
+        each.wait()
+        each.stdout.close()
+
+
+def call():
+    return Call(1, lambda *_: None, False, b"")
+
+
+def said(process):
+    return process.stdout.readline().strip()
+
+
+def cut(addresses=("127.0.0.1",)):
+    return ranks.cut(call(), JOB, list(addresses))
+
+
+def test_ranks_are_counted_by_job(start):
+    before = ranks.count(call(), JOB)
+    start("import time; print(1, flush=True); time.sleep(60)").stdout.readline()
+    start("import time; print(1, flush=True); time.sleep(60)", job="j-ffffffff").stdout.readline()
+    assert (before, ranks.count(call(), JOB), ranks.count(call(), "../..")) == (0, 1, 0)
+
+
+def test_both_sides_learn_at_once(start):
+    server = start(LISTEN, job=None)
+    port = said(server)
+    rank = start(CONNECT, port, port)
+    assert said(rank) == "connected"
+    began = time.monotonic()
+    assert cut() == {"cut": 2, "refused": 0}
+    assert said(rank) == "read b''"
+    assert said(server) == "read b''"
+    assert time.monotonic() - began < 5
+
+
+def test_the_rendezvous_strangers_and_other_addresses_are_spared(start):
+    server = start(LISTEN, job=None)
+    port = said(server)
+    rendezvous = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": port}
+    assert said(start(CONNECT, port, **rendezvous)) == "connected"
+    assert said(start(CONNECT, port, job=None)) == "connected"
+    assert cut() == {"cut": 0, "refused": 0}
+    assert cut(["10.0.0.1", "", "no address"]) == {"cut": 0, "refused": 0}
+
+
+def test_where_the_kernel_forbids_it_that_is_said(start, monkeypatch):
+    server = start(LISTEN, job=None)
+    port = said(server)
+    assert said(start(CONNECT, port)) == "connected"
+
+    def forbidden(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(ranks, "_system_call", forbidden)
+    assert cut() == {"cut": 0, "refused": 1}
+    monkeypatch.setattr(ranks, "_system_call", lambda *_: (_ for _ in ()).throw(ProcessLookupError(3, "gone")))
+    assert cut() == {"cut": 0, "refused": 0}
