@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from gpurun import faults
-from gpurun.errors import GpurunError, HostFailure, StateError
+from gpurun.errors import GpurunError, StateError
 from gpurun.jobs import durable
 from gpurun.jobs.store import FirstFailure
 from gpurun.launch import elastic
@@ -36,7 +36,7 @@ GROW_FIRST_S = 5.0
 """After the gang has changed; then longer each time, as long as nothing is free, or what is free is of no use."""
 NOTHING_FREE_MOST_S = 30.0
 OF_NO_USE_MOST_S = 300.0
-COUNT_RANKS_S = 15.0
+COUNT_RANKS_S = 10.0
 IDLE_COUNTS = 2
 """A host without ranks, so often in a row, has left: Horovod never uses a host again on which a rank failed."""
 
@@ -75,12 +75,16 @@ class Members:
         left = sum(len(grant.gpus) for grant in job.lease.members if grant.host not in hosts)
         return least is not None and job.hosts[0] not in hosts and left >= least
 
-    def lose(self, failures: Mapping[str, FirstFailure], *, cut: bool) -> None:
-        """Go on without hosts that failed.
+    def without_ranks(self) -> Mapping[str, FirstFailure]:
+        """Members whose ranks have ended while those of others go on."""
+        idle = [host for host in self._job.members if self._idle[host] >= IDLE_COUNTS]
+        return {
+            host: FirstFailure("its ranks have ended, those of others have not", host=host, kind="rank")
+            for host in idle
+        }
 
-        Args:
-            cut: ranks may be waiting for those that are gone, and are to learn so at once.
-        """
+    def lose(self, failures: Mapping[str, FirstFailure]) -> None:
+        """Go on without hosts that failed."""
         self._change(lease_steps.put_apart, failures, avoid=failures)
         for host, failure in failures.items():
             cordon_suspect(self._job, failure)
@@ -88,7 +92,7 @@ class Members:
                 "host", host=host, state="left the gang", reason=failure.reason, evidence=failure.evidence
             )
         self._fence_next, self._fence_again_s = 0.0, FENCE_AGAIN_FIRST_S
-        self._to_cut = cut
+        self._to_cut = True
         self._grow_after(GROW_FIRST_S)
         self._say_size()
 
@@ -106,17 +110,18 @@ class Members:
 
     def _tend(self) -> None:
         """Keep the driver's list true, fence who has left, and notice hosts whose ranks have ended."""
-        while not self._stop.is_set():
+        told = ""
+        while not self._stop.wait(TEND_S):
             try:
                 self._tell_driver()
                 self._cut_connections()
                 self._fence_apart()
                 self._count_ranks()
-            except GangEnd as ended:
-                self._job.note(f"the driver's list of hosts could not be written yet: {ended}")
-            except HostFailure as error:
-                self._job.note(f"the driver's list of hosts could not be written yet: {error.message}")
-            self._stop.wait(TEND_S)
+                told = ""
+            except (GangEnd, GpurunError, OSError) as error:  # it is tried again: said once
+                if str(error) != told:
+                    self._job.note(f"the gang could not be tended: {error}")
+                told = str(error)
 
     def _tell_driver(self) -> None:
         """Write the list of hosts, after what ``ssh`` must know of those that have joined."""
@@ -181,7 +186,7 @@ class Members:
         self._fence_again_s = min(2 * self._fence_again_s, FENCE_AGAIN_MOST_S)
 
     def _count_ranks(self) -> None:
-        """Let go of hosts on which no rank is left while other hosts have some."""
+        """Notice hosts on which no rank is left while other hosts have some."""
         if time.monotonic() < self._count_next:
             return
         job = self._job
@@ -192,10 +197,6 @@ class Members:
             return
         for host, ranks in counted.items():
             self._idle[host] = 0 if ranks or host not in self._had_ranks else self._idle[host] + 1
-        idle = [host for host in counted if self._idle[host] >= IDLE_COUNTS and self.can_lose([host])]
-        for host in idle[:1]:
-            failure = FirstFailure("its ranks have ended, those of others have not", host=host, kind="rank")
-            self.lose({host: failure}, cut=False)
 
     def _grow(self) -> None:
         """Take what is free and wanted by nobody, until the gang has what it asked for."""
@@ -262,6 +263,8 @@ class Members:
         )
         faults.point()
         self._had_ranks.difference_update(hosts)
+        for host in hosts:
+            self._idle[host] = 0
         self._change(lease_steps.take_in, hosts)
         self._on_join(hosts)
         for host in hosts:

@@ -103,12 +103,13 @@ def _shrink(job: SupervisedJob, seen: Watched, health: HealthWatch, members: Mem
     """Go on without hosts that failed, if the gang is elastic and enough are left."""
     if job.spec.min_gpus is None:
         return
-    failures = {host: _container_failure(host, found) for host, found in seen.exits.copy().items()}
+    failures = dict(members.without_ranks())
+    failures |= {host: _container_failure(host, found) for host, found in seen.exits.copy().items()}
     failures |= {host: _unreachable(host) for host in _lost_hosts(job, seen)}
     if (cause := health.fatal()) and (failure := end_of(cause).failure):
         failures[cause.host] = failure
     if failures and members.can_lose(failures):
-        members.lose(failures, cut=True)
+        members.lose(failures)
         health.forget(failures)
         for host in failures:
             seen.exits.pop(host, None)

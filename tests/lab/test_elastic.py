@@ -102,6 +102,13 @@ def test_it_starts_with_what_there_is_and_grows_when_others_end(cluster, tmp_pat
     joined = [event["host"] for event in events(cluster, job) if event.get("state") == "joined the gang"]
     assert sorted(joined) == hosts[:2]
 
+    cluster.lab.run(joined[0], ["pkill", "-KILL", "-f", "^python3 train.py"])  # one rank dies, its container lives
+    wait_for_ranks(cluster, job, 3, 60)
+    assert wait_for_ranks(cluster, job, 4, 120) <= 90
+    left = [event["reason"] for event in events(cluster, job) if event.get("state") == "left the gang"]
+    assert left == ["its ranks have ended, those of others have not"]
+    assert_no_step_lost([step for step, _ in trained(cluster, job)])
+
 
 def test_with_too_few_left_it_starts_again_and_a_program_that_fails_everywhere_does_not(cluster):
     job = train(cluster, gpus=2, least=2, steps=400)
