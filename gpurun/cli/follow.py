@@ -8,6 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from gpurun.cli.printing import duration, printable, say
 from gpurun.errors import NotYours
 from gpurun.jobs.events import EventTail
@@ -24,10 +26,13 @@ POLL_S = 0.05
 INTERRUPTED = 130
 
 
-def follow_job(folder: JobFolder, *, lines_to_stderr: bool = False, cancel_on_interrupt: bool = False) -> int:
+def follow_job(
+    folder: JobFolder, *, print_id: bool = False, lines_to_stderr: bool = False, cancel_on_interrupt: bool = False
+) -> int:
     """Show a job until it has ended.
 
     Args:
+        print_id: first of all, print the job's id: who has seen it may press Ctrl-C.
         lines_to_stderr: ranks' lines go there too, so that stdout is free for one JSON document.
         cancel_on_interrupt: the first Ctrl-C cancels the job and waits for its end; the second leaves it to that.
 
@@ -38,6 +43,9 @@ def follow_job(folder: JobFolder, *, lines_to_stderr: bool = False, cancel_on_in
     interrupted = False
     while True:
         try:
+            if print_id:
+                print_id = False
+                typer.echo(folder.id)
             if view.show_until_ended():
                 return INTERRUPTED if interrupted else int(folder.record().code or 0)
         except KeyboardInterrupt:

@@ -97,16 +97,16 @@ def _submit(spec: JobSpec, inventory: Inventory, *, follow: bool, as_json: bool)
 
     folder = submit_job(spec, inventory, home(os.environ), os.environ)
     record = folder.record()
-    if not as_json:
-        typer.echo(folder.id)
     if follow:
-        code = follow_job(folder, lines_to_stderr=as_json, cancel_on_interrupt=True)
+        code = follow_job(folder, print_id=not as_json, lines_to_stderr=as_json, cancel_on_interrupt=True)
         if as_json:
             print_json({"job": job_json(folder.record())})
         raise typer.Exit(code)
     if as_json:
         print_json({"job": job_json(record)})
-    elif record.granted:
+        return
+    typer.echo(folder.id)
+    if record.granted:
         say(f"{folder.id} starts on {', '.join(grant.host for grant in record.granted)}")
     else:
         say(f"{folder.id} waits for {spec.gpus} GPUs; `gpurun why {folder.id}` says what for")
