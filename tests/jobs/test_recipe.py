@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.errors import BadInput
-from gpurun.jobs.recipe import build, convert_flag, duration_s, read, size_mib
+from gpurun.jobs.recipe import CONSTRAINTS, FIELDS, HOROVOD, build, convert_flag, duration_s, read, size_mib
 
 GOOD = """\
 image: gpurun/train:tf2.15
@@ -186,3 +187,21 @@ def test_a_recipe_without_end():
 def test_what_is_not_utf_8_is_refused_before_anything_is_stored(given):
     with pytest.raises(BadInput, match="is not UTF-8"):
         build(None, {"image": "i", "gpus": 1, "command": ("true",), **given}, {})
+
+
+MANUAL = Path(__file__).parents[2] / "docs/recipes.md"
+ROWS = dict(re.findall(r"\| `(\w+)` \| (?:`(.+?)`)?", MANUAL.read_text()))
+
+
+@pytest.mark.parametrize(("section", "keys"), [("", FIELDS), ("constraints", CONSTRAINTS), ("horovod", HOROVOD)])
+def test_every_key_is_in_the_manual_with_an_example_that_is_right(tmp_path, section, keys):
+    assert keys.keys() - ROWS.keys() == set()
+    for key in keys:
+        line = f"{key}: {ROWS[key]}\n"
+        (tmp_path / "recipe.yaml").write_text(f"{section}:\n  {line}" if section else line)
+        assert read(tmp_path).given
+
+
+def test_the_manual_has_no_key_too_many():
+    known = {*FIELDS, *CONSTRAINTS, *HOROVOD, "constraints", "horovod"}
+    assert ROWS.keys() - known == set()
