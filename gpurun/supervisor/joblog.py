@@ -46,7 +46,7 @@ class JobLog:
         self._partial: dict[str, str] = {"o": "", "e": ""}
         self._last, self._same = self._end()
         self._passing = self._same
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     @property
     def since(self) -> str | None:
@@ -76,10 +76,10 @@ class JobLog:
         for stream, text in self._partial.items():
             if text and self._last:
                 self._write(self._last, stream, text + "\n")
-        os.close(self._descriptor)
+        os.close(self.descriptor)
 
     def _write(self, time: str, stream: str, text: str) -> None:
-        os.write(self._descriptor, f"{time} {stream} {text}".encode("utf-8", "replace"))
+        os.write(self.descriptor, f"{time} {stream} {text}".encode("utf-8", "replace"))
         faults.point()
         if _unix(time) is None:  # not Docker's: the lines before it are to be counted on
             return

@@ -6,9 +6,11 @@ ladder and is waited for only once the launcher has ended: until then it has no 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from gpurun.errors import HostFailure
@@ -17,6 +19,7 @@ from gpurun.supervisor.joblog import JobLog
 from gpurun.supervisor.links import Links
 
 RETRY_S = 0.2
+FULL_RETRY_S = 5.0
 ENDED = ("exited", "dead", "created")
 """Docker's words for a container that prints nothing more."""
 
@@ -34,6 +37,7 @@ class LogCopy:
         self._container = container
         self._path = path
         self._log: JobLog | None = None
+        self._note: Callable[[str], None] = lambda _: None
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._complete = threading.Event()
@@ -44,12 +48,13 @@ class LogCopy:
         """Begin, or go on where another supervisor stopped. Idempotent.
 
         Args:
-            note: told of damage in what was there before.
+            note: told of damage in what was there before, and when nothing can be written.
         """
         if self._log is None:
+            self._note = note
             self._log = JobLog(self._path, on_damage=note)
             self.last_line_s = time.monotonic()
-            threading.Thread(target=self._copy, args=(self._log,), name="log", daemon=True).start()
+            threading.Thread(target=self._copy, name="log", daemon=True).start()
 
     def wait(self, silent_s: float) -> bool:
         """Wait until all of it is here, as long as more of it comes; True once it is.
@@ -77,10 +82,12 @@ class LogCopy:
                 self._log.close()
             self._closed.set()
 
-    def _copy(self, log: JobLog) -> None:
+    def _copy(self) -> None:
+        told = False
         while not self._closed.is_set():
             try:
-                self._follow(log)
+                self._follow()
+                told = False
                 if self._has_ended():
                     break
             except RemoteOpFailed as error:
@@ -88,11 +95,28 @@ class LogCopy:
                     break
             except HostFailure:
                 pass
+            except OSError as error:  # the disk is full: until it is not, the host keeps what is printed
+                if not told:
+                    with suppress(OSError):  # it goes to the same disk
+                        self._note(f"the log cannot be written, and will be caught up: {error.strerror}")
+                told = True
+                self._closed.wait(FULL_RETRY_S)
+                self._open_again()
             self._closed.wait(RETRY_S)
         if not self._closed.is_set():
             self._complete.set()
 
-    def _follow(self, log: JobLog) -> None:
+    def _open_again(self) -> None:
+        """Go on from the last whole line: the one that could not be written may be there in part."""
+        with self._lock, suppress(OSError):
+            if self._log is not None and not self._closed.is_set():
+                log = JobLog(self._path, on_damage=self._note)
+                os.close(self._log.descriptor)
+                self._log = log
+
+    def _follow(self) -> None:
+        log = self._log
+        assert log is not None
         log.resume()
         with self._links.agent(self._host).stream("docker.logs", container=self._container, since=log.since) as stream:
             for reply in stream:

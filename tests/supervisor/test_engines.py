@@ -53,12 +53,12 @@ class Gang:
     """A job on hosts a, b and c, each with its engine's answer; None = the host cannot be reached."""
 
     def __init__(self, **answers):
-        self.hosts = tuple(answers)
+        self.hosts = self.members = tuple(answers)
         self.lease = SimpleNamespace(job="j-0")
         self.links = self
         self._answers = answers
 
-    def open(self, *, timeout_s):
+    def open(self, _hosts, *, timeout_s):
         return {host: HostUnreachable("cut", host=host) for host, said in self._answers.items() if said is None}
 
     def each(self, _call, hosts):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 
@@ -139,6 +141,26 @@ def test_nothing_is_written_after_it_was_closed(copy, tmp_path):
     time.sleep(0.1)
     assert text(tmp_path) == ["a"]
     made.close()
+
+
+def test_a_full_disk_is_waited_for_and_nothing_is_lost(copy, tmp_path, monkeypatch):
+    monkeypatch.setattr(logcopy, "FULL_RETRY_S", 0.01)
+    write, full = os.write, [True, True]
+
+    def to_a_full_disk(descriptor, data):
+        if b" b\n" in data and full:
+            full.pop()
+            write(descriptor, data[:7])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", to_a_full_disk)
+    lines = [piece(1, "a"), piece(2, "b"), piece(3, "c")]
+    made, host = copy(lines, lines, lines)
+    assert made.wait(10)
+    made.close()
+    assert text(tmp_path) == ["a", "b", "c"]
+    assert len(host.since) == 3
 
 
 def test_what_was_never_begun_makes_no_file(tmp_path):
