@@ -44,6 +44,15 @@ def write_locked_record(path: Path, record: object, *, mode: int = 0o644) -> int
     return descriptor
 
 
+def is_locked(descriptor: int) -> bool:
+    """Whether somebody holds an exclusive flock on a file. Only looks: a shared one, gone when the file is closed."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
 def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Like `write_record`, for bytes."""
     os.close(_write(path, data, mode=mode, lock=False))

@@ -166,12 +166,9 @@ def _is_held(path: Path) -> bool:
     except OSError:
         return False  # handed in; or not to be read, and then it must not hold up the line
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return durable.is_locked(descriptor)
     finally:
         os.close(descriptor)
-    return False
 
 
 def _wait_turn(home: Path, descriptor: int, ticket: _Ticket | None, patience_s: float | None) -> None:

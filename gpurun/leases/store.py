@@ -254,12 +254,9 @@ class LeaseStore:
                 return False
             raise
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+            return durable.is_locked(descriptor)
         finally:
             os.close(descriptor)
-        return False
 
 
 def _flock_soon(descriptor: int) -> bool:

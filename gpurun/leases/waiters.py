@@ -7,6 +7,8 @@ import os
 import time
 from pathlib import Path
 
+from gpurun.jobs import durable
+
 LOOK_S = 1.0
 """Nobody looks for that long, unless to keep a user's waiter from starting."""
 
@@ -46,9 +48,6 @@ def waiter_lives(home: Path, uid: int) -> bool:
     try:
         if os.fstat(descriptor).st_uid != uid:
             return False  # somebody else's file in that user's name
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return durable.is_locked(descriptor)
     finally:
         os.close(descriptor)
-    return False
