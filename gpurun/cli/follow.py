@@ -16,7 +16,7 @@ from gpurun.jobs.events import EventTail
 from gpurun.jobs.people import myself, user_name
 from gpurun.jobs.states import ENDED, State
 from gpurun.jobs.store import CancelRequest
-from gpurun.supervisor.joblog import LoggedLine, read_lines
+from gpurun.supervisor.joblog import LoggedLine, LogTail
 
 if TYPE_CHECKING:
     from gpurun.cli.progress import ShipProgress
@@ -97,7 +97,7 @@ class _View:
         self.folder = folder
         self.lines = lines
         self.events = EventTail(folder.events)
-        self.offset = 0
+        self.log = LogTail(folder.log)
         self.started = time.monotonic()
         self.progress: ShipProgress | None = None
         self.reason_shown = ""
@@ -108,8 +108,7 @@ class _View:
             ended = self.folder.record().state.ended
             for event in self.events.new():
                 self._show_event(event)
-            logged, self.offset = read_lines(self.folder.log, self.offset)
-            for line in logged:
+            for line in self.log.new():
                 self._show_line(line)
             if ended:
                 self.close()

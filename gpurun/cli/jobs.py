@@ -181,14 +181,13 @@ def logs(
     timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="When each line was written.")] = False,
 ) -> None:
     """Print what a job's ranks have printed."""
-    from gpurun.supervisor.joblog import read_lines
+    from gpurun.supervisor.joblog import LogTail
 
     folder = open_store().find(job)
-    offset = 0
+    tail = LogTail(folder.log)
     while True:
         ended = folder.record().state.ended
-        lines, offset = read_lines(folder.log, offset)
-        for time_text, line in lines:
+        for time_text, line in tail.new():
             if rank is None or line.rank == rank:
                 who = "" if rank is not None else f"[{'launcher' if line.rank is None else line.rank}] "
                 sys.stdout.write(f"{time_text + ' ' if timestamps else ''}{who}{line.text}\n")

@@ -3,11 +3,14 @@
 A line of the file is ``TIME STREAM TEXT``: Docker's own timestamp (RFC 3339 with nanoseconds), ``o`` or ``e``
 for stdout or stderr, and the line. Docker keeps the log on the host, so that a new supervisor can ask for what
 came after the last line here: lines with exactly that timestamp are counted and passed over. A line whose timestamp is
-damaged stays, and is none to go on from: rather a line twice than one lost.
+damaged stays, and is none to go on from, and neither are lines behind a hole (zeros: blocks that were not written when
+the power was cut): rather a line twice than one lost. A line that does not end is broken into lines of 1 MiB, and
+nobody reads a whole log at once: it may be that of weeks.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import stat
@@ -22,6 +25,9 @@ from gpurun.launch import output
 
 _TAIL_BYTES = 1 << 20
 _MOST_BYTES = 1 << 28
+_LINE_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 22
+_HOLE = bytes(512)
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z", re.ASCII)
 
 
@@ -66,8 +72,10 @@ class JobLog:
             return
         whole = self._partial[stream[3]] + text
         if not whole.endswith("\n"):
-            self._partial[stream[3]] = whole
-            return
+            if len(whole) < _LINE_BYTES:
+                self._partial[stream[3]] = whole
+                return
+            whole += "\n"
         self._partial[stream[3]] = ""
         self._write(time, stream[3], whole)
 
@@ -102,51 +110,80 @@ class JobLog:
         """The last timestamp in the file and how many lines have it; a torn last line is cut off."""
         try:
             with self.path.open("r+b") as stream:
-                looked = _TAIL_BYTES
-                start, end, times = _read_end(stream, looked)
-                while start and not any(times) and looked < _MOST_BYTES:  # a line may be longer than that
-                    looked *= 4
-                    start, end, times = _read_end(stream, looked)
-                if times or not start:
-                    stream.truncate(end)
+                end, lines = _last(stream, lambda lines: bool(_times_before_a_hole(lines)))
+                stream.truncate(end)
         except FileNotFoundError:
             return "", 0
-        sound = [time for time in times if time]
-        if len(sound) < len(times):
-            self._on_damage(f"{self.path}: {len(times) - len(sound)} lines have no time; some may come twice")
+        sound = _times_before_a_hole(lines)
+        if len(sound) < len(lines):
+            self._on_damage(f"{self.path}: {len(lines) - len(sound)} lines are damaged; some may come twice")
         return (sound[-1], sound.count(sound[-1])) if sound else ("", 0)
 
 
-def _read_end(stream: BinaryIO, looked: int) -> tuple[int, int, list[str]]:
-    """Of a file's last `looked` bytes: where they begin, where their last whole line ends, and the time of each line.
+class LogTail:
+    """Reads a job's log as it grows, from its beginning; remembers how far it got."""
 
-    A line that began before is left out; a time that is none is "".
-    """
-    start = stream.seek(max(0, stream.seek(0, os.SEEK_END) - looked))
-    tail = stream.read()
-    begin = tail.find(b"\n") + 1 if start else 0
-    end = tail.rfind(b"\n") + 1
-    times = [line.partition(b" ")[0].decode("ascii", "replace") for line in tail[begin:end].split(b"\n")[:-1]]
-    return start, start + end, [time if _unix(time) else "" for time in times]
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+
+    def new(self) -> Iterator[LoggedLine]:
+        """Whole lines written since those before, read piece by piece. No file yet: no lines."""
+        while data := self._piece():
+            yield from (_parsed(raw) for raw in data.split(b"\n")[:-1] if raw)
+
+    def _piece(self) -> bytes:
+        try:
+            with durable.opened(self.path) as stream:
+                stream.seek(self._offset)
+                data = stream.read(_PIECE_BYTES)
+                data += stream.readline(_PIECE_BYTES)
+        except FileNotFoundError:
+            return b""
+        end = data.rfind(b"\n") + 1
+        if not end and len(data) == 2 * _PIECE_BYTES:  # no line is as long as that: a hole
+            self._offset += len(data)
+            return b"\n"
+        self._offset += end
+        return data[:end]
 
 
-def read_lines(path: Path, offset: int = 0) -> tuple[list[LoggedLine], int]:
-    """Whole lines of a log from byte `offset` on, and the offset after them. No file yet: no lines."""
+def last_lines(path: Path, count: int) -> list[LoggedLine]:
+    """The last whole lines of a log, `count` at most. No file: none."""
     try:
         with durable.opened(path) as stream:
-            stream.seek(offset)
-            data = stream.read()
+            _, lines = _last(stream, lambda lines: len(lines) >= count)
     except FileNotFoundError:
-        return [], offset
-    whole = data[: data.rfind(b"\n") + 1]
-    return list(_parsed(whole)), offset + len(whole)
+        return []
+    return [_parsed(raw) for raw in lines[-count:]]
 
 
-def _parsed(data: bytes) -> Iterator[LoggedLine]:
-    for raw in data.split(b"\n")[:-1]:
-        time, _, rest = raw.decode("utf-8", "replace").partition(" ")
-        stream, _, text = rest.partition(" ")
-        yield LoggedLine(time, output.parse(text, "stderr" if stream == "e" else "stdout"))
+def _last(stream: BinaryIO, enough: Callable[[list[bytes]], bool]) -> tuple[int, list[bytes]]:
+    """Where a file's last whole line ends, and its last whole lines: enough of them, or all that is looked at."""
+    size = stream.seek(0, os.SEEK_END)
+    looked = _TAIL_BYTES
+    while True:
+        start = stream.seek(max(0, size - looked))
+        tail = stream.read(size - start)
+        begin = tail.find(b"\n") + 1 if start else 0  # the first may have begun before
+        end = tail.rfind(b"\n") + 1
+        lines = tail[begin:end].split(b"\n")[:-1]
+        if not start or enough(lines) or looked >= _MOST_BYTES:
+            return start + end if end or not start else size, lines
+        looked *= 4
+
+
+def _parsed(raw: bytes) -> LoggedLine:
+    time, _, rest = raw.replace(_HOLE, b"").lstrip(b"\0").decode("utf-8", "replace").partition(" ")
+    stream, _, text = rest.partition(" ")
+    return LoggedLine(time, output.parse(text, "stderr" if stream == "e" else "stdout"))
+
+
+def _times_before_a_hole(lines: list[bytes]) -> list[str]:
+    """The time of each line that has one, up to the first that has a hole."""
+    sound = itertools.takewhile(lambda line: _HOLE not in line, lines)
+    times = (line.partition(b" ")[0].decode("ascii", "replace") for line in sound)
+    return [time for time in times if _unix(time)]
 
 
 def _unix(time: str) -> str | None:

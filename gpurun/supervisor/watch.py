@@ -30,7 +30,7 @@ from gpurun.supervisor.engines import stopped_engines
 from gpurun.supervisor.hang import HangWatch
 from gpurun.supervisor.health import HealthWatch
 from gpurun.supervisor.job import SupervisedJob
-from gpurun.supervisor.joblog import read_lines
+from gpurun.supervisor.joblog import last_lines
 from gpurun.supervisor.outputs_watch import OutputsWatch
 
 POLL_S = 0.2
@@ -39,6 +39,8 @@ HOST_LOST_S = 14.0
 """A host that has been silent for this long, while another one is heard, is lost: its gang is ended."""
 LOG_SILENT_S = 10.0
 """The launcher has ended: how long its log may be silent before it is judged as it is."""
+VERDICT_LINES = 5000
+"""How many last lines of the log the launcher's own words are looked for in."""
 SIGKILLED = 128 + 9
 LAUNCHER_GRACE_S = 20.0
 """How long the launcher may take to notice and explain that a container of its gang has ended."""
@@ -137,7 +139,7 @@ def _with_cause(job: SupervisedJob, end: End, seen: Watched, health: HealthWatch
     """The end, with what began it if a host saw that."""
     if end.outcome is not State.FAILED:
         return end
-    cause = health.first([logged.line.text for logged in read_lines(job.folder.log)[0][-TAIL_LINES:]])
+    cause = health.first([logged.line.text for logged in last_lines(job.folder.log, TAIL_LINES)])
     if cause is not None and (cause.blame == "hardware" or cause.kind in ("oom", "disk-full")):
         return explained(end, cause)
     stopped = stopped_engines(job, seen.exits.get(job.hosts[0], {}).get("ended_ago_s"), seen.engine_out_s)
@@ -225,7 +227,7 @@ def _verdict(job: SupervisedJob, seen: Watched) -> End:
     code = found.get("code")
     if code == 0:
         return End(State.SUCCEEDED, "", 0, exit_code=0)
-    lines = [logged.line for logged in read_lines(job.folder.log)[0][-5000:]]
+    lines = [logged.line for logged in last_lines(job.folder.log, VERDICT_LINES)]
     rank = output.first_failure(lines)
     # A launcher that SIGKILL ended before it could say why was killed from outside, as one whose container is gone.
     if found.get("gone") or found.get("oom") or (rank is None and code == SIGKILLED):

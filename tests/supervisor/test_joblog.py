@@ -1,17 +1,18 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.supervisor import joblog
-from gpurun.supervisor.joblog import JobLog, read_lines
+from gpurun.supervisor.joblog import JobLog, LogTail, last_lines
 
 
 def texts(path):
-    return [logged.line.text for logged in read_lines(path)[0]]
+    return [logged.line.text for logged in LogTail(path).new()]
 
 
 def message(nanos, text):
@@ -23,10 +24,11 @@ def test_lines_are_kept_with_rank_and_time(tmp_path):
     log.take("stdout", message(1, "[0]<stdout>:hello\n"))
     log.take("stderr", message(2, "launcher says ü\n"))
     log.close()
-    (first, second), offset = read_lines(tmp_path / "log")
+    tail = LogTail(tmp_path / "log")
+    first, second = tail.new()
     assert (first.time, first.line.rank, first.line.text) == ("2026-11-21T01:02:03.000000001Z", 0, "hello")
     assert (second.line.rank, second.line.stream) == (None, "stderr")
-    assert read_lines(tmp_path / "log", offset) == ([], offset)
+    assert list(tail.new()) == []
 
 
 def test_long_lines_come_in_pieces_and_streams_do_not_mix(tmp_path):
@@ -76,7 +78,7 @@ def test_no_bytes_are_a_traceback(tmp_path_factory, messages):
     for data in messages:
         log.take("stdout", data)
     log.close()
-    read_lines(path)
+    assert texts(path) == [one.line.text for one in last_lines(path, 100)]
     JobLog(path).close()
 
 
@@ -135,3 +137,63 @@ def test_what_is_no_file_is_moved_out_of_the_logs_way(tmp_path, thing):
     assert texts(tmp_path / "log") == ["x"]
     (aside,) = [found.name for found in tmp_path.iterdir() if found.name != "log"]
     assert aside in told[0]
+
+
+def test_a_line_that_never_ends_is_broken_and_gone_on_with(tmp_path, monkeypatch):
+    monkeypatch.setattr(joblog, "_LINE_BYTES", 100)
+    messages = [message(nanos, "x" * 60) for nanos in range(1, 6)] + [message(6, "y\n"), message(7, "next\n")]
+    log = JobLog(tmp_path / "log")
+    for each in messages[:4]:
+        log.take("stdout", each)
+    assert texts(tmp_path / "log") == ["x" * 120] * 2
+    again = JobLog(tmp_path / "log")
+    assert again.since == "1795222923.000000004"
+    again.resume()
+    for each in messages[3:]:
+        again.take("stdout", each)
+    assert texts(tmp_path / "log") == ["x" * 120, "x" * 120, "x" * 60 + "y", "next"]
+
+
+@given(st.lists(st.integers(0, 40), max_size=30), st.integers(1, 40), st.booleans())
+def test_pieces_and_ends_of_a_log_hold_whole_lines(tmp_path_factory, lengths, count, torn):
+    path = tmp_path_factory.mktemp("log") / "log"
+    log = JobLog(path)
+    for number, length in enumerate(lengths, 1):
+        log.take("stdout", message(number, "z" * length + "\n"))
+    log.close()
+    if torn:
+        with path.open("ab") as stream:
+            stream.write(b"2026-11-21T01:02:04.000000001Z o torn")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(joblog, "_PIECE_BYTES", 64)
+        patch.setattr(joblog, "_TAIL_BYTES", 64)
+        assert [len(text) for text in texts(path)] == lengths
+        assert [len(one.line.text) for one in last_lines(path, count)] == lengths[-count:]
+
+
+def test_lines_lost_in_a_hole_come_again_and_those_behind_it_are_seen(tmp_path):
+    path, told = tmp_path / "log", []
+    with path.open("wb") as stream:
+        stream.write(b"2026-11-21T01:02:03.000000001Z o first\n2026-11-21T01:02:03.000000002Z o sec")
+        stream.write(bytes(4096))
+        stream.write(b"2026-11-21T01:02:03.000000009Z o ninth\n")
+    assert texts(path)[0] == "first"
+    assert texts(path)[-1].endswith("ninth")
+    log = JobLog(path, on_damage=told.append)
+    assert log.since == "1795222923.000000001"
+    assert "come twice" in told[0]
+
+
+def test_a_log_of_a_gigabyte_is_read_in_little_memory(tmp_path):
+    line = b"2026-11-21T01:02:03.000000001Z o " + b"x" * (1 << 20) + b"\n"
+    with (tmp_path / "log").open("wb") as stream:
+        for _ in range(64):
+            stream.write(line)
+        stream.truncate(1 << 30)  # the rest is a hole, as after a power cut
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in LogTail(tmp_path / "log").new()) == 64
+    finally:
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert most < 48 << 20
