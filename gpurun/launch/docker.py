@@ -19,6 +19,12 @@ AUTOTUNE_FILE = "autotune.csv"
 RUN = "/run/gpurun"
 """Where `gpurun.runtime` leaves progress and heartbeats; writable, on the host's side `run` in the job's folder."""
 LABEL = "gpurun.job"
+_LOG_OPTIONS = ("max-size=1t", "max-file=1", "compress=false")
+"""Docker keeps the whole log until the job has ended, whatever a host's ``daemon.json`` says of other containers.
+
+With some drivers nothing can be read back, and who follows a log while Docker rotates it gets lines twice and others
+never (seen with 20.10, ``json-file`` and ``local``). A size is given because engines take no word for "none".
+"""
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,7 @@ def run_argv(
     """
     argv = ["docker", "run", "--detach", "--name", container_name(job, attempt)]
     argv += ["--label", f"{LABEL}={job}", "--label", f"gpurun.attempt={attempt}"]
+    argv += ["--log-driver", "json-file", *(word for option in _LOG_OPTIONS for word in ("--log-opt", option))]
     argv += ["--init", "--network", "host", "--user", f"{account.uid}:{account.gid}"]
     argv += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
     argv += ["--gpus", f'"device={",".join(str(gpu) for gpu in gpus)}"']

@@ -86,6 +86,29 @@ def test_a_program_that_does_not_exist(cluster):
     assert only_job(cluster)["exit_code"] == 127
 
 
+ROTATES = {"log-driver": "json-file", "log-opts": {"max-size": "50k", "max-file": "2", "compress": "true"}}
+
+
+@pytest.mark.parametrize("daemon", [ROTATES, {"log-driver": "none"}], ids=["rotates", "none"])
+def test_every_line_arrives_whatever_the_hosts_engines_do_with_logs(cluster, daemon):
+    lab = cluster.lab
+    for host in lab.hosts:
+        lab.run(host.name, ["tee", "/etc/docker/daemon.json"], stdin=json.dumps(daemon).encode())
+        lab.crash(host.name)
+        lab.boot(host.name)
+    try:
+        done = cluster.submit(command=["python3", "-c", "for i in range(20000): print('line', i, 'x' * 50)"])
+        assert done.code == 0, done.err
+        for rank in (0, 1):
+            printed = cluster.gpurun("logs", only_job(cluster)["id"], "--rank", str(rank)).out.splitlines()
+            assert [int(line.split()[1]) for line in printed] == list(range(20000))
+    finally:
+        for host in lab.hosts:
+            lab.run(host.name, ["rm", "/etc/docker/daemon.json"])
+            lab.crash(host.name)
+            lab.boot(host.name)
+
+
 def test_an_image_without_horovodrun(cluster):
     done = cluster.submit(image=TINY)
     assert done.code == 2

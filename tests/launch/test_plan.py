@@ -57,6 +57,7 @@ def test_containers_have_what_the_design_asks_and_no_more():
         assert set(options(host.run, "--add-host")) == {
             "h2:10.0.0.2", "h3:10.0.0.3", "H2:10.0.0.2", "H3:10.0.0.3",
         }  # fmt: skip
+        assert options(host.run, "--log-driver") == ["json-file"]
         assert "--privileged" not in host.run
         assert "--init" in host.run
     assert options(second.run, "--entrypoint") == ["/gpurun/bin/hold"]
