@@ -18,9 +18,10 @@ from pathlib import Path
 from gpurun import faults
 from gpurun.errors import HostFailure
 from gpurun.jobs.cordons import changing_cordons
+from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
-from gpurun.jobs.store import CancelRequest, JobStore
+from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.store import Lease, LeaseLock, LeaseStore
 from gpurun.supervisor import life, spawn, stop

@@ -14,13 +14,14 @@ from gpurun.cli.printing import duration, printable, say
 from gpurun.errors import NotYours
 from gpurun.jobs.events import EventTail
 from gpurun.jobs.people import myself, user_name
+from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.states import ENDED, State
-from gpurun.jobs.store import CancelRequest
 from gpurun.supervisor.joblog import LoggedLine, LogTail
 
 if TYPE_CHECKING:
     from gpurun.cli.progress import ShipProgress
-    from gpurun.jobs.store import JobFolder, JobRecord
+    from gpurun.jobs.record import JobRecord
+    from gpurun.jobs.store import JobFolder
 
 POLL_S = 0.05
 INTERRUPTED = 130

@@ -15,7 +15,8 @@ from gpurun.errors import GpurunError, StateError
 
 if TYPE_CHECKING:
     from gpurun.inventory.model import Inventory
-    from gpurun.jobs.store import JobFolder, JobRecord, JobStore
+    from gpurun.jobs.record import JobRecord
+    from gpurun.jobs.store import JobFolder, JobStore
     from gpurun.leases.store import Holdings
 
 ENDED_SHOWN = 10

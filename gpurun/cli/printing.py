@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from gpurun.jobs.store import JobRecord
+    from gpurun.jobs.record import JobRecord
 
 DRY_RUN_ID = "j-00000000"
 

@@ -14,7 +14,7 @@ from gpurun.cli.printing import duration, printable
 from gpurun.inventory.hostset import fold
 
 if TYPE_CHECKING:
-    from gpurun.jobs.store import JobRecord
+    from gpurun.jobs.record import JobRecord
 
 STATE_STYLES = {
     "RUNNING": "green", "SUCCEEDED": "dim green", "FAILED": "red", "TIMED_OUT": "red", "CANCELLED": "dim",

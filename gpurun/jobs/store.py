@@ -17,15 +17,15 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from gpurun import faults
 from gpurun.errors import BadInput, StateError
 from gpurun.jobs import audit, durable
 from gpurun.jobs.people import myself, user_name
-from gpurun.jobs.spec import Grant, JobSpec
+from gpurun.jobs.record import CancelRequest, JobRecord
+from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State, check_way
 
 ID_PATTERN = re.compile(r"j-[0-9a-f]{8}")
@@ -34,155 +34,6 @@ BUILDING = ".new-"
 ABANDONED_S = 60.0
 """A folder is not locked in the moment in which it is made. A process that is stopped just then, and for so long, fails
 when it goes on."""
-RESTART_MOST_S = 600.0
-"""No back-off is longer."""
-
-
-@dataclass(frozen=True)
-class FirstFailure:
-    """What went wrong first, not the avalanche behind it.
-
-    Attributes:
-        rank: the first rank that failed, if one did.
-        exit_code: that rank's exit code (128 + n for signal n), if it exited.
-        excerpt: the last lines the rank printed.
-        kind: the class of the cause: ``rank``, ``launcher``, ``container``, ``host-lost``, ``hang``, ``xid``,
-            ``gpu-lost``, ``ecc``, ``oom``, ``disk-full``, ``engine``; "" = another step than RUNNING failed.
-        evidence: what a host saw of it, word for word, such as a line of its kernel's log.
-        cordon: the host's hardware is at fault: it gets no new gangs until a person says so.
-    """
-
-    reason: str
-    rank: int | None = None
-    host: str | None = None
-    exit_code: int | None = None
-    excerpt: tuple[str, ...] = ()
-    kind: str = ""
-    evidence: str = ""
-    cordon: bool = False
-
-
-@dataclass(frozen=True)
-class Claim:
-    """GPUs that a preemption is emptying for a queued job, kept for it until they are free."""
-
-    generation: str
-    racks: tuple[str, ...]
-    grants: tuple[Grant, ...]
-
-
-@dataclass(frozen=True)
-class Restart:
-    """A job's next start after a failed attempt.
-
-    Attributes:
-        at_s: not before then, seconds since the epoch.
-        attempt: which start it is of those that ``max_restarts`` allows, the first one included.
-        of: how many it allows.
-    """
-
-    at_s: float
-    attempt: int
-    of: int
-
-    def is_due(self, now_s: float) -> bool:
-        """Whether it may start; a clock that was set back makes nobody wait for hours."""
-        return now_s >= self.at_s or self.at_s - now_s > RESTART_MOST_S
-
-    def words(self, now_s: float) -> str:
-        """For people: ``restarts in 12 s (attempt 3 of 5)``."""
-        left_s = 0 if self.is_due(now_s) else max(1, round(self.at_s - now_s))
-        return f"restarts {f'in {left_s} s' if left_s else 'now'} (attempt {self.attempt} of {self.of})"
-
-
-@dataclass(frozen=True)
-class Setback:
-    """How the last attempt that counted as a failure went, as `gpurun.supervisor.restarts` compares it.
-
-    Attributes:
-        said: the reason, where the kind alone says too little.
-        step: the furthest step that a rank told of; None = none did.
-        ran_s: seconds it was RUNNING.
-    """
-
-    attempt: int
-    kind: str
-    said: str
-    rank: int | None
-    exit_code: int | None
-    step: int | None
-    ran_s: float
-
-
-@dataclass(frozen=True)
-class JobRecord:
-    """Where a job stands. Times are seconds since the epoch, as the head's clock says.
-
-    Attributes:
-        owner_uid: the user who submitted; only that user's processes run it.
-        inventory: absolute path of the inventory it was submitted against.
-        outcome: set in STOPPING: the state the job will end in once every host is fenced.
-        ladder: set in STOPPING: ranks may be running and get notice before they are killed.
-        reached: how far the attempt has touched its hosts: not at all, files and keys, or containers. Says what has
-            to be proven gone. Written before the deed.
-        attempt: 0 before the first grant, then 1, 2, …
-        avoid: hosts that failed an earlier attempt.
-        exit_code: the job's own: the first failing rank's; None if it never came so far.
-        code: what ``submit --follow`` and ``wait`` exit with once the job has ended.
-        checkpoint_s: when the attempt's ranks last told that their work is safe; None = they have not.
-        restart: from the end of a failed attempt to the next grant: when it will be started again.
-        setback: the last failed attempt, kept over the next ones to recognise one that fails the same way.
-    """
-
-    id: str
-    name: str
-    owner: str
-    owner_uid: int
-    inventory: str
-    gpus: int
-    state: State
-    submitted_s: float
-    queued_s: float
-    pool: str | None = None
-    priority: int = 0
-    outcome: State | None = None
-    ladder: bool = False
-    reached: Literal["nothing", "files", "containers"] = "nothing"
-    attempt: int = 0
-    restarts: int = 0
-    granted: tuple[Grant, ...] = ()
-    granted_s: float | None = None
-    started_s: float | None = None
-    checkpoint_s: float | None = None
-    ended_s: float | None = None
-    reason: str = ""
-    exit_code: int | None = None
-    code: int | None = None
-    avoid: tuple[str, ...] = ()
-    claim: Claim | None = None
-    first_failure: FirstFailure | None = None
-    restart: Restart | None = None
-    setback: Setback | None = None
-
-    def waits_for_restart(self, now_s: float) -> bool:
-        """True while it is queued but shall not start yet."""
-        return self.state is State.QUEUED and self.restart is not None and not self.restart.is_due(now_s)
-
-    def story(self, now_s: float) -> str:
-        """Its reason, and when it is started again if it is."""
-        if self.state is not State.QUEUED or self.restart is None:
-            return self.reason
-        return f"{self.restart.words(now_s)}: {self.reason}"
-
-
-@dataclass(frozen=True)
-class CancelRequest:
-    """Somebody's wish that a job end: `kind` says whether for good or only to give its GPUs back."""
-
-    kind: Literal["cancel", "preempt"]
-    by: str
-    asked_s: float
-    reason: str = ""
 
 
 class JobFolder:

@@ -20,9 +20,10 @@ from gpurun.inventory.load import load
 from gpurun.inventory.model import Inventory
 from gpurun.jobs import audit
 from gpurun.jobs.cordons import read_cordons
+from gpurun.jobs.record import CancelRequest, Claim, JobRecord
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
-from gpurun.jobs.store import CancelRequest, Claim, JobRecord, JobStore
+from gpurun.jobs.store import JobStore
 from gpurun.leases.allocator import PATIENCE_S, allocator_lock
 from gpurun.leases.asking import ask_to_give_way
 from gpurun.leases.store import Holdings, Lease, LeaseLock, LeaseStore

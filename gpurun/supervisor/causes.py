@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from gpurun.doctor.kernel_log import OomLine, XidLine, parse, same_gpu
 from gpurun.doctor.xids import Blame, xid
+from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.spec import Grant
 from gpurun.jobs.states import State
-from gpurun.jobs.store import FirstFailure
 from gpurun.supervisor.ends import End
 
 Kind = Literal["xid", "gpu-lost", "ecc", "oom", "disk-full", "engine", "host-lost"]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from gpurun import faults
 from gpurun.errors import GpurunError, StateError
 from gpurun.jobs import durable
-from gpurun.jobs.store import FirstFailure
+from gpurun.jobs.record import FirstFailure
 from gpurun.launch import elastic
 from gpurun.leases import members as lease_steps
 from gpurun.supervisor.ends import GangEnd

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpurun.errors import GpurunError, HostUnreachable
+from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.states import State
-from gpurun.jobs.store import FirstFailure
 
 
 @dataclass(frozen=True)

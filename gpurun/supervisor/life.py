@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from gpurun.errors import GpurunError
 from gpurun.jobs import durable
+from gpurun.jobs.record import Restart, Setback
 from gpurun.jobs.states import State
-from gpurun.jobs.store import Restart, Setback
 from gpurun.leases.allocate import mark_granted
 from gpurun.supervisor import restarts
 from gpurun.supervisor.ends import End, GangEnd, failed

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 
+from gpurun.jobs.record import FirstFailure, JobRecord, Restart, Setback
 from gpurun.jobs.states import State
-from gpurun.jobs.store import FirstFailure, JobRecord, Restart, Setback
 from gpurun.supervisor.ends import End
 
 FIRST_S = 3.0

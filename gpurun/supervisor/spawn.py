@@ -14,8 +14,9 @@ from gpurun import faults
 from gpurun.errors import StateError
 from gpurun.jobs import audit
 from gpurun.jobs.events import EventLog
+from gpurun.jobs.record import JobRecord
 from gpurun.jobs.states import State
-from gpurun.jobs.store import JobFolder, JobRecord, JobStore, end_queued_job, finish
+from gpurun.jobs.store import JobFolder, JobStore, end_queued_job, finish
 from gpurun.leases.allocate import Pass, run_pass
 from gpurun.leases.allocator import PATIENCE_S, allocator_lock
 from gpurun.leases.store import Lease, LeaseLock, LeaseStore

@@ -18,8 +18,9 @@ from gpurun.errors import GpurunError, HostFailure
 from gpurun.inventory.load import load
 from gpurun.jobs.cordons import Cordon, changing_cordons
 from gpurun.jobs.events import EventLog
+from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.states import State
-from gpurun.jobs.store import FirstFailure, JobStore, finish
+from gpurun.jobs.store import JobStore, finish
 from gpurun.launch.docker import container_name
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.store import Lease, LeaseLock, LeaseStore

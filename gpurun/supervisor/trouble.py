@@ -6,8 +6,9 @@ import os
 
 from gpurun.errors import StateError
 from gpurun.jobs import durable
+from gpurun.jobs.record import JobRecord
 from gpurun.jobs.states import State
-from gpurun.jobs.store import JobFolder, JobRecord
+from gpurun.jobs.store import JobFolder
 from gpurun.leases.store import LeaseStore
 
 TAIL_BYTES = 4096

@@ -16,8 +16,8 @@ from typing import Any
 
 from gpurun import faults
 from gpurun.errors import GpurunError, HostFailure
+from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.states import State
-from gpurun.jobs.store import FirstFailure
 from gpurun.launch import output
 from gpurun.launch.docker import container_name
 from gpurun.launch.elastic import host_of

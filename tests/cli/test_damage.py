@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from gpurun.cli.main import main
+from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.store import CancelRequest, JobStore
+from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.store import LeaseStore
 from gpurun.supervisor import spawn, waiter

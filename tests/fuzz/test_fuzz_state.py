@@ -26,9 +26,10 @@ from gpurun.inventory.history import Author, History
 from gpurun.jobs import audit
 from gpurun.jobs.cordons import Cordon, changing_cordons
 from gpurun.jobs.events import EventLog
+from gpurun.jobs.record import CancelRequest, FirstFailure, Restart, Setback
 from gpurun.jobs.spec import Constraints, HorovodKnobs, JobSpec
 from gpurun.jobs.states import State
-from gpurun.jobs.store import CancelRequest, FirstFailure, JobStore, Restart, Setback
+from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.supervisor import spawn, waiter

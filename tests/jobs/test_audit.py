@@ -11,9 +11,10 @@ import pytest
 
 from gpurun.errors import StateError
 from gpurun.jobs import audit
+from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
-from gpurun.jobs.store import CancelRequest, JobStore, end_queued_job, finish
+from gpurun.jobs.store import JobStore, end_queued_job, finish
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,10 @@ from gpurun.errors import BadInput, StateError
 from gpurun.jobs import durable
 from gpurun.jobs.events import EventLog, EventTail
 from gpurun.jobs.home import home
+from gpurun.jobs.record import CancelRequest, JobRecord
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import ENDED, WAYS, State
-from gpurun.jobs.store import ABANDONED_S, CancelRequest, JobRecord, JobStore, finish
+from gpurun.jobs.store import ABANDONED_S, JobStore, finish
 
 SPEC = JobSpec(name="a'; touch /tmp/x #", image="i", gpus=2, command=("echo", "a b\n'\"", "ü"), env={"K": "v\n"})
 

@@ -21,8 +21,9 @@ from faulting import kill_supervisor
 
 from gpurun.errors import StateError
 from gpurun.jobs.cordons import Cordon, changing_cordons
+from gpurun.jobs.record import JobRecord
 from gpurun.jobs.states import State
-from gpurun.jobs.store import JobRecord, JobStore
+from gpurun.jobs.store import JobStore
 from gpurun.lab import engine
 from gpurun.leases.store import LeaseStore
 from gpurun.leases.waiters import waiter_lives

@@ -12,7 +12,8 @@ import pytest
 from cluster import TRAIN
 from faulting import STEPS, assert_no_step_lost, events, is_adopted, kill_supervisor, tell, train, wait_until
 
-from gpurun.jobs.store import CancelRequest, JobStore
+from gpurun.jobs.record import CancelRequest
+from gpurun.jobs.store import JobStore
 
 pytestmark = [pytest.mark.lab, pytest.mark.alone, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("train")]
 

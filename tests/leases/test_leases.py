@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpurun.errors import StateError
+from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import Constraints, Grant, JobSpec
 from gpurun.jobs.states import State
-from gpurun.jobs.store import CancelRequest, JobStore
+from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.store import Lease, LeaseStore

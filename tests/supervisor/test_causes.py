@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.spec import Grant
 from gpurun.jobs.states import State
-from gpurun.jobs.store import FirstFailure
 from gpurun.supervisor.causes import Cause, cause_of, end_of, explained, first_cause, rank_of
 from gpurun.supervisor.ends import End
 

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.store import CancelRequest, JobStore
+from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.supervisor.ends import GangEnd
 from gpurun.supervisor.job import SupervisedJob

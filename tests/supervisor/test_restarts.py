@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpurun.jobs.record import FirstFailure, JobRecord, Restart
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
-from gpurun.jobs.store import FirstFailure, JobRecord, JobStore, Restart
+from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.supervisor import restarts
 from gpurun.supervisor.ends import End
