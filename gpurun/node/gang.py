@@ -1,4 +1,4 @@
-"""A gang's part on this host: its folder, keys, private sshd and container, and the proof that all are gone.
+"""A gang's part on this host: its folder, keys, private sshd and container.
 
 What is started here is detached: it outlives the agent, so that training goes on when the head goes away. It
 carries the job's label or path, so that `fence` finds it without any note of who started it.
@@ -10,27 +10,17 @@ import getpass
 import json
 import os
 import pwd
-import re
 import shutil
 import socket
 import struct
 import subprocess
 import time
-import urllib.parse
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Dict, List, Optional
 
-from gpurun.node import docker, engine, gpu_users, processes
+from gpurun.node import docker, engine, job_parts, processes
 from gpurun.node.call import Call, OpError
-from gpurun.node.nvml_apart import Card, Nvml
+from gpurun.node.fence import fence
 
-LABEL = "gpurun.job"
-CARDS_FILE = "cards.json"
-"""In a job's folder: which GPUs it was given, by UUID and PCI address: indices shift when one is lost."""
-STRANGER_S = 2.0
-"""How long a fence waits for a GPU that somebody else holds; who asked asks again."""
-_JOB = re.compile(r"j-[0-9a-f]{8}\Z")
-# An sshd's listener and sessions, or a docker client, by the way ps shows them.
-_OURS = re.compile(r"(^|/)(sshd|docker)\b")
 _SIOCGIFADDR = 0x8915
 
 
@@ -50,11 +40,11 @@ def prepare(call: Call, job: str, interface: str, first: bool, outputs: bool) ->
         OpError: ``no-tool`` when OpenSSH is not installed; errors of the file system.
     """
     home = os.path.expanduser("~")
-    folder = job_folder(job)
+    folder = job_parts.folder(job)
     for name in ("launch/bin", "launch/ssh", "launch/python", "sshd", "run"):
         os.makedirs(os.path.join(folder, name), mode=0o700, exist_ok=True)
     if outputs:
-        os.makedirs(outputs_folder(job), mode=0o700, exist_ok=True)
+        os.makedirs(job_parts.outputs_folder(job), mode=0o700, exist_ok=True)
     key = folder + ("/launch/ssh/id" if first else "/sshd/host_key")
     account = pwd.getpwuid(os.getuid())
     return {
@@ -80,7 +70,7 @@ def create(call: Call, job: str, files: Dict[str, List[Any]], run: List[str], ss
     Raises:
         OpError: ``port-in-use`` when the sshd cannot bind; ``no-image``; ``docker`` with Docker's own words.
     """
-    folder = job_folder(job)
+    folder = job_parts.folder(job)
     for name, (text, mode) in files.items():
         _write(os.path.join(folder, name), text, int(mode))
     if sshd is not None:
@@ -126,14 +116,14 @@ def inspect(call: Call, job: str) -> List[Dict[str, Any]]:
     """
     connection = docker.connect(call)
     try:
-        return [_inspected(connection, found["Id"]) for found in _containers(connection, job)]
+        return [_inspected(connection, found["Id"]) for found in job_parts.containers_of(connection, job)]
     finally:
         connection.close()
 
 
 def engine_now(call: Call, job: str) -> Dict[str, Any]:
     """Whether the Docker engine here is still the one that created the job's container: `engine.compare`."""
-    return engine.compare(call, job_folder(job))
+    return engine.compare(call, job_parts.folder(job))
 
 
 def signal(call: Call, job: str, name: str) -> int:
@@ -146,120 +136,6 @@ def signal(call: Call, job: str, name: str) -> int:
     return told
 
 
-def fence(
-    call: Call,
-    job: str,
-    files: bool = True,
-    containers: bool = True,
-    outputs: bool = False,
-    gpus: Optional[List[int]] = None,
-    timeout_s: float = 30.0,
-) -> Dict[str, Any]:
-    """End and remove everything of a job on this host, and prove it. Idempotent.
-
-    Args:
-        files: False leaves the job's folder, for another start on this host.
-        containers: False when none was ever made here: then a Docker that does not answer is no obstacle.
-        outputs: remove the job's outputs too.
-        gpus: its GPUs here: no process may hold one. What is the job's is ended; a stranger's process is named.
-
-    Returns:
-        What is still there after `timeout_s`: ``{"containers": [id…], "processes": [command…], "folder": bool, "users":
-        [holder of a GPU, as `gpu_users.Users` has them…], "gpu_problem": why nothing can be said of a GPU}``. The host
-        is fenced only when all are empty.
-
-    Raises:
-        OpError: ``no-docker``: nothing can be said about containers.
-    """
-    started = time.monotonic()
-    seen: Set[str] = set()
-    nvml = Nvml() if gpus else None  # starts while the containers are being removed
-    try:
-        while True:
-            left_containers = _remove_containers(call, job, containers, seen)
-            left = processes.end(_job_processes(job), grace_s=0.5)
-            ended = not left_containers and not left
-            users = gpu_users.Users([], "")
-            if nvml is not None and ended:
-                users = _free_gpus(nvml, job, cards(job, gpus or []), seen)
-            held = bool(users.holders or users.problem)
-            if ended and files:
-                _remove_files(job, outputs, keep_cards=held)
-            rest = {
-                "containers": left_containers,
-                "processes": [p.command for p in left],
-                "folder": files and not held and os.path.lexists(job_folder(job)),
-                "users": users.holders,
-                "gpu_problem": users.problem,
-            }
-            # A stranger may keep a GPU for days, and a driver that hangs does so for good.
-            limit_s = min(timeout_s, STRANGER_S) if held else timeout_s
-            if not any(rest.values()) or time.monotonic() - started >= limit_s:
-                return rest
-            call.wait(0.2)
-    finally:
-        if nvml is not None:
-            nvml.close()
-
-
-def _free_gpus(nvml: Nvml, job: str, cards: List[Card], containers: Set[str]) -> gpu_users.Users:
-    """Who still holds a GPU, after what is the job's has been ended: TERM, then KILL."""
-    users = gpu_users.find(nvml, cards)
-    ours = [gpu_users.of_job(holder, job, containers) for holder in users.holders]
-    if any(ours):
-        processes.end([process for process in ours if process is not None], grace_s=0.5)
-        users = gpu_users.find(nvml, cards)
-    return users
-
-
-def cards(job: str, gpus: List[int]) -> List[Card]:
-    """The job's GPUs with the UUIDs they had when it started here, if that was noted."""
-    known = known_cards(job)
-    return [(gpu, known.get(gpu, {}).get("uuid", "")) for gpu in gpus]
-
-
-def known_cards(job: str) -> Dict[int, Dict[str, str]]:
-    """GPU index → ``{"uuid", "pci_bus"}``, as noted when the job was created here; empty if it was not."""
-    try:
-        with open(os.path.join(job_folder(job), CARDS_FILE), encoding="utf-8") as stream:
-            return {int(index): {**facts} for index, facts in json.load(stream).items()}
-    except (OSError, ValueError, AttributeError, TypeError):
-        return {}
-
-
-def _remove_files(job: str, outputs: bool, keep_cards: bool) -> None:
-    """Remove the job's folder; which cards it had is kept as long as they have to be asked for."""
-    folder = job_folder(job)
-    if not keep_cards:
-        shutil.rmtree(folder, ignore_errors=True)
-    elif os.path.isdir(folder):
-        for name in set(os.listdir(folder)) - {CARDS_FILE}:
-            path = os.path.join(folder, name)
-            if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                os.unlink(path)
-    if outputs:
-        shutil.rmtree(outputs_folder(job), ignore_errors=True)
-
-
-def _remove_containers(call: Call, job: str, required: bool, seen: Set[str]) -> List[str]:
-    """Kill and remove the job's containers; the ids of those that are still there. `seen` learns all ids."""
-    try:
-        connection = docker.connect(call)
-    except OpError:
-        if required:
-            raise
-        return []
-    try:
-        for container in _containers(connection, job):
-            seen.add(container["Id"])
-            docker.exchange(connection, "DELETE", "/containers/%s?force=1&v=1" % container["Id"])
-        return [container["Id"] for container in _containers(connection, job)]
-    finally:
-        connection.close()
-
-
 def outputs_here(call: Call, job: str) -> Dict[str, Any]:
     """Where the job's outputs and its `run` folder lie on this host.
 
@@ -267,10 +143,10 @@ def outputs_here(call: Call, job: str) -> Dict[str, Any]:
         ``{"path", "run", "newest"}``: ``newest`` is when the last of its files was written, in seconds since the epoch
         by this host's clock; None when there are none.
     """
-    path = outputs_folder(job)
+    path = job_parts.outputs_folder(job)
     found = [os.path.join(folder, name) for folder, dirs, files in os.walk(path) for name in [*dirs, *files]]
     newest = max((os.lstat(name).st_mtime for name in found if os.path.lexists(name)), default=None)
-    return {"path": path, "run": os.path.join(job_folder(job), "run"), "newest": newest}
+    return {"path": path, "run": os.path.join(job_parts.folder(job), "run"), "newest": newest}
 
 
 def progress(call: Call, job: str) -> Dict[str, Any]:
@@ -280,7 +156,7 @@ def progress(call: Call, job: str) -> Dict[str, Any]:
         ``{"age_s", "checkpoint_age_s", "ranks"}``: seconds since the last sign of life on this host and since the last
         word that work is safe, None if there never was one; and by rank what it last said of its progress.
     """
-    folder = os.path.join(job_folder(job), "run")
+    folder = os.path.join(job_parts.folder(job), "run")
     ages = []
     checkpoints = []
     ranks: Dict[str, Dict[str, Any]] = {}
@@ -302,55 +178,6 @@ def progress(call: Call, job: str) -> Dict[str, Any]:
         "checkpoint_age_s": min(checkpoints) if checkpoints else None,
         "ranks": ranks,
     }
-
-
-def job_folder(job: str) -> str:
-    """Where a job's files lie on this host.
-
-    Raises:
-        OpError: ``bad-request`` for a text that is not a job's id: it becomes part of a path that is removed.
-    """
-    return os.path.join(_root(), "jobs", _checked(job))
-
-
-def outputs_folder(job: str) -> str:
-    """Where a job's outputs lie on this host."""
-    return os.path.join(_root(), "outputs", _checked(job))
-
-
-def _root() -> str:
-    return os.path.join(os.path.expanduser("~"), ".gpurun")
-
-
-def _checked(job: str) -> str:
-    if not _JOB.match(job):
-        raise OpError("bad-request", "%r is not a job's id" % job)
-    return job
-
-
-def _job_processes(job: str) -> List[processes.Process]:
-    found = processes.of_job([job_folder(job) + "/", "gpurun-%s-" % job])
-    return [process for process in found if process.uid == os.getuid() and _is_ours(process, found)]
-
-
-def _is_ours(process: processes.Process, found: List[processes.Process]) -> bool:
-    """Started by gpurun, or below something that was: not a person's editor on the job's files."""
-    by_pid = {one.pid: one for one in found}
-    current: Optional[processes.Process] = process
-    while current is not None:
-        if _OURS.search(current.command.split(" ")[0].rstrip(":")):
-            return True
-        current = by_pid.get(current.parent)
-    return False
-
-
-def _containers(connection: docker.Connection, job: str) -> List[Dict[str, Any]]:
-    filters = urllib.parse.quote('{"label":["%s=%s"]}' % (LABEL, _checked(job)))
-    status, answer = docker.exchange(connection, "GET", "/containers/json?all=1&filters=" + filters)
-    found = docker.parse(answer)
-    if status != 200 or not isinstance(found, list):
-        raise docker.failure(status, answer, "listing the job's containers")
-    return found
 
 
 def _inspected(connection: docker.Connection, ident: str) -> Dict[str, Any]:

@@ -10,7 +10,7 @@ import stat
 import time
 from typing import Any, Dict, Iterator, List, Optional
 
-from gpurun.node import gang, probe_docker
+from gpurun.node import job_parts, probe_docker
 from gpurun.node.call import Call
 from gpurun.node.nvml_apart import NoAnswer, Nvml
 
@@ -107,8 +107,8 @@ def watch(call: Call, job: str, gpus: List[int], age_s: float) -> Iterator[List[
     """
     log = KernelLog(age_s)
     nvml: Optional[Nvml] = Nvml()
-    cards = gang.cards(job, gpus)
-    seen = _Seen(cards=gang.known_cards(job))
+    cards = job_parts.cards(job, gpus)
+    seen = _Seen(cards=job_parts.known_cards(job))
     try:
         yield []
         while True:
@@ -137,7 +137,7 @@ def watch(call: Call, job: str, gpus: List[int], age_s: float) -> Iterator[List[
 def recent(call: Call, job: str, age_s: float) -> List[Dict[str, Any]]:
     """What the kernel's log and the disks say of the last `age_s` seconds: asked when an attempt has failed."""
     log = KernelLog(age_s)
-    seen = _Seen(cards=gang.known_cards(job))
+    seen = _Seen(cards=job_parts.known_cards(job))
     try:
         return seen.slowly(job) + [_named(item, job, seen) for item in log.lines()]
     finally:
@@ -183,7 +183,7 @@ class _Seen:
 
     def _disks(self, job: str) -> Iterator["tuple[str, str]"]:
         yield "Docker's disk", self._docker_root
-        outputs = gang.outputs_folder(job)
+        outputs = job_parts.outputs_folder(job)
         if os.path.isdir(outputs):
             yield "the outputs' disk", outputs
 

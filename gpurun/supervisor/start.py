@@ -13,7 +13,7 @@ from gpurun.jobs.states import State
 from gpurun.launch import jobssh
 from gpurun.launch.plan import HostPlan, Plan
 from gpurun.leases.allocate import SSH_PORTS
-from gpurun.node.gang import CARDS_FILE
+from gpurun.node.job_parts import CARDS_FILE
 from gpurun.remote.agent import Agent, RemoteOpFailed
 from gpurun.remote.fleet import Results
 from gpurun.supervisor.ends import failed

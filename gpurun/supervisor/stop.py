@@ -96,7 +96,7 @@ def fence(
 
 
 def what_is_left(rest: Mapping[str, Any]) -> str:
-    """What keeps a host from being fenced, in words: `gpurun.node.gang.fence`'s answer."""
+    """What keeps a host from being fenced, in words: `gpurun.node.fence.fence`'s answer."""
     left = [
         f"GPU {one['gpu']} is held by pid {one['pid']} of {one['user'] or 'an unknown user'}"
         f"{', container ' + one['container'] if one['container'] else ''} ({one['command'][:120] or 'no command line'})"

@@ -15,8 +15,9 @@ import pytest
 
 from gpurun.lab.gpus import stand_in, state
 from gpurun.lab.spec import LabSpec, hosts_of
-from gpurun.node import gang, gpu_users
+from gpurun.node import gpu_users, job_parts
 from gpurun.node.call import Call
+from gpurun.node.fence import fence
 from gpurun.node.nvml_apart import NoAnswer, Nvml
 from gpurun.supervisor.stop import what_is_left
 
@@ -56,11 +57,11 @@ def process():
 
 
 def folder():
-    return Path(gang.job_folder(JOB))
+    return Path(job_parts.folder(JOB))
 
 
-def fence(**options):
-    return gang.fence(Call(1, lambda *_: None, False, b""), JOB, containers=False, **options)
+def fenced(**options):
+    return fence(Call(1, lambda *_: None, False, b""), JOB, containers=False, **options)
 
 
 def folder_with_cards(gpus, *indices):
@@ -72,11 +73,11 @@ def folder_with_cards(gpus, *indices):
 
 def test_free_gpus_are_proven_free_quickly(gpus):
     folder_with_cards(gpus, 0, 1)
-    fence(gpus=[0, 1])  # everything is compiled and cached now
+    fenced(gpus=[0, 1])  # everything is compiled and cached now
     times = []
     for _ in range(5):
         began = time.monotonic()
-        assert not any(fence(gpus=[0, 1]).values())
+        assert not any(fenced(gpus=[0, 1]).values())
         times.append(time.monotonic() - began)
     assert not folder().exists()
     assert min(times) < 0.5, times  # alone: in a gang's end Python's start is hidden behind the containers' removal
@@ -95,7 +96,7 @@ def test_a_stranger_is_named_and_left_alone(gpus, process):
     stranger = process()
     state.change(gpus, 1, {"processes": f"{stranger.pid}:512"})
     folder_with_cards(gpus, 1)
-    rest = fence(gpus=[1])
+    rest = fenced(gpus=[1])
     (holder,) = rest["users"]
     assert (holder["gpu"], holder["pid"], rest["folder"]) == (1, stranger.pid, False)
     said = what_is_left(rest)
@@ -104,18 +105,18 @@ def test_a_stranger_is_named_and_left_alone(gpus, process):
     assert [path.name for path in folder().iterdir()] == ["cards.json"], "secrets and keys go although the GPU is held"
     stranger.kill()
     stranger.wait()
-    assert not any(fence(gpus=[1]).values())
+    assert not any(fenced(gpus=[1]).values())
     assert not folder().exists()
 
 
 def test_others_gpus_are_nobodys_business_here(gpus, process):
     state.change(gpus, 3, {"processes": f"{process().pid}:512"})
-    assert not any(fence(gpus=[0, 1]).values())
+    assert not any(fenced(gpus=[0, 1]).values())
 
 
 def test_a_process_that_only_draws_holds_a_gpu_too(gpus, process):
     state.change(gpus, 0, {"graphics": f"{process().pid}:64"})
-    assert [one["gpu"] for one in fence(gpus=[0])["users"]] == [0]
+    assert [one["gpu"] for one in fenced(gpus=[0])["users"]] == [0]
 
 
 def test_an_orphan_of_the_job_is_ended(gpus, process):
@@ -124,7 +125,7 @@ def test_an_orphan_of_the_job_is_ended(gpus, process):
     time.sleep(0.3)
     state.change(gpus, 0, {"processes": " ".join(f"{one.pid}:9" for one in orphans)})
     began = time.monotonic()
-    assert not any(fence(gpus=[0]).values())
+    assert not any(fenced(gpus=[0]).values())
     assert time.monotonic() - began < 5
     assert [one.wait(1) for one in orphans] == [-15, -9]
 
@@ -132,7 +133,7 @@ def test_an_orphan_of_the_job_is_ended(gpus, process):
 def test_another_jobs_process_is_a_stranger(gpus, process):
     other = process("j-ffffffff")
     state.change(gpus, 0, {"processes": f"{other.pid}:9"})
-    assert [one["pid"] for one in fence(gpus=[0])["users"]] == [other.pid]
+    assert [one["pid"] for one in fenced(gpus=[0])["users"]] == [other.pid]
     assert other.poll() is None
 
 
@@ -142,14 +143,14 @@ def test_a_gpu_is_found_by_uuid_although_indices_have_shifted(gpus, process):
     made["gpu 1"]["uuid"], made["gpu 2"]["uuid"] = made["gpu 2"]["uuid"], made["gpu 1"]["uuid"]
     made["gpu 1"]["processes"] = f"{process().pid}:9"
     state.save(made, gpus)
-    assert [one["gpu"] for one in fence(gpus=[2])["users"]] == [2]
+    assert [one["gpu"] for one in fenced(gpus=[2])["users"]] == [2]
 
 
 @pytest.mark.parametrize("facts", [{"error": "15"}, {"error": "16"}, {"error": "999"}, {"uuid": "GPU-else"}])
 def test_a_gpu_that_does_not_answer_is_not_free(gpus, facts):
     folder_with_cards(gpus, 0)
     state.change(gpus, 0, facts)
-    rest = fence(gpus=[0])
+    rest = fenced(gpus=[0])
     assert rest["gpu_problem"].startswith("GPU 0: NVML: ")
     assert rest["gpu_problem"] in what_is_left(rest)
 
@@ -166,17 +167,17 @@ def test_a_driver_that_hangs_is_no_proof(gpus):
 
 def test_without_a_driver_the_devices_holders_count(gpus, process, tmp_path):
     gpus.unlink()
-    assert not any(fence(gpus=[0]).values()), "no driver, no device: nothing can be held"
+    assert not any(fenced(gpus=[0]).values()), "no driver, no device: nothing can be held"
     (tmp_path / "dev/nvidia0").touch()
     (tmp_path / "dev/nvidia1").touch()
     holder = process(code=f"import time; f = open({str(tmp_path / 'dev/nvidia1')!r}); time.sleep(60)")
     time.sleep(0.5)
-    assert [one["pid"] for one in fence(gpus=[0, 1])["users"]] == [holder.pid]
-    assert not any(fence(gpus=[0]).values())
+    assert [one["pid"] for one in fenced(gpus=[0, 1])["users"]] == [holder.pid]
+    assert not any(fenced(gpus=[0]).values())
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"x": 1}', '{"0": "GPU-1"}', "\0"])
 def test_a_damaged_note_of_cards_falls_back_on_indices(gpus, text):
     folder().mkdir(parents=True)
     (folder() / "cards.json").write_text(text)
-    assert not any(fence(gpus=[0]).values())
+    assert not any(fenced(gpus=[0]).values())

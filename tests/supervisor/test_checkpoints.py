@@ -14,7 +14,7 @@ from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import mark_granted, run_pass, snapshot
-from gpurun.node import gang
+from gpurun.node import gang, job_parts
 from gpurun.node.call import Call
 from gpurun.remote.agent import Reply
 from gpurun.remote.fleet import Results
@@ -59,7 +59,7 @@ def job(tmp_path, monkeypatch):
     ((lease, lock),) = run_pass(tmp_path, now_s=1.0).granted
     made = SupervisedJob(tmp_path, lease, lock)
     made.links = Links()
-    folder = Path(gang.job_folder(lease.job), "run")
+    folder = Path(job_parts.folder(lease.job), "run")
     folder.mkdir(parents=True)
     monkeypatch.setattr(gpurun_runtime, "_FOLDER", str(folder))
     yield made

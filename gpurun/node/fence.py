@@ -1,0 +1,113 @@
+"""Fencing: everything of a job on this host is ended and removed, and its GPUs are proven free."""
+
+import os
+import shutil
+import time
+from typing import Any, Dict, List, Optional, Set
+
+from gpurun.node import docker, gpu_users, job_parts, processes
+from gpurun.node.call import Call, OpError
+from gpurun.node.job_parts import CARDS_FILE
+from gpurun.node.nvml_apart import Card, Nvml
+
+STRANGER_S = 2.0
+"""How long a fence waits for a GPU that somebody else holds; who asked asks again."""
+
+
+def fence(
+    call: Call,
+    job: str,
+    files: bool = True,
+    containers: bool = True,
+    outputs: bool = False,
+    gpus: Optional[List[int]] = None,
+    timeout_s: float = 30.0,
+) -> Dict[str, Any]:
+    """End and remove everything of a job on this host, and prove it. Idempotent.
+
+    Args:
+        files: False leaves the job's folder, for another start on this host.
+        containers: False when none was ever made here: then a Docker that does not answer is no obstacle.
+        outputs: remove the job's outputs too.
+        gpus: its GPUs here: no process may hold one. What is the job's is ended; a stranger's process is named.
+
+    Returns:
+        What is still there after `timeout_s`: ``{"containers": [id…], "processes": [command…], "folder": bool, "users":
+        [holder of a GPU, as `gpu_users.Users` has them…], "gpu_problem": why nothing can be said of a GPU}``. The host
+        is fenced only when all are empty.
+
+    Raises:
+        OpError: ``no-docker``: nothing can be said about containers.
+    """
+    started = time.monotonic()
+    seen: Set[str] = set()
+    nvml = Nvml() if gpus else None  # starts while the containers are being removed
+    try:
+        while True:
+            left_containers = _remove_containers(call, job, containers, seen)
+            left = processes.end(job_parts.processes_of(job), grace_s=0.5)
+            ended = not left_containers and not left
+            users = gpu_users.Users([], "")
+            if nvml is not None and ended:
+                users = _free_gpus(nvml, job, job_parts.cards(job, gpus or []), seen)
+            held = bool(users.holders or users.problem)
+            if ended and files:
+                _remove_files(job, outputs, keep_cards=held)
+            rest = {
+                "containers": left_containers,
+                "processes": [p.command for p in left],
+                "folder": files and not held and os.path.lexists(job_parts.folder(job)),
+                "users": users.holders,
+                "gpu_problem": users.problem,
+            }
+            # A stranger may keep a GPU for days, and a driver that hangs does so for good.
+            limit_s = min(timeout_s, STRANGER_S) if held else timeout_s
+            if not any(rest.values()) or time.monotonic() - started >= limit_s:
+                return rest
+            call.wait(0.2)
+    finally:
+        if nvml is not None:
+            nvml.close()
+
+
+def _free_gpus(nvml: Nvml, job: str, cards: List[Card], containers: Set[str]) -> gpu_users.Users:
+    """Who still holds a GPU, after what is the job's has been ended: TERM, then KILL."""
+    users = gpu_users.find(nvml, cards)
+    ours = [gpu_users.of_job(holder, job, containers) for holder in users.holders]
+    if any(ours):
+        processes.end([process for process in ours if process is not None], grace_s=0.5)
+        users = gpu_users.find(nvml, cards)
+    return users
+
+
+def _remove_files(job: str, outputs: bool, keep_cards: bool) -> None:
+    """Remove the job's folder; which cards it had is kept as long as they have to be asked for."""
+    folder = job_parts.folder(job)
+    if not keep_cards:
+        shutil.rmtree(folder, ignore_errors=True)
+    elif os.path.isdir(folder):
+        for name in set(os.listdir(folder)) - {CARDS_FILE}:
+            path = os.path.join(folder, name)
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                os.unlink(path)
+    if outputs:
+        shutil.rmtree(job_parts.outputs_folder(job), ignore_errors=True)
+
+
+def _remove_containers(call: Call, job: str, required: bool, seen: Set[str]) -> List[str]:
+    """Kill and remove the job's containers; the ids of those that are still there. `seen` learns all ids."""
+    try:
+        connection = docker.connect(call)
+    except OpError:
+        if required:
+            raise
+        return []
+    try:
+        for container in job_parts.containers_of(connection, job):
+            seen.add(container["Id"])
+            docker.exchange(connection, "DELETE", "/containers/%s?force=1&v=1" % container["Id"])
+        return [container["Id"] for container in job_parts.containers_of(connection, job)]
+    finally:
+        connection.close()

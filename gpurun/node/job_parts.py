@@ -1,0 +1,88 @@
+"""What of a job is on this host, found without any note of who started it: folders, containers, processes, GPUs."""
+
+import json
+import os
+import re
+import urllib.parse
+from typing import Any, Dict, List, Optional
+
+from gpurun.node import docker, processes
+from gpurun.node.call import OpError
+from gpurun.node.nvml_apart import Card
+
+LABEL = "gpurun.job"
+CARDS_FILE = "cards.json"
+"""In a job's folder: which GPUs it was given, by UUID and PCI address: indices shift when one is lost."""
+_JOB = re.compile(r"j-[0-9a-f]{8}\Z")
+# An sshd's listener and sessions, or a docker client, by the way ps shows them.
+_OURS = re.compile(r"(^|/)(sshd|docker)\b")
+
+
+def folder(job: str) -> str:
+    """Where a job's files lie on this host.
+
+    Raises:
+        OpError: ``bad-request`` for a text that is not a job's id: it becomes part of a path that is removed.
+    """
+    return os.path.join(_root(), "jobs", _checked(job))
+
+
+def outputs_folder(job: str) -> str:
+    """Where a job's outputs lie on this host."""
+    return os.path.join(_root(), "outputs", _checked(job))
+
+
+def _root() -> str:
+    return os.path.join(os.path.expanduser("~"), ".gpurun")
+
+
+def _checked(job: str) -> str:
+    if not _JOB.match(job):
+        raise OpError("bad-request", "%r is not a job's id" % job)
+    return job
+
+
+def containers_of(connection: docker.Connection, job: str) -> List[Dict[str, Any]]:
+    """The job's containers as Docker lists them, in whatever state.
+
+    Raises:
+        OpError: in Docker's own words.
+    """
+    filters = urllib.parse.quote('{"label":["%s=%s"]}' % (LABEL, _checked(job)))
+    status, answer = docker.exchange(connection, "GET", "/containers/json?all=1&filters=" + filters)
+    found = docker.parse(answer)
+    if status != 200 or not isinstance(found, list):
+        raise docker.failure(status, answer, "listing the job's containers")
+    return found
+
+
+def processes_of(job: str) -> List[processes.Process]:
+    """Our own processes that gpurun started for the job outside containers."""
+    found = processes.of_job([folder(job) + "/", "gpurun-%s-" % job])
+    return [process for process in found if process.uid == os.getuid() and _is_ours(process, found)]
+
+
+def _is_ours(process: processes.Process, found: List[processes.Process]) -> bool:
+    """Started by gpurun, or below something that was: not a person's editor on the job's files."""
+    by_pid = {one.pid: one for one in found}
+    current: Optional[processes.Process] = process
+    while current is not None:
+        if _OURS.search(current.command.split(" ")[0].rstrip(":")):
+            return True
+        current = by_pid.get(current.parent)
+    return False
+
+
+def cards(job: str, gpus: List[int]) -> List[Card]:
+    """The job's GPUs with the UUIDs they had when it started here, if that was noted."""
+    known = known_cards(job)
+    return [(gpu, known.get(gpu, {}).get("uuid", "")) for gpu in gpus]
+
+
+def known_cards(job: str) -> Dict[int, Dict[str, str]]:
+    """GPU index → ``{"uuid", "pci_bus"}``, as noted when the job was created here; empty if it was not."""
+    try:
+        with open(os.path.join(folder(job), CARDS_FILE), encoding="utf-8") as stream:
+            return {int(index): {**facts} for index, facts in json.load(stream).items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}

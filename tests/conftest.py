@@ -1,0 +1,11 @@
+"""What holds for every test process."""
+
+from __future__ import annotations
+
+import signal
+
+
+def pytest_configure():
+    """Who starts tests in the background may have them ignore Ctrl-C, and so would all that they start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
