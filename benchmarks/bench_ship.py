@@ -1,12 +1,13 @@
 """What shipping an image takes, beside what its peers take in the same lab in the same run.
 
-    python benchmarks/bench_ship.py [--only transfer,nothing,first,change] [--image gpurun/train:tf2.15]
+    python benchmarks/bench_ship.py [--only transfer,nothing,first,change] [--image gpurun/train:tf2.15] [--mib 1700]
 
 transfer  one blob to 16 hosts in 4 racks over slow links, against one plain copy to one host; bytes over each link
 nothing   16 hosts that have the image
 first     the whole image to 4 hosts that have nothing, against `docker save | ssh docker load` and a registry
 change    5 MiB more on top of it, against `docker save | ssh docker load`
 
+--mib makes the image so large, in two more layers of this machine's own programs.
 Ratios count: everything here shares one machine. Needs root, Linux, Docker's packages, and the training image.
 """
 
@@ -19,6 +20,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -150,15 +152,18 @@ def nothing(inventory: Inventory, cluster: Cluster, fleet: Fleet) -> None:
     note("ship of what is there, 16 hosts", statistics.median(took), "s", "≤ 0.5")
 
 
-def first_and_change(want: Callable[[str], bool], image: str) -> None:
+def first_and_change(want: Callable[[str], bool], image: str, mib: int | None) -> None:
     """4 hosts with fast links, which share this machine's disk and cores."""
     with lab_of("bship4") as (lab, _, cluster), tempfile.TemporaryDirectory() as folder:
         environ = {**cluster.environ, "XDG_CACHE_HOME": f"{folder}/cache", "GPURUN_HOME": f"{folder}/home"}
         command = [sys.executable, "-m", "gpurun", "ship", "-i", str(lab.inventory), "--json"]
+        image = grown_image(cluster, image, mib) if mib else image
         if want("first"):
             first(cluster, [*command, image], environ, image)
         if want("change"):
             change(cluster, command, environ, image, Path(folder))
+        if mib:
+            subprocess.run(["docker", "rmi", image], env=cluster.environ, check=True, stdout=subprocess.DEVNULL)
 
 
 def gpurun_ship(argv: list[str], environ: dict[str, str]) -> tuple[float, float]:
@@ -173,9 +178,7 @@ def gpurun_ship(argv: list[str], environ: dict[str, str]) -> tuple[float, float]
 
 
 def first(cluster: Cluster, argv: list[str], environ: dict[str, str], image: str) -> None:
-    size = int(subprocess.run(["docker", "image", "inspect", "-f", "{{.Size}}", image], env=cluster.environ,
-                              check=True, stdout=subprocess.PIPE, text=True).stdout)  # fmt: skip
-    print(f"first time: {image}, {size // MIB} MiB, to 4 hosts that have nothing")
+    print(f"first time: {image}, {size_of(cluster, image) // MIB} MiB, to 4 hosts that have nothing")
     with peaks(lambda _pid, argv: b"-ISc" in argv) as agents:
         ours, memory = gpurun_ship(argv, environ)
     note("gpurun ship, nothing cached", ours, "s")
@@ -243,28 +246,55 @@ def changed_image(cluster: Cluster, image: str, folder: Path, name: str) -> str:
     shutil.rmtree(context, ignore_errors=True)
     context.mkdir()
     (context / "code.bin").write_bytes(os.urandom(5 * MIB))
-    (context / "Dockerfile").write_text(f"FROM {image}\nCOPY code.bin /code.bin\n")
-    argv = ["docker", "build", "-q", "-t", name, str(context)]
+    build(cluster, context, f"FROM {image}\nCOPY code.bin /code.bin\n", name)
+    return name
+
+
+def grown_image(cluster: Cluster, image: str, mib: int) -> str:
+    """The image with two more layers, so that it has that many MiB."""
+    missing = mib * MIB - size_of(cluster, image)
+    files = (path for path in sorted(Path("/usr").rglob("*")) if path.is_file() and not path.is_symlink())
+    name, lines = f"gpurun/grown:{mib}", [f"FROM {image}"]
+    with tempfile.TemporaryDirectory() as folder:
+        for number in (1, 2):
+            left = missing // 2
+            with tarfile.open(Path(folder) / f"{number}.tar", "w") as tar:
+                while left > 0:
+                    path = next(files)
+                    tar.add(path)
+                    left -= path.stat().st_size
+            lines.append(f"ADD {number}.tar /more/{number}/")
+        build(cluster, Path(folder), "\n".join(lines), name)
+    return name
+
+
+def size_of(cluster: Cluster, image: str) -> int:
+    argv = ["docker", "image", "inspect", "-f", "{{.Size}}", image]
+    return int(subprocess.run(argv, env=cluster.environ, check=True, stdout=subprocess.PIPE).stdout)
+
+
+def build(cluster: Cluster, context: Path, dockerfile: str, name: str) -> None:
+    (context / "Dockerfile").write_text(dockerfile)
     subprocess.run(
-        argv,
+        ["docker", "build", "-q", "-t", name, str(context)],
         env={**cluster.environ, "DOCKER_BUILDKIT": "0"},
         check=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    return name
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="transfer,nothing,first,change")
     parser.add_argument("--image", default="gpurun/train:tf2.15")
+    parser.add_argument("--mib", type=int)
     arguments = parser.parse_args()
     chosen = set(arguments.only.split(","))
     if chosen & {"transfer", "nothing"}:
         transfer_and_nothing(chosen.__contains__)
     if chosen & {"first", "change"}:
-        first_and_change(chosen.__contains__, arguments.image)
+        first_and_change(chosen.__contains__, arguments.image, arguments.mib)
     print(json.dumps(RESULTS, indent=2))
 
 

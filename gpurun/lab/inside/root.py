@@ -48,7 +48,7 @@ def build(boot: Boot) -> None:
     """Mount the host's root, write what makes it this host, and change into it."""
     root = Path(boot.disk)
     if boot.image:
-        subprocess.run(["/bin/mount", "-o", "loop", boot.image, str(root)], check=True)
+        subprocess.run(["/bin/mount", "-o", "loop,discard", boot.image, str(root)], check=True)
     else:
         bind(root, root)
     os.chdir(root)  # relative paths from here on: no name of the machine's folders ends up in mount options
