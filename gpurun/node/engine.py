@@ -5,7 +5,6 @@ nothing in a container's state says who did. That another process serves the soc
 """
 
 import http.client
-import json
 import os
 import socket
 import struct
@@ -28,17 +27,11 @@ class NoEngine(Exception):
 
 def note(call: Call, folder: str) -> None:
     """Write into a job's folder which engine serves now; what cannot be known is not written."""
-    path = os.path.join(folder, FILE)
     try:
         engine = _serving(call)
     except (OSError, NoEngine):
         engine = None
-    if engine is None:
-        if os.path.lexists(path):
-            os.unlink(path)
-        return
-    with open(path, "w", encoding="utf-8") as stream:
-        json.dump({"pid": engine.pid, "started": engine.started}, stream)
+    processes.note(os.path.join(folder, FILE), engine)
 
 
 def compare(call: Call, folder: str) -> Dict[str, Any]:
@@ -54,7 +47,7 @@ def compare(call: Call, folder: str) -> Dict[str, Any]:
         return {"state": "gone", "up_s": None, "why": str(error)}
     except OSError as error:  # no leave to ask, say
         return {"state": "unknown", "up_s": None, "why": str(error)}
-    noted = _noted(folder)
+    noted = processes.noted(os.path.join(folder, FILE))
     if engine is None or noted is None:
         return {"state": "unknown", "up_s": None, "why": "no process is known to serve the socket"}
     if noted == (engine.pid, engine.started):
@@ -94,15 +87,6 @@ def _only_dockerd() -> Optional[processes.Process]:
 
 def _name(process: processes.Process) -> str:
     return os.path.basename(process.command.split(" ")[0])
-
-
-def _noted(folder: str) -> "tuple[int, int] | None":
-    try:
-        with open(os.path.join(folder, FILE), encoding="utf-8") as stream:
-            noted = json.load(stream)
-        return int(noted["pid"]), int(noted["started"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
 
 
 def _since_boot_s() -> float:

@@ -22,6 +22,8 @@ from gpurun.node.call import Call, OpError
 from gpurun.node.fence import fence
 
 _SIOCGIFADDR = 0x8915
+MAIN_FILE = "main.json"
+"""In a job's folder: its container's main process."""
 
 
 def prepare(call: Call, job: str, interface: str, first: bool, outputs: bool) -> Dict[str, Any]:
@@ -86,7 +88,7 @@ def create(call: Call, job: str, files: Dict[str, List[Any]], run: List[str], ss
 
 
 def start(call: Call, container: str) -> None:
-    """Start a created container.
+    """Start a created container, and note which process it is.
 
     Raises:
         OpError: ``no-command`` when the image lacks the main process's program; ``docker`` otherwise.
@@ -94,16 +96,29 @@ def start(call: Call, container: str) -> None:
     connection = docker.connect(call, timeout_s=120.0)
     try:
         status, answer = docker.exchange(connection, "POST", "/containers/%s/start" % container)
+        if status in (204, 304):
+            _note_main(connection, container)
+            return
     finally:
         connection.close()
-    if status not in (204, 304):
-        error = docker.failure(status, answer, "starting the container")
-        kind = (
-            "no-command"
-            if "executable file not found" in error.message or "no such file" in error.message
-            else "docker"
-        )
-        raise OpError(kind, error.message)
+    error = docker.failure(status, answer, "starting the container")
+    missing = "executable file not found" in error.message or "no such file" in error.message
+    raise OpError("no-command" if missing else "docker", error.message)
+
+
+def _note_main(connection: docker.Connection, container: str) -> None:
+    status, answer = docker.exchange(connection, "GET", "/containers/%s/json" % container)
+    found = docker.parse(answer) if status == 200 else None
+    if found:
+        folder = job_parts.folder(found["Config"]["Labels"][job_parts.LABEL])
+        processes.note(os.path.join(folder, MAIN_FILE), processes.read_process(found["State"]["Pid"] or -1))
+
+
+def has_ended(call: Call, job: str) -> bool:
+    """Whether the container's main process, seen when it was started, is gone: known without asking Docker."""
+    main = processes.noted(os.path.join(job_parts.folder(job), MAIN_FILE))
+    now = processes.read_process(main[0]) if main else None
+    return main is not None and (now is None or now.started != main[1])
 
 
 def inspect(call: Call, job: str) -> List[Dict[str, Any]]:
@@ -116,7 +131,8 @@ def inspect(call: Call, job: str) -> List[Dict[str, Any]]:
     """
     connection = docker.connect(call)
     try:
-        return [_inspected(connection, found["Id"]) for found in job_parts.containers_of(connection, job)]
+        found = [_inspected(connection, each["Id"]) for each in job_parts.containers_of(connection, job)]
+        return [container for container in found if container is not None]
     finally:
         connection.close()
 
@@ -180,8 +196,10 @@ def progress(call: Call, job: str) -> Dict[str, Any]:
     }
 
 
-def _inspected(connection: docker.Connection, ident: str) -> Dict[str, Any]:
+def _inspected(connection: docker.Connection, ident: str) -> Optional[Dict[str, Any]]:
     status, answer = docker.exchange(connection, "GET", "/containers/%s/json" % ident)
+    if status == 404:  # removed since it was listed
+        return None
     if status != 200:
         raise docker.failure(status, answer, "inspecting a container")
     found = docker.parse(answer)
@@ -298,6 +316,7 @@ OPS = {
     "start": start,
     "inspect": inspect,
     "engine": engine_now,
+    "has_ended": has_ended,
     "signal": signal,
     "fence": fence,
     "outputs": outputs_here,

@@ -1,9 +1,10 @@
 """Processes of this host: who is whose child, and which belong to a job. Reads /proc."""
 
+import json
 import os
 import signal
 import time
-from typing import Dict, Iterable, List, NamedTuple, Set
+from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 
 class Process(NamedTuple):
@@ -41,6 +42,26 @@ def read_process(pid: int) -> "Process | None":
     if fields[0] in (b"Z", b"X"):
         return None
     return Process(pid, int(fields[1]), int(fields[19]), uid, command)
+
+
+def note(path: str, process: Optional[Process]) -> None:
+    """Write down which process it is, for `noted`; without one, that nothing is known."""
+    if process is None:
+        if os.path.lexists(path):
+            os.unlink(path)
+        return
+    with open(path, "w", encoding="utf-8") as stream:
+        json.dump({"pid": process.pid, "started": process.started}, stream)
+
+
+def noted(path: str) -> "Tuple[int, int] | None":
+    """The pid and start of the process that was noted there; None if there is none."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            found = json.load(stream)
+        return int(found["pid"]), int(found["started"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def environment_of(pid: int, proc: str = "/proc") -> Dict[str, str]:

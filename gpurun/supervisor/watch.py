@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
@@ -123,8 +123,9 @@ def _decide(job: SupervisedJob, seen: Watched, health: HealthWatch) -> None:
     if job.hosts[0] not in seen.exits and seen.exits:
         end = _wait_for_launcher(job, seen)
         raise GangEnd(_with_cause(job, end, seen, health))
-    if job.hosts[0] in seen.exits:
-        job.log_copy.wait(LOG_SILENT_S)
+    if launcher := seen.exits.get(job.hosts[0]):
+        if "engine_out" not in launcher:  # else nothing more of the log can come
+            job.log_copy.wait(LOG_SILENT_S)
         raise GangEnd(_with_cause(job, _verdict(job, seen), seen, health))
     if cause := health.fatal():
         raise GangEnd(end_of(cause))
@@ -206,14 +207,19 @@ def _wait_for_launcher(job: SupervisedJob, seen: Watched) -> End:
 
 def _container_failure(host: str, found: dict[str, Any]) -> FirstFailure:
     reason, kind = _container_end(found), _container_kind(found)
-    return FirstFailure(reason=reason, host=host, exit_code=found.get("code"), kind=kind)
+    evidence = found.get("engine_out", "")
+    return FirstFailure(reason=reason, host=host, exit_code=found.get("code"), kind=kind, evidence=evidence)
 
 
 def _container_kind(found: dict[str, Any]) -> str:
+    if "engine_out" in found:
+        return "engine"
     return "oom" if found.get("oom") else "container"
 
 
 def _container_end(found: dict[str, Any]) -> str:
+    if "engine_out" in found:
+        return "its Docker engine has stopped, and the job's container with it"
     if found.get("gone"):
         return "the job's container was removed by somebody else"
     if found.get("oom"):
@@ -230,13 +236,10 @@ def _verdict(job: SupervisedJob, seen: Watched) -> End:
     lines = [logged.line for logged in last_lines(job.folder.log, VERDICT_LINES)]
     rank = output.first_failure(lines)
     # A launcher that SIGKILL ended before it could say why was killed from outside, as one whose container is gone.
-    if found.get("gone") or found.get("oom") or (rank is None and code == SIGKILLED):
-        why = _container_end(found)
-        failure = FirstFailure(
-            reason=why, host=job.hosts[0], exit_code=code, excerpt=output.excerpt(lines, None),
-            kind=_container_kind(found),
-        )  # fmt: skip
-        return End(State.FAILED, f"{job.hosts[0]}: {why}", 4, exit_code=code, failure=failure, suspects=(job.hosts[0],))
+    if found.keys() & {"gone", "engine_out"} or found.get("oom") or (rank is None and code == SIGKILLED):
+        failure = replace(_container_failure(job.hosts[0], found), excerpt=output.excerpt(lines, None))
+        why = f"{job.hosts[0]}: {failure.reason}"
+        return End(State.FAILED, why, 4, exit_code=code, failure=failure, suspects=(job.hosts[0],))
     if rank is None:
         return _launcher_failed(job, int(code or 1), output.excerpt(lines, None))
     host = host_of(rank.host) if rank.host is not None else job.plan.place_of(rank.rank or 0)[0]
@@ -262,25 +265,37 @@ def _launcher_failed(job: SupervisedJob, code: int, excerpt: tuple[str, ...]) ->
 
 
 def _until_exit(job: SupervisedJob, host: str, seen: Watched) -> None:
-    """Wait for the host's container to end, across lost connections."""
-    container = container_name(job.lease.job, job.lease.attempt)
-
-    def wait() -> None:
-        agent = job.links.agent(host)
-        for reply in agent.stream("docker.wait", container=container):
-            states = agent.call("gang.inspect", job=job.lease.job).value
-            mine = next((state for state in states if state["name"] == container), {"gone": True})
-            ended({**mine, "code": (reply.value or {}).get("code")})
-
-    def gone() -> None:
-        ended({"gone": True, "code": None})
-
-    def ended(found: dict[str, Any]) -> None:
-        if host in job.members:
-            seen.exits[host] = found
-
-    _persist(job, host, seen, wait, on_missing=gone)
+    """Wait for the host's container to end, across lost connections and engines that are out."""
+    found = None
+    while found is None and not _is_over(job, host, seen):
+        try:
+            found = _container_exit(job, host)
+        except RemoteOpFailed as error:
+            found = _without_engine(job, host, seen, error)
+        except HostFailure as error:
+            _lost(job, host, seen, error)
+    if found is not None and host in job.members:
+        seen.exits[host] = found
     seen.changed.put(host)
+
+
+def _container_exit(job: SupervisedJob, host: str) -> dict[str, Any]:
+    """Wait for the end of the host's container.
+
+    Raises:
+        HostFailure: the host or its engine does not answer.
+    """
+    agent, container = job.links.agent(host), container_name(job.lease.job, job.lease.attempt)
+    code = None
+    try:
+        for reply in agent.stream("docker.wait", container=container):
+            code = (reply.value or {}).get("code")
+    except RemoteOpFailed as error:
+        if error.kind != "not-found":
+            raise
+    states = agent.call("gang.inspect", job=job.lease.job).value
+    mine = next((state for state in states if state["name"] == container), {"gone": True})
+    return {**mine, "code": code}
 
 
 def _is_over(job: SupervisedJob, host: str, seen: Watched) -> bool:
@@ -288,31 +303,21 @@ def _is_over(job: SupervisedJob, host: str, seen: Watched) -> bool:
     return seen.stop.is_set() or host not in job.members
 
 
-def _persist(
-    job: SupervisedJob, host: str, seen: Watched, work: Callable[[], None], *, on_missing: Callable[[], None]
-) -> None:
-    """Do `work` once; begin again when the connection breaks, until the watch is over."""
-    while not _is_over(job, host, seen):
-        try:
-            work()
-        except RemoteOpFailed as error:
-            if error.kind == "not-found":
-                on_missing()
-                return
-            _no_engine(job, host, seen, error)
-        except HostFailure as error:
-            _lost(job, host, seen, error)
-        else:
-            return
+def _without_engine(job: SupervisedJob, host: str, seen: Watched, error: RemoteOpFailed) -> dict[str, Any] | None:
+    """The host answers and its Docker does not: say so once, and give it a moment.
 
-
-def _no_engine(job: SupervisedJob, host: str, seen: Watched, error: RemoteOpFailed) -> None:
-    """The host answers and its Docker does not: say so once, and give it a moment."""
+    Returns:
+        The end of the container, if it has ended without Docker; with live-restore it runs on.
+    """
     before, now = seen.engine_out_s.get(host), time.monotonic()
     seen.engine_out_s[host] = now
-    if before is None or now - before > 5 * RECONNECT_S:
+    if (before is None or now - before > 5 * RECONNECT_S) and not _is_over(job, host, seen):
         job.events.emit("host", host=host, state="Docker does not answer", reason=error.message)
     seen.stop.wait(RECONNECT_S)
+    with suppress(HostFailure):
+        if before is not None and job.links.agent(host).call("gang.has_ended", job=job.lease.job).value:
+            return {"engine_out": error.message, "code": None}
+    return None
 
 
 def _lost(job: SupervisedJob, host: str, seen: Watched, error: GpurunError) -> None:

@@ -121,6 +121,28 @@ def test_dockerd_is_restarted(cluster, tmp_path, rank):
     assert len(told) <= 3, "an engine that is out must not be told of again and again"
 
 
+def test_dockerd_of_the_launchers_host_stops_for_good(cluster, tmp_path):
+    """Its configuration was spoiled, say: the gang goes on elsewhere, and the host is fenced once it is mended."""
+    job = train(cluster, tmp_path / "recipe")
+    victim = cluster.job(job)["hosts"][0]
+    cluster.lab.run(victim, ["tee", "/etc/docker/daemon.json"], stdin=b"no JSON")
+    try:
+        since = time.time()
+        assert cluster.lab.run(victim, ["pkill", "-TERM", "-x", "dockerd"]).code == 0
+        story = tell(cluster, job, "dockerd of the launcher's host stopped for good", since)
+        record(story)
+        assert (story.state, story.restarts) == ("SUCCEEDED", 1)
+        assert story.noticed_s < 30
+        stopping = next(e for e in events(cluster, job) if e.get("state") == "STOPPING")
+        assert f"{victim}: its Docker engine has stopped" in stopping["reason"]
+        assert {row["host"]: row["state"] for row in cluster.status()["hosts"]}[victim] == "lost"
+    finally:
+        cluster.lab.run(victim, ["rm", "/etc/docker/daemon.json"])
+    wait_until(
+        lambda: cluster.gpurun("recover").code == 0 and not list((cluster.home / "leases").glob("*.lost.json")), 60
+    )
+
+
 @pytest.mark.parametrize("victim", ["1", "$$", "-1"], ids=["the container's main process", "itself", "everything"])
 def test_a_rank_that_kills_is_no_fault_of_the_host(cluster, tmp_path, victim):
     """The signals are those of an engine that stops; the engine is not."""
