@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
 
 from gpurun.lab.commands import run
+from gpurun.lab.errors import LabFailed
 from gpurun.lab.spec import HEAD, LabHost, LabSpec, fabric_netns, netns_of, netns_prefix, racks_of
 
 NETNS_FOLDER = Path("/run/netns")
@@ -28,6 +30,7 @@ NETNS_FOLDER = Path("/run/netns")
 _LONGEST_INTERFACE = 15  # IFNAMSIZ - 1
 _BURST_S = 0.001  # tbf: what may pass at line rate; at least two of the largest segments
 _SMALLEST_BURST_BYTES = 131_072
+_LINK_UP_S = 20.0
 _QUEUE_S = 0.01  # tbf: a full queue delays by this much, as a switch with a shared buffer would
 
 
@@ -123,8 +126,37 @@ def remove(lab: str) -> None:
 
 
 def set_port(lab: str, port: str, *, up: bool) -> None:
-    """Plug a cable in or pull it, at the switch's end: of a host, or of ``head``."""
+    """Plug a cable in or pull it, at the switch's end: of a host, or of ``head``. One plugged in carries on return.
+
+    Raises:
+        LabFailed: the kernel does not bring the link up.
+    """
     _ip(f"link set {port} {'up' if up else 'down'}", netns=fabric_netns(lab))
+    deadline = time.monotonic() + _LINK_UP_S
+    while up and not _carries(lab, port):
+        if time.monotonic() > deadline:
+            raise LabFailed(f"the link of {port} does not come up", hint="is the machine overloaded?")
+        time.sleep(0.02)
+    if up:
+        _forget_unanswered(lab)
+
+
+def _forget_unanswered(lab: str) -> None:
+    """Who asked for a neighbour over the pulled cable would be told "no route to host" for seconds to come."""
+    flush = "neighbour flush nud incomplete nud failed dev"
+    _ip(f"{flush} {head_interface(lab)}")
+    for host in hosts_with_netns(lab):
+        _ip(f"{flush} eth0", netns=netns_of(lab, host))
+
+
+def _carries(lab: str, port: str) -> bool:
+    """Whether both ends of a link are up and its bridge forwards; a busy kernel takes seconds to get there."""
+    (near,) = json.loads(run(["ip", "-json", "-details", "-netns", fabric_netns(lab), "link", "show", port]))
+    where = ["dev", head_interface(lab)] if port == HEAD else ["dev", "eth0"]
+    netns = [] if port == HEAD else ["-netns", netns_of(lab, port)]
+    (far,) = json.loads(run(["ip", "-json", *netns, "link", "show", *where]))
+    states = (near["operstate"], far["operstate"], near["linkinfo"]["info_slave_data"]["state"])
+    return states == ("UP", "UP", "forwarding")
 
 
 def shape_port(lab: str, port: str, rate_bps: int) -> None:

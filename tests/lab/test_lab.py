@@ -132,9 +132,7 @@ def test_a_cut_host_runs_on_and_is_back_when_healed(lab):
     assert "timed out" in ssh(lab, "gpu-r1-02", "true", connect_s=3).stderr
     assert b"NO-CARRIER" in lab.run("gpu-r1-02", ["ip", "link", "show", "eth0"]).stdout
     lab.heal("gpu-r1-02")
-    deadline = time.monotonic() + 15  # on a busy machine a link may take some seconds, as a real one does
-    while ssh(lab, "gpu-r1-02", "true").returncode != 0:
-        assert time.monotonic() < deadline
+    assert ssh(lab, "gpu-r1-02", "true").returncode == 0
 
 
 def test_the_head_can_be_cut_off_from_hosts_that_still_reach_each_other(lab):
@@ -146,6 +144,7 @@ def test_the_head_can_be_cut_off_from_hosts_that_still_reach_each_other(lab):
         assert b"SSH-2.0" in lab.run("gpu-r1-01", reach).stdout
     finally:
         lab.heal("head")
+    assert ssh(lab, "gpu-r1-01", "true").returncode == 0
 
 
 def test_a_killed_dockerd_comes_back_and_its_host_lives_on(lab):
@@ -239,7 +238,7 @@ def test_sysfs_stand_in_is_where_the_session_says(lab):
         "4: ACTIVE",
         f"0000:0000:0000:0000:0000:ffff:{address[:4]}:{address[4:]}",
         "eth0",
-    ]
+    ], done
 
 
 def test_up_again_changes_nothing_and_other_options_are_refused(lab):
