@@ -36,8 +36,8 @@ test-unit: setup
 	$(VENV)/bin/pytest -m 'not lab' -n 2
 
 test-lab: setup image
-	$(VENV)/bin/pytest -m 'lab and not alone' -n 2 --dist loadgroup
-	$(VENV)/bin/pytest -m 'lab and alone'
+	$(VENV)/bin/pytest -m 'lab and not alone' -n 2 --dist loadgroup --durations=10
+	$(VENV)/bin/pytest -m 'lab and alone' --durations=10
 
 check: setup
 	$(VENV)/bin/ruff check

@@ -169,13 +169,13 @@ def _json_line(event: dict[str, Any]) -> None:
 def _print_report(report: ShipReport) -> None:
     from gpurun.inventory.hostset import fold
 
-    states: dict[str, list[str]] = {}
+    alike: dict[str, list[str]] = {}
     for host in report.hosts:
-        states.setdefault(host.state, []).append(host.host)
-    sent = {"present": "had it", "done": f"got {_mib(report.bytes_missing)} or what they lacked of it"}
-    for state, names in states.items():
-        if state in sent:
-            typer.echo(f"{fold(names)}: {sent[state]}")
+        if host.state in ("present", "done"):
+            said = "had it" if host.state == "present" else f"got {_mib(host.bytes_received)}"
+            alike.setdefault(said, []).append(host.host)
+    for said, names in alike.items():
+        typer.echo(f"{fold(names)}: {said}")
     _say_failures(report.failed)
     typer.echo(f"{report.image} ({report.id[7:19]}, {report.layers} layers) in {report.elapsed_s:.1f} s")
 
