@@ -1,4 +1,8 @@
-"""One image being loaded on a host while its layers arrive."""
+"""One image being loaded on a host while its layers arrive.
+
+The containerd store takes each layer as it comes and the manifest at the end. A graph driver reads nothing before it
+has the whole tar, so there the lower layers are loaded ahead of the rest, as images of their own.
+"""
 
 import hashlib
 from typing import Any, Dict, Generator, List, Optional, Sequence
@@ -24,24 +28,40 @@ class Loading:
         self._image = image
         self._layers: List[str] = image["layers"]
         self._store = store
-        # Layers that need not arrive. On a graph driver the same layer on another parent is another one.
-        self._have = set(have) if store == "containerd" else set()
+        self._have = frozenset(have)
         self._config = config
         self._docker_host = docker_host
         self._temporary: List[str] = []
         self._loaded: List[str] = []
-        # How many layers, from the lowest on, need no look any more: the engine has them.
-        self._done = len(have) if store == "graph" else 0
+        # A graph driver has layers from the lowest on, so many of them: on another parent a layer is another one.
+        self._done = len(have)
 
     def run(self) -> Generator[Dict[str, Any], None, None]:
         """Load what is there, wait for more, until all is loaded."""
+        yield from self._into_containerd() if self._store == "containerd" else self._into_graph()
+
+    def _into_containerd(self) -> Generator[Dict[str, Any], None, None]:
+        sizes = {digest: self._size(digest) for digest in self._have}
+        with thin.docker_load(self._call, self._docker_host) as loading:
+            for at, digest in enumerate(self._layers):
+                if digest not in sizes:
+                    yield self._at("receiving", at)
+                    self._wait(digest)
+                    sizes[digest] = self._blob(digest).size
+                    loading.feed(thin.oci_layer(self._blob(digest)))
+            yield self._at("loading", len(self._layers))
+            layers = [(digest, sizes[digest]) for digest in self._layers]
+            loading.feed(thin.oci_rest(self._config, layers, self._image["names"]))
+            self._loaded = loading.finish()
+
+    def _into_graph(self) -> Generator[Dict[str, Any], None, None]:
         while True:
             ready = self._ready()
             if ready == len(self._layers):
                 yield self._at("loading", ready)
                 self._load(self._layers, self._config, self._image["names"])
                 return
-            if self._store == "graph" and self._bytes_above(ready) >= PREFIX_BYTES:
+            if self._bytes_above(ready) >= PREFIX_BYTES:
                 yield self._at("loading", ready)
                 self._load_prefix(ready)
             else:
@@ -57,7 +77,7 @@ class Loading:
         for at in range(self._done, len(self._layers)):
             digest = self._layers[at]
             blob = known.get(digest)
-            if digest not in self._have and (blob is None or not blob.complete):
+            if blob is None or not blob.complete:
                 return at
         return len(self._layers)
 
@@ -89,20 +109,11 @@ class Loading:
         self._done = count
 
     def _load(self, layers: List[str], config: bytes, names: Sequence[str]) -> None:
-        if self._store == "graph":
-            # Everything above what is there, also a layer that is there on another parent: it is another one here.
-            fresh = {digest: self._blob(digest) for digest in layers[self._done :]}
-            parts = thin.graph_tar(config, layers, fresh, names)
-        else:
-            fresh = {digest: self._blob(digest) for digest in layers if digest not in self._have}
-            parts = thin.containerd_tar(config, [(digest, self._size(digest)) for digest in layers], fresh, names)
-        self._loaded = thin.load(self._call, parts, self._docker_host)
+        fresh = {digest: self._blob(digest) for digest in layers[self._done :]}
+        self._loaded = thin.load(self._call, thin.graph_tar(config, layers, fresh, names), self._docker_host)
 
     def _size(self, digest: str) -> int:
-        """The bytes of a layer's tar: those of the blob, or what the record says of one that was there."""
-        blob = blobs.find(self._transfer).blobs.get(digest)
-        if blob is not None:
-            return blob.size
+        """The bytes of the tar of a layer that was there, as the record says."""
         for entry in image_record.read().values():
             if digest in entry.get("sizes", {}):
                 return int(entry["sizes"][digest])

@@ -10,7 +10,8 @@ import http.client
 import json
 import os
 import tarfile
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from contextlib import contextmanager
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 from gpurun.node import docker
 from gpurun.node.call import Call, OpError
@@ -36,10 +37,13 @@ def graph_tar(config: bytes, layers: Sequence[str], blobs: Dict[str, Blob], name
     return [*parts, bytes(2 * _BLOCK)]
 
 
-def containerd_tar(
-    config: bytes, layers: Sequence[Tuple[str, int]], blobs: Dict[str, Blob], names: Sequence[str]
-) -> List[Part]:
-    """The tar for an engine with the containerd image store: an OCI layout with the layers in `blobs`.
+def oci_layer(blob: Blob) -> List[Part]:
+    """One layer of the tar for an engine with the containerd image store, an OCI layout; `oci_rest` ends it."""
+    return _blob(_blob_path(blob.digest), blob)
+
+
+def oci_rest(config: bytes, layers: Sequence[Tuple[str, int]], names: Sequence[str]) -> List[Part]:
+    """All of an OCI layout but its layers.
 
     Args:
         layers: (diffID, bytes of its tar) of every layer; blobs are uncompressed, so both digests are the same.
@@ -56,15 +60,13 @@ def containerd_tar(
         {**entry, "annotations": {"io.containerd.image.name": full_name(name)}} for name in names
     ] or [entry]  # fmt: skip
     index = {"schemaVersion": 2, "mediaType": _INDEX, "manifests": entries}
-    parts = [
+    return [
         *_file("oci-layout", b'{"imageLayoutVersion": "1.0.0"}'),
         *_file("index.json", json.dumps(index).encode()),
         *_file(_blob_path(_digest(raw)), raw),
         *_file(_blob_path(_digest(config)), config),
+        bytes(2 * _BLOCK),
     ]
-    for digest, blob in blobs.items():
-        parts += _blob(_blob_path(digest), blob)
-    return [*parts, bytes(2 * _BLOCK)]
 
 
 def prefix_config(config: bytes, layers: Sequence[str], mark: str) -> bytes:
@@ -87,37 +89,59 @@ def full_name(name: str) -> str:
     return "docker.io/" + name if slash else "docker.io/library/" + name
 
 
-def load(call: Call, parts: Sequence[Part], docker_host: Optional[str] = None) -> List[str]:
-    """Send a tar to ``docker load``.
+def load(call: Call, parts: Iterable[Part], docker_host: Optional[str] = None) -> List[str]:
+    """Send a whole tar to ``docker load``; see `docker_load`."""
+    with docker_load(call, docker_host) as loading:
+        loading.feed(parts)
+        return loading.finish()
 
-    Returns:
-        The IDs or names that Docker says it has loaded.
+
+@contextmanager
+def docker_load(call: Call, docker_host: Optional[str] = None) -> "Iterator[DockerLoad]":
+    """A ``docker load`` that takes its tar as it comes; it is broken off unless it is finished.
 
     Raises:
         OpError: ``no-space``, or ``load-failed`` with Docker's words.
     """
-    size = sum(len(part) if isinstance(part, bytes) else part.size for part in parts)
     connection = docker.connect(call, docker_host, None)
     try:
         connection.putrequest("POST", docker.API + "/images/load?quiet=1")
         connection.putheader("Content-Type", "application/x-tar")
-        connection.putheader("Content-Length", str(size))
+        connection.putheader("Transfer-Encoding", "chunked")
         connection.endheaders()
-        try:
-            for part in parts:
-                _send(connection, part)
-        except BrokenPipeError:
-            pass  # Docker has seen enough: its answer says what is wrong
-        response = connection.getresponse()
-        answer = response.read()
-        if response.status != 200:
-            raise load_error(docker.failure(response.status, answer, "docker load").message)
-        return _loaded(answer)
+        yield DockerLoad(connection)
     except (OSError, http.client.HTTPException) as error:
         call.check()
         raise load_error("docker load broke off: %s" % error) from None
     finally:
         connection.close()
+
+
+class DockerLoad:
+    """What `docker_load` gives."""
+
+    def __init__(self, connection: docker.Connection) -> None:
+        self._connection = connection
+        self._refused = False
+
+    def feed(self, parts: Iterable[Part]) -> None:
+        """Send more of the tar."""
+        for part in parts:
+            if _size(part) and not self._refused:
+                try:
+                    _send(self._connection, part)
+                except BrokenPipeError:
+                    self._refused = True  # Docker has seen enough: its answer says what is wrong
+
+    def finish(self) -> List[str]:
+        """End the tar; the IDs or names that Docker says it has loaded."""
+        if not self._refused:
+            self._connection.sock.sendall(b"0\r\n\r\n")
+        response = self._connection.getresponse()
+        answer = response.read()
+        if response.status != 200:
+            raise load_error(docker.failure(response.status, answer, "docker load").message)
+        return _loaded(answer)
 
 
 def load_error(message: str) -> OpError:
@@ -143,14 +167,25 @@ def _loaded(answer: bytes) -> List[str]:
 
 
 def _send(connection: docker.Connection, part: Part) -> None:
+    """Send one chunk of a chunked body (RFC 9112, section 7.1)."""
+    connection.sock.sendall(b"%x\r\n" % _size(part))
     if isinstance(part, bytes):
         connection.sock.sendall(part)
-        return
+    else:
+        _send_file(connection, part)
+    connection.sock.sendall(b"\r\n")
+
+
+def _size(part: Part) -> int:
+    return len(part) if isinstance(part, bytes) else part.size
+
+
+def _send_file(connection: docker.Connection, blob: Blob) -> None:
     offset = 0
-    while offset < part.size:
-        sent = os.sendfile(connection.sock.fileno(), part.descriptor, offset, min(_SEND_BYTES, part.size - offset))
+    while offset < blob.size:
+        sent = os.sendfile(connection.sock.fileno(), blob.descriptor, offset, min(_SEND_BYTES, blob.size - offset))
         if sent == 0:
-            raise OSError("the file of %s has been cut short" % part.digest)
+            raise OSError("the file of %s has been cut short" % blob.digest)
         offset += sent
 
 

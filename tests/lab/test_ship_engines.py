@@ -26,11 +26,15 @@ pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.xdist_group("ship")
 NOWHERE = Inventory(hosts=(), racks=(), fabrics={})
 
 
+NEWER = Path(f"/tmp/gpurun-newer-{os.getpid()}")
+"""Where the newer engine has its data."""
+
+
 @pytest.fixture(scope="module")
 def containerd():
     """A newer engine's ``DOCKER_HOST``."""
     try:
-        with newer_engine(Path(f"/tmp/gpurun-newer-{os.getpid()}")) as address:
+        with newer_engine(NEWER) as address:
             yield address
     except NotToBeHad as error:
         pytest.skip(str(error))
@@ -124,6 +128,23 @@ def test_from_one_containerd_store_to_another(hosts, heads, containerd):
     fleet = hosts.fleet("h0", DOCKER_HOST=containerd)
     assert states(ship("eng/c:1", fleet, inventory=NOWHERE, hosts=["h0"], docker_host=containerd)) == ["present"]
     assert layers_of(head, "eng/c:1") == list(made.layers)
+
+
+def test_the_containerd_store_takes_a_layer_while_the_next_one_arrives(hosts, heads, graph, containerd):
+    head, there = heads(graph), heads(containerd)
+    made = head.make("eng/e:1", [layer("s1", 64 << 10), layer("s2", 8 * MIB)])
+    there.made.append("eng/e:1")
+    taken_at = []
+
+    def look(event):
+        if event.state == "receiving" and list((NEWER / "data").rglob(f"blobs/sha256/{made.layers[0].split(':')[1]}")):
+            taken_at.append(event.bytes)
+
+    fleet = hosts.fleet("h0", DOCKER_HOST=containerd)
+    options = {"inventory": NOWHERE, "hosts": ["h0"], "docker_host": graph, "progress": look}
+    assert states(ship("eng/e:1", fleet, **options, rate_bytes_s=2.0 * MIB)) == ["done"]
+    assert taken_at and taken_at[0] < 6 * MIB
+    assert layers_of(there, "eng/e:1") == list(made.layers)
 
 
 @pytest.mark.parametrize("kind", ["graph", "containerd"])
