@@ -107,11 +107,13 @@ def start(call: Call, container: str) -> None:
 
 
 def _note_main(connection: docker.Connection, container: str) -> None:
+    """Note it if it is to be seen here: an engine in another PID namespace says numbers that mean others."""
     status, answer = docker.exchange(connection, "GET", "/containers/%s/json" % container)
     found = docker.parse(answer) if status == 200 else None
     if found:
-        folder = job_parts.folder(found["Config"]["Labels"][job_parts.LABEL])
-        processes.note(os.path.join(folder, MAIN_FILE), processes.read_process(found["State"]["Pid"] or -1))
+        pid, folder = found["State"]["Pid"], job_parts.folder(found["Config"]["Labels"][job_parts.LABEL])
+        main = processes.read_process(pid) if processes.container_of(pid) == found["Id"] else None
+        processes.note(os.path.join(folder, MAIN_FILE), main)
 
 
 def has_ended(call: Call, job: str) -> bool:

@@ -7,6 +7,8 @@ import os
 import pwd
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
+from gpurun.node.processes import container_of
+
 # nvmlDeviceGetArchitecture, as of nvidia-ml-py 13 (NVML_DEVICE_ARCH_*).
 ARCHITECTURES = {
     2: "kepler",
@@ -216,7 +218,7 @@ def name_processes(gpus: List[Dict[str, Any]], proc: str, jobs: Dict[str, str]) 
     for gpu in gpus:
         for process in gpu["processes"]:
             folder = os.path.join(proc, str(process["pid"]))
-            container = _container(folder)
+            container = container_of(process["pid"], proc)
             process.update(
                 user=_owner(folder),
                 command=_command(folder),
@@ -242,19 +244,6 @@ def _command(folder: str) -> str:
             return stream.read(256).rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
     except OSError:
         return ""
-
-
-def _container(folder: str) -> str:
-    """The Docker container a process runs in, from its cgroup path (``docker-ID.scope`` or ``/docker/ID``)."""
-    try:
-        with open(os.path.join(folder, "cgroup"), encoding="utf-8", errors="replace") as stream:
-            text = stream.read(1 << 14)
-    except OSError:
-        return ""
-    for part in text.replace("\n", "/").replace("docker-", "/").replace(".scope", "/").split("/"):
-        if len(part) == 64 and all(letter in "0123456789abcdef" for letter in part):
-            return part
-    return ""
 
 
 def _text(value: Any) -> str:

@@ -64,6 +64,19 @@ def noted(path: str) -> "Tuple[int, int] | None":
         return None
 
 
+def container_of(pid: int, proc: str = "/proc") -> str:
+    """The Docker container a process is in, by its cgroup (``docker-ID.scope`` or ``/docker/ID``); "" if in none."""
+    try:
+        with open("%s/%d/cgroup" % (proc, pid), encoding="utf-8", errors="replace") as stream:
+            text = stream.read(1 << 14)
+    except OSError:
+        return ""
+    for part in text.replace("\n", "/").replace("docker-", "/").replace(".scope", "/").split("/"):
+        if len(part) == 64 and all(letter in "0123456789abcdef" for letter in part):
+            return part
+    return ""
+
+
 def environment_of(pid: int, proc: str = "/proc") -> Dict[str, str]:
     """What a process was started with; empty if it is another user's, or gone."""
     try:
