@@ -18,10 +18,12 @@ FIRST, BAD = "gpu-r1-01", "gpu-r1-02"
 
 
 @pytest.fixture(scope="module")
-def lab():
+def lab(tmp_path_factory):
     made = Lab("bench")
     # Slow enough that the machine's processor is not what is measured.
     made.up(LabSpec("bench", racks=2, hosts=2, gpus=1, host_link_bps=GBIT, rack_uplink_bps=GBIT))
+    bench(made, tmp_path_factory.mktemp("home"))  # hosts that take in an image and start it for the first time are slow
+    os.sync()
     yield made
     made.down()
 

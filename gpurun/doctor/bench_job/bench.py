@@ -39,7 +39,7 @@ SLOW_BYTES_PER_S = 60e6
 ENOUGH_BYTES = 32 * MIB
 LONGEST_S = 4.0
 
-SUSPECT, REPEATS = 0.75, 3
+SUSPECT, REPEATS = 0.9, 3
 """Below this part of what its like do, a link is measured again, up to so many times."""
 
 
