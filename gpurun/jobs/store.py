@@ -201,7 +201,12 @@ class JobStore:
         return _job_ids(self.live)
 
     def retire(self, job_id: str) -> None:
-        """Take a job that has ended out of `live_ids`. Idempotent."""
+        """Take a job that has ended out of `live_ids`. Idempotent.
+
+        Who wrote that it has ended may have been killed before that was safe from a power cut.
+        """
+        with suppress(FileNotFoundError):
+            durable.sync_folder(self.folder / job_id)
         faults.point()
         (self.live / job_id).unlink(missing_ok=True)
 

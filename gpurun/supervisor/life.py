@@ -50,6 +50,7 @@ STEPS: Mapping[State, Callable[[SupervisedJob], State]] = {
 
 def live(job: SupervisedJob) -> State:
     """Carry a job from wherever it is to the end of its attempt; the state it then has."""
+    durable.sync_folder(job.folder.path)  # who wrote where it is may have been killed before that was safe
     state = job.record.state
     while not state.ended:
         try:

@@ -336,3 +336,14 @@ def test_what_is_young_or_not_ours_stays(store, monkeypatch):
 
 def test_a_state_directory_that_is_empty_has_nothing_to_sweep(store):
     store.sweep(now_s=0.0)
+
+
+def test_a_job_leaves_the_live_ones_only_when_its_end_is_safe_from_a_power_cut(store, monkeypatch):
+    """Who wrote that it has ended may have been killed between the rename and the sync."""
+    folder = create(store)
+    synced = []
+    monkeypatch.setattr(durable, "sync_folder", lambda path: synced.append((path, folder.id in store.live_ids())))
+    store.retire(folder.id)
+    assert synced == [(folder.path, True)]
+    assert store.live_ids() == ()
+    store.retire("j-00000000")

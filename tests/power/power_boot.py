@@ -172,7 +172,11 @@ class _Boot:
     # --- what the first commands do
 
     def start(self, home: Path, lease: object, lock: LeaseLock, _environ: object) -> None:
-        power_hosts.carry(self.world, home, lease, lock)  # type: ignore[arg-type]
+        try:
+            power_hosts.carry(self.world, home, lease, lock)  # type: ignore[arg-type]
+        except OSError:  # who adopts takes it for a job whose folder is gone
+            self.must(False, f"a supervisor died: {traceback.format_exc()}")
+            raise
 
     def one_command_carries_on(self) -> None:
         codes = [power_work.command(*words) for words in (("status",), ("recover",), ("queue",))]
