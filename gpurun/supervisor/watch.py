@@ -35,6 +35,8 @@ from gpurun.supervisor.outputs_watch import OutputsWatch
 
 POLL_S = 0.2
 RECONNECT_S = 1.0
+ENGINE_BACK_S = 15.0
+"""How long an engine that is out may take to come back and say how a container ended."""
 HOST_LOST_S = 14.0
 """A host that has been silent for this long, while another one is heard, is lost: its gang is ended."""
 LOG_SILENT_S = 10.0
@@ -53,11 +55,13 @@ class Watched:
     Attributes:
         down_since: since when a host is out of reach.
         engine_out_s: when a host's Docker was last seen not to answer.
+        engine_out_since: since when it has not.
     """
 
     exits: dict[str, dict[str, Any]] = field(default_factory=dict)
     down_since: dict[str, float] = field(default_factory=dict)
     engine_out_s: dict[str, float] = field(default_factory=dict)
+    engine_out_since: dict[str, float] = field(default_factory=dict)
     changed: SimpleQueue[str] = field(default_factory=SimpleQueue)
     stop: threading.Event = field(default_factory=threading.Event)
 
@@ -293,7 +297,12 @@ def _container_exit(job: SupervisedJob, host: str) -> dict[str, Any]:
     except RemoteOpFailed as error:
         if error.kind != "not-found":
             raise
-    states = agent.call("gang.inspect", job=job.lease.job).value
+    try:
+        states = agent.call("gang.inspect", job=job.lease.job).value
+    except RemoteOpFailed as error:
+        if code is None:
+            raise
+        return {"engine_out": error.message, "code": code}  # an engine that is stopped ends its containers first
     mine = next((state for state in states if state["name"] == container), {"gone": True})
     return {**mine, "code": code}
 
@@ -307,15 +316,20 @@ def _without_engine(job: SupervisedJob, host: str, seen: Watched, error: RemoteO
     """The host answers and its Docker does not: say so once, and give it a moment.
 
     Returns:
-        The end of the container, if it has ended without Docker; with live-restore it runs on.
+        The end of the container, if it has ended and no engine comes back to say how; with live-restore one does, or
+        the container runs on.
     """
     before, now = seen.engine_out_s.get(host), time.monotonic()
     seen.engine_out_s[host] = now
-    if (before is None or now - before > 5 * RECONNECT_S) and not _is_over(job, host, seen):
-        job.events.emit("host", host=host, state="Docker does not answer", reason=error.message)
+    if before is None or now - before > 5 * RECONNECT_S:
+        seen.engine_out_since[host] = now
+        if not _is_over(job, host, seen):
+            job.events.emit("host", host=host, state="Docker does not answer", reason=error.message)
     seen.stop.wait(RECONNECT_S)
+    if now - seen.engine_out_since[host] < ENGINE_BACK_S:
+        return None
     with suppress(HostFailure):
-        if before is not None and job.links.agent(host).call("gang.has_ended", job=job.lease.job).value:
+        if job.links.agent(host).call("gang.has_ended", job=job.lease.job).value:
             return {"engine_out": error.message, "code": None}
     return None
 

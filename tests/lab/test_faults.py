@@ -121,15 +121,19 @@ def test_dockerd_is_restarted(cluster, tmp_path, rank):
     assert len(told) <= 3, "an engine that is out must not be told of again and again"
 
 
-def test_dockerd_of_the_launchers_host_stops_for_good(cluster, tmp_path):
+@pytest.mark.parametrize("how", ["TERM", "KILL"])
+def test_dockerd_of_the_launchers_host_stops_for_good(cluster, tmp_path, how):
     """Its configuration was spoiled, say: the gang goes on elsewhere, and the host is fenced once it is mended."""
     job = train(cluster, tmp_path / "recipe")
     victim = cluster.job(job)["hosts"][0]
     cluster.lab.run(victim, ["tee", "/etc/docker/daemon.json"], stdin=b"no JSON")
     try:
         since = time.time()
-        assert cluster.lab.run(victim, ["pkill", "-TERM", "-x", "dockerd"]).code == 0
-        story = tell(cluster, job, "dockerd of the launcher's host stopped for good", since)
+        assert cluster.lab.run(victim, ["pkill", f"-{how}", "-x", "dockerd"]).code == 0
+        if how == "KILL":  # then the container has run on, and nobody saw how it ended
+            main = json.loads(cluster.lab.run(victim, ["cat", f"/home/train/.gpurun/jobs/{job}/main.json"]).stdout)
+            cluster.lab.run(victim, ["kill", "-KILL", str(main["pid"])])
+        story = tell(cluster, job, f"dockerd of the launcher's host stopped for good ({how})", since)
         record(story)
         assert (story.state, story.restarts) == ("SUCCEEDED", 1)
         assert story.noticed_s < 30
