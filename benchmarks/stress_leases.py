@@ -17,13 +17,13 @@ from pathlib import Path
 
 from gpurun import faults
 from gpurun.errors import HostFailure
-from gpurun.jobs.cordons import changing_cordons
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.store import Lease, LeaseLock, LeaseStore
+from gpurun.state.cordons import changing_cordons
 from gpurun.supervisor import life, spawn, stop
 from gpurun.supervisor.ends import End, GangEnd
 from gpurun.supervisor.job import SupervisedJob

@@ -23,8 +23,8 @@ def audit(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Who did what: jobs submitted, granted, preempted, cancelled, ended; hosts cordoned; the inventory changed."""
-    from gpurun.jobs.audit import read
-    from gpurun.jobs.home import home
+    from gpurun.state.audit import read
+    from gpurun.state.home import home
 
     entries = [entry for entry in read(home(os.environ)) if job is None or _is_about(entry, job)]
     if as_json:
@@ -39,7 +39,7 @@ def init(
     group: Annotated[str, typer.Option("--group", metavar="G", help="Name or number of the group that may use it.")],
 ) -> None:
     """Make a state directory for several users, or mend the modes of one. As root, once."""
-    from gpurun.jobs.shared import make_shared
+    from gpurun.state.shared import make_shared
 
     kept = make_shared(shared.absolute(), _gid(group))
     say(f"{shared} is shared by group {group}")

@@ -148,7 +148,7 @@ def _measure(spec: JobSpec, inventory: Inventory) -> BenchResult:
 
 def _start(spec: JobSpec, inventory: Inventory) -> JobFolder:
     """Queue the job as `gpurun submit` does."""
-    from gpurun.jobs.home import home
+    from gpurun.state.home import home
     from gpurun.supervisor.submission import submit_job
 
     return submit_job(spec, inventory, home(os.environ), os.environ)
@@ -159,7 +159,7 @@ def _judge(inventory: Inventory, result: BenchResult, rates: Mapping[str, float]
     from gpurun.doctor import bench_history
     from gpurun.doctor.bench_result import slow_links
     from gpurun.doctor.findings import merged
-    from gpurun.jobs.home import home
+    from gpurun.state.home import home
 
     racks = {name: inventory.by_name[name].rack for name in result.hosts}
     state = home(os.environ)

@@ -88,9 +88,9 @@ def examine(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> tup
     from gpurun.doctor.findings import merged
     from gpurun.doctor.mesh import SYSTEM_PORTS, spread
     from gpurun.doctor.survey import survey
-    from gpurun.jobs.home import home
     from gpurun.leases.allocate import SSH_PORTS
     from gpurun.remote.fleet import Fleet
+    from gpurun.state.home import home
     from gpurun.supervisor.links import target_of
 
     targets = [target_of(inventory.by_name[name], inventory) for name in hosts]
@@ -155,9 +155,9 @@ def _cordon(findings: Sequence[Finding]) -> list[str]:
     from pathlib import Path
 
     from gpurun.doctor.findings import Severity
-    from gpurun.jobs.cordons import Cordon, changing_cordons
-    from gpurun.jobs.home import home
-    from gpurun.jobs.people import myself
+    from gpurun.state.cordons import Cordon, changing_cordons
+    from gpurun.state.home import home
+    from gpurun.state.people import myself
 
     changed = []
     with changing_cordons(Path(home(os.environ))) as cordons:

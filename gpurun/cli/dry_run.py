@@ -12,12 +12,12 @@ import typer
 
 from gpurun.cli.printing import DRY_RUN_ID, print_json
 from gpurun.cli.why import print_explanation
-from gpurun.jobs.home import home
 from gpurun.launch.plan import Plan, make_plan
 from gpurun.leases.allocate import SSH_PORTS, snapshot
 from gpurun.scheduler.explain import explain
 from gpurun.scheduler.model import Gang, Placement
 from gpurun.scheduler.schedule import schedule
+from gpurun.state.home import home
 
 if TYPE_CHECKING:
     from gpurun.inventory.model import Inventory

@@ -13,9 +13,9 @@ import typer
 from gpurun.cli.printing import duration, printable, say
 from gpurun.errors import NotYours
 from gpurun.jobs.events import EventTail
-from gpurun.jobs.people import myself, user_name
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.states import ENDED, State
+from gpurun.state.people import myself, user_name
 from gpurun.supervisor.joblog import LoggedLine, LogTail
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def cancel_job(folder: JobFolder, *, reason: str) -> None:
     """
     from pathlib import Path
 
-    from gpurun.jobs import audit
+    from gpurun.state import audit
     from gpurun.supervisor.requests import end_queued
 
     refuse_others(folder)

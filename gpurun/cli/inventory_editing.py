@@ -212,7 +212,7 @@ def _ask() -> None:
 
 
 def _report(change_: Change | None) -> None:
-    from gpurun.jobs import audit
+    from gpurun.state import audit
 
     if change_ is not None:
         audit.note(state_home(), "inventory", change=change_.number, undoes=change_.undoes)
@@ -234,7 +234,7 @@ def _file(path: Path) -> InventoryFile:
 def author() -> Author:
     """Who runs this command, and how."""
     from gpurun.inventory.history import Author
-    from gpurun.jobs.people import myself
+    from gpurun.state.people import myself
 
     who = myself()
     behind = os.environ.get("SUDO_USER")
@@ -243,7 +243,7 @@ def author() -> Author:
 
 def _choose(inventory: Inventory, hosts: str) -> tuple[str, ...]:
     from gpurun.inventory.hostset import select
-    from gpurun.jobs.cordons import read_cordons
+    from gpurun.state.cordons import read_cordons
 
     chosen = select(inventory, hosts, state_groups(read_cordons(state_home())))
     if not chosen:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from gpurun.inventory.leased import JobsByHost
     from gpurun.inventory.model import Host, Inventory
-    from gpurun.jobs.cordons import Cordon
+    from gpurun.state.cordons import Cordon
 
 InventoryOption = Annotated[
     str | None, typer.Option("--inventory", "-i", metavar="FILE", help="Inventory file.", show_default=False)
@@ -43,7 +43,7 @@ class Cluster:
     @cached_property
     def cordons(self) -> Mapping[str, Cordon]:
         """Why hosts get no new gangs."""
-        from gpurun.jobs.cordons import read_cordons
+        from gpurun.state.cordons import read_cordons
 
         return read_cordons(self.home)
 
@@ -68,7 +68,7 @@ def state_groups(cordons: Mapping[str, Cordon]) -> dict[str, list[str]]:
 
 def state_home() -> Path:
     """The state directory."""
-    from gpurun.jobs.home import home
+    from gpurun.state.home import home
 
     return home(os.environ)
 

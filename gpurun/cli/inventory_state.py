@@ -34,7 +34,7 @@ def drain(
 
 def uncordon(hosts: HostsArgument, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
     """Give hosts gangs again, whoever cordoned them."""
-    from gpurun.jobs.cordons import changing_cordons
+    from gpurun.state.cordons import changing_cordons
 
     found = cluster(inventory)
     names = [host.name for host in found.choose(hosts)]
@@ -49,8 +49,8 @@ def _put(
     selection: str, state: Literal["cordoned", "draining"], reason: str, inventory: str | None, as_json: bool
 ) -> None:
     from gpurun.errors import BadInput
-    from gpurun.jobs.cordons import Cordon, changing_cordons
-    from gpurun.jobs.people import myself
+    from gpurun.state.cordons import Cordon, changing_cordons
+    from gpurun.state.people import myself
 
     if not reason.isprintable():
         raise BadInput("a reason is one line of printable text")

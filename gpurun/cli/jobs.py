@@ -31,10 +31,10 @@ JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, the
 
 def open_store() -> JobStore:
     """The job store, after what a crash left has been picked up: any command that comes along does that."""
-    from gpurun.jobs.home import home
-    from gpurun.jobs.shared import enter
     from gpurun.jobs.store import JobStore
-    from gpurun.leases.filesystem import check_locks
+    from gpurun.state.filesystem import check_locks
+    from gpurun.state.home import home
+    from gpurun.state.shared import enter
 
     state = home(os.environ)
     enter(state)
@@ -112,7 +112,7 @@ def _leased(holdings: Holdings) -> dict[str, dict[int, str]]:
 
 def host_rows(inventory: Inventory, holdings: Holdings, store: JobStore) -> list[dict[str, Any]]:
     """One row per host: its GPUs, how many are free, and its state."""
-    from gpurun.jobs.cordons import read_cordons
+    from gpurun.state.cordons import read_cordons
 
     used: dict[str, int] = {}
     for lease in holdings.leases:

@@ -28,11 +28,11 @@ def recover(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Replace supervisors that died, give queued jobs another look, and name every damaged lease."""
-    from gpurun.jobs import audit
-    from gpurun.jobs.home import home
-    from gpurun.jobs.shared import enter
     from gpurun.jobs.store import JobStore
     from gpurun.leases.store import LeaseStore
+    from gpurun.state import audit
+    from gpurun.state.home import home
+    from gpurun.state.shared import enter
     from gpurun.supervisor.spawn import adopt_orphans, run_pass_and_start
     from gpurun.supervisor.waiter import ensure_waiter, has_queued
 
@@ -78,7 +78,7 @@ def _change_timer(*, install: bool, uninstall: bool, dry_run: bool) -> None:
 
 def _recover_others(home: Path) -> list[str]:
     """Root recovers what every user has in a shared state directory, as that user; what was wrong."""
-    from gpurun.jobs.shared import is_shared
+    from gpurun.state.shared import is_shared
     from gpurun.supervisor.everybody import owners, recover_as
 
     if os.getuid() != 0 or not is_shared(home):
@@ -92,9 +92,9 @@ def _discard(home: Path, name: str) -> Path:
     Raises:
         BadInput: there is no such damaged lease.
     """
-    from gpurun.jobs import audit, durable
     from gpurun.leases.allocator import allocator_lock
     from gpurun.leases.store import LeaseStore
+    from gpurun.state import audit, durable
 
     with allocator_lock(home):
         store = LeaseStore(home)

@@ -19,7 +19,7 @@ BOOTED = Path("/run/systemd/system")
 
 def recovery() -> Recovery:
     """What would be installed for whoever runs this."""
-    from gpurun.jobs.home import home
+    from gpurun.state.home import home
 
     argv = (sys.executable, "-m", "gpurun", "recover")
     return Recovery(argv, kept(os.environ, str(home(os.environ))), everybody=os.getuid() == 0)

@@ -92,7 +92,7 @@ def submit(
 def _submit(spec: JobSpec, inventory: Inventory, *, follow: bool, as_json: bool) -> None:
     from gpurun.cli.follow import follow_job
     from gpurun.cli.printing import job_json
-    from gpurun.jobs.home import home
+    from gpurun.state.home import home
     from gpurun.supervisor.submission import submit_job
 
     folder = submit_job(spec, inventory, home(os.environ), os.environ)

@@ -106,8 +106,8 @@ def _waiting_for_restart(store: JobStore, inventory: str | None) -> list[dict[st
 
 def _look() -> Pass:
     """The decisions that a pass would make now; nothing is changed."""
-    from gpurun.jobs.home import home
     from gpurun.leases.allocate import run_pass
+    from gpurun.state.home import home
 
     return run_pass(home(os.environ), now_s=time.time(), commit=False)
 

@@ -11,7 +11,7 @@ from statistics import median
 
 from gpurun.doctor.bench_result import Link, told
 from gpurun.doctor.findings import Finding
-from gpurun.jobs import durable
+from gpurun.state import durable
 
 KEPT_RUNS = 200
 COMPARED_RUNS = 10

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gpurun.jobs import durable
+from gpurun.state import durable
 
 
 class EventLog:

@@ -22,11 +22,11 @@ from pathlib import Path
 
 from gpurun import faults
 from gpurun.errors import BadInput, StateError
-from gpurun.jobs import audit, durable
-from gpurun.jobs.people import myself, user_name
 from gpurun.jobs.record import CancelRequest, JobRecord
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State, check_way
+from gpurun.state import audit, durable
+from gpurun.state.people import myself, user_name
 
 ID_PATTERN = re.compile(r"j-[0-9a-f]{8}")
 BUILDING = ".new-"

@@ -18,8 +18,6 @@ from pathlib import Path
 from gpurun.errors import BadInput, GpurunError, StateError
 from gpurun.inventory.load import load
 from gpurun.inventory.model import Inventory
-from gpurun.jobs import audit
-from gpurun.jobs.cordons import read_cordons
 from gpurun.jobs.record import CancelRequest, Claim, JobRecord
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
@@ -30,6 +28,8 @@ from gpurun.leases.store import Holdings, Lease, LeaseLock, LeaseStore
 from gpurun.leases.waiters import waiter_lives
 from gpurun.scheduler.model import Decisions, Gang, Placement, Running, Snapshot
 from gpurun.scheduler.schedule import schedule
+from gpurun.state import audit
+from gpurun.state.cordons import read_cordons
 
 SSH_PORTS = range(23022, 32022)
 """Below Linux's ephemeral ports (32768 …), above the registered services hosts commonly run."""

@@ -24,9 +24,9 @@ from pathlib import Path
 import msgspec
 
 from gpurun.errors import StateError
-from gpurun.jobs import durable
-from gpurun.jobs.people import command_name, user_name
-from gpurun.leases.filesystem import check_locks
+from gpurun.state import durable
+from gpurun.state.filesystem import check_locks
+from gpurun.state.people import command_name, user_name
 
 PATIENCE_S = 60.0
 """How long a command waits. A pass over ten thousand GPUs holds the lock for less than a second."""

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from gpurun.jobs.shared import MARK, is_shared
+from gpurun.state.shared import MARK, is_shared
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0

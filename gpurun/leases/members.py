@@ -12,13 +12,13 @@ from pathlib import Path
 
 from gpurun import faults
 from gpurun.inventory.model import Inventory
-from gpurun.jobs import audit
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import gang_of, refuse_while_damaged, snapshot
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.store import Lease, LeaseLock, LeaseStore
 from gpurun.scheduler.growth import growth
 from gpurun.scheduler.model import Placement
+from gpurun.state import audit
 
 Held = tuple[Lease, LeaseLock]
 """A lease and its lock."""

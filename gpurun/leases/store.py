@@ -22,9 +22,9 @@ from pathlib import Path
 
 from gpurun import faults
 from gpurun.errors import StateError
-from gpurun.jobs import durable
 from gpurun.jobs.spec import Grant
 from gpurun.jobs.store import ID_PATTERN
+from gpurun.state import durable
 
 WAY_OUT = "`gpurun recover` shows what it may belong to and the way out"
 NAME_PATTERN = re.compile(rf"{ID_PATTERN.pattern}(\.\d{{1,6}}\.lost)?\.json")

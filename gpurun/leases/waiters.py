@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from gpurun.jobs import durable
+from gpurun.state import durable
 
 LOOK_S = 1.0
 """Nobody looks for that long, unless to keep a user's waiter from starting."""

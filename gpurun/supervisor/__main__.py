@@ -14,9 +14,9 @@ from pathlib import Path
 
 from gpurun import faults
 from gpurun.errors import GpurunError, StateError
-from gpurun.jobs.shared import enter
 from gpurun.jobs.states import State
 from gpurun.leases.store import Lease, LeaseLock, LeaseStore
+from gpurun.state.shared import enter
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.life import live
 from gpurun.supervisor.spawn import run_pass_and_start

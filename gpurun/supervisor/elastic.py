@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 from gpurun import faults
 from gpurun.errors import GpurunError, StateError
-from gpurun.jobs import durable
 from gpurun.jobs.record import FirstFailure
 from gpurun.launch import elastic
 from gpurun.leases import members as lease_steps
+from gpurun.state import durable
 from gpurun.supervisor.ends import GangEnd
 from gpurun.supervisor.job import SupervisedJob, raise_first
 from gpurun.supervisor.preflight import examine

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from gpurun import faults
-from gpurun.jobs import durable
 from gpurun.launch import output
+from gpurun.state import durable
 
 _TAIL_BYTES = 1 << 20
 _MOST_BYTES = 1 << 28

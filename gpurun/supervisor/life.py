@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from gpurun.errors import GpurunError
-from gpurun.jobs import durable
 from gpurun.jobs.record import Restart, Setback
 from gpurun.jobs.states import State
 from gpurun.leases.allocate import mark_granted
+from gpurun.state import durable
 from gpurun.supervisor import restarts
 from gpurun.supervisor.ends import End, GangEnd, failed
 from gpurun.supervisor.hang import furthest_step

@@ -16,11 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpurun.errors import GpurunError, HostFailure
-from gpurun.jobs import durable
 from gpurun.launch.docker import AUTOTUNE_FILE
 from gpurun.node.archive import ChunkReader, Listing, extract, forget, inside
 from gpurun.node.call import OpError
 from gpurun.remote.agent import Agent
+from gpurun.state import durable
 from gpurun.supervisor.ends import failed
 from gpurun.supervisor.job import SupervisedJob
 

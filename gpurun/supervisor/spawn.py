@@ -12,7 +12,6 @@ from pathlib import Path
 
 from gpurun import faults
 from gpurun.errors import StateError
-from gpurun.jobs import audit
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.record import JobRecord
 from gpurun.jobs.states import State
@@ -20,6 +19,7 @@ from gpurun.jobs.store import JobFolder, JobStore, end_queued_job, finish
 from gpurun.leases.allocate import Pass, run_pass
 from gpurun.leases.allocator import PATIENCE_S, allocator_lock
 from gpurun.leases.store import Lease, LeaseLock, LeaseStore
+from gpurun.state import audit
 
 
 def run_pass_and_start(

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from importlib import resources
 
 from gpurun.errors import GpurunError, HostFailure
-from gpurun.jobs import durable
 from gpurun.jobs.states import State
 from gpurun.launch import jobssh
 from gpurun.launch.plan import HostPlan, Plan
@@ -16,6 +15,7 @@ from gpurun.leases.allocate import SSH_PORTS
 from gpurun.node.job_parts import CARDS_FILE
 from gpurun.remote.agent import Agent, RemoteOpFailed
 from gpurun.remote.fleet import Results
+from gpurun.state import durable
 from gpurun.supervisor.ends import failed
 from gpurun.supervisor.job import SupervisedJob, raise_first
 from gpurun.supervisor.preflight import examine

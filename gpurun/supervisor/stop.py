@@ -16,7 +16,6 @@ from typing import Any
 
 from gpurun.errors import GpurunError, HostFailure
 from gpurun.inventory.load import load
-from gpurun.jobs.cordons import Cordon, changing_cordons
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.states import State
@@ -25,6 +24,7 @@ from gpurun.launch.docker import container_name
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.store import Lease, LeaseLock, LeaseStore
 from gpurun.remote.agent import Agent
+from gpurun.state.cordons import Cordon, changing_cordons
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.links import Links
 from gpurun.supervisor.outputs import collect_autotune, collect_outputs

@@ -9,13 +9,13 @@ from pathlib import Path
 from gpurun import faults
 from gpurun.images.engine import Engine
 from gpurun.inventory.model import Inventory
-from gpurun.jobs import audit
-from gpurun.jobs.shared import enter
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobFolder, JobStore
 from gpurun.leases.allocate import refuse_while_damaged
 from gpurun.leases.store import LeaseStore
+from gpurun.state import audit
+from gpurun.state.shared import enter
 from gpurun.supervisor.spawn import run_pass_and_start
 from gpurun.supervisor.waiter import ensure_waiter
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 
 from gpurun.errors import StateError
-from gpurun.jobs import durable
 from gpurun.jobs.record import JobRecord
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobFolder
 from gpurun.leases.store import LeaseStore
+from gpurun.state import durable
 
 TAIL_BYTES = 4096
 CARRIED = (State.GRANTED, State.PREPARING, State.STARTING, State.RUNNING, State.STOPPING)

@@ -20,13 +20,13 @@ from pathlib import Path
 
 from gpurun import faults
 from gpurun.errors import GpurunError, StateError
-from gpurun.jobs.cordons import cordons_file
-from gpurun.jobs.people import user_name
-from gpurun.jobs.shared import enter
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import Pass
 from gpurun.leases.waiters import take_waiter_lock, waiter_lives, waiter_lock
+from gpurun.state.cordons import cordons_file
+from gpurun.state.people import user_name
+from gpurun.state.shared import enter
 from gpurun.supervisor.spawn import adopt_orphans, run_pass_and_start
 
 TICK_S = 0.5

@@ -12,7 +12,7 @@ import pytest
 
 from gpurun.cli.main import main
 from gpurun.inventory.load import load
-from gpurun.jobs.cordons import read_cordons
+from gpurun.state.cordons import read_cordons
 
 TEXT = """\
 version: 1

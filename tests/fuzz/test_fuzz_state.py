@@ -23,8 +23,6 @@ from mutations import damaged_bytes, damaged_json, examples
 from gpurun.cli import main as command_line
 from gpurun.errors import GpurunError
 from gpurun.inventory.history import Author, History
-from gpurun.jobs import audit
-from gpurun.jobs.cordons import Cordon, changing_cordons
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.record import CancelRequest, FirstFailure, Restart, Setback
 from gpurun.jobs.spec import Constraints, HorovodKnobs, JobSpec
@@ -32,6 +30,8 @@ from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.store import LeaseLock, LeaseStore
+from gpurun.state import audit
+from gpurun.state.cordons import Cordon, changing_cordons
 from gpurun.supervisor import spawn, waiter
 
 INVENTORY = """\

@@ -25,7 +25,6 @@ from gpurun.images import tree
 from gpurun.images.export import Exporter
 from gpurun.images.store import LayerStore
 from gpurun.inventory import cache, load
-from gpurun.jobs import durable
 from gpurun.jobs.recipe import build, read
 from gpurun.jobs.spec import HorovodKnobs, JobSpec
 from gpurun.jobs.store import JobStore
@@ -34,6 +33,7 @@ from gpurun.node import image_record
 from gpurun.remote import known_hosts
 from gpurun.scheduler.model import Gang, Snapshot
 from gpurun.scheduler.schedule import schedule
+from gpurun.state import durable
 
 INVENTORIES = (
     b"""version: 1

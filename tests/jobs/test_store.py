@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpurun.errors import BadInput, StateError
-from gpurun.jobs import durable
 from gpurun.jobs.events import EventLog, EventTail
-from gpurun.jobs.home import home
 from gpurun.jobs.record import CancelRequest, JobRecord
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import ENDED, WAYS, State
 from gpurun.jobs.store import ABANDONED_S, JobStore, finish
+from gpurun.state import durable
+from gpurun.state.home import home
 
 SPEC = JobSpec(name="a'; touch /tmp/x #", image="i", gpus=2, command=("echo", "a b\n'\"", "ü"), env={"K": "v\n"})
 

@@ -20,7 +20,6 @@ from cluster import Cluster
 from faulting import kill_supervisor
 
 from gpurun.errors import StateError
-from gpurun.jobs.cordons import Cordon, changing_cordons
 from gpurun.jobs.record import JobRecord
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
@@ -28,6 +27,7 @@ from gpurun.lab import engine
 from gpurun.leases.store import LeaseStore
 from gpurun.leases.waiters import waiter_lives
 from gpurun.node.processes import list_processes
+from gpurun.state.cordons import Cordon, changing_cordons
 
 IMAGE = "gpurun/crashtest:2"
 LINES = 8

@@ -11,9 +11,9 @@ from crashing import build_image
 from faulting import events
 from own_labs import own_lab
 
-from gpurun.jobs.cordons import read_cordons
 from gpurun.lab.gpus import state
 from gpurun.lab.paths import HostFolder
+from gpurun.state.cordons import read_cordons
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("causes")]
 

@@ -17,10 +17,10 @@ import pytest
 from own_labs import own_lab
 from users import ALICE, BOB, GROUP, TRAIN, User, left_over, make_user, open_folder, open_python
 
-from gpurun.jobs.shared import append_only, make_shared
 from gpurun.lab import engine
 from gpurun.leases.store import LeaseStore
 from gpurun.node.processes import is_same, list_processes
+from gpurun.state.shared import append_only, make_shared
 
 pytestmark = [
     pytest.mark.lab,

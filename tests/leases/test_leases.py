@@ -73,7 +73,7 @@ def test_a_lease_is_born_locked_and_dies_with_its_holder(home):
 
 def test_what_a_grant_has_seen_is_durable_before_it_is_written(home, monkeypatch):
     """Else a power cut could keep the new lease under the name that a lost one had, and forget where that one went."""
-    from gpurun.jobs import durable
+    from gpurun.state import durable
 
     leases, steps = LeaseStore(home), []
     monkeypatch.setattr(durable, "sync_folder", lambda folder: steps.append(sorted(map(str, folder.glob("*.json")))))

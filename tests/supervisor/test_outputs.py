@@ -33,7 +33,7 @@ def kept(job):
 
 def test_outputs_are_durable_before_the_hosts_are_removed(job, monkeypatch):
     steps = []
-    from gpurun.jobs import durable
+    from gpurun.state import durable
 
     monkeypatch.setattr(durable, "sync_tree", lambda tree: steps.append(("tree", tree.name)))
     monkeypatch.setattr(durable, "sync_folder", lambda folder: steps.append(("names", kept(job))))

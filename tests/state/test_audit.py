@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import StateError
-from gpurun.jobs import audit
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, end_queued_job, finish
+from gpurun.state import audit
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_it_is_bounded_and_read_from_the_oldest_on(tmp_path, small):
 NOTES = """
 import sys
 from pathlib import Path
-from gpurun.jobs import audit
+from gpurun.state import audit
 audit.MAX_BYTES = int(sys.argv[3])
 for number in range(int(sys.argv[4])):
     audit.note(Path(sys.argv[1]), "submit", who=int(sys.argv[2]), number=number)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.jobs import audit, durable
 from gpurun.jobs.events import EventLog, EventTail
+from gpurun.state import audit, durable
 
 
 @pytest.fixture

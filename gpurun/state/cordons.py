@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from gpurun.jobs import audit, durable
-from gpurun.jobs.shared import cordons_folder, enter, is_shared
+from gpurun.state import audit, durable
+from gpurun.state.shared import cordons_folder, enter, is_shared
 
 CordonState = Literal["cordoned", "draining", "lost"]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import UnsafeState
-from gpurun.leases import filesystem
 from gpurun.leases.allocator import allocator_lock
-from gpurun.leases.filesystem import check_locks, local_only, mount_of
+from gpurun.state import filesystem
+from gpurun.state.filesystem import check_locks, local_only, mount_of
 
 LIAR = """
 #include <errno.h>

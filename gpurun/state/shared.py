@@ -18,8 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpurun.errors import BadInput, UnsafeState
-from gpurun.jobs import durable
-from gpurun.jobs.people import user_name
+from gpurun.state import durable
+from gpurun.state.people import user_name
 
 HOME_MODE = 0o2750
 STICKY, OPEN, LOCK = 0o3770, 0o2770, 0o660

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gpurun.errors import StateError
-from gpurun.jobs import durable
-from gpurun.jobs.people import command_name, myself
-from gpurun.jobs.shared import append_only, is_shared
+from gpurun.state import durable
+from gpurun.state.people import command_name, myself
+from gpurun.state.shared import append_only, is_shared
 
 MAX_BYTES = 10 << 20
 MAX_COMMAND_CHARS = 1000

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from gpurun.errors import StateError, UnsafeState
-from gpurun.jobs import durable
+from gpurun.state import durable
 
 HINT = "set GPURUN_HOME to a folder on a local disk (ext4, xfs, btrfs, tmpfs …), or mount this one with working locks"
 PROBE_TIMEOUT_S = 20.0

@@ -13,8 +13,8 @@ import pytest
 from users import ALICE, BOB, GROUP, STRANGER, left_over, make_user, open_folder, open_python
 
 from gpurun.errors import BadInput, UnsafeState
-from gpurun.jobs import audit
-from gpurun.jobs.shared import FILES, FOLDERS, append_only, enter, is_shared, make_shared
+from gpurun.state import audit
+from gpurun.state.shared import FILES, FOLDERS, append_only, enter, is_shared, make_shared
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or open_python() is None, reason="needs root and a Python that every user can start"
@@ -31,7 +31,7 @@ racks:
 PRELUDE = """
 import os, sys, time
 from pathlib import Path
-from gpurun.jobs.shared import enter
+from gpurun.state.shared import enter
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
@@ -180,7 +180,7 @@ def test_what_members_can_do(state, alice, bob):
     job = alice.python(SUBMIT, umask=0o077)
     assert bob.python(PRELUDE + f"print(JobStore(home).get('{job}').record().owner_uid)") == str(ALICE)
     assert stat.S_IMODE((state / "jobs" / job / "state.json").stat().st_mode) == 0o640
-    cordon = PRELUDE + "from gpurun.jobs.cordons import *\nwith changing_cordons(home) as c:\n  "
+    cordon = PRELUDE + "from gpurun.state.cordons import *\nwith changing_cordons(home) as c:\n  "
     assert alice.python(cordon + "c['h1'] = Cordon('cordoned', 'a', 1.0, 'r')", umask=0o077) == ""
     assert bob.python(cordon + "print(c.pop('h1').reason)", umask=0o077) == "r"
     assert "'h1'" not in alice.python(cordon + "print(c)")
@@ -345,7 +345,8 @@ def test_root_recovers_for_everybody_as_themselves(state, alice, bob, monkeypatc
 
 def test_the_audit_log_begins_anew_by_its_owner_alone(state, alice, bob):
     note = (
-        PRELUDE + "from gpurun.jobs import audit\naudit.MAX_BYTES = 1000\nfor n in range(9): audit.note(home, 'x', n=n)"
+        PRELUDE
+        + "from gpurun.state import audit\naudit.MAX_BYTES = 1000\nfor n in range(9): audit.note(home, 'x', n=n)"
     )
     alice.python(note)
     assert not (state / "audit.1.jsonl").exists()

@@ -1,0 +1,1 @@
+"""The state directory: durable writes, locks, users, the audit log, cordons."""
