@@ -46,6 +46,29 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """A host refused GPUs to this job, because somebody outside this state directory claims them there.
+
+    Attributes:
+        host: as the job's inventory names it.
+        gpus: the refused indices.
+        job: the holder's job; "" where the host does not know it.
+        user: the holder's account on its head node.
+        head: the holder's head node.
+        until_s: passes treat the GPUs as taken until then, seconds since the epoch.
+        pause_s: how long this refusal counts; the next one of this host counts twice as long.
+    """
+
+    host: str
+    gpus: tuple[int, ...]
+    job: str
+    user: str
+    head: str
+    until_s: float
+    pause_s: float
+
+
+@dataclass(frozen=True)
 class Restart:
     """A job's next start after a failed attempt.
 
@@ -106,6 +129,7 @@ class JobRecord:
         checkpoint_s: when the attempt's ranks last told that their work is safe; None = they have not.
         restart: from the end of a failed attempt to the next grant: when it will be started again.
         setback: the last failed attempt, kept over the next ones to recognise one that fails the same way.
+        refusals: hosts whose GPUs somebody outside this state directory claims (`gpurun.leases.refusals`).
     """
 
     id: str
@@ -137,6 +161,7 @@ class JobRecord:
     first_failure: FirstFailure | None = None
     restart: Restart | None = None
     setback: Setback | None = None
+    refusals: tuple[Refusal, ...] = ()
 
     def waits_for_restart(self, now_s: float) -> bool:
         """True while it is queued but shall not start yet."""

@@ -1,0 +1,73 @@
+"""What a refused claim means for the next passes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpurun.jobs.record import JobRecord, Refusal
+from gpurun.jobs.states import State
+from gpurun.leases.refusals import (
+    FIRST_PAUSE_S,
+    FORGET_S,
+    LONGEST_PAUSE_S,
+    Holder,
+    next_try_s,
+    refused_gpus,
+    remember,
+)
+
+BOB = Holder((2, 3), "j-0000000b", "bob", "head-2")
+
+
+def record(uid: int = 1000, refusals: tuple[Refusal, ...] = ()) -> JobRecord:
+    return JobRecord(
+        id="j-0000000a", name="a", owner="alice", owner_uid=uid, inventory="/i.yaml", gpus=2, state=State.QUEUED,
+        submitted_s=0.0, queued_s=0.0, refusals=refusals,
+    )  # fmt: skip
+
+
+def test_a_refused_gpu_counts_as_taken_for_a_few_seconds():
+    refusals = remember((), {"gpu-1": [BOB]}, now_s=100.0)
+    assert refused_gpus([record(refusals=refusals)], 1000, 101.0) == {"gpu-1": (2, 3)}
+    assert next_try_s([record(refusals=refusals)], 1000, 101.0) == 100.0 + FIRST_PAUSE_S
+    assert refused_gpus([record(refusals=refusals)], 1000, 100.0 + FIRST_PAUSE_S) == {}
+    assert next_try_s([record(refusals=refusals)], 1000, 100.0 + FIRST_PAUSE_S) is None
+
+
+def test_each_refusal_of_a_host_counts_twice_as_long_up_to_a_minute():
+    refusals, now_s, pauses = (), 0.0, []
+    for _ in range(7):
+        refusals = remember(refusals, {"gpu-1": [BOB]}, now_s=now_s)
+        pauses.append(refusals[0].pause_s)
+        now_s = refusals[0].until_s + 0.5
+    assert pauses == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0]
+    assert len(refusals) == 1
+
+
+def test_an_old_refusal_is_forgotten():
+    old = remember((), {"gpu-1": [BOB]}, now_s=0.0)
+    later = old[0].until_s + FORGET_S
+    assert remember(old, {"gpu-2": [BOB]}, now_s=later)[0].host == "gpu-2"
+    assert remember(old, {"gpu-1": [BOB]}, now_s=later)[0].pause_s == FIRST_PAUSE_S
+
+
+def test_refusals_of_one_user_keep_nobody_else_from_a_gpu():
+    mallory = record(uid=666, refusals=remember((), {"gpu-1": [BOB]}, now_s=100.0))
+    assert refused_gpus([mallory], 1000, 101.0) == {}
+    assert next_try_s([mallory], 1000, 101.0) is None
+
+
+def test_neither_a_clock_that_was_set_back_nor_a_false_time_keeps_a_gpu_taken():
+    far = replace(remember((), {"gpu-1": [BOB]}, now_s=0.0)[0], until_s=1e18)
+    assert refused_gpus([record(refusals=(far,))], 1000, 100.0) == {}
+    assert refused_gpus([record(refusals=(replace(far, until_s=float("nan")),))], 1000, 100.0) == {}
+    soon = replace(far, until_s=100.0 + LONGEST_PAUSE_S)
+    assert refused_gpus([record(refusals=(soon,))], 1000, 100.0) == {"gpu-1": (2, 3)}
+
+
+def test_several_holders_on_one_host_and_several_jobs_add_up():
+    carol = Holder((0, 0), "", "", "head-3")
+    refusals = remember((), {"gpu-1": [BOB, carol], "gpu-2": [BOB]}, now_s=100.0)
+    other = remember((), {"gpu-1": [Holder((1,), "j-0000000c", "carol", "head-3")]}, now_s=100.0)
+    found = refused_gpus([record(refusals=refusals), record(refusals=other)], 1000, 101.0)
+    assert found == {"gpu-1": (0, 1, 2, 3), "gpu-2": (2, 3)}
