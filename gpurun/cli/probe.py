@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from gpurun.doctor.compare import Difference
     from gpurun.doctor.survey import Survey
-    from gpurun.inventory.hardware import Hardware
+    from gpurun.facts.hardware import Hardware
     from gpurun.inventory.model import Inventory
 
 
@@ -83,7 +83,7 @@ def _differences(inventory: Inventory, survey: Survey) -> Mapping[str, tuple[Dif
 def _document(
     inventory: Inventory, survey: Survey, differences: Mapping[str, tuple[Difference, ...]], elapsed_s: float
 ) -> dict[str, Any]:
-    from gpurun.inventory.hardware import document_from_hardware
+    from gpurun.facts.hardware import document_from_hardware
 
     hosts = [
         {

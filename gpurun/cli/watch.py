@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from gpurun.doctor.watch import GpuSample, HostSample
+    from gpurun.facts.samples import GpuSample, HostSample
     from gpurun.inventory.model import Inventory
 
 REFRESH_S = 0.5

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gpurun.doctor.gpu_checks import MEMORY_TOLERANCE
-from gpurun.inventory.hardware import Gpu, Hardware
+from gpurun.facts.hardware import Gpu, Hardware
 from gpurun.inventory.model import Fabric, Host
 from gpurun.launch.fabric_hcas import distance, split_name
 

@@ -8,7 +8,7 @@ from statistics import median
 
 from gpurun.doctor.findings import Finding, Severity
 from gpurun.doctor.host_checks import plain_addresses
-from gpurun.inventory.hardware import Hardware
+from gpurun.facts.hardware import Hardware
 from gpurun.inventory.hostset import fold
 from gpurun.inventory.model import FabricKind, Inventory
 from gpurun.launch.fabric_hcas import LINK_LAYER, split_name

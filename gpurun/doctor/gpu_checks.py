@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpurun.doctor.findings import Finding, Severity
-from gpurun.inventory.hardware import Gpu, GpuProcess, Hardware
+from gpurun.facts.hardware import Gpu, GpuProcess, Hardware
 from gpurun.inventory.model import Host
 
 MEMORY_TOLERANCE = 0.05

@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterator
 
 from gpurun.doctor.findings import Finding, Severity
-from gpurun.inventory.hardware import Hardware, HcaPort, Nic
+from gpurun.facts.hardware import Hardware, HcaPort, Nic
 from gpurun.inventory.model import Fabric, FabricKind, Host
 from gpurun.launch.fabric_hcas import LINK_LAYER, split_name
 from gpurun.launch.fabric_roce import ROCE_V2, address_kind, candidates

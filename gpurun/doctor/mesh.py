@@ -9,7 +9,7 @@ from typing import Any
 
 from gpurun.doctor import paths
 from gpurun.doctor.host_checks import plain_addresses
-from gpurun.inventory.hardware import Hardware
+from gpurun.facts.hardware import Hardware
 from gpurun.inventory.model import Inventory
 from gpurun.remote.agent import Agent, Reply
 from gpurun.remote.fleet import Fleet

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpurun.doctor.findings import Finding, Severity
 from gpurun.doctor.host_checks import plain_addresses
-from gpurun.inventory.hardware import Hardware
+from gpurun.facts.hardware import Hardware
 from gpurun.inventory.hostset import fold
 
 NEIGHBOURS = 31

@@ -10,7 +10,7 @@ from gpurun.doctor.diagnosis import diagnose
 from gpurun.doctor.findings import Finding, Severity
 from gpurun.doctor.gpu_checks import strangers
 from gpurun.doctor.survey import Survey, probe
-from gpurun.inventory.hardware import Hardware
+from gpurun.facts.hardware import Hardware
 from gpurun.inventory.model import Inventory
 from gpurun.remote.fleet import Fleet
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from gpurun.doctor import mesh, names, paths
 from gpurun.errors import GpurunError
-from gpurun.inventory.hardware import Hardware, hardware_from_document
+from gpurun.facts.hardware import Hardware, hardware_from_document
 from gpurun.inventory.model import Inventory
 from gpurun.remote.agent import Agent
 from gpurun.remote.fleet import Fleet

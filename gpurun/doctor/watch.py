@@ -6,40 +6,11 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 
 from gpurun.errors import GpurunError
-from gpurun.inventory.decode import decode
+from gpurun.facts.samples import HostSample, sample_from_document
 from gpurun.remote.agent import Agent
 from gpurun.remote.fleet import Fleet
-
-
-@dataclass(frozen=True)
-class GpuSample:
-    """One GPU at one moment; None where it does not say."""
-
-    index: int
-    utilization_percent: int | None = None
-    memory_used_mib: int | None = None
-    memory_mib: int | None = None
-    temperature_c: int | None = None
-    power_w: float | None = None
-    throttle: tuple[str, ...] = ()
-    problem: str = ""
-
-
-@dataclass(frozen=True)
-class HostSample:
-    """One host's GPUs.
-
-    Attributes:
-        problem: why there is nothing, if there is nothing.
-        heard_s: this machine's monotonic clock when it came.
-    """
-
-    gpus: tuple[GpuSample, ...] = ()
-    problem: str = ""
-    heard_s: float = 0.0
 
 
 class Watch:
@@ -87,15 +58,10 @@ class Watch:
                     if self._closed.is_set():
                         return
                     if reply.value is not None:
-                        self._put(agent.host, sample_from_document(agent.host, reply.value))
+                        sample = sample_from_document(agent.host, reply.value, time.monotonic())
+                        self._put(agent.host, sample)
             finally:
                 with suppress(AttributeError):
                     stream.close()
         except GpurunError as error:
             self._put(agent.host, HostSample(problem=error.message, heard_s=time.monotonic()))
-
-
-def sample_from_document(host: str, document: object) -> HostSample:
-    """What ``probe.sample`` yields, checked. Raises HostNotReady."""
-    sample = decode(host, HostSample, document)
-    return HostSample(sample.gpus, sample.problem, time.monotonic())

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gpurun.inventory.hardware import Hardware
+from gpurun.facts.hardware import Hardware
 from gpurun.inventory.model import Fabric, FabricKind, Host
 from gpurun.launch.fabric_hcas import ChosenPort, choose_ports
 from gpurun.launch.fabric_roce import gid_need

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gpurun.inventory.hardware import Gpu, Hardware, Hca, HcaPort
+from gpurun.facts.hardware import Gpu, Hardware, Hca, HcaPort
 from gpurun.inventory.model import Fabric, FabricKind
 
 LINK_LAYER = {FabricKind.INFINIBAND: "InfiniBand", FabricKind.ROCE: "Ethernet"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
-from gpurun.inventory.hardware import Gid
+from gpurun.facts.hardware import Gid
 from gpurun.inventory.model import Fabric
 from gpurun.launch.fabric_hcas import ChosenPort
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from gpurun.errors import BadInput
-from gpurun.inventory.hardware import Hardware
+from gpurun.facts.hardware import Hardware
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.launch import docker, elastic, fabric, horovod_knobs, horovodrun, jobssh

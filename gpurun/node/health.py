@@ -1,7 +1,7 @@
 """What goes wrong with a job's hardware on this host while it runs: `watch` tells it as it happens.
 
 Kernel log, NVML, free disk space. Only facts: lines that name a GPU error or a killed process are passed on whole, the
-head says what they mean (`gpurun.doctor.kernel_log`, `gpurun.doctor.xids`).
+head says what they mean (`gpurun.facts.kernel_log`, `gpurun.doctor.xids`).
 """
 
 import os

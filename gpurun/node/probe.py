@@ -2,7 +2,7 @@
 
 It runs in two ways: as operations of the agent (``probe.facts`` and the others in `OPS`), and alone, as a zipapp
 (``python3 probe.pyz``). Every section is read on its own: one that fails is named in ``problems``, the others
-are there. Keys are those of `gpurun.inventory.hardware.Hardware`.
+are there. Keys are those of `gpurun.facts.hardware.Hardware`.
 """
 
 import json

@@ -45,7 +45,7 @@ def get(path: str, socket_path: str = SOCKET, timeout_s: float = 10.0) -> Any:
 
 
 def facts(socket_path: str = SOCKET) -> Dict[str, Any]:
-    """As `gpurun.inventory.hardware.DockerFacts`; ``problem`` instead of an exception."""
+    """As `gpurun.facts.hardware.DockerFacts`; ``problem`` instead of an exception."""
     try:
         info = get("/info", socket_path)
     except PermissionError:

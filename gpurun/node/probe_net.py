@@ -25,7 +25,7 @@ SKIPPED = re.compile(r"(lo|docker\d+|br-[0-9a-f]{12}|veth[0-9a-f]+)\Z")
 
 
 def nics(sysfs: str, documents: List[Dict[str, Any]], speed: Callable[[str], Optional[int]]) -> List[Dict[str, Any]]:
-    """Interfaces, as `gpurun.inventory.hardware.Nic`, from what ``ip -json address`` printed and sysfs."""
+    """Interfaces, as `gpurun.facts.hardware.Nic`, from what ``ip -json address`` printed and sysfs."""
     found = []
     for document in documents:
         name = document.get("ifname", "")

@@ -70,7 +70,7 @@ class Device:
 
 
 def read(nvml: Any) -> Dict[str, Any]:
-    """Driver, CUDA version and every GPU, as `gpurun.inventory.hardware` names them.
+    """Driver, CUDA version and every GPU, as `gpurun.facts.hardware` names them.
 
     Raises:
         nvml.NVMLError: the library or driver cannot be used at all.

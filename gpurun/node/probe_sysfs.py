@@ -38,7 +38,7 @@ def _natural(name: str) -> "List[Union[int, str]]":
 
 
 def hcas(sysfs: str) -> List[Dict[str, Any]]:
-    """Every RDMA device, as `gpurun.inventory.hardware.Hca`."""
+    """Every RDMA device, as `gpurun.facts.hardware.Hca`."""
     nodes = uverbs(sysfs)
     return [_hca(sysfs, name, nodes.get(name)) for name in names(sysfs, "class/infiniband")]
 

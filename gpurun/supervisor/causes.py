@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from gpurun.doctor.kernel_log import OomLine, XidLine, parse, same_gpu
 from gpurun.doctor.xids import Blame, xid
+from gpurun.facts.kernel_log import OomLine, XidLine, parse, same_gpu
 from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.spec import Grant
 from gpurun.jobs.states import State

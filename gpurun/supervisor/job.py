@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from gpurun.errors import GpurunError, HostFailure
+from gpurun.facts.hardware import Hardware
 from gpurun.images.engine import Engine
-from gpurun.inventory.hardware import Hardware
 from gpurun.inventory.load import load
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.events import EventLog

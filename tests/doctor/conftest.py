@@ -100,7 +100,7 @@ def sysfs_of(tmp_path):
 @pytest.fixture
 def machine(sysfs_of, nvml_of):
     """Case name → everything its probe would find that the case knows about, as `Hardware`."""
-    from gpurun.inventory.hardware import hardware_from_document
+    from gpurun.facts.hardware import hardware_from_document
     from gpurun.node import probe_nvml, probe_sysfs
 
     def build(case, **more):

@@ -9,7 +9,7 @@ from gpurun.doctor.findings import Severity, merged, unhealthy
 from gpurun.doctor.preflight import judge
 from gpurun.doctor.survey import Survey
 from gpurun.errors import AuthenticationFailed, HostKeyMismatch, HostNotReady, HostUnreachable
-from gpurun.inventory.hardware import DockerFacts, Gid, Gpu, GpuProcess, Hardware, Hca, HcaPort, Limits, Nic
+from gpurun.facts.hardware import DockerFacts, Gid, Gpu, GpuProcess, Hardware, Hca, HcaPort, Limits, Nic
 from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Rack
 
 ROCE = Fabric("roce25", FabricKind.ROCE, "ens1f0", hcas=("mlx5_0",), traffic_class=106)

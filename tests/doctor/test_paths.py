@@ -6,7 +6,7 @@ import pytest
 
 from gpurun.doctor import names, paths
 from gpurun.doctor.findings import Severity
-from gpurun.inventory.hardware import Hardware, Nic
+from gpurun.facts.hardware import Hardware, Nic
 
 HOSTS = tuple(f"h{n:02d}" for n in range(16))
 ADDRESSES = {host: f"10.0.0.{at}" for at, host in enumerate(HOSTS)}

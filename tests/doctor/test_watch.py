@@ -1,11 +1,9 @@
 """Live samples as a table; whatever a host says stays text."""
 
-import pytest
 from rich.console import Console
 
 from gpurun.cli.watch import table
-from gpurun.doctor.watch import HostSample, sample_from_document
-from gpurun.errors import HostNotReady
+from gpurun.facts.samples import HostSample, sample_from_document
 
 GPU = {
     "index": 0, "utilization_percent": 87, "memory_used_mib": 15900, "memory_mib": 16384, "temperature_c": 91,
@@ -20,7 +18,7 @@ def shown(leased, samples):
 
 
 def test_a_line_for_each_leased_gpu():
-    sample = sample_from_document("h1", {"gpus": [GPU, {"index": 1}], "clock_s": 1.0})
+    sample = sample_from_document("h1", {"gpus": [GPU, {"index": 1}], "clock_s": 1.0}, 0.0)
     text = shown({"h1": {0: "j-1", 1: "j-2", 5: "j-3"}}, {"h1": sample})
     first, second, third = text.splitlines()[1:]
     assert "87 %" in first
@@ -36,9 +34,3 @@ def test_hosts_that_say_nothing():
     assert "connecting" in text
     assert "1,3" in text
     assert "\x1b" not in text
-
-
-@pytest.mark.parametrize("document", [None, {"gpus": [{"index": "0"}]}, {"gpus": 1}, {"problem": 5}])
-def test_a_sample_that_makes_no_sense(document):
-    with pytest.raises(HostNotReady):
-        sample_from_document("h", document)

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from gpurun.inventory.hardware import DockerFacts, Gid, Gpu, Hardware, Hca, HcaPort
+from gpurun.facts.hardware import DockerFacts, Gid, Gpu, Hardware, Hca, HcaPort
 from gpurun.inventory.model import Fabric, FabricKind, Host
 from gpurun.launch.fabric import nccl_version, parse_version, rank_script, settings
 

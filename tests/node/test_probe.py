@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.inventory.hardware import Hardware, document_from_hardware, hardware_from_document
+from gpurun.facts.hardware import Hardware, hardware_from_document
 from gpurun.node import probe, probe_apart, probe_net, probe_nvml, probe_sysfs
 
 REPO = Path(__file__).parents[2]
@@ -265,23 +265,3 @@ def test_look_up_knows_absent_names_from_silence(monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     assert probe.look_up(["good", "none", "slow"], 0.3) == {"good": ["10.0.0.1"], "none": [], "slow": None}
-
-
-@pytest.mark.parametrize(
-    "document",
-    [None, [], "x", {"gpus": 3}, {"gpus": [{"index": "0"}]}, {"gpus": [{}]}, {"nics": [None]}, {"clock_s": "now"},
-     {"docker": []}, {"problems": {"a": 1}},
-     {"hcas": [{"name": "m", "ports": [{"number": 1}]}]}, {"limits": {"nofile": 1.5}}],
-)  # fmt: skip
-def test_a_document_that_makes_no_sense_is_refused_with_its_place(document):
-    from gpurun.errors import HostNotReady
-
-    with pytest.raises(HostNotReady) as error:
-        hardware_from_document("h'; x", document)
-    assert error.value.host == "h'; x"
-
-
-def test_a_document_survives_the_round_trip():
-    found = hardware_from_document("h", {"hostname": "ü", "new": 1, "gpus": [{"index": 0, "nvlink_peers": [1]}]})
-    again = json.loads(json.dumps(document_from_hardware(found)))
-    assert hardware_from_document("h", again) == found

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpurun.inventory.decode import decode
+from gpurun.facts.documents import convert
 
 
 @dataclass(frozen=True)
@@ -233,14 +233,12 @@ class Hardware:
 
 
 def hardware_from_document(host: str, document: object) -> Hardware:
-    """Check a probe's JSON document and make facts of it.
-
-    Unknown keys are ignored, so that a newer probe can be read; missing ones take their defaults.
+    """Convert a probe's JSON document. Unknown keys are ignored; missing keys take their defaults.
 
     Raises:
-        HostNotReady: something in the document has the wrong type, with its path.
+        HostNotReady: a value has the wrong type; the message names its path.
     """
-    return decode(host, Hardware, {**document, "host": host} if isinstance(document, Mapping) else document)
+    return convert(host, Hardware, {**document, "host": host} if isinstance(document, Mapping) else document)
 
 
 def document_from_hardware(hardware: Hardware) -> dict[str, object]:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.doctor.kernel_log import OomLine, XidLine, parse, same_gpu
 from gpurun.doctor.xids import XIDS, xid
+from gpurun.facts.kernel_log import OomLine, XidLine, parse, same_gpu
 
 ID = "00748bf4e957f82c239a1db8a88579059b7d40c7b5fbd3f43617d31d3f646f12"
 
