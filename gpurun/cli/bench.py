@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from gpurun.doctor.bench_result import BenchResult
     from gpurun.doctor.findings import Finding
     from gpurun.inventory.model import Inventory
+    from gpurun.jobs.folder import JobFolder
     from gpurun.jobs.spec import JobSpec
-    from gpurun.jobs.store import JobFolder
 
 IMAGE = "gpurun/train:tf2.15"
 OUTPUTS = "/outputs"

@@ -20,8 +20,8 @@ from gpurun.supervisor.joblog import LoggedLine, LogTail
 
 if TYPE_CHECKING:
     from gpurun.cli.progress import ShipProgress
+    from gpurun.jobs.folder import JobFolder
     from gpurun.jobs.record import JobRecord
-    from gpurun.jobs.store import JobFolder
 
 POLL_S = 0.05
 INTERRUPTED = 130

@@ -15,8 +15,9 @@ from gpurun.errors import GpurunError, StateError
 
 if TYPE_CHECKING:
     from gpurun.inventory.model import Inventory
+    from gpurun.jobs.folder import JobFolder
     from gpurun.jobs.record import JobRecord
-    from gpurun.jobs.store import JobFolder, JobStore
+    from gpurun.jobs.store import JobStore
     from gpurun.leases.store import Holdings
 
 ENDED_SHOWN = 10

@@ -1,11 +1,7 @@
-"""The job store: one folder per job under ``$GPURUN_HOME/jobs``.
+"""The job store: one folder per job under ``$GPURUN_HOME/jobs`` (`gpurun.jobs.folder` says what is in it).
 
-``spec.json`` is written once. ``state.json`` is rewritten whole on every change, by whoever has the right to:
-the pass while a job is queued (under the allocator lock), its supervisor while it holds the lease's lock.
-``events.jsonl`` and ``log`` only ever grow. ``cancel.json`` is a request to whoever carries the job. All of it is
-written by the job's owner (or root) alone; of others' jobs one can only read.
-``live/ID`` marks every job that has not ended, so that a pass does not read years of history; it is there before
-the job is, and a marker that outlived its job means nothing.
+``live/ID`` marks every job that has not ended, so that a pass does not read years of history. The mark is made before
+the job. A mark without a job means nothing.
 """
 
 from __future__ import annotations
@@ -15,18 +11,20 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from gpurun import faults
 from gpurun.errors import BadInput, StateError
+from gpurun.jobs.folder import JobFolder
+from gpurun.jobs.live import LiveJob
 from gpurun.jobs.record import CancelRequest, JobRecord
 from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.states import State, check_way
+from gpurun.jobs.states import State
 from gpurun.state import audit, durable
-from gpurun.state.people import myself, user_name
+from gpurun.state.people import myself
 
 ID_PATTERN = re.compile(r"j-[0-9a-f]{8}")
 BUILDING = ".new-"
@@ -34,104 +32,6 @@ BUILDING = ".new-"
 ABANDONED_S = 60.0
 """A folder is not locked in the moment in which it is made. A process that is stopped just then, and for so long, fails
 when it goes on."""
-
-
-class JobFolder:
-    """One job's files. Cheap to make; nothing is read until asked for."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.id = path.name
-        self.log = path / "log"
-        self.events = path / "events.jsonl"
-        self.outputs = path / "outputs"
-        self.supervisor_log = path / "supervisor.log"
-        self.launch_log = path / "launch.jsonl"
-        self._request = path / "cancel.json"
-
-    def spec(self) -> JobSpec:
-        """The job's spec. Raises StateError when it is damaged."""
-        return durable.read_record(self.path / "spec.json", JobSpec)
-
-    def record(self) -> JobRecord:
-        """Where the job stands.
-
-        Raises:
-            StateError: the file is damaged or missing, or names another job; or it names an owner who did not make the
-                folder, so that in a shared state directory nobody can have something run as somebody else.
-        """
-        path = self.path / "state.json"
-        try:
-            record = durable.read_record(path, JobRecord)
-            maker = self.path.lstat().st_uid
-        except FileNotFoundError as error:
-            raise StateError("is missing", job=self.id, where=str(path)) from error
-        if record.id != self.id:
-            raise StateError(f"names job {record.id[:80]!r}, not its own", where=str(path))
-        if record.owner_uid != maker:
-            raise StateError(
-                f"says that it is {user_name(record.owner_uid)}'s, but {user_name(maker)} made it", where=str(path)
-            )
-        return record
-
-    def write(self, record: JobRecord) -> JobRecord:
-        """Replace the record, whole."""
-        durable.write_record(self.path / "state.json", record)
-        return record
-
-    def move(self, state: State, **changes: object) -> JobRecord:
-        """Go to `state`, changing fields on the way. Raises StateError if no way leads there."""
-        before = self.record()
-        check_way(self.id, before.state, state)
-        return self.write(replace(before, state=state, **changes))  # type: ignore[arg-type]
-
-    def cancel_request(self) -> CancelRequest | None:
-        """What somebody asked of this job, if anything. A damaged request is none: see `mend_request`."""
-        with suppress(FileNotFoundError, StateError):
-            return durable.read_record(self._request, CancelRequest)
-        return None
-
-    def damaged_request(self) -> StateError | None:
-        """What is wrong with the request that there is; None if it is sound, or none."""
-        try:
-            durable.read_record(self._request, CancelRequest)
-        except FileNotFoundError:
-            pass
-        except StateError as error:
-            return error
-        return None
-
-    def mend_request(self) -> str | None:
-        """Set a damaged request aside; what to tell about it. To be called by the job's owner alone.
-
-        Nobody can say what it asked for. A gang is not ended on a guess: a preemption will be asked for again, and who
-        wanted the end has to say so again.
-        """
-        damage = self.damaged_request()
-        if damage is None:
-            return None
-        try:
-            aside = durable.set_aside(self._request)
-        except FileNotFoundError:  # another process of the owner's was quicker
-            return None
-        with suppress(FileNotFoundError, StateError):  # or had just replaced it by a sound one
-            durable.write_record(self._request, durable.read_record(aside, CancelRequest))
-            aside.unlink()
-            return None
-        return f"a request to end it was damaged and is kept as {aside.name}; to end it, cancel it again ({damage})"
-
-    def ask_to_cancel(self, request: CancelRequest) -> None:
-        """Leave a request for whoever carries the job; a cancel is never weakened to a preemption."""
-        self.mend_request()
-        present = self.cancel_request()
-        if present is None or present.kind == "preempt":
-            durable.write_record(self._request, request)
-
-    def clear_preemption(self) -> None:
-        """Forget a preemption once it has been carried out; a cancel stays."""
-        request = self.cancel_request()
-        if request is not None and request.kind == "preempt":
-            durable.remove(self._request)
 
 
 class JobStore:
@@ -199,6 +99,19 @@ class JobStore:
     def live_ids(self) -> tuple[str, ...]:
         """Ids of the jobs that may not have ended."""
         return _job_ids(self.live)
+
+    def live_jobs(self, on_problem: Callable[[StateError], None]) -> Mapping[str, LiveJob]:
+        """Every job that has not ended, by id, in the order of ids.
+
+        A job whose record is damaged is reported and left out. A job whose spec is damaged is reported and has no spec,
+        so that nothing can place it without its constraints. A damaged request is reported and is no request.
+        """
+        found = {}
+        for job_id in self.live_ids():
+            job = _read_live(self.get(job_id), on_problem)
+            if job is not None:
+                found[job_id] = job
+        return found
 
     def retire(self, job_id: str) -> None:
         """Take a job that has ended out of `live_ids`. Idempotent.
@@ -281,6 +194,25 @@ def end_queued_job(store: JobStore, record: JobRecord, request: CancelRequest, *
 
 def _note_end(store: JobStore, record: JobRecord) -> None:
     audit.note(store.home, "end", job=record.id, state=record.state.value, reason=record.reason)
+
+
+def _read_live(folder: JobFolder, on_problem: Callable[[StateError], None]) -> LiveJob | None:
+    if not folder.path.exists():  # the submission was killed after it made the mark
+        return None
+    try:
+        record = folder.record()
+    except StateError as error:
+        on_problem(error)
+        return None
+    spec = None
+    try:
+        spec = folder.spec()
+    except StateError as error:
+        on_problem(error)
+    damage = folder.damaged_request()
+    if damage is not None:
+        on_problem(damage)
+    return LiveJob(record, spec, folder.cancel_request())
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -18,10 +18,11 @@ from gpurun.images.engine import Engine
 from gpurun.inventory.load import load
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.events import EventLog
+from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.record import CancelRequest, JobRecord
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
-from gpurun.jobs.store import JobFolder, JobStore
+from gpurun.jobs.store import JobStore
 from gpurun.launch.account import HostAccount
 from gpurun.launch.docker import AUTOTUNE_FILE, container_name
 from gpurun.launch.fabric import nccl_version

@@ -13,9 +13,10 @@ from pathlib import Path
 from gpurun import faults
 from gpurun.errors import StateError
 from gpurun.jobs.events import EventLog
+from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.record import JobRecord
 from gpurun.jobs.states import State
-from gpurun.jobs.store import JobFolder, JobStore, end_queued_job, finish
+from gpurun.jobs.store import JobStore, end_queued_job, finish
 from gpurun.leases.allocate import Pass, run_pass
 from gpurun.leases.allocator import PATIENCE_S, allocator_lock
 from gpurun.leases.store import Lease, LeaseLock, LeaseStore

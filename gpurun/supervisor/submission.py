@@ -9,9 +9,10 @@ from pathlib import Path
 from gpurun import faults
 from gpurun.images.engine import Engine
 from gpurun.inventory.model import Inventory
+from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
-from gpurun.jobs.store import JobFolder, JobStore
+from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import refuse_while_damaged
 from gpurun.leases.store import LeaseStore
 from gpurun.state import audit

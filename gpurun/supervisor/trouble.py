@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 from gpurun.errors import StateError
+from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.record import JobRecord
 from gpurun.jobs.states import State
-from gpurun.jobs.store import JobFolder
 from gpurun.leases.store import LeaseStore
 from gpurun.state import durable
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from gpurun.errors import BadInput, StateError
 from gpurun.jobs.events import EventLog, EventTail
+from gpurun.jobs.live import LiveJob
 from gpurun.jobs.record import CancelRequest, JobRecord
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import ENDED, WAYS, State
@@ -347,3 +348,40 @@ def test_a_job_leaves_the_live_ones_only_when_its_end_is_safe_from_a_power_cut(s
     assert synced == [(folder.path, True)]
     assert store.live_ids() == ()
     store.retire("j-00000000")
+
+
+def test_live_jobs_come_with_spec_and_request(store):
+    first, second, ended = create(store), create(store, gpus=4), create(store)
+    second.ask_to_cancel(CancelRequest("cancel", "me", 2.0))
+    store.retire(ended.id)
+    (store.live / "j-00000000").touch()
+    problems = []
+    assert store.live_jobs(problems.append) == {
+        first.id: LiveJob(first.record(), SPEC, None),
+        second.id: LiveJob(second.record(), replace(SPEC, gpus=4), CancelRequest("cancel", "me", 2.0)),
+    }
+    assert problems == []
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"{", b"null", b'{"name": "n"}', b"\xff\xfe", b"[" * 100000])
+@pytest.mark.parametrize("file", ["spec.json", "state.json"])
+def test_a_live_job_with_a_damaged_file_is_reported(store, file, damage):
+    """Without its spec a job has no constraints, so it must not look like a job that may run anywhere."""
+    folder, other = create(store), create(store)
+    (folder.path / file).unlink()
+    if damage is not None:
+        (folder.path / file).write_bytes(damage)
+    problems = []
+    jobs = store.live_jobs(problems.append)
+    assert jobs[other.id].spec == SPEC
+    assert jobs.get(folder.id) == (LiveJob(folder.record(), None, None) if file == "spec.json" else None)
+    assert [problem.where for problem in problems] == [str(folder.path / file)]
+
+
+@pytest.mark.parametrize("thing", DAMAGED_REQUESTS)
+def test_a_damaged_request_of_a_live_job_is_reported_and_is_none(store, thing):
+    folder = create(store)
+    damage_request(folder, thing)
+    problems = []
+    assert store.live_jobs(problems.append)[folder.id].request is None
+    assert [problem.where for problem in problems] == [str(folder.path / "cancel.json")]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from power_hosts import PowerLinks, World
 
-from gpurun.jobs.store import JobFolder
+from gpurun.jobs.folder import JobFolder
 from gpurun.supervisor.outputs import collect_outputs, send_outputs
 
 JOB = "j-00000001"

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpurun.errors import HostFailure
-from gpurun.jobs.store import JobFolder
+from gpurun.jobs.folder import JobFolder
 from gpurun.node import archive
 from gpurun.node.call import Call
 from gpurun.remote.agent import Reply
