@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gpurun.jobs.spec import Grant
+from gpurun.jobs.spec import Grant, Placement
 from gpurun.jobs.states import State
 
 RESTART_MOST_S = 600.0
@@ -37,12 +37,16 @@ class FirstFailure:
 
 
 @dataclass(frozen=True)
-class Claim:
-    """GPUs that a preemption is emptying for a queued job, kept for it until they are free."""
+class Kept:
+    """GPUs that the scheduler keeps for a queued job until the job starts.
 
-    generation: str
-    racks: tuple[str, ...]
-    grants: tuple[Grant, ...]
+    Attributes:
+        why: ``preemption``: gangs on these GPUs were told to stop for the job; ``patience``: others overtook the job
+            for long enough, so it gets these GPUs when the gangs on them end.
+    """
+
+    placement: Placement
+    why: Literal["preemption", "patience"]
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,7 @@ class JobRecord:
         exit_code: the job's own: the first failing rank's; None if it never came so far.
         code: what ``submit --follow`` and ``wait`` exit with once the job has ended.
         checkpoint_s: when the attempt's ranks last told that their work is safe; None = they have not.
+        kept: GPUs that the last pass keeps for the queued job.
         restart: from the end of a failed attempt to the next grant: when it will be started again.
         setback: the last failed attempt, kept over the next ones to recognise one that fails the same way.
         refusals: hosts whose GPUs somebody outside this state directory claims (`gpurun.leases.refusals`).
@@ -157,7 +162,7 @@ class JobRecord:
     exit_code: int | None = None
     code: int | None = None
     avoid: tuple[str, ...] = ()
-    claim: Claim | None = None
+    kept: Kept | None = None
     first_failure: FirstFailure | None = None
     restart: Restart | None = None
     setback: Setback | None = None

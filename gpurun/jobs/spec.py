@@ -33,6 +33,31 @@ class Grant:
 
 
 @dataclass(frozen=True)
+class Placement:
+    """Where a whole gang runs. Ranks follow `grants`: hosts of one rack are neighbours, then GPUs of a host.
+
+    Attributes:
+        generation: the one GPU generation of all its hosts.
+        racks: the racks it touches, in rank order.
+        grants: one per host, in rank order.
+    """
+
+    generation: str
+    racks: tuple[str, ...]
+    grants: tuple[Grant, ...]
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all grants together."""
+        return sum(len(grant.gpus) for grant in self.grants)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Host names in rank order."""
+        return tuple(grant.host for grant in self.grants)
+
+
+@dataclass(frozen=True)
 class Constraints:
     """Where a gang may run.
 

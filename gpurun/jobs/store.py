@@ -187,7 +187,7 @@ def finish(store: JobStore, record: JobRecord, *, now_s: float) -> JobRecord:
 def end_queued_job(store: JobStore, record: JobRecord, request: CancelRequest, *, now_s: float) -> None:
     """QUEUED → CANCELLED. The caller holds the allocator lock and knows that the job has no lease."""
     reason = f"cancelled by {request.by}"
-    record = store.get(record.id).move(State.CANCELLED, ended_s=now_s, reason=reason, code=1, claim=None)
+    record = store.get(record.id).move(State.CANCELLED, ended_s=now_s, reason=reason, code=1, kept=None)
     store.retire(record.id)
     _note_end(store, record)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from gpurun.errors import BadInput, GpurunError, StateError
 from gpurun.inventory.load import load
 from gpurun.inventory.model import Inventory
-from gpurun.jobs.record import CancelRequest, Claim, JobRecord
+from gpurun.jobs.record import CancelRequest, JobRecord, Kept
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
@@ -85,7 +85,6 @@ def snapshot(home: Path, inventory: Inventory, *, now_s: float, extra: Iterable[
 
 def gang_of(record: JobRecord, spec: JobSpec) -> Gang:
     """A job as the scheduler sees it."""
-    claim = record.claim
     return Gang(
         id=record.id,
         gpus=spec.gpus,
@@ -99,7 +98,7 @@ def gang_of(record: JobRecord, spec: JobSpec) -> Gang:
         attempts=record.attempt,
         requeued=record.attempt > 0,
         avoid=record.avoid,
-        claim=Placement(claim.generation, claim.racks, claim.grants) if claim else None,
+        kept=record.kept,
     )
 
 
@@ -162,22 +161,9 @@ def _snapshot(
         looked_after = waits and (mine or waiter_lives(store.home, record.owner_uid))
         if looked_after and not _asked_to_end(store, record, on_problem):
             queue.append(gang_of(record, _spec_or(store, record, on_problem)))
-    queue = [_with_valid_claim(gang, running) for gang in queue]
     cordons = read_cordons(store.home)
     unusable = {host: f"{cordon.state}: {cordon.reason}" for host, cordon in cordons.items()}
     return Snapshot(inventory, tuple(running), tuple(queue), unusable, taken, now_s)
-
-
-def _with_valid_claim(gang: Gang, running: Iterable[Running]) -> Gang:
-    """Forget a claim on GPUs of gangs that have not been asked to end: their owners have yet to decide that."""
-    if gang.claim is None:
-        return gang
-    wanted = {(grant.host, gpu) for grant in gang.claim.grants for gpu in grant.gpus}
-    for each in running:
-        kept = {(grant.host, gpu) for grant in each.placement.grants for gpu in grant.gpus}
-        if not each.stopping and not wanted.isdisjoint(kept):
-            return replace(gang, claim=None)
-    return gang
 
 
 def _asked_to_end(store: JobStore, record: JobRecord, on_problem: Callable[[GpurunError], None]) -> bool:
@@ -221,7 +207,7 @@ def _commit(
         audit.note(store.home, "grant", job=gang.id, attempt=lease.attempt, hosts=hosts)
     _preempt(store, decisions, now_s)
     for job in decisions.order:
-        _keep_claim(store, job, decisions.claims.get(job))
+        _note_kept(store, job, decisions.kept.get(job))
     return granted
 
 
@@ -241,13 +227,12 @@ def mark_granted(store: JobStore, lease: Lease) -> None:
     """Bring a job's record up to its lease; also what repairs a crash between the two writes."""
     store.get(lease.job).move(
         State.GRANTED, attempt=lease.attempt, granted=lease.grants, granted_s=lease.granted_s,
-        claim=None, reason="", outcome=None, first_failure=None, reached="nothing", restart=None, checkpoint_s=None,
+        kept=None, reason="", outcome=None, first_failure=None, reached="nothing", restart=None, checkpoint_s=None,
     )  # fmt: skip
 
 
-def _keep_claim(store: JobStore, job: str, placement: Placement | None) -> None:
+def _note_kept(store: JobStore, job: str, kept: Kept | None) -> None:
     folder = store.get(job)
     record = folder.record()
-    claim = Claim(placement.generation, placement.racks, placement.grants) if placement else None
-    if record.owner_uid == os.getuid() and record.state is State.QUEUED and record.claim != claim:
-        folder.write(replace(record, claim=claim))
+    if record.owner_uid == os.getuid() and record.state is State.QUEUED and record.kept != kept:
+        folder.write(replace(record, kept=kept))

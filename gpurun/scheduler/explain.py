@@ -157,7 +157,8 @@ def _met(decisions: Decisions, snapshot: Snapshot, gang_id: str, starts_before: 
     index = Index(snapshot)
     for _, placement in decisions.starts[:starts_before]:
         index.take(index.masks(placement))
-    for owner, placement in (*decisions.claims.items(), *decisions.reserved.items()):
+    kept = {owner: kept.placement for owner, kept in decisions.kept.items()}
+    for owner, placement in (*kept.items(), *decisions.reserved.items()):
         if owner != gang_id:
             index.hold(index.masks(placement))
     return index
@@ -227,5 +228,5 @@ def _after(snapshot: Snapshot, decisions: Decisions) -> Snapshot:
     running = [replace(run, stopping=run.stopping or run.gang.id in stopped) for run in snapshot.running]
     running += [Running(gang, placement, snapshot.now_s) for gang, placement in decisions.starts]
     waiting: Iterable[Gang] = (gang for gang in snapshot.queue if gang.id not in started)
-    queue = tuple(replace(gang, claim=decisions.claims.get(gang.id)) for gang in waiting)
+    queue = tuple(replace(gang, kept=decisions.kept.get(gang.id)) for gang in waiting)
     return replace(snapshot, running=tuple(running), queue=queue)

@@ -1,4 +1,4 @@
-"""GPUs that a pass keeps from some gangs: claims, and the reservation of the first gang that waits for room."""
+"""GPUs that a pass keeps from some gangs: those kept over passes, and the reservation of the first gang that waits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpurun.scheduler.index import Index, Masks
-from gpurun.scheduler.model import Gang, Placement
+from gpurun.scheduler.model import Gang, Kept, Placement, Running
 
 
 @dataclass(frozen=True)
@@ -31,32 +31,44 @@ class Keeping:
     """Takes kept GPUs out of the index, and puts every one back in `undo`.
 
     Attributes:
-        claims: gang → the GPUs kept for it after this pass.
+        kept: gang → the GPUs kept for it after this pass.
         reservation: at most one, made during the pass.
     """
 
     def __init__(self, index: Index) -> None:
         self.index = index
-        self.claims: dict[str, Placement] = {}
+        self.kept: dict[str, Kept] = {}
         self.reservation: Reservation | None = None
         self._held: dict[str, Masks] = {}
         self._reserved: Masks = ()
 
-    def claim_all(self, queue: Iterable[Gang]) -> None:
-        """Keep what earlier passes promised. A claim with a host that cannot be used any more is dropped."""
+    def keep_again(self, queue: Iterable[Gang], running: Iterable[Running]) -> None:
+        """Keep what earlier passes kept, except what no longer helps the gang.
+
+        That is a placement on a host that is lost or gone, and one for which gangs should stop that have not been
+        told to: this pass decides again whom to stop.
+        """
+        going_on: dict[int, int] = {}
+        for run in running:
+            for n, mask in () if run.stopping else self.index.masks(run.placement):
+                going_on[n] = going_on.get(n, 0) | mask
         for gang in queue:
-            if gang.claim is not None and self.index.usable(gang.claim):
-                self.claim(gang.id, gang.claim)
+            kept = gang.kept
+            if kept is None or not self.index.usable(kept.placement):
+                continue
+            blocked = any(going_on.get(n, 0) & mask for n, mask in self.index.masks(kept.placement))
+            if kept.why == "patience" or not blocked:
+                self.keep(gang.id, kept)
 
-    def claim(self, gang: str, placement: Placement) -> None:
+    def keep(self, gang: str, kept: Kept) -> None:
         """Keep a placement's GPUs, free now or later, for a gang."""
-        self.claims[gang] = placement
-        self._held[gang] = self.index.hold(self.index.masks(placement))
+        self.kept[gang] = kept
+        self._held[gang] = self.index.hold(self.index.masks(kept.placement))
 
-    def drop(self, gang: str) -> Placement | None:
-        """Let go of a gang's claim, if it has one."""
+    def drop(self, gang: str) -> Kept | None:
+        """Release what is kept for a gang. Returns it, None if there was nothing."""
         self.index.give(self._held.pop(gang, ()))
-        return self.claims.pop(gang, None)
+        return self.kept.pop(gang, None)
 
     def reserve(self, reservation: Reservation) -> None:
         """Keep the reservation's GPUs from here on."""

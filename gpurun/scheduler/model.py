@@ -12,36 +12,13 @@ from enum import Enum
 from functools import cached_property
 
 from gpurun.inventory.model import Inventory
+from gpurun.jobs.record import Kept as Kept  # noqa: PLC0414  re-exported, as are Grant and Placement
 from gpurun.jobs.spec import Constraints
-from gpurun.jobs.spec import Grant as Grant  # noqa: PLC0414  re-exported: one type for GPUs of a host
+from gpurun.jobs.spec import Grant as Grant  # noqa: PLC0414
+from gpurun.jobs.spec import Placement as Placement  # noqa: PLC0414
 
 ANYWHERE = Constraints()
 """No constraint at all."""
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where a whole gang runs. Ranks follow `grants`: hosts of one rack are neighbours, then GPUs of a host.
-
-    Attributes:
-        generation: the one GPU generation of all its hosts.
-        racks: the racks it touches, in rank order.
-        grants: one per host, in rank order.
-    """
-
-    generation: str
-    racks: tuple[str, ...]
-    grants: tuple[Grant, ...]
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of all grants together."""
-        return sum(len(grant.gpus) for grant in self.grants)
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """Host names in rank order."""
-        return tuple(grant.host for grant in self.grants)
 
 
 @dataclass(frozen=True)
@@ -60,8 +37,7 @@ class Gang:
         attempts: starts so far.
         requeued: it was preempted or lost a host: it stands in front of its peers of the same priority.
         avoid: hosts it failed on before. Left out while the rest of the inventory could hold the gang.
-        claim: the GPUs being kept for it until it starts, because gangs were stopped for it or because it has
-            been overtaken for long enough. The caller stores `Decisions.claims` and hands them back here.
+        kept: the GPUs kept for it until it starts. The caller stores `Decisions.kept` and hands it back here.
     """
 
     id: str
@@ -77,7 +53,7 @@ class Gang:
     attempts: int = 0
     requeued: bool = False
     avoid: tuple[str, ...] = ()
-    claim: Placement | None = None
+    kept: Kept | None = None
 
     @property
     def least(self) -> int:
@@ -218,8 +194,8 @@ class Decisions:
     Attributes:
         starts: gangs to start now, in the order decided; an elastic one with the `gpus` that it got.
         preempts: gangs to stop now.
-        claims: queued gang → the GPUs kept for it. Store them and hand them back as `Gang.claim`; a gang that
-            is not in here has none.
+        kept: queued gang → the GPUs kept for it. Store them and hand them back as `Gang.kept`; for a gang that is
+            not in here nothing is kept.
         reserved: the first gang that waits for room → the GPUs it is expected to start on; kept for this pass only,
             from gangs that could outlast its expected start. Empty if that start is unknown.
         waits: every queued gang that neither starts nor is refused.
@@ -231,7 +207,7 @@ class Decisions:
 
     starts: tuple[tuple[Gang, Placement], ...] = ()
     preempts: tuple[Preemption, ...] = ()
-    claims: Mapping[str, Placement] = field(default_factory=dict)
+    kept: Mapping[str, Kept] = field(default_factory=dict)
     reserved: Mapping[str, Placement] = field(default_factory=dict)
     waits: Mapping[str, Wait] = field(default_factory=dict)
     never: Mapping[str, Refusal] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from operator import attrgetter
 from gpurun.scheduler.book import BORROWING, Book
 from gpurun.scheduler.capacity import Capacity
 from gpurun.scheduler.index import Index
-from gpurun.scheduler.model import Decisions, Gang, Placement, Reason, Refusal, Running, Snapshot, Wait
+from gpurun.scheduler.model import Decisions, Gang, Kept, Placement, Reason, Refusal, Running, Snapshot, Wait
 from gpurun.scheduler.policy import DEFAULT, Policy
 from gpurun.scheduler.waiting import ENDLESS, Arranged, Waiting, attempt_of, shape_of
 
@@ -31,7 +31,7 @@ def schedule(snapshot: Snapshot, policy: Policy = DEFAULT, arranged: Arranged | 
         BadInput: the pools contradict each other; the message names one.
     """
     one = Pass(snapshot, policy, arranged or arrange(snapshot, policy))
-    one.keeping.claim_all(one.order)
+    one.keeping.keep_again(one.order, snapshot.running)
     for position, gang in enumerate(one.order):
         if policy.strict and one.first_blocked is not None:
             one.leave_waiting(one.order[position:])
@@ -60,24 +60,24 @@ class Pass(Waiting):
         """Start a gang, refuse it, or say why it waits."""
         if self._as_hopeless_as_another(gang):
             return
-        claim = self._drop_claim(gang) if gang.id in self.keeping.claims else None
+        kept = self._drop_kept(gang) if gang.id in self.keeping.kept else None
         barred = self.book.gate(gang) if self.book is not None else None
         if isinstance(barred, Refusal):
             self.never[gang.id] = barred
         elif isinstance(barred, Wait):
-            self._barred(gang, barred, claim)
+            self._barred(gang, barred, kept)
         elif not (self._try_start(gang) or self._try_fewer(gang)) and gang.id not in self.waits:
-            if claim is not None:
-                self._keep(gang, claim)
+            if kept is not None:
+                self._keep(gang, kept)
             elif self._could_ever(gang):
                 self._blocked(gang)
 
-    def _barred(self, gang: Gang, wait: Wait, claim: Placement | None) -> None:
+    def _barred(self, gang: Gang, wait: Wait, kept: Kept | None) -> None:
         """Its pool has no more for it: unless gangs of the pool's own that borrow make way."""
-        if not self._could_ever(gang) or (claim is None and self._preempt_for(gang)):
+        if not self._could_ever(gang) or (kept is None and self._preempt_for(gang)):
             return
-        if claim is not None:
-            self.keeping.claim(gang.id, claim)
+        if kept is not None:
+            self.keeping.keep(gang.id, kept)
         self.waits[gang.id] = replace(wait, starts_before=len(self.starts))
 
     def decisions(self) -> Decisions:
@@ -85,7 +85,7 @@ class Pass(Waiting):
         return Decisions(
             starts=tuple(self.starts),
             preempts=tuple(self.preempts),
-            claims=self.keeping.claims,
+            kept=self.keeping.kept,
             reserved=self.keeping.reserved_placement,
             waits=self.waits,
             never=self.never,
@@ -138,7 +138,7 @@ class Pass(Waiting):
         self._wait(gang, Reason.LOCALITY, f"fits on {place}, but prefers one {prefer}", until_s=until)
         return False
 
-    def _drop_claim(self, gang: Gang) -> Placement | None:
+    def _drop_kept(self, gang: Gang) -> Kept | None:
         self.too_large.clear()
         self.too_late.clear()
         self.no_room.clear()
@@ -146,7 +146,7 @@ class Pass(Waiting):
 
     def _as_hopeless_as_another(self, gang: Gang) -> bool:
         """True, and the same wait, if one just like it found no room and has no more patience: most of a long queue."""
-        if self.book is not None or gang.id in self.keeping.claims or gang.min_gpus:
+        if self.book is not None or gang.id in self.keeping.kept or gang.min_gpus:
             return False
         submitted_s, wait = self.no_room.get((*shape_of(gang), gang.gpus), (ENDLESS, None))
         if wait is None or (gang.submitted_s < submitted_s and self._may_keep_hosts):

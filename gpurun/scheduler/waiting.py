@@ -12,7 +12,7 @@ from gpurun.scheduler.consolidate import try_consolidated
 from gpurun.scheduler.future import Release, first_fit
 from gpurun.scheduler.index import Index
 from gpurun.scheduler.keeping import Keeping, Reservation
-from gpurun.scheduler.model import Gang, Placement, Preemption, Reason, Refusal, Running, Snapshot, Wait
+from gpurun.scheduler.model import Gang, Kept, Placement, Preemption, Reason, Refusal, Running, Snapshot, Wait
 from gpurun.scheduler.placement import try_place
 from gpurun.scheduler.policy import Policy
 from gpurun.scheduler.preempt import Hunt
@@ -111,7 +111,11 @@ class Waiting:
 
     @property
     def _may_keep_hosts(self) -> bool:
-        return not (self.policy.strict or self.keeping.claims or self.keeping.reservation is not None)
+        return not (
+            self.policy.strict
+            or any(kept.why == "patience" for kept in self.keeping.kept.values())
+            or self.keeping.reservation is not None
+        )
 
     def _beside_reserved(self, gang: Gang) -> bool:
         """True, and a wait, if only the reservation keeps the gang from starting."""
@@ -155,17 +159,17 @@ class Waiting:
         found = first_fit(self.index, gang, releases, self._attempt)
         if found is None:
             return False
-        self._keep(gang, found[1])
+        self._keep(gang, Kept(found[1], "patience"))
         return True
 
-    def _keep(self, gang: Gang, placement: Placement) -> None:
-        masks = dict(self.index.masks(placement))
+    def _keep(self, gang: Gang, kept: Kept) -> None:
+        masks = dict(self.index.masks(kept.placement))
         ends = [self.now]
         for run in self.running:
             if any(masks.get(n, 0) & mask for n, mask in self.index.masks(run.placement)):
                 ends.append(self._ends_s(run))
-        self.keeping.claim(gang.id, placement)
-        message = f"{_hosts(placement)} are kept for it and come free one after the other"
+        self.keeping.keep(gang.id, kept)
+        message = f"{_hosts(kept.placement)} are kept for it and come free one after the other"
         self._wait(gang, Reason.KEPT, message, expected_start_s=None if max(ends) == ENDLESS else max(ends))
 
     def _preempt_for(self, gang: Gang) -> bool:
@@ -195,7 +199,7 @@ class Waiting:
         self.lenders = [run for run in self.lenders if run not in victims and book.lends(run.gang)]
         self.running = [replace(run, stopping=True) if run in victims else run for run in self.running]
         self.book.start(gang)
-        self._keep(gang, placement)
+        self._keep(gang, Kept(placement, "preemption"))
         return True
 
     def _find_lenders(self) -> list[Running]:

@@ -167,7 +167,7 @@ class _Cluster:
             self.stops.discard(running.gang.id)
             self.left[number] -= max(0.0, now - GRACE_S - running.started_s)
             attempts = running.gang.attempts + 1
-            self.queue[running.gang.id] = replace(running.gang, attempts=attempts, requeued=True, claim=None)
+            self.queue[running.gang.id] = replace(running.gang, attempts=attempts, requeued=True, kept=None)
         else:
             self.ended += 1
 
@@ -184,15 +184,15 @@ class _Cluster:
         decisions = schedule(snapshot, self.policy, self.arranged)
         for gang, placement in decisions.starts:
             del self.queue[gang.id]
-            started = replace(gang, claim=None) if gang.claim else gang
+            started = replace(gang, kept=None) if gang.kept else gang
             self.running[gang.id] = Running(started, placement, now)
             heapq.heappush(self.ends, (now + self.left[int(gang.id)], gang.id, gang.attempts))
         for preemption in decisions.preempts:
             self._stop(preemption.victim, now)
         for job, gang in self.queue.items():
-            claim = decisions.claims.get(job)
-            if gang.claim != claim:
-                self.queue[job] = replace(gang, claim=claim)
+            kept = decisions.kept.get(job)
+            if gang.kept != kept:
+                self.queue[job] = replace(gang, kept=kept)
         self.wake_s = decisions.wake_s if self.queue else None
         self._sample(now)
 

@@ -1,4 +1,4 @@
-"""The pass: order, backfill, patience, claims, pools, preemption, locality that is worth waiting for."""
+"""The pass: order, backfill, patience, kept GPUs, pools, preemption, locality that is worth waiting for."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from clusters import cluster, runs
 
 from gpurun.inventory.model import Pool
 from gpurun.jobs.spec import Constraints
-from gpurun.scheduler.model import Gang, Grant, Placement, Reason, Snapshot
+from gpurun.scheduler.model import Gang, Grant, Kept, Placement, Reason, Snapshot
 from gpurun.scheduler.policy import DEFAULT, FIFO, SJF
 from gpurun.scheduler.schedule import schedule
 
@@ -123,14 +123,14 @@ def overtaken(age_s, gpus=8, **more):
 def test_a_gang_is_overtaken_while_patience_lasts():
     decisions = overtaken(HOUR)
     assert started(decisions) == ["small"]
-    assert decisions.claims == {}
+    assert decisions.kept == {}
     assert decisions.wake_s == DEFAULT.patience_s
 
 
 def test_after_its_patience_hosts_are_kept_for_it():
     decisions = overtaken(DEFAULT.patience_s, gpus=16)
     assert started(decisions) == []
-    assert decisions.claims["waits"].gpus == 16
+    assert decisions.kept["waits"].placement.gpus == 16
     assert decisions.waits["waits"].reason is Reason.KEPT
 
 
@@ -145,28 +145,28 @@ def test_the_hosts_kept_are_those_likely_to_be_free_soonest():
     )
     queue = (Gang("waits", 8, 0.0), Gang("small", 1, 1.0))
     decisions = schedule(Snapshot(cluster(1, 2, 8), running, queue, now_s=1000.0), replace(DEFAULT, patience_s=1.0))
-    assert decisions.claims["waits"].hosts == ("r0h1",)
+    assert decisions.kept["waits"].placement.hosts == ("r0h1",)
     assert started(decisions) == []
 
 
-def test_a_claim_is_for_its_gang_alone_and_starts_when_it_is_free():
-    claim = Placement("pascal", ("r0",), (Grant("r0h0", tuple(range(8))),))
-    waits, small = Gang("waits", 8, 0.0, claim=claim), Gang("small", 2, -1.0)
+def test_what_is_kept_is_for_its_gang_alone_and_starts_when_it_is_free():
+    kept = Kept(Placement("pascal", ("r0",), (Grant("r0h0", tuple(range(8))),)), "patience")
+    waits, small = Gang("waits", 8, 0.0, kept=kept), Gang("small", 2, -1.0)
     running = (runs(Gang("a", 6), ("r0h0", range(6))), runs(Gang("b", 8), ("r0h1", range(8))))
     decisions = schedule(Snapshot(cluster(1, 2, 8), running, (waits, small), now_s=1.0))
     assert started(decisions) == []
-    assert decisions.claims == {"waits": claim}
+    assert decisions.kept == {"waits": kept}
     decisions = schedule(Snapshot(cluster(1, 2, 8), running[1:], (waits, small), now_s=2.0))
     assert started(decisions) == ["waits"]
-    assert decisions.claims == {}
+    assert decisions.kept == {}
 
 
-def test_a_claim_on_a_lost_host_is_dropped():
-    claim = Placement("pascal", ("r0",), (Grant("r0h0", tuple(range(8))),))
-    snapshot = Snapshot(cluster(1, 2, 8), queue=(Gang("w", 8, claim=claim),), unusable={"r0h0": "lost"})
+def test_what_is_kept_on_a_lost_host_is_dropped():
+    kept = Kept(Placement("pascal", ("r0",), (Grant("r0h0", tuple(range(8))),)), "patience")
+    snapshot = Snapshot(cluster(1, 2, 8), queue=(Gang("w", 8, kept=kept),), unusable={"r0h0": "lost"})
     assert schedule(snapshot).starts[0][1].hosts == ("r0h1",)
-    gone = replace(claim, grants=(Grant("nobody'; --", (0,)),))
-    assert started(schedule(replace(snapshot, queue=(Gang("w", 8, claim=gone),)))) == ["w"]
+    gone = replace(kept, placement=replace(kept.placement, grants=(Grant("nobody'; --", (0,)),)))
+    assert started(schedule(replace(snapshot, queue=(Gang("w", 8, kept=gone),)))) == ["w"]
 
 
 # locality
@@ -209,7 +209,7 @@ def test_what_was_borrowed_is_taken_back_from_the_newest():
     decisions = take_back(4)
     assert [preemption.victim for preemption in decisions.preempts] == ["new"]
     assert decisions.preempts[0].taker == "owner"
-    assert decisions.claims["owner"].grants == (Grant("r0h1", (4, 5, 6, 7)),)
+    assert decisions.kept["owner"].placement.grants == (Grant("r0h1", (4, 5, 6, 7)),)
 
 
 def test_whole_gangs_and_no_more_than_it_takes():
@@ -231,13 +231,13 @@ def test_not_before_the_minimum_run_time():
 
 def test_never_without_then_placing_the_taker():
     running = tuple(replace(run, stopping=run.gang.id == "new") for run in lent())
-    claim = Placement("pascal", ("r0",), (Grant("r0h1", (4, 5, 6, 7)),))
-    owner = Gang("owner", 4, 50.0, pool="speech", claim=claim)
+    kept = Kept(Placement("pascal", ("r0",), (Grant("r0h1", (4, 5, 6, 7)),)), "preemption")
+    owner = Gang("owner", 4, 50.0, pool="speech", kept=kept)
     rival = Gang("rival", 4, 0.0, pool="vision", preemptible=True, priority=99)
     snapshot = Snapshot(cluster(1, 2, 8, POOLS), running, (owner, rival), now_s=HOUR)
-    assert schedule(snapshot).claims["owner"] == claim
+    assert schedule(snapshot).kept["owner"] == kept
     after = replace(snapshot, running=running[:2])
-    assert schedule(after).starts[0] == (owner, claim)
+    assert schedule(after).starts[0] == (owner, kept.placement)
 
 
 def test_what_was_taken_back_is_not_taken_again():
@@ -274,9 +274,9 @@ def test_a_reservation_is_honoured_even_if_the_pool_itself_fills_its_limit():
     snapshot = Snapshot(cluster(1, 4, 8, POOLS), running, (Gang("firm", 8, 9.0, pool="vision"),), now_s=HOUR)
     decisions = schedule(snapshot)
     assert [preemption.victim for preemption in decisions.preempts] == ["s2"]
-    claimed = replace(snapshot.queue[0], claim=decisions.claims["firm"])
-    still = replace(snapshot, running=(running[0], replace(running[1], stopping=True)), queue=(claimed,))
-    assert schedule(still).claims == decisions.claims
+    keeps = replace(snapshot.queue[0], kept=decisions.kept["firm"])
+    still = replace(snapshot, running=(running[0], replace(running[1], stopping=True)), queue=(keeps,))
+    assert schedule(still).kept == decisions.kept
     assert started(schedule(replace(still, running=running[:1]))) == ["firm"]
 
 
@@ -303,7 +303,7 @@ def test_hived_a_guaranteed_gang_takes_its_whole_hosts_back_from_opportunistic_o
     queue = (Gang("gang", 16, 99.0, pool="tenant", constraints=Constraints(gpus_per_host=8)),)
     decisions = schedule(Snapshot(cluster(1, 4, 8, pools), tuple(low), queue, now_s=HOUR))
     assert len(decisions.preempts) == 16
-    assert [len(grant.gpus) for grant in decisions.claims["gang"].grants] == [8, 8]
+    assert [len(grant.gpus) for grant in decisions.kept["gang"].placement.grants] == [8, 8]
 
 
 def test_hived_small_gangs_share_hosts_so_that_whole_ones_remain():

@@ -323,7 +323,7 @@ def test_a_gang_gives_way_to_another_user_s_by_its_owner_s_own_pass(state, alice
     assert "kind='preempt'" in bob.python(look)
     waiter.kill()
     waiter.communicate()
-    alice.python(PRELUDE + f"run_pass(home, now_s=5002.0); print(JobStore(home).get('{alices}').record().claim)")
+    alice.python(PRELUDE + f"run_pass(home, now_s=5002.0); print(JobStore(home).get('{alices}').record().kept)")
     assert os.listdir(state / "requests") == []
 
 
