@@ -5,10 +5,11 @@ import shutil
 import time
 from typing import Any, Dict, List, Optional, Set
 
-from gpurun.node import docker, gpu_users, job_parts, processes
+from gpurun.node import claim_store, claims, docker, gpu_users, job_parts, processes
 from gpurun.node.call import Call, OpError
+from gpurun.node.claim_rules import Card, Claimant, Container, holds
 from gpurun.node.job_parts import CARDS_FILE
-from gpurun.node.nvml_apart import Card, Nvml
+from gpurun.node.nvml_apart import Nvml
 
 STRANGER_S = 2.0
 """How long a fence waits for a GPU that somebody else holds; who asked asks again."""
@@ -22,6 +23,7 @@ def fence(
     outputs: bool = False,
     gpus: Optional[List[int]] = None,
     timeout_s: float = 30.0,
+    claimant: Optional[Dict[str, Any]] = None,
 ) -> Dict[str, Any]:
     """End and remove everything of a job on this host, and prove it. Idempotent.
 
@@ -29,18 +31,24 @@ def fence(
         files: False leaves the job's folder, for another start on this host.
         containers: False when none was ever made here: then a Docker that does not answer is no obstacle.
         outputs: remove the job's outputs too.
-        gpus: its GPUs here: no process may hold one. What is the job's is ended; a stranger's process is named.
+        gpus: its GPUs here: no process may hold one. What is the job's is ended; a stranger's process is named. The
+            process of another gpurun job's container holds the GPU for that job, which claims it: it does not count.
+        claimant: the fields of a `Claimant`: the attempt's claims are released last. None releases nothing: the
+            attempt goes on here, or no claim was made.
 
     Returns:
         What is still there after `timeout_s`: ``{"containers": [id…], "processes": [command…], "folder": bool, "users":
-        [holder of a GPU, as `gpu_users.Users` has them…], "gpu_problem": why nothing can be said of a GPU}``. The host
-        is fenced only when all are empty.
+        [holder of a GPU, as `gpu_users.Users` has them…], "gpu_problem": why nothing can be said of a GPU, "claims":
+        [name of a volume…]}``. The host is fenced only when all are empty.
 
     Raises:
         OpError: ``no-docker``: nothing can be said about containers.
     """
     started = time.monotonic()
     seen: Set[str] = set()
+    me = None if claimant is None else Claimant(**claimant)
+    if me is not None:
+        claim_store.show_life(me)  # nobody takes the GPUs over before the proof is complete
     nvml = Nvml() if gpus else None  # starts while the containers are being removed
     try:
         while True:
@@ -49,7 +57,7 @@ def fence(
             ended = not left_containers and not left
             users = gpu_users.Users([], "")
             if nvml is not None and ended:
-                users = _free_gpus(nvml, job, job_parts.cards(job, gpus or []), seen)
+                users = _free_gpus(call, nvml, job, job_parts.cards(job, gpus or []), seen)
             held = bool(users.holders or users.problem)
             if ended and files:
                 _remove_files(job, outputs, keep_cards=held)
@@ -59,7 +67,10 @@ def fence(
                 "folder": files and not held and os.path.lexists(job_parts.folder(job)),
                 "users": users.holders,
                 "gpu_problem": users.problem,
+                "claims": [],
             }
+            if me is not None and not any(rest.values()):
+                rest["claims"] = _release(call, me, containers)
             # A stranger may keep a GPU for days, and a driver that hangs does so for good.
             limit_s = min(timeout_s, STRANGER_S) if held else timeout_s
             if not any(rest.values()) or time.monotonic() - started >= limit_s:
@@ -70,14 +81,41 @@ def fence(
             nvml.close()
 
 
-def _free_gpus(nvml: Nvml, job: str, cards: List[Card], containers: Set[str]) -> gpu_users.Users:
+def _release(call: Call, me: Claimant, required: bool) -> List[str]:
+    """Release an attempt's claims; the names of those that are still there.
+
+    Where no container was ever made, Docker need not answer: without a container and a connected agent a claim counts
+    as stale, and the next gang takes it over.
+    """
+    try:
+        return claims.release_here(call, me)
+    except OpError:
+        if required:
+            raise
+        return []
+
+
+def _free_gpus(call: Call, nvml: Nvml, job: str, cards: List[Card], containers: Set[str]) -> gpu_users.Users:
     """Who still holds a GPU, after what is the job's has been ended: TERM, then KILL."""
     users = gpu_users.find(nvml, cards)
     ours = [gpu_users.of_job(holder, job, containers) for holder in users.holders]
     if any(ours):
         processes.end([process for process in ours if process is not None], grace_s=0.5)
         users = gpu_users.find(nvml, cards)
+    if any(holder["container"] for holder in users.holders):
+        others = claims.of_others(call, job)
+        users = gpu_users.Users([one for one in users.holders if not _is_of(others, one, cards)], users.problem)
     return users
+
+
+def _is_of(others: List[Container], holder: Dict[str, Any], cards: List[Card]) -> bool:
+    """Whether a GPU's holder is in a container of another gpurun job that was given this GPU."""
+    held = [card for card in cards if card[0] == holder["gpu"]]
+    return any(
+        bool(holder["container"]) and one.id.startswith(holder["container"]) and holds(one.cards, card)
+        for one in others
+        for card in held
+    )
 
 
 def _remove_files(job: str, outputs: bool, keep_cards: bool) -> None:

@@ -17,7 +17,7 @@ import subprocess
 import time
 from typing import Any, Dict, List, Optional
 
-from gpurun.node import docker, engine, job_parts, processes
+from gpurun.node import claims, docker, engine, job_parts, processes
 from gpurun.node.call import Call, OpError
 from gpurun.node.fence import fence
 
@@ -61,17 +61,28 @@ def prepare(call: Call, job: str, interface: str, first: bool, outputs: bool) ->
     }
 
 
-def create(call: Call, job: str, files: Dict[str, List[Any]], run: List[str], sshd: Optional[str]) -> Dict[str, Any]:
+def create(
+    call: Call,
+    job: str,
+    files: Dict[str, List[Any]],
+    run: List[str],
+    sshd: Optional[str],
+    claim: Optional[Dict[str, Any]] = None,
+) -> Dict[str, Any]:
     """Write the job's files, start its private sshd if this host has one, and create its container.
 
     Args:
         files: path below the job's folder → [text, mode].
         run: the plan's ``docker run`` argv; the container is created from it and started by `start`.
         sshd: absolute path of the OpenSSH server, None when no rank is started from outside.
+        claim: the arguments of `claims.take_here`; None from a supervisor of an older gpurun, which makes no claims.
 
     Raises:
-        OpError: ``port-in-use`` when the sshd cannot bind; ``no-image``; ``docker`` with Docker's own words.
+        OpError: ``claimed`` when another gang holds one of the GPUs; ``port-in-use`` when the sshd cannot bind;
+            ``no-image``; ``docker`` with Docker's own words.
     """
+    if claim is not None:
+        claims.take_here(call, **claim)
     folder = job_parts.folder(job)
     for name, (text, mode) in files.items():
         _write(os.path.join(folder, name), text, int(mode))
@@ -87,12 +98,21 @@ def create(call: Call, job: str, files: Dict[str, List[Any]], run: List[str], ss
     return {"container": done.stdout.strip()}
 
 
-def start(call: Call, container: str) -> None:
+def start(call: Call, container: str, claim: Optional[Dict[str, Any]] = None) -> None:
     """Start a created container, and note which process it is.
 
+    The claims are checked once more, now that everybody can see the container: this is what keeps a second gang's
+    container for the same GPU from starting.
+
+    Args:
+        claim: as for `create`.
+
     Raises:
-        OpError: ``no-command`` when the image lacks the main process's program; ``docker`` otherwise.
+        OpError: ``claimed`` when another gang holds one of the GPUs; ``no-command`` when the image lacks the main
+            process's program; ``docker`` otherwise.
     """
+    if claim is not None:
+        claims.take_here(call, **claim)
     connection = docker.connect(call, timeout_s=120.0)
     try:
         status, answer = docker.exchange(connection, "POST", "/containers/%s/start" % container)

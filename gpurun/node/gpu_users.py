@@ -8,7 +8,8 @@ import os
 from typing import Any, Dict, Iterable, List, Optional
 
 from gpurun.node import probe_nvml
-from gpurun.node.nvml_apart import Card, NoAnswer, Nvml
+from gpurun.node.claim_rules import Card
+from gpurun.node.nvml_apart import NoAnswer, Nvml
 from gpurun.node.processes import Process, environment_of, read_process
 
 

@@ -8,14 +8,14 @@ from typing import Any, Dict, List, Optional
 
 from gpurun.node import docker, processes
 from gpurun.node.call import OpError
-from gpurun.node.nvml_apart import Card
+from gpurun.node.claim_rules import Card
 
 LABEL = "gpurun.job"
 CARDS_FILE = "cards.json"
 """In a job's folder: which GPUs it was given, by UUID and PCI address: indices shift when one is lost."""
 _JOB = re.compile(r"j-[0-9a-f]{8}\Z")
 # An sshd's listener and sessions, or a docker client, by the way ps shows them.
-_OURS = re.compile(r"(^|/)(sshd|docker)\b")
+_STARTED = re.compile(r"(^|/)(sshd|docker)\b")
 
 
 def folder(job: str) -> str:
@@ -56,18 +56,24 @@ def containers_of(connection: docker.Connection, job: str) -> List[Dict[str, Any
     return found
 
 
-def processes_of(job: str) -> List[processes.Process]:
-    """Our own processes that gpurun started for the job outside containers."""
-    found = processes.of_job([folder(job) + "/", "gpurun-%s-" % job])
-    return [process for process in found if process.uid == os.getuid() and _is_ours(process, found)]
+def processes_of(job: str, everybody: bool = False) -> List[processes.Process]:
+    """The processes that gpurun started for the job outside containers.
+
+    Args:
+        everybody: those of every account of this host, not only of ours.
+    """
+    below = "/.gpurun/jobs/%s/" % _checked(job) if everybody else folder(job) + "/"
+    found = processes.of_job([below, "gpurun-%s-" % job])
+    found = [process for process in found if everybody or process.uid == os.getuid()]
+    return [process for process in found if _is_started_by_gpurun(process, found)]
 
 
-def _is_ours(process: processes.Process, found: List[processes.Process]) -> bool:
-    """Started by gpurun, or below something that was: not a person's editor on the job's files."""
+def _is_started_by_gpurun(process: processes.Process, found: List[processes.Process]) -> bool:
+    """Whether gpurun started it, or something above it: a person's editor on the job's files does not count."""
     by_pid = {one.pid: one for one in found}
     current: Optional[processes.Process] = process
     while current is not None:
-        if _OURS.search(current.command.split(" ")[0].rstrip(":")):
+        if _STARTED.search(current.command.split(" ")[0].rstrip(":")):
             return True
         current = by_pid.get(current.parent)
     return False

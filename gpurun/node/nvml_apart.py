@@ -19,8 +19,7 @@ import sys
 import time
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
-Card = Tuple[int, str]
-"""A GPU: its index, and its UUID if known. The index is what Docker was given; a lost GPU shifts those behind it."""
+from gpurun.node.claim_rules import Card
 
 ANSWER_S = 10.0
 """A healthy driver answers in milliseconds; one without persistence mode that starts up, in seconds."""

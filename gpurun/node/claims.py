@@ -1,0 +1,115 @@
+"""Take, check and release claims on this host's GPUs (docs/decisions/0011-claims-on-the-host.md).
+
+`take` is asked before an image is shipped, before a container is created, and once more when the container is there and
+before it starts. The last time is the proof: of two claimants whose containers exist, the one that looks last sees the
+other's container, and does not start. So no GPU is given to two gangs, whatever happens to volumes in between.
+"""
+
+from typing import Any, Dict, List, Protocol, Sequence
+
+from gpurun.node.call import Call, OpError
+from gpurun.node.claim_rules import Card, Claimant, Container, Refused, Seen, Volume, decide, refusal
+from gpurun.node.claim_store import DockerStore, hide_life, show_life
+
+
+class Store(Protocol):
+    """Where claims are kept: `DockerStore`, or a test's."""
+
+    def look(self) -> Seen:
+        """Every claim there is now."""
+
+    def make(self, me: Claimant, card: Card) -> Claimant:
+        """Claim a GPU unless somebody has: whose claim is there now. Atomic."""
+
+    def remove(self, volume: Volume) -> bool:
+        """Remove exactly this claim; False if it is still there, or another one has its name by now."""
+
+    def still_runs(self, volume: Volume) -> str:
+        """What of a stale claim's holder is left on this host after all; "" if nothing is."""
+
+
+def take(store: Store, me: Claimant, wanted: Sequence[Card]) -> List[Refused]:
+    """Claim all these GPUs, or none of those that were not claimed before. Idempotent.
+
+    Returns:
+        The GPUs that others hold; empty if all are ours now.
+    """
+    seen = store.look()
+    steps = decide(me, wanted, seen)
+    refused = [step.refused for step in steps if step.refused is not None]
+    made: List[Card] = []
+    for step in [] if refused else steps:
+        if step.over is not None:
+            why = store.still_runs(step.over)
+            if not why and not store.remove(step.over):
+                why = "somebody else has just taken it over"
+            if why:
+                refused = [refusal(step.card, step.over.claimant, seen, why)]
+                break
+        if step.make:
+            holder = store.make(me, step.card)
+            if holder.key != me.key:
+                refused = [refusal(step.card, holder, seen, "it has just taken the claim")]
+                break
+            made.append(step.card)
+    if refused:
+        _give_back(store, me, made)
+    return refused
+
+
+def _give_back(store: Store, me: Claimant, made: Sequence[Card]) -> None:
+    if made:
+        for volume in store.look().volumes:
+            if volume.claimant.key == me.key and volume.card in made:
+                store.remove(volume)
+
+
+def release(store: Store, me: Claimant) -> List[str]:
+    """Remove every claim of an attempt; the names of those that are still there. Idempotent.
+
+    Only a fence calls this, after it has proved that nothing of the job is left on this host.
+    """
+    for volume in store.look().volumes:
+        if volume.claimant.key == me.key:
+            store.remove(volume)
+    return [volume.name for volume in store.look().volumes if volume.claimant.key == me.key]
+
+
+# -- operations ----------------------------------------------------------------------------------------
+
+
+def take_here(call: Call, claimant: Dict[str, Any], cards: List[List[Any]]) -> None:
+    """Claim GPUs of this host for an attempt, and show that its agent is connected. Idempotent.
+
+    Args:
+        claimant: the fields of a `Claimant`.
+        cards: ``[index, uuid]`` of each GPU; ``""`` for a UUID that is not known.
+
+    Raises:
+        OpError: ``claimed``: somebody else holds one of them. ``refused`` in the detail lists who, as `Refused`.
+    """
+    me = Claimant(**claimant)
+    show_life(me)
+    refused = take(DockerStore(call), me, [(int(index), str(uuid)) for index, uuid in cards])
+    if refused:
+        hide_life(me)
+        raise OpError("claimed", "others hold %d of the GPUs" % len(refused), refused=refused)
+
+
+def release_here(call: Call, me: Claimant) -> List[str]:
+    """Remove an attempt's claims on this host, as `release`, and its agent's sign of life."""
+    hide_life(me)
+    return release(DockerStore(call), me)
+
+
+def list_here(call: Call) -> Seen:
+    """Every claim on this host, and every container of a gpurun job."""
+    return DockerStore(call).look()
+
+
+def of_others(call: Call, job: str) -> List[Container]:
+    """The containers of other gpurun jobs on this host."""
+    return [each for each in DockerStore(call).look().containers if each.claimant.job != job]
+
+
+OPS = {"take": take_here, "list": list_here}
