@@ -51,7 +51,8 @@ def half_full(inventory: Inventory, seed: int) -> Snapshot:
         if placement is None:
             continue
         index.take(index.masks(placement))
-        running.append(Running(gang, placement, -rng.uniform(0, 3000)))
+        granted_s = -rng.uniform(0, 3000)
+        running.append(Running(gang, placement, granted_s, granted_s))
     rng.shuffle(running)
     while index.total_free < inventory.total_gpus // 2:
         index.give(index.masks(running.pop().placement))

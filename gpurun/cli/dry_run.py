@@ -15,7 +15,8 @@ from gpurun.cli.why import print_explanation
 from gpurun.launch.plan import Plan, make_plan
 from gpurun.leases.allocate import SSH_PORTS, snapshot
 from gpurun.scheduler.explain import explain
-from gpurun.scheduler.model import Gang, Placement
+from gpurun.scheduler.gangs import new_gang
+from gpurun.scheduler.model import Placement
 from gpurun.scheduler.schedule import schedule
 from gpurun.state.home import home
 
@@ -27,10 +28,7 @@ if TYPE_CHECKING:
 def show_plan(spec: JobSpec, inventory: Inventory, *, as_json: bool) -> None:
     """Print the plan of a job that would start now, or why it would wait (exit 0 either way)."""
     now_s = time.time()
-    gang = Gang(
-        id=DRY_RUN_ID, gpus=spec.gpus, submitted_s=now_s, min_gpus=spec.min_gpus, constraints=spec.constraints,
-        pool=spec.pool, priority=spec.priority, preemptible=spec.preemptible, time_limit_s=spec.time_limit_s,
-    )  # fmt: skip
+    gang = new_gang(spec, job=DRY_RUN_ID, submitted_s=now_s)
     seen = snapshot(home(os.environ), inventory, now_s=now_s, extra=(gang,))
     decisions = schedule(seen)
     placement = next((placement for started, placement in decisions.starts if started.id == gang.id), None)

@@ -114,13 +114,11 @@ def _submit(spec: JobSpec, inventory: Inventory, *, follow: bool, as_json: bool)
 
 def _refuse_impossible(spec: JobSpec, inventory: Inventory) -> None:
     """Exit 3 at once for what could never run, however long it waited."""
-    from gpurun.scheduler.model import Gang, Refusal, Snapshot
+    from gpurun.scheduler.gangs import new_gang
+    from gpurun.scheduler.model import Refusal, Snapshot
     from gpurun.scheduler.schedule import schedule
 
-    gang = Gang(
-        id=DRY_RUN_ID, gpus=spec.gpus, min_gpus=spec.min_gpus, constraints=spec.constraints, pool=spec.pool,
-        preemptible=spec.preemptible,
-    )  # fmt: skip
+    gang = new_gang(spec, job=DRY_RUN_ID, submitted_s=0.0)
     refusal = schedule(Snapshot(inventory, queue=(gang,))).never.get(gang.id)
     if isinstance(refusal, Refusal):
         wanted = spec.constraints.generations

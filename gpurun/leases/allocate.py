@@ -26,6 +26,7 @@ from gpurun.leases.allocator import PATIENCE_S, allocator_lock
 from gpurun.leases.asking import ask_to_give_way
 from gpurun.leases.store import Holdings, Lease, LeaseLock, LeaseStore
 from gpurun.leases.waiters import waiter_lives
+from gpurun.scheduler.gangs import gang_of
 from gpurun.scheduler.model import Decisions, Gang, Placement, Running, Snapshot
 from gpurun.scheduler.schedule import schedule
 from gpurun.state import audit
@@ -83,25 +84,6 @@ def snapshot(home: Path, inventory: Inventory, *, now_s: float, extra: Iterable[
     return replace(found, queue=(*found.queue, *extra))
 
 
-def gang_of(record: JobRecord, spec: JobSpec) -> Gang:
-    """A job as the scheduler sees it."""
-    return Gang(
-        id=record.id,
-        gpus=spec.gpus,
-        min_gpus=spec.min_gpus,
-        submitted_s=record.submitted_s,
-        constraints=spec.constraints,
-        pool=spec.pool,
-        priority=spec.priority,
-        preemptible=spec.preemptible,
-        time_limit_s=spec.time_limit_s,
-        attempts=record.attempt,
-        requeued=record.attempt > 0,
-        avoid=record.avoid,
-        kept=record.kept,
-    )
-
-
 def refuse_while_damaged(holdings: Holdings) -> None:
     """Raise the first damage found: as long as a lease is unreadable, no GPU is known to be free."""
     for error in holdings.damaged:
@@ -153,7 +135,7 @@ def _snapshot(
         if gang.min_gpus is not None:
             gang = replace(gang, gpus=placement.gpus)
         saved_s = record.checkpoint_s
-        running.append(Running(gang, placement, lease.granted_s, checkpoint_s=saved_s, stopping=stopping))
+        running.append(Running(gang, placement, lease.granted_s, record.started_s, saved_s, stopping))
     for record in jobs.values():
         waits = record.state is State.QUEUED and record.id not in leased and record.inventory == inventory.source
         waits = waits and not record.waits_for_restart(now_s)

@@ -13,9 +13,10 @@ from pathlib import Path
 from gpurun import faults
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import gang_of, refuse_while_damaged, snapshot
+from gpurun.leases.allocate import refuse_while_damaged, snapshot
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.store import Lease, LeaseLock, LeaseStore
+from gpurun.scheduler.gangs import gang_of
 from gpurun.scheduler.growth import growth
 from gpurun.scheduler.model import Placement
 from gpurun.state import audit

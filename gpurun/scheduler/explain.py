@@ -12,7 +12,7 @@ from typing import Literal
 
 from gpurun.scheduler.changes import Change, changes_that_start
 from gpurun.scheduler.index import Index, mask_of, serves
-from gpurun.scheduler.model import Decisions, Gang, HostGroup, Placement, Running, Snapshot
+from gpurun.scheduler.model import ENDLESS, Decisions, Gang, HostGroup, Placement, Running, Snapshot
 from gpurun.scheduler.policy import DEFAULT, Policy
 from gpurun.scheduler.schedule import schedule
 
@@ -178,7 +178,9 @@ def _holders(decisions: Decisions, snapshot: Snapshot, gang: Gang, index: Index)
         if grants:
             gpus = sum(mask_of(grant.gpus).bit_count() for grant in grants)
             stopping = run.stopping or run.gang.id in stopped
-            holders.append(Holder(run.gang.id, gpus, len(grants), run.ends_s, stopping))
+            free_s = run.free_s(snapshot.now_s)
+            known_s = None if free_s == ENDLESS else free_s
+            holders.append(Holder(run.gang.id, gpus, len(grants), known_s, stopping))
     return tuple(sorted(holders, key=_soonest))
 
 
@@ -218,7 +220,8 @@ def _expected_start(decisions: Decisions, snapshot: Snapshot, gang_id: str, poli
 
 
 def _end_s(run: Running, now_s: float) -> float | None:
-    return now_s if run.stopping else run.ends_s
+    free_s = run.free_s(now_s)
+    return None if free_s == ENDLESS else free_s
 
 
 def _after(snapshot: Snapshot, decisions: Decisions) -> Snapshot:

@@ -24,7 +24,7 @@ class Reservation:
 
     def outlasted_by(self, gang: Gang, now_s: float) -> bool:
         """True if a gang that starts now may still run at the reserved time."""
-        return gang.time_limit_s is None or now_s + gang.time_limit_s > self.at_s
+        return now_s + gang.longest_s > self.at_s
 
 
 class Keeping:

@@ -12,10 +12,14 @@ from enum import Enum
 from functools import cached_property
 
 from gpurun.inventory.model import Inventory
+from gpurun.jobs.limits import limit_ends_s
 from gpurun.jobs.record import Kept as Kept  # noqa: PLC0414  re-exported, as are Grant and Placement
 from gpurun.jobs.spec import Constraints
 from gpurun.jobs.spec import Grant as Grant  # noqa: PLC0414
 from gpurun.jobs.spec import Placement as Placement  # noqa: PLC0414
+
+ENDLESS = float("inf")
+"""A time that nobody knows."""
 
 ANYWHERE = Constraints()
 """No constraint at all."""
@@ -33,6 +37,8 @@ class Gang:
         pool: the pool's name; None = the root, bounded by the cluster alone.
         preemptible: may run on what its pool borrowed, and may be stopped when that is taken back.
         time_limit_s: after this long in RUNNING it is ended; None counts as endless.
+        start_allowance_s: estimated seconds from the grant to RUNNING.
+        stop_allowance_s: estimated seconds from the end of RUNNING until its GPUs are free: grace, then the fence.
         duration_s: how long it will run, if somebody knows (a trace does). Only the policy `sjf` reads it.
         attempts: starts so far.
         requeued: it was preempted or lost a host: it stands in front of its peers of the same priority.
@@ -49,6 +55,8 @@ class Gang:
     priority: int = 0
     preemptible: bool = False
     time_limit_s: float | None = None
+    start_allowance_s: float = 0.0
+    stop_allowance_s: float = 0.0
     duration_s: float | None = None
     attempts: int = 0
     requeued: bool = False
@@ -61,6 +69,13 @@ class Gang:
         step = self.constraints.gpus_per_host or 1
         return self.gpus if self.min_gpus is None else -(-self.min_gpus // step) * step
 
+    @property
+    def longest_s(self) -> float:
+        """How long it is expected to hold its GPUs at most if it is granted now; ENDLESS without a time limit."""
+        if self.time_limit_s is None:
+            return ENDLESS
+        return self.start_allowance_s + self.time_limit_s + self.stop_allowance_s
+
     @cached_property
     def rank(self) -> tuple[int, bool, float, str]:
         """Its place among the gangs of its pool; smaller goes first."""
@@ -72,22 +87,30 @@ class Running:
     """A gang that holds GPUs, from its lease until every host is fenced.
 
     Attributes:
-        started_s: when it was granted.
-        checkpoint_s: when it last saved its work; None = never, so all since `started_s` would be lost.
+        granted_s: when it was granted.
+        running_s: when it entered RUNNING, from which its time limit counts; None = it has not yet.
+        checkpoint_s: when it last saved its work; None = never, so all since the grant would be lost.
         stopping: it has been told to stop (preempted, cancelled, ended); its GPUs come free by themselves.
     """
 
     gang: Gang
     placement: Placement
-    started_s: float
+    granted_s: float
+    running_s: float | None = None
     checkpoint_s: float | None = None
     stopping: bool = False
 
-    @property
-    def ends_s(self) -> float | None:
-        """When its time limit ends it; None if it has none."""
-        limit = self.gang.time_limit_s
-        return None if limit is None else self.started_s + limit
+    def free_s(self, now_s: float) -> float:
+        """When its GPUs are expected to be free if it uses its whole time limit; ENDLESS if it has none.
+
+        Before RUNNING the start is an estimate. The end of the grace and of the fence always is.
+        """
+        gang = self.gang
+        if self.stopping:
+            return now_s + gang.stop_allowance_s
+        running_s = max(now_s, self.granted_s + gang.start_allowance_s) if self.running_s is None else self.running_s
+        ends_s = limit_ends_s(running_s, gang.time_limit_s)
+        return ENDLESS if ends_s is None else max(now_s, ends_s + gang.stop_allowance_s)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ MAX_TRIES = 128
 
 def cost(running: Running, now_s: float) -> tuple[int, float, float, str]:
     """How bad it is to stop a gang: lowest priority first, then the newest, then the least work lost."""
-    saved = running.started_s if running.checkpoint_s is None else max(running.checkpoint_s, running.started_s)
-    return (running.gang.priority, -running.started_s, running.gang.gpus * (now_s - saved), running.gang.id)
+    saved = running.granted_s if running.checkpoint_s is None else max(running.checkpoint_s, running.granted_s)
+    return (running.gang.priority, -running.granted_s, running.gang.gpus * (now_s - saved), running.gang.id)
 
 
 class Hunt:

@@ -14,9 +14,9 @@ from operator import attrgetter
 from gpurun.scheduler.book import BORROWING, Book
 from gpurun.scheduler.capacity import Capacity
 from gpurun.scheduler.index import Index
-from gpurun.scheduler.model import Decisions, Gang, Kept, Placement, Reason, Refusal, Running, Snapshot, Wait
+from gpurun.scheduler.model import ENDLESS, Decisions, Gang, Kept, Placement, Reason, Refusal, Running, Snapshot, Wait
 from gpurun.scheduler.policy import DEFAULT, Policy
-from gpurun.scheduler.waiting import ENDLESS, Arranged, Waiting, attempt_of, shape_of
+from gpurun.scheduler.waiting import Arranged, Waiting, attempt_of, shape_of
 
 
 def arrange(snapshot: Snapshot, policy: Policy = DEFAULT) -> Arranged:

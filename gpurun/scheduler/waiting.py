@@ -12,12 +12,10 @@ from gpurun.scheduler.consolidate import try_consolidated
 from gpurun.scheduler.future import Release, first_fit
 from gpurun.scheduler.index import Index
 from gpurun.scheduler.keeping import Keeping, Reservation
-from gpurun.scheduler.model import Gang, Kept, Placement, Preemption, Reason, Refusal, Running, Snapshot, Wait
+from gpurun.scheduler.model import ENDLESS, Gang, Kept, Placement, Preemption, Reason, Refusal, Running, Snapshot, Wait
 from gpurun.scheduler.placement import try_place
 from gpurun.scheduler.policy import Policy
 from gpurun.scheduler.preempt import Hunt
-
-ENDLESS = float("inf")
 
 
 @dataclass
@@ -153,7 +151,7 @@ class Waiting:
         if not self._may_keep_hosts:
             return False
         releases = [
-            Release(min(2 * self.now - run.started_s, self._ends_s(run)), run.gang.id, self.index.masks(run.placement))
+            Release(min(2 * self.now - run.granted_s, self._ends_s(run)), run.gang.id, self.index.masks(run.placement))
             for run in self.running
         ]
         found = first_fit(self.index, gang, releases, self._attempt)
@@ -207,16 +205,14 @@ class Waiting:
             return []
         least, book = self.policy.min_run_s, self.book
         borrowing = [run for run in self.running if not run.stopping and book.lends(run.gang)]
-        self.wakes += [run.started_s + least for run in borrowing]
-        return [run for run in borrowing if self.now - run.started_s >= least]
+        self.wakes += [run.granted_s + least for run in borrowing]
+        return [run for run in borrowing if self.now - run.granted_s >= least]
 
     def _attempt(self, index: Index, gang: Gang) -> Placement | None:
         return self.attempt(index, gang)
 
     def _ends_s(self, run: Running) -> float:
-        if run.stopping:
-            return self.now
-        return ENDLESS if run.ends_s is None else max(run.ends_s, self.now)
+        return run.free_s(self.now)
 
     def _patience_left(self, gang: Gang) -> float:
         """Seconds for which the gang may still be overtaken; see `Policy.patience_s`."""

@@ -162,10 +162,10 @@ class _Cluster:
         number = int(running.gang.id)
         del self.running[running.gang.id]
         self.arranged.index.give(self.arranged.index.masks(running.placement))
-        self.outcomes[number].spans.append(Span(running.started_s, now, running.placement))
+        self.outcomes[number].spans.append(Span(running.granted_s, now, running.placement))
         if running.gang.id in self.stops:
             self.stops.discard(running.gang.id)
-            self.left[number] -= max(0.0, now - GRACE_S - running.started_s)
+            self.left[number] -= max(0.0, now - GRACE_S - running.granted_s)
             attempts = running.gang.attempts + 1
             self.queue[running.gang.id] = replace(running.gang, attempts=attempts, requeued=True, kept=None)
         else:
@@ -185,7 +185,7 @@ class _Cluster:
         for gang, placement in decisions.starts:
             del self.queue[gang.id]
             started = replace(gang, kept=None) if gang.kept else gang
-            self.running[gang.id] = Running(started, placement, now)
+            self.running[gang.id] = Running(started, placement, now, now)
             heapq.heappush(self.ends, (now + self.left[int(gang.id)], gang.id, gang.attempts))
         for preemption in decisions.preempts:
             self._stop(preemption.victim, now)
@@ -199,7 +199,7 @@ class _Cluster:
     def _stop(self, victim: str, now: float) -> None:
         running = self.running[victim]
         self.running[victim] = replace(running, stopping=True)
-        if running.started_s + self.left[int(victim)] > now + GRACE_S:  # else it ends by itself first
+        if running.granted_s + self.left[int(victim)] > now + GRACE_S:  # else it ends by itself first
             self.stops.add(victim)
             self.preemptions += 1
             heapq.heappush(self.ends, (now + GRACE_S, victim, running.gang.attempts))

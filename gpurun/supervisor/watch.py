@@ -16,6 +16,7 @@ from typing import Any
 
 from gpurun import faults
 from gpurun.errors import GpurunError, HostFailure
+from gpurun.jobs.limits import is_over_limit
 from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.states import State
 from gpurun.launch import output
@@ -134,9 +135,9 @@ def _decide(job: SupervisedJob, seen: Watched, health: HealthWatch) -> None:
     if cause := health.fatal():
         raise GangEnd(end_of(cause))
     job.check_requests(ladder=True)
-    limit = job.spec.time_limit_s
-    if limit is not None and job.clock() - (job.record.started_s or job.clock()) > limit:
-        raise GangEnd(End(State.TIMED_OUT, f"ran longer than its time limit of {limit:g} s", 1, ladder=True))
+    if is_over_limit(job.record.started_s, job.spec.time_limit_s, job.clock()):
+        limit = f"{job.spec.time_limit_s:g} s"
+        raise GangEnd(End(State.TIMED_OUT, f"ran longer than its time limit of {limit}", 1, ladder=True))
     _check_lost(job, seen)
 
 

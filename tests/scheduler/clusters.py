@@ -10,6 +10,7 @@ def cluster(racks, hosts, gpus, pools=()):
     return Inventory(found, tuple(Rack(name, hosts) for name, hosts in names.items()), {}, pools)
 
 
-def runs(gang, *grants, started_s=0.0, **more):
+def runs(gang, *grants, granted_s=0.0, **more):
     placed = tuple(Grant(host, tuple(gpus)) for host, gpus in grants)
-    return Running(gang, Placement("pascal", ("r0",), placed), started_s, **more)
+    more.setdefault("running_s", granted_s)
+    return Running(gang, Placement("pascal", ("r0",), placed), granted_s, **more)

@@ -20,9 +20,9 @@ def cluster(racks, hosts, gpus, pools=()):
     return Inventory(found, tuple(Rack(name, hosts) for name, hosts in names.items()), {}, pools)
 
 
-def runs(gang, *grants, started_s=0.0):
+def runs(gang, *grants, granted_s=0.0):
     placed = tuple(Grant(host, tuple(gpus)) for host, gpus in grants)
-    return Running(gang, Placement("pascal", ("r0",), placed), started_s)
+    return Running(gang, Placement("pascal", ("r0",), placed), granted_s, granted_s)
 
 
 def why(snapshot, gang):

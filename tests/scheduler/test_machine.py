@@ -55,7 +55,7 @@ class Cluster(RuleBasedStateMachine):
     def wait(self, seconds):
         self.now += seconds
         for run in list(self.running.values()):
-            if run.ends_s is not None and run.ends_s <= self.now:
+            if run.free_s(self.now) <= self.now:
                 self.end(run)
 
     @precondition(lambda self: self.running)
@@ -85,7 +85,7 @@ class Cluster(RuleBasedStateMachine):
         self.preemptions_are_just(before, decisions)
         for gang, placement in decisions.starts:
             del self.queue[gang.id]
-            self.running[gang.id] = Running(replace(gang, kept=None), placement, self.now)
+            self.running[gang.id] = Running(replace(gang, kept=None), placement, self.now, self.now)
             assert gang.gpus == placement.gpus
             assert not set(placement.hosts) & set(self.unusable)
             self.takers.pop(gang.id, None)
@@ -111,7 +111,7 @@ class Cluster(RuleBasedStateMachine):
             victim = running[preemption.victim]
             assert victim.gang.preemptible
             assert not victim.stopping
-            assert self.now - victim.started_s >= MIN_RUN_S
+            assert self.now - victim.granted_s >= MIN_RUN_S
             assert preemption.taker in decisions.kept
             assert decisions.waits[preemption.taker].reason is Reason.KEPT
 
@@ -151,7 +151,7 @@ class Cluster(RuleBasedStateMachine):
             if not self.queue and not self.running:
                 break
             stopping = [run for run in self.running.values() if run.stopping]
-            for run in stopping or sorted(self.running.values(), key=lambda run: run.started_s)[:1]:
+            for run in stopping or sorted(self.running.values(), key=lambda run: run.granted_s)[:1]:
                 self.end(run)
             self.now += 10.0
         assert not self.queue

@@ -115,7 +115,7 @@ def test_a_gang_past_its_limit_is_expected_to_end_now():
 
 def overtaken(age_s, gpus=8, **more):
     """Two hosts of 8 with endless gangs; `waits` wants more than is free, `small` fits."""
-    running = (runs(Gang("a", 6), ("r0h0", range(6)), started_s=0.0), runs(Gang("b", 6), ("r0h1", range(6))))
+    running = (runs(Gang("a", 6), ("r0h0", range(6)), granted_s=0.0), runs(Gang("b", 6), ("r0h1", range(6))))
     queue = (Gang("waits", gpus, 0.0), Gang("small", 2, age_s))
     return schedule(Snapshot(cluster(1, 2, 8), running, queue, now_s=age_s), replace(DEFAULT, **more))
 
@@ -140,8 +140,8 @@ def test_the_dial_is_patience():
 
 def test_the_hosts_kept_are_those_likely_to_be_free_soonest():
     running = (
-        runs(Gang("old", 8), ("r0h0", range(8)), started_s=0.0),
-        runs(Gang("young", 7), ("r0h1", range(7)), started_s=900.0),
+        runs(Gang("old", 8), ("r0h0", range(8)), granted_s=0.0),
+        runs(Gang("young", 7), ("r0h1", range(7)), granted_s=900.0),
     )
     queue = (Gang("waits", 8, 0.0), Gang("small", 1, 1.0))
     decisions = schedule(Snapshot(cluster(1, 2, 8), running, queue, now_s=1000.0), replace(DEFAULT, patience_s=1.0))
@@ -195,8 +195,8 @@ def lent(now_s=HOUR, checkpoint_s=None):
     lender = {"pool": "vision", "preemptible": True}
     return (
         runs(Gang("own", 8, pool="vision"), ("r0h0", range(8))),
-        runs(Gang("old", 4, 1.0, **lender), ("r0h1", range(4)), started_s=1.0, checkpoint_s=checkpoint_s),
-        runs(Gang("new", 4, 2.0, **lender), ("r0h1", range(4, 8)), started_s=2.0),
+        runs(Gang("old", 4, 1.0, **lender), ("r0h1", range(4)), granted_s=1.0, checkpoint_s=checkpoint_s),
+        runs(Gang("new", 4, 2.0, **lender), ("r0h1", range(4, 8)), granted_s=2.0),
     )
 
 
@@ -242,7 +242,7 @@ def test_never_without_then_placing_the_taker():
 
 def test_what_was_taken_back_is_not_taken_again():
     """The requeued victim is beyond its pool's entitlement: it waits."""
-    running = (*lent()[:2], runs(Gang("owner", 4, 50.0, pool="speech"), ("r0h1", range(4, 8)), started_s=HOUR))
+    running = (*lent()[:2], runs(Gang("owner", 4, 50.0, pool="speech"), ("r0h1", range(4, 8)), granted_s=HOUR))
     victim = Gang("new", 4, 2.0, pool="vision", preemptible=True, requeued=True)
     decisions = schedule(Snapshot(cluster(1, 2, 8, POOLS), running, (victim,), now_s=9 * HOUR))
     assert decisions.preempts == ()
@@ -268,8 +268,8 @@ def test_a_limit_is_never_passed():
 def test_a_reservation_is_honoured_even_if_the_pool_itself_fills_its_limit():
     soft = {"pool": "vision", "preemptible": True}
     running = (
-        runs(Gang("s1", 8, 1.0, **soft), ("r0h0", range(8)), started_s=1.0),
-        runs(Gang("s2", 8, 2.0, **soft), ("r0h1", range(8)), started_s=2.0),
+        runs(Gang("s1", 8, 1.0, **soft), ("r0h0", range(8)), granted_s=1.0),
+        runs(Gang("s2", 8, 2.0, **soft), ("r0h1", range(8)), granted_s=2.0),
     )
     snapshot = Snapshot(cluster(1, 4, 8, POOLS), running, (Gang("firm", 8, 9.0, pool="vision"),), now_s=HOUR)
     decisions = schedule(snapshot)
@@ -297,7 +297,7 @@ def test_hived_a_guaranteed_gang_takes_its_whole_hosts_back_from_opportunistic_o
     """HiveD (OSDI '20): low-priority jobs use what a tenant leaves, and never cost it its topology."""
     pools = (Pool("tenant", 16), Pool("other", 16))
     low = [
-        runs(Gang(f"low{n}", 1, float(n), pool="other", preemptible=True), (f"r0h{n % 4}", [n // 4]), started_s=n / 10)
+        runs(Gang(f"low{n}", 1, float(n), pool="other", preemptible=True), (f"r0h{n % 4}", [n // 4]), granted_s=n / 10)
         for n in range(32)
     ]
     queue = (Gang("gang", 16, 99.0, pool="tenant", constraints=Constraints(gpus_per_host=8)),)

@@ -1,0 +1,28 @@
+"""When a time limit ends a job, and when the job's GPUs are then free. Pure.
+
+One definition for everybody: the supervisor ends the job by it, the scheduler plans with it, `gpurun why` prints it.
+"""
+
+from __future__ import annotations
+
+PREPARE_S = 60.0
+"""Estimate: seconds from the grant to RUNNING. A job that ships a large image takes longer."""
+
+FENCE_S = 15.0
+"""Estimate: seconds from the end of the last rank to the end of the fence. A host out of reach takes longer."""
+
+
+def limit_ends_s(running_s: float | None, limit_s: float | None) -> float | None:
+    """When the time limit ends an attempt. The limit counts from RUNNING.
+
+    Args:
+        running_s: when the attempt entered RUNNING; None = it has not.
+        limit_s: the job's time limit; None = it has none.
+    """
+    return None if running_s is None or limit_s is None else running_s + limit_s
+
+
+def is_over_limit(running_s: float | None, limit_s: float | None, now_s: float) -> bool:
+    """Returns True if the time limit ends the attempt now."""
+    ends_s = limit_ends_s(running_s, limit_s)
+    return ends_s is not None and now_s > ends_s
