@@ -14,7 +14,6 @@ packages:
 	@.ci/install-packages
 
 $(VENV)/.installed: pyproject.toml | packages
-	python3 -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gpurun needs Python 3.10 or newer")'
 	python3 -m venv $(VENV)
 	$(PYTHON) -m pip install --quiet --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@

@@ -76,6 +76,8 @@ def main() -> None:
         found: dict[str, object] = {"lifetimes": lifetimes(options.hosts, options.rounds)}
         if shutil.which("iperf3"):
             found["links"] = links()
+        else:
+            print("links are left out: they need iperf3: apt-get install iperf3", file=sys.stderr)
         print(json.dumps(found, indent=2))
     finally:
         seconds("down", "--purge")

@@ -26,6 +26,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "power"))
 
@@ -118,6 +119,14 @@ def show(tallies: dict[str, Tally]) -> None:
         print(f"{name:8}" + "".join(f"{value:12.0f}" for value in values))
 
 
+def can_run(part: str, module: ModuleType) -> bool:
+    """Return True if the module can run here; else say what it needs."""
+    if module.available():
+        return True
+    print(f"{part}: left out: {module.NEEDS}", file=sys.stderr)
+    return False
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--states", type=int, default=3000)
@@ -126,9 +135,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     tallies = {}
-    if options.states and power_recording.available():
+    if options.states and can_run("states", power_recording):
         tallies["derived"] = derive(options.states, options.seed)
-    if options.ext4 and power_ext4.available():
+    if options.ext4 and can_run("ext4", power_ext4):
         tallies["ext4"] = cut_ext4(options.ext4, options.seed)
     show(tallies)
     if options.json:

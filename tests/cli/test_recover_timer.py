@@ -40,14 +40,20 @@ def test_the_units_are_what_systemd_reads(tmp_path, everybody):
     for line in ("OnBootSec=15s", "OnCalendar=minutely", "Persistent=true", "WantedBy=timers.target"):
         assert line in timer.splitlines()
     assert "KillMode=process" in service.splitlines(), "or the supervisors would end with it"
-    if shutil.which("systemd-analyze"):
-        done = subprocess.run(
-            ["systemd-analyze", "verify", "--man=no", *map(str, sorted(tmp_path.iterdir()))],
-            capture_output=True,
-            text=True,
-        )
-        complaints = [line for line in done.stderr.splitlines() if "gpurun-recover" in line]
-        assert complaints == [], done.stderr
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze: apt-get install systemd")
+@pytest.mark.parametrize("everybody", [True, False])
+def test_systemd_has_nothing_against_the_units(tmp_path, everybody):
+    for name, text in recovery(everybody).units().items():
+        (tmp_path / name).write_text(text)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *map(str, sorted(tmp_path.iterdir()))],
+        capture_output=True,
+        text=True,
+    )
+    complaints = [line for line in done.stderr.splitlines() if "gpurun-recover" in line]
+    assert complaints == [], done.stderr
 
 
 def test_the_crontab_lines_run_the_same(tmp_path):

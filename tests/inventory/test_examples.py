@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 
@@ -57,7 +58,6 @@ def test_they_can_be_edited_and_keep_their_comments(path: Path) -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_they_fit_the_schema(path: Path) -> None:
-    jsonschema = pytest.importorskip("jsonschema")
     jsonschema.Draft202012Validator.check_schema(schema())
     jsonschema.validate(yaml.safe_load(path.read_text()), schema())
 
@@ -68,6 +68,5 @@ def test_they_fit_the_schema(path: Path) -> None:
      "version: 1\ndefaults: {gpu: 4}", "version: 1\nfabrics: {a: {kind: rocee, interface: e}}"],
 )  # fmt: skip
 def test_the_schema_refuses_what_the_loader_refuses(wrong: str) -> None:
-    jsonschema = pytest.importorskip("jsonschema")
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(yaml.safe_load(wrong), schema())

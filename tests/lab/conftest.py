@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items):
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents and os.geteuid() != 0:
-            item.add_marker(pytest.mark.skip(reason="a lab needs root"))
+            item.add_marker(pytest.mark.skip(reason="a lab needs root: sudo -E make test-lab"))
 
 
 @pytest.fixture(scope="session")

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import debian
+
 from gpurun.lab.docker_socket import answers
 
 SUITE = "sid"
-PACKAGES = "docker.io,containerd,runc,iptables,ca-certificates"
-BUILD_LIMIT_S = 900
+PACKAGES = ("docker.io", "containerd", "runc", "iptables", "ca-certificates")
 
 _UNSHARE = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 # Arguments: the Debian, the folder for data and socket.
@@ -37,44 +39,31 @@ class NotToBeHad(Exception):
     """There is no newer Debian here and none can be made."""
 
 
-def debian() -> Path:
+def debian_root() -> Path:
     """The newer Debian's root folder, made once: some minutes, and some 400 MB of the cache.
 
     Raises:
-        NotToBeHad: not root, no debootstrap, or no mirror.
+        NotToBeHad: says why, and what to do.
     """
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpurun" / "engines" / SUITE
     if (root / "usr/sbin/dockerd").exists():
         return root
-    if os.geteuid() != 0 or shutil.which("debootstrap") is None:
-        raise NotToBeHad("debootstrap and root are needed")
-    made = root.with_name(f"{SUITE}-{os.getpid()}")
-    made.parent.mkdir(parents=True, exist_ok=True)
+    root.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f"{SUITE}-", dir=root.parent))
     try:
-        mirror = _mirror()
-        argv = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(made), mirror]
-        subprocess.run(argv, check=True, capture_output=True, timeout=BUILD_LIMIT_S)
+        debian.bootstrap(made, PACKAGES, SUITE)
         made.rename(root)
     except (subprocess.SubprocessError, OSError) as error:
-        raise NotToBeHad(f"no {SUITE} from this machine's mirror: {error}") from None
+        raise NotToBeHad(f"no Debian {SUITE} could be made from this machine's mirror (run with -s): {error}") from None
     finally:
         shutil.rmtree(made, ignore_errors=True)
     return root
 
 
-def _mirror() -> str:
-    """Where this machine's apt has its Debian from."""
-    asked = ["apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages", "Component: main"]
-    sites = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.split()
-    if not sites:
-        raise NotToBeHad("apt knows no mirror")
-    return sites[0]
-
-
 @contextmanager
 def newer_engine(work: Path) -> Iterator[str]:
     """``DOCKER_HOST`` of an engine with its data in `work`, an absolute and short path, while the block lasts."""
-    root = debian()
+    root = debian_root()
     work.mkdir(parents=True, exist_ok=True)
     with (work / "log").open("wb") as log:
         process = subprocess.Popen(

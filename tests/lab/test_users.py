@@ -15,7 +15,18 @@ from pathlib import Path
 
 import pytest
 from own_labs import own_lab
-from users import ALICE, BOB, GROUP, TRAIN, User, left_over, make_user, open_folder, open_python
+from users import (
+    ALICE,
+    BOB,
+    GROUP,
+    NEEDS_OPEN_PYTHON,
+    TRAIN,
+    User,
+    left_over,
+    make_user,
+    open_folder,
+    open_python,
+)
 
 from gpurun.lab import engine
 from gpurun.leases.store import LeaseStore
@@ -25,7 +36,7 @@ from gpurun.state.shared import append_only, make_shared
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.xdist_group("users"),
-    pytest.mark.skipif(open_python() is None, reason="needs a Python that every user can start"),
+    pytest.mark.skipif(open_python() is None, reason=NEEDS_OPEN_PYTHON),
 ]
 
 IMAGE = "gpurun/userstest:1"

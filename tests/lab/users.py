@@ -19,6 +19,11 @@ GROUP = 62_000
 ALICE, BOB, TRAIN, STRANGER = 61_001, 61_002, 61_003, 61_004
 
 
+NEEDS_OPEN_PYTHON = (
+    "needs a clone and a Python that every user can reach: move the clone out of closed folders, such as /root"
+)
+
+
 def open_python() -> str | None:
     """A Python of this version that every user can start; None if this machine has none."""
     for candidate in (sys.executable, f"/usr/bin/python3.{sys.version_info.minor}"):

@@ -18,7 +18,7 @@ from gpurun.lab.gpus.topology import bus, link_ends, numa_node, nvlink_groups
 from gpurun.lab.spec import LabSpec, hosts_of
 from gpurun.node import probe_nvml
 
-needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
+needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc: apt-get install gcc libc6-dev")
 
 
 def host(generation="pascal", gpus=4):

@@ -5,6 +5,7 @@ import subprocess
 from dataclasses import replace
 
 import pytest
+from own_sshd import own_sshd
 
 from gpurun.errors import BadInput
 from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Rack
@@ -137,7 +138,7 @@ def test_openssh_accepts_the_configurations(tmp_path):
     sshd = plan().hosts[1].files["sshd/config"][0]
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True)
     (tmp_path / "sshd").write_text(sshd.replace("/home/train/.gpurun/jobs/j-00000001/sshd/host_key", f"{tmp_path}/key"))
-    subprocess.run(["/usr/sbin/sshd", "-t", "-f", tmp_path / "sshd"], check=True)
+    subprocess.run([own_sshd(), "-t", "-f", tmp_path / "sshd"], check=True)
     (tmp_path / "ssh").write_text(plan().first.files["launch/ssh/config"][0])
     shown = subprocess.run(
         ["ssh", "-F", tmp_path / "ssh", "-G", "h3"], check=True, capture_output=True, text=True

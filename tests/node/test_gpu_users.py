@@ -21,7 +21,7 @@ from gpurun.node.fence import fence
 from gpurun.node.nvml_apart import NoAnswer, Nvml
 from gpurun.supervisor.stop import what_is_left
 
-pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc: apt-get install gcc libc6-dev")
 
 JOB = "j-0a1b2c3d"
 

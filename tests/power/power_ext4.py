@@ -27,6 +27,9 @@ OPTIONS = ("defaults", "data=writeback,noauto_da_alloc,commit=300")
 DEADLINE_S = 10.0
 
 
+NEEDS = "needs root, loop devices and mkfs.ext4: apt-get install e2fsprogs"
+
+
 def available() -> bool:
     """Whether this machine can do it: root, ext4, a loop device."""
     return os.getuid() == 0 and shutil.which("mkfs.ext4") is not None and Path("/dev/loop-control").exists()

@@ -46,6 +46,9 @@ class Op:
     is_folder: bool = False
 
 
+NEEDS = "needs strace and leave to trace its children (ptrace): apt-get install strace"
+
+
 def available() -> bool:
     """Whether processes can be recorded here."""
     return shutil.which("strace") is not None and subprocess.run(

@@ -22,7 +22,7 @@ EXACT = ("world",)
 
 pytestmark = [
     pytest.mark.timeout(120),
-    pytest.mark.skipif(not power_recording.available(), reason="strace cannot record here"),
+    pytest.mark.skipif(not power_recording.available(), reason=power_recording.NEEDS),
 ]
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -14,10 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from own_sshd import own_sshd
 
 from gpurun.remote import Target
-
-SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 
 
 def keygen(path: Path, kind: str = "ed25519") -> Path:
@@ -66,9 +63,7 @@ class Sshd:
             )
             + "\n"
         )
-        if os.getuid() == 0:
-            Path("/run/sshd").mkdir(exist_ok=True)
-        self.process = subprocess.Popen([SSHD, "-D", "-e", "-f", str(config)], stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen([own_sshd(), "-D", "-e", "-f", str(config)], stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
             with socket.socket() as probe:

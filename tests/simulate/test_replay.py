@@ -40,7 +40,7 @@ def job(name, at, lasts, gpus, **more):
 @cache
 def itp(policy, limits=False, racks=1):
     if not ITP.exists():
-        pytest.skip("the trace lies beside the project, in shared/")
+        pytest.skip(f"needs a public trace that is not in this repository: put it at {ITP.resolve()}")
     jobs = read_trace(ITP)
     if limits:
         jobs = tuple(replace(job, time_limit_s=job.duration_s) for job in jobs)

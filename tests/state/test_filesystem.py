@@ -51,7 +51,7 @@ def mountinfo(point: str, kind: str, source: str, options: str) -> str:
 )
 def test_locks_that_do_not_lock_are_refused(tmp_path, flock, said):
     if shutil.which("gcc") is None:
-        pytest.skip("needs gcc")
+        pytest.skip("needs gcc: apt-get install gcc libc6-dev")
     source, library = tmp_path / "liar.c", tmp_path / "liar.so"
     source.write_text(LIAR % flock)
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True)

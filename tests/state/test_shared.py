@@ -10,15 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from users import ALICE, BOB, GROUP, STRANGER, left_over, make_user, open_folder, open_python
+from users import ALICE, BOB, GROUP, NEEDS_OPEN_PYTHON, STRANGER, left_over, make_user, open_folder, open_python
 
 from gpurun.errors import BadInput, UnsafeState
 from gpurun.state import audit
 from gpurun.state.shared import FILES, FOLDERS, append_only, enter, is_shared, make_shared
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or open_python() is None, reason="needs root and a Python that every user can start"
-)
+pytestmark = pytest.mark.skipif(os.geteuid() != 0 or open_python() is None, reason=f"needs root; {NEEDS_OPEN_PYTHON}")
 
 INVENTORY = """\
 version: 1
@@ -168,7 +166,7 @@ ATTACKS = {
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 def test_what_one_cannot_do_to_another(state, alice, bob, attack):
     if "audit" in attack and not append_only(state / "audit.jsonl", on=True):
-        pytest.skip("the file system has no append-only files")
+        pytest.skip("needs append-only files: put TMPDIR on a disk with ext4, xfs or btrfs")
     job = alice.python(SUBMIT, umask=0o077)
     assert alice.python(PRELUDE + "print(len(run_pass(home, now_s=2.0).granted))") == "1"
     said = bob.python(PRELUDE + f"job = home / 'jobs' / '{job}'\n" + attack)
