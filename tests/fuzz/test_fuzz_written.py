@@ -33,7 +33,7 @@ from gpurun.node import image_record
 from gpurun.remote import known_hosts
 from gpurun.scheduler.model import Gang, Snapshot
 from gpurun.scheduler.schedule import schedule
-from gpurun.state import durable
+from gpurun.state import durable, own_cache
 
 INVENTORIES = (
     b"""version: 1
@@ -251,7 +251,7 @@ def test_what_hosts_and_jobs_leave(tmp_path, monkeypatch):
 def test_caches_of_the_head(tmp_path, monkeypatch):
     """The inventory's, the workdir's digests and the layer store: what is wrong in them is made again."""
     monkeypatch.setattr(cache, "MIN_HOSTS", 1)
-    monkeypatch.setattr(cache, "_SETTLED_NS", 0)
+    monkeypatch.setattr(own_cache, "is_settled", lambda *_: True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = tmp_path / "inventory.yaml"
     file.write_bytes(INVENTORIES[0])

@@ -11,6 +11,7 @@ import pytest
 from gpurun.inventory import cache
 from gpurun.inventory.load import load
 from gpurun.inventory.problems import InventoryError
+from gpurun.state import own_cache
 
 TEXT = """\
 version: 1
@@ -25,7 +26,7 @@ ssh_config: config
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "_SETTLED_NS", 0)
+    monkeypatch.setattr(own_cache, "is_settled", lambda *_: True)
     return tmp_path / "cache" / "gpurun" / "inventory"
 
 
@@ -87,10 +88,10 @@ def test_what_others_could_have_written_is_passed_over(kept: Path, file: Path, t
 
 
 def test_small_or_restless_files_are_not_kept(kept: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "_SETTLED_NS", 3600 * 10**9)
+    monkeypatch.setattr(own_cache, "is_settled", lambda *_: False)
     load(file)
     assert not kept.exists()
-    monkeypatch.setattr(cache, "_SETTLED_NS", 0)
+    monkeypatch.setattr(own_cache, "is_settled", lambda *_: True)
     file.write_text(TEXT.replace("0300", "0002"))
     time.sleep(0.01)
     load(file)

@@ -1,0 +1,90 @@
+"""The user's own cache: results that are slow to make again, kept from one command to the next.
+
+A cache only saves time. `read` ignores a file that is missing or damaged, or that another user could have written.
+`keep` never fails: without a cache everything still works.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import stat
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import gpurun
+
+SETTLED_NS = 100_000_000
+"""A file that changed this recently can change again without a new time stamp: one tick of its clock is up to 10 ms."""
+COARSE_SETTLED_NS = 2_100_000_000
+"""The same on a file system that keeps whole seconds."""
+MAX_BYTES = 256 * 1024 * 1024
+_DIGEST_BYTES = 32
+_SECOND_NS = 1_000_000_000
+
+
+def folder(environ: Mapping[str, str], room: str) -> Path | None:
+    """Where the caches of one room lie. None if the environment names no place for caches."""
+    base = environ.get("XDG_CACHE_HOME")
+    if not base and environ.get("HOME"):
+        base = f"{environ['HOME']}/.cache"
+    return Path(base) / "gpurun" / room if base and Path(base).is_absolute() else None
+
+
+def place(kept: Path, what: str) -> Path:
+    """The file in that folder for `what`, such as a path."""
+    return kept / hashlib.sha256(os.fsencode(what)).hexdigest()[:32]
+
+
+def read(path: Path) -> bytes | None:
+    """What `keep` stored there, byte for byte; else None."""
+    try:
+        data = _read_own(path)
+    except OSError:
+        return None
+    digest, payload = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+    return payload if hashlib.sha256(payload).digest() == digest else None
+
+
+def keep(path: Path, payload: bytes) -> None:
+    """Replace the cache file, whole. Not synced: a power cut leaves a file that `read` ignores."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(hashlib.sha256(payload).digest())
+                file.write(payload)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def is_settled(changed_ns: int, now_ns: int | None = None) -> bool:
+    """Whether a later change of a file gets another time stamp than `changed_ns`, its last one.
+
+    Args:
+        now_ns: a time before the file was read; None = now. A clock that was set back makes this False.
+    """
+    needed_ns = SETTLED_NS if changed_ns % _SECOND_NS else COARSE_SETTLED_NS
+    return (time.time_ns() if now_ns is None else now_ns) - changed_ns >= needed_ns
+
+
+def code_stamp(package: Path) -> str:
+    """Changes with the version of gpurun and with the modules of a package: other code can mean other values."""
+    changed_ns = max(entry.stat().st_mtime_ns for entry in os.scandir(package) if entry.name.endswith(".py"))
+    return f"{gpurun.__version__} {changed_ns}"
+
+
+def _read_own(path: Path) -> bytes:
+    """A file that only this user can have written."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise PermissionError(path)
+        return file.read(MAX_BYTES)

@@ -1,0 +1,84 @@
+"""The user's own cache: it saves time, is never trusted more than files, and never fails."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from gpurun.state import own_cache
+
+PAYLOAD = bytes(range(256)) * 4
+
+
+@pytest.fixture
+def kept(tmp_path):
+    place = own_cache.place(tmp_path / "a'; touch x #", "what")
+    own_cache.keep(place, PAYLOAD)
+    return place
+
+
+def test_what_is_kept_comes_back(kept):
+    assert own_cache.read(kept) == PAYLOAD
+    own_cache.keep(kept, b"")
+    assert own_cache.read(kept) == b""
+    assert [path.stat().st_mode & 0o777 for path in kept.parent.iterdir()] == [0o600]
+
+
+@pytest.mark.parametrize("at", [0, 31, 32, 500, -1])
+def test_a_flipped_bit_is_noticed(kept, at):
+    data = bytearray(kept.read_bytes())
+    data[at] ^= 1
+    kept.write_bytes(data)
+    assert own_cache.read(kept) is None
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 32, 100])
+def test_a_cut_file_is_noticed(kept, size):
+    kept.write_bytes(kept.read_bytes()[:size])
+    assert own_cache.read(kept) is None
+
+
+def test_what_another_user_could_have_written_is_ignored(kept, monkeypatch):
+    kept.chmod(0o660)
+    assert own_cache.read(kept) is None
+    kept.chmod(0o600)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert own_cache.read(kept) is None
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder", "nothing"])
+def test_what_is_no_file_is_ignored(kept, tmp_path, kind):
+    kept.rename(tmp_path / "moved")
+    if kind == "link":
+        kept.symlink_to(tmp_path / "moved")
+    elif kind == "pipe":
+        os.mkfifo(kept)
+    elif kind == "folder":
+        kept.mkdir()
+    assert own_cache.read(kept) is None
+
+
+@pytest.mark.parametrize("place", ["/proc/nowhere/x", "/dev/null/x", "/" + "x" * 300 + "/y"])
+def test_a_place_that_cannot_be_used_fails_nothing(place):
+    own_cache.keep(Path(place), PAYLOAD)
+    assert own_cache.read(Path(place)) is None
+
+
+def test_the_environment_names_the_place(tmp_path):
+    assert own_cache.folder({"XDG_CACHE_HOME": "/x", "HOME": "/y"}, "jobs") == Path("/x/gpurun/jobs")
+    assert own_cache.folder({"HOME": "/y"}, "jobs") == Path("/y/.cache/gpurun/jobs")
+    assert own_cache.folder({}, "jobs") is None
+    assert own_cache.folder({"XDG_CACHE_HOME": "relative"}, "jobs") is None
+    assert own_cache.place(tmp_path, "a") != own_cache.place(tmp_path, "b")
+
+
+def test_a_file_that_has_just_changed_is_not_settled():
+    now = time.time_ns()
+    assert not own_cache.is_settled(now - 1000)
+    assert own_cache.is_settled(now - 10**9 - 1)
+    assert not own_cache.is_settled(now + 10**9 + 1), "the clock was set back"
+    assert not own_cache.is_settled((now // 10**9 - 1) * 10**9), "a file system that keeps whole seconds"
+    assert own_cache.is_settled((now // 10**9 - 4) * 10**9)
