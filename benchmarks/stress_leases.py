@@ -22,7 +22,8 @@ from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
-from gpurun.leases.store import Lease, LeaseLock, LeaseStore
+from gpurun.leases.lease import Lease
+from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.state.cordons import changing_cordons
 from gpurun.supervisor import life, spawn, stop
 from gpurun.supervisor.ends import End, GangEnd

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import signal
 
+from hypothesis import settings
+
+# A busy machine makes an example slow, not wrong: no test judges time by Hypothesis's deadline.
+settings.register_profile("default", deadline=None)
+settings.register_profile("long", deadline=None)
+settings.load_profile("default")
+
 
 def pytest_configure():
     """Who starts tests in the background may have them ignore Ctrl-C, and so would all that they start."""

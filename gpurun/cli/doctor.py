@@ -69,16 +69,11 @@ def doctor(
 
 
 def load_chosen(inventory: str | None, hosts: str | None) -> tuple[Inventory, tuple[str, ...]]:
-    """The inventory, and the hosts a person means (all of them, if none are named)."""
-    from gpurun.inventory.load import load
-    from gpurun.inventory.locate import find
+    """The inventory, and the names of the hosts that a person means; all of them if none are named."""
+    from gpurun.cli.inventory_options import cluster
 
-    found = load(find(inventory, os.environ))
-    if hosts is None:
-        return found, tuple(host.name for host in found.hosts)
-    from gpurun.inventory.hostset import select
-
-    return found, select(found, hosts)
+    found = cluster(inventory)
+    return found.inventory, tuple(host.name for host in found.choose(hosts))
 
 
 def examine(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> tuple[Finding, ...]:

@@ -13,7 +13,7 @@ import typer
 from gpurun.cli.printing import DRY_RUN_ID, print_json
 from gpurun.cli.why import print_explanation
 from gpurun.launch.plan import Plan, make_plan
-from gpurun.leases.allocate import SSH_PORTS, snapshot
+from gpurun.leases.allocate import SSH_PORTS, look, snapshot
 from gpurun.scheduler.explain import explain
 from gpurun.scheduler.gangs import new_gang
 from gpurun.scheduler.model import Placement
@@ -29,7 +29,7 @@ def show_plan(spec: JobSpec, inventory: Inventory, *, as_json: bool) -> None:
     """Print the plan of a job that would start now, or why it would wait (exit 0 either way)."""
     now_s = time.time()
     gang = new_gang(spec, job=DRY_RUN_ID, submitted_s=now_s)
-    seen = snapshot(home(os.environ), inventory, now_s=now_s, extra=(gang,))
+    seen = snapshot(look(home(os.environ), now_s=now_s), inventory, extra=(gang,))
     decisions = schedule(seen)
     placement = next((placement for started, placement in decisions.starts if started.id == gang.id), None)
     if placement is None:

@@ -21,7 +21,6 @@ from gpurun.cli.inventory_options import (
     Leases,
     YesOption,
     located,
-    state_groups,
     state_home,
 )
 from gpurun.cli.printing import print_json, printable, say
@@ -242,10 +241,9 @@ def author() -> Author:
 
 
 def _choose(inventory: Inventory, hosts: str) -> tuple[str, ...]:
-    from gpurun.inventory.hostset import select
-    from gpurun.state.cordons import read_cordons
+    from gpurun.leases.cluster import Cluster
 
-    chosen = select(inventory, hosts, state_groups(read_cordons(state_home())))
+    chosen = tuple(host.name for host in Cluster(inventory, state_home()).choose(hosts))
     if not chosen:
         raise BadInput(f"there is no host in {hosts!r}")
     return chosen

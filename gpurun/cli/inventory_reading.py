@@ -13,8 +13,8 @@ from gpurun.cli.inventory_options import InventoryOption, JsonOption, SomeHostsA
 from gpurun.cli.printing import print_json, printable, say
 
 if TYPE_CHECKING:
-    from gpurun.cli.inventory_options import Cluster
     from gpurun.inventory.model import Host, Inventory
+    from gpurun.leases.cluster import Cluster
 
 
 def list_hosts(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpurun.jobs.folder import JobFolder
     from gpurun.jobs.record import JobRecord
     from gpurun.jobs.store import JobStore
-    from gpurun.leases.store import Holdings
+    from gpurun.leases.cluster import HostRow
 
 ENDED_SHOWN = 10
 POLL_S = 0.1
@@ -73,28 +73,26 @@ def status(
         else:
             _print_job(store, record)
         return
-    from gpurun.inventory.load import load
-    from gpurun.inventory.locate import find
-    from gpurun.leases.store import LeaseStore
+    from gpurun.cli.inventory_options import cluster
+    from gpurun.leases.allocate import look
 
     problems: list[GpurunError] = []
-    found = load(find(inventory, os.environ))
+    found = cluster(inventory)
     if watch:
         from gpurun.cli.watch import watch as watch_gpus
 
-        watch_gpus(found, lambda: _leased(LeaseStore(store.home).read_all()))
+        watch_gpus(found.inventory, lambda: _leased(found.inventory, store))
         return
-    holdings = LeaseStore(store.home).read_all()
-    problems.extend(holdings.damaged)
+    view = look(store.home, now_s=time.time(), on_problem=problems.append, despite_damage=True)
     records = _records(store, problems, all_jobs=all_jobs)
-    hosts = host_rows(found, holdings, store)
+    hosts = [host_json(row) for row in found.rows(view)]
     if as_json:
         print_json({"hosts": hosts, "jobs": [job_json(record) for record in records]})
     else:
         from gpurun.cli.tables import print_status
 
         print_status(hosts, records)
-    for problem in problems:
+    for problem in {str(problem): problem for problem in problems}.values():
         say(f"gpurun: {problem}")
         if problem.hint:
             say(f"  → {problem.hint}")
@@ -102,35 +100,30 @@ def status(
         raise typer.Exit(StateError.exit_code)
 
 
-def _leased(holdings: Holdings) -> dict[str, dict[int, str]]:
-    """Host → GPU → job."""
-    leased: dict[str, dict[int, str]] = {}
-    for lease in holdings.leases:
-        for grant in lease.grants:
-            leased.setdefault(grant.host, {}).update(dict.fromkeys(grant.gpus, lease.job))
-    return leased
+def _leased(inventory: Inventory, store: JobStore) -> dict[str, dict[int, str]]:
+    """Host → GPU → job, for the hosts of this inventory."""
+    from gpurun.leases.allocate import look
+
+    occupancy = look(store.home, now_s=time.time(), despite_damage=True).occupancy
+    by_host = {host.name: occupancy.on(host) for host in inventory.hosts}
+    return {name: {gpu: holder.job for gpu, holder in held.items()} for name, held in by_host.items() if held}
 
 
-def host_rows(inventory: Inventory, holdings: Holdings, store: JobStore) -> list[dict[str, Any]]:
-    """One row per host: its GPUs, how many are free, and its state."""
-    from gpurun.state.cordons import read_cordons
-
-    used: dict[str, int] = {}
-    for lease in holdings.leases:
-        for grant in lease.grants:
-            used[grant.host] = used.get(grant.host, 0) + len(grant.gpus)
-    cordons = read_cordons(store.home)
-    return [
-        {
-            "host": host.name,
-            "rack": host.rack,
-            "generation": host.generation,
-            "gpus": host.gpus,
-            "free": host.gpus - used.get(host.name, 0),
-            "state": cordons[host.name].state if host.name in cordons else "ok",
-        }
-        for host in inventory.hosts
-    ]
+def host_json(row: HostRow) -> dict[str, Any]:
+    """A host for scripts and tables; ``foreign`` only where somebody else's gpurun holds GPUs."""
+    shown = {
+        "host": row.host.name,
+        "rack": row.host.rack,
+        "generation": row.host.generation,
+        "gpus": row.host.gpus,
+        "free": row.free,
+        "state": row.state,
+    }
+    if row.foreign:
+        shown["foreign"] = [
+            {"gpus": list(each.gpus), "job": each.job, "user": each.user, "head": each.head} for each in row.foreign
+        ]
+    return shown
 
 
 def _records(store: JobStore, problems: list[GpurunError], *, all_jobs: bool) -> list[JobRecord]:

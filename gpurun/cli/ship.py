@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.inventory_options import Cluster, InventoryOption, JsonOption, SomeHostsArgument, YesOption, cluster
+from gpurun.cli.inventory_options import InventoryOption, JsonOption, SomeHostsArgument, YesOption, cluster
 from gpurun.cli.printing import duration, print_json, printable, say
 from gpurun.errors import BadInput, GpurunError, HostFailure
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gpurun.images.census import Placed
     from gpurun.images.events import ShipEvent, ShipReport
     from gpurun.images.plan import ShipPlan
+    from gpurun.leases.cluster import Cluster
     from gpurun.remote.fleet import Fleet
 
 MIB = 1 << 20

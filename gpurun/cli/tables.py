@@ -28,6 +28,10 @@ def print_status(hosts: Sequence[dict[str, Any]], records: Sequence[JobRecord]) 
     console.print(_hosts(hosts))
     if records:
         console.print(_jobs(records))
+    for host in hosts:
+        for each in host.get("foreign", ()):
+            text = f"{host['host']}: GPUs {', '.join(map(str, each['gpus']))} belong to {each['job']}"
+            console.print(printable(f"{text} of {each['user']} on {each['head']}"), highlight=False, markup=False)
     free, gpus = sum(host["free"] for host in hosts), sum(host["gpus"] for host in hosts)
     console.print(f"{free} of {gpus} GPUs free on {len(hosts)} hosts", highlight=False)
 

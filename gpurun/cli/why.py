@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -33,7 +32,8 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
             typer.echo(f"{record.id} {printable(story)}")
         return
     looked = _look()
-    decisions = looked.decisions.get(record.inventory)
+    inventory = os.path.realpath(record.inventory)
+    decisions = looked.decisions.get(inventory)
     if decisions is None or record.state.value != "QUEUED":
         reason = f": {printable(record.reason)}" if record.reason else ""
         if as_json:
@@ -41,7 +41,7 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
         else:
             typer.echo(f"{record.id} is {record.state.value}{reason}")
         return
-    explanation = explain(decisions, looked.snapshots[record.inventory], record.id)
+    explanation = explain(decisions, looked.snapshots[inventory], record.id)
     if as_json:
         print_json({"job": record.id, **asdict(explanation)})
     else:
@@ -59,7 +59,7 @@ def queue(
 
     store = open_store()
     looked = _look()
-    only = None if inventory is None else str(Path(inventory).absolute())
+    only = None if inventory is None else os.path.realpath(inventory)
     rows: list[dict[str, Any]] = []
     for path, decisions in looked.decisions.items():
         if only not in (None, path):
@@ -100,7 +100,7 @@ def _waiting_for_restart(store: JobStore, inventory: str | None) -> list[dict[st
             "expected_start_s": record.restart.at_s if record.restart else None,
         }
         for record in store.records(lambda _: None, ids=store.live_ids())
-        if record.waits_for_restart(now_s) and inventory in (None, record.inventory)
+        if record.waits_for_restart(now_s) and inventory in (None, os.path.realpath(record.inventory))
     ]  # fmt: skip
 
 

@@ -12,14 +12,14 @@ from gpurun.inventory.model import Inventory
 RELIED_ON = ("gpus", "generation", "user", "address", "port", "fabric_address")
 
 
-JobsByHost = Mapping[str, Sequence[str]]
-"""The jobs, by id, that have a lease on a host; hosts without one are left out."""
+JobsByMachine = Mapping[str, Sequence[str]]
+"""`gpurun.inventory.model.Host.machine` → ids of the jobs that hold GPUs there."""
 
 
 class LeaseView(Protocol):
     """Who holds GPUs, as far as editing the inventory has to know."""
 
-    def frozen(self) -> AbstractContextManager[JobsByHost]:
+    def frozen(self) -> AbstractContextManager[JobsByMachine]:
         """Who holds what; as long as the context is open, nobody is given more.
 
         Raises StateError if that cannot be known: then nothing that jobs may rely on is changed.
@@ -29,7 +29,7 @@ class LeaseView(Protocol):
 class NoLeases:
     """Nobody holds anything."""
 
-    def frozen(self) -> AbstractContextManager[JobsByHost]:
+    def frozen(self) -> AbstractContextManager[JobsByMachine]:
         """See LeaseView."""
         return nullcontext({})
 
@@ -45,18 +45,34 @@ def protected(before: Inventory | None, after: Inventory, leases: LeaseView) -> 
     if before is not None and _relied_on(before) == _relied_on(after):
         yield
         return
-    with leases.frozen() as jobs_by_host:
-        for name, jobs in jobs_by_host.items():
-            if before is not None and name not in before.by_name:
-                continue  # leased by another inventory of the same state directory
-            changed = _changed(before, after, name)
-            if changed:
-                raise StateError(
-                    f"{' and '.join(jobs)} runs there, so {changed} must stay as it is",
-                    host=name,
-                    hint=f"gpurun inventory drain {name}, and again once its jobs have moved away",
-                )
+    with leases.frozen() as jobs_by_machine:
+        if before is None:
+            _refuse_loss(jobs_by_machine, after)
+        else:
+            _refuse_change(jobs_by_machine, before, after)
         yield
+
+
+def _refuse_change(jobs_by_machine: JobsByMachine, before: Inventory, after: Inventory) -> None:
+    for host in before.hosts:
+        changed = _changed(before, after, host.name) if host.machine in jobs_by_machine else ""
+        if changed:
+            raise StateError(
+                f"{' and '.join(jobs_by_machine[host.machine])} runs there, so {changed} must stay as it is",
+                host=host.name,
+                hint=f"gpurun inventory drain {host.name}, and again once its jobs have moved away",
+            )
+
+
+def _refuse_loss(jobs_by_machine: JobsByMachine, after: Inventory) -> None:
+    """What was there cannot be read: at least every machine that jobs hold must be in what replaces it."""
+    there = {host.machine for host in after.hosts}
+    for machine, jobs in jobs_by_machine.items():
+        if machine not in there:
+            raise StateError(
+                f"{' and '.join(jobs)} runs on {machine}, which this inventory would not have", where=after.source,
+                hint="cancel these jobs first, or correct the file by hand; `gpurun inventory validate` checks it",
+            )  # fmt: skip
 
 
 def _relied_on(inventory: Inventory) -> object:
@@ -64,11 +80,11 @@ def _relied_on(inventory: Inventory) -> object:
     return sorted(hosts, key=lambda host: host[0]), inventory.fabrics, inventory.ssh_config
 
 
-def _changed(before: Inventory | None, after: Inventory, name: str) -> str:
+def _changed(before: Inventory, after: Inventory, name: str) -> str:
     """What of a host that jobs rely on is not the same, as a person would say it; empty if nothing."""
     new = after.by_name.get(name)
-    if new is None or before is None:
-        return "the host" if new is None else ""
+    if new is None:
+        return "the host"
     old = before.by_name[name]
     for field in RELIED_ON:
         if getattr(old, field) != getattr(new, field):

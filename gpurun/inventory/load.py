@@ -21,9 +21,11 @@ MAX_BYTES = 8 * 1024 * 1024  # 10,000 hosts written out one by one are about 1 M
 def load(path: Path | str) -> Inventory:
     """The inventory in a file; a large one that was read before comes from the user's cache.
 
+    Its `source` is the canonical path: every way to spell a path, links included, gives the same cluster.
+
     Raises InventoryError with everything that is wrong with it; BadInput if it cannot be read.
     """
-    source = Path(path).absolute()
+    source = Path(os.path.realpath(path))
     with opened(source) as file:
         kept = cache.folder(os.environ)
         key = cache.key(source, os.fstat(file.fileno()))

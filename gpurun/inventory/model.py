@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 
+SSH_PORT = 22
+
 
 class FabricKind(str, Enum):
     """How ranks of different hosts talk to each other."""
@@ -73,6 +75,11 @@ class Host:
 
     def __hash__(self) -> int:
         return hash(self.name)
+
+    @property
+    def machine(self) -> str:
+        """Where SSH connects to, as ``address:port``: hosts that share it are one machine, whatever their names are."""
+        return f"{(self.address or self.name).rstrip('.').lower()}:{self.port or SSH_PORT}"
 
 
 @dataclass(frozen=True)

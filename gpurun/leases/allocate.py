@@ -1,39 +1,47 @@
-"""A pass: snapshot → decisions → commit, under the allocator lock.
+"""A pass: view → decisions → commit, under the allocator lock.
 
-The decision is `gpurun.scheduler`'s and pure. This module gathers the snapshot from files and commits the
-answer: a lease file per granted gang first, then the job's record; a request to give way per preempted gang. It
-decides for everybody's jobs, in the one order there is, and commits those of the user who runs it: what it left for
-others, their waiters take in passes of their own, and gangs of others that must give way are asked to look for
-themselves (`gpurun.leases.asking`). A user whose waiter does not live is passed over.
-A crash between any two writes leaves a state that the next pass understands (see `mark_granted`).
+The decision is `gpurun.scheduler`'s and pure. This module reads the view from files and commits the answer: a lease
+file per granted gang first, then the job's record; a request to end per preempted gang. A pass decides for everybody's
+jobs, in one order, and commits those of the user who runs it. Other users' waiters commit theirs in passes of their
+own. A pass asks the gangs of other users that must end to look for themselves (`gpurun.leases.asking`). It leaves out
+users whose waiter does not live.
+
+One `Occupancy` says who holds which GPU. Every inventory is scheduled on it in turn, and every grant is checked
+against it and changes it, so no two inventories can be given one GPU. A crash between any two writes leaves a state
+that the next pass understands (see `mark_granted`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 from gpurun.errors import BadInput, GpurunError, StateError
 from gpurun.inventory.load import load
 from gpurun.inventory.model import Inventory
+from gpurun.jobs.live import LiveJob
 from gpurun.jobs.record import CancelRequest, JobRecord, Kept
-from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocator import PATIENCE_S, allocator_lock
 from gpurun.leases.asking import ask_to_give_way
-from gpurun.leases.store import Holdings, Lease, LeaseLock, LeaseStore
+from gpurun.leases.lease import Holdings, Lease, machines_of
+from gpurun.leases.occupancy import Occupancy
+from gpurun.leases.store import LeaseLock, LeaseStore
+from gpurun.leases.view import View
 from gpurun.leases.waiters import waiter_lives
-from gpurun.scheduler.gangs import gang_of
-from gpurun.scheduler.model import Decisions, Gang, Placement, Running, Snapshot
+from gpurun.scheduler.model import Decisions, Gang, Placement, Preemption, Snapshot
 from gpurun.scheduler.schedule import schedule
 from gpurun.state import audit
 from gpurun.state.cordons import read_cordons
 
 SSH_PORTS = range(23022, 32022)
 """Below Linux's ephemeral ports (32768 …), above the registered services hosts commonly run."""
+
+OnProblem = Callable[[GpurunError], None]
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,7 @@ class Pass:
         granted: new leases with their locks held; whoever gets them starts the supervisors.
         decisions: per inventory file, the scheduler's whole answer.
         snapshots: what it was made from.
-        problems: damaged files and unreadable inventories that were met, each once.
+        problems: damaged files and inventories that cannot be used, each once.
     """
 
     granted: tuple[tuple[Lease, LeaseLock], ...] = ()
@@ -63,24 +71,49 @@ def run_pass(home: Path, *, now_s: float, commit: bool = True, patience_s: float
     Raises:
         StateError: a lease is damaged, so that it cannot be known which GPUs are free.
     """
-    store, leases = JobStore(home), LeaseStore(home)
     if not commit:
-        return _decide(store, leases, now_s)
+        return _Passing(home, now_s, commit=False).run()
     with allocator_lock(home, patience_s=patience_s):
-        leases.sweep()
-        looked = _decide(store, leases, now_s)
-        granted: list[tuple[Lease, LeaseLock]] = []
-        for inventory, decisions in looked.decisions.items():
-            granted += _commit(store, leases, inventory, decisions, now_s)
-        return replace(looked, granted=tuple(granted))
+        LeaseStore(home).sweep()
+        return _Passing(home, now_s, commit=True).run()
 
 
-def snapshot(home: Path, inventory: Inventory, *, now_s: float, extra: Iterable[Gang] = ()) -> Snapshot:
-    """What the scheduler would see of one inventory now, with `extra` gangs in the queue."""
-    store = JobStore(home)
-    holdings = LeaseStore(home).read_all()
-    jobs = {record.id: record for record in store.records(lambda _: None, ids=store.live_ids())}
-    found = _snapshot(store, inventory, holdings, jobs, now_s)
+def look(home: Path, *, now_s: float, on_problem: OnProblem = lambda _: None, despite_damage: bool = False) -> View:
+    """Read everything that a pass decides on.
+
+    Args:
+        despite_damage: report damaged leases instead; then GPUs that seem free need not be so.
+
+    Raises:
+        StateError: a lease is damaged, so that it cannot be known which GPUs are free; or the cordons are.
+    """
+    leases = LeaseStore(home)
+    holdings = leases.read_all()
+    if not despite_damage:
+        refuse_while_damaged(holdings)
+    for error in holdings.damaged:
+        on_problem(error)
+    canonical = cache(os.path.realpath)
+    jobs = {
+        name: _at(job, canonical(job.record.inventory)) for name, job in JobStore(home).live_jobs(on_problem).items()
+    }
+    past_queue = [name for name, job in jobs.items() if job.record.state.holds_gpus]
+    found = (*holdings.leases, *leases.removed(past_queue))
+    all_leases = tuple(replace(lease, inventory=canonical(lease.inventory)) for lease in found)
+    occupancy = Occupancy(all_leases)
+    for overlap in occupancy.overlaps:
+        on_problem(overlap)
+    lives = cache(lambda uid: waiter_lives(home, uid))
+    return View(jobs, all_leases, occupancy, read_cordons(home), os.getuid(), lives, now_s, holdings.damaged)
+
+
+def snapshot(view: View, inventory: Inventory, *, extra: Iterable[Gang] = ()) -> Snapshot:
+    """What the scheduler would see of one inventory, with `extra` gangs in the queue."""
+    for path, jobs in by_inventory(view.queued()).items():
+        theirs = inventory if path == inventory.source else _loaded(path, lambda _: None)
+        if theirs is not None:
+            view.keep(jobs, theirs)
+    found = view.snapshot(inventory, view.waiting())
     return replace(found, queue=(*found.queue, *extra))
 
 
@@ -93,116 +126,105 @@ def refuse_while_damaged(holdings: Holdings) -> None:
         )  # fmt: skip
 
 
-def _decide(store: JobStore, leases: LeaseStore, now_s: float) -> Pass:
-    holdings = leases.read_all()
-    refuse_while_damaged(holdings)
-    problems: list[GpurunError] = []
-    jobs = {record.id: record for record in store.records(problems.append, ids=store.live_ids())}
-    waiting = [record for record in jobs.values() if record.state is State.QUEUED]
-    decisions: dict[str, Decisions] = {}
-    snapshots: dict[str, Snapshot] = {}
-    for path in sorted({record.inventory for record in waiting}):
-        try:
-            inventory = load(Path(path))
-        except BadInput as error:
-            problems.append(error)
-            continue
-        snapshots[path] = _snapshot(store, inventory, holdings, jobs, now_s, problems.append)
-        decisions[path] = schedule(snapshots[path])
-    return Pass((), decisions, snapshots, tuple(problems))
+def by_inventory(queued: Iterable[LiveJob]) -> dict[str, list[LiveJob]]:
+    """Queued jobs by the inventory they were submitted against; the one with the first gang comes first."""
+    found: dict[str, list[LiveJob]] = {}
+    for job in sorted(queued, key=lambda job: (-job.record.priority, job.record.submitted_s, job.record.id)):
+        found.setdefault(job.record.inventory, []).append(job)
+    return found
 
 
-def _snapshot(
-    store: JobStore,
-    inventory: Inventory,
-    holdings: Holdings,
-    jobs: Mapping[str, JobRecord],
-    now_s: float,
-    on_problem: Callable[[GpurunError], None] = lambda _: None,
-) -> Snapshot:
-    leased = {lease.job for lease in holdings.leases if not lease.lost}
-    running, queue = [], []
-    taken: dict[str, tuple[int, ...]] = {}
-    for lease in holdings.leases:
-        record = jobs.get(lease.job)
-        if record is None or lease.lost or lease.inventory != inventory.source:
-            for grant in lease.grants:  # another inventory's gang, one whose record is damaged, or a lost host's
-                taken[grant.host] = (*taken.get(grant.host, ()), *grant.gpus)
-            continue
-        gang = gang_of(record, _spec_or(store, record, on_problem))
-        stopping = record.state is State.STOPPING or _asked_to_end(store, record, on_problem)
-        placement = Placement(lease.generation, lease.racks, lease.grants)
-        if gang.min_gpus is not None:
-            gang = replace(gang, gpus=placement.gpus)
-        saved_s = record.checkpoint_s
-        running.append(Running(gang, placement, lease.granted_s, record.started_s, saved_s, stopping))
-    for record in jobs.values():
-        waits = record.state is State.QUEUED and record.id not in leased and record.inventory == inventory.source
-        waits = waits and not record.waits_for_restart(now_s)
-        mine = record.owner_uid == os.getuid()
-        looked_after = waits and (mine or waiter_lives(store.home, record.owner_uid))
-        if looked_after and not _asked_to_end(store, record, on_problem):
-            queue.append(gang_of(record, _spec_or(store, record, on_problem)))
-    cordons = read_cordons(store.home)
-    unusable = {host: f"{cordon.state}: {cordon.reason}" for host, cordon in cordons.items()}
-    return Snapshot(inventory, tuple(running), tuple(queue), unusable, taken, now_s)
+class _Passing:
+    """One pass while it runs. With `commit`, the caller holds the allocator lock."""
 
+    def __init__(self, home: Path, now_s: float, *, commit: bool) -> None:
+        self._home = home
+        self._commit = commit
+        self._problems: list[GpurunError] = []
+        self._store = JobStore(home)
+        self._leases = LeaseStore(home)
+        self._view = look(home, now_s=now_s, on_problem=self._problems.append)
+        self._ports = {lease.ssh_port for lease in self._view.leases}
+        self._granted: list[tuple[Lease, LeaseLock]] = []
 
-def _asked_to_end(store: JobStore, record: JobRecord, on_problem: Callable[[GpurunError], None]) -> bool:
-    """Whether there is a request to end; a damaged one is named, and stops neither the job nor the passes of others."""
-    damage = store.get(record.id).damaged_request()
-    if damage is not None:
-        on_problem(damage)
-    return store.get(record.id).cancel_request() is not None
+    def run(self) -> Pass:
+        """Schedule one inventory after the other, each on what the ones before left."""
+        waiting = self._view.waiting()
+        inventories = dict(self._inventories(by_inventory(self._view.queued())))
+        decisions: dict[str, Decisions] = {}
+        snapshots: dict[str, Snapshot] = {}
+        for path, inventory in inventories.items():
+            seen = self._view.snapshot(inventory, waiting)
+            try:
+                answer = schedule(seen)
+            except BadInput as error:  # its pools contradict each other: no reason to stop the other inventories
+                error.where = error.where or path
+                self._problems.append(error)
+                continue
+            snapshots[path], decisions[path] = seen, answer
+            self._carry_out(inventory, answer)
+        if self._commit:
+            self._preempt([one for answer in decisions.values() for one in answer.preempts])
+        return Pass(tuple(self._granted), decisions, snapshots, tuple(self._problems))
 
+    def _inventories(self, queued: Mapping[str, list[LiveJob]]) -> Iterator[tuple[str, Inventory]]:
+        for path, jobs in queued.items():
+            inventory = _loaded(path, self._problems.append)
+            if inventory is not None:
+                self._view.keep(jobs, inventory)
+                yield path, inventory
 
-def _spec_or(store: JobStore, record: JobRecord, on_problem: Callable[[GpurunError], None]) -> JobSpec:
-    """The job's spec; for a damaged one, the little its record says: enough to count its GPUs."""
-    try:
-        return store.get(record.id).spec()
-    except (StateError, FileNotFoundError) as error:
-        if isinstance(error, StateError):
-            on_problem(error)
-        return JobSpec(name=record.name, image="", gpus=record.gpus, command=(), pool=record.pool)
+    def _carry_out(self, inventory: Inventory, decisions: Decisions) -> None:
+        for gang, placement in decisions.starts:
+            record = self._view.jobs[gang.id].record
+            if self._commit and record.owner_uid == self._view.uid:
+                self._grant(record, placement, inventory)
+            else:
+                self._view.occupancy.promise(gang.id, placement.grants, inventory)
+        for job, kept in decisions.kept.items():
+            self._view.occupancy.promise(job, kept.placement.grants, inventory)
+        if self._commit:
+            started = {lease.job for lease, _ in self._granted}
+            for job in decisions.order:
+                if job not in started:
+                    self._note_kept(self._view.jobs[job].record, decisions.kept.get(job))
 
-
-def _commit(
-    store: JobStore, leases: LeaseStore, inventory: str, decisions: Decisions, now_s: float
-) -> list[tuple[Lease, LeaseLock]]:
-    ports = {lease.ssh_port for lease in leases.read_all().leases}
-    granted = []
-    for gang, placement in decisions.starts:
-        folder = store.get(gang.id)
-        record = folder.record()
-        if record.owner_uid != os.getuid():
-            continue
+    def _grant(self, record: JobRecord, placement: Placement, inventory: Inventory) -> None:
         lease = Lease(
-            job=gang.id, attempt=record.attempt + 1, owner=record.owner, owner_uid=record.owner_uid,
+            job=record.id, attempt=record.attempt + 1, owner=record.owner, owner_uid=record.owner_uid,
             generation=placement.generation, racks=placement.racks, grants=placement.grants,
-            ssh_port=next(port for port in SSH_PORTS if port not in ports), granted_s=now_s, inventory=inventory,
+            ssh_port=next(port for port in SSH_PORTS if port not in self._ports), granted_s=self._view.now_s,
+            inventory=inventory.source, machines=machines_of(inventory, placement.grants),
         )  # fmt: skip
-        ports.add(lease.ssh_port)
-        lock = leases.grant(lease)
-        mark_granted(store, lease)
-        granted.append((lease, lock))
+        try:
+            lock = self._leases.grant(lease, self._view.occupancy)
+        except StateError as error:  # two names of one inventory are one machine, or another lease came by hand
+            self._problems.append(error)
+            return
+        self._ports.add(lease.ssh_port)
+        mark_granted(self._store, lease)
+        self._granted.append((lease, lock))
         hosts = [grant.host for grant in lease.grants]
-        audit.note(store.home, "grant", job=gang.id, attempt=lease.attempt, hosts=hosts)
-    _preempt(store, decisions, now_s)
-    for job in decisions.order:
-        _note_kept(store, job, decisions.kept.get(job))
-    return granted
+        audit.note(self._home, "grant", job=record.id, attempt=lease.attempt, hosts=hosts)
 
+    def _preempt(self, preemptions: Iterable[Preemption]) -> None:
+        """Ask this user's gangs to end, and let other users' gangs be asked: in one go, for all inventories."""
+        others = []
+        for preemption in preemptions:
+            job = self._view.jobs[preemption.victim]
+            if job.record.owner_uid != self._view.uid:
+                others.append(preemption.victim)
+            elif job.request is None:
+                request = CancelRequest("preempt", by="scheduler", asked_s=self._view.now_s, reason=preemption.message)
+                self._store.get(preemption.victim).ask_to_cancel(request)
+                audit.note(
+                    self._home, "preempt", job=preemption.victim, taker=preemption.taker, reason=preemption.message
+                )
+        ask_to_give_way(self._home, others)
 
-def _preempt(store: JobStore, decisions: Decisions, now_s: float) -> None:
-    others = []
-    for preemption in decisions.preempts:
-        folder = store.get(preemption.victim)
-        if folder.record().owner_uid != os.getuid():
-            others.append(preemption.victim)
-        elif folder.cancel_request() is None:
-            folder.ask_to_cancel(CancelRequest("preempt", by="scheduler", asked_s=now_s, reason=preemption.message))
-            audit.note(store.home, "preempt", job=preemption.victim, taker=preemption.taker, reason=preemption.message)
-    ask_to_give_way(store.home, others)
+    def _note_kept(self, record: JobRecord, kept: Kept | None) -> None:
+        if record.owner_uid == self._view.uid and record.kept != kept:
+            self._store.get(record.id).write(replace(record, kept=kept))
 
 
 def mark_granted(store: JobStore, lease: Lease) -> None:
@@ -213,8 +235,16 @@ def mark_granted(store: JobStore, lease: Lease) -> None:
     )  # fmt: skip
 
 
-def _note_kept(store: JobStore, job: str, kept: Kept | None) -> None:
-    folder = store.get(job)
-    record = folder.record()
-    if record.owner_uid == os.getuid() and record.state is State.QUEUED and record.kept != kept:
-        folder.write(replace(record, kept=kept))
+def _loaded(path: str, on_problem: OnProblem) -> Inventory | None:
+    try:
+        return load(Path(path))
+    except BadInput as error:
+        on_problem(error)
+        return None
+
+
+def _at(job: LiveJob, inventory: str) -> LiveJob:
+    """Jobs of older versions may name their inventory by another path."""
+    if job.record.inventory == inventory:
+        return job
+    return replace(job, record=replace(job.record, inventory=inventory))

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from gpurun import faults
 from gpurun.inventory.model import Inventory
-from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import refuse_while_damaged, snapshot
+from gpurun.leases.allocate import look, snapshot
 from gpurun.leases.allocator import allocator_lock
-from gpurun.leases.store import Lease, LeaseLock, LeaseStore
+from gpurun.leases.lease import Lease, machines_of
+from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.scheduler.gangs import gang_of
 from gpurun.scheduler.growth import growth
 from gpurun.scheduler.model import Placement
@@ -56,20 +56,20 @@ def grow(home: Path, held: Held, inventory: Inventory, *, now_s: float) -> tuple
         StateError: a lease is damaged, so that it cannot be known which GPUs are free.
     """
     lease, lock = held
-    folder = JobStore(home).get(lease.job)
     with allocator_lock(home, patience_s=None):
-        refuse_while_damaged(LeaseStore(home).read_all())
-        gang = gang_of(folder.record(), folder.spec())
-        more = growth(
-            snapshot(home, inventory, now_s=now_s), gang, Placement(lease.generation, lease.racks, lease.grants)
-        )
+        view = look(home, now_s=now_s)
+        job = view.jobs[lease.job]
+        if job.spec is None:
+            return held, ()
+        gang = gang_of(job.record, job.spec)
+        more = growth(snapshot(view, inventory), gang, Placement(lease.generation, lease.racks, lease.grants))
         if more is None:
             return held, ()
         changed = replace(
             lease, grants=(*lease.grants, *more.grants), racks=tuple(dict.fromkeys((*lease.racks, *more.racks))),
-            apart=(*lease.apart, *more.hosts),
+            apart=(*lease.apart, *more.hosts), machines={**lease.machines, **machines_of(inventory, more.grants)},
         )  # fmt: skip
-        held = changed, LeaseStore(home).change(lock, changed)
+        held = changed, LeaseStore(home).grow(lock, changed, view.occupancy)
     audit.note(home, "grow", job=lease.job, hosts=list(more.hosts))
     return held, more.hosts
 

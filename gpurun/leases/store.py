@@ -15,71 +15,20 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from gpurun import faults
 from gpurun.errors import StateError
-from gpurun.jobs.spec import Grant
 from gpurun.jobs.store import ID_PATTERN
+from gpurun.leases.lease import Holdings, Lease
+from gpurun.leases.occupancy import Occupancy
 from gpurun.state import durable
 
 WAY_OUT = "`gpurun recover` shows what it may belong to and the way out"
 NAME_PATTERN = re.compile(rf"{ID_PATTERN.pattern}(\.\d{{1,6}}\.lost)?\.json")
-
-
-@dataclass(frozen=True)
-class Lease:
-    """A gang's GPUs, all of them, for one attempt.
-
-    Attributes:
-        grants: in rank order.
-        ssh_port: the port of the job's own sshd, unique among the leases of this state directory.
-        granted_s: seconds since the epoch.
-        lost: the rest of an attempt that is over: hosts that could not be fenced and keep their GPUs.
-        apart: hosts that hold GPUs of an elastic gang without being part of it: on their way in, or out.
-        joins: hosts that came to an elastic gang after its start, oldest first, each as often as it came.
-    """
-
-    job: str
-    attempt: int
-    owner: str
-    owner_uid: int
-    generation: str
-    racks: tuple[str, ...]
-    grants: tuple[Grant, ...]
-    ssh_port: int
-    granted_s: float
-    inventory: str
-    lost: bool = False
-    apart: tuple[str, ...] = ()
-    joins: tuple[str, ...] = ()
-    version: int = 1
-
-    @property
-    def name(self) -> str:
-        """Its file's name without ``.json``."""
-        return f"{self.job}.{self.attempt}.lost" if self.lost else self.job
-
-    @property
-    def members(self) -> tuple[Grant, ...]:
-        """The grants on which ranks run."""
-        return tuple(grant for grant in self.grants if grant.host not in self.apart)
-
-
-@dataclass(frozen=True)
-class Holdings:
-    """What `LeaseStore.read_all` found.
-
-    Attributes:
-        damaged: one error for each file that is not a readable lease. Their GPUs are unknown, so as long as
-            there is one, nothing new may be granted.
-    """
-
-    leases: tuple[Lease, ...]
-    damaged: tuple[StateError, ...]
 
 
 class LeaseLock:
@@ -112,6 +61,7 @@ class LeaseStore:
 
     def __init__(self, home: Path) -> None:
         self.folder = home / "leases"
+        self._jobs = home / "jobs"
 
     def path(self, name: str) -> Path:
         """Where a lease lies; a running job's is named after the job."""
@@ -154,27 +104,95 @@ class LeaseStore:
         except FileNotFoundError:
             return None
 
-    def grant(self, lease: Lease) -> LeaseLock:
-        """Write a lease and take its lock. The caller holds the allocator lock and has checked the GPUs.
+    def grant(self, lease: Lease, occupancy: Occupancy) -> LeaseLock:
+        """Write a lease and take its lock. The caller holds the allocator lock.
 
         What it has seen in the folder is durable first: else a power loss could keep this lease and, with it, a name
         that another one had before, and lose that other one.
 
+        Args:
+            occupancy: made under the same hold of the allocator lock; has the lease afterwards.
+
         Raises:
-            StateError: the job already has a lease.
+            StateError: somebody holds one of the GPUs, or the job already has a lease.
         """
         durable.make_folder(self.folder)
         path = self.path(lease.name)
         if os.path.lexists(path):
             raise StateError("already holds a lease", job=lease.job, where=str(path))
+        occupancy.grant(lease)
         durable.sync_folder(self.folder)
-        return LeaseLock(durable.write_locked_record(path, lease), path)
+        lock = LeaseLock(durable.write_locked_record(path, lease), path)
+        self._keep_second_name(lease.job)
+        return lock
+
+    def grow(self, lock: LeaseLock, lease: Lease, occupancy: Occupancy) -> LeaseLock:
+        """Replace a lease by one with more GPUs. The caller holds the allocator lock, and `lock`, as for `change`.
+
+        Raises:
+            StateError: somebody holds one of the GPUs.
+        """
+        occupancy.grant(lease)
+        return self.change(lock, lease)
 
     def change(self, lock: LeaseLock, lease: Lease) -> LeaseLock:
-        """Replace a lease. The caller holds the allocator lock, and `lock`, which is given up for the new file's."""
+        """Replace a lease by one without more GPUs. The caller holds `lock`, which is given up for the new file's."""
         descriptor = durable.write_locked_record(lock.path, lease)
         lock.close()
+        if not lease.lost:
+            self._keep_second_name(lease.job)
         return LeaseLock(descriptor, lock.path)
+
+    def second_name(self, job: str) -> Path:
+        """A running job's lease file has this name, too, in the job's own folder.
+
+        It is another name of one file, not a copy: whoever removes the lease file by hand frees nothing, because
+        `restore` finds the file, and the supervisor's lock on it, under this name.
+        """
+        return self._jobs / job / "lease.json"
+
+    def _keep_second_name(self, job: str) -> None:
+        """The job's record is written next to it and syncs the folder."""
+        draft = self.second_name(job).with_name(".lease.json.tmp")
+        with suppress(FileNotFoundError):
+            draft.unlink()
+        with suppress(OSError):  # no second name: a file system without hard links, or the job's folder is gone
+            os.link(self.path(job), draft, follow_symlinks=False)
+            draft.rename(self.second_name(job))
+
+    def _drop_second_name(self, job: str) -> None:
+        with suppress(FileNotFoundError):
+            durable.remove(self.second_name(job))
+
+    def removed(self, jobs: Iterable[str]) -> Iterator[Lease]:
+        """The leases of running jobs whose file somebody removed by hand: they still own their GPUs.
+
+        Args:
+            jobs: ids of the jobs that are past the queue and have not ended.
+        """
+        for job in jobs:
+            lease = None if os.path.lexists(self.path(job)) else self._by_second_name(job)
+            if lease is not None:
+                yield lease
+
+    def restore(self, job: str) -> bool:
+        """Give a running job's lease its name back, if somebody removed it; True if it was so.
+
+        Needs no lock: a release removes the second name first.
+        """
+        if os.path.lexists(self.path(job)) or self._by_second_name(job) is None:
+            return False
+        with suppress(FileNotFoundError, FileExistsError):
+            os.link(self.second_name(job), self.path(job), follow_symlinks=False)
+            durable.sync_folder(self.folder)
+            return True
+        return False
+
+    def _by_second_name(self, job: str) -> Lease | None:
+        with suppress(FileNotFoundError, StateError):
+            lease = durable.read_record(self.second_name(job), Lease)
+            return lease if lease.job == job and not lease.lost else None
+        return None
 
     def sweep(self) -> None:
         """Remove what writers that were killed left half written. The caller holds the allocator lock."""
@@ -188,6 +206,7 @@ class LeaseStore:
 
         The caller holds the allocator lock, and `lock`, which is given up for the lock on the lost lease.
         """
+        self._drop_second_name(lease.job)
         kept = tuple(grant for grant in lease.grants if grant.host in hosts)
         lost = replace(lease, grants=kept, lost=True)
         lock = self.change(lock, lost)
@@ -242,8 +261,14 @@ class LeaseStore:
         return lock
 
     def release(self, lock: LeaseLock) -> None:
-        """Remove a lease after its hosts were fenced. The caller holds its lock."""
-        durable.remove(lock.path)
+        """Remove a lease after its hosts were fenced. The caller holds its lock.
+
+        Another file that lies in its place by now is somebody else's, and stays.
+        """
+        if "." not in lock.path.stem:
+            self._drop_second_name(lock.path.stem)
+        if lock.is_current():
+            durable.remove(lock.path)
 
     def is_alive(self, name: str) -> bool:
         """True while some process holds the lease's lock. Only looks: a shared probe, let go at once."""

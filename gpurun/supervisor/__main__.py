@@ -15,7 +15,8 @@ from pathlib import Path
 from gpurun import faults
 from gpurun.errors import GpurunError, StateError
 from gpurun.jobs.states import State
-from gpurun.leases.store import Lease, LeaseLock, LeaseStore
+from gpurun.leases.lease import Lease
+from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.state.shared import enter
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.life import live

@@ -29,7 +29,8 @@ from gpurun.launch.fabric import nccl_version
 from gpurun.launch.horovod_knobs import reuse
 from gpurun.launch.plan import Plan, make_plan
 from gpurun.leases.asking import Asked
-from gpurun.leases.store import Lease, LeaseLock, LeaseStore
+from gpurun.leases.lease import Lease
+from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.node.archive import Listing
 from gpurun.supervisor.ends import End, GangEnd, failed
 from gpurun.supervisor.links import Links
@@ -191,6 +192,8 @@ class SupervisedJob:
         """What was asked of this job. If another user asks it to give way, it looks for itself whether it must."""
         if damage := self.folder.mend_request():
             self.note(damage)
+        if self.leases.restore(self.lease.job):
+            self.note("somebody removed its lease; gpurun restored it, because only a fence frees GPUs")
         if self.folder.cancel_request() is None and self.asked.is_due():
             with suppress(GpurunError):  # a damaged lease, say: not this job's fault, and it will be asked again
                 run_pass_and_start(self.home, now_s=self.clock(), environ=os.environ, patience_s=None)

@@ -19,7 +19,8 @@ from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, end_queued_job, finish
 from gpurun.leases.allocate import Pass, run_pass
 from gpurun.leases.allocator import PATIENCE_S, allocator_lock
-from gpurun.leases.store import Lease, LeaseLock, LeaseStore
+from gpurun.leases.lease import Lease
+from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.state import audit
 
 
@@ -45,6 +46,7 @@ def adopt_orphans(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
     A supervisor that died is replaced by the next command that comes along. One that died between giving the GPUs
     back and writing the job's outcome left a job that stops without a lease: it is given its outcome here.
     """
+    restore_removed(home)
     adopted = []
     for lease, lock in LeaseStore(home).take_orphans(os.getuid()):
         try:
@@ -56,6 +58,16 @@ def adopt_orphans(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
             adopted.append(lease.job)
     finish_interrupted(home)
     return tuple(adopted)
+
+
+def restore_removed(home: Path) -> None:
+    """Give leases of this user's running jobs their name back, if somebody removed it."""
+    store, leases = JobStore(home), LeaseStore(home)
+    for record in store.records(lambda _: None, ids=store.live_ids()):
+        if record.owner_uid == os.getuid() and record.state.holds_gpus and leases.restore(record.id):
+            audit.note(home, "restore", job=record.id)
+            text = "somebody removed its lease; gpurun restored it, because only a fence frees GPUs"
+            EventLog(store.get(record.id).events, clock=time.time).emit("note", text=text)
 
 
 def finish_interrupted(home: Path) -> None:
@@ -100,6 +112,8 @@ def _is_over(store: JobStore, leases: LeaseStore, record: JobRecord) -> bool:
     if record.state.ended:
         return True
     if os.path.lexists(leases.path(record.id)):  # also a damaged lease, or a lost one that has not its proper name yet
+        return False
+    if record.state.holds_gpus and any(leases.removed([record.id])):
         return False
     request = store.get(record.id).cancel_request() if record.state is State.QUEUED else None
     return record.state is not State.QUEUED or (request is not None and request.kind == "cancel")

@@ -22,7 +22,8 @@ from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, finish
 from gpurun.launch.docker import container_name
 from gpurun.leases.allocator import allocator_lock
-from gpurun.leases.store import Lease, LeaseLock, LeaseStore
+from gpurun.leases.lease import Lease
+from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.remote.agent import Agent
 from gpurun.state.cordons import Cordon, changing_cordons
 from gpurun.supervisor.job import SupervisedJob

@@ -231,10 +231,12 @@ def test_an_editor_that_fails(gpurun: Gpurun, monkeypatch: pytest.MonkeyPatch, c
 
 def test_a_leased_host_is_refused_with_its_job(gpurun: Gpurun, inventory: Path, tmp_path: Path) -> None:
     from gpurun.jobs.spec import Grant
-    from gpurun.leases.store import Lease, LeaseStore
+    from gpurun.leases.lease import Lease
+    from gpurun.leases.occupancy import Occupancy
+    from gpurun.leases.store import LeaseStore
 
     lease = Lease("j-0000abcd", 1, "me", 0, "pascal", ("r1",), (Grant("gpu-r1-07", (0,)),), 40000, 0.0, str(inventory))
-    LeaseStore(tmp_path / "state").grant(lease).close()
+    LeaseStore(tmp_path / "state").grant(lease, Occupancy()).close()
     for argv in (["remove", "gpu-r1-07"], ["set", "@rack:r1", "gpus=2"], ["set", "gpu-r1-07", "user=eve"]):
         said = gpurun(*argv, "--yes")
         assert said.code == 5

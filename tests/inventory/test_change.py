@@ -148,7 +148,7 @@ class Holding:
 
 @pytest.mark.parametrize("words", ["gpus=8", "user=eve", "address=10.0.0.9", "port=22", "generation=volta"])
 def test_what_a_lease_relies_on_stays(path: Path, tmp_path: Path, words: str) -> None:
-    file = InventoryFile(path, tmp_path / "state", Holding({"gpu-r1-07": ["j-12345678"], "elsewhere": ["j-0"]}))
+    file = InventoryFile(path, tmp_path / "state", Holding({"gpu-r1-07:22": ["j-12345678"], "elsewhere:22": ["j-0"]}))
     with pytest.raises(StateError) as refused:
         file.commit(set_(path, "gpu-r1-07", words), ME)
     assert "j-12345678" in str(refused.value)
@@ -159,7 +159,7 @@ def test_what_a_lease_relies_on_stays(path: Path, tmp_path: Path, words: str) ->
 
 
 def test_a_leased_host_is_not_removed_but_may_be_labelled(path: Path, tmp_path: Path) -> None:
-    file = InventoryFile(path, tmp_path / "state", Holding({"gpu-r1-07": ["j-12345678"]}))
+    file = InventoryFile(path, tmp_path / "state", Holding({"gpu-r1-07:22": ["j-12345678"]}))
     with pytest.raises(StateError, match="j-12345678 runs there"):
         file.commit(lambda data: apply(data, path, RemoveHosts(("gpu-r1-07",))), ME)
     with pytest.raises(StateError, match="its fabric"):

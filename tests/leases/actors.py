@@ -23,7 +23,8 @@ from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, finish
 from gpurun.leases.allocate import mark_granted, run_pass
 from gpurun.leases.allocator import allocator_lock
-from gpurun.leases.store import Lease, LeaseLock, LeaseStore
+from gpurun.leases.lease import Lease
+from gpurun.leases.store import LeaseLock, LeaseStore
 
 WARM_UP = """\
 version: 1

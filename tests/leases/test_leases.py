@@ -20,7 +20,9 @@ from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.allocator import allocator_lock
-from gpurun.leases.store import Lease, LeaseStore
+from gpurun.leases.lease import Lease
+from gpurun.leases.occupancy import Occupancy
+from gpurun.leases.store import LeaseStore
 from gpurun.supervisor.spawn import finish_interrupted
 
 INVENTORY = """\
@@ -56,7 +58,7 @@ def held(home: Path) -> list[tuple[str, int]]:
 
 def test_a_lease_is_born_locked_and_dies_with_its_holder(home):
     store = LeaseStore(home)
-    lock = store.grant(LEASE)
+    lock = store.grant(LEASE, Occupancy())
     assert store.is_alive(LEASE.job)
     assert store.try_lock(LEASE.job) is None
     child = subprocess.Popen(["sleep", "60"], pass_fds=[lock.descriptor])
@@ -77,14 +79,14 @@ def test_what_a_grant_has_seen_is_durable_before_it_is_written(home, monkeypatch
 
     leases, steps = LeaseStore(home), []
     monkeypatch.setattr(durable, "sync_folder", lambda folder: steps.append(sorted(map(str, folder.glob("*.json")))))
-    leases.grant(LEASE).close()
+    leases.grant(LEASE, Occupancy()).close()
     path = str(leases.path(LEASE.job))
     assert steps[-2:] == [[], [path]]
 
 
 @pytest.mark.parametrize("gpus", ["[-1, 1]", "[0, 1000000000000]", "[0, 0]"])
 def test_a_lease_on_gpus_that_cannot_be_is_damaged(home, gpus):
-    LeaseStore(home).grant(LEASE).close()
+    LeaseStore(home).grant(LEASE, Occupancy()).close()
     path = LeaseStore(home).path(LEASE.job)
     document = {**json.loads(path.read_text()), "grants": [{"host": "h1", "gpus": json.loads(gpus)}]}
     path.write_text(json.dumps(document))
@@ -108,9 +110,9 @@ def test_what_no_writer_left_is_not_swept_and_stops_nobody(home):
 def test_an_orphan_is_not_taken_for_the_lost_lease_of_its_job(home):
     """The lost rest of attempt 1 is held, attempt 2 is an orphan: each keeps its GPUs and its name."""
     store = LeaseStore(home)
-    lost, lost_lock = store.abandon(store.grant(LEASE), LEASE, {"h1"})
+    lost, lost_lock = store.abandon(store.grant(LEASE, Occupancy()), LEASE, {"h1"})
     second = replace(LEASE, attempt=2, grants=(Grant("h2", (0, 1)),))
-    store.grant(second).close()
+    store.grant(second, Occupancy()).close()
     ((taken, lock),) = store.take_orphans(LEASE.owner_uid)
     assert (taken, lock.path) == (second, store.path(LEASE.job))
     assert set(store.read_all().leases) == {lost, second}
@@ -120,7 +122,7 @@ def test_an_orphan_is_not_taken_for_the_lost_lease_of_its_job(home):
 
 def test_looking_for_orphans_is_quick_while_many_run(home):
     store = LeaseStore(home)
-    locks = [store.grant(replace(LEASE, job=f"j-{number:08x}")) for number in range(50)]
+    locks = [store.grant(replace(LEASE, job=f"j-{number:08x}"), Occupancy()) for number in range(50)]
     before = time.monotonic()
     assert list(store.take_orphans(LEASE.owner_uid)) == []
     assert time.monotonic() - before < 0.5
@@ -142,9 +144,9 @@ def test_a_job_whose_lease_was_discarded_ends(home):
 
 
 def test_a_second_lease_of_a_job_is_refused(home):
-    LeaseStore(home).grant(LEASE)
+    LeaseStore(home).grant(LEASE, Occupancy())
     with pytest.raises(StateError, match="already holds a lease"):
-        LeaseStore(home).grant(replace(LEASE, attempt=2))
+        LeaseStore(home).grant(replace(LEASE, attempt=2), Occupancy())
 
 
 def test_first_come_first_served_until_nothing_fits(home):
@@ -269,5 +271,5 @@ def test_two_passes_that_race_for_the_last_gpus(tmp_path):
 
 
 def test_locks_are_not_inherited_by_accident(home):
-    lock = LeaseStore(home).grant(LEASE)
+    lock = LeaseStore(home).grant(LEASE, Occupancy())
     assert os.get_inheritable(lock.descriptor) is False

@@ -24,7 +24,8 @@ from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocator import allocator_lock
-from gpurun.leases.store import Lease, LeaseStore
+from gpurun.leases.lease import Lease
+from gpurun.leases.store import LeaseStore
 from gpurun.supervisor.spawn import finish_interrupted
 
 HOSTS, GPUS = ("h1", "h2", "h3"), 2

@@ -19,7 +19,8 @@ from typing import Any
 
 from gpurun.errors import HostFailure
 from gpurun.jobs.states import State
-from gpurun.leases.store import Lease, LeaseLock, LeaseStore
+from gpurun.leases.lease import Lease
+from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.remote.agent import Reply
 from gpurun.remote.fleet import Results
 from gpurun.supervisor import life, prepare, spawn, start, stop, submission, waiter

@@ -23,7 +23,8 @@ from gpurun.cli import main as command_line
 from gpurun.inventory.load import load
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.store import Lease, LeaseLock, LeaseStore
+from gpurun.leases.lease import Lease
+from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.supervisor.submission import submit_job
 
 HOSTS, GPUS = ("h1", "h2", "h3"), 2

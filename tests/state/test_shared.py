@@ -34,6 +34,7 @@ from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.allocator import allocator_lock
+from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseStore
 home = Path(os.environ["GPURUN_HOME"])
 enter(home)
@@ -219,7 +220,7 @@ def test_a_lease_forged_in_another_s_name_is_not_adopted(state, alice, bob):
 from dataclasses import replace
 leases = LeaseStore(home)
 lease = leases.read("{job}")
-leases.grant(replace(lease, job="j-0000000f"))
+leases.grant(replace(lease, job="j-0000000f"), Occupancy())
 """
     assert bob.python(PRELUDE + forge) == ""
     adopt = PRELUDE + "from gpurun.supervisor import spawn\nspawn.start_supervisor = lambda *a: None\n"

@@ -13,7 +13,7 @@ from gpurun.inventory.load import load
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import mark_granted, run_pass, snapshot
+from gpurun.leases.allocate import look, mark_granted, run_pass, snapshot
 from gpurun.node import gang, job_parts
 from gpurun.node.call import Call
 from gpurun.remote.agent import Reply
@@ -67,7 +67,7 @@ def job(tmp_path, monkeypatch):
 
 
 def seen_by_a_pass(job):
-    (running,) = snapshot(job.home, load(job.home / "inventory.yaml"), now_s=2.0).running
+    (running,) = snapshot(look(job.home, now_s=2.0), load(job.home / "inventory.yaml")).running
     return running.checkpoint_s
 
 

@@ -9,7 +9,9 @@ import pytest
 from gpurun.errors import HostFailure
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.store import JobStore
-from gpurun.leases.store import Lease, LeaseStore
+from gpurun.leases.lease import Lease
+from gpurun.leases.occupancy import Occupancy
+from gpurun.leases.store import LeaseStore
 from gpurun.supervisor import stop
 
 INVENTORY = """
@@ -43,7 +45,7 @@ def lost(tmp_path, monkeypatch):
     def lease(*hosts, attempt=1, is_lost=False):
         grants = tuple(Grant(host, (0,)) for host in hosts)
         made = Lease(folder.id, attempt, "o", 0, "pascal", ("r1",), grants, 23022, 0.0, str(path), lost=is_lost)
-        return made, LeaseStore(tmp_path).grant(made)
+        return made, LeaseStore(tmp_path).grant(made, Occupancy())
 
     return tmp_path, lease
 

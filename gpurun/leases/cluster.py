@@ -1,0 +1,97 @@
+"""The one door to a cluster: an inventory, and the state that belongs to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from gpurun.inventory.load import load
+from gpurun.inventory.locate import find
+from gpurun.inventory.model import Host, Inventory
+from gpurun.jobs.record import Refusal
+from gpurun.leases.refusals import active
+from gpurun.leases.view import View
+from gpurun.state.cordons import Cordon, read_cordons
+from gpurun.state.home import home
+
+
+@dataclass(frozen=True)
+class HostRow:
+    """A host and what is free on it.
+
+    Attributes:
+        free: GPUs that nobody holds, also of a cordoned host; 0 while it is unknown who holds them.
+        state: ``ok``, ``cordoned``, ``draining``, ``lost``, or ``unknown`` while a lease is damaged.
+        foreign: who else holds GPUs here: the host refused them to a job of this user a moment ago.
+    """
+
+    host: Host
+    free: int
+    state: str
+    foreign: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """An inventory with its cordons, its leases, and the host sets that people name. State is read when asked for.
+
+    Attributes:
+        home: the state directory.
+    """
+
+    inventory: Inventory
+    home: Path
+
+    @cached_property
+    def cordons(self) -> Mapping[str, Cordon]:
+        """Why hosts get no new gangs. Raises StateError if the file is damaged."""
+        return read_cordons(self.home)
+
+    def rows(self, view: View) -> list[HostRow]:
+        """What people see of each host. While a lease is damaged, no GPU is known to be free."""
+        refused: dict[str, list[Refusal]] = {}
+        for job in view.jobs.values():
+            if job.record.inventory == self.inventory.source:
+                for refusal in active([job.record], view.uid, view.now_s):
+                    refused.setdefault(refusal.host, []).append(refusal)
+        return [self._row(host, view, refused.get(host.name, ())) for host in self.inventory.hosts]
+
+    def _row(self, host: Host, view: View, refused: Sequence[Refusal]) -> HostRow:
+        held = {gpu for gpu in view.occupancy.on(host) if gpu < host.gpus}
+        held.update(gpu for refusal in refused for gpu in refusal.gpus if gpu < host.gpus)
+        cordon = self.cordons.get(host.name)
+        state = cordon.state if cordon is not None else "unknown" if view.damaged else "ok"
+        return HostRow(host, 0 if view.damaged else host.gpus - len(held), state, tuple(refused))
+
+    @property
+    def groups(self) -> Mapping[str, list[str]]:
+        """``@cordoned``: every host that gets no new gangs; ``@draining`` and ``@lost`` are among them."""
+        groups: dict[str, list[str]] = {"cordoned": list(self.cordons), "draining": [], "lost": []}
+        for host, cordon in self.cordons.items():
+            if cordon.state != "cordoned":
+                groups[cordon.state].append(host)
+        return groups
+
+    def choose(self, selection: str | None) -> tuple[Host, ...]:
+        """The hosts that a person means; all of them if none are named.
+
+        Raises:
+            BadInput: the selection is not a host set, or names a host or group that does not exist.
+        """
+        if selection is None:
+            return self.inventory.hosts
+        from gpurun.inventory.hostset import select  # noqa: PLC0415 (ClusterShell takes long to import)
+
+        groups = self.groups if "@" in selection else {}
+        return tuple(self.inventory.by_name[name] for name in select(self.inventory, selection, groups))
+
+
+def open_cluster(explicit: str | None, environ: Mapping[str, str]) -> Cluster:
+    """The cluster that a command means: the inventory that ``--inventory`` or the environment names, and its state.
+
+    Raises:
+        BadInput: there is no such inventory, or it has errors.
+    """
+    return Cluster(load(find(explicit, environ)), home(environ))

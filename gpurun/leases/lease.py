@@ -1,0 +1,70 @@
+"""A lease as a value: which GPUs a gang owns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from gpurun.errors import StateError
+from gpurun.inventory.model import Inventory
+from gpurun.jobs.spec import Grant
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A gang's GPUs, all of them, for one attempt.
+
+    Attributes:
+        grants: in rank order.
+        ssh_port: the port of the job's own sshd, unique among the leases of this state directory.
+        granted_s: seconds since the epoch.
+        inventory: the canonical path of the inventory that names these hosts.
+        lost: the rest of an attempt that is over: hosts that could not be fenced and keep their GPUs.
+        apart: hosts that hold GPUs of an elastic gang without being part of it: on their way in, or out.
+        joins: hosts that came to an elastic gang after its start, oldest first, each as often as it came.
+        machines: host → `gpurun.inventory.model.Host.machine` as it was at the grant. Leases of older versions lack it.
+    """
+
+    job: str
+    attempt: int
+    owner: str
+    owner_uid: int
+    generation: str
+    racks: tuple[str, ...]
+    grants: tuple[Grant, ...]
+    ssh_port: int
+    granted_s: float
+    inventory: str
+    lost: bool = False
+    apart: tuple[str, ...] = ()
+    joins: tuple[str, ...] = ()
+    machines: Mapping[str, str] = field(default_factory=dict, hash=False)
+    version: int = 1
+
+    @property
+    def name(self) -> str:
+        """Its file's name without ``.json``."""
+        return f"{self.job}.{self.attempt}.lost" if self.lost else self.job
+
+    @property
+    def members(self) -> tuple[Grant, ...]:
+        """The grants on which ranks run."""
+        return tuple(grant for grant in self.grants if grant.host not in self.apart)
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What `LeaseStore.read_all` found.
+
+    Attributes:
+        damaged: one error for each file that is not a readable lease. Their GPUs are unknown, so as long as
+            there is one, nothing new may be granted.
+    """
+
+    leases: tuple[Lease, ...]
+    damaged: tuple[StateError, ...]
+
+
+def machines_of(inventory: Inventory, grants: Iterable[Grant]) -> dict[str, str]:
+    """Host → machine, for the hosts of some grants."""
+    return {grant.host: inventory.by_name[grant.host].machine for grant in grants}

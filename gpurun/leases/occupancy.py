@@ -1,0 +1,142 @@
+"""Who holds which GPU of which machine: one value that every decision about GPUs reads and every grant changes.
+
+Pure. Leases, lost leases, leases whose file somebody removed, and GPUs that are promised to a gang all enter here. A
+machine is known by where SSH connects to (`gpurun.inventory.model.Host.machine`). So two inventories, or two paths of
+one inventory, that name the same machine see the same holders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from gpurun.errors import StateError
+from gpurun.inventory.model import SSH_PORT, Host, Inventory
+from gpurun.jobs.spec import Grant
+from gpurun.leases.lease import Lease
+
+FOR_GOOD = ("lost", "foreign")
+"""Holdings that also the job named in them cannot use."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a GPU.
+
+    Attributes:
+        job: the job's id.
+        how: ``leased``; ``lost``: the rest of an attempt whose host gave no proof; ``promised``: a queued gang of
+            another inventory waits for it; ``foreign``: another user, state directory or head claims it on the host.
+        owner: the user's name; "" = unknown.
+    """
+
+    job: str
+    how: str = "leased"
+    owner: str = ""
+
+
+class Occupancy:
+    """Machine → GPU → holder. Made once per pass from all there is; `grant` is the only way to add a gang's GPUs.
+
+    Attributes:
+        overlaps: GPUs that two leases hold: damage, each named once. Neither holder is dropped.
+    """
+
+    def __init__(self, leases: Iterable[Lease] = ()) -> None:
+        self.overlaps: list[StateError] = []
+        self._machines: dict[str, dict[int, Holder]] = {}
+        self._leases: dict[str, Lease] = {}
+        for lease in leases:
+            self._note_overlap(lease)
+            self._put(lease)
+
+    def on(self, host: Host) -> Mapping[int, Holder]:
+        """The held GPUs of a host."""
+        held = self._machines.get(host.machine, {})
+        unnamed = self._machines.get(_nameless(host.name))
+        return {**unnamed, **held} if unnamed else held
+
+    def taken(self, inventory: Inventory, *, but: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
+        """Host → GPUs that somebody holds. Leases and promises of the jobs in `but` are left out."""
+        taken = {}
+        for host in inventory.hosts if self._machines else ():
+            gpus = [gpu for gpu, holder in self.on(host).items() if holder.job not in but or holder.how in FOR_GOOD]
+            if gpus:
+                taken[host.name] = tuple(sorted(gpus))
+        return taken
+
+    def jobs_by_machine(self) -> dict[str, list[str]]:
+        """Machine → the jobs that hold GPUs of it."""
+        return {
+            machine: list(dict.fromkeys(holder.job for holder in held.values()))
+            for machine, held in self._machines.items()
+            if held
+        }
+
+    def grant(self, lease: Lease) -> None:
+        """Give a lease its GPUs. What it held before under the same name is replaced, promises give way.
+
+        Raises:
+            StateError: somebody else holds one of them. Nothing is changed then.
+        """
+        for machine, gpu, host in _gpus_of(lease):
+            for key in (machine, _nameless(host)):
+                holder = self._machines.get(key, {}).get(gpu)
+                if holder is not None and holder.how != "promised" and holder != _holder_of(lease):
+                    raise StateError(
+                        f"GPU {gpu} is {holder.how} to {holder.job} already; {lease.job} cannot have it", host=host,
+                        hint="nothing was granted; `gpurun status` shows who holds what",
+                    )  # fmt: skip
+        self.free(lease.name)
+        self._put(lease)
+
+    def free(self, name: str) -> None:
+        """Forget a lease."""
+        lease = self._leases.pop(name, None)
+        for machine, gpu, _ in _gpus_of(lease) if lease is not None else ():
+            self._machines[machine].pop(gpu, None)
+
+    def promise(self, job: str, grants: Iterable[Grant], inventory: Inventory, *, how: str = "promised") -> None:
+        """Keep GPUs that nobody holds for a job."""
+        for grant in grants:
+            host = inventory.by_name.get(grant.host)
+            if host is not None:
+                held = self._machines.setdefault(host.machine, {})
+                for gpu in grant.gpus:
+                    held.setdefault(gpu, Holder(job, how))
+
+    def _put(self, lease: Lease) -> None:
+        self._leases[lease.name] = lease
+        for machine, gpu, _ in _gpus_of(lease):
+            self._machines.setdefault(machine, {})[gpu] = _holder_of(lease)
+
+    def _note_overlap(self, lease: Lease) -> None:
+        for machine, gpu, host in _gpus_of(lease):
+            holder = self._machines.get(machine, {}).get(gpu)
+            if holder is not None and holder.job != lease.job:
+                self.overlaps.append(
+                    StateError(
+                        f"GPU {gpu} is in the leases of {holder.job} and {lease.job}", host=host,
+                        hint=f"cancel one of them; `gpurun doctor {host}` shows which one the host knows",
+                    )
+                )  # fmt: skip
+                return
+
+
+def _holder_of(lease: Lease) -> Holder:
+    return Holder(lease.job, "lost" if lease.lost else "leased", lease.owner)
+
+
+def _nameless(host: str) -> str:
+    """Where a lease of an older version counts, which does not say which machine a host is."""
+    return f"{host}/"
+
+
+def _gpus_of(lease: Lease) -> Iterable[tuple[str, int, str]]:
+    """Machine, GPU and host name of each GPU of a lease; two machines where the lease does not say which one it is."""
+    for grant in lease.grants:
+        known = lease.machines.get(grant.host)
+        machines = (known,) if known else (f"{grant.host.lower()}:{SSH_PORT}", _nameless(grant.host))
+        for machine in machines:
+            for gpu in grant.gpus:
+                yield machine, gpu, grant.host

@@ -1,0 +1,107 @@
+"""What one pass sees of a state directory, and what the scheduler sees of one inventory in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from gpurun.errors import StateError
+from gpurun.inventory.model import Inventory
+from gpurun.jobs.live import LiveJob
+from gpurun.jobs.record import JobRecord
+from gpurun.jobs.spec import Grant, JobSpec
+from gpurun.jobs.states import State
+from gpurun.leases import refusals
+from gpurun.leases.lease import Lease
+from gpurun.leases.occupancy import Occupancy
+from gpurun.scheduler.gangs import gang_of
+from gpurun.scheduler.model import Gang, Placement, Running, Snapshot
+from gpurun.state.cordons import Cordon
+
+
+@dataclass(frozen=True)
+class View:
+    """Everything a pass decides on, read once.
+
+    Attributes:
+        jobs: the jobs that may not have ended, by id.
+        leases: every lease, also those whose file somebody removed.
+        occupancy: who holds which GPU; grants of the pass change it.
+        cordons: why hosts get no new gangs.
+        uid: the user for whom the pass commits.
+        looked_after: whether a user has a process that starts what a pass leaves for that user.
+        now_s: the head's clock, seconds since the epoch.
+        damaged: leases that cannot be read; while there are some, a GPU that seems free need not be.
+    """
+
+    jobs: Mapping[str, LiveJob]
+    leases: tuple[Lease, ...]
+    occupancy: Occupancy
+    cordons: Mapping[str, Cordon]
+    uid: int
+    looked_after: Callable[[int], bool]
+    now_s: float
+    damaged: tuple[StateError, ...] = ()
+
+    def queued(self) -> list[LiveJob]:
+        """The jobs in the queue, also those that no pass may start yet."""
+        return [job for job in self.jobs.values() if job.record.state is State.QUEUED]
+
+    def waiting(self) -> list[LiveJob]:
+        """The jobs that a pass may start, in no order. A job with a damaged spec is none of them."""
+        leased = {lease.job for lease in self.leases if not lease.lost}
+        return [job for job in self.queued() if self._waits(job, leased)]
+
+    def _waits(self, job: LiveJob, leased: set[str]) -> bool:
+        record = job.record
+        if record.id in leased or record.waits_for_restart(self.now_s) or job.spec is None or job.request is not None:
+            return False
+        return record.owner_uid == self.uid or self.looked_after(record.owner_uid)
+
+    def snapshot(self, inventory: Inventory, waiting: Iterable[LiveJob]) -> Snapshot:
+        """What the scheduler sees of one inventory. All GPUs that its own gangs do not hold are free or taken."""
+        running = self._running(inventory)
+        queue = [
+            gang_of(job.record, job.spec) for job in waiting if job.spec and job.record.inventory == inventory.source
+        ]
+        taken = self.occupancy.taken(inventory, but={gang.id for gang in (*queue, *(run.gang for run in running))})
+        queue = [_without_others(gang, taken) for gang in queue]
+        unusable = {host: f"{cordon.state}: {cordon.reason}" for host, cordon in self.cordons.items()}
+        return Snapshot(inventory, tuple(running), tuple(queue), unusable, taken, self.now_s)
+
+    def _running(self, inventory: Inventory) -> list[Running]:
+        running = []
+        for lease in self.leases:
+            job = self.jobs.get(lease.job)
+            if job is None or lease.lost or lease.inventory != inventory.source:
+                continue
+            placement = Placement(lease.generation, lease.racks, lease.grants)
+            gang = gang_of(job.record, job.spec or _unknown(job.record))
+            if gang.min_gpus is not None:
+                gang = replace(gang, gpus=placement.gpus)
+            stopping = job.record.state is State.STOPPING or job.request is not None
+            ran_s, saved_s = job.record.started_s, job.record.checkpoint_s
+            running.append(Running(gang, placement, lease.granted_s, ran_s, saved_s, stopping))
+        return running
+
+    def keep(self, jobs: Iterable[LiveJob], inventory: Inventory) -> None:
+        """Keep GPUs that are kept for queued gangs of one inventory, and leave alone GPUs that hosts refused."""
+        for job in jobs:
+            if job.record.kept is not None:
+                self.occupancy.promise(job.record.id, job.record.kept.placement.grants, inventory)
+            for refusal in refusals.active([job.record], self.uid, self.now_s):
+                grants = [Grant(refusal.host, refusal.gpus)]
+                self.occupancy.promise(refusal.job, grants, inventory, how="foreign")
+
+
+def _unknown(record: JobRecord) -> JobSpec:
+    """For a running job whose spec is damaged: what its record says, enough to count its GPUs."""
+    return JobSpec(name=record.name, image="", gpus=record.gpus, command=(), pool=record.pool)
+
+
+def _without_others(gang: Gang, taken: Mapping[str, tuple[int, ...]]) -> Gang:
+    """Forget what was kept for a gang if some of it is not for this inventory's gangs any more."""
+    if gang.kept is None:
+        return gang
+    gone = any(not set(grant.gpus).isdisjoint(taken.get(grant.host, ())) for grant in gang.kept.placement.grants)
+    return replace(gang, kept=None) if gone else gang
