@@ -50,9 +50,9 @@ def validate(
     as_json: JsonOption = False,
 ) -> None:
     """Check an inventory; print FILE:LINE:COL: what is wrong, and exit 2, if anything is."""
+    from gpurun.documents.problems import DocumentError, Problem
     from gpurun.inventory.load import load
     from gpurun.inventory.locate import find
-    from gpurun.inventory.problems import InventoryError, Problem
 
     named = file or inventory
     path = find(named, os.environ)
@@ -60,14 +60,14 @@ def validate(
     problems: tuple[Problem, ...] = ()
     try:
         found = load(shown_as)
-    except InventoryError as error:
+    except DocumentError as error:
         problems = error.problems
     if as_json:
         print_json({"inventory": str(path), "valid": not problems, "problems": [_problem_json(p) for p in problems]})
     for problem in () if as_json else problems:
         typer.echo(str(problem))
     if problems:
-        raise typer.Exit(InventoryError.exit_code)
+        raise typer.Exit(DocumentError.exit_code)
     say(f"{shown_as}: valid; {_sum(found)}")
 
 

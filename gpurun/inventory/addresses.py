@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from ruamel.yaml.comments import CommentedMap
 
+from gpurun.documents.problems import shown
 from gpurun.errors import BadInput
 from gpurun.inventory import roundtrip
 from gpurun.inventory.fields import PER_HOST
 from gpurun.inventory.hostset import expand, fold
-from gpurun.inventory.problems import shown
 from gpurun.inventory.settings import Setting
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpurun.documents.problems import DocumentError
 from gpurun.inventory import write
 from gpurun.inventory.history import Author, Change, History, diff
 from gpurun.inventory.leased import LeaseView, NoLeases, protected
 from gpurun.inventory.load import parse, read
 from gpurun.inventory.model import Inventory
-from gpurun.inventory.problems import InventoryError
 
 Rewrite = Callable[[bytes], bytes]
 """From what the file says to what it shall say. May run twice: it is given the latest text each time."""
@@ -46,7 +46,7 @@ class InventoryFile:
     def preview(self, rewrite: Rewrite) -> Preview:
         """What a change would do now; nothing is locked or written.
 
-        Raises what `rewrite` raises, InventoryError if the result is not valid, StateError if a lease forbids it.
+        Raises what `rewrite` raises, DocumentError if the result is not valid, StateError if a lease forbids it.
         """
         before = read(self.path)
         return self._preview(before, rewrite)
@@ -61,7 +61,7 @@ class InventoryFile:
     def _parsed(self, data: bytes) -> Inventory | None:
         try:
             return parse(data, self.path)
-        except InventoryError:
+        except DocumentError:
             return None
 
     def commit(
@@ -98,7 +98,7 @@ class InventoryFile:
         return change
 
     def create(self, data: bytes, author: Author) -> Change:
-        """Makes the file, which must not exist. Raises FileExistsError, InventoryError."""
+        """Makes the file, which must not exist. Raises FileExistsError, DocumentError."""
         parse(data, self.path)
         with write.locked(self.path) as real:
             if real.exists():

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpurun.documents.problems import DocumentError
 from gpurun.errors import BadInput
 from gpurun.inventory.check import check
 from gpurun.inventory.fields import PER_HOST
 from gpurun.inventory.hostset import fold
 from gpurun.inventory.load import collector_at_rest, parse
 from gpurun.inventory.model import Inventory
-from gpurun.inventory.problems import InventoryError
 from gpurun.inventory.settings import Setting
 from gpurun.inventory.slices import rack_lines
 from gpurun.inventory.tree import Tree
@@ -54,7 +54,7 @@ _SECTION = "racks:\n"
 def apply(data: bytes, source: Path, edit: Edit) -> bytes:
     """The file after an edit.
 
-    Raises InventoryError: the file is not valid. BadInput: the edit cannot be made, or what it makes is not valid.
+    Raises DocumentError: the file is not valid. BadInput: the edit cannot be made, or what it makes is not valid.
     """
     before = parse(data, source)
     if isinstance(edit, AddHosts):
@@ -115,7 +115,7 @@ def _with_edit(text: str, edit: Edit, hosts: Sequence[str]) -> str:
 def _read_again(after: bytes, source: Path) -> Inventory:
     try:
         return parse(after, source)
-    except InventoryError as error:
+    except DocumentError as error:
         said = "; ".join(problem.message for problem in error.problems[:3])
         raise BadInput(f"that would not be valid: {said}", where=str(source)) from error
 

@@ -1,89 +1,199 @@
-"""Every key an inventory may have: its kind and what it means.
-
-The loader, ``set`` and the schema read this.
-"""
+"""Every key an inventory may have: its type and what it means. The loader, ``set`` and the schema read this."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import ipaddress
+import re
+from typing import Annotated, Literal, TypedDict
 
+from msgspec import Meta
+
+from gpurun.documents.convert import keys_of, kind_of, written
+from gpurun.inventory.hostset import is_host_name
 from gpurun.inventory.model import FabricKind
-from gpurun.inventory.values import (
-    DOCKER_HOST,
-    HCA,
-    INTERFACE,
-    LABEL,
-    USER,
-    Address,
-    Choice,
-    Flag,
-    GpuIndices,
-    Kind,
-    Labels,
-    Many,
-    Memory,
-    Positive,
-    Text,
-    Whole,
-    Word,
-)
 
-NAME = Word(LABEL, "a name (letters, digits, '.', '_', '-')")
+MOST_GPUS = 1024
+_MEMORY = re.compile(r"(\d{1,9})\s*(MiB|GiB|TiB)?\Z", re.ASCII)
+_MEMORY_MIB = {None: 1, "MiB": 1, "GiB": 1024, "TiB": 1024 * 1024}
+_INDEX_RANGE = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?\Z", re.ASCII)
+LABEL_PATTERN = r"^[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?\Z"
 
 
-@dataclass(frozen=True)
-class Field:
-    """One key: how its value is read, and one sentence for people."""
-
-    kind: Kind
-    about: str
+def _memory_mib(text: str) -> int:
+    found = _MEMORY.match(text)
+    return int(found[1]) * _MEMORY_MIB[found[2]] if found else 0
 
 
-HOST: Mapping[str, Field] = {
-    "gpus": Field(Whole(0, 128), "How many GPUs the host has"),
-    "generation": Field(NAME, "GPU family, such as pascal; a gang never mixes generations"),
-    "fabric": Field(NAME, "Name of the fabric its ranks train over"),
-    "gpu_model": Field(Text(), "GPU model as NVML names it, such as Tesla P100-SXM2-16GB"),
-    "gpu_memory_mib": Field(Memory(), "Memory of each GPU in MiB, or such as 80GiB"),
-    "nvlink": Field(Many(GpuIndices()), "Groups of GPU indices that NVLink connects: [[0, 1, 2, 3], 4-7]"),
-    "near_hca": Field(GpuIndices(), "GPU indices on the HCA's own PCI root or NUMA node"),
-    "user": Field(Word(USER, "a user name"), "Whom SSH logs in as; ~/.ssh/config decides if left out"),
-    "address": Field(Address(), "What SSH connects to; the host's name if left out; a range for a range of hosts"),
-    "port": Field(Whole(1, 65535), "SSH port"),
-    "fabric_address": Field(Address(), "Address other hosts' ranks use; the fabric interface's own if left out"),
-    "labels": Field(Labels(), "Words of your own, chosen from with @label:KEY=VALUE"),
-}
+def _gpu_indices(text: str) -> tuple[int, ...]:
+    """GPU indices of a text such as ``0-3,6``. Raises ValueError."""
+    indices: list[int] = []
+    for part in text.replace(" ", "").split(","):
+        found = _INDEX_RANGE.match(part)
+        if not found:
+            raise ValueError
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last < first:
+            raise ValueError(f"counts down; write {last}-{first}")
+        indices.extend(range(first, last + 1))
+        if len(indices) > MOST_GPUS:
+            raise ValueError(f"names more than {MOST_GPUS} GPUs")
+    return tuple(indices)
 
-PER_HOST = ("address", "fabric_address")  # no two hosts have the same
 
-FABRIC: Mapping[str, Field] = {
-    "kind": Field(Choice(tuple(kind.value for kind in FabricKind)), "How ranks of different hosts talk"),
-    "interface": Field(Word(INTERFACE, "a network interface"), "Interface for sockets, such as ens1f0"),
-    "hcas": Field(Many(Word(HCA, "an HCA such as mlx5_0 or mlx5_0:1")), "RDMA devices in use"),
-    "traffic_class": Field(Whole(0, 255, nullable=True), "NCCL_IB_TC: DSCP << 2 plus ECN bits"),
-    "service_level": Field(Whole(0, 15, nullable=True), "NCCL_IB_SL"),
-    "gid_index": Field(Whole(0, 255, nullable=True), "NCCL_IB_GID_INDEX, if it must be fixed"),
-    "host_to_host": Field(Flag(), "Whether hosts may open connections to each other for image transfer"),
-    "chains": Field(Whole(1, 64), "How many parallel transfer chains the fabric carries"),
-}
-FABRIC_NEEDS = ("kind", "interface")
+def is_address(text: str) -> bool:
+    """Whether a text is a host name or an IP address."""
+    if is_host_name(text):
+        return True
+    try:
+        return bool(ipaddress.ip_address(text))
+    except ValueError:
+        return False
 
-POOL: Mapping[str, Field] = {
-    "parent": Field(NAME, "The pool this one is part of"),
-    "reservation": Field(Whole(0, 10_000_000), "GPUs that are always this team's"),
-    "limit": Field(Whole(0, 10_000_000, nullable=True), "Most GPUs at once; null = no limit"),
-    "share": Field(Positive(), "Weight when what is left is shared"),
-}
 
-HEAD: Mapping[str, Field] = {
-    "docker_host": Field(
-        Word(DOCKER_HOST, "a Docker address such as unix:///run/docker.sock"),
-        "The head node's Docker, as DOCKER_HOST",
+def _address(text: str) -> str:
+    """An address, or a range of them for a range of hosts, which `gpurun.inventory.validate` shares out."""
+    if is_address(text) or "[" in text:
+        return text
+    raise ValueError
+
+
+def _printable(text: str) -> str:
+    if text.strip() and text.isprintable():
+        return text
+    raise ValueError
+
+
+Name = Annotated[str, Meta(pattern=LABEL_PATTERN, title="a name (letters, digits, '.', '_', '-')")]
+Label = Annotated[str, Meta(pattern=LABEL_PATTERN, title="a label name (letters, digits, '.', '_', '-')")]
+LabelText = Annotated[
+    str,
+    Meta(min_length=1, max_length=200),
+    written(
+        _printable,
+        "a printable text of 1 to 200 characters",
+        schema={"type": ["string", "number", "boolean"], "minLength": 1, "maxLength": 200},
     ),
-}
+]
+Text = Annotated[
+    str, Meta(min_length=1, max_length=200), written(_printable, "a printable text of 1 to 200 characters")
+]
+Path = Annotated[
+    str, Meta(min_length=1, max_length=4096), written(_printable, "a printable text of 1 to 4096 characters")
+]
+User = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,31}\$?\Z", title="a user name")]
+Interface = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,14}\Z", title="a network interface")]
+HcaName = Annotated[
+    str,
+    Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}(?::[1-9][0-9]{0,2})?\Z", title="an HCA such as mlx5_0 or mlx5_0:1"),
+]
+DockerHost = Annotated[
+    str,
+    Meta(
+        pattern=r"^(?:unix:///|tcp://|ssh://)[\x21-\x7e]+\Z", title="a Docker address such as unix:///run/docker.sock"
+    ),
+]
+Address = Annotated[
+    str,
+    written(
+        _address,
+        "a host name or an IP address",
+        schema={"type": "string", "pattern": r"^[A-Za-z0-9:\[][A-Za-z0-9.:_,\[\]-]*$"},
+    ),
+]
+Memory = Annotated[
+    int,
+    Meta(ge=1),
+    written(
+        _memory_mib,
+        "an amount of memory",
+        "MiB as a whole number, or such as 80GiB",
+        schema={"type": ["integer", "string"], "minimum": 1, "pattern": r"^\d{1,9}\s*(MiB|GiB|TiB)?$"},
+    ),
+]
+GpuIndex = Annotated[int, Meta(ge=0, le=MOST_GPUS - 1)]
+GpuIndices = Annotated[
+    tuple[GpuIndex, ...],
+    written(
+        _gpu_indices,
+        "GPU indices",
+        "such as 0-3,6",
+        schema={
+            "oneOf": [
+                {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MOST_GPUS - 1}},
+                {"type": "string", "pattern": r"^\d+(-\d+)?(,\d+(-\d+)?)*$"},
+                {"type": "integer", "minimum": 0},
+            ]
+        },
+    ),
+]
 
-SSH_CONFIG = Field(Text(longest=4096), "OpenSSH client configuration to use; relative to this file")
-VERSION = Field(Choice(("1",)), "Format of this file")
+
+class HostKeys(TypedDict, total=False):
+    """What an inventory says of a host, or of all hosts in `defaults`."""
+
+    gpus: Annotated[int, Meta(ge=0, le=128, description="How many GPUs the host has")]
+    generation: Annotated[Name, Meta(description="GPU family, such as pascal; a gang never mixes generations")]
+    fabric: Annotated[Name, Meta(description="Name of the fabric its ranks train over")]
+    gpu_model: Annotated[Text, Meta(description="GPU model as NVML names it, such as Tesla P100-SXM2-16GB")]
+    gpu_memory_mib: Annotated[Memory, Meta(description="Memory of each GPU in MiB, or such as 80GiB")]
+    nvlink: Annotated[
+        tuple[GpuIndices, ...], Meta(description="Groups of GPU indices that NVLink connects: [[0, 1, 2, 3], 4-7]")
+    ]
+    near_hca: Annotated[GpuIndices, Meta(description="GPU indices on the HCA's own PCI root or NUMA node")]
+    user: Annotated[User, Meta(description="Whom SSH logs in as; ~/.ssh/config decides if left out")]
+    address: Annotated[
+        Address, Meta(description="What SSH connects to; the host's name if left out; a range for a range of hosts")
+    ]
+    port: Annotated[int, Meta(ge=1, le=65535, description="SSH port")]
+    fabric_address: Annotated[
+        Address, Meta(description="Address other hosts' ranks use; the fabric interface's own if left out")
+    ]
+    labels: Annotated[dict[Label, LabelText], Meta(description="Words of your own, chosen from with @label:KEY=VALUE")]
+
+
+class FabricKeys(TypedDict, total=False):
+    """What an inventory says of a fabric."""
+
+    kind: Annotated[FabricKind, Meta(description="How ranks of different hosts talk")]
+    interface: Annotated[Interface, Meta(description="Interface for sockets, such as ens1f0")]
+    hcas: Annotated[tuple[HcaName, ...], Meta(description="RDMA devices in use")]
+    traffic_class: Annotated[
+        Annotated[int, Meta(ge=0, le=255)] | None, Meta(description="NCCL_IB_TC: DSCP << 2 plus ECN bits")
+    ]
+    service_level: Annotated[Annotated[int, Meta(ge=0, le=15)] | None, Meta(description="NCCL_IB_SL")]
+    gid_index: Annotated[
+        Annotated[int, Meta(ge=0, le=255)] | None, Meta(description="NCCL_IB_GID_INDEX, if it must be fixed")
+    ]
+    host_to_host: Annotated[
+        bool, Meta(description="Whether hosts may open connections to each other for image transfer")
+    ]
+    chains: Annotated[int, Meta(ge=1, le=64, description="How many parallel transfer chains the fabric carries")]
+
+
+class PoolKeys(TypedDict, total=False):
+    """What an inventory says of a pool."""
+
+    parent: Annotated[Name, Meta(description="The pool this one is part of")]
+    reservation: Annotated[int, Meta(ge=0, le=10_000_000, description="GPUs that are always this team's")]
+    limit: Annotated[
+        Annotated[int, Meta(ge=0, le=10_000_000)] | None, Meta(description="Most GPUs at once; null = no limit")
+    ]
+    share: Annotated[
+        float, Meta(gt=0, title="a number above 0", description="Weight when GPUs beyond reservations are shared")
+    ]
+
+
+class HeadKeys(TypedDict, total=False):
+    """What an inventory says of the head node."""
+
+    docker_host: Annotated[DockerHost, Meta(description="The head node's Docker, as DOCKER_HOST")]
+
+
+HOST, FABRIC, POOL, HEAD = keys_of(HostKeys), keys_of(FabricKeys), keys_of(PoolKeys), keys_of(HeadKeys)
+PER_HOST = ("address", "fabric_address")  # no two hosts have the same
+FABRIC_NEEDS = ("kind", "interface")
+NAME, LABEL, LABEL_TEXT = kind_of(Name), kind_of(Label), kind_of(LabelText)
+SSH_CONFIG = kind_of(Annotated[Path, Meta(description="OpenSSH client configuration to use; relative to this file")])
+VERSION = kind_of(Annotated[Literal["1"], Meta(description="Format of this file")])
 TOP = ("version", "defaults", "fabrics", "racks", "pools", "ssh_config", "head")
 RACK = ("hosts", "defaults")

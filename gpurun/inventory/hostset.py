@@ -13,9 +13,9 @@ from ClusterShell.NodeSet import NodeSet, NodeSetException
 from ClusterShell.NodeUtils import GroupResolver, GroupResolverError, GroupSource, GroupSourceError
 from ClusterShell.RangeSet import RangeSetException
 
+from gpurun.documents.problems import shown
 from gpurun.errors import BadInput
 from gpurun.inventory.model import Inventory
-from gpurun.inventory.problems import shown
 
 MAX_HOSTS = 100_000
 _MAX_CHARACTERS = 1_000_000

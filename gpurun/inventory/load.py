@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from gpurun.documents.problems import DocumentError, Problem
 from gpurun.errors import BadInput
 from gpurun.inventory import cache
 from gpurun.inventory.model import Inventory
-from gpurun.inventory.problems import InventoryError, Problem
 
 MAX_BYTES = 8 * 1024 * 1024  # 10,000 hosts written out one by one are about 1 MiB
 
@@ -23,7 +23,7 @@ def load(path: Path | str) -> Inventory:
 
     Its `source` is the canonical path: every way to spell a path, links included, gives the same cluster.
 
-    Raises InventoryError with everything that is wrong with it; BadInput if it cannot be read.
+    Raises DocumentError with everything that is wrong with it; BadInput if it cannot be read.
     """
     source = Path(os.path.realpath(path))
     with opened(source) as file:
@@ -46,19 +46,19 @@ def parse(data: bytes, source: Path, *, shown_as: str | None = None) -> Inventor
     Args:
         source: the file they are from; paths inside are relative to its folder.
         shown_as: how messages name the file; `source` unless given.
-    Raises InventoryError with everything that is wrong with it.
+    Raises DocumentError with everything that is wrong with it.
     """
-    from gpurun.inventory.document import Report, compose  # noqa: PLC0415  a cached inventory needs no YAML
+    from gpurun.documents.nodes import Report, compose  # noqa: PLC0415  a cached inventory needs no YAML
     from gpurun.inventory.validate import inventory  # noqa: PLC0415
 
     file = shown_as or str(source)
     if len(data) > MAX_BYTES:
-        raise InventoryError([Problem(file, 1, 1, f"larger than {MAX_BYTES >> 20} MiB")])
+        raise DocumentError([Problem(file, 1, 1, f"larger than {MAX_BYTES >> 20} MiB")])
     report = Report(file)
     with collector_at_rest():
         root = compose(data, file)
         if root is None:
-            raise InventoryError([Problem(file, 1, 1, "the inventory is empty", allowed=("version: 1 …",))])
+            raise DocumentError([Problem(file, 1, 1, "the inventory is empty", allowed=("version: 1 …",))])
         found = inventory(root, report, source)
     report.raise_if_any()
     return found

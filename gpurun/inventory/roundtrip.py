@@ -62,7 +62,7 @@ def _yaml(indent: int) -> YAML:
 
 
 def read(text: str) -> CommentedMap:
-    """The tree of a document that `gpurun.inventory.document.compose` accepted; an empty mapping for none.
+    """The tree of a document that `gpurun.documents.nodes.compose` accepted; an empty mapping for none.
 
     Raises BadInput: ruamel.yaml does not read everything that libyaml reads.
     """

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
+from gpurun.documents.convert import mapping_schema
+from gpurun.documents.convert import schema as schema_of
 from gpurun.inventory import fields
-from gpurun.inventory.fields import Field
 
 _NAME = "^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
 _HOSTS = r"^[A-Za-z0-9][A-Za-z0-9_.\[\],/-]*$"
 
 
 def schema() -> dict[str, Any]:
-    """The schema, draft 2020-12. It knows each value; how they must agree, only ``validate`` knows."""
-    host = _mapping(fields.HOST)
-    shared = _mapping({key: field for key, field in fields.HOST.items() if key not in fields.PER_HOST})
+    """The schema, draft 2020-12. It describes each value; only ``validate`` knows how values must agree."""
+    shared = mapping_schema({key: kind for key, kind in fields.HOST.items() if key not in fields.PER_HOST})
     rack = {
         "type": ["object", "null"],
         "additionalProperties": False,
-        "properties": {"defaults": shared, "hosts": _named(host, _HOSTS)},
+        "properties": {"defaults": shared, "hosts": _named(mapping_schema(fields.HOST), _HOSTS)},
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -31,23 +30,13 @@ def schema() -> dict[str, Any]:
         "properties": {
             "version": {"const": 1, "description": fields.VERSION.about},
             "defaults": shared,
-            "fabrics": _named(_mapping(fields.FABRIC, fields.FABRIC_NEEDS)),
+            "fabrics": _named(mapping_schema(fields.FABRIC, fields.FABRIC_NEEDS)),
             "racks": _named(rack),
-            "pools": _named(_mapping(fields.POOL)),
-            "ssh_config": {**fields.SSH_CONFIG.kind.schema(), "description": fields.SSH_CONFIG.about},
-            "head": _mapping(fields.HEAD),
+            "pools": _named(mapping_schema(fields.POOL)),
+            "ssh_config": schema_of(fields.SSH_CONFIG),
+            "head": mapping_schema(fields.HEAD),
         },
     }
-
-
-def _mapping(known: Mapping[str, Field], needs: tuple[str, ...] = ()) -> dict[str, Any]:
-    properties = {key: {**field.kind.schema(), "description": field.about} for key, field in known.items()}
-    made: dict[str, Any] = {
-        "type": "object" if needs else ["object", "null"],
-        "additionalProperties": False,
-        "properties": properties,
-    }
-    return {**made, "required": list(needs)} if needs else made
 
 
 def _named(value: dict[str, Any], names: str = _NAME) -> dict[str, Any]:

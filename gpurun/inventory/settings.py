@@ -9,11 +9,11 @@ import yaml
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from gpurun.documents.convert import convert, convert_node
+from gpurun.documents.nodes import compose
+from gpurun.documents.problems import DocumentError, shown
 from gpurun.errors import BadInput
 from gpurun.inventory import fields, roundtrip
-from gpurun.inventory.document import Report, compose
-from gpurun.inventory.problems import InventoryError, shown
-from gpurun.inventory.values import LABEL, GpuIndices, Kind, Labels, Many, Text
 
 _TAG = "tag:yaml.org,2002:"
 
@@ -39,8 +39,7 @@ class Setting:
         """The value as roundtrip writes it."""
         if self.label is not None:
             return _scalar_tree(self.text, text_kind=False)
-        kind = fields.HOST[self.field].kind
-        if isinstance(kind, (Many, GpuIndices)):
+        if fields.HOST[self.field].item is not None:
             return _tree(_composed(self.text))
         return _scalar_tree(self.text, text_kind=not isinstance(self.value, (int, float)) or "B" in self.text)
 
@@ -84,30 +83,17 @@ def from_mapping(values: Mapping[str, object]) -> tuple[Setting, ...]:
 def _setting(key: str, text: str) -> Setting:
     field, dot, label = key.partition(".")
     if field == "labels" and dot:
-        if not LABEL.match(label):
-            raise BadInput(f"{shown(label)} is not a label name (letters, digits, '.', '_', '-')")
-        value = _read(Text(numbers=True), _node(text, text_kind=True), key) if text else None
-        return Setting("labels", value, text, label)
+        convert(label, fields.LABEL, "labels")
+        return Setting("labels", convert(text, fields.LABEL_TEXT, key) if text else None, text, label)
     if key == "rack":
-        return Setting("rack", _read(fields.NAME, _node(text, text_kind=True), key), text)
-    if key not in fields.HOST or isinstance(fields.HOST[key].kind, Labels):
+        return Setting("rack", convert(text, fields.NAME, key), text)
+    if key not in fields.HOST or key == "labels":
         allowed = ", ".join([*(name for name in fields.HOST if name != "labels"), "labels.NAME", "rack"])
         raise BadInput(f"unknown key {shown(key)} (allowed: {allowed})")
+    kind = fields.HOST[key]
     if not text:
         return Setting(key, None, text)
-    kind = fields.HOST[key].kind
-    structured = isinstance(kind, (Many, GpuIndices))
-    node = _composed(text) if structured else _node(text, text_kind=isinstance(kind, Text))
-    return Setting(key, _read(kind, node, key), text)
-
-
-def _read(kind: Kind, node: Node, name: str) -> object:
-    report = Report("")
-    value = kind.read(node, report, name)
-    if report.problems:
-        said = [p.message + (f" (allowed: {', '.join(p.allowed)})" if p.allowed else "") for p in report.problems]
-        raise BadInput("; ".join(said))
-    return value
+    return Setting(key, convert_node(_composed(text), kind, key) if kind.item else convert(text, kind, key), text)
 
 
 def _resolved(text: str) -> str:
@@ -115,16 +101,11 @@ def _resolved(text: str) -> str:
     return str(resolver.resolve(ScalarNode, text, (True, False)))  # type: ignore[no-untyped-call]
 
 
-def _node(text: str, *, text_kind: bool) -> ScalarNode:
-    nowhere = yaml.Mark("", 0, 0, 0, None, 0)
-    return ScalarNode(_TAG + "str" if text_kind else _resolved(text), text, nowhere, nowhere)
-
-
 def _composed(text: str) -> Node:
     """A value with structure, as YAML in one line: ``[0, 1]``, ``0-3``."""
     try:
         node = compose(text.encode(), "value")
-    except InventoryError as error:
+    except DocumentError as error:
         raise BadInput(f"{shown(text)} is not a YAML value: {error.problems[0].message}") from error
     if node is None:
         raise BadInput(f"{shown(text)} is not a YAML value")

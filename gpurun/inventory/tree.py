@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from ruamel.yaml.comments import CommentedMap
 
+from gpurun.documents.problems import shown
 from gpurun.errors import BadInput
 from gpurun.inventory import roundtrip
 from gpurun.inventory.addresses import folded_share, shares, with_part
 from gpurun.inventory.fields import PER_HOST
 from gpurun.inventory.hostset import expand, fold
 from gpurun.inventory.merge import merge
-from gpurun.inventory.problems import shown
 from gpurun.inventory.settings import Setting
 
 

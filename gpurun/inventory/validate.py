@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from yaml.nodes import Node
 
+from gpurun.documents.convert import mapping, refuse_unknown, value
+from gpurun.documents.nodes import Entries, Report, entries
+from gpurun.documents.problems import shown
 from gpurun.errors import BadInput
 from gpurun.inventory import fields
-from gpurun.inventory.document import Entries, Report, entries
-from gpurun.inventory.fields import Field
+from gpurun.inventory.fields import is_address
 from gpurun.inventory.hostset import MAX_HOSTS, expand
 from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Pool, Rack
-from gpurun.inventory.problems import shown
-from gpurun.inventory.values import is_address
 
 _NEEDED = ("gpus", "generation", "fabric")
 
@@ -25,14 +24,14 @@ _NEEDED = ("gpus", "generation", "fabric")
 def inventory(root: Node, report: Report, source: Path) -> Inventory:
     """The inventory a document describes. Only valid if the report has no problems afterwards."""
     top = entries(root, report, "the inventory")
-    _refuse_unknown({key: pair for key, pair in top.items() if not key.startswith("x-")}, fields.TOP, report, "top")
+    refuse_unknown({key: pair for key, pair in top.items() if not key.startswith("x-")}, fields.TOP, report, "top")
     if "version" in top:
-        fields.VERSION.kind.read(top["version"][1], report, "version")
+        value(top["version"][1], fields.VERSION, report, "version")
     else:
         report.wrong(root, "version is missing", allowed=("version: 1",))
     fabrics = _fabrics(top, report)
     racks, hosts = _Racks(fabrics, report).read(top)
-    head = _values(top["head"][1], fields.HEAD, report, "head") if "head" in top else {}
+    head = mapping(top["head"][1], fields.HEAD, report, "head") if "head" in top else {}
     return Inventory(
         hosts=tuple(hosts),
         racks=tuple(racks),
@@ -44,42 +43,25 @@ def inventory(root: Node, report: Report, source: Path) -> Inventory:
     )
 
 
-def _refuse_unknown(found: Entries, known: Iterable[str], report: Report, where: str) -> None:
-    allowed = tuple(known)
-    for key, (node, _) in found.items():
-        if key not in allowed:
-            close = get_close_matches(key, allowed, n=1)
-            meant = f"; did you mean '{close[0]}'?" if close else ""
-            report.wrong(node, f"unknown key {shown(key)} in {where}{meant}", allowed=allowed)
-
-
-def _values(node: Node, known: Mapping[str, Field], report: Report, where: str) -> dict[str, Any]:
-    found = entries(node, report, where)
-    if not found.keys() <= known.keys():
-        _refuse_unknown(found, known, report, where)
-    return {key: known[key].kind.read(value, report, key) for key, (_, value) in found.items() if key in known}
-
-
 def _named(top: Entries, section: str, report: Report) -> Iterable[tuple[str, Node, Node]]:
     """The entries of a section whose keys are names people choose: name, key node, value node."""
     if section not in top:
         return
-    for name, (key, value) in entries(top[section][1], report, section).items():
-        fields.NAME.read(key, report, f"name in {section}")
-        yield name, key, value
+    for name, (key, node) in entries(top[section][1], report, section).items():
+        value(key, fields.NAME, report, f"name in {section}")
+        yield name, key, node
 
 
 def _fabrics(top: Entries, report: Report) -> dict[str, Fabric]:
     fabrics: dict[str, Fabric] = {}
     for name, key, node in _named(top, "fabrics", report):
-        values = _values(node, fields.FABRIC, report, f"fabric {name}")
+        values = mapping(node, fields.FABRIC, report, f"fabric {name}")
         missing = [needed for needed in fields.FABRIC_NEEDS if needed not in values]
         if missing:
             report.wrong(key, f"fabric {name} has no {' and no '.join(missing)}")
         if None in (values.get("kind"), values.get("interface")):
             fabrics[name] = Fabric(name, FabricKind.TCP, "")  # the report keeps it from being used
             continue
-        values["kind"] = FabricKind(values["kind"])
         if values["kind"] is FabricKind.TCP and values.get("hcas"):
             report.wrong(key, f"fabric {name} is tcp, which has no hcas", allowed=("roce", "infiniband"))
         fabrics[name] = Fabric(name=name, **values)
@@ -89,7 +71,7 @@ def _fabrics(top: Entries, report: Report) -> dict[str, Fabric]:
 def _pools(top: Entries, report: Report) -> tuple[Pool, ...]:
     found: dict[str, tuple[Node, Pool]] = {}
     for name, key, node in _named(top, "pools", report):
-        values = _values(node, fields.POOL, report, f"pool {name}")
+        values = mapping(node, fields.POOL, report, f"pool {name}")
         found[name] = (key, Pool(name=name, **values))
     for name, (key, pool) in found.items():
         if pool.parent is not None and pool.parent not in found:
@@ -108,7 +90,7 @@ def _pools(top: Entries, report: Report) -> tuple[Pool, ...]:
 def _ssh_config(top: Entries, report: Report, source: Path) -> str | None:
     if "ssh_config" not in top:
         return None
-    text = fields.SSH_CONFIG.kind.read(top["ssh_config"][1], report, "ssh_config")
+    text = value(top["ssh_config"][1], fields.SSH_CONFIG, report, "ssh_config")
     return None if text is None else os.path.normpath(source.parent / Path(str(text)).expanduser())
 
 
@@ -130,7 +112,7 @@ class _Racks:
         racks = []
         for name, _, node in _named(top, "racks", self._report):
             parts = entries(node, self._report, f"rack {name}")
-            _refuse_unknown(parts, fields.RACK, self._report, f"rack {name}")
+            refuse_unknown(parts, fields.RACK, self._report, f"rack {name}")
             own = (
                 self._inherited(base, parts["defaults"][1], f"defaults of rack {name}") if "defaults" in parts else base
             )
@@ -141,20 +123,20 @@ class _Racks:
         return racks, self._hosts
 
     def _inherited(self, base: Mapping[str, Any], node: Node, where: str) -> dict[str, Any]:
-        values = _values(node, fields.HOST, self._report, where)
+        values = mapping(node, fields.HOST, self._report, where)
         for key in fields.PER_HOST:
             if key in values:
                 self._report.wrong(node, f"{where}: {key} is each host's own")
         return _merged(base, values)
 
     def _rack(self, rack: str, node: Node, base: Mapping[str, Any]) -> None:
-        for folded, (key, value) in entries(node, self._report, f"hosts of rack {rack}").items():
+        for folded, (key, own) in entries(node, self._report, f"hosts of rack {rack}").items():
             try:
                 names = expand(folded)
             except BadInput as error:
                 self._report.wrong(key, error.message)
                 continue
-            values = _merged(base, _values(value, fields.HOST, self._report, f"host {folded}"))
+            values = _merged(base, mapping(own, fields.HOST, self._report, f"host {folded}"))
             if self._complete(folded, values, key):
                 self._add(rack, names, values, key)
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 import re
 import shlex
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, TypedDict
 
 import msgspec
-from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from msgspec import Meta
 
+from gpurun.documents.convert import convert, keys_of, mapping, written
+from gpurun.documents.nodes import Report, compose
 from gpurun.errors import BadInput
-from gpurun.inventory.document import Report, compose, entries
 from gpurun.inventory.load import read as read_bytes
-from gpurun.jobs.spec import Constraints, Controller, HorovodKnobs, JobSpec, Locality
+from gpurun.jobs.spec import MOST_GPUS, Constraints, Controller, HorovodKnobs, JobSpec, Locality
 
 RECIPE_FILE = "recipe.yaml"
 MAX_GPUS = 1_000_000
@@ -28,208 +29,161 @@ MAX_CHARS = 40
 """Longer, no time or size is meant; patterns are not tried on it."""
 MAX_TIME_S = 10 * 365 * 86400.0
 MAX_SIZE_MIB = 1 << 40
-NAME = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
-# docker's reference grammar, loosely: never a flag, never white space.
-IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]{0,254}")
-ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-SECRET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)\s*d)?\s*(?:(\d+(?:\.\d+)?)\s*h)?\s*(?:(\d+(?:\.\d+)?)\s*m(?:in)?)?"
                       r"\s*(?:(\d+(?:\.\d+)?)\s*s?)?")  # fmt: skip
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(MiB|GiB|TiB|M|G|T|m|g)")
 _MIB = {"m": 1, "mib": 1, "g": 1024, "gib": 1024, "t": 1024 * 1024, "tib": 1024 * 1024}
 
 
-class Wrong(ValueError):
-    """A value that cannot be; its text says what could."""
-
-
-def whole(low: int, high: int) -> Callable[[Any], int]:
-    """A converter for a whole number in low … high."""
-
-    def convert(value: Any) -> int:
-        if isinstance(value, bool) or not re.fullmatch(r"[+-]?\d{1,18}", str(value)):
-            raise Wrong(f"must be a whole number from {low} to {high}")
-        number = int(value)
-        if not low <= number <= high:
-            raise Wrong(f"must be a whole number from {low} to {high}")
-        return number
-
-    return convert
-
-
-def number(value: Any) -> float:
-    """A number that is not negative."""
-    if len(str(value)) > MAX_CHARS or not re.fullmatch(r"\d+(\.\d+)?", str(value)):
-        raise Wrong("must be a number that is not negative")
-    return float(value)
-
-
-def text(value: Any) -> str:
-    """Any text without NUL."""
-    if isinstance(value, list | dict):
-        raise Wrong("must be text")
-    if "\0" in str(value):
-        raise Wrong("must not contain a NUL character")
-    return str(value)
-
-
-def matching(pattern: re.Pattern[str], what: str) -> Callable[[Any], str]:
-    """A converter for text that `pattern` describes."""
-
-    def convert(value: Any) -> str:
-        if isinstance(value, list | dict) or not pattern.fullmatch(str(value)):
-            raise Wrong(f"must be {what}")
-        return str(value)
-
-    return convert
-
-
-def one_of(*allowed: str) -> Callable[[Any], str]:
-    """A converter for one of a few words."""
-
-    def convert(value: Any) -> str:
-        if value not in allowed:
-            raise Wrong(f"must be one of {', '.join(allowed)}")
-        return str(value)
-
-    return convert
-
-
-def truth(value: Any) -> bool:
-    """True or false."""
-    if str(value).lower() not in ("true", "false"):
-        raise Wrong("must be true or false")
-    return str(value).lower() == "true"
-
-
-def duration_s(value: Any) -> float:
-    """``90``, ``90s``, ``15m``, ``1h30m`` or ``2d`` in seconds, more than 0 and at most ten years."""
-    found = DURATION.fullmatch(str(value).strip()) if len(str(value)) <= MAX_CHARS else None
+def duration_s(text: str) -> float:
+    """``90``, ``90s``, ``15m``, ``1h30m`` or ``2d`` in seconds, above 0, at most ten years. Raises ValueError."""
+    found = DURATION.fullmatch(text.strip()) if len(text) <= MAX_CHARS else None
     if not found or not any(found.groups()):
-        raise Wrong("must be a time such as 90s, 15m, 1h30m or 2d")
+        raise ValueError
     days, hours, minutes, seconds = (float(part or 0) for part in found.groups())
     total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     if total <= 0:
-        raise Wrong("must be more than 0")
+        raise ValueError("is not more than 0")
     if total > MAX_TIME_S:
-        raise Wrong("must be at most 3650d")
+        raise ValueError("is more than 3650d")
     return total
 
 
-def size_mib(value: Any) -> int:
-    """``512MiB``, ``16GiB`` or ``80G`` in MiB."""
-    found = SIZE.fullmatch(str(value).strip()) if len(str(value)) <= MAX_CHARS else None
+def size_mib(text: str) -> int:
+    """``512MiB``, ``16GiB`` or ``80G`` in MiB. Raises ValueError."""
+    found = SIZE.fullmatch(text.strip()) if len(text) <= MAX_CHARS else None
     if not found:
-        raise Wrong("must be a size such as 512MiB or 16GiB")
+        raise ValueError
     mib = float(found[1]) * _MIB[found[2].lower()]
     if mib > MAX_SIZE_MIB:
-        raise Wrong(f"must be at most {MAX_SIZE_MIB >> 20}TiB")
+        raise ValueError(f"is more than {MAX_SIZE_MIB >> 20}TiB")
     return int(mib)
 
 
-def container_path(value: Any) -> str:
-    """An absolute path inside the container."""
-    path = str(value)
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("contains a NUL character")
+    return text
+
+
+def _container_path(path: str) -> str:
     if not path.startswith("/") or "\0" in path or "\n" in path or ".." in path.split("/") or path.strip("/") == "":
-        raise Wrong("must be an absolute path such as /checkpoints")
+        raise ValueError
     return path
 
 
-def list_of(item: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
-    """A converter for a list; one value alone is a list of one."""
-
-    def convert(value: Any) -> tuple[Any, ...]:
-        values = value if isinstance(value, list) else [value]
-        return tuple(item(one) for one in values)
-
-    return convert
-
-
-def command(value: Any) -> tuple[str, ...]:
-    """An argv: a list, or one line split as a shell splits words (never run by one)."""
+def _words(line: str) -> list[str]:
+    """One line as a shell splits words; no shell ever runs it. Raises ValueError."""
     try:
-        words = tuple(text(word) for word in value) if isinstance(value, list) else tuple(shlex.split(str(value)))
+        return shlex.split(_without_nul(line))
     except ValueError as error:
-        raise Wrong(f"cannot be split into words: {error}") from error
-    if not words or not words[0]:
-        raise Wrong("must name a program")
-    return words
+        raise ValueError(f"cannot be split into words: {error}") from error
 
 
-def mapping(key: re.Pattern[str], what: str) -> Callable[[Any], dict[str, str]]:
-    """A converter for a mapping of names to text."""
-
-    def convert(value: Any) -> dict[str, str]:
-        if not isinstance(value, dict):
-            raise Wrong("must be a mapping (name: value)")
-        for name in value:
-            if not key.fullmatch(str(name)):
-                raise Wrong(f"has the key {name!r}, which is not {what}")
-        return {str(name): text(item) for name, item in value.items()}
-
-    return convert
+def _mount(text: str) -> tuple[str, str, str]:
+    """``/host/path:/container/path[:ro|rw]``, read-only unless it says otherwise. Raises ValueError."""
+    source, _, rest = text.partition(":")
+    target, _, mode = rest.partition(":")
+    if mode not in ("", "ro", "rw"):
+        raise ValueError
+    return _container_path(source), _container_path(target), mode or "ro"
 
 
-def mounts(value: Any) -> tuple[tuple[str, str, str], ...]:
-    """``/host/path:/container/path[:ro|rw]``, read-only unless it says otherwise."""
-    found = []
-    for one in value if isinstance(value, list) else [value]:
-        source, _, rest = str(one).partition(":")
-        target, _, mode = rest.partition(":")
-        if mode not in ("", "ro", "rw"):
-            raise Wrong("must look like /host/path:/container/path:ro")
-        found.append((container_path(source), container_path(target), mode or "ro"))
-    return tuple(found)
+_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}\Z"
+Name = Annotated[str, Meta(pattern=_NAME_PATTERN, title="a name (letters, digits, '.', '_', '-')")]
+JobName = Annotated[
+    str, Meta(pattern=r"^[^\x00-\x1f\x7f]{1,200}\Z", title="1 to 200 characters without control characters")
+]
+Image = Annotated[  # docker's reference grammar, loosely: never a flag, never white space
+    str,
+    Meta(
+        pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._:/@-]{0,254}\Z", title="a Docker image reference such as gpurun/train:tf2.15"
+    ),
+]
+PoolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,252}\Z", title="a pool's name")]
+EnvName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z", title="a variable's name")]
+SecretName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z", title="a file name")]
+Text = Annotated[str, written(_without_nul, "a text", null=True)]
+ContainerPath = Annotated[str, written(_container_path, "an absolute path such as /checkpoints")]
+Command = Annotated[tuple[Text, ...], Meta(min_length=1), written(_words, "a command that names a program")]
+Mount = Annotated[tuple[str, str, str], written(_mount, "a mount such as /host/path:/container/path:ro")]
+Duration = Annotated[float, written(duration_s, "a time such as 90s, 15m, 1h30m or 2d")]
+WholeSeconds = Annotated[int, written(lambda text: round(duration_s(text)), "a time such as 90s, 15m, 1h30m or 2d")]
+Size = Annotated[int, written(size_mib, "a size such as 512MiB or 16GiB")]
+Gpus = Annotated[int, Meta(ge=1, le=MAX_GPUS)]
+Knob = Annotated[int, Meta(ge=0, le=1_000_000)]
 
 
-_NAMES = list_of(matching(re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}"), "a name"))
+class ConstraintKeys(TypedDict, total=False):
+    """The keys of a recipe's constraints."""
 
-CONSTRAINTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "generation": ("generations", _NAMES),
-    "gpu_model": ("gpu_model", text),
-    "min_gpu_memory": ("min_gpu_memory_mib", size_mib),
-    "gpus_per_host": ("gpus_per_host", whole(1, 1024)),
-    "locality": ("locality", one_of(*get_args(Locality))),
-    "hosts": ("hosts", _NAMES),
-    "avoid": ("avoid", _NAMES),
-    "nvlink": ("nvlink", truth),
-    "prefer": ("prefer", one_of(*get_args(Locality))),
-    "locality_wait": ("locality_wait_s", duration_s),
+    generation: tuple[Name, ...]
+    gpu_model: Text
+    min_gpu_memory: Size
+    gpus_per_host: Annotated[int, Meta(ge=1, le=MOST_GPUS)]
+    locality: Locality
+    hosts: tuple[Name, ...]
+    avoid: tuple[Name, ...]
+    nvlink: bool
+    prefer: Locality
+    locality_wait: Duration
+
+
+class HorovodKeys(TypedDict, total=False):
+    """The keys of a recipe's horovod section."""
+
+    fusion_threshold_mb: Knob
+    cycle_time_ms: Annotated[float, Meta(ge=0, title="a number that is not negative")]
+    cache_capacity: Knob
+    hierarchical_allreduce: bool
+    hierarchical_allgather: bool
+    torus_allreduce: bool
+    autotune: bool
+    timeline: bool
+    stall_check_warning: WholeSeconds
+    stall_check_shutdown: WholeSeconds
+    thread_affinity: tuple[Annotated[int, Meta(ge=0, le=4096)], ...]
+    num_nccl_streams: Knob
+    gloo_timeout: WholeSeconds
+    start_timeout: WholeSeconds
+
+
+class RecipeKeys(TypedDict, total=False):
+    """The keys of a recipe. docs/recipes.md says what each means."""
+
+    name: JobName
+    image: Image
+    gpus: Gpus
+    min_gpus: Gpus
+    command: Command
+    workdir: Text
+    outputs: ContainerPath
+    outputs_every: Duration
+    env: dict[EnvName, Text]
+    secrets: dict[SecretName, Text]
+    constraints: ConstraintKeys
+    horovod: HorovodKeys
+    controller: Controller
+    pool: PoolName
+    priority: Annotated[int, Meta(ge=-1000, le=1000)]
+    preemptible: bool
+    max_restarts: Annotated[int, Meta(ge=0, le=1000)]
+    time_limit: Duration
+    hang_timeout: Duration
+    grace: Duration
+    shm_size: Size
+    mounts: tuple[Mount, ...]
+
+
+FIELDS, CONSTRAINTS, HOROVOD = keys_of(RecipeKeys), keys_of(ConstraintKeys), keys_of(HorovodKeys)
+_SPEC_FIELDS = {field.name for kind in (JobSpec, Constraints, HorovodKnobs) for field in fields(kind)}
+_WITH_UNIT = {key + unit for key in (*FIELDS, *CONSTRAINTS, *HOROVOD) for unit in ("_s", "_mib")} & _SPEC_FIELDS
+FIELD_OF = {
+    **{field.rpartition("_")[0]: field for field in _WITH_UNIT},
+    "generation": "generations",
+    "secrets": "secret_files",
 }
-HOROVOD: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    **{name: (name, whole(0, 1_000_000)) for name in ("fusion_threshold_mb", "cache_capacity", "num_nccl_streams")},
-    **{name: (name, truth) for name in (
-        "hierarchical_allreduce", "hierarchical_allgather", "torus_allreduce", "autotune", "timeline")},
-    "cycle_time_ms": ("cycle_time_ms", number),
-    "stall_check_warning": ("stall_check_warning_s", lambda value: round(duration_s(value))),
-    "stall_check_shutdown": ("stall_check_shutdown_s", lambda value: round(duration_s(value))),
-    "thread_affinity": ("thread_affinity", list_of(whole(0, 4096))),
-    "gloo_timeout": ("gloo_timeout_s", lambda value: round(duration_s(value))),
-    "start_timeout": ("start_timeout_s", lambda value: round(duration_s(value))),
-}  # fmt: skip
-FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "name": ("name", matching(NAME, "1 to 200 characters without control characters")),
-    "image": ("image", matching(IMAGE, "a Docker image reference such as gpurun/train:tf2.15")),
-    "gpus": ("gpus", whole(1, MAX_GPUS)),
-    "min_gpus": ("min_gpus", whole(1, MAX_GPUS)),
-    "command": ("command", command),
-    "workdir": ("workdir", text),
-    "outputs": ("outputs", container_path),
-    "outputs_every": ("outputs_every_s", duration_s),
-    "env": ("env", mapping(ENV_NAME, "a variable's name")),
-    "secrets": ("secret_files", mapping(SECRET_NAME, "a file name")),
-    "controller": ("controller", one_of(*get_args(Controller))),
-    "pool": ("pool", matching(re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,252}"), "a pool's name")),
-    "priority": ("priority", whole(-1000, 1000)),
-    "preemptible": ("preemptible", truth),
-    "max_restarts": ("max_restarts", whole(0, 1000)),
-    "time_limit": ("time_limit_s", duration_s),
-    "hang_timeout": ("hang_timeout_s", duration_s),
-    "grace": ("grace_s", duration_s),
-    "shm_size": ("shm_size_mib", size_mib),
-    "mounts": ("mounts", mounts),
-}
-"""Each key of a recipe: the field of JobSpec it fills and how."""
+"""The spec's field of a recipe's key, where their names differ: a field names its unit, a key's value does."""
 
 
 @dataclass(frozen=True)
@@ -254,55 +208,21 @@ def read(path: Path) -> Recipe:
     root = compose(data, str(file))
     if root is None:
         raise BadInput("the recipe is empty", where=str(file), hint="it needs image, gpus and command")
-    given = _section(root, FIELDS | {"constraints": ("", text), "horovod": ("", text)}, report, "a recipe")
+    given = _by_field(mapping(root, FIELDS, report, "the recipe"))
     report.raise_if_any()
     if "workdir" in given:
         given["workdir"] = str((file.parent / given["workdir"]).absolute())
     if "secret_files" in given:
         given["secret_files"] = {k: str((file.parent / v).absolute()) for k, v in given["secret_files"].items()}
+    if "constraints" in given:
+        given["constraints"] = Constraints(**_by_field(given["constraints"]))
+    if "horovod" in given:
+        given["horovod"] = HorovodKnobs(**_by_field(given["horovod"]))
     return Recipe(file, {"name": file.absolute().parent.name, **given})
 
 
-def _section(
-    node: Node, known: Mapping[str, tuple[str, Callable[[Any], Any]]], report: Report, what: str
-) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, (key_node, value_node) in entries(node, report, what).items():
-        if key not in known:
-            report.wrong(key_node, f"{what} has no key {key!r}", allowed=tuple(sorted(known)))
-        elif key == "constraints":
-            found["constraints"] = Constraints(**_section(value_node, CONSTRAINTS, report, "constraints"))
-        elif key == "horovod":
-            found["horovod"] = HorovodKnobs(**_section(value_node, HOROVOD, report, "horovod"))
-        else:
-            field, convert = known[key]
-            try:
-                found[field] = convert(_plain(value_node))
-            except Wrong as error:
-                report.wrong(value_node, f"{key} {error}")
-    return found
-
-
-def _plain(node: Node) -> Any:
-    """A node as str, list or dict of str: types are the converters' business, not YAML's."""
-    if isinstance(node, ScalarNode):
-        return node.value
-    if isinstance(node, SequenceNode):
-        return [_plain(child) for child in node.value]
-    if isinstance(node, MappingNode):
-        return _plain_mapping(node)
-    raise Wrong("cannot be read")
-
-
-def _plain_mapping(node: MappingNode) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in node.value:
-        if not isinstance(key, ScalarNode):
-            raise Wrong("has a key that is no plain word")
-        if key.value in found:
-            raise Wrong(f"has the key {key.value!r} twice")
-        found[key.value] = _plain(value)
-    return found
+def _by_field(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {FIELD_OF.get(key, key): value for key, value in given.items()}
 
 
 def convert_flag(flag: str, key: str, value: object) -> tuple[str, Any]:
@@ -311,11 +231,7 @@ def convert_flag(flag: str, key: str, value: object) -> tuple[str, Any]:
     Raises:
         BadInput: naming the flag.
     """
-    field, convert = (FIELDS | CONSTRAINTS)[key]
-    try:
-        return field, convert(value)
-    except Wrong as error:
-        raise BadInput(f"{flag} {error}, not {value!r}") from error
+    return FIELD_OF.get(key, key), convert(value, {**FIELDS, **CONSTRAINTS}[key], flag)
 
 
 def build(recipe: Recipe | None, overrides: Mapping[str, Any], constraints: Mapping[str, Any]) -> JobSpec:

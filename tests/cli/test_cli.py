@@ -77,7 +77,7 @@ def test_a_dry_run_leaves_no_state(gpurun, inventory, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
-        (["-n", "0"], 2, "--gpus must be a whole number from 1"),
+        (["-n", "0"], 2, "--gpus: '0' is out of range (allowed: 1 to 1000000)"),
         (["-n", "-1"], 2, "--gpus"),
         (["-n", "3.5"], 2, "--gpus"),
         (["-n", "9"], 3, "9 GPUs"),
@@ -85,10 +85,10 @@ def test_a_dry_run_leaves_no_state(gpurun, inventory, tmp_path):
         (["-n", "1", "--generation", "hopper"], 3, "hopper"),
         (["-n", "8", "--locality", "host"], 3, ""),
         (["-n", "2", "--gpus-per-host", "5"], 2, "cannot be split"),
-        (["-n", "2", "--locality", "planet"], 2, "--locality must be one of"),
+        (["-n", "2", "--locality", "planet"], 2, "--locality: 'planet' is not a known word (allowed: host, rack, any)"),
         (["-n", "2", "--time-limit", "soon"], 2, "--time-limit"),
         (["-n", "2", "-e", "NOVALUE"], 2, "NAME=VALUE"),
-        (["-n", "2", "-e", "A B=1"], 2, "--env has the key"),
+        (["-n", "2", "-e", "A B=1"], 2, "name in --env: 'A B' is not a variable's name"),
         (["-n", "2", "--name", "a\nb"], 2, "--name"),
         (["-n", "2", "--image", "--privileged"], 2, "--image"),
         (["-n", "2", "--bogus"], 2, "No such option"),
@@ -105,7 +105,7 @@ def test_an_unknown_recipe_key(gpurun, inventory, tmp_path):
     (tmp_path / "recipe.yaml").write_text("image: i\ngpus: 1\ncommand: x\ngpu_per_host: 2\n")
     code, _, err = gpurun("submit", str(tmp_path), "-i", inventory)
     assert code == 2
-    assert "recipe.yaml:4:1: a recipe has no key 'gpu_per_host'" in err
+    assert "recipe.yaml:4:1: unknown key 'gpu_per_host' in the recipe" in err
 
 
 def test_no_inventory_and_a_broken_one(gpurun, inventory, tmp_path):

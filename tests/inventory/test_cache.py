@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.documents.problems import DocumentError
 from gpurun.inventory import cache
 from gpurun.inventory.load import load
-from gpurun.inventory.problems import InventoryError
 from gpurun.state import own_cache
 
 TEXT = """\
@@ -52,7 +52,7 @@ def test_a_changed_file_is_parsed(kept: Path, file: Path) -> None:
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert load(file).hosts[0].gpus == 8
     file.write_text("version: 2\n")
-    with pytest.raises(InventoryError):
+    with pytest.raises(DocumentError):
         load(file)
 
 

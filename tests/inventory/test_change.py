@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.documents.problems import DocumentError
 from gpurun.errors import BadInput, StateError
 from gpurun.inventory import history, write
 from gpurun.inventory.change import Conflict, InventoryFile
 from gpurun.inventory.edit import AddHosts, RemoveHosts, SetFields, apply
 from gpurun.inventory.history import BY_HAND, Author
 from gpurun.inventory.load import load
-from gpurun.inventory.problems import InventoryError
 from gpurun.inventory.settings import parse, parse_labels
 
 TEXT = """\
@@ -121,7 +121,7 @@ def test_a_change_by_hand_is_noticed_and_can_be_undone(file: InventoryFile, path
 
 
 def test_what_is_not_valid_is_not_written(file: InventoryFile, path: Path) -> None:
-    with pytest.raises(InventoryError):
+    with pytest.raises(DocumentError):
         file.commit(lambda data: data.replace(b"gpus: 4", b"gpus: four"), ME)
     assert path.read_text() == TEXT
     assert file.history.changes() == ()

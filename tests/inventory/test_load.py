@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.documents.problems import DocumentError
 from gpurun.errors import BadInput
 from gpurun.inventory.load import load, parse
 from gpurun.inventory.model import FabricKind, Inventory
-from gpurun.inventory.problems import InventoryError
 
 DESIGN = """\
 version: 1
@@ -38,7 +38,7 @@ def read(text: str | bytes) -> Inventory:
 
 
 def problems(text: str | bytes) -> list[str]:
-    with pytest.raises(InventoryError) as refused:
+    with pytest.raises(DocumentError) as refused:
         read(text)
     assert str(refused.value) == "\n".join(str(problem) for problem in refused.value.problems)
     assert refused.value.exit_code == 2
@@ -79,6 +79,24 @@ def test_every_host_field() -> None:
     assert found.near_hca == (0, 1, 2, 3)
     assert (found.address, found.port, found.fabric_address) == ("10.0.0.7", 2222, "fd00::7")
     assert found.labels == {"team": "vision", "shelf": "7", "spare": "true"}
+
+
+def test_a_scalar_is_its_text_whatever_yaml_takes_it_for() -> None:
+    found = read(host("gpus: '4', generation: 2080, user: no, labels: {on: 0x10, off: 010, at: 2026-01-01}")).hosts[0]
+    assert (found.gpus, found.generation, found.user) == (4, "2080", "no")
+    assert found.labels == {"on": "0x10", "off": "010", "at": "2026-01-01"}
+
+
+def test_every_wrong_item_of_a_list_is_named() -> None:
+    assert [problem.split(": ", 1)[1] for problem in problems(host("near_hca: [x, 0, -1]"))] == [
+        "near_hca: 'x' is not a whole number (allowed: 0 to 1023)",
+        "near_hca: '-1' is out of range (allowed: 0 to 1023)",
+    ]
+
+
+def test_a_long_list_of_ranges_is_refused_before_it_is_counted_out() -> None:
+    (problem,) = problems(host(f"near_hca: '{','.join(['0-9999'] * 100_000)}'"))
+    assert "names more than 1024 GPUs" in problem
 
 
 def test_defaults_of_the_rack_stand_between_the_top_and_the_host() -> None:
@@ -130,12 +148,13 @@ def test_crlf_is_a_line_end() -> None:
 
 def test_everything_wrong_is_said_at_once_with_value_and_allowed() -> None:
     text = DESIGN.replace("gpus: 4", "gpus: four").replace("kind: roce", "kind: rocee").replace("share: 2", "shares: 2")
-    with pytest.raises(InventoryError) as refused:
+    with pytest.raises(DocumentError) as refused:
         read(text)
     gpus, kind, share = refused.value.problems
     assert (gpus.line, gpus.column, gpus.value) == (2, 51, "four")
     assert str(gpus) == "inventory.yaml:2:51: gpus: 'four' is not a whole number (allowed: 0 to 128)"
     assert (kind.line, kind.value, kind.allowed) == (4, "rocee", ("infiniband", "roce", "tcp"))
+    assert "did you mean 'roce'?" in kind.message
     assert "did you mean 'share'?" in share.message
     assert share.allowed == ("parent", "reservation", "limit", "share")
 
@@ -144,13 +163,15 @@ def test_everything_wrong_is_said_at_once_with_value_and_allowed() -> None:
     ("fields", "said"),
     [
         ("gpus: 3.5", "gpus: '3.5' is not a whole number"),
-        ("gpus: -1", "gpus: '-1' is not a whole number"),
+        ("gpus: -1", "gpus: '-1' is out of range (allowed: 0 to 128)"),
         ("gpus: 010", "gpus: '010' is not a whole number"),
-        ("gpus: '4'", "gpus: '4' is not a whole number"),
+        ("gpus: ' 4'", "gpus: ' 4' is not a whole number"),
+        ("gpus: 0x10", "gpus: '0x10' is not a whole number"),
+        ("gpus: 1_0", "gpus: '1_0' is not a whole number"),
         ("gpus: ", "gpus must be a whole number, not nothing"),
         ("gpus: [4]", "gpus must be a whole number, not a list or a mapping"),
-        ("gpus: 99999999999999999999", "gpus: 99999999999999999999 is out of range"),
-        ("port: 65536", "port: 65536 is out of range"),
+        ("gpus: 99999999999999999999", "gpus: '99999999999999999999' is out of range"),
+        ("port: 65536", "port: '65536' is out of range (allowed: 1 to 65535)"),
         ("fabric: ib", "there is no fabric 'ib' (allowed: tcp)"),
         ("user: -oProxyCommand=x", "user: '-oProxyCommand=x' is not a user name"),
         ("user: 'a b'", "user: 'a b' is not a user name"),
@@ -159,6 +180,10 @@ def test_everything_wrong_is_said_at_once_with_value_and_allowed() -> None:
         ("generation: 'a/b'", "generation: 'a/b' is not a name"),
         ("gpu_model: \"a\\nb\"", "gpu_model: 'a\\nb' is not a printable text"),
         ("gpu_memory_mib: 80GB", "gpu_memory_mib: '80GB' is not an amount of memory"),
+        ("near_hca: 3-1", "near_hca: '3-1' counts down; write 1-3"),
+        ("near_hca: 0-9999", "near_hca: '0-9999' names more than 1024 GPUs"),
+        ("near_hca: [1024]", "near_hca: '1024' is out of range (allowed: 0 to 1023)"),
+        ("near_hca: [0, x]", "near_hca: 'x' is not a whole number"),
         ("near_hca: [4]", "near_hca names GPU 4, but it has 4"),
         ("nvlink: [[0, 1], [1, 2]]", "nvlink names a GPU twice"),
         ("labels: [a]", "labels must be a mapping"),
@@ -246,7 +271,7 @@ def test_a_huge_file(tmp_path: Path) -> None:
     path = tmp_path / "inventory.yaml"
     with path.open("wb") as file:
         file.truncate(100 * 1024 * 1024)
-    with pytest.raises(InventoryError, match="larger than 8 MiB"):
+    with pytest.raises(DocumentError, match="larger than 8 MiB"):
         load(path)
 
 

@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from written_inventories import Written, inventories
 
+from gpurun.documents.problems import DocumentError
 from gpurun.errors import GpurunError
 from gpurun.inventory.edit import SetFields, apply
 from gpurun.inventory.load import parse
-from gpurun.inventory.problems import InventoryError
 from gpurun.inventory.settings import parse as parse_settings
 
 SOURCE = Path("/inventory.yaml")
@@ -58,7 +58,7 @@ relaxed = settings(max_examples=60, deadline=None, suppress_health_check=[Health
 def read_or_refused(data: bytes) -> None:
     try:
         parse(data, SOURCE)
-    except InventoryError as error:
+    except DocumentError as error:
         lines = data.count(b"\n") + 1
         assert error.problems
         for problem in error.problems:

@@ -15,13 +15,13 @@ from fnmatch import fnmatchcase
 
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from gpurun.documents.nodes import Report, compose, entries, is_null
+from gpurun.documents.problems import DocumentError, shown
 from gpurun.errors import BadInput
 from gpurun.inventory import fields
-from gpurun.inventory.document import Report, compose, entries, is_null
 from gpurun.inventory.hostset import MAX_HOSTS
 from gpurun.inventory.imports.draft import Draft
 from gpurun.inventory.imports.generations import generation_of
-from gpurun.inventory.problems import InventoryError, shown
 
 _RANGE = re.compile(r"\[(\w+):(\w+)(?::(\d+))?\]")
 _RACK = re.compile(r"(.*[-_.])?(rack|row|leaf|tor|switch)[-_.]?\w*\Z|r\d+\Z", re.IGNORECASE)
@@ -276,7 +276,7 @@ def _variables_beside(name: str, beside: ReadBeside) -> Mapping[str, tuple[str, 
         try:
             root = compose(data, file, tags=True)
             found = _variables(root, report, file) if root is not None else {}
-        except InventoryError:  # such as a whole file that is a vault
+        except DocumentError:  # such as a whole file that is a vault
             return {file: ("!vault", file)}
         report.raise_if_any()
         return found

@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gpurun.documents.problems import shown
 from gpurun.errors import BadInput
+from gpurun.inventory.fields import LABEL_PATTERN
 from gpurun.inventory.hostset import MAX_HOSTS, is_host_name
 from gpurun.inventory.imports.generations import generation_of
-from gpurun.inventory.problems import shown
 from gpurun.inventory.settings import Setting, parse
-from gpurun.inventory.values import LABEL
 
 _RACK_IN_NAME = re.compile(r"(?:^|[-_.])(r(?:ack)?[-_]?\d+)(?=[-_.]|n|$)", re.IGNORECASE)
 _NOT_LABEL = re.compile(r"[^A-Za-z0-9._-]+")
@@ -64,7 +64,7 @@ class Draft:
     def label(self, host: str, name: str, text: str, where: str) -> bool:
         """Gives a host a label, its name made into one that labels can have."""
         fitting = _NOT_LABEL.sub("-", name).strip("-._")
-        if not LABEL.match(fitting):
+        if not re.match(LABEL_PATTERN, fitting):
             self.leave(f"{shown(name)} is not a label name", where)
             return False
         return self.put(host, f"labels.{fitting}", text, where)

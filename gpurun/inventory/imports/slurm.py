@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpurun.documents.problems import shown
 from gpurun.errors import BadInput
 from gpurun.inventory.hostset import expand, fold
 from gpurun.inventory.imports.draft import Draft
-from gpurun.inventory.problems import shown
 
 _PAIR = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|\S+)")
 _GRES = re.compile(r"gpu(?::([A-Za-z][\w.+-]*|\d+[A-Za-z][\w.+-]*))?(?::(\d+)([KMG]?))?(?:\([^)]*\))?\Z", re.IGNORECASE)

@@ -11,10 +11,10 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from gpurun.documents.problems import shown
 from gpurun.errors import BadInput
 from gpurun.inventory.hostset import fold
 from gpurun.inventory.imports.draft import Draft
-from gpurun.inventory.problems import shown
 
 _KEYWORD = re.compile(r"\s*([A-Za-z]+)(?:\s*=\s*|\s+)(.*?)\s*\Z")
 _MAX_DEPTH = 16  # as OpenSSH

@@ -1,4 +1,4 @@
-"""Bytes of a YAML file to nodes that know their place, refusing what no inventory needs.
+"""Compose the bytes of a YAML file to nodes that know their place, and refuse what no document here needs.
 
 PyYAML's C scanner is used because it is fast and says where each value stands. It is also trusting: it
 crashes the interpreter on deep nesting and lets aliases multiply. So the text is looked over first.
@@ -7,13 +7,16 @@ crashes the interpreter on deep nesting and lets aliases multiply. So the text i
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import NoReturn
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from gpurun.inventory.problems import InventoryError, Problem, shown
+from gpurun.documents.problems import DocumentError, Problem, shown
 
+_TAG = "tag:yaml.org,2002:"
+_NOWHERE = yaml.Mark("", 0, 0, 0, None, 0)
 MAX_VALUES = 1_500_000
 MAX_ALIASED_VALUES = 1_000_000
 MAX_DEPTH = 100
@@ -29,7 +32,7 @@ def compose(data: bytes, file: str, *, tags: bool = False) -> Node | None:
 
     Args:
         tags: let tags pass, for other tools' files; nothing is ever constructed from one.
-    Raises InventoryError: not UTF-8, control characters, several documents, tags, aliases that
+    Raises DocumentError: not UTF-8, control characters, several documents, tags, aliases that
     multiply or contain themselves, or not YAML.
     """
     text = _decoded(data, file)
@@ -41,7 +44,7 @@ def compose(data: bytes, file: str, *, tags: bool = False) -> Node | None:
     except yaml.MarkedYAMLError as error:
         _refuse_syntax(error, text, file)
     except yaml.YAMLError as error:
-        raise InventoryError([Problem(file, 1, 1, f"not YAML: {error}")]) from error
+        raise DocumentError([Problem(file, 1, 1, f"not YAML: {error}")]) from error
     if root is not None and "*" in text:
         _refuse_bombs(root, file)
     return root
@@ -56,7 +59,7 @@ def _decoded(data: bytes, file: str) -> str:
     if found:
         _refuse(file, text[: found.start()], _why_unwelcome(found.group()))
     if text.count(",") + text.count("\n") > MAX_VALUES:
-        raise InventoryError([Problem(file, 1, 1, f"more than {MAX_VALUES} values")])
+        raise DocumentError([Problem(file, 1, 1, f"more than {MAX_VALUES} values")])
     return text
 
 
@@ -65,13 +68,13 @@ def _why_unwelcome(character: str) -> str:
         return "byte order mark; save the file as UTF-8 without one"
     if character == "\r":
         return "carriage return without a line feed"
-    return f"character U+{ord(character):04X} is not allowed in an inventory"
+    return f"character U+{ord(character):04X} is not allowed"
 
 
 def _refuse(file: str, before: str, message: str) -> NoReturn:
     line = before.count("\n") + 1
     column = len(before) - (before.rfind("\n") + 1) + 1
-    raise InventoryError([Problem(file, line, column, message)])
+    raise DocumentError([Problem(file, line, column, message)])
 
 
 def _refuse_depth(text: str, file: str) -> None:
@@ -89,7 +92,7 @@ def _refuse_depth(text: str, file: str) -> None:
             if isinstance(event, yaml.CollectionStartEvent):
                 depth += 1
                 if depth > MAX_DEPTH:
-                    raise InventoryError([_problem_at(event, file, "nested too deeply")])
+                    raise DocumentError([_problem_at(event, file, "nested too deeply")])
             elif isinstance(event, yaml.CollectionEndEvent):
                 depth -= 1
     except yaml.YAMLError:
@@ -99,7 +102,7 @@ def _refuse_depth(text: str, file: str) -> None:
 def _refuse_tags(text: str, file: str) -> None:
     for token in yaml.scan(text, Loader=yaml.CSafeLoader):
         if isinstance(token, (yaml.TagToken, yaml.DirectiveToken)):
-            raise InventoryError([_problem_at(token, file, "YAML tags and directives are not allowed")])
+            raise DocumentError([_problem_at(token, file, "YAML tags and directives are not allowed")])
 
 
 def _problem_at(part: Node | yaml.Event | yaml.Token, file: str, message: str) -> Problem:
@@ -116,7 +119,7 @@ def _refuse_syntax(error: yaml.MarkedYAMLError, text: str, file: str) -> NoRetur
     if line < len(lines) and "\t" in lines[line][: column + 1]:
         column = lines[line].index("\t")
         message = "tab character; YAML is indented with spaces"
-    raise InventoryError([Problem(file, line + 1, column + 1, message)]) from error
+    raise DocumentError([Problem(file, line + 1, column + 1, message)]) from error
 
 
 def _children(node: Node) -> list[Node]:
@@ -137,13 +140,13 @@ def _refuse_bombs(root: Node, file: str) -> None:
         if known is not None:
             return known
         if id(node) in open_nodes:
-            raise InventoryError([_problem_at(node, file, "an alias contains itself")])
+            raise DocumentError([_problem_at(node, file, "an alias contains itself")])
         open_nodes.add(id(node))
         weight = 1 + sum(weigh(child) for child in _children(node))
         open_nodes.discard(id(node))
         if weight > MAX_ALIASED_VALUES:
             message = f"aliases make this more than {MAX_ALIASED_VALUES} values"
-            raise InventoryError([_problem_at(node, file, message)])
+            raise DocumentError([_problem_at(node, file, message)])
         weights[id(node)] = weight
         return weight
 
@@ -164,9 +167,9 @@ class Report:
         self.problems.append(Problem(self.file, place.line + 1, place.column + 1, message, value, allowed))
 
     def raise_if_any(self) -> None:
-        """Raises InventoryError with everything noted so far, if anything was."""
+        """Raises DocumentError with everything noted so far, if anything was."""
         if self.problems:
-            raise InventoryError(self.problems)
+            raise DocumentError(self.problems)
 
 
 Entries = dict[str, tuple[ScalarNode, Node]]
@@ -187,7 +190,7 @@ def entries(node: Node, report: Report, what: str) -> Entries:
     for key, value in node.value:
         if not isinstance(key, ScalarNode):
             report.wrong(key, f"a key of {what} must be a plain word")
-        elif key.tag == "tag:yaml.org,2002:merge":
+        elif key.tag == f"{_TAG}merge":
             merges.extend(value.value if isinstance(value, SequenceNode) else [value])
         elif key.value in found:
             first = found[key.value][0].start_mark.line + 1
@@ -202,4 +205,15 @@ def entries(node: Node, report: Report, what: str) -> Entries:
 
 def is_null(node: Node) -> bool:
     """Whether a value was left out, or written ``null`` or ``~``."""
-    return isinstance(node, ScalarNode) and node.tag == "tag:yaml.org,2002:null"
+    return isinstance(node, ScalarNode) and node.tag == f"{_TAG}null"
+
+
+def node_of(value: object) -> Node:
+    """A node for a value that stands in no file: texts, numbers, truth values, None, lists and mappings of them."""
+    if isinstance(value, Mapping):
+        pairs = [(node_of(key), node_of(each)) for key, each in value.items()]
+        return MappingNode(f"{_TAG}map", pairs, _NOWHERE, _NOWHERE)
+    if isinstance(value, list | tuple):
+        return SequenceNode(f"{_TAG}seq", [node_of(each) for each in value], _NOWHERE, _NOWHERE)
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return ScalarNode(_TAG + ("null" if value is None else "str"), text, _NOWHERE, _NOWHERE)

@@ -1,4 +1,4 @@
-"""What is wrong with an inventory, each thing with its place in the file."""
+"""What is wrong with a document, each problem with its place in the file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SHOWN_CHARACTERS = 80
 
 
 def shown(value: str) -> str:
-    """A value from a file, quoted for a message: one line, printable ASCII, cut when it is long."""
+    """Quote a value from a file for a message: one line, printable ASCII, cut when it is long."""
     short = value if len(value) <= _SHOWN_CHARACTERS else value[:_SHOWN_CHARACTERS] + "…"
     printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in short)
     return f"'{printable}'"
@@ -24,7 +24,7 @@ class Problem:
     Attributes:
         line: 1 is the first.
         column: 1 is the first; counted in characters.
-        value: what the file says there, if it is about one value.
+        value: what the file says there, if the problem is about one value.
         allowed: what could stand there instead, as a person would write it; empty = not a closed list.
     """
 
@@ -35,15 +35,19 @@ class Problem:
     value: str | None = None
     allowed: tuple[str, ...] = ()
 
+    @property
+    def text(self) -> str:
+        """The message and what is allowed, without the place."""
+        return f"{self.message} (allowed: {', '.join(self.allowed)})" if self.allowed else self.message
+
     def __str__(self) -> str:
-        allowed = f" (allowed: {', '.join(self.allowed)})" if self.allowed else ""
-        return f"{self.file}:{self.line}:{self.column}: {self.message}{allowed}"
+        return f"{self.file}:{self.line}:{self.column}: {self.text}"
 
 
-class InventoryError(BadInput):
-    """An inventory that is not valid. `problems` lists everything that is wrong, in the file's order.
+class DocumentError(BadInput):
+    """A document that is not valid. `problems` lists everything that is wrong, in the file's order.
 
-    Its text is one line a problem, ``FILE:LINE:COL: what is wrong``.
+    Its text is one line for each problem, ``FILE:LINE:COL: what is wrong``.
     """
 
     def __init__(self, problems: Sequence[Problem]) -> None:
