@@ -43,13 +43,14 @@ def folder(environ: Mapping[str, str]) -> Path | None:
 
 def key(path: Path, status: os.stat_result) -> Key:
     """The key of a file whose status was taken from the descriptor it is read from."""
+    here = Path(__file__).parent
     return Key(
         path=str(path),
         inode=status.st_ino,
         size_bytes=status.st_size,
         modified_ns=status.st_mtime_ns,
         changed_ns=status.st_ctime_ns,
-        code=own_cache.code_stamp(Path(__file__).parent),
+        code=own_cache.code_stamp(here, here.parent / "documents"),
     )
 
 

@@ -74,9 +74,10 @@ def is_settled(changed_ns: int, now_ns: int | None = None) -> bool:
     return (time.time_ns() if now_ns is None else now_ns) - changed_ns >= needed_ns
 
 
-def code_stamp(package: Path) -> str:
-    """Changes with the version of gpurun and with the modules of a package: other code can mean other values."""
-    changed_ns = max(entry.stat().st_mtime_ns for entry in os.scandir(package) if entry.name.endswith(".py"))
+def code_stamp(*packages: Path) -> str:
+    """Changes with the version of gpurun and with the modules of these packages: other code can mean other values."""
+    modules = (entry for package in packages for entry in os.scandir(package) if entry.name.endswith(".py"))
+    changed_ns = max(entry.stat().st_mtime_ns for entry in modules)
     return f"{gpurun.__version__} {changed_ns}"
 
 

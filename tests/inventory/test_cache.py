@@ -103,3 +103,22 @@ def test_no_place_to_keep_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(load(file).hosts) == 300
     assert cache.folder({}) is None
     assert cache.folder({"XDG_CACHE_HOME": "relative"}) is None
+
+
+def test_the_stamp_changes_with_a_module_of_any_package(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "m.py").touch()
+        os.utime(tmp_path / name / "m.py", ns=(1, 1))
+    before = own_cache.code_stamp(tmp_path / "a", tmp_path / "b")
+    os.utime(tmp_path / "b" / "m.py", ns=(2, 2))
+    assert own_cache.code_stamp(tmp_path / "a", tmp_path / "b") != before
+
+
+def test_the_converters_code_counts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpurun.documents import convert
+
+    (tmp_path / "i.yaml").touch()
+    monkeypatch.setattr(own_cache, "code_stamp", lambda *packages: ",".join(map(str, packages)))
+    code = cache.key(tmp_path / "i.yaml", (tmp_path / "i.yaml").stat()).code
+    assert code.split(",") == [str(Path(module.__file__).parent) for module in (cache, convert)]
