@@ -14,11 +14,14 @@ from gpurun.cli.printing import DRY_RUN_ID, print_json
 from gpurun.cli.why import print_explanation
 from gpurun.launch.plan import Plan, make_plan
 from gpurun.leases.allocate import SSH_PORTS, look, snapshot
+from gpurun.node.claim_rules import Claimant
 from gpurun.scheduler.explain import explain
 from gpurun.scheduler.gangs import new_gang
 from gpurun.scheduler.model import Placement
 from gpurun.scheduler.schedule import schedule
 from gpurun.state.home import home
+from gpurun.state.identity import known_id
+from gpurun.state.people import myself
 
 if TYPE_CHECKING:
     from gpurun.inventory.model import Inventory
@@ -40,8 +43,10 @@ def show_plan(spec: JobSpec, inventory: Inventory, *, as_json: bool) -> None:
         else:
             print_explanation(explanation, "it")
         return
+    state = home(os.environ)
+    who = Claimant(DRY_RUN_ID, 1, known_id(state) or "", myself(), os.getuid(), os.uname().nodename)
     plan = make_plan(
-        job=DRY_RUN_ID, attempt=1, spec=spec, grants=placement.grants, inventory=inventory, accounts={},
+        claimant=who, spec=spec, grants=placement.grants, inventory=inventory, accounts={},
         ssh_port=SSH_PORTS[0],
     )  # fmt: skip
     if as_json:

@@ -50,24 +50,49 @@ class Kept:
 
 
 @dataclass(frozen=True)
+class GpuHolder:
+    """Who holds GPUs of a host, as the host says. What the host does not know is "" or -1.
+
+    Attributes:
+        gpus: all indices that the holder has there.
+        job: the holder's job.
+        attempt: which start of that job.
+        user: the account of the job's owner on its head node.
+        uid: the same account, by number.
+        head: the holder's head node.
+        state: the id of the holder's state directory.
+        why: how the host knows that the holder still needs them.
+    """
+
+    gpus: tuple[int, ...]
+    job: str = ""
+    attempt: int = 0
+    user: str = ""
+    uid: int = -1
+    head: str = ""
+    state: str = ""
+    why: str = ""
+
+    @property
+    def words(self) -> str:
+        """For people: ``job j-0a1b2c3d of bob on head-2``."""
+        owner = f" of {self.user}" if self.user else ""
+        place = f" on {self.head}" if self.head else ""
+        return f"{f'job {self.job}' if self.job else 'an unknown job'}{owner}{place}"
+
+
+@dataclass(frozen=True)
 class Refusal:
-    """A host refused GPUs to this job, because somebody outside this state directory claims them there.
+    """A host refused GPUs to this job, because somebody else claims them there.
 
     Attributes:
         host: as the job's inventory names it.
-        gpus: the refused indices.
-        job: the holder's job; "" where the host does not know it.
-        user: the holder's account on its head node.
-        head: the holder's head node.
-        until_s: passes treat the GPUs as taken until then, seconds since the epoch.
+        until_s: passes treat the holder's GPUs as taken until then, seconds since the epoch.
         pause_s: how long this refusal counts; the next one of this host counts twice as long.
     """
 
     host: str
-    gpus: tuple[int, ...]
-    job: str
-    user: str
-    head: str
+    holder: GpuHolder
     until_s: float
     pause_s: float
 
@@ -134,7 +159,8 @@ class JobRecord:
         kept: GPUs that the last pass keeps for the queued job.
         restart: from the end of a failed attempt to the next grant: when it will be started again.
         setback: the last failed attempt, kept over the next ones to recognise one that fails the same way.
-        refusals: hosts whose GPUs somebody outside this state directory claims (`gpurun.leases.refusals`).
+        refusals: hosts that refused GPUs, because somebody else claims them there (`gpurun.leases.refusals`).
+        placements: how often pre-flight had the job placed elsewhere.
     """
 
     id: str
@@ -167,6 +193,7 @@ class JobRecord:
     restart: Restart | None = None
     setback: Setback | None = None
     refusals: tuple[Refusal, ...] = ()
+    placements: int = 0
 
     def waits_for_restart(self, now_s: float) -> bool:
         """True while it is queued but shall not start yet."""

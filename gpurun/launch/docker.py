@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from gpurun.jobs.spec import JobSpec
 from gpurun.launch.account import HostAccount
 from gpurun.launch.jobssh import MOUNT
+from gpurun.node.claim_rules import Card, Claimant, container_labels
 
 WORKSPACE = "/workspace"
 SECRETS = "/run/secrets"
 AUTOTUNE_FILE = "autotune.csv"
 RUN = "/run/gpurun"
 """Where `gpurun.runtime` leaves progress and heartbeats; writable, on the host's side `run` in the job's folder."""
-LABEL = "gpurun.job"
 _LOG_OPTIONS = ("max-size=1t", "max-file=1", "compress=false")
 """Docker keeps the whole log until the job has ended, whatever a host's ``daemon.json`` says of other containers.
 
@@ -73,11 +73,10 @@ def mounts(job: str, spec: JobSpec, account: HostAccount) -> tuple[Mount, ...]:
 
 def run_argv(
     *,
-    job: str,
-    attempt: int,
+    claimant: Claimant,
     spec: JobSpec,
     account: HostAccount,
-    gpus: Sequence[int],
+    cards: Sequence[Card],
     names: Mapping[str, str],
     environment: Mapping[str, str],
     fabric_flags: Sequence[str],
@@ -86,18 +85,21 @@ def run_argv(
     """The whole ``docker run`` argv.
 
     Args:
-        gpus: device indices on this host.
+        claimant: whose attempt it is; the container's labels say so to every other gpurun that comes to the host.
+        cards: its GPUs on this host: device indices, and UUIDs where they are known.
         names: host name → address, for every host of the gang: Gloo resolves them (``--add-host``).
         environment: of the container; ranks inherit it.
         fabric_flags: devices, capabilities and limits that the fabric asks for.
         main: argv of the container's main process; replaces the image's entry point.
     """
-    argv = ["docker", "run", "--detach", "--name", container_name(job, attempt)]
-    argv += ["--label", f"{LABEL}={job}", "--label", f"gpurun.attempt={attempt}"]
+    job = claimant.job
+    argv = ["docker", "run", "--detach", "--name", container_name(job, claimant.attempt)]
+    for name, value in container_labels(claimant, cards).items():
+        argv += ["--label", f"{name}={value}"]
     argv += ["--log-driver", "json-file", *(word for option in _LOG_OPTIONS for word in ("--log-opt", option))]
     argv += ["--init", "--network", "host", "--user", f"{account.uid}:{account.gid}"]
     argv += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
-    argv += ["--gpus", f'"device={",".join(str(gpu) for gpu in gpus)}"']
+    argv += ["--gpus", f'"device={",".join(str(index) for index, _ in cards)}"']
     argv += ["--shm-size", f"{spec.shm_size_mib}m", *fabric_flags]
     for name, address in names.items():
         argv += ["--add-host", f"{name}:{address}"]

@@ -15,6 +15,7 @@ from gpurun.inventory.model import Inventory
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.launch import docker, elastic, fabric, horovod_knobs, horovodrun, jobssh
 from gpurun.launch.account import HostAccount, assumed_account
+from gpurun.node.claim_rules import Card, Claimant
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,7 @@ class Plan:
 
 def make_plan(
     *,
-    job: str,
-    attempt: int,
+    claimant: Claimant,
     spec: JobSpec,
     grants: Sequence[Grant],
     inventory: Inventory,
@@ -85,6 +85,7 @@ def make_plan(
     """Decide an attempt.
 
     Args:
+        claimant: whose attempt it is.
         grants: the gang's GPUs in rank order.
         accounts: what hosts said of themselves; for a host that is missing, shell words stand in (dry run).
         hardware: what a probe of each host found; the inventory alone decides for a host that is missing.
@@ -94,6 +95,7 @@ def make_plan(
     Raises:
         BadInput: the hosts' fabrics name different interfaces; horovodrun takes one for all.
     """
+    job, attempt = claimant.job, claimant.attempt
     hosts = [inventory.by_name[grant.host] for grant in grants]
     interfaces = {inventory.fabric_of(host).interface for host in hosts}
     if len(interfaces) > 1:
@@ -121,7 +123,7 @@ def make_plan(
             outputs=mine.outputs_folder(job) if spec.outputs is not None else None,
             container=container,
             run=docker.run_argv(
-                job=job, attempt=attempt, spec=spec, account=mine, gpus=grant.gpus, names=names,
+                claimant=claimant, spec=spec, account=mine, cards=cards(grant, hardware.get(grant.host)), names=names,
                 environment=_environment(job, attempt, spec, found), fabric_flags=found.docker_flags, main=main,
             ),
             settings=found.environment,
@@ -135,6 +137,12 @@ def make_plan(
 
     plans = tuple(host_plan(index, grant) for index, grant in enumerate(grants))
     return Plan(job, attempt, spec.image, ssh_port, plans, launch)
+
+
+def cards(grant: Grant, hardware: Hardware | None) -> tuple[Card, ...]:
+    """The GPUs of a grant, with their UUIDs where a probe of the host found them."""
+    uuids = {gpu.index: gpu.uuid for gpu in hardware.gpus} if hardware is not None else {}
+    return tuple((index, uuids.get(index, "")) for index in grant.gpus)
 
 
 def _environment(job: str, attempt: int, spec: JobSpec, found: fabric.FabricSettings) -> dict[str, str]:

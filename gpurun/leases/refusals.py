@@ -8,9 +8,8 @@ kept away: a user who writes false refusals harms nobody else.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
-from gpurun.jobs.record import JobRecord, Refusal
+from gpurun.jobs.record import GpuHolder, JobRecord, Refusal
 
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 60.0
@@ -18,25 +17,8 @@ FORGET_S = 600.0
 """A host that refused so long ago starts again with the first pause."""
 
 
-@dataclass(frozen=True)
-class Holder:
-    """Who holds GPUs of a host, as the host says.
-
-    Attributes:
-        gpus: the indices that were wanted and refused.
-        job: the holder's job; "" where the host does not know it.
-        user: the holder's account on its head node.
-        head: the holder's head node.
-    """
-
-    gpus: tuple[int, ...]
-    job: str
-    user: str
-    head: str
-
-
 def remember(
-    before: Sequence[Refusal], refused: Mapping[str, Iterable[Holder]], *, now_s: float
+    before: Sequence[Refusal], refused: Mapping[str, Iterable[GpuHolder]], *, now_s: float
 ) -> tuple[Refusal, ...]:
     """A job's refusals after one more. Each host that refuses again is left alone for twice as long.
 
@@ -49,22 +31,27 @@ def remember(
     for host, holders in refused.items():
         pauses = [each.pause_s for each in before if each.host == host and abs(now_s - each.until_s) < FORGET_S]
         pause_s = min(2 * max(pauses), LONGEST_PAUSE_S) if pauses else FIRST_PAUSE_S
-        kept += [
-            Refusal(host, each.gpus, each.job, each.user, each.head, until_s=now_s + pause_s, pause_s=pause_s)
-            for each in holders
-        ]
+        kept += [Refusal(host, holder, until_s=now_s + pause_s, pause_s=pause_s) for holder in holders]
     return tuple(kept)
 
 
-def active(records: Iterable[JobRecord], uid: int, now_s: float) -> tuple[Refusal, ...]:
-    """The refusals of one user's jobs that still count. A clock that was set back extends none of them."""
+def active(records: Iterable[JobRecord], now_s: float, uid: int | None = None) -> tuple[Refusal, ...]:
+    """The refusals that count now: of one user's jobs, or of everybody's. A clock that was set back extends none."""
     return tuple(
-        replace(refusal, gpus=tuple(sorted(set(refusal.gpus))))
+        refusal
         for record in records
-        if record.owner_uid == uid
+        if uid is None or record.owner_uid == uid
         for refusal in record.refusals
         if 0.0 < refusal.until_s - now_s <= LONGEST_PAUSE_S
     )
+
+
+def holders_elsewhere(records: Iterable[JobRecord], now_s: float) -> Mapping[str, tuple[GpuHolder, ...]]:
+    """Host → who was found to hold GPUs there that this state directory's leases do not explain, for people to see."""
+    found: dict[str, dict[GpuHolder, None]] = {}
+    for refusal in active(records, now_s):
+        found.setdefault(refusal.host, {})[refusal.holder] = None
+    return {host: tuple(holders) for host, holders in sorted(found.items())}
 
 
 def refused_gpus(records: Iterable[JobRecord], uid: int, now_s: float) -> Mapping[str, tuple[int, ...]]:
@@ -76,11 +63,11 @@ def refused_gpus(records: Iterable[JobRecord], uid: int, now_s: float) -> Mappin
         now_s: the head's clock, seconds since the epoch.
     """
     found: dict[str, set[int]] = {}
-    for refusal in active(records, uid, now_s):
-        found.setdefault(refusal.host, set()).update(refusal.gpus)
+    for refusal in active(records, now_s, uid):
+        found.setdefault(refusal.host, set()).update(refusal.holder.gpus)
     return {host: tuple(sorted(gpus)) for host, gpus in sorted(found.items())}
 
 
 def next_try_s(records: Iterable[JobRecord], uid: int, now_s: float) -> float | None:
     """When the first of this user's refusals ends, seconds since the epoch; None if none counts."""
-    return min((refusal.until_s for refusal in active(records, uid, now_s)), default=None)
+    return min((refusal.until_s for refusal in active(records, now_s, uid)), default=None)

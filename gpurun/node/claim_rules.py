@@ -222,7 +222,7 @@ def container_labels(me: Claimant, cards: Iterable[Card]) -> Dict[str, str]:
     """The labels of a job's container."""
     ordered = list(cards)
     labels = dict(me.labels(), **{"gpurun.gpus": ",".join(str(index) for index, _ in ordered)})
-    if ordered and all(uuid for _, uuid in ordered):
+    if ordered and all(_UUID.match(uuid) for _, uuid in ordered):
         labels["gpurun.uuids"] = ",".join(uuid for _, uuid in ordered)
     return labels
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpurun.errors import BadInput, UnsafeState
-from gpurun.state import durable
+from gpurun.state import durable, identity
 from gpurun.state.people import user_name
 
 HOME_MODE = 0o2750
@@ -29,6 +29,7 @@ FOLDERS: Mapping[str, int] = {
 }  # fmt: skip
 FILES: Mapping[str, int] = {
     "allocator.lock": LOCK, "locks.json": LOCK, "audit.jsonl": LOCK, "cordons/lock": LOCK, "bench/links.lock": LOCK,
+    identity.FILE: 0o640,
 }  # fmt: skip
 UMASK = 0o027
 MARK = "requests"
@@ -89,6 +90,7 @@ def make_shared(home: Path, gid: int) -> bool:
     try:
         durable.make_folder(home)
         _set(home, HOME_MODE, gid)
+        identity.state_id(home)
         for name, mode in FOLDERS.items():
             (home / name).mkdir(exist_ok=True)
             _set(home / name, mode, gid)

@@ -20,13 +20,15 @@ from gpurun.errors import GpurunError, StateError
 from gpurun.jobs.record import FirstFailure
 from gpurun.launch import elastic
 from gpurun.leases import members as lease_steps
+from gpurun.leases.refusals import remember
 from gpurun.state import durable
 from gpurun.supervisor.ends import GangEnd
+from gpurun.supervisor.host_claims import claim
 from gpurun.supervisor.job import SupervisedJob, raise_first
 from gpurun.supervisor.preflight import examine
 from gpurun.supervisor.prepare import bring
 from gpurun.supervisor.spawn import run_pass_and_start
-from gpurun.supervisor.start import KNOWN_HOSTS_FILE, SSH_CONFIG_FILE, START_TIMEOUT_S, create, known_hosts
+from gpurun.supervisor.start import KNOWN_HOSTS_FILE, SSH_CONFIG_FILE, create, go, known_hosts
 from gpurun.supervisor.stop import cordon_lost, cordon_suspect, fence, found_again
 
 TEND_S = 0.5
@@ -169,7 +171,7 @@ class Members:
             return
         job.links.add(leaving, job.inventory)
         job.links.open(leaving, timeout_s=5.0)
-        unproven = fence(job.links, lease, leaving, outputs=True)
+        unproven = fence(job.links, lease, leaving, state=job.state_id, outputs=True)
         fenced = [host for host in leaving if host not in unproven]
         if fenced:
             self._change(lease_steps.let_go, fenced)
@@ -230,7 +232,12 @@ class Members:
             return False
         try:
             self._bring_in(hosts)
-        except (GangEnd, GpurunError):
+        except GangEnd as ended:
+            refused = ended.end.refused
+            self._change(lease_steps.put_apart, hosts, avoid=() if refused else hosts)
+            job.amend(refusals=remember(job.record.refusals, refused, now_s=job.clock()))
+            raise
+        except GpurunError:
             self._change(lease_steps.put_apart, hosts, avoid=hosts)
             raise
         finally:  # who is still apart now is fenced
@@ -251,16 +258,11 @@ class Members:
         raise_first(job.links.open(hosts))
         job.ask_accounts((*job.members, *hosts))
         examine(job, hosts)
+        raise_first(claim(job, hosts))
         bring(job, hosts, cancelled=lambda: self._stop.is_set() or job.request() is not None)
         plan = job.plan_with(hosts)
-        containers = {host.host: host.container for host in plan.hosts}
         raise_first(job.links.each(lambda agent: create(job, agent, plan), hosts).failed)
-        raise_first(
-            job.links.each(
-                lambda agent: agent.call("gang.start", container=containers[agent.host], timeout_s=START_TIMEOUT_S),
-                hosts,
-            ).failed
-        )
+        raise_first(go(job, plan, hosts).failed)
         faults.point()
         self._had_ranks.difference_update(hosts)
         for host in hosts:

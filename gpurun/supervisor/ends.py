@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from gpurun.errors import GpurunError, HostUnreachable
-from gpurun.jobs.record import FirstFailure
+from gpurun.jobs.record import FirstFailure, GpuHolder
 from gpurun.jobs.states import State
 
 
@@ -19,6 +20,7 @@ class End:
         exit_code: the job's own exit code, if it got as far as having one.
         ladder: ranks may still be running and get SIGTERM and their grace before they are killed.
         suspects: hosts whose fault it was.
+        refused: host → who holds the gang's GPUs there; the gang is placed again, and no host is at fault.
     """
 
     outcome: State
@@ -28,6 +30,7 @@ class End:
     failure: FirstFailure | None = None
     ladder: bool = False
     suspects: tuple[str, ...] = ()
+    refused: Mapping[str, tuple[GpuHolder, ...]] = field(default_factory=dict)
 
 
 class GangEnd(Exception):

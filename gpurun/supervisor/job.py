@@ -32,7 +32,10 @@ from gpurun.leases.asking import Asked
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.node.archive import Listing
+from gpurun.node.claim_rules import Claimant
+from gpurun.state.identity import state_id
 from gpurun.supervisor.ends import End, GangEnd, failed
+from gpurun.supervisor.host_claims import claimant_of, refusals_in, refused_end
 from gpurun.supervisor.links import Links
 from gpurun.supervisor.logcopy import LogCopy
 from gpurun.supervisor.spawn import run_pass_and_start
@@ -55,6 +58,7 @@ class SupervisedJob:
         self.public_keys: dict[str, str] = {}
         self.accounts: dict[str, HostAccount] = {}
         self.hardware: dict[str, Hardware] = {}
+        self.state_id = state_id(home)
         self.ssh_port = lease.ssh_port
         self.lost: tuple[Lease, LeaseLock] | None = None
         self.outputs_copied: dict[str, Listing] = {}  # how each host's files were that the head has
@@ -78,6 +82,11 @@ class SupervisedJob:
         return LogCopy(self.links, self.hosts[0], job=self.lease.job, container=container, path=self.folder.log)
 
     @property
+    def claimant(self) -> Claimant:
+        """Who the hosts are told holds the gang's GPUs."""
+        return claimant_of(self.lease, self.state_id)
+
+    @property
     def hosts(self) -> tuple[str, ...]:
         """The hosts whose GPUs the gang holds, in rank order; also those that are on their way in or out of it."""
         return tuple(grant.host for grant in self.lease.grants)
@@ -96,7 +105,7 @@ class SupervisedJob:
         """The plan once `hosts`, which are apart, have joined."""
         grants = [grant for grant in self.lease.grants if grant.host in hosts or grant.host in self.members]
         return make_plan(
-            job=self.lease.job, attempt=self.lease.attempt, spec=self._tuned(), grants=grants,
+            claimant=self.claimant, spec=self._tuned(), grants=grants,
             inventory=self.inventory, accounts=self.accounts, ssh_port=self.ssh_port,
             hardware=self.hardware, nccl=self.nccl, joins=(*self.lease.joins, *hosts),
         )  # fmt: skip
@@ -216,11 +225,16 @@ class SupervisedJob:
 def raise_first(failures: Mapping[str, GpurunError]) -> None:
     """End the attempt if there is a failure: the first by host name, with a word on how many more.
 
+    A host that refuses a claim is no failure. The gang goes back to the queue, whatever else there is: a host that
+    failed meanwhile will be found out by the next attempt.
+
     Raises:
         GangEnd: naming the host.
     """
     if not failures:
         return
+    if refused := refusals_in(failures):
+        raise GangEnd(refused_end(refused))
     host = min(failures)
     error = failures[host]
     error.host = error.host or host

@@ -13,6 +13,7 @@ from gpurun.errors import GpurunError
 from gpurun.jobs.record import Restart, Setback
 from gpurun.jobs.states import State
 from gpurun.leases.allocate import mark_granted
+from gpurun.leases.refusals import remember
 from gpurun.state import durable
 from gpurun.supervisor import restarts
 from gpurun.supervisor.ends import End, GangEnd, failed
@@ -74,6 +75,7 @@ def _stopping(job: SupervisedJob, end: End) -> State:
         State.STOPPING, outcome=State.QUEUED if again else end.outcome, reason=end.reason, code=end.code,
         exit_code=end.exit_code, first_failure=end.failure, ladder=end.ladder, restarts=job.record.restarts + again,
         avoid=tuple(sorted({*job.record.avoid, *end.suspects})), restart=restart, setback=setback,
+        refusals=remember(job.record.refusals, end.refused, now_s=job.clock()),
     )  # fmt: skip
 
 

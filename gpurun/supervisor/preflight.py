@@ -36,6 +36,8 @@ def examine(job: SupervisedJob, hosts: Sequence[str]) -> None:
     bad = tuple(sorted(found.bad_hosts))
     error = HostFailure(f"{worst.check}: {worst.evidence}", host=bad[0] if bad else None, hint=worst.remedy)
     end = replace(failed(error).end, suspects=bad)
-    if bad and job.record.attempt < MOST_PLACEMENTS:
+    placements = job.record.placements + 1
+    if bad and placements < MOST_PLACEMENTS:
+        job.amend(placements=placements)
         end = replace(end, outcome=State.QUEUED)
     raise GangEnd(end)

@@ -11,6 +11,7 @@ from gpurun.images.ship import ship
 from gpurun.images.workdir import sync_workdir
 from gpurun.jobs.states import State
 from gpurun.supervisor.ends import failed
+from gpurun.supervisor.host_claims import claim
 from gpurun.supervisor.job import SupervisedJob, raise_first
 from gpurun.supervisor.outputs import send_outputs
 from gpurun.supervisor.preflight import examine
@@ -22,13 +23,14 @@ def prepare(job: SupervisedJob) -> State:
     """Put everything in place that the containers will need. Idempotent: what is there is not sent again.
 
     Raises:
-        GangEnd: a host failed, the image is not on the head, or the job was cancelled.
+        GangEnd: a host failed or refused its GPUs, the image is not on the head, or the job was cancelled.
     """
     job.connect()
     job.reach("files")
     job.ask_accounts()
     job.check_requests(ladder=False)
     examine(job, job.hosts)
+    raise_first(claim(job, job.hosts))
     bring(job, job.hosts, cancelled=lambda: job.request() is not None)
     send_outputs(job)
     return job.move(State.STARTING)

@@ -17,6 +17,7 @@ from gpurun.remote.agent import Agent, RemoteOpFailed
 from gpurun.remote.fleet import Results
 from gpurun.state import durable
 from gpurun.supervisor.ends import failed
+from gpurun.supervisor.host_claims import claim_of
 from gpurun.supervisor.job import SupervisedJob, raise_first
 from gpurun.supervisor.preflight import examine
 
@@ -43,14 +44,9 @@ def start(job: SupervisedJob) -> State:
     job.reach("containers")
     plan = _create_all(job)
     durable.write_record(job.folder.path / "plan.json", plan)
-    by_host = {host.host: host for host in plan.hosts}
-
-    def go(agent: Agent) -> None:
-        agent.call("gang.start", container=by_host[agent.host].container, timeout_s=START_TIMEOUT_S)
-
-    raise_first(job.links.each(go, [host.host for host in plan.hosts[1:]]).failed)
+    raise_first(go(job, plan, [host.host for host in plan.hosts[1:]]).failed)
     job.check_requests(ladder=False)
-    raise_first(_explained(job, job.links.each(go, [plan.first.host])).failed)
+    raise_first(_explained(job, go(job, plan, [plan.first.host])).failed)
     return job.move(State.RUNNING, started_s=job.clock())
 
 
@@ -95,8 +91,19 @@ def create(job: SupervisedJob, agent: Agent, plan: Plan) -> None:
     files = {name: [text, mode] for name, (text, mode) in texts.items()}
     agent.call(
         "gang.create", job=job.lease.job, files=files, run=list(host.run),
-        sshd=None if first else job.accounts[agent.host].sshd, timeout_s=START_TIMEOUT_S,
+        sshd=None if first else job.accounts[agent.host].sshd, claim=claim_of(job, agent.host),
+        timeout_s=START_TIMEOUT_S,
     )  # fmt: skip
+
+
+def go(job: SupervisedJob, plan: Plan, hosts: Sequence[str]) -> Results[None]:
+    """Start the containers that `create` made on `hosts`."""
+    container = plan.first.container
+
+    def start_one(agent: Agent) -> None:
+        agent.call("gang.start", container=container, claim=claim_of(job, agent.host), timeout_s=START_TIMEOUT_S)
+
+    return job.links.each(start_one, hosts)
 
 
 def _cards(job: SupervisedJob, host: str) -> str:

@@ -26,6 +26,8 @@ from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.remote.agent import Agent
 from gpurun.state.cordons import Cordon, changing_cordons
+from gpurun.state.identity import state_id
+from gpurun.supervisor.host_claims import claimant_of
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.links import Links
 from gpurun.supervisor.outputs import collect_autotune, collect_outputs
@@ -58,7 +60,8 @@ def stop(job: SupervisedJob) -> State:
         if not collected:
             collect_autotune(job)
             collected = collect_outputs(job)
-        unproven = fence(job.links, job.lease, pending, containers=job.record.reached == "containers")
+        containers = job.record.reached == "containers"
+        unproven = fence(job.links, job.lease, pending, state=job.state_id, containers=containers)
         for host, error in unproven.items():
             job.events.emit("host", host=host, state="not fenced", reason=error.message)
         pending = set(unproven)
@@ -71,20 +74,22 @@ def stop(job: SupervisedJob) -> State:
 
 
 def fence(
-    links: Links, lease: Lease, hosts: Iterable[str], *, containers: bool = True, outputs: bool = False
+    links: Links, lease: Lease, hosts: Iterable[str], *, state: str, containers: bool = True, outputs: bool = False
 ) -> Mapping[str, GpurunError]:
     """Fence `hosts` of a lease; those that could not prove that nothing of the job is left, with why.
 
     Args:
+        state: the id of the state directory: the hosts release the attempt's claims last.
         containers: there may be some, so Docker must answer, and no process may hold the lease's GPUs.
         outputs: remove the outputs of the attempt too.
     """
     gpus = {grant.host: list(grant.gpus) for grant in lease.grants}
+    claimant = claimant_of(lease, state)._asdict()
 
     def ask(agent: Agent) -> Mapping[str, Any]:
         reply = agent.call(
             "gang.fence", job=lease.job, containers=containers, outputs=outputs,
-            gpus=gpus[agent.host] if containers else None, timeout_s=FENCE_TIMEOUT_S,
+            gpus=gpus[agent.host] if containers else None, claimant=claimant, timeout_s=FENCE_TIMEOUT_S,
         )  # fmt: skip
         return reply.value  # type: ignore[no-any-return]
 
@@ -109,6 +114,7 @@ def what_is_left(rest: Mapping[str, Any]) -> str:
     left += [f"process {command[:120]!r} is still there" for command in rest["processes"]]
     if rest["folder"]:
         left.append("the job's folder is still there")
+    left += [f"the claim {name} is still there" for name in rest["claims"]]
     return "; ".join(left)
 
 
@@ -123,7 +129,7 @@ def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
             asked = pending - _hosts_of_now(home, lease.job)
             links.open(sorted(asked), timeout_s=10.0)
             # The job has gone on without these hosts, from the outputs that were brought home before.
-            fenced = asked - set(fence(links, lease, asked, outputs=True))
+            fenced = asked - set(fence(links, lease, asked, state=state_id(home), outputs=True))
             for host in sorted(fenced):
                 with suppress(FileNotFoundError):  # a person may have removed the job since
                     events.emit("host", host=host, state="fenced", reason="nothing of the job is left there")

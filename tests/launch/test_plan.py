@@ -8,12 +8,14 @@ import pytest
 from own_sshd import own_sshd
 
 from gpurun.errors import BadInput
+from gpurun.facts.hardware import Gpu, Hardware
 from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Rack
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.launch import jobssh
 from gpurun.launch.account import HostAccount
 from gpurun.launch.docker import Mount
 from gpurun.launch.plan import make_plan
+from gpurun.node.claim_rules import Claimant, read_cards, read_claimant
 
 HOSTS = tuple(Host(name=f"h{i}", rack=f"r{i // 2}", generation="pascal", gpus=4, fabric="tcp") for i in range(4))
 INVENTORY = Inventory(
@@ -25,6 +27,7 @@ SPEC = JobSpec(
     outputs="/checkpoints", secret_files={"token": "/head/only/secret"}, env={"K": "v w"},
     mounts=(("/data, set", "/data", "ro"),),
 )  # fmt: skip
+CLAIMANT = Claimant("j-00000001", 2, "a" * 16, "alice", 1001, "head-1")
 GRANTS = (Grant("h2", (1, 3)), Grant("h3", (0, 1, 2, 3)))
 
 
@@ -34,10 +37,16 @@ def account(name):
     )
 
 
-def plan(spec=SPEC, grants=GRANTS, inventory=INVENTORY, accounts=None):
+def plan(spec=SPEC, grants=GRANTS, inventory=INVENTORY, accounts=None, hardware=None):
     known = {grant.host: account(grant.host) for grant in grants} if accounts is None else accounts
     return make_plan(
-        job="j-00000001", attempt=2, spec=spec, grants=grants, inventory=inventory, accounts=known, ssh_port=23022
+        claimant=CLAIMANT,
+        hardware=hardware or {},
+        spec=spec,
+        grants=grants,
+        inventory=inventory,
+        accounts=known,
+        ssh_port=23022,
     )
 
 
@@ -50,7 +59,10 @@ def test_containers_have_what_the_design_asks_and_no_more():
     for host, gpus in ((first, "1,3"), (second, "0,1,2,3")):
         assert host.run[:3] == ("docker", "run", "--detach")
         assert options(host.run, "--gpus") == [f'"device={gpus}"']
-        assert options(host.run, "--label") == ["gpurun.job=j-00000001", "gpurun.attempt=2"]
+        assert options(host.run, "--label") == [
+            "gpurun.job=j-00000001", "gpurun.attempt=2", f"gpurun.state={'a' * 16}", "gpurun.user=alice",
+            "gpurun.uid=1001", "gpurun.head=head-1", f"gpurun.gpus={gpus}",
+        ]  # fmt: skip
         assert options(host.run, "--user") == ["1500:1501"]
         assert options(host.run, "--cap-drop") == ["ALL"]
         assert options(host.run, "--security-opt") == ["no-new-privileges"]
@@ -166,3 +178,13 @@ def test_the_rank_script_passes_words_byte_for_byte(tmp_path):
 def test_shell_quoting_is_not_needed_anywhere():
     assert all(isinstance(word, str) for word in plan().first.run)
     assert shlex.split(shlex.join(plan().first.run)) == list(plan().first.run)
+
+
+def test_a_container_says_whose_it_is_and_which_gpus_it_has_by_uuid_where_that_is_known():
+    known = {"h2": Hardware("h2", gpus=tuple(Gpu(i, uuid=f"GPU-{i}") for i in range(4)))}
+    first, second = plan(hardware=known).hosts
+    labels = dict(word.split("=", 1) for word in options(first.run, "--label"))
+    assert read_claimant(labels) == CLAIMANT
+    assert read_cards(labels) == ((1, "GPU-1"), (3, "GPU-3"))
+    labels = dict(word.split("=", 1) for word in options(second.run, "--label"))
+    assert read_cards(labels) == tuple((i, "") for i in range(4))

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpurun.jobs.record import JobRecord, Refusal
+from gpurun.jobs.record import GpuHolder, JobRecord, Refusal
 from gpurun.jobs.states import State
 from gpurun.leases.refusals import (
     FIRST_PAUSE_S,
     FORGET_S,
     LONGEST_PAUSE_S,
-    Holder,
+    holders_elsewhere,
     next_try_s,
     refused_gpus,
     remember,
 )
 
-BOB = Holder((2, 3), "j-0000000b", "bob", "head-2")
+BOB = GpuHolder((2, 3), "j-0000000b", 1, "bob", 1002, "head-2")
 
 
 def record(uid: int = 1000, refusals: tuple[Refusal, ...] = ()) -> JobRecord:
@@ -66,8 +66,17 @@ def test_neither_a_clock_that_was_set_back_nor_a_false_time_keeps_a_gpu_taken():
 
 
 def test_several_holders_on_one_host_and_several_jobs_add_up():
-    carol = Holder((0, 0), "", "", "head-3")
+    carol = GpuHolder((0, 0), head="head-3")
     refusals = remember((), {"gpu-1": [BOB, carol], "gpu-2": [BOB]}, now_s=100.0)
-    other = remember((), {"gpu-1": [Holder((1,), "j-0000000c", "carol", "head-3")]}, now_s=100.0)
+    other = remember((), {"gpu-1": [GpuHolder((1,), "j-0000000c", 1, "carol")]}, now_s=100.0)
     found = refused_gpus([record(refusals=refusals), record(refusals=other)], 1000, 101.0)
     assert found == {"gpu-1": (0, 1, 2, 3), "gpu-2": (2, 3)}
+
+
+def test_status_sees_everybodys_refusals_with_the_holder_in_words():
+    refusals = remember((), {"gpu-1": [BOB]}, now_s=100.0)
+    found = holders_elsewhere([record(uid=1, refusals=refusals), record(uid=2, refusals=refusals)], 101.0)
+    assert found == {"gpu-1": (BOB,)}
+    assert BOB.words == "job j-0000000b of bob on head-2"
+    assert GpuHolder((0,)).words == "an unknown job"
+    assert holders_elsewhere([record(refusals=refusals)], 200.0) == {}

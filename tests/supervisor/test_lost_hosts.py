@@ -56,7 +56,7 @@ def test_a_host_where_the_job_runs_again_is_not_fenced_under_it(lost, monkeypatc
     now, now_lock = lease("gpu-r1-02", attempt=2)
     asked = []
 
-    def fence(_links, of, hosts, *, outputs):
+    def fence(_links, of, hosts, *, state, outputs):
         asked.append(sorted(hosts))
         if len(asked) == 3:  # the new attempt has ended
             LeaseStore(home).release(now_lock)

@@ -1,0 +1,70 @@
+"""The id of a state directory: what tells its jobs from those of another user's, or another head node's, on a host."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpurun.errors import StateError
+from gpurun.state import durable
+
+FILE = "identity.json"
+_ID = re.compile(r"[0-9a-f]{16}")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What the file holds."""
+
+    id: str
+
+
+def state_id(home: Path) -> str:
+    """The id of a state directory; made when it is asked for the first time, the same for everybody from then on.
+
+    Raises:
+        StateError: the file is damaged, or this user may not make it.
+    """
+    found = known_id(home)
+    if found is not None:
+        return found
+    made = home / f".{FILE}.{secrets.token_hex(8)}"
+    try:
+        durable.make_folder(home)
+        durable.write_record(made, Identity(secrets.token_hex(8)))
+        with suppress(FileExistsError):  # another process was quicker: its id counts
+            os.link(made, home / FILE)
+        made.unlink()
+        durable.sync_folder(home)
+    except OSError as error:
+        raise StateError(
+            f"cannot be made: {error.strerror}", where=str(home / FILE),
+            hint="the owner of a shared state directory makes it with `gpurun init --shared`",
+        ) from error  # fmt: skip
+    found = known_id(home)
+    if found is None:
+        raise StateError("is a link to nothing", where=str(home / FILE), hint=f"remove {home / FILE}")
+    return found
+
+
+def known_id(home: Path) -> str | None:
+    """The id of a state directory; None if it has none yet.
+
+    Raises:
+        StateError: the file is damaged.
+    """
+    path = home / FILE
+    try:
+        found = durable.read_record(path, Identity).id
+    except FileNotFoundError:
+        return None
+    except StateError as error:
+        error.hint = f"remove {path}: gpurun makes a new id; to the hosts, jobs that run now are then another head's"
+        raise
+    if not _ID.fullmatch(found):
+        raise StateError(f"{found[:40]!r} is no id", where=str(path), hint=f"remove {path}")
+    return found
