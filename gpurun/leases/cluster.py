@@ -10,7 +10,7 @@ from pathlib import Path
 from gpurun.inventory.load import load
 from gpurun.inventory.locate import find
 from gpurun.inventory.model import Host, Inventory
-from gpurun.jobs.record import Refusal
+from gpurun.jobs.record import GpuHolder, Refusal
 from gpurun.leases.refusals import active
 from gpurun.leases.view import View
 from gpurun.state.cordons import Cordon, read_cordons
@@ -30,7 +30,7 @@ class HostRow:
     host: Host
     free: int
     state: str
-    foreign: tuple[Refusal, ...] = ()
+    foreign: tuple[GpuHolder, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,12 @@ class Cluster:
 
     def _row(self, host: Host, view: View, refused: Sequence[Refusal]) -> HostRow:
         held = {gpu for gpu in view.occupancy.on(host) if gpu < host.gpus}
-        held.update(gpu for refusal in refused for gpu in refusal.gpus if gpu < host.gpus)
+        held.update(gpu for refusal in refused for gpu in refusal.holder.gpus if gpu < host.gpus)
         cordon = self.cordons.get(host.name)
         state = cordon.state if cordon is not None else "unknown" if view.damaged else "ok"
-        return HostRow(host, 0 if view.damaged else host.gpus - len(held), state, tuple(refused))
+        return HostRow(
+            host, 0 if view.damaged else host.gpus - len(held), state, tuple(refusal.holder for refusal in refused)
+        )
 
     @property
     def groups(self) -> Mapping[str, list[str]]:

@@ -35,23 +35,15 @@ def remember(
     return tuple(kept)
 
 
-def active(records: Iterable[JobRecord], now_s: float, uid: int | None = None) -> tuple[Refusal, ...]:
-    """The refusals that count now: of one user's jobs, or of everybody's. A clock that was set back extends none."""
+def active(records: Iterable[JobRecord], uid: int, now_s: float) -> tuple[Refusal, ...]:
+    """The refusals of one user's jobs that count now. A clock that was set back extends none."""
     return tuple(
         refusal
         for record in records
-        if uid is None or record.owner_uid == uid
+        if record.owner_uid == uid
         for refusal in record.refusals
         if 0.0 < refusal.until_s - now_s <= LONGEST_PAUSE_S
     )
-
-
-def holders_elsewhere(records: Iterable[JobRecord], now_s: float) -> Mapping[str, tuple[GpuHolder, ...]]:
-    """Host → who was found to hold GPUs there that this state directory's leases do not explain, for people to see."""
-    found: dict[str, dict[GpuHolder, None]] = {}
-    for refusal in active(records, now_s):
-        found.setdefault(refusal.host, {})[refusal.holder] = None
-    return {host: tuple(holders) for host, holders in sorted(found.items())}
 
 
 def refused_gpus(records: Iterable[JobRecord], uid: int, now_s: float) -> Mapping[str, tuple[int, ...]]:
@@ -63,11 +55,11 @@ def refused_gpus(records: Iterable[JobRecord], uid: int, now_s: float) -> Mappin
         now_s: the head's clock, seconds since the epoch.
     """
     found: dict[str, set[int]] = {}
-    for refusal in active(records, now_s, uid):
+    for refusal in active(records, uid, now_s):
         found.setdefault(refusal.host, set()).update(refusal.holder.gpus)
     return {host: tuple(sorted(gpus)) for host, gpus in sorted(found.items())}
 
 
 def next_try_s(records: Iterable[JobRecord], uid: int, now_s: float) -> float | None:
     """When the first of this user's refusals ends, seconds since the epoch; None if none counts."""
-    return min((refusal.until_s for refusal in active(records, now_s, uid)), default=None)
+    return min((refusal.until_s for refusal in active(records, uid, now_s)), default=None)

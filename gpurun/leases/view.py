@@ -90,8 +90,8 @@ class View:
             if job.record.kept is not None:
                 self.occupancy.promise(job.record.id, job.record.kept.placement.grants, inventory)
             for refusal in refusals.active([job.record], self.uid, self.now_s):
-                grants = [Grant(refusal.host, refusal.gpus)]
-                self.occupancy.promise(refusal.job, grants, inventory, how="foreign")
+                grants = [Grant(refusal.host, refusal.holder.gpus)]
+                self.occupancy.promise(refusal.holder.job, grants, inventory, how="foreign")
 
 
 def _unknown(record: JobRecord) -> JobSpec:

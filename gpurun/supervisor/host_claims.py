@@ -12,7 +12,7 @@ from gpurun.errors import GpurunError
 from gpurun.jobs.record import GpuHolder
 from gpurun.jobs.states import State
 from gpurun.launch.plan import cards
-from gpurun.leases.store import Lease
+from gpurun.leases.lease import Lease
 from gpurun.node.claim_rules import Claimant, Refused, read_claimant
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.supervisor.ends import End

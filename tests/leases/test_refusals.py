@@ -10,7 +10,6 @@ from gpurun.leases.refusals import (
     FIRST_PAUSE_S,
     FORGET_S,
     LONGEST_PAUSE_S,
-    holders_elsewhere,
     next_try_s,
     refused_gpus,
     remember,
@@ -73,10 +72,6 @@ def test_several_holders_on_one_host_and_several_jobs_add_up():
     assert found == {"gpu-1": (0, 1, 2, 3), "gpu-2": (2, 3)}
 
 
-def test_status_sees_everybodys_refusals_with_the_holder_in_words():
-    refusals = remember((), {"gpu-1": [BOB]}, now_s=100.0)
-    found = holders_elsewhere([record(uid=1, refusals=refusals), record(uid=2, refusals=refusals)], 101.0)
-    assert found == {"gpu-1": (BOB,)}
+def test_a_holder_in_words():
     assert BOB.words == "job j-0000000b of bob on head-2"
     assert GpuHolder((0,)).words == "an unknown job"
-    assert holders_elsewhere([record(refusals=refusals)], 200.0) == {}
