@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.doctor import UNHEALTHY, HostsArgument, InventoryOption, JsonOption, finding_json, load_chosen
+from gpurun.cli.doctor import UNHEALTHY, finding_json, load_chosen
+from gpurun.cli.inventory_options import InventoryOption, JsonOption, SomeHostsArgument
 from gpurun.cli.printing import print_json, printable, say
 from gpurun.errors import BadInput, JobFailed
 
@@ -33,7 +34,7 @@ SIZES = "8,1024,65536,1048576,8388608,67108864"
 
 
 def bench(
-    hosts: HostsArgument = None,
+    hosts: SomeHostsArgument = None,
     inventory: InventoryOption = None,
     image: Annotated[str, typer.Option(help="Image with mpi4py, and Horovod where GPUs are measured.")] = IMAGE,
     gpus_per_host: Annotated[int, typer.Option(min=1, help="Ranks on each host; pairs are always one per host.")] = 1,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpurun.cli.inventory_options import InventoryOption, JsonOption, SomeHostsArgument
 from gpurun.cli.printing import print_json, printable, say
 
 if TYPE_CHECKING:
@@ -18,18 +19,9 @@ if TYPE_CHECKING:
 
 UNHEALTHY = 4
 
-InventoryOption = Annotated[
-    str | None, typer.Option("--inventory", "-i", metavar="FILE", help="Inventory file.", show_default=False)
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-HostsArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="[HOSTS]", help="Host set, such as gpu-r1-[01-16] or @rack:r1.", show_default=False),
-]
-
 
 def doctor(
-    hosts: HostsArgument = None,
+    hosts: SomeHostsArgument = None,
     inventory: InventoryOption = None,
     cordon: Annotated[bool, typer.Option("--cordon", help="Give hosts with errors no new gangs.")] = False,
     notes: Annotated[bool, typer.Option("--notes", help="Also say what is worth knowing but no fault.")] = False,
@@ -61,9 +53,9 @@ def doctor(
         _print([finding for finding in findings if finding.is_fault or notes], chosen, bad)
         say(f"{len(chosen) - len(bad)} of {len(chosen)} hosts healthy, in {elapsed_s:.1f} s")
         if cordoned:
-            from gpurun.inventory.hostset import fold
+            from gpurun.inventory.hostset import fold, quoted
 
-            say(f"cordoned {fold(cordoned)}; undo with: gpurun inventory uncordon {fold(cordoned)}")
+            say(f"cordoned {fold(cordoned)}; undo with: gpurun inventory uncordon {quoted(cordoned)}")
     if bad:
         raise typer.Exit(UNHEALTHY)
 

@@ -41,7 +41,7 @@ DECLINED = 1
 
 
 def add(
-    hosts: Annotated[str, typer.Argument(metavar="HOSTS", help="New hosts, such as gpu-r3-[01-16].")],
+    hosts: Annotated[str, typer.Argument(metavar="HOSTS", help="New hosts, such as 'gpu-r3-[01-16]', in quotes.")],
     settings: Annotated[list[str], typer.Argument(metavar="rack=RACK KEY=VALUE…", help="Such as rack=r3 gpus=8.")],
     inventory: InventoryOption = None,
     yes: YesOption = False,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.doctor import UNHEALTHY, HostsArgument, InventoryOption, JsonOption, load_chosen
+from gpurun.cli.doctor import UNHEALTHY, load_chosen
+from gpurun.cli.inventory_options import InventoryOption, JsonOption, SomeHostsArgument
 from gpurun.cli.printing import print_json, printable, say
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def probe(
-    hosts: HostsArgument = None,
+    hosts: SomeHostsArgument = None,
     inventory: InventoryOption = None,
     write: Annotated[
         bool, typer.Option("--write", help="Write what differs into the inventory; shows it first.")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from gpurun.inventory.hostset import fold
+from gpurun.inventory.hostset import quoted
 
 
 class Severity(str, Enum):
@@ -28,7 +28,7 @@ class Finding:
         check: the check's name, stable, such as ``link-rate``.
         hosts: who has it.
         evidence: what was seen, with numbers.
-        remedy: what to do, a command where there is one; `merged` puts the folded hosts for ``{hosts}``.
+        remedy: what to do, a command where there is one; `merged` puts the quoted hosts for ``{hosts}``.
         gpus: host → GPU indices, where only some GPUs are concerned.
         links: (from, to), where only the path between two hosts is concerned.
     """
@@ -72,7 +72,7 @@ def _union(group: list[Finding]) -> Finding:
         first.severity,
         hosts,
         first.evidence,
-        first.remedy.replace("{hosts}", fold(hosts)),
+        first.remedy.replace("{hosts}", quoted(hosts)),
         {host: gpus for finding in group for host, gpus in finding.gpus.items()},
         tuple(dict.fromkeys(link for finding in group for link in finding.links)),
     )

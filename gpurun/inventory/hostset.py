@@ -6,6 +6,7 @@ ClusterShell's syntax and code; this module gives it gpurun's groups and refuses
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 
@@ -74,6 +75,11 @@ def fold(names: Iterable[str]) -> str:
     return str(NodeSet.fromlist(list(names), resolver=_NO_GROUPS))
 
 
+def quoted(names: Iterable[str]) -> str:
+    """These hosts as an argument of a command to paste: shells take ``[01-06]`` for a pattern of file names."""
+    return shlex.quote(fold(names))
+
+
 def select(inventory: Inventory, selection: str, groups: Mapping[str, Iterable[str]] | None = None) -> tuple[str, ...]:
     """The hosts that a person means, in the inventory's order.
 
@@ -87,7 +93,7 @@ def select(inventory: Inventory, selection: str, groups: Mapping[str, Iterable[s
     """
     compact = "".join(selection.split())
     if not compact or not _SELECTION.match(compact):
-        raise BadInput(f"{shown(selection)} is not a host set", hint="such as gpu-r1-[01-16] or @rack:r1&!@cordoned")
+        raise BadInput(f"{shown(selection)} is not a host set", hint="such as 'gpu-r1-[01-16]' or '@rack:r1!@lost'")
     _bound(compact)
     compact = compact.replace("&!", "!")
     if compact.startswith("!"):

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from gpurun.doctor.diagnosis import diagnose, unreachable
-from gpurun.doctor.findings import Severity, merged, unhealthy
+from gpurun.doctor.findings import Finding, Severity, merged, unhealthy
 from gpurun.doctor.preflight import judge
 from gpurun.doctor.survey import Survey
 from gpurun.errors import AuthenticationFailed, HostKeyMismatch, HostNotReady, HostUnreachable
@@ -246,6 +246,17 @@ def test_a_tcp_fabric_asks_nothing_of_hcas():
 )
 def test_unreachable_hosts_say_what_to_do(error, remedy):
     assert remedy in unreachable("h", error).remedy
+
+
+def test_a_remedy_can_be_pasted_into_any_shell():
+    """zsh refuses an unquoted ``gpu[1-2]``: no matches found."""
+    found = [
+        Finding("x", Severity.ERROR, (host,), "e", "gpurun inventory set {hosts} gpus=3") for host in ("gpu1", "gpu2")
+    ]
+    (finding,) = merged(found)
+    assert finding.remedy == "gpurun inventory set 'gpu[1-2]' gpus=3"
+    (finding,) = merged(found[:1])
+    assert finding.remedy == "gpurun inventory set gpu1 gpus=3"
 
 
 def test_merged_keeps_order_and_unites_hosts():
