@@ -1,7 +1,7 @@
 # From a clean clone on Debian or Ubuntu with git, make, python3 and root:
 #   make demo    a lab of four hosts in two racks trains a network, live
 #   make test    every test, those on the lab included
-.PHONY: setup packages demo test test-unit test-lab check bench lab image clean
+.PHONY: setup packages demo test test-unit test-lab check bench lab image fresh clean
 .DEFAULT_GOAL := setup
 
 VENV := .venv
@@ -52,6 +52,11 @@ lab: setup
 
 image: setup
 	@$(PYTHON) recipes/images/build.py
+
+# What README.md promises, tried: a clean clone on a new Debian with git, make and python3. See .ci/fresh.py.
+fresh: RUN := make setup && make demo && make test
+fresh: setup
+	@$(PYTHON) .ci/fresh.py $(if $(SUITE),--suite '$(SUITE)') $(if $(COLD),--cold) '$(RUN)'
 
 # Only what this clone made. Images, wheels and lab disks are in ~/.cache/gpurun and shared by clones.
 clean:

@@ -13,6 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "recipes" / "images"))
 import rootfs
 
+SUITE = rootfs.SUITE
 ROLLING = ("sid", "unstable")  # releases without updates and security archives of their own
 
 
@@ -40,7 +41,7 @@ def _sources(suite: str) -> list[str]:
     found = []
     for line in rootfs.sources(machine_release(), targets):
         kind, uri, name, component = line.split()
-        pocket = name.removeprefix(rootfs.SUITE)
+        pocket = name.removeprefix(SUITE)
         if not (pocket and suite in ROLLING):
             found.append(f"{kind} {uri} {suite}{pocket} {component}")
     return found

@@ -1,15 +1,17 @@
-"""The few system calls a lab needs that Python's ``os`` does not have: mount, umount, pivot_root."""
+"""The few system calls a lab needs that Python's ``os`` does not have: mount, umount, pivot_root, prctl."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import signal
 from enum import IntFlag
 from pathlib import Path
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _MNT_DETACH = 2
+_PR_SET_PDEATHSIG = 1
 
 
 class MountFlag(IntFlag):
@@ -61,6 +63,11 @@ def make_root(new_root: Path) -> None:
     _check(_LIBC.syscall(_PIVOT_ROOT[os.uname().machine], b".", b"."), new_root)
     unmount_lazily(".")
     os.chdir("/")
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends: prctl(2), PR_SET_PDEATHSIG."""
+    _check(_LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
 
 
 def _check(result: int, target: str | Path) -> None:
