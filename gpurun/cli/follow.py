@@ -40,7 +40,7 @@ def follow_job(
     Returns:
         The exit code: the job's outcome, or 130 when interrupted.
     """
-    view = _View(folder, sys.stderr if lines_to_stderr else sys.stdout)
+    view = _JobView(folder, sys.stderr if lines_to_stderr else sys.stdout)
     interrupted = False
     while True:
         try:
@@ -91,7 +91,7 @@ def cancel_job(folder: JobFolder, *, reason: str) -> None:
     end_queued(home, folder, now_s=time.time(), environ=os.environ)
 
 
-class _View:
+class _JobView:
     """What has been shown so far, and where the next line goes."""
 
     def __init__(self, folder: JobFolder, lines: Any) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from gpurun.inventory.change import InventoryFile, Preview
     from gpurun.inventory.edit import Edit
-    from gpurun.inventory.history import Author, Change
+    from gpurun.inventory.history import Author, RecordedChange
     from gpurun.inventory.model import Inventory
 
 SettingsArgument = Annotated[
@@ -186,7 +186,7 @@ def change_file(path: Path, rewrite: Callable[[bytes], bytes], *, yes: bool = Fa
         _agreed(preview, yes, lambda shown: file.commit(rewrite, by, shown=shown, agreed=yes))
 
 
-def _agreed(preview: Preview, yes: bool, carry_out: Callable[[Preview], Change | None]) -> None:
+def _agreed(preview: Preview, yes: bool, carry_out: Callable[[Preview], RecordedChange | None]) -> None:
     """Carries a change out once a person agreed to it, and shows it again if it has become another one."""
     from gpurun.inventory.change import Conflict
 
@@ -210,7 +210,7 @@ def _ask() -> None:
         raise typer.Exit(DECLINED)
 
 
-def _report(change_: Change | None) -> None:
+def _report(change_: RecordedChange | None) -> None:
     from gpurun.state import audit
 
     if change_ is not None:
@@ -278,7 +278,7 @@ def _unless_changed(before: bytes, after: bytes, draft: Path) -> Callable[[bytes
     return rewrite
 
 
-def _headline(change_: Change) -> str:
+def _headline(change_: RecordedChange) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(change_.when_s))
     undoes = f" (takes back {change_.undoes})" if change_.undoes is not None else ""
     return printable(f"{change_.number}  {when}  {change_.who}  {change_.command}{undoes}")

@@ -50,7 +50,7 @@ def ship(
             )
             print_json(plan.as_json()) if as_json else _print_plan(plan)
             return
-        view = _View(as_json)
+        view = _ShipView(as_json)
         try:
             report = shipping.ship(
                 image, fleet, inventory=found.inventory, hosts=names, docker_host=found.inventory.docker_host,
@@ -132,7 +132,7 @@ def _confirm(going: Mapping[str, Sequence[Placed]]) -> None:
     typer.confirm("Remove these?", abort=True, err=True)
 
 
-class _View:
+class _ShipView:
     """What a person or a script sees of a ship while it runs: bars, a line now and then, or JSON lines on stderr."""
 
     def __init__(self, as_json: bool) -> None:

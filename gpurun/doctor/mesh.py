@@ -63,7 +63,7 @@ def fabric_addresses(inventory: Inventory, found: Mapping[str, Hardware]) -> Map
 
 def try_all(
     fleet: Fleet, inventory: Inventory, found: Mapping[str, Hardware], ports: Ports = SYSTEM_PORTS
-) -> tuple[Mapping[str, tuple[paths.Attempt, ...]], Mapping[str, str]]:
+) -> tuple[Mapping[str, tuple[paths.ReachAttempt, ...]], Mapping[str, str]]:
     """(fabric → attempts, host → address). Hosts that cannot listen on their address are left out."""
     addresses = fabric_addresses(inventory, found)
     attempts = {}
@@ -75,7 +75,7 @@ def try_all(
 
 def _try_group(
     fleet: Fleet, hosts: Sequence[str], addresses: Mapping[str, str], ports: Ports
-) -> tuple[paths.Attempt, ...]:
+) -> tuple[paths.ReachAttempt, ...]:
     def start(agent: Agent) -> _Listening:
         stream = agent.stream(
             "probe.listen", address=addresses[agent.host], ports=[list(one) for one in ports], limit_s=LISTEN_LIMIT_S
@@ -131,7 +131,7 @@ def _targets(hosts: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
 
 def _attempts(
     targets: Mapping[str, tuple[str, ...]], listening: Mapping[str, _Listening], outcomes: Mapping[str, list[Any]]
-) -> Iterator[paths.Attempt]:
+) -> Iterator[paths.ReachAttempt]:
     for source, results_of in outcomes.items():
         answer = iter(results_of)
         for target in targets[source]:
@@ -140,4 +140,4 @@ def _attempts(
             failed = {port: str(one["error"]) for port, one in results if not one["ok"]}
             control = next(answer)
             answers = bool(control["ok"]) or control["error"] == "refused"
-            yield paths.Attempt(source, target, failed, len(ports), answers)
+            yield paths.ReachAttempt(source, target, failed, len(ports), answers)

@@ -20,7 +20,7 @@ OPEN_PORTS = "open all TCP ports between the hosts of the fabric: sudo nft list 
 
 
 @dataclass(frozen=True)
-class Attempt:
+class ReachAttempt:
     """One host's try to connect to another, over all ports that were tried.
 
     Attributes:
@@ -51,7 +51,7 @@ def pairs(hosts: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple((hosts[at], hosts[(at + distance) % count]) for at in range(count) for distance in distances)
 
 
-def judge(attempts: Iterable[Attempt], interface: str, addresses: Mapping[str, str]) -> tuple[Finding, ...]:
+def judge(attempts: Iterable[ReachAttempt], interface: str, addresses: Mapping[str, str]) -> tuple[Finding, ...]:
     """Findings about hosts that cannot be reached, cannot reach others, or pairs that cannot talk.
 
     Args:
@@ -75,7 +75,7 @@ class _Pattern:
         self.incoming = incoming
         self.outgoing = outgoing
 
-    def concerns(self, attempt: Attempt) -> Iterator[str]:
+    def concerns(self, attempt: ReachAttempt) -> Iterator[str]:
         if self.incoming:
             yield attempt.target
         if self.outgoing:
@@ -87,11 +87,11 @@ _closed = _Pattern(incoming=True, outgoing=False)
 _mute = _Pattern(incoming=False, outgoing=True)
 
 
-def _touched(attempt: Attempt, pattern: _Pattern) -> tuple[str, ...]:
+def _touched(attempt: ReachAttempt, pattern: _Pattern) -> tuple[str, ...]:
     return tuple(pattern.concerns(attempt))
 
 
-def _worst(attempts: Sequence[Attempt], pattern: _Pattern) -> str | None:
+def _worst(attempts: Sequence[ReachAttempt], pattern: _Pattern) -> str | None:
     """The host whose attempts of this pattern all failed, and which explains the most failures.
 
     At least two failures in each direction are asked for: with one, either end may be the cause.
@@ -108,7 +108,7 @@ def _worst(attempts: Sequence[Attempt], pattern: _Pattern) -> str | None:
 
 
 def _explained(
-    host: str, pattern: _Pattern, attempts: Sequence[Attempt], interface: str, addresses: Mapping[str, str]
+    host: str, pattern: _Pattern, attempts: Sequence[ReachAttempt], interface: str, addresses: Mapping[str, str]
 ) -> Finding:
     mine = [attempt for attempt in attempts if host in _touched(attempt, pattern)]
     others = {other for attempt in mine for other in (attempt.source, attempt.target)} - {host}
@@ -131,7 +131,9 @@ def _explained(
     return Finding("firewall", Severity.ERROR, (host,), evidence, remedy)
 
 
-def _rest(failures: Sequence[Attempt], attempts: Sequence[Attempt], addresses: Mapping[str, str]) -> Iterator[Finding]:
+def _rest(
+    failures: Sequence[ReachAttempt], attempts: Sequence[ReachAttempt], addresses: Mapping[str, str]
+) -> Iterator[Finding]:
     """Failures that no single host explains: a fabric in parts, or paths between pairs."""
     if not failures:
         return
@@ -143,7 +145,7 @@ def _rest(failures: Sequence[Attempt], attempts: Sequence[Attempt], addresses: M
         remedy = "check the links between their switches, and routes between their subnets"
         yield Finding("path", Severity.ERROR, everyone, f"{evidence}; {_how(failures)}", remedy)
         return
-    by_pair: dict[tuple[str, ...], list[Attempt]] = {}
+    by_pair: dict[tuple[str, ...], list[ReachAttempt]] = {}
     for each in failures:
         by_pair.setdefault(tuple(sorted((each.source, each.target))), []).append(each)
     for pair, mine in by_pair.items():
@@ -157,7 +159,7 @@ def _rest(failures: Sequence[Attempt], attempts: Sequence[Attempt], addresses: M
         yield Finding("path", Severity.ERROR, pair, f"{who}, port {ports}: {_how(mine)}", remedy, links=links)
 
 
-def _parts(attempts: Iterable[Attempt]) -> tuple[tuple[str, ...], ...]:
+def _parts(attempts: Iterable[ReachAttempt]) -> tuple[tuple[str, ...], ...]:
     """Groups of hosts that can reach each other, in either direction, over others if need be."""
     group: dict[str, set[str]] = {}
     for attempt in attempts:
@@ -169,7 +171,7 @@ def _parts(attempts: Iterable[Attempt]) -> tuple[tuple[str, ...], ...]:
     return tuple({id(members): tuple(sorted(members)) for members in group.values()}.values())
 
 
-def _how(attempts: Iterable[Attempt]) -> str:
+def _how(attempts: Iterable[ReachAttempt]) -> str:
     """What the tries ended in, the most frequent first."""
     causes = Counter(cause for attempt in attempts for cause in attempt.failed.values())
     words = {"timeout": "no answer (dropped)", "refused": "refused"}

@@ -33,7 +33,7 @@ class Survey:
 
     hardware: Mapping[str, Hardware]
     failures: Mapping[str, GpurunError]
-    attempts: Mapping[str, tuple[paths.Attempt, ...]] = field(default_factory=dict)
+    attempts: Mapping[str, tuple[paths.ReachAttempt, ...]] = field(default_factory=dict)
     addresses: Mapping[str, str] = field(default_factory=dict)
     lookups: names.Lookups = field(default_factory=dict)
 

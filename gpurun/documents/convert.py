@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Meta
 from yaml.nodes import Node, ScalarNode, SequenceNode
 
-from gpurun.documents.nodes import Entries, Report, entries, is_null, node_of
+from gpurun.documents.nodes import Entries, ProblemReport, entries, is_null, node_of
 from gpurun.documents.problems import shown
 from gpurun.errors import BadInput
 
@@ -139,7 +139,7 @@ def _bounds(metas: Iterable[Meta]) -> tuple[str, ...]:
     return tuple(f"{meta.ge} to {meta.le}" for meta in metas if meta.le is not None)
 
 
-def mapping(node: Node, keys: Mapping[str, Kind], report: Report, where: str) -> dict[str, Any]:
+def mapping(node: Node, keys: Mapping[str, Kind], report: ProblemReport, where: str) -> dict[str, Any]:
     """Convert a mapping with known keys. A wrong value is None; the report names it."""
     found = entries(node, report, where)
     if not found.keys() <= keys.keys():
@@ -147,7 +147,7 @@ def mapping(node: Node, keys: Mapping[str, Kind], report: Report, where: str) ->
     return {key: value(node, keys[key], report, key) for key, (_, node) in found.items() if key in keys}
 
 
-def refuse_unknown(found: Entries, known: Iterable[str], report: Report, where: str) -> None:
+def refuse_unknown(found: Entries, known: Iterable[str], report: ProblemReport, where: str) -> None:
     """Report every key that is not known, with the known one that looks like it."""
     allowed = tuple(known)
     for key, (node, _) in found.items():
@@ -155,7 +155,7 @@ def refuse_unknown(found: Entries, known: Iterable[str], report: Report, where: 
             report.wrong(node, f"unknown key {shown(key)} in {where}{_meant(key, allowed)}", allowed=allowed)
 
 
-def value(node: Node, kind: Kind, report: Report, name: str) -> Any:
+def value(node: Node, kind: Kind, report: ProblemReport, name: str) -> Any:
     """Convert one value. A wrong value is None, and a list with a wrong item empty; the report names them.
 
     Args:
@@ -172,7 +172,7 @@ def value(node: Node, kind: Kind, report: Report, name: str) -> Any:
     return _one(node, kind, report, name)
 
 
-def _one(node: Node, kind: Kind, report: Report, name: str) -> Any:
+def _one(node: Node, kind: Kind, report: ProblemReport, name: str) -> Any:
     if not isinstance(node, ScalarNode) or (is_null(node) and not kind.null_is_text):
         got = "nothing" if isinstance(node, ScalarNode) else "a list or a mapping"
         report.wrong(node, f"{name} must be {kind.expected}, not {got}", allowed=kind.allowed)
@@ -184,14 +184,14 @@ def _one(node: Node, kind: Kind, report: Report, name: str) -> Any:
         return None
 
 
-def _named_values(node: Node, key: Kind, item: Kind, report: Report, name: str) -> dict[Any, Any]:
+def _named_values(node: Node, key: Kind, item: Kind, report: ProblemReport, name: str) -> dict[Any, Any]:
     return {
         value(key_node, key, report, f"name in {name}"): value(value_node, item, report, f"{name}.{text}")
         for text, (key_node, value_node) in entries(node, report, name).items()
     }
 
 
-def _list(node: Node, kind: Kind, item: Kind, report: Report, name: str) -> tuple[Any, ...]:
+def _list(node: Node, kind: Kind, item: Kind, report: ProblemReport, name: str) -> tuple[Any, ...]:
     """A list; one value alone is a list of one, and a null an empty list."""
     if isinstance(node, ScalarNode):
         children = [] if is_null(node) else [node]
@@ -237,7 +237,7 @@ def convert(plain: object, kind: Kind, name: str) -> Any:
 
 def convert_node(node: Node, kind: Kind, name: str) -> Any:
     """Convert a node that stands in no file. Raises BadInput naming it `name`."""
-    report = Report("")
+    report = ProblemReport("")
     converted = value(node, kind, report, name)
     if report.problems:
         raise BadInput("; ".join(problem.text for problem in report.problems))

@@ -16,6 +16,8 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from gpurun.documents.problems import DocumentError, Problem, shown
 
 _TAG = "tag:yaml.org,2002:"
+_NULL = f"{_TAG}null"
+_MERGE = f"{_TAG}merge"
 _NOWHERE = yaml.Mark("", 0, 0, 0, None, 0)
 MAX_VALUES = 1_500_000
 MAX_ALIASED_VALUES = 1_000_000
@@ -25,6 +27,15 @@ MAX_DEPTH = 100
 _UNWELCOME = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufeff]|\r(?!\n)")
 _BLOCK_NESTING = re.compile(r"^[ \-?:]+", re.MULTILINE)
 _BRACKETS = re.compile(r"[\[\]{}]")
+
+
+class _Loader(yaml.CSafeLoader):
+    """A scalar is its text: of YAML's own types only null and the merge key count. That is also faster."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012  PyYAML reads the class's own
+        first: [(tag, pattern) for tag, pattern in known if tag in (_NULL, _MERGE)]
+        for first, known in yaml.CSafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
 def compose(data: bytes, file: str, *, tags: bool = False) -> Node | None:
@@ -38,7 +49,7 @@ def compose(data: bytes, file: str, *, tags: bool = False) -> Node | None:
     text = _decoded(data, file)
     _refuse_depth(text, file)
     try:
-        root = yaml.compose(text, Loader=yaml.CSafeLoader)
+        root = yaml.compose(text, Loader=_Loader)
         if "!" in text and not tags:
             _refuse_tags(text, file)
     except yaml.MarkedYAMLError as error:
@@ -153,7 +164,7 @@ def _refuse_bombs(root: Node, file: str) -> None:
     weigh(root)
 
 
-class Report:
+class ProblemReport:
     """Gathers problems while a document is read, so that a person sees all of them at once."""
 
     def __init__(self, file: str) -> None:
@@ -175,7 +186,7 @@ class Report:
 Entries = dict[str, tuple[ScalarNode, Node]]
 
 
-def entries(node: Node, report: Report, what: str) -> Entries:
+def entries(node: Node, report: ProblemReport, what: str) -> Entries:
     """The keys of a mapping with their key and value nodes, merge keys (``<<``) applied.
 
     Keys written in the mapping win over merged ones; of several merged mappings the first wins. A null is an
@@ -190,7 +201,7 @@ def entries(node: Node, report: Report, what: str) -> Entries:
     for key, value in node.value:
         if not isinstance(key, ScalarNode):
             report.wrong(key, f"a key of {what} must be a plain word")
-        elif key.tag == f"{_TAG}merge":
+        elif key.tag == _MERGE:
             merges.extend(value.value if isinstance(value, SequenceNode) else [value])
         elif key.value in found:
             first = found[key.value][0].start_mark.line + 1
@@ -205,7 +216,7 @@ def entries(node: Node, report: Report, what: str) -> Entries:
 
 def is_null(node: Node) -> bool:
     """Whether a value was left out, or written ``null`` or ``~``."""
-    return isinstance(node, ScalarNode) and node.tag == f"{_TAG}null"
+    return isinstance(node, ScalarNode) and node.tag == _NULL
 
 
 def node_of(value: object) -> Node:
@@ -216,4 +227,4 @@ def node_of(value: object) -> Node:
     if isinstance(value, list | tuple):
         return SequenceNode(f"{_TAG}seq", [node_of(each) for each in value], _NOWHERE, _NOWHERE)
     text = str(value).lower() if isinstance(value, bool) else str(value)
-    return ScalarNode(_TAG + ("null" if value is None else "str"), text, _NOWHERE, _NOWHERE)
+    return ScalarNode(_NULL if value is None else f"{_TAG}str", text, _NOWHERE, _NOWHERE)

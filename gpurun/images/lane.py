@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpurun.images.chain import Hop
-from gpurun.images.pulls import Ended, Progress, Pull
-from gpurun.images.slow import Pace, rate_of
+from gpurun.images.pulls import Ended, Pull, PullProgress
+from gpurun.images.slow import HostPace, rate_of
 
 HEAD = "head"
 HEAD_OVER_SSH = "head over SSH"
@@ -16,7 +16,7 @@ RATE_WINDOW_S = 3.0
 
 
 @dataclass
-class Lane:
+class ChainLane:
     """A host's part in a chain.
 
     Attributes:
@@ -73,7 +73,7 @@ class Lane:
         self._started_s = time.monotonic()
         self._marks = []
 
-    def progressed(self, event: Progress) -> None:
+    def progressed(self, event: PullProgress) -> None:
         """The current pull has received more."""
         self._pull_bytes = event.bytes
         self.tries = 0
@@ -98,9 +98,9 @@ class Lane:
             self._before_bytes += self._pull_bytes
             self._pull_bytes = 0
 
-    def pace(self, lanes: Sequence[Lane]) -> Pace:
+    def pace(self, lanes: Sequence[ChainLane]) -> HostPace:
         """How its pull goes, among all lanes of its chain."""
-        return Pace(
+        return HostPace(
             host=self.host,
             rack=self.hop.rack,
             upstream=self.source if self.source not in (HEAD, HEAD_OVER_SSH) else None,
@@ -111,7 +111,7 @@ class Lane:
         )
 
 
-def lanes_of(hops: Sequence[Hop], number: int, direct: bool) -> list[Lane]:
+def lanes_of(hops: Sequence[Hop], number: int, direct: bool) -> list[ChainLane]:
     """The lanes of a chain, each with those it may pull from: the hosts before it, nearest first, then the head.
 
     Args:
@@ -119,9 +119,9 @@ def lanes_of(hops: Sequence[Hop], number: int, direct: bool) -> list[Lane]:
     """
     ways_to_head = [HEAD, HEAD_OVER_SSH] if direct else [HEAD_OVER_SSH]
     before: dict[str, list[str]] = {}
-    lanes: list[Lane] = []
+    lanes: list[ChainLane] = []
     for hop in hops:
         upstreams = [hop.upstream, *before[hop.upstream]] if hop.upstream is not None else []
         before[hop.host] = upstreams
-        lanes.append(Lane(hop, number, [*upstreams, *ways_to_head]))
+        lanes.append(ChainLane(hop, number, [*upstreams, *ways_to_head]))
     return lanes

@@ -26,14 +26,14 @@ MIN_LEFT_S = 20.0
 
 
 @dataclass(frozen=True)
-class Sample:
+class PackingSample:
     """What packing does to some chunks: packed bytes for each byte, and bytes packed in a second."""
 
     ratio: float
     bytes_per_s: float
 
 
-def sample(blobs: Sequence[Blob]) -> Sample | None:
+def sample(blobs: Sequence[Blob]) -> PackingSample | None:
     """Pack a few chunks from all over the blobs; None when there are none."""
     buffer = memoryview(bytearray(CHUNK))
     raw = packed = 0
@@ -44,10 +44,10 @@ def sample(blobs: Sequence[Blob]) -> Sample | None:
             raw += len(piece)
             packed += len(pack(piece) or piece)
     took = time.perf_counter() - began
-    return Sample(packed / raw, raw / took) if raw else None
+    return PackingSample(packed / raw, raw / took) if raw else None
 
 
-def promises(found: Sample | None, link_bytes_per_s: float) -> bool:
+def promises(found: PackingSample | None, link_bytes_per_s: float) -> bool:
     """Whether packing may bring more through a link than it carries now."""
     if found is None or found.ratio * GAIN > 1:
         return False
@@ -66,7 +66,7 @@ class PackingTrial:
     def __init__(
         self,
         switch: Callable[[bool], object],
-        take: Callable[[], Sample | None],
+        take: Callable[[], PackingSample | None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._switch = switch

@@ -25,7 +25,7 @@ ALIVE_S = 2.0
 
 
 @dataclass(frozen=True)
-class Progress:
+class PullProgress:
     """A pull has received so many bytes so far."""
 
     key: str
@@ -44,7 +44,7 @@ class Ended:
     error: GpurunError | None
 
 
-Event = Progress | Ended
+Event = PullProgress | Ended
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Pull:
             for item in self._stream:
                 self._received = int(item.value["bytes"])
                 digest = str(item.value.get("digest", ""))
-                self._events.put(Progress(self._key, self._generation, self._received, digest))
+                self._events.put(PullProgress(self._key, self._generation, self._received, digest))
         except GpurunError as failed:
             error = failed
             if isinstance(failed, RemoteOpFailed) and failed.kind == "link-lost" and not self._source_answers():

@@ -13,11 +13,11 @@ from queue import Empty, SimpleQueue
 
 from gpurun.errors import GpurunError, HostFailure, HostUnreachable
 from gpurun.images.chain import Hop
-from gpurun.images.lane import HEAD, HEAD_OVER_SSH, Lane, lanes_of
+from gpurun.images.lane import HEAD, HEAD_OVER_SSH, ChainLane, lanes_of
 from gpurun.images.packing import PackingTrial, sample
-from gpurun.images.pulls import Event, Progress, Pull
+from gpurun.images.pulls import Event, Pull, PullProgress
 from gpurun.images.seats import Options, Seats
-from gpurun.images.slow import Pace, Trial, slow_host
+from gpurun.images.slow import HostPace, Trial, slow_host
 from gpurun.images.store import Stored
 from gpurun.images.trial import FirstHostTrial
 from gpurun.remote import Agent, Fleet, RemoteOpFailed
@@ -166,8 +166,8 @@ class Relay:
             if self._events.empty():
                 return
 
-    def _take(self, lane: Lane, event: Event) -> None:
-        if isinstance(event, Progress):
+    def _take(self, lane: ChainLane, event: Event) -> None:
+        if isinstance(event, PullProgress):
             lane.progressed(event)
         else:
             source = lane.source or HEAD
@@ -176,7 +176,7 @@ class Relay:
                 self._retry(lane, source, event.error)
         self._told(lane.host, sum(each.received for each in self._of(lane.host)))
 
-    def _retry(self, lane: Lane, source: str, error: GpurunError) -> None:
+    def _retry(self, lane: ChainLane, source: str, error: GpurunError) -> None:
         """A pull failed: the same source again, the next one, or the host is out."""
         kind = error.kind if isinstance(error, RemoteOpFailed) else "lost"
         if not self._fleet.agents[lane.host].alive or kind in _OWN_FAULTS:
@@ -217,13 +217,13 @@ class Relay:
 
     # -- who pulls from whom ------------------------------------------------------------------------------
 
-    def _of(self, host: str) -> list[Lane]:
+    def _of(self, host: str) -> list[ChainLane]:
         return [lane for lane in self.lanes.values() if lane.host == host]
 
     def _agents(self) -> list[tuple[str, Agent]]:
         return [(host, self._fleet.agents[host]) for host in self.hosts]
 
-    def _start(self, lane: Lane) -> None:
+    def _start(self, lane: ChainLane) -> None:
         if lane.pull is not None or lane.host in self.failed:
             return
         digests = lane.lacks(self._announced.get(lane.host, set()))
@@ -249,7 +249,7 @@ class Relay:
                 slow = next(lane for lane in lanes if lane.host == found.host)
                 trials.append(Trial(found.host, self._demote(slow, lanes, found), found.rate or 0.0))
 
-    def _demote(self, slow: Lane, lanes: Sequence[Lane], pace: Pace) -> str | None:
+    def _demote(self, slow: ChainLane, lanes: Sequence[ChainLane], pace: HostPace) -> str | None:
         """Let nobody pull from a host any more; the rack it was first in, if it was."""
         first = pace.upstream is None or self.lanes[f"{slow.number}/{pace.upstream}"].hop.rack != slow.hop.rack
         for lane in lanes:

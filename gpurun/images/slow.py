@@ -17,7 +17,7 @@ MIN_AGE_S = 2.0
 
 
 @dataclass(frozen=True)
-class Pace:
+class HostPace:
     """How a host's pull goes.
 
     Attributes:
@@ -45,7 +45,7 @@ class Trial:
     rate: float
 
 
-def slow_host(paces: Sequence[Pace], trials: Sequence[Trial]) -> Pace | None:
+def slow_host(paces: Sequence[HostPace], trials: Sequence[Trial]) -> HostPace | None:
     """The first host of a chain that drags those after it, and was not tried elsewhere yet.
 
     Args:
@@ -64,13 +64,13 @@ def slow_host(paces: Sequence[Pace], trials: Sequence[Trial]) -> Pace | None:
     return None
 
 
-def _drags(pace: Pace, ahead: Pace) -> bool:
+def _drags(pace: HostPace, ahead: HostPace) -> bool:
     if pace.rate is None or ahead.rate is None or pace.age_s < MIN_AGE_S:
         return False
     return ahead.received - pace.received > BACKLOG_BYTES and ahead.rate > FACTOR * pace.rate
 
 
-def _worth_another(pace: Pace, trials: Sequence[Trial]) -> bool:
+def _worth_another(pace: HostPace, trials: Sequence[Trial]) -> bool:
     """Whether exchanging the first host of this rack has helped so far."""
     before = [trial for trial in trials if trial.rack == pace.rack]
     return not before or (pace.rate or 0.0) > FACTOR * before[-1].rate

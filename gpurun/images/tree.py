@@ -45,7 +45,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Tree:
+class FolderTree:
     """A folder's content, in the order of `Walk`."""
 
     top: Path
@@ -57,7 +57,7 @@ class Tree:
         return {entry.digest: entry for entry in self.entries if entry.kind == "file"}
 
 
-def scan(top: Path, memory: Path | None = None) -> Tree:
+def scan(top: Path, memory: Path | None = None) -> FolderTree:
     """Read a folder, without what git ignores, and without sockets, FIFOs and devices.
 
     Args:
@@ -86,7 +86,7 @@ def scan(top: Path, memory: Path | None = None) -> Tree:
     except OSError as error:
         raise BadInput(f"cannot be read: {error.strerror}", where=str(error.filename or top)) from None
     _save(memory, seen)
-    return Tree(top, tuple(entries))
+    return FolderTree(top, tuple(entries))
 
 
 def _known_digest(known: list[Any] | None, path: str, status: os.stat_result) -> list[Any]:

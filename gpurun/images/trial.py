@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from threading import Thread
 
 from gpurun.errors import GpurunError
-from gpurun.images.lane import HEAD, Lane
+from gpurun.images.lane import HEAD, ChainLane
 from gpurun.images.seats import Seats
-from gpurun.images.slow import Pace
+from gpurun.images.slow import HostPace
 from gpurun.node.spool import CHUNK
 from gpurun.remote import Fleet
 
@@ -37,7 +37,7 @@ class FirstHostTrial:
         self._rate: float | None = None
         self._over = False
 
-    def slow(self, lanes: Sequence[Lane], paces: Sequence[Pace]) -> Pace | None:
+    def slow(self, lanes: Sequence[ChainLane], paces: Sequence[HostPace]) -> HostPace | None:
         """The first host, once it has turned out slow. Begins the trial when it is time for it."""
         first = next((pace for pace in paces if pace.upstream is None and pace.followed), None)
         if self._over or first is None or not first.rate:
@@ -54,7 +54,7 @@ class FirstHostTrial:
         """No more trials."""
         self._over = True
 
-    def _begin(self, first: Pace, lanes: Sequence[Lane]) -> None:
+    def _begin(self, first: HostPace, lanes: Sequence[ChainLane]) -> None:
         next_one = next((lane for lane in lanes if lane.source == first.host), None)
         if first.age_s < AFTER_S or next_one is None or self._seats.server is None:
             return
@@ -63,7 +63,7 @@ class FirstHostTrial:
             self._thread = Thread(target=self._run, args=(next_one.host, wants), daemon=True)
             self._thread.start()
 
-    def _wants(self, lane: Lane) -> list[tuple[str, list[tuple[int, int]]]]:
+    def _wants(self, lane: ChainLane) -> list[tuple[str, list[tuple[int, int]]]]:
         """The last chunks of the last blob that the lane pulls, if the transfer is worth it."""
         blobs = [self._seats.blobs[digest] for digest in lane.asked if digest in self._seats.blobs]
         chunks = sum(blob.count for blob in blobs)

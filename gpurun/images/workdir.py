@@ -17,7 +17,7 @@ from gpurun.images.export import default_folder
 from gpurun.images.plan import chains_of
 from gpurun.images.relay import Relay
 from gpurun.images.store import LayerStore, Stored
-from gpurun.images.tree import Tree, scan
+from gpurun.images.tree import FolderTree, scan
 from gpurun.node import frames
 from gpurun.node.spool import CHUNK
 from gpurun.remote import Agent, Fleet, Results
@@ -84,7 +84,7 @@ def _memory(local_dir: Path) -> Path:
     return default_folder().parent / "trees" / f"{name}.json"
 
 
-def _send(agent: Agent, tree: Tree, digests: Iterable[str]) -> int:
+def _send(agent: Agent, tree: FolderTree, digests: Iterable[str]) -> int:
     """Contents straight to one host; how many bytes."""
     sent = 0
 
@@ -101,7 +101,7 @@ def _send(agent: Agent, tree: Tree, digests: Iterable[str]) -> int:
     return sent
 
 
-def _content(tree: Tree, digest: str) -> Iterator[bytes]:
+def _content(tree: FolderTree, digest: str) -> Iterator[bytes]:
     """A file's content, which must still be the one that was scanned.
 
     Raises:
@@ -121,7 +121,11 @@ def _content(tree: Tree, digest: str) -> Iterator[bytes]:
 
 
 def _send_through_chains(
-    fleet: Fleet, tree: Tree, lacking: Mapping[str, Sequence[str]], union: Sequence[str], inventory: Inventory | None
+    fleet: Fleet,
+    tree: FolderTree,
+    lacking: Mapping[str, Sequence[str]],
+    union: Sequence[str],
+    inventory: Inventory | None,
 ) -> dict[str, GpurunError]:
     """All contents that any host lacks, as one blob, through the hosts that lack some; the hosts that failed."""
     pack = LayerStore(default_folder()).put(piece for digest in union for piece in _content(tree, digest))

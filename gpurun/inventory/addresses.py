@@ -11,10 +11,10 @@ from gpurun.errors import BadInput
 from gpurun.inventory import roundtrip
 from gpurun.inventory.fields import PER_HOST
 from gpurun.inventory.hostset import expand, fold
-from gpurun.inventory.settings import Setting
+from gpurun.inventory.settings import HostSetting
 
 
-def shares(setting: Setting, hosts: Sequence[str]) -> Mapping[str, str]:
+def shares(setting: HostSetting, hosts: Sequence[str]) -> Mapping[str, str]:
     """Which of a range of addresses is whose. Raises BadInput if there are not as many as hosts."""
     if setting.value is None:
         return {}

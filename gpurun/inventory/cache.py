@@ -31,7 +31,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _Cached:
     key: Key
     inventory: Inventory
 
@@ -58,7 +58,7 @@ def fetch(cache: Path, wanted: Key) -> Inventory | None:
     """The inventory that was kept for this key, or None."""
     payload = own_cache.read(own_cache.place(cache, wanted.path))
     try:
-        entry = msgspec.msgpack.decode(payload or b"", type=_Entry)
+        entry = msgspec.msgpack.decode(payload or b"", type=_Cached)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return entry.inventory if entry.key == wanted else None
@@ -67,4 +67,4 @@ def fetch(cache: Path, wanted: Key) -> Inventory | None:
 def keep(cache: Path, made_from: Key, inventory: Inventory) -> None:
     """Keep an inventory for the next command, if it is large and its file is settled. Never fails."""
     if len(inventory.hosts) >= MIN_HOSTS and own_cache.is_settled(made_from.changed_ns):
-        own_cache.keep(own_cache.place(cache, made_from.path), msgspec.msgpack.encode(_Entry(made_from, inventory)))
+        own_cache.keep(own_cache.place(cache, made_from.path), msgspec.msgpack.encode(_Cached(made_from, inventory)))

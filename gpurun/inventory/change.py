@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpurun.documents.problems import DocumentError
 from gpurun.inventory import write
-from gpurun.inventory.history import Author, Change, History, diff
+from gpurun.inventory.history import Author, History, RecordedChange, diff
 from gpurun.inventory.leased import LeaseView, NoLeases, protected
 from gpurun.inventory.load import parse, read
 from gpurun.inventory.model import Inventory
@@ -66,7 +66,7 @@ class InventoryFile:
 
     def commit(
         self, rewrite: Rewrite, author: Author, *, shown: Preview | None = None, agreed: bool = False
-    ) -> Change | None:
+    ) -> RecordedChange | None:
         """Makes a change. Returns None if there is nothing to change.
 
         Args:
@@ -87,7 +87,7 @@ class InventoryFile:
 
     def _commit(
         self, real: Path, now: Preview, author: Author, shown: Preview | None, undoes: int | None = None
-    ) -> Change | None:
+    ) -> RecordedChange | None:
         if now.after == now.before:
             return None
         if shown is not None and _lines(shown.diff) != _lines(now.diff):
@@ -97,7 +97,7 @@ class InventoryFile:
             write.replace(real, now.after)
         return change
 
-    def create(self, data: bytes, author: Author) -> Change:
+    def create(self, data: bytes, author: Author) -> RecordedChange:
         """Makes the file, which must not exist. Raises FileExistsError, DocumentError."""
         parse(data, self.path)
         with write.locked(self.path) as real:
@@ -107,7 +107,7 @@ class InventoryFile:
             write.replace(real, data)
             return change
 
-    def undo(self, author: Author, *, shown: Preview | None = None, agreed: bool = False) -> Change | None:
+    def undo(self, author: Author, *, shown: Preview | None = None, agreed: bool = False) -> RecordedChange | None:
         """Takes back the latest change that is not taken back yet. Raises as `commit`, BadInput if none is left."""
         with write.locked(self.path) as real:
             before = self._caught_up(real, author)
@@ -116,14 +116,14 @@ class InventoryFile:
                 real, self._preview(before, self._back(target)), author, None if agreed else shown, target.number
             )
 
-    def preview_undo(self, author: Author) -> tuple[Change, Preview]:
+    def preview_undo(self, author: Author) -> tuple[RecordedChange, Preview]:
         """The change that `undo` would take back, and what that would do."""
         with write.locked(self.path) as real:
             before = self._caught_up(real, author)
             target = self.history.to_undo()
             return target, self._preview(before, self._back(target))
 
-    def _back(self, target: Change) -> Rewrite:
+    def _back(self, target: RecordedChange) -> Rewrite:
         assert target.before is not None  # to_undo gives no others
         old = self.history.text(target.before)
         return lambda _: old

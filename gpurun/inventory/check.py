@@ -9,10 +9,10 @@ from gpurun.errors import BadInput, StateError
 from gpurun.inventory.fields import PER_HOST
 from gpurun.inventory.hostset import expand, fold
 from gpurun.inventory.model import Host, Inventory
-from gpurun.inventory.settings import Setting
+from gpurun.inventory.settings import HostSetting
 
 
-def check(before: Inventory, after: Inventory, hosts: Iterable[str], settings: tuple[Setting, ...] | None) -> None:
+def check(before: Inventory, after: Inventory, hosts: Iterable[str], settings: tuple[HostSetting, ...] | None) -> None:
     """Raises unless `after` is `before` with the settings given to these hosts.
 
     Args:
@@ -38,7 +38,7 @@ def check(before: Inventory, after: Inventory, hosts: Iterable[str], settings: t
                     raise _fault(f"{setting.field} of {name} would not be {address}")
 
 
-def _check_host(before: Host | None, after: Host, settings: tuple[Setting, ...]) -> None:
+def _check_host(before: Host | None, after: Host, settings: tuple[HostSetting, ...]) -> None:
     """Raises unless a host has what the settings say, and is otherwise what it was."""
     free = {setting.field for setting in settings if setting.value is None or setting.field in PER_HOST}
     for setting in settings:

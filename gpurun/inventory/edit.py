@@ -18,9 +18,9 @@ from gpurun.inventory.fields import PER_HOST
 from gpurun.inventory.hostset import fold
 from gpurun.inventory.load import collector_at_rest, parse
 from gpurun.inventory.model import Inventory
-from gpurun.inventory.settings import Setting
+from gpurun.inventory.settings import HostSetting
 from gpurun.inventory.slices import rack_lines
-from gpurun.inventory.tree import Tree
+from gpurun.inventory.tree import InventoryTree
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class SetFields:
     """Gives hosts values of their own, or takes them away; ``rack`` moves them. Idempotent."""
 
     hosts: tuple[str, ...]
-    settings: tuple[Setting, ...]
+    settings: tuple[HostSetting, ...]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class AddHosts:
 
     hosts: tuple[str, ...]
     rack: str
-    settings: tuple[Setting, ...] = ()
+    settings: tuple[HostSetting, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _is_local(edit: Edit) -> bool:
 
 
 def _with_edit(text: str, edit: Edit, hosts: Sequence[str]) -> str:
-    tree = Tree(text)
+    tree = InventoryTree(text)
     if isinstance(edit, SetFields):
         tree.set(hosts, edit.settings)
     elif isinstance(edit, AddHosts):
@@ -120,7 +120,7 @@ def _read_again(after: bytes, source: Path) -> Inventory:
         raise BadInput(f"that would not be valid: {said}", where=str(source)) from error
 
 
-def _differs(inventory: Inventory, name: str, settings: Sequence[Setting]) -> bool:
+def _differs(inventory: Inventory, name: str, settings: Sequence[HostSetting]) -> bool:
     """Whether a host is not yet as the settings say."""
     host = inventory.by_name[name]
     return any(

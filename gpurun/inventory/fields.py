@@ -57,29 +57,23 @@ def _address(text: str) -> str:
     raise ValueError
 
 
-def _printable(text: str) -> str:
-    if text.strip() and text.isprintable():
-        return text
-    raise ValueError
+def _printable(longest: int, *types: str) -> Meta:
+    """One line of printable text; `types` are the JSON types that people may write it as."""
+
+    def check(text: str) -> str:
+        if text.strip() and text.isprintable() and len(text) <= longest:
+            return text
+        raise ValueError
+
+    schema = {"type": ["string", *types] if types else "string", "minLength": 1, "maxLength": longest}
+    return written(check, f"a printable text of 1 to {longest} characters", schema=schema)
 
 
 Name = Annotated[str, Meta(pattern=LABEL_PATTERN, title="a name (letters, digits, '.', '_', '-')")]
 Label = Annotated[str, Meta(pattern=LABEL_PATTERN, title="a label name (letters, digits, '.', '_', '-')")]
-LabelText = Annotated[
-    str,
-    Meta(min_length=1, max_length=200),
-    written(
-        _printable,
-        "a printable text of 1 to 200 characters",
-        schema={"type": ["string", "number", "boolean"], "minLength": 1, "maxLength": 200},
-    ),
-]
-Text = Annotated[
-    str, Meta(min_length=1, max_length=200), written(_printable, "a printable text of 1 to 200 characters")
-]
-Path = Annotated[
-    str, Meta(min_length=1, max_length=4096), written(_printable, "a printable text of 1 to 4096 characters")
-]
+LabelText = Annotated[str, _printable(200, "number", "boolean")]
+Text = Annotated[str, _printable(200)]
+Path = Annotated[str, _printable(4096)]
 User = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,31}\$?\Z", title="a user name")]
 Interface = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,14}\Z", title="a network interface")]
 HcaName = Annotated[

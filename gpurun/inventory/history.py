@@ -29,7 +29,7 @@ BY_HAND = "changed without gpurun"
 
 
 @dataclass(frozen=True)
-class Change:
+class RecordedChange:
     """One change.
 
     Attributes:
@@ -66,12 +66,14 @@ class History:
         self._inventory = Path(real)
         self.folder = home / "inventory" / hashlib.sha256(os.fsencode(real)).hexdigest()[:16]
 
-    def changes(self) -> tuple[Change, ...]:
+    def changes(self) -> tuple[RecordedChange, ...]:
         """All changes, the oldest first. Raises StateError naming a damaged record."""
         found = []
         for path in self._records():
             try:
-                found.append(msgspec.json.decode(read(path, "a change", most_bytes=MAX_RECORD_BYTES), type=Change))
+                found.append(
+                    msgspec.json.decode(read(path, "a change", most_bytes=MAX_RECORD_BYTES), type=RecordedChange)
+                )
             except (BadInput, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise StateError(f"is not a readable change: {error}", where=str(path)) from error
         return tuple(found)
@@ -100,10 +102,10 @@ class History:
             return
         self.record(self.text(last.after), now, Author("?", BY_HAND, author.when_s))
 
-    def record(self, before: bytes | None, after: bytes, author: Author, undoes: int | None = None) -> Change:
+    def record(self, before: bytes | None, after: bytes, author: Author, undoes: int | None = None) -> RecordedChange:
         """Notes a change that is about to be made."""
         numbers = [int(path.stem) for path in self._records()]
-        change = Change(
+        change = RecordedChange(
             number=max(numbers, default=0) + 1,
             when_s=author.when_s,
             who=author.who,
@@ -117,7 +119,7 @@ class History:
         self._forget(numbers)
         return change
 
-    def to_undo(self) -> Change:
+    def to_undo(self) -> RecordedChange:
         """The latest change that is neither undone nor an undoing. Raises BadInput if there is none."""
         undone: set[int | None] = set()
         for change in reversed(self.changes()):

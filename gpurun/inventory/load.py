@@ -48,13 +48,13 @@ def parse(data: bytes, source: Path, *, shown_as: str | None = None) -> Inventor
         shown_as: how messages name the file; `source` unless given.
     Raises DocumentError with everything that is wrong with it.
     """
-    from gpurun.documents.nodes import Report, compose  # noqa: PLC0415  a cached inventory needs no YAML
+    from gpurun.documents.nodes import ProblemReport, compose  # noqa: PLC0415  a cached inventory needs no YAML
     from gpurun.inventory.validate import inventory  # noqa: PLC0415
 
     file = shown_as or str(source)
     if len(data) > MAX_BYTES:
         raise DocumentError([Problem(file, 1, 1, f"larger than {MAX_BYTES >> 20} MiB")])
-    report = Report(file)
+    report = ProblemReport(file)
     with collector_at_rest():
         root = compose(data, file)
         if root is None:

@@ -19,7 +19,7 @@ _TAG = "tag:yaml.org,2002:"
 
 
 @dataclass(frozen=True)
-class Setting:
+class HostSetting:
     """One value to set.
 
     Attributes:
@@ -44,12 +44,12 @@ class Setting:
         return _scalar_tree(self.text, text_kind=not isinstance(self.value, (int, float)) or "B" in self.text)
 
 
-def parse(words: Iterable[str]) -> tuple[Setting, ...]:
+def parse(words: Iterable[str]) -> tuple[HostSetting, ...]:
     """Settings from words such as ``gpus=8``, ``labels.team=vision``, ``port=`` (take away), ``rack=r2``.
 
     Raises BadInput: not ``key=value``, an unknown key, a value that is not allowed there, a key twice.
     """
-    found: dict[str, Setting] = {}
+    found: dict[str, HostSetting] = {}
     for word in words:
         key, equals, text = word.partition("=")
         if not equals:
@@ -60,14 +60,14 @@ def parse(words: Iterable[str]) -> tuple[Setting, ...]:
     return tuple(found.values())
 
 
-def parse_labels(words: Iterable[str]) -> tuple[Setting, ...]:
+def parse_labels(words: Iterable[str]) -> tuple[HostSetting, ...]:
     """Settings from label words: ``team=vision`` sets one, ``team-`` takes it away. Raises BadInput."""
     return parse(
         f"labels.{word[:-1]}=" if word.endswith("-") and "=" not in word else f"labels.{word}" for word in words
     )
 
 
-def from_mapping(values: Mapping[str, object]) -> tuple[Setting, ...]:
+def from_mapping(values: Mapping[str, object]) -> tuple[HostSetting, ...]:
     """Settings of model values, as importers have them; labels as a mapping."""
     words: list[str] = []
     for key, value in values.items():
@@ -80,20 +80,20 @@ def from_mapping(values: Mapping[str, object]) -> tuple[Setting, ...]:
     return parse(words)
 
 
-def _setting(key: str, text: str) -> Setting:
+def _setting(key: str, text: str) -> HostSetting:
     field, dot, label = key.partition(".")
     if field == "labels" and dot:
         convert(label, fields.LABEL, "labels")
-        return Setting("labels", convert(text, fields.LABEL_TEXT, key) if text else None, text, label)
+        return HostSetting("labels", convert(text, fields.LABEL_TEXT, key) if text else None, text, label)
     if key == "rack":
-        return Setting("rack", convert(text, fields.NAME, key), text)
+        return HostSetting("rack", convert(text, fields.NAME, key), text)
     if key not in fields.HOST or key == "labels":
         allowed = ", ".join([*(name for name in fields.HOST if name != "labels"), "labels.NAME", "rack"])
         raise BadInput(f"unknown key {shown(key)} (allowed: {allowed})")
     kind = fields.HOST[key]
     if not text:
-        return Setting(key, None, text)
-    return Setting(key, convert_node(_composed(text), kind, key) if kind.item else convert(text, kind, key), text)
+        return HostSetting(key, None, text)
+    return HostSetting(key, convert_node(_composed(text), kind, key) if kind.item else convert(text, kind, key), text)
 
 
 def _resolved(text: str) -> str:

@@ -14,11 +14,11 @@ from gpurun.inventory.addresses import folded_share, shares, with_part
 from gpurun.inventory.fields import PER_HOST
 from gpurun.inventory.hostset import expand, fold
 from gpurun.inventory.merge import merge
-from gpurun.inventory.settings import Setting
+from gpurun.inventory.settings import HostSetting
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _HostEntry:
     """Some hosts of one entry: where it stands, its key as written, all its names, and the chosen ones."""
 
     parent: CommentedMap
@@ -31,7 +31,7 @@ class _Entry:
         return tuple(name for name in self.names if name not in set(self.chosen))
 
 
-class Tree:
+class InventoryTree:
     """The round-trip tree of an inventory."""
 
     def __init__(self, original: str) -> None:
@@ -51,7 +51,7 @@ class Tree:
                     holder["hosts"] = None  # "hosts:" stays as it is written, with nothing under it
         return merge(self._original, self._base, roundtrip.write(self._root, self._indent), self._renamed)
 
-    def set(self, hosts: Sequence[str], settings: Sequence[Setting]) -> None:
+    def set(self, hosts: Sequence[str], settings: Sequence[HostSetting]) -> None:
         """Gives hosts values of their own, or takes them away; splits entries where only some are meant."""
         own = [setting for setting in settings if setting.field != "rack"]
         addresses = {setting.field: shares(setting, hosts) for setting in own if setting.field in PER_HOST}
@@ -69,7 +69,7 @@ class Tree:
             if setting.field == "rack":
                 self._move(hosts, setting.text)
 
-    def add(self, hosts: Sequence[str], rack: str, settings: Sequence[Setting]) -> None:
+    def add(self, hosts: Sequence[str], rack: str, settings: Sequence[HostSetting]) -> None:
         """Puts new hosts, as one entry, at the end of a rack."""
         values = roundtrip.flow_map()
         for setting in settings:
@@ -109,7 +109,7 @@ class Tree:
                     flat.setdefault(key, roundtrip.twin(inner, {}))
         return flat
 
-    def _entries(self, hosts: Sequence[str]) -> list[_Entry]:
+    def _entries(self, hosts: Sequence[str]) -> list[_HostEntry]:
         """The entries that name these hosts, in the file's order."""
         wanted = set(hosts)
         found = []
@@ -120,7 +120,7 @@ class Tree:
                 names = expand(str(key))
                 chosen = tuple(name for name in names if name in wanted)
                 if chosen:
-                    found.append(_Entry(section, key, names, chosen))
+                    found.append(_HostEntry(section, key, names, chosen))
         missing = wanted - {name for entry in found for name in entry.chosen}
         if missing:
             raise BadInput(f"the inventory has no {shown(fold(missing))}")
@@ -135,7 +135,7 @@ class Tree:
                     sections[id(section)] = section
         return list(sections.values())
 
-    def _split(self, entry: _Entry) -> _Entry:
+    def _split(self, entry: _HostEntry) -> _HostEntry:
         """An entry of the chosen hosts alone, right behind what is left of the one that named them."""
         if not entry.rest:
             return entry
@@ -147,9 +147,9 @@ class Tree:
         self._shrink(entry)
         key = roundtrip.styled_like(fold(entry.chosen), entry.key)
         parent.insert(position + 1, key, copy)
-        return _Entry(parent, key, entry.chosen, entry.chosen)
+        return _HostEntry(parent, key, entry.chosen, entry.chosen)
 
-    def _shrink(self, entry: _Entry) -> None:
+    def _shrink(self, entry: _HostEntry) -> None:
         """Leaves an entry what is not chosen."""
         parent, position = entry.parent, list(entry.parent).index(entry.key)
         value = parent.pop(entry.key)
@@ -159,7 +159,7 @@ class Tree:
         self._renamed[key] = self._renamed.get(entry.key, str(entry.key))
         parent.insert(position, key, value)
 
-    def _own_mapping(self, entry: _Entry) -> CommentedMap:
+    def _own_mapping(self, entry: _HostEntry) -> CommentedMap:
         """The entry's values as a mapping that belongs to it alone, so that a change changes nobody else."""
         value = entry.parent[entry.key]
         if not isinstance(value, CommentedMap):
@@ -175,7 +175,7 @@ class Tree:
         entry.parent[entry.key] = own
         return own
 
-    def _put(self, mapping: CommentedMap, setting: Setting, share: str | None) -> None:
+    def _put(self, mapping: CommentedMap, setting: HostSetting, share: str | None) -> None:
         if setting.label is not None:
             self._put_label(mapping, setting)
         elif setting.value is None:
@@ -187,7 +187,7 @@ class Tree:
             plain = type(new) is str and old is not None  # one that needs quotes has them already
             mapping[setting.field] = roundtrip.styled_like(str(new), old) if plain else new
 
-    def _put_label(self, mapping: CommentedMap, setting: Setting) -> None:
+    def _put_label(self, mapping: CommentedMap, setting: HostSetting) -> None:
         inherited = next((m["labels"] for m in _with_merged(mapping) if m.get("labels")), None)
         labels = mapping.get("labels")
         if not isinstance(labels, CommentedMap) or id(labels) in self._shared:
@@ -214,7 +214,7 @@ class Tree:
                 if name not in mapping and name != "<<":
                     mapping[name] = value if id(value) in self._shared else roundtrip.twin(value, self._shared)
 
-    def _delete(self, entry: _Entry) -> None:
+    def _delete(self, entry: _HostEntry) -> None:
         del entry.parent[entry.key]
 
     def _rack_hosts(self, rack: str) -> CommentedMap:
@@ -240,7 +240,7 @@ class Tree:
         return section
 
 
-def _concerns(settings: Sequence[Setting], value: object) -> bool:
+def _concerns(settings: Sequence[HostSetting], value: object) -> bool:
     """Whether there is anything to do for an entry: a value to set, or one that is there to take away."""
     keys = {key for mapping in _with_merged(value) for key in mapping}
     return any(setting.value is not None or setting.field in keys for setting in settings)

@@ -10,7 +10,7 @@ from typing import Any
 from yaml.nodes import Node
 
 from gpurun.documents.convert import mapping, refuse_unknown, value
-from gpurun.documents.nodes import Entries, Report, entries
+from gpurun.documents.nodes import Entries, ProblemReport, entries
 from gpurun.documents.problems import shown
 from gpurun.errors import BadInput
 from gpurun.inventory import fields
@@ -21,7 +21,7 @@ from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Pool, Ra
 _NEEDED = ("gpus", "generation", "fabric")
 
 
-def inventory(root: Node, report: Report, source: Path) -> Inventory:
+def inventory(root: Node, report: ProblemReport, source: Path) -> Inventory:
     """The inventory a document describes. Only valid if the report has no problems afterwards."""
     top = entries(root, report, "the inventory")
     refuse_unknown({key: pair for key, pair in top.items() if not key.startswith("x-")}, fields.TOP, report, "top")
@@ -43,7 +43,7 @@ def inventory(root: Node, report: Report, source: Path) -> Inventory:
     )
 
 
-def _named(top: Entries, section: str, report: Report) -> Iterable[tuple[str, Node, Node]]:
+def _named(top: Entries, section: str, report: ProblemReport) -> Iterable[tuple[str, Node, Node]]:
     """The entries of a section whose keys are names people choose: name, key node, value node."""
     if section not in top:
         return
@@ -52,7 +52,7 @@ def _named(top: Entries, section: str, report: Report) -> Iterable[tuple[str, No
         yield name, key, node
 
 
-def _fabrics(top: Entries, report: Report) -> dict[str, Fabric]:
+def _fabrics(top: Entries, report: ProblemReport) -> dict[str, Fabric]:
     fabrics: dict[str, Fabric] = {}
     for name, key, node in _named(top, "fabrics", report):
         values = mapping(node, fields.FABRIC, report, f"fabric {name}")
@@ -68,7 +68,7 @@ def _fabrics(top: Entries, report: Report) -> dict[str, Fabric]:
     return fabrics
 
 
-def _pools(top: Entries, report: Report) -> tuple[Pool, ...]:
+def _pools(top: Entries, report: ProblemReport) -> tuple[Pool, ...]:
     found: dict[str, tuple[Node, Pool]] = {}
     for name, key, node in _named(top, "pools", report):
         values = mapping(node, fields.POOL, report, f"pool {name}")
@@ -87,7 +87,7 @@ def _pools(top: Entries, report: Report) -> tuple[Pool, ...]:
     return tuple(pool for _, pool in found.values())
 
 
-def _ssh_config(top: Entries, report: Report, source: Path) -> str | None:
+def _ssh_config(top: Entries, report: ProblemReport, source: Path) -> str | None:
     if "ssh_config" not in top:
         return None
     text = value(top["ssh_config"][1], fields.SSH_CONFIG, report, "ssh_config")
@@ -97,7 +97,7 @@ def _ssh_config(top: Entries, report: Report, source: Path) -> str | None:
 class _Racks:
     """Reads racks and hosts; keeps what a host inherits and where each name was first seen."""
 
-    def __init__(self, fabrics: Mapping[str, Fabric], report: Report) -> None:
+    def __init__(self, fabrics: Mapping[str, Fabric], report: ProblemReport) -> None:
         self._fabrics = fabrics
         self._report = report
         self._lines: dict[str, int] = {}

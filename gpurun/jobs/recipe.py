@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from gpurun.documents.convert import convert, keys_of, mapping, written
-from gpurun.documents.nodes import Report, compose
+from gpurun.documents.nodes import ProblemReport, compose
 from gpurun.errors import BadInput
 from gpurun.inventory.load import read as read_bytes
 from gpurun.jobs.spec import MOST_GPUS, Constraints, Controller, HorovodKnobs, JobSpec, Locality
@@ -204,7 +204,7 @@ def read(path: Path) -> Recipe:
     data = read_bytes(file, "the recipe", most_bytes=MAX_BYTES)
     if len(data) > MAX_BYTES:
         raise BadInput(f"the recipe is larger than {MAX_BYTES >> 20} MiB", where=str(file))
-    report = Report(str(file))
+    report = ProblemReport(str(file))
     root = compose(data, str(file))
     if root is None:
         raise BadInput("the recipe is empty", where=str(file), hint="it needs image, gpus and command")

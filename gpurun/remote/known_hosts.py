@@ -21,7 +21,7 @@ DEFAULT_PORT = 22
 
 
 @dataclass(frozen=True)
-class Entry:
+class KnownHost:
     """One line of a known_hosts file.
 
     Attributes:
@@ -78,12 +78,12 @@ def _hash_matches(names: str, name: str) -> bool:
     return hmac.compare_digest(actual, expected)
 
 
-def parse(text: str, file: str) -> tuple[Entry, ...]:
+def parse(text: str, file: str) -> tuple[KnownHost, ...]:
     """Every line that holds a key; comments and lines that cannot be read are skipped, as OpenSSH does."""
     return tuple(entry for number, line in enumerate(text.splitlines(), 1) if (entry := _entry(line, file, number)))
 
 
-def _entry(line: str, file: str, number: int) -> Entry | None:
+def _entry(line: str, file: str, number: int) -> KnownHost | None:
     fields = line.split()
     marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
     if len(fields) < 3 or fields[0].startswith("#"):
@@ -92,17 +92,17 @@ def _entry(line: str, file: str, number: int) -> Entry | None:
         blob = base64.b64decode(fields[2], validate=True)
     except (ValueError, binascii.Error):
         return None
-    return Entry(fields[0], fields[1], blob, marker, file, number)
+    return KnownHost(fields[0], fields[1], blob, marker, file, number)
 
 
 @lru_cache(maxsize=64)
-def _load(path: str, _mtime_ns: int, _size: int) -> tuple[Entry, ...]:
+def _load(path: str, _mtime_ns: int, _size: int) -> tuple[KnownHost, ...]:
     return parse(Path(path).read_text(errors="replace"), path)
 
 
-def load(files: Iterable[str]) -> tuple[Entry, ...]:
+def load(files: Iterable[str]) -> tuple[KnownHost, ...]:
     """The entries of several files, in order; one that is not there, not readable or no regular file has none."""
-    entries: list[Entry] = []
+    entries: list[KnownHost] = []
     for file in files:
         try:
             status = Path(file).stat()
@@ -119,7 +119,7 @@ def lookup_name(host: str, port: int) -> str:
     return host.lower() if port == DEFAULT_PORT else f"[{host.lower()}]:{port}"
 
 
-def find(entries: Sequence[Entry], host: str, port: int, alias: str | None = None) -> tuple[Entry, ...]:
+def find(entries: Sequence[KnownHost], host: str, port: int, alias: str | None = None) -> tuple[KnownHost, ...]:
     """The entries about a host: by its alias, else by host and port, else (as OpenSSH does) by host alone."""
     names = [alias.lower()] if alias else list(dict.fromkeys((lookup_name(host, port), host.lower())))
     for name in names:

@@ -149,7 +149,7 @@ def _connect_tcp(route: Route, attempt: Attempt) -> socket.socket:
     )
 
 
-def _negotiate(route: Route, attempt: Attempt, sock: Any, entries: Sequence[known_hosts.Entry]) -> Transport:
+def _negotiate(route: Route, attempt: Attempt, sock: Any, entries: Sequence[known_hosts.KnownHost]) -> Transport:
     attempt.stage = "negotiating keys"
     transport = paramiko.Transport(sock)
     attempt.opened(transport.close)
@@ -173,7 +173,7 @@ def _negotiate(route: Route, attempt: Attempt, sock: Any, entries: Sequence[know
     return transport
 
 
-def _key_types(offered: Sequence[str], entries: Sequence[known_hosts.Entry]) -> tuple[str, ...]:
+def _key_types(offered: Sequence[str], entries: Sequence[known_hosts.KnownHost]) -> tuple[str, ...]:
     """Host key algorithms, those of known keys first: a host with several keys then shows one that is known."""
     known: list[str] = []
     for entry in entries:
@@ -182,7 +182,7 @@ def _key_types(offered: Sequence[str], entries: Sequence[known_hosts.Entry]) -> 
     return tuple(sorted(offered, key=lambda kind: kind not in known))
 
 
-def verify(route: Route, transport: Transport, entries: Sequence[known_hosts.Entry]) -> None:
+def verify(route: Route, transport: Transport, entries: Sequence[known_hosts.KnownHost]) -> None:
     """Compare the host's key with known_hosts.
 
     Raises:

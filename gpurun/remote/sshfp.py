@@ -22,7 +22,7 @@ _MAX_POINTERS = 64
 
 
 @dataclass(frozen=True)
-class Record:
+class SshfpRecord:
     """One SSHFP record. `kind` as known_hosts names key types; `secure` if the name server vouches with DNSSEC."""
 
     kind: str
@@ -41,7 +41,7 @@ class Record:
 
 def lookup(
     name: str, *, timeout_s: float = 2.0, servers: tuple[tuple[str, int], ...] | None = None
-) -> tuple[Record, ...]:
+) -> tuple[SshfpRecord, ...]:
     """The SSHFP records of a host name; none if there are none, or nobody answers.
 
     Args:
@@ -85,7 +85,7 @@ def _query(name: str) -> tuple[bytes, int]:
     return header + labels + b"\0" + struct.pack("!2H", SSHFP, 1), identity
 
 
-def _records(answer: bytes, identity: int) -> Iterator[Record]:
+def _records(answer: bytes, identity: int) -> Iterator[SshfpRecord]:
     got, flags, questions, answers, _, _ = struct.unpack_from("!6H", answer)
     if got != identity or not flags & 0x8000 or flags & 0x000F:
         return
@@ -98,7 +98,7 @@ def _records(answer: bytes, identity: int) -> Iterator[Record]:
         data = answer[at + 10 : at + 10 + length]
         at += 10 + length
         if kind == SSHFP and len(data) > 2 and data[0] in _ALGORITHMS and data[1] in _HASHES:
-            yield Record(_ALGORITHMS[data[0]], _HASHES[data[1]], data[2:], secure=bool(flags & 0x0020))
+            yield SshfpRecord(_ALGORITHMS[data[0]], _HASHES[data[1]], data[2:], secure=bool(flags & 0x0020))
 
 
 def _skip_name(answer: bytes, at: int) -> int:

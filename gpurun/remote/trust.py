@@ -19,7 +19,7 @@ from typing import Literal
 from gpurun.errors import BadInput
 from gpurun.inventory import write
 from gpurun.remote import known_hosts, sshfp
-from gpurun.remote.known_hosts import Entry
+from gpurun.remote.known_hosts import KnownHost
 from gpurun.remote.ssh_config import Route
 
 KeyState = Literal["known", "new", "changed", "revoked"]
@@ -125,9 +125,9 @@ def _known_as(route: Route) -> str:
     return route.host_key_alias or known_hosts.lookup_name(route.hostname, route.port)
 
 
-def _scan(routes: Sequence[Route], timeout_s: float) -> dict[str, tuple[Entry, ...]]:
+def _scan(routes: Sequence[Route], timeout_s: float) -> dict[str, tuple[KnownHost, ...]]:
     """Keys by host; one ssh-keyscan for all hosts of a port, names over stdin, so that none is an option."""
-    found: dict[str, tuple[Entry, ...]] = {}
+    found: dict[str, tuple[KnownHost, ...]] = {}
     for port in dict.fromkeys(route.port for route in routes):
         there = [route for route in routes if route.port == port]
         names = "".join(f"{route.hostname}\n" for route in there if not any(c.isspace() for c in route.hostname))
@@ -139,7 +139,7 @@ def _scan(routes: Sequence[Route], timeout_s: float) -> dict[str, tuple[Entry, .
     return found
 
 
-def _through(route: Route, ssh_config: str | None, timeout_s: float) -> tuple[Entry, ...]:
+def _through(route: Route, ssh_config: str | None, timeout_s: float) -> tuple[KnownHost, ...]:
     """The key that a host shows to ssh, which finds the way through jump hosts; those must be trusted already."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "known_hosts"
@@ -173,7 +173,7 @@ def _output(argv: Sequence[str], stdin: str, timeout_s: float) -> str:
     return done.stdout.decode(errors="replace")
 
 
-def _offer(route: Route, shown: Sequence[Entry], records: Sequence[sshfp.Record]) -> Offer:
+def _offer(route: Route, shown: Sequence[KnownHost], records: Sequence[sshfp.SshfpRecord]) -> Offer:
     entries = known_hosts.load(route.known_hosts)
     known = known_hosts.find(entries, route.hostname, route.port, route.host_key_alias)
     ours = {entry.blob for entry in known if entry.marker == ""}
@@ -183,7 +183,9 @@ def _offer(route: Route, shown: Sequence[Entry], records: Sequence[sshfp.Record]
     return Offer(route.name, _known_as(route), Path(route.known_hosts[0]), keys)
 
 
-def _judged(entry: Entry, known: Sequence[Entry], strange: bool, records: Sequence[sshfp.Record]) -> OfferedKey:
+def _judged(
+    entry: KnownHost, known: Sequence[KnownHost], strange: bool, records: Sequence[sshfp.SshfpRecord]
+) -> OfferedKey:
     same_kind = [other for other in known if other.kind == entry.kind and other.marker == ""]
     about = [record for record in records if record.is_about(entry.kind)]
     dns: DnsState = ""
@@ -205,7 +207,7 @@ def _judged(entry: Entry, known: Sequence[Entry], strange: bool, records: Sequen
 def _with(text: str, offer: Offer, file: str) -> str:
     """A known_hosts file with an offer's new keys; if one changed, without the host's keys that it does not show."""
     shown = {key.blob for key in offer.keys}
-    old: dict[int, Entry] = {}
+    old: dict[int, KnownHost] = {}
     if any(key.state == "changed" for key in offer.keys):
         entries = known_hosts.parse(text, file)
         old = {e.line: e for e in entries if e.marker == "" and e.blob not in shown and e.matches(offer.name)}
@@ -219,7 +221,7 @@ def _with(text: str, offer: Offer, file: str) -> str:
     return "".join(kept)
 
 
-def _without(line: str, entry: Entry, name: str) -> str:
+def _without(line: str, entry: KnownHost, name: str) -> str:
     """A line without one of its names; nothing if that was the only one."""
     names = entry.names.split(",")
     left = [other for other in names if other.lower() != name.lower()]

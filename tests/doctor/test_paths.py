@@ -17,7 +17,7 @@ def attempts(blocked, hosts=HOSTS):
     """`blocked(source, target, port)` → why it fails, or None."""
     for source, target in paths.pairs(hosts):
         failed = {port: why for port in PORTS if (why := blocked(source, target, port))}
-        yield paths.Attempt(source, target, failed, len(PORTS))
+        yield paths.ReachAttempt(source, target, failed, len(PORTS))
 
 
 def found(blocked, hosts=HOSTS):

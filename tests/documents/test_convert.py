@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import Meta
 
 from gpurun.documents.convert import convert, keys_of, kind_of, mapping, schema, written
-from gpurun.documents.nodes import Report, compose
+from gpurun.documents.nodes import ProblemReport, compose
 from gpurun.documents.problems import DocumentError
 from gpurun.errors import BadInput
 
@@ -56,7 +56,7 @@ KEYS = keys_of(Keys)
 
 def read(text: str | bytes) -> tuple[dict[str, object], list[str]]:
     data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
-    report = Report("f")
+    report = ProblemReport("f")
     root = compose(data, "f")
     found = mapping(root, KEYS, report, "the document") if root is not None else {}
     return found, [str(problem) for problem in report.problems]

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.images.chain import Want, chain, star
-from gpurun.images.slow import Pace, Trial, rate_of, slow_host
+from gpurun.images.slow import HostPace, Trial, rate_of, slow_host
 
 MIB = 1 << 20
 SIZES = {"a": 10, "b": 20, "c": 30, "d": 5}
@@ -55,7 +55,7 @@ def test_a_star_has_only_the_head_upstream():
 
 
 def pace(host, upstream, rate, received=0, *, rack="r1", age=10.0, followed=True):
-    return Pace(host, rack, upstream, received, rate, age, followed)
+    return HostPace(host, rack, upstream, received, rate, age, followed)
 
 
 def test_the_host_that_drags_is_found():

@@ -3,7 +3,7 @@ import zlib
 
 import pytest
 
-from gpurun.images.packing import GAIN, MEASURE_S, WARM_UP_S, PackingTrial, Sample, promises
+from gpurun.images.packing import GAIN, MEASURE_S, WARM_UP_S, PackingSample, PackingTrial, promises
 from gpurun.node.call import OpError
 from gpurun.node.packing import Packing, Remembered, pack, unpack
 from gpurun.node.spool import CHUNK
@@ -58,7 +58,7 @@ def test_the_head_packs_each_chunk_once_and_only_while_it_is_on(monkeypatch):
     ],
 )
 def test_when_it_promises_anything(ratio, pack_rate, link, worth):
-    assert promises(Sample(ratio, pack_rate), link) is worth
+    assert promises(PackingSample(ratio, pack_rate), link) is worth
     assert promises(None, link) is False
 
 
@@ -74,25 +74,25 @@ def drive(rates, found, left=1 << 40):
 
 
 def test_it_stays_on_where_hosts_receive_faster():
-    assert drive((40 * MIB, 70 * MIB), Sample(0.5, 70 * MIB)) == [True, True]
+    assert drive((40 * MIB, 70 * MIB), PackingSample(0.5, 70 * MIB)) == [True, True]
 
 
 def test_it_is_switched_off_for_good_where_they_do_not():
-    assert drive((40 * MIB, 40 * MIB * (GAIN - 0.1)), Sample(0.5, 70 * MIB)) == [True, False]
+    assert drive((40 * MIB, 40 * MIB * (GAIN - 0.1)), PackingSample(0.5, 70 * MIB)) == [True, False]
 
 
 def test_it_is_never_tried_where_it_promises_nothing():
-    assert drive((40 * MIB, 80 * MIB), Sample(0.97, 70 * MIB)) == []
+    assert drive((40 * MIB, 80 * MIB), PackingSample(0.97, 70 * MIB)) == []
     assert drive((40 * MIB, 80 * MIB), None) == []
 
 
 def test_it_is_never_tried_when_little_is_left():
-    assert drive((40 * MIB, 80 * MIB), Sample(0.5, 70 * MIB), left=100 * MIB) == []
+    assert drive((40 * MIB, 80 * MIB), PackingSample(0.5, 70 * MIB), left=100 * MIB) == []
 
 
 def test_a_short_transfer_is_left_alone():
     switched = []
-    trial = PackingTrial(switched.append, lambda: Sample(0.1, 70 * MIB), lambda: 0.0)
+    trial = PackingTrial(switched.append, lambda: PackingSample(0.1, 70 * MIB), lambda: 0.0)
     for _ in range(50):
         trial.step(1, 4, 1 << 40)
     assert switched == [] and WARM_UP_S + MEASURE_S >= 1.5

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from gpurun.documents.nodes import Report, compose, entries, is_null
+from gpurun.documents.nodes import ProblemReport, compose, entries, is_null
 from gpurun.documents.problems import DocumentError, shown
 from gpurun.errors import BadInput
 from gpurun.inventory import fields
@@ -95,7 +95,7 @@ def read_ini(text: str, draft: Draft, file: str, beside: ReadBeside, racks: str 
 
 def read_yaml(data: bytes, draft: Draft, file: str, beside: ReadBeside, racks: str | None = None) -> None:
     """Fills a draft from a YAML inventory. `racks`: as for `read_ini`."""
-    source, report = _Source(), Report(file)
+    source, report = _Source(), ProblemReport(file)
     root = compose(data, file, tags=True)
     if root is not None:
         for name, (_, node) in entries(root, report, "the inventory").items():
@@ -104,7 +104,7 @@ def read_yaml(data: bytes, draft: Draft, file: str, beside: ReadBeside, racks: s
     _finish(source, draft, beside, racks)
 
 
-def _group(name: str, node: Node, source: _Source, draft: Draft, report: Report, depth: int) -> None:
+def _group(name: str, node: Node, source: _Source, draft: Draft, report: ProblemReport, depth: int) -> None:
     if depth > _MAX_DEPTH:
         report.wrong(node, "groups are nested too deeply")
         return
@@ -125,11 +125,11 @@ def _group(name: str, node: Node, source: _Source, draft: Draft, report: Report,
             report.wrong(key, f"unknown key {shown(part)} in group {name}", allowed=("hosts", "vars", "children"))
 
 
-def _place(node: Node, report: Report) -> str:
+def _place(node: Node, report: ProblemReport) -> str:
     return f"{report.file}:{node.start_mark.line + 1}"
 
 
-def _variables(node: Node, report: Report, what: str) -> dict[str, tuple[str, str]]:
+def _variables(node: Node, report: ProblemReport, what: str) -> dict[str, tuple[str, str]]:
     found = {}
     for key, (place, value) in entries(node, report, what).items():
         found[key] = (_text(value), _place(place, report))
@@ -272,7 +272,7 @@ def _variables_beside(name: str, beside: ReadBeside) -> Mapping[str, tuple[str, 
         data = beside(file)
         if data is None:
             continue
-        report = Report(file)
+        report = ProblemReport(file)
         try:
             root = compose(data, file, tags=True)
             found = _variables(root, report, file) if root is not None else {}

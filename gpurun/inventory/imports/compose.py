@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from gpurun.inventory.fields import PER_HOST
 from gpurun.inventory.hostset import expand, fold
 from gpurun.inventory.imports.draft import Draft
-from gpurun.inventory.settings import Setting, parse
-from gpurun.inventory.tree import Tree
+from gpurun.inventory.settings import HostSetting, parse
+from gpurun.inventory.tree import InventoryTree
 
 _COMMON = ("generation", "gpus", "user", "port", "gpu_model", "gpu_memory_mib")
 
@@ -35,7 +35,7 @@ def compose(draft: Draft, given: Mapping[str, str], fabric: Mapping[str, str]) -
     ]
     if draft.ssh_config:
         lines.append(f"ssh_config: {_quoted(draft.ssh_config)}")
-    tree = Tree("\n".join([*lines, "racks:", ""]))
+    tree = InventoryTree("\n".join([*lines, "racks:", ""]))
     for rack in dict.fromkeys(racks.values()):
         members = [host for host in draft.values if racks[host] == rack]
         for hosts, settings in _groups(draft, members, defaults):
@@ -73,9 +73,9 @@ def _written(key: str, text: str) -> str:
 
 def _groups(
     draft: Draft, hosts: Sequence[str], defaults: Mapping[str, str]
-) -> Iterator[tuple[tuple[str, ...], tuple[Setting, ...]]]:
+) -> Iterator[tuple[tuple[str, ...], tuple[HostSetting, ...]]]:
     """Alike hosts of a rack together, their addresses folded where they go along with the names."""
-    alike: dict[tuple[tuple[Setting, ...], tuple[str, ...]], list[str]] = {}
+    alike: dict[tuple[tuple[HostSetting, ...], tuple[str, ...]], list[str]] = {}
     for host in hosts:
         own = draft.values[host]
         kept = tuple(s for key, s in own.items() if key not in PER_HOST and defaults.get(key) != _written_own(key, s))
@@ -91,13 +91,13 @@ def _groups(
             yield (name,), (*settings, *(own[key] for key in addressed))
 
 
-def _written_own(key: str, setting: Setting) -> str:
+def _written_own(key: str, setting: HostSetting) -> str:
     return "" if key.startswith("labels.") else _written(key, setting.text)
 
 
-def _folded_addresses(draft: Draft, names: Sequence[str]) -> tuple[Setting, ...] | None:
+def _folded_addresses(draft: Draft, names: Sequence[str]) -> tuple[HostSetting, ...] | None:
     """The hosts' addresses as ranges; None if they cannot be written as one."""
-    settings: list[Setting] = []
+    settings: list[HostSetting] = []
     for key in PER_HOST:
         texts = [draft.values[name][key].text for name in names if key in draft.values[name]]
         if not texts:

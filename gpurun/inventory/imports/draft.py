@@ -11,7 +11,7 @@ from gpurun.errors import BadInput
 from gpurun.inventory.fields import LABEL_PATTERN
 from gpurun.inventory.hostset import MAX_HOSTS, is_host_name
 from gpurun.inventory.imports.generations import generation_of
-from gpurun.inventory.settings import Setting, parse
+from gpurun.inventory.settings import HostSetting, parse
 
 _RACK_IN_NAME = re.compile(r"(?:^|[-_.])(r(?:ack)?[-_]?\d+)(?=[-_.]|n|$)", re.IGNORECASE)
 _NOT_LABEL = re.compile(r"[^A-Za-z0-9._-]+")
@@ -30,7 +30,7 @@ class Draft:
 
     source: str
     racks: dict[str, str] = field(default_factory=dict)
-    values: dict[str, dict[str, Setting]] = field(default_factory=dict)
+    values: dict[str, dict[str, HostSetting]] = field(default_factory=dict)
     ssh_config: str | None = None
     took: list[str] = field(default_factory=list)
     guessed: list[str] = field(default_factory=list)

@@ -31,7 +31,7 @@ class _Named:
 
 def read(text: str, draft: Draft, file: str, included: Included) -> None:
     """Fills a draft; ``Host`` patterns are settings, not hosts, and a jump host is no host of gangs."""
-    reader = _Reader(draft, included)
+    reader = _BlockReader(draft, included)
     reader.file(text, file, 0)
     for name, named in reader.hosts.items():
         if name in reader.jumps:
@@ -45,7 +45,7 @@ def read(text: str, draft: Draft, file: str, included: Included) -> None:
     draft.took.append(f"{taken}; how they are reached stays in {file}")
 
 
-class _Reader:
+class _BlockReader:
     """Hosts that are named, and those that others are reached through, as far as they were read."""
 
     def __init__(self, draft: Draft, included: Included) -> None:
