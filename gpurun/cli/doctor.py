@@ -13,6 +13,7 @@ from gpurun.cli.printing import print_json, printable, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from gpurun.doctor.findings import Finding
     from gpurun.inventory.model import Inventory
@@ -32,6 +33,7 @@ def doctor(
     started = time.monotonic()
     found, chosen = load_chosen(inventory, hosts)
     findings = examine(found, chosen, timeout)
+    from gpurun.doctor.claims import ALWAYS_SHOWN
     from gpurun.doctor.findings import unhealthy
 
     bad = unhealthy(findings)
@@ -50,7 +52,8 @@ def doctor(
             }
         )
     else:
-        _print([finding for finding in findings if finding.is_fault or notes], chosen, bad)
+        shown = [finding for finding in findings if finding.is_fault or notes or finding.check in ALWAYS_SHOWN]
+        _print(shown, chosen, bad)
         say(f"{len(chosen) - len(bad)} of {len(chosen)} hosts healthy, in {elapsed_s:.1f} s")
         if cordoned:
             from gpurun.inventory.hostset import fold, quoted
@@ -70,7 +73,7 @@ def load_chosen(inventory: str | None, hosts: str | None) -> tuple[Inventory, tu
 
 def examine(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> tuple[Finding, ...]:
     """Ask the hosts and check what they say; history of `gpurun bench` included."""
-    from gpurun.doctor import bench_history
+    from gpurun.doctor import bench_history, claims
     from gpurun.doctor.diagnosis import diagnose
     from gpurun.doctor.findings import merged
     from gpurun.doctor.mesh import SYSTEM_PORTS, spread
@@ -78,13 +81,30 @@ def examine(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> tup
     from gpurun.leases.allocate import SSH_PORTS
     from gpurun.remote.fleet import Fleet
     from gpurun.state.home import home
+    from gpurun.state.identity import known_id
     from gpurun.supervisor.links import target_of
 
+    state = home(os.environ)
+    carried = _carried(state)
     targets = [target_of(inventory.by_name[name], inventory) for name in hosts]
     ports = (*spread(SSH_PORTS.start, SSH_PORTS.stop - 1), *SYSTEM_PORTS)
     with Fleet.open(targets, timeout_s=timeout_s) as fleet:
-        findings = diagnose(inventory, survey(fleet, inventory, hosts, ports=ports))
-    return merged([*findings, *bench_history.slower(bench_history.read(home(os.environ)), hosts)])
+        seen = survey(fleet, inventory, hosts, ports=ports)
+        held = claims.ask(fleet, seen.hardware).ok
+    carried |= _carried(state)
+    findings = [
+        *diagnose(inventory, seen),
+        *claims.check(held, state=known_id(state), uid=os.getuid(), carried=carried),
+    ]
+    return merged([*findings, *bench_history.slower(bench_history.read(state), hosts)])
+
+
+def _carried(state: Path) -> set[tuple[str, int]]:
+    """The attempts that have a lease here. A damaged lease is named by other commands."""
+    from gpurun.leases.allocate import look
+
+    view = look(state, now_s=time.time(), despite_damage=True)
+    return {(lease.job, lease.attempt) for lease in view.leases}
 
 
 def finding_json(finding: Finding) -> dict[str, Any]:

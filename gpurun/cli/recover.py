@@ -20,6 +20,16 @@ def recover(
             "--discard", metavar="FILE", help="Move a damaged lease out of the way, after you checked its GPUs."
         ),
     ] = None,
+    claims: Annotated[
+        bool,
+        typer.Option(
+            "--claims", help="Ask all hosts for GPUs that they still claim for forgotten jobs, and fence them."
+        ),
+    ] = False,
+    inventory: Annotated[
+        str | None,
+        typer.Option("--inventory", "-i", metavar="FILE", help="With --claims: the inventory.", show_default=False),
+    ] = None,
     install: Annotated[
         bool, typer.Option("--install", help="Have systemd run this at boot and every minute: root's for everybody.")
     ] = False,
@@ -46,12 +56,14 @@ def recover(
     audit.bound(state)
     JobStore(state).sweep(now_s=time.time())
     adopted = adopt_orphans(state, os.environ)
+    if claims:
+        adopted += _adopt_claims(state, inventory)
     damaged = LeaseStore(state).read_all().damaged
     if not damaged:
         run_pass_and_start(state, now_s=time.time(), environ=os.environ)
         if has_queued(state, os.getuid()):
             ensure_waiter(state, os.environ)
-    for problem in _recover_others(state):
+    for problem in _recover_others(state, _claims_options(inventory) if claims else ()):
         say(f"not recovered: {problem}")
     if as_json:
         print_json({"adopted": list(adopted), "damaged": [{"file": e.where, "reason": e.message} for e in damaged]})
@@ -65,6 +77,36 @@ def recover(
         raise typer.Exit(StateError.exit_code)
 
 
+def _adopt_claims(state: Path, inventory: str | None) -> tuple[str, ...]:
+    """Have fenced what hosts claim for this user's forgotten jobs; those jobs' ids. Silent hosts are named."""
+    from gpurun.cli.inventory_options import cluster
+    from gpurun.doctor.claims import ask
+    from gpurun.remote.fleet import Fleet
+    from gpurun.state.identity import known_id
+    from gpurun.supervisor.found_claims import FoundClaim
+    from gpurun.supervisor.host_claims import holder_of
+    from gpurun.supervisor.links import target_of
+    from gpurun.supervisor.spawn import adopt_found
+
+    found = cluster(inventory).inventory
+    with Fleet.open([target_of(host, found) for host in found.hosts]) as fleet:
+        asked_s = time.time()
+        answers = ask(fleet, [host.name for host in found.hosts])
+    for host, error in answers.failed.items():
+        say(f"not asked: {host}: {error.message}")
+    mine, state_id = os.getuid(), known_id(state)
+    return adopt_found(
+        state,
+        [
+            FoundClaim(found.source, host, holder_of(one), asked_s)
+            for host, holders in answers.ok.items()
+            for one in holders
+            if one.claimant.job and one.claimant.state == state_id and one.claimant.uid == mine
+        ],
+        os.environ,
+    )
+
+
 def _change_timer(*, install: bool, uninstall: bool, dry_run: bool) -> None:
     from gpurun.cli import recover_timer
 
@@ -76,14 +118,20 @@ def _change_timer(*, install: bool, uninstall: bool, dry_run: bool) -> None:
         recover_timer.install(dry_run=dry_run)
 
 
-def _recover_others(home: Path) -> list[str]:
+def _claims_options(inventory: str | None) -> tuple[str, ...]:
+    from gpurun.cli.inventory_options import cluster
+
+    return ("--claims", "--inventory", cluster(inventory).inventory.source)
+
+
+def _recover_others(home: Path, options: tuple[str, ...]) -> list[str]:
     """Root recovers what every user has in a shared state directory, as that user; what was wrong."""
     from gpurun.state.shared import is_shared
     from gpurun.supervisor.everybody import owners, recover_as
 
     if os.getuid() != 0 or not is_shared(home):
         return []
-    return [problem for uid in owners(home) if (problem := recover_as(uid, home, os.environ))]
+    return [problem for uid in owners(home) if (problem := recover_as(uid, home, os.environ, options))]
 
 
 def _discard(home: Path, name: str) -> Path:

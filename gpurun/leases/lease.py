@@ -20,6 +20,7 @@ class Lease:
         granted_s: seconds since the epoch.
         inventory: the canonical path of the inventory that names these hosts.
         lost: the rest of an attempt that is over: hosts that could not be fenced and keep their GPUs.
+        found: a lost one that was made from what hosts claim, because no lease was there: nobody brought outputs home.
         apart: hosts that hold GPUs of an elastic gang without being part of it: on their way in, or out.
         joins: hosts that came to an elastic gang after its start, oldest first, each as often as it came.
         machines: host → `gpurun.inventory.model.Host.machine` as it was at the grant. Leases of older versions lack it.
@@ -36,6 +37,7 @@ class Lease:
     granted_s: float
     inventory: str
     lost: bool = False
+    found: bool = False
     apart: tuple[str, ...] = ()
     joins: tuple[str, ...] = ()
     machines: Mapping[str, str] = field(default_factory=dict, hash=False)

@@ -6,7 +6,7 @@ import os
 import pwd
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpurun.jobs.store import JobStore
@@ -22,7 +22,7 @@ def owners(home: Path) -> tuple[int, ...]:
     return tuple(sorted({record.owner_uid for record in records} - {0}))
 
 
-def recover_as(uid: int, home: Path, environ: Mapping[str, str]) -> str | None:
+def recover_as(uid: int, home: Path, environ: Mapping[str, str], options: Sequence[str] = ()) -> str | None:
     """Run ``gpurun recover`` as another user, with that user's groups and home; what was wrong, None if nothing."""
     try:
         user = pwd.getpwuid(uid)
@@ -31,7 +31,8 @@ def recover_as(uid: int, home: Path, environ: Mapping[str, str]) -> str | None:
     own = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "GPURUN_HOME": str(home)}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "gpurun", "recover"], check=False, capture_output=True, text=True, timeout=TIMEOUT_S,
+            [sys.executable, "-m", "gpurun", "recover", *options],
+            check=False, capture_output=True, text=True, timeout=TIMEOUT_S,
             env={**{key: environ[key] for key in KEPT if key in environ}, **own}, cwd="/",
             user=uid, group=user.pw_gid, extra_groups=os.getgrouplist(user.pw_name, user.pw_gid),
         )  # fmt: skip

@@ -6,14 +6,13 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from gpurun.errors import GpurunError
+from gpurun.errors import GpurunError, HostNotReady
+from gpurun.facts import claims as facts
 from gpurun.jobs.record import GpuHolder
 from gpurun.jobs.states import State
 from gpurun.launch.plan import cards
 from gpurun.leases.lease import Lease
-from gpurun.node.claim_rules import Claimant, Refused, read_claimant
+from gpurun.node.claim_rules import Claimant
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.supervisor.ends import End
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from gpurun.supervisor.job import SupervisedJob
 
 TIMEOUT_S = 60.0
-_MOST_WHY = 200
 
 
 def claimant_of(lease: Lease, state: str) -> Claimant:
@@ -56,7 +54,7 @@ def claim(job: SupervisedJob, hosts: Iterable[str]) -> Mapping[str, GpurunError]
 
 def refusals_in(failures: Mapping[str, GpurunError]) -> Mapping[str, tuple[GpuHolder, ...]]:
     """Host → who holds the GPUs there, for the failures that are refused claims."""
-    found = {host: _holders(error) for host, error in failures.items() if _is_refusal(error)}
+    found = {host: _holders(host, error) for host, error in failures.items() if _is_refusal(error)}
     return {host: holders for host, holders in found.items() if holders}
 
 
@@ -75,20 +73,16 @@ def _is_refusal(error: GpurunError) -> bool:
     return isinstance(error, RemoteOpFailed) and error.kind == "claimed"
 
 
-def _holders(error: GpurunError) -> tuple[GpuHolder, ...]:
-    """Who a host names, each once. A host may say anything: what it says is read as from labels of its containers."""
+def _holders(host: str, error: GpurunError) -> tuple[GpuHolder, ...]:
+    """Who a host names; nobody if its answer is not valid: then it is a failure of the host."""
     assert isinstance(error, RemoteOpFailed)
     try:
-        said = msgspec.convert(error.detail.get("refused"), list[Refused])
-    except msgspec.ValidationError:
+        return tuple(holder_of(each) for each in facts.refused(host, error.detail.get("refused")))
+    except HostNotReady:
         return ()
-    found: dict[tuple[str, str, int], GpuHolder] = {}
-    for each in said:
-        who = read_claimant(each.holder.labels())
-        gpus = tuple(sorted({index for index, _ in (each.card, *each.cards) if index >= 0}))
-        why = "".join(letter if letter.isprintable() else "?" for letter in each.why[:_MOST_WHY])
-        found.setdefault(
-            who.key,
-            GpuHolder(gpus, who.job, who.attempt, who.user, who.uid, who.head, who.state, why),
-        )
-    return tuple(found.values())
+
+
+def holder_of(found: facts.HeldGpus) -> GpuHolder:
+    """What a host says about one holder, as a job's record keeps it."""
+    who = found.claimant
+    return GpuHolder(found.gpus, who.job, who.attempt, who.user, who.uid, who.head, who.state, found.why)

@@ -7,7 +7,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from gpurun import faults
@@ -22,6 +22,7 @@ from gpurun.leases.allocator import PATIENCE_S, allocator_lock
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.state import audit
+from gpurun.supervisor.found_claims import FoundClaim, adopt_claims, claims_to_adopt
 
 
 def run_pass_and_start(
@@ -57,7 +58,15 @@ def adopt_orphans(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
             audit.note(home, "adopt", job=lease.job)
             adopted.append(lease.job)
     finish_interrupted(home)
-    return tuple(adopted)
+    return (*adopted, *adopt_found(home, claims_to_adopt(home), environ))
+
+
+def adopt_found(home: Path, claims: Iterable[FoundClaim], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Have the GPUs fenced that hosts claim for jobs of this user which nobody carries; those jobs' ids."""
+    found = adopt_claims(home, claims)
+    for lease, lock in found:
+        start_supervisor(home, lease, lock, environ)
+    return tuple(lease.job for lease, _ in found)
 
 
 def restore_removed(home: Path) -> None:
@@ -122,7 +131,7 @@ def _is_over(store: JobStore, leases: LeaseStore, record: JobRecord) -> bool:
 def start_supervisor(home: Path, lease: Lease, lock: LeaseLock, environ: Mapping[str, str]) -> None:
     """Start the supervisor of a leased job; the lock passes to it without a moment in between."""
     faults.point()
-    log = _log_of(JobStore(home).get(lease.job))
+    log = _log_of(JobStore(home).get(lease.job), needed=not lease.lost)
     try:
         subprocess.Popen(
             [sys.executable, "-m", "gpurun.supervisor", lock.path.stem, str(lock.descriptor)],
@@ -140,8 +149,11 @@ def start_supervisor(home: Path, lease: Lease, lock: LeaseLock, environ: Mapping
     lock.close()
 
 
-def _log_of(folder: JobFolder) -> int:
+def _log_of(folder: JobFolder, *, needed: bool) -> int:
     """A supervisor's log, open for appending; nowhere, if something else lies in its place.
+
+    Args:
+        needed: the supervisor needs the job's folder. The keeper of a lost lease does not.
 
     Raises:
         OSError: the job's folder is gone or damaged.
@@ -153,6 +165,6 @@ def _log_of(folder: JobFolder) -> int:
             return descriptor
         os.close(descriptor)
     except OSError:
-        if not os.path.lexists(folder.supervisor_log):
+        if needed and not os.path.lexists(folder.supervisor_log):
             raise
     return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)

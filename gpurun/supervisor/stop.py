@@ -129,7 +129,7 @@ def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
             asked = pending - _hosts_of_now(home, lease.job)
             links.open(sorted(asked), timeout_s=10.0)
             # The job has gone on without these hosts, from the outputs that were brought home before.
-            fenced = asked - set(fence(links, lease, asked, state=state_id(home), outputs=True))
+            fenced = asked - set(fence(links, lease, asked, state=state_id(home), outputs=not lease.found))
             for host in sorted(fenced):
                 with suppress(FileNotFoundError):  # a person may have removed the job since
                     events.emit("host", host=host, state="fenced", reason="nothing of the job is left there")

@@ -23,6 +23,7 @@ from gpurun.errors import GpurunError, StateError
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import Pass
+from gpurun.leases.refusals import next_try_s
 from gpurun.leases.waiters import take_waiter_lock, waiter_lives, waiter_lock
 from gpurun.state.cordons import cordons_file
 from gpurun.state.people import user_name
@@ -97,7 +98,7 @@ def wait_for_queue(home: Path, environ: Mapping[str, str]) -> None:
                 due_s = _due_s(run_pass_and_start(home, now_s=time.time(), environ=environ))
             except GpurunError as error:
                 print(error, file=sys.stderr, flush=True)  # noqa: T201 (its log)
-            seen, next_pass_s = _stamps(home), time.monotonic() + min(due_s, _restart_in_s(home))
+            seen, next_pass_s = _stamps(home), time.monotonic() + min(due_s, _try_in_s(home))
         time.sleep(TICK_S)
 
 
@@ -107,17 +108,14 @@ def _due_s(done: Pass) -> float:
     return max(0.0, min([PASS_EVERY_S, *wakes]))
 
 
-def _restart_in_s(home: Path) -> float:
-    """Seconds until the first of this user's jobs that wait for their restart may start."""
+def _try_in_s(home: Path) -> float:
+    """Seconds until the first of this user's jobs may start after a failure, or again where a host refused it."""
     store, now_s = JobStore(home), time.time()
-    return min(
-        (
-            record.restart.at_s - now_s
-            for record in store.records(lambda _: None, ids=store.live_ids())
-            if record.owner_uid == os.getuid() and record.restart is not None and record.waits_for_restart(now_s)
-        ),
-        default=PASS_EVERY_S,
-    )
+    records = store.records(lambda _: None, ids=store.live_ids())
+    mine = [record for record in records if record.owner_uid == os.getuid() and record.state is State.QUEUED]
+    restarts = [record.restart.at_s for record in mine if record.restart and record.waits_for_restart(now_s)]
+    refused = next_try_s(mine, os.getuid(), now_s)
+    return min([*restarts, *([refused] if refused is not None else [])], default=now_s + PASS_EVERY_S) - now_s
 
 
 def _stamps(home: Path) -> tuple[float, ...]:

@@ -1,0 +1,84 @@
+"""Claims on GPUs that this state directory's leases do not explain: somebody else's, stale ones, forgotten ones."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from gpurun.doctor.findings import Finding, Severity
+from gpurun.facts.claims import HeldGpus, held
+from gpurun.remote.agent import Agent
+from gpurun.remote.fleet import Fleet, Results
+
+ALWAYS_SHOWN = frozenset({"gpu-claimed", "claim-stale"})
+"""No faults, but people ask why a GPU is not theirs."""
+
+Carried = Collection[tuple[str, int]]
+"""The attempts, as job and number, that this state directory has a lease for."""
+
+
+def ask(fleet: Fleet, hosts: Iterable[str]) -> Results[tuple[HeldGpus, ...]]:
+    """Who holds GPUs of which host."""
+
+    def one(agent: Agent) -> tuple[HeldGpus, ...]:
+        return held(agent.host, agent.call("claims.list").value)
+
+    return fleet.map(one, hosts)
+
+
+def check(
+    found: Mapping[str, tuple[HeldGpus, ...]], *, state: str | None, uid: int, carried: Carried
+) -> Iterator[Finding]:
+    """What to say about the hosts' claims. Pure.
+
+    Args:
+        found: host → who holds its GPUs.
+        state: the id of this state directory; None if it has none yet.
+        uid: the user who asks.
+        carried: read before the hosts were asked and again afterwards: an attempt may begin or end meanwhile.
+    """
+    for host, holders in found.items():
+        for one in holders:
+            if state is None or one.claimant.state != state:
+                yield _stale(host, one) if not one.why else _foreign(host, one)
+            elif (one.claimant.job, one.claimant.attempt) not in carried:
+                yield _forgotten(host, one, mine=one.claimant.uid == uid)
+
+
+def _foreign(host: str, one: HeldGpus) -> Finding:
+    who = one.claimant
+    remedy = (
+        f"jobs here wait for them; `gpurun status` on {who.head or 'its head node'} shows the job. If that head node "
+        f"is gone for good: {_by_hand(host, one)}"
+    )
+    return _finding("gpu-claimed", Severity.NOTE, host, one, f"{_whose(one)} holds {_gpus(one)}: {one.why}", remedy)
+
+
+def _stale(host: str, one: HeldGpus) -> Finding:
+    evidence = f"{_gpus(one)} claimed for {_whose(one)}, of which nothing runs or is connected"
+    return _finding("claim-stale", Severity.NOTE, host, one, evidence, "the next gang takes the GPUs over")
+
+
+def _forgotten(host: str, one: HeldGpus, *, mine: bool) -> Finding:
+    evidence = f"{_gpus(one)} claimed for {_whose(one)}, which has no lease here: {one.why or 'nothing of it runs'}"
+    owner = one.claimant.user or f"uid {one.claimant.uid}"
+    remedy = "gpurun recover --claims" if mine else f"{owner}, or root for {owner}: gpurun recover --claims"
+    return _finding("claim-forgotten", Severity.WARNING, host, one, evidence, remedy)
+
+
+def _finding(check: str, severity: Severity, host: str, one: HeldGpus, evidence: str, remedy: str) -> Finding:
+    return Finding(check, severity, (host,), evidence, remedy, {host: one.gpus})
+
+
+def _whose(one: HeldGpus) -> str:
+    who = one.claimant
+    owner = f" of {who.user}" if who.user else ""
+    return f"{f'job {who.job}' if who.job else 'an unknown job'}{owner}{f' on {who.head}' if who.head else ''}"
+
+
+def _gpus(one: HeldGpus) -> str:
+    return f"GPU{'s' if len(one.gpus) != 1 else ''} {', '.join(map(str, one.gpus)) or '?'}"
+
+
+def _by_hand(host: str, one: HeldGpus) -> str:
+    containers = f"docker rm -f {' '.join(each[:12] for each in one.containers)}; " if one.containers else ""
+    return f"ssh {host} '{containers}docker volume rm {' '.join(one.volumes)}'".replace("; docker volume rm '", "'")

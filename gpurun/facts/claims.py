@@ -1,0 +1,95 @@
+"""What hosts say about claims on their GPUs: who holds which, and how one knows. A host is not trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gpurun.facts.documents import convert
+from gpurun.node.claim_rules import Claimant, Refused, Seen, read_claimant, why_live
+
+_MOST_TEXT = 200
+
+
+@dataclass(frozen=True)
+class HeldGpus:
+    """All that one attempt holds on one host.
+
+    Attributes:
+        gpus: their indices.
+        why: how one knows that the attempt still needs them; "" if nothing of it is to be seen: the claim is stale.
+        volumes: the names of its claims.
+        containers: the ids of its containers.
+        since_s: when the first claim was made, by the host's clock, seconds since the epoch; 0 if nobody knows.
+    """
+
+    claimant: Claimant
+    gpus: tuple[int, ...] = ()
+    why: str = ""
+    volumes: tuple[str, ...] = ()
+    containers: tuple[str, ...] = ()
+    since_s: int = 0
+
+
+@dataclass
+class _Gathered:
+    claimant: Claimant
+    gpus: set[int] = field(default_factory=set)
+    why: str = ""
+    volumes: list[str] = field(default_factory=list)
+    containers: list[str] = field(default_factory=list)
+    since_s: set[int] = field(default_factory=set)
+
+
+def held(host: str, document: object) -> tuple[HeldGpus, ...]:
+    """Who holds GPUs of a host: its answer to ``claims.list``.
+
+    Raises:
+        HostNotReady: the answer is not valid.
+    """
+    seen = convert(host, Seen, document)
+    found: dict[tuple[str, str, int], _Gathered] = {}
+    for volume in seen.volumes:
+        who = _said(volume.claimant)
+        one = found.setdefault(who.key, _Gathered(who))
+        one.gpus.add(volume.card[0])
+        one.volumes.append(printable(volume.name))
+        one.why = one.why or printable(why_live(volume, seen))
+        one.since_s.add(volume.since_s)
+    for container in seen.containers:
+        who = _said(container.claimant)
+        one = found.setdefault(who.key, _Gathered(who))
+        one.gpus.update(index for index, _ in container.cards)
+        one.containers.append(printable(container.id))
+        one.why = one.why or printable(f"its container {container.id[:12]} is {container.status or 'there'}")
+    return tuple(_shown(one) for one in found.values())
+
+
+def refused(host: str, document: object) -> Iterator[HeldGpus]:
+    """Who holds the GPUs that a host refused: the detail of its error ``claimed``; each holder once.
+
+    Raises:
+        HostNotReady: the answer is not valid.
+    """
+    done = set()
+    for each in convert(host, list[Refused], document):
+        who = _said(each.holder)
+        if who.key not in done:
+            done.add(who.key)
+            yield _shown(_Gathered(who, {index for index, _ in (each.card, *each.cards)}, printable(each.why)))
+
+
+def printable(text: str) -> str:
+    """A host's text, fit to be shown: no control characters, and not the whole screen."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:_MOST_TEXT])
+
+
+def _said(claimant: Claimant) -> Claimant:
+    """The host may have said anything: read it as from the labels of a container."""
+    return read_claimant(claimant.labels())
+
+
+def _shown(one: _Gathered) -> HeldGpus:
+    gpus = tuple(sorted(index for index in one.gpus if index >= 0))
+    since_s = min((each for each in one.since_s if each > 0), default=0)
+    return HeldGpus(one.claimant, gpus, one.why, tuple(one.volumes), tuple(one.containers), since_s)
