@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpurun.cli.agreement import agree
 from gpurun.cli.inventory_options import (
     DryRunOption,
     HostsArgument,
@@ -23,7 +24,7 @@ from gpurun.cli.inventory_options import (
     located,
     state_home,
 )
-from gpurun.cli.printing import print_json, printable, say
+from gpurun.cli.printing import print_json, printable, say, wants_colour
 from gpurun.errors import BadInput, GpurunError, StateError
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 SettingsArgument = Annotated[
     list[str], typer.Argument(metavar="KEY=VALUE…", help="Such as gpus=8 or labels.team=vision; KEY= takes it away.")
 ]
-DECLINED = 1
 
 
 def add(
@@ -146,7 +146,7 @@ def diff(
     for change_ in changes:
         typer.echo(_headline(change_))
         if not every:
-            typer.echo(_coloured(change_.diff, sys.stdout.isatty()))
+            typer.echo(_coloured(change_.diff, wants_colour(sys.stdout)))
     if not changes:
         say("no change is recorded")
 
@@ -191,9 +191,13 @@ def _agreed(preview: Preview, yes: bool, carry_out: Callable[[Preview], Recorded
     from gpurun.inventory.change import Conflict
 
     while True:
-        say(_coloured(preview.diff, sys.stderr.isatty()))
+        say(_coloured(preview.diff, wants_colour(sys.stderr)))
         if not yes:
-            _ask()
+            agree(
+                "Change the inventory?",
+                "nobody is there to agree to this change",
+                "--yes makes it, --dry-run only shows it",
+            )
         try:
             _report(carry_out(preview))
         except Conflict as conflict:
@@ -201,13 +205,6 @@ def _agreed(preview: Preview, yes: bool, carry_out: Callable[[Preview], Recorded
             preview = conflict.preview
         else:
             return
-
-
-def _ask() -> None:
-    if not sys.stdin.isatty():
-        raise BadInput("nobody is there to agree to this change", hint="--yes makes it, --dry-run only shows it")
-    if not typer.confirm("Change the inventory?", err=True):
-        raise typer.Exit(DECLINED)
 
 
 def _report(change_: RecordedChange | None) -> None:
@@ -284,8 +281,8 @@ def _headline(change_: RecordedChange) -> str:
     return printable(f"{change_.number}  {when}  {change_.who}  {change_.command}{undoes}")
 
 
-def _coloured(text: str, on_terminal: bool) -> str:
-    if not on_terminal:
+def _coloured(text: str, coloured: bool) -> str:
+    if not coloured:
         return text.rstrip("\n")
     colours: dict[str, Any] = {"+": "green", "-": "red", "@": "cyan"}
     lines = text.rstrip("\n").split("\n")

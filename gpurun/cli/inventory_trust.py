@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.inventory_editing import DECLINED
+from gpurun.cli.agreement import agree
 from gpurun.cli.inventory_options import HostsArgument, InventoryOption, JsonOption, YesOption, cluster
 from gpurun.cli.printing import print_json, printable, say
-from gpurun.errors import BadInput, HostFailure
+from gpurun.errors import HostFailure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +29,7 @@ def trust(
     as_json: JsonOption = False,
 ) -> None:
     """Fetch host keys, show their fingerprints, and write new ones to known_hosts. Exits 4 if one is refused."""
+    from gpurun.inventory.hostset import fold
     from gpurun.remote.ssh_config import resolve
     from gpurun.remote.trust import accept, offers
     from gpurun.supervisor.links import target_of
@@ -43,7 +43,8 @@ def trust(
             _print(offer)
     wanted = [offer for offer in offered if _to_write(offer, replace)]
     if wanted and not yes:
-        _ask(wanted)
+        names = fold(offer.host for offer in wanted)
+        agree(f"Trust {names}?", "nobody is there to compare the fingerprints", "--yes trusts them")
     written = accept(wanted, replace=replace)
     refused = [offer for offer in offered if _refused(offer, replace)]
     if as_json:
@@ -62,15 +63,6 @@ def _to_write(offer: Offer, replace: bool) -> bool:
 
 def _refused(offer: Offer, replace: bool) -> bool:
     return offer.state in ("revoked", "unreachable") or (offer.state == "changed" and not replace)
-
-
-def _ask(wanted: Sequence[Offer]) -> None:
-    from gpurun.inventory.hostset import fold
-
-    if not sys.stdin.isatty():
-        raise BadInput("nobody is there to compare the fingerprints", hint="--yes trusts them")
-    if not typer.confirm(f"Trust {fold(offer.host for offer in wanted)}?", err=True):
-        raise typer.Exit(DECLINED)
 
 
 def _print(offer: Offer) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
@@ -24,6 +25,11 @@ def print_json(document: object) -> None:
 def say(text: str) -> None:
     """A message for people, on stderr."""
     typer.echo(text, err=True)
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """Whether to colour text on this stream: it is a terminal, and nobody asked for none (https://no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def printable(text: str) -> str:

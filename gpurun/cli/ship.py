@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpurun.cli.agreement import agree
 from gpurun.cli.inventory_options import InventoryOption, JsonOption, SomeHostsArgument, YesOption, cluster
 from gpurun.cli.printing import duration, print_json, printable, say
 from gpurun.errors import BadInput, GpurunError, HostFailure
@@ -127,9 +127,7 @@ def _wanted(found: Cluster) -> list[str]:
 def _confirm(going: Mapping[str, Sequence[Placed]]) -> None:
     for line in _image_lines(going):
         say(line)
-    if not sys.stdin.isatty():
-        raise BadInput("not pruned: nobody is there to be asked", hint="give --yes to prune without being asked")
-    typer.confirm("Remove these?", abort=True, err=True)
+    agree("Remove these?", "not pruned: nobody is there to be asked", "give --yes to prune without being asked")
 
 
 class _ShipView:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from gpurun.cli.doctor import load_chosen
 from gpurun.cli.main import main
+from gpurun.cli.printing import wants_colour
 from gpurun.inventory.load import load
 from gpurun.state.cordons import read_cordons
 
@@ -296,3 +301,59 @@ def test_trust_of_a_host_that_is_not_there(gpurun: Gpurun, inventory: Path, tmp_
     assert document["hosts"][0]["state"] == "unreachable"
     assert document["keys_written"] == 0
     assert not (tmp_path / "known_hosts").exists()
+
+
+class Terminal(io.StringIO):
+    """What a person types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_declined_change_exits_1_and_changes_nothing(
+    gpurun: Gpurun, inventory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    assert gpurun("set", "gpu-r1-01", "gpus=3").code == 1
+    assert inventory.read_text() == TEXT
+    monkeypatch.setattr("sys.stdin", Terminal(""))  # Ctrl-D
+    assert gpurun("set", "gpu-r1-01", "gpus=3").code == 130
+    assert inventory.read_text() == TEXT
+
+
+def test_a_declined_prune_exits_1_like_every_declined_question(
+    inventory: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from gpurun.images import census
+
+    placed = {"gpu-r1-01": [SimpleNamespace(id="sha256:1", used_by=(), present=True)]}
+    monkeypatch.setattr("gpurun.cli.ship._fleet", lambda *_: nullcontext())
+    monkeypatch.setattr("gpurun.cli.ship._wanted", lambda _: [])
+    monkeypatch.setattr("gpurun.cli.ship._image_lines", lambda _: ["one image"])
+    monkeypatch.setattr(census, "placed", lambda *_: SimpleNamespace(ok=placed, failed={}))
+    monkeypatch.setattr(census, "prune", lambda *_: pytest.fail("pruned although a person said no"))
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    with pytest.raises(SystemExit) as ended:
+        main(["images", "--prune", "-i", str(inventory)])
+    assert ended.value.code == 1
+    assert "Remove these?" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("environ", "coloured"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)],
+)
+def test_a_diff_is_coloured_on_a_terminal_unless_the_environment_says_no(
+    environ: dict[str, str], coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert wants_colour(Terminal()) is coloured
+    assert not wants_colour(io.StringIO())
+
+
+def test_doctor_bench_and_probe_know_the_groups_that_state_makes(gpurun: Gpurun, inventory: Path) -> None:
+    assert gpurun("cordon", "gpu-r1-[02-03]").code == 0
+    assert load_chosen(str(inventory), "@cordoned")[1] == ("gpu-r1-02", "gpu-r1-03")
