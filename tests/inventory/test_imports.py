@@ -51,6 +51,52 @@ def test_ansible_ini() -> None:
     assert "groups that are a rack: rack_a, rack_b" in draft.guessed
 
 
+def test_files_of_host_vars_win_over_the_inventorys_own_lines(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("[rack1]\nn1 gpus=4 ansible_port=22\nn2 gpus=4\n")
+    (tmp_path / "host_vars").mkdir()
+    (tmp_path / "host_vars" / "n1.yml").write_text("gpus: 8\n")
+    found, _, _ = imported(tmp_path / "hosts", generation="volta")
+    assert (found.by_name["n1"].gpus, found.by_name["n1"].port, found.by_name["n2"].gpus) == (8, 22, 4)
+
+
+@pytest.mark.parametrize("kind", ["v100", "V100", "gtx1080", "nvidia_a100-sxm4-80gb"])
+def test_a_schedulers_word_for_a_gpu_is_a_label_and_no_model(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "hosts.csv").write_text(f"host,gpus,gpu\nn1,4,{kind}\n")
+    found = imported(tmp_path / "hosts.csv")[0].by_name["n1"]
+    assert (found.gpu_model, found.labels, found.generation) == (None, {"gpu_type": kind}, generation_of(kind))
+
+
+@pytest.mark.parametrize("kind", ["Tesla V100-SXM2-16GB", "A100-SXM4-40GB", "NVIDIA H100 80GB HBM3"])
+def test_a_model_as_nvml_names_it_is_a_model(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "hosts.csv").write_text(f"host,gpus,gpu\nn1,4,{kind}\n")
+    found = imported(tmp_path / "hosts.csv")[0].by_name["n1"]
+    assert (found.gpu_model, found.labels, found.generation) == (kind, {}, generation_of(kind))
+
+
+def test_an_exported_roce_cluster_can_be_imported_again_with_all_that_hosts_have() -> None:
+    from gpurun.inventory.exports.ansible import ansible
+    from gpurun.inventory.imports import ansible as importer
+
+    text = """\
+version: 1
+defaults: {generation: volta, gpus: 8, fabric: roce25}
+fabrics:
+  roce25: {kind: roce, interface: ens1f0, hcas: [mlx5_0]}
+  roce100: {kind: roce, interface: ens2f0, hcas: [mlx5_1]}
+racks:
+  r1: {hosts: {"a[1-3]": {nvlink: [0-3, 4-7], near_hca: 0-3, gpu_memory_mib: 16GiB, labels: {row: a, 'x.y': "1: 2"}}}}
+  r2: {hosts: {b1: {fabric: roce100, gpu_model: v100, user: train, port: 2222, fabric_address: 'fd00::1'}}}
+"""
+    before = parse(text.encode(), Path("/inventory.yaml"))
+    again = Draft("again")
+    importer.read_yaml(ansible(before.hosts).encode(), again, "again.yml", lambda _: None)
+    roce = {"kind": "roce", "interface": "ens1f0", "hcas": "[mlx5_0]"}
+    after = parse(compose(again, {}, roce).encode(), Path("/inventory.yaml"))
+    assert not again.left
+    assert after.by_name == before.by_name
+    assert set(after.fabrics) == set(before.fabrics)
+
+
 def test_ansible_yaml() -> None:
     found, draft, text = imported(CASES / "ansible_yaml" / "hosts.yml")
     assert racks(found) == {"rack1": "node[001-003,010]", "rack2": "node[101-102]"}
@@ -66,10 +112,10 @@ def test_slurm() -> None:
     found, draft, text = imported(CASES / "slurm")
     assert racks(found) == {"leaf1": "gpu[001-003]", "leaf2": "gpu[004-007],mixed1"}
     first, fifth, seventh = (found.by_name[f"gpu00{n}"] for n in (1, 5, 7))
-    assert (first.gpus, first.generation, first.gpu_model, first.address) == (4, "volta", "v100", "10.2.0.1")
-    assert first.labels == {"nvlink": "yes", "ib": "yes", "partition.train": "yes"}
+    assert (first.gpus, first.generation, first.gpu_model, first.address) == (4, "volta", None, "10.2.0.1")
+    assert first.labels == {"gpu_type": "v100", "nvlink": "yes", "ib": "yes", "partition.train": "yes"}
     assert (fifth.gpus, fifth.generation, fifth.address) == (8, "ampere", None)
-    assert (seventh.gpus, seventh.gpu_model, seventh.labels) == (2, "gtx1080", {})
+    assert (seventh.gpus, seventh.gpu_model, seventh.labels) == (2, None, {"gpu_type": "gtx1080"})
     assert found.by_name["mixed1"].gpus == 3
     left = "\n".join(draft.left)
     assert "cpu[01-20]: no GPUs" in left

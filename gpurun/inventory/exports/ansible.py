@@ -10,7 +10,8 @@ from ruamel.yaml import YAML
 from gpurun.inventory.model import Host
 
 _ANSIBLE = {"address": "ansible_host", "port": "ansible_port", "user": "ansible_user"}
-_FIELDS = ("address", "port", "user", "gpus", "gpu_model", "gpu_memory_mib", "fabric", "fabric_address")
+_FIELDS = ("address", "port", "user", "gpus", "gpu_model", "gpu_memory_mib", "fabric", "fabric_address",
+           "nvlink", "near_hca")  # fmt: skip
 
 
 def ansible(hosts: Sequence[Host]) -> str:
@@ -32,12 +33,17 @@ def _word(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in name)
 
 
+def _plain(value: object) -> object:
+    """Tuples as lists, which YAML has."""
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value
+
+
 def _variables(host: Host) -> dict[str, object]:
     found: dict[str, object] = {}
     for field in _FIELDS:
         value = getattr(host, field)
-        if value is not None:
-            found[_ANSIBLE.get(field, field)] = value
+        if value is not None and value != ():
+            found[_ANSIBLE.get(field, field)] = _plain(value)
     found["rack"] = host.rack
     found["generation"] = host.generation
     if host.labels:

@@ -37,7 +37,6 @@ _SAME = {
     "num_gpus": "gpus",
     "gpus_per_node": "gpus",
 }
-_TYPES = ("gpu_type", "gpu_model")
 _MAX_DEPTH = 50
 
 ReadBeside = Callable[[str], bytes | None]
@@ -133,6 +132,10 @@ def _variables(node: Node, report: ProblemReport, what: str) -> dict[str, tuple[
     found = {}
     for key, (place, value) in entries(node, report, what).items():
         found[key] = (_text(value), _place(place, report))
+        if key == "labels" and isinstance(value, MappingNode):  # as gpurun's own export writes them
+            del found[key]
+            labels = entries(value, report, key)
+            found.update({f"labels.{name}": (_text(text), _place(at, report)) for name, (at, text) in labels.items()})
     return found
 
 
@@ -202,8 +205,8 @@ def _finish(source: _Source, draft: Draft, beside: ReadBeside, racks: str | None
         variables: dict[str, tuple[str, str]] = {}
         for name in groups:
             variables.update(source.groups[name].variables)
-        variables.update(_variables_beside(f"host_vars/{host}", beside))
         variables.update(own)
+        variables.update(_variables_beside(f"host_vars/{host}", beside))  # files win
         for name in groups:
             _group_says(host, name, kinds[name], draft)
         for key, (text, where) in variables.items():
@@ -256,8 +259,12 @@ def _variable(host: str, key: str, text: str, draft: Draft, where: str) -> None:
     key = _SAME.get(key, key)
     if "{{" in text or text == "!vault":
         draft.leave(f"{key}: a template or a secret", where)
-    elif key in _TYPES:
+    elif key == "gpu_type":
         draft.gpu_type(host, text, where)
+    elif key == "gpu_model":
+        draft.gpu_model(host, text, where)
+    elif key.startswith("labels."):
+        draft.label(host, key.removeprefix("labels."), text, where)
     elif key == "address" and text == host:
         return
     elif text and (key == "rack" or (key in fields.HOST and key != "labels")):

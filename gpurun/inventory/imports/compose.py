@@ -24,14 +24,15 @@ def compose(draft: Draft, given: Mapping[str, str], fabric: Mapping[str, str]) -
     """
     racks = draft.guess_racks()
     defaults = _defaults(draft, given)
-    name = str(fabric["kind"])
+    names = _fabric_names(draft, str(fabric["kind"]), defaults)
+    wires = f"{{{', '.join(f'{key}: {value}' for key, value in fabric.items())}}}"
     lines = [
         f"# Imported from {draft.source.encode('unicode_escape').decode()} by gpurun inventory import.",
         *(f"# Guessed: {guess}" for guess in draft.guessed),
         "version: 1",
         f"defaults: {{{', '.join(f'{key}: {text}' for key, text in defaults.items())}}}",
         "fabrics:",
-        f"  {name}: {{{', '.join(f'{key}: {value}' for key, value in fabric.items())}}}",
+        *(f"  {name}: {wires}" for name in names),
     ]
     if draft.ssh_config:
         lines.append(f"ssh_config: {_quoted(draft.ssh_config)}")
@@ -41,6 +42,18 @@ def compose(draft: Draft, given: Mapping[str, str], fabric: Mapping[str, str]) -
         for hosts, settings in _groups(draft, members, defaults):
             tree.add(hosts, rack, settings)
     return tree.merged()
+
+
+def _fabric_names(draft: Draft, kind: str, defaults: dict[str, str]) -> list[str]:
+    """The fabrics that hosts name, else one named by its kind. Puts the most common one into `defaults`."""
+    named = Counter(values["fabric"].text for values in draft.values.values() if "fabric" in values)
+    if not named:
+        return [kind]
+    draft.guess(f"every fabric is {kind}, as said of the one: {', '.join(named)}")
+    if named.total() < len(draft.values):
+        named[kind] += len(draft.values)
+    defaults["fabric"] = _written("fabric", named.most_common(1)[0][0])
+    return list(named)
 
 
 def _quoted(text: str) -> str:

@@ -16,6 +16,9 @@ from gpurun.inventory.settings import HostSetting, parse
 _RACK_IN_NAME = re.compile(r"(?:^|[-_.])(r(?:ack)?[-_]?\d+)(?=[-_.]|n|$)", re.IGNORECASE)
 _NOT_LABEL = re.compile(r"[^A-Za-z0-9._-]+")
 
+_NVML_NAME = re.compile(r"[A-Z].*[ -].*\d")
+"""Such as Tesla V100-SXM2-16GB, A100-SXM4-40GB: never one bare word, never all small letters."""
+
 
 @dataclass
 class Draft:
@@ -70,8 +73,19 @@ class Draft:
         return self.put(host, f"labels.{fitting}", text, where)
 
     def gpu_type(self, host: str, kind: str, where: str) -> None:
-        """Takes a GPU's type for its model, and for its generation what that model is known to be."""
-        self.put(host, "gpu_model", kind, where)
+        """Take a GPU's type. One that NVML could say is its model; a scheduler's word, such as v100, is a label."""
+        if _NVML_NAME.search(kind):
+            self.gpu_model(host, kind, where)
+        else:
+            self.put(host, "labels.gpu_type", kind, where)
+            self._generation(host, kind, where)
+
+    def gpu_model(self, host: str, model: str, where: str) -> None:
+        """Take a GPU's model, and the generation of that model."""
+        self.put(host, "gpu_model", model, where)
+        self._generation(host, model, where)
+
+    def _generation(self, host: str, kind: str, where: str) -> None:
         generation = generation_of(kind)
         if generation is None:
             generation = _NOT_LABEL.sub("-", kind.lower()).strip("-._")

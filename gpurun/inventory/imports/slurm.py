@@ -155,7 +155,7 @@ def _gres(text: str | None, file: str, draft: Draft, nodes: Mapping[str, bool]) 
         names = _expanded(pairs["nodename"], draft, line.where) if "nodename" in pairs else unnamed
         for name in (name for name in names if name in nodes):
             counts[name] = counts.get(name, 0) + _devices(pairs)
-            if "type" in pairs and "gpu_model" not in draft.values[name]:
+            if "type" in pairs and not {"gpu_model", "labels.gpu_type"} & draft.values[name].keys():
                 draft.gpu_type(name, pairs["type"], line.where)
     for name, count in counts.items():
         if count and "gpus" not in draft.values[name]:
