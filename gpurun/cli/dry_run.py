@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def show_plan(spec: JobSpec, inventory: Inventory, *, as_json: bool) -> None:
     """Print the plan of a job that would start now, or why it would wait (exit 0 either way)."""
     now_s = time.time()
-    gang = new_gang(spec, job=DRY_RUN_ID, submitted_s=now_s)
+    gang = new_gang(spec.wants, job=DRY_RUN_ID, submitted_s=now_s)
     seen = snapshot(look(home(os.environ), now_s=now_s), inventory, extra=(gang,))
     decisions = schedule(seen)
     placement = next((placement for started, placement in decisions.starts if started.id == gang.id), None)

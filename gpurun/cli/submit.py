@@ -118,7 +118,7 @@ def _refuse_impossible(spec: JobSpec, inventory: Inventory) -> None:
     from gpurun.scheduler.model import Refusal, Snapshot
     from gpurun.scheduler.schedule import schedule
 
-    gang = new_gang(spec, job=DRY_RUN_ID, submitted_s=0.0)
+    gang = new_gang(spec.wants, job=DRY_RUN_ID, submitted_s=0.0)
     refusal = schedule(Snapshot(inventory, queue=(gang,))).never.get(gang.id)
     if isinstance(refusal, Refusal):
         wanted = spec.constraints.generations

@@ -1,22 +1,22 @@
-"""The jobs that have not ended, as a pass needs them."""
+"""A job that has not ended, as a pass needs it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from gpurun.jobs.record import CancelRequest, JobRecord
-from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.spec import Wants
 
 
-@dataclass(frozen=True)
-class LiveJob:
-    """One job that has not ended.
+class LiveJob(msgspec.Struct, frozen=True, gc=False):
+    """One job that has not ended. Not a dataclass, because a pass makes ten thousand of them.
 
     Attributes:
-        spec: None if it is damaged or missing: then nobody knows where the job may run, and it must not be granted.
+        wants: None if the job's spec is damaged or missing: then nobody knows where the job may run, and it must not be
+            granted.
         request: what somebody asked of this job.
     """
 
     record: JobRecord
-    spec: JobSpec | None
+    wants: Wants | None
     request: CancelRequest | None

@@ -87,6 +87,20 @@ class Constraints:
 
 
 @dataclass(frozen=True)
+class Wants:
+    """The part of a spec that the scheduler reads. The attributes are those of `JobSpec`."""
+
+    gpus: int
+    min_gpus: int | None = None
+    constraints: Constraints = Constraints()
+    pool: str | None = None
+    priority: int = 0
+    preemptible: bool = False
+    time_limit_s: float | None = None
+    grace_s: float = 15.0
+
+
+@dataclass(frozen=True)
 class HorovodKnobs:
     """Horovod's own settings, each a flag of horovodrun. None leaves Horovod's default; of the Gloo time-out, ours.
 
@@ -155,3 +169,11 @@ class JobSpec:
     max_restarts: int = 0
     shm_size_mib: int = 1024
     mounts: tuple[tuple[str, str, str], ...] = ()
+
+    @property
+    def wants(self) -> Wants:
+        """What the scheduler needs to know."""
+        return Wants(
+            self.gpus, self.min_gpus, self.constraints, self.pool, self.priority, self.preemptible, self.time_limit_s,
+            self.grace_s,
+        )  # fmt: skip

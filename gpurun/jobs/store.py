@@ -19,9 +19,10 @@ from pathlib import Path
 from gpurun import faults
 from gpurun.errors import BadInput, StateError
 from gpurun.jobs.folder import JobFolder
+from gpurun.jobs.index import LiveIndex
 from gpurun.jobs.live import LiveJob
 from gpurun.jobs.record import CancelRequest, JobRecord
-from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.spec import JobSpec, Wants
 from gpurun.jobs.states import State
 from gpurun.state import audit, durable
 from gpurun.state.people import myself
@@ -101,17 +102,16 @@ class JobStore:
         return _job_ids(self.live)
 
     def live_jobs(self, on_problem: Callable[[StateError], None]) -> Mapping[str, LiveJob]:
-        """Every job that has not ended, by id, in the order of ids.
+        """Every job that has not ended, by id, in no order.
 
-        A job whose record is damaged is reported and left out. A job whose spec is damaged is reported and has no spec,
-        so that nothing can place it without its constraints. A damaged request is reported and is no request.
+        A job whose record is damaged is reported and left out. A job whose spec is damaged is reported and wants
+        nothing, so that no pass can place it without its constraints. A damaged request is reported and is no request.
         """
-        found = {}
-        for job_id in self.live_ids():
-            job = _read_live(self.get(job_id), on_problem)
-            if job is not None:
-                found[job_id] = job
-        return found
+
+        def from_files(name: str) -> tuple[LiveJob | None, bool]:
+            return _read_live(self.get(name), on_problem) if ID_PATTERN.fullmatch(name) else (None, False)
+
+        return LiveIndex(self.folder, os.environ).read(_names(self.live), from_files)
 
     def retire(self, job_id: str) -> None:
         """Take a job that has ended out of `live_ids`. Idempotent.
@@ -196,23 +196,33 @@ def _note_end(store: JobStore, record: JobRecord) -> None:
     audit.note(store.home, "end", job=record.id, state=record.state.value, reason=record.reason)
 
 
-def _read_live(folder: JobFolder, on_problem: Callable[[StateError], None]) -> LiveJob | None:
-    if not folder.path.exists():  # the submission was killed after it made the mark
-        return None
+def _read_live(folder: JobFolder, on_problem: Callable[[StateError], None]) -> tuple[LiveJob | None, bool]:
+    """A job as its files have it now, and whether all of them are sound."""
+    problems: list[StateError] = []
     try:
-        record = folder.record()
+        job = LiveJob(folder.record(), _wants(folder, problems), folder.cancel_request())
     except StateError as error:
-        on_problem(error)
-        return None
-    spec = None
+        job, problems = None, [error]
+    if damage := folder.damaged_request():
+        problems.append(damage)
+    for problem in problems:
+        on_problem(problem)
+    return job, not problems
+
+
+def _wants(folder: JobFolder, problems: list[StateError]) -> Wants | None:
     try:
-        spec = folder.spec()
+        return folder.spec().wants
     except StateError as error:
-        on_problem(error)
-    damage = folder.damaged_request()
-    if damage is not None:
-        on_problem(damage)
-    return LiveJob(record, spec, folder.cancel_request())
+        problems.append(error)
+        return None
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -243,8 +253,4 @@ def _remove_abandoned(building: Path, now_s: float) -> bool:
 
 
 def _job_ids(folder: Path) -> tuple[str, ...]:
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return ()
-    return tuple(sorted(name for name in names if ID_PATTERN.fullmatch(name)))
+    return tuple(sorted(name for name in _names(folder) if ID_PATTERN.fullmatch(name)))

@@ -247,4 +247,4 @@ def _at(job: LiveJob, inventory: str) -> LiveJob:
     """Jobs of older versions may name their inventory by another path."""
     if job.record.inventory == inventory:
         return job
-    return replace(job, record=replace(job.record, inventory=inventory))
+    return LiveJob(replace(job.record, inventory=inventory), job.wants, job.request)

@@ -59,9 +59,9 @@ def grow(home: Path, held: Held, inventory: Inventory, *, now_s: float) -> tuple
     with allocator_lock(home, patience_s=None):
         view = look(home, now_s=now_s)
         job = view.jobs[lease.job]
-        if job.spec is None:
+        if job.wants is None:
             return held, ()
-        gang = gang_of(job.record, job.spec)
+        gang = gang_of(job.record, job.wants)
         more = growth(snapshot(view, inventory), gang, Placement(lease.generation, lease.racks, lease.grants))
         if more is None:
             return held, ()

@@ -9,12 +9,12 @@ from gpurun.errors import StateError
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.live import LiveJob
 from gpurun.jobs.record import JobRecord
-from gpurun.jobs.spec import Grant, JobSpec
+from gpurun.jobs.spec import Grant, Wants
 from gpurun.jobs.states import State
 from gpurun.leases import refusals
 from gpurun.leases.lease import Lease
 from gpurun.leases.occupancy import Occupancy
-from gpurun.scheduler.gangs import gang_of
+from gpurun.scheduler.gangs import gang_of, gangs_of
 from gpurun.scheduler.model import Gang, Placement, Running, Snapshot
 from gpurun.state.cordons import Cordon
 
@@ -54,16 +54,18 @@ class View:
 
     def _waits(self, job: LiveJob, leased: set[str]) -> bool:
         record = job.record
-        if record.id in leased or record.waits_for_restart(self.now_s) or job.spec is None or job.request is not None:
+        if record.id in leased or record.waits_for_restart(self.now_s) or job.wants is None or job.request is not None:
             return False
         return record.owner_uid == self.uid or self.looked_after(record.owner_uid)
 
     def snapshot(self, inventory: Inventory, waiting: Iterable[LiveJob]) -> Snapshot:
         """What the scheduler sees of one inventory. All GPUs that its own gangs do not hold are free or taken."""
         running = self._running(inventory)
-        queue = [
-            gang_of(job.record, job.spec) for job in waiting if job.spec and job.record.inventory == inventory.source
-        ]
+        queue = list(
+            gangs_of(
+                (job.record, job.wants) for job in waiting if job.wants and job.record.inventory == inventory.source
+            )
+        )
         taken = self.occupancy.taken(inventory, but={gang.id for gang in (*queue, *(run.gang for run in running))})
         queue = [_without_others(gang, taken) for gang in queue]
         unusable = {host: f"{cordon.state}: {cordon.reason}" for host, cordon in self.cordons.items()}
@@ -76,7 +78,7 @@ class View:
             if job is None or lease.lost or lease.inventory != inventory.source:
                 continue
             placement = Placement(lease.generation, lease.racks, lease.grants)
-            gang = gang_of(job.record, job.spec or _unknown(job.record))
+            gang = gang_of(job.record, job.wants or _unknown(job.record))
             if gang.min_gpus is not None:
                 gang = replace(gang, gpus=placement.gpus)
             stopping = job.record.state is State.STOPPING or job.request is not None
@@ -94,9 +96,9 @@ class View:
                 self.occupancy.promise(refusal.holder.job, grants, inventory, how="foreign")
 
 
-def _unknown(record: JobRecord) -> JobSpec:
+def _unknown(record: JobRecord) -> Wants:
     """For a running job whose spec is damaged: what its record says, enough to count its GPUs."""
-    return JobSpec(name=record.name, image="", gpus=record.gpus, command=(), pool=record.pool)
+    return Wants(record.gpus, pool=record.pool)
 
 
 def _without_others(gang: Gang, taken: Mapping[str, tuple[int, ...]]) -> Gang:

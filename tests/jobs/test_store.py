@@ -357,8 +357,8 @@ def test_live_jobs_come_with_spec_and_request(store):
     (store.live / "j-00000000").touch()
     problems = []
     assert store.live_jobs(problems.append) == {
-        first.id: LiveJob(first.record(), SPEC, None),
-        second.id: LiveJob(second.record(), replace(SPEC, gpus=4), CancelRequest("cancel", "me", 2.0)),
+        first.id: LiveJob(first.record(), SPEC.wants, None),
+        second.id: LiveJob(second.record(), replace(SPEC, gpus=4).wants, CancelRequest("cancel", "me", 2.0)),
     }
     assert problems == []
 
@@ -373,7 +373,7 @@ def test_a_live_job_with_a_damaged_file_is_reported(store, file, damage):
         (folder.path / file).write_bytes(damage)
     problems = []
     jobs = store.live_jobs(problems.append)
-    assert jobs[other.id].spec == SPEC
+    assert jobs[other.id].wants == SPEC.wants
     assert jobs.get(folder.id) == (LiveJob(folder.record(), None, None) if file == "spec.json" else None)
     assert [problem.where for problem in problems] == [str(folder.path / file)]
 

@@ -1,0 +1,175 @@
+"""An index of the live jobs: what a pass reads of each, in the user's own cache.
+
+The files in a job's folder are the truth, and the index is a copy. gpurun replaces such a file by a rename. A rename
+gives the folder a new time of change, which no program can set, so one look at the folder tells whether the copy still
+holds. gpurun reads the files again when in doubt: when the folder has just changed, when a file of the job is damaged,
+and, for all jobs, after a reboot, after an upgrade, or when the index is missing or damaged.
+
+A person who edits a file in place leaves the folder's time of change as it was. ``touch`` on the folder then makes the
+edit visible. Before it grants GPUs to a job, gpurun always reads the job's own files.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpurun.jobs.live import LiveJob
+from gpurun.jobs.record import CancelRequest, JobRecord
+from gpurun.jobs.spec import Wants
+from gpurun.state import own_cache
+
+FEW = 64
+"""Reading so few jobs costs less than an index of them."""
+SHARE = 200
+"""Beyond `FEW`, gpurun writes the index again when one in so many jobs has changed."""
+
+Reader = Callable[[str], tuple[LiveJob | None, bool]]
+"""Reads a job from its own files: the job, None if there is none; and whether all of them were sound."""
+
+
+class _Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One job.
+
+    Attributes:
+        inode, changed_ns: of the job's folder, from before its files were read.
+        record: a JobRecord in MessagePack, without the fields that have their default.
+    """
+
+    job: str
+    inode: int
+    changed_ns: int
+    record: msgspec.Raw
+    request: CancelRequest | None
+
+
+class _Group(msgspec.Struct, array_like=True, frozen=True):
+    """The jobs that want the same: most of ten thousand jobs share few wishes."""
+
+    wants: Wants
+    jobs: list[_Entry]
+
+
+class _Content(msgspec.Struct, array_like=True, frozen=True):
+    stamp: str
+    groups: list[_Group]
+
+
+_CONTENT = msgspec.msgpack.Decoder(_Content)
+_RECORD = msgspec.msgpack.Decoder(JobRecord)
+_DEFAULTS = {field.name: field.default for field in fields(JobRecord) if field.default is not MISSING}
+
+
+class LiveIndex:
+    """The index of one state directory, for one reading.
+
+    Args:
+        folder: the folder of all jobs' folders.
+        environ: says where the user's cache is.
+    """
+
+    def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
+        self._folder = str(folder)
+        kept = own_cache.folder(environ, "jobs")
+        self._place = own_cache.place(kept, os.path.realpath(folder)) if kept is not None else None
+        self._stamp = ""
+
+    def read(self, ids: Collection[str], from_files: Reader) -> dict[str, LiveJob]:
+        """The jobs of these ids; those that the index does not know come from their files."""
+        if len(ids) <= FEW or self._place is None:
+            return self._from_files(ids, from_files, {})
+        self._stamp = f"{own_cache.code_stamp(Path(__file__).parent)} {_boot_id()}"
+        with _no_collector():
+            groups, stored = self._valid(set(ids))
+            found = {
+                entry.job: LiveJob(_RECORD.decode(entry.record), wants, entry.request)
+                for wants, entries in groups.items()
+                for entry in entries
+            }
+            known = len(found)
+            found |= self._from_files(set(ids) - found.keys(), from_files, groups)
+            stale = stored - known + sum(map(len, groups.values())) - known
+            if stale > FEW + len(found) // SHARE:
+                self._keep(groups)
+        return found
+
+    def _valid(self, wanted: set[str]) -> tuple[dict[Wants, list[_Entry]], int]:
+        """The entries of `wanted` that are still true, and how many there are in all."""
+        lstat, folder, stored = os.lstat, self._folder, 0
+        groups: dict[Wants, list[_Entry]] = {}
+        for group in self._stored():
+            stored += len(group.jobs)
+            groups[group.wants] = valid = []
+            for entry in group.jobs:
+                if entry.job not in wanted:
+                    continue
+                try:
+                    found = lstat(f"{folder}/{entry.job}")
+                except OSError:
+                    continue
+                if found.st_ctime_ns == entry.changed_ns and found.st_ino == entry.inode:
+                    valid.append(entry)
+        return groups, stored
+
+    def _stored(self) -> list[_Group]:
+        assert self._place is not None
+        with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            content = _CONTENT.decode(own_cache.read(self._place) or b"")
+            if content.stamp == self._stamp:
+                return content.groups
+        return []
+
+    def _from_files(self, ids: Collection[str], read: Reader, groups: dict[Wants, list[_Entry]]) -> dict[str, LiveJob]:
+        """Read jobs, and add those to `groups` whose next change will be seen."""
+        now_ns, found = time.time_ns(), {}
+        for job_id in ids:
+            try:
+                before = os.lstat(f"{self._folder}/{job_id}")
+            except OSError:
+                continue
+            job, sound = read(job_id)
+            if job is None:
+                continue
+            found[job_id] = job
+            if sound and job.wants is not None and own_cache.is_settled(before.st_ctime_ns, now_ns):
+                record = msgspec.Raw(msgspec.msgpack.encode(_slim(job.record)))
+                entry = _Entry(job_id, before.st_ino, before.st_ctime_ns, record, job.request)
+                groups.setdefault(job.wants, []).append(entry)
+        return found
+
+    def _keep(self, groups: Mapping[Wants, list[_Entry]]) -> None:
+        assert self._place is not None
+        content = _Content(self._stamp, [_Group(wants, jobs) for wants, jobs in groups.items() if jobs])
+        own_cache.keep(self._place, msgspec.msgpack.encode(content))
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Make many values that all stay, without a collector that looks at them again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _slim(record: JobRecord) -> dict[str, Any]:
+    return {name: value for name, value in vars(record).items() if name not in _DEFAULTS or value != _DEFAULTS[name]}
+
+
+def _boot_id() -> str:
+    """Changes with every boot: after a power cut, a folder can be older than what was read of it before."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        return ""

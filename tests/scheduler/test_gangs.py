@@ -1,0 +1,52 @@
+"""A gang says what its job's spec and record say."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from gpurun.jobs.limits import FENCE_S, PREPARE_S
+from gpurun.jobs.record import JobRecord
+from gpurun.jobs.spec import Constraints, JobSpec
+from gpurun.jobs.states import State
+from gpurun.scheduler.gangs import gang_of, gangs_of, new_gang
+from gpurun.scheduler.model import Gang
+
+SPEC = JobSpec(
+    name="n", image="i", gpus=8, command=("true",), min_gpus=2, constraints=Constraints(("pascal",), avoid=("h9",)),
+    pool="vision", priority=3, preemptible=True, time_limit_s=60.0, grace_s=7.0,
+)  # fmt: skip
+RECORD = JobRecord(
+    id="j-00000001", name="n", owner="me", owner_uid=1, inventory="/i", gpus=8, state=State.QUEUED, submitted_s=5.0,
+    queued_s=6.0, attempt=2, avoid=("h1",),
+)  # fmt: skip
+GANG = Gang(
+    id="j-00000001", gpus=8, submitted_s=5.0, min_gpus=2, constraints=SPEC.constraints, pool="vision", priority=3,
+    preemptible=True, time_limit_s=60.0, start_allowance_s=PREPARE_S, stop_allowance_s=7.0 + FENCE_S, attempts=2,
+    requeued=True, avoid=("h1",),
+)  # fmt: skip
+
+
+def test_a_gang_is_made_of_spec_and_record():
+    assert gang_of(RECORD, SPEC.wants) == GANG
+    first = replace(GANG, submitted_s=1.0, attempts=0, requeued=False, avoid=())
+    assert new_gang(SPEC.wants, job=GANG.id, submitted_s=1.0) == first
+    assert gang_of(replace(RECORD, attempt=0, avoid=(), submitted_s=1.0), SPEC.wants) == first
+
+
+def test_many_gangs_are_as_if_made_one_by_one():
+    """Also of equal wishes that are not the same object, and of wishes that nobody else keeps."""
+    jobs = [(replace(RECORD, id=f"j-{n:08x}", submitted_s=float(-n)), n % 7) for n in range(200)]
+    found = list(gangs_of((record, replace(SPEC, gpus=gpus + 1).wants) for record, gpus in jobs))
+    assert found == [gang_of(record, replace(SPEC, gpus=gpus + 1).wants) for record, gpus in jobs]
+    assert [gang.rank for gang in found] == [replace(gang).rank for gang in found]
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Gang)])
+def test_a_gang_has_all_fields_and_cannot_be_changed(name):
+    gang = gang_of(RECORD, SPEC.wants)
+    assert hash(gang) == hash(GANG)
+    getattr(gang, name)
+    with pytest.raises(AttributeError):
+        setattr(gang, name, None)
