@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gpurun.jobs.spec import Grant, Placement
+from gpurun.jobs.spec import Grant, JobSpec, Placement
 from gpurun.jobs.states import State
 
 RESTART_MOST_S = 600.0
@@ -204,6 +204,11 @@ class JobRecord:
         if self.state is not State.QUEUED or self.restart is None:
             return self.reason
         return f"{self.restart.words(now_s)}: {self.reason}"
+
+
+def unknown_spec(record: JobRecord) -> JobSpec:
+    """For a job that holds GPUs and whose spec is damaged: what its record says. Enough to count and free its GPUs."""
+    return JobSpec(name=record.name, image="", gpus=record.gpus, command=(), pool=record.pool)
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from gpurun.errors import GpurunError, HostFailure
+from gpurun.errors import GpurunError, HostFailure, StateError
 from gpurun.facts.hardware import Hardware
 from gpurun.images.engine import Engine
 from gpurun.inventory.load import load
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.folder import JobFolder
-from gpurun.jobs.record import CancelRequest, JobRecord
+from gpurun.jobs.record import CancelRequest, JobRecord, unknown_spec
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
@@ -53,7 +53,7 @@ class SupervisedJob:
         self.leases = LeaseStore(home)
         self.folder: JobFolder = self.store.get(lease.job)
         self.record: JobRecord = self.folder.record()
-        self.spec: JobSpec = self.folder.spec()
+        self.spec, self.damage = _spec_of(self.folder, self.record)
         self.events = EventLog(self.folder.events, clock=clock)
         self.public_keys: dict[str, str] = {}
         self.accounts: dict[str, HostAccount] = {}
@@ -220,6 +220,14 @@ class SupervisedJob:
         if request.kind == "cancel":
             raise GangEnd(End(State.CANCELLED, f"cancelled by {request.by}", 1, ladder=ladder))
         raise GangEnd(End(State.QUEUED, f"preempted: {request.reason}", 1, ladder=ladder))
+
+
+def _spec_of(folder: JobFolder, record: JobRecord) -> tuple[JobSpec, StateError | None]:
+    """The job's spec. For a damaged one, a stand-in that is good for giving its GPUs back, and the damage."""
+    try:
+        return folder.spec(), None
+    except StateError as error:
+        return unknown_spec(record), error
 
 
 def raise_first(failures: Mapping[str, GpurunError]) -> None:

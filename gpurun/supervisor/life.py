@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from gpurun.errors import GpurunError
+from gpurun.errors import GpurunError, StateError
 from gpurun.jobs.record import Restart, Setback
 from gpurun.jobs.states import State
 from gpurun.leases.allocate import mark_granted
@@ -53,6 +53,8 @@ def live(job: SupervisedJob) -> State:
     """Carry a job from wherever it is to the end of its attempt; the state it then has."""
     durable.sync_folder(job.folder.path)  # who wrote where it is may have been killed before that was safe
     state = job.record.state
+    if job.damage is not None and state is not State.STOPPING:
+        state = _without_spec(job, job.damage)
     while not state.ended:
         try:
             state = STEPS[state](job)
@@ -63,6 +65,24 @@ def live(job: SupervisedJob) -> State:
         if state is State.QUEUED:
             return state
     return state
+
+
+def _without_spec(job: SupervisedJob, damage: StateError) -> State:
+    """End a job whose spec is damaged and give its GPUs back. A gang that runs trains on until somebody cancels it.
+
+    Raises:
+        StateError: the gang runs, and nobody asked for its end.
+    """
+    if job.record.state is State.QUEUED:
+        begin(job)
+    try:
+        job.check_requests(ladder=True)
+    except GangEnd as ended:
+        return _stopping(job, ended.end)
+    if job.record.state is State.RUNNING:
+        damage.hint = f"its gang trains on; `gpurun cancel {job.lease.job}` ends it"
+        raise damage
+    return _stopping(job, failed(damage).end)
 
 
 def _stopping(job: SupervisedJob, end: End) -> State:
