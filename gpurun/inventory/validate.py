@@ -101,6 +101,7 @@ class _Racks:
         self._fabrics = fabrics
         self._report = report
         self._lines: dict[str, int] = {}
+        self._machines: dict[str, str] = {}
         self._hosts: list[Host] = []
 
     def read(self, top: Entries) -> tuple[list[Rack], list[Host]]:
@@ -181,7 +182,12 @@ class _Racks:
             self._lines[name] = line
             if own:
                 values.update({field: addresses[position] for field, addresses in own.items()})
-            self._hosts.append(Host(name=name, rack=rack, **values))
+            host = Host(name=name, rack=rack, **values)
+            first = self._machines.setdefault(host.machine, name)
+            if first != name:
+                where = f"one machine, {host.machine}: its GPUs would be granted twice"
+                self._report.wrong(key, f"hosts {first} and {name} are {where}")
+            self._hosts.append(host)
 
     def _per_host(self, names: tuple[str, ...], values: dict[str, Any], key: Node) -> dict[str, tuple[str, ...]]:
         """Addresses of a range of hosts, one each."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -80,3 +81,33 @@ def test_every_command_answers(jobs, tmp_path, capsys, file, thing):
     if file.startswith("leases/") and thing != "missing":
         assert os.path.lexists(path)
         assert LeaseStore(tmp_path / "home").read_all().leases == ()
+
+
+def status(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["status", "--json"])
+    said = capsys.readouterr()
+    (host,) = json.loads(said.out)["hosts"]
+    return ended.value.code, host["free"], host["state"], said.err
+
+
+@pytest.mark.parametrize("thing", [thing for thing in THINGS if thing != "missing"])
+def test_while_a_lease_is_damaged_no_gpu_counts_as_free(jobs, tmp_path, capsys, thing):
+    assert status(capsys)[:3] == (0, 0, "ok")
+    put(tmp_path / "home/leases/j-0000abcd.json", thing)
+    code, free, state, err = status(capsys)
+    assert (code, free, state) == (5, 0, "unknown")
+    assert "j-0000abcd.json" in err
+
+
+def test_a_lease_that_somebody_removed_still_counts(jobs, tmp_path, capsys):
+    (tmp_path / "home/leases" / f"{jobs['job']}.json").unlink()
+    assert status(capsys)[:3] == (0, 0, "ok")
+
+
+def test_a_lease_of_another_inventory_counts_on_the_same_machine(jobs, tmp_path, capsys, monkeypatch):
+    text = INVENTORY.replace("h1: {}", "other: {address: h1}")
+    assert text != INVENTORY
+    (tmp_path / "second.yaml").write_text(text)
+    monkeypatch.setenv("GPURUN_INVENTORY", str(tmp_path / "second.yaml"))
+    assert status(capsys)[:3] == (0, 0, "ok")

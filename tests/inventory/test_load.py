@@ -217,6 +217,28 @@ def test_a_host_twice_names_both_places() -> None:
     assert problems(text) == ["inventory.yaml:6:16: host a-2 is in the inventory twice; first on line 5"]
 
 
+@pytest.mark.parametrize(
+    "second", ["h2: {address: h1}", "h2: {address: H1, port: 22}", 'h2: {address: "h1", user: eve}']
+)
+def test_two_hosts_are_not_one_machine(second: str) -> None:
+    text = MINIMAL_HOSTS.format(second)
+    assert problems(text) == [
+        "inventory.yaml:4:30: hosts h1 and h2 are one machine, h1:22: its GPUs would be granted twice"
+    ]
+
+
+def test_one_address_with_two_ports_is_two_machines() -> None:
+    assert len(read(MINIMAL_HOSTS.format("h2: {address: h1, port: 2222}")).hosts) == 2
+
+
+MINIMAL_HOSTS = """\
+version: 1
+defaults: {{user: train, generation: pascal, gpus: 4, fabric: tcp}}
+fabrics: {{tcp: {{kind: tcp, interface: eth0}}}}
+racks: {{r1: {{hosts: {{h1: {{}}, {}}}}}}}
+"""
+
+
 def test_pools_that_cannot_be() -> None:
     text = HEAD + "pools: {a: {parent: b}, b: {parent: a}, c: {parent: zz}, d: {reservation: 8, limit: 4}}\n"
     said = problems(text)
