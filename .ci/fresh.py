@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import ast
 import fcntl
+import hashlib
 import os
 import shutil
 import signal
@@ -175,7 +176,10 @@ def clone(into: Path) -> None:
 
 def run(root: Path, shared: list[Shared], commands: str) -> int:
     """Start the machine, connect it, run the commands; returns the exit code of the last one."""
-    group = Cgroup(f"gpurun-fresh-{os.getpid()}")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(143))
+    group = group_of(root)
+    end(group)  # an earlier run was killed
     boot = fresh_inside.Boot(
         root=str(root),
         shared=[(str(each.source), each.target, each.writable, each.without) for each in shared],
@@ -213,6 +217,11 @@ def run(root: Path, shared: list[Shared], commands: str) -> int:
             process.kill()
             process.wait()
         end(group)
+
+
+def group_of(root: Path) -> Cgroup:
+    """The control group of the machine with this root folder; the next machine in the same folder has the same."""
+    return Cgroup(f"gpurun-fresh-{hashlib.sha256(os.fsencode(root)).hexdigest()[:12]}")
 
 
 def make_groups(group: Cgroup) -> None:
@@ -270,8 +279,6 @@ def say(text: str) -> None:
 STARTED = time.monotonic()
 
 if __name__ == "__main__":
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(143))
     try:
         sys.exit(main())
     except KeyboardInterrupt:

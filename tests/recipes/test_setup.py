@@ -55,6 +55,7 @@ def test_missing_packages_are_installed_in_one_go_without_questions(script, mach
     assert done.returncode == 0, done.stderr
     assert calls[0] == "update"
     assert calls[1].startswith("--yes --no-install-recommends install ")
+    assert len(calls[1].split()) == len(set(calls[1].split())), "each package once"
     assert {"gcc", "mmdebstrap", "docker-cli"} <= set(calls[1].split())
 
 

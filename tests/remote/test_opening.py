@@ -14,6 +14,9 @@ from gpurun.errors import AuthenticationFailed, HostFailure, HostKeyMismatch, Ho
 from gpurun.remote import Fleet, Target, session
 from gpurun.remote.known_hosts import fingerprint
 
+LIMIT_S = 10
+"""For twelve agents that start on two busy cores, and for the host that never answers."""
+
 
 def failure(target, **kw):
     with Fleet.open([target], **{"timeout_s": 10, **kw}) as fleet:
@@ -52,13 +55,13 @@ def test_many_hosts_at_once_and_one_that_is_dead(net):
         targets = [net.host(f"gpu{i}", server) for i in range(12)]
         silent = Target("silent", address="127.0.0.1", port=dead.getsockname()[1], ssh_config=targets[0].ssh_config)
         began = time.monotonic()
-        with Fleet.open([silent, *targets], timeout_s=4) as fleet:
+        with Fleet.open([silent, *targets], timeout_s=LIMIT_S) as fleet:
             took = time.monotonic() - began
             assert list(fleet.agents) == [target.name for target in targets]
             error = fleet.failures["silent"]
             assert isinstance(error, HostUnreachable)
-            assert "4 s" in str(error) or "timed out" in str(error) or "handshake" in str(error)
-        assert took < 6
+            assert f"{LIMIT_S} s" in str(error) or "timed out" in str(error) or "handshake" in str(error)
+        assert took < 1.5 * LIMIT_S
     finally:
         dead.close()
 

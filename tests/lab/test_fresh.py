@@ -1,0 +1,123 @@
+"""``make fresh``: the machine runs commands as a machine does, and nothing of it stays, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import fresh
+import pytest
+
+from gpurun.node.processes import list_processes
+
+pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("fresh")]
+
+CI = Path(__file__).parents[2] / ".ci"
+RUN = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import fresh
+usr = fresh.Shared(Path("/usr"), "usr", writable=False)
+sys.exit(fresh.run(Path(sys.argv[2]), [usr], sys.argv[3]))
+"""
+
+
+@pytest.fixture
+def root(tmp_path):
+    """The root folder of a machine that has this machine's programs: quicker to make than a Debian."""
+    made = tmp_path / "root"
+    for name in ("usr", "proc", "sys", "dev", "run", "tmp", "etc", "srv/gpurun", "root"):
+        (made / name).mkdir(parents=True)
+    for name in ("bin", "sbin", "lib", "lib64"):
+        (made / name).symlink_to(f"usr/{name}")
+    return made
+
+
+@pytest.fixture
+def start(root):
+    """Start a machine that runs shell commands."""
+    started = []
+
+    def begin(commands):
+        argv = [sys.executable, "-c", RUN, str(CI), str(root), commands]
+        started.append(subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        return started[-1]
+
+    yield begin
+    for each in started:
+        each.kill()
+        each.wait()
+
+
+def wait_for(holds, timeout_s=20):
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def nothing_is_left(machine, marker):
+    wait_for(lambda: not any(marker in process.command for process in list_processes()))
+    wait_for(lambda: not [process for process in list_processes() if process.command.startswith("slirp4netns")
+                          and f" {machine.pid} " in process.command])  # fmt: skip
+    mounts = Path("/proc/self/mountinfo").read_text()
+    assert "gpurun-fresh" not in mounts
+
+
+@pytest.fixture
+def group(root):
+    found = fresh.group_of(root)
+    yield found
+    assert found.remove() == []
+
+
+def test_commands_run_in_turn_until_one_fails(start, group):
+    machine = start("hostname && ps -e -o comm= | wc -l && cat /proc/self/cgroup && sh -c 'exit 7' && echo never")
+    out, _ = machine.communicate(timeout=60)
+    assert machine.returncode == 7, out
+    assert "== fresh: hostname\nfresh\n" in out
+    assert "exit code 7" in out
+    assert "never\n" not in out
+    assert "/gpurun-fresh" not in out, "it sees its own control group as the root of all"
+    assert group.places() == []
+
+
+def test_it_has_its_own_network_and_sees_no_file_of_this_machine(start, tmp_path):
+    (tmp_path / "secret").touch()
+    machine = start(
+        f"ls /sys/class/net && test ! -e {tmp_path}/secret && test ! -e /home && touch /run/mine /dev/shm/mine"
+    )
+    out, _ = machine.communicate(timeout=60)
+    assert machine.returncode == 0, out
+    assert {"lo", "tap0"} == set(out.splitlines()[1:3])
+    assert not Path("/run/mine").exists()
+    assert not Path("/dev/shm/mine").exists()
+
+
+def test_what_a_command_left_running_ends_with_the_machine(start, group):
+    marker = f"sleep 8{os.getpid()}"
+    machine = start(f"setsid {marker} & true")
+    machine.communicate(timeout=60)
+    assert machine.returncode == 0
+    nothing_is_left(machine, marker)
+    assert group.places() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_runs_on_when_it_is_interrupted_or_killed(start, group, number):
+    marker = f"sleep 9{os.getpid()}"
+    machine = start(f"setsid setsid {marker} & {marker}")
+    wait_for(lambda: sum(marker in process.command for process in list_processes()) >= 2)
+    machine.send_signal(number)
+    machine.communicate(timeout=30)
+    assert machine.returncode != 0
+    nothing_is_left(machine, marker)
+    if number == signal.SIGKILL:  # nobody was there to remove it; the next machine does
+        assert group.places() != []
+        assert start("true").wait(30) == 0
+    assert group.places() == []
