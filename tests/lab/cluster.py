@@ -90,6 +90,8 @@ class Cluster:
         for host in self.lab.hosts:
             containers = self.lab.run(host.name, ["docker", "ps", "-aq", "--filter", "label=gpurun.job"])
             assert containers.stdout.strip() == b"", (host.name, containers.stdout)
+            claims = self.lab.run(host.name, ["docker", "volume", "ls", "-q", "--filter", "name=gpurun-gpu-"])
+            assert claims.stdout.strip() == b"", (host.name, claims.stdout)
             processes = self.lab.run(host.name, ["ps", "-eo", "args"]).stdout.decode()
             assert "gpurun-j-" not in processes, (host.name, processes)
             assert ".gpurun/jobs" not in processes, (host.name, processes)
