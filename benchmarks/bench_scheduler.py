@@ -19,7 +19,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from gpurun.inventory.model import Host, Inventory, Rack
+from gpurun.jobs.spec import Constraints, JobSpec
+from gpurun.scheduler.gangs import new_gang
 from gpurun.scheduler.index import Index
 from gpurun.scheduler.model import Gang, Running, Snapshot
 from gpurun.scheduler.placement import try_place
@@ -32,6 +36,7 @@ from gpurun.simulate.trace import TraceJob, read_trace
 TRACE = Path(__file__).parents[2] / "shared" / "traces" / "itp-cluster06.csv"
 SIZES, WEIGHTS = (1, 2, 4, 8, 16, 32, 64, 128), (40, 15, 15, 15, 8, 4, 2, 1)
 RUNS = 5
+WANTS = Constraints(generations=("hopper",))
 
 
 def cluster(racks: int, hosts: int, gpus: int = 8) -> Inventory:
@@ -122,16 +127,20 @@ def one_by_one(index: Index, rng: random.Random) -> list[float]:
     return sorted(took)
 
 
+def as_decoded(number: int, rng: random.Random, limit_s: float | None) -> Gang:
+    """A queued gang as a pass reads it from its files: it shares no object with any other gang."""
+    spec = JobSpec("n", "i", rng.choices(SIZES, WEIGHTS)[0], ("true",), time_limit_s=limit_s, constraints=WANTS)
+    decoded = msgspec.json.decode(msgspec.json.encode(spec), type=JobSpec)
+    return new_gang(decoded, job=f"q{number:06d}", submitted_s=float(number))
+
+
 def passes() -> None:
     rows = []
     for queued, racks in ((1000, 63), (10000, 63)):
         snapshot = half_full(cluster(racks, 16), seed=7)
         rng = random.Random(queued)
         for name, limits in (("no time limits", [None]), ("time limits", [None, 1800.0, 7200.0])):
-            queue = tuple(
-                Gang(f"q{n:06d}", rng.choices(SIZES, WEIGHTS)[0], float(n), time_limit_s=rng.choice(limits))
-                for n in range(queued)
-            )
+            queue = tuple(as_decoded(n, rng, rng.choice(limits)) for n in range(queued))
             full = replace(snapshot, queue=queue, now_s=float(queued))
             started = len(schedule(full).starts)
             took_s = timed(lambda full=full: schedule(full))

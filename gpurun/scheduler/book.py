@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from gpurun.scheduler.model import Gang, Reason, Refusal, Running, Snapshot, Wait
 from gpurun.scheduler.pools import ENOUGH, OWN, Tree, tree_of
@@ -11,8 +12,44 @@ RESERVED, ENTITLED, BORROWING = 0, 1, 2
 """Inside the pool's reservation; inside what it is entitled to now; beyond."""
 
 
+@dataclass(frozen=True)
+class Bound:
+    """A number of GPUs that the gangs of a pool may not exceed together.
+
+    Attributes:
+        firm: it is the pool's reservation, and only for gangs that cannot be preempted; otherwise its limit.
+        used: GPUs that count against it now.
+    """
+
+    pool: str
+    firm: bool
+    most: float
+    used: int
+
+    @property
+    def key(self) -> tuple[str, bool]:
+        """Tells it from the other bounds of a pass."""
+        return self.pool, self.firm
+
+    def never(self, gang: Gang) -> str:
+        """Why the gang can never start under it."""
+        name, wanted = shown(self.pool), f"{gang.least} GPUs wanted"
+        if not self.firm:
+            return f"{wanted}; {name} is limited to {self.most:g}"
+        reserves = f"{name} {'reserves' if name.startswith('pool') else 'has'} {self.most:g}"
+        return f"{wanted} by a gang that is not preemptible; {reserves}: only preemptible gangs borrow"
+
+    def full(self) -> str:
+        """Why nobody can start under it now."""
+        name = shown(self.pool)
+        if not self.firm:
+            return f"{name} uses {self.used} of at most {self.most:g} GPUs"
+        used = f"{self.used} of the {self.most:g} GPUs that {name} reserves"
+        return f"{used} are in use by gangs that are not preemptible"
+
+
 class Book:
-    """Kept current by `start` and `promise` as the pass goes on.
+    """Kept current by `start`, `withdraw` and `stop` as the pass goes on.
 
     Attributes:
         entitlements: pool → GPUs it may use now.
@@ -21,6 +58,7 @@ class Book:
 
     def __init__(self, snapshot: Snapshot, capacity: int) -> None:
         self.tree: Tree = tree_of(snapshot.inventory.pools, snapshot.inventory.total_gpus)
+        self._aside: dict[tuple[str, bool], Gang] = {}  # what a bound leaves is for this gang
         self.held: dict[str, int] = {}  # leases, those of stopping gangs too: what limits are about
         self.firm: dict[str, int] = {}  # of it, gangs that cannot be preempted: what reservations are about
         for running in snapshot.running:
@@ -32,8 +70,13 @@ class Book:
         self.standing = self._standing(snapshot.running, snapshot.queue)
 
     def start(self, gang: Gang) -> None:
-        """Count a gang that has just been placed."""
+        """Count a gang that has just been placed, or for which GPUs are kept."""
         self._add(gang)
+        self._aside = {key: other for key, other in self._aside.items() if other.id != gang.id}
+
+    def withdraw(self, gang: Gang) -> None:
+        """Count a gang no more for which GPUs were kept."""
+        self._add(gang, -1)
 
     def stop(self, gang: Gang) -> None:
         """Count a gang that has just been told to stop."""
@@ -66,27 +109,38 @@ class Book:
         return True
 
     def gate(self, gang: Gang) -> Refusal | Wait | None:
-        """What keeps a gang from starting even if there were room; None if nothing does."""
+        """What keeps the fewest GPUs of a gang from starting even if there were room; None if nothing does."""
         leaf = self.tree.leaf_of(gang.pool)
         if leaf is None:
             return Refusal(True, Reason.POOL, f"there is no pool {gang.pool!r} in the inventory")
-        node = self.tree.nodes[leaf]
-        name = shown(leaf)
-        if not gang.preemptible:
-            if gang.gpus > node.reservation:
-                return Refusal(True, Reason.POOL, _too_firm(gang, name, node.reservation))
-            if self.firm.get(leaf, 0) + gang.gpus > node.reservation:
-                used = f"{self.firm.get(leaf, 0)} of the {node.reservation:g} GPUs that {name} reserves"
-                return Wait(Reason.POOL, f"{used} are in use by gangs that are not preemptible", behind=gang.pool)
-        for above in (leaf, *node.above):
-            limit = self.tree.nodes[above].limit
-            if gang.gpus > limit:
-                return Refusal(True, Reason.POOL, f"{gang.gpus} GPUs wanted; {shown(above)} is limited to {limit:g}")
-            if self._used(above) + gang.gpus > limit:
-                return Wait(
-                    Reason.POOL, f"{shown(above)} uses {self._used(above)} of at most {limit:g} GPUs", behind=gang.pool
-                )
+        bounds = self._bounds(gang, leaf)
+        for bound in bounds:
+            if gang.least > bound.most:
+                return Refusal(True, Reason.POOL, bound.never(gang))
+        for bound in bounds:
+            if bound.used + gang.least > bound.most:
+                return Wait(Reason.POOL, bound.full(), behind=gang.pool)
+            if self._left(bound, gang) < gang.least:
+                first = self._aside[bound.key].id
+                return Wait(Reason.POOL, f"what {shown(bound.pool)} has left is for {first}, which has waited longest")
         return None
+
+    def allows(self, gang: Gang) -> int:
+        """The most GPUs, of those it asks for, with which an elastic gang may start now."""
+        leaf = self.tree.leaf_of(gang.pool)
+        bounds = [] if leaf is None else self._bounds(gang, leaf)
+        return int(min([gang.gpus, *(self._left(bound, gang) for bound in bounds)]))
+
+    def set_aside(self, overdue: Iterable[Gang]) -> None:
+        """Leave what pools may still use to the oldest of these gangs: younger ones would overtake it without end.
+
+        Args:
+            overdue: gangs whose patience is over, the oldest first.
+        """
+        for gang in overdue:
+            leaf = self.tree.leaf_of(gang.pool)
+            for bound in [] if leaf is None or isinstance(self.gate(gang), Refusal) else self._bounds(gang, leaf):
+                self._aside.setdefault(bound.key, gang)
 
     def passes_without(self, gang: Gang, gone: Sequence[Gang]) -> bool:
         """True if nothing would keep the gang from starting once these, and those being stopped, have ended."""
@@ -97,8 +151,20 @@ class Book:
             self._add(other)
         return passes
 
-    def _used(self, name: str) -> int:
-        return self.held.get(name, 0)
+    def _bounds(self, gang: Gang, leaf: str) -> list[Bound]:
+        bounds = []
+        if not gang.preemptible:
+            bounds.append(Bound(leaf, True, self.tree.nodes[leaf].reservation, self.firm.get(leaf, 0)))
+        for name in (leaf, *self.tree.nodes[leaf].above):
+            limit = self.tree.nodes[name].limit
+            if limit != float("inf"):
+                bounds.append(Bound(name, False, limit, self.held.get(name, 0)))
+        return bounds
+
+    def _left(self, bound: Bound, gang: Gang) -> float:
+        other = self._aside.get(bound.key)
+        aside = other.least if other is not None and other.age < gang.age else 0
+        return bound.most - bound.used - aside
 
     def _add(self, gang: Gang, times: int = 1) -> None:
         leaf = self.tree.leaf_of(gang.pool)
@@ -118,7 +184,10 @@ class Book:
         return demand
 
     def _standing(self, running: Sequence[Running], queue: Sequence[Gang]) -> dict[str, int]:
-        """Gangs that cannot be preempted are counted first, then by rank; running before waiting."""
+        """Gangs that cannot be preempted are counted first, then by rank; running before waiting.
+
+        A waiting gang counts with the fewest GPUs that it needs.
+        """
         by_leaf: dict[str, list[tuple[bool, int, bool, Gang]]] = {}
         waiting = [(True, gang) for gang in queue]
         for waits, gang in [*((False, r.gang) for r in running if not r.stopping), *waiting]:
@@ -128,8 +197,8 @@ class Book:
         standing = {}
         for leaf, members in by_leaf.items():
             reserved, entitled, used = self.tree.nodes[leaf].reservation, self.entitlements[leaf], 0
-            for *_, gang in sorted(members, key=lambda item: (*item[:3], item[3].rank)):
-                used += gang.gpus
+            for *_, waits, gang in sorted(members, key=lambda item: (*item[:3], item[3].rank)):
+                used += gang.least if waits else gang.gpus
                 inside = ENTITLED if used <= entitled + ENOUGH else BORROWING
                 standing[gang.id] = RESERVED if used <= reserved + ENOUGH else inside
         return standing
@@ -140,10 +209,3 @@ def shown(name: str) -> str:
     if name in ("", OWN):
         return "the cluster" if not name else "what no pool reserves"
     return f"pool {name.removesuffix(OWN)}"
-
-
-def _too_firm(gang: Gang, pool: str, reservation: float) -> str:
-    return (
-        f"{gang.gpus} GPUs wanted by a gang that is not preemptible; {pool} "
-        f"{'reserves' if pool.startswith('pool') else 'has'} {reservation:g}: only preemptible gangs borrow"
-    )

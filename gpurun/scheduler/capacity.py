@@ -1,71 +1,107 @@
-"""What the inventory could ever hold, and the refusal of what it could not."""
+"""How this policy places a gang, whether it could ever run, and where: asked here by every part of a pass."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
+from operator import attrgetter
 
 from gpurun.inventory.model import Inventory
+from gpurun.jobs.spec import Constraints, Locality
 from gpurun.scheduler.index import Index, Lane
 from gpurun.scheduler.model import Gang, Placement, Reason, Refusal, Snapshot
+from gpurun.scheduler.racks import Need, need_of
 
 Try = Callable[[Index, Gang], Placement | None]
+"""Where a gang fits on an index, which stays as it was; None if it does not fit."""
+
+_by_value = attrgetter("avoid", *(f"constraints.{field.name}" for field in fields(Constraints)))
 
 
 class Capacity:
-    """The inventory with every host usable and nothing running; remembers what it was asked.
+    """The inventory with every host usable and nothing running. Remembers what it was asked.
 
     Args:
-        attempt: how a gang is placed.
+        attempt: how the policy places a gang, such as `try_place`.
     """
 
     def __init__(self, inventory: Inventory, attempt: Callable[..., Placement | None]) -> None:
         self._empty = Index(Snapshot(inventory))
         self._attempt = attempt
-        self._known: dict[tuple[object, int], bool] = {}
+        self._shapes: dict[tuple[object, ...], int] = {}
+        self._holds: dict[tuple[int, int], bool] = {}
+        self._avoids: dict[tuple[int, int], bool] = {}
+
+    def shape(self, gang: Gang) -> int:
+        """Equal for gangs that differ only in size, by value: if one of them finds no room, no larger one does."""
+        key = _by_value(gang)
+        shape = self._shapes.get(key)
+        return self._shapes.setdefault(key, len(self._shapes)) if shape is None else shape
+
+    def place(self, index: Index, gang: Gang, locality: Locality | None = None) -> Placement | None:
+        """Where the gang goes on an index, or None. It avoids the hosts it failed on if `avoids` says so.
+
+        Args:
+            locality: in place of the gang's own.
+        """
+        return self._attempt(index, gang, avoid=self.avoids(gang), locality=locality)
+
+    def need(self, index: Index, gang: Gang) -> Need:
+        """The hosts of an index that may serve the gang, by the rules of `place`."""
+        return need_of(index, gang, avoid=self.avoids(gang))
 
     def could_hold(self, gang: Gang) -> bool:
-        """True if the gang fits into the empty inventory, hosts it failed on before included."""
-        key = (gang.constraints, gang.gpus)
-        known = self._known.get(key)
+        """Returns True if the fewest GPUs of the gang fit into the empty inventory, hosts it failed on included."""
+        key = (self.shape(gang), gang.least)
+        known = self._holds.get(key)
         if known is None:
-            known = self._known[key] = self._attempt(self._empty, gang, avoid=False) is not None
+            known = self._holds[key] = self._attempt(self._empty, gang.smallest, avoid=False) is not None
         return known
 
-    def could_avoid(self, gang: Gang) -> bool:
-        """True if the gang fits into the empty inventory without the hosts it failed on before."""
-        return self._attempt(self._empty, gang) is not None
+    def avoids(self, gang: Gang) -> bool:
+        """Returns True if the gang avoids the hosts it failed on: the rest of the inventory could hold it."""
+        if not gang.avoid:
+            return True
+        key = (self.shape(gang), gang.least)
+        known = self._avoids.get(key)
+        if known is None:
+            known = self._avoids[key] = self._attempt(self._empty, gang.smallest) is not None
+        return known
 
     def refuse(self, index: Index, gang: Gang) -> Refusal:
-        """Why the gang is not placed on this index, on which it does not fit."""
+        """Why the gang is not placed on an index on which it does not fit."""
         if not self.could_hold(gang):
             return Refusal(True, Reason.IMPOSSIBLE, self._never(gang))
         lanes = index.lanes(gang.constraints)
         free = max((sum(shelf.free for shelf in lane.shelves) for lane in lanes), default=0)
-        asked = _plural(gang.gpus, "GPU")
-        but = ", but not as it needs them" if free >= gang.gpus else ""
+        but = ", but not as it needs them" if free >= gang.least else ""
         return Refusal(
-            False, Reason.NO_ROOM, f"{asked} wanted; {free} such GPUs of one generation are free for it{but}"
+            False, Reason.NO_ROOM, f"{_wanted(gang)}; {free} such GPUs of one generation are free for it{but}"
         )
 
     def _never(self, gang: Gang) -> str:
         wants, lanes = gang.constraints, self._empty.lanes(gang.constraints)
         if not lanes:
             return f"no host of the inventory has such GPUs ({_asked(gang)})"
-        if wants.gpus_per_host and gang.gpus % wants.gpus_per_host:
+        if wants.gpus_per_host and gang.least % wants.gpus_per_host:
             return f"{_plural(gang.gpus, 'GPU')} cannot be split into {wants.gpus_per_host} per host"
         unknown = sorted(name for name in wants.hosts if name not in self._empty.number)
         if unknown:
             return f"host {unknown[0]!r} is not in the inventory"
         most = max((lane.capacity for lane in lanes), default=0)
-        if gang.gpus > most:
-            return f"{_plural(gang.gpus, 'GPU')} wanted; the inventory has at most {most} such GPUs of one generation"
-        return f"{_plural(gang.gpus, 'GPU')} wanted; no hosts of the inventory could give them ({_asked(gang)})"
+        if gang.least > most:
+            return f"{_wanted(gang)}; the inventory has at most {most} such GPUs of one generation"
+        return f"{_wanted(gang)}; no hosts of the inventory could give them ({_asked(gang)})"
 
 
 def share_of(lanes: tuple[Lane, ...], gpus: int) -> float:
     """How much of the largest generation that serves it a gang needs, 0 … 1."""
     most = max((lane.capacity for lane in lanes), default=0)
     return min(1.0, gpus / most) if most else 1.0
+
+
+def _wanted(gang: Gang) -> str:
+    return f"{'at least ' if gang.least < gang.gpus else ''}{_plural(gang.least, 'GPU')} wanted"
 
 
 def _asked(gang: Gang) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpurun.scheduler.capacity import Try
 from gpurun.scheduler.index import Index, Masks
 from gpurun.scheduler.model import Gang, Placement
-
-Try = Callable[[Index, Gang], Placement | None]
 
 
 @dataclass(frozen=True)

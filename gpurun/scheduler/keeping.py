@@ -1,99 +1,147 @@
-"""GPUs that a pass keeps from some gangs: those kept over passes, and the reservation of the first gang that waits."""
+"""GPUs that a pass holds for one gang against the others: those kept over passes, and one reservation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from gpurun.scheduler.index import Index, Masks
-from gpurun.scheduler.model import Gang, Kept, Placement, Running
+from gpurun.scheduler.model import ENDLESS, Gang, Kept, Placement, Running
 
 
 @dataclass(frozen=True)
-class Reservation:
-    """GPUs for the first gang that waits for room, at its expected start.
+class Hold:
+    """GPUs that are held for one gang.
 
     Attributes:
-        at_s: when it starts if every running gang uses its whole time limit.
+        free_s: when all of them are expected to be free. Until then a gang that ends before may use them. ENDLESS:
+            nobody knows, so nobody else may use them.
+        kept: what the caller stores; None for a reservation, which is for this pass only.
     """
 
-    gang: str
-    at_s: float
+    gang: Gang
     placement: Placement
     masks: Masks
+    free_s: float
+    kept: Kept | None = None
 
     def outlasted_by(self, gang: Gang, now_s: float) -> bool:
-        """True if a gang that starts now may still run at the reserved time."""
-        return now_s + gang.longest_s > self.at_s
+        """Returns True if a gang that starts now may still run when these GPUs are wanted."""
+        return self.free_s == ENDLESS or now_s + gang.longest_s > self.free_s
 
 
 class Keeping:
-    """Takes kept GPUs out of the index, and puts every one back in `undo`.
+    """Takes held GPUs out of the index. `undo` gives all of them back.
 
     Attributes:
-        kept: gang → the GPUs kept for it after this pass.
-        reservation: at most one, made during the pass.
+        holds: gang → what is held for it.
     """
 
-    def __init__(self, index: Index) -> None:
-        self.index = index
-        self.kept: dict[str, Kept] = {}
-        self.reservation: Reservation | None = None
-        self._held: dict[str, Masks] = {}
-        self._reserved: Masks = ()
+    def __init__(self, index: Index, now_s: float) -> None:
+        self.index, self.now_s = index, now_s
+        self.holds: dict[str, Hold] = {}
+        self._taken: dict[str, Masks] = {}
+        self._timed: list[Hold] = []
+
+    @property
+    def reservation(self) -> Hold | None:
+        """The one hold that is not kept over passes."""
+        return next((hold for hold in self.holds.values() if hold.kept is None), None)
+
+    @property
+    def has_patience(self) -> bool:
+        """Returns True if GPUs are kept for a gang because others overtook it for long enough."""
+        return any(hold.kept is not None and hold.kept.why == "patience" for hold in self.holds.values())
 
     def keep_again(self, queue: Iterable[Gang], running: Iterable[Running]) -> None:
         """Keep what earlier passes kept, except what no longer helps the gang.
 
-        That is a placement on a host that is lost or gone, and one for which gangs should stop that have not been
-        told to: this pass decides again whom to stop.
+        That is a placement on a host that is lost or gone, one that overlaps with another gang's, and one for which
+        gangs should stop that have not been told to: this pass decides again whom to stop.
         """
-        going_on: dict[int, int] = {}
-        for run in running:
-            for n, mask in () if run.stopping else self.index.masks(run.placement):
-                going_on[n] = going_on.get(n, 0) | mask
-        for gang in queue:
+        waiting = sorted((gang for gang in queue if gang.kept is not None), key=lambda gang: gang.age)
+        if not waiting:
+            return
+        running = list(running)
+        going_on = _union(self.index.masks(run.placement) for run in running if not run.stopping)
+        promised: dict[int, int] = {}
+        for gang in waiting:
             kept = gang.kept
             if kept is None or not self.index.usable(kept.placement):
                 continue
-            blocked = any(going_on.get(n, 0) & mask for n, mask in self.index.masks(kept.placement))
-            if kept.why == "patience" or not blocked:
-                self.keep(gang.id, kept)
+            masks = self.index.masks(kept.placement)
+            if _overlap(promised, masks) or (kept.why == "preemption" and _overlap(going_on, masks)):
+                continue
+            self.keep(gang, kept, running)
+            promised = _union((list(promised.items()), masks))
 
-    def keep(self, gang: str, kept: Kept) -> None:
-        """Keep a placement's GPUs, free now or later, for a gang."""
-        self.kept[gang] = kept
-        self._held[gang] = self.index.hold(self.index.masks(kept.placement))
+    def keep(self, gang: Gang, kept: Kept, running: Iterable[Running]) -> None:
+        """Hold GPUs, free now or later, for a gang, in this pass and in those that follow."""
+        masks = self.index.masks(kept.placement)
+        self.hold(Hold(gang, kept.placement, masks, self._free_s(kept, masks, running), kept))
 
-    def drop(self, gang: str) -> Kept | None:
-        """Release what is kept for a gang. Returns it, None if there was nothing."""
-        self.index.give(self._held.pop(gang, ()))
-        return self.kept.pop(gang, None)
+    def hold(self, hold: Hold) -> None:
+        """Hold GPUs for a gang from here on."""
+        self.holds[hold.gang.id] = hold
+        self._taken[hold.gang.id] = self.index.hold(hold.masks)
+        if hold.free_s != ENDLESS:
+            self._timed.append(hold)
 
-    def reserve(self, reservation: Reservation) -> None:
-        """Keep the reservation's GPUs from here on."""
-        self.reservation = reservation
-        self.close()
+    def drop(self, gang: str) -> Hold | None:
+        """Release what is held for a gang. Returns it, None if there was nothing."""
+        self.index.give(self._taken.pop(gang, ()))
+        self._timed = [hold for hold in self._timed if hold.gang.id != gang]
+        return self.holds.pop(gang, None)
 
-    @property
-    def reserved_placement(self) -> dict[str, Placement]:
-        """The reservation as `Decisions.reserved` has it."""
-        kept = self.reservation
-        return {} if kept is None else {kept.gang: kept.placement}
+    def against(self, gang: Gang) -> tuple[str, ...]:
+        """For whom GPUs are held that this gang may not use, of those whose time is known; the others' never."""
+        return tuple(hold.gang.id for hold in self._timed if hold.outlasted_by(gang, self.now_s))
 
-    def open(self) -> None:
-        """Let the next gang use reserved GPUs: it ends before they are needed."""
-        self.index.give(self._reserved)
-        self._reserved = ()
+    def open(self, against: tuple[str, ...]) -> None:
+        """Let a gang use the GPUs of all holds whose time is known, except these."""
+        for hold in self._timed:
+            if hold.gang.id not in against:
+                self.index.give(self._taken.pop(hold.gang.id, ()))
 
     def close(self) -> None:
-        """Keep what is free of the reserved GPUs."""
-        if self.reservation is not None:
-            self._reserved = [*self._reserved, *self.index.hold(self.reservation.masks)]
+        """End `open`: hold what is still free."""
+        for hold in self._timed:
+            if hold.gang.id not in self._taken:
+                self._taken[hold.gang.id] = self.index.hold(hold.masks)
+
+    def not_for_others(self, gang: Gang) -> Callable[[Masks], Masks]:
+        """A function that leaves out those of some GPUs that are held for another gang."""
+        others = _union(hold.masks for hold in self.holds.values() if hold.gang.id != gang.id)
+        if not others:
+            return lambda masks: masks
+        return lambda masks: [(n, mask & ~others.get(n, 0)) for n, mask in masks]
 
     def undo(self) -> None:
         """Leave in the index only what really is in use."""
-        self.open()
-        for masks in self._held.values():
+        for masks in self._taken.values():
             self.index.give(masks)
-        self._held.clear()
+        self._taken.clear()
+
+    def _free_s(self, kept: Kept, masks: Masks, running: Iterable[Running]) -> float:
+        if kept.why == "preemption":
+            return ENDLESS
+        wanted = {n: mask & ~self.index.free[n] for n, mask in masks}
+        free_s = self.now_s
+        for run in running:
+            used = self.index.masks(run.placement)
+            if _overlap(wanted, used):
+                free_s = max(free_s, run.free_s(self.now_s))
+                wanted = {n: mask & ~dict(used).get(n, 0) for n, mask in wanted.items()}
+        return ENDLESS if any(wanted.values()) else free_s  # what no gang of ours uses: nobody knows until when
+
+
+def _union(many: Iterable[Masks]) -> dict[int, int]:
+    union: dict[int, int] = {}
+    for masks in many:
+        for n, mask in masks:
+            union[n] = union.get(n, 0) | mask
+    return union
+
+
+def _overlap(one: Mapping[int, int], masks: Masks) -> bool:
+    return any(one.get(n, 0) & mask for n, mask in masks)

@@ -7,7 +7,7 @@ randomness; times are seconds on whatever clock the caller uses, all on the same
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 
@@ -64,10 +64,29 @@ class Gang:
     kept: Kept | None = None
 
     @property
+    def step(self) -> int:
+        """The size of an elastic gang is a multiple of this."""
+        return self.constraints.gpus_per_host or 1
+
+    @property
     def least(self) -> int:
-        """The fewest GPUs it starts with."""
-        step = self.constraints.gpus_per_host or 1
-        return self.gpus if self.min_gpus is None else -(-self.min_gpus // step) * step
+        """The fewest GPUs it starts with: what it needs, and all that is reserved or kept for it."""
+        return self.gpus if self.min_gpus is None else -(-self.min_gpus // self.step) * self.step
+
+    @property
+    def smallest(self) -> Gang:
+        """The gang as it is when it starts with its fewest GPUs."""
+        return self.sized(self.least)
+
+    @property
+    def waits_to_be_near(self) -> bool:
+        """Returns True if it prefers to wait for one rack or host, for some time."""
+        wants = self.constraints
+        return wants.locality_wait_s > 0 and wants.prefer != "any" and wants.locality == "any"
+
+    def sized(self, gpus: int) -> Gang:
+        """The gang with another number of GPUs."""
+        return self if gpus == self.gpus else replace(self, gpus=gpus)
 
     @property
     def longest_s(self) -> float:
@@ -75,6 +94,11 @@ class Gang:
         if self.time_limit_s is None:
             return ENDLESS
         return self.start_allowance_s + self.time_limit_s + self.stop_allowance_s
+
+    @property
+    def age(self) -> tuple[float, str]:
+        """Smaller is older."""
+        return (self.submitted_s, self.id)
 
     @cached_property
     def rank(self) -> tuple[int, bool, float, str]:
@@ -138,6 +162,7 @@ class Reason(str, Enum):
 
     IMPOSSIBLE = "impossible"  # the inventory could never hold it
     NO_ROOM = "no room"  # it does not fit into what is free
+    HOSTS = "hosts"  # it would not fit if every GPU of the usable hosts were free
     BEHIND = "behind"  # a gang in front of it must start first
     RESERVED = "reserved"  # it would delay the expected start of the first blocked gang
     POOL = "pool"  # its pool has used what it may use

@@ -40,8 +40,8 @@ def place(snapshot: Snapshot, gang: Gang) -> Placement | Refusal:
 
     Pools and the queue are `gpurun.scheduler.schedule`'s business, not looked at here.
     """
-    index = Index(snapshot)
-    return try_place(index, gang) or Capacity(snapshot.inventory, try_place).refuse(index, gang)
+    index, capacity = Index(snapshot), Capacity(snapshot.inventory, try_place)
+    return capacity.place(index, gang) or capacity.refuse(index, gang)
 
 
 def try_place(index: Index, gang: Gang, *, avoid: bool = True, locality: Locality | None = None) -> Placement | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 
-from gpurun.scheduler.index import Index
+from gpurun.scheduler.capacity import Try
+from gpurun.scheduler.index import Index, Masks
 from gpurun.scheduler.model import Gang, Placement, Running
 
-Try = Callable[[Index, Gang], Placement | None]
 Rule = Callable[[Sequence[Running]], bool]
 
 MAX_TRIES = 128
@@ -25,17 +25,25 @@ class Hunt:
     """The search for the gangs to stop for one gang. Leaves the index as it was.
 
     Args:
-        lenders: running gangs that may be stopped.
+        lenders: running gangs that may be stopped, each with the GPUs that the gang may have of them.
         attempt: places the gang.
         fair: whether these may be stopped together.
         enough: whether the gang would be allowed to start without these, room aside. With more it still is.
     """
 
     def __init__(
-        self, index: Index, gang: Gang, lenders: Iterable[Running], now_s: float, attempt: Try, fair: Rule, enough: Rule
+        self,
+        index: Index,
+        gang: Gang,
+        lenders: Sequence[tuple[Running, Masks]],
+        now_s: float,
+        attempt: Try,
+        fair: Rule,
+        enough: Rule,
     ) -> None:
         self.index, self.gang, self.attempt, self.fair, self.enough = index, gang, attempt, fair, enough
-        self.ranked = sorted(lenders, key=lambda running: cost(running, now_s))
+        self.ranked = sorted((running for running, _ in lenders), key=lambda running: cost(running, now_s))
+        self._masks = {running.gang.id: masks for running, masks in lenders}
 
     def victims(self) -> tuple[tuple[Running, ...], Placement] | None:
         """The fewest and cheapest, whole gangs only, and where the gang then goes; None if nothing helps."""
@@ -56,7 +64,7 @@ class Hunt:
         if placement is None:
             return None
         wanted = dict(self.index.masks(placement))
-        hit = [run for run in enough if any(wanted.get(n, 0) & mask for n, mask in self.index.masks(run.placement))]
+        hit = [run for run in enough if any(wanted.get(n, 0) & mask for n, mask in self._masks[run.gang.id])]
         chosen = tuple(self._pruned(hit if self.enough(hit) else enough))
         found = self._without(chosen)
         return (chosen, found) if found is not None and self.fair(chosen) else None
@@ -92,7 +100,7 @@ class Hunt:
             return None
         given = []
         for running in victims:
-            masks = [(n, mask & ~self.index.free[n]) for n, mask in self.index.masks(running.placement)]
+            masks = [(n, mask & ~self.index.free[n]) for n, mask in self._masks[running.gang.id]]
             self.index.give(masks)
             given.append(masks)
         placement = self.attempt(self.index, self.gang)

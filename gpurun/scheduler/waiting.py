@@ -3,233 +3,164 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
-from gpurun.scheduler.book import BORROWING, Book
-from gpurun.scheduler.capacity import Capacity, share_of
-from gpurun.scheduler.consolidate import try_consolidated
+from gpurun.scheduler.book import BORROWING
+from gpurun.scheduler.capacity import share_of
 from gpurun.scheduler.future import Release, first_fit
-from gpurun.scheduler.index import Index
-from gpurun.scheduler.keeping import Keeping, Reservation
-from gpurun.scheduler.model import ENDLESS, Gang, Kept, Placement, Preemption, Reason, Refusal, Running, Snapshot, Wait
-from gpurun.scheduler.placement import try_place
-from gpurun.scheduler.policy import Policy
+from gpurun.scheduler.index import mask_of
+from gpurun.scheduler.keeping import Hold
+from gpurun.scheduler.model import ENDLESS, Gang, Kept, Placement, Reason, Running, Wait
 from gpurun.scheduler.preempt import Hunt
+from gpurun.scheduler.state import PassState, some_hosts
 
 
-@dataclass
-class Arranged:
-    """What a caller with many passes over one inventory keeps between them.
+def barred(state: PassState, gang: Gang, wait: Wait, hold: Hold | None) -> None:
+    """Its pool has no more for it, unless gangs of the pool's own that borrow can be stopped."""
+    if not state.could_ever(gang):
+        return
+    if hold is not None and hold.kept is not None and hold.kept.why == "preemption":
+        state.keep(gang, hold.kept)
+    elif _preempt_for(state, gang):
+        return
+    state.waits[gang.id] = replace(wait, starts_before=len(state.starts))
 
-    Attributes:
-        index: must agree with the snapshot's running gangs; `schedule` adds its starts to it.
-        capacity: of the snapshot's inventory.
+
+def blocked(state: PassState, gang: Gang, hold: Hold | None) -> None:
+    """There is no room for it now."""
+    kept = None if hold is None else hold.kept
+    if kept is not None and kept.why == "preemption":
+        state.keep(gang, kept)
+    elif _preempt_for(state, gang):
+        pass
+    elif hold is not None and kept is not None:
+        state.keep(gang, _sooner(state, gang, hold) or kept)
+    elif state.hosts_suffice(gang):
+        _wait_for_room(state, gang)
+    else:
+        _wait_for_hosts(state, gang)
+
+
+def lenders(state: PassState) -> list[Running]:
+    """Running gangs that may be stopped for gangs that are entitled to their GPUs."""
+    if state.book is None:
+        return []
+    least_s, book = state.policy.min_run_s, state.book
+    borrowing = [run for run in state.running if not run.stopping and book.lends(run.gang)]
+    state.wakes += [run.granted_s + least_s for run in borrowing]
+    return [run for run in borrowing if state.now_s - run.granted_s >= least_s]
+
+
+def patience_ends_s(state: PassState, gang: Gang) -> float:
+    """Until when the gang may be overtaken; see `Policy.patience_s`."""
+    patience_s = state.policy.patience_s
+    if gang.least > state.index.height:
+        patience_s *= min(1.0, (2 * share_of(state.index.lanes(gang.constraints), gang.least)) ** 4)
+    return gang.submitted_s + patience_s
+
+
+def keep_soonest(state: PassState, gang: Gang) -> bool:
+    """Keep the hosts that are likely to be free soonest.
+
+    How long a gang still runs is guessed as long as it has run, as durations are heavy-tailed. GPUs that are in use
+    outside of this inventory's jobs count as free last.
     """
-
-    index: Index
-    capacity: Capacity
-
-
-def attempt_of(policy: Policy) -> Callable[..., Placement | None]:
-    """How a policy places one gang."""
-    return try_consolidated if policy.consolidate else try_place
-
-
-class Waiting:
-    """The state of one pass, and what it does for gangs that do not fit."""
-
-    def __init__(self, snapshot: Snapshot, policy: Policy, arranged: Arranged) -> None:
-        self.policy, self.now = policy, snapshot.now_s
-        self.index, self.capacity = arranged.index, arranged.capacity
-        self.running = list(snapshot.running)
-        self.attempt = attempt_of(policy)
-        pools = policy.pools and snapshot.inventory.pools
-        self.book = Book(snapshot, self.index.capacity) if pools else None
-        self.keeping = Keeping(self.index)
-        self.starts: list[tuple[Gang, Placement]] = []
-        self.preempts: list[Preemption] = []
-        self.waits: dict[str, Wait] = {}
-        self.never: dict[str, Refusal] = {}
-        self.first_blocked: str | None = None
-        self.wakes: list[float] = []
-        self.lenders = self._find_lenders()
-        self.too_large: dict[tuple[object, ...], int] = {}  # by shape: the smallest gang that found no room
-        self.too_late: dict[tuple[object, ...], int] = {}  # the same beside the reservation
-        self.would_fit: dict[tuple[object, ...], int] = {}  # the largest that only the reservation keeps out
-        self.no_room: dict[tuple[object, ...], tuple[float, Wait]] = {}  # by shape and size, since the last start
-
-    def _place(self, gang: Gang, *, late: bool) -> Placement | None:
-        """Where a gang would go now; `late`: it must leave the reserved GPUs alone."""
-        bounds, shape = (self.too_late if late else self.too_large), shape_of(gang)
-        if gang.gpus >= bounds.get(shape, gang.gpus + 1):
-            return None
-        if not late:
-            self.keeping.open()
-        placement = self._best(gang)
-        self.keeping.close()
-        if placement is None:
-            bounds[shape] = gang.gpus
-        return placement
-
-    def _best(self, gang: Gang) -> Placement | None:
-        placement = None
-        if self._prefers_near(gang):
-            placement = self.attempt(self.index, gang, locality=gang.constraints.prefer)
-        if placement is None:
-            placement = self.attempt(self.index, gang)
-        if placement is None and gang.avoid and not self.capacity.could_avoid(gang):
-            placement = self.attempt(self.index, gang, avoid=False)
-        return placement
-
-    def _prefers_near(self, gang: Gang) -> bool:
-        wants = gang.constraints
-        return wants.locality_wait_s > 0 and wants.prefer != "any" and wants.locality == "any"
-
-    def _could_ever(self, gang: Gang) -> bool:
-        if self.capacity.could_hold(gang if gang.min_gpus is None else replace(gang, gpus=gang.least)):
-            return True
-        self.never[gang.id] = self.capacity.refuse(self.index, gang)
+    now_s = state.now_s
+    releases = [*_releases(state, gang, lambda run: min(2 * now_s - run.granted_s, run.free_s(now_s)))]
+    number = state.index.number
+    taken = [(number[host], mask_of(gpus)) for host, gpus in state.snapshot.taken.items() if host in number]
+    only = state.keeping.not_for_others(gang)
+    found = first_fit(state.index, gang.smallest, [*releases, Release(ENDLESS, "", only(taken))], state.capacity.place)
+    if found is None:
         return False
+    state.keep(gang, Kept(found[1], "patience"))
+    return True
 
-    def _blocked(self, gang: Gang) -> None:
-        if self._preempt_for(gang) or self._beside_reserved(gang):
+
+def _wait_for_room(state: PassState, gang: Gang) -> None:
+    strict = state.policy.strict
+    patience_s = patience_ends_s(state, gang)
+    if patience_s <= state.now_s:
+        state.overdue.append(gang)
+    elif not strict:
+        state.wakes.append(patience_s)
+    if _fits_but_for_a_reservation(state, gang):
+        return
+    if state.first_blocked is None:
+        state.first_blocked = gang.id
+        if not strict and _reserve(state, gang):
             return
-        if self.first_blocked is None:
-            self.first_blocked = gang.id
-            if not self.policy.strict and self._reserve_for(gang):
-                return
-        left = self._patience_left(gang)
-        if left <= 0 and self._keep_hosts_for(gang):
-            return
-        self.wakes.append(self.now + left)
-        message = self.capacity.refuse(self.index, gang).message
-        wait = self.waits[gang.id] = Wait(Reason.NO_ROOM, message, starts_before=len(self.starts))
-        self.no_room[(*shape_of(gang), gang.gpus)] = gang.submitted_s, wait
-
-    @property
-    def _may_keep_hosts(self) -> bool:
-        return not (
-            self.policy.strict
-            or any(kept.why == "patience" for kept in self.keeping.kept.values())
-            or self.keeping.reservation is not None
-        )
-
-    def _beside_reserved(self, gang: Gang) -> bool:
-        """True, and a wait, if only the reservation keeps the gang from starting."""
-        reservation, shape = self.keeping.reservation, shape_of(gang)
-        if reservation is None:
-            return False
-        if gang.gpus > self.would_fit.get(shape, 0):
-            if self._place(gang, late=False) is None:
-                return False
-            self.would_fit[shape] = gang.gpus
-        message = f"would fit, but could delay the start of {reservation.gang}"
-        self._wait(gang, Reason.RESERVED, message, behind=reservation.gang, until_s=None)
-        return True
-
-    def _reserve_for(self, gang: Gang) -> bool:
-        """EASY: reserve at the earliest time at which the gang fits if the others use their whole time limits."""
-        ends = [(self._ends_s(running), running) for running in self.running]
-        releases = [
-            Release(at_s, run.gang.id, self.index.masks(run.placement)) for at_s, run in ends if at_s != ENDLESS
-        ]
-        found = first_fit(self.index, gang, releases, self._attempt)
-        if found is None:
-            return False
-        at_s, placement = found
-        self.keeping.reserve(Reservation(gang.id, at_s, placement, self.index.masks(placement)))
-        message = f"{gang.gpus} GPUs wanted; {_hosts(placement)} are reserved for when time limits end"
-        self._wait(gang, Reason.NO_ROOM, message, expected_start_s=at_s)
-        return True
-
-    def _keep_hosts_for(self, gang: Gang) -> bool:
-        """After its patience: keep the hosts that are likely to be free soonest. For one gang at a time.
-
-        How long a gang still runs is guessed as long as it has run, as durations are heavy-tailed.
-        """
-        if not self._may_keep_hosts:
-            return False
-        releases = [
-            Release(min(2 * self.now - run.granted_s, self._ends_s(run)), run.gang.id, self.index.masks(run.placement))
-            for run in self.running
-        ]
-        found = first_fit(self.index, gang, releases, self._attempt)
-        if found is None:
-            return False
-        self._keep(gang, Kept(found[1], "patience"))
-        return True
-
-    def _keep(self, gang: Gang, kept: Kept) -> None:
-        masks = dict(self.index.masks(kept.placement))
-        ends = [self.now]
-        for run in self.running:
-            if any(masks.get(n, 0) & mask for n, mask in self.index.masks(run.placement)):
-                ends.append(self._ends_s(run))
-        self.keeping.keep(gang.id, kept)
-        message = f"{_hosts(kept.placement)} are kept for it and come free one after the other"
-        self._wait(gang, Reason.KEPT, message, expected_start_s=None if max(ends) == ENDLESS else max(ends))
-
-    def _preempt_for(self, gang: Gang) -> bool:
-        """Stop gangs that run on borrowed GPUs, if this one is entitled to them."""
-        if self.book is None or not self.lenders or self.book.standing[gang.id] == BORROWING:
-            return False
-        book = self.book
-        hunt = Hunt(
-            self.index,
-            gang,
-            self.lenders,
-            self.now,
-            self._attempt,
-            fair=lambda runs: book.may_take([run.gang for run in runs]),
-            enough=lambda runs: book.passes_without(gang, [run.gang for run in runs]),
-        )
-        found = hunt.victims()
-        if found is None:
-            return False
-        victims, placement = found
-        for run in victims:
-            book.stop(run.gang)
-            message = (
-                f"pool {run.gang.pool} gives back what it borrowed: {gang.id} of pool {gang.pool} is entitled to it"
-            )
-            self.preempts.append(Preemption(run.gang.id, gang.id, message))
-        self.lenders = [run for run in self.lenders if run not in victims and book.lends(run.gang)]
-        self.running = [replace(run, stopping=True) if run in victims else run for run in self.running]
-        self.book.start(gang)
-        self._keep(gang, Kept(placement, "preemption"))
-        return True
-
-    def _find_lenders(self) -> list[Running]:
-        if self.book is None:
-            return []
-        least, book = self.policy.min_run_s, self.book
-        borrowing = [run for run in self.running if not run.stopping and book.lends(run.gang)]
-        self.wakes += [run.granted_s + least for run in borrowing]
-        return [run for run in borrowing if self.now - run.granted_s >= least]
-
-    def _attempt(self, index: Index, gang: Gang) -> Placement | None:
-        return self.attempt(index, gang)
-
-    def _ends_s(self, run: Running) -> float:
-        return run.free_s(self.now)
-
-    def _patience_left(self, gang: Gang) -> float:
-        """Seconds for which the gang may still be overtaken; see `Policy.patience_s`."""
-        patience = self.policy.patience_s
-        if gang.gpus > self.index.height:
-            patience *= min(1.0, (2 * share_of(self.index.lanes(gang.constraints), gang.gpus)) ** 4)
-        return gang.submitted_s + patience - self.now
-
-    def _wait(self, gang: Gang, reason: Reason, message: str, **more: Any) -> None:
-        self.waits[gang.id] = Wait(reason, message, starts_before=len(self.starts), **more)
+    message = state.capacity.refuse(state.index, gang).message
+    state.share_wait(gang, state.wait(gang, Reason.NO_ROOM, message))
 
 
-def shape_of(gang: Gang) -> tuple[object, ...]:
-    """Gangs of one shape differ only in size: if one finds no room, no larger one does."""
-    return (id(gang.constraints), gang.avoid)
+def _wait_for_hosts(state: PassState, gang: Gang) -> None:
+    if state.policy.strict and state.first_blocked is None:
+        state.first_blocked = gang.id
+    message = state.capacity.refuse(state.index, gang).message
+    message += "; it needs hosts that are out of use"
+    state.share_wait(gang, state.wait(gang, Reason.HOSTS, message))
 
 
-def _hosts(placement: Placement) -> str:
-    names = placement.hosts
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+def _fits_but_for_a_reservation(state: PassState, gang: Gang) -> bool:
+    """True, and a wait, if only GPUs that are held until a known time keep the gang from starting."""
+    if not state.room.fits_without_timed_holds(gang):
+        return False
+    behind = state.keeping.against(gang)[0]
+    state.wait(gang, Reason.RESERVED, f"would fit, but could delay the start of {behind}", behind=behind)
+    return True
+
+
+def _reserve(state: PassState, gang: Gang) -> bool:
+    """EASY: reserve at the earliest time at which the gang fits if the others use their whole time limits."""
+    found = _known_fit(state, gang)
+    if found is None:
+        return False
+    at_s, placement = found
+    state.keeping.hold(Hold(gang, placement, state.index.masks(placement), at_s))
+    message = f"{gang.least} GPUs wanted; {some_hosts(placement)} are reserved for when time limits end"
+    state.wait(gang, Reason.NO_ROOM, message, expected_start_s=at_s)
+    return True
+
+
+def _sooner(state: PassState, gang: Gang, hold: Hold) -> Kept | None:
+    """A placement that is expected to be free before the one that is kept, if there is one."""
+    found = _known_fit(state, gang)
+    return Kept(found[1], "patience") if found is not None and found[0] < hold.free_s else None
+
+
+def _known_fit(state: PassState, gang: Gang) -> tuple[float, Placement] | None:
+    """The earliest time at which the gang is expected to fit, and where. None: nobody knows."""
+    releases = _releases(state, gang, lambda run: run.free_s(state.now_s))
+    return first_fit(state.index, gang.smallest, [r for r in releases if r.at_s != ENDLESS], state.capacity.place)
+
+
+def _releases(state: PassState, gang: Gang, at_s: Callable[[Running], float]) -> list[Release]:
+    """When running gangs free GPUs that are held for nobody but this gang."""
+    only = state.keeping.not_for_others(gang)
+    return [Release(at_s(run), run.gang.id, only(state.index.masks(run.placement))) for run in state.running]
+
+
+def _preempt_for(state: PassState, gang: Gang) -> bool:
+    """Stop gangs that run on borrowed GPUs, if this one is entitled to them. It gets the fewest that it needs."""
+    book = state.book
+    if book is None or not state.lenders or book.standing[gang.id] == BORROWING:
+        return False
+    only = state.keeping.not_for_others(gang)
+    hunt = Hunt(
+        state.index,
+        gang.smallest,
+        [(run, only(state.index.masks(run.placement))) for run in state.lenders],
+        state.now_s,
+        state.capacity.place,
+        fair=lambda runs: book.may_take([run.gang for run in runs]),
+        enough=lambda runs: book.passes_without(gang, [run.gang for run in runs]),
+    )
+    found = hunt.victims()
+    if found is None:
+        return False
+    victims, placement = found
+    state.stop(victims, gang)
+    state.lenders = [run for run in state.lenders if run not in victims and book.lends(run.gang)]
+    state.keep(gang, Kept(placement, "preemption"))
+    return True

@@ -54,7 +54,7 @@ def test_it_takes_nothing_that_is_reserved_for_who_came_first():
     other = runs(Gang("o", 4, time_limit_s=100.0), ("r0h0", range(4)))
     late = replace(ELASTIC, submitted_s=1.0)
     found = schedule(Snapshot(cluster(1, 2, 4), (other,), (first, late)))
-    assert found.starts == () and found.waits["e"].reason is Reason.NO_ROOM
+    assert found.starts == () and found.waits["e"].reason is Reason.RESERVED
     short = replace(late, time_limit_s=50.0)
     assert schedule(Snapshot(cluster(1, 2, 4), (other,), (first, short))).starts[0][0].gpus == 4
 

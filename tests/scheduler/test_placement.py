@@ -250,9 +250,10 @@ def test_nvlink_only_counts_what_is_connected():
     assert place(Snapshot(cluster([8])), replace(gang, gpus=2)).never
 
 
-def test_a_host_it_failed_on_is_left_out_but_not_for_the_verdict():
+def test_a_host_it_failed_on_is_left_out_while_the_others_could_hold_it():
     gang = Gang("g", 8, avoid=("r0h0",))
-    answer = place(Snapshot(cluster([8])), gang)
+    assert place(Snapshot(cluster([8])), gang).hosts == ("r0h0",)
+    answer = place(Snapshot(cluster([8, 8]), taken={"r0h1": (0,)}), gang)
     assert isinstance(answer, Refusal)
     assert not answer.never
 

@@ -1,0 +1,83 @@
+"""Hosts for the oldest gang whose patience is over: what bounds how long a gang can be overtaken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpurun.scheduler.keeping import Hold
+from gpurun.scheduler.model import Gang, Kept, Reason
+from gpurun.scheduler.starting import try_start
+from gpurun.scheduler.state import PassState
+from gpurun.scheduler.waiting import keep_soonest, patience_ends_s
+
+
+def set_aside(state: PassState, queue: list[Gang]) -> None:
+    """At the beginning of a pass: leave what pools may still use to the oldest gangs whose patience is over."""
+    if state.book is not None:
+        state.book.set_aside(sorted((gang for gang in queue if _is_overdue(state, gang)), key=lambda gang: gang.age))
+
+
+def keep_if_oldest(state: PassState, gang: Gang, behind: Iterable[Gang]) -> None:
+    """Keep hosts for a gang whose patience is over and that has just been left waiting, unless an older one is.
+
+    Args:
+        behind: the gangs that this pass has yet to look at.
+    """
+    if not state.may_keep:
+        return
+    if state.oldest is None:
+        older = (other for other in behind if other.submitted_s <= gang.submitted_s and _is_overdue(state, other))
+        state.oldest = min((*state.overdue, *older), key=lambda other: other.age)
+    if state.oldest.id == gang.id:
+        _keep_for(state, gang)
+
+
+def keep_for_the_oldest(state: PassState) -> None:
+    """At the end of a pass: keep hosts for the oldest gang whose patience is over, if for no gang already.
+
+    The oldest gang is served first, not the most important: otherwise a stream of important gangs could overtake it
+    without end. Only a reservation for a gang that is older still comes before it.
+    """
+    for gang in sorted(state.overdue, key=lambda gang: gang.age):
+        reserved = state.keeping.reservation
+        if not state.may_keep or (reserved is not None and reserved.gang.age < gang.age):
+            return
+        if gang.id in state.waits:
+            _keep_for(state, gang)
+
+
+def _is_overdue(state: PassState, gang: Gang) -> bool:
+    """Returns True if others have overtaken the gang for long enough, and it could run."""
+    overdue = patience_ends_s(state, gang) <= state.now_s
+    return overdue and state.capacity.could_hold(gang) and state.hosts_suffice(gang)
+
+
+def _keep_for(state: PassState, gang: Gang) -> None:
+    """Start the gang on GPUs that are reserved for a younger one, or keep hosts for it, if any would do."""
+    reserved = state.keeping.reservation
+    if state.book is not None and state.book.gate(gang) is not None:
+        return  # others of its pool have started since it was looked at
+    if reserved is None:
+        keep_soonest(state, gang)
+    elif reserved.gang.id == gang.id:
+        state.keeping.drop(gang.id)
+        state.keep(gang, Kept(reserved.placement, "patience"))
+    elif gang.age < reserved.gang.age:
+        state.keeping.drop(reserved.gang.id)
+        state.room.forget()
+        if not try_start(state, gang):
+            keep_soonest(state, gang)
+        _reserve_again(state, reserved, gang)
+
+
+def _reserve_again(state: PassState, reserved: Hold, first: Gang) -> None:
+    """Reserve the same GPUs again, unless some of them went to a gang that has waited for longer."""
+    hold = state.keeping.holds.get(first.id)
+    now_used = {started.id: placement for started, placement in state.starts}.get(first.id)
+    placement = hold.placement if hold is not None else now_used
+    wanted = dict(reserved.masks)
+    if placement is None or not any(wanted.get(n, 0) & mask for n, mask in state.index.masks(placement)):
+        state.keeping.hold(reserved)
+        return
+    message = f"{reserved.gang.least} GPUs wanted; {first.id} has waited for longer and goes first"
+    state.wait(reserved.gang, Reason.NO_ROOM, message, behind=first.id)

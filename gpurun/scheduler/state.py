@@ -1,0 +1,210 @@
+"""The state of one pass: what it knows, and what it has decided so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpurun.scheduler.book import Book
+from gpurun.scheduler.capacity import Capacity
+from gpurun.scheduler.consolidate import try_consolidated
+from gpurun.scheduler.index import Index
+from gpurun.scheduler.keeping import Hold, Keeping
+from gpurun.scheduler.model import (
+    ENDLESS,
+    Decisions,
+    Gang,
+    Kept,
+    Placement,
+    Preemption,
+    Reason,
+    Refusal,
+    Running,
+    Snapshot,
+    Wait,
+)
+from gpurun.scheduler.placement import try_place
+from gpurun.scheduler.policy import Policy
+from gpurun.scheduler.room import Room
+
+
+@dataclass
+class Arranged:
+    """What a caller with many passes over one inventory keeps between them.
+
+    Attributes:
+        index: must agree with the snapshot's running gangs; `schedule` adds its starts to it.
+        capacity: of the snapshot's inventory.
+    """
+
+    index: Index
+    capacity: Capacity
+
+
+def attempt_of(policy: Policy) -> Callable[..., Placement | None]:
+    """How a policy places one gang."""
+    return try_consolidated if policy.consolidate else try_place
+
+
+class PassState:
+    """What one pass knows and has decided. `schedule` drives it; `starting` and `waiting` decide with it.
+
+    Attributes:
+        running: gangs that hold GPUs, those that this pass has started included.
+        book: of the pools; None where there are none or the policy does not heed them.
+        room: what fits now.
+        keeping: GPUs held for one gang against the others.
+        first_blocked: the first gang that waits for room.
+        overdue: gangs that wait for GPUs and whose patience is over.
+        oldest: the oldest gang of the queue whose patience is over, once somebody has asked.
+        lenders: running gangs that may be stopped for others.
+        wakes: times at which time alone may change a decision.
+    """
+
+    def __init__(self, snapshot: Snapshot, policy: Policy, arranged: Arranged) -> None:
+        self.snapshot, self.policy, self.now_s = snapshot, policy, snapshot.now_s
+        self.index, self.capacity = arranged.index, arranged.capacity
+        self.keeping = Keeping(self.index, self.now_s)
+        self.room = Room(self.index, self.capacity, self.keeping)
+        self.running = list(snapshot.running)
+        self.book = Book(snapshot, self.index.capacity) if policy.pools and snapshot.inventory.pools else None
+        self.starts: list[tuple[Gang, Placement]] = []
+        self.preempts: list[Preemption] = []
+        self.waits: dict[str, Wait] = {}
+        self.never: dict[str, Refusal] = {}
+        self.first_blocked: str | None = None
+        self.overdue: list[Gang] = []
+        self.oldest: Gang | None = None
+        self.lenders: list[Running] = []
+        self.wakes: list[float] = []
+        self._alike: dict[tuple[int, int], tuple[float, Wait]] = {}  # by shape and size, since the last start
+        self._usable: Index | None = None
+        self._suffices: dict[tuple[int, int], bool] = {}
+
+    def start(self, gang: Gang, placement: Placement) -> None:
+        """Start a gang."""
+        gang = gang.sized(placement.gpus)
+        self.waits.pop(gang.id, None)
+        self.starts.append((gang, placement))
+        self.running.append(Running(gang, placement, self.now_s))
+        self.room.take(placement)
+        self._alike.clear()
+        if self.book is not None:
+            self.book.start(gang)
+
+    def wait(self, gang: Gang, reason: Reason, message: str, **more: Any) -> Wait:
+        """Note why a gang waits."""
+        wait = self.waits[gang.id] = Wait(reason, message, starts_before=len(self.starts), **more)
+        return wait
+
+    def keep(self, gang: Gang, kept: Kept) -> None:
+        """Keep GPUs for a gang from this pass on, and note that it waits for them."""
+        self.keeping.keep(gang, kept, self.running)
+        if self.book is not None:
+            self.book.start(gang.sized(kept.placement.gpus))
+        free_s = self.keeping.holds[gang.id].free_s
+        message = f"{some_hosts(kept.placement)} are kept for it and come free one after the other"
+        self.wait(gang, Reason.KEPT, message, expected_start_s=None if free_s == ENDLESS else free_s)
+
+    def keep_again(self, gangs: list[Gang]) -> None:
+        """Keep what earlier passes kept, before any gang is considered."""
+        self.keeping.keep_again(gangs, self.running)
+        if self.book is not None:
+            for gang in gangs:
+                if gang.id in self.keeping.holds:
+                    self.book.start(_as_kept(gang))
+
+    def release(self, gang: Gang) -> Hold | None:
+        """Let a gang use what is kept for it. Returns what that was."""
+        if gang.id not in self.keeping.holds:
+            return None
+        self.room.forget()
+        self._alike.clear()
+        if self.book is not None:
+            self.book.withdraw(_as_kept(gang))
+        return self.keeping.drop(gang.id)
+
+    def waits_like_another(self, gang: Gang) -> bool:
+        """True, and the same wait, if a gang just like it found no room: most of a long queue.
+
+        An older gang may have no patience left where a younger one has, so it does not wait like a younger one.
+        """
+        if self.book is not None or gang.min_gpus or gang.id in self.keeping.holds:
+            return False
+        submitted_s, wait = self._alike.get((self.room.shape(gang), gang.gpus), (ENDLESS, None))
+        if wait is None or (gang.submitted_s < submitted_s and self.may_keep):
+            return False
+        self.waits[gang.id] = wait
+        return True
+
+    def share_wait(self, gang: Gang, wait: Wait) -> None:
+        """Gangs just like this one may wait for the same reason."""
+        self._alike[(self.room.shape(gang), gang.gpus)] = gang.submitted_s, wait
+
+    @property
+    def may_keep(self) -> bool:
+        """Returns True if hosts may be kept for a gang whose patience is over: for one gang at a time."""
+        return not (self.policy.strict or self.keeping.has_patience)
+
+    def could_ever(self, gang: Gang) -> bool:
+        """False, and the refusal, if the inventory could never hold the gang."""
+        if self.capacity.could_hold(gang):
+            return True
+        self.never[gang.id] = self.capacity.refuse(self.index, gang)
+        return False
+
+    def hosts_suffice(self, gang: Gang) -> bool:
+        """Returns True if the gang would fit if every GPU of the hosts that are usable now were free."""
+        unusable = self.snapshot.unusable
+        if not unusable:
+            return True
+        key = (self.room.shape(gang), gang.least)
+        known = self._suffices.get(key)
+        if known is None:
+            if self._usable is None:
+                self._usable = Index(Snapshot(self.snapshot.inventory, unusable=unusable))
+            known = self._suffices[key] = self.capacity.place(self._usable, gang.smallest) is not None
+        return known
+
+    def stop(self, victims: tuple[Running, ...], taker: Gang) -> None:
+        """Tell gangs to stop for another one."""
+        for run in victims:
+            if self.book is not None:
+                self.book.stop(run.gang)
+            message = (
+                f"{named_pool(run.gang.pool)} gives back what it borrowed: {taker.id} of {named_pool(taker.pool)} "
+                "is entitled to it"
+            )
+            self.preempts.append(Preemption(run.gang.id, taker.id, message))
+        self.running = [replace(run, stopping=True) if run in victims else run for run in self.running]
+
+    def decisions(self, order: list[Gang]) -> Decisions:
+        """The answer, once every gang has been considered."""
+        holds = self.keeping.holds
+        return Decisions(
+            starts=tuple(self.starts),
+            preempts=tuple(self.preempts),
+            kept={gang: hold.kept for gang, hold in holds.items() if hold.kept is not None},
+            reserved={gang: hold.placement for gang, hold in holds.items() if hold.kept is None},
+            waits=self.waits,
+            never=self.never,
+            order=tuple(gang.id for gang in order),
+            entitlements=self.book.entitlements if self.book is not None else {},
+            wake_s=min((at_s for at_s in self.wakes if at_s > self.now_s), default=None),
+        )
+
+
+def some_hosts(placement: Placement) -> str:
+    """A placement's hosts in a few words."""
+    names = placement.hosts
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def named_pool(pool: str | None) -> str:
+    """Whose GPUs a gang uses, for people."""
+    return "the pool of jobs without a pool" if pool is None else f"pool {pool}"
+
+
+def _as_kept(gang: Gang) -> Gang:
+    return gang if gang.kept is None else gang.sized(gang.kept.placement.gpus)
