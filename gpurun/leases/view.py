@@ -15,7 +15,7 @@ from gpurun.leases import refusals
 from gpurun.leases.lease import Lease
 from gpurun.leases.occupancy import Occupancy
 from gpurun.scheduler.gangs import gang_of, gangs_of
-from gpurun.scheduler.model import Gang, Placement, Running, Snapshot
+from gpurun.scheduler.model import Placement, Running, Snapshot
 from gpurun.state.cordons import Cordon
 
 
@@ -67,7 +67,6 @@ class View:
             )
         )
         taken = self.occupancy.taken(inventory, but={gang.id for gang in (*queue, *(run.gang for run in running))})
-        queue = [_without_others(gang, taken) for gang in queue]
         unusable = {host: f"{cordon.state}: {cordon.reason}" for host, cordon in self.cordons.items()}
         return Snapshot(inventory, tuple(running), tuple(queue), unusable, taken, self.now_s)
 
@@ -99,11 +98,3 @@ class View:
 def _unknown(record: JobRecord) -> Wants:
     """For a running job whose spec is damaged: what its record says, enough to count its GPUs."""
     return Wants(record.gpus, pool=record.pool)
-
-
-def _without_others(gang: Gang, taken: Mapping[str, tuple[int, ...]]) -> Gang:
-    """Forget what was kept for a gang if some of it is not for this inventory's gangs any more."""
-    if gang.kept is None:
-        return gang
-    gone = any(not set(grant.gpus).isdisjoint(taken.get(grant.host, ())) for grant in gang.kept.placement.grants)
-    return replace(gang, kept=None) if gone else gang

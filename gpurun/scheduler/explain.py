@@ -6,11 +6,12 @@ tried with the same `schedule`, and so was the expected start.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gpurun.scheduler.changes import Change, changes_that_start
+from gpurun.scheduler.future import carried_out
 from gpurun.scheduler.index import Index, mask_of, serves
 from gpurun.scheduler.model import ENDLESS, Decisions, Gang, HostGroup, Placement, Running, Snapshot
 from gpurun.scheduler.policy import DEFAULT, Policy
@@ -205,7 +206,7 @@ def _expected_start(decisions: Decisions, snapshot: Snapshot, gang_id: str, poli
     """Pass after pass at the ends of time limits, as if nothing else happened."""
     now = snapshot
     for _ in range(MAX_EVENTS):
-        now = _after(now, decisions)
+        now = carried_out(now, decisions)
         ends = [_end_s(run, now.now_s) for run in now.running]
         times = [end for end in (*ends, decisions.wake_s) if end is not None]
         if not times:
@@ -222,14 +223,3 @@ def _expected_start(decisions: Decisions, snapshot: Snapshot, gang_id: str, poli
 def _end_s(run: Running, now_s: float) -> float | None:
     free_s = run.free_s(now_s)
     return None if free_s == ENDLESS else free_s
-
-
-def _after(snapshot: Snapshot, decisions: Decisions) -> Snapshot:
-    """The snapshot once the decisions are carried out. A gang that is stopped is left out of the queue."""
-    started = {gang.id for gang, _ in decisions.starts}
-    stopped = {preemption.victim for preemption in decisions.preempts}
-    running = [replace(run, stopping=run.stopping or run.gang.id in stopped) for run in snapshot.running]
-    running += [Running(gang, placement, snapshot.now_s) for gang, placement in decisions.starts]
-    waiting: Iterable[Gang] = (gang for gang in snapshot.queue if gang.id not in started)
-    queue = tuple(replace(gang, kept=decisions.kept.get(gang.id)) for gang in waiting)
-    return replace(snapshot, running=tuple(running), queue=queue)

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpurun.scheduler.capacity import Try
 from gpurun.scheduler.index import Index, Masks
-from gpurun.scheduler.model import Gang, Placement
+from gpurun.scheduler.model import Decisions, Gang, Placement, Running, Snapshot
+
+
+def carried_out(snapshot: Snapshot, decisions: Decisions) -> Snapshot:
+    """The snapshot once the decisions are carried out. A gang that is stopped is not in the queue again."""
+    started = {gang.id for gang, _ in decisions.starts}
+    stopped = {preemption.victim for preemption in decisions.preempts}
+    running = [replace(run, stopping=run.stopping or run.gang.id in stopped) for run in snapshot.running]
+    running += [Running(gang, placement, snapshot.now_s) for gang, placement in decisions.starts]
+    waiting = (gang for gang in snapshot.queue if gang.id not in started)
+    queue = tuple(replace(gang, kept=decisions.kept.get(gang.id)) for gang in waiting)
+    return replace(snapshot, running=tuple(running), queue=queue)
 
 
 @dataclass(frozen=True)

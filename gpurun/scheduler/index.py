@@ -6,7 +6,7 @@ inventory's order, which is also the last tie-break everywhere; free GPUs of a h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpurun.inventory.model import Host
@@ -96,7 +96,7 @@ class Index:
         self.free = list(self.full)
         for running in snapshot.running:
             self._clear(self.masks(running.placement))
-        self._clear([(self.number[h], mask_of(gpus)) for h, gpus in snapshot.taken.items() if h in self.number])
+        self._clear(self.masks_of(snapshot.taken))
         self.shelf_of: list[Shelf | None] = [None] * len(self.hosts)
         self._shelves: dict[tuple[int, Kind], Shelf] = {}
         for n, host in enumerate(self.hosts):
@@ -147,6 +147,12 @@ class Index:
             (n, mask_of(grant.gpus) & self.full[n])
             for grant in placement.grants
             if (n := self.number.get(grant.host)) is not None
+        ]
+
+    def masks_of(self, gpus: Mapping[str, Iterable[int]]) -> Masks:
+        """GPUs by host name as bits. Hosts that are not in the inventory any more are left out."""
+        return [
+            (n, mask_of(some) & self.full[n]) for host, some in gpus.items() if (n := self.number.get(host)) is not None
         ]
 
     def take(self, masks: Masks) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpurun.scheduler.index import Index, Masks
@@ -53,18 +53,17 @@ class Keeping:
         """Returns True if GPUs are kept for a gang because others overtook it for long enough."""
         return any(hold.kept is not None and hold.kept.why == "patience" for hold in self.holds.values())
 
-    def keep_again(self, queue: Iterable[Gang], running: Iterable[Running]) -> None:
+    def keep_again(self, queue: Iterable[Gang], running: Sequence[Running], taken: Masks) -> None:
         """Keep what earlier passes kept, except what no longer helps the gang.
 
-        That is a placement on a host that is lost or gone, one that overlaps with another gang's, and one for which
-        gangs should stop that have not been told to: this pass decides again whom to stop.
+        That is a placement on a host that is lost or gone, one with GPUs that somebody else holds now or that are kept
+        for another gang, and one for which gangs should stop that have not been told to: this pass decides again.
         """
         waiting = sorted((gang for gang in queue if gang.kept is not None), key=lambda gang: gang.age)
         if not waiting:
             return
-        running = list(running)
         going_on = _union(self.index.masks(run.placement) for run in running if not run.stopping)
-        promised: dict[int, int] = {}
+        promised = _union([taken])
         for gang in waiting:
             kept = gang.kept
             if kept is None or not self.index.usable(kept.placement):

@@ -17,6 +17,20 @@ def set_aside(state: PassState, queue: list[Gang]) -> None:
         state.book.set_aside(sorted((gang for gang in queue if _is_overdue(state, gang)), key=lambda gang: gang.age))
 
 
+def keep_again(state: PassState, queue: list[Gang]) -> None:
+    """Before any gang is considered: keep what earlier passes kept, or other hosts where some are lost by now."""
+    state.keep_again(queue)
+    lapsed = (g for g in queue if g.kept is not None and g.kept.why == "patience" and g.id not in state.keeping.holds)
+    for gang in sorted(lapsed, key=lambda gang: gang.age):
+        passes = state.book is None or state.book.gate(gang) is None
+        if passes and state.may_keep and _is_overdue(state, gang):
+            placement = state.room.place(gang.smallest)
+            if placement is not None:
+                state.keep(gang, Kept(placement, "patience"))
+            else:
+                keep_soonest(state, gang)
+
+
 def keep_if_oldest(state: PassState, gang: Gang, behind: Iterable[Gang]) -> None:
     """Keep hosts for a gang whose patience is over and that has just been left waiting, unless an older one is.
 

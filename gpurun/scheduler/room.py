@@ -46,10 +46,12 @@ class Room:
 
     def fits_without_timed_holds(self, gang: Gang) -> bool:
         """Returns True if the gang would fit but for GPUs that are held for others until a known time."""
+        if not self.keeping.against(gang):
+            return False
         shape = self.shape(gang)
         if gang.least <= self._fits_beside.get(shape, 0):
             return True
-        if not self.keeping.against(gang) or self._place(gang.smallest, ()) is None:
+        if self._place(gang.smallest, ()) is None:
             return False
         self._fits_beside[shape] = gang.least
         return True

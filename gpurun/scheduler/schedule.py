@@ -15,7 +15,7 @@ from gpurun.scheduler.book import BORROWING, Book
 from gpurun.scheduler.capacity import Capacity
 from gpurun.scheduler.index import Index
 from gpurun.scheduler.model import ENDLESS, Decisions, Gang, Snapshot
-from gpurun.scheduler.patience import keep_for_the_oldest, keep_if_oldest, set_aside
+from gpurun.scheduler.patience import keep_again, keep_for_the_oldest, keep_if_oldest, set_aside
 from gpurun.scheduler.policy import DEFAULT, Policy
 from gpurun.scheduler.starting import consider, leave_waiting
 from gpurun.scheduler.state import Arranged, PassState, attempt_of
@@ -37,7 +37,7 @@ def schedule(snapshot: Snapshot, policy: Policy = DEFAULT, arranged: Arranged | 
     order = _ordered(snapshot, policy, state.book)
     state.lenders = lenders(state)
     set_aside(state, order)
-    state.keep_again(order)
+    keep_again(state, order)
     for position, gang in enumerate(order):
         if policy.strict and state.first_blocked is not None:
             leave_waiting(state, order[position:])

@@ -109,7 +109,7 @@ class PassState:
 
     def keep_again(self, gangs: list[Gang]) -> None:
         """Keep what earlier passes kept, before any gang is considered."""
-        self.keeping.keep_again(gangs, self.running)
+        self.keeping.keep_again(gangs, self.running, self.index.masks_of(self.snapshot.taken))
         if self.book is not None:
             for gang in gangs:
                 if gang.id in self.keeping.holds:

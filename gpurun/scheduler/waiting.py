@@ -8,7 +8,6 @@ from dataclasses import replace
 from gpurun.scheduler.book import BORROWING
 from gpurun.scheduler.capacity import share_of
 from gpurun.scheduler.future import Release, first_fit
-from gpurun.scheduler.index import mask_of
 from gpurun.scheduler.keeping import Hold
 from gpurun.scheduler.model import ENDLESS, Gang, Kept, Placement, Reason, Running, Wait
 from gpurun.scheduler.preempt import Hunt
@@ -66,11 +65,9 @@ def keep_soonest(state: PassState, gang: Gang) -> bool:
     outside of this inventory's jobs count as free last.
     """
     now_s = state.now_s
-    releases = [*_releases(state, gang, lambda run: min(2 * now_s - run.granted_s, run.free_s(now_s)))]
-    number = state.index.number
-    taken = [(number[host], mask_of(gpus)) for host, gpus in state.snapshot.taken.items() if host in number]
-    only = state.keeping.not_for_others(gang)
-    found = first_fit(state.index, gang.smallest, [*releases, Release(ENDLESS, "", only(taken))], state.capacity.place)
+    releases = _releases(state, gang, lambda run: min(2 * now_s - run.granted_s, run.free_s(now_s)))
+    taken = state.keeping.not_for_others(gang)(state.index.masks_of(state.snapshot.taken))
+    found = first_fit(state.index, gang.smallest, [*releases, Release(ENDLESS, "", taken)], state.capacity.place)
     if found is None:
         return False
     state.keep(gang, Kept(found[1], "patience"))
