@@ -3,7 +3,7 @@
 A claim is an empty Docker volume whose name is the GPU and whose labels name the holder. Docker makes a volume once,
 whoever asks first, and shows it to everybody who may give a container a GPU. A job's container carries the same labels:
 it is a claim too, also after somebody has pruned the volume. `gpurun.node.claims` does what is decided here
-(docs/decisions/0011-claims-on-the-host.md).
+(docs/decisions/0012-claims-on-the-host.md).
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Take, check and release claims on this host's GPUs (docs/decisions/0011-claims-on-the-host.md).
+"""Take, check and release claims on this host's GPUs (docs/decisions/0012-claims-on-the-host.md).
 
 `take` is asked before an image is shipped, before a container is created, and once more when the container is there and
 before it starts. The last time is the proof: of two claimants whose containers exist, the one that looks last sees the
