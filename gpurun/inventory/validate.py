@@ -17,6 +17,7 @@ from gpurun.inventory import fields
 from gpurun.inventory.fields import is_address
 from gpurun.inventory.hostset import MAX_HOSTS, expand
 from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Pool, Rack
+from gpurun.inventory.pools import contradictions
 
 _NEEDED = ("gpus", "generation", "fabric")
 
@@ -36,7 +37,7 @@ def inventory(root: Node, report: ProblemReport, source: Path) -> Inventory:
         hosts=tuple(hosts),
         racks=tuple(racks),
         fabrics=fabrics,
-        pools=_pools(top, report),
+        pools=_pools(top, report, sum(host.gpus for host in hosts)),
         ssh_config=_ssh_config(top, report, source),
         docker_host=head.get("docker_host"),
         source=str(source),
@@ -68,23 +69,17 @@ def _fabrics(top: Entries, report: ProblemReport) -> dict[str, Fabric]:
     return fabrics
 
 
-def _pools(top: Entries, report: ProblemReport) -> tuple[Pool, ...]:
+def _pools(top: Entries, report: ProblemReport, total_gpus: int) -> tuple[Pool, ...]:
+    before = len(report.problems)
     found: dict[str, tuple[Node, Pool]] = {}
     for name, key, node in _named(top, "pools", report):
         values = mapping(node, fields.POOL, report, f"pool {name}")
         found[name] = (key, Pool(name=name, **values))
-    for name, (key, pool) in found.items():
-        if pool.parent is not None and pool.parent not in found:
-            report.wrong(key, f"pool {name}: there is no pool {shown(pool.parent)}", allowed=tuple(found))
-        if pool.limit is not None and (pool.reservation or 0) > pool.limit:
-            report.wrong(key, f"pool {name}: reservation {pool.reservation} is above its limit {pool.limit}")
-        line, parent = [name], pool.parent
-        while parent in found and parent not in line:
-            line.append(parent)
-            parent = found[parent][1].parent
-        if parent == name:
-            report.wrong(key, f"pool {name} is its own parent: {' → '.join([*line, name])}")
-    return tuple(pool for _, pool in found.values())
+    pools = tuple(pool for _, pool in found.values())
+    for wrong in contradictions(pools, total_gpus) if len(report.problems) == before else ():
+        node = top["pools"][0] if wrong.pool is None else found[wrong.pool][0]
+        report.wrong(node, wrong.message, allowed=wrong.allowed)
+    return pools
 
 
 def _ssh_config(top: Entries, report: ProblemReport, source: Path) -> str | None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from gpurun.errors import BadInput
 from gpurun.inventory.model import Pool
+from gpurun.inventory.pools import contradictions
 
 ROOT = ""
 OWN = "\0own"
@@ -126,30 +127,15 @@ def tree_of(pools: Sequence[Pool], capacity: int) -> Tree:
         BadInput: names the pool: a cycle, a parent that is not there, a reservation above the limit, children or
             pools that together reserve more than there is, a share or a number that cannot be.
     """
+    for found in contradictions(pools, capacity):
+        raise BadInput(found.message)
     named = {pool.name: pool for pool in pools}
-    for pool in pools:
-        _check(pool, named)
     children: dict[str, list[str]] = {}
     for pool in pools:
         children.setdefault(pool.parent or ROOT, []).append(pool.name)
     nodes: dict[str, Node] = {}
     _grow(Pool(ROOT, reservation=capacity), named, children, (), nodes)
     return Tree(nodes)
-
-
-def _check(pool: Pool, named: Mapping[str, Pool]) -> None:
-    if pool.parent is not None and pool.parent not in named:
-        raise BadInput(f"pool {pool.name}: there is no pool {pool.parent!r} to be its parent")
-    line, parent = [pool.name], pool.parent
-    while parent is not None and parent not in line:
-        line.append(parent)
-        parent = named[parent].parent if parent in named else None
-    if parent is not None:
-        raise BadInput(f"pool {pool.name} is its own parent: {' → '.join([*line, parent])}")
-    if pool.reservation < 0 or (pool.limit is not None and pool.limit < 0) or not 0 <= pool.share < float("inf"):
-        raise BadInput(f"pool {pool.name}: reservation, limit and share must not be negative")
-    if pool.limit is not None and pool.reservation > pool.limit:
-        raise BadInput(f"pool {pool.name}: reservation {pool.reservation} is above its limit {pool.limit}")
 
 
 def _grow(
@@ -160,14 +146,8 @@ def _grow(
     nodes: dict[str, Node],
 ) -> float:
     below = sum(_grow(named[name], named, children, (pool.name, *above), nodes) for name in children.get(pool.name, ()))
-    if pool.name == ROOT and below > pool.reservation:
-        raise BadInput(f"the pools reserve {below:g} GPUs together; the inventory has {pool.reservation}")
-    if pool.reservation and below > pool.reservation:
-        raise BadInput(f"pool {pool.name}: its children reserve {below:g} GPUs, it reserves {pool.reservation}")
     reservation = max(float(pool.reservation), below)
     limit = float("inf") if pool.limit is None else float(pool.limit)
-    if reservation > limit:
-        raise BadInput(f"pool {pool.name}: its children reserve {below:g} GPUs, its limit is {pool.limit}")
     names = tuple(children.get(pool.name, ()))
     if names:
         own = Node(pool.name + OWN, reservation - below, limit, 1.0, above=(pool.name, *above))

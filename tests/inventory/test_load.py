@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -237,6 +238,22 @@ defaults: {{user: train, generation: pascal, gpus: 4, fabric: tcp}}
 fabrics: {{tcp: {{kind: tcp, interface: eth0}}}}
 racks: {{r1: {{hosts: {{h1: {{}}, {}}}}}}}
 """
+
+
+@pytest.mark.parametrize(
+    ("pools", "said"),
+    [
+        ("a: {reservation: 3}, b: {reservation: 2}", "the pools reserve 5 GPUs together; the inventory has 4"),
+        ("a: {reservation: 1}, b: {reservation: 2, parent: a}", "pool a: its children reserve 2 GPUs, it reserves 1"),
+        ("a: {limit: 1}, b: {reservation: 2, parent: a}", "pool a: its children reserve 2 GPUs, its limit is 1"),
+    ],
+)
+def test_reservations_above_what_there_is_are_refused_with_their_place(pools: str, said: str) -> None:
+    """A pass never meets them: every pass of every inventory failed, and submit stored a job it did not name."""
+    text = MINIMAL_HOSTS.format("x-: {}").replace(", x-: {}", "") + f"pools: {{{pools}}}\n"
+    (found,) = problems(text)
+    assert re.match(r"inventory\.yaml:5:\d+: ", found)
+    assert said in found
 
 
 def test_pools_that_cannot_be() -> None:
