@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.spec import Constraints, Locality
-from gpurun.scheduler.index import Index, Lane
+from gpurun.scheduler.index import Index, Lane, serves
 from gpurun.scheduler.model import Gang, Placement, Reason, Refusal, Snapshot
 from gpurun.scheduler.racks import Need, need_of
 
@@ -49,6 +49,11 @@ class Capacity:
     def need(self, index: Index, gang: Gang) -> Need:
         """The hosts of an index that may serve the gang, by the rules of `place`."""
         return need_of(index, gang, avoid=self.avoids(gang))
+
+    def may_use(self, index: Index, gang: Gang) -> Callable[[int], bool]:
+        """A function that says of a host's number whether the gang may run there, by the rules of `place`."""
+        need = self.need(index, gang)
+        return lambda number: serves(index.kind(number), gang.constraints) and need.admits(number)
 
     def could_hold(self, gang: Gang) -> bool:
         """Returns True if the fewest GPUs of the gang fit into the empty inventory, hosts it failed on included."""

@@ -2,37 +2,81 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from gpurun.scheduler.model import Gang, Placement, Snapshot
+from gpurun.scheduler.future import carried_out
+from gpurun.scheduler.model import Decisions, Gang, Placement, Reason, Snapshot
 from gpurun.scheduler.policy import DEFAULT, Policy
-from gpurun.scheduler.schedule import schedule
+from gpurun.scheduler.pools import Tree, tree_of
+from gpurun.scheduler.schedule import arrange, schedule
 
 
 def growth(snapshot: Snapshot, gang: Gang, now: Placement, policy: Policy = DEFAULT) -> Placement | None:
     """What an elastic gang may take besides, on hosts it does not touch yet; None if there is nothing for it.
 
-    It comes last: as long as any gang waits it gets nothing. Its own racks come before others; its pool's limits hold.
+    It comes last: it gets no host on which a waiting gang may run, and nothing of a pool for which one waits. Its own
+    racks come before others; its pool's limits hold.
 
     Args:
         snapshot: the gang is among its running ones.
         gang: with the `gpus` it asked for.
         now: all it holds, also what it is about to give back.
     """
-    wants = gang.constraints
-    step = wants.gpus_per_host or 1
+    wants, step = gang.constraints, gang.step
     missing = (gang.gpus - now.gpus) // step * step
-    if snapshot.queue or missing <= 0 or wants.locality == "host":
+    if missing <= 0 or wants.locality == "host":
         return None
-    others = _alike(snapshot, gang, now)
+    decisions = schedule(snapshot, policy)
+    if _pool_is_waited_for(snapshot, gang, decisions):
+        return None
+    after = carried_out(snapshot, decisions)
+    others = _nobody_waits_for(after, _alike(snapshot, gang, now), decisions, policy)
     near = tuple(name for name in others if snapshot.inventory.by_name[name].rack in now.racks)
     for hosts in dict.fromkeys((near, others if wants.locality == "any" else near)):
         more = replace(wants, hosts=hosts, generations=(now.generation,), prefer="any", locality_wait_s=0.0)
         rest = replace(gang, id=f"{gang.id}+", gpus=missing, min_gpus=step, constraints=more, kept=None)
-        starts = schedule(replace(snapshot, queue=(rest,)), policy).starts if hosts else ()
+        starts = schedule(replace(after, queue=(rest,)), policy).starts if hosts else ()
         if starts:
             return starts[0][1]
     return None
+
+
+def _waiting(snapshot: Snapshot, decisions: Decisions) -> Iterator[tuple[Gang, Reason]]:
+    """The gangs that could run on the hosts that are in use now, and what they wait for."""
+    for gang in snapshot.queue:
+        wait = decisions.waits.get(gang.id)
+        if wait is not None and wait.reason is not Reason.HOSTS:
+            yield gang, wait.reason
+
+
+def _pool_is_waited_for(snapshot: Snapshot, gang: Gang, decisions: Decisions) -> bool:
+    """Returns True if a gang waits for the use of a pool in which the elastic gang counts, too."""
+    tree = tree_of(snapshot.inventory.pools, snapshot.inventory.total_gpus)
+    mine = _limited(tree, gang)
+    return any(
+        reason is Reason.POOL and not mine.isdisjoint(_limited(tree, other))
+        for other, reason in _waiting(snapshot, decisions)
+    )
+
+
+def _limited(tree: Tree, gang: Gang) -> set[str]:
+    leaf = tree.leaf_of(gang.pool)
+    return set() if leaf is None else {leaf, *(tree.nodes[leaf].above[:-1])}
+
+
+def _nobody_waits_for(
+    snapshot: Snapshot, hosts: tuple[str, ...], decisions: Decisions, policy: Policy
+) -> tuple[str, ...]:
+    """Of some hosts, those on which no gang that waits for GPUs may run."""
+    arranged = arrange(snapshot, policy)
+    index, capacity = arranged.index, arranged.capacity
+    may_use: dict[int, Callable[[int], bool]] = {}
+    for gang, reason in _waiting(snapshot, decisions):
+        shape = capacity.shape(gang)
+        if reason is not Reason.POOL and shape not in may_use:
+            may_use[shape] = capacity.may_use(index, gang)
+    return tuple(host for host in hosts if not any(may(index.number[host]) for may in may_use.values()))
 
 
 def _alike(snapshot: Snapshot, gang: Gang, now: Placement) -> tuple[str, ...]:

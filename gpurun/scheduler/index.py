@@ -111,7 +111,7 @@ class Index:
             self.free[n] &= ~mask
 
     def _shelve(self, n: int, host: Host) -> None:
-        key = (self.rack_of[n], (host.generation, host.gpu_model, host.gpu_memory_mib))
+        key = (self.rack_of[n], self.kind(n))
         shelf = self._shelves.get(key)
         if shelf is None:
             shelf = self._shelves[key] = Shelf(*key, self.height)
@@ -119,6 +119,11 @@ class Index:
         shelf.capacity += host.gpus
         shelf.size = host.gpus if shelf.size in (-1, host.gpus) else 0
         self.shelf_of[n] = shelf
+
+    def kind(self, number: int) -> Kind:
+        """A host's kind."""
+        host = self.hosts[number]
+        return host.generation, host.gpu_model, host.gpu_memory_mib
 
     def lanes(self, constraints: Constraints) -> tuple[Lane, ...]:
         """One lane per generation that serves these constraints, leaving `hosts` and `avoid` aside."""

@@ -31,6 +31,10 @@ class Need:
     nvlink: bool
     plain: bool
 
+    def admits(self, host: int) -> bool:
+        """Returns True if the gang may use a host of the right kind."""
+        return host not in self.avoid and (self.hosts is None or host in self.hosts)
+
     @property
     def units(self) -> int:
         """GPUs, or hosts where the number per host is fixed."""
@@ -96,6 +100,6 @@ def _usable(index: Index, shelves: Iterable[Shelf], need: Need) -> Iterable[tupl
     for shelf in shelves:
         for free, level in enumerate(shelf.levels):
             for host in level:
-                if host in need.avoid or (need.hosts is not None and host not in need.hosts):
+                if not need.admits(host):
                     continue
                 yield host, usable_in_island(index.hosts[host], index.free[host]) if need.nvlink else free

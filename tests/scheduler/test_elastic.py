@@ -78,11 +78,68 @@ def test_it_grows_on_other_hosts_of_its_racks_first():
     assert grown(Snapshot(alike(2, 2, 4), (mine, part))).grants == (Grant("r0h1", (3,)),)
 
 
-def test_it_does_not_grow_while_anybody_waits_nor_beyond_what_it_asked_for():
+def test_it_does_not_grow_where_somebody_waits_nor_beyond_what_it_asked_for():
     mine = running(("r0h0", range(4)))
-    waiting = Gang("w", 16)
+    waiting = Gang("w", 12)
     assert grown(Snapshot(alike(1, 3, 4), (mine,), (waiting,))) is None
     assert grown(Snapshot(alike(1, 3, 4), (running(("r0h0", range(4)), ("r0h1", range(4))),))) is None
+
+
+@pytest.mark.parametrize(
+    "idle",
+    [
+        Gang("impossible'; --", 99),
+        Gang("elsewhere", 8, constraints=Constraints(hosts=("r1h0", "r1h1"))),
+        Gang("hosts are out", 16),
+        Gang("other pool", 2, pool="full", preemptible=True),
+        Gang("starts now", 2, constraints=Constraints(hosts=("r1h1",))),
+    ],
+)
+def test_a_gang_that_waits_for_something_else_does_not_keep_it_from_growing(idle):
+    pools = (Pool("full", limit=1),) if idle.pool else ()
+    taken = {"r1h0": (0,)} if "elsewhere" in idle.id else {}
+    unusable = {"r1h0": "lost"} if "out" in idle.id else {}
+    mine = running(("r0h0", range(4)))
+    used = (runs(Gang("u", 1, pool="full", preemptible=True), ("r1h1", (3,))),) if idle.pool else ()
+    idle = replace(idle, gpus=1) if idle.pool else idle
+    found = grown(Snapshot(alike(2, 2, 4, pools), (mine, *used), (idle,), unusable, taken))
+    assert found is not None and found.hosts == ("r0h1",)
+
+
+def test_it_leaves_what_its_pool_has_to_a_gang_that_waits_for_that():
+    pools = (Pool("p", limit=7),)
+    gang = replace(ELASTIC, pool="p", preemptible=True)
+    mine = replace(running(("r0h0", range(4))), gang=replace(gang, gpus=4))
+    waiting = Gang("w", 4, pool="p", preemptible=True)
+    assert growth(Snapshot(alike(1, 3, 4, pools), (mine,), (waiting,)), gang, mine.placement) is None
+    assert growth(Snapshot(alike(1, 3, 4, pools), (mine,), ()), gang, mine.placement).gpus == 3
+
+
+@pytest.mark.parametrize(("gpus", "least", "got"), [(8, 2, 4), (8, 4, 4), (99, 1, 4), (3, 1, 3)])
+def test_a_pool_asks_for_the_least_of_an_elastic_gang_and_bounds_the_rest(gpus, least, got):
+    snapshot = Snapshot(cluster(1, 2, 4, (Pool("p", limit=4),)))
+    gang = Gang("e", gpus, min_gpus=least, pool="p", preemptible=True)
+    assert size(replace(snapshot, queue=(gang,))) == got
+    assert "e" in schedule(replace(snapshot, queue=(replace(gang, min_gpus=5),))).never or gpus < 5
+
+
+def test_an_elastic_gang_that_takes_back_starts_with_what_was_emptied_for_it():
+    """With more it could keep the gangs that were stopped for it from coming back, and they would stop it in turn."""
+    pools = (Pool("a", 4), Pool("b", 4))
+    borrower = runs(Gang("r", 8, pool="a", preemptible=True), ("r0h0", range(4)), ("r0h1", range(4)))
+    elastic = Gang("e", 8, 1.0, min_gpus=2, pool="b", preemptible=True)
+    snapshot = Snapshot(cluster(1, 2, 4, pools), (borrower,), (elastic,), now_s=1e4)
+    found = schedule(snapshot)
+    assert [one.victim for one in found.preempts] == ["r"] and found.kept["e"].placement.gpus == 2
+    assert size(replace(snapshot, running=(), queue=(replace(elastic, kept=found.kept["e"]),))) == 2
+
+
+def test_an_elastic_gang_larger_than_what_is_usable_is_reserved_its_least():
+    other = runs(Gang("o", 4, time_limit_s=100.0), ("r0h0", range(4)))
+    snapshot = Snapshot(cluster(1, 2, 4), (other,), (Gang("e", 8, min_gpus=4),), {"r0h1": "lost"})
+    found = schedule(snapshot)
+    assert found.waits["e"].expected_start_s == 100.0
+    assert found.reserved["e"].hosts == ("r0h0",)
 
 
 @pytest.mark.parametrize(

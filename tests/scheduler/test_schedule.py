@@ -110,6 +110,29 @@ def test_a_gang_past_its_limit_is_expected_to_end_now():
     assert blocked_by_limits(now_s=500.0).waits["first"].expected_start_s == 500.0
 
 
+def test_a_gang_that_must_reuse_the_host_it_failed_on_is_reserved_that_host():
+    running = (runs(Gang("r", 6, time_limit_s=100.0), ("r0h0", range(6))),)
+    queue = (Gang("whole", 16, 1.0, avoid=("r0h0", "r0h1")), Gang("small", 2, 2.0))
+    found = schedule(Snapshot(cluster(1, 2, 8), running, queue, now_s=10.0))
+    assert found.waits["whole"].expected_start_s == 100.0
+    assert started(found) == []
+
+
+def test_a_gang_that_cannot_be_split_does_not_hide_room_from_larger_ones_like_it():
+    wants = Constraints(gpus_per_host=2)
+    queue = (Gang("odd", 3, 1.0, constraints=wants), Gang("even", 4, 2.0, constraints=wants))
+    found = schedule(Snapshot(cluster(1, 2, 8), queue=queue))
+    assert started(found) == ["even"] and set(found.never) == {"odd"}
+
+
+def test_a_gang_that_needs_hosts_that_are_out_holds_nothing_back():
+    running = (runs(Gang("r", 6, time_limit_s=100.0), ("r0h0", range(6))),)
+    queue = (Gang("whole", 16, 1.0), Gang("second", 8, 2.0), Gang("small", 2, 3.0))
+    found = schedule(Snapshot(cluster(1, 2, 8), running, queue, {"r0h1": "lost"}, now_s=1e9))
+    assert found.waits["whole"].reason is Reason.HOSTS
+    assert set(found.reserved) | set(found.kept) == {"second"}
+
+
 # patience
 
 
