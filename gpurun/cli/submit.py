@@ -115,7 +115,7 @@ def _submit(spec: JobSpec, inventory: Inventory, *, follow: bool, as_json: bool)
 def _refuse_impossible(spec: JobSpec, inventory: Inventory) -> None:
     """Exit 3 at once for what could never run, however long it waited."""
     from gpurun.scheduler.gangs import new_gang
-    from gpurun.scheduler.model import Refusal, Snapshot
+    from gpurun.scheduler.model import Reason, Refusal, Snapshot
     from gpurun.scheduler.schedule import schedule
 
     gang = new_gang(spec.wants, job=DRY_RUN_ID, submitted_s=0.0)
@@ -125,7 +125,13 @@ def _refuse_impossible(spec: JobSpec, inventory: Inventory) -> None:
         unknown = ", ".join(sorted(set(wanted) - set(inventory.generations)))
         why = f" (there is no generation {unknown})" if unknown else ""
         have = ", ".join(inventory.generations)
-        raise NeverFits(refusal.message + why, hint=f"the inventory has {inventory.total_gpus} GPUs: {have}")
+        hint = f"the inventory has {inventory.total_gpus} GPUs: {have}"
+        if refusal.reason is Reason.POOL and inventory.pools:
+            names = ", ".join(sorted(pool.name for pool in inventory.pools))
+            hint = f"its pools are: {names}; choose one with --pool, or borrow with --preemptible"
+        elif refusal.reason is Reason.POOL:
+            hint = "it has no pools: leave out --pool"
+        raise NeverFits(refusal.message + why, hint=hint)
 
 
 def _pairs(texts: list[str]) -> dict[str, str]:

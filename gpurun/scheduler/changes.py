@@ -66,18 +66,17 @@ def _with(snapshot: Snapshot, gang: Gang) -> Snapshot:
 def _fewer_gpus(snapshot: Snapshot, gang: Gang, policy: Policy) -> Change | None:
     """The most GPUs below what it wants with which it starts; larger gangs are no easier to place."""
     step = gang.constraints.gpus_per_host or 1
-    low, high = 0, max(0, gang.gpus // step - 1)
+    low, high = 0, max(0, gang.least // step - 1)
     while low < high:
         middle = (low + high + 1) // 2
-        if _starts(_with(snapshot, replace(gang, gpus=middle * step)), gang.id, policy):
+        if _starts(_with(snapshot, replace(gang, gpus=middle * step, min_gpus=None)), gang.id, policy):
             low = middle
         else:
             high = middle - 1
     if not low:
         return None
     gpus = low * step
-    inside = gang.min_gpus is not None and gpus >= gang.min_gpus
-    return Change("gpus", str(gpus), f"{gpus} GPUs in place of {gang.gpus}{' (it says it can)' if inside else ''}")
+    return Change("gpus", str(gpus), f"{gpus} GPUs in place of {gang.least}")
 
 
 def _candidates(snapshot: Snapshot, gang: Gang, decisions: Decisions) -> Iterator[tuple[Change, Snapshot]]:
@@ -123,7 +122,8 @@ def _time_that_is_left(snapshot: Snapshot, gang: Gang, decisions: Decisions) -> 
     first = decisions.waits.get(wait.behind)
     if first is None or first.expected_start_s is None or first.expected_start_s <= snapshot.now_s:
         return None
-    return first.expected_start_s - snapshot.now_s
+    limit_s = first.expected_start_s - snapshot.now_s - gang.start_allowance_s - gang.stop_allowance_s
+    return limit_s if limit_s >= 1 else None
 
 
 def _other_pools(snapshot: Snapshot, gang: Gang, decisions: Decisions) -> Iterator[tuple[Change, Snapshot]]:
@@ -132,7 +132,7 @@ def _other_pools(snapshot: Snapshot, gang: Gang, decisions: Decisions) -> Iterat
     pools = {pool.name: pool for pool in snapshot.inventory.pools}
     pool = pools.get(gang.pool or "")
     while pool is not None:
-        used = sum(run.gang.gpus for run in snapshot.running if run.gang.pool == pool.name) + gang.gpus
+        used = sum(run.gang.gpus for run in snapshot.running if run.gang.pool == pool.name) + gang.least
         if not gang.preemptible:
             yield _pool_change(snapshot, pool, replace(pool, reservation=max(used, pool.reservation)), "reservation")
         if pool.limit is not None:

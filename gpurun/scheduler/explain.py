@@ -6,16 +6,18 @@ tried with the same `schedule`, and so was the expected start.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from gpurun.scheduler.capacity import Capacity
 from gpurun.scheduler.changes import Change, changes_that_start
 from gpurun.scheduler.future import carried_out
-from gpurun.scheduler.index import Index, mask_of, serves
-from gpurun.scheduler.model import ENDLESS, Decisions, Gang, HostGroup, Placement, Running, Snapshot
+from gpurun.scheduler.index import Index, serves
+from gpurun.scheduler.model import ENDLESS, Decisions, Gang, HostGroup, Placement, Reason, Snapshot
 from gpurun.scheduler.policy import DEFAULT, Policy
-from gpurun.scheduler.schedule import schedule
+from gpurun.scheduler.racks import Need
+from gpurun.scheduler.schedule import arrange, schedule
 
 State = Literal["starts", "waits", "never", "runs", "unknown"]
 
@@ -27,13 +29,19 @@ MAX_EVENTS = 64
 
 @dataclass(frozen=True)
 class Holder:
-    """A running gang on hosts that the waiting one could use. `ends_s` None: it has no time limit."""
+    """A running gang on hosts that the waiting one could use.
+
+    Attributes:
+        free_s: when its GPUs are expected to be free if it uses its whole time limit; None = it has no time limit.
+        preparing: its time limit does not count yet, so `free_s` moves until it does.
+    """
 
     gang: str
     gpus: int
     hosts: int
-    ends_s: float | None
+    free_s: float | None
     stopping: bool
+    preparing: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,9 @@ class Explanation:
         behind: the gang or pool in the way.
         groups: the hosts, grouped by what they are for this gang.
         holders: who has the GPUs it could use, the soonest to end first.
-        expected_start_s: if everybody uses the whole of their time limits; None = nobody can know.
+        expected_start_s: when it starts if running gangs use their whole time limits, if nothing fails and if nobody
+            goes before it who is not in the queue yet; None = nobody can know.
+        unknown_because: why nobody can know.
         changes: what would start it now, each tried; the smallest first.
     """
 
@@ -74,6 +84,7 @@ class Explanation:
     holders: tuple[Holder, ...] = ()
     pool: PoolUse | None = None
     expected_start_s: float | None = None
+    unknown_because: str = ""
     changes: tuple[Change, ...] = field(default_factory=tuple)
 
 
@@ -93,31 +104,37 @@ def explain(decisions: Decisions, snapshot: Snapshot, gang_id: str, policy: Poli
         return replace(base, state="starts", message="starts now", placement=placement)
     refusal = decisions.never.get(gang_id)
     if refusal is not None:
-        groups = host_groups(Index(Snapshot(snapshot.inventory)), gang, {})
+        groups = host_groups(Index(Snapshot(snapshot.inventory)), gang, {}, arrange(snapshot, policy).capacity)
         return replace(base, state="never", message=refusal.message, groups=groups)
     wait = decisions.waits[gang_id]
     met = _met(decisions, snapshot, gang_id, wait.starts_before)
+    capacity = arrange(snapshot, policy).capacity
+    expected_s, because = wait.expected_start_s, ""
+    if expected_s is None:
+        expected_s, because = _expected_start(decisions, snapshot, gang, policy)
     return replace(
         base,
         message=wait.message,
         behind=wait.behind,
-        groups=host_groups(met, gang, snapshot.unusable),
-        holders=_holders(decisions, snapshot, gang, met),
-        expected_start_s=wait.expected_start_s or _expected_start(decisions, snapshot, gang_id, policy),
+        groups=host_groups(met, gang, snapshot.unusable, capacity),
+        holders=_holders(decisions, snapshot, capacity.may_use(met, gang)),
+        expected_start_s=expected_s,
+        unknown_because=because,
         changes=changes_that_start(snapshot, gang, decisions, policy),
     )
 
 
-def host_groups(index: Index, gang: Gang, unusable: Mapping[str, str]) -> tuple[HostGroup, ...]:
+def host_groups(index: Index, gang: Gang, unusable: Mapping[str, str], capacity: Capacity) -> tuple[HostGroup, ...]:
     """Every host of the inventory, grouped by what it is for a gang."""
     groups: dict[tuple[int, str], list[int]] = {}
+    need = capacity.need(index, gang)
     for number in range(len(index.hosts)):
-        groups.setdefault(_why(index, gang, number, unusable), []).append(number)
+        groups.setdefault(_why(index, gang, number, unusable, need), []).append(number)
     return tuple(_group(index, why, numbers) for (_, why), numbers in sorted(groups.items()))
 
 
-def _why(index: Index, gang: Gang, number: int, unusable: Mapping[str, str]) -> tuple[int, str]:
-    barred = _barred(index, gang, number, unusable)
+def _why(index: Index, gang: Gang, number: int, unusable: Mapping[str, str], need: Need) -> tuple[int, str]:
+    barred = _barred(index, gang, number, unusable, need)
     if barred is not None:
         return barred
     generation, free = index.hosts[number].generation, index.free[number].bit_count()
@@ -127,15 +144,15 @@ def _why(index: Index, gang: Gang, number: int, unusable: Mapping[str, str]) -> 
     return (0, f"{generation}: {FREE}") if free >= least else (1, f"{generation}: {TOO_FEW} {least}")
 
 
-def _barred(index: Index, gang: Gang, number: int, unusable: Mapping[str, str]) -> tuple[int, str] | None:
+def _barred(index: Index, gang: Gang, number: int, unusable: Mapping[str, str], need: Need) -> tuple[int, str] | None:
     host, wants = index.hosts[number], gang.constraints
-    if not serves((host.generation, host.gpu_model, host.gpu_memory_mib), wants):
+    if not serves(index.kind(number), wants):
         return 4, f"{host.generation}{f' {host.gpu_model}' if host.gpu_model else ''}: not what it asks for"
     if (wants.hosts and host.name not in wants.hosts) or host.name in wants.avoid:
         return 3, "left out by its constraints"
     if host.name in unusable:
         return 2, unusable[host.name]
-    return (2, "it failed there before") if host.name in gang.avoid else None
+    return None if need.admits(number) else (2, "it failed there before")
 
 
 def _group(index: Index, why: str, numbers: list[int]) -> HostGroup:
@@ -165,28 +182,23 @@ def _met(decisions: Decisions, snapshot: Snapshot, gang_id: str, starts_before: 
     return index
 
 
-def _holders(decisions: Decisions, snapshot: Snapshot, gang: Gang, index: Index) -> tuple[Holder, ...]:
-    number = index.number
-    stopped = {preemption.victim for preemption in decisions.preempts}
-    started = [Running(gang, placement, snapshot.now_s) for gang, placement in decisions.starts]
+def _holders(decisions: Decisions, snapshot: Snapshot, may_use: Callable[[int], bool]) -> tuple[Holder, ...]:
+    number = {host.name: n for n, host in enumerate(snapshot.inventory.hosts)}
+    usable = {name for name, n in number.items() if name not in snapshot.unusable and may_use(n)}
+    after = carried_out(snapshot, decisions)
     holders = []
-    for run in (*snapshot.running, *started):
-        grants = [
-            grant
-            for grant in run.placement.grants
-            if grant.host in number and _barred(index, gang, number[grant.host], snapshot.unusable) is None
-        ]
+    for run in after.running:
+        grants = [grant for grant in run.placement.grants if grant.host in usable]
         if grants:
-            gpus = sum(mask_of(grant.gpus).bit_count() for grant in grants)
-            stopping = run.stopping or run.gang.id in stopped
-            free_s = run.free_s(snapshot.now_s)
+            gpus, free_s = sum(len(grant.gpus) for grant in grants), run.free_s(snapshot.now_s)
             known_s = None if free_s == ENDLESS else free_s
-            holders.append(Holder(run.gang.id, gpus, len(grants), known_s, stopping))
+            preparing = run.running_s is None and not run.stopping
+            holders.append(Holder(run.gang.id, gpus, len(grants), known_s, run.stopping, preparing))
     return tuple(sorted(holders, key=_soonest))
 
 
 def _soonest(holder: Holder) -> tuple[bool, float, int, str]:
-    ends = float("inf") if holder.ends_s is None else holder.ends_s
+    ends = ENDLESS if holder.free_s is None else holder.free_s
     return (not holder.stopping, ends, -holder.gpus, holder.gang)
 
 
@@ -202,24 +214,37 @@ def _pool_use(decisions: Decisions, snapshot: Snapshot, gang: Gang) -> PoolUse |
     return PoolUse(pool.name, used, pool.reservation, pool.limit, decisions.entitlements.get(pool.name))
 
 
-def _expected_start(decisions: Decisions, snapshot: Snapshot, gang_id: str, policy: Policy) -> float | None:
-    """Pass after pass at the ends of time limits, as if nothing else happened."""
+def _expected_start(decisions: Decisions, snapshot: Snapshot, gang: Gang, policy: Policy) -> tuple[float | None, str]:
+    """Pass after pass at the expected ends, as if nothing else happened; else why nobody can know."""
     now = snapshot
     for _ in range(MAX_EVENTS):
         now = carried_out(now, decisions)
-        ends = [_end_s(run, now.now_s) for run in now.running]
-        times = [end for end in (*ends, decisions.wake_s) if end is not None]
+        ends = [run.free_s(now.now_s) for run in now.running]
+        times = [end for end in (*ends, decisions.wake_s) if end is not None and end != ENDLESS]
         if not times:
-            return None
+            return None, _unknown(now, decisions, gang, policy)
         now_s = max(min(times), now.now_s)
-        left = tuple(run for run, end in zip(now.running, ends, strict=True) if end is None or end > now_s)
+        left = tuple(run for run, end in zip(now.running, ends, strict=True) if end > now_s)
         now = replace(now, running=left, now_s=now_s)
         decisions = schedule(now, policy)
-        if any(gang.id == gang_id for gang, _ in decisions.starts):
-            return now.now_s
-    return None
+        if any(started.id == gang.id for started, _ in decisions.starts):
+            return now.now_s, ""
+    return None, "too many gangs end before"
 
 
-def _end_s(run: Running, now_s: float) -> float | None:
-    free_s = run.free_s(now_s)
-    return None if free_s == ENDLESS else free_s
+def _unknown(last: Snapshot, decisions: Decisions, gang: Gang, policy: Policy) -> str:
+    """What the start still depends on when nothing more ends by a time limit."""
+    arranged = arrange(last, policy)
+    may_use = arranged.capacity.may_use(arranged.index, gang)
+    number = arranged.index.number
+    where = {name for name, n in number.items() if may_use(n)}
+    wait = decisions.waits.get(gang.id)
+    if wait is not None and wait.reason is Reason.POOL:
+        return "it depends on gangs of its pool without a time limit"
+    if any(grant.host in where for run in last.running for grant in run.placement.grants):
+        return "it depends on gangs without a time limit"
+    if where & set(last.unusable):
+        return "it depends on hosts that are out of use"
+    if where & set(last.taken):
+        return "it depends on GPUs that others hold, outside of this inventory's queue"
+    return f"it depends on {wait.behind}" if wait is not None and wait.behind else "nobody knows what it depends on"

@@ -33,7 +33,7 @@ def lines(explanation: Explanation, *, now_s: float, fold: Fold) -> list[str]:
     text += _section("hosts", [_group(group, fold) for group in explanation.groups])
     text += _section("GPUs it could use are held by", [_holder(holder, now_s) for holder in explanation.holders])
     if explanation.state == "waits":
-        text.append(f"  expected start: {_when(explanation.expected_start_s, now_s)}")
+        text.append(f"  expected start: {_expected(explanation, now_s)}")
         changes = [change.text for change in explanation.changes]
         text += _section("it would start now with", changes) or ["  no single change would start it now"]
     return text
@@ -71,17 +71,33 @@ def _group(group: HostGroup, fold: Fold) -> str:
 
 
 def _holder(holder: Holder, now_s: float) -> str:
-    until = "is stopping" if holder.stopping else f"ends {_when(holder.ends_s, now_s)}"
-    if holder.ends_s is None and not holder.stopping:
-        until = "has no time limit"
-    return f"{holder.gang}: {holder.gpus} GPUs on {holder.hosts} host{'s' * (holder.hosts != 1)}, {until}"
+    where = f"{holder.gang}: {holder.gpus} GPUs on {holder.hosts} host{'s' * (holder.hosts != 1)}"
+    if holder.stopping:
+        return f"{where}, is stopping"
+    if holder.free_s is None:
+        return f"{where}, has no time limit"
+    if holder.preparing:
+        return f"{where}, prepares; its time limit does not count yet"
+    if holder.free_s <= now_s:
+        return f"{where}, should have ended by its time limit"
+    return f"{where}, free {_in(holder.free_s, now_s)} if it uses its whole time limit"
 
 
-def _when(at_s: float | None, now_s: float) -> str:
+def _expected(explanation: Explanation, now_s: float) -> str:
+    at_s = explanation.expected_start_s
     if at_s is None:
-        return "unknown: it depends on gangs without a time limit"
-    left = max(0, round(at_s - now_s))
+        return f"unknown: {explanation.unknown_because or 'it depends on gangs without a time limit'}"
+    if at_s <= now_s:
+        return "soon: the gangs in its way should have ended by now"
+    ends = "when the gangs that stop have ended"
+    if any(not holder.stopping for holder in explanation.holders):
+        ends = "if running gangs use their whole time limits"
+    return f"{_in(at_s, now_s)} {ends}"
+
+
+def _in(at_s: float, now_s: float) -> str:
+    left = max(1, round(at_s - now_s))
     if left < 60:
-        return f"in {left} s at the latest"
+        return f"in {left} s"
     hours, minutes = divmod(-(-left // 60), 60)
-    return f"in {f'{hours} h ' if hours else ''}{minutes:02d} min at the latest"
+    return f"in {f'{hours} h ' if hours else ''}{minutes:02d} min"

@@ -44,7 +44,7 @@ def test_why_a_gang_waits():
     assert found.position == 1
     assert found.expected_start_s == 100.0
     assert [(group.hosts, group.free) for group in found.groups] == [(("r0h1",), 2), (("r0h0",), 0)]
-    assert [(holder.gang, holder.gpus, holder.ends_s) for holder in found.holders] == [
+    assert [(holder.gang, holder.gpus, holder.free_s) for holder in found.holders] == [
         ("short", 4, 100.0),
         ("endless", 2, None),
     ]
@@ -125,6 +125,46 @@ def test_every_change_that_is_offered_starts_it():
         if change.what == "gpus":
             snapshot = busy(Gang("first", 6, 1.0), replace(gang, gpus=int(change.value), constraints=Constraints()))
             assert [g.id for g, _ in schedule(snapshot).starts] == ["g"]
+
+
+def said(snapshot, gang="g", now_s=10.0):
+    return "\n".join(lines(why(snapshot, gang), now_s=now_s, fold=",".join))
+
+
+def test_words_say_what_an_expected_start_depends_on():
+    assert "in 02 min if running gangs use their whole time limits" in said(busy(Gang("g", 4, 1.0)))
+    assert "unknown: it depends on gangs without a time limit" in said(busy(Gang("g", 8, 1.0)))
+
+
+def test_a_gang_that_waits_for_lost_hosts_is_told_so_though_nothing_runs():
+    snapshot = Snapshot(cluster([0], 2, 4), (), (Gang("g", 8),), {"r0h1": "lost"}, now_s=10.0)
+    text = said(snapshot)
+    assert "unknown: it depends on hosts that are out of use" in text and "time limit" not in text
+    foreign = Snapshot(cluster([0], 1, 4), (), (Gang("g", 4),), taken={"r0h0": (0,)})
+    assert "GPUs that others hold" in said(foreign)
+
+
+def test_while_a_gang_stops_the_start_is_expected_after_grace_and_fence():
+    stops = Running(Gang("s", 4, stop_allowance_s=30.0), runs(Gang("s", 4), ("r0h0", range(4))).placement, 0.0, 0.0)
+    snapshot = Snapshot(cluster([0], 1, 4), (replace(stops, stopping=True),), (Gang("g", 4),), now_s=10.0)
+    assert "expected start: in 30 s when the gangs that stop have ended" in said(snapshot)
+
+
+def test_a_holder_that_prepares_or_is_overdue_is_said_to_be():
+    run = Running(Gang("p", 4, time_limit_s=100.0), runs(Gang("p", 4), ("r0h0", range(4))).placement, 0.0)
+    snapshot = Snapshot(cluster([0], 1, 4), (run,), (Gang("g", 4),), now_s=10.0)
+    assert "prepares; its time limit does not count yet" in said(snapshot)
+    late = replace(snapshot, running=(replace(run, running_s=0.0),), now_s=500.0)
+    assert "should have ended by its time limit" in said(late, now_s=500.0)
+    assert "soon:" in said(late, now_s=500.0)
+
+
+def test_pools_are_named_when_they_give_back():
+    inventory = cluster([0], 1, 8, (Pool("a", 4),))
+    lends = replace(runs(Gang("l", 8, preemptible=True), ("r0h0", range(8))), granted_s=-1e6)
+    (preemption,) = schedule(Snapshot(inventory, (lends,), (Gang("g", 4, pool="a"),), now_s=10.0)).preempts
+    assert "None" not in preemption.message
+    assert "of pool a is entitled to it" in preemption.message
 
 
 @pytest.mark.parametrize("name", ["g", "a'; touch /tmp/x #", "ü\n"])
