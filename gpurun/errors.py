@@ -91,5 +91,9 @@ class StateError(GpurunError):
     exit_code = 5
 
 
+class StateDiskError(StateError):
+    """The disk of the state directory is full or failed; what was to be written is as it was before."""
+
+
 class UnsafeState(StateError):
     """The state directory cannot be trusted: its locks do not lock, or its modes let anybody in."""

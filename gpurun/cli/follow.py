@@ -79,13 +79,11 @@ def cancel_job(folder: JobFolder, *, reason: str) -> None:
     Raises:
         NotYours: it is another user's.
     """
-    from pathlib import Path
-
     from gpurun.state import audit
     from gpurun.supervisor.requests import end_queued
 
     refuse_others(folder)
-    home = Path(folder.path).parent.parent
+    home = folder.path.home
     audit.note(home, "cancel", job=folder.id, owner=folder.record().owner)
     folder.ask_to_cancel(CancelRequest("cancel", by=myself(), asked_s=time.time(), reason=reason))
     end_queued(home, folder, now_s=time.time(), environ=os.environ)

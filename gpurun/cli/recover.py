@@ -143,16 +143,17 @@ def _discard(home: Path, name: str) -> Path:
     from gpurun.leases.allocator import allocator_lock
     from gpurun.leases.store import LeaseStore
     from gpurun.state import audit, durable
+    from gpurun.state.path import StatePath
 
     with allocator_lock(home):
         store = LeaseStore(home)
         if not any(Path(error.where or "").name == name for error in store.read_all().damaged):
             raise BadInput(f"{name!r} is not a damaged lease", hint="`gpurun recover` lists them")
-        kept = home / "discarded"
+        kept = StatePath(home) / "discarded"
         durable.make_folder(kept)
         target = kept / f"{time.time_ns()}-{name}"
         (store.folder / name).rename(target)
         durable.sync_folder(kept)
         durable.sync_folder(store.folder)
         audit.note(home, "discard", lease=name, kept=str(target))
-        return target
+        return target.plain

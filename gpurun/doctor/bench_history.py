@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,8 @@ from statistics import median
 
 from gpurun.doctor.bench_result import Link, told
 from gpurun.doctor.findings import Finding
-from gpurun.state import durable
+from gpurun.state import durable, lock
+from gpurun.state.path import StatePath
 
 KEPT_RUNS = 200
 COMPARED_RUNS = 10
@@ -29,21 +30,24 @@ class Run:
     links: tuple[Link, ...]
 
 
-def history_file(home: Path) -> Path:
+def history_file(home: Path) -> StatePath:
     """Where runs are kept: one JSON document a line, below the state directory."""
-    return home / "bench" / "links.jsonl"
+    return StatePath(home) / "bench" / "links.jsonl"
 
 
 def append(home: Path, run: Run) -> None:
     """Keep a run; the oldest go when there are more than `KEPT_RUNS`. Several processes may do so at once."""
     path = history_file(home)
     durable.make_folder(path.parent)
-    with path.with_suffix(".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    descriptor = path.sibling("links.lock").open_file(os.O_RDWR | os.O_CREAT, 0o664)
+    try:
+        lock.take(descriptor)
+        lines = path.read_text().splitlines() if path.exists() else []
         links = [[link.source, link.target, round(link.gbit_per_s, 4), round(link.latency_us, 2)] for link in run.links]
         lines = [*lines, json.dumps({"time_s": run.time_s, "links": links})][-KEPT_RUNS:]
         durable.write_bytes(path, "".join(f"{line}\n" for line in lines).encode())
+    finally:
+        os.close(descriptor)
 
 
 def read(home: Path) -> tuple[Run, ...]:
@@ -53,8 +57,7 @@ def read(home: Path) -> tuple[Run, ...]:
         StateError: it cannot be read.
     """
     try:
-        with durable.opened(history_file(home)) as file:
-            text = file.read().decode("utf-8", "replace")
+        text = history_file(home).read_text()
     except FileNotFoundError:
         return ()
     return tuple(run for line in text.splitlines() if (run := _run(line)) is not None)

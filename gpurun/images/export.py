@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -16,6 +15,7 @@ from gpurun.images.export_overlay import OverlayLayer, config_of, find_layers, t
 from gpurun.images.export_save import import_save
 from gpurun.images.store import LayerStore, Stored
 from gpurun.node.image_api import is_containerd
+from gpurun.state import lock
 
 
 def default_folder() -> Path:
@@ -131,6 +131,5 @@ class Exporter:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        with (self._folder / f"{self._image.id.removeprefix('sha256:')}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with lock.alone(self._folder / f"{self._image.id.removeprefix('sha256:')}.lock"):
             yield

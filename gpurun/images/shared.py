@@ -6,17 +6,15 @@ back by the kernel however its process ends.
 
 from __future__ import annotations
 
-import fcntl
 import os
-import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gpurun.state import lock
+
 RETRY_S = 0.2
-# struct flock of Linux on 64 bits: type, whence, start, length, pid.
-_FLOCK = "hhqqi4x"
 
 
 @contextmanager
@@ -33,20 +31,9 @@ def alone(folder: Path, image_id: str, hosts: Iterable[str], wait: Callable[[flo
         # In one order everywhere, so that two ships never wait for each other in a circle.
         waited = False
         for offset in sorted({zlib.crc32(host.encode()) for host in hosts}):
-            while not _lock(descriptor, offset):
+            while not lock.try_take(descriptor, start=offset, length=1):
                 waited = True
                 wait(RETRY_S)
         yield waited
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int, offset: int) -> bool:
-    request = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, offset, 1, 0)
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, request)
-    except BlockingIOError:
-        return False
-    except PermissionError:
-        return False
-    return True

@@ -7,7 +7,6 @@ one that a ship is sending never does.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from gpurun.errors import HostNotReady
 from gpurun.node.spool import CHUNK, Blob, checked
+from gpurun.state import lock
 
 # Never more than this share of the file system, and never so much that less than the reserve stays free.
 SHARE = 0.25
@@ -46,7 +46,7 @@ class Stored:
     def open(self) -> Blob:
         """The blob, to be sent. Keeps it from being evicted until it is closed."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        lock.take(descriptor, shared=True)
         os.utime(self.path)
         return Blob(self.digest, self.size, self.hashes, descriptor, complete=True)
 
@@ -128,13 +128,8 @@ class LayerStore:
     @contextmanager
     def making(self, digest: str) -> Iterator[None]:
         """Alone with this digest among all processes."""
-        lock = self._path(digest).with_suffix(".lock")
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with lock.alone(self._path(digest).with_suffix(".lock")):
             yield
-        finally:
-            os.close(descriptor)
 
     def put(self, pieces: Iterable[bytes]) -> Stored:
         """A blob of any content.
@@ -208,16 +203,15 @@ class LayerStore:
 def _evict(path: Path) -> int:
     """Remove a blob unless somebody is sending it; the bytes that went."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return 0
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not lock.try_take(descriptor):
+            return 0
         size = os.fstat(descriptor).st_size
         path.unlink(missing_ok=True)
         path.with_suffix(".chunks").unlink(missing_ok=True)
-    except BlockingIOError:
-        return 0
     finally:
         os.close(descriptor)
     return size

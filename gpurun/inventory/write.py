@@ -2,44 +2,38 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from gpurun.errors import BadInput, StateError
+from gpurun.errors import BadInput
+from gpurun.state import lock
 
-_STALE = ".gpurun-"
+_STALE, _LOCK = ".gpurun-", ".gpurun.lock"
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[Path]:
     """Holds the one lock under which a file is changed; gives the file behind any symbolic links.
 
-    The lock is on the file's folder, because the file itself is replaced and nothing shall be left beside it.
-    What a writer that crashed left there is removed.
+    The lock is that of a hidden file beside it, because the file itself is replaced; it is removed afterwards. What a
+    writer that crashed left there is removed, too.
 
-    Raises BadInput: there is no such folder. StateError: the folder cannot be locked.
+    Raises BadInput: there is no such folder, or no file can be made in it.
     """
     real = Path(os.path.realpath(path))
-    try:
-        descriptor = os.open(real.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise BadInput(f"cannot be changed: {error.strerror}", where=str(path)) from error
-    try:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            stack.enter_context(lock.alone(real.with_name(f".{real.name}{_LOCK}"), mode=0o666, remove=True))
         except OSError as error:
-            raise StateError(f"cannot lock the folder: {error.strerror}", where=str(real.parent)) from error
+            raise BadInput(f"cannot be changed: {error.strerror}", where=str(path)) from error
         for left in real.parent.glob(f".{_escaped(real.name)}{_STALE}*"):
             with suppress(OSError):
                 left.unlink()
         yield real
-    finally:
-        os.close(descriptor)
 
 
 def replace(path: Path, data: bytes, *, like: Path | None = None) -> None:

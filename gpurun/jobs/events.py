@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from gpurun.state import durable
+from gpurun.state.path import StatePath
 
 
 class EventLog:
     """Appends events. Each line is one ``write``, so readers never see half a line of a live writer."""
 
-    def __init__(self, path: Path, *, clock: Callable[[], float]) -> None:
+    def __init__(self, path: StatePath, *, clock: Callable[[], float]) -> None:
         self.path = path
         self._clock = clock
 
@@ -25,14 +25,14 @@ class EventLog:
 class EventTail:
     """Reads events as they come, from the beginning; remembers how far it got."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: StatePath) -> None:
         self.path = path
         self._offset = 0
 
     def new(self) -> Iterator[dict[str, Any]]:
         """Events written since the last call; a torn last line is left for later, a damaged one skipped."""
         try:
-            with durable.opened(self.path) as stream:
+            with self.path.reader() as stream:
                 stream.seek(self._offset)
                 data = stream.read()
         except FileNotFoundError:

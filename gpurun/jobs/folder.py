@@ -7,27 +7,28 @@ process. Only the job's owner or root writes here. Other users can read.
 
 from __future__ import annotations
 
+import stat
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from gpurun.errors import StateError
 from gpurun.jobs.record import CancelRequest, JobRecord
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State, check_way
 from gpurun.state import durable
+from gpurun.state.path import StatePath
 from gpurun.state.people import user_name
 
 
 class JobFolder:
     """One job's files. Cheap to make; nothing is read until asked for."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: StatePath) -> None:
         self.path = path
         self.id = path.name
         self.log = path / "log"
         self.events = path / "events.jsonl"
-        self.outputs = path / "outputs"
+        self.outputs = path.plain / "outputs"  # a tree of the job's own making, which may hold links
         self.supervisor_log = path / "supervisor.log"
         self.launch_log = path / "launch.jsonl"
         self._request = path / "cancel.json"
@@ -44,21 +45,27 @@ class JobFolder:
         """Where the job stands.
 
         Raises:
-            StateError: the file is damaged or missing, or names another job; or it names an owner who did not make the
-                folder, so that in a shared state directory nobody can have something run as somebody else.
+            StateError: the file is damaged or missing, or names another job; or another user than the owner that it
+                names can have written it. So nobody can have something run as somebody else.
         """
         path = self.path / "state.json"
         try:
             record = durable.read_record(path, JobRecord)
-            maker = self.path.lstat().st_uid
+            folder = self.path.stat()
         except FileNotFoundError as error:
             raise StateError("is missing", job=self.id, where=str(path)) from error
         if record.id != self.id:
             raise StateError(f"names job {record.id[:80]!r}, not its own", where=str(path))
-        if record.owner_uid != maker:
+        if record.owner_uid != folder.st_uid:
             raise StateError(
-                f"says that it is {user_name(record.owner_uid)}'s, but {user_name(maker)} made it", where=str(path)
+                f"says that it is {user_name(record.owner_uid)}'s, but {user_name(folder.st_uid)} made it",
+                where=str(path),
             )
+        if folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise StateError(
+                f"others than {user_name(folder.st_uid)} can write the folder, so it may be anybody's word",
+                where=str(self.path), hint="if nobody else has written there: chmod go-w",
+            )  # fmt: skip
         return record
 
     def write(self, record: JobRecord) -> JobRecord:

@@ -6,11 +6,9 @@ the job. A mark without a job means nothing.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -24,7 +22,8 @@ from gpurun.jobs.live import LiveJob
 from gpurun.jobs.record import CancelRequest, JobRecord
 from gpurun.jobs.spec import JobSpec, Wants
 from gpurun.jobs.states import State
-from gpurun.state import audit, durable
+from gpurun.state import audit, durable, lock
+from gpurun.state.path import StatePath
 from gpurun.state.people import myself
 
 ID_PATTERN = re.compile(r"j-[0-9a-f]{8}")
@@ -40,30 +39,38 @@ class JobStore:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.folder = home / "jobs"
-        self.live = home / "live"
+        self.folder = StatePath(home) / "jobs"
+        self.live = StatePath(home) / "live"
 
     def create(self, spec: JobSpec, *, inventory: Path, now_s: float) -> JobFolder:
         """Store a new job as QUEUED: the folder appears whole, by a rename, or not at all.
 
-        While it is being made it is locked, and its mark is never there without it: so `sweep` knows what was left.
+        While it is being made its spec is locked, and its mark is never there without it: so `sweep` knows what was
+        left. What could not be made whole, for want of disk say, is removed at once.
         """
         durable.make_folder(self.folder)
         job_id = f"j-{secrets.token_hex(4)}"
         building = self.folder / f"{BUILDING}{job_id}"
         building.mkdir(mode=0o755)
-        lock = os.open(building, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._build(JobFolder(building), job_id, spec, inventory=inventory, now_s=now_s)
-        finally:
-            os.close(lock)
+        except StateError:
+            with suppress(StateError, OSError):
+                building.rmtree()
+                (self.live / job_id).unlink(missing_ok=True)
+            raise
         durable.sync_folder(self.folder)
         return self.get(job_id)
 
     def _build(self, folder: JobFolder, job_id: str, spec: JobSpec, *, inventory: Path, now_s: float) -> None:
         faults.point()
-        durable.write_record(folder.path / "spec.json", spec)
+        held = durable.write_locked_record(folder.path / "spec.json", spec)
+        try:
+            self._fill(folder, job_id, spec, inventory=inventory, now_s=now_s)
+        finally:
+            os.close(held)
+
+    def _fill(self, folder: JobFolder, job_id: str, spec: JobSpec, *, inventory: Path, now_s: float) -> None:
         folder.write(
             JobRecord(
                 id=job_id, name=spec.name, owner=myself(), owner_uid=os.getuid(), gpus=spec.gpus,
@@ -81,12 +88,12 @@ class JobStore:
     def sweep(self, *, now_s: float) -> None:
         """Remove what submissions of this user's that were killed have left: half-made jobs, and marks of none."""
         marks = self.live_ids()
-        half = [entry for entry in _entries(self.folder) if entry.name.startswith(BUILDING)]
-        making = [entry.name for entry in half if not _remove_abandoned(Path(entry.path), now_s)]
+        half = [name for name in _names(self.folder) if name.startswith(BUILDING)]
+        making = [name for name in half if not _remove_abandoned(self.folder / name, now_s)]
         for job_id in marks:
             made = any(name.startswith(f"{BUILDING}{job_id}") for name in making)
-            if not made and not os.path.lexists(self.folder / job_id):
-                with suppress(OSError):  # another user's
+            if not made and not (self.folder / job_id).exists():
+                with suppress(FileNotFoundError, StateError):  # another user's
                     (self.live / job_id).unlink()
 
     def get(self, job_id: str) -> JobFolder:
@@ -111,7 +118,7 @@ class JobStore:
         def from_files(name: str) -> tuple[LiveJob | None, bool]:
             return _read_live(self.get(name), on_problem) if ID_PATTERN.fullmatch(name) else (None, False)
 
-        return LiveIndex(self.folder, os.environ).read(_names(self.live), from_files)
+        return LiveIndex(self.folder.plain, os.environ).read(_names(self.live), from_files)
 
     def retire(self, job_id: str) -> None:
         """Take a job that has ended out of `live_ids`. Idempotent.
@@ -121,13 +128,13 @@ class JobStore:
         with suppress(FileNotFoundError):
             durable.sync_folder(self.folder / job_id)
         faults.point()
-        (self.live / job_id).unlink(missing_ok=True)
+        with suppress(StateError):  # another user's mark: it costs a look, no more
+            (self.live / job_id).unlink(missing_ok=True)
 
     def recently_ended(self, most: int) -> tuple[str, ...]:
         """Ids of the jobs that changed last, among those that are not live; at most `most`."""
-        entries = [entry for entry in _entries(self.folder) if ID_PATTERN.fullmatch(entry.name)]
-        live = set(self.live_ids())
-        changed = sorted(((e.stat().st_mtime, e.name) for e in entries if e.name not in live), reverse=True)
+        ended = set(self.ids()) - set(self.live_ids())
+        changed = sorted(_changed(self.folder, ended), reverse=True)
         return tuple(name for _, name in changed[:most])
 
     def records(
@@ -218,39 +225,43 @@ def _wants(folder: JobFolder, problems: list[StateError]) -> Wants | None:
         return None
 
 
-def _names(folder: Path) -> list[str]:
+def _names(folder: StatePath) -> list[str]:
     try:
-        return os.listdir(folder)
+        return folder.names()
     except FileNotFoundError:
         return []
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as found:
-            return list(found)
-    except FileNotFoundError:
-        return []
+def _changed(folder: StatePath, names: Iterable[str]) -> Iterator[tuple[float, str]]:
+    """When each of these last changed, and its name."""
+    for name in names:
+        with suppress(FileNotFoundError):
+            yield (folder / name).stat().st_mtime, name
 
 
-def _remove_abandoned(building: Path, now_s: float) -> bool:
+def _remove_abandoned(building: StatePath, now_s: float) -> bool:
     """Remove a half-made job of this user's that nobody makes any more; False if it must stay."""
     try:
-        lock = os.open(building, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:  # whole by now, or nothing that gpurun made
-        return False
-    try:
-        found = os.fstat(lock)
-        if found.st_uid != os.getuid() or abs(now_s - found.st_mtime) < ABANDONED_S:
+        found = building.stat()
+        if found.st_uid != os.getuid() or abs(now_s - found.st_mtime) < ABANDONED_S or _is_being_made(building):
             return False
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(building)
-    except OSError:  # it is being made; or it has just become whole
+        building.rmtree()
+    except (FileNotFoundError, StateError):  # it has just become whole; or it is nothing that gpurun made
         return False
-    finally:
-        os.close(lock)
     return True
 
 
-def _job_ids(folder: Path) -> tuple[str, ...]:
+def _is_being_made(building: StatePath) -> bool:
+    """Whether a process holds the lock of its spec, which may not have its name yet."""
+    for name in building.names():
+        spec = (building / name).open_file(os.O_RDONLY)
+        try:
+            if lock.is_held(spec):
+                return True
+        finally:
+            os.close(spec)
+    return False
+
+
+def _job_ids(folder: StatePath) -> tuple[str, ...]:
     return tuple(sorted(name for name in _names(folder) if ID_PATTERN.fullmatch(name)))

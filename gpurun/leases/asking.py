@@ -14,6 +14,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+from gpurun.errors import StateError
+from gpurun.state.path import StatePath
 from gpurun.state.shared import MARK, is_shared
 
 FIRST_PAUSE_S = 1.0
@@ -25,19 +27,20 @@ def ask_to_give_way(home: Path, victims: Collection[str]) -> None:
     if not is_shared(home):
         return
     wanted = {f"{job}.{os.getuid()}" for job in victims}
-    present = {name for name in os.listdir(home / MARK) if name.endswith(f".{os.getuid()}")}
+    folder = StatePath(home) / MARK
+    present = {name for name in folder.names() if name.endswith(f".{os.getuid()}")}
     for name in wanted - present:
-        (home / MARK / name).touch()
+        (folder / name).touch()
     for name in present - wanted:
-        with suppress(OSError):  # somebody else may have made it in this user's name: it is theirs, then
-            (home / MARK / name).unlink()
+        with suppress(FileNotFoundError, StateError):  # another user made it in this user's name: it is theirs
+            (folder / name).unlink()
 
 
 class Asked:
     """Whether somebody wants a job to look whether it must give way, as its supervisor sees it."""
 
     def __init__(self, home: Path, job: str) -> None:
-        self._folder = home / MARK
+        self._folder = StatePath(home) / MARK
         self._job = job
         self._pause_s = FIRST_PAUSE_S
         self._next_s = 0.0
@@ -48,8 +51,8 @@ class Asked:
         if now < self._next_s:
             return False
         try:
-            asked = any(name.startswith(f"{self._job}.") for name in os.listdir(self._folder))
-        except OSError:
+            asked = any(name.startswith(f"{self._job}.") for name in self._folder.names())
+        except (FileNotFoundError, StateError):
             return False
         self._pause_s = min(self._pause_s * 2, LONGEST_PAUSE_S) if asked else FIRST_PAUSE_S
         self._next_s = now + (self._pause_s if asked else FIRST_PAUSE_S)

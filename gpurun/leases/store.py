@@ -3,18 +3,15 @@
 ``leases/ID.json`` is written once, whole, under the allocator lock, and removed only after every host of the
 gang has been fenced. When some hosts cannot be fenced, what they hold becomes a lost lease,
 ``leases/ID.ATTEMPT.lost.json``, and the job goes on without them; in no moment is a GPU in two files. An
-exclusive flock on the file itself is the sign of life of the job's supervisor: it passes from the granting
-command to the supervisor as an open file description, so there is no moment at which a running job looks
-orphaned.
+lock on the file itself (`gpurun.state.lock`) is the sign of life of the job's supervisor: it passes from the granting
+command to the supervisor with the descriptor, so there is no moment at which a running job looks orphaned. Only the
+lease's owner and root can write the file, so nobody else can hold that lock.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import re
-import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -26,15 +23,18 @@ from gpurun.jobs.store import ID_PATTERN
 from gpurun.leases.lease import Holdings, Lease
 from gpurun.leases.occupancy import Occupancy
 from gpurun.state import durable
+from gpurun.state.lock import is_held, try_take
+from gpurun.state.path import StatePath
+from gpurun.state.people import user_name
 
 WAY_OUT = "`gpurun recover` shows what it may belong to and the way out"
 NAME_PATTERN = re.compile(rf"{ID_PATTERN.pattern}(\.\d{{1,6}}\.lost)?\.json")
 
 
 class LeaseLock:
-    """The sign of life on one lease: an exclusive flock, held by an open descriptor."""
+    """The sign of life on one lease: its file's lock, held by an open descriptor."""
 
-    def __init__(self, descriptor: int, path: Path) -> None:
+    def __init__(self, descriptor: int, path: StatePath) -> None:
         self.descriptor = descriptor
         self.path = path
 
@@ -60,10 +60,10 @@ class LeaseStore:
     """The leases of one state directory."""
 
     def __init__(self, home: Path) -> None:
-        self.folder = home / "leases"
-        self._jobs = home / "jobs"
+        self.folder = StatePath(home) / "leases"
+        self._jobs = StatePath(home) / "jobs"
 
-    def path(self, name: str) -> Path:
+    def path(self, name: str) -> StatePath:
         """Where a lease lies; a running job's is named after the job."""
         return self.folder / f"{name}.json"
 
@@ -71,7 +71,7 @@ class LeaseStore:
         """Every lease there is. Nothing in the folder is passed over but the temporary files of `durable`."""
         leases, damaged = [], []
         try:
-            names = sorted(os.listdir(self.folder))
+            names = sorted(self.folder.names())
         except FileNotFoundError:
             return Holdings((), ())
         for name in names:
@@ -81,17 +81,19 @@ class LeaseStore:
             try:
                 leases.append(self._read(path))
             except FileNotFoundError:
-                if os.path.lexists(path):  # else released between listing and reading
-                    damaged.append(StateError("is a link to nothing", where=str(path), hint=WAY_OUT))
+                continue  # released between listing and reading
             except StateError as error:
                 error.hint = error.hint or WAY_OUT
                 damaged.append(error)
         return Holdings(tuple(leases), tuple(damaged))
 
-    def _read(self, path: Path) -> Lease:
+    def _read(self, path: StatePath) -> Lease:
         if not NAME_PATTERN.fullmatch(path.name):
             raise StateError("is not a lease that gpurun wrote", where=str(path))
-        lease = durable.read_record(path, Lease)
+        lease, writer = durable.read_signed(path, Lease, linked=True)
+        if writer not in (lease.owner_uid, 0):
+            who = "others can write it" if writer is None else f"{user_name(writer)} wrote it"
+            raise StateError(f"says that it is {user_name(lease.owner_uid)}'s, but {who}", where=str(path))
         # A crash between the two steps of `abandon` leaves a lost lease under the job's own name.
         if path.name not in (f"{lease.name}.json", f"{lease.job}.json"):
             raise StateError(f"names lease {lease.name!r}, not its own", where=str(path))
@@ -118,7 +120,7 @@ class LeaseStore:
         """
         durable.make_folder(self.folder)
         path = self.path(lease.name)
-        if os.path.lexists(path):
+        if path.exists():
             raise StateError("already holds a lease", job=lease.job, where=str(path))
         occupancy.grant(lease)
         durable.sync_folder(self.folder)
@@ -143,7 +145,7 @@ class LeaseStore:
             self._keep_second_name(lease.job)
         return LeaseLock(descriptor, lock.path)
 
-    def second_name(self, job: str) -> Path:
+    def second_name(self, job: str) -> StatePath:
         """A running job's lease file has this name, too, in the job's own folder.
 
         It is another name of one file, not a copy: whoever removes the lease file by hand frees nothing, because
@@ -153,11 +155,11 @@ class LeaseStore:
 
     def _keep_second_name(self, job: str) -> None:
         """The job's record is written next to it and syncs the folder."""
-        draft = self.second_name(job).with_name(".lease.json.tmp")
+        draft = self.second_name(job).sibling(".lease.json.tmp")
         with suppress(FileNotFoundError):
             draft.unlink()
-        with suppress(OSError):  # no second name: a file system without hard links, or the job's folder is gone
-            os.link(self.path(job), draft, follow_symlinks=False)
+        with suppress(FileNotFoundError, StateError):  # a file system without hard links, or the job's folder is gone
+            self.path(job).link(draft)
             draft.rename(self.second_name(job))
 
     def _drop_second_name(self, job: str) -> None:
@@ -171,7 +173,7 @@ class LeaseStore:
             jobs: ids of the jobs that are past the queue and have not ended.
         """
         for job in jobs:
-            lease = None if os.path.lexists(self.path(job)) else self._by_second_name(job)
+            lease = None if self.path(job).exists() else self._by_second_name(job)
             if lease is not None:
                 yield lease
 
@@ -180,26 +182,26 @@ class LeaseStore:
 
         Needs no lock: a release removes the second name first.
         """
-        if os.path.lexists(self.path(job)) or self._by_second_name(job) is None:
+        if self.path(job).exists() or self._by_second_name(job) is None:
             return False
         with suppress(FileNotFoundError, FileExistsError):
-            os.link(self.second_name(job), self.path(job), follow_symlinks=False)
+            self.second_name(job).link(self.path(job))
             durable.sync_folder(self.folder)
             return True
         return False
 
     def _by_second_name(self, job: str) -> Lease | None:
         with suppress(FileNotFoundError, StateError):
-            lease = durable.read_record(self.second_name(job), Lease)
+            lease = durable.read_signed(self.second_name(job), Lease, linked=True)[0]
             return lease if lease.job == job and not lease.lost else None
         return None
 
     def sweep(self) -> None:
         """Remove what writers that were killed left half written. The caller holds the allocator lock."""
-        if self.folder.is_dir():
-            for path in self.folder.glob(".*.tmp"):
-                with suppress(OSError):  # another user's: a pass of theirs will; or a folder, which no writer left
-                    path.unlink(missing_ok=True)
+        for name in self.folder.names() if self.folder.exists() else ():
+            if name.startswith(".") and name.endswith(".tmp"):
+                with suppress(StateError):  # another user's: a pass of theirs will; or a folder, which no writer left
+                    (self.folder / name).unlink(missing_ok=True)
 
     def abandon(self, lock: LeaseLock, lease: Lease, hosts: Collection[str]) -> tuple[Lease, LeaseLock]:
         """Free all GPUs of a lease but those of `hosts`, which could not be fenced: they become a lost lease.
@@ -248,52 +250,33 @@ class LeaseStore:
         """Take a lease's lock; None if a supervisor lives, or the lease is gone."""
         path = self.path(name)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except FileNotFoundError:
+            descriptor = path.open_file(os.O_RDWR, linked=True)
+        except (FileNotFoundError, StateError):
             return None
-        lock = LeaseLock(descriptor, path)
-        if not _flock_soon(descriptor):
-            lock.close()
-            return None
-        if not lock.is_current():  # released, or replaced, between open and flock
-            lock.close()
-            return None
-        return lock
+        taken = LeaseLock(descriptor, path)
+        if try_take(descriptor) and taken.is_current():  # else released, or replaced, before it was locked
+            return taken
+        taken.close()
+        return None
 
     def release(self, lock: LeaseLock) -> None:
         """Remove a lease after its hosts were fenced. The caller holds its lock.
 
         Another file that lies in its place by now is somebody else's, and stays.
         """
-        if "." not in lock.path.stem:
-            self._drop_second_name(lock.path.stem)
+        job = lock.path.name.removesuffix(".json")
+        if "." not in job:
+            self._drop_second_name(job)
         if lock.is_current():
             durable.remove(lock.path)
 
     def is_alive(self, name: str) -> bool:
-        """True while some process holds the lease's lock. Only looks: a shared probe, let go at once."""
+        """True while some process holds the lease's lock. Only looks."""
         try:
-            descriptor = os.open(self.path(name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ELOOP):  # no lease, or a link to itself: nothing to hold
-                return False
-            raise
+            descriptor = self.path(name).open_file(os.O_RDONLY, linked=True)
+        except (FileNotFoundError, StateError):  # nothing that could be held
+            return False
         try:
-            return durable.is_locked(descriptor)
+            return is_held(descriptor)
         finally:
             os.close(descriptor)
-
-
-def _flock_soon(descriptor: int) -> bool:
-    """Lock. Where only an `is_alive` of someone else stands in the way, try for some milliseconds."""
-    for _ in range(10):
-        with suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-        time.sleep(0.002)
-    return False

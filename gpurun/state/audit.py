@@ -11,7 +11,6 @@ directory only its owner (root) can do so, and does with every `gpurun recover`,
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -24,7 +23,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gpurun.errors import StateError
-from gpurun.state import durable
+from gpurun.state import durable, lock
+from gpurun.state.path import StatePath
 from gpurun.state.people import command_name, myself
 from gpurun.state.shared import append_only, is_shared
 
@@ -35,14 +35,14 @@ SECRET_NAME = re.compile(r"token|secret|passw|key|credential|auth", re.IGNORECAS
 ENV_FLAGS = ("-e", "--env")
 
 
-def audit_file(home: Path) -> Path:
+def audit_file(home: Path) -> StatePath:
     """Where it is kept."""
-    return home / "audit.jsonl"
+    return StatePath(home) / "audit.jsonl"
 
 
-def older_file(home: Path) -> Path:
+def older_file(home: Path) -> StatePath:
     """Where the lines before those in `audit_file` are."""
-    return home / "audit.1.jsonl"
+    return StatePath(home) / "audit.1.jsonl"
 
 
 def note(home: Path, what: str, *, job: str | None = None, **fields: object) -> None:
@@ -60,7 +60,7 @@ def note(home: Path, what: str, *, job: str | None = None, **fields: object) -> 
         **fields,
     }
     line = json.dumps({key: value for key, value in entry.items() if value is not None})
-    with suppress(OSError, StateError):
+    with suppress(FileNotFoundError, StateError):
         durable.append_line(audit_file(home), line)
         if audit_file(home).stat().st_size >= MAX_BYTES:
             bound(home)
@@ -72,14 +72,13 @@ def bound(home: Path) -> None:
     Both names are there at every moment: members of a shared directory's group could not make the file again.
     """
     path = audit_file(home)
-    with suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with suppress(OSError, StateError):
+        descriptor = path.open_file(os.O_WRONLY | os.O_APPEND)
         try:
             found = os.fstat(descriptor)
             may = os.getuid() in (0, home.stat().st_uid)
-            if not may or found.st_size < MAX_BYTES or not stat.S_ISREG(found.st_mode):
+            if not may or found.st_size < MAX_BYTES or not lock.try_take(descriptor):
                 return
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(found, path.stat()):  # nobody was quicker
                 _begin_anew(home, found)
         finally:
@@ -88,19 +87,19 @@ def bound(home: Path) -> None:
 
 def _begin_anew(home: Path, found: os.stat_result) -> None:
     """Replace the file by an empty one that is like it."""
-    path, older, new = audit_file(home), older_file(home), home / ".audit.tmp"
+    path, older, new = audit_file(home), older_file(home), StatePath(home) / ".audit.tmp"
     only_grows = append_only(path, on=False)  # else not even root may give it another name
     append_only(older, on=False)
     new.unlink(missing_ok=True)  # of one that was killed: the lock is held
     try:
-        made = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        made = new.open_file(os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.fchown(made, found.st_uid, found.st_gid)
             os.fchmod(made, stat.S_IMODE(found.st_mode))
         finally:
             os.close(made)
         older.unlink(missing_ok=True)
-        os.link(path, older, follow_symlinks=False)
+        path.link(older)
         new.rename(path)
     finally:
         new.unlink(missing_ok=True)
@@ -119,7 +118,7 @@ def read(home: Path) -> Iterator[Mapping[str, Any]]:
         streams: list[BinaryIO] = []
         for path in (audit_file(home), older_file(home)):
             with suppress(FileNotFoundError):
-                stream = stack.enter_context(durable.opened(path))
+                stream = stack.enter_context(path.reader())
                 if not any(os.path.sameopenfile(stream.fileno(), other.fileno()) for other in streams):
                     streams.insert(0, stream)  # for a moment, both names are those of one file
         for stream in streams:

@@ -6,7 +6,6 @@ people keep in git.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from gpurun.state import audit, durable
+from gpurun.state import audit, durable, lock
+from gpurun.state.path import StatePath
 from gpurun.state.shared import cordons_folder, enter, is_shared
 
 CordonState = Literal["cordoned", "draining", "lost"]
@@ -42,7 +42,7 @@ class _File:
     version: int = 1
 
 
-def cordons_file(home: Path) -> Path:
+def cordons_file(home: Path) -> StatePath:
     """Where they are written."""
     return cordons_folder(home) / "cordons.json"
 
@@ -63,12 +63,12 @@ def changing_cordons(home: Path) -> Iterator[dict[str, Cordon]]:
         StateError: the file is damaged; it is left as it is.
         UnsafeState: the state directory does not keep its users apart.
     """
-    durable.make_folder(home)
+    durable.make_home(home)
     enter(home)
-    lock = home / "cordons" / "lock" if is_shared(home) else home / "cordons.lock"
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
+    path = StatePath(home) / "cordons" / "lock" if is_shared(home) else StatePath(home) / "cordons.lock"
+    descriptor = path.open_file(os.O_RDWR | os.O_CREAT, 0o664)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock.take(descriptor)
         hosts = dict(read_cordons(home))
         before = dict(hosts)
         yield hosts

@@ -2,111 +2,116 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import stat
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from gpurun import faults
 from gpurun.errors import StateError
+from gpurun.state import lock
+from gpurun.state.path import StatePath, blame, told
 
 Record = TypeVar("Record")
 
 MAX_STATE_BYTES = 16 * 1024 * 1024
 
 
-def write_record(path: Path, record: object, *, mode: int = 0o644) -> None:
+def write_record(path: StatePath, record: object, *, mode: int = 0o644) -> None:
     """Write a dataclass as JSON so that a reader, also after a power loss, sees the old file or the new one.
 
-    Temporary file in the same folder, fsync, rename, fsync of the folder. OSErrors pass through.
+    Temporary file in the same folder, fsync, rename, fsync of the folder.
 
     Raises:
-        StateError: a text in it is no text, such as a path that is not UTF-8.
+        FileNotFoundError: there is no such folder.
+        StateError: it cannot be written, or a text in it is no text, such as a path that is not UTF-8.
     """
     write_bytes(path, _encoded(path, record), mode=mode)
 
 
-def write_locked_record(path: Path, record: object, *, mode: int = 0o644) -> int:
-    """Like `write_record`, and the file is born with an exclusive flock on it.
+def write_locked_record(path: StatePath, record: object, *, mode: int = 0o644) -> int:
+    """Like `write_record`, and the file is born with its lock held.
 
     Returns:
         The descriptor that holds the lock. The lock is taken before the file has its name, so nobody ever
         sees the file unlocked.
     """
-    descriptor = _write(path, _encoded(path, record), mode=mode, lock=True)
+    descriptor = _write(path, _encoded(path, record), mode=mode, locked=True)
     sync_folder(path.parent)
     return descriptor
 
 
-def is_locked(descriptor: int) -> bool:
-    """Whether somebody holds an exclusive flock on a file. Only looks: a shared one, gone when the file is closed."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
-
-
-def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+def write_bytes(path: StatePath, data: bytes, *, mode: int = 0o644) -> None:
     """Like `write_record`, for bytes."""
-    os.close(_write(path, data, mode=mode, lock=False))
+    os.close(_write(path, data, mode=mode, locked=False))
     sync_folder(path.parent)
 
 
-def _encoded(path: Path, record: object) -> bytes:
+def _encoded(path: StatePath, record: object) -> bytes:
     try:
         return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
     except UnicodeEncodeError as error:
         raise StateError(f"cannot be written: {error.object!r} is not UTF-8", where=str(path)) from error
 
 
-def _write(path: Path, data: bytes, *, mode: int, lock: bool) -> int:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+def _write(path: StatePath, data: bytes, *, mode: int, locked: bool) -> int:
+    temporary = path.sibling(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    descriptor = temporary.open_file(os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
-        if lock:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        os.fsync(descriptor)
+        if locked:
+            lock.try_take(descriptor)
+        _fill(descriptor, path, data)
         faults.point()
-        temporary.replace(path)
+        temporary.rename(path)
         faults.point()
     except BaseException:
         os.close(descriptor)
-        temporary.unlink(missing_ok=True)
+        with suppress(StateError):
+            temporary.unlink(missing_ok=True)
         raise
     return descriptor
 
 
-def append_line(path: Path, line: str, *, mode: int = 0o644) -> None:
+def _fill(descriptor: int, path: StatePath, data: bytes) -> None:
+    """Write all of a new file and sync it. As root, let it belong to the owner of the file that it replaces."""
+    try:
+        if os.geteuid() == 0:
+            with suppress(FileNotFoundError):
+                os.fchown(descriptor, path.stat().st_uid, -1)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
+    except OSError as error:
+        raise told(error, path, "written") from error
+
+
+def append_line(path: StatePath, line: str, *, mode: int = 0o644) -> None:
     """Append a line to a file of lines, in one write and unsynced: of several processes, lines never mix.
 
     What a power loss has left of a last line, torn or zeros, stays a line of its own. A line that another process is
     writing just now may look torn: then an empty line parts the two.
 
     Raises:
-        StateError: it is not a file.
+        StateError: it is not a file, or cannot be written.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    descriptor = path.open_file(os.O_RDWR | os.O_CREAT | os.O_APPEND, mode)
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise StateError("is not a regular file", where=str(path))
-        torn = found.st_size and os.pread(descriptor, 1, found.st_size - 1) != b"\n"
+        size = os.fstat(descriptor).st_size
+        torn = size and os.pread(descriptor, 1, size - 1) != b"\n"
         os.write(descriptor, f"{chr(10) if torn else ''}{line}\n".encode())
+    except OSError as error:
+        raise told(error, path, "written") from error
     finally:
         os.close(descriptor)
 
 
-def remove(path: Path) -> None:
+def remove(path: StatePath) -> None:
     """Unlink `path` for good: gone after a power loss too. Absent is fine."""
     faults.point()
     path.unlink(missing_ok=True)
@@ -114,20 +119,49 @@ def remove(path: Path) -> None:
     sync_folder(path.parent)
 
 
-def set_aside(path: Path) -> Path:
+def set_aside(path: StatePath) -> StatePath:
     """Rename what is damaged, whatever it is, so that its place is free; its name then. Evidence is never deleted."""
-    aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+    aside = path.sibling(f"{path.name}.damaged-{time.time_ns()}")
     path.rename(aside)
     sync_folder(path.parent)
     return aside
 
 
-def sync_folder(folder: Path) -> None:
+def sync_folder(folder: StatePath) -> None:
     """fsync a folder, so that names created in or removed from it stay so."""
-    _sync(folder, os.O_DIRECTORY)
+    _sync(folder.open_folder(), folder)
 
 
-def _sync(path: Path, flags: int) -> None:
+def _sync(descriptor: int, path: StatePath) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        raise told(error, path, "synced") from error
+    finally:
+        os.close(descriptor)
+
+
+def sync_file(path: StatePath) -> None:
+    """fsync a file that was appended to, and its folder: what is in it by now stays. What is no file is passed over."""
+    with suppress(FileNotFoundError, StateError):
+        _sync(path.open_file(os.O_RDONLY), path)
+        sync_folder(path.parent)
+
+
+def sync_tree(top: Path) -> None:
+    """fsync every file and folder of a tree of outputs; links are names, and so synced with their folders."""
+    try:
+        for folder, _, names in os.walk(top, onerror=_raise):
+            for name in names:
+                path = Path(folder, name)
+                if stat.S_ISREG(path.lstat().st_mode):
+                    _sync_plain(path, os.O_NONBLOCK)
+            _sync_plain(Path(folder), os.O_DIRECTORY)
+    except PermissionError:  # modes may keep even their owner out
+        os.sync()
+
+
+def _sync_plain(path: Path, flags: int) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
         os.fsync(descriptor)
@@ -135,41 +169,55 @@ def _sync(path: Path, flags: int) -> None:
         os.close(descriptor)
 
 
-def sync_file(path: Path) -> None:
-    """fsync a file that was appended to, and its folder: what is in it by now stays. One that is none has nothing."""
-    with suppress(FileNotFoundError, StateError), opened(path) as stream:
-        os.fsync(stream.fileno())
-        sync_folder(path.parent)
-
-
-def sync_tree(top: Path) -> None:
-    """fsync every file and folder of a tree; links are names, and so synced with their folders."""
-    try:
-        for folder, _, names in os.walk(top, onerror=_raise):
-            for name in names:
-                path = Path(folder, name)
-                if stat.S_ISREG(path.lstat().st_mode):
-                    _sync(path, os.O_NONBLOCK)
-            sync_folder(Path(folder))
-    except PermissionError:  # modes may keep even their owner out
-        os.sync()
-
-
 def _raise(error: OSError) -> None:
     raise error
 
 
-def make_folder(folder: Path) -> None:
+def make_folder(folder: StatePath) -> None:
     """Make a folder and those above it, there after a power loss too. Present is fine.
 
     One that is present may have been made by somebody who has not synced it yet, or was killed before. Nothing is put
     in a folder before its own name is durable: what has something in it needs no more.
+
+    Raises:
+        StateError: it cannot be made, or something else has its name.
     """
-    if not _has_entries(folder):
+    if not folder.parts:
+        make_home(folder.home)
+        return
+    try:
+        if folder.names():
+            return
+    except FileNotFoundError:
         make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
-        with suppress(PermissionError):  # the folder above is somebody else's, who lets us through, not in
-            sync_folder(folder.parent)
+        with suppress(FileExistsError):
+            folder.mkdir()
+        folder.names()  # else something that is no folder has the name
+    with suppress(StateError):  # the folder above is somebody else's, who lets us through, not in
+        sync_folder(folder.parent)
+
+
+def make_home(home: Path) -> None:
+    """Make the state directory itself and the folders above it, as `make_folder` does.
+
+    Raises:
+        StateError: it cannot be made.
+    """
+    try:
+        _make_plain(home)
+    except OSError as error:
+        failure = told(error, StatePath(home), "made")
+        failure.hint = failure.hint or "set GPURUN_HOME to a folder on a local disk that you may write"
+        raise failure from error
+
+
+def _make_plain(folder: Path) -> None:
+    if _has_entries(folder):
+        return
+    _make_plain(folder.parent)
+    folder.mkdir(exist_ok=True)
+    with suppress(PermissionError):
+        _sync_plain(folder.parent, os.O_DIRECTORY)
 
 
 def _has_entries(folder: Path) -> bool:
@@ -182,40 +230,34 @@ def _has_entries(folder: Path) -> bool:
         return folder.is_dir()
 
 
-def opened(path: Path) -> BinaryIO:
-    """A state file, open for reading. Never waits: in its place may lie a pipe that nobody writes to.
-
-    Raises:
-        FileNotFoundError: there is none.
-        StateError: it cannot be read, or is not a file.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise StateError(f"cannot be read: {error.strerror}", where=str(path)) from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise StateError("is not a regular file", where=str(path))
-    return os.fdopen(descriptor, "rb")
-
-
-def read_record(path: Path, kind: type[Record]) -> Record:
+def read_record(path: StatePath, kind: type[Record]) -> Record:
     """Read a file that `write_record` wrote, as the dataclass `kind`.
 
     Raises:
         FileNotFoundError: there is none.
         StateError: it is there but unreadable, too large, not JSON, or not a `kind`.
     """
-    with opened(path) as stream:
+    return read_signed(path, kind)[0]
+
+
+def read_signed(path: StatePath, kind: type[Record], *, linked: bool = False) -> tuple[Record, int | None]:
+    """Like `read_record`; and the uid of the only user who can have written it, None if several can.
+
+    Root can always. A file that its group or everybody may write is nobody's word.
+
+    Args:
+        linked: as for `StatePath.open_file`.
+    """
+    with path.reader(linked=linked) as stream:
+        found = os.fstat(stream.fileno())
         try:
             data = stream.read(MAX_STATE_BYTES + 1)
         except OSError as error:
-            raise StateError(f"cannot be read: {error.strerror}", where=str(path)) from error
+            raise told(error, path, "read") from error
     if len(data) > MAX_STATE_BYTES:
-        raise StateError("is larger than any state file gpurun writes", where=str(path))
+        raise StateError(f"is larger than any state file gpurun writes{blame(found)}", where=str(path))
     try:
-        return msgspec.json.decode(data, type=kind)
+        record = msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise StateError(f"is not a valid {kind.__name__}: {error}", where=str(path)) from error
+        raise StateError(f"is not a valid {kind.__name__}: {error}{blame(found)}", where=str(path)) from error
+    return record, None if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else found.st_uid

@@ -1,13 +1,12 @@
 """Whether the file system under the state directory has locks that lock.
 
-Every promise about GPUs stands on flock: between processes, and between machines if several see the directory. So
-it is tried once per file system and boot, with a second process, and remembered in ``locks.json``; what mount
-options say about locks that never leave this machine is taken for evidence too (nfs(5), mount.cifs(8), fuse(4)).
+Every promise about GPUs stands on locks of files (`gpurun.state.lock`): between processes, and between machines if
+several see the directory. So they are tried once per file system and boot, with a second process, and ``locks.json``
+keeps that they work. Mount options that keep locks on one machine are evidence too (nfs(5), mount.cifs(8), fuse(4)).
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
@@ -20,26 +19,30 @@ from pathlib import Path
 import msgspec
 
 from gpurun.errors import StateError, UnsafeState
-from gpurun.state import durable
+from gpurun.state import lock
+from gpurun.state.path import StatePath
+from gpurun.state.shared import MARK
 
 HINT = "set GPURUN_HOME to a folder on a local disk (ext4, xfs, btrfs, tmpfs …), or mount this one with working locks"
 PROBE_TIMEOUT_S = 20.0
 MAX_STAMP_BYTES = 4096
 PROBE = """
-import fcntl, sys
-with open(sys.argv[1], "rb") as file:
+import fcntl, struct, sys
+with open(sys.argv[1], "r+b") as file:
+    def lock(kind):
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, 0, 0, 0, 0))
     for _ in sys.stdin:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(fcntl.F_WRLCK)
             print("granted", flush=True)
-            fcntl.flock(file, fcntl.LOCK_UN)
-        except BlockingIOError:
+            lock(fcntl.F_UNLCK)
+        except (BlockingIOError, PermissionError):
             print("refused", flush=True)
         except OSError as error:
             print(error.strerror, flush=True)
 """
 LOCAL_OPTIONS = {
-    "nfs": ("nolock", "local_lock=flock", "local_lock=all"),
+    "nfs": ("nolock", "local_lock=posix", "local_lock=all"),
     "cifs": ("nobrl",),
     "lustre": ("localflock",),
 }
@@ -87,7 +90,7 @@ def check_locks(home: Path) -> None:
         now = _Stamp(home.stat().st_dev, Path("/proc/sys/kernel/random/boot_id").read_text().strip())
     except OSError:
         return  # no directory yet; or no Linux, and then nothing to compare with
-    stamp = home / "locks.json"
+    stamp = StatePath(home) / "locks.json"
     if _read_stamp(stamp) == now:
         return
     mount = mount_of(home, Path("/proc/self/mountinfo").read_text())
@@ -95,23 +98,25 @@ def check_locks(home: Path) -> None:
         raise _refusal(home, mount, why)
     try:
         why = try_locks(home)
-    except (PermissionError, FileNotFoundError):
+    except FileNotFoundError:
+        return
+    except StateError:
         return  # somebody who may only read: no promise depends on that
     if why:
         raise _refusal(home, mount, why)
     if mount.family in SHARED_FAMILIES:
         _warn(home, mount)
-    with suppress(OSError):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(stamp, flags, 0o664)
+    with suppress(OSError, StateError):  # else it is tried again next time
+        descriptor = stamp.open_file(os.O_WRONLY | os.O_CREAT, 0o664)
+        os.ftruncate(descriptor, 0)
         os.write(descriptor, msgspec.json.encode(now))
         os.close(descriptor)
 
 
-def _read_stamp(path: Path) -> _Stamp | None:
+def _read_stamp(path: StatePath) -> _Stamp | None:
     """Where locks were found to work, if that can be read: else they are tried again."""
     try:
-        with durable.opened(path) as stream:
+        with path.reader() as stream:
             return msgspec.json.decode(stream.read(MAX_STAMP_BYTES), type=_Stamp)
     except (OSError, StateError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
@@ -143,16 +148,17 @@ def try_locks(home: Path) -> str | None:
     """Lock a file, have another process try it, unlock, let it try again; what was wrong, None if nothing.
 
     Raises:
-        PermissionError: there is no folder to try it in.
+        FileNotFoundError, StateError: there is no folder to try it in.
     """
-    folder = home if os.access(home, os.W_OK) else home / "line"
-    path = folder / f".probe.{os.getpid()}.{secrets.token_hex(4)}"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    name = f".probe.{os.getpid()}.{secrets.token_hex(4)}"
+    path = StatePath(home) / (name if os.access(home, os.W_OK) else f"{MARK}/{name}")
+    descriptor = path.open_file(os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return _ask_another(path, descriptor)
+        if not lock.try_take(descriptor):
+            return "a lock of a new file is refused"
+        return _ask_another(path.plain, descriptor)
     except OSError as error:
-        return f"flock fails: {error.strerror}"
+        return f"locking fails: {error.strerror}"
     finally:
         os.close(descriptor)
         path.unlink(missing_ok=True)
@@ -169,7 +175,7 @@ def _ask_another(path: Path, descriptor: int) -> str | None:
             answers = []
             for unlock in (False, True):
                 if unlock:
-                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+                    lock.release(descriptor)
                 other.stdin.write("try\n")
                 other.stdin.flush()
                 answers.append(other.stdout.readline().strip())
@@ -183,7 +189,7 @@ def _ask_another(path: Path, descriptor: int) -> str | None:
         case ["refused", "refused"]:
             return "a lock that was let go stays taken"
         case _:
-            return f"a second process could not use flock: {', '.join(answers).strip(', ') or 'it gave no answer'}"
+            return f"a second process could not lock it: {', '.join(answers).strip(', ') or 'it gave no answer'}"
 
 
 def _parse(line: str) -> Mount | None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpurun.errors import StateError
+from gpurun.errors import StateDiskError, StateError
 from gpurun.state import durable
+from gpurun.state.path import StatePath
 
 FILE = "identity.json"
 _ID = re.compile(r"[0-9a-f]{16}")
@@ -32,19 +32,19 @@ def state_id(home: Path) -> str:
     found = known_id(home)
     if found is not None:
         return found
-    made = home / f".{FILE}.{secrets.token_hex(8)}"
+    path = StatePath(home) / FILE
+    made = path.sibling(f".{FILE}.{secrets.token_hex(8)}")
+    durable.make_home(home)
     try:
-        durable.make_folder(home)
         durable.write_record(made, Identity(secrets.token_hex(8)))
-        with suppress(FileExistsError):  # another process was quicker: its id counts
-            os.link(made, home / FILE)
-        made.unlink()
-        durable.sync_folder(home)
-    except OSError as error:
-        raise StateError(
-            f"cannot be made: {error.strerror}", where=str(home / FILE),
-            hint="the owner of a shared state directory makes it with `gpurun init --shared`",
-        ) from error  # fmt: skip
+    except StateError as error:
+        if not isinstance(error, StateDiskError):
+            error.hint = "the owner of a shared state directory makes it with `gpurun init --shared`"
+        raise
+    with suppress(FileExistsError):  # another process was quicker: its id counts
+        made.link(path)
+    made.unlink()
+    durable.sync_folder(path.parent)
     found = known_id(home)
     if found is None:
         raise StateError("is a link to nothing", where=str(home / FILE), hint=f"remove {home / FILE}")
@@ -57,7 +57,7 @@ def known_id(home: Path) -> str | None:
     Raises:
         StateError: the file is damaged.
     """
-    path = home / FILE
+    path = StatePath(home) / FILE
     try:
         found = durable.read_record(path, Identity).id
     except FileNotFoundError:

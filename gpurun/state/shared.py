@@ -17,8 +17,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from gpurun.errors import BadInput, UnsafeState
+from gpurun.errors import BadInput, StateError, UnsafeState
 from gpurun.state import durable, identity
+from gpurun.state.path import StatePath, told
 from gpurun.state.people import user_name
 
 HOME_MODE = 0o2750
@@ -40,7 +41,7 @@ _GETFLAGS, _SETFLAGS, _APPEND_ONLY = 0x80086601, 0x40086602, 0x20  # ioctl_iflag
 
 def is_shared(home: Path) -> bool:
     """Whether this state directory was made for several users."""
-    return (home / MARK).is_dir()
+    return (StatePath(home) / MARK).is_dir()
 
 
 def enter(home: Path) -> None:
@@ -80,34 +81,32 @@ def make_shared(home: Path, gid: int) -> bool:
         Whether the audit log could be made append-only (by root, on a file system that knows how).
 
     Raises:
-        BadInput: there is a state directory of one user's, with jobs; or this user may not do it.
+        BadInput: there is a state directory of one user's, with jobs.
+        StateError: this user may not do it, or the disk is full.
     """
     if home.is_dir() and not is_shared(home) and any((home / name).exists() for name in ("jobs", "leases")):
         raise BadInput(
             "is a state directory of one user already; its jobs would be nobody's", where=str(home),
             hint="choose another folder; jobs cannot change hands",
         )  # fmt: skip
-    try:
-        durable.make_folder(home)
-        _set(home, HOME_MODE, gid)
-        identity.state_id(home)
-        for name, mode in FOLDERS.items():
-            (home / name).mkdir(exist_ok=True)
-            _set(home / name, mode, gid)
-        for name, mode in FILES.items():
-            os.close(os.open(home / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, mode))
-            _set(home / name, mode, gid)
-        durable.sync_folder(home)
-    except OSError as error:
-        raise BadInput(
-            f"cannot be made: {error.strerror}", where=error.filename or str(home), hint="as root?"
-        ) from error
-    return append_only(home / "audit.jsonl", on=True)
+    durable.make_home(home)
+    top = StatePath(home)
+    _set(top, top.open_folder(), HOME_MODE, gid)
+    identity.state_id(home)
+    for name, mode in FOLDERS.items():
+        with suppress(FileExistsError):
+            (top / name).mkdir()
+        _set(top / name, (top / name).open_folder(), mode, gid)
+    for name, mode in FILES.items():
+        (top / name).touch()
+        _set(top / name, (top / name).open_file(os.O_RDONLY), mode, gid)
+    durable.sync_folder(top)
+    return append_only(top / "audit.jsonl", on=True)
 
 
-def cordons_folder(home: Path) -> Path:
+def cordons_folder(home: Path) -> StatePath:
     """Where the file of cordons lies: it is replaced by whoever changes it, so the folder must be an open one."""
-    return home / "cordons" if is_shared(home) else home
+    return StatePath(home) / "cordons" if is_shared(home) else StatePath(home)
 
 
 def _check_shared(home: Path, found: os.stat_result) -> None:
@@ -143,25 +142,36 @@ def _ask(home: Path) -> str:
     return f"ask to be made a member of group {gid} (usermod -aG), and log in again"
 
 
-def _set(path: Path, mode: int, gid: int) -> None:
-    found = path.lstat()
-    if (found.st_gid, stat.S_IMODE(found.st_mode), found.st_uid) == (gid, mode, os.getuid()):
-        return
-    append_only(path, on=False)
-    os.chown(path, os.getuid(), gid, follow_symlinks=False)
-    path.chmod(mode)
+def _set(path: StatePath, descriptor: int, mode: int, gid: int) -> None:
+    """Give what was opened this mode, this group, and this user as its owner."""
+    try:
+        found = os.fstat(descriptor)
+        if (found.st_gid, stat.S_IMODE(found.st_mode), found.st_uid) != (gid, mode, os.getuid()):
+            _set_append_only(descriptor, on=False)
+            os.fchown(descriptor, os.getuid(), gid)
+            os.fchmod(descriptor, mode)
+    except OSError as error:
+        raise told(error, path, "given to the group") from error
+    finally:
+        os.close(descriptor)
 
 
-def append_only(path: Path, *, on: bool) -> bool:
+def append_only(path: StatePath, *, on: bool) -> bool:
     """Set or clear the kernel's append-only attribute; False where that cannot be done."""
-    with suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    with suppress(FileNotFoundError, StateError):
+        descriptor = path.open_file(os.O_RDONLY)
         try:
-            (flags,) = struct.unpack("l", fcntl.ioctl(descriptor, _GETFLAGS, struct.pack("l", 0)))
-            wanted = flags | _APPEND_ONLY if on else flags & ~_APPEND_ONLY
-            if wanted != flags:
-                fcntl.ioctl(descriptor, _SETFLAGS, struct.pack("l", wanted))
+            return _set_append_only(descriptor, on=on)
         finally:
             os.close(descriptor)
+    return False
+
+
+def _set_append_only(descriptor: int, *, on: bool) -> bool:
+    with suppress(OSError):
+        (flags,) = struct.unpack("l", fcntl.ioctl(descriptor, _GETFLAGS, struct.pack("l", 0)))
+        wanted = flags | _APPEND_ONLY if on else flags & ~_APPEND_ONLY
+        if wanted != flags:
+            fcntl.ioctl(descriptor, _SETFLAGS, struct.pack("l", wanted))
         return True
     return False

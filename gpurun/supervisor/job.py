@@ -113,8 +113,8 @@ class SupervisedJob:
     def _tuned(self) -> JobSpec:
         """The spec with what an earlier attempt's autotune found to be best."""
         try:
-            log = (self.folder.path / AUTOTUNE_FILE).read_text(errors="replace")
-        except OSError:
+            log = (self.folder.path / AUTOTUNE_FILE).read_text()
+        except (OSError, StateError):
             return self.spec
         return replace(self.spec, horovod=reuse(self.spec.horovod, log))
 

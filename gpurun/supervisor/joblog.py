@@ -16,12 +16,12 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from gpurun import faults
 from gpurun.launch import output
 from gpurun.state import durable
+from gpurun.state.path import StatePath
 
 _TAIL_BYTES = 1 << 20
 _MOST_BYTES = 1 << 28
@@ -45,14 +45,14 @@ class JobLog:
         on_damage: told, in a sentence, of what was found damaged in a log that was begun before.
     """
 
-    def __init__(self, path: Path, *, on_damage: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, path: StatePath, *, on_damage: Callable[[str], None] = lambda _: None) -> None:
         self.path = path
         self._on_damage = on_damage
         self._move_away()
         self._partial: dict[str, str] = {"o": "", "e": ""}
         self._last, self._same = self._end()
         self._passing = self._same
-        self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self.descriptor = path.open_file(os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     @property
     def since(self) -> str | None:
@@ -101,15 +101,13 @@ class JobLog:
                 return
         except FileNotFoundError:
             return
-        except OSError:  # a link to itself
-            pass
         aside = durable.set_aside(self.path)
         self._on_damage(f"{self.path} was not a file: it is kept as {aside.name}, and the log begins anew")
 
     def _end(self) -> tuple[str, int]:
         """The last timestamp in the file and how many lines have it; a torn last line is cut off."""
         try:
-            with self.path.open("r+b") as stream:
+            with os.fdopen(self.path.open_file(os.O_RDWR), "r+b") as stream:
                 end, lines = _last(stream, lambda lines: bool(_times_before_a_hole(lines)))
                 stream.truncate(end)
         except FileNotFoundError:
@@ -123,7 +121,7 @@ class JobLog:
 class LogTail:
     """Reads a job's log as it grows, from its beginning; remembers how far it got."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: StatePath) -> None:
         self.path = path
         self._offset = 0
 
@@ -134,7 +132,7 @@ class LogTail:
 
     def _piece(self) -> bytes:
         try:
-            with durable.opened(self.path) as stream:
+            with self.path.reader() as stream:
                 stream.seek(self._offset)
                 data = stream.read(_PIECE_BYTES)
                 data += stream.readline(_PIECE_BYTES)
@@ -148,10 +146,10 @@ class LogTail:
         return data[:end]
 
 
-def last_lines(path: Path, count: int) -> list[LoggedLine]:
+def last_lines(path: StatePath, count: int) -> list[LoggedLine]:
     """The last whole lines of a log, `count` at most. No file: none."""
     try:
-        with durable.opened(path) as stream:
+        with path.reader() as stream:
             _, lines = _last(stream, lambda lines: len(lines) >= count)
     except FileNotFoundError:
         return []

@@ -11,10 +11,10 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 from gpurun.errors import HostFailure
 from gpurun.remote.agent import RemoteOpFailed
+from gpurun.state.path import StatePath
 from gpurun.supervisor.joblog import JobLog
 from gpurun.supervisor.links import Links
 
@@ -30,7 +30,7 @@ class LogCopy:
     It waits for a host that cannot be reached; to reach it again is up to whoever opens `links`.
     """
 
-    def __init__(self, links: Links, host: str, *, job: str, container: str, path: Path) -> None:
+    def __init__(self, links: Links, host: str, *, job: str, container: str, path: StatePath) -> None:
         self._links = links
         self._host = host
         self._job = job

@@ -124,7 +124,7 @@ def copy_outputs(
     Raises:
         HostFailure: a host failed, or it was cancelled; the copy that was there stays.
     """
-    arriving = job.folder.path / "outputs.arriving"
+    arriving = job.folder.path.plain / "outputs.arriving"
     shutil.rmtree(arriving, ignore_errors=True)
     if onto and job.folder.outputs.is_dir():
         shutil.copytree(job.folder.outputs, arriving, symlinks=True, copy_function=os.link)
@@ -190,7 +190,7 @@ def _link_old(job: SupervisedJob, arriving: Path, name: str) -> bool:
 
 def _settle(job: SupervisedJob) -> Path:
     """Where outputs lie that are being replaced; they are put back if a crash came before the newer ones."""
-    replaced = job.folder.path / "outputs.replaced"
+    replaced = job.folder.path.plain / "outputs.replaced"
     if replaced.is_dir() and not job.folder.outputs.exists():
         replaced.rename(job.folder.outputs)
     return replaced

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,7 +24,7 @@ def end_queued(home: Path, folder: JobFolder, *, now_s: float, environ: Mapping[
     with allocator_lock(home):
         record = folder.record()
         request = folder.cancel_request()
-        leased = os.path.lexists(LeaseStore(home).path(folder.id))
+        leased = LeaseStore(home).path(folder.id).exists()
         if record.state is not State.QUEUED or leased or request is None:
             return record.state.ended
         end_queued_job(JobStore(home), record, request, now_s=now_s)

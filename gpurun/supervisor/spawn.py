@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import subprocess
 import sys
 import time
@@ -52,7 +51,7 @@ def adopt_orphans(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
     for lease, lock in LeaseStore(home).take_orphans(os.getuid()):
         try:
             start_supervisor(home, lease, lock, environ)
-        except OSError:  # its job's folder is gone or damaged: the GPUs stay taken
+        except (FileNotFoundError, StateError):  # its job's folder is gone or damaged: the GPUs stay taken
             lock.close()
         else:
             audit.note(home, "adopt", job=lease.job)
@@ -120,7 +119,7 @@ def _is_over(store: JobStore, leases: LeaseStore, record: JobRecord) -> bool:
         return False
     if record.state.ended:
         return True
-    if os.path.lexists(leases.path(record.id)):  # also a damaged lease, or a lost one that has not its proper name yet
+    if leases.path(record.id).exists():  # also a damaged lease, or a lost one that has not its proper name yet
         return False
     if record.state.holds_gpus and any(leases.removed([record.id])):
         return False
@@ -134,7 +133,7 @@ def start_supervisor(home: Path, lease: Lease, lock: LeaseLock, environ: Mapping
     log = _log_of(JobStore(home).get(lease.job), needed=not lease.lost)
     try:
         subprocess.Popen(
-            [sys.executable, "-m", "gpurun.supervisor", lock.path.stem, str(lock.descriptor)],
+            [sys.executable, "-m", "gpurun.supervisor", lock.path.name.removesuffix(".json"), str(lock.descriptor)],
             env={**environ, "GPURUN_HOME": str(home)},
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -156,15 +155,19 @@ def _log_of(folder: JobFolder, *, needed: bool) -> int:
         needed: the supervisor needs the job's folder. The keeper of a lost lease does not.
 
     Raises:
-        OSError: the job's folder is gone or damaged.
+        FileNotFoundError, StateError: the job's folder is gone or damaged.
     """
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(folder.supervisor_log, flags, 0o644)
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return descriptor
-        os.close(descriptor)
-    except OSError:
-        if needed and not os.path.lexists(folder.supervisor_log):
+        return folder.supervisor_log.open_file(os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    except (FileNotFoundError, StateError):
+        if needed and not _is_there(folder):
             raise
     return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+
+
+def _is_there(folder: JobFolder) -> bool:
+    """Whether something lies in the place of a supervisor's log."""
+    try:
+        return folder.supervisor_log.exists()
+    except StateError:
+        return False

@@ -9,7 +9,6 @@ from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.record import JobRecord
 from gpurun.jobs.states import State
 from gpurun.leases.store import LeaseStore
-from gpurun.state import durable
 
 TAIL_BYTES = 4096
 CARRIED = (State.GRANTED, State.PREPARING, State.STARTING, State.RUNNING, State.STOPPING)
@@ -34,7 +33,7 @@ def supervisor_trouble(folder: JobFolder, record: JobRecord, leases: LeaseStore)
 def _last_words(folder: JobFolder) -> str:
     """The last line of the supervisor's log, if nothing has happened after it."""
     try:
-        with durable.opened(folder.supervisor_log) as stream:
+        with folder.supervisor_log.reader() as stream:
             found = os.fstat(stream.fileno())
             stream.seek(max(0, found.st_size - TAIL_BYTES))
             lines = stream.read().decode("utf-8", "replace").splitlines()

@@ -9,7 +9,6 @@ its user has nothing queued.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -19,14 +18,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpurun import faults
-from gpurun.errors import GpurunError, StateError
+from gpurun.errors import GpurunError
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import Pass
 from gpurun.leases.refusals import next_try_s
-from gpurun.leases.waiters import take_waiter_lock, waiter_lives, waiter_lock
+from gpurun.leases.waiters import take_waiter_lock, waiter_lives
+from gpurun.state import lock
 from gpurun.state.cordons import cordons_file
-from gpurun.state.people import user_name
+from gpurun.state.path import StatePath
 from gpurun.state.shared import enter
 from gpurun.supervisor.spawn import adopt_orphans, run_pass_and_start
 
@@ -36,20 +36,14 @@ PASS_EVERY_S = 15.0
 
 def ensure_waiter(home: Path, environ: Mapping[str, str]) -> None:
     """Start this user's waiter unless it lives. Its lock passes to it without a moment in between."""
-    path = waiter_lock(home, os.getuid())
-    path.parent.mkdir(parents=True, exist_ok=True)
+    taken = take_waiter_lock(home)
+    if taken is None:
+        return  # it looks at the queue once more after it has released the lock
+    descriptor, path = taken
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except PermissionError as error:
-        raise StateError(
-            f"your waiter cannot start: {user_name(path.lstat().st_uid)} made its lock", where=str(path),
-            hint="have its owner, or root, remove that file",
-        ) from error  # fmt: skip
-    try:
-        if not take_waiter_lock(descriptor):
-            return  # it looks at the queue once more after it has let go of the lock
         faults.point()
-        with path.with_suffix(".log").open("ab") as log:
+        log = path.open_file(os.O_WRONLY | os.O_APPEND)  # another open file: what a child keeps open holds no lock
+        try:
             subprocess.Popen(
                 [sys.executable, "-m", "gpurun.supervisor.waiter", str(descriptor)],
                 env={**environ, "GPURUN_HOME": str(home)},
@@ -60,6 +54,8 @@ def ensure_waiter(home: Path, environ: Mapping[str, str]) -> None:
                 start_new_session=True,
                 cwd="/",
             )
+        finally:
+            os.close(log)
         faults.point()
     finally:
         os.close(descriptor)
@@ -120,9 +116,15 @@ def _try_in_s(home: Path) -> float:
 
 def _stamps(home: Path) -> tuple[float, ...]:
     """When leases, jobs and cordons last changed."""
-    return tuple(
-        path.stat().st_mtime if path.exists() else 0.0 for path in (home / "leases", home / "live", cordons_file(home))
-    )
+    top = StatePath(home)
+    return tuple(_changed_s(path) for path in (top / "leases", top / "live", cordons_file(home)))
+
+
+def _changed_s(path: StatePath) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def hold(home: Path, descriptor: int, environ: Mapping[str, str]) -> None:
@@ -134,9 +136,9 @@ def hold(home: Path, descriptor: int, environ: Mapping[str, str]) -> None:
     while True:
         wait_for_queue(home, environ)
         faults.point()
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        lock.release(descriptor)
         faults.point()
-        if not has_queued(home, os.getuid()) or not take_waiter_lock(descriptor):
+        if not has_queued(home, os.getuid()) or waiter_lives(home, os.getuid()) or not lock.try_take(descriptor):
             return
 
 

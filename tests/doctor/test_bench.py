@@ -145,7 +145,7 @@ def test_hosts_that_are_not_asked_about_stay_out():
 def test_history_is_kept_and_damage_passed_over(tmp_path):
     for run in runs(honest, shaped):
         bench_history.append(tmp_path, run)
-    with bench_history.history_file(tmp_path).open("a") as stream:
+    with bench_history.history_file(tmp_path).plain.open("a") as stream:
         stream.write('{"time_s": 1}\nnot json\n{"time_s": 9, "links": [["a\'b", "c", 1, "x"]]}\n')
     found = bench_history.read(tmp_path)
     assert [run.time_s for run in found] == [0.0, 1.0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import resource
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 from test_fuzz_state import CODES, Home
 
 from gpurun.leases.store import LeaseStore
+from gpurun.leases.waiters import take_waiter_lock
 
 DEEP, LONG, HUGE = b"[" * 1_000_000, b'"' + b"x" * 30_000_000, b'{"a":' * 1_000_000
 BOMB = b"".join(
@@ -49,9 +49,9 @@ def nobody_is_started(home: Home, place: Path) -> Iterator[None]:
     """This process is every supervisor, and the waiter."""
     leases = LeaseStore(place)
     locks = [leases.try_lock(home.told(name)) for name in ("RUNS", "LOST.1.lost")]
-    with (place / "waiters" / f"{os.getuid()}.lock").open("w") as waiter:
-        fcntl.flock(waiter, fcntl.LOCK_EX)
-        yield
+    waiter, _ = take_waiter_lock(place)
+    yield
+    os.close(waiter)
     for lock in locks:
         lock.close()
 

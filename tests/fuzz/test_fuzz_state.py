@@ -46,7 +46,7 @@ FILES = (
     "jobs/RUNS/launch.jsonl",
     "jobs/WAITS/spec.json", "jobs/WAITS/state.json", "jobs/LOST/state.json", "jobs/LOST/spec.json", "live/RUNS",
     "cordons.json",
-    "locks.json", "allocator.lock", "line/3", "audit.jsonl", "waiters/0.lock", "inventory/HISTORY/000001.json",
+    "locks.json", "allocator.lock", "audit.jsonl", "waiters/0.log", "inventory/HISTORY/000001.json",
     "bench/links.jsonl",
 )  # fmt: skip
 COMMANDS = (
@@ -110,11 +110,11 @@ class Home:
         runs = store.get(self.names["RUNS"])
         for state in (State.PREPARING, State.STARTING, State.RUNNING):
             runs.move(state, started_s=1020.0)
-        self._fill_rest(runs.path)
+        self._fill_rest(runs.path.plain)
 
     def _fill_rest(self, runs: Path) -> None:
         home = self.home
-        events = EventLog(runs / "events.jsonl", clock=lambda: 1020.0)
+        events = EventLog(JobStore(home).get(self.names["RUNS"]).events, clock=lambda: 1020.0)
         events.emit("placement", generation="pascal", racks=["r1"], hosts=[{"host": "h1", "gpus": [0, 1]}])
         events.emit("state", state="RUNNING", attempt=1, reason="")
         events.emit("host", host="h1", state="unreachable", reason="why")
@@ -125,10 +125,8 @@ class Home:
         (runs / "plan.json").write_text('{"job": "x", "hosts": []}')
         (runs / "launch.jsonl").write_text('{"t": 1.0, "kind": "x"}\n')
         (runs / "supervisor.log").write_text("Traceback\nSomething: went wrong\n")
-        (home / "line").mkdir(exist_ok=True)
-        (home / "line" / "3").touch()
         (home / "waiters").mkdir()
-        (home / "waiters" / "0.lock").touch()
+        (home / "waiters" / "0.log").touch()
         audit.note(home, "grant", job=self.names["RUNS"], hosts=["h1"])
         history = History(home, self.folder / "inventory.yaml")
         history.record(b"old", INVENTORY.encode(), Author("me", "gpurun inventory set", 1.0))
@@ -224,7 +222,7 @@ def check(state: Home, file: str, data: bytes, commands) -> None:
             nothing_is_given_away(home, before)
         if file in NEVER_WRITTEN_AGAIN:
             assert path.read_bytes() == data
-        if not file.startswith(("leases/", "live/", "line/", "waiters/", "jobs/RUNS/cancel")):
+        if not file.startswith(("leases/", "live/", "waiters/", "jobs/RUNS/cancel")):
             assert path.exists()
 
 
@@ -255,7 +253,7 @@ NAMES = st.sampled_from([
     b"j-00000000.99999999.lost.json",
     b"j-00000000.0", b"j-00000000.x", b".new-j-00000000-1",
 ])  # fmt: skip
-FOLDERS = st.sampled_from(["leases", "jobs", "live", "line", "waiters", "inventory/HISTORY", "bench", "jobs/RUNS", "."])
+FOLDERS = st.sampled_from(["leases", "jobs", "live", "waiters", "inventory/HISTORY", "bench", "jobs/RUNS", "."])
 KINDS = st.sampled_from(["file", "folder", "link", "pipe", "socket"])
 
 

@@ -34,6 +34,7 @@ from gpurun.remote import known_hosts
 from gpurun.scheduler.model import Gang, Snapshot
 from gpurun.scheduler.schedule import schedule
 from gpurun.state import durable, own_cache
+from gpurun.state.path import StatePath
 
 INVENTORIES = (
     b"""version: 1
@@ -240,7 +241,7 @@ def test_what_hosts_and_jobs_leave(tmp_path, monkeypatch):
                 time.localtime(entry["shipped_s"])
             with suppress(GpurunError, ValueError, RecursionError):
                 result_from_document(json.loads(result), ["h1", "h2"], ["h1", "h2"])
-            bench_history.history_file(tmp_path).write_bytes(history)
+            bench_history.history_file(tmp_path).plain.write_bytes(history)
             bench_history.slower(bench_history.read(tmp_path), ["h1", "h2"])
             knobs = reuse(HorovodKnobs(autotune=True), autotune.decode("utf-8", "replace"))
             assert msgspec.json.decode(msgspec.json.encode(knobs), type=HorovodKnobs) == knobs
@@ -306,13 +307,13 @@ def test_a_cached_configuration_is_made_again(tmp_path):
 
 def test_records_of_any_bytes_and_values(tmp_path):
     """`durable.read_record` alone, fast: a spec, or a StateError."""
-    path = tmp_path / "spec.json"
+    path = StatePath(tmp_path) / "spec.json"
     spec = msgspec.json.encode(JobSpec(name="n", image="i", gpus=2, command=("a",), env={"A": "b"}))
 
     @examples(400)
     @given(damaged_bytes([spec]) | damaged_json([spec]))
     def fuzz(data):
-        path.write_bytes(data)
+        path.plain.write_bytes(data)
         with in_time(), suppress(GpurunError):
             assert isinstance(durable.read_record(path, JobSpec), JobSpec)
 

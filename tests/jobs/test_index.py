@@ -123,11 +123,11 @@ def damage(file, content=b"{"):
 
 def replace_folder(folder):
     """Another folder in its place, with other content and the same times."""
-    before, other = folder.path.stat(), folder.path.with_name("other")
-    shutil.copytree(folder.path, other)
+    before, other = folder.path.stat(), folder.path.sibling("other")
+    shutil.copytree(folder.path.plain, other.plain)
     durable.write_record(other / "state.json", replace(folder.record(), priority=9))
-    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
-    shutil.rmtree(folder.path)
+    os.utime(other.plain, ns=(before.st_atime_ns, before.st_mtime_ns))
+    shutil.rmtree(folder.path.plain)
     other.rename(folder.path)
 
 
@@ -135,20 +135,20 @@ def forge_time(folder):
     """A change that somebody hides by setting the folder's time of modification."""
     before = folder.path.stat()
     change_record(folder)
-    os.utime(folder.path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.utime(folder.path.plain, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert folder.path.stat().st_mtime_ns == before.st_mtime_ns
 
 
 def edit_in_place(folder):
     path = folder.path / "state.json"
-    path.write_bytes(path.read_bytes().replace(b'"priority": 0', b'"priority": 9'))
-    folder.path.touch()
+    path.plain.write_bytes(path.read_bytes().replace(b'"priority": 0', b'"priority": 9'))
+    folder.path.plain.touch()
 
 
 CHANGES = [
     change_record, cancel, damage("state.json"), damage("spec.json"), damage("cancel.json"), replace_folder, forge_time,
-    edit_in_place, lambda folder: (folder.path / "spec.json").unlink(), lambda folder: shutil.rmtree(folder.path),
-    lambda folder: folder.path.rename(folder.path.with_name("elsewhere")),
+    edit_in_place, lambda folder: (folder.path / "spec.json").unlink(), lambda folder: shutil.rmtree(folder.path.plain),
+    lambda folder: folder.path.rename(folder.path.sibling("elsewhere")),
 ]  # fmt: skip
 
 
@@ -179,10 +179,10 @@ def test_an_edit_in_place_is_seen_when_the_folder_is_touched(jobs):
     folder = jobs.get(jobs.ids()[0])
     look(jobs)
     path = folder.path / "state.json"
-    path.write_bytes(path.read_bytes().replace(b'"name": "', b'"name": "x'))
+    path.plain.write_bytes(path.read_bytes().replace(b'"name": "', b'"name": "x'))
     assert jobs.live_jobs(pytest.fail)[folder.id].record != folder.record()
     time.sleep(0.02)
-    folder.path.touch()
+    folder.path.plain.touch()
     assert jobs.live_jobs(pytest.fail)[folder.id].record == folder.record()
 
 
@@ -271,7 +271,7 @@ def test_an_index_of_another_state_directory_is_ignored(jobs, tmp_path, read):
     shutil.copytree(jobs.home, other.home)
     folder = other.get(other.ids()[0])
     folder.write(replace(folder.record(), priority=9))
-    mine = own_cache.place(tmp_path / "cache" / "gpurun" / "jobs", os.path.realpath(other.folder))
+    mine = own_cache.place(tmp_path / "cache" / "gpurun" / "jobs", os.path.realpath(other.folder.plain))
     shutil.copy(kept(tmp_path), mine)
     look(other)
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpurun.errors import BadInput, StateError
+from gpurun.errors import BadInput, StateDiskError, StateError
 from gpurun.jobs.events import EventLog, EventTail
 from gpurun.jobs.live import LiveJob
 from gpurun.jobs.record import CancelRequest, JobRecord
@@ -23,6 +23,7 @@ from gpurun.jobs.states import ENDED, WAYS, State
 from gpurun.jobs.store import ABANDONED_S, JobStore, finish
 from gpurun.state import durable
 from gpurun.state.home import home
+from gpurun.state.path import StatePath
 
 SPEC = JobSpec(name="a'; touch /tmp/x #", image="i", gpus=2, command=("echo", "a b\n'\"", "ü"), env={"K": "v\n"})
 
@@ -41,7 +42,7 @@ def test_what_is_stored_comes_back(store):
     assert folder.spec() == SPEC
     assert folder.record().state is State.QUEUED
     assert store.ids() == store.live_ids() == (folder.id,)
-    assert not [name for name in os.listdir(store.folder) if name.startswith(".")]
+    assert not [name for name in store.folder.names() if name.startswith(".")]
 
 
 def test_only_known_ways(store):
@@ -86,7 +87,7 @@ def test_a_cancel_is_never_weakened(store):
 @pytest.mark.parametrize("damage", [b"", b"{", b"null", b"[]", b"\xff\xfe", b'{"id": 1}', b"9" * 5000, b"[" * 100000])
 def test_a_damaged_record_is_reported_not_hidden(store, damage):
     folder = create(store)
-    (folder.path / "state.json").write_bytes(damage)
+    (folder.path / "state.json").plain.write_bytes(damage)
     with pytest.raises(StateError) as caught:
         folder.record()
     assert "state.json" in str(caught.value)
@@ -98,7 +99,9 @@ def test_a_damaged_record_is_reported_not_hidden(store, damage):
 def test_a_flipped_bit_in_a_text_is_reported(store):
     """JSON all right, UTF-8 no more."""
     path = create(store).path / "state.json"
-    path.write_bytes(path.read_bytes().replace(b'"pool"', b'"p\xefol"').replace(b'"reason": ""', b'"reason": "\xe3"'))
+    path.plain.write_bytes(
+        path.read_bytes().replace(b'"pool"', b'"p\xefol"').replace(b'"reason": ""', b'"reason": "\xe3"')
+    )
     with pytest.raises(StateError, match="is not a valid JobRecord"):
         durable.read_record(path, JobRecord)
 
@@ -112,16 +115,16 @@ def test_a_record_that_names_another_job_is_reported(store, name):
 
 
 def test_a_disk_that_fails_is_reported(monkeypatch):
-    monkeypatch.setattr(durable, "opened", lambda _: open("/proc/self/mem", "rb", buffering=0))  # noqa: PTH123, SIM115 (closed by the reader)
-    with pytest.raises(StateError, match="cannot be read: Input/output error"):
-        durable.read_record(Path("state.json"), JobRecord)
+    monkeypatch.setattr(StatePath, "reader", lambda _, **__: open("/proc/self/mem", "rb", buffering=0))  # noqa: PTH123, SIM115 (closed by the reader)
+    with pytest.raises(StateDiskError, match="cannot be read: the disk of the state directory failed"):
+        durable.read_record(StatePath(Path("/home")) / "state.json", JobRecord)
 
 
 @given(data=st.binary(max_size=300))
 @settings(max_examples=200)
 def test_no_bytes_are_a_traceback(tmp_path_factory, data):
-    path = tmp_path_factory.mktemp("fuzz") / "state.json"
-    path.write_bytes(data)
+    path = StatePath(tmp_path_factory.mktemp("fuzz")) / "state.json"
+    path.plain.write_bytes(data)
     with pytest.raises(StateError):
         durable.read_record(path, JobRecord)
 
@@ -134,10 +137,10 @@ def test_a_write_that_fails_leaves_the_old_file(store, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(StateDiskError, match="disk of the state directory is full"):
         folder.move(State.GRANTED)
     assert (folder.path / "state.json").read_bytes() == before
-    assert not [name for name in os.listdir(folder.path) if name.endswith(".tmp")]
+    assert not [name for name in folder.path.names() if name.endswith(".tmp")]
 
 
 def test_a_job_is_there_after_a_power_loss(store, monkeypatch):
@@ -167,10 +170,10 @@ def test_events_are_read_once_and_whole(store):
     assert list(tail.new()) == []
     log.emit("note", text="a\nb ü")
     assert [event["text"] for event in tail.new()] == ["a\nb ü"]
-    with folder.events.open("ab") as stream:
+    with folder.events.plain.open("ab") as stream:
         stream.write(b'not json\n[1]\n{"t": 1, "kind": "half')
     assert list(tail.new()) == []
-    with folder.events.open("ab") as stream:
+    with folder.events.plain.open("ab") as stream:
         stream.write(b'"}\n')
     assert [event["kind"] for event in tail.new()] == ["half"]
 
@@ -198,7 +201,7 @@ def test_a_cancelled_job_is_not_queued_again(store):
 
 
 def damage_request(folder, thing):
-    path = folder.path / "cancel.json"
+    path = folder.path.plain / "cancel.json"
     if thing == "pipe":
         os.mkfifo(path)
     elif thing == "folder":
@@ -220,7 +223,7 @@ def test_a_damaged_request_is_none_and_is_named_and_kept(store, thing):
     assert folder.cancel_request() is None
     assert "cancel.json" in folder.damaged_request().where
     said = folder.mend_request()
-    (aside,) = [path.name for path in folder.path.iterdir() if ".damaged-" in path.name]
+    (aside,) = [path.name for path in folder.path.plain.iterdir() if ".damaged-" in path.name]
     assert aside in said
     assert (folder.damaged_request(), folder.mend_request()) == (None, None)
 
@@ -238,7 +241,7 @@ def test_a_sound_request_that_comes_while_a_damaged_one_is_set_aside_is_kept(sto
     monkeypatch.setattr(durable, "set_aside", replaced_just_before)
     assert folder.mend_request() is None
     assert folder.cancel_request().by == "me"
-    assert not [path for path in folder.path.iterdir() if ".damaged-" in path.name]
+    assert not [path for path in folder.path.plain.iterdir() if ".damaged-" in path.name]
 
 
 @pytest.mark.parametrize("thing", DAMAGED_REQUESTS)
@@ -270,7 +273,7 @@ print(JobStore(Path(sys.argv[1])).create(JobSpec("n", "i", 1, ("true",)), invent
 
 
 def left(store):
-    return sorted(os.listdir(store.folder)), sorted(os.listdir(store.live)) if store.live.is_dir() else []
+    return sorted(store.folder.names()), sorted(store.live.names()) if store.live.is_dir() else []
 
 
 def test_what_a_killed_submission_leaves_is_removed(store):
@@ -288,7 +291,7 @@ def test_what_a_killed_submission_leaves_is_removed(store):
         assert jobs == marks, done.stderr
         for job_id in set(jobs) - set(whole[0]):
             assert store.get(job_id).record().state is State.QUEUED
-            shutil.rmtree(store.folder / job_id)
+            shutil.rmtree((store.folder / job_id).plain)
             store.retire(job_id)
         if done.returncode == 0:
             break
@@ -300,15 +303,18 @@ def test_what_a_killed_submission_leaves_is_removed(store):
 def test_what_is_still_being_made_stays(store, monkeypatch):
     """However old it is: swept after each write of a submission, by another process as the kernel sees it."""
     swept = []
-    real = durable.write_record
 
-    def write(path, record, **options):
-        store.sweep(now_s=time.time() + 2 * ABANDONED_S)
-        real(path, record, **options)
-        store.sweep(now_s=time.time() + 2 * ABANDONED_S)
-        swept.append(path.name)
+    def sweeping(real):
+        def write(path, record, **options):
+            done = real(path, record, **options)
+            store.sweep(now_s=time.time() + 2 * ABANDONED_S)
+            swept.append(path.name)
+            return done
 
-    monkeypatch.setattr(durable, "write_record", write)
+        return write
+
+    for name in ("write_record", "write_locked_record"):
+        monkeypatch.setattr(durable, name, sweeping(getattr(durable, name)))
     real_sync = durable.sync_folder
 
     def sync(folder):
@@ -325,7 +331,7 @@ def test_what_is_young_or_not_ours_stays(store, monkeypatch):
     create(store)
     (store.folder / ".new-j-00000001").mkdir()
     (store.live / "j-00000001").touch()
-    (store.folder / ".new-link").symlink_to(store.folder)
+    (store.folder / ".new-link").plain.symlink_to(store.folder.plain)
     (store.folder / ".new-file").touch()
     before = left(store)
     store.sweep(now_s=time.time())
@@ -370,7 +376,7 @@ def test_a_live_job_with_a_damaged_file_is_reported(store, file, damage):
     folder, other = create(store), create(store)
     (folder.path / file).unlink()
     if damage is not None:
-        (folder.path / file).write_bytes(damage)
+        (folder.path / file).plain.write_bytes(damage)
     problems = []
     jobs = store.live_jobs(problems.append)
     assert jobs[other.id].wants == SPEC.wants

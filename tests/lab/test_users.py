@@ -31,6 +31,7 @@ from users import (
 from gpurun.lab import engine
 from gpurun.leases.store import LeaseStore
 from gpurun.node.processes import is_same, list_processes
+from gpurun.state.path import StatePath
 from gpurun.state.shared import append_only, make_shared
 
 pytestmark = [
@@ -122,7 +123,7 @@ class Head:
 
     def age(self, job: str, by_s: float) -> None:
         """Let a gang have run for longer than it has: in place, for the file's lock is its supervisor's."""
-        path = LeaseStore(self.state).path(job)
+        path = LeaseStore(self.state).path(job).plain
         text = json.dumps({**(lease := json.loads(path.read_text())), "granted_s": lease["granted_s"] - by_s})
         with path.open("r+") as stream:
             stream.write(text)
@@ -179,7 +180,7 @@ def head(users_lab, folder):
     for pid in left_over(made.state):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    append_only(made.state / "audit.jsonl", on=False)
+    append_only(StatePath(made.state) / "audit.jsonl", on=False)
     made.engine.server.close()
 
 

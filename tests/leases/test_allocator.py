@@ -28,20 +28,16 @@ with allocator_lock(Path({home!r})):
 print("done", flush=True)
 """
 CONTEND = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from gpurun.leases.allocator import allocator_lock
-home = Path(sys.argv[1])
-print("ready", flush=True)
-end = float(sys.stdin.readline())
-waits = []
+home, name = Path(sys.argv[1]), sys.argv[2]
 log = open(home / "order", "a", buffering=1)
-while time.time() < end:
-    start = time.monotonic()
+print("ready", flush=True)
+sys.stdin.readline()
+while not (home / "enough").exists():
     with allocator_lock(home):
-        waits.append(time.monotonic() - start)
-        log.write("+\\n"); time.sleep(0.002); log.write("-\\n")
-print(len(waits), max(waits))
+        log.write(f"+{name}\\n"); time.sleep(0.002); log.write(f"-{name}\\n")
 """
 
 
@@ -70,87 +66,57 @@ def let_go(process: subprocess.Popen) -> None:
     process.wait(20)
 
 
-def tickets(home: Path) -> list[str]:
-    try:
-        return sorted(name for name in os.listdir(home / "line") if not name.startswith("."))
-    except FileNotFoundError:
-        return []
-
-
-def wait_for_tickets(home: Path, count: int) -> None:
-    deadline = time.monotonic() + 20
-    while len(tickets(home)) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_sixteen_contenders_none_starves(tmp_path, processes):
-    """FIFO: whoever waits sees each of the 15 others at most about twice, and never are two inside."""
+    """Each asks again at once, harder than any command does; two are never inside, and each gets it again."""
+    names = [f"{number:x}" for number in range(16)]
     processes += [
         subprocess.Popen(
-            [sys.executable, "-c", CONTEND, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", CONTEND, str(tmp_path), name], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True,
         )
-        for _ in range(16)
-    ]
+        for name in names
+    ]  # fmt: skip
     for process in processes:
         assert process.stdout.readline() == "ready\n"
-    end = time.time() + 5
     for process in processes:
-        process.stdin.write(f"{end}\n")
+        process.stdin.write("go\n")
         process.stdin.flush()
-    results = [process.communicate(timeout=60)[0].split() for process in processes]
-    counts = [int(count) for count, _ in results]
-    assert min(counts) > 0
-    assert max(counts) <= 1.5 * min(counts) + 5, counts
-    order = (tmp_path / "order").read_text().split()
-    assert order == ["+", "-"] * sum(counts)
-    assert tickets(tmp_path) == []
-
-
-def test_first_come_first_served(tmp_path, processes):
-    first = hold(tmp_path, 0, processes)
-    assert first.stdout.readline() == "held\n"
-    followers = []
-    for number in range(4):
-        followers.append(hold(tmp_path, 0.2, processes))
-        wait_for_tickets(tmp_path, number + 1)
-    let_go(first)
-    ended = []
-    while len(ended) < 4:
-        ended += [f for f in followers if f not in ended and f.poll() is not None]
-        time.sleep(0.005)
-    assert [followers.index(f) for f in ended] == [0, 1, 2, 3]
+    deadline, order = time.monotonic() + 60, tmp_path / "order"
+    while min((taken := order.read_text()).count(f"+{name}\n") for name in names) < 5:
+        assert time.monotonic() < deadline, {name: taken.count(f"+{name}\n") for name in names}
+        time.sleep(0.1)
+    (tmp_path / "enough").touch()
+    for process in processes:
+        process.wait(30)
+    lines = order.read_text().split()
+    assert [line[0] for line in lines] == ["+", "-"] * (len(lines) // 2)
+    assert [line[1:] for line in lines[::2]] == [line[1:] for line in lines[1::2]]
 
 
 def test_a_killed_holder_lets_go_at_once(tmp_path, processes):
     first = hold(tmp_path, 0, processes)
     first.stdout.readline()
-    second = hold(tmp_path, 0, processes)
-    third = hold(tmp_path, 0.01, processes)
-    wait_for_tickets(tmp_path, 2)
+    others = [hold(tmp_path, 0, processes) for _ in range(2)]
     first.kill()
     start = time.monotonic()
-    while not (done := [p for p in (second, third) if select.select([p.stdout], [], [], 0.01)[0]]):
-        assert time.monotonic() - start < 1
+    while not (done := [p for p in others if select.select([p.stdout], [], [], 0.01)[0]]):
+        assert time.monotonic() - start < 10
     done[0].kill()
-    assert {second, third}.difference(done).pop().stdout.readline() == "held\n"
-    processes[2].wait(10) if done == [second] else let_go(second)
-    assert tickets(tmp_path) == [], "the holder after it removed the dead one's ticket"
+    assert {*others}.difference(done).pop().stdout.readline() == "held\n"
 
 
-@pytest.mark.parametrize(("fate", "limit_s"), [(signal.SIGKILL, 1), (signal.SIGSTOP, 3)])
-def test_a_waiter_that_dies_or_sleeps_blocks_nobody(tmp_path, processes, fate, limit_s):
+@pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_waiter_that_dies_or_sleeps_blocks_nobody(tmp_path, processes, fate):
     first = hold(tmp_path, 0, processes)
     first.stdout.readline()
     victim = hold(tmp_path, 60, processes)
-    wait_for_tickets(tmp_path, 1)
-    third = hold(tmp_path, 0, processes)
-    wait_for_tickets(tmp_path, 2)
+    time.sleep(0.5)
     victim.send_signal(fate)
+    third = hold(tmp_path, 0, processes)
     let_go(first)
     start = time.monotonic()
     assert third.stdout.readline() == "held\n"
-    assert time.monotonic() - start < limit_s
+    assert time.monotonic() - start < 10
 
 
 def test_a_stopped_holder_is_named_then_given_up_on(tmp_path, processes, capfd, monkeypatch):
@@ -167,7 +133,6 @@ def test_a_stopped_holder_is_named_then_given_up_on(tmp_path, processes, capfd, 
     assert caught.value.exit_code == 5
     assert str(first.pid) in caught.value.message
     assert str(first.pid) in caught.value.hint
-    assert tickets(tmp_path) == [], "who gave up handed in its ticket"
     first.send_signal(signal.SIGCONT)
 
 
@@ -190,30 +155,9 @@ def test_what_is_in_the_lock_file_harms_nobody(tmp_path, content):
         assert holder(tmp_path).pid == os.getpid()
 
 
-@pytest.mark.parametrize("litter", ["0", "1", "7" * 300, ".1.abcd", "notes.txt", "-1", "²"])
-def test_litter_in_the_line_blocks_nobody(tmp_path, litter):
-    (tmp_path / "line").mkdir()
-    try:
-        (tmp_path / "line" / litter).write_text("")
-    except OSError:
-        pytest.skip("the file system has no such names")
-    start = time.monotonic()
-    with allocator_lock(tmp_path, patience_s=5):
-        assert time.monotonic() - start < 0.5
-
-
-def test_without_a_line_there_is_still_a_lock(tmp_path, processes):
-    (tmp_path / "line").write_text("not a folder")
-    first = hold(tmp_path, 0, processes)
-    first.stdout.readline()
-    with pytest.raises(StateError, match="did not come free"), allocator_lock(tmp_path, patience_s=0.1):
-        pass
-
-
 @pytest.mark.timeout(10)
-@pytest.mark.parametrize("place", ["line/1", "line/x", "locks.json", "waiters/0.lock"])
+@pytest.mark.parametrize("place", ["locks.json", "waiters/0.log"])
 def test_a_pipe_in_the_place_of_a_file_makes_nobody_wait(tmp_path, place):
-    """In a shared state directory anybody of the group can put one into the line."""
     (tmp_path / place).parent.mkdir(exist_ok=True)
     os.mkfifo(tmp_path / place)
     with allocator_lock(tmp_path, patience_s=5.0):

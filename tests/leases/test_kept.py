@@ -83,6 +83,6 @@ def test_a_state_file_of_an_older_gpurun_decodes_and_its_job_runs(home):
     state = json.loads((folder.path / "state.json").read_text())
     del state["kept"]
     state["claim"] = {"generation": "pascal", "racks": ["r1"], "grants": [{"host": "h1", "gpus": [0, 1]}]}
-    (folder.path / "state.json").write_text(json.dumps(state))
+    (folder.path / "state.json").plain.write_text(json.dumps(state))
     assert isinstance(folder.record(), JobRecord)
     assert granted(home, 3.0) == [folder.id]

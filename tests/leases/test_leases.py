@@ -78,7 +78,9 @@ def test_what_a_grant_has_seen_is_durable_before_it_is_written(home, monkeypatch
     from gpurun.state import durable
 
     leases, steps = LeaseStore(home), []
-    monkeypatch.setattr(durable, "sync_folder", lambda folder: steps.append(sorted(map(str, folder.glob("*.json")))))
+    monkeypatch.setattr(
+        durable, "sync_folder", lambda folder: steps.append(sorted(map(str, folder.plain.glob("*.json"))))
+    )
     leases.grant(LEASE, Occupancy()).close()
     path = str(leases.path(LEASE.job))
     assert steps[-2:] == [[], [path]]
@@ -87,7 +89,7 @@ def test_what_a_grant_has_seen_is_durable_before_it_is_written(home, monkeypatch
 @pytest.mark.parametrize("gpus", ["[-1, 1]", "[0, 1000000000000]", "[0, 0]"])
 def test_a_lease_on_gpus_that_cannot_be_is_damaged(home, gpus):
     LeaseStore(home).grant(LEASE, Occupancy()).close()
-    path = LeaseStore(home).path(LEASE.job)
+    path = LeaseStore(home).path(LEASE.job).plain
     document = {**json.loads(path.read_text()), "grants": [{"host": "h1", "gpus": json.loads(gpus)}]}
     path.write_text(json.dumps(document))
     (error,) = LeaseStore(home).read_all().damaged
@@ -134,7 +136,7 @@ def test_a_job_whose_lease_was_discarded_ends(home):
     ((_, lock),) = run_pass(home, now_s=2.0).granted
     finish_interrupted(home)
     assert folder.record().state is State.GRANTED
-    LeaseStore(home).path(folder.id).write_bytes(b"{")
+    LeaseStore(home).path(folder.id).plain.write_bytes(b"{")
     finish_interrupted(home)
     assert folder.record().state is State.GRANTED
     LeaseStore(home).release(lock)
@@ -184,11 +186,11 @@ def test_a_cancelled_job_is_not_granted(home):
 @pytest.mark.parametrize("damage", [b"", b"\0" * 99, b'{"kind": "cancel"'])
 def test_a_damaged_request_fails_no_pass_and_ends_no_job(home, damage):
     folder, other = submit(home, 2), submit(home, 2, now_s=2.0)
-    (folder.path / "cancel.json").write_bytes(damage)
+    (folder.path / "cancel.json").plain.write_bytes(damage)
     ((_, first), (_, second)) = run_pass(home, now_s=3.0).granted
     submit(home, 8, now_s=4.0)
     done = run_pass(home, now_s=5.0)
-    assert [Path(problem.where) for problem in done.problems] == [folder.path / "cancel.json"]
+    assert [Path(problem.where) for problem in done.problems] == [(folder.path / "cancel.json").plain]
     assert not any(running.stopping for running in next(iter(done.snapshots.values())).running)
     assert {folder.record().state, other.record().state} == {State.GRANTED}
     finish_interrupted(home)
@@ -234,7 +236,7 @@ def test_no_bytes_are_a_lease_or_a_traceback(tmp_path_factory, data):
 
 def test_a_state_directory_that_cannot_be_used(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StateError, match="cannot be used"), allocator_lock(tmp_path / "file"):
+    with pytest.raises(StateError, match="cannot be made"), allocator_lock(tmp_path / "file"):
         pass
 
 

@@ -118,8 +118,8 @@ class LeaseMachine(RuleBasedStateMachine):
         if self.damaged:
             return
         name = pick([*sorted(self.before), FOREIGN], which)
-        self.leases.folder.mkdir(exist_ok=True)
-        (self.leases.folder / name).write_bytes(content)
+        self.leases.folder.plain.mkdir(exist_ok=True)
+        (self.leases.folder.plain / name).write_bytes(content)
         self.damaged[name] = content
 
     @rule()
@@ -155,7 +155,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_damaged_stays(self) -> None:
         for name, content in getattr(self, "damaged", {}).items():
-            assert (self.leases.folder / name).read_bytes() == content
+            assert (self.leases.folder.plain / name).read_bytes() == content
 
     @invariant()
     def no_acknowledged_job_is_lost(self) -> None:
@@ -234,7 +234,7 @@ class LeaseMachine(RuleBasedStateMachine):
             self._forget_damage(f"{name}.json")
 
     def _forget_damage(self, name: str) -> None:
-        path = self.leases.folder / name
+        path = self.leases.folder.plain / name
         if not path.exists() or path.read_bytes() != self.damaged[name]:
             del self.damaged[name]
 
@@ -242,7 +242,7 @@ class LeaseMachine(RuleBasedStateMachine):
         """The leases by file. What is damaged must be what the machine damaged, and stop every grant."""
         holdings = self.leases.read_all()
         assert {Path(error.where).name for error in holdings.damaged} == set(self.damaged)
-        names = [path.name for path in self.leases.folder.glob("[!.]*")] if self.leases.folder.exists() else []
+        names = [name for name in self.leases.folder.names() if name[0] != "."] if self.leases.folder.exists() else []
         files = {name: self.leases.read(name.removesuffix(".json")) for name in names if name not in self.damaged}
         assert sorted(map(repr, files.values())) == sorted(map(repr, holdings.leases))
         return files
@@ -254,7 +254,7 @@ class LeaseMachine(RuleBasedStateMachine):
                 continue
             with allocator_lock(self.home):
                 (self.home / "discarded").mkdir(exist_ok=True)
-                (self.leases.folder / name).rename(self.home / "discarded" / f"{time.time_ns()}-{name}")
+                (self.leases.folder.plain / name).rename(self.home / "discarded" / f"{time.time_ns()}-{name}")
             self.letting_go.add(name.partition(".")[0])
             self.discarded.add(name.partition(".")[0])
             del self.damaged[name]

@@ -59,7 +59,7 @@ def test_a_host_leaves_is_fenced_and_comes_back_under_one_lock(home):
     assert (lease.job, lease.grants) == (other, (Grant("h2", (0, 1)),))
     assert grow(home, held)[1] == ()
     store.release(lock)
-    JobStore(home).get(other).path.rename(home / "gone")
+    JobStore(home).get(other).path.plain.rename(home / "gone")
     held, joined = grow(home, held)
     assert joined == ("h2",)
     assert store.read(job).apart == ("h2",)
@@ -73,7 +73,7 @@ def test_it_does_not_grow_while_a_lease_is_damaged_or_anybody_waits(home):
     held = members.let_go(home, members.put_apart(home, granted(home), ["h3"]), ["h3"])
     waiting = submit(home, 6)
     assert grow(home, held)[1] == ()
-    JobStore(home).get(waiting).path.rename(home / "gone")
+    JobStore(home).get(waiting).path.plain.rename(home / "gone")
     (home / "leases" / "j-ffffffff.json").write_text("{")
     with pytest.raises(StateError):
         grow(home, held)

@@ -224,7 +224,7 @@ def test_gangs_of_others_are_asked_once_for_all_inventories(home, tmp_path, inve
 @pytest.mark.parametrize("damage", [b"", b"{}", b"\xff\xfe", b'{"name": "n", "gpus": "many"}'])
 def test_a_job_with_a_damaged_spec_waits_instead_of_starting_without_its_constraints(home, inventory, damage):
     folder = submit(home, inventory, constraints=Constraints(generations=("volta",)))
-    (folder.path / "spec.json").write_bytes(damage)
+    (folder.path / "spec.json").plain.write_bytes(damage)
     fine = submit(home, inventory)
     done = run_pass(home, now_s=2.0)
     assert [lease.job for lease, _ in done.granted] == [fine.id]
@@ -291,7 +291,7 @@ class TestARemovedLeaseFile:
         leases = LeaseStore(home)
         leases.release(lock)
         assert not leases.restore(folder.id)
-        assert os.listdir(leases.folder) == []
+        assert leases.folder.names() == []
         submit(home, inventory)
         assert len(run_pass(home, now_s=3.0).granted) == 1
 

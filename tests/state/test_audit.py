@@ -5,7 +5,6 @@ import os
 import stat
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,6 +14,7 @@ from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, end_queued_job, finish
 from gpurun.state import audit
+from gpurun.state.path import StatePath
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_crash_while_a_new_file_begins_loses_nothing(tmp_path, small, monkeypa
             audit.note(tmp_path, "submit", number=number)
 
     with monkeypatch.context() as patched:
-        patched.setattr(*((audit.os, "link", die) if step == "link" else (Path, "rename", die)))
+        patched.setattr(StatePath, step, die)
         with pytest.raises(Killed):
             note_until_killed()
     written = [entry["number"] for entry in audit.read(tmp_path)]

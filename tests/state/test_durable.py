@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.errors import StateError
 from gpurun.jobs.events import EventLog, EventTail
 from gpurun.state import audit, durable
+from gpurun.state.path import StatePath
 
 
 @pytest.fixture
@@ -22,18 +24,18 @@ def synced(monkeypatch):
 
 def test_a_folder_that_somebody_has_made_and_not_synced_is_synced_by_the_next(tmp_path, synced):
     (tmp_path / "home").mkdir()  # by a process that was killed just then
-    durable.make_folder(tmp_path / "home" / "jobs")
+    durable.make_folder(StatePath(tmp_path) / "home" / "jobs")
     assert synced[-2:] == [str(tmp_path), str(tmp_path / "home")]
     del synced[:]
     (tmp_path / "home" / "jobs" / "j").touch()
-    durable.make_folder(tmp_path / "home" / "jobs")
+    durable.make_folder(StatePath(tmp_path) / "home" / "jobs")
     assert synced == []
 
 
 def test_the_place_of_a_folder_is_taken_by_a_file(tmp_path):
     (tmp_path / "home").write_text("")
-    with pytest.raises(OSError, match=r"File exists|Not a directory"):
-        durable.make_folder(tmp_path / "home" / "jobs")
+    with pytest.raises(StateError, match=r"is not a folder|is not what gpurun made"):
+        durable.make_folder(StatePath(tmp_path) / "home" / "jobs")
 
 
 def test_a_tree_is_synced_whole_and_nothing_is_followed_or_waited_for(tmp_path, synced):
@@ -48,10 +50,10 @@ def test_a_tree_is_synced_whole_and_nothing_is_followed_or_waited_for(tmp_path, 
 
 @pytest.mark.parametrize("left", [b'{"t": 1, "ki', b"\0" * 40, b'{"t": 1}\n\0\0\0'])
 def test_what_a_power_cut_left_of_a_last_line_spoils_no_other(tmp_path, left):
-    path = tmp_path / "events.jsonl"
+    path = StatePath(tmp_path) / "events.jsonl"
     log, tail = EventLog(path, clock=lambda: 1.0), EventTail(path)
     log.emit("first")
-    with path.open("ab") as file:
+    with path.plain.open("ab") as file:
         file.write(left)
     log.emit("second")
     log.emit("third")
@@ -60,7 +62,7 @@ def test_what_a_power_cut_left_of_a_last_line_spoils_no_other(tmp_path, left):
 
 def test_the_audit_log_too(tmp_path):
     audit.note(tmp_path, "submit", job="j-00000001")
-    with audit.audit_file(tmp_path).open("ab") as file:
+    with audit.audit_file(tmp_path).plain.open("ab") as file:
         file.write(b'{"time_s": 17')
     audit.note(tmp_path, "grant", job="j-00000001")
     assert [entry["what"] for entry in audit.read(tmp_path)] == ["submit", "damaged", "grant"]
@@ -84,4 +86,4 @@ def refuse():
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to(path), lambda path: None])
 def test_what_is_no_file_is_not_waited_for(tmp_path, make):
     make(tmp_path / "log")
-    durable.sync_file(tmp_path / "log")
+    durable.sync_file(StatePath(tmp_path) / "log")

@@ -14,6 +14,7 @@ from users import ALICE, BOB, GROUP, NEEDS_OPEN_PYTHON, STRANGER, left_over, mak
 
 from gpurun.errors import BadInput, UnsafeState
 from gpurun.state import audit
+from gpurun.state.path import StatePath
 from gpurun.state.shared import FILES, FOLDERS, append_only, enter, is_shared, make_shared
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0 or open_python() is None, reason=f"needs root; {NEEDS_OPEN_PYTHON}")
@@ -64,7 +65,7 @@ def state(tmp_path):
     for pid in left_over(home):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    append_only(home / "audit.jsonl", on=False)
+    append_only(StatePath(home) / "audit.jsonl", on=False)
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_making_it_twice_changes_nothing(state):
 
 @pytest.mark.parametrize("name", [".", *FOLDERS, *FILES])
 def test_a_wrong_mode_is_refused_and_mended(state, name):
-    append_only(state / "audit.jsonl", on=False)
+    append_only(StatePath(state) / "audit.jsonl", on=False)
     (state / name).chmod(0o2777)
     with pytest.raises(UnsafeState) as caught:
         enter(state)
@@ -166,7 +167,7 @@ ATTACKS = {
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 def test_what_one_cannot_do_to_another(state, alice, bob, attack):
-    if "audit" in attack and not append_only(state / "audit.jsonl", on=True):
+    if "audit" in attack and not append_only(StatePath(state) / "audit.jsonl", on=True):
         pytest.skip("needs append-only files: put TMPDIR on a disk with ext4, xfs or btrfs")
     job = alice.python(SUBMIT, umask=0o077)
     assert alice.python(PRELUDE + "print(len(run_pass(home, now_s=2.0).granted))") == "1"
@@ -248,13 +249,24 @@ def test_garbage_of_one_does_not_stop_the_others(state, alice, bob):
 
 
 def test_a_lock_in_another_s_name_means_nothing(state, alice, bob):
-    plant = f"import fcntl\nf = open(home / 'waiters' / '{ALICE}.lock', 'w'); fcntl.flock(f, fcntl.LOCK_EX)\n"
-    assert (
-        bob.python(PRELUDE + plant + f"from gpurun.leases.waiters import *\nprint(waiter_lives(home, {ALICE}))")
-        == "False"
-    )
-    said = alice.run("-c", PRELUDE + "from gpurun.supervisor.waiter import *\nensure_waiter(home, os.environ)").stderr
-    assert f"uid {BOB} made its lock" in said
+    """Bob makes alice's log before she does and locks it. She is not taken for looked after, and uses another file."""
+    squat = f"""
+from gpurun.state import lock
+held = os.open(home / 'waiters' / '{ALICE}.log', os.O_RDWR | os.O_CREAT)
+print(lock.try_take(held), flush=True); time.sleep(60)
+"""
+    bobs = bob.start("-c", PRELUDE + squat)
+    assert bobs.stdout.readline() == "True\n"
+    waiters = PRELUDE + "from gpurun.leases.waiters import *\n"
+    assert bob.python(waiters + f"print(waiter_lives(home, {ALICE}))") == "False"
+    take = "held = take_waiter_lock(home)\nprint(held[1].name, flush=True); time.sleep(60)"
+    alices = alice.start("-c", waiters + take)
+    assert alices.stdout.readline() != f"{ALICE}.log\n"
+    assert bob.python(waiters + f"print(waiter_lives(home, {ALICE}))") == "True"
+    for process in (bobs, alices):
+        process.kill()
+        process.communicate()
+    assert bob.python(waiters + f"print(waiter_lives(home, {ALICE}))") == "False"
 
 
 def test_asking_to_give_way(state, alice, bob):
@@ -314,9 +326,8 @@ def test_a_gang_gives_way_to_another_user_s_by_its_owner_s_own_pass(state, alice
     look = PRELUDE + f"run_pass(home, now_s=5001.0); print(JobStore(home).get('{bobs}').cancel_request())"
     assert bob.python(look) == "None", "nobody would start alice's job"
     waiter = alice.start(
-        "-c", PRELUDE + "from gpurun.leases.waiters import *\nimport fcntl\n"
-        "f = open(waiter_lock(home, os.getuid()), 'w')\n"
-        "fcntl.flock(f, fcntl.LOCK_EX)\nprint('lives', flush=True); time.sleep(60)",
+        "-c", PRELUDE + "from gpurun.leases.waiters import *\n"
+        "held = take_waiter_lock(home)\nprint('lives', flush=True); time.sleep(60)",
     )  # fmt: skip
     assert waiter.stdout.readline() == "lives\n"
     assert "kind='preempt'" in bob.python(look)
@@ -360,11 +371,11 @@ def test_the_audit_log_begins_anew_by_its_owner_alone(state, alice, bob):
     found = [(entry["uid"], entry["n"]) for entry in audit.read(state)]
     assert found == [(uid, n) for uid in (ALICE, BOB) for n in range(9)]
     os.umask(0o022)
-    if append_only(state / "audit.jsonl", on=True):  # what it was, both are
+    if append_only(StatePath(state) / "audit.jsonl", on=True):  # what it was, both are
         for name in ("audit.jsonl", "audit.1.jsonl"):
             with pytest.raises(PermissionError):
                 (state / name).open("w")
-    append_only(state / "audit.1.jsonl", on=False)
+    append_only(StatePath(state) / "audit.1.jsonl", on=False)
 
 
 def test_the_command_that_makes_it(tmp_path, monkeypatch, capsys):
@@ -376,4 +387,4 @@ def test_the_command_that_makes_it(tmp_path, monkeypatch, capsys):
         assert ended.value.code == code
     assert is_shared(tmp_path / "made")
     assert "groupadd" in capsys.readouterr().err
-    append_only(tmp_path / "made" / "audit.jsonl", on=False)
+    append_only(StatePath(tmp_path / "made") / "audit.jsonl", on=False)

@@ -34,7 +34,7 @@ def granted(tmp_path):
 @pytest.mark.parametrize("damage", [None, b"", b"{}", b"\x00\xff", b'{"name": 1}'])
 def test_before_it_runs_it_ends_and_its_gpus_are_free(granted, damage):
     home, folder, lease, lock = granted
-    path = folder.path / "spec.json"
+    path = (folder.path / "spec.json").plain
     path.unlink()
     if damage is not None:
         path.write_bytes(damage)
@@ -48,7 +48,7 @@ def test_while_it_runs_it_trains_on_until_somebody_cancels_it(granted):
     home, folder, lease, lock = granted
     for state in (State.PREPARING, State.STARTING, State.RUNNING):
         folder.move(state)
-    (folder.path / "spec.json").write_bytes(b"?")
+    (folder.path / "spec.json").plain.write_bytes(b"?")
     with pytest.raises(StateError, match=r"spec\.json") as raised:
         live(SupervisedJob(home, lease, lock))
     assert f"gpurun cancel {folder.id}" in (raised.value.hint or "")

@@ -120,9 +120,9 @@ def test_a_claim_counts_only_if_the_host_had_it_after_the_attempt_was_over(home,
 
 def test_a_damaged_record_is_left_to_a_person(home, inventory, submit):
     folder = submit()
-    (folder.path / "state.json").write_text("{")
+    (folder.path / "state.json").plain.write_text("{")
     assert adopted(home, claim_on(home, inventory, folder.id)) == []
-    shutil.rmtree(folder.path)
+    shutil.rmtree(folder.path.plain)
     assert len(adopted(home, claim_on(home, inventory, folder.id))) == 1
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from gpurun.errors import HostUnreachable
 from gpurun.remote.agent import RemoteOpFailed, Reply
+from gpurun.state.path import StatePath
 from gpurun.supervisor import logcopy
 from gpurun.supervisor.logcopy import LogCopy
 
@@ -67,7 +68,7 @@ def copy(tmp_path, monkeypatch):
 
     def start(*scripts):
         host = Host(*scripts)
-        made = LogCopy(host, "h", job="j", container="c", path=tmp_path / "log")
+        made = LogCopy(host, "h", job="j", container="c", path=StatePath(tmp_path) / "log")
         made.start()
         return made, host
 
@@ -164,5 +165,5 @@ def test_a_full_disk_is_waited_for_and_nothing_is_lost(copy, tmp_path, monkeypat
 
 
 def test_what_was_never_begun_makes_no_file(tmp_path):
-    LogCopy(Host(), "h", job="j", container="c", path=tmp_path / "log").close()
+    LogCopy(Host(), "h", job="j", container="c", path=StatePath(tmp_path) / "log").close()
     assert not (tmp_path / "log").exists()

@@ -6,6 +6,7 @@ import pytest
 from power_hosts import PowerLinks, World
 
 from gpurun.jobs.folder import JobFolder
+from gpurun.state.path import StatePath
 from gpurun.supervisor.outputs import collect_outputs, send_outputs
 
 JOB = "j-00000001"
@@ -17,7 +18,7 @@ def job(tmp_path):
     world = World(tmp_path / "world")
     world.make(("h1",))
     world.save("h1", JOB, 3)
-    folder = JobFolder(tmp_path / JOB)
+    folder = JobFolder(StatePath(tmp_path) / JOB)
     folder.outputs.mkdir(parents=True)
     (folder.outputs / "checkpoint").write_text("2")
     account = SimpleNamespace(outputs_folder=lambda job: f"/outputs/{job}")
@@ -46,7 +47,7 @@ def test_outputs_are_durable_before_the_hosts_are_removed(job, monkeypatch):
 
 def test_outputs_that_a_crash_left_half_replaced_are_put_back(job):
     """Killed between the two renames, and then the host with the newer ones was lost."""
-    job.folder.outputs.rename(job.folder.path / "outputs.replaced")
+    job.folder.outputs.rename((job.folder.path / "outputs.replaced").plain)
     job.world.remove("h1", "outputs-")
     send_outputs(job)
     assert kept(job) == "2"
@@ -54,7 +55,7 @@ def test_outputs_that_a_crash_left_half_replaced_are_put_back(job):
 
 
 def test_a_crash_while_outputs_are_replaced_costs_nothing(job):
-    job.folder.outputs.rename(job.folder.path / "outputs.replaced")
+    job.folder.outputs.rename((job.folder.path / "outputs.replaced").plain)
     assert collect_outputs(job)
     assert kept(job) == "3"
     assert not (job.folder.path / "outputs.replaced").exists()

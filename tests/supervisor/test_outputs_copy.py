@@ -14,6 +14,7 @@ from gpurun.node import archive
 from gpurun.node.call import Call
 from gpurun.remote.agent import Reply
 from gpurun.remote.fleet import Results
+from gpurun.state.path import StatePath
 from gpurun.supervisor.outputs import collect_outputs, copy_outputs
 from gpurun.supervisor.outputs_watch import OutputsWatch
 
@@ -54,7 +55,7 @@ class Agent:
 def job(tmp_path):
     host = tmp_path / "host"
     host.mkdir()
-    folder = JobFolder(tmp_path / JOB)
+    folder = JobFolder(StatePath(tmp_path) / JOB)
     folder.path.mkdir()
     agent = Agent(host)
     links = SimpleNamespace(
@@ -90,7 +91,7 @@ def test_only_what_has_changed_is_sent_and_what_is_gone_goes(job):
     assert str((job.folder.outputs / "last").readlink()) == "deep/er/old model"
     (job.host / "new").unlink()
     assert sorted(copy(job)) == ["deep/er/old model", "last", "step"]
-    assert sorted(path.name for path in job.folder.path.iterdir()) == ["outputs"]
+    assert sorted(path.name for path in job.folder.path.plain.iterdir()) == ["outputs"]
 
 
 def test_a_file_of_the_same_size_and_time_that_was_replaced_is_sent(job):
@@ -135,7 +136,7 @@ def test_hard_links_survive_when_one_of_them_was_known(job):
 
 @pytest.mark.parametrize("name", ["../spec.json", "/etc/x", "a/../../spec.json", "\0"])
 def test_a_host_that_lies_about_names_reaches_nothing_outside(job, name):
-    (job.folder.path / "spec.json").write_text("precious")
+    (job.folder.path / "spec.json").plain.write_text("precious")
     (job.host / "a").write_text("1")
     copy(job)
     (job.host / "a").write_text("2")

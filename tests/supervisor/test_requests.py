@@ -31,7 +31,7 @@ def job(tmp_path):
 
 
 def test_a_damaged_request_ends_no_gang_and_is_told_of(job):
-    (job.folder.path / "cancel.json").write_bytes(b'{"kind": "cancel", "by"')
+    (job.folder.path / "cancel.json").plain.write_bytes(b'{"kind": "cancel", "by"')
     job.check_requests(ladder=True)
     job.check_requests(ladder=True)
     (told,) = [json.loads(line) for line in job.folder.events.read_text().splitlines()]
@@ -39,7 +39,7 @@ def test_a_damaged_request_ends_no_gang_and_is_told_of(job):
 
 
 def test_a_cancel_after_it_does(job):
-    (job.folder.path / "cancel.json").write_bytes(b"\0")
+    (job.folder.path / "cancel.json").plain.write_bytes(b"\0")
     job.folder.ask_to_cancel(CancelRequest("cancel", "me", 2.0))
     with pytest.raises(GangEnd, match="cancelled by me"):
         job.check_requests(ladder=True)

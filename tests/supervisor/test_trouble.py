@@ -40,7 +40,7 @@ def granted(tmp_path):
 
 def test_a_supervisor_that_lives_and_says_nothing_is_fine(granted):
     folder, leases, _ = granted
-    folder.supervisor_log.write_text("")
+    folder.supervisor_log.plain.write_text("")
     assert supervisor_trouble(folder, folder.record(), leases) is None
 
 
@@ -59,25 +59,25 @@ def test_none_at_all(granted):
 )
 def test_last_words_of_one_that_could_not_start(granted, text):
     folder, leases, _ = granted
-    folder.supervisor_log.write_text(text)
+    folder.supervisor_log.plain.write_text(text)
     said = supervisor_trouble(folder, folder.record(), leases)
     assert said == "its supervisor could not start: ModuleNotFoundError: No module named 'gpurun'"
 
 
 def test_last_words_count_until_something_happens(granted):
     folder, leases, _ = granted
-    folder.supervisor_log.write_text("trouble\n")
+    folder.supervisor_log.plain.write_text("trouble\n")
     folder.move(State.PREPARING)
     assert supervisor_trouble(folder, folder.record(), leases) == "its supervisor has trouble: trouble"
     EventLog(folder.events, clock=time.time).emit("state")
-    os.utime(folder.supervisor_log, (1, 1))
+    os.utime(folder.supervisor_log.plain, (1, 1))
     assert supervisor_trouble(folder, folder.record(), leases) is None
 
 
 def test_a_queued_or_ended_job_has_no_supervisor_to_have_trouble(granted):
     folder, leases, lock = granted
     lock.close()
-    folder.supervisor_log.write_text("old\n")
+    folder.supervisor_log.plain.write_text("old\n")
     for state in (State.PREPARING, State.STOPPING, State.FAILED):
         folder.move(state)
     assert supervisor_trouble(folder, folder.record(), leases) is None
@@ -86,7 +86,7 @@ def test_a_queued_or_ended_job_has_no_supervisor_to_have_trouble(granted):
 def test_status_shows_it(granted, tmp_path):
     """A real supervisor that a broken installation keeps from starting."""
     folder, _, lock = granted
-    folder.supervisor_log.write_bytes(b"ImportError: \x1b[2Jlibmsgspec\xff\n")
+    folder.supervisor_log.plain.write_bytes(b"ImportError: \x1b[2Jlibmsgspec\xff\n")
     environ = {**os.environ, "GPURUN_HOME": str(tmp_path)}
     for args in (["status", folder.id], ["status", "-i", str(tmp_path / "inventory.yaml")]):
         done = subprocess.run(

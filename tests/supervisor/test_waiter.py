@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import threading
 
 import pytest
 
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
-from gpurun.leases import waiters
-from gpurun.leases.waiters import take_waiter_lock, waiter_lives, waiter_lock
+from gpurun.leases.waiters import MAX_LOG_BYTES, take_waiter_lock, waiter_lives
+from gpurun.state import lock as locks
 from gpurun.supervisor import waiter
 
 UID = os.getuid()
@@ -21,10 +19,7 @@ UID = os.getuid()
 @pytest.fixture
 def lock(tmp_path):
     """The lock as a waiter has inherited it."""
-    path = waiter_lock(tmp_path, UID)
-    path.parent.mkdir()
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-    assert take_waiter_lock(descriptor)
+    descriptor, _ = take_waiter_lock(tmp_path)
     yield descriptor
     os.close(descriptor)
 
@@ -88,42 +83,71 @@ def test_a_job_that_comes_after_the_lock_is_free_gets_a_waiter_of_its_own(tmp_pa
 def test_who_finds_another_waiter_at_the_second_look_leaves_it_to_that_one(tmp_path, lock, passes, monkeypatch):
     others = []
 
-    def another_begins():
-        submit(tmp_path)
-        others.append(os.open(waiter_lock(tmp_path, UID), os.O_RDWR))
+    at_look(monkeypatch, 1, lambda: submit(tmp_path))
+    real = locks.release
 
-    at_look(monkeypatch, 1, another_begins)
-    real = waiter.fcntl.flock
+    def let_go(descriptor):
+        real(descriptor)
+        others.append(take_waiter_lock(tmp_path)[0])
 
-    def let_go(descriptor, how):
-        real(descriptor, how)
-        if descriptor == lock and how == fcntl.LOCK_UN:
-            assert take_waiter_lock(others[0])
-
-    monkeypatch.setattr(waiter.fcntl, "flock", let_go)
+    monkeypatch.setattr(locks, "release", let_go)
     waiter.hold(tmp_path, lock, {})
     assert passes == []
     os.close(others[0])
 
 
 def test_who_only_looks_keeps_nobody_from_the_lock(tmp_path, lock):
-    """A pass of another user asks whether a waiter lives in the moment in which it is to be started."""
-    fcntl.flock(lock, fcntl.LOCK_UN)
-    looking = os.open(waiter_lock(tmp_path, UID), os.O_RDONLY)
-    fcntl.flock(looking, fcntl.LOCK_SH)
-    timer = threading.Timer(0.2, os.close, [looking])
-    timer.start()
-    assert take_waiter_lock(lock)
-    timer.join()
+    """A pass of another user may look for a waiter in the moment in which it is to be started."""
+    assert waiter_lives(tmp_path, UID)
+    assert take_waiter_lock(tmp_path) is None
+    locks.release(lock)
+    assert not waiter_lives(tmp_path, UID)
+    descriptor, path = take_waiter_lock(tmp_path)
+    assert path.name == f"{UID}.log"
+    os.close(descriptor)
 
 
-def test_who_looks_for_ever_makes_nobody_wait_for_ever(tmp_path, lock, monkeypatch):
-    monkeypatch.setattr(waiters, "LOOK_S", 0.1)
-    fcntl.flock(lock, fcntl.LOCK_UN)
-    looking = os.open(waiter_lock(tmp_path, UID), os.O_RDONLY)
-    fcntl.flock(looking, fcntl.LOCK_SH)
-    assert not take_waiter_lock(lock)
-    os.close(looking)
-    other = os.open(waiter_lock(tmp_path, UID), os.O_RDWR)
-    assert take_waiter_lock(other), "and leaves no shared lock behind"
-    os.close(other)
+def test_a_read_lock_keeps_no_waiter_from_starting(tmp_path, lock):
+    """Everybody of the group can read the log, so everybody can hold a read lock on it."""
+    locks.release(lock)
+    meddler = os.open(tmp_path / "waiters" / f"{UID}.log", os.O_RDONLY)
+    assert locks.try_take(meddler, shared=True)
+    assert not locks.try_take(lock)
+    descriptor, path = take_waiter_lock(tmp_path)
+    assert path.name != f"{UID}.log"
+    assert waiter_lives(tmp_path, UID)
+    assert take_waiter_lock(tmp_path) is None
+    for each in (descriptor, meddler):
+        os.close(each)
+
+
+@pytest.mark.parametrize("thing", ["folder", "pipe", "link", "link to nothing", "hard link", "writable by all"])
+def test_what_lies_in_the_place_of_the_log_keeps_no_waiter_from_starting(tmp_path, thing):
+    (tmp_path / "waiters").mkdir()
+    place, other = tmp_path / "waiters" / f"{UID}.log", tmp_path / "other"
+    other.write_text("precious")
+    make = {
+        "folder": place.mkdir,
+        "pipe": lambda: os.mkfifo(place),
+        "link": lambda: place.symlink_to(other),
+        "link to nothing": lambda: place.symlink_to(tmp_path / "made by mistake"),
+        "hard link": lambda: place.hardlink_to(other),
+        "writable by all": lambda: (place.touch(), place.chmod(0o666)),
+    }
+    make[thing]()
+    descriptor, path = take_waiter_lock(tmp_path)
+    assert path.plain != place
+    assert waiter_lives(tmp_path, UID)
+    os.close(descriptor)
+    assert not waiter_lives(tmp_path, UID)
+    assert other.read_text() == "precious"
+    assert not (tmp_path / "made by mistake").exists()
+
+
+def test_the_log_does_not_grow_for_ever(tmp_path, lock):
+    locks.release(lock)
+    log = tmp_path / "waiters" / f"{UID}.log"
+    log.write_bytes(b"x" * (MAX_LOG_BYTES + 1))
+    descriptor, _ = take_waiter_lock(tmp_path)
+    assert log.stat().st_size == 0
+    os.close(descriptor)

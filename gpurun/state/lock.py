@@ -1,0 +1,143 @@
+"""The one kind of lock that gpurun takes on the head: a lock of an open file (``F_OFD_SETLK``, fcntl(2)).
+
+The kernel releases it when the last copy of the descriptor is closed, however its process ends, and a child inherits
+it with the descriptor. Only who may *write* a file can hold its lock, so other users can see whether a supervisor or
+waiter lives but cannot hold that sign of life in its place. (With flock(2), everybody who may read a file can.)
+Looking takes nothing, so it keeps nobody from the lock. On NFS it is a lock of the server's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_FLOCK = struct.Struct("hhqqi4x")
+"""``struct flock`` of Linux on 64 bits: type, whence, start, length, pid."""
+FIRST_PAUSE_S = 0.001
+LONGEST_PAUSE_S = 0.02
+
+
+def try_take(descriptor: int, *, shared: bool = False, start: int = 0, length: int = 0) -> bool:
+    """Take the lock of a file that is open for writing; False if somebody else holds it.
+
+    Args:
+        shared: several may hold it so, none exclusively; the file must be open for reading.
+        start, length: which bytes; 0 bytes are all.
+
+    Raises:
+        OSError: the file system cannot lock files.
+    """
+    kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
+    except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, says POSIX
+        return False
+    return True
+
+
+def take(descriptor: int, *, shared: bool = False) -> None:
+    """Take the lock, however long that takes."""
+    kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
+
+
+def take_within(
+    descriptor: int, patience_s: float | None, *, while_waiting: Callable[[float], object] = lambda _: None
+) -> bool:
+    """Take the lock; False if it did not come free in time.
+
+    Those who wait look again after random pauses, so none of them is always too late.
+
+    Args:
+        patience_s: None waits for ever.
+        while_waiting: told, before every pause, how many seconds have passed.
+    """
+    begun = time.monotonic()
+    while not try_take(descriptor):
+        waited = time.monotonic() - begun
+        if patience_s is not None and waited > patience_s:
+            return False
+        while_waiting(waited)
+        time.sleep(random.uniform(0.5, 1.5) * min(LONGEST_PAUSE_S, FIRST_PAUSE_S + waited / 100))  # noqa: S311
+    return True
+
+
+def release(descriptor: int) -> None:
+    """Let go of the lock; the file stays open."""
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+
+
+@contextmanager
+def alone(path: Path, *, mode: int = 0o600, inheritable: bool = False, remove: bool = False) -> Iterator[None]:
+    """Hold the lock of the file `path`, which need not exist, however long that takes. No link is followed.
+
+    Args:
+        mode: of a new file, whatever the umask: who may write it may hold its lock.
+        inheritable: processes that are started meanwhile hold the lock until they end, too.
+        remove: leave no file behind. Its holder may also remove it by other means.
+    """
+    while True:
+        descriptor = _opened(path, mode)
+        try:
+            take(descriptor)
+            if not _is_still(path, descriptor):
+                continue  # it was removed while this process waited: others lock the file that has its name now
+            os.set_inheritable(descriptor, inheritable)
+            try:
+                yield
+            finally:
+                if remove:
+                    with suppress(OSError):  # another user's
+                        path.unlink()
+            return
+        finally:
+            os.close(descriptor)
+
+
+def _opened(path: Path, mode: int) -> int:
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    while True:
+        with suppress(FileExistsError):
+            descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, mode)
+            os.fchmod(descriptor, mode)
+            return descriptor
+        with suppress(FileNotFoundError):
+            return os.open(path, flags)
+
+
+def _is_still(path: Path, opened: int) -> bool:
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(opened))
+    except FileNotFoundError:
+        return False
+
+
+def is_held(descriptor: int) -> bool:
+    """Whether somebody else holds the lock exclusively. Only looks; the file need be open for reading only."""
+    answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
+    return bool(_FLOCK.unpack(answer)[0] == fcntl.F_WRLCK)
+
+
+def holders(descriptor: int) -> tuple[int, ...]:
+    """The other processes that hold the lock, lowest pid first, as far as this user may see them: root sees all."""
+    wanted = os.fstat(descriptor)
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and int(process.name) != os.getpid():
+            with suppress(OSError):
+                if any(_holds(each, wanted) for each in (process / "fd").iterdir()):
+                    found.append(int(process.name))
+    return tuple(sorted(found))
+
+
+def _holds(entry: Path, wanted: os.stat_result) -> bool:
+    """Whether an entry of ``/proc/PID/fd`` is the file, locked: proc_pid_fdinfo(5) lists each descriptor's locks."""
+    if not os.path.samestat(wanted, entry.stat()):
+        return False
+    return any(line.startswith("lock:") for line in (entry.parent.parent / "fdinfo" / entry.name).open())

@@ -1,0 +1,267 @@
+"""Names below the state directory, and the only way to open what they name.
+
+Several users write below a shared state directory, so a name there proves nothing: a member can put a link, a pipe or
+another user's file in its place. `StatePath` opens every folder on the way by its descriptor and follows no link.
+It refuses what is not a regular file, and a file that has a second name (a hard link). It is not an `os.PathLike`:
+`open` and `pathlib` do not take one by mistake.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from gpurun.errors import StateDiskError, StateError
+from gpurun.state.people import user_name
+
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_OF_ALL = 2
+"""In folders of the first level everybody has files. What lies further down belongs to the owner of its folder."""
+_DISK = {
+    errno.ENOSPC: ("the disk of the state directory is full", "free some space there; `df -h {home}` shows how much"),
+    errno.EDQUOT: ("your quota on the disk of the state directory is used up", "free some space; `quota -s` shows it"),
+    errno.EROFS: ("the file system of the state directory is read-only", "`dmesg | tail` may say why; mount it again"),
+    errno.EIO: ("the disk of the state directory failed", "`dmesg | tail` says more; check the disk before you go on"),
+}
+_PROCESS = {
+    errno.EMFILE: ("this process has too many open files", "raise the limit: ulimit -n"),
+    errno.ENFILE: ("this machine has too many open files", "raise the limit: sysctl fs.file-max"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StatePath:
+    """A name below the state directory.
+
+    Every method raises FileNotFoundError if there is no such file, and StateError for all else that fails: a link on
+    the way, another kind of file, missing rights. StateDiskError says that the disk is full or broken.
+
+    Attributes:
+        home: the state directory; it may itself be reached through links.
+        parts: the names from there.
+    """
+
+    home: Path
+    parts: tuple[str, ...] = ()
+
+    def __truediv__(self, name: str) -> StatePath:
+        """A name further down. Raises ValueError for names that lead elsewhere, such as ``..``."""
+        parts = name.split("/")
+        if any(part in ("", ".", "..") or "\0" in part for part in parts):
+            raise ValueError(f"{name!r} is not a name below the state directory")
+        return StatePath(self.home, (*self.parts, *parts))
+
+    def __str__(self) -> str:
+        return str(self.plain)
+
+    @property
+    def plain(self) -> Path:
+        """The same name as an ordinary path, for people and other programs. Who opens it follows links."""
+        return self.home.joinpath(*self.parts)
+
+    @property
+    def name(self) -> str:
+        """The last part."""
+        return self.parts[-1]
+
+    @property
+    def parent(self) -> StatePath:
+        """The folder that holds it."""
+        return StatePath(self.home, self.parts[:-1])
+
+    def sibling(self, name: str) -> StatePath:
+        """Another name in the same folder."""
+        return self.parent / name
+
+    def open_file(self, flags: int, mode: int = 0o644, *, linked: bool = False) -> int:
+        """A descriptor of the regular file, which has no other name. Never waits for a pipe.
+
+        Args:
+            linked: the file may have other names (hard links); the caller must know otherwise whose it is.
+
+        Raises:
+            FileNotFoundError, FileExistsError: as `os.open` does with these flags.
+            StateError: it is not such a file, or may not be opened.
+        """
+        assert not flags & os.O_TRUNC, "what is cut must have been checked first"
+        with self._in_folder("opened") as folder:
+            descriptor = os.open(self.parts[-1], flags | _FILE, mode, dir_fd=folder)
+            if flags & os.O_CREAT and os.geteuid() == 0 and len(self.parts) > _OF_ALL:
+                os.fchown(descriptor, os.fstat(folder).st_uid, -1)
+        try:
+            self._check_file(os.fstat(descriptor), linked=linked)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _check_file(self, found: os.stat_result, *, linked: bool) -> None:
+        if not stat.S_ISREG(found.st_mode):
+            raise StateError(f"is not a regular file{blame(found)}", where=str(self), hint=_remove(found))
+        may_be_planted = len(self.parts) > 1  # on the first level only the owner of the directory makes names
+        if found.st_nlink > 1 and may_be_planted and not linked:
+            raise StateError(
+                f"has {found.st_nlink} names (hard links), so another user may have put it here", where=str(self),
+                hint="copy it, and put the copy in its place",
+            )  # fmt: skip
+
+    def open_folder(self) -> int:
+        """A descriptor of the folder, to list it, sync it or go on from there."""
+        with self._in_folder("opened") as folder:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            return os.open(self.parts[-1] if self.parts else ".", flags, dir_fd=folder)
+
+    def reader(self, *, linked: bool = False) -> BinaryIO:
+        """The file, open for reading; `linked` as for `open_file`."""
+        return os.fdopen(self.open_file(os.O_RDONLY, linked=linked), "rb")
+
+    def read_bytes(self) -> bytes:
+        """The whole file."""
+        with self.reader() as stream:
+            return stream.read()
+
+    def read_text(self) -> str:
+        """The whole file as text; bytes that are not UTF-8 are replaced."""
+        return self.read_bytes().decode("utf-8", "replace")
+
+    def names(self) -> list[str]:
+        """What the folder holds, in no order."""
+        descriptor = self.open_folder()
+        try:
+            return os.listdir(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def stat(self) -> os.stat_result:
+        """What lies there, not followed if it is a link."""
+        with self._in_folder("examined") as folder:
+            return os.stat(self.parts[-1] if self.parts else ".", dir_fd=folder, follow_symlinks=False)
+
+    def exists(self) -> bool:
+        """Whether anything has this name, even a link to nothing."""
+        try:
+            self.stat()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def is_dir(self) -> bool:
+        """Whether it is a folder, and not a link to one."""
+        try:
+            return stat.S_ISDIR(self.stat().st_mode)
+        except FileNotFoundError:
+            return False
+
+    def mkdir(self, mode: int = 0o777) -> None:
+        """Make the folder. Raises FileExistsError if something has the name."""
+        with self._in_folder("made") as folder:
+            os.mkdir(self.parts[-1], mode, dir_fd=folder)
+
+    def touch(self) -> None:
+        """Make an empty file, unless there is one."""
+        os.close(self.open_file(os.O_WRONLY | os.O_APPEND | os.O_CREAT))
+
+    def unlink(self, *, missing_ok: bool = False) -> None:
+        """Remove the name of a file."""
+        with suppress(FileNotFoundError) if missing_ok else _nothing(), self._in_folder("removed") as folder:
+            os.unlink(self.parts[-1], dir_fd=folder)
+
+    def rename(self, to: StatePath) -> None:
+        """Give it another name, in place of what had that one."""
+        with self._in_folder("renamed") as folder, to._in_folder("written") as other:
+            os.rename(self.parts[-1], to.parts[-1], src_dir_fd=folder, dst_dir_fd=other)
+
+    def link(self, to: StatePath) -> None:
+        """Give the file a second name; see `open_file` for how it is opened then."""
+        with self._in_folder("linked") as folder, to._in_folder("written") as other:
+            os.link(self.parts[-1], to.parts[-1], src_dir_fd=folder, dst_dir_fd=other, follow_symlinks=False)
+
+    def rmtree(self) -> None:
+        """Remove a folder with everything in it."""
+        with self._in_folder("removed") as folder:
+            shutil.rmtree(f"/proc/self/fd/{folder}/{self.parts[-1]}")
+
+    @contextmanager
+    def _in_folder(self, doing: str) -> Iterator[int]:
+        """The descriptor of the folder that holds the name; failures become errors for people."""
+        try:
+            descriptor = os.open(self.home, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                for part in self.parts[:-1]:
+                    below = os.open(part, _FOLDER, dir_fd=descriptor)
+                    os.close(descriptor)
+                    descriptor = below
+                yield descriptor
+            finally:
+                os.close(descriptor)
+        except (FileNotFoundError, FileExistsError):
+            raise
+        except OSError as error:
+            raise told(error, self, doing) from error
+
+
+def told(error: OSError, path: StatePath, doing: str) -> StateError:
+    """What went wrong with a file of the state directory, for people: what, why, and what to do next.
+
+    Args:
+        doing: what failed, as in "cannot be *written*".
+    """
+    number = error.errno or 0
+    if number in _DISK:
+        why, hint = _DISK[number]
+        return StateDiskError(f"cannot be {doing}: {why}", where=str(path), hint=hint.format(home=path.home))
+    if number in _PROCESS:
+        why, hint = _PROCESS[number]
+        return StateError(f"cannot be {doing}: {why}", where=str(path), hint=hint)
+    found = _in_the_way(path)
+    if number in (errno.ELOOP, errno.ENOTDIR) and found is not None:
+        at, status = found
+        what = "a link, and gpurun follows no link there" if stat.S_ISLNK(status.st_mode) else "not a folder"
+        if at == path and not stat.S_ISLNK(status.st_mode):
+            what = "not what gpurun made"
+        return StateError(f"cannot be {doing}: {at} is {what}{blame(status)}", where=str(path), hint=_remove(status))
+    if number in (errno.EACCES, errno.EPERM):
+        owner = f"; it is {user_name(found[1].st_uid)}'s" if found else ""
+        ask = f"ask {user_name(found[1].st_uid)}, or root" if found and found[1].st_uid != os.getuid() else None
+        return StateError(f"cannot be {doing}: {error.strerror}{owner}", where=str(path), hint=ask)
+    return StateError(f"cannot be {doing}: {error.strerror}", where=str(path))
+
+
+def _in_the_way(path: StatePath) -> tuple[StatePath, os.stat_result] | None:
+    """The first part of a path that is not a folder, or its last part. Only for messages: it may have changed since."""
+    found = None
+    for count in range(1, len(path.parts) + 1):
+        at = StatePath(path.home, path.parts[:count])
+        try:
+            found = at, at.plain.lstat()
+        except OSError:
+            return found
+        if not stat.S_ISDIR(found[1].st_mode):
+            return found
+    return found
+
+
+def blame(found: os.stat_result) -> str:
+    """Who owns what lies in the way and when it changed, unless it is this user's own."""
+    if found.st_uid == os.getuid():
+        return ""
+    return f" ({user_name(found.st_uid)}'s, changed {time.strftime('%F %T', time.localtime(found.st_ctime))})"
+
+
+def _remove(found: os.stat_result) -> str:
+    mine = found.st_uid == os.getuid()
+    return "move it away" if mine else f"have {user_name(found.st_uid)} or root move it away"
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
