@@ -12,7 +12,7 @@ import io
 import re
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,9 @@ from gpurun.supervisor.joblog import JobLog
 LINES = 3
 MOST_HOSTS = 3
 BOX = re.compile(r"box-(j-[0-9a-f]{8})-(\d+)-([\d.]+)-(created|running)")
+CLAIM = re.compile(r"claim-(\d+)-(j-[0-9a-f]{8})-(\d+)")
 SAVED = re.compile(r"outputs-(j-[0-9a-f]{8})-(\d+)")
-NOTHING_LEFT = {"containers": [], "processes": [], "folder": False, "users": [], "gpu_problem": ""}
+NOTHING_LEFT = {"containers": [], "processes": [], "folder": False, "users": [], "gpu_problem": "", "claims": []}
 
 
 class World:
@@ -108,6 +109,15 @@ class PowerAgent:
         mine = [box for box in self.world.boxes(self.host) if box[0] == job]
         return [{"attempt": str(attempt), "status": status} for _, attempt, _, status, _ in mine]
 
+    def claims_take(self, claimant: Mapping[str, Any], cards: Sequence[tuple[int, str]], **_: object) -> None:
+        """One head asks, so nobody may hold what it asks for: gpurun frees GPUs only when their claims are gone."""
+        job, attempt = claimant["job"], claimant["attempt"]
+        for gpu, _ in cards:
+            for name in self.world.things(self.host):
+                if (held := CLAIM.fullmatch(name)) and int(held[1]) == gpu and held[2] != job:
+                    self.world.tell(f"violation-{self.host} GPU {gpu} is claimed by {held[2]} and {job}")
+            (self.place / f"claim-{gpu}-{job}-{attempt}").mkdir(exist_ok=True)
+
     def gang_create(self, job: str, run: list[str], **_: object) -> None:
         devices = run[run.index("--gpus") + 1]
         gpus = tuple(map(int, re.findall(r"\d+", devices)))
@@ -128,7 +138,14 @@ class PowerAgent:
     def gang_progress(self, job: str, **_: object) -> Mapping[str, Any]:
         return {"age_s": None, "ranks": {}}
 
-    def gang_fence(self, job: str, files: bool = True, outputs: bool = False, **_: object) -> Mapping[str, Any]:
+    def gang_fence(
+        self,
+        job: str,
+        files: bool = True,
+        outputs: bool = False,
+        claimant: Mapping[str, Any] | None = None,
+        **_: object,
+    ) -> Mapping[str, Any]:
         if self.lease is not None and is_silent(self.lease, self.host):
             raise HostFailure("it is silent", host=self.host)
         self.world.remove(self.host, f"box-{job}-")
@@ -136,6 +153,9 @@ class PowerAgent:
             self.world.remove(self.host, f"files-{job}")
         if outputs:
             self.world.remove(self.host, f"outputs-{job}-")
+        for name in self.world.things(self.host) if claimant is not None else ():
+            if (claim := CLAIM.fullmatch(name)) and (claim[2], claim[3]) == (job, str(claimant["attempt"])):
+                self.world.remove(self.host, name)
         return NOTHING_LEFT
 
     def gang_outputs(self, job: str) -> Mapping[str, Any]:

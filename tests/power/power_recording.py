@@ -77,6 +77,10 @@ class _Node:
     size: int = 0
 
 
+EVERYWHERE = ("<unfinished", "resumed>", "clone", "sync(")
+"""In lines that matter whatever path they name."""
+
+
 @dataclass
 class _Reader:
     root: str
@@ -87,7 +91,10 @@ class _Reader:
 
     def read(self, lines: Iterator[str] | Sequence[str]) -> Iterator[Op]:
         self.tree = _Node(0, {})
+        self.below = _decoded(self.root)
         for at, line in enumerate(lines):
+            if not any(word in line for word in (self.below, *EVERYWHERE)):
+                continue
             found = LINE.match(line.rstrip("\n"))
             if found is None:
                 continue
@@ -109,7 +116,7 @@ class _Reader:
             if "CLONE_THREAD" in text:
                 self.threads[result] = who
             return
-        if _decoded(self.root) not in text and name != "sync":
+        if self.below not in text and name != "sync":
             return
         if name in UNSUPPORTED:
             raise NotImplementedError(f"{name}({text})")

@@ -21,7 +21,7 @@ BOOTED = 40
 EXACT = ("world",)
 
 pytestmark = [
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(300),
     pytest.mark.skipif(not power_recording.available(), reason=power_recording.NEEDS),
 ]
 
