@@ -20,12 +20,16 @@ def exec_(
     rank: Annotated[int, typer.Option("--rank", min=0, metavar="N", help="The rank whose host it runs on.")] = 0,
 ) -> None:
     """Run a command in the container of a job's rank, with your terminal: gpurun exec JOB --rank 3 -- nvidia-smi."""
+    from gpurun.cli.follow import refuse_others
     from gpurun.inventory.load import load
     from gpurun.launch.docker import container_name
+    from gpurun.state import audit
     from gpurun.supervisor.links import target_of
 
     command = context.obj or ("sh",)
-    record = find_job(job).record()
+    folder = find_job(job)
+    refuse_others(folder, "run commands in it")
+    record = folder.record()
     if record.started_s is None or record.state.ended:
         raise BadInput(f"it is {record.state.value}: there is no container to enter", job=record.id)
     hosts = [grant.host for grant in record.granted for _ in grant.gpus]
@@ -40,4 +44,5 @@ def exec_(
     ssh += ["-o", f"HostName={target.address}"] if target.address else []
     ssh += ["-p", str(target.port)] if target.port else []
     ssh += ["-l", target.user] if target.user else []
+    audit.note(folder.path.home, "exec", job=record.id, owner=record.owner, rank=rank, program=command[0])
     os.execvp("ssh", [*ssh, "--", target.name, shlex.join(inside)])

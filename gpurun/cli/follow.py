@@ -59,8 +59,8 @@ def follow_job(
             cancel_job(folder, reason="Ctrl-C")
 
 
-def refuse_others(folder: JobFolder) -> None:
-    """Only a job's owner, or root, may end it.
+def refuse_others(folder: JobFolder, what: str = "end it") -> None:
+    """Only a job's owner, or root, may end it or enter it.
 
     Raises:
         NotYours: it is another user's.
@@ -68,8 +68,9 @@ def refuse_others(folder: JobFolder) -> None:
     owner = folder.record().owner_uid
     if os.getuid() not in (owner, 0):
         raise NotYours(
-            f"belongs to {user_name(owner)}; only they or root may end it", job=folder.id,
-            hint=f"ask them: gpurun cancel {folder.id}",
+            f"belongs to {user_name(owner)}; only they or root may {what}", job=folder.id,
+            hint=f"ask them: gpurun cancel {folder.id}" if what == "end it"
+            else "gpurun refuses; whoever may use Docker on the job's hosts can still do it there",
         )  # fmt: skip
 
 
@@ -84,8 +85,8 @@ def cancel_job(folder: JobFolder, *, reason: str) -> None:
 
     refuse_others(folder)
     home = folder.path.home
-    audit.note(home, "cancel", job=folder.id, owner=folder.record().owner)
     folder.ask_to_cancel(CancelRequest("cancel", by=myself(), asked_s=time.time(), reason=reason))
+    audit.note(home, "cancel", job=folder.id, owner=folder.record().owner)
     end_queued(home, folder, now_s=time.time(), environ=os.environ)
 
 

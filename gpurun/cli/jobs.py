@@ -185,7 +185,7 @@ def logs(
         for time_text, line in tail.new():
             if rank is None or line.rank == rank:
                 who = "" if rank is not None else f"[{'launcher' if line.rank is None else line.rank}] "
-                sys.stdout.write(f"{time_text + ' ' if timestamps else ''}{who}{line.text}\n")
+                sys.stdout.write(f"{time_text + ' ' if timestamps else ''}{who}{printable(line.text)}\n")
         sys.stdout.flush()
         if ended or not follow:
             return

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gpurun.cli.printing import print_json, say
+from gpurun.cli.printing import print_json, printable, say
 from gpurun.errors import BadInput, StateError
 
 
@@ -64,7 +64,7 @@ def recover(
         if has_queued(state, os.getuid()):
             ensure_waiter(state, os.environ)
     for problem in _recover_others(state, _claims_options(inventory) if claims else ()):
-        say(f"not recovered: {problem}")
+        say(f"not recovered: {printable(problem)}")
     if as_json:
         print_json({"adopted": list(adopted), "damaged": [{"file": e.where, "reason": e.message} for e in damaged]})
     else:

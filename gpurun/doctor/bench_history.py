@@ -39,7 +39,7 @@ def append(home: Path, run: Run) -> None:
     """Keep a run; the oldest go when there are more than `KEPT_RUNS`. Several processes may do so at once."""
     path = history_file(home)
     durable.make_folder(path.parent)
-    descriptor = path.sibling("links.lock").open_file(os.O_RDWR | os.O_CREAT, 0o664)
+    descriptor = (StatePath(home) / "bench.lock").open_file(os.O_RDWR | os.O_CREAT, 0o664)
     try:
         lock.take(descriptor)
         lines = path.read_text().splitlines() if path.exists() else []

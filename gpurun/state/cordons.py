@@ -15,7 +15,7 @@ from typing import Literal
 
 from gpurun.state import audit, durable, lock
 from gpurun.state.path import StatePath
-from gpurun.state.shared import cordons_folder, enter, is_shared
+from gpurun.state.shared import cordons_folder, enter
 
 CordonState = Literal["cordoned", "draining", "lost"]
 
@@ -65,7 +65,7 @@ def changing_cordons(home: Path) -> Iterator[dict[str, Cordon]]:
     """
     durable.make_home(home)
     enter(home)
-    path = StatePath(home) / "cordons" / "lock" if is_shared(home) else StatePath(home) / "cordons.lock"
+    path = StatePath(home) / "cordons.lock"
     descriptor = path.open_file(os.O_RDWR | os.O_CREAT, 0o664)
     try:
         lock.take(descriptor)

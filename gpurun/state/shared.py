@@ -1,10 +1,10 @@
 """A state directory that several users share: which modes keep them apart, and whether they are so.
 
 Root, or whoever is the administrator, owns the directory and makes everything on its first level, once: a member of
-the group can add and remove nothing there. Below, each folder is one of two kinds. In a *sticky* one everybody puts
-things of their own, and only their owner (or root) may rename or remove them: jobs, leases, the marks of living jobs,
-waiters' locks, requests. In an *open* one everybody may replace everything: cordons, the line for the allocator
-lock, histories. Files are readable by the group and, but for the lock files, written by their owner alone.
+the group can add, rename and remove nothing there. So all locks that members share are there. Below, each folder is
+one of two kinds. In a *sticky* one everybody puts things of their own, and only their owner (or root) may rename or
+remove them: jobs, leases, the marks of living jobs, waiters' logs, requests. In an *open* one everybody may replace
+everything: cordons and histories. The group can read all files; but for the locks, only their owner writes them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ HOME_MODE = 0o2750
 STICKY, OPEN, LOCK = 0o3770, 0o2770, 0o660
 FOLDERS: Mapping[str, int] = {
     "jobs": STICKY, "live": STICKY, "leases": STICKY, "waiters": STICKY, "requests": STICKY, "discarded": STICKY,
-    "line": OPEN, "cordons": OPEN, "inventory": OPEN, "bench": OPEN,
+    "cordons": OPEN, "inventory": OPEN, "bench": OPEN,
 }  # fmt: skip
 FILES: Mapping[str, int] = {
-    "allocator.lock": LOCK, "locks.json": LOCK, "audit.jsonl": LOCK, "cordons/lock": LOCK, "bench/links.lock": LOCK,
+    "allocator.lock": LOCK, "locks.json": LOCK, "audit.jsonl": LOCK, "cordons.lock": LOCK, "bench.lock": LOCK,
     identity.FILE: 0o640,
 }  # fmt: skip
 UMASK = 0o027

@@ -32,7 +32,9 @@ def recover_as(uid: int, home: Path, environ: Mapping[str, str], options: Sequen
     try:
         done = subprocess.run(
             [sys.executable, "-m", "gpurun", "recover", *options],
-            check=False, capture_output=True, text=True, timeout=TIMEOUT_S,
+            check=False, capture_output=True, text=True,
+            stdin=subprocess.DEVNULL, start_new_session=True,  # no terminal of root's, into which it could type
+            timeout=TIMEOUT_S,
             env={**{key: environ[key] for key in KEPT if key in environ}, **own}, cwd="/",
             user=uid, group=user.pw_gid, extra_groups=os.getgrouplist(user.pw_name, user.pw_gid),
         )  # fmt: skip

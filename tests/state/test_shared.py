@@ -157,10 +157,12 @@ ATTACKS = {
     "remove its mark of life": "(home / 'live' / job.name).unlink()",
     "remove its lease": "next((home / 'leases').iterdir()).unlink()",
     "rewrite its lease": "open(next((home / 'leases').iterdir()), 'a')",
+    "move the lock of the cordons": "(home / 'cordons.lock').rename(home / 'cordons' / 'x')",
+    "move the lock of the benchmarks": "(home / 'bench.lock').rename(home / 'bench' / 'x')",
     "replace the allocator lock": "(home / 'allocator.lock').unlink()",
     "replace a folder": "(home / 'leases').rename(home / 'gone')",
     "add a file beside": "open(home / 'x', 'w')",
-    "rename the audit log": "(home / 'audit.jsonl').rename(home / 'line' / 'x')",
+    "rename the audit log": "(home / 'audit.jsonl').rename(home / 'requests' / 'x')",
     "empty the audit log": "open(home / 'audit.jsonl', 'w')",
 }
 
@@ -239,6 +241,15 @@ def test_another_s_job_is_not_cancelled(state, alice, bob):
     assert bob.gpurun("cancel", own, job).returncode == 2
     assert not (state / "jobs" / own / "cancel.json").exists(), "nothing half done"
     assert alice.gpurun("cancel", job).returncode == 0
+
+
+def test_another_s_job_is_not_entered(alice, bob):
+    """Who may use Docker on the hosts can do it there; gpurun is not the tool for it, and says so."""
+    job = alice.python(SUBMIT.replace("gpus=2", "gpus=100"))
+    done = bob.gpurun("exec", job, "--", "cat", "/run/secrets/token")
+    assert done.returncode == 2
+    assert f"belongs to uid {ALICE}; only they or root may run commands in it" in done.stderr
+    assert "Docker" in done.stderr
 
 
 def test_garbage_of_one_does_not_stop_the_others(state, alice, bob):
