@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -191,17 +191,16 @@ def run(root: Path, shared: list[Shared], commands: str) -> int:
     )
     heard, teller = os.pipe()
     gate, opener = os.pipe()
-    make_groups(group)
     unshare = ["unshare", "--mount", "--propagation=private", "--uts", "--ipc", "--net", "--pid", "--fork"]
-    machine = subprocess.Popen(
-        [*unshare, "--kill-child", "--cgroup", sys.executable, str(HERE / "fresh_inside.py"), str(teller), str(gate)],
-        stdin=subprocess.PIPE,
-        pass_fds=(teller, gate),
-        start_new_session=True,
-        preexec_fn=lambda: enter(group),
-    )
-    network = None
-    try:
+    inside = [sys.executable, str(HERE / "fresh_inside.py"), str(teller), str(gate)]
+    with ExitStack() as undo:  # also when a signal comes in the middle
+        undo.callback(end, group)
+        make_groups(group)
+        machine = subprocess.Popen(
+            [*unshare, "--kill-child", "--cgroup", *inside], stdin=subprocess.PIPE, pass_fds=(teller, gate),
+            start_new_session=True, preexec_fn=lambda: enter(group),
+        )  # fmt: skip
+        undo.callback(kill, machine)
         os.close(teller)
         os.close(gate)
         assert machine.stdin is not None
@@ -209,14 +208,15 @@ def run(root: Path, shared: list[Shared], commands: str) -> int:
         machine.stdin.close()
         if os.read(heard, 1):
             leave(machine.pid)
-            network = connect(machine.pid)
+            undo.callback(kill, connect(machine.pid))
             os.write(opener, b"!")
         return machine.wait()
-    finally:
-        for process in filter(None, (machine, network)):
-            process.kill()
-            process.wait()
-        end(group)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process that this program started; what it started is in its namespaces and ends with it."""
+    process.kill()
+    process.wait()
 
 
 def group_of(root: Path) -> Cgroup:

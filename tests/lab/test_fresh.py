@@ -61,6 +61,17 @@ def wait_for(holds, timeout_s=20):
         time.sleep(0.05)
 
 
+@pytest.mark.parametrize("after_s", [0.2, 0.4, 0.6, 0.8, 1.0, 1.2])
+def test_nothing_is_left_when_it_is_interrupted_as_it_starts(start, group, after_s):
+    marker = f"sleep 7{os.getpid()}"
+    machine = start(marker)
+    time.sleep(after_s)
+    machine.send_signal(signal.SIGINT)
+    machine.communicate(timeout=30)
+    nothing_is_left(machine, marker)
+    assert group.places() == []
+
+
 def nothing_is_left(machine, marker):
     wait_for(lambda: not any(marker in process.command for process in list_processes()))
     wait_for(lambda: not [process for process in list_processes() if process.command.startswith("slirp4netns")
@@ -112,7 +123,7 @@ def test_what_a_command_left_running_ends_with_the_machine(start, group):
 def test_nothing_runs_on_when_it_is_interrupted_or_killed(start, group, number):
     marker = f"sleep 9{os.getpid()}"
     machine = start(f"setsid setsid {marker} & {marker}")
-    wait_for(lambda: sum(marker in process.command for process in list_processes()) >= 2)
+    wait_for(lambda: sum(process.command.strip() == marker for process in list_processes()) == 2)
     machine.send_signal(number)
     machine.communicate(timeout=30)
     assert machine.returncode != 0
