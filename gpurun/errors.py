@@ -91,7 +91,11 @@ class StateError(GpurunError):
     exit_code = 5
 
 
-class StateDiskError(StateError):
+class StateUnavailable(StateError):
+    """The state directory cannot be used at this moment, for a reason outside the job: try again later."""
+
+
+class StateDiskError(StateUnavailable):
     """The disk of the state directory is full or failed; what was to be written is as it was before."""
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpurun.errors import StateError
+from gpurun.errors import StateError, StateUnavailable
 from gpurun.state import durable, lock
 from gpurun.state.filesystem import check_locks
 from gpurun.state.path import StatePath
@@ -56,7 +56,8 @@ def allocator_lock(home: Path, *, patience_s: float | None = PATIENCE_S) -> Iter
         patience_s: give up after this long; None waits for ever, as a supervisor must: it alone can end its job.
 
     Raises:
-        StateError: the state directory cannot be written, or somebody has held the lock for longer than `patience_s`.
+        StateError: the state directory cannot be written.
+        StateUnavailable: somebody has held the lock for longer than `patience_s`.
         UnsafeState: its file system has no locks that lock.
     """
     durable.make_home(home)
@@ -125,11 +126,11 @@ def _lives(pid: int) -> bool:
     return True
 
 
-def _too_slow(home: Path, descriptor: int, waited_s: float) -> StateError:
+def _too_slow(home: Path, descriptor: int, waited_s: float) -> StateUnavailable:
     pids, found = lock.holders(descriptor), holder(home)
     pid = pids[0] if pids else found.pid if found is not None and _lives(found.pid) else None
     look = f"`ps -o pid,stat,user,args -p {pid}`" if pid else f"root's `fuser -v {_lock_file(home)}`"
-    return StateError(
+    return StateUnavailable(
         f"the allocator lock did not come free in {waited_s:.0f} s: held by {_by_whom(home, descriptor)}",
         where=str(home), hint=f"{look} shows that process; nothing is lost if it is killed, or continued if stopped",
     )  # fmt: skip

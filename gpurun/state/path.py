@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from gpurun.errors import StateDiskError, StateError
+from gpurun.errors import StateDiskError, StateError, StateUnavailable
 from gpurun.state.people import user_name
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -221,7 +221,7 @@ def told(error: OSError, path: StatePath, doing: str) -> StateError:
         return StateDiskError(f"cannot be {doing}: {why}", where=str(path), hint=hint.format(home=path.home))
     if number in _PROCESS:
         why, hint = _PROCESS[number]
-        return StateError(f"cannot be {doing}: {why}", where=str(path), hint=hint)
+        return StateUnavailable(f"cannot be {doing}: {why}", where=str(path), hint=hint)
     found = _in_the_way(path)
     if number in (errno.ELOOP, errno.ENOTDIR) and found is not None:
         at, status = found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpurun.errors import GpurunError, HostUnreachable
+from gpurun.errors import GpurunError, HostUnreachable, StateUnavailable
 from gpurun.jobs.record import FirstFailure, GpuHolder
 from gpurun.jobs.states import State
 
@@ -42,7 +42,13 @@ class GangEnd(Exception):
 
 
 def failed(error: GpurunError, *, ladder: bool = False) -> GangEnd:
-    """An attempt that an error ended: a host's if it names one."""
+    """An attempt that an error ended: a host's if it names one.
+
+    Raises:
+        StateUnavailable: the error is one. A full disk of the head ends no gang.
+    """
+    if isinstance(error, StateUnavailable):
+        raise error
     hint = f" ({error.hint})" if error.hint else ""
     kind = "host-lost" if isinstance(error, HostUnreachable) else ""
     failure = FirstFailure(reason=error.message, host=error.host, kind=kind)

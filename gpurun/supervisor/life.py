@@ -50,7 +50,12 @@ STEPS: Mapping[State, Callable[[SupervisedJob], State]] = {
 
 
 def live(job: SupervisedJob) -> State:
-    """Carry a job from wherever it is to the end of its attempt; the state it then has."""
+    """Carry a job from wherever it is to the end of its attempt; the state it then has.
+
+    Raises:
+        StateUnavailable: the state directory cannot be used now. The gang trains on, and this process ends. A later
+            command adopts the job.
+    """
     durable.sync_folder(job.folder.path)  # who wrote where it is may have been killed before that was safe
     state = job.record.state
     if job.damage is not None and state is not State.STOPPING:

@@ -1,0 +1,96 @@
+"""A state directory that cannot be used for a while ends no gang: the supervisor ends, and the job is adopted later."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpurun.errors import HostFailure, StateDiskError, StateError, StateUnavailable
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.states import State
+from gpurun.jobs.store import JobStore
+from gpurun.leases.allocate import run_pass
+from gpurun.leases.allocator import allocator_lock
+from gpurun.leases.store import LeaseStore
+from gpurun.state import durable
+from gpurun.supervisor import life
+from gpurun.supervisor.ends import failed
+from gpurun.supervisor.job import SupervisedJob, raise_first
+
+INVENTORY = """\
+version: 1
+defaults: {user: train, generation: pascal, gpus: 4, fabric: tcp}
+fabrics: {tcp: {kind: tcp, interface: eth0}}
+racks: {r1: {hosts: {h1: {}}}}
+"""
+BEFORE = (State.GRANTED, State.PREPARING, State.STARTING, State.RUNNING)
+
+
+@pytest.fixture
+def granted(tmp_path):
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    store = JobStore(tmp_path / "home")
+    folder = store.create(JobSpec("n", "i", 4, ("true",)), inventory=tmp_path / "inventory.yaml", now_s=1.0)
+    ((lease, lock),) = run_pass(tmp_path / "home", now_s=2.0).granted
+    yield tmp_path / "home", folder, lease, lock
+    lock.close()
+
+
+def at(folder, state):
+    for step in BEFORE[1 : BEFORE.index(state) + 1]:
+        folder.move(step)
+
+
+@pytest.mark.parametrize("state", BEFORE)
+@pytest.mark.parametrize("error", [StateDiskError("full"), StateUnavailable("too many open files")], ids=type)
+def test_no_step_decides_that_the_gang_failed(granted, monkeypatch, state, error):
+    home, folder, lease, lock = granted
+    at(folder, state)
+
+    def step(job):
+        raise error
+
+    monkeypatch.setattr(life, "STEPS", {**life.STEPS, state: step})
+    with pytest.raises(type(error)):
+        life.live(SupervisedJob(home, lease, lock))
+    assert folder.record().state is state
+    assert LeaseStore(home).read(folder.id) == lease, "it is adopted later"
+
+
+def test_another_error_still_ends_the_attempt(granted, monkeypatch):
+    home, folder, lease, lock = granted
+    at(folder, State.PREPARING)
+
+    def step(job):
+        raise StateError("damaged")
+
+    monkeypatch.setattr(life, "STEPS", {**life.STEPS, State.PREPARING: step})
+    assert life.live(SupervisedJob(home, lease, lock)) is State.FAILED
+
+
+def test_a_disk_that_is_full_for_real_keeps_the_record(granted, monkeypatch):
+    """Every write of the supervisor meets the full disk, as `os.write` tells it."""
+    home, folder, lease, lock = granted
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    job = SupervisedJob(home, lease, lock)
+    monkeypatch.setattr(durable.os, "write", full)
+    with pytest.raises(StateDiskError, match="disk of the state directory is full"):
+        life.live(job)
+    monkeypatch.undo()
+    assert folder.record().state is State.GRANTED
+
+
+def test_nothing_turns_it_into_a_failure_of_the_job():
+    with pytest.raises(StateDiskError):
+        raise_first({"h1": StateDiskError("full")})
+    with pytest.raises(StateUnavailable):
+        raise failed(StateUnavailable("busy"))
+    assert failed(HostFailure("gone", host="h1")).end.outcome is State.FAILED
+
+
+def test_a_lock_that_did_not_come_free_is_one(tmp_path):
+    refused = pytest.raises(StateUnavailable, match="did not come free")
+    with allocator_lock(tmp_path), refused, allocator_lock(tmp_path, patience_s=0.0):
+        pass
