@@ -43,6 +43,7 @@ def recover(
     from gpurun.state import audit
     from gpurun.state.home import home
     from gpurun.state.shared import enter
+    from gpurun.supervisor.forged import forged_leases
     from gpurun.supervisor.spawn import adopt_orphans, run_pass_and_start
     from gpurun.supervisor.waiter import ensure_waiter, has_queued
 
@@ -59,12 +60,14 @@ def recover(
     if claims:
         adopted += _adopt_claims(state, inventory)
     damaged = LeaseStore(state).read_all().damaged
+    forged = tuple(forged_leases(state))
     if not damaged:
         run_pass_and_start(state, now_s=time.time(), environ=os.environ)
         if has_queued(state, os.getuid()):
             ensure_waiter(state, os.environ)
     for problem in _recover_others(state, _claims_options(inventory) if claims else ()):
         say(f"not recovered: {printable(problem)}")
+    damaged += forged
     if as_json:
         print_json({"adopted": list(adopted), "damaged": [{"file": e.where, "reason": e.message} for e in damaged]})
     else:
@@ -144,10 +147,12 @@ def _discard(home: Path, name: str) -> Path:
     from gpurun.leases.store import LeaseStore
     from gpurun.state import audit, durable
     from gpurun.state.path import StatePath
+    from gpurun.supervisor.forged import forged_leases
 
     with allocator_lock(home):
         store = LeaseStore(home)
-        if not any(Path(error.where or "").name == name for error in store.read_all().damaged):
+        damaged = (*store.read_all().damaged, *forged_leases(home))
+        if not any(Path(error.where or "").name == name for error in damaged):
             raise BadInput(f"{name!r} is not a damaged lease", hint="`gpurun recover` lists them")
         kept = StatePath(home) / "discarded"
         durable.make_folder(kept)

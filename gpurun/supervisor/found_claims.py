@@ -29,6 +29,7 @@ from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.state import audit
 from gpurun.state.identity import known_id
 from gpurun.state.people import myself
+from gpurun.supervisor.forged import is_chosen
 
 
 @dataclass(frozen=True)
@@ -108,12 +109,18 @@ def adopt_claims(home: Path, claims: Iterable[FoundClaim]) -> tuple[tuple[Lease,
 
 
 def claims_to_adopt(home: Path) -> tuple[FoundClaim, ...]:
-    """This user's claims that hosts named to anybody's job a moment ago. They need not be forgotten."""
-    records = (job.record for job in JobStore(home).live_jobs(lambda _: None).values())
+    """This user's claims that hosts named to anybody's job a moment ago. They need not be forgotten.
+
+    Another user's record can name any inventory. A claim counts only if this user has submitted against the inventory.
+    """
+    store, uid = JobStore(home), os.getuid()
+    records = (job.record for job in store.live_jobs(lambda _: None).values())
     try:
-        return in_refusals(records, known_id(home), os.getuid(), time.time())
+        found = in_refusals(records, known_id(home), uid, time.time())
     except StateError:  # the id is damaged: the supervisors' errors name it
         return ()
+    chosen = {path for path in {claim.inventory for claim in found} if is_chosen(store, path, uid)}
+    return tuple(claim for claim in found if claim.inventory in chosen)
 
 
 def _is_forgotten_here(home: Path, claim: FoundClaim, leases: Iterable[Lease]) -> bool:

@@ -21,6 +21,7 @@ from gpurun.leases.allocator import PATIENCE_S, allocator_lock
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.state import audit
+from gpurun.supervisor.forged import check_lease
 from gpurun.supervisor.found_claims import FoundClaim, adopt_claims, claims_to_adopt
 
 
@@ -50,8 +51,9 @@ def adopt_orphans(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
     adopted = []
     for lease, lock in LeaseStore(home).take_orphans(os.getuid()):
         try:
+            check_lease(home, lease)
             start_supervisor(home, lease, lock, environ)
-        except (FileNotFoundError, StateError):  # its job's folder is gone or damaged: the GPUs stay taken
+        except (FileNotFoundError, StateError):  # forged, or its job's folder is gone or damaged: the GPUs stay taken
             lock.close()
         else:
             audit.note(home, "adopt", job=lease.job)

@@ -1,0 +1,74 @@
+"""Whether a lease may be carried: a lease's inventory says how to reach hosts, so it can make gpurun run commands.
+
+Every member of a shared state directory can make names in ``leases/``. A member can move a file there that another
+user owns and whose content the member chose. So gpurun adopts a lease only if its owner chose the inventory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from gpurun.errors import StateError
+from gpurun.jobs.record import JobRecord
+from gpurun.jobs.store import JobStore
+from gpurun.leases.lease import Lease
+from gpurun.leases.store import LeaseStore
+
+
+def check_lease(home: Path, lease: Lease) -> None:
+    """Refuse a lease that its owner may not have written.
+
+    The record of the lease's job must name the same owner and the same inventory. A lost lease may outlive its job's
+    record. Then another job of its owner must name the inventory.
+
+    Raises:
+        StateError: the lease may be forged, or its job is gone or damaged.
+    """
+    store = JobStore(home)
+    try:
+        record = store.get(lease.job).record()
+    except StateError:
+        if not lease.lost:
+            raise
+        if is_chosen(store, lease.inventory, lease.owner_uid):
+            return
+        raise _forged(home, lease, "no job of its owner names that inventory") from None
+    if record.owner_uid != lease.owner_uid:
+        raise _forged(home, lease, f"its job belongs to {record.owner}")
+    if not _same(record, lease.inventory):
+        raise _forged(home, lease, f"its job was submitted against {record.inventory}")
+
+
+def forged_leases(home: Path) -> Iterable[StateError]:
+    """What `check_lease` says about the leases that there are; their GPUs stay taken."""
+    for lease in LeaseStore(home).read_all().leases:
+        try:
+            check_lease(home, lease)
+        except StateError as error:
+            error.where = str(_path(home, lease))
+            yield error
+
+
+def is_chosen(store: JobStore, inventory: str, uid: int) -> bool:
+    """Whether a user has submitted a job against this inventory."""
+    return any(record.owner_uid == uid and _same(record, inventory) for record in store.records(lambda _: None))
+
+
+def _same(record: JobRecord, inventory: str) -> bool:
+    return os.path.realpath(record.inventory) == os.path.realpath(inventory)
+
+
+def _path(home: Path, lease: Lease) -> Path:
+    """The file of a lease; an interrupted step leaves a lost lease under its job's name."""
+    leases = LeaseStore(home)
+    path = leases.path(lease.name)
+    return (path if path.exists() else leases.path(lease.job)).plain
+
+
+def _forged(home: Path, lease: Lease, why: str) -> StateError:
+    return StateError(
+        f"may be forged, so gpurun does not adopt it: it names the inventory {lease.inventory!r}, but {why}",
+        where=str(_path(home, lease)), hint="`gpurun recover` shows the way out",
+    )  # fmt: skip

@@ -1,0 +1,122 @@
+"""A lease that names an inventory which its owner did not choose is never adopted: an inventory runs commands."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from gpurun.errors import StateError
+from gpurun.jobs.record import GpuHolder
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.store import JobStore
+from gpurun.leases.allocate import run_pass
+from gpurun.leases.refusals import remember
+from gpurun.leases.store import LeaseStore
+from gpurun.state import durable
+from gpurun.state.identity import state_id
+from gpurun.supervisor import spawn
+from gpurun.supervisor.forged import check_lease, forged_leases
+from gpurun.supervisor.found_claims import claims_to_adopt
+
+ME = os.getuid()
+INVENTORY = """
+version: 1
+defaults: {user: train, generation: pascal, gpus: 4, fabric: tcp}
+fabrics: {tcp: {kind: tcp, interface: eth0}}
+racks: {r1: {hosts: {"h[1-2]": {}}}}
+"""
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """A job whose supervisor was never started, and what is started instead."""
+    started = []
+    popen = SimpleNamespace(DEVNULL=None, Popen=lambda argv, **_: started.append(argv[3]))
+    monkeypatch.setattr(spawn, "subprocess", popen)
+    for name in ("inventory.yaml", "hostile.yaml"):
+        (tmp_path / name).write_text(INVENTORY)
+    home = tmp_path / "home"
+    folder = JobStore(home).create(JobSpec("n", "i", 4, ("true",)), inventory=tmp_path / "inventory.yaml", now_s=1.0)
+    ((lease, lock),) = run_pass(home, now_s=2.0).granted
+    lock.close()
+    return SimpleNamespace(
+        home=home, folder=folder, lease=lease, started=started, hostile=str(tmp_path / "hostile.yaml"), top=tmp_path
+    )
+
+
+def plant(job, lease):
+    """Put a lease's file where it belongs, as a rename of a file of this user's does."""
+    path = LeaseStore(job.home).path(lease.name)
+    path.unlink(missing_ok=True)
+    durable.write_record(path, lease)
+    return path
+
+
+def test_a_lease_of_the_job_s_own_inventory_is_adopted(job):
+    assert spawn.adopt_orphans(job.home, {}) == (job.folder.id,)
+    assert job.started == [job.folder.id]
+    assert list(forged_leases(job.home)) == []
+
+
+def test_another_way_to_spell_the_inventory_is_the_same(job):
+    (job.top / "link.yaml").symlink_to(job.top / "inventory.yaml")
+    check_lease(job.home, replace(job.lease, inventory=str(job.top / "link.yaml")))
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_another_inventory_is_never_adopted(job, lost):
+    path = plant(job, replace(job.lease, inventory=job.hostile, lost=lost))
+    if lost:
+        LeaseStore(job.home).path(job.folder.id).unlink()
+        LeaseStore(job.home).second_name(job.folder.id).unlink(missing_ok=True)
+    assert spawn.adopt_orphans(job.home, {}) == ()
+    assert job.started == []
+    (error,) = forged_leases(job.home)
+    assert error.where == str(path)
+    assert "may be forged" in error.message
+
+
+def test_a_second_name_with_another_inventory_is_given_back_its_name_but_not_adopted(job):
+    LeaseStore(job.home).path(job.folder.id).unlink()
+    second = LeaseStore(job.home).second_name(job.folder.id)
+    second.unlink()
+    durable.write_record(second, replace(job.lease, inventory=job.hostile))
+    assert spawn.adopt_orphans(job.home, {}) == ()
+    assert job.started == []
+    assert len(list(forged_leases(job.home))) == 1
+
+
+@pytest.mark.parametrize("found", [False, True])
+def test_a_lost_lease_of_a_job_that_is_gone_needs_an_inventory_that_its_owner_has_used(job, found):
+    gone = replace(job.lease, job="j-0000dead", lost=True, found=found)
+    plant(job, replace(gone, inventory=job.hostile))
+    plant(job, replace(gone, attempt=2))
+    assert set(spawn.adopt_orphans(job.home, {})) == {job.folder.id, "j-0000dead"}
+    assert set(job.started) == {job.folder.id, "j-0000dead.2.lost"}
+
+
+def test_a_lease_without_a_job_is_not_adopted(job):
+    with pytest.raises(StateError):
+        check_lease(job.home, replace(job.lease, job="j-0000dead"))
+
+
+def test_a_lease_of_another_owner_than_the_job_s_is_refused(job):
+    with pytest.raises(StateError, match="its job belongs to"):
+        check_lease(job.home, replace(job.lease, owner_uid=ME + 1))
+
+
+def test_a_refusal_in_somebody_s_record_does_not_choose_the_inventory(job, monkeypatch):
+    """Another user's record may name this user as the holder, and any inventory as the one that knows the host."""
+    holder = GpuHolder((0,), "j-0000dead", 1, "me", ME, "head", state_id(job.home))
+    record = replace(job.folder.record(), owner_uid=ME + 1, refusals=remember((), {"h1": [holder]}, now_s=time.time()))
+
+    def says(record):
+        monkeypatch.setattr(JobStore, "live_jobs", lambda *_: {"j-0000000b": SimpleNamespace(record=record)})
+        return [claim.inventory for claim in claims_to_adopt(job.home)]
+
+    assert says(record) == [job.lease.inventory], "this user has used that inventory too"
+    assert says(replace(record, inventory=job.hostile)) == []
