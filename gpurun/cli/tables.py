@@ -56,14 +56,16 @@ def _gpus(record: JobRecord) -> str:
 
 
 def _jobs(records: Sequence[JobRecord]) -> Table:
-    table = Table(
-        "job", "name", "state", "GPUs", "hosts", "for", "reason", box=None, header_style="bold", pad_edge=False
-    )
+    """One line per job; with the owner where the jobs are of more than one."""
+    several = len({record.owner_uid for record in records}) > 1
+    columns = ("job", *(["owner"] if several else []), "name", "state", "GPUs", "hosts", "for", "reason")
+    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
     now = time.time()
     for record in records:
         since = record.started_s or record.submitted_s
         table.add_row(
             record.id,
+            *([Text(printable(record.owner))] if several else []),
             Text(printable(record.name)),
             Text(record.state.value, style=STATE_STYLES.get(record.state.value, "")),
             _gpus(record),
