@@ -150,9 +150,12 @@ def _measure(spec: JobSpec, inventory: Inventory) -> BenchResult:
 def _start(spec: JobSpec, inventory: Inventory) -> JobFolder:
     """Queue the job as `gpurun submit` does."""
     from gpurun.state.home import home
-    from gpurun.supervisor.submission import submit_job
+    from gpurun.supervisor.submission import submit_jobs
 
-    return submit_job(spec, inventory, home(os.environ), os.environ)
+    submission = submit_jobs([spec], inventory, home(os.environ), os.environ)
+    if submission.problem is not None:
+        say(f"gpurun: {submission.problem}; {submission.folders[0].id} starts in its turn")
+    return submission.folders[0]
 
 
 def _judge(inventory: Inventory, result: BenchResult, rates: Mapping[str, float]) -> tuple[Finding, ...]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gpurun.cli.printing import DRY_RUN_ID, print_json, say
-from gpurun.errors import BadInput, NeverFits
+from gpurun.errors import BadInput, GpurunError, NeverFits
 
 if TYPE_CHECKING:
     from gpurun.inventory.model import Inventory
+    from gpurun.jobs.folder import JobFolder
     from gpurun.jobs.spec import JobSpec
 
 
@@ -92,24 +94,58 @@ def submit(
 def _submit(spec: JobSpec, inventory: Inventory, *, follow: bool, as_json: bool) -> None:
     from gpurun.cli.follow import follow_job
     from gpurun.cli.printing import job_json
-    from gpurun.state.home import home
-    from gpurun.supervisor.submission import submit_job
 
-    folder = submit_job(spec, inventory, home(os.environ), os.environ)
-    record = folder.record()
+    folder, problem = _store(spec, inventory, follow=follow, print_id=not follow and not as_json)
     if follow:
+        if problem is not None:
+            say(f"gpurun: {problem}\n  → {problem.hint}")
         code = follow_job(folder, print_id=not as_json, lines_to_stderr=as_json, cancel_on_interrupt=True)
         if as_json:
             print_json({"job": job_json(folder.record())})
         raise typer.Exit(code)
+    record = folder.record()
     if as_json:
         print_json({"job": job_json(record)})
-        return
-    typer.echo(folder.id)
-    if record.granted:
+    elif record.granted:
         say(f"{folder.id} starts on {', '.join(grant.host for grant in record.granted)}")
     else:
         say(f"{folder.id} waits for {spec.gpus} GPUs; `gpurun why {folder.id}` says what for")
+    if problem is not None:
+        raise problem
+
+
+def _store(
+    spec: JobSpec, inventory: Inventory, *, follow: bool, print_id: bool
+) -> tuple[JobFolder, GpurunError | None]:
+    """Submit; the job, and what failed after it was stored. Whatever fails then, the person learns that it is stored.
+
+    Args:
+        follow: Ctrl-C is to cancel the job.
+    """
+    from gpurun.cli.follow import cancel_job
+    from gpurun.state.home import home
+    from gpurun.supervisor.submission import submit_jobs
+
+    stored: list[JobFolder] = []
+
+    def note(folders: Sequence[JobFolder]) -> None:
+        stored.extend(folders)
+        if print_id:
+            typer.echo(folders[0].id)
+
+    try:
+        submission = submit_jobs([spec], inventory, home(os.environ), os.environ, on_stored=note)
+    except KeyboardInterrupt:
+        for folder in stored:
+            say(f"{folder.id} is stored; {'it is cancelled now' if follow else 'it stays in the queue'}")
+            if follow:
+                cancel_job(folder, reason="Ctrl-C")
+        raise
+    (folder,), problem = submission.folders, submission.problem
+    if problem is not None:
+        advice = f"{folder.id} is queued and starts in its turn: do not submit it again"
+        problem.hint = f"{advice}; {problem.hint}" if problem.hint else advice
+    return folder, problem
 
 
 def _refuse_impossible(spec: JobSpec, inventory: Inventory) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 from gpurun.jobs.spec import Grant, JobSpec, Placement
 from gpurun.jobs.states import State
 
+ID_PATTERN = re.compile(r"j-[0-9a-f]{8}")
 RESTART_MOST_S = 600.0
 """No back-off is longer."""
 

@@ -7,31 +7,23 @@ the job. A mark without a job means nothing.
 from __future__ import annotations
 
 import os
-import re
-import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from gpurun import faults
 from gpurun.errors import BadInput, StateError
+from gpurun.jobs.drafts import Alone, Drafts, sweep
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.index import LiveIndex
 from gpurun.jobs.live import LiveJob
-from gpurun.jobs.record import CancelRequest, JobRecord
+from gpurun.jobs.record import ID_PATTERN, CancelRequest, JobRecord
 from gpurun.jobs.spec import JobSpec, Wants
 from gpurun.jobs.states import State
-from gpurun.state import audit, durable, lock
+from gpurun.state import audit, durable
 from gpurun.state.path import StatePath
 from gpurun.state.people import myself
-
-ID_PATTERN = re.compile(r"j-[0-9a-f]{8}")
-BUILDING = ".new-"
-"""A job's folder is called that and its id until it is whole."""
-ABANDONED_S = 60.0
-"""A folder is not locked in the moment in which it is made. A process that is stopped just then, and for so long, fails
-when it goes on."""
 
 
 class JobStore:
@@ -43,58 +35,36 @@ class JobStore:
         self.live = StatePath(home) / "live"
 
     def create(self, spec: JobSpec, *, inventory: Path, now_s: float) -> JobFolder:
-        """Store a new job as QUEUED: the folder appears whole, by a rename, or not at all.
+        """Store a new job as QUEUED: whole, or not at all.
 
-        While it is being made its spec is locked, and its mark is never there without it: so `sweep` knows what was
-        left. What could not be made whole, for want of disk say, is removed at once.
+        Raises:
+            StateError: it cannot be written, for want of disk say.
+        """
+        (folder,) = self.create_many([spec], inventory=inventory, now_s=now_s)
+        return folder
+
+    def create_many(
+        self, specs: Sequence[JobSpec], *, inventory: Path, now_s: float, alone: Alone | None = None
+    ) -> tuple[JobFolder, ...]:
+        """Store new jobs as QUEUED, in this order: each whole, or not at all.
+
+        Args:
+            alone: keeps passes out, such as the allocator lock. With it a failure leaves none of the jobs, because no
+                pass can have started any. Only a process that is killed can leave the first of them.
+
+        Raises:
+            StateError: they cannot be written, for want of disk say.
         """
         durable.make_folder(self.folder)
-        job_id = f"j-{secrets.token_hex(4)}"
-        building = self.folder / f"{BUILDING}{job_id}"
-        building.mkdir(mode=0o755)
-        try:
-            self._build(JobFolder(building), job_id, spec, inventory=inventory, now_s=now_s)
-        except StateError:
-            with suppress(StateError, OSError):
-                building.rmtree()
-                (self.live / job_id).unlink(missing_ok=True)
-            raise
-        durable.sync_folder(self.folder)
-        return self.get(job_id)
-
-    def _build(self, folder: JobFolder, job_id: str, spec: JobSpec, *, inventory: Path, now_s: float) -> None:
-        faults.point()
-        held = durable.write_locked_record(folder.path / "spec.json", spec)
-        try:
-            self._fill(folder, job_id, spec, inventory=inventory, now_s=now_s)
-        finally:
-            os.close(held)
-
-    def _fill(self, folder: JobFolder, job_id: str, spec: JobSpec, *, inventory: Path, now_s: float) -> None:
-        folder.write(
-            JobRecord(
-                id=job_id, name=spec.name, owner=myself(), owner_uid=os.getuid(), gpus=spec.gpus,
-                inventory=str(inventory), state=State.QUEUED, submitted_s=now_s, queued_s=now_s,
-                pool=spec.pool, priority=spec.priority,
-            )
-        )  # fmt: skip
         durable.make_folder(self.live)
-        (self.live / job_id).touch()
-        durable.sync_folder(self.live)
-        faults.point()
-        folder.path.rename(self.folder / job_id)
-        faults.point()
+        with Drafts(self.folder, self.live) as drafts:
+            for spec in specs:
+                drafts.add(_new_record(drafts.new_id(), spec, inventory, now_s), spec)
+            return tuple(self.get(job_id) for job_id in drafts.publish(alone))
 
     def sweep(self, *, now_s: float) -> None:
         """Remove what submissions of this user's that were killed have left: half-made jobs, and marks of none."""
-        marks = self.live_ids()
-        half = [name for name in _names(self.folder) if name.startswith(BUILDING)]
-        making = [name for name in half if not _remove_abandoned(self.folder / name, now_s)]
-        for job_id in marks:
-            made = any(name.startswith(f"{BUILDING}{job_id}") for name in making)
-            if not made and not (self.folder / job_id).exists():
-                with suppress(FileNotFoundError, StateError):  # another user's
-                    (self.live / job_id).unlink()
+        sweep(self.folder, self.live, now_s=now_s)
 
     def get(self, job_id: str) -> JobFolder:
         """The folder of a known id; existence is not checked."""
@@ -170,6 +140,13 @@ class JobStore:
         return self.get(max(named, key=lambda record: record.submitted_s).id)
 
 
+def _new_record(job_id: str, spec: JobSpec, inventory: Path, now_s: float) -> JobRecord:
+    return JobRecord(
+        id=job_id, name=spec.name, owner=myself(), owner_uid=os.getuid(), gpus=spec.gpus, inventory=str(inventory),
+        state=State.QUEUED, submitted_s=now_s, queued_s=now_s, pool=spec.pool, priority=spec.priority,
+    )  # fmt: skip
+
+
 def finish(store: JobStore, record: JobRecord, *, now_s: float) -> JobRecord:
     """STOPPING → the outcome that was decided, after the job's GPUs were given back.
 
@@ -237,30 +214,6 @@ def _changed(folder: StatePath, names: Iterable[str]) -> Iterator[tuple[float, s
     for name in names:
         with suppress(FileNotFoundError):
             yield (folder / name).stat().st_mtime, name
-
-
-def _remove_abandoned(building: StatePath, now_s: float) -> bool:
-    """Remove a half-made job of this user's that nobody makes any more; False if it must stay."""
-    try:
-        found = building.stat()
-        if found.st_uid != os.getuid() or abs(now_s - found.st_mtime) < ABANDONED_S or _is_being_made(building):
-            return False
-        building.rmtree()
-    except (FileNotFoundError, StateError):  # it has just become whole; or it is nothing that gpurun made
-        return False
-    return True
-
-
-def _is_being_made(building: StatePath) -> bool:
-    """Whether a process holds the lock of its spec, which may not have its name yet."""
-    for name in building.names():
-        spec = (building / name).open_file(os.O_RDONLY)
-        try:
-            if lock.is_held(spec):
-                return True
-        finally:
-            os.close(spec)
-    return False
 
 
 def _job_ids(folder: StatePath) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from gpurun import faults
 from gpurun.errors import StateError
-from gpurun.jobs.store import ID_PATTERN
+from gpurun.jobs.record import ID_PATTERN
 from gpurun.leases.lease import Holdings, Lease
 from gpurun.leases.occupancy import Occupancy
 from gpurun.state import durable

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +22,7 @@ from gpurun.state.path import StatePath, blame, told
 Record = TypeVar("Record")
 
 MAX_STATE_BYTES = 16 * 1024 * 1024
+SYNCS_AT_ONCE = 32
 
 
 def write_record(path: StatePath, record: object, *, mode: int = 0o644) -> None:
@@ -77,18 +80,67 @@ def _write(path: StatePath, data: bytes, *, mode: int, locked: bool) -> int:
     return descriptor
 
 
+def write_unsynced(path: StatePath, record: object, *, mode: int = 0o644) -> None:
+    """Write a new file in a folder that nobody reads yet. `sync_all` makes it durable.
+
+    Raises:
+        StateError: as `write_record`.
+    """
+    descriptor = path.open_file(os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        _write_all(descriptor, _encoded(path, record))
+    except OSError as error:
+        raise told(error, path, "written") from error
+    finally:
+        os.close(descriptor)
+
+
+def sync_all(*, files: Iterable[StatePath], folders: Iterable[StatePath]) -> None:
+    """fsync many files and folders, in no order, several at a time: file systems commit them together.
+
+    Raises:
+        FileNotFoundError, StateError: the first failure. The rest need not be synced then.
+    """
+    wanted = [*((path, False) for path in files), *((path, True) for path in folders)]
+    todo, drawing = iter(wanted), threading.Lock()
+    failures: list[Exception] = []
+
+    def work() -> None:
+        while not failures:
+            with drawing:
+                path, is_folder = next(todo, (None, False))
+            if path is None:
+                return
+            try:
+                _sync(path.open_folder() if is_folder else path.open_file(os.O_RDONLY), path)
+            except (FileNotFoundError, StateError) as error:
+                failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(min(SYNCS_AT_ONCE, len(wanted)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
 def _fill(descriptor: int, path: StatePath, data: bytes) -> None:
     """Write all of a new file and sync it. As root, let it belong to the owner of the file that it replaces."""
     try:
         if os.geteuid() == 0:
             with suppress(FileNotFoundError):
                 os.fchown(descriptor, path.stat().st_uid, -1)
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
+        _write_all(descriptor, data)
         os.fsync(descriptor)
     except OSError as error:
         raise told(error, path, "written") from error
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
 
 
 def append_line(path: StatePath, line: str, *, mode: int = 0o644) -> None:

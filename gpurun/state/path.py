@@ -185,6 +185,11 @@ class StatePath:
         with self._in_folder("linked") as folder, to._in_folder("written") as other:
             os.link(self.parts[-1], to.parts[-1], src_dir_fd=folder, dst_dir_fd=other, follow_symlinks=False)
 
+    def rmdir(self) -> None:
+        """Remove a folder that is empty."""
+        with self._in_folder("removed") as folder:
+            os.rmdir(self.parts[-1], dir_fd=folder)
+
     def rmtree(self) -> None:
         """Remove a folder with everything in it."""
         with self._in_folder("removed") as folder:

@@ -1,12 +1,15 @@
-"""A spec becomes a job: stored, given a pass, and looked after from then on."""
+"""Specs become jobs: stored, given a pass, and looked after from then on."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gpurun import faults
+from gpurun.errors import GpurunError, StateError
 from gpurun.images.engine import Engine
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.folder import JobFolder
@@ -14,6 +17,7 @@ from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import refuse_while_damaged
+from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.store import LeaseStore
 from gpurun.state import audit
 from gpurun.state.shared import enter
@@ -21,22 +25,71 @@ from gpurun.supervisor.spawn import run_pass_and_start
 from gpurun.supervisor.waiter import ensure_waiter
 
 
-def submit_job(spec: JobSpec, inventory: Inventory, home: Path, environ: Mapping[str, str]) -> JobFolder:
-    """Queue a job; it starts now if it fits.
+@dataclass(frozen=True)
+class Submission:
+    """Jobs that are stored. They run when their turn comes, whatever `problem` says.
+
+    Attributes:
+        folders: in the order of the specs.
+        problem: what failed after the jobs were stored: the pass, or the start of a supervisor or waiter.
+    """
+
+    folders: tuple[JobFolder, ...]
+    problem: GpurunError | None = None
+
+
+def submit_jobs(
+    specs: Sequence[JobSpec],
+    inventory: Inventory,
+    home: Path,
+    environ: Mapping[str, str],
+    *,
+    on_stored: Callable[[Sequence[JobFolder]], object] = lambda _: None,
+) -> Submission:
+    """Queue jobs, all of them or none; those that fit start now.
+
+    Whoever gets an error may submit again. Whoever gets a Submission must not: its jobs are stored.
+
+    Args:
+        on_stored: told as soon as the jobs are stored. A pass follows, which may have to wait for the allocator lock.
 
     Raises:
-        BadInput: the image is not on this machine: said now, not when GPUs come free.
-        StateError: a lease is damaged, so that nothing could be granted.
+        BadInput: an image is not on this machine: said now, not when GPUs come free.
+        StateError: a lease is damaged, so that nothing could be granted; or the jobs cannot be stored.
         UnsafeState: the state directory does not keep its users apart.
     """
     enter(home)
-    Engine(inventory.docker_host).image(spec.image)
+    engine = Engine(inventory.docker_host)
+    for image in dict.fromkeys(spec.image for spec in specs):
+        engine.image(image)
     refuse_while_damaged(LeaseStore(home).read_all())
-    JobStore(home).sweep(now_s=time.time())
-    folder = JobStore(home).create(spec, inventory=Path(inventory.source), now_s=time.time())
-    audit.note(home, "submit", job=folder.id, name=spec.name, gpus=spec.gpus)
+    store = JobStore(home)
+    store.sweep(now_s=time.time())
+    alone = partial(allocator_lock, home) if len(specs) > 1 else None
+    folders = store.create_many(specs, inventory=Path(inventory.source), now_s=time.time(), alone=alone)
+    for folder, spec in zip(folders, specs, strict=True):
+        audit.note(home, "submit", job=folder.id, name=spec.name, gpus=spec.gpus)
+    on_stored(folders)
     faults.point()
-    run_pass_and_start(home, now_s=time.time(), environ=environ)
-    if folder.record().state is State.QUEUED:
-        ensure_waiter(home, environ)
-    return folder
+    return Submission(folders, _start(home, folders, environ))
+
+
+def _start(home: Path, folders: Sequence[JobFolder], environ: Mapping[str, str]) -> GpurunError | None:
+    """Run a pass, and start a waiter for jobs that must wait. What failed, if anything did: the jobs are stored."""
+    problem: GpurunError | None = None
+    try:
+        run_pass_and_start(home, now_s=time.time(), environ=environ)
+    except (GpurunError, OSError) as error:
+        problem = _told(error)
+    try:
+        if any(folder.record().state is State.QUEUED for folder in folders):
+            ensure_waiter(home, environ)
+    except (GpurunError, OSError) as error:
+        problem = problem or _told(error)
+    return problem
+
+
+def _told(error: GpurunError | OSError) -> GpurunError:
+    if isinstance(error, GpurunError):
+        return error
+    return StateError(f"no process could be started: {error.strerror}", hint="`gpurun recover` tries again")

@@ -180,15 +180,15 @@ def test_arguments_of_submit(tmp_path, monkeypatch):
     monkeypatch.setenv("GPURUN_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(command_line, "app", typer.main.get_command(command_line.app))
 
-    def stored(spec, *_):
+    def stored(specs, *_, **__):
         store = JobStore(tmp_path / "home")
-        folder = store.create(spec, inventory=tmp_path / "inventory.yaml", now_s=1.0)
-        assert folder.spec() == spec
-        return folder
+        (folder,) = store.create_many(specs, inventory=tmp_path / "inventory.yaml", now_s=1.0)
+        assert [folder.spec()] == specs
+        return submission.Submission((folder,))
 
     from gpurun.supervisor import submission
 
-    monkeypatch.setattr(submission, "submit_job", stored)
+    monkeypatch.setattr(submission, "submit_jobs", stored)
 
     @examples(250)
     @given(

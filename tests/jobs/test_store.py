@@ -2,11 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +15,7 @@ from gpurun.jobs.live import LiveJob
 from gpurun.jobs.record import CancelRequest, JobRecord
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import ENDED, WAYS, State
-from gpurun.jobs.store import ABANDONED_S, JobStore, finish
+from gpurun.jobs.store import JobStore, finish
 from gpurun.state import durable
 from gpurun.state.home import home
 from gpurun.state.path import StatePath
@@ -259,90 +254,6 @@ def test_a_job_whose_request_is_damaged_ends_as_it_was_decided(store, thing):
         record = folder.move(state, outcome=State.QUEUED)
     damage_request(folder, thing)
     assert finish(store, record, now_s=9.0).state is State.QUEUED
-
-
-CREATE = """
-import sys
-from pathlib import Path
-from gpurun import faults
-from gpurun.jobs.spec import JobSpec
-from gpurun.jobs.store import JobStore
-faults.arm("command")
-print(JobStore(Path(sys.argv[1])).create(JobSpec("n", "i", 1, ("true",)), inventory=Path("/i"), now_s=1.0).id)
-"""
-
-
-def left(store):
-    return sorted(store.folder.names()), sorted(store.live.names()) if store.live.is_dir() else []
-
-
-def test_what_a_killed_submission_leaves_is_removed(store):
-    """Killed at every fault point in turn: a job is there whole, or there is nothing of it."""
-    create(store)
-    whole, points = left(store), 0
-    while True:
-        points += 1
-        environ = {**os.environ, "GPURUN_FAULT": f"command:{points}"}
-        done = subprocess.run(
-            [sys.executable, "-c", CREATE, str(store.home)], env=environ, capture_output=True, text=True
-        )
-        store.sweep(now_s=time.time() + 2 * ABANDONED_S)
-        jobs, marks = left(store)
-        assert jobs == marks, done.stderr
-        for job_id in set(jobs) - set(whole[0]):
-            assert store.get(job_id).record().state is State.QUEUED
-            shutil.rmtree((store.folder / job_id).plain)
-            store.retire(job_id)
-        if done.returncode == 0:
-            break
-        assert done.returncode == -signal.SIGKILL, done.stderr
-    assert points > 6
-    assert left(store) == whole
-
-
-def test_what_is_still_being_made_stays(store, monkeypatch):
-    """However old it is: swept after each write of a submission, by another process as the kernel sees it."""
-    swept = []
-
-    def sweeping(real):
-        def write(path, record, **options):
-            done = real(path, record, **options)
-            store.sweep(now_s=time.time() + 2 * ABANDONED_S)
-            swept.append(path.name)
-            return done
-
-        return write
-
-    for name in ("write_record", "write_locked_record"):
-        monkeypatch.setattr(durable, name, sweeping(getattr(durable, name)))
-    real_sync = durable.sync_folder
-
-    def sync(folder):
-        real_sync(folder)
-        store.sweep(now_s=time.time() + 2 * ABANDONED_S)
-
-    monkeypatch.setattr(durable, "sync_folder", sync)
-    folder = create(store)
-    assert swept == ["spec.json", "state.json"]
-    assert store.live_ids() == store.ids() == (folder.id,)
-
-
-def test_what_is_young_or_not_ours_stays(store, monkeypatch):
-    create(store)
-    (store.folder / ".new-j-00000001").mkdir()
-    (store.live / "j-00000001").touch()
-    (store.folder / ".new-link").plain.symlink_to(store.folder.plain)
-    (store.folder / ".new-file").touch()
-    before = left(store)
-    store.sweep(now_s=time.time())
-    assert left(store) == before
-    monkeypatch.setattr(os, "getuid", lambda: 12345)
-    store.sweep(now_s=time.time() + 2 * ABANDONED_S)
-    assert left(store) == before
-
-
-def test_a_state_directory_that_is_empty_has_nothing_to_sweep(store):
-    store.sweep(now_s=0.0)
 
 
 def test_a_job_leaves_the_live_ones_only_when_its_end_is_safe_from_a_power_cut(store, monkeypatch):

@@ -19,7 +19,7 @@ from gpurun.inventory.load import load
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.lab import Lab, engine
-from gpurun.supervisor.submission import submit_job
+from gpurun.supervisor.submission import submit_jobs
 
 IMAGE = "gpurun/claimtest:1"
 LAUNCHER = """#!/bin/sh
@@ -44,7 +44,7 @@ class Side:
     def submit(self, gpus: int, seconds: int, image: str = IMAGE) -> str:
         spec = JobSpec(name="race", image=image, gpus=gpus, command=(str(seconds),))
         environ = {**os.environ, "GPURUN_HOME": str(self.home), "DOCKER_HOST": engine.ensure()}
-        return submit_job(spec, load(self.inventory), self.home, environ).id
+        return submit_jobs([spec], load(self.inventory), self.home, environ).folders[0].id
 
     def record(self, job: str):
         return JobStore(self.home).get(job).record()

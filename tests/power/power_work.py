@@ -25,7 +25,7 @@ from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
-from gpurun.supervisor.submission import submit_job
+from gpurun.supervisor.submission import submit_jobs
 
 HOSTS, GPUS = ("h1", "h2", "h3"), 2
 INVENTORY = f"""\
@@ -83,7 +83,7 @@ def person(home: Path, world: power_hosts.World, chance: random.Random, jobs: in
     inventory = load(Path(os.environ["GPURUN_INVENTORY"]))
     store = JobStore(home)
     for _ in range(jobs):
-        folder = submit_job(spec(chance.choice((1, 2, 3, 6))), inventory, home, os.environ)
+        (folder,) = submit_jobs([spec(chance.choice((1, 2, 3, 6)))], inventory, home, os.environ).folders
         world.tell(f"submitted-{folder.id}")
         what = chance.random()
         ids = store.live_ids()

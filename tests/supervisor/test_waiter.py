@@ -44,7 +44,7 @@ def passes(tmp_path, monkeypatch):
 
 
 def submit(home):
-    """What `submit_job` does once the image is known to be there, for a job that does not fit."""
+    """What `submit_jobs` does once the image is known to be there, for a job that does not fit."""
     folder = JobStore(home).create(JobSpec("n", "i", 1, ("true",)), inventory=home / "inventory.yaml", now_s=0.0)
     waiter.ensure_waiter(home, {})
     return folder

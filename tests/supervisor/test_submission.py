@@ -1,0 +1,166 @@
+"""A submission: all jobs are stored or none, and who submitted knows which."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+
+from gpurun.cli.main import main
+from gpurun.errors import BadInput, StateError
+from gpurun.images.engine import Engine
+from gpurun.inventory.load import load
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.states import State
+from gpurun.jobs.store import JobStore
+from gpurun.leases import allocate
+from gpurun.leases.allocator import allocator_lock
+from gpurun.state import audit
+from gpurun.supervisor import spawn, submission
+from gpurun.supervisor.submission import submit_jobs
+
+INVENTORY = """\
+version: 1
+defaults: {user: train, generation: pascal, gpus: 4, fabric: tcp}
+fabrics: {tcp: {kind: tcp, interface: eth0}}
+racks: {r1: {hosts: {"h[1-2]": {}}}}
+"""
+SPEC = JobSpec(name="a'; touch x #", image="i", gpus=2, command=("true",))
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A state directory; images are there, and no process starts."""
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    monkeypatch.setenv("GPURUN_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("GPURUN_INVENTORY", str(tmp_path / "inventory.yaml"))
+    monkeypatch.setattr(Engine, "image", lambda *_: None)
+    monkeypatch.setattr(spawn, "start_supervisor", lambda _home, _lease, lock, _environ: lock.close())
+    return tmp_path / "home"
+
+
+@pytest.fixture(autouse=True)
+def waiters(monkeypatch):
+    """The waiters that were asked for."""
+    asked = []
+    monkeypatch.setattr(submission, "ensure_waiter", lambda home, _: asked.append(home))
+    return asked
+
+
+def submit(home, *specs, **options):
+    return submit_jobs(specs, load(home.parent / "inventory.yaml"), home, os.environ, **options)
+
+
+def test_many_jobs_are_submitted_with_one_pass(home, waiters, monkeypatch):
+    passes, real = [], submission.run_pass_and_start
+    monkeypatch.setattr(submission, "run_pass_and_start", lambda *a, **k: (passes.append(1), real(*a, **k))[1])
+    done = submit(home, *(replace(SPEC, gpus=gpus) for gpus in (4, 4, 2, 2)))
+    states = [folder.record().state for folder in done.folders]
+    assert states == [State.GRANTED, State.GRANTED, State.QUEUED, State.QUEUED]
+    assert [folder.record().gpus for folder in done.folders] == [4, 4, 2, 2]
+    assert (done.problem, passes, waiters) == (None, [1], [home])
+    assert [entry["job"] for entry in audit.read(home) if entry["what"] == "submit"] == [f.id for f in done.folders]
+
+
+def test_an_image_that_is_missing_stores_nothing(home, monkeypatch):
+    def image(_, reference):
+        if reference == "missing":
+            raise BadInput("the image missing is not on the head")
+
+    monkeypatch.setattr(Engine, "image", image)
+    with pytest.raises(BadInput):
+        submit(home, SPEC, replace(SPEC, image="missing"))
+    assert JobStore(home).ids() == ()
+
+
+@pytest.mark.parametrize("error", [StateError("the pools contradict each other"), OSError(11, "out of processes")])
+def test_a_pass_that_fails_leaves_jobs_that_are_looked_after(home, waiters, monkeypatch, error):
+    def failing(*_, **__):
+        raise error
+
+    monkeypatch.setattr(submission, "run_pass_and_start", failing)
+    done = submit(home, SPEC)
+    assert done.folders[0].record().state is State.QUEUED
+    assert str(getattr(error, "strerror", None) or error) in str(done.problem)
+    assert waiters == [home]
+
+
+def test_a_waiter_that_cannot_start_is_told(home, monkeypatch):
+    def failing(*_):
+        raise StateError("your waiter cannot start")
+
+    monkeypatch.setattr(submission, "ensure_waiter", failing)
+    done = submit(home, replace(SPEC, gpus=8), SPEC)
+    assert "your waiter cannot start" in str(done.problem)
+    assert len(JobStore(home).live_ids()) == 2
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """The allocator lock is held by somebody, and nobody waits long for it."""
+
+    def lock(home, *, patience_s=None):
+        return allocator_lock(home, patience_s=0.05)
+
+    monkeypatch.setattr(submission, "allocator_lock", lock)
+    monkeypatch.setattr(allocate, "allocator_lock", lock)
+
+
+def test_one_job_is_stored_though_the_lock_is_held(home, waiters, impatient):
+    with allocator_lock(home):
+        done = submit(home, SPEC)
+    assert "did not come free" in str(done.problem)
+    assert JobStore(home).live_ids() == (done.folders[0].id,)
+    assert waiters == [home]
+
+
+def test_many_jobs_are_none_if_the_lock_is_held(home, waiters, impatient):
+    stored = []
+    with allocator_lock(home), pytest.raises(StateError, match="did not come free"):
+        submit(home, SPEC, SPEC, on_stored=stored.extend)
+    assert JobStore(home).ids() == JobStore(home).live_ids() == ()
+    assert (stored, waiters) == ([], [])
+
+
+def command(capsys, *words):
+    with pytest.raises(SystemExit) as ended:
+        main(["submit", "-n", "2", "--image", "i", *words, "--", "true"])
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    return ended.value.code, out, err
+
+
+def test_the_command_prints_the_id_when_the_pass_fails(home, impatient, capsys):
+    """Else people submit again, and the job runs twice."""
+    with allocator_lock(home):
+        code, out, err = command(capsys)
+    (job,) = JobStore(home).ids()
+    assert (code, out) == (StateError.exit_code, f"{job}\n")
+    assert "did not come free" in err
+    assert f"{job} is queued and starts in its turn: do not submit it again" in err
+
+
+def test_the_document_is_printed_when_the_pass_fails(home, impatient, capsys):
+    with allocator_lock(home):
+        code, out, err = command(capsys, "--json")
+    (job,) = JobStore(home).ids()
+    assert code == StateError.exit_code
+    assert json.loads(out)["job"]["id"] == job
+    assert "do not submit it again" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "state"), [((), State.QUEUED), (("--json",), State.QUEUED), (("-f",), State.CANCELLED)]
+)
+def test_ctrl_c_while_the_pass_runs_names_the_job(home, monkeypatch, capsys, flags, state):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(submission, "run_pass_and_start", interrupted)
+    code, out, err = command(capsys, *flags)
+    (job,) = JobStore(home).ids()
+    assert code == 130
+    assert job in out + err
+    assert JobStore(home).get(job).record().state is state
