@@ -27,7 +27,7 @@ def recover_as(uid: int, home: Path, environ: Mapping[str, str], options: Sequen
     try:
         user = pwd.getpwuid(uid)
     except KeyError:
-        return f"uid {uid} has no account any more; its jobs are nobody's"
+        return f"uid {uid} has no account any more, so nobody carries its jobs; `useradd -u {uid} NAME` makes one"
     own = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "GPURUN_HOME": str(home)}
     try:
         done = subprocess.run(
