@@ -178,8 +178,9 @@ class _Racks:
             if own:
                 values.update({field: addresses[position] for field, addresses in own.items()})
             host = Host(name=name, rack=rack, **values)
+            one_each = len(names) == 1 or "address" not in values or "address" in own  # else that is reported
             first = self._machines.setdefault(host.machine, name)
-            if first != name:
+            if first != name and one_each:
                 where = f"one machine, {host.machine}: its GPUs would be granted twice"
                 self._report.wrong(key, f"hosts {first} and {name} are {where}")
             self._hosts.append(host)
