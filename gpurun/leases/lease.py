@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpurun.errors import StateError
-from gpurun.inventory.model import Inventory
+from gpurun.inventory.model import Host, Inventory
 from gpurun.jobs.spec import Grant
 
 
@@ -70,3 +70,28 @@ class Holdings:
 def machines_of(inventory: Inventory, grants: Iterable[Grant]) -> dict[str, str]:
     """Host → machine, for the hosts of some grants."""
     return {grant.host: inventory.by_name[grant.host].machine for grant in grants}
+
+
+def as_granted(inventory: Inventory, lease: Lease) -> Inventory:
+    """An inventory in which the hosts of a lease are the machines that they were at the grant.
+
+    Somebody can give a host another address, or remove it, while a gang runs there. The gang's containers are still on
+    the old machine, and only a fence of that machine frees its GPUs.
+    """
+    hosts = [_as_granted(host, lease.machines.get(host.name)) for host in inventory.hosts]
+    hosts += [_removed_host(grant, inventory, lease) for grant in lease.grants if grant.host not in inventory.by_name]
+    return replace(inventory, hosts=tuple(hosts))
+
+
+def _as_granted(host: Host, machine: str | None) -> Host:
+    if machine is None or machine == host.machine:
+        return host
+    address, _, port = machine.rpartition(":")
+    return replace(host, address=address, port=int(port))
+
+
+def _removed_host(grant: Grant, inventory: Inventory, lease: Lease) -> Host:
+    """A host that the inventory does not name any more. Its other hosts say how to log in."""
+    like = next((host for host in inventory.hosts if host.generation == lease.generation), inventory.hosts[0])
+    host = Host(grant.host, like.rack, lease.generation, max(grant.gpus, default=0) + 1, like.fabric, user=like.user)
+    return _as_granted(host, lease.machines.get(grant.host))

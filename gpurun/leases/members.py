@@ -58,8 +58,8 @@ def grow(home: Path, held: Held, inventory: Inventory, *, now_s: float) -> tuple
     lease, lock = held
     with allocator_lock(home, patience_s=None):
         view = look(home, now_s=now_s)
-        job = view.jobs[lease.job]
-        if job.wants is None:
+        job = view.jobs.get(lease.job)
+        if job is None or job.wants is None:  # its files are damaged
             return held, ()
         gang = gang_of(job.record, job.wants)
         more = growth(snapshot(view, inventory), gang, Placement(lease.generation, lease.racks, lease.grants))

@@ -77,8 +77,10 @@ class Occupancy:
         """Give a lease its GPUs. What it held before under the same name is replaced, promises give way.
 
         Raises:
-            StateError: somebody else holds one of them. Nothing is changed then.
+            StateError: somebody else holds one of them, or two hosts of the lease are one machine, so that the lease
+                would hold a GPU twice. Nothing is changed then.
         """
+        _refuse_twice(lease)
         for machine, gpu, host in _gpus_of(lease):
             for key in (machine, _nameless(host)):
                 holder = self._machines.get(key, {}).get(gpu)
@@ -121,6 +123,18 @@ class Occupancy:
                     )
                 )  # fmt: skip
                 return
+
+
+def _refuse_twice(lease: Lease) -> None:
+    """One gang may not have one GPU twice, under two names of its machine."""
+    names: dict[tuple[str, int], str] = {}
+    for machine, gpu, host in _gpus_of(lease):
+        other = names.setdefault((machine, gpu), host)
+        if other != host:
+            raise StateError(
+                f"{other} and {host} are one machine, {machine}; {lease.job} cannot have its GPU {gpu} twice",
+                where=lease.inventory, hint="give the machine one name in the inventory",
+            )  # fmt: skip
 
 
 def _holder_of(lease: Lease) -> Holder:

@@ -162,9 +162,16 @@ class LeaseStore:
             self.path(job).link(draft)
             draft.rename(self.second_name(job))
 
-    def _drop_second_name(self, job: str) -> None:
-        with suppress(FileNotFoundError):
+    def _drop_second_name(self, job: str, lock: LeaseLock) -> None:
+        """Remove the second name of the locked lease. A later attempt's lease keeps its own."""
+        if _is_same(self.second_name(job), lock.descriptor):
             durable.remove(self.second_name(job))
+
+    def is_carried(self, job: str) -> bool:
+        """Whether a supervisor holds a running job's lease, whatever became of the lease file."""
+        with suppress(FileNotFoundError, StateError), self.second_name(job).reader(linked=True) as stream:
+            return is_held(stream.fileno())
+        return False
 
     def removed(self, jobs: Iterable[str]) -> Iterator[Lease]:
         """The leases of running jobs whose file somebody removed by hand: they still own their GPUs.
@@ -208,7 +215,7 @@ class LeaseStore:
 
         The caller holds the allocator lock, and `lock`, which is given up for the lock on the lost lease.
         """
-        self._drop_second_name(lease.job)
+        self._drop_second_name(lease.job, lock)
         kept = tuple(grant for grant in lease.grants if grant.host in hosts)
         lost = replace(lease, grants=kept, lost=True)
         lock = self.change(lock, lost)
@@ -234,11 +241,17 @@ class LeaseStore:
         """The lock on exactly this lease: under either name, another one may lie by now."""
         for name in dict.fromkeys((lease.name, lease.job)):
             lock = self.try_lock(name)
-            if lock is not None and lock.is_mine() and self._is_at(name, lease):
+            if lock is None:
+                continue
+            if lock.is_mine() and self._is_at(name, lease) and not self._lives_elsewhere(lease, lock):
                 return lock
-            if lock is not None:
-                lock.close()
+            lock.close()
         return None
+
+    def _lives_elsewhere(self, lease: Lease, lock: LeaseLock) -> bool:
+        """Whether a supervisor holds the lease under its second name: a person or an editor replaced the file."""
+        same = _is_same(self.second_name(lease.job), lock.descriptor)
+        return not lease.lost and not same and self.is_carried(lease.job)
 
     def _is_at(self, name: str, lease: Lease) -> bool:
         try:
@@ -266,7 +279,7 @@ class LeaseStore:
         """
         job = lock.path.name.removesuffix(".json")
         if "." not in job:
-            self._drop_second_name(job)
+            self._drop_second_name(job, lock)
         if lock.is_current():
             durable.remove(lock.path)
 
@@ -280,3 +293,10 @@ class LeaseStore:
             return is_held(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _is_same(path: StatePath, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except (FileNotFoundError, StateError):
+        return False

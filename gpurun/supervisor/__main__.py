@@ -21,7 +21,7 @@ from gpurun.state.shared import enter
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.life import live
 from gpurun.supervisor.spawn import run_pass_and_start
-from gpurun.supervisor.stop import keep_asking
+from gpurun.supervisor.stop import keep_asking, lose_rest
 from gpurun.supervisor.waiter import ensure_waiter
 
 
@@ -50,18 +50,30 @@ def main(argv: list[str]) -> int:
 
 
 def _carry(home: Path, lease: Lease, lock: LeaseLock) -> None:
-    rest: tuple[Lease, LeaseLock] | None = (lease, lock)
-    if not lease.lost:
-        job = SupervisedJob(home, lease, lock)
-        state = live(job)
-        job.links.close()
-        rest = job.lost
-        run_pass_and_start(home, now_s=time.time(), environ=os.environ, patience_s=None)
-        if state is State.QUEUED:
-            ensure_waiter(home, os.environ)
+    rest = (lease, lock) if lease.lost else _carry_job(SupervisedJob(home, lease, lock))
     if rest is not None:
         keep_asking(home, *rest)
         run_pass_and_start(home, now_s=time.time(), environ=os.environ, patience_s=None)
+
+
+def _carry_job(job: SupervisedJob) -> tuple[Lease, LeaseLock] | None:
+    """Carry a job to the end of its attempt; what is left of the lease then.
+
+    Somebody removed the lease or put it back, and the job counts as ended: its hosts are fenced all the same.
+    """
+    if job.record.state.ended:
+        return lose_rest(job.home, job.lease, job.lock)
+    try:
+        state = live(job)
+    except StateError:
+        if not job.folder.record().state.ended:
+            raise
+        return lose_rest(job.home, job.lease, job.lock)
+    job.links.close()
+    run_pass_and_start(job.home, now_s=time.time(), environ=os.environ, patience_s=None)
+    if state is State.QUEUED:
+        ensure_waiter(job.home, os.environ)
+    return job.lost
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from gpurun.launch.fabric import nccl_version
 from gpurun.launch.horovod_knobs import reuse
 from gpurun.launch.plan import Plan, make_plan
 from gpurun.leases.asking import Asked
-from gpurun.leases.lease import Lease
+from gpurun.leases.lease import Lease, as_granted
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.node.archive import Listing
 from gpurun.node.claim_rules import Claimant
@@ -67,8 +67,8 @@ class SupervisedJob:
 
     @cached_property
     def inventory(self) -> Inventory:
-        """The inventory the gang was placed in, as it is now."""
-        return load(Path(self.lease.inventory))
+        """The inventory the gang was placed in, as it is now. The gang's hosts are the machines of the grant."""
+        return as_granted(load(Path(self.lease.inventory)), self.lease)
 
     @cached_property
     def links(self) -> Links:

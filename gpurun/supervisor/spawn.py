@@ -123,7 +123,7 @@ def _is_over(store: JobStore, leases: LeaseStore, record: JobRecord) -> bool:
         return True
     if leases.path(record.id).exists():  # also a damaged lease, or a lost one that has not its proper name yet
         return False
-    if record.state.holds_gpus and any(leases.removed([record.id])):
+    if record.state.holds_gpus and (any(leases.removed([record.id])) or leases.is_carried(record.id)):
         return False
     request = store.get(record.id).cancel_request() if record.state is State.QUEUED else None
     return record.state is not State.QUEUED or (request is not None and request.kind == "cancel")

@@ -22,7 +22,7 @@ from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, finish
 from gpurun.launch.docker import container_name
 from gpurun.leases.allocator import allocator_lock
-from gpurun.leases.lease import Lease
+from gpurun.leases.lease import Lease, as_granted
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.remote.agent import Agent
 from gpurun.state.cordons import Cordon, changing_cordons
@@ -118,9 +118,18 @@ def what_is_left(rest: Mapping[str, Any]) -> str:
     return "; ".join(left)
 
 
+def lose_rest(home: Path, lease: Lease, lock: LeaseLock) -> tuple[Lease, LeaseLock]:
+    """Make the lease of a job that has ended a lost lease, so that its hosts are fenced before its GPUs are free.
+
+    A job ends after its lease is removed. So a person or a backup put this lease back.
+    """
+    with allocator_lock(home, patience_s=None):
+        return LeaseStore(home).abandon(lock, lease, {grant.host for grant in lease.grants})
+
+
 def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
     """Hold a lost lease until every one of its hosts has been fenced; then its GPUs are free again."""
-    links = Links(load(Path(lease.inventory)), [grant.host for grant in lease.grants])
+    links = Links(as_granted(load(Path(lease.inventory)), lease), [grant.host for grant in lease.grants])
     events = EventLog(JobStore(home).get(lease.job).events, clock=time.time)
     pending = set(links.targets)
     delay_s = LOST_RETRY_FIRST_S

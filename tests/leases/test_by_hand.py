@@ -1,0 +1,172 @@
+"""Leases that people removed, copied or put back, and inventories that they edited under a lease."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from gpurun.errors import StateError
+from gpurun.inventory.load import load
+from gpurun.jobs.spec import Grant, JobSpec
+from gpurun.jobs.states import State
+from gpurun.jobs.store import JobStore
+from gpurun.leases import members
+from gpurun.leases.allocate import run_pass
+from gpurun.leases.lease import Lease, as_granted, machines_of
+from gpurun.leases.occupancy import Occupancy
+from gpurun.leases.store import LeaseStore
+from gpurun.supervisor import stop
+from gpurun.supervisor.spawn import adopt_orphans, finish_interrupted
+
+HEAD = """\
+version: 1
+defaults: {user: train, generation: pascal, gpus: 2, fabric: tcp}
+fabrics: {tcp: {kind: tcp, interface: eth0}}
+"""
+INVENTORY = HEAD + "racks: {r1: {hosts: {h1: {}, h2: {}}}}\n"
+
+
+@pytest.fixture
+def inventory(tmp_path):
+    path = tmp_path / "inventory.yaml"
+    path.write_text(INVENTORY)
+    return path
+
+
+@pytest.fixture
+def home(tmp_path):
+    return tmp_path / "home"
+
+
+def submit(home, inventory, gpus=4, **more):
+    spec = JobSpec(name="n", image="i", gpus=gpus, command=("true",), **more)
+    return JobStore(home).create(spec, inventory=inventory, now_s=1.0)
+
+
+@pytest.fixture
+def running(home, inventory):
+    """A job with a lease whose supervisor lives: the test holds the lock."""
+    folder = submit(home, inventory)
+    ((lease, lock),) = run_pass(home, now_s=2.0).granted
+    folder.move(State.PREPARING)
+    return folder, lease, lock
+
+
+@pytest.fixture
+def started(monkeypatch):
+    names = []
+    monkeypatch.setattr("gpurun.supervisor.spawn.start_supervisor", lambda home, lease, *_: names.append(lease.name))
+    return names
+
+
+def copy_over(path):
+    """As an editor or a backup writes: another file of the same content takes the name."""
+    shutil.copy(path, path.with_name(".draft"))
+    path.with_name(".draft").replace(path)
+
+
+def test_a_lease_file_that_an_editor_replaced_gets_no_second_supervisor(home, running, started):
+    folder, _, lock = running
+    copy_over(LeaseStore(home).path(folder.id).plain)
+    assert not lock.is_current()
+    assert adopt_orphans(home, {}) == ()
+    lock.close()
+    assert adopt_orphans(home, {}) == (folder.id,)
+    assert started == [folder.id]
+
+
+def test_a_job_whose_supervisor_lives_is_not_over_though_its_lease_is_unreadable_and_gone(home, running):
+    folder, _, lock = running
+    leases = LeaseStore(home)
+    leases.second_name(folder.id).plain.write_bytes(b"{")  # both names are of one file
+    leases.path(folder.id).unlink()
+    finish_interrupted(home)
+    assert folder.record().state is State.PREPARING
+    lock.close()
+    finish_interrupted(home)
+    assert folder.record().state is State.FAILED
+
+
+def test_a_release_leaves_the_second_name_of_a_later_attempt(home, running):
+    folder, lease, lock = running
+    leases = LeaseStore(home)
+    leases.path(folder.id).unlink()
+    leases.second_name(folder.id).unlink()
+    later = leases.grant(replace(lease, attempt=2), Occupancy())
+    leases.release(lock)
+    assert leases.read(folder.id).attempt == 2
+    leases.path(folder.id).unlink()
+    assert leases.restore(folder.id)
+    assert leases.read(folder.id).attempt == 2
+    later.close()
+
+
+def test_the_lease_of_an_ended_job_that_was_put_back_is_fenced_before_its_gpus_are_free(home, inventory, running):
+    folder, lease, lock = running
+    leases = LeaseStore(home)
+    data = leases.path(folder.id).plain.read_bytes()
+    leases.release(lock)
+    lock.close()
+    folder.move(State.STOPPING, outcome=State.CANCELLED)
+    folder.move(State.CANCELLED)
+    leases.path(folder.id).plain.write_bytes(data)
+    ((found, orphan),) = leases.take_orphans(os.getuid())
+    lost, kept = stop.lose_rest(home, found, orphan)
+    assert (lost.lost, lost.grants) == (True, lease.grants)
+    assert [one.name for one in leases.read_all().leases] == [f"{folder.id}.1.lost"]
+    submit(home, inventory)
+    assert run_pass(home, now_s=3.0).granted == ()
+    kept.close()
+
+
+def test_a_gang_keeps_its_machines_when_somebody_changes_their_addresses(inventory, running):
+    """Else a fence of another machine would free the GPUs of the one on which the gang runs."""
+    _, lease, lock = running
+    inventory.write_text(HEAD + "racks: {r1: {hosts: {h1: {address: h2}, h2: {address: 10.0.0.9, port: 2222}}}}\n")
+    found = as_granted(load(inventory), lease)
+    assert [(host.name, host.machine) for host in found.hosts] == [("h1", "h1:22"), ("h2", "h2:22")]
+    assert machines_of(found, lease.grants) == dict(lease.machines)
+    lock.close()
+
+
+@pytest.mark.parametrize("hosts", ["{h1: {}}", "{h3: {}}"])
+def test_a_host_that_was_removed_from_the_inventory_is_still_reached_for_its_gang(inventory, running, hosts):
+    _, lease, lock = running
+    inventory.write_text(HEAD + f"racks: {{r1: {{hosts: {hosts}}}}}\n")
+    found = as_granted(load(inventory), lease)
+    assert found.by_name["h2"].machine == "h2:22"
+    assert found.by_name["h2"].user == "train"
+    assert found.fabric_of(found.by_name["h2"]).interface == "eth0"
+    lock.close()
+
+
+def test_hosts_of_a_lease_of_an_older_version_are_as_the_inventory_says(inventory, running):
+    _, lease, lock = running
+    inventory.write_text(HEAD + "racks: {r1: {hosts: {h1: {address: 10.0.0.9}}}}\n")
+    found = as_granted(load(inventory), replace(lease, machines={}))
+    assert [(host.name, host.machine) for host in found.hosts] == [("h1", "10.0.0.9:22"), ("h2", "h2:22")]
+    lock.close()
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"null"])
+def test_a_gang_whose_record_is_damaged_does_not_grow(home, inventory, running, damage):
+    folder, lease, lock = running
+    (folder.path / "state.json").plain.write_bytes(damage)
+    smaller = replace(lease, grants=lease.grants[:1])
+    assert members.grow(home, (smaller, lock), load(inventory), now_s=3.0) == ((smaller, lock), ())
+    lock.close()
+
+
+def test_a_lease_that_names_a_gpu_twice_is_refused_whole():
+    occupancy = Occupancy()
+    lease_gpus = (Grant("h1", (0, 1)), Grant("x1", (1,)))
+    lease = Lease(
+        "j-00000001", 1, "me", 0, "pascal", ("r1",), lease_gpus, 23022, 1.0, "/i.yaml",
+        machines={"h1": "h1:22", "x1": "h1:22"},
+    )  # fmt: skip
+    with pytest.raises(StateError, match="one machine"):
+        occupancy.grant(lease)
+    occupancy.grant(replace(lease, grants=lease_gpus[:1]))

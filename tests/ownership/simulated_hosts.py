@@ -1,0 +1,258 @@
+"""Machines in memory: GPUs, containers and claims, with the real decision about claims in front of them.
+
+A machine answers the operations that a supervisor asks of an agent. `gpurun.node.claims` decides. What Docker, NVML and
+`/proc` do on a real host is modelled here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from gpurun.errors import GpurunError, HostUnreachable
+from gpurun.node import claims
+from gpurun.node.claim_rules import (
+    Card,
+    Claimant,
+    Container,
+    Refused,
+    Seen,
+    Volume,
+    container_labels,
+    read_cards,
+    read_claimant,
+    read_volume,
+    volume_labels,
+    volume_name,
+)
+from gpurun.remote.agent import RemoteOpFailed
+from gpurun.remote.fleet import Results
+
+GPUS = 2
+
+
+@dataclass
+class Box:
+    """A container: its labels, and Docker's word for how it is."""
+
+    name: str
+    labels: dict[str, str]
+    status: str = "created"
+
+
+@dataclass
+class Machine:
+    """A host with its Docker. It is the store of its claims (`gpurun.node.claims.Store`).
+
+    Attributes:
+        signs: (agent, claim key) of every connected agent that stands for an attempt.
+        cut_from: heads that cannot reach it now.
+        between: called between two steps of an operation, where others may act.
+    """
+
+    name: str
+    up: bool = True
+    volumes: dict[str, dict[str, str]] = field(default_factory=dict)
+    boxes: dict[str, Box] = field(default_factory=dict)
+    signs: set[tuple[int, tuple[str, str, int]]] = field(default_factory=set)
+    cut_from: set[str] = field(default_factory=set)
+    between: Callable[[], None] = lambda: None
+    _ids: Any = field(default_factory=itertools.count)
+
+    def uuid(self, index: int) -> str:
+        return f"GPU-{self.name}-{index}"
+
+    def reaches(self, head: str) -> bool:
+        return self.up and head not in self.cut_from
+
+    # -- the store of claims
+
+    def look(self) -> Seen:
+        alive = {key for _, key in self.signs}
+        volumes = [read_volume(name, labels) for name, labels in self.volumes.items()]
+        return Seen(
+            tuple(one._replace(alive=one.claimant.key in alive) for one in volumes if one is not None),
+            tuple(
+                Container(ident, read_claimant(box.labels), read_cards(box.labels) or (), box.status)
+                for ident, box in self.boxes.items()
+            ),
+        )
+
+    def make(self, me: Claimant, card: Card) -> Claimant:
+        self.between()
+        return read_claimant(self.volumes.setdefault(volume_name(card), volume_labels(me, card, 0, 1)))
+
+    def remove(self, volume: Volume) -> bool:
+        self.between()
+        if volume.name not in self.volumes:
+            return True
+        if read_volume(volume.name, self.volumes[volume.name]) != volume._replace(alive=False):
+            return False
+        del self.volumes[volume.name]
+        return True
+
+    def still_runs(self, volume: Volume) -> str:
+        """A process of the holder's job, or one that holds the GPU: in this world both run in containers."""
+        for ident, box in self.boxes.items():
+            if box.status == "running" and box.labels["gpurun.job"] == volume.claimant.job:
+                return f"a process of {ident} is there"
+        return ""
+
+    # -- what an agent does
+
+    def take(self, agent: int, claimant: dict[str, Any], cards: Iterable[Any]) -> None:
+        me = Claimant(**claimant)
+        self.signs.add((agent, me.key))
+        refused: list[Refused] = claims.take(self, me, [(int(index), str(uuid)) for index, uuid in cards])
+        if refused:
+            self.signs.discard((agent, me.key))
+            raise RemoteOpFailed(
+                "others hold GPUs", kind="claimed", detail={"refused": [list(one) for one in refused]}, host=self.name
+            )
+
+    def create(self, agent: int, name: str, claim: dict[str, Any]) -> None:
+        self.take(agent, **claim)
+        self.between()
+        if any(box.name == name for box in self.boxes.values()):
+            raise RemoteOpFailed(f"Conflict. The name {name} is in use", kind="docker", host=self.name)
+        labels = container_labels(Claimant(**claim["claimant"]), [tuple(card) for card in claim["cards"]])
+        self.boxes[f"{self.name}-{next(self._ids)}"] = Box(name, labels)
+
+    def start(self, agent: int, container: str, claim: dict[str, Any]) -> None:
+        self.take(agent, **claim)
+        self.between()
+        for box in self.boxes.values():
+            if box.name == container:
+                box.status = "running"
+                return
+        raise RemoteOpFailed("no such container", kind="docker", host=self.name)
+
+    def fence(self, agent: int, job: str, claimant: dict[str, Any] | None) -> dict[str, Any]:
+        me = None if claimant is None else Claimant(**claimant)
+        if me is not None:
+            self.signs.add((agent, me.key))
+        self.boxes = {ident: box for ident, box in self.boxes.items() if box.labels["gpurun.job"] != job}
+        self.between()
+        left = []
+        if me is not None:
+            self.signs.discard((agent, me.key))
+            left = claims.release(self, me)
+        return {"containers": [], "processes": [], "folder": False, "users": [], "gpu_problem": "", "claims": left}
+
+    def inspect(self, job: str) -> list[dict[str, str]]:
+        return [
+            {"attempt": box.labels["gpurun.attempt"], "status": box.status, "name": box.name}
+            for box in self.boxes.values()
+            if box.labels["gpurun.job"] == job
+        ]
+
+    def reboot(self) -> None:
+        self.signs.clear()
+        for box in self.boxes.values():
+            box.status = "exited" if box.status == "running" else box.status
+
+    def used(self) -> dict[int, list[str]]:
+        """GPU → the containers that run with it."""
+        found: dict[int, list[str]] = {}
+        for ident, box in self.boxes.items():
+            for index, _ in read_cards(box.labels) or () if box.status == "running" else ():
+                found.setdefault(index, []).append(f"{ident} of {box.labels['gpurun.job']}")
+        return found
+
+
+class Agents:
+    """In the place of `gpurun.supervisor.links.Links`: the machines that one supervisor is connected to."""
+
+    def __init__(self, world: Any, head: str, inventory: Any, hosts: Iterable[str]) -> None:
+        self._world, self._head = world, head
+        self.targets: dict[str, str] = {}
+        self._opened: set[str] = set()
+        self.ident = next(world.numbers)
+        self.add(hosts, inventory)
+
+    def add(self, hosts: Iterable[str], inventory: Any) -> None:
+        named = {host: inventory.by_name[host] for host in hosts}
+        self.targets.update({name: host.address or name for name, host in named.items()})
+
+    def drop(self, hosts: Iterable[str]) -> None:
+        for host in hosts:
+            self.targets.pop(host, None)
+            self._opened.discard(host)
+
+    def machine(self, host: str) -> Machine | None:
+        return self._world.at(self.targets.get(host, ""))
+
+    def open(self, hosts: Iterable[str] | None = None, *, timeout_s: float = 0.0) -> dict[str, HostUnreachable]:
+        failures = {}
+        for host in self.targets if hosts is None else hosts:
+            machine = self.machine(host)
+            if machine is not None and machine.reaches(self._head):
+                self._opened.add(host)
+            else:
+                failures[host] = HostUnreachable("no route", host=host)
+        return failures
+
+    def is_open(self, host: str) -> bool:
+        machine = self.machine(host)
+        return host in self._opened and machine is not None and machine.reaches(self._head)
+
+    def agent(self, host: str) -> Agent:
+        if not self.is_open(host):
+            raise HostUnreachable("there is no connection to it", host=host)
+        return Agent(self._world, host, self.machine(host), self.ident)
+
+    def each(self, call: Callable[[Any], Any], hosts: Iterable[str] | None = None) -> Results[Any]:
+        ok, failed = {}, {}
+        for host in self.targets if hosts is None else hosts:
+            try:
+                ok[host] = call(self.agent(host))
+            except GpurunError as error:
+                failed[host] = error
+        return Results(ok, failed)
+
+    def close(self) -> None:
+        """The agents end. An agent on a machine that cannot be reached lives on for a while."""
+        for machine in self._world.machines.values():
+            if machine.reaches(self._head):
+                machine.signs = {(agent, key) for agent, key in machine.signs if agent != self.ident}
+
+
+@dataclass(frozen=True)
+class Agent:
+    """One connection. Now and then the answer is lost after the machine has done what was asked."""
+
+    world: Any
+    host: str
+    machine: Any
+    ident: int
+
+    def call(self, op: str, *, timeout_s: float = 0.0, **arguments: Any) -> Any:
+        self.world.point()
+        value = self._do(op, **arguments)
+        if self.world.chance(0.01):
+            raise HostUnreachable("the connection was lost", host=self.host)
+        return SimpleNamespace(value=value)
+
+    def _do(self, op: str, **arguments: Any) -> Any:
+        match op:
+            case "claims.take":
+                return self.machine.take(self.ident, **arguments)
+            case "gang.create":
+                return self.machine.create(self.ident, arguments["name"], arguments["claim"])
+            case "gang.start":
+                return self.machine.start(self.ident, arguments["container"], arguments["claim"])
+            case "gang.fence":
+                return self.machine.fence(self.ident, arguments["job"], arguments.get("claimant"))
+            case "gang.inspect":
+                return self.machine.inspect(arguments["job"])
+            case "gang.progress":
+                return {"age_s": None, "checkpoint_age_s": None, "ranks": {}}
+        raise AssertionError(op)
+
+
+def hardware(machine: Machine) -> Any:
+    """What a probe of the machine finds, as far as claims need it."""
+    return SimpleNamespace(gpus=[SimpleNamespace(index=index, uuid=machine.uuid(index)) for index in range(GPUS)])
