@@ -42,13 +42,19 @@ def check_lease(home: Path, lease: Lease) -> None:
 
 
 def forged_leases(home: Path) -> Iterable[StateError]:
-    """What `check_lease` says about the leases that there are; their GPUs stay taken."""
-    for lease in LeaseStore(home).read_all().leases:
+    """What `check_lease` says about the leases that nobody carries; their GPUs stay taken.
+
+    Only a lease's owner can hold its lock. So a lease that a process of the owner carries is the owner's word.
+    """
+    leases = LeaseStore(home)
+    for lease in leases.read_all().leases:
+        path = _path(home, lease)
         try:
             check_lease(home, lease)
         except StateError as error:
-            error.where = str(_path(home, lease))
-            yield error
+            if path.exists() and not leases.is_alive(path.name.removesuffix(".json")):
+                error.where = str(path)
+                yield error
 
 
 def is_chosen(store: JobStore, inventory: str, uid: int) -> bool:

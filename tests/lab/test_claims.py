@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import threading
 import time
@@ -336,7 +335,7 @@ def test_a_removed_lease_and_record_free_nothing(lab, heads, tmp_path):
     cluster.home = side.home
     kill_supervisor(cluster, job)
     LeaseStore(side.home).path(job).unlink()
-    shutil.rmtree(JobStore(side.home).get(job).path)
+    JobStore(side.home).get(job).path.rmtree()
     (side.home / "live" / job).unlink()
     found = json.loads(gpurun(side, tmp_path, "doctor", "-i", str(side.inventory), "--json").out)
     (finding,) = [one for one in found["findings"] if one["check"] == "claim-forgotten"]

@@ -99,6 +99,15 @@ def test_a_lost_lease_of_a_job_that_is_gone_needs_an_inventory_that_its_owner_ha
     assert set(job.started) == {job.folder.id, "j-0000dead.2.lost"}
 
 
+def test_a_lost_lease_that_its_owner_carries_is_no_alarm(job):
+    """`recover --claims` makes one for an inventory that a person names, against which this user may have no job."""
+    path = plant(job, replace(job.lease, job="j-0000dead", lost=True, found=True, inventory=job.hostile))
+    lock = LeaseStore(job.home).try_lock("j-0000dead.1.lost")
+    assert list(forged_leases(job.home)) == []
+    lock.close()
+    assert [error.where for error in forged_leases(job.home)] == [str(path)]
+
+
 def test_a_lease_without_a_job_is_not_adopted(job):
     with pytest.raises(StateError):
         check_lease(job.home, replace(job.lease, job="j-0000dead"))
