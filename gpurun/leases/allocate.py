@@ -93,12 +93,11 @@ def look(home: Path, *, now_s: float, on_problem: OnProblem = lambda _: None, de
         refuse_while_damaged(holdings)
     for error in holdings.damaged:
         on_problem(error)
-    canonical = cache(os.path.realpath)
-    jobs = {
-        name: _at(job, canonical(job.record.inventory)) for name, job in JobStore(home).live_jobs(on_problem).items()
-    }
-    past_queue = [name for name, job in jobs.items() if job.record.state.holds_gpus]
-    found = (*holdings.leases, *leases.removed(past_queue))
+    canonical, store = cache(os.path.realpath), JobStore(home)
+    jobs = {name: _at(job, canonical(job.record.inventory)) for name, job in store.live_jobs(on_problem).items()}
+    # A job whose record is damaged may be past the queue.
+    may_hold = [name for name in store.live_ids() if name not in jobs or jobs[name].record.state.holds_gpus]
+    found = (*holdings.leases, *leases.removed(may_hold))
     all_leases = tuple(replace(lease, inventory=canonical(lease.inventory)) for lease in found)
     occupancy = Occupancy(all_leases)
     for overlap in occupancy.overlaps:

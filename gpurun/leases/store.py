@@ -177,7 +177,7 @@ class LeaseStore:
         """The leases of running jobs whose file somebody removed by hand: they still own their GPUs.
 
         Args:
-            jobs: ids of the jobs that are past the queue and have not ended.
+            jobs: ids of the jobs that are past the queue, or may be, and have not ended.
         """
         for job in jobs:
             lease = None if self.path(job).exists() else self._by_second_name(job)

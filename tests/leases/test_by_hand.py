@@ -90,6 +90,16 @@ def test_a_job_whose_supervisor_lives_is_not_over_though_its_lease_is_unreadable
     assert folder.record().state is State.FAILED
 
 
+@pytest.mark.parametrize("damage", [b"", b"{", b"null"])
+def test_a_removed_lease_frees_nothing_though_the_job_s_record_is_damaged_too(home, inventory, running, damage):
+    folder, _, lock = running
+    submit(home, inventory)
+    LeaseStore(home).path(folder.id).unlink()
+    (folder.path / "state.json").plain.write_bytes(damage)
+    assert run_pass(home, now_s=3.0).granted == ()
+    lock.close()
+
+
 def test_a_release_leaves_the_second_name_of_a_later_attempt(home, running):
     folder, lease, lock = running
     leases = LeaseStore(home)
