@@ -298,6 +298,16 @@ def inventory_edited(world: World, dice: random.Random) -> None:
     world.note(files.edit_inventory(world.root, dice))
 
 
+@act(6)
+def hosts_change_places(world: World, dice: random.Random) -> None:
+    """The hosts of the inventory that most people use get each other's addresses, or their own again."""
+    path = world.root / "cluster" / "inventory.yaml"
+    if path.is_file() and not path.is_symlink():
+        what = dice.choice(("shifted", "m1 and m3 swap", "none"))
+        files.replace(path, files.EDITS[what](files.PLAIN).encode())
+        world.note(f"inventory.yaml: {what}")
+
+
 @act(4)
 def inventory_repaired(world: World, dice: random.Random) -> None:
     files.reset_inventories(world.root)

@@ -28,7 +28,8 @@ from gpurun import faults
 from gpurun.errors import GpurunError
 from gpurun.inventory import load as loading
 from gpurun.state import filesystem
-from gpurun.state.shared import make_shared
+from gpurun.state.path import StatePath
+from gpurun.state.shared import append_only, make_shared
 from gpurun.supervisor import job, stop, submission
 
 START_S = 1_700_000_000.0
@@ -137,7 +138,7 @@ class World:
     def _settle(self, process: Any, before: set[int]) -> None:
         """Close what the process left open, unless it lives on with it."""
         now = files.descriptors_below(self.root)
-        mine = (now - before - self._kept_by_others(process)) | (now & process.descriptors if process else set())
+        mine = ((now - before) | (now & process.descriptors if process else set())) - self._kept_by_others(process)
         if process in self.supervisors:
             process.descriptors = mine
         else:
@@ -265,7 +266,9 @@ class World:
             for uid in list(head.waiters):
                 self.kill_waiter(head, uid)
         self._undo.all()
-        shutil.rmtree(self.root, ignore_errors=True)
+        for head in self.heads:
+            append_only(StatePath(head.home) / "audit.jsonl", on=False)  # else it cannot be removed
+        shutil.rmtree(self.root)
 
 
 class Replacements:
