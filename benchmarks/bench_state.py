@@ -176,31 +176,32 @@ def split(state: State) -> Mapping[str, float]:
     return {"pass": whole, "read": read, "schedule": decided, "commit": max(0.0, whole - read - decided)}
 
 
-def measure(state: State, options: argparse.Namespace) -> dict[str, float]:
-    figures = {"fill": state.fill(options.jobs, options.seed)}
+def measure(state: State, options: argparse.Namespace) -> Iterator[tuple[str, float]]:
+    """Name and figure of each thing, as soon as it is known."""
+    yield "fill", state.fill(options.jobs, options.seed)
     begun = time.process_time()
     granted = len(state.run_pass().granted)
-    figures["first pass"] = time.process_time() - begun
-    figures["granted"] = float(granted)
-    time.sleep(0.2)  # the index takes up what has settled
+    yield "first pass", time.process_time() - begun
+    yield "granted", float(granted)
+    time.sleep(0.2)  # what has just changed is not taken into the index
     state.run_pass()
-    figures.update(split(state))
+    yield from split(state).items()
     job = JobStore(state.home).live_ids()[options.jobs // 2]
     for name, words in {
-        "help": ("--version",), "submit": ("submit", "-n", "8", "--image", "i", "--", "true"), "status": ("status",),
-        "status --json": ("status", "--json"), "queue": ("queue",), "why": ("why", job),
+        "version": ("--version",), "submit": ("submit", "-n", "8", "--image", "i", "--", "true"),
+        "status": ("status",), "status --json": ("status", "--json"), "queue": ("queue",), "why": ("why", job),
         "wait": ("wait", job, "--timeout", "0"),
     }.items():  # fmt: skip
-        figures[name] = statistics.median(command(*words) for _ in range(3))
-    figures["submits"] = state.submit(options.submits, options.seed + 1)
-    return figures
+        yield name, statistics.median(command(*words) for _ in range(3))
+    yield "submits", state.submit(options.submits, options.seed + 1)
 
 
-def show(figures: Mapping[str, float]) -> None:
-    for name, value in figures.items():
+def shown(figures: Iterator[tuple[str, float]]) -> Iterator[tuple[str, float]]:
+    for name, value in figures:
         target = TARGETS.get(name)
         verdict = "" if target is None else f"  target {target:.1f} s{'' if value <= target else ': MISSED'}"
-        print(f"{name:16} {value:9.3f}{verdict}")
+        print(f"{name:16} {value:9.3f}{verdict}", flush=True)
+        yield name, value
 
 
 def main() -> int:
@@ -215,8 +216,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         place = options.keep or Path(folder)
         place.mkdir(parents=True, exist_ok=True)
-        figures = measure(State(place, options.hosts), options)
-    show(figures)
+        figures = dict(shown(measure(State(place, options.hosts), options)))
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1))
     return int(any(figures[name] > target for name, target in TARGETS.items()))

@@ -11,11 +11,10 @@ edit visible. Before it grants GPUs to a job, gpurun always reads the job's own 
 
 from __future__ import annotations
 
-import gc
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from gpurun.jobs.live import LiveJob
 from gpurun.jobs.record import CancelRequest, JobRecord
 from gpurun.jobs.spec import Wants
 from gpurun.state import own_cache
+from gpurun.state.collector import without_collector
 
 FEW = 64
 """Reading so few jobs costs less than an index of them."""
@@ -87,7 +87,7 @@ class LiveIndex:
         if len(ids) <= FEW or self._place is None:
             return self._from_files(ids, from_files, {})
         self._stamp = f"{own_cache.code_stamp(Path(__file__).parent)} {_boot_id()}"
-        with _no_collector():
+        with without_collector():
             groups, stored = self._valid(set(ids))
             found = {
                 entry.job: LiveJob(_RECORD.decode(entry.record), wants, entry.request)
@@ -149,18 +149,6 @@ class LiveIndex:
         assert self._place is not None
         content = _Content(self._stamp, [_Group(wants, jobs) for wants, jobs in groups.items() if jobs])
         own_cache.keep(self._place, msgspec.msgpack.encode(content))
-
-
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """Make many values that all stay, without a collector that looks at them again and again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _slim(record: JobRecord) -> dict[str, Any]:

@@ -7,7 +7,7 @@ the job. A mark without a job means nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -72,13 +72,13 @@ class JobStore:
 
     def ids(self) -> tuple[str, ...]:
         """Ids of all jobs there are."""
-        return _job_ids(self.folder)
+        return _job_ids(_names(self.folder))
 
-    def live_ids(self) -> tuple[str, ...]:
-        """Ids of the jobs that may not have ended."""
-        return _job_ids(self.live)
+    def live_ids(self, *, but: Collection[str] = ()) -> tuple[str, ...]:
+        """Ids of the jobs that may not have ended, without those in `but`."""
+        return _job_ids(set(_names(self.live)).difference(but))
 
-    def live_jobs(self, on_problem: Callable[[StateError], None]) -> Mapping[str, LiveJob]:
+    def live_jobs(self, on_problem: Callable[[StateError], None]) -> dict[str, LiveJob]:
         """Every job that has not ended, by id, in no order.
 
         A job whose record is damaged is reported and left out. A job whose spec is damaged is reported and wants
@@ -89,6 +89,16 @@ class JobStore:
             return _read_live(self.get(name), on_problem) if ID_PATTERN.fullmatch(name) else (None, False)
 
         return LiveIndex(self.folder.plain, os.environ).read(_names(self.live), from_files)
+
+    def live_job(self, job_id: str, on_problem: Callable[[StateError], None]) -> LiveJob | None:
+        """One of `live_jobs`, as its own files say it now."""
+        job, _ = _read_live(self.get(job_id), on_problem)
+        return job
+
+    def forget(self, job_id: str) -> None:
+        """Have the next `live_jobs` read this job's files, whatever was read of them before."""
+        with suppress(FileNotFoundError, StateError):
+            durable.touch_folder(self.folder / job_id)
 
     def retire(self, job_id: str) -> None:
         """Take a job that has ended out of `live_ids`. Idempotent.
@@ -216,5 +226,5 @@ def _changed(folder: StatePath, names: Iterable[str]) -> Iterator[tuple[float, s
             yield (folder / name).stat().st_mtime, name
 
 
-def _job_ids(folder: StatePath) -> tuple[str, ...]:
-    return tuple(sorted(name for name in _names(folder) if ID_PATTERN.fullmatch(name)))
+def _job_ids(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(name for name in names if ID_PATTERN.fullmatch(name)))

@@ -14,7 +14,7 @@ that the next pass understands (see `mark_granted`).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -31,11 +31,12 @@ from gpurun.leases.asking import ask_to_give_way
 from gpurun.leases.lease import Holdings, Lease, machines_of
 from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseLock, LeaseStore
-from gpurun.leases.view import View
+from gpurun.leases.view import View, place_of
 from gpurun.leases.waiters import waiter_lives
 from gpurun.scheduler.model import Decisions, Gang, Placement, Preemption, Snapshot
 from gpurun.scheduler.schedule import schedule
 from gpurun.state import audit
+from gpurun.state.collector import without_collector
 from gpurun.state.cordons import read_cordons
 
 SSH_PORTS = range(23022, 32022)
@@ -72,8 +73,9 @@ def run_pass(home: Path, *, now_s: float, commit: bool = True, patience_s: float
         StateError: a lease is damaged, so that it cannot be known which GPUs are free.
     """
     if not commit:
-        return _Passing(home, now_s, commit=False).run()
-    with allocator_lock(home, patience_s=patience_s):
+        with without_collector():
+            return _Passing(home, now_s, commit=False).run()
+    with allocator_lock(home, patience_s=patience_s), without_collector():
         LeaseStore(home).sweep()
         return _Passing(home, now_s, commit=True).run()
 
@@ -94,9 +96,14 @@ def look(home: Path, *, now_s: float, on_problem: OnProblem = lambda _: None, de
     for error in holdings.damaged:
         on_problem(error)
     canonical, store = cache(os.path.realpath), JobStore(home)
-    jobs = {name: _at(job, canonical(job.record.inventory)) for name, job in store.live_jobs(on_problem).items()}
-    # A job whose record is damaged may be past the queue.
-    may_hold = [name for name in store.live_ids() if name not in jobs or jobs[name].record.state.holds_gpus]
+    jobs = store.live_jobs(on_problem)
+    may_hold = list(store.live_ids(but=jobs))  # a job whose record is damaged may be past the queue
+    for name, job in jobs.items():
+        path = canonical(job.record.inventory)
+        if path != job.record.inventory:
+            jobs[name] = _at(job, path)
+        if job.record.state.holds_gpus:
+            may_hold.append(name)
     found = (*holdings.leases, *leases.removed(may_hold))
     all_leases = tuple(replace(lease, inventory=canonical(lease.inventory)) for lease in found)
     occupancy = Occupancy(all_leases)
@@ -128,9 +135,11 @@ def refuse_while_damaged(holdings: Holdings) -> None:
 def by_inventory(queued: Iterable[LiveJob]) -> dict[str, list[LiveJob]]:
     """Queued jobs by the inventory they were submitted against; the one with the first gang comes first."""
     found: dict[str, list[LiveJob]] = {}
-    for job in sorted(queued, key=lambda job: (-job.record.priority, job.record.submitted_s, job.record.id)):
+    for job in queued:
         found.setdefault(job.record.inventory, []).append(job)
-    return found
+    if len(found) <= 1:
+        return found
+    return dict(sorted(found.items(), key=lambda pair: min(place_of(job.record) for job in pair[1])))
 
 
 class _Passing:
@@ -175,18 +184,28 @@ class _Passing:
 
     def _carry_out(self, inventory: Inventory, decisions: Decisions) -> None:
         for gang, placement in decisions.starts:
-            record = self._view.jobs[gang.id].record
-            if self._commit and record.owner_uid == self._view.uid:
-                self._grant(record, placement, inventory)
+            job = self._view.jobs[gang.id]
+            if self._commit and job.record.owner_uid == self._view.uid:
+                if self._is_unchanged(job):
+                    self._grant(job.record, placement, inventory)
             else:
                 self._view.occupancy.promise(gang.id, placement.grants, inventory)
-        for job, kept in decisions.kept.items():
-            self._view.occupancy.promise(job, kept.placement.grants, inventory)
+        for name, kept in decisions.kept.items():
+            self._view.occupancy.promise(name, kept.placement.grants, inventory)
         if self._commit:
             started = {lease.job for lease, _ in self._granted}
-            for job in decisions.order:
-                if job not in started:
-                    self._note_kept(self._view.jobs[job].record, decisions.kept.get(job))
+            for name in decisions.order:
+                record = self._view.jobs[name].record
+                if record.kept is not None or name in decisions.kept:
+                    self._note_kept(record, decisions.kept.get(name), started)
+
+    def _is_unchanged(self, job: LiveJob) -> bool:
+        """Whether the job's own files still say what the pass decided on. If not, the next pass reads them."""
+        now = self._store.live_job(job.record.id, self._problems.append)
+        if now is not None and _at(now, os.path.realpath(now.record.inventory)) == job:
+            return True
+        self._store.forget(job.record.id)
+        return False
 
     def _grant(self, record: JobRecord, placement: Placement, inventory: Inventory) -> None:
         lease = Lease(
@@ -206,6 +225,10 @@ class _Passing:
         hosts = [grant.host for grant in lease.grants]
         audit.note(self._home, "grant", job=record.id, attempt=lease.attempt, hosts=hosts)
 
+    def _note_kept(self, record: JobRecord, kept: Kept | None, started: Collection[str]) -> None:
+        if record.kept != kept and record.id not in started and record.owner_uid == self._view.uid:
+            self._store.get(record.id).write(replace(record, kept=kept))
+
     def _preempt(self, preemptions: Iterable[Preemption]) -> None:
         """Ask this user's gangs to end, and let other users' gangs be asked: in one go, for all inventories."""
         others = []
@@ -220,10 +243,6 @@ class _Passing:
                     self._home, "preempt", job=preemption.victim, taker=preemption.taker, reason=preemption.message
                 )
         ask_to_give_way(self._home, others)
-
-    def _note_kept(self, record: JobRecord, kept: Kept | None) -> None:
-        if record.owner_uid == self._view.uid and record.kept != kept:
-            self._store.get(record.id).write(replace(record, kept=kept))
 
 
 def mark_granted(store: JobStore, lease: Lease) -> None:
@@ -244,6 +263,4 @@ def _loaded(path: str, on_problem: OnProblem) -> Inventory | None:
 
 def _at(job: LiveJob, inventory: str) -> LiveJob:
     """Jobs of older versions may name their inventory by another path."""
-    if job.record.inventory == inventory:
-        return job
     return LiveJob(replace(job.record, inventory=inventory), job.wants, job.request)

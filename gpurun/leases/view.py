@@ -50,13 +50,15 @@ class View:
     def waiting(self) -> list[LiveJob]:
         """The jobs that a pass may start, in no order. A job with a damaged spec is none of them."""
         leased = {lease.job for lease in self.leases if not lease.lost}
-        return [job for job in self.queued() if self._waits(job, leased)]
-
-    def _waits(self, job: LiveJob, leased: set[str]) -> bool:
-        record = job.record
-        if record.id in leased or record.waits_for_restart(self.now_s) or job.wants is None or job.request is not None:
-            return False
-        return record.owner_uid == self.uid or self.looked_after(record.owner_uid)
+        return [
+            job
+            for job in self.queued()
+            if job.wants is not None
+            and job.request is None
+            and job.record.id not in leased
+            and (job.record.restart is None or job.record.restart.is_due(self.now_s))
+            and (job.record.owner_uid == self.uid or self.looked_after(job.record.owner_uid))
+        ]
 
     def snapshot(self, inventory: Inventory, waiting: Iterable[LiveJob]) -> Snapshot:
         """What the scheduler sees of one inventory. All GPUs that its own gangs do not hold are free or taken."""
@@ -87,12 +89,18 @@ class View:
 
     def keep(self, jobs: Iterable[LiveJob], inventory: Inventory) -> None:
         """Keep GPUs that are kept for queued gangs of one inventory, and leave alone GPUs that hosts refused."""
-        for job in jobs:
-            if job.record.kept is not None:
-                self.occupancy.promise(job.record.id, job.record.kept.placement.grants, inventory)
-            for refusal in refusals.active([job.record], self.uid, self.now_s):
+        records = (job.record for job in jobs if job.record.kept is not None or job.record.refusals)
+        for record in sorted(records, key=place_of):
+            if record.kept is not None:
+                self.occupancy.promise(record.id, record.kept.placement.grants, inventory)
+            for refusal in refusals.active([record], self.uid, self.now_s):
                 grants = [Grant(refusal.host, refusal.holder.gpus)]
                 self.occupancy.promise(refusal.holder.job, grants, inventory, how="foreign")
+
+
+def place_of(record: JobRecord) -> tuple[int, float, str]:
+    """Where a job stands among the queued jobs of all inventories; smaller goes first."""
+    return -record.priority, record.submitted_s, record.id
 
 
 def _unknown(record: JobRecord) -> Wants:

@@ -184,6 +184,17 @@ def sync_folder(folder: StatePath) -> None:
     _sync(folder.open_folder(), folder)
 
 
+def touch_folder(folder: StatePath) -> None:
+    """Give a folder a new time of change, as a change of what is in it does."""
+    descriptor = folder.open_folder()
+    try:
+        os.utime(descriptor)
+    except OSError as error:
+        raise told(error, folder, "touched") from error
+    finally:
+        os.close(descriptor)
+
+
 def _sync(descriptor: int, path: StatePath) -> None:
     try:
         os.fsync(descriptor)
