@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import typer
 
-from gpurun.cli import inventory_editing, inventory_exchange, inventory_reading, inventory_state, inventory_trust, probe
+from gpurun.cli.lazy import Place, lazy_group
 
-app = typer.Typer(name="inventory", help="Show, check and change the inventory.", no_args_is_help=True)
+COMMANDS = {
+    "list": Place("gpurun.cli.inventory_reading:list_hosts"),
+    "show": Place("gpurun.cli.inventory_reading:show"),
+    "validate": Place("gpurun.cli.inventory_reading:validate"),
+    "schema": Place("gpurun.cli.inventory_reading:schema"),
+    "probe": Place("gpurun.cli.probe:probe"),
+    "add": Place("gpurun.cli.inventory_editing:add"),
+    "set": Place("gpurun.cli.inventory_editing:set_values"),
+    "label": Place("gpurun.cli.inventory_editing:label"),
+    "remove": Place("gpurun.cli.inventory_editing:remove"),
+    "edit": Place("gpurun.cli.inventory_editing:edit"),
+    "diff": Place("gpurun.cli.inventory_editing:diff"),
+    "undo": Place("gpurun.cli.inventory_editing:undo"),
+    "cordon": Place("gpurun.cli.inventory_state:cordon"),
+    "drain": Place("gpurun.cli.inventory_state:drain"),
+    "uncordon": Place("gpurun.cli.inventory_state:uncordon"),
+    "trust": Place("gpurun.cli.inventory_trust:trust"),
+    "import": Place("gpurun.cli.inventory_exchange:import_"),
+    "export": Place("gpurun.cli.inventory_exchange:export"),
+}
 
-app.command("list")(inventory_reading.list_hosts)
-app.command("show")(inventory_reading.show)
-app.command("validate")(inventory_reading.validate)
-app.command("schema")(inventory_reading.schema)
-app.command("probe")(probe.probe)
+app = typer.Typer(cls=lazy_group(COMMANDS), no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
-app.command("add")(inventory_editing.add)
-app.command("set")(inventory_editing.set_values)
-app.command("label")(inventory_editing.label)
-app.command("remove")(inventory_editing.remove)
-app.command("edit")(inventory_editing.edit)
-app.command("diff")(inventory_editing.diff)
-app.command("undo")(inventory_editing.undo)
 
-app.command("cordon")(inventory_state.cordon)
-app.command("drain")(inventory_state.drain)
-app.command("uncordon")(inventory_state.uncordon)
-
-app.command("trust")(inventory_trust.trust)
-
-app.command("import")(inventory_exchange.import_)
-app.command("export")(inventory_exchange.export)
+@app.callback()
+def _inventory() -> None:
+    """Show, check and change the inventory."""

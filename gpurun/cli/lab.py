@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from gpurun.lab.status import LabStatus
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 Name = Annotated[str, typer.Option("--name", help="Which lab: several can run side by side.")]
 Host = Annotated[str, typer.Argument(help="Name of a host, such as gpu-r1-01.")]

@@ -9,8 +9,7 @@ import click
 import typer
 
 from gpurun import __version__, faults
-from gpurun.cli import audit, bench, doctor, inventory, jobs, lab, recover, ship, simulate, submit, why
-from gpurun.cli import exec as exec_command
+from gpurun.cli.lazy import Place, lazy_group
 from gpurun.cli.printing import printable
 from gpurun.errors import GpurunError
 
@@ -18,7 +17,29 @@ INTERRUPTED = 130
 TAKES_COMMAND = ("submit", "exec")
 """Commands whose words after ``--`` are a program's argv, kept byte for byte."""
 
+COMMANDS = {
+    "submit": Place("gpurun.cli.submit:submit", "Run a recipe or a command on a gang of GPUs"),
+    "status": Place("gpurun.cli.jobs:status", "Hosts and jobs"),
+    "queue": Place("gpurun.cli.why:queue", "What waits, in order"),
+    "why": Place("gpurun.cli.why:why", "Why a job waits"),
+    "logs": Place("gpurun.cli.jobs:logs", "What a job's ranks have printed"),
+    "cancel": Place("gpurun.cli.jobs:cancel", "End jobs and free their GPUs"),
+    "wait": Place("gpurun.cli.jobs:wait", "Wait until jobs have ended"),
+    "exec": Place("gpurun.cli.exec:exec_", "A command in a job's container"),
+    "doctor": Place("gpurun.cli.doctor:doctor", "What is wrong, and what mends it"),
+    "bench": Place("gpurun.cli.bench:bench", "Latency and bandwidth between hosts"),
+    "ship": Place("gpurun.cli.ship:ship", "Bring an image to hosts"),
+    "images": Place("gpurun.cli.ship:images", "What gpurun put on hosts; --prune"),
+    "simulate": Place("gpurun.cli.simulate:simulate", "Replay a trace of jobs"),
+    "recover": Place("gpurun.cli.recover:recover", "Pick up what a crash left"),
+    "audit": Place("gpurun.cli.audit:audit", "Who did what"),
+    "init": Place("gpurun.cli.audit:init", "A state directory for several users"),
+    "inventory": Place("gpurun.cli.inventory:app", "Show, check and change the inventory"),
+    "lab": Place("gpurun.cli.lab:app", "A cluster on this machine, for tests"),
+}
+
 app = typer.Typer(
+    cls=lazy_group(COMMANDS),
     name="gpurun",
     help="Gang-scheduled distributed training on bare-metal GPU hosts, over SSH.",
     no_args_is_help=True,
@@ -27,24 +48,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # Rich and its Markdown parser would be half of what `--help` costs
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("submit", short_help="Run a recipe or a command on a gang of GPUs")(submit.submit)
-app.command("status", short_help="Hosts and jobs")(jobs.status)
-app.command("queue", short_help="What waits, in order")(why.queue)
-app.command("why", short_help="Why a job waits")(why.why)
-app.command("logs", short_help="What a job's ranks have printed")(jobs.logs)
-app.command("cancel", short_help="End jobs and free their GPUs")(jobs.cancel)
-app.command("wait", short_help="Wait until jobs have ended")(jobs.wait)
-app.command("exec", short_help="A command in a job's container")(exec_command.exec_)
-app.command("doctor", short_help="What is wrong, and what mends it")(doctor.doctor)
-app.command("bench", short_help="Latency and bandwidth between hosts")(bench.bench)
-app.command("ship", short_help="Bring an image to hosts")(ship.ship)
-app.command("images", short_help="What gpurun put on hosts; --prune")(ship.images)
-app.command("simulate", short_help="Replay a trace of jobs")(simulate.simulate)
-app.command("recover", short_help="Pick up what a crash left")(recover.recover)
-app.command("audit", short_help="Who did what")(audit.audit)
-app.command("init", short_help="A state directory for several users")(audit.init)
-app.add_typer(inventory.app, name="inventory", short_help="Show, check and change the inventory")
-app.add_typer(lab.app, name="lab", short_help="A cluster on this machine, for tests")
 
 
 @app.callback(invoke_without_command=True)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 from gpurun import faults
@@ -46,7 +47,7 @@ class JobStore:
     def create_many(
         self, specs: Sequence[JobSpec], *, inventory: Path, now_s: float, alone: Alone | None = None
     ) -> tuple[JobFolder, ...]:
-        """Store new jobs as QUEUED, in this order: each whole, or not at all.
+        """Store new jobs as QUEUED: each whole, or not at all. Equal ones start in the order of `specs`.
 
         Args:
             alone: keeps passes out, such as the allocator lock. With it a failure leaves none of the jobs, because no
@@ -58,8 +59,8 @@ class JobStore:
         durable.make_folder(self.folder)
         durable.make_folder(self.live)
         with Drafts(self.folder, self.live) as drafts:
-            for spec in specs:
-                drafts.add(_new_record(drafts.new_id(), spec, inventory, now_s), spec)
+            for spec, submitted_s in zip(specs, _one_after_the_other(now_s), strict=False):
+                drafts.add(_new_record(drafts.new_id(), spec, inventory, submitted_s), spec)
             return tuple(self.get(job_id) for job_id in drafts.publish(alone))
 
     def sweep(self, *, now_s: float) -> None:
@@ -148,6 +149,11 @@ class JobStore:
         if not named:
             raise BadInput(f"there is no job {text!r}", hint="`gpurun status` lists all jobs")
         return self.get(max(named, key=lambda record: record.submitted_s).id)
+
+
+def _one_after_the_other(now_s: float) -> Iterator[float]:
+    """Times of submission, microseconds apart: jobs of one time would be queued by their ids, which are random."""
+    return (now_s + index / 1e6 for index in count())
 
 
 def _new_record(job_id: str, spec: JobSpec, inventory: Path, now_s: float) -> JobRecord:

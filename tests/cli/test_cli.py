@@ -5,9 +5,11 @@ import subprocess
 import sys
 import time
 
+import click
 import pytest
+from typer.main import get_command
 
-from gpurun.cli.main import main, split_command
+from gpurun.cli.main import COMMANDS, app, main, split_command
 
 INVENTORY = """\
 version: 1
@@ -180,3 +182,22 @@ def test_help_is_quick():
         return after.ru_utime + after.ru_stime - children.ru_utime - children.ru_stime + time.process_time() - before
 
     assert min(cpu_s() for _ in range(3)) <= 0.3
+
+
+def test_every_command_is_where_its_group_says():
+    """Commands are imported when they are called, so that a wrong name would be seen by a user only."""
+    group = get_command(app)
+    for name, short_help in ((name, place.short_help) for name, place in COMMANDS.items()):
+        command = group.get_command(None, name)
+        assert (command.name, command.short_help) == (name, short_help)
+        if isinstance(command, click.Group):
+            for inner in command.list_commands(None):
+                assert command.get_command(None, inner).name == inner
+                assert command.get_command(None, inner).get_short_help_str()
+
+
+def test_a_mistyped_command_is_compared_with_all(gpurun):
+    code, _, err = gpurun("statsu")
+    assert (code, "Did you mean 'status'" in err) == (2, True)
+    code, _, err = gpurun("inventory", "vaildate")
+    assert (code, "Did you mean 'validate'" in err) == (2, True)

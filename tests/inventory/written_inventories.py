@@ -40,6 +40,7 @@ class _Writer:
         self.comments = 0
         self.anchor: str | None = None  # of an entry, and the hosts of that entry
         self.anchored: frozenset[str] = frozenset()
+        self.ranges = 0
 
     def chance(self, of: int = 2) -> bool:
         return self.draw(st.integers(0, of - 1)) == 0
@@ -68,7 +69,8 @@ class _Writer:
     def flow_value(self, names: tuple[str, ...], anchors: bool) -> str:
         values = self.values()
         if len(names) > 1 and self.chance(5):
-            values.append(f'address: "10.0.0.[1-{len(names)}]"')
+            self.ranges += 1  # two hosts of one address would be one machine
+            values.append(f'address: "10.0.{self.ranges}.[1-{len(names)}]"')
         if anchors and self.chance(5):
             values.insert(0, "<<: *base")
         if anchors and self.chance(6):

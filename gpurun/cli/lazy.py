@@ -1,0 +1,63 @@
+"""Groups of commands whose modules are imported when a command is called, not before.
+
+Importing all commands and reading their signatures costs more than most commands take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import click
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+
+class Place(NamedTuple):
+    """Where a command is.
+
+    Attributes:
+        where: ``module:name`` of the function, or of the Typer application of a group.
+        short_help: its line in the group's help. Without it, that help imports the command and takes its first line.
+    """
+
+    where: str
+    short_help: str | None = None
+
+
+def lazy_group(places: Mapping[str, Place]) -> type[TyperGroup]:
+    """The class of a group that has these commands, by name, in this order."""
+
+    class LazyGroup(TyperGroup):
+        def __init__(self, **attrs: Any) -> None:
+            super().__init__(**attrs)
+            self.commands.update({name: click.Command(name) for name in places})  # a mistyped name is compared to these
+
+        def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click says so
+            return _load(cmd_name, places[cmd_name]) if cmd_name in places else None
+
+        def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+            lines = [(name, place.short_help) for name, place in places.items() if place.short_help]
+            if len(lines) < len(places):
+                super().format_commands(ctx, formatter)
+                return
+            with formatter.section("Commands"):
+                formatter.write_dl(lines)
+
+    return LazyGroup
+
+
+@cache
+def _load(name: str, place: Place) -> click.Command:
+    module, _, attribute = place.where.partition(":")
+    found = getattr(import_module(module), attribute)
+    if not isinstance(found, typer.Typer):
+        one = typer.Typer(add_completion=False, rich_markup_mode=None)
+        one.command(name)(found)
+        found = one
+    command = get_command(found)
+    command.name, command.short_help = name, place.short_help
+    return command
