@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from gpurun.jobs.record import JobRecord
     from gpurun.jobs.store import JobStore
     from gpurun.leases.cluster import HostRow
+    from gpurun.leases.view import View
 
 ENDED_SHOWN = 10
+QUEUED_SHOWN = 20
 POLL_S = 0.1
 
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
@@ -84,14 +86,14 @@ def status(
         watch_gpus(found.inventory, lambda: _leased(found.inventory, store))
         return
     view = look(store.home, now_s=time.time(), on_problem=problems.append, despite_damage=True)
-    records = _records(store, problems, all_jobs=all_jobs)
+    records = _records(store, view, problems, all_jobs=all_jobs)
     hosts = [host_json(row) for row in found.rows(view)]
     if as_json:
         print_json({"hosts": hosts, "jobs": [job_json(record) for record in records]})
     else:
         from gpurun.cli.tables import print_status
 
-        print_status(hosts, records)
+        print_status(hosts, records, most_queued=len(records) if all_jobs else QUEUED_SHOWN)
     for problem in {str(problem): problem for problem in problems}.values():
         say(f"gpurun: {problem}")
         if problem.hint:
@@ -126,10 +128,11 @@ def host_json(row: HostRow) -> dict[str, Any]:
     return shown
 
 
-def _records(store: JobStore, problems: list[GpurunError], *, all_jobs: bool) -> list[JobRecord]:
+def _records(store: JobStore, view: View, problems: list[GpurunError], *, all_jobs: bool) -> list[JobRecord]:
     """Jobs that have not ended, and the last ones that have; oldest first."""
-    ids = store.ids() if all_jobs else (*store.live_ids(), *store.recently_ended(ENDED_SHOWN))
-    records = [_with_trouble(store, record) for record in store.records(problems.append, ids=dict.fromkeys(ids))]
+    ended = set(store.ids()).difference(view.jobs) if all_jobs else store.recently_ended(ENDED_SHOWN)
+    records = [_with_trouble(store, job.record) for job in view.jobs.values()]
+    records += store.records(problems.append, ids=ended)
     return sorted(records, key=lambda record: record.submitted_s)
 
 

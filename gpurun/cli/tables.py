@@ -22,12 +22,20 @@ STATE_STYLES = {
 }  # fmt: skip
 
 
-def print_status(hosts: Sequence[dict[str, Any]], records: Sequence[JobRecord]) -> None:
-    """Both tables and a line that sums them up."""
+def print_status(hosts: Sequence[dict[str, Any]], records: Sequence[JobRecord], *, most_queued: int) -> None:
+    """Both tables and a line that sums them up.
+
+    Args:
+        most_queued: so many of the jobs that wait are shown, the first of `records`.
+    """
     console = Console()
     console.print(_hosts(hosts))
+    waiting = [record.id for record in records if record.state.value == "QUEUED"]
+    left_out = set(waiting[most_queued:])
     if records:
-        console.print(_jobs(records))
+        console.print(_jobs([record for record in records if record.id not in left_out]))
+    if left_out:
+        console.print(f"{len(left_out)} more wait; `gpurun queue` lists all that wait, in order", highlight=False)
     for host in hosts:
         for each in host.get("foreign", ()):
             text = f"{host['host']}: GPUs {', '.join(map(str, each['gpus']))} belong to {each['job']}"

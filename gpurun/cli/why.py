@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ from gpurun.cli.jobs import JobArgument, JsonOption, find_job
 from gpurun.cli.printing import duration, print_json, printable, say
 
 if TYPE_CHECKING:
-    from gpurun.jobs.store import JobStore
+    from gpurun.jobs.record import JobRecord
     from gpurun.leases.allocate import Pass
     from gpurun.scheduler.explain import Explanation
 
@@ -59,13 +60,15 @@ def queue(
 
     store = open_store()
     looked = _look()
+    records = {record.id: record for record in store.live_records()}
     only = None if inventory is None else os.path.realpath(inventory)
     rows: list[dict[str, Any]] = []
     for path, decisions in looked.decisions.items():
         if only not in (None, path):
             continue
         for position, job in enumerate(decisions.order, 1):
-            record = store.get(job).record()
+            if (record := records.get(job)) is None:  # it has ended meanwhile
+                continue
             wait, refusal = decisions.waits.get(job), decisions.never.get(job)
             said = wait or refusal
             rows.append({
@@ -75,21 +78,25 @@ def queue(
                 "message": said.message if said else "starts now",
                 "expected_start_s": wait.expected_start_s if wait else None,
             })  # fmt: skip
-    rows += _waiting_for_restart(store, only)
+    rows += _waiting_for_restart(records.values(), only)
     if as_json:
         print_json({"queue": rows})
         return
-    for row in rows:
-        start = f", expected in {duration(row['expected_start_s'] - time.time())}" if row["expected_start_s"] else ""
-        typer.echo(
-            f"{row['position'] or '-':>4}  {row['job']}  {row['gpus']:>4} GPUs  {duration(row['waiting_s']):>6}  "
-            f"{printable(row['name'])}: {row['message']}{start}"
-        )
-    if not rows:
+    if rows:
+        typer.echo("\n".join(map(_line, rows)))
+    else:
         say("nothing waits")
 
 
-def _waiting_for_restart(store: JobStore, inventory: str | None) -> list[dict[str, Any]]:
+def _line(row: Mapping[str, Any]) -> str:
+    start = f", expected in {duration(row['expected_start_s'] - time.time())}" if row["expected_start_s"] else ""
+    return (
+        f"{row['position'] or '-':>4}  {row['job']}  {row['gpus']:>4} GPUs  {duration(row['waiting_s']):>6}  "
+        f"{printable(row['name'])}: {row['message']}{start}"
+    )
+
+
+def _waiting_for_restart(records: Iterable[JobRecord], inventory: str | None) -> list[dict[str, Any]]:
     """Jobs that no pass looks at yet: they have failed a moment ago. They have no place in the queue."""
     now_s = time.time()
     return [
@@ -99,7 +106,7 @@ def _waiting_for_restart(store: JobStore, inventory: str | None) -> list[dict[st
             "waiting_s": round(now_s - record.queued_s, 1), "message": record.story(now_s),
             "expected_start_s": record.restart.at_s if record.restart else None,
         }
-        for record in store.records(lambda _: None, ids=store.live_ids())
+        for record in records
         if record.waits_for_restart(now_s) and inventory in (None, os.path.realpath(record.inventory))
     ]  # fmt: skip
 

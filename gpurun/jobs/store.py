@@ -91,6 +91,10 @@ class JobStore:
 
         return LiveIndex(self.folder.plain, os.environ).read(_names(self.live), from_files)
 
+    def live_records(self) -> list[JobRecord]:
+        """The records of `live_jobs`, in no order. Damaged ones are left out: commands that show jobs report them."""
+        return [job.record for job in self.live_jobs(lambda _: None).values()]
+
     def live_job(self, job_id: str, on_problem: Callable[[StateError], None]) -> LiveJob | None:
         """One of `live_jobs`, as its own files say it now."""
         job, _ = _read_live(self.get(job_id), on_problem)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from gpurun.scheduler.model import Gang, Reason, Refusal, Running, Snapshot, Wait
 from gpurun.scheduler.pools import ENOUGH, OWN, Tree, tree_of
@@ -188,16 +189,16 @@ class Book:
 
         A waiting gang counts with the fewest GPUs that it needs.
         """
-        by_leaf: dict[str, list[tuple[bool, int, bool, Gang]]] = {}
+        by_leaf: dict[str, list[tuple[bool, int, bool, tuple[object, ...], Gang]]] = {}
         waiting = [(True, gang) for gang in queue]
         for waits, gang in [*((False, r.gang) for r in running if not r.stopping), *waiting]:
             leaf = self.tree.leaf_of(gang.pool)
             if leaf is not None:
-                by_leaf.setdefault(leaf, []).append((gang.preemptible, -gang.priority, waits, gang))
+                by_leaf.setdefault(leaf, []).append((gang.preemptible, -gang.priority, waits, gang.rank, gang))
         standing = {}
         for leaf, members in by_leaf.items():
             reserved, entitled, used = self.tree.nodes[leaf].reservation, self.entitlements[leaf], 0
-            for *_, waits, gang in sorted(members, key=lambda item: (*item[:3], item[3].rank)):
+            for _, _, waits, _, gang in sorted(members, key=itemgetter(0, 1, 2, 3)):
                 used += gang.least if waits else gang.gpus
                 inside = ENTITLED if used <= entitled + ENOUGH else BORROWING
                 standing[gang.id] = RESERVED if used <= reserved + ENOUGH else inside

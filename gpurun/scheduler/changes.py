@@ -46,7 +46,7 @@ def changes_that_start(snapshot: Snapshot, gang: Gang, decisions: Decisions, pol
 
 
 def _starts(snapshot: Snapshot, gang: str, policy: Policy) -> bool:
-    return any(started.id == gang for started, _ in schedule(snapshot, policy).starts)
+    return any(started.id == gang for started, _ in schedule(snapshot, policy, until=gang).starts)
 
 
 def _possible(snapshot: Snapshot) -> bool:

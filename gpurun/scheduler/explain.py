@@ -18,6 +18,7 @@ from gpurun.scheduler.model import ENDLESS, Decisions, Gang, HostGroup, Placemen
 from gpurun.scheduler.policy import DEFAULT, Policy
 from gpurun.scheduler.racks import Need
 from gpurun.scheduler.schedule import arrange, schedule
+from gpurun.scheduler.state import Arranged
 
 State = Literal["starts", "waits", "never", "runs", "unknown"]
 
@@ -25,6 +26,9 @@ FREE, IN_USE, TOO_FEW = "GPUs free", "every GPU in use or kept for others", "fre
 
 MAX_EVENTS = 64
 """So many ends of time limits are looked ahead for the expected start."""
+
+MAX_CONSIDERED = 50_000
+"""So many gangs are considered for it, in all passes together: fewer ends where the queue is long."""
 
 
 @dataclass(frozen=True)
@@ -216,8 +220,8 @@ def _pool_use(decisions: Decisions, snapshot: Snapshot, gang: Gang) -> PoolUse |
 
 def _expected_start(decisions: Decisions, snapshot: Snapshot, gang: Gang, policy: Policy) -> tuple[float | None, str]:
     """Pass after pass at the expected ends, as if nothing else happened; else why nobody can know."""
-    now = snapshot
-    for _ in range(MAX_EVENTS):
+    now, capacity = snapshot, arrange(snapshot, policy).capacity
+    for _ in range(min(MAX_EVENTS, 1 + MAX_CONSIDERED // len(snapshot.queue))):
         now = carried_out(now, decisions)
         ends = [run.free_s(now.now_s) for run in now.running]
         times = [end for end in (*ends, decisions.wake_s) if end is not None and end != ENDLESS]
@@ -226,7 +230,7 @@ def _expected_start(decisions: Decisions, snapshot: Snapshot, gang: Gang, policy
         now_s = max(min(times), now.now_s)
         left = tuple(run for run, end in zip(now.running, ends, strict=True) if end > now_s)
         now = replace(now, running=left, now_s=now_s)
-        decisions = schedule(now, policy)
+        decisions = schedule(now, policy, Arranged(Index(now), capacity))
         if any(started.id == gang.id for started, _ in decisions.starts):
             return now.now_s, ""
     return None, "too many gangs end before"

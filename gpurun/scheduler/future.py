@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gpurun.scheduler.capacity import Try
 from gpurun.scheduler.index import Index, Masks
-from gpurun.scheduler.model import Decisions, Gang, Placement, Running, Snapshot
+from gpurun.scheduler.model import Decisions, Gang, Kept, Placement, Running, Snapshot
 
 
 def carried_out(snapshot: Snapshot, decisions: Decisions) -> Snapshot:
@@ -16,9 +16,12 @@ def carried_out(snapshot: Snapshot, decisions: Decisions) -> Snapshot:
     stopped = {preemption.victim for preemption in decisions.preempts}
     running = [replace(run, stopping=run.stopping or run.gang.id in stopped) for run in snapshot.running]
     running += [Running(gang, placement, snapshot.now_s) for gang, placement in decisions.starts]
-    waiting = (gang for gang in snapshot.queue if gang.id not in started)
-    queue = tuple(replace(gang, kept=decisions.kept.get(gang.id)) for gang in waiting)
+    queue = tuple(_with_kept(gang, decisions.kept.get(gang.id)) for gang in snapshot.queue if gang.id not in started)
     return replace(snapshot, running=tuple(running), queue=queue)
+
+
+def _with_kept(gang: Gang, kept: Kept | None) -> Gang:
+    return gang if gang.kept == kept else replace(gang, kept=kept)
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,13 @@ def arrange(snapshot: Snapshot, policy: Policy = DEFAULT) -> Arranged:
     return Arranged(Index(snapshot), Capacity(snapshot.inventory, attempt_of(policy)))
 
 
-def schedule(snapshot: Snapshot, policy: Policy = DEFAULT, arranged: Arranged | None = None) -> Decisions:
+def schedule(
+    snapshot: Snapshot, policy: Policy = DEFAULT, arranged: Arranged | None = None, *, until: str | None = None
+) -> Decisions:
     """Decide one pass. Commit all of the answer or none of it.
+
+    Args:
+        until: stop once this gang has been considered. The answer says only whether it starts, and who starts before.
 
     Raises:
         BadInput: the pools contradict each other; the message names one. `gpurun.inventory.load` refuses such pools.
@@ -43,6 +48,8 @@ def schedule(snapshot: Snapshot, policy: Policy = DEFAULT, arranged: Arranged | 
             leave_waiting(state, order[position:])
             break
         consider(state, gang)
+        if gang.id == until:
+            break
         if state.overdue and state.overdue[-1] is gang:
             keep_if_oldest(state, gang, islice(order, position + 1, None))
     keep_for_the_oldest(state)

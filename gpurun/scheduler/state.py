@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -78,7 +78,7 @@ class PassState:
         self.oldest: Gang | None = None
         self.lenders: list[Running] = []
         self.wakes: list[float] = []
-        self._alike: dict[tuple[int, int], tuple[float, Wait]] = {}  # by shape and size, since the last start
+        self._alike: dict[Hashable, tuple[tuple[float, str], Wait]] = {}  # since something became easier to get
         self._usable: Index | None = None
         self._suffices: dict[tuple[int, int], bool] = {}
 
@@ -126,21 +126,26 @@ class PassState:
         return self.keeping.drop(gang.id)
 
     def waits_like_another(self, gang: Gang) -> bool:
-        """True, and the same wait, if a gang just like it found no room: most of a long queue.
+        """True, and the same wait, if an older gang just like it found no room: most of a long queue.
 
-        An older gang may have no patience left where a younger one has, so it does not wait like a younger one.
+        Since then others have only got more. A younger gang has less patience behind it, and less of its pool's room.
         """
-        if self.book is not None or gang.min_gpus or gang.id in self.keeping.holds:
+        if gang.id in self.keeping.holds:
             return False
-        submitted_s, wait = self._alike.get((self.room.shape(gang), gang.gpus), (ENDLESS, None))
-        if wait is None or (gang.submitted_s < submitted_s and self.may_keep):
+        age, wait = self._alike.get(self._kind(gang), (gang.age, None))
+        if wait is None or (gang.age < age and (self.book is not None or self.may_keep)):
             return False
         self.waits[gang.id] = wait
         return True
 
     def share_wait(self, gang: Gang, wait: Wait) -> None:
         """Gangs just like this one may wait for the same reason."""
-        self._alike[(self.room.shape(gang), gang.gpus)] = gang.submitted_s, wait
+        self._alike[self._kind(gang)] = gang.age, wait
+
+    def _kind(self, gang: Gang) -> Hashable:
+        """Equal for gangs that differ only in age and in how long they run."""
+        kind = self.room.shape(gang), gang.gpus, gang.min_gpus
+        return kind if self.book is None else (*kind, gang.pool, gang.preemptible, self.book.standing.get(gang.id))
 
     @property
     def may_keep(self) -> bool:
@@ -169,6 +174,7 @@ class PassState:
 
     def stop(self, victims: tuple[Running, ...], taker: Gang) -> None:
         """Tell gangs to stop for another one."""
+        self._alike.clear()
         for run in victims:
             if self.book is not None:
                 self.book.stop(run.gang)

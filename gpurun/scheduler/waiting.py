@@ -22,7 +22,9 @@ def barred(state: PassState, gang: Gang, wait: Wait, hold: Hold | None) -> None:
         state.keep(gang, hold.kept)
     elif _preempt_for(state, gang):
         return
-    state.waits[gang.id] = replace(wait, starts_before=len(state.starts))
+    wait = state.waits[gang.id] = replace(wait, starts_before=len(state.starts))
+    if hold is None:
+        state.share_wait(gang, wait)
 
 
 def blocked(state: PassState, gang: Gang, hold: Hold | None) -> None:

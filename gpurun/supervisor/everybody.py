@@ -17,9 +17,7 @@ TIMEOUT_S = 120.0
 
 def owners(home: Path) -> tuple[int, ...]:
     """The users with jobs that have not ended, root not among them."""
-    store = JobStore(home)
-    records = store.records(lambda _: None, ids=store.live_ids())
-    return tuple(sorted({record.owner_uid for record in records} - {0}))
+    return tuple(sorted({record.owner_uid for record in JobStore(home).live_records()} - {0}))
 
 
 def recover_as(uid: int, home: Path, environ: Mapping[str, str], options: Sequence[str] = ()) -> str | None:

@@ -13,6 +13,7 @@ from gpurun import faults
 from gpurun.errors import StateError
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.folder import JobFolder
+from gpurun.jobs.live import LiveJob
 from gpurun.jobs.record import JobRecord
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, end_queued_job, finish
@@ -47,7 +48,8 @@ def adopt_orphans(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
     A supervisor that died is replaced by the next command that comes along. One that died between giving the GPUs
     back and writing the job's outcome left a job that stops without a lease: it is given its outcome here.
     """
-    restore_removed(home)
+    jobs = own_jobs(home)
+    restore_removed(home, [job.record for job in jobs])
     adopted = []
     for lease, lock in LeaseStore(home).take_orphans(os.getuid()):
         try:
@@ -58,7 +60,7 @@ def adopt_orphans(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
         else:
             audit.note(home, "adopt", job=lease.job)
             adopted.append(lease.job)
-    finish_interrupted(home)
+    finish_interrupted(home, jobs)
     return (*adopted, *adopt_found(home, claims_to_adopt(home), environ))
 
 
@@ -70,29 +72,39 @@ def adopt_found(home: Path, claims: Iterable[FoundClaim], environ: Mapping[str, 
     return tuple(lease.job for lease, _ in found)
 
 
-def restore_removed(home: Path) -> None:
+def restore_removed(home: Path, mine: Iterable[JobRecord]) -> None:
     """Give leases of this user's running jobs their name back, if somebody removed it."""
     store, leases = JobStore(home), LeaseStore(home)
-    for record in store.records(lambda _: None, ids=store.live_ids()):
-        if record.owner_uid == os.getuid() and record.state.holds_gpus and leases.restore(record.id):
+    for record in mine:
+        if record.state.holds_gpus and leases.restore(record.id):
             audit.note(home, "restore", job=record.id)
             text = "somebody removed its lease; gpurun restored it, because only a fence frees GPUs"
             EventLog(store.get(record.id).events, clock=time.time).emit("note", text=text)
 
 
-def finish_interrupted(home: Path) -> None:
+def own_jobs(home: Path) -> list[LiveJob]:
+    """This user's jobs that have not ended. Damaged requests are set aside, which their jobs' events say."""
+    store, problems = JobStore(home), list[StateError]()
+    mine = [job for job in store.live_jobs(problems.append).values() if job.record.owner_uid == os.getuid()]
+    damaged = {Path(problem.where or "").parent.name for problem in problems}
+    for folder in (store.get(job.record.id) for job in mine if job.record.id in damaged):
+        if damage := folder.mend_request():
+            EventLog(folder.events, clock=time.time).emit("note", text=damage)
+    return mine
+
+
+def finish_interrupted(home: Path, mine: Iterable[LiveJob]) -> None:
     """Give their outcome to this user's jobs that are over, though nobody lived to say so.
 
     A lease is removed only after the fence, so a job that is past the queue and has none is over; or a person has
     discarded it. A job that waits is over when somebody has asked for its end.
     """
     store, leases = JobStore(home), LeaseStore(home)
-    records = store.records(lambda _: None, ids=store.live_ids())
-    mine = [record for record in records if record.owner_uid == os.getuid()]
-    for record in mine:
-        if damage := store.get(record.id).mend_request():
-            EventLog(store.get(record.id).events, clock=time.time).emit("note", text=damage)
-    suspects = [record.id for record in mine if _is_over(store, leases, record)]
+    suspects = [
+        job.record.id
+        for job in mine
+        if (job.record.state is not State.QUEUED or job.request is not None) and _is_over(store, leases, job.record)
+    ]
     if not suspects:
         return
     with allocator_lock(home):

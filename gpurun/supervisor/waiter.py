@@ -67,7 +67,7 @@ def resume(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
     Any command that comes along does this; it is quick when there is nothing to do. The ids of adopted jobs.
     """
     adopted = adopt_orphans(home, environ)
-    if has_queued(home, os.getuid()) and not waiter_lives(home, os.getuid()):
+    if not waiter_lives(home, os.getuid()) and has_queued(home, os.getuid()):
         run_pass_and_start(home, now_s=time.time(), environ=environ)
         ensure_waiter(home, environ)
     return adopted
@@ -75,8 +75,7 @@ def resume(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 def has_queued(home: Path, uid: int) -> bool:
     """Whether that user has a job in the queue."""
-    store = JobStore(home)
-    records = store.records(lambda _: None, ids=store.live_ids())
+    records = JobStore(home).live_records()
     return any(record.owner_uid == uid and record.state is State.QUEUED for record in records)
 
 
@@ -84,10 +83,12 @@ def wait_for_queue(home: Path, environ: Mapping[str, str]) -> None:
     """Run passes whenever something changed, and now and then, until this user has nothing queued."""
     seen: tuple[float, ...] = ()
     next_pass_s = 0.0
-    while has_queued(home, os.getuid()):
+    while True:
         faults.point()
         now = _stamps(home)
         if now != seen or time.monotonic() >= next_pass_s:
+            if not has_queued(home, os.getuid()):
+                return
             due_s = PASS_EVERY_S
             try:
                 adopt_orphans(home, environ)
@@ -106,11 +107,11 @@ def _due_s(done: Pass) -> float:
 
 def _try_in_s(home: Path) -> float:
     """Seconds until the first of this user's jobs may start after a failure, or again where a host refused it."""
-    store, now_s = JobStore(home), time.time()
-    records = store.records(lambda _: None, ids=store.live_ids())
-    mine = [record for record in records if record.owner_uid == os.getuid() and record.state is State.QUEUED]
+    now_s, uid = time.time(), os.getuid()
+    records = JobStore(home).live_records()
+    mine = [record for record in records if record.owner_uid == uid and record.state is State.QUEUED]
     restarts = [record.restart.at_s for record in mine if record.restart and record.waits_for_restart(now_s)]
-    refused = next_try_s(mine, os.getuid(), now_s)
+    refused = next_try_s(mine, uid, now_s)
     return min([*restarts, *([refused] if refused is not None else [])], default=now_s + PASS_EVERY_S) - now_s
 
 

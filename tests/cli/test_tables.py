@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpurun.cli.printing import job_json
@@ -25,7 +27,7 @@ def record(ident, owner, uid):
 
 
 def test_jobs_of_several_owners_say_whose_they_are(capsys):
-    print_status([HOST], [record("j-0000000a", "alice", 1), record("j-0000000b", "bo\x1b[2Jb", 2)])
+    print_status([HOST], [record("j-0000000a", "alice", 1), record("j-0000000b", "bo\x1b[2Jb", 2)], most_queued=9)
     shown = capsys.readouterr().out.splitlines()
     (header,) = (line.split() for line in shown if line.startswith("job"))
     assert header[:3] == ["job", "owner", "name"]
@@ -35,8 +37,18 @@ def test_jobs_of_several_owners_say_whose_they_are(capsys):
 
 
 def test_jobs_of_one_owner_do_not(capsys):
-    print_status([HOST], [record("j-0000000a", "alice", 1), record("j-0000000b", "alice", 1)])
+    print_status([HOST], [record("j-0000000a", "alice", 1), record("j-0000000b", "alice", 1)], most_queued=9)
     assert "owner" not in capsys.readouterr().out
+
+
+def test_a_long_queue_is_cut_short_and_says_so(capsys):
+    waiting = [record(f"j-{number:08x}", "alice", 1) for number in range(30)]
+    running = replace(record("j-000000ff", "alice", 1), state=State.RUNNING)
+    print_status([HOST], [*waiting, running], most_queued=20)
+    shown = capsys.readouterr().out
+    rows = [line.split()[0] for line in shown.splitlines() if line.startswith("j-")]
+    assert rows == [job.id for job in (*waiting[:20], running)]
+    assert "10 more wait; `gpurun queue` lists all that wait" in shown
 
 
 def test_scripts_always_see_the_owner():

@@ -19,7 +19,7 @@ from gpurun.leases.lease import Lease, as_granted, machines_of
 from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseStore
 from gpurun.supervisor import stop
-from gpurun.supervisor.spawn import adopt_orphans, finish_interrupted
+from gpurun.supervisor.spawn import adopt_orphans, finish_interrupted, own_jobs
 
 HEAD = """\
 version: 1
@@ -83,10 +83,10 @@ def test_a_job_whose_supervisor_lives_is_not_over_though_its_lease_is_unreadable
     leases = LeaseStore(home)
     leases.second_name(folder.id).plain.write_bytes(b"{")  # both names are of one file
     leases.path(folder.id).unlink()
-    finish_interrupted(home)
+    finish_interrupted(home, own_jobs(home))
     assert folder.record().state is State.PREPARING
     lock.close()
-    finish_interrupted(home)
+    finish_interrupted(home, own_jobs(home))
     assert folder.record().state is State.FAILED
 
 

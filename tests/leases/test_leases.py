@@ -23,7 +23,7 @@ from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.lease import Lease
 from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseStore
-from gpurun.supervisor.spawn import finish_interrupted
+from gpurun.supervisor.spawn import finish_interrupted, own_jobs
 
 INVENTORY = """\
 version: 1
@@ -134,13 +134,13 @@ def test_looking_for_orphans_is_quick_while_many_run(home):
 def test_a_job_whose_lease_was_discarded_ends(home):
     folder = submit(home, 2)
     ((_, lock),) = run_pass(home, now_s=2.0).granted
-    finish_interrupted(home)
+    finish_interrupted(home, own_jobs(home))
     assert folder.record().state is State.GRANTED
     LeaseStore(home).path(folder.id).plain.write_bytes(b"{")
-    finish_interrupted(home)
+    finish_interrupted(home, own_jobs(home))
     assert folder.record().state is State.GRANTED
     LeaseStore(home).release(lock)
-    finish_interrupted(home)
+    finish_interrupted(home, own_jobs(home))
     assert (folder.record().state, folder.record().code) == (State.FAILED, 5)
     assert "its lease is gone" in folder.record().reason
 
@@ -193,7 +193,7 @@ def test_a_damaged_request_fails_no_pass_and_ends_no_job(home, damage):
     assert [Path(problem.where) for problem in done.problems] == [(folder.path / "cancel.json").plain]
     assert not any(running.stopping for running in next(iter(done.snapshots.values())).running)
     assert {folder.record().state, other.record().state} == {State.GRANTED}
-    finish_interrupted(home)
+    finish_interrupted(home, own_jobs(home))
     assert "damaged" in folder.events.read_text()
     assert run_pass(home, now_s=6.0).problems == ()
     first.close()

@@ -26,7 +26,7 @@ from gpurun.jobs.store import JobStore
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseStore
-from gpurun.supervisor.spawn import finish_interrupted
+from gpurun.supervisor.spawn import finish_interrupted, own_jobs
 
 HOSTS, GPUS = ("h1", "h2", "h3"), 2
 INVENTORY = f"""\
@@ -259,7 +259,7 @@ class LeaseMachine(RuleBasedStateMachine):
             self.discarded.add(name.partition(".")[0])
             del self.damaged[name]
         if not self.damaged:
-            finish_interrupted(self.home)
+            finish_interrupted(self.home, own_jobs(self.home))
 
     def _drain(self) -> None:
         for actor in list(self.held):
@@ -279,7 +279,7 @@ class LeaseMachine(RuleBasedStateMachine):
                 self.letting_go.add(name.partition(".")[0])
                 last.ask("release", name=name, again=False)
                 self._settle(last, f"release {name}")
-            finish_interrupted(self.home)
+            finish_interrupted(self.home, own_jobs(self.home))
         assert self._read() == {}
         for job in self.acknowledged | {whole}:
             state = self.jobs.get(job).record().state

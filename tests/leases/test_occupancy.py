@@ -21,7 +21,7 @@ from gpurun.leases.lease import Lease, machines_of
 from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseStore
 from gpurun.state import durable
-from gpurun.supervisor.spawn import adopt_orphans, finish_interrupted
+from gpurun.supervisor.spawn import adopt_orphans, finish_interrupted, own_jobs
 
 HEAD = """\
 version: 1
@@ -279,7 +279,7 @@ class TestARemovedLeaseFile:
         folder, lease, lock = running
         lock.close()
         LeaseStore(home).path(folder.id).unlink()
-        finish_interrupted(home)
+        finish_interrupted(home, own_jobs(home))
         assert folder.record().state is State.PREPARING, "it has not been fenced"
         started = []
         monkeypatch.setattr("gpurun.supervisor.spawn.start_supervisor", lambda home, lease, *_: started.append(lease))
