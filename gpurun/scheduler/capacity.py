@@ -15,7 +15,8 @@ from gpurun.scheduler.racks import Need, need_of
 Try = Callable[[Index, Gang], Placement | None]
 """Where a gang fits on an index, which stays as it was; None if it does not fit."""
 
-_by_value = attrgetter("avoid", *(f"constraints.{field.name}" for field in fields(Constraints)))
+by_value = attrgetter("avoid", *(f"constraints.{field.name}" for field in fields(Constraints)))
+"""What a gang asks of its hosts; equal for equal wants, in whatever objects they are."""
 
 
 class Capacity:
@@ -34,7 +35,7 @@ class Capacity:
 
     def shape(self, gang: Gang) -> int:
         """Equal for gangs that differ only in size, by value: if one of them finds no room, no larger one does."""
-        key = _by_value(gang)
+        key = by_value(gang)
         shape = self._shapes.get(key)
         return self._shapes.setdefault(key, len(self._shapes)) if shape is None else shape
 

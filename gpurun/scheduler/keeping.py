@@ -94,7 +94,9 @@ class Keeping:
 
     def against(self, gang: Gang) -> tuple[str, ...]:
         """For whom GPUs are held that this gang may not use, of those whose time is known; the others' never."""
-        return tuple(hold.gang.id for hold in self._timed if hold.outlasted_by(gang, self.now_s))
+        if not self._timed:
+            return ()
+        return tuple([hold.gang.id for hold in self._timed if hold.outlasted_by(gang, self.now_s)])
 
     def open(self, against: tuple[str, ...]) -> None:
         """Let a gang use the GPUs of all holds whose time is known, except these."""

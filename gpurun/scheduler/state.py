@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpurun.scheduler.book import Book
-from gpurun.scheduler.capacity import Capacity
+from gpurun.scheduler.capacity import Capacity, by_value
 from gpurun.scheduler.consolidate import try_consolidated
 from gpurun.scheduler.index import Index
 from gpurun.scheduler.keeping import Hold, Keeping
@@ -78,7 +78,7 @@ class PassState:
         self.oldest: Gang | None = None
         self.lenders: list[Running] = []
         self.wakes: list[float] = []
-        self._alike: dict[Hashable, tuple[tuple[float, str], Wait]] = {}  # since something became easier to get
+        self._alike: dict[Hashable, tuple[float, Wait]] = {}  # since something became easier to get
         self._usable: Index | None = None
         self._suffices: dict[tuple[int, int], bool] = {}
 
@@ -132,19 +132,19 @@ class PassState:
         """
         if gang.id in self.keeping.holds:
             return False
-        age, wait = self._alike.get(self._kind(gang), (gang.age, None))
-        if wait is None or (gang.age < age and (self.book is not None or self.may_keep)):
+        found = self._alike.get(self._kind(gang))
+        if found is None or (gang.submitted_s < found[0] and (self.book is not None or self.may_keep)):
             return False
-        self.waits[gang.id] = wait
+        self.waits[gang.id] = found[1]
         return True
 
     def share_wait(self, gang: Gang, wait: Wait) -> None:
         """Gangs just like this one may wait for the same reason."""
-        self._alike[self._kind(gang)] = gang.age, wait
+        self._alike[self._kind(gang)] = gang.submitted_s, wait
 
     def _kind(self, gang: Gang) -> Hashable:
-        """Equal for gangs that differ only in age and in how long they run."""
-        kind = self.room.shape(gang), gang.gpus, gang.min_gpus
+        """Equal for gangs that differ only in age, and that end in time for the same reservations."""
+        kind = by_value(gang), gang.gpus, gang.min_gpus, self.keeping.against(gang)
         return kind if self.book is None else (*kind, gang.pool, gang.preemptible, self.book.standing.get(gang.id))
 
     @property

@@ -106,7 +106,8 @@ def _fits_but_for_a_reservation(state: PassState, gang: Gang) -> bool:
     if not state.room.fits_without_timed_holds(gang):
         return False
     behind = state.keeping.against(gang)[0]
-    state.wait(gang, Reason.RESERVED, f"would fit, but could delay the start of {behind}", behind=behind)
+    message = f"would fit, but could delay the start of {behind}"
+    state.share_wait(gang, state.wait(gang, Reason.RESERVED, message, behind=behind))
     return True
 
 
