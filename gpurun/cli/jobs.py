@@ -141,8 +141,10 @@ def _with_trouble(store: JobStore, record: JobRecord) -> JobRecord:
     from dataclasses import replace
 
     from gpurun.leases.store import LeaseStore
-    from gpurun.supervisor.trouble import supervisor_trouble
+    from gpurun.supervisor.trouble import CARRIED, supervisor_trouble
 
+    if record.state not in CARRIED:
+        return record
     trouble = supervisor_trouble(store.get(record.id), record, LeaseStore(store.home))
     return replace(record, reason=trouble) if trouble else record
 
