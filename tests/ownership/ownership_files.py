@@ -26,6 +26,9 @@ TEXTS = {
     "cluster/twice.yaml": HEAD + "racks: {r1: {hosts: {m1: {}, y1: {address: m1}, m5: {}}}}\n",
     "cluster/address.yaml": HEAD + "racks: {r1: {hosts: {m1: {address: 10.0.0.1}, m2: {address: 10.0.0.2}, m3: {}}}}\n",
 }
+TWICE = "cluster/twice.yaml"
+"""It names a machine twice, so gpurun refuses it, until somebody edits it."""
+
 SPELLINGS = (
     "cluster/inventory.yaml", "cluster/../cluster/inventory.yaml", "cluster/link.yaml", "linked/inventory.yaml",
     "cluster/clone.yaml", "cluster/renamed.yaml", "cluster/part.yaml", "cluster/twice.yaml", "cluster/address.yaml",
@@ -69,6 +72,12 @@ def reset_inventories(root: Path) -> None:
     link.symlink_to("inventory.yaml")
 
 
+def mend_inventories(root: Path) -> None:
+    """Make every inventory one that gpurun accepts, with all hosts that a gang may have been granted."""
+    reset_inventories(root)
+    replace(root / TWICE, EDITS["m1 and m3 swap"](TEXTS[TWICE]).encode())
+
+
 def edit_inventory(root: Path, dice: random.Random) -> str:
     """One thing that an editor or git does to an inventory; in words."""
     name = dice.choice([*TEXTS, *["cluster/inventory.yaml"] * 4])
@@ -79,8 +88,8 @@ def edit_inventory(root: Path, dice: random.Random) -> str:
             return f"{name} is deleted"
         case 1:
             other = root / dice.choice(
-                [one for one in TEXTS if "twice" not in one]
-            )  # else a job runs on what is refused
+                [one for one in TEXTS if one != TWICE]
+            )  # `mend_inventories` keeps its hosts only
             if path.exists() and other != path:
                 path.replace(other)
             return f"{name} is renamed to {other.name}"

@@ -75,7 +75,7 @@ def end_everything(world: World) -> None:
 
 def _repair_everything(world: World) -> None:
     world.calm = True
-    files.reset_inventories(world.root)
+    files.mend_inventories(world.root)
     for machine in world.machines.values():
         machine.up, machine.cut_from = True, set()
     while world.damages:
