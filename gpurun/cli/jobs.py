@@ -197,29 +197,6 @@ def logs(
         time.sleep(POLL_S)
 
 
-def cancel(
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB…", help="Jobs to end.")],
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Only ask; do not wait until the GPUs are free.")] = False,
-) -> None:
-    """End jobs: SIGTERM, the grace period, SIGKILL, and the proof that every GPU is free again."""
-    from gpurun.cli.follow import cancel_job, refuse_others
-    from gpurun.supervisor.requests import end_queued
-
-    store = open_store()
-    folders = [store.find(job) for job in jobs]
-    for folder in folders:
-        refuse_others(folder)
-    for folder in folders:
-        if folder.record().state.ended:
-            say(f"{folder.id} has ended already: {folder.record().state.value}")
-        else:
-            cancel_job(folder, reason="gpurun cancel")
-    while not no_wait and (waiting := [folder for folder in folders if not folder.record().state.ended]):
-        for folder in waiting:
-            end_queued(store.home, folder, now_s=time.time(), environ=os.environ)
-        time.sleep(POLL_S)
-
-
 def wait(
     jobs: Annotated[list[str], typer.Argument(metavar="JOB…", help="Jobs to wait for.")],
     timeout_s: Annotated[

@@ -23,7 +23,7 @@ COMMANDS = {
     "queue": Place("gpurun.cli.why:queue", "What waits, in order"),
     "why": Place("gpurun.cli.why:why", "Why a job waits"),
     "logs": Place("gpurun.cli.jobs:logs", "What a job's ranks have printed"),
-    "cancel": Place("gpurun.cli.jobs:cancel", "End jobs and free their GPUs"),
+    "cancel": Place("gpurun.cli.cancel:cancel", "End jobs and free their GPUs"),
     "wait": Place("gpurun.cli.jobs:wait", "Wait until jobs have ended"),
     "exec": Place("gpurun.cli.exec:exec_", "A command in a job's container"),
     "doctor": Place("gpurun.cli.doctor:doctor", "What is wrong, and what mends it"),

@@ -97,17 +97,24 @@ def _adopt_claims(state: Path, inventory: str | None) -> tuple[str, ...]:
         answers = ask(fleet, [host.name for host in found.hosts])
     for host, error in answers.failed.items():
         say(f"not asked: {host}: {error.message}")
-    mine, state_id = os.getuid(), known_id(state)
+    state_id = known_id(state)
     return adopt_found(
         state,
         [
             FoundClaim(found.source, host, holder_of(one), asked_s)
             for host, holders in answers.ok.items()
             for one in holders
-            if one.claimant.job and one.claimant.state == state_id and one.claimant.uid == mine
+            if one.claimant.job and one.claimant.state == state_id and _is_mine(one.claimant.uid)
         ],
         os.environ,
     )
+
+
+def _is_mine(uid: int) -> bool:
+    """Whether a job of this uid is this user's to fence; root's are also the jobs of users without an account."""
+    from gpurun.state.people import has_account
+
+    return uid == os.getuid() or (os.getuid() == 0 and uid >= 0 and not has_account(uid))
 
 
 def _change_timer(*, install: bool, uninstall: bool, dry_run: bool) -> None:
@@ -131,10 +138,18 @@ def _recover_others(home: Path, options: tuple[str, ...]) -> list[str]:
     """Root recovers what every user has in a shared state directory, as that user; what was wrong."""
     from gpurun.state.shared import is_shared
     from gpurun.supervisor.everybody import owners, recover_as
+    from gpurun.supervisor.takeover import ownerless_jobs
 
     if os.getuid() != 0 or not is_shared(home):
         return []
-    return [problem for uid in owners(home) if (problem := recover_as(uid, home, os.environ, options))]
+    ownerless = ownerless_jobs(home)
+    gone = [
+        f"{', '.join(jobs)} of uid {uid}, who has no account; `gpurun cancel {' '.join(jobs)}` as root ends them and "
+        "frees their GPUs"
+        for uid, jobs in ownerless.items()
+    ]
+    others = [uid for uid in owners(home) if uid not in ownerless]
+    return gone + [problem for uid in others if (problem := recover_as(uid, home, os.environ, options))]
 
 
 def _discard(home: Path, name: str) -> Path:

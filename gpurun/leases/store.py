@@ -222,6 +222,17 @@ class LeaseStore:
         faults.point()
         return lost, self.settle(lock, lost)
 
+    def hand_over(self, lock: LeaseLock, lease: Lease) -> LeaseLock:
+        """Replace another user's lease by a lost one that is this user's. Only root can.
+
+        The caller holds the allocator lock, and `lock`, which is given up for the new file's.
+        """
+        self._drop_second_name(lease.job, lock)
+        descriptor = durable.write_locked_record(lock.path, lease, mine=True)
+        lock.close()
+        faults.point()
+        return self.settle(LeaseLock(descriptor, lock.path), lease)
+
     def settle(self, lock: LeaseLock, lease: Lease) -> LeaseLock:
         """Give a lease that its holder has locked its proper name: a crash in `abandon` may have left the old one."""
         path = self.path(lease.name)

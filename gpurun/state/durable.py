@@ -37,14 +37,17 @@ def write_record(path: StatePath, record: object, *, mode: int = 0o644) -> None:
     write_bytes(path, _encoded(path, record), mode=mode)
 
 
-def write_locked_record(path: StatePath, record: object, *, mode: int = 0o644) -> int:
+def write_locked_record(path: StatePath, record: object, *, mode: int = 0o644, mine: bool = False) -> int:
     """Like `write_record`, and the file is born with its lock held.
+
+    Args:
+        mine: the file belongs to this user. Otherwise root leaves it to the owner of the file that it replaces.
 
     Returns:
         The descriptor that holds the lock. The lock is taken before the file has its name, so nobody ever
         sees the file unlocked.
     """
-    descriptor = _write(path, _encoded(path, record), mode=mode, locked=True)
+    descriptor = _write(path, _encoded(path, record), mode=mode, locked=True, mine=mine)
     sync_folder(path.parent)
     return descriptor
 
@@ -62,13 +65,13 @@ def _encoded(path: StatePath, record: object) -> bytes:
         raise StateError(f"cannot be written: {error.object!r} is not UTF-8", where=str(path)) from error
 
 
-def _write(path: StatePath, data: bytes, *, mode: int, locked: bool) -> int:
+def _write(path: StatePath, data: bytes, *, mode: int, locked: bool, mine: bool = False) -> int:
     temporary = path.sibling(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     descriptor = temporary.open_file(os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         if locked:
             lock.try_take(descriptor)
-        _fill(descriptor, path, data)
+        _fill(descriptor, path, data, mine=mine)
         faults.point()
         temporary.rename(path)
         faults.point()
@@ -125,10 +128,10 @@ def sync_all(*, files: Iterable[StatePath], folders: Iterable[StatePath]) -> Non
         raise failures[0]
 
 
-def _fill(descriptor: int, path: StatePath, data: bytes) -> None:
+def _fill(descriptor: int, path: StatePath, data: bytes, *, mine: bool) -> None:
     """Write all of a new file and sync it. As root, let it belong to the owner of the file that it replaces."""
     try:
-        if os.geteuid() == 0:
+        if os.geteuid() == 0 and not mine:
             with suppress(FileNotFoundError):
                 os.fchown(descriptor, path.stat().st_uid, -1)
         _write_all(descriptor, data)

@@ -16,6 +16,15 @@ def user_name(uid: int) -> str:
         return f"uid {uid}"
 
 
+def has_account(uid: int) -> bool:
+    """Whether a user of this number exists on this machine."""
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
+
+
 def myself() -> str:
     """The name of the user that this process runs as."""
     return user_name(os.getuid())

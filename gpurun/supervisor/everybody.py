@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpurun.jobs.store import JobStore
+from gpurun.state.trusted import only_root_s
 
-KEPT = ("PATH", "LANG", "GPURUN_HOME", "PYTHONPATH")
+KEPT = ("PATH", "LANG", "GPURUN_HOME")
 TIMEOUT_S = 120.0
 
 
@@ -25,7 +26,7 @@ def recover_as(uid: int, home: Path, environ: Mapping[str, str], options: Sequen
     try:
         user = pwd.getpwuid(uid)
     except KeyError:
-        return f"uid {uid} has no account any more, so nobody carries its jobs; `useradd -u {uid} NAME` makes one"
+        return f"uid {uid} has no account any more, so nobody carries its jobs"
     own = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "GPURUN_HOME": str(home)}
     try:
         done = subprocess.run(
@@ -33,9 +34,15 @@ def recover_as(uid: int, home: Path, environ: Mapping[str, str], options: Sequen
             check=False, capture_output=True, text=True,
             stdin=subprocess.DEVNULL, start_new_session=True,  # no terminal of root's, into which it could type
             timeout=TIMEOUT_S,
-            env={**{key: environ[key] for key in KEPT if key in environ}, **own}, cwd="/",
+            env={**{key: environ[key] for key in KEPT if key in environ}, **_python_path(environ), **own}, cwd="/",
             user=uid, group=user.pw_gid, extra_groups=os.getgrouplist(user.pw_name, user.pw_gid),
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{user.pw_name}: {error}"
     return f"{user.pw_name}: {done.stderr.strip()}" if done.returncode else None
+
+
+def _python_path(environ: Mapping[str, str]) -> dict[str, str]:
+    """The folders of ``PYTHONPATH`` that only root can write: another one would run its owner's code as every user."""
+    kept = only_root_s(environ.get("PYTHONPATH", ""))
+    return {"PYTHONPATH": kept} if kept else {}

@@ -9,6 +9,7 @@ from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.record import JobRecord
 from gpurun.jobs.states import State
 from gpurun.leases.store import LeaseStore
+from gpurun.state.people import has_account
 
 TAIL_BYTES = 4096
 CARRIED = (State.GRANTED, State.PREPARING, State.STARTING, State.RUNNING, State.STOPPING)
@@ -26,6 +27,8 @@ def supervisor_trouble(folder: JobFolder, record: JobRecord, leases: LeaseStore)
         what = "could not start" if record.state is State.GRANTED else "has trouble"
         return f"its supervisor {what}: {last}"
     if record.state is not State.STOPPING and not leases.is_alive(record.id):
+        if not has_account(record.owner_uid):
+            return f"it has no supervisor, and its owner no account; root's `gpurun cancel {record.id}` frees its GPUs"
         return f"it has no supervisor; the next command of {record.owner} starts one"
     return None
 

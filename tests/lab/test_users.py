@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,15 @@ class Head:
             (ssh / name).chmod(0o600)
         for path in (ssh, *ssh.iterdir()):
             os.chown(path, user.uid, user.uid)
+
+    def root(self) -> User:
+        """Root, with the SSH keys of one of the users."""
+        return replace(self.users[TRAIN], uid=0, groups=())
+
+    def running(self, job: str) -> int:
+        """How many containers of a job the hosts have."""
+        listing = ["docker", "ps", "-q", "--filter", f"label=gpurun.job={job}"]
+        return sum(len(self.lab.run(host.name, listing).stdout.split()) for host in self.lab.hosts)
 
     def submit(self, user: User, gpus: int, command: str, *flags: str) -> str:
         size = str(gpus // len(self.lab.hosts))
@@ -250,3 +260,25 @@ def test_three_users_share_a_head(head):
     for host in head.lab.hosts:
         left = head.lab.run(host.name, ["docker", "ps", "-aq", "--filter", "label=gpurun.job"])
         assert left.stdout == b""
+
+
+def test_root_ends_the_job_of_a_user_who_has_no_account(head):
+    """The uids of this test have no account. Alice's supervisor dies, and nobody can start another one."""
+    alice, root = head.users[ALICE], head.root()
+    job = head.submit(alice, 2 * len(head.lab.hosts), "long", "--pool", "a", "--preemptible")
+    head.wait_for(job, "RUNNING")
+    victim = supervisor(job)
+    os.kill(victim.pid, signal.SIGKILL)
+    while is_same(victim):
+        time.sleep(0.01)
+    recovered = root.gpurun("recover", "-i", str(head.inventory))
+    assert f"`gpurun cancel {job}` as root" in recovered.stderr
+    assert head.running(job) == 2 * len(head.lab.hosts) // 2, "recover ends nothing by itself"
+    ended = root.gpurun("cancel", job, "-i", str(head.inventory), timeout_s=60)
+    assert ended.returncode == 0, ended.stderr + head.logs(job)
+    assert head.record(job)["state"] == "CANCELLED"
+    assert head.running(job) == 0
+    assert list((head.state / "leases").glob("[!.]*")) == []
+    seen = json.loads(alice.gpurun("status", "-i", str(head.inventory), "--json").stdout)
+    assert all(host["free"] == host["gpus"] for host in seen["hosts"])
+    assert head.audited("take over", job) == [0]

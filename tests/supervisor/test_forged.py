@@ -39,6 +39,7 @@ def job(tmp_path, monkeypatch):
     monkeypatch.setattr(spawn, "subprocess", popen)
     for name in ("inventory.yaml", "hostile.yaml"):
         (tmp_path / name).write_text(INVENTORY)
+    (tmp_path / "hostile.yaml").chmod(0o666)  # else root would take it for its own
     home = tmp_path / "home"
     folder = JobStore(home).create(JobSpec("n", "i", 4, ("true",)), inventory=tmp_path / "inventory.yaml", now_s=1.0)
     ((lease, lock),) = run_pass(home, now_s=2.0).granted

@@ -1,0 +1,132 @@
+"""``gpurun cancel``: end jobs and free their GPUs; as root, everybody's."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpurun.cli.inventory_options import InventoryOption
+from gpurun.cli.jobs import POLL_S, open_store
+from gpurun.cli.printing import printable, say
+from gpurun.errors import StateError
+from gpurun.jobs.states import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from gpurun.jobs.folder import JobFolder
+
+PATIENCE_S = 60.0
+"""How long, beyond its grace, root waits for the supervisor of a job whose owner has no account."""
+
+
+def cancel(
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB…", help="Jobs to end.")],
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Only ask; do not wait until the GPUs are free.")] = False,
+    inventory: InventoryOption = None,
+) -> None:
+    """End jobs: SIGTERM, the grace period, SIGKILL, and the proof that every GPU is free again.
+
+    Root can end everybody's jobs. If a job's owner has no account any more, root's own inventory names the hosts.
+    """
+    from gpurun.cli.follow import cancel_job, refuse_others
+
+    store = open_store()
+    folders = [store.find(job) for job in jobs]
+    for folder in folders:
+        refuse_others(folder)
+    for folder in folders:
+        if not folder.record().state.ended:
+            cancel_job(folder, reason="gpurun cancel")
+        elif not _is_ownerless(folder) or not _holds(folder):
+            say(f"{folder.id} has ended already: {folder.record().state.value}")
+        if not _is_ownerless(folder):
+            _have_it_carried(folder)
+    _end_ownerless([folder for folder in folders if _is_ownerless(folder)], inventory, may_wait=not no_wait)
+    if not no_wait:
+        _wait_until_ended(store.home, folders)
+
+
+def _wait_until_ended(home: Path, folders: Iterable[JobFolder]) -> None:
+    from gpurun.supervisor.requests import end_queued
+
+    while waiting := [folder for folder in folders if not _is_over(folder)]:
+        for folder in waiting:
+            end_queued(home, folder, now_s=time.time(), environ=os.environ)
+        time.sleep(POLL_S)
+
+
+def _is_over(folder: JobFolder) -> bool:
+    return folder.record().state.ended and not (_is_ownerless(folder) and _holds(folder))
+
+
+def _is_ownerless(folder: JobFolder) -> bool:
+    """Whether this is root, and nobody can carry the job, because its owner has no account."""
+    from gpurun.state.people import has_account
+
+    return os.getuid() == 0 and not has_account(folder.record().owner_uid)
+
+
+def _holds(folder: JobFolder) -> tuple[str, ...]:
+    from gpurun.supervisor.takeover import held_by
+
+    return held_by(folder.path.home, folder.id)
+
+
+def _is_carried(folder: JobFolder) -> bool:
+    from gpurun.leases.store import LeaseStore
+
+    leases = LeaseStore(folder.path.home)
+    return leases.is_alive(folder.id) or leases.is_carried(folder.id)
+
+
+def _have_it_carried(folder: JobFolder) -> None:
+    """As root, have the owner's `gpurun recover` start a supervisor for a job whose supervisor died."""
+    from gpurun.supervisor.everybody import recover_as
+
+    record = folder.record()
+    if os.getuid() == record.owner_uid or not record.state.holds_gpus or _is_carried(folder):
+        return
+    if problem := recover_as(record.owner_uid, folder.path.home, os.environ):
+        raise StateError(
+            f"it has no supervisor, and none could be started: {printable(problem)}", job=folder.id,
+            hint="gpurun keeps the request; correct this, and `gpurun recover` as root carries it out",
+        )  # fmt: skip
+
+
+def _end_ownerless(folders: Iterable[JobFolder], inventory: str | None, *, may_wait: bool) -> None:
+    """Give each job's supervisor its time if one lives; else, and afterwards, take the job over."""
+    from gpurun.cli.inventory_options import cluster
+    from gpurun.supervisor.takeover import take_over
+
+    for folder in folders:
+        if _is_carried(folder):
+            if not may_wait:
+                continue
+            _wait_at_most(_grace_s(folder) + PATIENCE_S, lambda folder=folder: _is_over(folder))  # type: ignore[misc]
+        if _is_over(folder) or (_is_waiting(folder) and not _holds(folder)):
+            continue
+        take_over(folder.path.home, folder, cluster(inventory).inventory, os.environ)
+        if hosts := _holds(folder):
+            say(f"{folder.id}: its owner has no account, so root fences {', '.join(hosts)}")
+
+
+def _is_waiting(folder: JobFolder) -> bool:
+    return folder.record().state is State.QUEUED
+
+
+def _grace_s(folder: JobFolder) -> float:
+    with suppress(StateError):
+        return folder.spec().grace_s
+    return 0.0
+
+
+def _wait_at_most(limit_s: float, is_over: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + limit_s
+    while not is_over() and time.monotonic() < deadline:
+        time.sleep(POLL_S)
