@@ -84,24 +84,35 @@ def make_shared(home: Path, gid: int) -> bool:
         BadInput: there is a state directory of one user's, with jobs.
         StateError: this user may not do it, or the disk is full.
     """
-    if home.is_dir() and not is_shared(home) and any((home / name).exists() for name in ("jobs", "leases")):
+    if home.is_dir() and not is_shared(home) and any(_has_entries(home / name) for name in ("jobs", "leases")):
         raise BadInput(
             "is a state directory of one user already; its jobs would be nobody's", where=str(home),
             hint="choose another folder; jobs cannot change hands",
         )  # fmt: skip
     durable.make_home(home)
     top = StatePath(home)
+    _make(top / MARK)  # first: what is made in part must count as a shared directory, and is then refused
     _set(top, top.open_folder(), HOME_MODE, gid)
     identity.state_id(home)
     for name, mode in FOLDERS.items():
-        with suppress(FileExistsError):
-            (top / name).mkdir()
+        _make(top / name)
         _set(top / name, (top / name).open_folder(), mode, gid)
     for name, mode in FILES.items():
         (top / name).touch()
         _set(top / name, (top / name).open_file(os.O_RDONLY), mode, gid)
     durable.sync_folder(top)
     return append_only(top / "audit.jsonl", on=True)
+
+
+def _has_entries(folder: Path) -> bool:
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return any(folder.iterdir())
+    return False
+
+
+def _make(folder: StatePath) -> None:
+    with suppress(FileExistsError):
+        folder.mkdir()
 
 
 def cordons_folder(home: Path) -> StatePath:

@@ -122,7 +122,7 @@ def test_a_wrong_owner_group_or_kind_is_refused(state):
 
 
 def test_jobs_do_not_change_hands(tmp_path):
-    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "j-0000000a").mkdir(parents=True)
     with pytest.raises(BadInput, match="one user already"):
         make_shared(tmp_path, GROUP)
 
