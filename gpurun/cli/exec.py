@@ -6,12 +6,17 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpurun.cli.jobs import JobArgument, find_job
-from gpurun.errors import BadInput
+from gpurun.errors import BadInput, StateError
+
+if TYPE_CHECKING:
+    from gpurun.inventory.model import Inventory
+    from gpurun.jobs.folder import JobFolder
+    from gpurun.jobs.record import JobRecord
 
 
 def exec_(
@@ -21,7 +26,6 @@ def exec_(
 ) -> None:
     """Run a command in the container of a job's rank, with your terminal: gpurun exec JOB --rank 3 -- nvidia-smi."""
     from gpurun.cli.follow import refuse_others
-    from gpurun.inventory.load import load
     from gpurun.launch.docker import container_name
     from gpurun.state import audit
     from gpurun.supervisor.links import target_of
@@ -35,7 +39,7 @@ def exec_(
     hosts = [grant.host for grant in record.granted for _ in grant.gpus]
     if rank >= len(hosts):
         raise BadInput(f"it has ranks 0 to {len(hosts) - 1}, not {rank}", job=record.id)
-    inventory = load(Path(record.inventory))
+    inventory = _inventory(folder, record)
     target = target_of(inventory.by_name[hosts[rank]], inventory)
     terminal = ["-t"] if sys.stdin.isatty() else []
     inside = ["docker", "exec", "-i", *terminal, container_name(record.id, record.attempt), *command]
@@ -46,3 +50,24 @@ def exec_(
     ssh += ["-l", target.user] if target.user else []
     audit.note(folder.path.home, "exec", job=record.id, owner=record.owner, rank=rank, program=command[0])
     os.execvp("ssh", [*ssh, "--", target.name, shlex.join(inside)])
+
+
+def _inventory(folder: JobFolder, record: JobRecord) -> Inventory:
+    """The job's inventory, with the gang's hosts as they were at the grant.
+
+    Raises:
+        BadInput: this is root, the job is another user's, and others than root can change the inventory.
+        StateError: the job's lease is gone.
+    """
+    from gpurun.inventory.load import load
+    from gpurun.leases.lease import as_granted
+    from gpurun.leases.store import LeaseStore
+    from gpurun.supervisor.takeover import check_inventory
+
+    inventory = load(Path(record.inventory))
+    if os.getuid() != record.owner_uid:
+        check_inventory(inventory)
+    lease = LeaseStore(folder.path.home).read(folder.id)
+    if lease is None:
+        raise StateError("its lease is gone", job=folder.id, hint="`gpurun recover` restores it")
+    return as_granted(inventory, lease)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,8 @@ from statistics import median
 
 from gpurun.doctor.bench_result import Link, told
 from gpurun.doctor.findings import Finding
-from gpurun.state import durable, lock
+from gpurun.state import durable
+from gpurun.state.change_lock import change_lock
 from gpurun.state.path import StatePath
 
 KEPT_RUNS = 200
@@ -39,15 +39,11 @@ def append(home: Path, run: Run) -> None:
     """Keep a run; the oldest go when there are more than `KEPT_RUNS`. Several processes may do so at once."""
     path = history_file(home)
     durable.make_folder(path.parent)
-    descriptor = (StatePath(home) / "bench.lock").open_file(os.O_RDWR | os.O_CREAT, 0o664)
-    try:
-        lock.take(descriptor)
+    with change_lock(home, "bench.lock"):
         lines = path.read_text().splitlines() if path.exists() else []
         links = [[link.source, link.target, round(link.gbit_per_s, 4), round(link.latency_us, 2)] for link in run.links]
         lines = [*lines, json.dumps({"time_s": run.time_s, "links": links})][-KEPT_RUNS:]
         durable.write_bytes(path, "".join(f"{line}\n" for line in lines).encode())
-    finally:
-        os.close(descriptor)
 
 
 def read(home: Path) -> tuple[Run, ...]:

@@ -6,14 +6,14 @@ people keep in git.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from gpurun.state import audit, durable, lock
+from gpurun.state import audit, durable
+from gpurun.state.change_lock import change_lock
 from gpurun.state.path import StatePath
 from gpurun.state.shared import cordons_folder, enter
 
@@ -61,22 +61,18 @@ def changing_cordons(home: Path) -> Iterator[dict[str, Cordon]]:
 
     Raises:
         StateError: the file is damaged; it is left as it is.
+        StateUnavailable: somebody keeps the lock of the cordons.
         UnsafeState: the state directory does not keep its users apart.
     """
     durable.make_home(home)
     enter(home)
-    path = StatePath(home) / "cordons.lock"
-    descriptor = path.open_file(os.O_RDWR | os.O_CREAT, 0o664)
-    try:
-        lock.take(descriptor)
+    with change_lock(home, "cordons.lock"):
         hosts = dict(read_cordons(home))
         before = dict(hosts)
         yield hosts
         if hosts != before:
             durable.write_record(cordons_file(home), _File(hosts))
             _audit(home, before, hosts)
-    finally:
-        os.close(descriptor)
 
 
 def _audit(home: Path, before: Mapping[str, Cordon], after: Mapping[str, Cordon]) -> None:

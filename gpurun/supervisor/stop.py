@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gpurun.errors import GpurunError, HostFailure
+from gpurun.errors import GpurunError, HostFailure, StateDiskError, StateUnavailable
 from gpurun.inventory.load import load
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.record import FirstFailure
@@ -173,13 +173,27 @@ def cordon_suspect(job: SupervisedJob, failure: FirstFailure | None) -> None:
     """Give the host whose hardware failed the gang no new ones, until a person has looked at it."""
     if failure is None or failure.host is None or not failure.cordon:
         return
-    with changing_cordons(job.home) as cordons:
-        if failure.host in cordons:
-            return
-        cordons[failure.host] = Cordon(
-            "cordoned", "gpurun", job.clock(), f"{failure.reason}, in {job.lease.job}", evidence=failure.evidence
-        )  # fmt: skip
-    job.events.emit("host", host=failure.host, state="cordoned", reason=failure.reason, evidence=failure.evidence)
+    why = f"{failure.reason}, in {job.lease.job}"
+    if _cordon(job, {failure.host: Cordon("cordoned", "gpurun", job.clock(), why, evidence=failure.evidence)}):
+        job.events.emit("host", host=failure.host, state="cordoned", reason=failure.reason, evidence=failure.evidence)
+
+
+def _cordon(job: SupervisedJob, wanted: Mapping[str, Cordon]) -> bool:
+    """Cordon hosts that have no cordon yet; False if all have one.
+
+    Another user may keep the lock of the cordons. Then the hosts stay in use, and the job says so: a gang's other GPUs
+    do not wait for a cordon.
+    """
+    try:
+        with changing_cordons(job.home) as cordons:
+            new = {host: cordon for host, cordon in wanted.items() if host not in cordons}
+            cordons.update(new)
+            return bool(new)
+    except StateDiskError:
+        raise
+    except StateUnavailable as error:
+        job.note(f"{', '.join(sorted(wanted))}: not cordoned: {error}; `gpurun inventory cordon` does it")
+        return False
 
 
 def _give_notice(job: SupervisedJob, hosts: Sequence[str]) -> None:
@@ -221,10 +235,11 @@ def _end_log(job: SupervisedJob) -> bool:
 
 def cordon_lost(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> None:
     """Give hosts that gave no proof no new gangs."""
-    with changing_cordons(job.home) as cordons:
-        for host, error in unproven.items():
-            reason = f"could not be fenced after {job.lease.job}"
-            cordons.setdefault(host, Cordon("lost", "gpurun", job.clock(), reason, evidence=error.message))
+    why = f"could not be fenced after {job.lease.job}"
+    _cordon(
+        job,
+        {host: Cordon("lost", "gpurun", job.clock(), why, evidence=error.message) for host, error in unproven.items()},
+    )
     job.note(f"{', '.join(sorted(unproven))}: lost; its GPUs stay taken until it has been fenced")
 
 

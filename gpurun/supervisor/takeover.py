@@ -100,7 +100,7 @@ def check_inventory(inventory: Inventory) -> None:
     if part is not None:
         raise BadInput(
             f"others than root can change {part}, so root does not follow this inventory", where=inventory.source,
-            hint="copy the inventory to a folder that only root can write, and name the copy with --inventory",
+            hint="an inventory that root follows must lie in a folder that only root can write; see --inventory",
         )  # fmt: skip
 
 

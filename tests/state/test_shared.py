@@ -6,13 +6,14 @@ import os
 import signal
 import stat
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from users import ALICE, BOB, GROUP, NEEDS_OPEN_PYTHON, STRANGER, left_over, make_user, open_folder, open_python
 
-from gpurun.errors import BadInput, UnsafeState
+from gpurun.errors import BadInput, StateUnavailable, UnsafeState
 from gpurun.state import audit
 from gpurun.state.path import StatePath
 from gpurun.state.shared import FILES, FOLDERS, append_only, enter, is_shared, make_shared
@@ -250,6 +251,154 @@ def test_another_s_job_is_not_entered(alice, bob):
     assert done.returncode == 2
     assert f"belongs to uid {ALICE}; only they or root may run commands in it" in done.stderr
     assert "Docker" in done.stderr
+
+
+HOLD = """
+import os, sys, time
+from pathlib import Path
+from gpurun.state import lock
+descriptor = os.open(Path(os.environ["GPURUN_HOME"]) / sys.argv[1], os.O_RDWR)
+lock.take(descriptor)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("name", ["cordons.lock", "bench.lock"])
+def test_a_member_who_holds_a_shared_lock_is_named_then_given_up_on(state, bob, monkeypatch, name):
+    """Also when the member's process is stopped."""
+    from gpurun.doctor.bench_history import Run, append
+    from gpurun.state import change_lock
+    from gpurun.state.cordons import Cordon, changing_cordons, read_cordons
+
+    monkeypatch.setattr(change_lock, "PATIENCE_S", 0.2)
+    holder = bob.start("-c", HOLD, name)
+    assert holder.stdout.readline() == "held\n"
+    holder.send_signal(signal.SIGSTOP)
+    umask = os.umask(0o027)
+    with pytest.raises(StateUnavailable, match=f"uid {BOB}'s process {holder.pid}") as refused:
+        if name == "bench.lock":
+            append(state, Run(1.0, ()))
+        else:
+            with changing_cordons(state) as cordons:
+                cordons["h1"] = Cordon("cordoned", "a", 1.0, "r")
+    os.umask(umask)
+    assert name in refused.value.hint
+    assert read_cordons(state) == {}
+    holder.kill()
+    holder.communicate()
+
+
+def test_a_gang_s_gpus_do_not_wait_for_a_cordon(state, bob, monkeypatch):
+    from gpurun.state import change_lock
+    from gpurun.state.cordons import Cordon, read_cordons
+    from gpurun.supervisor import stop
+
+    monkeypatch.setattr(change_lock, "PATIENCE_S", 0.2)
+    holder = bob.start("-c", HOLD, "cordons.lock")
+    assert holder.stdout.readline() == "held\n"
+    notes = []
+    job = SimpleNamespace(home=state, note=notes.append)
+    umask = os.umask(0o027)
+    assert not stop._cordon(job, {"h1": Cordon("lost", "gpurun", 1.0, "r")})
+    assert f"process {holder.pid}" in notes[0]
+    assert "gpurun inventory cordon" in notes[0]
+    holder.kill()
+    holder.communicate()
+    assert stop._cordon(job, {"h1": Cordon("lost", "gpurun", 1.0, "r")})
+    assert not stop._cordon(job, {"h1": Cordon("cordoned", "gpurun", 2.0, "another")}), "the first reason stays"
+    os.umask(umask)
+    assert read_cordons(state)["h1"].reason == "r"
+
+
+EXEC = (
+    PRELUDE
+    + """
+from dataclasses import replace
+from gpurun.jobs.states import State
+((lease, lock),) = run_pass(home, now_s=2.0).granted
+folder = JobStore(home).get(lease.job)
+for step in (State.PREPARING, State.STARTING, State.RUNNING):
+    folder.move(step, started_s=3.0)
+"""
+)
+
+
+@pytest.fixture
+def fake_ssh(tmp_path):
+    """What `gpurun exec` becomes: a program that says how it was called."""
+    folder = tmp_path / "bin"
+    folder.mkdir(mode=0o755)
+    (folder / "ssh").write_text('#!/bin/sh\necho "ssh: $*"\n')
+    (folder / "ssh").chmod(0o755)
+    return folder
+
+
+def entering(user, fake_ssh, **environ):
+    return replace(user, environ={**user.environ, "PATH": f"{fake_ssh}:{os.environ['PATH']}", **environ})
+
+
+def test_who_enters_a_job_leaves_a_line_without_secrets(state, alice, fake_ssh):
+    job = alice.python(SUBMIT)
+    assert alice.python(EXEC) == ""
+    done = entering(alice, fake_ssh).gpurun("exec", job, "--rank", "1", "--", "sh", "-c", "echo $TOKEN=hunter2")
+    assert done.returncode == 0, done.stderr
+    assert "hunter2" in done.stdout
+    (entry,) = (entry for entry in audit.read(state) if entry["what"] == "exec")
+    assert (entry["job"], entry["uid"], entry["owner"], entry["rank"]) == (job, ALICE, f"uid {ALICE}", 1)
+    assert entry["program"] == "sh"
+    assert "hunter2" not in (state / "audit.jsonl").read_text()
+
+
+@pytest.mark.parametrize("whose", ["root's", "alice's"])
+def test_root_enters_another_s_job_only_with_an_inventory_that_only_root_can_change(
+    state, alice, tmp_path, fake_ssh, whose
+):
+    """The record of the job names the inventory, and an inventory can run commands."""
+    job = alice.python(SUBMIT)
+    assert alice.python(EXEC) == ""
+    if whose == "alice's":
+        os.chown(tmp_path / "inventory.yaml", ALICE, ALICE)
+    root = replace(entering(alice, fake_ssh, HOME=str(tmp_path)), uid=0, groups=())
+    done = root.gpurun("exec", job, "--", "true")
+    lines = [entry["uid"] for entry in audit.read(state) if entry["what"] == "exec"]
+    if whose == "alice's":
+        assert done.returncode == 2, done.stderr
+        assert "others than root can change" in done.stderr
+        assert (done.stdout, lines) == ("", [])
+    else:
+        assert done.returncode == 0, done.stderr
+        assert lines == [0]
+
+
+def test_a_job_whose_host_was_deleted_from_the_inventory_can_be_entered(alice, tmp_path, fake_ssh):
+    job = alice.python(SUBMIT)
+    assert alice.python(EXEC) == ""
+    (tmp_path / "inventory.yaml").write_text(INVENTORY.replace("h[1-2]", "h[8-9]"))
+    done = entering(alice, fake_ssh).gpurun("exec", job, "--", "true")
+    assert done.returncode == 0, done.stderr
+    assert "-- h1 docker exec" in done.stdout
+
+
+HOSTILE_LINE = "a\x1b]0;title\x07b\x1b[2Jc\rd\u202ee\x9bf\u2028g\ttab 💥"
+
+
+@pytest.mark.parametrize("stdout", ["terminal", "pipe"])
+def test_another_s_log_steers_no_terminal(alice, bob, stdout):
+    """In a pipe, too: what reads it, such as `less -R`, may pass it on to a terminal."""
+    job = alice.python(SUBMIT.replace("gpus=2", "gpus=100"))
+    written = f"2026-01-01T00:00:00.000000000Z o [0]<stdout>:{HOSTILE_LINE}\n"
+    assert alice.python(PRELUDE + f"JobStore(home).get('{job}').log.plain.write_bytes({written.encode()!r})") == ""
+    if stdout == "pipe":
+        shown = bob.gpurun("logs", job).stdout
+    else:
+        code = "import os, pty, sys; sys.exit(pty.spawn([sys.executable, '-m', 'gpurun', 'logs', sys.argv[1]]))"
+        shown = bob.run("-c", code, job).stdout
+    shown = shown.replace("\r\n", "\n")
+    assert "tab 💥" in shown, shown
+    assert shown.count("\n") == 1
+    assert all(c.isprintable() or c in "\t\n" for c in shown), repr(shown)
+    assert "\\x1b[2Jc\\rd\\u202ee\\x9bf\\u2028g" in shown
 
 
 def test_garbage_of_one_does_not_stop_the_others(state, alice, bob):
