@@ -4,6 +4,9 @@ One folder a file. ``000012.json`` is a change, ``texts/SHA256`` what the file s
 is recorded before the file is replaced: one that crashed in between is found by its texts and dropped. What
 somebody changed by hand is recorded when it is noticed, so that the record has no holes. Who may read the file may read
 its history: it has the file's mode and group, whatever the umask of who changes it.
+
+Members of a shared state directory can all write in the folder of histories, also those who may not change the file. So
+no link is followed there, and a record counts only if its owner may change the file.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
@@ -19,8 +23,9 @@ from pathlib import Path
 import msgspec
 
 from gpurun.errors import BadInput, StateError
-from gpurun.inventory import write
-from gpurun.inventory.load import MAX_BYTES, read
+from gpurun.inventory.load import MAX_BYTES
+from gpurun.state import durable
+from gpurun.state.path import StatePath
 
 KEPT_CHANGES = 1000
 MAX_RECORD_BYTES = 8 * MAX_BYTES
@@ -64,27 +69,42 @@ class History:
     def __init__(self, home: Path, inventory: Path) -> None:
         real = os.path.realpath(inventory)
         self._inventory = Path(real)
-        self.folder = home / "inventory" / hashlib.sha256(os.fsencode(real)).hexdigest()[:16]
+        self.folder = StatePath(home) / "inventory" / hashlib.sha256(os.fsencode(real)).hexdigest()[:16]
 
     def changes(self) -> tuple[RecordedChange, ...]:
         """All changes, the oldest first. Raises StateError naming a damaged record."""
+        writers = self._writers()
         found = []
         for path in self._records():
             try:
-                found.append(
-                    msgspec.json.decode(read(path, "a change", most_bytes=MAX_RECORD_BYTES), type=RecordedChange)
-                )
-            except (BadInput, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                with path.reader() as stream:
+                    if writers is not None and os.fstat(stream.fileno()).st_uid not in writers:
+                        continue
+                    found.append(msgspec.json.decode(stream.read(MAX_RECORD_BYTES + 1), type=RecordedChange))
+            except FileNotFoundError:
+                continue  # forgotten meanwhile
+            except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise StateError(f"is not a readable change: {error}", where=str(path)) from error
         return tuple(found)
+
+    def _writers(self) -> tuple[int, ...] | None:
+        """Who may change the file: its owner and root; None if its group or everybody may."""
+        try:
+            found = [path.stat() for path in (self._inventory, self._inventory.parent)]
+        except OSError:
+            return None  # there is no file, so there is nothing that a record could undo
+        if any(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not _is_sticky(status) for status in found):
+            return None
+        return (0, *(status.st_uid for status in found))
 
     def text(self, digest: str) -> bytes:
         """What a file said. Raises StateError if that is not kept any more, or damaged."""
         path = self.folder / "texts" / digest
         try:
-            data = read(path, "the text of that change")
-        except BadInput as error:
-            raise StateError(error.message, where=str(path)) from error
+            with path.reader() as stream:
+                data = stream.read(MAX_BYTES + 1)
+        except OSError as error:
+            raise StateError(f"cannot read the text of that change: {error.strerror}", where=str(path)) from error
         if _digest(data) != digest:
             raise StateError("the text of that change is damaged", where=str(path))
         return data
@@ -104,7 +124,7 @@ class History:
 
     def record(self, before: bytes | None, after: bytes, author: Author, undoes: int | None = None) -> RecordedChange:
         """Notes a change that is about to be made."""
-        numbers = [int(path.stem) for path in self._records()]
+        numbers = [int(path.name.removesuffix(".json")) for path in self._records()]
         change = RecordedChange(
             number=max(numbers, default=0) + 1,
             when_s=author.when_s,
@@ -128,14 +148,14 @@ class History:
                 return change
         raise BadInput("there is no change to undo", hint="gpurun inventory diff --all lists the changes")
 
-    def _records(self) -> Sequence[Path]:
+    def _records(self) -> Sequence[StatePath]:
         try:
-            names = os.listdir(self.folder)
+            names = self.folder.names()
         except FileNotFoundError:
             return []
         return [self.folder / name for name in sorted(names) if name.endswith(".json") and name[:-5].isdigit()]
 
-    def _record(self, number: int) -> Path:
+    def _record(self, number: int) -> StatePath:
         return self.folder / f"{number:06}.json"
 
     def _keep(self, data: bytes) -> str:
@@ -145,13 +165,14 @@ class History:
             self._write(path, data)
         return digest
 
-    def _write(self, path: Path, data: bytes) -> None:
+    def _write(self, path: StatePath, data: bytes) -> None:
+        """Write a file that whoever may read the inventory may read."""
+        _make(path.parent)
         try:
-            _make(path.parent)
-        except OSError as error:
-            where = str(path.parent)
-            raise StateError(f"the inventory's history cannot be kept: {error.strerror}", where=where) from error
-        write.replace(path, data, like=self._inventory)
+            like = self._inventory.stat()
+        except FileNotFoundError:
+            like = None
+        durable.write_bytes(path, data, like=like)
 
     def _forget(self, numbers: Sequence[int]) -> None:
         """Removes the oldest changes, and the texts that only they need."""
@@ -160,19 +181,31 @@ class History:
             self._record(number).unlink(missing_ok=True)
         if old:
             needed = {digest for change in self.changes() for digest in (change.before, change.after)}
-            for path in (self.folder / "texts").iterdir():
-                if path.name not in needed:
-                    path.unlink(missing_ok=True)
+            texts = self.folder / "texts"
+            for name in texts.names():
+                if name not in needed:
+                    (texts / name).unlink(missing_ok=True)
 
 
-def _make(folder: Path) -> None:
+def _is_sticky(status: os.stat_result) -> bool:
+    """Whether it is a folder in which only a file's owner can replace the file."""
+    return stat.S_ISDIR(status.st_mode) and bool(status.st_mode & stat.S_ISVTX)
+
+
+def _make(folder: StatePath) -> None:
     """A new folder is as open to the group as the one it is in: several users may share a history."""
-    if folder.is_dir():
+    if not folder.parts or folder.is_dir():
+        durable.make_folder(folder)
         return
     _make(folder.parent)
-    folder.mkdir(exist_ok=True)
+    durable.make_folder(folder)
     if folder.parent.stat().st_mode & stat.S_IWGRP:
-        folder.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_IRWXG)
+        descriptor = folder.open_folder()
+        try:
+            with suppress(PermissionError):  # another user has just made it, and opens it
+                os.fchmod(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode) | stat.S_IRWXG)
+        finally:
+            os.close(descriptor)
 
 
 def diff(before: bytes, after: bytes, name: str) -> str:

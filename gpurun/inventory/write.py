@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
-import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from gpurun.errors import BadInput
-from gpurun.state import lock
+from gpurun.state import durable, lock
 
 _STALE, _LOCK = ".gpurun-", ".gpurun.lock"
 
@@ -36,17 +35,14 @@ def locked(path: Path) -> Iterator[Path]:
         yield real
 
 
-def replace(path: Path, data: bytes, *, like: Path | None = None) -> None:
+def replace(path: Path, data: bytes) -> None:
     """Gives a file new content: whole, durable, with the permissions and owner it had.
-
-    Args:
-        like: the file whose permissions and owner it gets, instead of its own; as the umask says if there is none.
 
     Raises BadInput if it cannot be written; then it is as it was.
     """
     temporary = path.with_name(f".{path.name}{_STALE}{secrets.token_hex(8)}")
     try:
-        _write_new(temporary, data, like or path)
+        _write_new(temporary, data, path)
         temporary.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
@@ -55,16 +51,11 @@ def replace(path: Path, data: bytes, *, like: Path | None = None) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _write_new(temporary: Path, data: bytes, like: Path) -> None:
+def _write_new(temporary: Path, data: bytes, path: Path) -> None:
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         with suppress(FileNotFoundError):
-            status = like.stat()
-            for uid in (status.st_uid, -1):  # only root gives files away; their group is for its members to give
-                with suppress(PermissionError):
-                    os.fchown(descriptor, uid, status.st_gid)
-                    break
-            os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
+            durable.make_like(descriptor, path.stat())
         view = memoryview(data)
         while view:
             view = view[os.write(descriptor, view) :]

@@ -52,9 +52,13 @@ def write_locked_record(path: StatePath, record: object, *, mode: int = 0o644, m
     return descriptor
 
 
-def write_bytes(path: StatePath, data: bytes, *, mode: int = 0o644) -> None:
-    """Like `write_record`, for bytes."""
-    os.close(_write(path, data, mode=mode, locked=False))
+def write_bytes(path: StatePath, data: bytes, *, mode: int = 0o644, like: os.stat_result | None = None) -> None:
+    """Like `write_record`, for bytes.
+
+    Args:
+        like: the status of a file whose mode and owner the new one gets, as far as this user may give them.
+    """
+    os.close(_write(path, data, mode=mode, locked=False, like=like))
     sync_folder(path.parent)
 
 
@@ -65,13 +69,17 @@ def _encoded(path: StatePath, record: object) -> bytes:
         raise StateError(f"cannot be written: {error.object!r} is not UTF-8", where=str(path)) from error
 
 
-def _write(path: StatePath, data: bytes, *, mode: int, locked: bool, mine: bool = False) -> int:
+def _write(
+    path: StatePath, data: bytes, *, mode: int, locked: bool, mine: bool = False, like: os.stat_result | None = None
+) -> int:
     temporary = path.sibling(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     descriptor = temporary.open_file(os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         if locked:
             lock.try_take(descriptor)
         _fill(descriptor, path, data, mine=mine)
+        if like is not None:
+            make_like(descriptor, like)
         faults.point()
         temporary.rename(path)
         faults.point()
@@ -138,6 +146,15 @@ def _fill(descriptor: int, path: StatePath, data: bytes, *, mine: bool) -> None:
         os.fsync(descriptor)
     except OSError as error:
         raise told(error, path, "written") from error
+
+
+def make_like(descriptor: int, status: os.stat_result) -> None:
+    """Give an open file the mode, the group and, as root, the owner of another one."""
+    for uid in (status.st_uid, -1):  # only root gives files away; their group is for its members to give
+        with suppress(PermissionError):
+            os.fchown(descriptor, uid, status.st_gid)
+            break
+    os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

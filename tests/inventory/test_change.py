@@ -74,7 +74,7 @@ def test_its_history_is_as_open_as_the_file(file: InventoryFile, path: Path, mod
         file.commit(set_(path, "gpu-r1-07", "gpus=8"), ME)
     finally:
         os.umask(before)
-    kept = [found for found in file.history.folder.rglob("*") if found.is_file()]
+    kept = [found for found in file.history.folder.plain.rglob("*") if found.is_file()]
     assert len(kept) == 3
     assert {(stat.S_IMODE(found.stat().st_mode), found.stat().st_gid) for found in kept} == {(mode, group)}
 
@@ -168,7 +168,8 @@ def test_a_leased_host_is_not_removed_but_may_be_labelled(path: Path, tmp_path: 
     assert file.commit(lambda data: apply(data, path, label), ME) is not None
 
 
-CRASHES = ("open", "write", "fsync", "close", "fchmod", "fchown", "rename", "replace", "unlink", "mkdir")
+CRASHES = ("write", "fsync", "fchmod", "fchown", "rename", "replace", "unlink", "mkdir")
+"""Calls that change what is on the disk: a crash before any other one leaves what the one before it has left."""
 
 
 def _crash_at(step: int, path: Path, state: Path) -> None:
@@ -196,7 +197,7 @@ def test_a_crash_at_every_step_leaves_the_old_file_or_the_new(path: Path, tmp_pa
     new = apply(old, path, SetFields(("gpu-r1-07",), parse(["gpus=8"])))
     context = multiprocessing.get_context("fork")
     seen = set()
-    for step in range(1, 200):
+    for step in range(1, 2000):
         path.write_bytes(old)
         state = tmp_path / f"state{step}"
         process = context.Process(target=_crash_at, args=(step, path, state))
@@ -251,7 +252,7 @@ def test_the_record_has_an_end(file: InventoryFile, path: Path, monkeypatch: pyt
         file.commit(set_(path, "gpu-r1-01", f"gpus={gpus}"), ME)
     numbers = [change.number for change in file.history.changes()]
     assert numbers == [4, 5, 6, 7]
-    assert len(list((file.history.folder / "texts").iterdir())) == 5
+    assert len((file.history.folder / "texts").names()) == 5
     file.undo(ME)
     assert load(path).by_name["gpu-r1-01"].gpus == 6
 
@@ -259,7 +260,7 @@ def test_the_record_has_an_end(file: InventoryFile, path: Path, monkeypatch: pyt
 def test_a_damaged_record_is_named(file: InventoryFile, path: Path) -> None:
     file.commit(set_(path, "gpu-r1-01", "gpus=1"), ME)
     record = file.history.folder / "000001.json"
-    record.write_text("{")
+    record.plain.write_text("{")
     with pytest.raises(StateError, match=r"000001\.json"):
         file.undo(ME)
     with pytest.raises(StateError, match=r"000001\.json"):
@@ -267,7 +268,7 @@ def test_a_damaged_record_is_named(file: InventoryFile, path: Path) -> None:
 
 
 def test_a_history_that_cannot_be_kept_keeps_the_file(path: Path) -> None:
-    with pytest.raises(StateError, match="cannot be kept"):
+    with pytest.raises(StateError, match="cannot be made"):
         InventoryFile(path, Path("/proc/nowhere")).commit(set_(path, "gpu-r1-01", "gpus=1"), ME)
     assert path.read_text() == TEXT
 
