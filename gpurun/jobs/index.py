@@ -51,7 +51,7 @@ class _Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     request: CancelRequest | None
 
 
-class _Group(msgspec.Struct, array_like=True, frozen=True):
+class _SameWants(msgspec.Struct, array_like=True, frozen=True):
     """The jobs that want the same: most of ten thousand jobs share few wishes."""
 
     wants: Wants
@@ -60,7 +60,7 @@ class _Group(msgspec.Struct, array_like=True, frozen=True):
 
 class _Content(msgspec.Struct, array_like=True, frozen=True):
     stamp: str
-    groups: list[_Group]
+    groups: list[_SameWants]
 
 
 _CONTENT = msgspec.msgpack.Decoder(_Content)
@@ -119,7 +119,7 @@ class LiveIndex:
                     valid.append(entry)
         return groups, stored
 
-    def _stored(self) -> list[_Group]:
+    def _stored(self) -> list[_SameWants]:
         assert self._place is not None
         with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             content = _CONTENT.decode(own_cache.read(self._place) or b"")
@@ -147,7 +147,7 @@ class LiveIndex:
 
     def _keep(self, groups: Mapping[Wants, list[_Entry]]) -> None:
         assert self._place is not None
-        content = _Content(self._stamp, [_Group(wants, jobs) for wants, jobs in groups.items() if jobs])
+        content = _Content(self._stamp, [_SameWants(wants, jobs) for wants, jobs in groups.items() if jobs])
         own_cache.keep(self._place, msgspec.msgpack.encode(content))
 
 

@@ -84,7 +84,7 @@ class GpuHolder:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class HostRefusal:
     """A host refused GPUs to this job, because somebody else claims them there.
 
     Attributes:
@@ -194,7 +194,7 @@ class JobRecord:
     first_failure: FirstFailure | None = None
     restart: Restart | None = None
     setback: Setback | None = None
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[HostRefusal, ...] = ()
     placements: int = 0
 
     def waits_for_restart(self, now_s: float) -> bool:

@@ -30,7 +30,7 @@ MAX_HOLDER_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockHolder:
     """Who has the lock: what it wrote about itself after it took it.
 
     Attributes:
@@ -71,11 +71,11 @@ def allocator_lock(home: Path, *, patience_s: float | None = PATIENCE_S) -> Iter
         os.close(descriptor)
 
 
-def holder(home: Path) -> Holder | None:
+def holder(home: Path) -> LockHolder | None:
     """Who holds the allocator lock, or held it last; None if that cannot be read."""
     try:
         with _lock_file(home).reader() as stream:
-            return msgspec.json.decode(stream.read(MAX_HOLDER_BYTES), type=Holder)
+            return msgspec.json.decode(stream.read(MAX_HOLDER_BYTES), type=LockHolder)
     except (OSError, StateError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
@@ -138,7 +138,7 @@ def _too_slow(home: Path, descriptor: int, waited_s: float) -> StateUnavailable:
 
 def _sign(descriptor: int) -> None:
     """Say who holds the lock. For people only: not synced, and a full disk must not stop the holder."""
-    me = Holder(os.getpid(), user_name(os.getuid()), command_name(sys.argv), time.time())
+    me = LockHolder(os.getpid(), user_name(os.getuid()), command_name(sys.argv), time.time())
     with suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, msgspec.json.encode(me), 0)

@@ -10,7 +10,7 @@ from pathlib import Path
 from gpurun.inventory.load import load
 from gpurun.inventory.locate import find
 from gpurun.inventory.model import Host, Inventory
-from gpurun.jobs.record import GpuHolder, Refusal
+from gpurun.jobs.record import GpuHolder, HostRefusal
 from gpurun.leases.refusals import active
 from gpurun.leases.view import View
 from gpurun.state.cordons import Cordon, read_cordons
@@ -51,14 +51,14 @@ class Cluster:
 
     def rows(self, view: View) -> list[HostRow]:
         """What people see of each host. While a lease is damaged, no GPU is known to be free."""
-        refused: dict[str, list[Refusal]] = {}
+        refused: dict[str, list[HostRefusal]] = {}
         for job in view.jobs.values():
             if job.record.inventory == self.inventory.source:
                 for refusal in active([job.record], view.uid, view.now_s):
                     refused.setdefault(refusal.host, []).append(refusal)
         return [self._row(host, view, refused.get(host.name, ())) for host in self.inventory.hosts]
 
-    def _row(self, host: Host, view: View, refused: Sequence[Refusal]) -> HostRow:
+    def _row(self, host: Host, view: View, refused: Sequence[HostRefusal]) -> HostRow:
         held = {gpu for gpu in view.occupancy.on(host) if gpu < host.gpus}
         held.update(gpu for refusal in refused for gpu in refusal.holder.gpus if gpu < host.gpus)
         cordon = self.cordons.get(host.name)

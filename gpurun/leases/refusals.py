@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from gpurun.jobs.record import GpuHolder, JobRecord, Refusal
+from gpurun.jobs.record import GpuHolder, HostRefusal, JobRecord
 
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 60.0
@@ -18,8 +18,8 @@ FORGET_S = 600.0
 
 
 def remember(
-    before: Sequence[Refusal], refused: Mapping[str, Iterable[GpuHolder]], *, now_s: float
-) -> tuple[Refusal, ...]:
+    before: Sequence[HostRefusal], refused: Mapping[str, Iterable[GpuHolder]], *, now_s: float
+) -> tuple[HostRefusal, ...]:
     """A job's refusals after one more. Each host that refuses again is left alone for twice as long.
 
     Args:
@@ -31,11 +31,11 @@ def remember(
     for host, holders in refused.items():
         pauses = [each.pause_s for each in before if each.host == host and abs(now_s - each.until_s) < FORGET_S]
         pause_s = min(2 * max(pauses), LONGEST_PAUSE_S) if pauses else FIRST_PAUSE_S
-        kept += [Refusal(host, holder, until_s=now_s + pause_s, pause_s=pause_s) for holder in holders]
+        kept += [HostRefusal(host, holder, until_s=now_s + pause_s, pause_s=pause_s) for holder in holders]
     return tuple(kept)
 
 
-def active(records: Iterable[JobRecord], uid: int, now_s: float) -> tuple[Refusal, ...]:
+def active(records: Iterable[JobRecord], uid: int, now_s: float) -> tuple[HostRefusal, ...]:
     """The refusals of one user's jobs that count now. A clock that was set back extends none."""
     return tuple(
         refusal

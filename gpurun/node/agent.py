@@ -19,7 +19,7 @@ import types
 from typing import Any, Callable, Dict, Optional
 
 from gpurun.node import frames
-from gpurun.node.call import Call, Cancelled, OpError, Reply, text_of
+from gpurun.node.call import Call, Cancelled, OpError, OpReply, text_of
 
 # A head that is alive pings every few seconds. After this silence it is taken for dead, whatever TCP believes.
 SILENCE_LIMIT_S = 90.0
@@ -40,7 +40,7 @@ KINDS = {
 }
 
 
-class Agent:
+class Dispatcher:
     """Dispatches frames to operations. One per process."""
 
     def __init__(self, fd_in: int, fd_out: int, silence_limit_s: float = SILENCE_LIMIT_S) -> None:
@@ -173,7 +173,7 @@ def find(op: str) -> Callable[..., Any]:
     raise OpError("unknown-op", "there is no operation %r" % op)
 
 
-def _drive(call: Call, result: Any) -> Reply:
+def _drive(call: Call, result: Any) -> OpReply:
     """Send what a generator yields; the final reply."""
     if isinstance(result, types.GeneratorType):
         try:
@@ -187,8 +187,8 @@ def _drive(call: Call, result: Any) -> Reply:
     return _reply(result)
 
 
-def _reply(result: Any) -> Reply:
-    return result if isinstance(result, Reply) else Reply(result)
+def _reply(result: Any) -> OpReply:
+    return result if isinstance(result, OpReply) else OpReply(result)
 
 
 def _printable(name: Any) -> Optional[str]:
@@ -243,7 +243,7 @@ def main(nonce: str, silence_limit_s: float = SILENCE_LIMIT_S) -> None:
     """
     os.umask(0o077)
     fd_in, fd_out = _private_streams()
-    agent = Agent(fd_in, fd_out, silence_limit_s)
+    agent = Dispatcher(fd_in, fd_out, silence_limit_s)
 
     def leave(_signal: int, _frame: Any) -> None:
         threading.Thread(target=_stop, args=(agent._running,), daemon=True).start()

@@ -6,7 +6,7 @@ An operation is a function in a module of this package, listed in that module's 
     OPS = {"read": read}
 
 It is called as ``read(call, **params)`` in a thread of its own. What it returns is the reply: a JSON value, or
-`Reply(value, payload)`. A generator function makes a stream: each item it yields (again a value or a `Reply`) is
+`OpReply(value, payload)`. A generator function makes a stream: each item it yields (again a value or a `OpReply`) is
 sent at once, and what it returns ends the stream. When the head cancels, or the channel dies, `Call.cancelled`
 becomes true, functions given to `Call.on_cancel` are run, and a blocked `send`, `chunks` or `check` raises `Cancelled`.
 """
@@ -22,7 +22,7 @@ Send = Callable[[Dict[str, Any], frames.Bytes], None]
 MAX_WHOLE_PAYLOAD = 64 << 20
 
 
-class Reply(NamedTuple):
+class OpReply(NamedTuple):
     """A JSON value and bytes."""
 
     value: Any = None
@@ -123,7 +123,7 @@ class Call:
 
     # -- for the agent ------------------------------------------------------------------------------------
 
-    def finish(self, reply: Reply) -> None:
+    def finish(self, reply: OpReply) -> None:
         """Send the final reply, a large payload in pieces."""
         parts = list(frames.pieces(reply.payload))
         for part in parts[:-1]:

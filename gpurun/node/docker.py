@@ -11,7 +11,7 @@ import socket
 import struct
 from typing import Any, Dict, Iterator, Optional, Tuple
 
-from gpurun.node.call import Call, OpError, Reply
+from gpurun.node.call import Call, OpError, OpReply
 
 DEFAULT_SOCKET = "/var/run/docker.sock"
 # No version in the path: an engine then answers in its own. Any fixed one is too new for 20.10 or too old for 29.
@@ -77,7 +77,7 @@ def request(
     json: Any = None,
     docker_host: Optional[str] = None,
     time_limit_s: float = 60.0,
-) -> Reply:
+) -> OpReply:
     """One API request, such as ``GET /containers/json?all=1``; the path goes without the version.
 
     The request body is `json`, or the call's payload when there is one (``application/x-tar``).
@@ -104,7 +104,7 @@ def request(
         connection.close()
     call.check()
     parsed = parse(answer)
-    return Reply({"status": status, "json": parsed}, b"" if parsed is not None else answer)
+    return OpReply({"status": status, "json": parsed}, b"" if parsed is not None else answer)
 
 
 def exchange(connection: Connection, method: str, path: str, body: Any = None, tar: bytes = b"") -> Tuple[int, bytes]:
@@ -144,7 +144,7 @@ def logs(
     tail: str = "all",
     timestamps: bool = True,
     docker_host: Optional[str] = None,
-) -> Iterator[Reply]:
+) -> Iterator[OpReply]:
     """A container's output as a stream of pieces; each item's value is ``{"stream": "stdout" | "stderr"}``.
 
     Args:
@@ -181,7 +181,7 @@ def _is_tty(call: Call, container: str, docker_host: Optional[str]) -> bool:
     return bool(parsed and parsed["Config"]["Tty"])
 
 
-def _frames(response: http.client.HTTPResponse) -> Iterator[Reply]:
+def _frames(response: http.client.HTTPResponse) -> Iterator[OpReply]:
     while True:
         header = response.read(8)
         if len(header) < 8:
@@ -193,15 +193,15 @@ def _frames(response: http.client.HTTPResponse) -> Iterator[Reply]:
             if not piece:
                 return
             size -= len(piece)
-            yield Reply({"stream": name}, piece)
+            yield OpReply({"stream": name}, piece)
 
 
-def _raw(response: http.client.HTTPResponse) -> Iterator[Reply]:
+def _raw(response: http.client.HTTPResponse) -> Iterator[OpReply]:
     while True:
         piece = response.read1(1 << 16)
         if not piece:
             return
-        yield Reply({"stream": "stdout"}, piece)
+        yield OpReply({"stream": "stdout"}, piece)
 
 
 def wait(call: Call, container: str, docker_host: Optional[str] = None) -> Dict[str, Any]:

@@ -7,7 +7,7 @@ import tempfile
 from typing import Any, Dict, List, Optional
 
 from gpurun.node.archive import absolute, forget, listing, tar, untar
-from gpurun.node.call import Call, OpError, Reply
+from gpurun.node.call import Call, OpError, OpReply
 
 
 def write(call: Call, path: str, mode: int = 0o600, fsync: bool = False) -> Dict[str, Any]:
@@ -35,7 +35,7 @@ def write(call: Call, path: str, mode: int = 0o600, fsync: bool = False) -> Dict
     return {"bytes": size}
 
 
-def read(call: Call, path: str, max_bytes: int = 1 << 20, offset: int = 0) -> Reply:
+def read(call: Call, path: str, max_bytes: int = 1 << 20, offset: int = 0) -> OpReply:
     """Up to `max_bytes` of a regular file from `offset` on; ``value["size"]`` is the whole file's size."""
     handle = os.open(absolute(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     status = os.fstat(handle)
@@ -44,7 +44,7 @@ def read(call: Call, path: str, max_bytes: int = 1 << 20, offset: int = 0) -> Re
         raise OpError("bad-request", "%s is not a regular file" % path)
     with os.fdopen(handle, "rb") as file:
         file.seek(offset)
-        return Reply({"size": status.st_size}, file.read(max_bytes))
+        return OpReply({"size": status.st_size}, file.read(max_bytes))
 
 
 def mkdir(call: Call, path: str, mode: int = 0o700) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Dict, Generator, Iterator, List, Optional, Tuple
 from urllib.parse import quote
 
 from gpurun.node import blobs, image_record, spool
-from gpurun.node.call import Call, OpError, Reply
+from gpurun.node.call import Call, OpError, OpReply
 from gpurun.node.image_api import Image, ImageApi, find_image, is_containerd
 from gpurun.node.image_load import Loading
 
@@ -121,7 +121,7 @@ def name(call: Call, image: Image, docker_host: Optional[str] = None) -> None:
 
 def install(
     call: Call, transfer: str, image: Image, store: str, have: List[str], docker_host: Optional[str] = None
-) -> Generator[Dict[str, Any], None, Reply]:
+) -> Generator[Dict[str, Any], None, OpReply]:
     """Load an image whose layers arrive with a transfer; those in `have` are there.
 
     The payload is the image's configuration. Layers are loaded as soon as enough of them are there, as an image
@@ -146,7 +146,7 @@ def install(
             "sizes": sizes,
             "shipped_s": time.time(),
         }
-    return Reply({"local": local})
+    return OpReply({"local": local})
 
 
 def listing(call: Call, docker_host: Optional[str] = None) -> List[Dict[str, Any]]:

@@ -140,9 +140,9 @@ def _gpus(roots: Roots) -> Dict[str, Any]:
     try:
         try:
             found = probe_apart.ask(_read_nvml, FIRST_TRY_S)  # type: Dict[str, Any]
-        except probe_apart.NoAnswer:
+        except probe_apart.TooSlow:
             found = probe_apart.ask(_read_nvml, NVML_TIMEOUT_S)
-    except probe_apart.NoAnswer as error:
+    except probe_apart.TooSlow as error:
         return {"gpus": [], "gpu_problem": "the NVIDIA driver hangs: %s" % error}
     except probe_apart.Died as error:
         return {"gpus": [], "gpu_problem": "reading NVML failed: %s" % error}
@@ -201,7 +201,7 @@ def sample(call: Any, interval_s: float = 2.0) -> Iterator[Dict[str, Any]]:
         for gpus in source:
             yield {"gpus": gpus, "clock_s": time.time()}
             call.check()
-    except (probe_apart.NoAnswer, probe_apart.Died) as error:
+    except (probe_apart.TooSlow, probe_apart.Died) as error:
         yield {"gpus": [], "clock_s": time.time(), "problem": str(error)}
     finally:
         source.close()  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ import traceback
 from typing import Any, Callable, Iterator, Set
 
 
-class NoAnswer(Exception):
+class TooSlow(Exception):
     """The function did not answer in time."""
 
 
@@ -26,7 +26,7 @@ def ask(function: Callable[[], Any], timeout_s: float) -> Any:
     """The JSON value of one call.
 
     Raises:
-        NoAnswer: not within `timeout_s` seconds.
+        TooSlow: not within `timeout_s` seconds.
         Died: its process was killed, or raised.
     """
     for value in items(lambda: iter([function()]), timeout_s):
@@ -38,7 +38,7 @@ def items(function: Callable[[], Iterator[Any]], timeout_s: float) -> Iterator[A
     """The JSON values that an iterator gives in its own process; closing this generator ends that process.
 
     Raises:
-        NoAnswer: the next value did not come within `timeout_s` seconds.
+        TooSlow: the next value did not come within `timeout_s` seconds.
         Died: its process was killed, or raised.
     """
     reader, writer = os.pipe()
@@ -104,7 +104,7 @@ def _read(reader: int, timeout_s: float) -> Iterator[Any]:
     while True:
         left_s = deadline - time.monotonic()
         if left_s <= 0 or not poller.poll(left_s * 1000):
-            raise NoAnswer("no answer within %g s" % timeout_s)
+            raise TooSlow("no answer within %g s" % timeout_s)
         data = os.read(reader, 1 << 16)
         if not data:
             return

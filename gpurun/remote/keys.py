@@ -20,7 +20,7 @@ _load_lock = Lock()
 
 
 @dataclass(frozen=True)
-class Identity:
+class ClientKey:
     """One key to offer: where it comes from, and the key."""
 
     source: str
@@ -35,7 +35,7 @@ class KeyProblem:
     reason: str
 
 
-def identities(route: Route) -> Iterator[Identity | KeyProblem]:
+def identities(route: Route) -> Iterator[ClientKey | KeyProblem]:
     """Keys in the order OpenSSH offers them: agent keys that a key file names, other agent keys, key files.
 
     The ssh-agent is asked only when the first key is wanted.
@@ -49,7 +49,7 @@ def identities(route: Route) -> Iterator[Identity | KeyProblem]:
             blob = key.asbytes()
             if (blob in named) is first and (first or not route.identities_only):
                 offered.add(blob)
-                yield Identity("ssh-agent", key)
+                yield ClientKey("ssh-agent", key)
     for file in files:
         if _public_blob(file) in offered:
             continue
@@ -57,7 +57,7 @@ def identities(route: Route) -> Iterator[Identity | KeyProblem]:
             yield from _from_file(file, route.certificate_files)
 
 
-def _from_file(file: str, certificates: tuple[str, ...]) -> Iterator[Identity | KeyProblem]:
+def _from_file(file: str, certificates: tuple[str, ...]) -> Iterator[ClientKey | KeyProblem]:
     try:
         status = Path(file).stat()
         with _load_lock:
@@ -71,8 +71,8 @@ def _from_file(file: str, certificates: tuple[str, ...]) -> Iterator[Identity | 
     for certificate in (f"{file}-cert.pub", *certificates):
         certified = _certified(file, certificate)
         if certified is not None:
-            yield Identity(certificate, certified)
-    yield Identity(file, key)
+            yield ClientKey(certificate, certified)
+    yield ClientKey(file, key)
 
 
 @lru_cache(maxsize=64)

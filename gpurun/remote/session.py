@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpurun.errors import AuthenticationFailed, HostFailure, HostKeyMismatch, HostUnreachable
 from gpurun.remote import known_hosts
-from gpurun.remote.keys import Identity, KeyProblem, identities
+from gpurun.remote.keys import ClientKey, KeyProblem, identities
 from gpurun.remote.paramiko_quietly import paramiko
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def _authenticate(route: Route, transport: Transport, attempt: Attempt) -> None:
     )
 
 
-def _accepts(route: Route, transport: Transport, identity: Identity, attempt: Attempt, tried: list[str]) -> bool:
+def _accepts(route: Route, transport: Transport, identity: ClientKey, attempt: Attempt, tried: list[str]) -> bool:
     transport.auth_timeout = attempt.left_s
     try:
         more = transport.auth_publickey(route.user, identity.key)

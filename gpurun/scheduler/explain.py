@@ -32,7 +32,7 @@ MAX_CONSIDERED = 50_000
 
 
 @dataclass(frozen=True)
-class Holder:
+class Occupant:
     """A running gang on hosts that the waiting one could use.
 
     Attributes:
@@ -85,7 +85,7 @@ class Explanation:
     behind: str | None = None
     placement: Placement | None = None
     groups: tuple[HostGroup, ...] = ()
-    holders: tuple[Holder, ...] = ()
+    holders: tuple[Occupant, ...] = ()
     pool: PoolUse | None = None
     expected_start_s: float | None = None
     unknown_because: str = ""
@@ -186,7 +186,7 @@ def _met(decisions: Decisions, snapshot: Snapshot, gang_id: str, starts_before: 
     return index
 
 
-def _holders(decisions: Decisions, snapshot: Snapshot, may_use: Callable[[int], bool]) -> tuple[Holder, ...]:
+def _holders(decisions: Decisions, snapshot: Snapshot, may_use: Callable[[int], bool]) -> tuple[Occupant, ...]:
     number = {host.name: n for n, host in enumerate(snapshot.inventory.hosts)}
     usable = {name for name, n in number.items() if name not in snapshot.unusable and may_use(n)}
     after = carried_out(snapshot, decisions)
@@ -197,11 +197,11 @@ def _holders(decisions: Decisions, snapshot: Snapshot, may_use: Callable[[int], 
             gpus, free_s = sum(len(grant.gpus) for grant in grants), run.free_s(snapshot.now_s)
             known_s = None if free_s == ENDLESS else free_s
             preparing = run.running_s is None and not run.stopping
-            holders.append(Holder(run.gang.id, gpus, len(grants), known_s, run.stopping, preparing))
+            holders.append(Occupant(run.gang.id, gpus, len(grants), known_s, run.stopping, preparing))
     return tuple(sorted(holders, key=_soonest))
 
 
-def _soonest(holder: Holder) -> tuple[bool, float, int, str]:
+def _soonest(holder: Occupant) -> tuple[bool, float, int, str]:
     ends = ENDLESS if holder.free_s is None else holder.free_s
     return (not holder.stopping, ends, -holder.gpus, holder.gang)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from gpurun.scheduler.explain import Explanation, Holder
+from gpurun.scheduler.explain import Explanation, Occupant
 from gpurun.scheduler.model import HostGroup
 
 MOST = 6
@@ -70,7 +70,7 @@ def _group(group: HostGroup, fold: Fold) -> str:
     return f"{fold(group.hosts)}: {group.why}{room}"
 
 
-def _holder(holder: Holder, now_s: float) -> str:
+def _holder(holder: Occupant, now_s: float) -> str:
     where = f"{holder.gang}: {holder.gpus} GPUs on {holder.hosts} host{'s' * (holder.hosts != 1)}"
     if holder.stopping:
         return f"{where}, is stopping"

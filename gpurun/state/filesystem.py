@@ -46,14 +46,14 @@ LOCAL_OPTIONS = {
     "cifs": ("nobrl",),
     "lustre": ("localflock",),
 }
-"""Mount options with which locks never leave this machine, by the family of file system."""
+"""MountEntry options with which locks never leave this machine, by the family of file system."""
 LOCAL_TYPES = ("fuse.sshfs", "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse", "fuse.goofys", "fuse.mountpoint-s3")
 """User-space network file systems that hand no lock on to their server."""
 SHARED_FAMILIES = ("nfs", "cifs", "lustre", "ceph", "9p", "fuse", "glusterfs", "gfs2", "ocfs2", "afs", "virtiofs")
 
 
 @dataclass(frozen=True)
-class Mount:
+class MountEntry:
     """The mount that a path lies on, as ``/proc/self/mountinfo`` has it.
 
     Attributes:
@@ -122,10 +122,10 @@ def _read_stamp(path: StatePath) -> _Stamp | None:
         return None
 
 
-def mount_of(path: Path, mountinfo: str) -> Mount:
+def mount_of(path: Path, mountinfo: str) -> MountEntry:
     """The mount that holds `path`: the longest mount point above it, the last one of equals."""
     real = os.path.realpath(path)
-    best = Mount("/", "unknown", "", ())
+    best = MountEntry("/", "unknown", "", ())
     for line in mountinfo.splitlines():
         mount = _parse(line)
         inside = mount is not None and (real + "/").startswith(mount.point.rstrip("/") + "/")
@@ -134,7 +134,7 @@ def mount_of(path: Path, mountinfo: str) -> Mount:
     return best
 
 
-def local_only(mount: Mount) -> str | None:
+def local_only(mount: MountEntry) -> str | None:
     """Why locks of this mount are seen on this machine only, if they are."""
     if mount.kind in LOCAL_TYPES:
         return f"{mount.kind} keeps locks on this machine; other machines would not see them"
@@ -192,24 +192,24 @@ def _ask_another(path: Path, descriptor: int) -> str | None:
             return f"a second process could not lock it: {', '.join(answers).strip(', ') or 'it gave no answer'}"
 
 
-def _parse(line: str) -> Mount | None:
+def _parse(line: str) -> MountEntry | None:
     before, dash, after = line.partition(" - ")
     fields, rest = before.split(" "), after.split(" ")
     if not dash or len(fields) < 6 or len(rest) < 3:
         return None
-    return Mount(_unescape(fields[4]), rest[0], _unescape(rest[1]), (*fields[5].split(","), *rest[2].split(",")))
+    return MountEntry(_unescape(fields[4]), rest[0], _unescape(rest[1]), (*fields[5].split(","), *rest[2].split(",")))
 
 
 def _unescape(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
 
 
-def _refusal(home: Path, mount: Mount, why: str) -> UnsafeState:
+def _refusal(home: Path, mount: MountEntry, why: str) -> UnsafeState:
     at = f"{mount.source} at {mount.point}" if mount.source else mount.point
     return UnsafeState(f"the state directory is on {mount.kind} ({at}): {why}", where=str(home), hint=HINT)
 
 
-def _warn(home: Path, mount: Mount) -> None:
+def _warn(home: Path, mount: MountEntry) -> None:
     text = (
         "its locks work on this machine; whether between machines cannot be seen from here: run gpurun on one head only"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpurun.jobs.record import GpuHolder, JobRecord, Refusal
+from gpurun.jobs.record import GpuHolder, HostRefusal, JobRecord
 from gpurun.jobs.states import State
 from gpurun.leases.refusals import (
     FIRST_PAUSE_S,
@@ -18,7 +18,7 @@ from gpurun.leases.refusals import (
 BOB = GpuHolder((2, 3), "j-0000000b", 1, "bob", 1002, "head-2")
 
 
-def record(uid: int = 1000, refusals: tuple[Refusal, ...] = ()) -> JobRecord:
+def record(uid: int = 1000, refusals: tuple[HostRefusal, ...] = ()) -> JobRecord:
     return JobRecord(
         id="j-0000000a", name="a", owner="alice", owner_uid=uid, inventory="/i.yaml", gpus=2, state=State.QUEUED,
         submitted_s=0.0, queued_s=0.0, refusals=refusals,

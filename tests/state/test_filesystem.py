@@ -124,7 +124,7 @@ def test_mounts_with_local_locks(kind, options, refused):
 
 def test_a_refusal_names_path_file_system_and_way_out(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        filesystem, "mount_of", lambda path, text: filesystem.Mount("/mnt", "nfs", "server:/x", ("nolock",))
+        filesystem, "mount_of", lambda path, text: filesystem.MountEntry("/mnt", "nfs", "server:/x", ("nolock",))
     )
     with pytest.raises(UnsafeState) as caught:
         check_locks(tmp_path)
@@ -135,7 +135,9 @@ def test_a_refusal_names_path_file_system_and_way_out(tmp_path, monkeypatch):
 
 
 def test_a_network_file_system_with_locks_gets_one_warning(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(filesystem, "mount_of", lambda path, text: filesystem.Mount("/mnt", "nfs4", "server:/x", ()))
+    monkeypatch.setattr(
+        filesystem, "mount_of", lambda path, text: filesystem.MountEntry("/mnt", "nfs4", "server:/x", ())
+    )
     check_locks(tmp_path)
     assert "is on nfs4" in capsys.readouterr().err
     check_locks(tmp_path)
