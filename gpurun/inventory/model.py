@@ -5,12 +5,14 @@ Nothing here reads a file or a clock. `gpurun.inventory.load` makes these values
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 
 SSH_PORT = 22
+_NUMBER = re.compile(r"0x[0-9a-f]{1,16}|0[0-7]{0,22}|[1-9][0-9]{0,19}")
 
 
 class FabricKind(str, Enum):
@@ -79,7 +81,40 @@ class Host:
     @property
     def machine(self) -> str:
         """Where SSH connects to, as ``address:port``: hosts that share it are one machine, whatever their names are."""
-        return f"{(self.address or self.name).rstrip('.').lower()}:{self.port or SSH_PORT}"
+        return machine_at(self.address or self.name, self.port or SSH_PORT)
+
+
+def machine_at(address: str, port: int = SSH_PORT) -> str:
+    """`Host.machine` of what SSH connects to. All spellings of one IP address are one machine."""
+    name = address.rstrip(".").lower()
+    if ":" in name:
+        name = _ipv6(name)
+    elif name[:1].isdigit():
+        name = _ipv4(name)
+    return f"{name}:{port}"
+
+
+def _ipv6(text: str) -> str:
+    from ipaddress import IPv6Address  # noqa: PLC0415  most inventories name their hosts
+
+    try:
+        address = IPv6Address(text)
+    except ValueError:
+        return text
+    return str(address.ipv4_mapped or address)
+
+
+def _ipv4(text: str) -> str:
+    """``10.0.0.7`` for every way to write it that inet_aton(3) knows, such as ``10.7``; names as they are."""
+    numbers = [int(part, 0 if part[1:2] == "x" else 8 if part[0] == "0" else 10)
+               for part in text.split(".") if _NUMBER.fullmatch(part)]  # fmt: skip
+    missing = 4 - len(numbers)
+    if len(numbers) != text.count(".") + 1 or missing < 0:
+        return text
+    *first, last = numbers
+    if any(number > 255 for number in first) or last >= 256 ** (missing + 1):
+        return text
+    return ".".join(map(str, (*first, *last.to_bytes(missing + 1, "big"))))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from gpurun.jobs.spec import Grant, JobSpec, Placement
+from gpurun.jobs.spec import Grant, JobSpec, Placement, check_gpus, check_path
 from gpurun.jobs.states import State
 
 ID_PATTERN = re.compile(r"j-[0-9a-f]{8}")
@@ -64,6 +64,9 @@ class GpuHolder:
         head: the holder's head node.
         state: the id of the holder's state directory.
         why: how the host knows that the holder still needs them.
+
+    Raises:
+        ValueError: there can be no such GPU, or it is named twice; what reads a file takes that for damage.
     """
 
     gpus: tuple[int, ...]
@@ -74,6 +77,9 @@ class GpuHolder:
     head: str = ""
     state: str = ""
     why: str = ""
+
+    def __post_init__(self) -> None:
+        check_gpus(self.gpus)
 
     @property
     def words(self) -> str:
@@ -163,6 +169,9 @@ class JobRecord:
         setback: the last failed attempt, kept over the next ones to recognise one that fails the same way.
         refusals: hosts that refused GPUs, because somebody else claims them there (`gpurun.leases.refusals`).
         placements: how often pre-flight had the job placed elsewhere.
+
+    Raises:
+        ValueError: `inventory` is no path; what reads a file takes that for damage.
     """
 
     id: str
@@ -196,6 +205,9 @@ class JobRecord:
     setback: Setback | None = None
     refusals: tuple[HostRefusal, ...] = ()
     placements: int = 0
+
+    def __post_init__(self) -> None:
+        check_path(self.inventory)
 
     def waits_for_restart(self, now_s: float) -> bool:
         """True while it is queued but shall not start yet."""

@@ -16,6 +16,18 @@ MOST_GPUS = 1024
 """More GPUs than any host has; an inventory allows 128."""
 
 
+def check_gpus(gpus: tuple[int, ...]) -> None:
+    """Raise ValueError unless these can be GPUs of one host, each named once."""
+    if any(not 0 <= gpu < MOST_GPUS for gpu in gpus) or len(set(gpus)) != len(gpus):
+        raise ValueError(f"{str(gpus)[:80]} are no GPUs of a host")
+
+
+def check_path(path: str) -> None:
+    """Raise ValueError if no file can have this name: the kernel takes no NUL in a path."""
+    if "\0" in path:
+        raise ValueError(f"{path[:80]!r} is no path")
+
+
 @dataclass(frozen=True)
 class Grant:
     """GPUs of one host that belong to a gang, in rank order.
@@ -28,8 +40,7 @@ class Grant:
     gpus: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if any(not 0 <= gpu < MOST_GPUS for gpu in self.gpus) or len(set(self.gpus)) != len(self.gpus):
-            raise ValueError(f"{str(self.gpus)[:80]} are no GPUs of a host")
+        check_gpus(self.gpus)
 
 
 @dataclass(frozen=True)

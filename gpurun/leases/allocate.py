@@ -208,10 +208,17 @@ class _Passing:
         return False
 
     def _grant(self, record: JobRecord, placement: Placement, inventory: Inventory) -> None:
+        ssh_port = next((port for port in SSH_PORTS if port not in self._ports), None)
+        if ssh_port is None:
+            self._problems.append(StateError(
+                f"all {len(SSH_PORTS)} ports for the sshds of jobs are in use", job=record.id,
+                hint="the job starts when others have ended",
+            ))  # fmt: skip
+            return
         lease = Lease(
             job=record.id, attempt=record.attempt + 1, owner=record.owner, owner_uid=record.owner_uid,
             generation=placement.generation, racks=placement.racks, grants=placement.grants,
-            ssh_port=next(port for port in SSH_PORTS if port not in self._ports), granted_s=self._view.now_s,
+            ssh_port=ssh_port, granted_s=self._view.now_s,
             inventory=inventory.source, machines=machines_of(inventory, placement.grants),
         )  # fmt: skip
         try:

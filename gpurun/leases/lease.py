@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpurun.errors import StateError
 from gpurun.inventory.model import Host, Inventory
-from gpurun.jobs.spec import Grant
+from gpurun.jobs.spec import Grant, check_path
+
+_MACHINE = re.compile(r"\S+:\d{1,5}")
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,9 @@ class Lease:
         apart: hosts that hold GPUs of an elastic gang without being part of it: on their way in, or out.
         joins: hosts that came to an elastic gang after its start, oldest first, each as often as it came.
         machines: host → `gpurun.inventory.model.Host.machine` as it was at the grant. Leases of older versions lack it.
+
+    Raises:
+        ValueError: `inventory` is no path, or one of `machines` is none; what reads a file takes that for damage.
     """
 
     job: str
@@ -42,6 +48,12 @@ class Lease:
     joins: tuple[str, ...] = ()
     machines: Mapping[str, str] = field(default_factory=dict, hash=False)
     version: int = 1
+
+    def __post_init__(self) -> None:
+        check_path(self.inventory)
+        for machine in self.machines.values():
+            if not _MACHINE.fullmatch(machine):
+                raise ValueError(f"{machine[:80]!r} is no machine")
 
     @property
     def name(self) -> str:
@@ -92,6 +104,8 @@ def _as_granted(host: Host, machine: str | None) -> Host:
 
 def _removed_host(grant: Grant, inventory: Inventory, lease: Lease) -> Host:
     """A host that the inventory does not name any more. Its other hosts say how to log in."""
-    like = next((host for host in inventory.hosts if host.generation == lease.generation), inventory.hosts[0])
-    host = Host(grant.host, like.rack, lease.generation, max(grant.gpus, default=0) + 1, like.fabric, user=like.user)
+    like = next((host for host in inventory.hosts if host.generation == lease.generation), None)
+    like = like or next(iter(inventory.hosts), None)  # somebody may have removed all of them
+    rack, fabric, user = (like.rack, like.fabric, like.user) if like else ("", next(iter(inventory.fabrics), ""), None)
+    host = Host(grant.host, rack, lease.generation, max(grant.gpus, default=0) + 1, fabric, user=user)
     return _as_granted(host, lease.machines.get(grant.host))

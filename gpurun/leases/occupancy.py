@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from gpurun.errors import StateError
-from gpurun.inventory.model import SSH_PORT, Host, Inventory
+from gpurun.inventory.model import Host, Inventory, machine_at
 from gpurun.jobs.spec import Grant
 from gpurun.leases.lease import Lease
 
@@ -56,11 +56,21 @@ class Occupancy:
         unnamed = self._machines.get(_nameless(host.name))
         return {**unnamed, **held} if unnamed else held
 
-    def taken(self, inventory: Inventory, *, but: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
-        """Host → GPUs that somebody holds. Leases and promises of the jobs in `but` are left out."""
+    def taken(
+        self, inventory: Inventory, *, but: Collection[str] = (), used: Collection[tuple[str, int]] = ()
+    ) -> dict[str, tuple[int, ...]]:
+        """Host → GPUs that somebody holds. Promises of the jobs in `but` are left out, and so are the GPUs in `used`.
+
+        Args:
+            used: host and GPU of gangs that the caller counts itself.
+        """
         taken = {}
         for host in inventory.hosts if self._machines else ():
-            gpus = [gpu for gpu, holder in self.on(host).items() if holder.job not in but or holder.how in FOR_GOOD]
+            gpus = [
+                gpu
+                for gpu, holder in self.on(host).items()
+                if holder.how in FOR_GOOD or not (holder.job in but or (host.name, gpu) in used)
+            ]
             if gpus:
                 taken[host.name] = tuple(sorted(gpus))
         return taken
@@ -150,7 +160,7 @@ def _gpus_of(lease: Lease) -> Iterable[tuple[str, int, str]]:
     """Machine, GPU and host name of each GPU of a lease; two machines where the lease does not say which one it is."""
     for grant in lease.grants:
         known = lease.machines.get(grant.host)
-        machines = (known,) if known else (f"{grant.host.lower()}:{SSH_PORT}", _nameless(grant.host))
+        machines = (known,) if known else (machine_at(grant.host), _nameless(grant.host))
         for machine in machines:
             for gpu in grant.gpus:
                 yield machine, gpu, grant.host

@@ -68,7 +68,8 @@ class View:
                 (job.record, job.wants) for job in waiting if job.wants and job.record.inventory == inventory.source
             )
         )
-        taken = self.occupancy.taken(inventory, but={gang.id for gang in (*queue, *(run.gang for run in running))})
+        used = {(grant.host, gpu) for run in running for grant in run.placement.grants for gpu in grant.gpus}
+        taken = self.occupancy.taken(inventory, but={gang.id for gang in queue}, used=used)
         unusable = {host: f"{cordon.state}: {cordon.reason}" for host, cordon in self.cordons.items()}
         return Snapshot(inventory, tuple(running), tuple(queue), unusable, taken, self.now_s)
 
@@ -78,10 +79,10 @@ class View:
             job = self.jobs.get(lease.job)
             if job is None or lease.lost or lease.inventory != inventory.source:
                 continue
-            placement = Placement(lease.generation, lease.racks, lease.grants)
+            placement = Placement(lease.generation, lease.racks, _still_there(lease, inventory))
             gang = gang_of(job.record, job.wants or _unknown(job.record))
             if gang.min_gpus is not None:
-                gang = replace(gang, gpus=placement.gpus)
+                gang = replace(gang, gpus=sum(len(grant.gpus) for grant in lease.grants))
             stopping = job.record.state is State.STOPPING or job.request is not None
             ran_s, saved_s = job.record.started_s, job.record.checkpoint_s
             running.append(Running(gang, placement, lease.granted_s, ran_s, saved_s, stopping))
@@ -96,6 +97,16 @@ class View:
             for refusal in refusals.active([record], self.uid, self.now_s):
                 grants = [Grant(refusal.host, refusal.holder.gpus)]
                 self.occupancy.promise(refusal.holder.job, grants, inventory, how="foreign")
+
+
+def _still_there(lease: Lease, inventory: Inventory) -> tuple[Grant, ...]:
+    """The grants whose hosts the inventory knows as the same machines. The occupancy knows where the others are."""
+    by_name, machines = inventory.by_name, lease.machines
+    return tuple(
+        grant
+        for grant in lease.grants
+        if (host := by_name.get(grant.host)) is not None and machines.get(grant.host, host.machine) == host.machine
+    )
 
 
 def place_of(record: JobRecord) -> tuple[int, float, str]:

@@ -318,7 +318,7 @@ def read_record(path: StatePath, kind: type[Record]) -> Record:
 
     Raises:
         FileNotFoundError: there is none.
-        StateError: it is there but unreadable, too large, not JSON, or not a `kind`.
+        StateError: it is there but unreadable, too large, not JSON, not a `kind`, or has a number beyond 64 bits.
     """
     return read_signed(path, kind)[0]
 
@@ -341,6 +341,7 @@ def read_signed(path: StatePath, kind: type[Record], *, linked: bool = False) ->
         raise StateError(f"is larger than any state file gpurun writes{blame(found)}", where=str(path))
     try:
         record = msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        msgspec.msgpack.encode(record)  # refuses numbers beyond 64 bits, which no index of records could keep
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise StateError(f"is not a valid {kind.__name__}: {error}{blame(found)}", where=str(path)) from error
     return record, None if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else found.st_uid

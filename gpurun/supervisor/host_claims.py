@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpurun.errors import GpurunError, HostNotReady
 from gpurun.facts import claims as facts
 from gpurun.jobs.record import GpuHolder
+from gpurun.jobs.spec import MOST_GPUS
 from gpurun.jobs.states import State
 from gpurun.launch.plan import cards
 from gpurun.leases.lease import Lease
@@ -83,6 +84,7 @@ def _holders(host: str, error: GpurunError) -> tuple[GpuHolder, ...]:
 
 
 def holder_of(found: facts.HeldGpus) -> GpuHolder:
-    """What a host says about one holder, as a job's record keeps it."""
+    """What a host says about one holder, as a job's record keeps it. A number that no GPU can have is left out."""
     who = found.claimant
-    return GpuHolder(found.gpus, who.job, who.attempt, who.user, who.uid, who.head, who.state, found.why)
+    gpus = tuple(gpu for gpu in found.gpus if gpu < MOST_GPUS)
+    return GpuHolder(gpus, who.job, who.attempt, who.user, who.uid, who.head, who.state, found.why)

@@ -83,6 +83,27 @@ def test_every_command_answers(jobs, tmp_path, capsys, file, thing):
         assert LeaseStore(tmp_path / "home").read_all().leases == ()
 
 
+HOLDER = {"gpus": [0], "job": "j-0000abcd"}
+RECORDS = {
+    "a NUL in the inventory's path": {"inventory": "/a\0b"},
+    "a number of 100 digits": {"attempt": int("9" * 100)},
+    **{f"a refusal of GPUs {gpus}": {"refusals": [
+        {"host": "h1", "holder": {**HOLDER, "gpus": gpus}, "until_s": 9e9, "pause_s": 5.0}
+    ]} for gpus in ([-1], [0, 0], [1024], [10**30])},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("file", ["leases/{job}.json", "jobs/{job}/state.json", "jobs/{waits}/state.json"])
+@pytest.mark.parametrize("what", RECORDS)
+def test_every_command_answers_though_a_record_has_a_value_that_gpurun_cannot_use(jobs, tmp_path, capsys, what, file):
+    path = tmp_path / "home" / file.format_map(jobs)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **RECORDS[what]}))
+    for command in COMMANDS:
+        with pytest.raises(SystemExit) as ended:
+            main([word.format_map(jobs) for word in command])
+        assert ended.value.code in (0, 2, 5), (command, capsys.readouterr().err)
+
+
 def status(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["status", "--json"])

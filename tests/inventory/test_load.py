@@ -228,6 +228,26 @@ def test_two_hosts_are_not_one_machine(second: str) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "machine"),
+    [
+        *[("10.0.0.7", text, "10.0.0.7:22") for text in ("10.7", "0xa.7", "167772167", "012.0.0.7", "::ffff:10.0.0.7")],
+        ("2001:db8::1", "2001:DB8:0:0:0:0:0:1", "2001:db8::1:22"),
+        ("fe80::1%eth0", "FE80:0::1%eth0", "fe80::1%eth0:22"),
+    ],
+)  # fmt: skip
+def test_spellings_of_one_ip_address_are_one_machine(first: str, second: str, machine: str) -> None:
+    hosts = f'h1: {{address: "{first}"}}, h2: {{address: "{second}"}}'
+    (problem,) = problems(MINIMAL_HOSTS.replace("h1: {{}}, ", "").format(hosts))
+    assert f"hosts h1 and h2 are one machine, {machine}:" in problem
+
+
+@pytest.mark.parametrize("name", ["08", "1x", "10.0.0.256", "10.0.0.7.example.org"])
+def test_a_name_that_only_looks_like_an_ip_address_stays_a_name(name: str) -> None:
+    text = MINIMAL_HOSTS.format(f"h2: {{address: {name}}}")
+    assert read(text).by_name["h2"].machine == f"{name}:22"
+
+
 def test_one_address_with_two_ports_is_two_machines() -> None:
     assert len(read(MINIMAL_HOSTS.format("h2: {address: h1, port: 2222}")).hosts) == 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -13,7 +14,7 @@ from gpurun.inventory.load import load
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
-from gpurun.leases import members
+from gpurun.leases import allocate, members
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.lease import Lease, as_granted, machines_of
 from gpurun.leases.occupancy import Occupancy
@@ -151,6 +152,62 @@ def test_a_host_that_was_removed_from_the_inventory_is_still_reached_for_its_gan
     assert found.by_name["h2"].user == "train"
     assert found.fabric_of(found.by_name["h2"]).interface == "eth0"
     lock.close()
+
+
+@pytest.mark.parametrize("racks", ["{}", "{r1: {}}", "{r1: {hosts: {}}}"])
+def test_a_gang_is_still_reached_when_somebody_removed_every_host_from_the_inventory(inventory, running, racks):
+    _, lease, lock = running
+    inventory.write_text(HEAD + f"racks: {racks}\n")
+    found = as_granted(load(inventory), lease)
+    assert [(host.name, host.machine) for host in found.hosts] == [("h1", "h1:22"), ("h2", "h2:22")]
+    lock.close()
+
+
+@pytest.mark.parametrize(
+    "hosts", ["{h1: {address: h2}, h2: {address: h1}}", "{x1: {address: h1}, h2: {}}", "{h1: {address: h2}}"]
+)
+def test_a_gang_gets_the_free_machine_though_hosts_changed_names_under_a_running_gang(home, inventory, hosts):
+    submit(home, inventory, gpus=2)
+    ((first, lock),) = run_pass(home, now_s=2.0).granted
+    assert first.machines == {"h1": "h1:22"}
+    folder = submit(home, inventory, gpus=2)
+    inventory.write_text(HEAD + f"racks: {{r1: {{hosts: {hosts}}}}}\n")
+    done = run_pass(home, now_s=3.0)
+    assert done.problems == ()
+    ((lease, other),) = done.granted
+    assert (lease.job, *lease.machines.values()) == (folder.id, "h2:22")
+    lock.close()
+    other.close()
+
+
+def test_a_gang_waits_while_the_only_machine_is_held_under_another_name(home, inventory):
+    submit(home, inventory, gpus=4)
+    ((_, lock),) = run_pass(home, now_s=2.0).granted
+    submit(home, inventory, gpus=2)
+    inventory.write_text(HEAD + "racks: {r1: {hosts: {x1: {address: h1}, h1: {address: h2}}}}\n")
+    done = run_pass(home, now_s=3.0)
+    assert (done.granted, done.problems) == ((), ())
+    lock.close()
+
+
+@pytest.mark.parametrize("machine", ["", "h1", ":", "h1:", ":22", "h1:ssh", "h1:22 ", "h1:1000000"])
+def test_a_lease_whose_machine_is_none_is_damaged_so_nothing_is_granted(home, inventory, running, machine):
+    folder, _, lock = running
+    path = LeaseStore(home).path(folder.id).plain
+    path.write_text(path.read_text().replace('"h1:22"', json.dumps(machine)))
+    with pytest.raises(StateError, match="no machine"):
+        run_pass(home, now_s=3.0)
+    lock.close()
+
+
+def test_a_job_waits_when_every_port_for_a_job_s_sshd_is_in_use(home, inventory, monkeypatch):
+    monkeypatch.setattr(allocate, "SSH_PORTS", range(23022, 23023))
+    submit(home, inventory, gpus=1)
+    submit(home, inventory, gpus=1)
+    done = run_pass(home, now_s=2.0)
+    assert [lease.ssh_port for lease, _ in done.granted] == [23022]
+    assert ["ports" in str(problem) for problem in done.problems] == [True]
+    done.granted[0][1].close()
 
 
 def test_hosts_of_a_lease_of_an_older_version_are_as_the_inventory_says(inventory, running):

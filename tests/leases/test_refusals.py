@@ -65,7 +65,7 @@ def test_neither_a_clock_that_was_set_back_nor_a_false_time_keeps_a_gpu_taken():
 
 
 def test_several_holders_on_one_host_and_several_jobs_add_up():
-    carol = GpuHolder((0, 0), head="head-3")
+    carol = GpuHolder((0,), head="head-3")
     refusals = remember((), {"gpu-1": [BOB, carol], "gpu-2": [BOB]}, now_s=100.0)
     other = remember((), {"gpu-1": [GpuHolder((1,), "j-0000000c", 1, "carol")]}, now_s=100.0)
     found = refused_gpus([record(refusals=refusals), record(refusals=other)], 1000, 101.0)

@@ -58,6 +58,12 @@ def test_what_a_host_says_is_fit_to_be_printed_and_stored(text):
     assert len(repr(found)) < 1000
 
 
+@pytest.mark.parametrize("index", [-1, 1024, 2**62])
+def test_a_gpu_that_no_host_has_is_left_out_of_what_a_host_says(index):
+    (found,) = refusals_in({"gpu-1": refusal(held(cards=((0, ""), (index, ""))))})["gpu-1"]
+    assert found.gpus == (0,)
+
+
 @pytest.mark.parametrize("detail", [None, [], "x", [1], [["a"]], [[[0, ""], {}, [], ""]], [[[0], [], [], ""]]])
 def test_an_answer_that_is_not_valid_is_a_failure_of_the_host(detail):
     error = RemoteOpFailed("?", kind="claimed", detail={"refused": detail} if detail else {}, host="gpu-1")
