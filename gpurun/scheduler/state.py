@@ -78,7 +78,7 @@ class PassState:
         self.oldest: Gang | None = None
         self.lenders: list[Running] = []
         self.wakes: list[float] = []
-        self._alike: dict[Hashable, tuple[float, Wait]] = {}  # since something became easier to get
+        self._alike: dict[Hashable, tuple[tuple[float, str], Wait]] = {}  # since something became easier to get
         self._usable: Index | None = None
         self._suffices: dict[tuple[int, int], bool] = {}
 
@@ -129,18 +129,19 @@ class PassState:
         """True, and the same wait, if an older gang just like it found no room: most of a long queue.
 
         Since then others have only got more. A younger gang has less patience behind it, and less of its pool's room.
+        An older gang of lower rank is looked at: at the end of the pass, hosts may be kept for it.
         """
         if gang.id in self.keeping.holds:
             return False
         found = self._alike.get(self._kind(gang))
-        if found is None or (gang.submitted_s < found[0] and (self.book is not None or self.may_keep)):
+        if found is None or (gang.age < found[0] and not self.policy.strict):
             return False
         self.waits[gang.id] = found[1]
         return True
 
     def share_wait(self, gang: Gang, wait: Wait) -> None:
         """Gangs just like this one may wait for the same reason."""
-        self._alike[self._kind(gang)] = gang.submitted_s, wait
+        self._alike[self._kind(gang)] = gang.age, wait
 
     def _kind(self, gang: Gang) -> Hashable:
         """Equal for gangs that differ only in age, and that end in time for the same reservations."""

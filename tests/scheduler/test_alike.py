@@ -11,7 +11,7 @@ from clusters import cluster
 
 from gpurun.inventory.model import Pool
 from gpurun.jobs.spec import Constraints
-from gpurun.scheduler.model import Gang, Running, Snapshot
+from gpurun.scheduler.model import Gang, Grant, Kept, Placement, Running, Snapshot
 from gpurun.scheduler.policy import DEFAULT
 from gpurun.scheduler.schedule import schedule
 from gpurun.scheduler.state import PassState
@@ -83,3 +83,15 @@ def test_the_worlds_have_gangs_that_are_alike():
         found = schedule(random_snapshot(seed))
         shared += len(found.waits) - len({id(wait) for wait in found.waits.values()})
     assert shared > 100
+
+
+def test_the_oldest_is_served_though_one_like_it_is_in_front_and_another_gang_gives_up_its_hosts_in_this_pass():
+    inventory = cluster(racks=1, hosts=2, gpus=2)
+    free, used = (Placement("pascal", (host.rack,), (Grant(host.name, (0, 1)),)) for host in inventory.hosts)
+    kept_for = Gang("kept-for", 2, 20 * HOUR, kept=Kept(free, "patience"))
+    in_front, oldest = Gang("in-front", 2, 50 * HOUR, priority=5, requeued=True), Gang("oldest", 2, HOUR, priority=5)
+    running = Running(Gang("running", 2), used, 0.0, 0.0)
+    snapshot = Snapshot(inventory, (running,), (kept_for, in_front, oldest), now_s=100 * HOUR)
+    found = schedule(snapshot, replace(DEFAULT, patience_s=HOUR))
+    assert [gang.id for gang, _ in found.starts] == ["kept-for"]
+    assert list(found.kept) == ["oldest"]
