@@ -123,7 +123,8 @@ class Book:
                 return Wait(Reason.POOL, bound.full(), behind=gang.pool)
             if self._left(bound, gang) < gang.least:
                 first = self._aside[bound.key].id
-                return Wait(Reason.POOL, f"what {shown(bound.pool)} has left is for {first}, which has waited longest")
+                left = shown(bound.pool) if bound.pool == OWN else f"what {shown(bound.pool)} has left"
+                return Wait(Reason.POOL, f"{left} is for {first}, which has waited longest")
         return None
 
     def allows(self, gang: Gang) -> int:

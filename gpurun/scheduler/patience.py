@@ -8,7 +8,7 @@ from gpurun.scheduler.keeping import Hold
 from gpurun.scheduler.model import Gang, Kept, Reason
 from gpurun.scheduler.starting import try_start
 from gpurun.scheduler.state import PassState
-from gpurun.scheduler.waiting import keep_soonest, patience_ends_s
+from gpurun.scheduler.waiting import keep_soonest, patience_of
 
 
 def set_aside(state: PassState, queue: list[Gang]) -> None:
@@ -62,7 +62,7 @@ def keep_for_the_oldest(state: PassState) -> None:
 
 def _is_overdue(state: PassState, gang: Gang) -> bool:
     """Returns True if others have overtaken the gang for long enough, and it could run."""
-    overdue = patience_ends_s(state, gang) <= state.now_s
+    overdue = gang.submitted_s + patience_of(state, gang) <= state.now_s
     return overdue and state.capacity.could_hold(gang) and state.hosts_suffice(gang)
 
 

@@ -78,7 +78,9 @@ class PassState:
         self.oldest: Gang | None = None
         self.lenders: list[Running] = []
         self.wakes: list[float] = []
-        self._alike: dict[Hashable, tuple[tuple[float, str], Wait]] = {}  # since something became easier to get
+        self._alike: dict[
+            Hashable, tuple[tuple[float, str], Wait, float | None]
+        ] = {}  # since something became easier to get
         self._usable: Index | None = None
         self._suffices: dict[tuple[int, int], bool] = {}
 
@@ -126,22 +128,35 @@ class PassState:
         return self.keeping.drop(gang.id)
 
     def waits_like_another(self, gang: Gang) -> bool:
-        """True, and the same wait, if an older gang just like it found no room: most of a long queue.
+        """True, and the same wait, if a gang just like it found no room: most of a long queue.
 
-        Since then others have only got more. A younger gang has less patience behind it, and less of its pool's room.
-        An older gang of lower rank is looked at: at the end of the pass, hosts may be kept for it.
+        Since then others have only got more. An older gang may be left more of its pool's room, so it is looked at.
         """
         if gang.id in self.keeping.holds:
             return False
         found = self._alike.get(self._kind(gang))
-        if found is None or (gang.age < found[0] and not self.policy.strict):
+        if found is None or (gang.age < found[0] and self.book is not None):
             return False
-        self.waits[gang.id] = found[1]
+        _, self.waits[gang.id], patience_s = found
+        if patience_s is not None:
+            self.note_patience(gang, patience_s)
         return True
 
-    def share_wait(self, gang: Gang, wait: Wait) -> None:
-        """Gangs just like this one may wait for the same reason."""
-        self._alike[self._kind(gang)] = gang.age, wait
+    def share_wait(self, gang: Gang, wait: Wait, patience_s: float | None = None) -> None:
+        """Gangs just like this one may wait for the same reason.
+
+        Args:
+            patience_s: for how long each of them may be overtaken; None if no hosts are kept for such gangs.
+        """
+        self._alike[self._kind(gang)] = gang.age, wait, patience_s
+
+    def note_patience(self, gang: Gang, patience_s: float) -> None:
+        """Note that a gang waits for room: it is overdue, or a pass must look at it again when it will be."""
+        ends_s = gang.submitted_s + patience_s
+        if ends_s <= self.now_s:
+            self.overdue.append(gang)
+        elif not self.policy.strict:
+            self.wakes.append(ends_s)
 
     def _kind(self, gang: Gang) -> Hashable:
         """Equal for gangs that differ only in age, and that end in time for the same reservations."""

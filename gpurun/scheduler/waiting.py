@@ -52,12 +52,12 @@ def lenders(state: PassState) -> list[Running]:
     return [run for run in borrowing if state.now_s - run.granted_s >= least_s]
 
 
-def patience_ends_s(state: PassState, gang: Gang) -> float:
-    """Until when the gang may be overtaken; see `Policy.patience_s`."""
+def patience_of(state: PassState, gang: Gang) -> float:
+    """For how many seconds the gang may be overtaken; see `Policy.patience_s`."""
     patience_s = state.policy.patience_s
     if gang.least > state.index.height:
         patience_s *= min(1.0, (2 * share_of(state.index.lanes(gang.constraints), gang.least)) ** 4)
-    return gang.submitted_s + patience_s
+    return patience_s
 
 
 def keep_soonest(state: PassState, gang: Gang) -> bool:
@@ -77,20 +77,16 @@ def keep_soonest(state: PassState, gang: Gang) -> bool:
 
 
 def _wait_for_room(state: PassState, gang: Gang) -> None:
-    strict = state.policy.strict
-    patience_s = patience_ends_s(state, gang)
-    if patience_s <= state.now_s:
-        state.overdue.append(gang)
-    elif not strict:
-        state.wakes.append(patience_s)
-    if _fits_but_for_a_reservation(state, gang):
+    strict, patience_s = state.policy.strict, patience_of(state, gang)
+    state.note_patience(gang, patience_s)
+    if _fits_but_for_a_reservation(state, gang, patience_s):
         return
     if state.first_blocked is None:
         state.first_blocked = gang.id
         if not strict and _reserve(state, gang):
             return
     message = state.capacity.refuse(state.index, gang).message
-    state.share_wait(gang, state.wait(gang, Reason.NO_ROOM, message))
+    state.share_wait(gang, state.wait(gang, Reason.NO_ROOM, message), patience_s)
 
 
 def _wait_for_hosts(state: PassState, gang: Gang) -> None:
@@ -101,13 +97,13 @@ def _wait_for_hosts(state: PassState, gang: Gang) -> None:
     state.share_wait(gang, state.wait(gang, Reason.HOSTS, message))
 
 
-def _fits_but_for_a_reservation(state: PassState, gang: Gang) -> bool:
+def _fits_but_for_a_reservation(state: PassState, gang: Gang, patience_s: float) -> bool:
     """True, and a wait, if only GPUs that are held until a known time keep the gang from starting."""
     if not state.room.fits_without_timed_holds(gang):
         return False
     behind = state.keeping.against(gang)[0]
     message = f"would fit, but could delay the start of {behind}"
-    state.share_wait(gang, state.wait(gang, Reason.RESERVED, message, behind=behind))
+    state.share_wait(gang, state.wait(gang, Reason.RESERVED, message, behind=behind), patience_s)
     return True
 
 
