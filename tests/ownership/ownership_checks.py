@@ -45,9 +45,9 @@ def leases_of(home: Path) -> dict[str, Lease]:
     return found
 
 
-def is_leased(home: Path, job: str) -> bool:
-    """Whether anything still says which GPUs a job has."""
-    return any(lease.job == job for lease in leases_of(home).values())
+def is_leased(home: Path, job: str, *, lost: bool) -> bool:
+    """Whether anything still says which GPUs a job has now, or which it could not be fenced on."""
+    return any(lease.job == job and lease.lost == lost for lease in leases_of(home).values())
 
 
 def _by_second_name(folder: str, job: str) -> Lease | None:
