@@ -35,7 +35,7 @@ class Story:
     Attributes:
         noticed_s: until the job left RUNNING; None if it never did.
         again_s: until it was RUNNING again.
-        resumed_from: the step the restarted gang began after.
+        resumed_from: the step the restarted gang began after; None if no step is in the log twice.
     """
 
     fault: str
