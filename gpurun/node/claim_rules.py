@@ -123,17 +123,17 @@ class Refused(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What to do about one wanted GPU: exactly one of three things, or nothing if it is ours already.
+    """What to do about one wanted GPU: nothing if it is ours already, or one of these.
 
     Attributes:
         make: make a claim.
-        over: the stale claim to remove first.
+        over: the stale claims to remove first. There are two where one was made by index and one by UUID.
         refused: leave it to its holder.
     """
 
     card: Card
     make: bool = False
-    over: Optional[Volume] = None
+    over: Tuple[Volume, ...] = ()
     refused: Optional[Refused] = None
 
 
@@ -149,16 +149,13 @@ def _step(me: Claimant, card: Card, seen: Seen) -> Step:
     for container in seen.containers:
         if container.claimant.key != me.key and holds(container.cards, card):
             return Step(card, refused=refusal(card, container.claimant, seen, _has(container)))
-    for volume in sorted(seen.volumes, key=lambda one: one.claimant.key == me.key):
-        if not same_gpu(volume.card, card):
-            continue
-        if volume.claimant.key == me.key:
-            return Step(card)
+    of_card = [volume for volume in seen.volumes if same_gpu(volume.card, card)]
+    others = [volume for volume in of_card if volume.claimant.key != me.key]
+    for volume in others:
         why = why_live(volume, seen)
         if why:
             return Step(card, refused=refusal(card, volume.claimant, seen, why))
-        return Step(card, make=True, over=volume)
-    return Step(card, make=True)
+    return Step(card, make=len(others) == len(of_card), over=tuple(others))
 
 
 def why_live(volume: Volume, seen: Seen) -> str:

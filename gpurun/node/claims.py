@@ -8,7 +8,7 @@ other's container, and does not start. So no GPU is given to two gangs, whatever
 from typing import Any, Dict, List, Protocol, Sequence
 
 from gpurun.node.call import Call, OpError
-from gpurun.node.claim_rules import Card, Claimant, Container, Refused, Seen, Volume, decide, refusal
+from gpurun.node.claim_rules import Card, Claimant, Container, Refused, Seen, Step, Volume, decide, refusal
 from gpurun.node.claim_store import DockerStore, hide_life, show_life
 
 
@@ -39,13 +39,9 @@ def take(store: Store, me: Claimant, wanted: Sequence[Card]) -> List[Refused]:
     refused = [step.refused for step in steps if step.refused is not None]
     made: List[Card] = []
     for step in [] if refused else steps:
-        if step.over is not None:
-            why = store.still_runs(step.over)
-            if not why and not store.remove(step.over):
-                why = "somebody else has just taken it over"
-            if why:
-                refused = [refusal(step.card, step.over.claimant, seen, why)]
-                break
+        refused = _take_over(store, step, seen)
+        if refused:
+            break
         if step.make:
             holder = store.make(me, step.card)
             if holder.key != me.key:
@@ -55,6 +51,17 @@ def take(store: Store, me: Claimant, wanted: Sequence[Card]) -> List[Refused]:
     if refused:
         _give_back(store, me, made)
     return refused
+
+
+def _take_over(store: Store, step: Step, seen: Seen) -> List[Refused]:
+    """Remove the stale claims on a GPU; who holds it after all, if somebody does."""
+    for volume in step.over:
+        why = store.still_runs(volume)
+        if not why and not store.remove(volume):
+            why = "somebody else has just taken it over"
+        if why:
+            return [refusal(step.card, volume.claimant, seen, why)]
+    return []
 
 
 def _give_back(store: Store, me: Claimant, made: Sequence[Card]) -> None:

@@ -144,6 +144,26 @@ def test_a_claim_is_live_while_its_agent_is_connected_or_a_container_of_its_job_
     assert host.holder(CARDS[0]) == BOB.job
 
 
+def test_two_stale_claims_on_one_gpu_are_taken_over_at_once():
+    """One was made by index, when NVML did not answer; the other by UUID."""
+    host = Host(volumes={volume_name(card): volume_labels(ALICE, card, 0, 1) for card in ((0, ""), CARDS[0])})
+    assert take(host, BOB, CARDS[:1]) == []
+    assert list(host.volumes) == [volume_name(CARDS[0])]
+    assert host.holder(CARDS[0]) == BOB.job
+
+
+@pytest.mark.parametrize("wanted", [(0, ""), CARDS[0]])
+@pytest.mark.parametrize("stale, live", [((0, ""), CARDS[0]), (CARDS[0], (0, ""))])
+def test_a_live_claim_beside_a_stale_one_is_met_under_either_name(wanted, stale, live):
+    carol = Claimant("j-0000000c", 1, "c" * 16, "carol", 1003, "head-3")
+    host = Host(connected={ALICE.key})
+    host.volumes[volume_name(stale)] = volume_labels(carol, stale, 0, 1)
+    host.volumes[volume_name(live)] = volume_labels(ALICE, live, 0, 1)
+    before = dict(host.volumes)
+    (refused,) = take(host, BOB, [wanted])
+    assert (refused.holder, host.volumes) == (ALICE, before)
+
+
 def test_a_stale_claim_stays_while_a_process_of_its_job_runs_or_holds_the_gpu():
     host = Host(left={ALICE.job: "its process 4711 is there (sshd)"})
     take(host, ALICE, CARDS[:1])
