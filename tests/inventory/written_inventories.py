@@ -164,6 +164,6 @@ def inventories(draw: st.DrawFn) -> Written:
     writer.aside(0)
     if writer.chance():
         out.add(f"pools:{writer.tail()}")
-        out.add(f"{' ' * writer.step}vision: {{reservation: 4,   limit: 8}}{writer.tail()}")
+        out.add(f"{' ' * writer.step}vision: {{reservation: 0,   limit: 8}}{writer.tail()}")
         writer.aside(0)
     return out
