@@ -7,7 +7,7 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -123,7 +123,8 @@ def sync_all(*, files: Iterable[StatePath], folders: Iterable[StatePath]) -> Non
             if path is None:
                 return
             try:
-                _sync(path.open_folder() if is_folder else path.open_file(os.O_RDONLY), path)
+                opened = path.open_folder() if is_folder else path.open_file(os.O_RDONLY)
+                _apply(os.fsync, opened, path, "synced")
             except (FileNotFoundError, StateError) as error:
                 failures.append(error)
 
@@ -201,25 +202,20 @@ def set_aside(path: StatePath) -> StatePath:
 
 def sync_folder(folder: StatePath) -> None:
     """fsync a folder, so that names created in or removed from it stay so."""
-    _sync(folder.open_folder(), folder)
+    _apply(os.fsync, folder.open_folder(), folder, "synced")
 
 
 def touch_folder(folder: StatePath) -> None:
     """Give a folder a new time of change, as a change of what is in it does."""
-    descriptor = folder.open_folder()
-    try:
-        os.utime(descriptor)
-    except OSError as error:
-        raise told(error, folder, "touched") from error
-    finally:
-        os.close(descriptor)
+    _apply(os.utime, folder.open_folder(), folder, "touched")
 
 
-def _sync(descriptor: int, path: StatePath) -> None:
+def _apply(act: Callable[[int], None], descriptor: int, path: StatePath, done: str) -> None:
+    """Do something to an open file or folder, and close it."""
     try:
-        os.fsync(descriptor)
+        act(descriptor)
     except OSError as error:
-        raise told(error, path, "synced") from error
+        raise told(error, path, done) from error
     finally:
         os.close(descriptor)
 
@@ -227,7 +223,7 @@ def _sync(descriptor: int, path: StatePath) -> None:
 def sync_file(path: StatePath) -> None:
     """fsync a file that was appended to, and its folder: what is in it by now stays. What is no file is passed over."""
     with suppress(FileNotFoundError, StateError):
-        _sync(path.open_file(os.O_RDONLY), path)
+        _apply(os.fsync, path.open_file(os.O_RDONLY), path, "synced")
         sync_folder(path.parent)
 
 
