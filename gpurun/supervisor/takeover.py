@@ -37,8 +37,7 @@ POLL_S = 0.05
 
 def ownerless_jobs(home: Path) -> dict[int, tuple[str, ...]]:
     """The jobs that have not ended, or still hold GPUs, of each uid without an account."""
-    store = JobStore(home)
-    found = {(record.owner_uid, record.id) for record in store.records(lambda _: None, ids=store.live_ids())}
+    found = {(record.owner_uid, record.id) for record in JobStore(home).live_records()}
     found |= {(lease.owner_uid, lease.job) for lease in LeaseStore(home).read_all().leases}
     jobs: dict[int, tuple[str, ...]] = {}
     for uid, job in sorted(found):
