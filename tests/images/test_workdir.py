@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import BadInput
+from gpurun.images import tree
 from gpurun.images.tree import scan
 from gpurun.images.workdir import DIRECT_BYTES, sync_workdir
 from gpurun.remote import RemoteOpFailed
@@ -185,17 +186,16 @@ def test_an_empty_folder(hosts, tmp_path):
     assert list((tmp_path / "h0/job").iterdir()) == []
 
 
-def test_a_second_scan_of_ten_thousand_files_reads_none_of_them(tmp_path):
+def test_a_second_scan_reads_no_file_again(tmp_path, monkeypatch):
     top = tmp_path / "many"
-    for number in range(40):
+    for number in range(10):
         (top / f"d{number}").mkdir(parents=True)
-        for inner in range(50):
+        for inner in range(10):
             (top / f"d{number}/{inner}").write_text(f"{number}/{inner}")
     old = time.time() - 100
     for path in top.rglob("*"):
         os.utime(path, (old, old))
     time.sleep(2.1)
     first = scan(top, tmp_path / "memory.json")
-    began = time.process_time()
+    monkeypatch.setattr(tree, "_digest", None)
     assert scan(top, tmp_path / "memory.json") == first
-    assert time.process_time() - began < 1.0

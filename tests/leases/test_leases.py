@@ -127,7 +127,7 @@ def test_looking_for_orphans_is_quick_while_many_run(home):
     locks = [store.grant(replace(LEASE, job=f"j-{number:08x}"), Occupancy()) for number in range(50)]
     before = time.monotonic()
     assert list(store.take_orphans(LEASE.owner_uid)) == []
-    assert time.monotonic() - before < 0.5
+    assert time.monotonic() - before < 5  # it waits for none of their locks
     assert len(locks) == 50
 
 

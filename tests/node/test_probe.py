@@ -31,7 +31,7 @@ def test_a_driver_that_hangs_costs_its_time_out_once():
     started = time.monotonic()
     with pytest.raises(probe_apart.TooSlow, match=r"0\.2 s"):
         probe_apart.ask(lambda: time.sleep(60), 0.2)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
 
 
 def test_a_driver_that_kills_its_process():
@@ -150,9 +150,9 @@ def test_a_full_backlog_is_a_time_out_and_costs_it_once():
             sock.setblocking(False)
             sock.connect_ex(("127.0.0.1", port))
         started = time.monotonic()
-        outcomes = probe_net.connect([{"address": "127.0.0.1", "port": port}] * 3, None, 0.3)
-        assert [one["error"] for one in outcomes] == ["timeout"] * 3
-        assert time.monotonic() - started < 2
+        outcomes = probe_net.connect([{"address": "127.0.0.1", "port": port}] * 30, None, 0.3)
+        assert [one["error"] for one in outcomes] == ["timeout"] * 30
+        assert time.monotonic() - started < 6
         for sock in fill:
             sock.close()
 

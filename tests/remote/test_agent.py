@@ -114,7 +114,7 @@ def test_a_background_process_does_not_hold_the_call(agent):
     began = time.monotonic()
     out = agent.call("proc.run", argv=["sh", "-c", "sleep 78.1 & echo out"]).value
     assert out["stdout"] == "out\n"
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     by(lambda: not running("78.1"))
 
 
@@ -233,7 +233,7 @@ def test_a_host_that_falls_silent_is_noticed(net):
             began = time.monotonic()
             with pytest.raises(HostUnreachable, match="no sign of life"):
                 agent.call("files.stat", path="/", timeout_s=30)
-            assert time.monotonic() - began < 4
+            assert time.monotonic() - began < 15
             assert not agent.alive
         finally:
             os.kill(agent.hello["pid"], signal.SIGCONT)

@@ -114,10 +114,10 @@ def test_what_comes_while_it_is_waited_for_is_waited_for(copy, tmp_path):
     gates = [threading.Event() for _ in range(4)]
     script = [each for number, gate in enumerate(gates) for each in (gate, piece(number, str(number)))]
     made, _ = copy(script)
-    timers = [threading.Timer(0.3 * (number + 1), gate.set) for number, gate in enumerate(gates)]
+    timers = [threading.Timer(0.5 * (number + 1), gate.set) for number, gate in enumerate(gates)]
     for timer in timers:
         timer.start()
-    assert made.wait(0.8)
+    assert made.wait(1.6)
     made.close()
     assert text(tmp_path) == ["0", "1", "2", "3"]
 
