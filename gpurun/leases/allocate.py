@@ -104,7 +104,7 @@ def look(home: Path, *, now_s: float, on_problem: OnProblem = lambda _: None, de
             jobs[name] = _at(job, path)
         if job.record.state.holds_gpus:
             may_hold.append(name)
-    found = (*holdings.leases, *leases.removed(may_hold))
+    found = (*holdings.leases, *leases.removed({*may_hold}.difference(lease.name for lease in holdings.leases)))
     all_leases = tuple(replace(lease, inventory=canonical(lease.inventory)) for lease in found)
     occupancy = Occupancy(all_leases)
     for overlap in occupancy.overlaps:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpurun.errors import StateError
 from gpurun.inventory.model import Inventory
@@ -82,7 +82,7 @@ class View:
             placement = Placement(lease.generation, lease.racks, _still_there(lease, inventory))
             gang = gang_of(job.record, job.wants or _unknown(job.record))
             if gang.min_gpus is not None:
-                gang = replace(gang, gpus=sum(len(grant.gpus) for grant in lease.grants))
+                gang = gang.but(gpus=sum(len(grant.gpus) for grant in lease.grants))
             stopping = job.record.state is State.STOPPING or job.request is not None
             ran_s, saved_s = job.record.started_s, job.record.checkpoint_s
             running.append(Running(gang, placement, lease.granted_s, ran_s, saved_s, stopping))

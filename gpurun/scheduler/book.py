@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from functools import cache
 
-from gpurun.scheduler.model import Gang, Reason, Refusal, Running, Snapshot, Wait
+from gpurun.scheduler.model import Gang, Reason, Refusal, Running, Snapshot, Wait, by_rank
 from gpurun.scheduler.pools import ENOUGH, OWN, Tree, tree_of
 
 RESERVED, ENTITLED, BORROWING = 0, 1, 2
@@ -55,6 +55,7 @@ class Book:
     Attributes:
         entitlements: pool → GPUs it may use now.
         standing: gang → RESERVED, ENTITLED or BORROWING, counting the gangs of its pool that rank before it.
+        order: the waiting gangs by standing, then by rank: the order in which a pass looks at them.
     """
 
     def __init__(self, snapshot: Snapshot, capacity: int) -> None:
@@ -68,7 +69,12 @@ class Book:
         active = [running.gang for running in snapshot.running if not running.stopping]
         self.active = self._demand(active)  # leaf → GPUs of gangs that are not being stopped
         self.entitlements = self.tree.entitlements(capacity, self._demand((*active, *snapshot.queue)))
-        self.standing = self._standing(snapshot.running, snapshot.queue)
+        ranked = by_rank(snapshot.queue)
+        self.standing = self._standing(snapshot.running, ranked)
+        places: tuple[list[Gang], ...] = [], [], []
+        for gang in ranked:
+            places[self.standing.get(gang.id, BORROWING)].append(gang)
+        self.order = [gang for place in places for gang in place]
 
     def start(self, gang: Gang) -> None:
         """Count a gang that has just been placed, or for which GPUs are kept."""
@@ -178,31 +184,38 @@ class Book:
             self.firm[leaf] = self.firm.get(leaf, 0) + gang.gpus * times
 
     def _demand(self, gangs: Iterable[Gang]) -> dict[str, float]:
-        demand: dict[str, float] = {}
+        pools: dict[str | None, float] = {}
         for gang in gangs:
-            leaf = self.tree.leaf_of(gang.pool)
+            pools[gang.pool] = pools.get(gang.pool, 0.0) + gang.gpus
+        demand: dict[str, float] = {}
+        for pool, gpus in pools.items():
+            leaf = self.tree.leaf_of(pool)
             if leaf is not None:
-                demand[leaf] = demand.get(leaf, 0.0) + gang.gpus
+                demand[leaf] = demand.get(leaf, 0.0) + gpus
         return demand
 
     def _standing(self, running: Sequence[Running], queue: Sequence[Gang]) -> dict[str, int]:
         """Gangs that cannot be preempted are counted first, then by rank; running before waiting.
 
         A waiting gang counts with the fewest GPUs that it needs.
+
+        Args:
+            queue: sorted by rank.
         """
-        by_leaf: dict[str, list[tuple[bool, int, bool, tuple[object, ...], Gang]]] = {}
-        waiting = [(True, gang) for gang in queue]
-        for waits, gang in [*((False, r.gang) for r in running if not r.stopping), *waiting]:
-            leaf = self.tree.leaf_of(gang.pool)
-            if leaf is not None:
-                by_leaf.setdefault(leaf, []).append((gang.preemptible, -gang.priority, waits, gang.rank, gang))
+        members: dict[str, dict[tuple[bool, int, bool], list[Gang]]] = {leaf: {} for leaf in self.tree.nodes}
+        leaf_of = cache(self.tree.leaf_of)
+        for waits, gangs in ((False, by_rank(run.gang for run in running if not run.stopping)), (True, queue)):
+            for gang in gangs:
+                leaf = leaf_of(gang.pool)
+                if leaf is not None:
+                    members[leaf].setdefault((gang.preemptible, -gang.priority, waits), []).append(gang)
         standing = {}
-        for leaf, members in by_leaf.items():
-            reserved, entitled, used = self.tree.nodes[leaf].reservation, self.entitlements[leaf], 0
-            for _, _, waits, _, gang in sorted(members, key=itemgetter(0, 1, 2, 3)):
-                used += gang.least if waits else gang.gpus
-                inside = ENTITLED if used <= entitled + ENOUGH else BORROWING
-                standing[gang.id] = RESERVED if used <= reserved + ENOUGH else inside
+        for leaf, groups in members.items():
+            reserved, entitled, used = self.tree.nodes[leaf].reservation + ENOUGH, self.entitlements[leaf] + ENOUGH, 0
+            for group in sorted(groups):
+                for gang in groups[group]:
+                    used += gang.least if group[2] else gang.gpus
+                    standing[gang.id] = RESERVED if used <= reserved else ENTITLED if used <= entitled else BORROWING
         return standing
 
 

@@ -69,7 +69,7 @@ def _fewer_gpus(snapshot: Snapshot, gang: Gang, policy: Policy) -> Change | None
     low, high = 0, max(0, gang.least // step - 1)
     while low < high:
         middle = (low + high + 1) // 2
-        if _starts(_with(snapshot, replace(gang, gpus=middle * step, min_gpus=None)), gang.id, policy):
+        if _starts(_with(snapshot, gang.but(gpus=middle * step, min_gpus=None)), gang.id, policy):
             low = middle
         else:
             high = middle - 1
@@ -81,17 +81,17 @@ def _fewer_gpus(snapshot: Snapshot, gang: Gang, policy: Policy) -> Change | None
 
 def _candidates(snapshot: Snapshot, gang: Gang, decisions: Decisions) -> Iterator[tuple[Change, Snapshot]]:
     for change, constraints in _other_constraints(snapshot.inventory, gang.constraints):
-        yield change, _with(snapshot, replace(gang, constraints=constraints))
+        yield change, _with(snapshot, gang.but(constraints=constraints))
     limit = _time_that_is_left(snapshot, gang, decisions)
     if limit is not None:
         change = Change("time_limit", f"{limit:.0f}s", f"a time limit of {limit:.0f} s: it would end in time")
-        yield change, _with(snapshot, replace(gang, time_limit_s=limit))
+        yield change, _with(snapshot, gang.but(time_limit_s=limit))
     if not gang.preemptible and snapshot.inventory.pools:
         change = Change("preemptible", "true", "preemptible: it may then borrow what others do not use")
-        yield change, _with(snapshot, replace(gang, preemptible=True))
+        yield change, _with(snapshot, gang.but(preemptible=True))
     top = max((other.priority for other in snapshot.queue if other.id != gang.id), default=gang.priority) + 1
     if top > gang.priority:
-        yield Change("priority", str(top), f"priority {top}"), _with(snapshot, replace(gang, priority=top))
+        yield Change("priority", str(top), f"priority {top}"), _with(snapshot, gang.but(priority=top))
     yield from _other_pools(snapshot, gang, decisions)
     yield from _uncordoned(snapshot)
 

@@ -21,7 +21,7 @@ def carried_out(snapshot: Snapshot, decisions: Decisions) -> Snapshot:
 
 
 def _with_kept(gang: Gang, kept: Kept | None) -> Gang:
-    return gang if gang.kept == kept else replace(gang, kept=kept)
+    return gang if gang.kept == kept else gang.but(kept=kept)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def growth(snapshot: Snapshot, gang: Gang, now: Placement, policy: Policy = DEFA
     near = tuple(name for name in others if snapshot.inventory.by_name[name].rack in now.racks)
     for hosts in dict.fromkeys((near, others if wants.locality == "any" else near)):
         more = replace(wants, hosts=hosts, generations=(now.generation,), prefer="any", locality_wait_s=0.0)
-        rest = replace(gang, id=f"{gang.id}+", gpus=missing, min_gpus=step, constraints=more, kept=None)
+        rest = gang.but(id=f"{gang.id}+", gpus=missing, min_gpus=step, constraints=more, kept=None)
         starts = schedule(replace(after, queue=(rest,)), policy).starts if hosts else ()
         if starts:
             return starts[0][1]

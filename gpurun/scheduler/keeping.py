@@ -42,6 +42,7 @@ class Keeping:
         self.holds: dict[str, Hold] = {}
         self._taken: dict[str, Masks] = {}
         self._timed: list[Hold] = []
+        self._against: dict[float, tuple[str, ...]] = {}  # gangs' longest_s → for whom GPUs are held against them
 
     @property
     def reservation(self) -> Hold | None:
@@ -85,18 +86,22 @@ class Keeping:
         self._taken[hold.gang.id] = self.index.hold(hold.masks)
         if hold.free_s != ENDLESS:
             self._timed.append(hold)
+            self._against.clear()
 
     def drop(self, gang: str) -> Hold | None:
         """Release what is held for a gang. Returns it, None if there was nothing."""
         self.index.give(self._taken.pop(gang, ()))
         self._timed = [hold for hold in self._timed if hold.gang.id != gang]
+        self._against.clear()
         return self.holds.pop(gang, None)
 
     def against(self, gang: Gang) -> tuple[str, ...]:
         """For whom GPUs are held that this gang may not use, of those whose time is known; the others' never."""
-        if not self._timed:
-            return ()
-        return tuple([hold.gang.id for hold in self._timed if hold.outlasted_by(gang, self.now_s)])
+        known = self._against.get(gang.longest_s)
+        if known is None:
+            known = tuple([hold.gang.id for hold in self._timed if hold.outlasted_by(gang, self.now_s)])
+            self._against[gang.longest_s] = known
+        return known
 
     def open(self, against: tuple[str, ...]) -> None:
         """Let a gang use the GPUs of all holds whose time is known, except these."""

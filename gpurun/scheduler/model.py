@@ -6,10 +6,13 @@ randomness; times are seconds on whatever clock the caller uses, all on the same
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
+from operator import attrgetter
+from typing import Any
+
+import msgspec
 
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.limits import limit_ends_s
@@ -25,9 +28,8 @@ ANYWHERE = Constraints()
 """No constraint at all."""
 
 
-@dataclass(frozen=True)
-class Gang:
-    """A request for GPUs, all of them or none.
+class Gang(msgspec.Struct, frozen=True, gc=False):
+    """A request for GPUs, all of them or none. Not a dataclass, because a pass makes ten thousand of them.
 
     Attributes:
         id: the job's id.
@@ -84,10 +86,6 @@ class Gang:
         wants = self.constraints
         return wants.locality_wait_s > 0 and wants.prefer != "any" and wants.locality == "any"
 
-    def sized(self, gpus: int) -> Gang:
-        """The gang with another number of GPUs."""
-        return self if gpus == self.gpus else replace(self, gpus=gpus)
-
     @property
     def longest_s(self) -> float:
         """How long it is expected to hold its GPUs at most if it is granted now; ENDLESS without a time limit."""
@@ -100,10 +98,26 @@ class Gang:
         """Smaller is older."""
         return (self.submitted_s, self.id)
 
-    @cached_property
+    @property
     def rank(self) -> tuple[int, bool, float, str]:
         """Its place among the gangs of its pool; smaller goes first."""
         return (-self.priority, not self.requeued, self.submitted_s, self.id)
+
+    def but(self, **changes: Any) -> Gang:
+        """The gang with some attributes changed."""
+        return msgspec.structs.replace(self, **changes)
+
+    def sized(self, gpus: int) -> Gang:
+        """The gang with another number of GPUs."""
+        return self if gpus == self.gpus else self.but(gpus=gpus)
+
+
+def by_rank(gangs: Iterable[Gang]) -> list[Gang]:
+    """Gangs sorted by `Gang.rank`, in a third of the time that a rank for each of them takes."""
+    groups: dict[tuple[int, bool], list[Gang]] = {}
+    for gang in sorted(gangs, key=attrgetter("submitted_s", "id")):
+        groups.setdefault((-gang.priority, not gang.requeued), []).append(gang)
+    return [gang for group in sorted(groups) for gang in groups[group]]
 
 
 @dataclass(frozen=True)

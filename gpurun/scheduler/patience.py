@@ -17,10 +17,14 @@ def set_aside(state: PassState, queue: list[Gang]) -> None:
         state.book.set_aside(sorted((gang for gang in queue if _is_overdue(state, gang)), key=lambda gang: gang.age))
 
 
-def keep_again(state: PassState, queue: list[Gang]) -> None:
-    """Before any gang is considered: keep what earlier passes kept, or other hosts where some are lost by now."""
-    state.keep_again(queue)
-    lapsed = (g for g in queue if g.kept is not None and g.kept.why == "patience" and g.id not in state.keeping.holds)
+def keep_again(state: PassState, waiting: list[Gang]) -> None:
+    """Before any gang is considered: keep what earlier passes kept, or other hosts where some are lost by now.
+
+    Args:
+        waiting: the gangs for which they kept some.
+    """
+    state.keep_again(waiting)
+    lapsed = (g for g in waiting if g.kept and g.kept.why == "patience" and g.id not in state.keeping.holds)
     for gang in sorted(lapsed, key=lambda gang: gang.age):
         passes = state.book is None or state.book.gate(gang) is None
         if passes and state.may_keep and _is_overdue(state, gang):

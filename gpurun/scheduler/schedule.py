@@ -11,10 +11,10 @@ from __future__ import annotations
 from itertools import islice
 from operator import attrgetter
 
-from gpurun.scheduler.book import BORROWING, Book
+from gpurun.scheduler.book import Book
 from gpurun.scheduler.capacity import Capacity
 from gpurun.scheduler.index import Index
-from gpurun.scheduler.model import ENDLESS, Decisions, Gang, Snapshot
+from gpurun.scheduler.model import ENDLESS, Decisions, Gang, Snapshot, by_rank
 from gpurun.scheduler.patience import keep_again, keep_for_the_oldest, keep_if_oldest, set_aside
 from gpurun.scheduler.policy import DEFAULT, Policy
 from gpurun.scheduler.starting import consider, leave_waiting
@@ -42,7 +42,7 @@ def schedule(
     order = _ordered(snapshot, policy, state.book)
     state.lenders = lenders(state)
     set_aside(state, order)
-    keep_again(state, order)
+    keep_again(state, [gang for gang in order if gang.kept is not None])
     for position, gang in enumerate(order):
         if policy.strict and state.first_blocked is not None:
             leave_waiting(state, order[position:])
@@ -62,13 +62,9 @@ def _ordered(snapshot: Snapshot, policy: Policy, book: Book | None) -> list[Gang
         return sorted(snapshot.queue, key=_by_submission)
     if policy.order == "duration":
         return sorted(snapshot.queue, key=_by_duration)
-    if book is None:
-        return sorted(snapshot.queue, key=_by_rank)
-    standing = book.standing
-    return sorted(snapshot.queue, key=lambda gang: (standing.get(gang.id, BORROWING), gang.rank))
+    return by_rank(snapshot.queue) if book is None else book.order
 
 
-_by_rank = attrgetter("rank")
 _by_submission = attrgetter("submitted_s", "id")
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpurun.jobs.spec import Constraints
 from gpurun.scheduler.book import Book
-from gpurun.scheduler.capacity import Capacity, by_value
+from gpurun.scheduler.capacity import Capacity
 from gpurun.scheduler.consolidate import try_consolidated
 from gpurun.scheduler.index import Index
 from gpurun.scheduler.keeping import Hold, Keeping
@@ -60,6 +61,7 @@ class PassState:
         oldest: the oldest gang of the queue whose patience is over, once somebody has asked.
         lenders: running gangs that may be stopped for others.
         wakes: times at which time alone may change a decision.
+        patience: of the large gangs seen so far, by what they ask for and their size; see `waiting.patience_of`.
     """
 
     def __init__(self, snapshot: Snapshot, policy: Policy, arranged: Arranged) -> None:
@@ -78,9 +80,12 @@ class PassState:
         self.oldest: Gang | None = None
         self.lenders: list[Running] = []
         self.wakes: list[float] = []
+        self.patience: dict[tuple[int, int], float] = {}
         self._alike: dict[
             Hashable, tuple[tuple[float, str], Wait, float | None]
         ] = {}  # since something became easier to get
+        self._numbers: dict[Constraints, int] = {}
+        self._asked: dict[int, tuple[int, Constraints]] = {}
         self._usable: Index | None = None
         self._suffices: dict[tuple[int, int], bool] = {}
 
@@ -160,8 +165,21 @@ class PassState:
 
     def _kind(self, gang: Gang) -> Hashable:
         """Equal for gangs that differ only in age, and that end in time for the same reservations."""
-        kind = by_value(gang), gang.gpus, gang.min_gpus, self.keeping.against(gang)
-        return kind if self.book is None else (*kind, gang.pool, gang.preemptible, self.book.standing.get(gang.id))
+        standing = None if self.book is None else self.book.standing.get(gang.id)
+        against = self.keeping.against(gang)
+        asked = self.asked(gang.constraints)
+        return asked, gang.gpus, gang.min_gpus, gang.avoid, against, gang.pool, gang.preemptible, standing
+
+    def asked(self, constraints: Constraints) -> int:
+        """A number that is equal for equal constraints.
+
+        The gangs of a long queue share few objects, and one object is known by its identity, which costs less.
+        """
+        known = self._asked.get(id(constraints))
+        if known is None:
+            number = self._numbers.setdefault(constraints, len(self._numbers))
+            known = self._asked[id(constraints)] = number, constraints  # which thereby lives as long as its identity
+        return known[0]
 
     @property
     def may_keep(self) -> bool:

@@ -54,10 +54,15 @@ def lenders(state: PassState) -> list[Running]:
 
 def patience_of(state: PassState, gang: Gang) -> float:
     """For how many seconds the gang may be overtaken; see `Policy.patience_s`."""
-    patience_s = state.policy.patience_s
-    if gang.least > state.index.height:
-        patience_s *= min(1.0, (2 * share_of(state.index.lanes(gang.constraints), gang.least)) ** 4)
-    return patience_s
+    least = gang.least
+    if least <= state.index.height:
+        return state.policy.patience_s
+    key = state.asked(gang.constraints), least
+    known = state.patience.get(key)
+    if known is None:
+        share = share_of(state.index.lanes(gang.constraints), least)
+        known = state.patience[key] = state.policy.patience_s * min(1.0, (2 * share) ** 4)
+    return known
 
 
 def keep_soonest(state: PassState, gang: Gang) -> bool:

@@ -167,7 +167,7 @@ class _Cluster:
             self.stops.discard(running.gang.id)
             self.left[number] -= max(0.0, now - GRACE_S - running.granted_s)
             attempts = running.gang.attempts + 1
-            self.queue[running.gang.id] = replace(running.gang, attempts=attempts, requeued=True, kept=None)
+            self.queue[running.gang.id] = running.gang.but(attempts=attempts, requeued=True, kept=None)
         else:
             self.ended += 1
 
@@ -184,7 +184,7 @@ class _Cluster:
         decisions = schedule(snapshot, self.policy, self.arranged)
         for gang, placement in decisions.starts:
             del self.queue[gang.id]
-            started = replace(gang, kept=None) if gang.kept else gang
+            started = gang.but(kept=None) if gang.kept else gang
             self.running[gang.id] = Running(started, placement, now, now)
             heapq.heappush(self.ends, (now + self.left[int(gang.id)], gang.id, gang.attempts))
         for preemption in decisions.preempts:
@@ -192,7 +192,7 @@ class _Cluster:
         for job, gang in self.queue.items():
             kept = decisions.kept.get(job)
             if gang.kept != kept:
-                self.queue[job] = replace(gang, kept=kept)
+                self.queue[job] = gang.but(kept=kept)
         self.wake_s = decisions.wake_s if self.queue else None
         self._sample(now)
 

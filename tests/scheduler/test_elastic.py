@@ -38,7 +38,7 @@ def test_it_does_not_start_with_fewer_than_its_least():
 
 
 def test_with_gpus_per_host_it_shrinks_by_whole_hosts():
-    wants = replace(ELASTIC, constraints=Constraints(gpus_per_host=2))
+    wants = ELASTIC.but(constraints=Constraints(gpus_per_host=2))
     other = runs(Gang("o", 5), ("r0h0", range(3)), ("r0h1", range(2)))
     assert size(Snapshot(cluster(1, 4, 4), (other,), (wants,))) == 6
     assert wants.least == 4
@@ -52,10 +52,10 @@ def test_an_inventory_that_holds_only_the_least_is_enough_and_a_smaller_one_neve
 def test_it_takes_nothing_that_is_reserved_for_who_came_first():
     first = Gang("f", 8, 0.0)
     other = runs(Gang("o", 4, time_limit_s=100.0), ("r0h0", range(4)))
-    late = replace(ELASTIC, submitted_s=1.0)
+    late = ELASTIC.but(submitted_s=1.0)
     found = schedule(Snapshot(cluster(1, 2, 4), (other,), (first, late)))
     assert found.starts == () and found.waits["e"].reason is Reason.RESERVED
-    short = replace(late, time_limit_s=50.0)
+    short = late.but(time_limit_s=50.0)
     assert schedule(Snapshot(cluster(1, 2, 4), (other,), (first, short))).starts[0][0].gpus == 4
 
 
@@ -66,7 +66,7 @@ def grown(snapshot, gang=ELASTIC):
 
 def running(*grants, **more):
     held = runs(ELASTIC, *grants, **more)
-    return replace(held, gang=replace(ELASTIC, gpus=held.placement.gpus))
+    return replace(held, gang=ELASTIC.but(gpus=held.placement.gpus))
 
 
 def test_it_grows_on_other_hosts_of_its_racks_first():
@@ -108,8 +108,8 @@ def test_a_gang_that_waits_for_something_else_does_not_keep_it_from_growing(idle
 
 def test_it_leaves_what_its_pool_has_to_a_gang_that_waits_for_that():
     pools = (Pool("p", limit=7),)
-    gang = replace(ELASTIC, pool="p", preemptible=True)
-    mine = replace(running(("r0h0", range(4))), gang=replace(gang, gpus=4))
+    gang = ELASTIC.but(pool="p", preemptible=True)
+    mine = replace(running(("r0h0", range(4))), gang=gang.but(gpus=4))
     waiting = Gang("w", 4, pool="p", preemptible=True)
     assert growth(Snapshot(alike(1, 3, 4, pools), (mine,), (waiting,)), gang, mine.placement) is None
     assert growth(Snapshot(alike(1, 3, 4, pools), (mine,), ()), gang, mine.placement).gpus == 3
@@ -120,7 +120,7 @@ def test_a_pool_asks_for_the_least_of_an_elastic_gang_and_bounds_the_rest(gpus, 
     snapshot = Snapshot(cluster(1, 2, 4, (Pool("p", limit=4),)))
     gang = Gang("e", gpus, min_gpus=least, pool="p", preemptible=True)
     assert size(replace(snapshot, queue=(gang,))) == got
-    assert "e" in schedule(replace(snapshot, queue=(replace(gang, min_gpus=5),))).never or gpus < 5
+    assert "e" in schedule(replace(snapshot, queue=(gang.but(min_gpus=5),))).never or gpus < 5
 
 
 def test_an_elastic_gang_that_takes_back_starts_with_what_was_emptied_for_it():
@@ -131,7 +131,7 @@ def test_an_elastic_gang_that_takes_back_starts_with_what_was_emptied_for_it():
     snapshot = Snapshot(cluster(1, 2, 4, pools), (borrower,), (elastic,), now_s=1e4)
     found = schedule(snapshot)
     assert [one.victim for one in found.preempts] == ["r"] and found.kept["e"].placement.gpus == 2
-    assert size(replace(snapshot, running=(), queue=(replace(elastic, kept=found.kept["e"]),))) == 2
+    assert size(replace(snapshot, running=(), queue=(elastic.but(kept=found.kept["e"]),))) == 2
 
 
 def test_an_elastic_gang_larger_than_what_is_usable_is_reserved_its_least():
@@ -146,7 +146,7 @@ def test_an_elastic_gang_larger_than_what_is_usable_is_reserved_its_least():
     "wants", [Constraints(locality="host"), Constraints(hosts=("r0h0",)), Constraints(gpus_per_host=5)]
 )
 def test_its_constraints_hold(wants):
-    gang = replace(ELASTIC, constraints=wants)
+    gang = ELASTIC.but(constraints=wants)
     assert (
         growth(Snapshot(alike(1, 2, 4), (running(("r0h0", range(4))),)), gang, runs(gang, ("r0h0", range(4))).placement)
         is None
@@ -154,7 +154,7 @@ def test_its_constraints_hold(wants):
 
 
 def test_it_stays_in_its_rack_where_it_must():
-    gang = replace(ELASTIC, constraints=Constraints(locality="rack"))
+    gang = ELASTIC.but(constraints=Constraints(locality="rack"))
     now = runs(gang, ("r0h0", range(4))).placement
     assert growth(Snapshot(alike(2, 1, 4), (running(("r0h0", range(4))),)), gang, now) is None
 
@@ -162,8 +162,8 @@ def test_it_stays_in_its_rack_where_it_must():
 def test_it_grows_neither_past_its_pool_nor_onto_cordoned_hosts_nor_another_network():
     mine = running(("r0h0", range(4)))
     pools = (Pool("p", reservation=4, limit=6),)
-    gang = replace(ELASTIC, pool="p", preemptible=True)
-    mine_in_pool = replace(mine, gang=replace(gang, gpus=4))
+    gang = ELASTIC.but(pool="p", preemptible=True)
+    mine_in_pool = replace(mine, gang=gang.but(gpus=4))
     found = growth(Snapshot(alike(1, 2, 4, pools), (mine_in_pool,)), gang, mine.placement)
     assert found is None or found.gpus <= 2
     assert grown(Snapshot(alike(1, 2, 4), (mine,), unusable={"r0h1": "lost"})) is None
@@ -178,7 +178,7 @@ def test_it_grows_neither_past_its_pool_nor_onto_cordoned_hosts_nor_another_netw
 
 def test_a_host_it_failed_on_is_taken_again_only_if_no_other_could_be():
     mine = running(("r0h0", range(4)))
-    gang = replace(ELASTIC, avoid=("r0h1",))
+    gang = ELASTIC.but(avoid=("r0h1",))
     assert grown(Snapshot(alike(1, 3, 4), (mine,)), gang).hosts == ("r0h2",)
     busy = runs(Gang("o", 4), ("r0h2", range(4)))
     assert grown(Snapshot(alike(1, 3, 4), (mine, busy)), gang) is None

@@ -123,7 +123,7 @@ def test_every_change_that_is_offered_starts_it():
     gang = next(gang for gang in busy(*queue).queue if gang.id == "g")
     for change in found.changes:
         if change.what == "gpus":
-            snapshot = busy(Gang("first", 6, 1.0), replace(gang, gpus=int(change.value), constraints=Constraints()))
+            snapshot = busy(Gang("first", 6, 1.0), gang.but(gpus=int(change.value), constraints=Constraints()))
             assert [g.id for g, _ in schedule(snapshot).starts] == ["g"]
 
 

@@ -71,7 +71,7 @@ class Cluster(RuleBasedStateMachine):
     def end(self, run):
         del self.running[run.gang.id]
         if run.stopping:
-            self.queue[run.gang.id] = replace(run.gang, requeued=True, kept=None)
+            self.queue[run.gang.id] = run.gang.but(requeued=True, kept=None)
 
     @rule()
     def run_a_pass(self):
@@ -85,7 +85,7 @@ class Cluster(RuleBasedStateMachine):
         self.preemptions_are_just(before, decisions)
         for gang, placement in decisions.starts:
             del self.queue[gang.id]
-            self.running[gang.id] = Running(replace(gang, kept=None), placement, self.now, self.now)
+            self.running[gang.id] = Running(gang.but(kept=None), placement, self.now, self.now)
             assert gang.gpus == placement.gpus
             assert not set(placement.hosts) & set(self.unusable)
             self.takers.pop(gang.id, None)
@@ -96,7 +96,7 @@ class Cluster(RuleBasedStateMachine):
         for job in decisions.never:
             del self.queue[job]
         for job, gang in self.queue.items():
-            self.queue[job] = replace(gang, kept=decisions.kept.get(job))
+            self.queue[job] = gang.but(kept=decisions.kept.get(job))
         self.a_taker_gets_what_was_emptied_for_it(decisions)
 
     def every_gang_is_answered_once(self, decisions):

@@ -53,7 +53,7 @@ def world(seed, kind):
     taken = {"r1h0": (0,)} if patient.gpus < 12 and "whole hosts" not in kind and rng.random() < 0.3 else {}
     limits = rng.choice([(None,), (None, LASTS_S), (LASTS_S,)])
     stream = [gang_of_stream(rng, number, patient.pool, limits) for number in range(110)]
-    older = [replace(stream[0], id="older", gpus=rng.choice([4, 8, 12]), submitted_s=-1.0)] if not pools else []
+    older = [stream[0].but(id="older", gpus=rng.choice([4, 8, 12]), submitted_s=-1.0)] if not pools else []
     lasts = {gang.id: rng.uniform(1, LASTS_S) for gang in (*older, patient, *stream)}
     lasts = {job: LASTS_S if rng.random() < 0.3 else seconds for job, seconds in lasts.items()}
     return World(cluster(2, 2, 4, pools), POLICY, lasts, [*older, *sorted([patient, *stream], key=age)], lost, taken)

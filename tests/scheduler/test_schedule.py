@@ -242,7 +242,7 @@ def test_whole_gangs_and_no_more_than_it_takes():
 
 def test_lowest_priority_goes_first():
     running = lent()
-    running = (running[0], replace(running[1], gang=replace(running[1].gang, priority=-1)), running[2])
+    running = (running[0], replace(running[1], gang=running[1].gang.but(priority=-1)), running[2])
     assert [p.victim for p in take_back(4, running).preempts] == ["old"]
 
 
@@ -297,7 +297,7 @@ def test_a_reservation_is_honoured_even_if_the_pool_itself_fills_its_limit():
     snapshot = Snapshot(cluster(1, 4, 8, POOLS), running, (Gang("firm", 8, 9.0, pool="vision"),), now_s=HOUR)
     decisions = schedule(snapshot)
     assert [preemption.victim for preemption in decisions.preempts] == ["s2"]
-    keeps = replace(snapshot.queue[0], kept=decisions.kept["firm"])
+    keeps = snapshot.queue[0].but(kept=decisions.kept["firm"])
     still = replace(snapshot, running=(running[0], replace(running[1], stopping=True)), queue=(keeps,))
     assert schedule(still).kept == decisions.kept
     assert started(schedule(replace(still, running=running[:1]))) == ["firm"]

@@ -1,7 +1,7 @@
 """A small cluster in virtual time: a stream of gangs comes and goes, and every pass is handed back what it kept."""
 
 import heapq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gpurun.scheduler.model import Gang, Inventory, Kept, Running, Snapshot
 from gpurun.scheduler.policy import Policy
@@ -62,11 +62,11 @@ class World:
         self._no_gpu_twice(found)
         for gang, placement in found.starts:
             del self.queue[gang.id]
-            self.running[gang.id] = Running(replace(gang, kept=None), placement, self.now_s, self.now_s)
+            self.running[gang.id] = Running(gang.but(kept=None), placement, self.now_s, self.now_s)
             self.began[gang.id] = self.now_s
             heapq.heappush(self.ends, (self.now_s + self.lasts[gang.id], gang.id))
         for job, gang in self.queue.items():
-            self.queue[job] = replace(gang, kept=self.hand_back(found.kept.get(job)))
+            self.queue[job] = gang.but(kept=self.hand_back(found.kept.get(job)))
         return found.wake_s
 
     def _no_gpu_twice(self, found) -> None:
