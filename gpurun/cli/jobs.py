@@ -138,7 +138,6 @@ def _records(store: JobStore, view: View, problems: list[GpurunError], *, all_jo
 
 def _with_trouble(store: JobStore, record: JobRecord) -> JobRecord:
     """A record whose reason says so when the job's supervisor cannot start or go on."""
-    from dataclasses import replace
 
     from gpurun.leases.store import LeaseStore
     from gpurun.supervisor.trouble import CARRIED, supervisor_trouble
@@ -146,7 +145,7 @@ def _with_trouble(store: JobStore, record: JobRecord) -> JobRecord:
     if record.state not in CARRIED:
         return record
     trouble = supervisor_trouble(store.get(record.id), record, LeaseStore(store.home))
-    return replace(record, reason=trouble) if trouble else record
+    return record.but(reason=trouble) if trouble else record
 
 
 def _print_job(store: JobStore, record: JobRecord) -> None:

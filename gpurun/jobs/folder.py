@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import stat
 from contextlib import suppress
-from dataclasses import replace
 
 from gpurun.errors import StateError
 from gpurun.jobs.record import CancelRequest, JobRecord
@@ -77,7 +76,7 @@ class JobFolder:
         """Go to `state`, changing fields on the way. Raises StateError if no way leads there."""
         before = self.record()
         check_way(self.id, before.state, state)
-        return self.write(replace(before, state=state, **changes))  # type: ignore[arg-type]
+        return self.write(before.but(state=state, **changes))
 
     def cancel_request(self) -> CancelRequest | None:
         """What somebody asked of this job, if anything. A damaged request is none: see `mend_request`."""

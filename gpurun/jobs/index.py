@@ -15,7 +15,6 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ class _Content(msgspec.Struct, array_like=True, frozen=True):
 
 _CONTENT = msgspec.msgpack.Decoder(_Content)
 _RECORD = msgspec.msgpack.Decoder(JobRecord)
-_DEFAULTS = {field.name: field.default for field in fields(JobRecord) if field.default is not MISSING}
+_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(JobRecord)}
 
 
 class LiveIndex:
@@ -152,7 +151,7 @@ class LiveIndex:
 
 
 def _slim(record: JobRecord) -> dict[str, Any]:
-    return {name: value for name, value in vars(record).items() if name not in _DEFAULTS or value != _DEFAULTS[name]}
+    return {name: value for name, default in _DEFAULTS.items() if (value := getattr(record, name)) != default}
 
 
 def _boot_id() -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -176,7 +175,7 @@ def finish(store: JobStore, record: JobRecord, *, now_s: float) -> JobRecord:
     outcome = record.outcome or State.FAILED
     request = folder.cancel_request()
     if outcome is State.QUEUED and request is not None and request.kind == "cancel":
-        record = folder.write(replace(record, reason=f"cancelled by {request.by}", code=1))
+        record = folder.write(record.but(reason=f"cancelled by {request.by}", code=1))
         outcome = State.CANCELLED
     if outcome is State.QUEUED:
         folder.clear_preemption()

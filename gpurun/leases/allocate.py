@@ -234,7 +234,7 @@ class _Passing:
 
     def _note_kept(self, record: JobRecord, kept: Kept | None, started: Collection[str]) -> None:
         if record.kept != kept and record.id not in started and record.owner_uid == self._view.uid:
-            self._store.get(record.id).write(replace(record, kept=kept))
+            self._store.get(record.id).write(record.but(kept=kept))
 
     def _preempt(self, preemptions: Iterable[Preemption]) -> None:
         """Ask this user's gangs to end, and let other users' gangs be asked: in one go, for all inventories."""
@@ -270,4 +270,4 @@ def _loaded(path: str, on_problem: OnProblem) -> Inventory | None:
 
 def _at(job: LiveJob, inventory: str) -> LiveJob:
     """Jobs of older versions may name their inventory by another path."""
-    return LiveJob(replace(job.record, inventory=inventory), job.wants, job.request)
+    return LiveJob(job.record.but(inventory=inventory), job.wants, job.request)

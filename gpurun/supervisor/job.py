@@ -134,7 +134,7 @@ class SupervisedJob:
     def amend(self, **changes: object) -> None:
         """Change fields of the job's record; any thread may."""
         with self._recording:
-            self.record = self.folder.write(replace(self.record, **changes))  # type: ignore[arg-type]
+            self.record = self.folder.write(self.record.but(**changes))
 
     def told(self) -> None:
         """Tell whoever follows the job which state it is in."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from gpurun.cli.printing import job_json
@@ -43,7 +41,7 @@ def test_jobs_of_one_owner_do_not(capsys):
 
 def test_a_long_queue_is_cut_short_and_says_so(capsys):
     waiting = [record(f"j-{number:08x}", "alice", 1) for number in range(30)]
-    running = replace(record("j-000000ff", "alice", 1), state=State.RUNNING)
+    running = record("j-000000ff", "alice", 1).but(state=State.RUNNING)
     print_status([HOST], [*waiting, running], most_queued=20)
     shown = capsys.readouterr().out
     rows = [line.split()[0] for line in shown.splitlines() if line.startswith("j-")]

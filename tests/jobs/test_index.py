@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -90,12 +89,12 @@ def test_every_field_comes_back(jobs, read):
         setback=Setback(1, "rank", "", 0, 1, None, 2.0),
     )  # fmt: skip
     folder = jobs.get(jobs.ids()[0])
-    folder.write(replace(full, id=folder.id))
+    folder.write(full.but(id=folder.id))
     folder.ask_to_cancel(CancelRequest("preempt", "me", 1.0, "because"))
     look(jobs)
     read.clear()
     assert jobs.live_jobs(pytest.fail)[folder.id] == LiveJob(
-        replace(full, id=folder.id), folder.spec().wants, CancelRequest("preempt", "me", 1.0, "because")
+        full.but(id=folder.id), folder.spec().wants, CancelRequest("preempt", "me", 1.0, "because")
     )
     assert read == []
 
@@ -107,7 +106,7 @@ def test_the_spec_gives_all_that_it_wants():
 
 
 def change_record(folder):
-    folder.write(replace(folder.record(), priority=9))
+    folder.write(folder.record().but(priority=9))
 
 
 def cancel(folder):
@@ -125,7 +124,7 @@ def replace_folder(folder):
     """Another folder in its place, with other content and the same times."""
     before, other = folder.path.stat(), folder.path.sibling("other")
     shutil.copytree(folder.path.plain, other.plain)
-    durable.write_record(other / "state.json", replace(folder.record(), priority=9))
+    durable.write_record(other / "state.json", folder.record().but(priority=9))
     os.utime(other.plain, ns=(before.st_atime_ns, before.st_mtime_ns))
     shutil.rmtree(folder.path.plain)
     other.rename(folder.path)
@@ -194,7 +193,7 @@ def test_a_folder_that_has_just_changed_is_read_again(jobs, read, monkeypatch):
     time.sleep(own_cache.SETTLED_NS / 1e9 + 0.05)
     folder = jobs.get(jobs.ids()[0])
     for priority in range(50):
-        folder.write(replace(folder.record(), priority=priority))
+        folder.write(folder.record().but(priority=priority))
         assert jobs.live_jobs(pytest.fail)[folder.id].record.priority == priority
 
 
@@ -270,7 +269,7 @@ def test_an_index_of_another_state_directory_is_ignored(jobs, tmp_path, read):
     other = JobStore(tmp_path / "other")
     shutil.copytree(jobs.home, other.home)
     folder = other.get(other.ids()[0])
-    folder.write(replace(folder.record(), priority=9))
+    folder.write(folder.record().but(priority=9))
     mine = own_cache.place(tmp_path / "cache" / "gpurun" / "jobs", os.path.realpath(other.folder.plain))
     shutil.copy(kept(tmp_path), mine)
     look(other)

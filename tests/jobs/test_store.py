@@ -104,7 +104,7 @@ def test_a_flipped_bit_in_a_text_is_reported(store):
 @pytest.mark.parametrize("name", ["j-00000000", "../../x", "\0", ""])
 def test_a_record_that_names_another_job_is_reported(store, name):
     folder = create(store)
-    durable.write_record(folder.path / "state.json", replace(folder.record(), id=name))
+    durable.write_record(folder.path / "state.json", folder.record().but(id=name))
     with pytest.raises(StateError, match=r"names job .*, not its own"):
         folder.record()
 

@@ -1,7 +1,6 @@
 """GPUs that are kept for a queued job over passes: what is stored, what is handed back, and what old files say."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -73,7 +72,7 @@ def test_hosts_kept_for_a_large_gang_stay_kept_while_more_important_ones_arrive(
 def test_what_is_kept_survives_in_the_record(home):
     folder = submit(home, 8, 2.0)
     kept = Kept(Placement("pascal", ("r1",), (Grant("h1", (0, 1, 2, 3)), Grant("h'; rm -rf", (0,)))), "preemption")
-    folder.write(replace(folder.record(), kept=kept))
+    folder.write(folder.record().but(kept=kept))
     assert folder.record().kept == kept
 
 

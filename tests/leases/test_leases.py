@@ -171,7 +171,7 @@ def test_a_pass_that_only_looks_writes_nothing(home):
 def test_a_crash_between_lease_and_record_is_understood(home):
     folder = submit(home, 2)
     ((_, lock),) = run_pass(home, now_s=2.0).granted
-    folder.write(replace(folder.record(), state=State.QUEUED, granted=(), attempt=0))
+    folder.write(folder.record().but(state=State.QUEUED, granted=(), attempt=0))
     assert run_pass(home, now_s=3.0).granted == ()
     assert len(held(home)) == 2
     lock.close()

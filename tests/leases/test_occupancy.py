@@ -234,7 +234,7 @@ def test_a_job_with_a_damaged_spec_waits_instead_of_starting_without_its_constra
 def test_a_host_that_refused_is_left_alone_by_its_owner_s_gangs_until_the_pause_is_over(home, inventory):
     folder = submit(home, inventory, gpus=2)
     refusal = HostRefusal("h1", GpuHolder((0, 1), "j-0000000f", 1, "eve", head="head2"), until_s=7.0, pause_s=5.0)
-    folder.write(replace(folder.record(), refusals=(refusal,)))
+    folder.write(folder.record().but(refusals=(refusal,)))
     ((lease, lock),) = run_pass(home, now_s=2.0).granted
     assert lease.grants == (Grant("h1", (2, 3)),)
     rows = Cluster(load(inventory), home).rows(look(home, now_s=3.0))
@@ -245,7 +245,7 @@ def test_a_host_that_refused_is_left_alone_by_its_owner_s_gangs_until_the_pause_
 def test_refusals_in_another_user_s_record_keep_nobody_away(home, inventory):
     folder = submit(home, inventory)
     refusal = HostRefusal("h1", GpuHolder((0, 1, 2, 3), "j-0000000f", 1, "eve", head="head2"), until_s=7.0, pause_s=5.0)
-    folder.write(replace(folder.record(), refusals=(refusal,)))
+    folder.write(folder.record().but(refusals=(refusal,)))
     view = replace(look(home, now_s=3.0), uid=os.getuid() + 1)
     view.keep(view.queued(), load(inventory))
     assert view.occupancy.taken(load(inventory)) == {}

@@ -48,8 +48,8 @@ def one_like(model: Gang, dice: random.Random, held: Sequence[Placement], **more
     """Mostly like the model, but of its own age."""
     placement = dice.choice(held)
     kept = Kept(placement, dice.choice(["patience", "preemption"])) if placement.gpus == model.least else None
-    return replace(
-        model, submitted_s=dice.uniform(0, 100) * HOUR, kept=kept if dice.random() < 0.1 else None,
+    return model.but(
+        submitted_s=dice.uniform(0, 100) * HOUR, kept=kept if dice.random() < 0.1 else None,
         time_limit_s=dice.choice([model.time_limit_s, HOUR / 2, 30 * HOUR]),
         requeued=dice.choice([model.requeued] * 3 + [not model.requeued]),
         priority=dice.choice([model.priority] * 3 + [5]),
@@ -63,7 +63,7 @@ def random_snapshot(seed: int) -> tuple[Snapshot, Policy]:
     pools = seed % 3 != 0
     inventory = cluster(racks=3, hosts=3, gpus=8, pools=POOLS if pools else ())
     now_s, running = 100 * HOUR, []
-    first = tuple(replace(random_gang(dice, pools), id=f"r{n:02}", min_gpus=None) for n in range(30))
+    first = tuple(random_gang(dice, pools).but(id=f"r{n:02}", min_gpus=None) for n in range(30))
     filled = schedule(Snapshot(inventory, queue=first), replace(DEFAULT, pools=dice.random() < 0.5))
     for gang, placement in filled.starts:
         granted_s = now_s - dice.uniform(0, 10) * HOUR

@@ -101,7 +101,7 @@ def test_a_gang_that_waits_for_something_else_does_not_keep_it_from_growing(idle
     unusable = {"r1h0": "lost"} if "out" in idle.id else {}
     mine = running(("r0h0", range(4)))
     used = (runs(Gang("u", 1, pool="full", preemptible=True), ("r1h1", (3,))),) if idle.pool else ()
-    idle = replace(idle, gpus=1) if idle.pool else idle
+    idle = idle.but(gpus=1) if idle.pool else idle
     found = grown(Snapshot(alike(2, 2, 4, pools), (mine, *used), (idle,), unusable, taken))
     assert found is not None and found.hosts == ("r0h1",)
 

@@ -32,12 +32,12 @@ def test_a_gang_is_made_of_spec_and_record():
     assert gang_of(RECORD, SPEC.wants) == GANG
     first = GANG.but(submitted_s=1.0, attempts=0, requeued=False, avoid=())
     assert new_gang(SPEC.wants, job=GANG.id, submitted_s=1.0) == first
-    assert gang_of(replace(RECORD, attempt=0, avoid=(), submitted_s=1.0), SPEC.wants) == first
+    assert gang_of(RECORD.but(attempt=0, avoid=(), submitted_s=1.0), SPEC.wants) == first
 
 
 def test_many_gangs_are_as_if_made_one_by_one():
     """Also of equal wishes that are not the same object, and of wishes that nobody else keeps."""
-    jobs = [(replace(RECORD, id=f"j-{n:08x}", submitted_s=float(-n)), n % 7) for n in range(200)]
+    jobs = [(RECORD.but(id=f"j-{n:08x}", submitted_s=float(-n)), n % 7) for n in range(200)]
     found = list(gangs_of((record, replace(SPEC, gpus=gpus + 1).wants) for record, gpus in jobs))
     assert found == [gang_of(record, replace(SPEC, gpus=gpus + 1).wants) for record, gpus in jobs]
     assert [gang.rank for gang in found] == [gang.but().rank for gang in found]

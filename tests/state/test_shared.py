@@ -208,7 +208,7 @@ def test_nobody_can_have_something_run_as_somebody_else(state, alice, bob, way):
         forge = f"""
 from dataclasses import replace
 folder = JobStore(home).get("{bobs}")
-folder.write(replace(folder.record(), owner_uid={ALICE}))
+folder.write(folder.record().but(owner_uid={ALICE}))
 """
     else:
         forge = f"(home / 'jobs' / 'j-0000000f').symlink_to('{alices}'); (home / 'live' / 'j-0000000f').touch()"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,7 +99,7 @@ def test_the_record_is_written_only_for_a_newer_one(job, monkeypatch):
 
 
 def test_the_next_attempt_has_saved_nothing_yet(job):
-    job.folder.write(replace(job.record, checkpoint_s=5.0))
+    job.folder.write(job.record.but(checkpoint_s=5.0))
     for state in (State.PREPARING, State.STOPPING, State.QUEUED):
         job.folder.move(state)
     mark_granted(job.store, job.lease)

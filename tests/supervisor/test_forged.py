@@ -122,11 +122,11 @@ def test_a_lease_of_another_owner_than_the_job_s_is_refused(job):
 def test_a_refusal_in_somebody_s_record_does_not_choose_the_inventory(job, monkeypatch):
     """Another user's record may name this user as the holder, and any inventory as the one that knows the host."""
     holder = GpuHolder((0,), "j-0000dead", 1, "me", ME, "head", state_id(job.home))
-    record = replace(job.folder.record(), owner_uid=ME + 1, refusals=remember((), {"h1": [holder]}, now_s=time.time()))
+    record = job.folder.record().but(owner_uid=ME + 1, refusals=remember((), {"h1": [holder]}, now_s=time.time()))
 
     def says(record):
         monkeypatch.setattr(JobStore, "live_jobs", lambda *_: {"j-0000000b": SimpleNamespace(record=record)})
         return [claim.inventory for claim in claims_to_adopt(job.home)]
 
     assert says(record) == [job.lease.inventory], "this user has used that inventory too"
-    assert says(replace(record, inventory=job.hostile)) == []
+    assert says(record.but(inventory=job.hostile)) == []

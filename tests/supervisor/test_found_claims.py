@@ -107,14 +107,14 @@ def test_a_job_that_is_carried_is_not_forgotten(home, inventory, submit):
 def test_a_claim_counts_only_if_the_host_had_it_after_the_attempt_was_over(home, inventory, submit):
     """A holder that ended in the usual way a moment ago has released it by now."""
     folder = submit()
-    record = replace(folder.record(), attempt=1)
-    ended = replace(record, state=State.SUCCEEDED, ended_s=100.0)
-    again = replace(record, state=State.QUEUED, queued_s=100.0)
-    later = replace(record, state=State.RUNNING, attempt=2, granted_s=100.0)
+    record = folder.record().but(attempt=1)
+    ended = record.but(state=State.SUCCEEDED, ended_s=100.0)
+    again = record.but(state=State.QUEUED, queued_s=100.0)
+    later = record.but(state=State.RUNNING, attempt=2, granted_s=100.0)
     for then in (ended, again, later):
         assert not is_forgotten(claim_on(home, inventory, folder.id, seen_s=99.0), [], then)
         assert is_forgotten(claim_on(home, inventory, folder.id, seen_s=101.0), [], then)
-    running = replace(later, attempt=1)
+    running = later.but(attempt=1)
     assert not is_forgotten(claim_on(home, inventory, folder.id), [], running)
 
 
@@ -137,7 +137,7 @@ def test_only_this_users_claims_of_this_state_directory_are_found_in_refusals(ho
     others = [replace(mine, uid=ME + 1), replace(mine, state="f" * 16), replace(mine, state=""), replace(mine, job="")]
     folder = submit()
     refusals = remember((), {"h1": [mine, *others]}, now_s=1000.0)
-    record = folder.write(replace(folder.record(), refusals=refusals))
+    record = folder.write(folder.record().but(refusals=refusals))
     (found,) = in_refusals([record], state, ME, 1001.0)
     assert (found.host, found.holder, found.seen_s) == ("h1", mine, 1000.0)
     assert found.inventory == str(inventory.resolve())
@@ -152,7 +152,7 @@ def test_any_command_adopts_what_a_host_named_in_a_refusal(home, inventory, subm
     monkeypatch.setattr(spawn, "subprocess", popen)
     folder = submit()
     holder = GpuHolder((0, 1), "j-0000dead", 1, "me", ME, "head", state_id(home))
-    folder.write(replace(folder.record(), refusals=remember((), {"h1": [holder]}, now_s=time.time())))
+    folder.write(folder.record().but(refusals=remember((), {"h1": [holder]}, now_s=time.time())))
     assert len(claims_to_adopt(home)) == 1
     assert spawn.adopt_orphans(home, {}) == ("j-0000dead",)
     assert [argv[3] for argv in started] == ["j-0000dead.1.lost"]
