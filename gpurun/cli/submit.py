@@ -92,11 +92,12 @@ def submit(
 
 
 def _submit(spec: JobSpec, inventory: Inventory, *, follow: bool, as_json: bool) -> None:
-    from gpurun.cli.follow import follow_job
     from gpurun.cli.printing import job_json
 
     folder, problem = _store(spec, inventory, follow=follow, print_id=not follow and not as_json)
     if follow:
+        from gpurun.cli.follow import follow_job
+
         if problem is not None:
             say(f"gpurun: {problem}\n  → {problem.hint}")
         code = follow_job(folder, print_id=not as_json, lines_to_stderr=as_json, cancel_on_interrupt=True)
@@ -122,7 +123,6 @@ def _store(
     Args:
         follow: Ctrl-C is to cancel the job.
     """
-    from gpurun.cli.follow import cancel_job
     from gpurun.state.home import home
     from gpurun.supervisor.submission import submit_jobs
 
@@ -139,6 +139,8 @@ def _store(
         for folder in stored:
             say(f"{folder.id} is stored; {'it is cancelled now' if follow else 'it stays in the queue'}")
             if follow:
+                from gpurun.cli.follow import cancel_job
+
                 cancel_job(folder, reason="Ctrl-C")
         raise
     (folder,), problem = submission.folders, submission.problem
