@@ -26,6 +26,7 @@ from yaml.nodes import Node, ScalarNode, SequenceNode
 from gpurun.documents.nodes import Entries, ProblemReport, entries, is_null, node_of
 from gpurun.documents.problems import shown
 from gpurun.errors import BadInput
+from gpurun.msgspec_types import ready
 
 Parse = Callable[[str], object]
 
@@ -205,7 +206,7 @@ def _list(node: Node, kind: Kind, item: Kind, report: ProblemReport, name: str) 
     if len(report.problems) > before:
         return ()
     try:
-        msgspec.convert(values, kind.type)
+        msgspec.convert(values, ready(kind.type))
     except ValueError:
         report.wrong(node, f"{name} is not {kind.expected}", allowed=kind.allowed)
     return values
@@ -214,7 +215,7 @@ def _list(node: Node, kind: Kind, item: Kind, report: ProblemReport, name: str) 
 @lru_cache(maxsize=4096)
 def _scalar(kind: Kind, text: str) -> Any:
     """The value of a text. Raises ValueError. Large inventories repeat the same few texts."""
-    return msgspec.convert(kind.parse(text), kind.type)
+    return msgspec.convert(kind.parse(text), ready(kind.type))
 
 
 def _why(error: ValueError, kind: Kind, text: str) -> str:

@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from gpurun.errors import HostNotReady
+from gpurun.msgspec_types import ready
 
 T = TypeVar("T")
 
@@ -20,6 +21,6 @@ def convert(host: str, kind: type[T], document: object) -> T:
         HostNotReady: a value has the wrong type; the message names its path.
     """
     try:
-        return msgspec.convert(document, kind)
+        return msgspec.convert(document, ready(kind))
     except msgspec.ValidationError as error:
         raise HostNotReady(f"the host's answer is not valid: {error}", host=host) from None

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from gpurun.inventory.model import Inventory
+from gpurun.msgspec_types import ready
 from gpurun.state import own_cache
 
 MIN_HOSTS = 256  # a smaller inventory is parsed as fast as its cache would be found
@@ -58,7 +59,7 @@ def fetch(cache: Path, wanted: Key) -> Inventory | None:
     """The inventory that was kept for this key, or None."""
     payload = own_cache.read(own_cache.place(cache, wanted.path))
     try:
-        entry = msgspec.msgpack.decode(payload or b"", type=_Cached)
+        entry = msgspec.msgpack.decode(payload or b"", type=ready(_Cached))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return entry.inventory if entry.key == wanted else None

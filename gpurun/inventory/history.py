@@ -24,6 +24,7 @@ import msgspec
 
 from gpurun.errors import BadInput, StateError
 from gpurun.inventory.load import MAX_BYTES
+from gpurun.msgspec_types import ready
 from gpurun.state import durable
 from gpurun.state.path import StatePath
 
@@ -80,7 +81,7 @@ class History:
                 with path.reader() as stream:
                     if writers is not None and os.fstat(stream.fileno()).st_uid not in writers:
                         continue
-                    found.append(msgspec.json.decode(stream.read(MAX_RECORD_BYTES + 1), type=RecordedChange))
+                    found.append(msgspec.json.decode(stream.read(MAX_RECORD_BYTES + 1), type=ready(RecordedChange)))
             except FileNotFoundError:
                 continue  # forgotten meanwhile
             except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -23,6 +23,7 @@ import msgspec
 from gpurun.jobs.live import LiveJob
 from gpurun.jobs.record import CancelRequest, JobRecord
 from gpurun.jobs.spec import Wants
+from gpurun.msgspec_types import ready
 from gpurun.state import own_cache
 from gpurun.state.collector import without_collector
 
@@ -62,8 +63,8 @@ class _Content(msgspec.Struct, array_like=True, frozen=True):
     groups: list[_SameWants]
 
 
-_CONTENT = msgspec.msgpack.Decoder(_Content)
-_RECORD = msgspec.msgpack.Decoder(JobRecord)
+_CONTENT = msgspec.msgpack.Decoder(ready(_Content))
+_RECORD = msgspec.msgpack.Decoder(ready(JobRecord))
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(JobRecord)}
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from gpurun.errors import StateError, StateUnavailable
+from gpurun.msgspec_types import ready
 from gpurun.state import durable, lock
 from gpurun.state.filesystem import check_locks
 from gpurun.state.path import StatePath
@@ -75,7 +76,7 @@ def holder(home: Path) -> LockHolder | None:
     """Who holds the allocator lock, or held it last; None if that cannot be read."""
     try:
         with _lock_file(home).reader() as stream:
-            return msgspec.json.decode(stream.read(MAX_HOLDER_BYTES), type=LockHolder)
+            return msgspec.json.decode(stream.read(MAX_HOLDER_BYTES), type=ready(LockHolder))
     except (OSError, StateError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 

@@ -16,6 +16,7 @@ import msgspec
 
 from gpurun import faults
 from gpurun.errors import StateError
+from gpurun.msgspec_types import ready
 from gpurun.state import lock
 from gpurun.state.path import StatePath, blame, told
 
@@ -336,7 +337,7 @@ def read_signed(path: StatePath, kind: type[Record], *, linked: bool = False) ->
     if len(data) > MAX_STATE_BYTES:
         raise StateError(f"is larger than any state file gpurun writes{blame(found)}", where=str(path))
     try:
-        record = msgspec.json.decode(data, type=kind)
+        record = msgspec.json.decode(data, type=ready(kind))
         msgspec.msgpack.encode(record)  # refuses numbers beyond 64 bits, which no index of records could keep
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise StateError(f"is not a valid {kind.__name__}: {error}{blame(found)}", where=str(path)) from error

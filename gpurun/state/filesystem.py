@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from gpurun.errors import StateError, UnsafeState
+from gpurun.msgspec_types import ready
 from gpurun.state import lock
 from gpurun.state.path import StatePath
 from gpurun.state.shared import MARK
@@ -117,7 +118,7 @@ def _read_stamp(path: StatePath) -> _Stamp | None:
     """Where locks were found to work, if that can be read: else they are tried again."""
     try:
         with path.reader() as stream:
-            return msgspec.json.decode(stream.read(MAX_STAMP_BYTES), type=_Stamp)
+            return msgspec.json.decode(stream.read(MAX_STAMP_BYTES), type=ready(_Stamp))
     except (OSError, StateError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
