@@ -97,6 +97,8 @@ class Keeping:
 
     def against(self, gang: Gang) -> tuple[str, ...]:
         """For whom GPUs are held that this gang may not use, of those whose time is known; the others' never."""
+        if not self._timed:
+            return ()
         known = self._against.get(gang.longest_s)
         if known is None:
             known = tuple([hold.gang.id for hold in self._timed if hold.outlasted_by(gang, self.now_s)])

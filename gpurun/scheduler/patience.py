@@ -13,8 +13,15 @@ from gpurun.scheduler.waiting import keep_soonest, patience_of
 
 def set_aside(state: PassState, queue: list[Gang]) -> None:
     """At the beginning of a pass: leave what pools may still use to the oldest gangs whose patience is over."""
-    if state.book is not None:
-        state.book.set_aside(sorted((gang for gang in queue if _is_overdue(state, gang)), key=lambda gang: gang.age))
+    if state.book is None:
+        return
+    oldest: dict[int, Gang] = {}  # of those that want the same: what is left to it is not left to the others
+    for gang in queue:
+        first = oldest.setdefault(state.wishes[gang.id], gang)
+        if gang.submitted_s <= first.submitted_s and gang.age < first.age:
+            oldest[state.wishes[gang.id]] = gang
+    overdue = (gang for gang in oldest.values() if _is_overdue(state, gang))
+    state.book.set_aside(sorted(overdue, key=lambda gang: gang.age))
 
 
 def keep_again(state: PassState, waiting: list[Gang]) -> None:

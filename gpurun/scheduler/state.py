@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpurun.jobs.spec import Constraints
 from gpurun.scheduler.book import Book
 from gpurun.scheduler.capacity import Capacity
 from gpurun.scheduler.consolidate import try_consolidated
@@ -61,7 +60,8 @@ class PassState:
         oldest: the oldest gang of the queue whose patience is over, once somebody has asked.
         lenders: running gangs that may be stopped for others.
         wakes: times at which time alone may change a decision.
-        patience: of the large gangs seen so far, by what they ask for and their size; see `waiting.patience_of`.
+        wishes: gang → a number that is equal for waiting gangs that want the same.
+        patience: of the large gangs seen so far, by wish; see `waiting.patience_of`.
     """
 
     def __init__(self, snapshot: Snapshot, policy: Policy, arranged: Arranged) -> None:
@@ -80,12 +80,11 @@ class PassState:
         self.oldest: Gang | None = None
         self.lenders: list[Running] = []
         self.wakes: list[float] = []
-        self.patience: dict[tuple[int, int], float] = {}
+        self.wishes = _wishes(snapshot.queue)
+        self.patience: dict[int, float] = {}
         self._alike: dict[
             Hashable, tuple[tuple[float, str], Wait, float | None]
         ] = {}  # since something became easier to get
-        self._numbers: dict[Constraints, int] = {}
-        self._asked: dict[int, tuple[int, Constraints]] = {}
         self._usable: Index | None = None
         self._suffices: dict[tuple[int, int], bool] = {}
 
@@ -166,20 +165,7 @@ class PassState:
     def _kind(self, gang: Gang) -> Hashable:
         """Equal for gangs that differ only in age, and that end in time for the same reservations."""
         standing = None if self.book is None else self.book.standing.get(gang.id)
-        against = self.keeping.against(gang)
-        asked = self.asked(gang.constraints)
-        return asked, gang.gpus, gang.min_gpus, gang.avoid, against, gang.pool, gang.preemptible, standing
-
-    def asked(self, constraints: Constraints) -> int:
-        """A number that is equal for equal constraints.
-
-        The gangs of a long queue share few objects, and one object is known by its identity, which costs less.
-        """
-        known = self._asked.get(id(constraints))
-        if known is None:
-            number = self._numbers.setdefault(constraints, len(self._numbers))
-            known = self._asked[id(constraints)] = number, constraints  # which thereby lives as long as its identity
-        return known[0]
+        return self.wishes[gang.id], self.keeping.against(gang), standing
 
     @property
     def may_keep(self) -> bool:
@@ -233,6 +219,24 @@ class PassState:
             entitlements=self.book.entitlements if self.book is not None else {},
             wake_s=min((at_s for at_s in self.wakes if at_s > self.now_s), default=None),
         )
+
+
+def _wishes(gangs: Iterable[Gang]) -> dict[str, int]:
+    """Gang → a number, equal for gangs that differ only in age, history, priority and time limit.
+
+    The gangs of a long queue share few `Constraints`, and one object is known by its identity, which costs less than
+    to compare. The gangs keep these objects, and so their identities, for as long as the pass lasts.
+    """
+    numbers: dict[Hashable, int] = {}
+    asked: dict[int, int] = {}
+    found = {}
+    for gang in gangs:
+        constraints = asked.get(id(gang.constraints))
+        if constraints is None:
+            constraints = asked[id(gang.constraints)] = numbers.setdefault(gang.constraints, len(numbers))
+        wish = constraints, gang.gpus, gang.min_gpus, gang.pool, gang.preemptible, gang.avoid
+        found[gang.id] = numbers.setdefault(wish, len(numbers))
+    return found
 
 
 def some_hosts(placement: Placement) -> str:

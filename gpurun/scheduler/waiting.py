@@ -57,11 +57,11 @@ def patience_of(state: PassState, gang: Gang) -> float:
     least = gang.least
     if least <= state.index.height:
         return state.policy.patience_s
-    key = state.asked(gang.constraints), least
-    known = state.patience.get(key)
+    wish = state.wishes[gang.id]
+    known = state.patience.get(wish)
     if known is None:
         share = share_of(state.index.lanes(gang.constraints), least)
-        known = state.patience[key] = state.policy.patience_s * min(1.0, (2 * share) ** 4)
+        known = state.patience[wish] = state.policy.patience_s * min(1.0, (2 * share) ** 4)
     return known
 
 
