@@ -94,7 +94,7 @@ class _Installed:
     """A host's load is over."""
 
     host: str
-    error: GpurunError | None
+    error: BaseException | None
 
 
 class Shipment:
@@ -222,7 +222,7 @@ class _Transfer:
         self._spec = spec
         self._progress = progress
         self._check = check
-        self._exported: SimpleQueue[Stored | GpurunError | None] = SimpleQueue()
+        self._exported: SimpleQueue[Stored | BaseException] = SimpleQueue()
         self._installed: SimpleQueue[_Installed] = SimpleQueue()
         self._streams: dict[str, Stream] = {}
         self._sizes: dict[str, int] = {}
@@ -270,6 +270,8 @@ class _Transfer:
             while (installed := _taken(self._installed)) is not None:
                 waiting.discard(installed.host)
                 self.ended_s[installed.host] = time.monotonic()
+                if installed.error is not None and not isinstance(installed.error, GpurunError):
+                    raise installed.error
                 if installed.error is not None and installed.host not in relay.failed:
                     failed[installed.host] = installed.error
                     relay.give_up(installed.host, installed.error)
@@ -277,7 +279,7 @@ class _Transfer:
     def _announce(self, relay: Relay, plan: ShipPlan) -> None:
         """Tell hosts of the layers that have become ready, and progress of their exact sizes."""
         while (exported := _taken(self._exported)) is not None:
-            if isinstance(exported, GpurunError):
+            if isinstance(exported, BaseException):
                 raise exported
             self._sizes[exported.digest] = exported.size
             for hop in plan.chains[0]:
@@ -288,14 +290,17 @@ class _Transfer:
         try:
             for digest in digests:
                 self._exported.put(self._exporter.layer(digest))
-        except GpurunError as error:
+        except OSError as error:
+            where = error.filename if isinstance(error.filename, str) else None
+            self._exported.put(HostNotReady(f"the image cannot be read on the head: {error.strerror}", where=where))
+        except BaseException as error:  # noqa: BLE001 - raised in `_announce`: hosts wait for these layers
             self._exported.put(error)
 
     def _start_install(self, host: str, transfer: str, answer: Answer, config: bytes) -> None:
         Thread(target=self._install, args=(self._fleet.agents[host], transfer, answer, config), daemon=True).start()
 
     def _install(self, agent: Agent, transfer: str, answer: Answer, config: bytes) -> None:
-        error: GpurunError | None = None
+        error: BaseException | None = None
         try:
             stream = agent.stream(
                 "images.install", payload_in=[config], transfer=transfer, image=self._spec, store=answer.store,
@@ -305,7 +310,7 @@ class _Transfer:
             for item in stream:
                 if "state" in item.value:
                     self._progress.loading(agent.host, item.value["state"], item.value["layer"])
-        except GpurunError as failed:
+        except BaseException as failed:  # noqa: BLE001 - sorted in `_drive`, which waits for this host
             error = failed
         self._installed.put(_Installed(agent.host, error))
 

@@ -5,6 +5,7 @@ carries the job's label or path, so that `fence` finds it without any note of wh
 """
 
 import calendar
+import errno
 import fcntl
 import getpass
 import json
@@ -12,10 +13,11 @@ import os
 import pwd
 import shutil
 import socket
+import stat
 import struct
 import subprocess
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from gpurun.node import claims, docker, engine, job_parts, processes
 from gpurun.node.call import Call, OpError
@@ -201,21 +203,33 @@ def progress(call: Call, job: str) -> Dict[str, Any]:
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
         path = os.path.join(folder, name)
         kind, _, rank = name.partition(".")
-        if kind not in ("progress", "checkpoint") or not rank.isdigit():
+        if kind not in ("progress", "checkpoint") or not (rank.isascii() and rank.isdigit()):
             continue
         try:
-            ages.append(time.time() - os.stat(path).st_mtime)
+            content, changed_s = _read_plain(path)
+            ages.append(time.time() - changed_s)
             if kind == "checkpoint":
                 checkpoints.append(ages[-1])
-            with open(path, "rb") as stream:
-                ranks.setdefault(rank, {})[kind] = json.loads(stream.read(1 << 16))
-        except (OSError, ValueError):
+            ranks.setdefault(rank, {})[kind] = json.loads(content)
+        except (OSError, ValueError, RecursionError):
             continue  # being replaced, or not the runtime's own
     return {
         "age_s": min(ages) if ages else None,
         "checkpoint_age_s": min(checkpoints) if checkpoints else None,
         "ranks": ranks,
     }
+
+
+def _read_plain(path: str) -> Tuple[bytes, float]:
+    """The beginning of a regular file, and when it was written. A rank may have made anything of that name."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        return os.read(descriptor, 1 << 16), found.st_mtime
+    finally:
+        os.close(descriptor)
 
 
 def _inspected(connection: docker.Connection, ident: str) -> Optional[Dict[str, Any]]:

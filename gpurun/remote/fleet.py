@@ -52,7 +52,7 @@ class Fleet:
         self.failures = dict(failures)
         self._limit = limit
         self._dead_after_s = dead_after_s
-        self._close = close
+        self._closers = [close]
         self._closed = Event()
         self._heartbeat: Thread | None = None
         self._watch_agents()
@@ -129,8 +129,10 @@ class Fleet:
         self.failures = {**self.failures, **other.failures}
         for name in other.agents:
             self.failures.pop(name, None)
-        closing = (self._close, other._close)
-        self._close = lambda: [close() for close in closing]
+        if other.agents:
+            self._closers += other._closers
+        else:
+            other.close()  # a host that is off for hours is tried again and again
         self._watch_agents()
 
     def close(self) -> None:
@@ -138,7 +140,8 @@ class Fleet:
         self._closed.set()
         for agent in self.agents.values():
             agent.close()
-        self._close()
+        for close in self._closers:
+            close()
 
     def _watch_agents(self) -> None:
         if self.agents and self._heartbeat is None:

@@ -64,24 +64,25 @@ def furthest_step(job: SupervisedJob) -> int | None:
     """The furthest step that a rank has told of, on the hosts that answer; None if none has."""
     hosts = [host for host in job.hosts if job.links.is_open(host)]
     told = job.links.each(lambda agent: agent.call("gang.progress", job=job.lease.job, timeout_s=5.0).value, hosts)
-    steps = [
-        said["progress"]["step"]
-        for found in told.ok.values()
-        for said in found["ranks"].values()
-        if isinstance(said.get("progress"), dict) and isinstance(said["progress"].get("step"), int)
-    ]
-    return max(steps, default=None)
+    return max((step for step, _, _ in _steps(told.ok)), default=None)
 
 
 def _furthest_behind(told: Mapping[str, Any]) -> str:
     """Which rank stopped first, if ranks told of their steps."""
-    steps = {
-        (said["progress"]["step"], int(rank), host)
-        for host, found in told.items()
-        for rank, said in found["ranks"].items()
-        if "progress" in said
-    }
+    steps = _steps(told)
     if not steps:
         return ""
     step, rank, host = min(steps)
     return f"; rank {rank} on {host} is furthest behind, at step {step}"
+
+
+def _steps(told: Mapping[str, Any]) -> set[tuple[int, int, str]]:
+    """(step, rank, host) of every rank that told of its step. What ranks write is the user's, and may be anything."""
+    found = set()
+    for host, said in told.items():
+        for rank, files in said["ranks"].items():
+            progress = files.get("progress")
+            step = progress.get("step") if isinstance(progress, dict) else None
+            if isinstance(step, int) and not isinstance(step, bool):
+                found.add((step, int(rank), host))
+    return found

@@ -1,0 +1,48 @@
+"""What ranks leave of their progress is the user's: anything may have such a name, and none of it stops the agent."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from gpurun.node import gang, job_parts
+
+JOB = "j-00000001"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setattr(job_parts, "folder", lambda job: str(tmp_path))
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+def test_what_ranks_told(run):
+    (run / "progress.0").write_text('{"step": 7}')
+    (run / "checkpoint.0").write_text('{"step": 5}')
+    (run / "progress.1").write_text('{"step": 6}')
+    told = gang.progress(None, JOB)
+    assert told["ranks"] == {"0": {"progress": {"step": 7}, "checkpoint": {"step": 5}}, "1": {"progress": {"step": 6}}}
+    assert 0 <= told["age_s"] < 60 and 0 <= told["checkpoint_age_s"] < 60
+
+
+@pytest.mark.timeout(20)
+def test_what_is_no_file_of_the_runtimes_says_nothing(run, tmp_path):
+    os.mkfifo(run / "progress.0")
+    (run / "progress.1").mkdir()
+    (tmp_path / "secret").write_text('{"step": 1}')
+    (run / "progress.2").symlink_to(tmp_path / "secret")
+    (run / "progress.²").write_text('{"step": 1}')
+    (run / "progress.-1").write_text('{"step": 1}')
+    (run / "progress.3").symlink_to(run / "progress.3")
+    assert gang.progress(None, JOB) == {"age_s": None, "checkpoint_age_s": None, "ranks": {}}
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"{", b"[" * 60_000, b"[1, 2", json.dumps("x" * 70_000).encode()])
+def test_what_cannot_be_read_is_a_sign_of_life_all_the_same(run, content):
+    (run / "progress.0").write_bytes(content)
+    told = gang.progress(None, JOB)
+    assert told["ranks"].get("0", {}) == {}
+    assert told["age_s"] is not None
