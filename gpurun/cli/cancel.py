@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpurun.cli.caretaker import Caretaker, is_carried
 from gpurun.cli.inventory_options import InventoryOption
 from gpurun.cli.jobs import POLL_S, open_store
 from gpurun.cli.printing import printable, say
@@ -55,9 +56,11 @@ def cancel(
 def _wait_until_ended(home: Path, folders: Iterable[JobFolder]) -> None:
     from gpurun.supervisor.requests import end_queued
 
+    caretaker = Caretaker()
     while waiting := [folder for folder in folders if not _is_over(folder)]:
         for folder in waiting:
             end_queued(home, folder, now_s=time.time(), environ=os.environ)
+        caretaker.look(waiting)
         time.sleep(POLL_S)
 
 
@@ -78,19 +81,12 @@ def _holds(folder: JobFolder) -> tuple[str, ...]:
     return held_by(folder.path.home, folder.id)
 
 
-def _is_carried(folder: JobFolder) -> bool:
-    from gpurun.leases.store import LeaseStore
-
-    leases = LeaseStore(folder.path.home)
-    return leases.is_alive(folder.id) or leases.is_carried(folder.id)
-
-
 def _have_it_carried(folder: JobFolder) -> None:
     """As root, have the owner's `gpurun recover` start a supervisor for a job whose supervisor died."""
     from gpurun.supervisor.everybody import recover_as
 
     record = folder.record()
-    if os.getuid() == record.owner_uid or not record.state.holds_gpus or _is_carried(folder):
+    if os.getuid() == record.owner_uid or not record.state.holds_gpus or is_carried(folder):
         return
     if problem := recover_as(record.owner_uid, folder.path.home, os.environ):
         raise StateError(
@@ -105,7 +101,7 @@ def _end_ownerless(folders: Iterable[JobFolder], inventory: str | None, *, may_w
     from gpurun.supervisor.takeover import take_over
 
     for folder in folders:
-        if _is_carried(folder):
+        if is_carried(folder):
             if not may_wait:
                 continue
             _wait_at_most(_grace_s(folder) + PATIENCE_S, lambda folder=folder: _is_over(folder))  # type: ignore[misc]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from gpurun.cli.caretaker import Caretaker
 from gpurun.cli.printing import duration, printable, say
 from gpurun.errors import NotYours
 from gpurun.jobs.events import EventTail
@@ -99,6 +100,7 @@ class _JobView:
         self.events = EventTail(folder.events)
         self.log = LogTail(folder.log)
         self.started = time.monotonic()
+        self.caretaker = Caretaker()
         self.progress: ShipProgress | None = None
         self.reason_shown = ""
 
@@ -114,6 +116,7 @@ class _JobView:
                 self.close()
                 self._show_end(self.folder.record())
                 return True
+            self.caretaker.look([self.folder])
             time.sleep(POLL_S)
 
     def close(self) -> None:

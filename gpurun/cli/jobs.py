@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpurun.cli.caretaker import Caretaker
 from gpurun.cli.printing import duration, job_json, print_json, printable, say
 from gpurun.errors import GpurunError, StateError
 
@@ -183,7 +184,7 @@ def logs(
     from gpurun.supervisor.joblog import LogTail
 
     folder = open_store().find(job)
-    tail = LogTail(folder.log)
+    tail, caretaker = LogTail(folder.log), Caretaker()
     while True:
         ended = folder.record().state.ended
         for time_text, line in tail.new():
@@ -193,6 +194,7 @@ def logs(
         sys.stdout.flush()
         if ended or not follow:
             return
+        caretaker.look([folder])
         time.sleep(POLL_S)
 
 
@@ -207,10 +209,12 @@ def wait(
     store = open_store()
     folders = [store.find(job) for job in jobs]
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    caretaker = Caretaker()
     while not all(folder.record().state.ended for folder in folders):
         if deadline is not None and time.monotonic() > deadline:
             say(f"still running after {timeout_s:g} s")
             raise typer.Exit(4)
+        caretaker.look(folders)
         time.sleep(POLL_S)
     records = [folder.record() for folder in folders]
     if as_json:

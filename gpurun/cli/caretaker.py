@@ -1,0 +1,64 @@
+"""While a command waits for jobs: has those picked up that nobody carries any more."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from gpurun.errors import GpurunError
+from gpurun.jobs.states import State
+
+if TYPE_CHECKING:
+    from gpurun.jobs.folder import JobFolder
+
+FIRST_PAUSE_S = 2.0
+LONGEST_PAUSE_S = 60.0
+
+
+class Caretaker:
+    """Any command that comes along picks up what a crash left. One that stays does so again and again.
+
+    It looks only at the jobs that it waits for, at most every two seconds. What does not help is tried again later
+    and later: a supervisor that dies as soon as it is started must not be started in a loop.
+    """
+
+    def __init__(self) -> None:
+        self._pause_s = FIRST_PAUSE_S
+        self._due_s = time.monotonic() + FIRST_PAUSE_S
+
+    def look(self, folders: Iterable[JobFolder]) -> None:
+        """Have these jobs picked up if one of them needs it. Quick unless it is time to look."""
+        if time.monotonic() < self._due_s:
+            return
+        neglected = any(map(_is_neglected, folders))
+        if neglected:
+            from gpurun.state.home import home
+            from gpurun.supervisor.waiter import resume
+
+            with suppress(GpurunError, OSError):  # damage is status's and recover's to report
+                resume(home(os.environ), os.environ)
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S) if neglected else FIRST_PAUSE_S
+        self._due_s = time.monotonic() + self._pause_s
+
+
+def is_carried(folder: JobFolder) -> bool:
+    """Whether a process carries a job that holds GPUs."""
+    from gpurun.leases.store import LeaseStore
+
+    leases = LeaseStore(folder.path.home)
+    return leases.is_alive(folder.id) or leases.is_carried(folder.id)
+
+
+def _is_neglected(folder: JobFolder) -> bool:
+    """Whether this user's job goes on only if somebody picks it up."""
+    from gpurun.leases.waiters import waiter_lives
+
+    record = folder.record()
+    if record.owner_uid != os.getuid() or record.state.ended:
+        return False
+    if record.state is State.QUEUED:
+        return not waiter_lives(folder.path.home, record.owner_uid)
+    return not is_carried(folder)
