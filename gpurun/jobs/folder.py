@@ -1,8 +1,8 @@
 """One job's folder: its spec, its record, requests to end it, and the paths of everything else.
 
 ``spec.json`` is written once. ``state.json`` is replaced whole on every change, by the process that carries the job: a
-pass under the allocator lock while the job is queued, then its supervisor. ``cancel.json`` is a request to that
-process. Only the job's owner or root writes here. Other users can read.
+pass under the allocator lock while the job is queued, then its supervisor. ``cancel.json`` and ``preempt.json`` are
+requests to that process. Only the job's owner or root writes here. Other users can read.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import stat
 from contextlib import suppress
 
 from gpurun.errors import StateError
-from gpurun.jobs.record import CancelRequest, JobRecord
+from gpurun.jobs.record import CancelRequest, JobRecord, RequestKind
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State, check_way
 from gpurun.state import durable
 from gpurun.state.path import StatePath
 from gpurun.state.people import user_name
+
+REQUESTS: tuple[RequestKind, ...] = ("cancel", "preempt")
+"""Each has a file of its own; the weightier one first."""
 
 
 class JobFolder:
@@ -30,7 +33,6 @@ class JobFolder:
         self.outputs = path.plain / "outputs"  # a tree of the job's own making, which may hold links
         self.supervisor_log = path / "supervisor.log"
         self.launch_log = path / "launch.jsonl"
-        self._request = path / "cancel.json"
 
     def spec(self) -> JobSpec:
         """The job's spec. Raises StateError when it is damaged or missing."""
@@ -79,49 +81,78 @@ class JobFolder:
         return self.write(before.but(state=state, **changes))
 
     def cancel_request(self) -> CancelRequest | None:
-        """What somebody asked of this job, if anything. A damaged request is none: see `mend_request`."""
-        with suppress(FileNotFoundError, StateError):
-            return durable.read_record(self._request, CancelRequest)
+        """What somebody asked of this job, if anything: a cancel rather than a preemption.
+
+        A damaged request is none: see `mend_request`.
+        """
+        for kind in REQUESTS:
+            with suppress(FileNotFoundError, StateError):
+                return self._read_request(kind)
         return None
 
     def damaged_request(self) -> StateError | None:
-        """What is wrong with the request that there is; None if it is sound, or none."""
-        try:
-            durable.read_record(self._request, CancelRequest)
-        except FileNotFoundError:
-            pass
-        except StateError as error:
-            return error
+        """What is wrong with a request that there is; None if all are sound, or there is none."""
+        for kind in REQUESTS:
+            try:
+                self._read_request(kind)
+            except FileNotFoundError:
+                continue
+            except StateError as error:
+                return error
         return None
 
     def mend_request(self) -> str | None:
-        """Set a damaged request aside; what to tell about it. To be called by the job's owner alone.
+        """Set damaged requests aside; what to tell about it. To be called by the job's owner alone.
 
-        Nobody can say what it asked for. A gang is not ended on a guess: a preemption will be asked for again, and who
-        wanted the end has to say so again.
+        Nobody can say what such a one asked for. A gang is not ended on a guess: a preemption will be asked for again,
+        and who wanted the end has to say so again.
         """
-        damage = self.damaged_request()
-        if damage is None:
-            return None
+        return "; ".join(filter(None, map(self._mend, REQUESTS))) or None
+
+    def _mend(self, kind: RequestKind) -> str | None:
         try:
-            aside = durable.set_aside(self._request)
+            self._read_request(kind)
+        except FileNotFoundError:
+            return None
+        except StateError as error:
+            damage = error
+        else:
+            return None
+        path = self._request(kind)
+        try:
+            aside = durable.set_aside(path)
         except FileNotFoundError:  # another process of the owner's was quicker
             return None
         with suppress(FileNotFoundError, StateError):  # or had just replaced it by a sound one
-            durable.write_record(self._request, durable.read_record(aside, CancelRequest))
-            aside.unlink()
-            return None
+            sound = durable.read_record(aside, CancelRequest)
+            if sound.kind == kind:
+                durable.write_record(path, sound)
+                aside.unlink()
+                return None
         return f"a request to end it was damaged and is kept as {aside.name}; to end it, cancel it again ({damage})"
 
     def ask_to_cancel(self, request: CancelRequest) -> None:
-        """Leave a request for whoever carries the job; a cancel is never weakened to a preemption."""
-        self.mend_request()
+        """Leave a request for whoever carries the job. A cancel and a preemption have a file each.
+
+        So a preemption that is asked for, or forgotten, at the same moment takes no cancel with it.
+        """
+        self._mend(request.kind)
         present = self.cancel_request()
         if present is None or present.kind == "preempt":
-            durable.write_record(self._request, request)
+            durable.write_record(self._request(request.kind), request)
 
     def clear_preemption(self) -> None:
         """Forget a preemption once it has been carried out; a cancel stays."""
-        request = self.cancel_request()
-        if request is not None and request.kind == "preempt":
-            durable.remove(self._request)
+        with suppress(FileNotFoundError, StateError):
+            self._read_request("preempt")
+            durable.remove(self._request("preempt"))
+
+    def _request(self, kind: RequestKind) -> StatePath:
+        return self.path / f"{kind}.json"
+
+    def _read_request(self, kind: RequestKind) -> CancelRequest:
+        path = self._request(kind)
+        request = durable.read_record(path, CancelRequest)
+        if request.kind != kind:
+            raise StateError(f"asks for a {request.kind}, which its name does not say", where=str(path))
+        return request

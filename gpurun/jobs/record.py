@@ -12,6 +12,7 @@ from gpurun.jobs.spec import Grant, JobSpec, Placement, check_gpus, check_path
 from gpurun.jobs.states import State
 
 ID_PATTERN = re.compile(r"j-[0-9a-f]{8}")
+RequestKind = Literal["cancel", "preempt"]
 RESTART_MOST_S = 600.0
 """No back-off is longer."""
 
@@ -236,7 +237,7 @@ def unknown_spec(record: JobRecord) -> JobSpec:
 class CancelRequest:
     """Somebody's wish that a job end: `kind` says whether for good or only to give its GPUs back."""
 
-    kind: Literal["cancel", "preempt"]
+    kind: RequestKind
     by: str
     asked_s: float
     reason: str = ""

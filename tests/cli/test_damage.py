@@ -24,7 +24,8 @@ defaults: {user: train, generation: pascal, gpus: 2, fabric: tcp}
 fabrics: {tcp: {kind: tcp, interface: eth0}}
 racks: {r1: {hosts: {h1: {}}}}
 """
-FILES = ["leases/{job}.json", *[f"jobs/{{job}}/{name}" for name in ("state.json", "spec.json", "cancel.json")],
+FILES = ["leases/{job}.json", *[f"jobs/{{job}}/{name}" for name in ("state.json", "spec.json")],
+         "jobs/{job}/cancel.json", "jobs/{job}/preempt.json",
          "jobs/{job}/events.jsonl", "jobs/{job}/log", "live/{job}", "cordons.json"]  # fmt: skip
 COMMANDS = [("status",), ("status", "{job}"), ("why", "{waits}"), ("queue",), ("recover",), ("logs", "{job}"),
             ("cancel", "--no-wait", "{job}"), ("cancel", "--no-wait", "{waits}")]  # fmt: skip
@@ -76,7 +77,7 @@ def test_every_command_answers(jobs, tmp_path, capsys, file, thing):
     for command in COMMANDS:
         with pytest.raises(SystemExit) as ended:
             main([word.format_map(jobs) for word in command])
-        allowed = (0,) if file.endswith("cancel.json") else (0, 2, 5)
+        allowed = (0,) if file.endswith(("cancel.json", "preempt.json")) else (0, 2, 5)
         assert ended.value.code in allowed, (command, capsys.readouterr().err)
     if file.startswith("leases/") and thing != "missing":
         assert os.path.lexists(path)

@@ -42,7 +42,8 @@ racks: {r1: {hosts: {"h[1-3]": {}}}}
 """
 FILES = (
     "leases/RUNS.json", "leases/LOST.1.lost.json", "jobs/RUNS/spec.json", "jobs/RUNS/state.json", "jobs/RUNS/plan.json",
-    "jobs/RUNS/cancel.json", "jobs/RUNS/events.jsonl", "jobs/RUNS/log", "jobs/RUNS/supervisor.log",
+    "jobs/RUNS/cancel.json", "jobs/RUNS/preempt.json", "jobs/RUNS/events.jsonl", "jobs/RUNS/log",
+    "jobs/RUNS/supervisor.log",
     "jobs/RUNS/launch.jsonl",
     "jobs/WAITS/spec.json", "jobs/WAITS/state.json", "jobs/LOST/state.json", "jobs/LOST/spec.json", "live/RUNS",
     "cordons.json",
@@ -118,7 +119,8 @@ class Home:
         events.emit("placement", generation="pascal", racks=["r1"], hosts=[{"host": "h1", "gpus": [0, 1]}])
         events.emit("state", state="RUNNING", attempt=1, reason="")
         events.emit("host", host="h1", state="unreachable", reason="why")
-        JobStore(home).get(self.names["RUNS"]).ask_to_cancel(CancelRequest("preempt", "me", 1.0, "because"))
+        for kind in ("preempt", "cancel"):
+            JobStore(home).get(self.names["RUNS"]).ask_to_cancel(CancelRequest(kind, "me", 1.0, "because"))
         (runs / "log").write_text(
             "2026-01-01T00:00:00.000000001Z o [0]<stdout>:a line\n2026-01-01T00:00:01Z e another\n"
         )
@@ -222,7 +224,7 @@ def check(state: Home, file: str, data: bytes, commands) -> None:
             nothing_is_given_away(home, before)
         if file in NEVER_WRITTEN_AGAIN:
             assert path.read_bytes() == data
-        if not file.startswith(("leases/", "live/", "waiters/", "jobs/RUNS/cancel")):
+        if not file.startswith(("leases/", "live/", "waiters/", "jobs/RUNS/cancel", "jobs/RUNS/preempt")):
             assert path.exists()
 
 

@@ -195,8 +195,33 @@ def test_a_cancelled_job_is_not_queued_again(store):
     assert store.live_ids() == ()
 
 
-def damage_request(folder, thing):
-    path = folder.path.plain / "cancel.json"
+def test_a_preemption_at_the_same_moment_takes_no_cancel_with_it(store, monkeypatch):
+    """A pass asks the gang to give way, or its end is noted, just when somebody cancels it."""
+    folder = create(store)
+    for name in ("write_record", "remove"):
+        real = getattr(durable, name)
+
+        def cancelled_first(*args, name=name, real=real):
+            monkeypatch.setattr(durable, name, real)
+            folder.ask_to_cancel(CancelRequest("cancel", "me", 2.0))
+            return real(*args)
+
+        folder.path.plain.joinpath("cancel.json").unlink(missing_ok=True)
+        monkeypatch.setattr(durable, name, cancelled_first)
+        folder.ask_to_cancel(CancelRequest("preempt", "scheduler", 1.0))
+        folder.clear_preemption()
+        assert folder.cancel_request() == CancelRequest("cancel", "me", 2.0)
+
+
+def test_a_request_under_the_wrong_name_is_none(store):
+    folder = create(store)
+    durable.write_record(folder.path / "preempt.json", CancelRequest("cancel", "me", 2.0))
+    assert folder.cancel_request() is None
+    assert "its name does not say" in folder.mend_request()
+
+
+def damage_request(folder, thing, name="cancel.json"):
+    path = folder.path.plain / name
     if thing == "pipe":
         os.mkfifo(path)
     elif thing == "folder":
@@ -211,12 +236,13 @@ DAMAGED_REQUESTS = [b"", b'{"kind": "can', b"\0" * 99, b'{"kind": "odd", "by": "
                     "link to itself"]  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["cancel.json", "preempt.json"])
 @pytest.mark.parametrize("thing", DAMAGED_REQUESTS)
-def test_a_damaged_request_is_none_and_is_named_and_kept(store, thing):
+def test_a_damaged_request_is_none_and_is_named_and_kept(store, thing, name):
     folder = create(store)
-    damage_request(folder, thing)
+    damage_request(folder, thing, name)
     assert folder.cancel_request() is None
-    assert "cancel.json" in folder.damaged_request().where
+    assert name in folder.damaged_request().where
     said = folder.mend_request()
     (aside,) = [path.name for path in folder.path.plain.iterdir() if ".damaged-" in path.name]
     assert aside in said
@@ -247,12 +273,13 @@ def test_a_job_whose_request_is_damaged_can_be_cancelled(store, thing):
     assert folder.cancel_request().by == "me"
 
 
+@pytest.mark.parametrize("name", ["cancel.json", "preempt.json"])
 @pytest.mark.parametrize("thing", DAMAGED_REQUESTS)
-def test_a_job_whose_request_is_damaged_ends_as_it_was_decided(store, thing):
+def test_a_job_whose_request_is_damaged_ends_as_it_was_decided(store, thing, name):
     folder = create(store)
     for state in (State.GRANTED, State.PREPARING, State.STOPPING):
         record = folder.move(state, outcome=State.QUEUED)
-    damage_request(folder, thing)
+    damage_request(folder, thing, name)
     assert finish(store, record, now_s=9.0).state is State.QUEUED
 
 

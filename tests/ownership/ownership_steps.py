@@ -500,7 +500,7 @@ def victim(head: Head, uid: int, dice: random.Random) -> Path | None:
     choices: list[Path] = []
     for job in jobs:
         folder = head.home / "jobs" / job
-        choices += [folder / name for name in ("state.json", "spec.json", "cancel.json", "lease.json")]
+        choices += [folder / name for name in ("state.json", "spec.json", "cancel.json", "preempt.json", "lease.json")]
     choices += [path for path in listed(head.home / "leases") if path.lstat().st_uid == uid]
     if dice.random() < 0.2:
         choices = [cordons_file(head.home).plain]
