@@ -12,7 +12,8 @@ from pathlib import Path
 from gpurun.jobs.store import JobStore
 from gpurun.state.trusted import only_root_s
 
-KEPT = ("PATH", "LANG", "GPURUN_HOME")
+KEPT = ("PATH", "LANG", "GPURUN_HOME", "DOCKER_HOST")
+"""Of root's environment. Where the head's Docker is holds for every user; all else is the user's own."""
 TIMEOUT_S = 120.0
 
 

@@ -34,7 +34,7 @@ from gpurun.supervisor.outputs import collect_autotune, collect_outputs
 
 FENCE_TIMEOUT_S = 60.0
 GIVE_UP_S = 10.0
-"""How long a host is asked for its proof before its GPUs count as lost."""
+"""How long a host is asked for its proof, and at least twice, before its GPUs count as lost."""
 RETRY_S = 1.0
 LOST_RETRY_FIRST_S = 5.0
 LOST_RETRY_MOST_S = 60.0
@@ -53,7 +53,7 @@ def stop(job: SupervisedJob) -> State:
     collected = logged = False
     lost: Mapping[str, GpurunError] = {}
     pending = set() if job.record.reached == "nothing" else set(job.hosts)
-    deadline = time.monotonic() + GIVE_UP_S
+    first_asked_s = None
     while pending:
         job.links.open(sorted(pending.intersection(answering)), timeout_s=5.0)
         logged = logged or _end_log(job)
@@ -61,11 +61,13 @@ def stop(job: SupervisedJob) -> State:
             collect_autotune(job)
             collected = collect_outputs(job)
         containers = job.record.reached == "containers"
+        last = first_asked_s is not None and time.monotonic() - first_asked_s > GIVE_UP_S
+        first_asked_s = first_asked_s or time.monotonic()
         unproven = fence(job.links, job.lease, pending, state=job.state_id, containers=containers)
         for host, error in unproven.items():
             job.events.emit("host", host=host, state="not fenced", reason=error.message)
         pending = set(unproven)
-        if pending and (pending <= suspects or time.monotonic() > deadline):
+        if pending and (pending <= suspects or last):
             lost = unproven
             break
         if pending:

@@ -1,0 +1,61 @@
+"""How often a host is asked for its proof, in virtual time."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from gpurun.errors import HostFailure
+from gpurun.supervisor import stop
+
+
+@pytest.fixture
+def gang(monkeypatch):
+    """A gang on h1 and h2; what each step takes; which host gives its proof when."""
+    found = SimpleNamespace(now_s=1000.0, asked=[], copy_s=0.0, fence_s=0.1, proof_after={"h1": 1, "h2": 1}, lost=None)
+
+    def fence(links, lease, hosts, **_):
+        found.asked.append(found.now_s)
+        found.now_s += found.fence_s
+        unproven = [host for host in hosts if found.proof_after[host] > len(found.asked)]
+        return {host: HostFailure("a process is still there", host=host) for host in unproven}
+
+    def sleep(seconds):
+        found.now_s += seconds
+
+    def copy(_):
+        sleep(found.copy_s)
+        return True
+
+    def finish(_, lost):
+        found.lost = set(lost)
+
+    monkeypatch.setattr(stop, "time", SimpleNamespace(monotonic=lambda: found.now_s, sleep=sleep))
+    for name, fake in {
+        "fence": fence, "collect_outputs": copy, "_finish": finish, "_end_log": lambda _: True,
+        "collect_autotune": lambda _: None, "cordon_suspect": lambda *_: None,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(stop, name, fake)
+    found.job = SimpleNamespace(
+        record=SimpleNamespace(first_failure=None, avoid=(), ladder=False, reached="containers"), hosts=["h1", "h2"],
+        links=SimpleNamespace(open=lambda *_, **__: {}, is_open=lambda _: True), lease=None, state_id="s",
+        events=SimpleNamespace(emit=lambda *_, **__: None),
+    )  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("copy_s", [0.0, 11.0, 600.0])
+def test_copying_outputs_takes_nothing_of_the_time_for_the_proof(gang, copy_s):
+    gang.copy_s, gang.proof_after["h2"] = copy_s, 5
+    stop.stop(gang.job)
+    assert (len(gang.asked), gang.lost) == (5, set())
+
+
+@pytest.mark.parametrize("fence_s", [0.1, 30.0, 120.0])
+def test_a_host_that_gives_no_proof_is_asked_for_ten_seconds_and_twice(gang, fence_s):
+    gang.fence_s, gang.proof_after["h2"] = fence_s, 10**9
+    stop.stop(gang.job)
+    assert gang.lost == {"h2"}
+    assert len(gang.asked) >= 2
+    assert gang.asked[-1] - gang.asked[0] >= stop.GIVE_UP_S
