@@ -11,6 +11,7 @@ import time
 
 import pytest
 from cluster import TINY, TRAIN, Cluster, interrupt
+from faulting import kill_supervisor
 
 from gpurun.lab import engine
 
@@ -209,6 +210,22 @@ def test_ctrl_c_in_every_state(cluster, state):
     assert cluster.job(job)["state"] in ("CANCELLED", "SUCCEEDED"), err
     if blocker:
         cluster.gpurun("cancel", blocker)
+
+
+@pytest.mark.parametrize("waits", [("wait",), ("logs", "--follow"), ("cancel",)])
+def test_whoever_waits_picks_up_a_job_whose_supervisor_was_killed(cluster, waits):
+    """No other command comes along."""
+    job = cluster.gpurun(*cluster.submit_args(), "--", "sleep", "8").out.strip()
+    cluster.wait_for(job, "RUNNING")
+    if waits == ("cancel",):
+        kill_supervisor(cluster, job)
+    process = cluster.start(waits[0], job, *waits[1:])
+    time.sleep(1.5)
+    if waits != ("cancel",):
+        kill_supervisor(cluster, job)
+    _, err = process.communicate(timeout=90)
+    assert (process.returncode, err) == (0, "")
+    assert cluster.job(job)["state"] == ("CANCELLED" if waits == ("cancel",) else "SUCCEEDED")
 
 
 def broken_ssh_config(cluster, host, old, new):
