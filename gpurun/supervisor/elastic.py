@@ -23,6 +23,7 @@ from gpurun.leases import members as lease_steps
 from gpurun.leases.refusals import remember
 from gpurun.state import durable
 from gpurun.supervisor.ends import GangEnd
+from gpurun.supervisor.frozen import freeze
 from gpurun.supervisor.host_claims import claim
 from gpurun.supervisor.job import SupervisedJob, raise_first
 from gpurun.supervisor.preflight import examine
@@ -255,6 +256,7 @@ class Members:
         for host in hosts:
             job.events.emit("host", host=host, state="joining", reason="free, and wanted by nobody else")
         job.links.add(hosts, job.inventory)
+        freeze(job.folder, job.inventory, job.lease)
         raise_first(job.links.open(hosts))
         job.ask_accounts((*job.members, *hosts))
         examine(job, hosts)

@@ -15,7 +15,6 @@ from typing import Literal
 from gpurun.errors import GpurunError, HostFailure, StateError
 from gpurun.facts.hardware import Hardware
 from gpurun.images.engine import Engine
-from gpurun.inventory.load import load
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.folder import JobFolder
@@ -29,12 +28,13 @@ from gpurun.launch.fabric import nccl_version
 from gpurun.launch.horovod_knobs import reuse
 from gpurun.launch.plan import Plan, make_plan
 from gpurun.leases.asking import Asked
-from gpurun.leases.lease import Lease, as_granted
+from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.node.archive import Listing
 from gpurun.node.claim_rules import Claimant
 from gpurun.state.identity import state_id
 from gpurun.supervisor.ends import End, GangEnd, failed
+from gpurun.supervisor.frozen import cluster_of, freeze
 from gpurun.supervisor.host_claims import claimant_of, refusals_in, refused_end
 from gpurun.supervisor.links import Links
 from gpurun.supervisor.logcopy import LogCopy
@@ -67,8 +67,13 @@ class SupervisedJob:
 
     @cached_property
     def inventory(self) -> Inventory:
-        """The inventory the gang was placed in, as it is now. The gang's hosts are the machines of the grant."""
-        return as_granted(load(Path(self.lease.inventory)), self.lease)
+        """The inventory the gang was placed in. The gang's hosts are the machines of the grant."""
+        inventory, problem = cluster_of(self.folder, self.lease)
+        if problem is None:
+            freeze(self.folder, inventory, self.lease)
+        else:
+            self.note(f"the inventory cannot be loaded ({problem.message}); the gang goes on with the hosts it has")
+        return inventory
 
     @cached_property
     def links(self) -> Links:

@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.errors import GpurunError, HostFailure, StateDiskError, StateUnavailable
-from gpurun.inventory.load import load
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, finish
 from gpurun.launch.docker import container_name
 from gpurun.leases.allocator import allocator_lock
-from gpurun.leases.lease import Lease, as_granted
+from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.remote.agent import Agent
 from gpurun.state.cordons import Cordon, changing_cordons
 from gpurun.state.identity import state_id
+from gpurun.supervisor.frozen import cluster_of
 from gpurun.supervisor.host_claims import claimant_of
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.links import Links
@@ -131,8 +131,9 @@ def lose_rest(home: Path, lease: Lease, lock: LeaseLock) -> tuple[Lease, LeaseLo
 
 def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
     """Hold a lost lease until every one of its hosts has been fenced; then its GPUs are free again."""
-    links = Links(as_granted(load(Path(lease.inventory)), lease), [grant.host for grant in lease.grants])
-    events = EventLog(JobStore(home).get(lease.job).events, clock=time.time)
+    folder = JobStore(home).get(lease.job)
+    links = Links(cluster_of(folder, lease)[0], [grant.host for grant in lease.grants])
+    events = EventLog(folder.events, clock=time.time)
     pending = set(links.targets)
     delay_s = LOST_RETRY_FIRST_S
     try:

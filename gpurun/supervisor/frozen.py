@@ -1,0 +1,67 @@
+"""The machines of a gang, as the inventory described them when it was last sound.
+
+A gang runs for weeks, and people edit its inventory meanwhile: a merge conflict, a file that is gone. That must not end
+a gang, nor keep its GPUs. So a supervisor stores the part of the inventory that its gang needs in the job's folder, and
+a later supervisor that cannot load the inventory goes on with that.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+from gpurun.errors import BadInput, StateError
+from gpurun.inventory.load import load
+from gpurun.inventory.model import Inventory
+from gpurun.jobs.folder import JobFolder
+from gpurun.leases.lease import Lease, as_granted
+from gpurun.state import durable
+from gpurun.state.path import StatePath
+
+OTHERS = 3
+"""Hosts outside the gang that are kept too: they tell whether the head is cut off, or the gang's hosts are."""
+
+
+@dataclass(frozen=True)
+class FrozenCluster:
+    """What ``cluster.json`` in a job's folder holds."""
+
+    inventory: Inventory
+
+
+def cluster_of(folder: JobFolder, lease: Lease) -> tuple[Inventory, BadInput | None]:
+    """The inventory of a lease, its hosts as they were at the grant; and what is wrong with the file, if anything.
+
+    Raises:
+        BadInput: the file cannot be loaded, and nothing that would do was stored.
+    """
+    try:
+        inventory = load(Path(lease.inventory))
+    except BadInput as error:
+        frozen = _stored(folder)
+        if frozen is None or any(grant.host not in frozen.by_name for grant in lease.grants):
+            raise
+        return as_granted(frozen, lease), error
+    return as_granted(inventory, lease), None
+
+
+def freeze(folder: JobFolder, inventory: Inventory, lease: Lease) -> None:
+    """Store what the gang needs of its inventory. A disk that is full keeps no gang from going on."""
+    mine = {grant.host: inventory.by_name[grant.host] for grant in lease.grants}
+    others = islice((host for host in inventory.hosts if host.name not in mine), OTHERS)
+    part = replace(inventory, hosts=(*mine.values(), *others), racks=(), pools=())
+    if part != _stored(folder):
+        with suppress(FileNotFoundError, StateError):
+            durable.write_record(_path(folder), FrozenCluster(part))
+
+
+def _stored(folder: JobFolder) -> Inventory | None:
+    with suppress(FileNotFoundError, StateError):
+        return durable.read_record(_path(folder), FrozenCluster).inventory
+    return None
+
+
+def _path(folder: JobFolder) -> StatePath:
+    return folder.path / "cluster.json"
