@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from gpurun.errors import BadInput, StateError
+from gpurun.errors import BadInput, StateError, StateUnavailable
 from gpurun.inventory.load import load
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.folder import JobFolder
@@ -35,14 +35,17 @@ def cluster_of(folder: JobFolder, lease: Lease) -> tuple[Inventory, BadInput | N
     """The inventory of a lease, its hosts as they were at the grant; and what is wrong with the file, if anything.
 
     Raises:
-        BadInput: the file cannot be loaded, and nothing that would do was stored.
+        StateUnavailable: the file cannot be loaded, and nothing that would do was stored. That ends no gang.
     """
     try:
         inventory = load(Path(lease.inventory))
     except BadInput as error:
         frozen = _stored(folder)
         if frozen is None or any(grant.host not in frozen.by_name for grant in lease.grants):
-            raise
+            raise StateUnavailable(
+                f"its inventory cannot be loaded: {error.message}", where=error.where, job=lease.job,
+                hint="correct the inventory; any gpurun command goes on with the job then",
+            ) from error  # fmt: skip
         return as_granted(frozen, lease), error
     return as_granted(inventory, lease), None
 

@@ -63,6 +63,7 @@ class SupervisedJob:
         self.lost: tuple[Lease, LeaseLock] | None = None
         self.outputs_copied: dict[str, Listing] = {}  # how each host's files were that the head has
         self.asked = Asked(home, lease.job)
+        self.gives_back = False  # its GPUs may be another gang's by now: nothing on its hosts is ended any more
         self._recording = threading.Lock()
 
     @cached_property

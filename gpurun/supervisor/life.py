@@ -1,15 +1,17 @@
 """The life of one job, as a table of steps that a person can read top to bottom.
 
 Each step takes the job from one state to the next and may be repeated after a crash. A step that cannot go on
-raises GangEnd, which leads to STOPPING with the outcome already decided.
+raises GangEnd, which leads to STOPPING with the outcome already decided. Nothing that fails in STOPPING decides again:
+it is tried again, later and later, for as long as it takes.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from gpurun.errors import GpurunError, StateError
+from gpurun.errors import GpurunError, StateError, StateUnavailable
 from gpurun.jobs.record import Restart, Setback
 from gpurun.jobs.states import State
 from gpurun.leases.allocate import mark_granted
@@ -23,6 +25,9 @@ from gpurun.supervisor.prepare import prepare
 from gpurun.supervisor.start import start
 from gpurun.supervisor.stop import stop
 from gpurun.supervisor.watch import watch
+
+RETRY_FIRST_S = 1.0
+RETRY_MOST_S = 60.0
 
 
 def begin(job: SupervisedJob) -> State:
@@ -55,21 +60,35 @@ def live(job: SupervisedJob) -> State:
     Raises:
         StateUnavailable: the state directory cannot be used now. The gang trains on, and this process ends. A later
             command adopts the job.
+        GpurunError: the GPUs are given back and the outcome could not be written. A later command writes it.
     """
     durable.sync_folder(job.folder.path)  # who wrote where it is may have been killed before that was safe
     state = job.record.state
     if job.damage is not None and state is not State.STOPPING:
         state = _without_spec(job, job.damage)
+    pause_s = RETRY_FIRST_S
     while not state.ended:
         try:
             state = STEPS[state](job)
         except GangEnd as ended:
             state = _stopping(job, ended.end)
         except GpurunError as error:
-            state = _stopping(job, failed(error, ladder=True).end)
+            if job.record.state is State.STOPPING:
+                pause_s = _try_again(job, error, pause_s)
+            else:
+                state = _stopping(job, failed(error, ladder=True).end)
         if state is State.QUEUED:
             return state
     return state
+
+
+def _try_again(job: SupervisedJob, error: GpurunError, pause_s: float) -> float:
+    """Wait before the next try to carry out the end that is decided; how long to wait before the one after it."""
+    if isinstance(error, StateUnavailable) or job.gives_back:
+        raise error
+    job.note(f"ending it failed and is tried again in {pause_s:g} s: {error}")
+    time.sleep(pause_s)
+    return min(2 * pause_s, RETRY_MOST_S)
 
 
 def _without_spec(job: SupervisedJob, damage: StateError) -> State:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gpurun.errors import GpurunError, HostFailure, StateDiskError, StateUnavailable
+from gpurun.errors import GpurunError, HostFailure, StateDiskError, StateError, StateUnavailable
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.states import State
@@ -45,7 +45,7 @@ LOG_SILENT_S = 5.0
 
 def stop(job: SupervisedJob) -> State:
     """End the gang and free its GPUs. Idempotent: a supervisor that died in here is followed by another."""
-    cordon_suspect(job, job.record.first_failure)
+    damage = cordon_suspect(job, job.record.first_failure)
     suspects = {host for host in job.hosts if host in job.record.avoid}
     answering = [host for host in job.hosts if host not in suspects or job.links.is_open(host)]
     if job.record.ladder:
@@ -72,6 +72,8 @@ def stop(job: SupervisedJob) -> State:
             break
         if pending:
             time.sleep(RETRY_S)
+    if damage is not None and (damage := cordon_suspect(job, job.record.first_failure)) is not None:
+        raise damage  # its GPUs would go to the next gang
     return _finish(job, lost)
 
 
@@ -172,13 +174,24 @@ def _hosts_of_now(home: Path, job: str) -> set[str]:
     return set() if now is None or now.lost else {grant.host for grant in now.grants}
 
 
-def cordon_suspect(job: SupervisedJob, failure: FirstFailure | None) -> None:
-    """Give the host whose hardware failed the gang no new ones, until a person has looked at it."""
+def cordon_suspect(job: SupervisedJob, failure: FirstFailure | None) -> StateError | None:
+    """Give the host whose hardware failed the gang no new ones, until a person has looked at it.
+
+    Returns:
+        Why it could not be done yet: the cordons are damaged. The gang is ended all the same.
+    """
     if failure is None or failure.host is None or not failure.cordon:
-        return
+        return None
     why = f"{failure.reason}, in {job.lease.job}"
-    if _cordon(job, {failure.host: Cordon("cordoned", "gpurun", job.clock(), why, evidence=failure.evidence)}):
+    try:
+        new = _cordon(job, {failure.host: Cordon("cordoned", "gpurun", job.clock(), why, evidence=failure.evidence)})
+    except StateUnavailable:
+        raise
+    except StateError as error:
+        return error
+    if new:
         job.events.emit("host", host=failure.host, state="cordoned", reason=failure.reason, evidence=failure.evidence)
+    return None
 
 
 def _cordon(job: SupervisedJob, wanted: Mapping[str, Cordon]) -> bool:
@@ -252,6 +265,7 @@ def _finish(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> State:
     if unproven:
         cordon_lost(job, unproven)
     with allocator_lock(job.home, patience_s=None):
+        job.gives_back = True
         if unproven:
             job.lost = job.leases.abandon(job.lock, job.lease, set(unproven))
         else:

@@ -12,8 +12,9 @@ from typing import Any
 
 import simulated_hosts
 
-from gpurun.errors import GpurunError, HostFailure, StateError
+from gpurun.errors import GpurunError, HostFailure, StateError, StateUnavailable
 from gpurun.jobs.states import State
+from gpurun.jobs.store import JobStore
 from gpurun.launch.docker import container_name
 from gpurun.leases import members
 from gpurun.leases.refusals import remember
@@ -109,7 +110,10 @@ class Supervisor:
             except GangEnd as ended:
                 state = life._stopping(job, ended.end)
             except GpurunError as error:
-                state = life._stopping(job, failed(error, ladder=True).end)
+                if job.record.state is not State.STOPPING:
+                    state = life._stopping(job, failed(error, ladder=True).end)
+                elif isinstance(error, StateUnavailable) or job.gives_back:
+                    raise
             if state is State.QUEUED:
                 return
 
@@ -251,7 +255,9 @@ class Supervisor:
 
     def _keep_asking(self, lease: Any, lock: LeaseLock) -> Steps:
         home = self.head.home
-        links = stop.Links(stop.as_granted(stop.load(lease.inventory), lease), [grant.host for grant in lease.grants])
+        links = stop.Links(
+            stop.cluster_of(JobStore(home).get(lease.job), lease)[0], [grant.host for grant in lease.grants]
+        )
         pending = set(links.targets)
         while pending:
             asked = pending - stop._hosts_of_now(home, lease.job)

@@ -6,11 +6,12 @@ import json
 
 import pytest
 
-from gpurun.errors import BadInput
+from gpurun.errors import StateUnavailable
 from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
-from gpurun.supervisor import frozen
+from gpurun.supervisor import frozen, life
 from gpurun.supervisor.job import SupervisedJob
 
 INVENTORY = """
@@ -35,7 +36,7 @@ def file(tmp_path):
 @pytest.fixture
 def carried(tmp_path, file):
     """A function: a new supervisor's view of the job."""
-    spec = JobSpec("n", "i", 8, ("true",), constraints=JobSpec("", "", 1, ()).constraints)
+    spec = JobSpec("n", "i", 8, ("true",))
     JobStore(tmp_path).create(spec, inventory=file, now_s=0.0)
     ((lease, lock),) = run_pass(tmp_path, now_s=1.0).granted
     yield lambda: SupervisedJob(tmp_path, lease, lock)
@@ -98,5 +99,8 @@ def test_without_anything_that_would_do_the_inventorys_error_is_told(carried, fi
     else:
         stored.plain.write_bytes(damage)
     spoil(file, CONFLICT)
-    with pytest.raises(BadInput, match=str(file)):
+    with pytest.raises(StateUnavailable, match=str(file)):
         frozen.cluster_of(job.folder, job.lease)
+    with pytest.raises(StateUnavailable):
+        life.live(carried())
+    assert job.folder.record().state is State.PREPARING, "nothing is decided"

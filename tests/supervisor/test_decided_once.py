@@ -1,0 +1,129 @@
+"""An end is decided once: what fails while it is carried out is tried again, and changes nothing about it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpurun.errors import BadInput, HostFailure, StateDiskError, StateError
+from gpurun.jobs.record import FirstFailure
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.states import State
+from gpurun.jobs.store import JobStore
+from gpurun.leases.allocate import run_pass
+from gpurun.leases.store import LeaseStore
+from gpurun.state.cordons import read_cordons
+from gpurun.supervisor import life, stop
+from gpurun.supervisor.ends import End, GangEnd
+from gpurun.supervisor.job import SupervisedJob
+
+INVENTORY = """
+version: 1
+defaults: {user: train, generation: pascal, gpus: 4, fabric: tcp}
+fabrics: {tcp: {kind: tcp, interface: eth0}}
+racks: {r1: {hosts: {h1: {}}}}
+"""
+GOOD = End(State.SUCCEEDED, "", 0, exit_code=0)
+XID = FirstFailure("GPU 0: Xid 79", host="h1", kind="xid", cordon=True)
+BROKEN = End(State.FAILED, "GPU 0: Xid 79", 4, failure=XID, suspects=("h1",))
+
+
+@pytest.fixture
+def home(tmp_path):
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def running(home, monkeypatch):
+    """A job in RUNNING whose gang is about to end."""
+    spec = JobSpec("n", "i", 4, ("true",), max_restarts=2)
+    folder = JobStore(home).create(spec, inventory=home.parent / "inventory.yaml", now_s=1.0)
+    ((lease, lock),) = run_pass(home, now_s=2.0).granted
+    for state in (State.PREPARING, State.STARTING, State.RUNNING):
+        folder.move(state)
+    monkeypatch.setattr(life, "furthest_step", lambda job: None)
+    yield SupervisedJob(home, lease, lock, clock=lambda: 100.0)
+    lock.close()
+
+
+def ends_with(end, monkeypatch, **steps):
+    def watch(job):
+        raise GangEnd(end)
+
+    monkeypatch.setattr(life, "STEPS", {**life.STEPS, State.RUNNING: watch, **steps})
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    found = []
+    monkeypatch.setattr(life.time, "sleep", found.append)
+    return found
+
+
+@pytest.mark.parametrize(
+    "error", [StateError("damaged"), BadInput("conflict"), HostFailure("gone", host="h1")], ids=type
+)
+def test_what_fails_while_stopping_is_tried_again_and_decides_nothing(running, monkeypatch, pauses, error):
+    def stop_at_last(job):
+        if len(pauses) < 9:
+            raise error
+        return stop.stop(job)
+
+    ends_with(GOOD, monkeypatch, **{State.STOPPING: stop_at_last})
+    assert life.live(running) is State.SUCCEEDED
+    record = running.folder.record()
+    assert (record.state, record.code, record.exit_code, record.first_failure) == (State.SUCCEEDED, 0, 0, None)
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert LeaseStore(running.home).read_all().leases == ()
+
+
+def test_damaged_cordons_neither_lose_a_cordon_nor_change_the_end(running, monkeypatch, pauses, home):
+    cordons = home / "cordons.json"
+    cordons.write_text("{torn")
+    monkeypatch.setattr(life.time, "sleep", lambda s: (pauses.append(s), len(pauses) == 3 and cordons.unlink()))
+    ends_with(BROKEN, monkeypatch)
+    assert life.live(running) is State.QUEUED, "it has a restart left"
+    record = running.folder.record()
+    assert (record.state, record.restarts, record.avoid) == (State.QUEUED, 1, ("h1",))
+    assert record.first_failure == XID
+    assert read_cordons(home)["h1"].state == "cordoned"
+    texts = [json.loads(line).get("text", "") for line in running.folder.events.read_text().splitlines()]
+    assert len([text for text in texts if "tried again" in text]) == len(pauses) == 3
+
+
+def test_a_gang_is_fenced_before_its_damaged_cordons_are_mended(running, monkeypatch, pauses, home):
+    (home / "cordons.json").write_text("{torn")
+    fenced = []
+
+    def give_up(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(life.time, "sleep", give_up)
+    monkeypatch.setattr(stop, "fence", lambda *_, **__: fenced.append("fenced") or {})
+    monkeypatch.setattr(stop, "collect_outputs", lambda _: True)
+    monkeypatch.setattr(stop, "_end_log", lambda _: True)
+    monkeypatch.setattr(running.links, "open", lambda *_, **__: {})
+    running.amend(reached="containers")
+    ends_with(BROKEN, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        life.live(running)
+    assert fenced
+    assert LeaseStore(home).read(running.lease.job) is not None, "its GPUs go to nobody before the cordon is there"
+
+
+@pytest.mark.parametrize("error", [StateError("damaged"), StateDiskError("full")], ids=type)
+def test_once_gpus_are_given_back_nothing_on_their_hosts_is_ended_again(running, monkeypatch, pauses, home, error):
+    """Another gang may have them, and be the next attempt of this very job."""
+
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(stop, "finish", fail)
+    ends_with(GOOD, monkeypatch)
+    with pytest.raises(type(error)):
+        life.live(running)
+    assert pauses == []
+    assert LeaseStore(home).read_all().leases == ()
+    assert running.folder.record().outcome is State.SUCCEEDED, "the next command writes it"
