@@ -25,6 +25,7 @@ from gpurun.jobs.spec import MOST_GPUS, Constraints, Controller, HorovodKnobs, J
 RECIPE_FILE = "recipe.yaml"
 MAX_GPUS = 1_000_000
 MAX_BYTES = 1 << 20
+MAX_COMMAND_BYTES = 64 << 10
 MAX_CHARS = 40
 """Longer, no time or size is meant; patterns are not tried on it."""
 MAX_TIME_S = 10 * 365 * 86400.0
@@ -266,6 +267,7 @@ def _check(spec: JobSpec) -> None:
         msgspec.json.encode(spec)
     except UnicodeEncodeError as error:
         raise BadInput(f"{error.object!r} is not UTF-8 text") from error
+    _check_length(spec)
     per_host = spec.constraints.gpus_per_host
     if per_host and spec.gpus % per_host:
         raise BadInput(f"{spec.gpus} GPUs cannot be split into hosts of exactly {per_host}")
@@ -280,6 +282,19 @@ def _check(spec: JobSpec) -> None:
     for name, file in spec.secret_files.items():
         if not stat.S_ISREG(_mode(Path(file))):
             raise BadInput(f"the secret {name!r} is not a file", where=file)
+
+
+def _check_length(spec: JobSpec) -> None:
+    """A launcher hands a rank's command and environment to ``ssh`` as one argument, and quotes it once more.
+
+    Linux takes 128 KiB in one argument (execve(2), MAX_ARG_STRLEN).
+    """
+    size = len(shlex.join([*(f"{name}={value}" for name, value in spec.env.items()), *spec.command]).encode())
+    if size > MAX_COMMAND_BYTES:
+        raise BadInput(
+            f"the command and its environment are {size} bytes; at most {MAX_COMMAND_BYTES} reach the ranks",
+            hint="put the long part into a file of the workdir or of the image",
+        )
 
 
 def _mode(path: Path) -> int:

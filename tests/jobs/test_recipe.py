@@ -205,3 +205,12 @@ def test_every_key_is_in_the_manual_with_an_example_that_is_right(tmp_path, sect
 def test_the_manual_has_no_key_too_many():
     known = {*FIELDS, *CONSTRAINTS, *HOROVOD, "constraints", "horovod"}
     assert ROWS.keys() - known == set()
+
+
+@pytest.mark.parametrize("extra", [{"command": ("x" * 65_531,)}, {"command": ("true",), "env": {"A": "ü" * 32_762}}])
+def test_what_no_launcher_could_pass_on_is_refused_before_anything_starts(extra):
+    given = {"image": "i", "gpus": 1, **extra}
+    assert build(None, given, {})
+    longer = {**given, "command": (*given["command"], "12345")}
+    with pytest.raises(BadInput, match="at most 65536 reach the ranks"):
+        build(None, longer, {})
