@@ -62,27 +62,34 @@ def measured_by_iperf3(lab, server, client):
     return json.loads(text[text.rindex('{\n\t"start"') :])
 
 
+def bench_like_iperf3(lab, home, *links):
+    """A bench of which iperf3 says the same, within a tenth: what else this machine does slows either at times."""
+    for _ in range(3):
+        code, document = bench(lab, home)
+        both = [(rates(document)[link], iperf3(lab, link[1], link[0])) for link in links]
+        if all(measured == pytest.approx(said, rel=0.1) for measured, said in both):
+            return code, document
+    raise AssertionError(f"gpurun bench and iperf3, Gbit/s: {both}")
+
+
 def rates(document):
     return {(link["from"], link["to"]): link["gbit_per_s"] for link in document["links"]}
 
 
 def test_bench(lab, tmp_path):
-    code, document = bench(lab, tmp_path)
+    code, document = bench_like_iperf3(lab, tmp_path, (FIRST, BAD))
     assert (code, document["findings"]) == (0, []), document["links"]
     assert len(document["links"]) == 12
     big = document["allreduce"][-1]
     assert big["busbw_gbyte_per_s"] == pytest.approx(big["algbw_gbyte_per_s"] * 1.5, rel=0.02)
-    assert rates(document)[FIRST, BAD] == pytest.approx(iperf3(lab, BAD, FIRST), rel=0.1)
 
     lab.shape(BAD, GBIT // 10)
-    code, document = bench(lab, tmp_path)
+    code, document = bench_like_iperf3(lab, tmp_path, (FIRST, BAD), (BAD, FIRST))
     assert code == 4
     named = {(one["check"], tuple(one["hosts"])) for one in document["findings"]}
     assert ("slow-link", (BAD,)) in named
     assert ("link-history", (BAD,)) in named
     assert {hosts for _, hosts in named} == {(BAD,)}
-    assert rates(document)[FIRST, BAD] == pytest.approx(iperf3(lab, BAD, FIRST), rel=0.1)
-    assert rates(document)[BAD, FIRST] == pytest.approx(iperf3(lab, FIRST, BAD), rel=0.1)
 
     done = gpurun(lab, tmp_path, "doctor")
     assert done.returncode == 4
