@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
+import pytest
 from hypothesis import settings
 
 # A busy machine makes an example slow, not wrong: no test judges time by Hypothesis's deadline.
@@ -17,3 +19,11 @@ def pytest_configure():
     """Who starts tests in the background may have them ignore Ctrl-C, and so would all that they start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def usual_umask():
+    """Who enters a shared state directory changes the umask: other users could not read the next test's files."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)

@@ -89,7 +89,6 @@ def test_making_it_twice_changes_nothing(state):
     enter(state)
     assert is_shared(state)
     assert {name: (state / name).stat().st_ctime_ns for name in before} == before
-    os.umask(0o022)
 
 
 @pytest.mark.parametrize("name", [".", *FOLDERS, *FILES])
@@ -101,7 +100,6 @@ def test_a_wrong_mode_is_refused_and_mended(state, name):
     assert caught.value.hint in (f"as its owner: gpurun init --shared {state} --group {GROUP}", f"chmod o-w {state}")
     make_shared(state, GROUP)
     enter(state)
-    os.umask(0o022)
 
 
 def test_a_wrong_owner_group_or_kind_is_refused(state):
@@ -569,7 +567,6 @@ def test_the_audit_log_begins_anew_by_its_owner_alone(state, alice, bob):
     bob.python(note)
     found = [(entry["uid"], entry["n"]) for entry in audit.read(state)]
     assert found == [(uid, n) for uid in (ALICE, BOB) for n in range(9)]
-    os.umask(0o022)
     if append_only(StatePath(state) / "audit.jsonl", on=True):  # what it was, both are
         for name in ("audit.jsonl", "audit.1.jsonl"):
             with pytest.raises(PermissionError):
