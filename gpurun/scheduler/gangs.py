@@ -35,7 +35,7 @@ def gang_of(record: JobRecord, wants: Wants) -> Gang:
 def gangs_of(jobs: Iterable[tuple[JobRecord, Wants]]) -> Iterator[Gang]:
     """The gangs of many jobs, as their records stand."""
     for record, wants in jobs:
-        # By position, in the order of `Gang`: names would cost ten thousand gangs more than all else here.
+        # By position, in the order of `Gang`: a pass makes ten thousand of them.
         yield Gang(
             record.id, wants.gpus, record.submitted_s, wants.min_gpus, wants.constraints, wants.pool, wants.priority,
             wants.preemptible, wants.time_limit_s, PREPARE_S, wants.grace_s + FENCE_S, None, record.attempt,

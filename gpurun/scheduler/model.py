@@ -113,7 +113,7 @@ class Gang(msgspec.Struct, frozen=True, gc=False):
 
 
 def by_rank(gangs: Iterable[Gang]) -> list[Gang]:
-    """Gangs sorted by `Gang.rank`, in a third of the time that a rank for each of them takes."""
+    """Gangs sorted by `Gang.rank`; ten thousand of them without a rank for each."""
     groups: dict[tuple[int, bool], list[Gang]] = {}
     for gang in sorted(gangs, key=attrgetter("submitted_s", "id")):
         groups.setdefault((-gang.priority, not gang.requeued), []).append(gang)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from gpurun.jobs.record import JobRecord
 from gpurun.jobs.spec import Constraints, JobSpec
 from gpurun.jobs.states import State
 from gpurun.scheduler.gangs import gang_of, gangs_of, new_gang
-from gpurun.scheduler.model import Gang
+from gpurun.scheduler.model import Gang, by_rank
 
 SPEC = JobSpec(
     name="n", image="i", gpus=8, command=("true",), min_gpus=2, constraints=Constraints(("pascal",), avoid=("h9",)),
@@ -39,8 +40,24 @@ def test_many_gangs_are_as_if_made_one_by_one():
     """Also of equal wishes that are not the same object, and of wishes that nobody else keeps."""
     jobs = [(RECORD.but(id=f"j-{n:08x}", submitted_s=float(-n)), n % 7) for n in range(200)]
     found = list(gangs_of((record, replace(SPEC, gpus=gpus + 1).wants) for record, gpus in jobs))
-    assert found == [gang_of(record, replace(SPEC, gpus=gpus + 1).wants) for record, gpus in jobs]
-    assert [gang.rank for gang in found] == [gang.but().rank for gang in found]
+    history = {"attempts": GANG.attempts, "requeued": GANG.requeued, "avoid": GANG.avoid, "kept": GANG.kept}
+    assert found == [
+        new_gang(replace(SPEC, gpus=gpus + 1).wants, job=record.id, submitted_s=record.submitted_s).but(**history)
+        for record, gpus in jobs
+    ]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_sorted_by_rank_is_sorted_by_each_ones_rank(seed):
+    dice = random.Random(seed)
+    gangs = [
+        Gang(
+            f"j-{number:04}", 1, submitted_s=float(dice.randrange(5)), priority=dice.randrange(-2, 3),
+            requeued=dice.random() < 0.3,
+        )
+        for number in dice.sample(range(1000), 60)
+    ]  # fmt: skip
+    assert by_rank(gangs) == sorted(gangs, key=lambda gang: gang.rank)
 
 
 @pytest.mark.parametrize("name", Gang.__struct_fields__)
