@@ -1,7 +1,7 @@
 """Types that msgspec converts to, worked out by one thread at a time.
 
 msgspec works out what a type is made of when the type is first used, and keeps that at the type. A second thread that
-uses the type meanwhile gets what is there so far: it crashes, or its values are wrong (measured with msgspec 0.22; see
+uses the type meanwhile gets what is there so far, and crashes (seen with msgspec 0.22; see
 docs/decisions/0015-msgspec-and-threads.md). So every type goes through `ready` on its way to msgspec.
 """
 

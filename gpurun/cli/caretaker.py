@@ -33,14 +33,13 @@ class Caretaker:
         """Have these jobs picked up if one of them needs it. Quick unless it is time to look."""
         if time.monotonic() < self._due_s:
             return
-        neglected = any(map(_is_neglected, folders))
-        if neglected:
-            from gpurun.state.home import home
+        neglected = next(filter(_is_neglected, folders), None)
+        if neglected is not None:
             from gpurun.supervisor.waiter import resume
 
             with suppress(GpurunError, OSError):  # damage is status's and recover's to report
-                resume(home(os.environ), os.environ)
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S) if neglected else FIRST_PAUSE_S
+                resume(neglected.path.home, os.environ)
+        self._pause_s = FIRST_PAUSE_S if neglected is None else min(2 * self._pause_s, LONGEST_PAUSE_S)
         self._due_s = time.monotonic() + self._pause_s
 
 

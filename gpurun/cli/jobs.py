@@ -139,7 +139,6 @@ def _records(store: JobStore, view: View, problems: list[GpurunError], *, all_jo
 
 def _with_trouble(store: JobStore, record: JobRecord) -> JobRecord:
     """A record whose reason says so when the job's supervisor cannot start or go on."""
-
     from gpurun.leases.store import LeaseStore
     from gpurun.supervisor.trouble import CARRIED, supervisor_trouble
 

@@ -92,14 +92,7 @@ class JobFolder:
 
     def damaged_request(self) -> StateError | None:
         """What is wrong with a request that there is; None if all are sound, or there is none."""
-        for kind in REQUESTS:
-            try:
-                self._read_request(kind)
-            except FileNotFoundError:
-                continue
-            except StateError as error:
-                return error
-        return None
+        return next(filter(None, map(self._damage, REQUESTS)), None)
 
     def mend_request(self) -> str | None:
         """Set damaged requests aside; what to tell about it. To be called by the job's owner alone.
@@ -110,15 +103,9 @@ class JobFolder:
         return "; ".join(filter(None, map(self._mend, REQUESTS))) or None
 
     def _mend(self, kind: RequestKind) -> str | None:
-        try:
-            self._read_request(kind)
-        except FileNotFoundError:
+        path, damage = self._request(kind), self._damage(kind)
+        if damage is None:
             return None
-        except StateError as error:
-            damage = error
-        else:
-            return None
-        path = self._request(kind)
         try:
             aside = durable.set_aside(path)
         except FileNotFoundError:  # another process of the owner's was quicker
@@ -149,6 +136,15 @@ class JobFolder:
 
     def _request(self, kind: RequestKind) -> StatePath:
         return self.path / f"{kind}.json"
+
+    def _damage(self, kind: RequestKind) -> StateError | None:
+        try:
+            self._read_request(kind)
+        except FileNotFoundError:
+            return None
+        except StateError as error:
+            return error
+        return None
 
     def _read_request(self, kind: RequestKind) -> CancelRequest:
         path = self._request(kind)
