@@ -6,7 +6,7 @@ and override it. Without a probe the inventory alone gives settings that work.
 
 Hosts of one gang may need different values (HCA names, GID indices), but horovodrun sends rank 0's
 environment to every rank, over what the other containers hold (`gloo_run._slot_info_to_command_fn`,
-``mpirun -x``), and puts its own ``NCCL_SOCKET_IFNAME`` and ``HOROVOD_GLOO_IFACE`` last. `rank_script` is the
+``mpirun -x``), and puts its own ``NCCL_SOCKET_IFNAME`` and ``HOROVOD_GLOO_IFACE`` last. `gpurun.launch.rank` is the
 way out: the same argv prefix on every rank, a file per host that exports that host's values at the very end.
 
 Sources: NCCL user guide, "Environment Variables" and "Troubleshooting"; Horovod 0.28.1 `runner/gloo_run.py`,
@@ -16,7 +16,6 @@ Sources: NCCL user guide, "Environment Variables" and "Troubleshooting"; Horovod
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -27,9 +26,6 @@ from gpurun.launch.fabric_hcas import ChosenPort, choose_ports
 from gpurun.launch.fabric_roce import gid_need
 
 Source = Literal["inventory", "probe", "default", "user"]
-
-RANK_SCRIPT = "/gpurun/bin/rank"
-"""Where `rank_script` lies in the container; ranks start as ``/gpurun/bin/rank CMD …``."""
 
 NOFILE = 1_048_576
 """Open files of an RDMA container: the kernel's default upper bound (``fs.nr_open``)."""
@@ -100,15 +96,6 @@ def settings(
         environment=tuple(_apply(chosen, overrides or {})),
         docker_flags=(*_limits(fabric, facts), *_devices(fabric, ports, facts)),
     )
-
-
-def rank_script(environment: Iterable[Setting]) -> str:
-    """The text of `RANK_SCRIPT` for one host: exports its settings, then becomes the rank.
-
-    POSIX sh. Values are quoted, so they may hold anything but NUL.
-    """
-    lines = [f"export {setting.name}={shlex.quote(setting.value)}" for setting in environment]
-    return "\n".join(["#!/bin/sh", *lines, 'exec "$@"', ""])
 
 
 def nccl_version(image_environment: Iterable[str]) -> str | None:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.launch import elastic
 from gpurun.launch.docker import AUTOTUNE_FILE, RUN
-from gpurun.launch.fabric import RANK_SCRIPT
 from gpurun.launch.horovod_knobs import GLOO_TIMEOUT_S, flags
 from gpurun.launch.jobssh import MOUNT
+from gpurun.launch.rank import RANK_SCRIPT
 
 AUTOTUNE_LOG = f"{RUN}/{AUTOTUNE_FILE}"
 """Where rank 0 writes what autotune tried; kept with the job, so that a restart begins with the best it found."""

@@ -36,21 +36,10 @@ trap '' TERM
 while :; do sleep 86400 & wait $!; done
 """
 
-SIGNAL_RANKS = """#!/bin/sh
-# Sends signal $1 to every rank in this container, and to nothing else.
-for file in /proc/[0-9]*/environ; do
-  if tr '\\0' '\\n' 2>/dev/null <"$file" | grep -qE '^(HOROVOD_RANK|OMPI_COMM_WORLD_RANK)='; then
-    pid=${file#/proc/}
-    kill -s "$1" "${pid%/environ}" 2>/dev/null
-  fi
-done
-exit 0
-"""
-
 
 def scripts() -> dict[str, str]:
     """The executables of the launch folder's ``bin``, by name."""
-    return {"ssh": SSH_WRAPPER, "launch": LAUNCH, "hold": HOLD, "signal-ranks": SIGNAL_RANKS, "hosts": HOSTS_SCRIPT}
+    return {"ssh": SSH_WRAPPER, "launch": LAUNCH, "hold": HOLD, "hosts": HOSTS_SCRIPT}
 
 
 def sshd_config(*, folder: str, address: str, port: int, user: str, container: str) -> str:

@@ -13,7 +13,7 @@ from gpurun.errors import BadInput
 from gpurun.facts.hardware import Hardware
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.spec import Grant, JobSpec
-from gpurun.launch import docker, elastic, fabric, horovod_knobs, horovodrun, jobssh
+from gpurun.launch import docker, elastic, fabric, horovod_knobs, horovodrun, jobssh, rank
 from gpurun.launch.account import HostAccount, assumed_account
 from gpurun.node.claim_rules import Card, Claimant
 
@@ -109,6 +109,10 @@ def make_plan(
         host.name: fabric.settings(inventory.fabric_of(host), host, grant.gpus, hardware.get(host.name), spec.env, nccl)
         for host, grant in zip(hosts, grants, strict=True)
     }
+    scripts = {
+        host: rank.rank_script(found.environment, report=rank.REPORT, grace_s=spec.grace_s)
+        for host, found in settings.items()
+    }
     names = {name: f.address for name, f in known.items()} | {f.hostname: f.address for f in known.values()}
     container = docker.container_name(job, attempt)
 
@@ -131,7 +135,7 @@ def make_plan(
                 **_common_files(mine),
                 **(_launcher_files(spec, known, grants, joins, ssh_port) if first else {}),
                 **({} if first else _sshd_files(mine, job, container, ssh_port)),
-                "launch/bin/rank": (fabric.rank_script(found.environment), 0o755),
+                "launch/bin/rank": (scripts[grant.host], 0o755),
             },
         )  # fmt: skip
 

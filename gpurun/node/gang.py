@@ -22,10 +22,9 @@ from typing import Any, Dict, List, Optional, Tuple
 from gpurun.node import claims, docker, engine, job_parts, processes
 from gpurun.node.call import Call, OpError
 from gpurun.node.fence import fence
+from gpurun.node.rank_processes import signal
 
 _SIOCGIFADDR = 0x8915
-MAIN_FILE = "main.json"
-"""In a job's folder: its container's main process."""
 
 
 def prepare(call: Call, job: str, interface: str, first: bool, outputs: bool) -> Dict[str, Any]:
@@ -135,12 +134,12 @@ def _note_main(connection: docker.Connection, container: str) -> None:
     if found:
         pid, folder = found["State"]["Pid"], job_parts.folder(found["Config"]["Labels"][job_parts.LABEL])
         main = processes.read_process(pid) if processes.container_of(pid) == found["Id"] else None
-        processes.note(os.path.join(folder, MAIN_FILE), main)
+        processes.note(os.path.join(folder, job_parts.MAIN_FILE), main)
 
 
 def has_ended(call: Call, job: str) -> bool:
     """Whether the container's main process, seen when it was started, is gone: known without asking Docker."""
-    main = processes.noted(os.path.join(job_parts.folder(job), MAIN_FILE))
+    main = processes.noted(os.path.join(job_parts.folder(job), job_parts.MAIN_FILE))
     now = processes.read_process(main[0]) if main else None
     return main is not None and (now is None or now.started != main[1])
 
@@ -164,16 +163,6 @@ def inspect(call: Call, job: str) -> List[Dict[str, Any]]:
 def engine_now(call: Call, job: str) -> Dict[str, Any]:
     """Whether the Docker engine here is still the one that created the job's container: `engine.compare`."""
     return engine.compare(call, job_parts.folder(job))
-
-
-def signal(call: Call, job: str, name: str) -> int:
-    """Send a signal to every rank in the job's containers here; how many containers were told."""
-    told = 0
-    for container in inspect(call, job):
-        if container["status"] == "running":
-            done = _run(["docker", "exec", container["id"], "/gpurun/bin/signal-ranks", name])
-            told += done.returncode == 0
-    return told
 
 
 def outputs_here(call: Call, job: str) -> Dict[str, Any]:

@@ -13,6 +13,8 @@ from gpurun.node.claim_rules import Card
 LABEL = "gpurun.job"
 CARDS_FILE = "cards.json"
 """In a job's folder: which GPUs it was given, by UUID and PCI address: indices shift when one is lost."""
+MAIN_FILE = "main.json"
+"""In a job's folder: its container's main process."""
 _JOB = re.compile(r"j-[0-9a-f]{8}\Z")
 # An sshd's listener and sessions, or a docker client, by the way ps shows them.
 _STARTED = re.compile(r"(^|/)(sshd|docker)\b")

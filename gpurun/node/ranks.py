@@ -1,122 +1,171 @@
-"""The ranks of a job on this host: how many there are, and their connections to each other.
+"""The ranks of a job on this host: which started and ended, what they print, how many there are.
 
-When a rank dies, only those that happen to read from it learn so; others wait for their neighbours until Gloo's
-time-out. `cut` lets them all know at once: it shuts down the sockets under their feet.
+A rank's script says when the rank started and how it ended (`gpurun.node.rank_folders`). A script that was killed says
+nothing more, so its process is looked for. It counts as gone only where this agent has seen processes of the job's
+container: an agent in another PID namespace than the Docker engine sees none.
 """
 
-import ctypes
-import errno
 import os
-import re
-import socket
-from typing import Dict, Iterator, List, Set, Tuple
+import signal
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from gpurun.node.call import Call
-from gpurun.node.processes import environment_of, list_processes
+from gpurun.node import job_parts, processes, rank_folders, rank_processes, rank_sockets
+from gpurun.node.call import Call, OpReply
+from gpurun.node.rank_folders import STREAMS, Attempt, Name, Seen
 
-_SOCKET = re.compile(r"socket:\[(\d+)\]\Z")
-_ESTABLISHED = "01"  # Linux, include/net/tcp_states.h
-# The same numbers on every architecture (Linux 5.3 and 5.6).
-_PIDFD_OPEN, _PIDFD_GETFD = 434, 438
+POLL_S = 0.1
+ENDED_LOOKS = 10
+"""A rank that has ended is looked at every so many polls: what it left behind may still print."""
+PIECE_BYTES = 1 << 16
+PIECES = 16
+"""So many of one output are sent before the other ranks have their turn."""
+KILLED = 128 + signal.SIGKILL
 
 
 def count(call: Call, job: str) -> int:
     """How many processes of ranks there are."""
-    return len(_ranks(job))
+    return len(rank_processes.of_job(job))
 
 
-def cut(call: Call, job: str, addresses: List[str]) -> Dict[str, int]:
-    """Shut down the ranks' TCP connections to these addresses, but for those to the launcher's rendezvous.
-
-    Args:
-        addresses: IPv4, of the gang's hosts.
+def list_ranks(call: Call, job: str, attempt: int) -> List[Dict[str, Any]]:
+    """The ranks that have reported here, in the order of their start.
 
     Returns:
-        ``{"cut", "refused"}``: how many were; how many the kernel did not let us (Yama's ``ptrace_scope``, or a kernel
-        before 5.6). Those ranks wait for their time-out.
+        A list of ``{"id", "rank", "code", "age_s"}``: ``code`` is None for a rank that lives; ``age_s`` is the time
+        since its start.
     """
-    done = {"cut": 0, "refused": 0}
-    for pid, environ in _ranks(job).items():
-        spared = (environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR", ""), environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT", ""))
-        inodes = {inode for inode, to, port in _connections(pid) if to in addresses and (to, port) != spared}
-        for descriptor in _descriptors(pid, inodes):
-            try:
-                _shut_down(pid, descriptor)
-                done["cut"] += 1
-            except (PermissionError, NotImplementedError):
-                done["refused"] += 1
-            except OSError:
-                pass  # the rank has closed it, or ended
-    return done
-
-
-def _ranks(job: str) -> Dict[int, Dict[str, str]]:
-    """Process → environment of every rank of the job, and of what ranks have started."""
-    found = {}
-    for process in list_processes():
-        if process.uid == os.getuid():
-            environ = environment_of(process.pid)
-            if environ.get("GPURUN_JOB") == job and ("HOROVOD_RANK" in environ or "OMPI_COMM_WORLD_RANK" in environ):
-                found[process.pid] = environ
-    return found
-
-
-def _connections(pid: int) -> Iterator[Tuple[str, str, str]]:
-    """(inode, remote IPv4 address, remote port) of the TCP connections in a process's network (man proc_net_tcp).
-
-    An IPv4 connection of an IPv6 socket is listed by its mapped address.
-    """
-    for family in ("tcp", "tcp6"):
-        try:
-            with open("/proc/%d/net/%s" % (pid, family)) as stream:
-                lines = stream.read().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            fields = line.split()
-            if fields[3] == _ESTABLISHED:
-                address, port = fields[2].split(":")
-                packed = bytes.fromhex(address[-8:])[::-1]  # little-endian words; the last one is the IPv4 address
-                yield fields[9], socket.inet_ntoa(packed), str(int(port, 16))
-
-
-def _descriptors(pid: int, inodes: Set[str]) -> List[int]:
+    scripts = _Scripts(job, attempt)
     found = []
-    folder = "/proc/%d/fd" % pid
-    try:
-        for name in os.listdir(folder):
-            match = _SOCKET.match(os.readlink("%s/%s" % (folder, name)))
-            if match and match.group(1) in inodes:
-                found.append(int(name))
-    except OSError:
-        pass  # it has ended, or closed this one
+    with Attempt(job, attempt) as folder:
+        for name in folder.names():
+            seen = folder.see(name.id)
+            if seen is not None:
+                code = seen.code if seen.code is not None else KILLED if scripts.is_gone(name) else None
+                age_s = rank_folders.age_s(seen.begun_s)
+                found.append({"id": name.id, "rank": name.rank, "code": code, "age_s": age_s})
     return found
 
 
-def _shut_down(pid: int, descriptor: int) -> None:
-    """Shut a socket of another process down, as if both sides had done so (man pidfd_getfd).
+def follow(call: Call, job: str, attempt: int, have: Dict[str, List[int]], once: bool = False) -> Iterator[OpReply]:
+    """What ranks report and print, as it comes; lasts until it is cancelled.
 
-    Raises:
-        PermissionError: Yama or another guard forbids it.
-        NotImplementedError: this kernel cannot do it.
-        OSError: the process or its socket is gone.
+    Args:
+        have: by rank's id, how much of its stdout and of its stderr is already known. Output continues there; starts
+            and ends are told again.
+        once: end when all that is there has been sent.
+
+    Yields:
+        ``{"kind": "start", "id", "rank", "age_s"}``;
+        ``{"kind": "output", "id", "rank", "stream", "end"}``: ``stream`` is "o" or "e"; the payload of at most 64 KiB
+        ends at the offset ``end``;
+        ``{"kind": "end", "id", "rank", "code", "age_s"}``: after all that was printed until then. A rank whose script
+        was killed too has code 137 and ``"killed": True``; if another code is told later, that one is right.
+        An id is new for every start of a rank, also after the host has left the gang and come back.
     """
-    process = _system_call(_PIDFD_OPEN, pid, 0)
-    try:
-        mine = _system_call(_PIDFD_GETFD, process, descriptor, 0)
-    finally:
-        os.close(process)
-    with socket.socket(fileno=mine) as connection:
-        connection.shutdown(socket.SHUT_RDWR)
+    scripts = _Scripts(job, attempt)
+    ranks: Dict[str, _Rank] = {}
+    look = 0
+    while True:
+        more = False
+        with Attempt(job, attempt) as folder:
+            for name in folder.names():
+                rank = ranks.get(name.id)
+                if rank is None:
+                    rank = ranks[name.id] = _Rank(name, have.get(name.id, [0, 0]))
+                if rank.code is None or rank.more or look % ENDED_LOOKS == 0:
+                    yield from rank.news(folder, scripts)
+                    more = more or rank.more
+        look += 1
+        if once and not more:
+            return
+        call.wait(0.0 if more else POLL_S)
 
 
-def _system_call(number: int, *arguments: int) -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
-    result: int = libc.syscall(number, *arguments)
-    if result < 0:
-        code = ctypes.get_errno()
-        raise NotImplementedError(number) if code == errno.ENOSYS else OSError(code, os.strerror(code))
-    return result
+class _Scripts:
+    """The processes of scripts that have not noted an end."""
+
+    def __init__(self, job: str, attempt: int) -> None:
+        self._job = job
+        self._attempt = attempt
+        self._found: Dict[str, Optional[processes.Process]] = {}
+        self._sees_containers = False
+
+    def is_gone(self, name: Name) -> bool:
+        """Whether a script that was there is no more. For one that has reported its start."""
+        if name.id not in self._found:
+            self._look()
+            self._found.setdefault(name.id, None)
+        process = self._found[name.id]
+        return self._sees_containers if process is None else not processes.is_same(process)
+
+    def _look(self) -> None:
+        living = processes.list_processes()
+        with Attempt(self._job, self._attempt) as folder:
+            for name in folder.names():
+                process = rank_processes.script_of(name, living)
+                if process is not None:
+                    self._found.setdefault(name.id, process)
+        main = processes.noted(os.path.join(job_parts.folder(self._job), job_parts.MAIN_FILE))
+        self._sees_containers = self._sees_containers or any(self._found.values()) or main is not None
 
 
-OPS = {"count": count, "cut": cut}
+class _Rank:
+    """How far one rank has been told of."""
+
+    def __init__(self, name: Name, have: List[int]) -> None:
+        self._name = name
+        self._offsets = [max(0, int(have[0])), max(0, int(have[1]))]
+        self._begun = False
+        self._due: Optional[Tuple[int, Tuple[int, int], Dict[str, Any]]] = None
+        self.code: Optional[int] = None
+        """The last that was told."""
+        self.more = False
+        """Whether there is more to send than was sent."""
+
+    def news(self, folder: Attempt, scripts: _Scripts) -> Iterator[OpReply]:
+        """Its start, what it has printed since, its end."""
+        seen = folder.see(self._name.id)
+        if seen is None:
+            self.more = False
+            return
+        if not self._begun:
+            self._begun = True
+            yield self._say("start", age_s=rank_folders.age_s(seen.begun_s))
+        self._note_end(seen, folder, scripts)
+        self.more = False
+        for index, stream in enumerate(STREAMS):
+            yield from self._output(folder, index, stream, seen.sizes[index])
+        if self._due is not None:
+            code, sizes, facts = self._due
+            if all(offset >= min(sizes[i], seen.sizes[i]) for i, offset in enumerate(self._offsets)):
+                self._due, self.code = None, code
+                yield self._say("end", code=code, **facts)
+
+    def _note_end(self, seen: Seen, folder: Attempt, scripts: _Scripts) -> None:
+        """An end that was not told becomes due, once what is printed by now has been sent."""
+        if seen.code is None and self.code is None and self._due is None and scripts.is_gone(self._name):
+            again = folder.see(self._name.id)  # it may have noted its end just before it went
+            if again is not None and again.code is not None:
+                seen = again
+            else:
+                self._due = KILLED, seen.sizes, {"age_s": 0.0, "killed": True}
+        if seen.code is not None and seen.code != self.code and (self._due is None or self._due[0] != seen.code):
+            self._due = seen.code, seen.sizes, {"age_s": rank_folders.age_s(seen.ended_s)}
+
+    def _output(self, folder: Attempt, index: int, stream: str, size: int) -> Iterator[OpReply]:
+        if self._offsets[index] > size:
+            self._offsets[index] = 0  # the program has cut it short
+        for _ in range(PIECES):
+            begin = self._offsets[index]
+            end, data = folder.read(self._name.id, stream, begin, PIECE_BYTES)
+            if end == begin:
+                return
+            self._offsets[index] = end
+            yield OpReply(self._say("output", stream=stream, end=end).value, data)
+        self.more = self.more or self._offsets[index] < size
+
+    def _say(self, kind: str, **facts: Any) -> OpReply:
+        return OpReply({"kind": kind, "id": self._name.id, "rank": self._name.rank, **facts})
+
+
+OPS = {"count": count, "cut": rank_sockets.cut, "follow": follow, "list": list_ranks}

@@ -7,7 +7,8 @@ import pytest
 
 from gpurun.facts.hardware import DockerFacts, Gid, Gpu, Hardware, Hca, HcaPort
 from gpurun.inventory.model import Fabric, FabricKind, Host
-from gpurun.launch.fabric import nccl_version, parse_version, rank_script, settings
+from gpurun.launch.fabric import nccl_version, parse_version, settings
+from gpurun.launch.rank import rank_script
 
 TCP = Fabric("tcp", FabricKind.TCP, "eno1")
 ROCE = Fabric("roce25", FabricKind.ROCE, "ens1f0", hcas=("mlx5_0",), traffic_class=106)
@@ -189,7 +190,9 @@ def test_the_users_value_wins_and_says_so():
 @pytest.mark.parametrize("value", ["a'; touch /tmp/x #", "two\nlines", '"$(id)" `id`', "ünïcode ü", ""])
 def test_rank_script_passes_values_and_arguments_byte_for_byte(value, tmp_path):
     script = tmp_path / "rank"
-    script.write_text(rank_script(settings(TCP, HOST, (0,), None, {"NCCL_DEBUG": value}).environment))
+    script.write_text(
+        rank_script(settings(TCP, HOST, (0,), None, {"NCCL_DEBUG": value}).environment, report=False, grace_s=1.0)
+    )
     shown = subprocess.run(
         ["sh", script, "sh", "-c", 'printf "%s|%s" "$NCCL_DEBUG" "$1"', "_", value],
         env={"NCCL_DEBUG": "rank 0's", "PATH": "/usr/bin:/bin"},

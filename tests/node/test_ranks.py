@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from gpurun.node import ranks
+from gpurun.node import rank_sockets, ranks
 from gpurun.node.call import Call
 
 JOB = "j-0a1b2c3d"
@@ -60,7 +60,7 @@ def said(process):
 
 
 def cut(addresses=("127.0.0.1",)):
-    return ranks.cut(call(), JOB, list(addresses))
+    return rank_sockets.cut(call(), JOB, list(addresses))
 
 
 def test_ranks_are_counted_by_job(start):
@@ -100,7 +100,7 @@ def test_where_the_kernel_forbids_it_that_is_said(start, monkeypatch):
     def forbidden(*_):
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(ranks, "_system_call", forbidden)
+    monkeypatch.setattr(rank_sockets, "_system_call", forbidden)
     assert cut() == {"cut": 0, "refused": 1}
-    monkeypatch.setattr(ranks, "_system_call", lambda *_: (_ for _ in ()).throw(ProcessLookupError(3, "gone")))
+    monkeypatch.setattr(rank_sockets, "_system_call", lambda *_: (_ for _ in ()).throw(ProcessLookupError(3, "gone")))
     assert cut() == {"cut": 0, "refused": 0}

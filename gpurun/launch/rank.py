@@ -1,0 +1,112 @@
+"""The script that starts every rank, as ``/gpurun/bin/rank CMD …``. Pure.
+
+It exports the host's own settings, because a launcher sends rank 0's environment to every rank. With `report` it is the
+parent of the rank and leaves in the job's `run` folder what the agent reads (`gpurun.node.rank_folders`)::
+
+    stop.ATTEMPT                         made by the agent: ranks that start later end at once
+    ranks/ATTEMPT/RANK.PID.STARTED/      PID and STARTED are the script's own, as in its /proc/PID/stat
+        start                            "started"; a folder without it is no rank
+        o, e                             what the rank and its children print
+        end.CODE                         empty: the rank has ended, 128 + n by signal n
+
+The end is a name without content, so that it is whole or absent and a full disk can hold it. Where the folder cannot be
+written the rank starts all the same, prints where it would have printed, and nothing is known of it.
+
+It is POSIX sh for dash, bash and busybox, and needs mkdir, but no python3. Its variables begin with ``gpurun_``: to
+assign a name that the environment has would change the rank's environment.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+
+from gpurun.launch.fabric import Setting
+
+RANK_SCRIPT = "/gpurun/bin/rank"
+"""Where `rank_script` lies in the container."""
+REPORT = False
+"""Whether the ranks of new attempts report."""
+
+_START = """\
+gpurun_folder=
+gpurun_begin() {  # makes the rank's folder; fails where it cannot be written
+  case $gpurun_rank in '' | *[!0-9]*) return 1 ;; esac
+  [ "${GPURUN_RUN:-}" ] && read -r gpurun_stat </proc/$$/stat || return 1
+  set -- ${gpurun_stat##*)}
+  gpurun_folder=$GPURUN_RUN/ranks/$GPURUN_ATTEMPT/$gpurun_rank.$$.${20}
+  mkdir -p "${gpurun_folder%/*}" && mkdir "$gpurun_folder" || return 1
+  true >>"$gpurun_folder/o" && true >>"$gpurun_folder/e" && echo started >"$gpurun_folder/start"
+}
+gpurun_rank=${HOROVOD_RANK:-${OMPI_COMM_WORLD_RANK:-}}
+if ! gpurun_begin 2>/dev/null; then
+  [ -z "$gpurun_folder" ] || rm -rf "$gpurun_folder" 2>/dev/null
+  gpurun_folder=
+fi
+if [ -e "${GPURUN_RUN:-}/stop.${GPURUN_ATTEMPT:-}" ]; then
+  [ "$gpurun_folder" ] && true >"$gpurun_folder/end.143"
+  exit 143
+fi
+[ "$gpurun_folder" ] || exec "$@"
+"""
+
+_RUN = """\
+# The script outlives a signal to the whole process group; in the rank these signals do what they always do.
+trap : HUP INT QUIT ALRM TERM USR1 USR2
+gpurun_id=$GPURUN_JOB/$GPURUN_ATTEMPT/${gpurun_folder##*/}
+export GPURUN_RANK_ID="$gpurun_id" PYTHONUNBUFFERED="${PYTHONUNBUFFERED-1}"
+(exec "$@") >>"$gpurun_folder/o" 2>>"$gpurun_folder/e"
+gpurun_code=$?
+unset GPURUN_RANK_ID
+true >"$gpurun_folder/end.$gpurun_code"
+"""
+
+_SWEEP = """\
+gpurun_left() {  # the processes that the rank left behind, by the variable that only they have
+  if printf 'a\\0b\\0' | grep -qxz b; then
+    grep -lsxzF "GPURUN_RANK_ID=$gpurun_id" /proc/[0-9]*/environ
+  else
+    for gpurun_file in /proc/[0-9]*/environ; do
+      tr '\\0' '\\n' <"$gpurun_file" | grep -qxF "GPURUN_RANK_ID=$gpurun_id" && echo "$gpurun_file"
+    done
+  fi
+}
+gpurun_kill() {  # gpurun_kill SIGNAL: 1 if nothing was left
+  gpurun_found=1
+  for gpurun_file in $(gpurun_left); do
+    gpurun_found=0 gpurun_file=${gpurun_file#/proc/}
+    kill -s "$1" "${gpurun_file%/environ}"
+  done
+  return $gpurun_found
+}
+gpurun_sweep() {
+  gpurun_kill TERM || return
+  read -r gpurun_now gpurun_file </proc/uptime
+  gpurun_deadline=$((${gpurun_now%.*} + gpurun_grace_s)) gpurun_last=$((${gpurun_now%.*} + gpurun_grace_s + 5))
+  while [ "${gpurun_now%.*}" -lt "$gpurun_last" ]; do
+    gpurun_signal=0
+    [ "${gpurun_now%.*}" -lt "$gpurun_deadline" ] || gpurun_signal=KILL
+    gpurun_kill $gpurun_signal || return
+    sleep 0.1 || sleep 1
+    read -r gpurun_now gpurun_file </proc/uptime
+  done
+}
+gpurun_sweep 2>/dev/null
+exit $gpurun_code
+"""
+
+
+def rank_script(environment: Iterable[Setting], *, report: bool, grace_s: float) -> str:
+    """The script's text for one host.
+
+    Args:
+        environment: the host's settings; values may hold anything but NUL.
+        report: the rank's output goes to files, its end is noted, and what it leaves behind is ended. Otherwise the
+            script becomes the rank.
+        grace_s: how long processes that a rank left behind have between SIGTERM and SIGKILL.
+    """
+    exports = "".join(f"export {setting.name}={shlex.quote(setting.value)}\n" for setting in environment)
+    if not report:
+        return f'#!/bin/sh\n{exports}exec "$@"\n'
+    grace = f"gpurun_grace_s={max(0, round(grace_s))}\n"
+    return f"#!/bin/sh\n{exports}{grace}{_START}{_RUN}{_SWEEP}"

@@ -1,0 +1,205 @@
+"""What the script of each rank leaves in the job's `run` folder (`gpurun.launch.rank` says what).
+
+The program in the container can write all of it. So no link is followed, nothing but regular files is read, and what is
+read of folders is limited. What the program does to its own reports harms only its own job.
+"""
+
+import errno
+import itertools
+import os
+import re
+import stat
+import time
+from typing import Iterator, List, NamedTuple, Optional, Tuple
+
+from gpurun.node import job_parts
+
+MOST_RANKS = 4096
+"""So many ranks of one attempt are looked at: elastic gangs start ranks again and again."""
+_MOST_NAMES = 1 << 14
+_MOST_FILES = 64
+_ID = re.compile(r"(0|[1-9]\d{0,5})\.([1-9]\d{0,9})\.([1-9]\d{0,19})\Z", re.ASCII)
+_END = re.compile(r"end\.(0|[1-9]\d{0,2})\Z", re.ASCII)
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+STREAMS = ("o", "e")
+
+
+class Name(NamedTuple):
+    """The name of a rank's folder. `pid` and `started` are those of its script, as seen in its container."""
+
+    id: str
+    rank: int
+    pid: int
+    started: int
+
+
+class Seen(NamedTuple):
+    """A rank's folder at one moment.
+
+    Attributes:
+        begun_s: when the rank started, by this host's clock.
+        code: None while no end is noted.
+        ended_s: when the end was noted; 0 while it is not.
+        sizes: bytes of each of `STREAMS`.
+        moved_s: when the rank last printed anything.
+    """
+
+    begun_s: float
+    code: Optional[int]
+    ended_s: float
+    sizes: Tuple[int, int]
+    moved_s: float
+
+
+def run_folder(job: str) -> str:
+    """The job's `run` folder on this host."""
+    return os.path.join(job_parts.folder(job), "run")
+
+
+def parse(name: str) -> Optional[Name]:
+    """A folder's name taken apart; None for a name that no script made."""
+    found = _ID.match(name)
+    return None if found is None else Name(name, *(int(number) for number in found.groups()))
+
+
+class Attempt:
+    """The folder with the ranks of one attempt, for as long as it is open. Missing: no ranks."""
+
+    def __init__(self, job: str, attempt: int) -> None:
+        self._descriptor = _open_below(run_folder(job), "ranks", "%d" % int(attempt))
+
+    def __enter__(self) -> "Attempt":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+    def names(self) -> List[Name]:
+        """The ranks that have a folder, in the order of their start."""
+        if self._descriptor is None:
+            return []
+        found = (parse(name) for name in _first_names(self._descriptor, _MOST_NAMES))
+        ranks = sorted((one for one in found if one is not None), key=lambda one: (one.started, one.pid))
+        return ranks[:MOST_RANKS]
+
+    def see(self, name: str) -> Optional[Seen]:
+        """What a rank has reported; None if it has not started, or its folder is gone."""
+        folder = self._open(name)
+        if folder is None:
+            return None
+        try:
+            start = _plain(folder, "start")
+            if start is None or not start.st_size:
+                return None
+            code, ended_s = _end(folder)
+            # The sizes are read after the end: all that the rank printed is in them.
+            found = [_plain(folder, stream) for stream in STREAMS]
+            sizes = [0 if one is None else one.st_size for one in found]
+            moved_s = max([start.st_mtime] + [one.st_mtime for one in found if one is not None])
+            return Seen(start.st_mtime, code, ended_s, (sizes[0], sizes[1]), moved_s)
+        finally:
+            os.close(folder)
+
+    def read(self, name: str, stream: str, offset: int, most: int) -> Tuple[int, bytes]:
+        """The next bytes of an output from `offset` on, and where they end. A hole in the file is passed over."""
+        folder = self._open(name)
+        if folder is None:
+            return offset, b""
+        try:
+            descriptor = os.open(stream, _FILE, dir_fd=folder)
+        except OSError:
+            return offset, b""
+        finally:
+            os.close(folder)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or offset >= status.st_size:
+                return offset, b""
+            begin = _next_data(descriptor, offset, status.st_size)
+            data = os.pread(descriptor, min(most, status.st_size - begin), begin)
+            return begin + len(data), data
+        except OSError:
+            return offset, b""  # the disk's, or the program's own doing: the next look may find it readable
+        finally:
+            os.close(descriptor)
+
+    def _open(self, name: str) -> Optional[int]:
+        if self._descriptor is None:
+            return None
+        try:
+            return os.open(name, _FOLDER, dir_fd=self._descriptor)
+        except OSError:
+            return None
+
+
+def tell_to_stop(job: str, attempt: int) -> None:
+    """Let ranks of this attempt that start from now on end at once. Idempotent; other attempts do not look at it.
+
+    Raises:
+        OSError: there is no such job here, or its disk is full.
+    """
+    folder = os.open(run_folder(job), _FOLDER)
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        os.close(os.open("stop.%d" % int(attempt), flags, 0o600, dir_fd=folder))
+    except FileExistsError:
+        pass
+    finally:
+        os.close(folder)
+
+
+def age_s(moment_s: float) -> float:
+    """Seconds since a file's time; a program may have set any."""
+    return max(0.0, time.time() - moment_s)
+
+
+def _open_below(path: str, *names: str) -> Optional[int]:
+    descriptor = None
+    try:
+        descriptor = os.open(path, _FOLDER)
+        for name in names:
+            below = os.open(name, _FOLDER, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = below
+        return descriptor
+    except OSError:
+        if descriptor is not None:
+            os.close(descriptor)
+        return None
+
+
+def _first_names(descriptor: int, most: int) -> Iterator[str]:
+    try:
+        with os.scandir(descriptor) as entries:
+            yield from [entry.name for entry in itertools.islice(entries, most)]
+    except OSError:
+        return
+
+
+def _end(folder: int) -> Tuple[Optional[int], float]:
+    """The exit code that is noted, and when; of several, that of the oldest file."""
+    found = []
+    for name in _first_names(folder, _MOST_FILES):
+        match = _END.match(name)
+        status = None if match is None else _plain(folder, name)
+        if match is not None and status is not None and int(match.group(1)) < 256:
+            found.append((status.st_mtime, int(match.group(1))))
+    return (None, 0.0) if not found else (min(found)[1], min(found)[0])
+
+
+def _plain(folder: int, name: str) -> Optional[os.stat_result]:
+    """A regular file's status; None for anything else."""
+    try:
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return None
+    return found if stat.S_ISREG(found.st_mode) else None
+
+
+def _next_data(descriptor: int, offset: int, size: int) -> int:
+    try:
+        return os.lseek(descriptor, offset, os.SEEK_DATA)
+    except OSError as error:
+        return size if error.errno == errno.ENXIO else offset

@@ -1,0 +1,175 @@
+"""The processes of a job's ranks on this host, by what their launcher put into their environment."""
+
+import os
+import signal as signals
+import time
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+
+from gpurun.node import docker, job_parts, rank_folders
+from gpurun.node.call import Call
+from gpurun.node.processes import Process, environment_of, is_same, list_processes
+
+MARK = "GPURUN_RANK_ID"
+"""The script puts it into the environment of the rank, and of nothing else."""
+SETTLE_S = 2.0
+"""How long a notice waits for ranks whose scripts are just starting them."""
+POLL_S = 0.05
+
+
+class RankProcess(NamedTuple):
+    """A process with a rank's number: a rank's script, a rank, or something that a rank has started."""
+
+    process: Process
+    rank: int
+    environ: Dict[str, str]
+
+
+def of_job(job: str, attempt: Optional[int] = None) -> List[RankProcess]:
+    """Every process of the job's ranks; of one attempt, or of all."""
+    return list(_ranks(_environments(), job, attempt))
+
+
+def script_of(name: rank_folders.Name, living: List[Process]) -> Optional[Process]:
+    """The script that made a rank's folder, if it lives.
+
+    Its start, in ticks since boot, is the same number here and in the container. Its pid is not.
+    """
+    for process in living:
+        if process.started == name.started and _inner_pid(process.pid) in (name.pid, None):
+            return process
+    return None
+
+
+def _inner_pid(pid: int) -> Optional[int]:
+    """A process's pid in its own namespace; None if the kernel does not say (before 4.1), or it is gone."""
+    try:
+        with open("/proc/%d/status" % pid, "rb") as stream:
+            found = [line.split() for line in stream if line.startswith(b"NSpid:")]
+    except OSError:
+        return None
+    return int(found[0][-1]) if found and len(found[0]) > 1 else None
+
+
+def signal(call: Call, job: str, name: str, attempt: Optional[int] = None) -> int:
+    """Send a signal to the ranks here. With ``TERM``, ranks that start later end at once.
+
+    Args:
+        attempt: None asks Docker which attempts have containers that run.
+
+    Returns:
+        How many ranks were told.
+
+    Raises:
+        ValueError: no signal has this name.
+        OpError: Docker was asked and does not answer.
+    """
+    number = _number_of(name)
+    told = 0
+    for each in _running(call, job) if attempt is None else [int(attempt)]:
+        if number == signals.SIGTERM:
+            try:
+                rank_folders.tell_to_stop(job, each)
+            except OSError:
+                pass  # a full disk: the ranks that run are told all the same
+        told += _tell(call, job, each, number)
+    return told
+
+
+def _running(call: Call, job: str) -> List[int]:
+    connection = docker.connect(call)
+    try:
+        found = job_parts.containers_of(connection, job)
+    finally:
+        connection.close()
+    attempts = {one["Labels"].get("gpurun.attempt", "") for one in found if one["State"] == "running"}
+    return sorted(int(attempt) for attempt in attempts if attempt.isascii() and attempt.isdigit())
+
+
+def _tell(call: Call, job: str, attempt: int, number: int) -> int:
+    """Send a signal to every rank's main process, also to those that are just being started; how many were told.
+
+    What a rank has started is not told: a data loader that ends first would fail its rank.
+    """
+    told: Set[Tuple[int, int]] = set()
+    ranks: Set[int] = set()
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        mains, starting = _mains(job, attempt)
+        for first, process in mains:
+            key = process.pid, process.started
+            if key not in told and is_same(process):
+                try:
+                    os.kill(process.pid, number)
+                    told.add(key)
+                    ranks.add(first)
+                except ProcessLookupError:
+                    pass
+        if not starting or time.monotonic() >= deadline:
+            return len(ranks)
+        call.wait(POLL_S)
+
+
+def _mains(job: str, attempt: int) -> Tuple[List[Tuple[int, Process]], bool]:
+    """Whom a notice is for: the main process of each rank, with its script's pid. And is a script still to start one?
+
+    Where nothing was reported the script became the rank, and the program may be below a shell. Then the notice is for
+    every process with the rank's number.
+    """
+    everybody = _environments()
+    ranks = {one.process.pid: one for one in _ranks(everybody, job, attempt)}
+    mains, starting = [], False
+    with rank_folders.Attempt(job, attempt) as folder:
+        names = {(name.rank, name.started): name for name in folder.names()}
+        for one in ranks.values():
+            first = _first(one, ranks)
+            name = names.get((first.rank, first.process.started))
+            if name is None and MARK not in one.environ:
+                mains.append((first.process.pid, one.process))
+            elif name is not None and first is one:
+                children = [process for process, environ in everybody if _is_main(one.process, process, environ)]
+                mains += [(one.process.pid, process) for process in children]
+                seen = folder.see(name.id)
+                starting = starting or (not children and (seen is None or seen.code is None))
+    return mains, starting
+
+
+def _first(one: RankProcess, ranks: Dict[int, RankProcess]) -> RankProcess:
+    """The oldest ancestor with a rank's number: its script, or what the script became."""
+    seen: Set[int] = set()
+    while one.process.parent in ranks and one.process.pid not in seen:
+        seen.add(one.process.pid)
+        one = ranks[one.process.parent]
+    return one
+
+
+def _is_main(script: Process, process: Process, environ: Dict[str, str]) -> bool:
+    """Whether it is the rank, not a tool of its script: those have the script's environment.
+
+    A program may have written over its environment, to show another name in ``ps``.
+    """
+    return process.parent == script.pid and (MARK in environ or "GPURUN_JOB" not in environ)
+
+
+def _environments() -> List[Tuple[Process, Dict[str, str]]]:
+    mine = os.getuid()
+    return [(process, environment_of(process.pid)) for process in list_processes() if process.uid == mine]
+
+
+def _ranks(found: List[Tuple[Process, Dict[str, str]]], job: str, attempt: Optional[int]) -> Iterator[RankProcess]:
+    for process, environ in found:
+        rank = environ.get("HOROVOD_RANK") or environ.get("OMPI_COMM_WORLD_RANK") or ""
+        is_wanted = environ.get("GPURUN_JOB") == job and attempt in (None, _number(environ.get("GPURUN_ATTEMPT", "")))
+        if is_wanted and _number(rank) is not None:
+            yield RankProcess(process, int(rank), environ)
+
+
+def _number(text: str) -> Optional[int]:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+def _number_of(name: str) -> int:
+    """``TERM`` → 15. Raises ValueError for a name that no signal has."""
+    found: Any = getattr(signals, "SIG" + name, None)
+    if not isinstance(found, signals.Signals):
+        raise ValueError("there is no signal %r" % name)
+    return int(found)

@@ -1,0 +1,104 @@
+"""The ranks' connections to each other.
+
+When a rank dies, only those that happen to read from it learn so; others wait for their neighbours until Gloo's
+time-out. `cut` lets them all know at once: it shuts down the sockets under their feet.
+"""
+
+import ctypes
+import errno
+import os
+import re
+import socket
+from typing import Dict, Iterator, List, Set, Tuple
+
+from gpurun.node import rank_processes
+from gpurun.node.call import Call
+
+_SOCKET = re.compile(r"socket:\[(\d+)\]\Z")
+_ESTABLISHED = "01"  # Linux, include/net/tcp_states.h
+# The same numbers on every architecture (Linux 5.3 and 5.6).
+_PIDFD_OPEN, _PIDFD_GETFD = 434, 438
+
+
+def cut(call: Call, job: str, addresses: List[str]) -> Dict[str, int]:
+    """Shut down the ranks' TCP connections to these addresses, but for those to the launcher's rendezvous.
+
+    Args:
+        addresses: IPv4, of the gang's hosts.
+
+    Returns:
+        ``{"cut", "refused"}``: how many were; how many the kernel did not let us (Yama's ``ptrace_scope``, or a kernel
+        before 5.6). Those ranks wait for their time-out.
+    """
+    done = {"cut": 0, "refused": 0}
+    for one in rank_processes.of_job(job):
+        pid, environ = one.process.pid, one.environ
+        spared = (environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR", ""), environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT", ""))
+        inodes = {inode for inode, to, port in _connections(pid) if to in addresses and (to, port) != spared}
+        for descriptor in _descriptors(pid, inodes):
+            try:
+                _shut_down(pid, descriptor)
+                done["cut"] += 1
+            except (PermissionError, NotImplementedError):
+                done["refused"] += 1
+            except OSError:
+                pass  # the rank has closed it, or ended
+    return done
+
+
+def _connections(pid: int) -> Iterator[Tuple[str, str, str]]:
+    """(inode, remote IPv4 address, remote port) of the TCP connections in a process's network (man proc_net_tcp).
+
+    An IPv4 connection of an IPv6 socket is listed by its mapped address.
+    """
+    for family in ("tcp", "tcp6"):
+        try:
+            with open("/proc/%d/net/%s" % (pid, family)) as stream:
+                lines = stream.read().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[3] == _ESTABLISHED:
+                address, port = fields[2].split(":")
+                packed = bytes.fromhex(address[-8:])[::-1]  # little-endian words; the last one is the IPv4 address
+                yield fields[9], socket.inet_ntoa(packed), str(int(port, 16))
+
+
+def _descriptors(pid: int, inodes: Set[str]) -> List[int]:
+    found = []
+    folder = "/proc/%d/fd" % pid
+    try:
+        for name in os.listdir(folder):
+            match = _SOCKET.match(os.readlink("%s/%s" % (folder, name)))
+            if match and match.group(1) in inodes:
+                found.append(int(name))
+    except OSError:
+        pass  # it has ended, or closed this one
+    return found
+
+
+def _shut_down(pid: int, descriptor: int) -> None:
+    """Shut a socket of another process down, as if both sides had done so (man pidfd_getfd).
+
+    Raises:
+        PermissionError: Yama or another guard forbids it.
+        NotImplementedError: this kernel cannot do it.
+        OSError: the process or its socket is gone.
+    """
+    process = _system_call(_PIDFD_OPEN, pid, 0)
+    try:
+        mine = _system_call(_PIDFD_GETFD, process, descriptor, 0)
+    finally:
+        os.close(process)
+    with socket.socket(fileno=mine) as connection:
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _system_call(number: int, *arguments: int) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    result: int = libc.syscall(number, *arguments)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise NotImplementedError(number) if code == errno.ENOSYS else OSError(code, os.strerror(code))
+    return result

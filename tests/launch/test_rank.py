@@ -1,0 +1,305 @@
+"""The script that starts every rank, run by every shell that images have."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpurun.launch.fabric import Setting
+from gpurun.launch.rank import rank_script
+
+SHELLS = {"dash": ["dash"], "bash": ["bash"], "bash as sh": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
+JOB = "j-0a1b2c3d"
+WORDS = ["a b", "c'd\"e", "f\ng", "", "$HOME", "*", "ü", "-n"]
+LIMIT_S = 30
+
+
+class Ranks:
+    """Starts ranks with one shell, in a `run` folder of their own."""
+
+    def __init__(self, shell: list[str], folder: Path) -> None:
+        self.shell = shell
+        self.run = folder / "run"
+        self.run.mkdir()
+        self.script = folder / "rank"
+        self.write()
+        self.environ = {
+            "PATH": os.environ["PATH"], "GPURUN_RUN": str(self.run), "GPURUN_ATTEMPT": "2", "GPURUN_JOB": JOB,
+            "HOROVOD_RANK": "3",
+        }  # fmt: skip
+
+    def write(self, *settings: Setting, grace_s: float = 20) -> None:
+        self.script.write_text(rank_script(settings, report=True, grace_s=grace_s))
+
+    def argv(self, *command: str) -> list[str]:
+        return [*self.shell, str(self.script), *command]
+
+    def start(self, *command: str, **options) -> subprocess.Popen[bytes]:
+        options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        return subprocess.Popen(self.argv(*command), **{"env": self.environ, **options})
+
+    def done(self, *command: str, **options) -> tuple[int, bytes, bytes]:
+        """Exit code, and what came through to the launcher."""
+        process = self.start(*command, **options)
+        out, err = process.communicate(timeout=LIMIT_S)
+        return process.returncode, out, err
+
+    @property
+    def folder(self) -> Path:
+        """The only rank's folder."""
+        (found,) = (self.run / "ranks" / "2").iterdir()
+        return found
+
+    def wait_for(self, text: bytes) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline:
+            if (self.run / "ranks" / "2").exists() and any(
+                (path / "o").exists() and text in (path / "o").read_bytes()
+                for path in (self.run / "ranks" / "2").iterdir()
+            ):
+                return
+            time.sleep(0.02)
+        raise AssertionError(f"no rank printed {text!r}")
+
+    @property
+    def ends(self) -> list[str]:
+        return [path.name for path in self.folder.glob("end*")]
+
+
+@pytest.fixture(params=SHELLS)
+def ranks(request, tmp_path):
+    shell = SHELLS[request.param]
+    if shutil.which(shell[0]) is None:
+        pytest.skip(f"{shell[0]} is not installed")
+    return Ranks(shell, tmp_path)
+
+
+def test_words_settings_and_bytes_arrive_as_they_are_and_the_launcher_hears_nothing(ranks):
+    ranks.write(Setting("NCCL_DEBUG", 'a\'; touch x #\n"$(id)"', "", "user"))
+    code, out, err = ranks.done(
+        "sh", "-c", 'printf "%s\\0" "$NCCL_DEBUG" "$@"; printf "\\377\\000x" >&2; exit 37', "_", *WORDS
+    )
+    assert (code, out, err) == (37, b"", b"")
+    assert (ranks.folder / "o").read_bytes().split(b"\0")[:-1] == [
+        b"a'; touch x #\n\"$(id)\"", *(word.encode() for word in WORDS)
+    ]  # fmt: skip
+    assert (ranks.folder / "e").read_bytes() == b"\377\0x"
+    assert ranks.ends == ["end.37"]
+
+
+def test_the_folder_names_rank_pid_and_start_of_the_script(ranks):
+    process = ranks.start("sh", "-c", "echo up; read _", stdin=subprocess.PIPE)
+    ranks.wait_for(b"up")
+    started = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
+    assert ranks.folder.name == f"3.{process.pid}.{started}"
+    assert (ranks.folder / "start").read_text() == "started\n"
+    assert ranks.ends == []
+    process.communicate(b"\n", timeout=LIMIT_S)
+    assert ranks.ends == ["end.0"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV])
+def test_a_rank_that_a_signal_ended_has_the_code_of_a_shell(ranks, number):
+    assert ranks.done("sh", "-c", f"kill -{int(number)} $$")[0] == 128 + number
+    assert ranks.ends == [f"end.{128 + number}"]
+
+
+@pytest.mark.parametrize(("command", "code"), [(["/no/such"], 127), (["/etc/passwd"], 126)])
+def test_a_command_that_cannot_run_ends_the_rank_and_says_why_in_its_output(ranks, command, code):
+    assert ranks.done(*command)[0] == code
+    assert ranks.ends == [f"end.{code}"]
+    assert command[0].encode() in (ranks.folder / "e").read_bytes()
+
+
+def test_a_command_with_the_name_of_a_word_of_the_shell_is_the_program(ranks, tmp_path):
+    for name in ("exit", "gpurun_sweep", "echo"):
+        program = tmp_path / name
+        program.write_text("#!/bin/sh\nprintf 'the program %s' \"$1\"\n")
+        program.chmod(0o755)
+    ranks.environ["PATH"] = f"{tmp_path}:{ranks.environ['PATH']}"
+    for name in ("exit", "gpurun_sweep", "echo"):
+        assert ranks.done(name, "7")[0] == 0
+        assert (ranks.folder / "o").read_bytes() == b"the program 7"
+        shutil.rmtree(ranks.run / "ranks")
+
+
+def test_the_environment_gains_the_mark_and_unbuffered_python_alone(ranks):
+    ranks.environ |= {"rank": "mine", "code": "x", "file": "a b", "PYTHONUNBUFFERED": ""}
+    dump = "import json, os; print(json.dumps(dict(os.environ)))"
+    argv = [*ranks.shell, "-c", 'exec "$@"', "_", sys.executable, "-c", dump]
+    expected = subprocess.run(argv, env=ranks.environ, capture_output=True, check=True)
+    ranks.done(sys.executable, "-c", dump)
+    found = json.loads((ranks.folder / "o").read_text())
+    assert found.pop("GPURUN_RANK_ID") == f"{JOB}/2/{ranks.folder.name}"
+    wanted = json.loads(expected.stdout)
+    for volatile in ("_", "SHLVL", "PWD", "OLDPWD"):
+        found.pop(volatile, None)
+        wanted.pop(volatile, None)
+    assert found == wanted
+    del ranks.environ["PYTHONUNBUFFERED"]
+    shutil.rmtree(ranks.run / "ranks")
+    ranks.done(sys.executable, "-c", dump)
+    assert json.loads((ranks.folder / "o").read_text())["PYTHONUNBUFFERED"] == "1"
+
+
+def test_stdin_and_signals_of_the_rank_are_the_launchers(ranks):
+    status = "import sys; print(sys.stdin.read(), open('/proc/self/status').read())"
+    ignore = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    try:
+        process = ranks.start(sys.executable, "-c", status, stdin=subprocess.PIPE, restore_signals=False)
+    finally:
+        signal.signal(signal.SIGUSR2, ignore)
+    process.communicate(b"the words", timeout=LIMIT_S)
+    said = (ranks.folder / "o").read_text()
+    assert said.startswith("the words")
+    masks = {line.split(":")[0]: int(line.split()[1], 16) for line in said.splitlines() if line.startswith("SigIgn")}
+    ignored = {number for number in range(1, 32) if masks["SigIgn"] >> (number - 1) & 1}
+    assert signal.SIGUSR2 in ignored
+    assert not {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1} & ignored
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_to_the_process_group_ends_the_rank_and_the_script_tells_it(ranks, number):
+    process = ranks.start("sh", "-c", "echo up; while :; do sleep 0.1; done", start_new_session=True)
+    ranks.wait_for(b"up")
+    os.killpg(process.pid, number)
+    process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 128 + number
+    assert ranks.ends == [f"end.{128 + number}"]
+
+
+def test_ranks_with_the_same_number_do_not_share_a_folder(ranks):
+    for _ in range(3):
+        ranks.done("sh", "-c", "echo $$")
+    assert len(list((ranks.run / "ranks" / "2").iterdir())) == 3
+
+
+def test_after_a_notice_no_rank_starts_but_that_of_the_next_attempt_does(ranks, tmp_path):
+    (ranks.run / "stop.2").touch()
+    assert ranks.done("touch", str(tmp_path / "ran"))[0] == 143
+    assert not (tmp_path / "ran").exists()
+    assert ranks.ends == ["end.143"]
+    ranks.environ["GPURUN_ATTEMPT"] = "3"
+    assert ranks.done("touch", str(tmp_path / "ran"))[0] == 0
+    assert (tmp_path / "ran").exists()
+
+
+def without_rank(ranks):
+    del ranks.environ["HOROVOD_RANK"]
+
+
+def odd_rank(ranks):
+    ranks.environ["HOROVOD_RANK"] = "../../x"
+
+
+def no_folder(ranks):
+    ranks.environ["GPURUN_RUN"] = "/proc/1/no such"
+
+
+def no_run(ranks):
+    del ranks.environ["GPURUN_RUN"]
+
+
+def a_file_in_the_way(ranks):
+    (ranks.run / "ranks").write_text("")
+
+
+def full_disk(ranks):
+    """What can be made but not written: every file is /dev/full."""
+    ranks.environ["PATH"] = f"{ranks.script.parent}:{ranks.environ['PATH']}"
+    tool = ranks.script.parent / "mkdir"
+    tool.write_text(f'#!/bin/sh\n{shutil.which("mkdir")} "$@" && ln -s /dev/full "$1/start" 2>/dev/null; :\n')
+    tool.chmod(0o755)
+
+
+@pytest.mark.parametrize("harm", [without_rank, odd_rank, no_folder, no_run, a_file_in_the_way, full_disk])
+def test_where_nothing_can_be_reported_the_rank_runs_and_prints_to_the_launcher(ranks, harm):
+    harm(ranks)
+    assert ranks.done("sh", "-c", "printf out; printf err >&2; exit 5") == (5, b"out", b"err")
+    assert not list(ranks.run.rglob("start"))
+
+
+def test_mpi_numbers_ranks_by_another_name(ranks):
+    ranks.environ["OMPI_COMM_WORLD_RANK"] = ranks.environ.pop("HOROVOD_RANK")
+    ranks.done("true")
+    assert ranks.folder.name.startswith("3.")
+
+
+SURVIVOR = "trap 'echo told; exit' TERM; echo up; while :; do sleep 0.1; done"
+STUBBORN = "trap '' TERM; echo up; while :; do sleep 0.1; done"
+
+
+def alive(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+def old_grep(ranks):
+    """A grep that knows no lines that end in NUL, as older busybox has it."""
+    ranks.environ["PATH"] = f"{ranks.script.parent}:{ranks.environ['PATH']}"
+    tool = ranks.script.parent / "grep"
+    tool.write_text(f'#!/bin/sh\ncase $1 in -*z*) exit 2 ;; esac\nexec {shutil.which("grep")} "$@"\n')
+    tool.chmod(0o755)
+
+
+@pytest.mark.parametrize("tools", [lambda _: None, old_grep])
+def test_what_the_rank_left_behind_gets_its_notice_and_does_not_hold_the_launcher(ranks, tools):
+    tools(ranks)
+    code, out, _ = ranks.done("sh", "-c", f'setsid sh -c "{SURVIVOR}" & sleep 0.5; exit 4')
+    assert (code, out) == (4, b"")
+    assert (ranks.folder / "o").read_bytes() == b"up\ntold\n"
+
+
+def test_what_ignores_its_notice_is_killed_after_the_grace_and_the_end_is_told_before(ranks):
+    ranks.write(grace_s=1)
+    process = ranks.start("sh", "-c", f'(exec setsid sh -c "{STUBBORN}") & echo pid $!; sleep 0.5; exit 4')
+    ranks.wait_for(b"pid")
+    pid = (ranks.folder / "o").read_text().split("pid ")[1].split()[0]
+    deadline = time.monotonic() + LIMIT_S
+    while not ranks.ends and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert ranks.ends == ["end.4"]
+    assert process.wait(LIMIT_S) == 4
+    process.communicate()
+    assert not alive(pid)
+
+
+def test_other_ranks_and_their_children_are_left_alone(ranks):
+    other = ranks.start("sh", "-c", "sleep 60 & echo other $!; wait")
+    ranks.wait_for(b"other")
+    pid = (ranks.folder / "o").read_text().split()[1]
+    try:
+        assert ranks.done("sh", "-c", "sleep 60 & exit 0")[0] == 0
+        assert other.poll() is None
+        assert alive(pid)
+    finally:
+        os.kill(int(pid), signal.SIGKILL)
+        other.communicate(timeout=LIMIT_S)
+
+
+def test_a_shell_that_is_told_leaves_its_program_a_notice_and_grace(ranks):
+    """A wrapper without exec: the notice ends the shell, and the program under it saves."""
+    process = ranks.start("sh", "-c", f'sh -c "{SURVIVOR}"; true')
+    ranks.wait_for(b"up")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 1
+    os.kill(int(children[0]), signal.SIGTERM)
+    process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 143
+    assert (ranks.folder / "o").read_bytes() == b"up\ntold\n"
+
+
+def test_without_reports_the_script_becomes_the_rank():
+    assert rank_script([Setting("A", "b c", "", "user")], report=False, grace_s=1) == (
+        "#!/bin/sh\nexport A='b c'\nexec \"$@\"\n"
+    )
