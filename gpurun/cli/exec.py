@@ -17,18 +17,23 @@ if TYPE_CHECKING:
     from gpurun.inventory.model import Inventory
     from gpurun.jobs.folder import JobFolder
     from gpurun.jobs.record import JobRecord
+    from gpurun.leases.lease import Lease
 
 
 def exec_(
     context: typer.Context,
     job: JobArgument,
-    rank: Annotated[int, typer.Option("--rank", min=0, metavar="N", help="The rank whose host it runs on.")] = 0,
+    rank: Annotated[
+        int, typer.Option("--rank", min=0, metavar="N", help="Enter the container in which this rank lives now.")
+    ] = 0,
 ) -> None:
     """Run a command in the container of a job's rank, with your terminal: gpurun exec JOB --rank 3 -- nvidia-smi."""
     from gpurun.cli.follow import refuse_others
     from gpurun.launch.docker import container_name
+    from gpurun.leases.store import LeaseStore
     from gpurun.state import audit
-    from gpurun.supervisor.links import target_of
+    from gpurun.supervisor.links import Links
+    from gpurun.supervisor.rank_places import ask, host_of
 
     command = context.obj or ("sh",)
     folder = find_job(job)
@@ -36,11 +41,15 @@ def exec_(
     record = folder.record()
     if record.started_s is None or record.state.ended:
         raise BadInput(f"it is {record.state.value}: there is no container to enter", job=record.id)
-    hosts = [grant.host for grant in record.granted for _ in grant.gpus]
-    if rank >= len(hosts):
-        raise BadInput(f"it has ranks 0 to {len(hosts) - 1}, not {rank}", job=record.id)
-    inventory = _inventory(folder, record)
-    target = target_of(inventory.by_name[hosts[rank]], inventory)
+    lease = LeaseStore(folder.path.home).read(record.id)
+    if lease is None:
+        raise StateError("its lease is gone", job=record.id, hint="`gpurun recover` restores it")
+    links = Links(_inventory(folder, record, lease), [grant.host for grant in lease.members])
+    try:
+        places, silent = ask(links, record.id, record.attempt)
+    finally:
+        links.close()
+    target = links.targets[host_of(lease, rank, places, silent)]
     terminal = ["-t"] if sys.stdin.isatty() else []
     inside = ["docker", "exec", "-i", *terminal, container_name(record.id, record.attempt), *command]
     ssh = ["ssh", *terminal, *(["-F", target.ssh_config] if target.ssh_config else [])]
@@ -52,22 +61,20 @@ def exec_(
     os.execvp("ssh", [*ssh, "--", target.name, shlex.join(inside)])
 
 
-def _inventory(folder: JobFolder, record: JobRecord) -> Inventory:
+def _inventory(folder: JobFolder, record: JobRecord, lease: Lease) -> Inventory:
     """The job's inventory, with the gang's hosts as they were at the grant.
 
     Raises:
         BadInput: this is root, the job is another user's, and others than root can change the inventory.
-        StateError: the job's lease is gone.
+        StateUnavailable: the inventory cannot be loaded, and no supervisor has stored it.
     """
     from gpurun.inventory.load import load
     from gpurun.leases.lease import as_granted
-    from gpurun.leases.store import LeaseStore
+    from gpurun.supervisor.frozen import cluster_of
     from gpurun.supervisor.takeover import check_inventory
 
+    if os.getuid() == record.owner_uid:
+        return cluster_of(folder, lease)[0]
     inventory = load(Path(record.inventory))
-    if os.getuid() != record.owner_uid:
-        check_inventory(inventory)
-    lease = LeaseStore(folder.path.home).read(folder.id)
-    if lease is None:
-        raise StateError("its lease is gone", job=folder.id, hint="`gpurun recover` restores it")
+    check_inventory(inventory)
     return as_granted(inventory, lease)

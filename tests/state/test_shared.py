@@ -377,6 +377,21 @@ def test_a_job_whose_host_was_deleted_from_the_inventory_can_be_entered(alice, t
     assert "-- h1 docker exec" in done.stdout
 
 
+def test_a_job_can_be_entered_while_its_inventory_has_a_merge_conflict(alice, tmp_path, fake_ssh):
+    job = alice.python(SUBMIT)
+    stores = """
+from pathlib import Path
+from gpurun.inventory.load import load
+from gpurun.supervisor.frozen import freeze
+freeze(folder, load(Path(lease.inventory)), lease)
+"""
+    assert alice.python(EXEC + stores) == ""
+    (tmp_path / "inventory.yaml").write_text(f"<<<<<<< HEAD\n{INVENTORY}=======\n>>>>>>> theirs\n")
+    done = entering(alice, fake_ssh).gpurun("exec", job, "--", "true")
+    assert done.returncode == 0, done.stderr
+    assert "-- h1 docker exec" in done.stdout
+
+
 HOSTILE_LINE = "a\x1b]0;title\x07b\x1b[2Jc\rd\u202ee\x9bf\u2028g\ttab 💥"
 
 

@@ -1,0 +1,93 @@
+"""Where the ranks of a job are: their hosts say so, because a launcher may put ranks elsewhere than the grant's order.
+
+Horovod's elastic driver numbers hosts as they appear, and numbers them again after each change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+from gpurun.errors import BadInput, GpurunError
+from gpurun.leases.lease import Lease
+from gpurun.remote.agent import Agent
+from gpurun.supervisor.links import Links
+
+TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """A rank that has started on a host.
+
+    Attributes:
+        code: its exit code; None while it lives.
+        age_s: seconds since its start.
+    """
+
+    host: str
+    rank: int
+    code: int | None
+    age_s: float
+
+
+def ask(links: Links, job: str, attempt: int) -> tuple[list[RankPlace], Mapping[str, GpurunError]]:
+    """What the job's hosts say of its ranks; and the hosts that do not answer, each with why."""
+
+    def here(agent: Agent) -> list[RankPlace]:
+        said = agent.call("ranks.list", job=job, attempt=attempt, timeout_s=TIMEOUT_S).value
+        return [RankPlace(agent.host, one["rank"], one["code"], one["age_s"]) for one in said]
+
+    links.open(timeout_s=TIMEOUT_S)
+    results = links.each(here)
+    return [place for places in results.ok.values() for place in places], results.failed
+
+
+def host_of(lease: Lease, rank: int, places: Iterable[RankPlace], silent: Mapping[str, GpurunError]) -> str:
+    """The host on which a rank lives: the newest of that number. Of a job whose ranks report nothing, by the grant.
+
+    Raises:
+        BadInput: the rank has ended, or there is none of this number; says which ranks live where.
+        GpurunError: it may be on a host that does not answer.
+    """
+    known = sorted(places, key=lambda place: place.age_s)
+    if not known:
+        granted = [grant.host for grant in lease.members for _ in grant.gpus]
+        if rank >= len(granted):
+            raise BadInput(f"it has ranks 0 to {len(granted) - 1}, not {rank}", job=lease.job)
+        return granted[rank]
+    mine = [place for place in known if place.rank == rank]
+    for place in mine:
+        if place.code is None:
+            return place.host
+    for error in silent.values():
+        raise error
+    living = [place for place in known if place.code is None]
+    if mine:
+        raise BadInput(
+            f"rank {rank} has ended with code {mine[0].code} on {mine[0].host}",
+            job=lease.job,
+            hint=_whereabouts(living),
+        )
+    raise BadInput(f"no rank {rank} has started", job=lease.job, hint=_whereabouts(living))
+
+
+def _whereabouts(living: Iterable[RankPlace]) -> str:
+    """``ranks that live: 0-3 on h1; 4,6 on h2``."""
+    by_host: dict[str, set[int]] = {}
+    for place in living:
+        by_host.setdefault(place.host, set()).add(place.rank)
+    if not by_host:
+        return "no rank of this job lives any more"
+    parts = [f"{_folded(ranks)} on {host}" for host, ranks in sorted(by_host.items(), key=lambda item: min(item[1]))]
+    return f"ranks that live: {'; '.join(parts)}"
+
+
+def _folded(ranks: Iterable[int]) -> str:
+    """``{0, 1, 2, 5}`` → ``0-2,5``."""
+    parts = []
+    for _, run in groupby(enumerate(sorted(ranks)), key=lambda pair: pair[1] - pair[0]):
+        numbers = [number for _, number in run]
+        parts.append(str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}")
+    return ",".join(parts)
