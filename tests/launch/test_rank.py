@@ -303,3 +303,21 @@ def test_without_reports_the_script_becomes_the_rank():
     assert rank_script([Setting("A", "b c", "", "user")], report=False, grace_s=1) == (
         "#!/bin/sh\nexport A='b c'\nexec \"$@\"\n"
     )
+
+
+def test_a_disk_that_fills_up_fails_the_print_and_the_end_is_noted_all_the_same(ranks):
+    """In a mount namespace of its own, which ends with the command."""
+    inside = (
+        'mount -t tmpfs -o size=64k tmpfs "$GPURUN_RUN" || exit 99\n"$@"\ncode=$?\n'
+        'cat "$GPURUN_RUN"/ranks/2/3.*/e; ls "$GPURUN_RUN"/ranks/2/3.*; exit $code'
+    )
+    fill = "head -c 1000000 /dev/zero || exit 9"
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
+        pytest.skip("this user may make no mount namespace")
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", inside, "_", *ranks.argv("sh", "-c", fill)],
+        env=ranks.environ, capture_output=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert done.returncode == 9, done.stderr
+    assert b"end.9" in done.stdout.split()
+    assert b"start" in done.stdout.split()
