@@ -13,6 +13,8 @@ from gpurun.cli.inventory_options import InventoryOption, JsonOption, SomeHostsA
 from gpurun.cli.printing import print_json, printable, say
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gpurun.inventory.model import Host, Inventory
     from gpurun.leases.cluster import Cluster
 
@@ -22,7 +24,9 @@ def list_hosts(hosts: SomeHostsArgument = None, inventory: InventoryOption = Non
     found = cluster(inventory)
     chosen = found.choose(hosts)
     if as_json:
-        print_json({"inventory": found.inventory.source, "hosts": [_host_json(host, found) for host in chosen]})
+        states = _states(found)
+        listed = [_host_json(host, found, states) for host in chosen]
+        print_json({"inventory": found.inventory.source, "hosts": listed})
         return
     _print_table(found, chosen)
 
@@ -32,7 +36,8 @@ def show(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as_
     found = cluster(inventory)
     document = _cluster_json(found.inventory)
     if hosts is not None:
-        listed = [_host_json(host, found) for host in found.choose(hosts)]
+        states = _states(found)
+        listed = [_host_json(host, found, states) for host in found.choose(hosts)]
         document = {"inventory": found.inventory.source, "hosts": listed}
     if as_json:
         print_json(document)
@@ -82,12 +87,26 @@ def _problem_json(problem: Any) -> dict[str, Any]:
     return {**vars(problem), "allowed": list(problem.allowed)}
 
 
-def _host_json(host: Host, found: Cluster) -> dict[str, Any]:
+def _states(found: Cluster) -> dict[str, tuple[str, str]]:
+    """Host → its state, for scripts and for people; of the hosts that are being drained."""
+    if not found.groups["draining"]:
+        return {}
+    import time
+
+    from gpurun.leases.allocate import look
+
+    rows = found.rows(look(found.home, now_s=time.time(), despite_damage=True))
+    return {row.host.name: (row.state, row.shown) for row in rows if row.shown != row.state or row.state == "drained"}
+
+
+def _host_json(host: Host, found: Cluster, states: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
     cordon = found.cordons.get(host.name)
+    state, shown = states.get(host.name, (cordon.state if cordon else "ok", ""))
     return {
         **vars(host),
         "labels": dict(host.labels),
-        "state": cordon.state if cordon else "ok",
+        "state": state,
+        **({"drain": shown} if shown else {}),
         "cordon": vars(cordon) if cordon else None,
     }
 
@@ -124,9 +143,10 @@ def _print_table(found: Cluster, chosen: tuple[Host, ...]) -> None:
     from gpurun.inventory.hostset import fold
 
     rows: dict[tuple[str, ...], list[str]] = {}
+    states = _states(found)
     for host in chosen:
         labels = " ".join(f"{key}={value}" for key, value in host.labels.items())
-        row = (host.rack, host.generation, str(host.gpus), host.fabric, _state(found, host), labels)
+        row = (host.rack, host.generation, str(host.gpus), host.fabric, _state(found, host, states), labels)
         rows.setdefault(row, []).append(host.name)
     table = Table("RACK", "HOSTS", "GENERATION", "GPUS", "FABRIC", "STATE", "LABELS", box=None, pad_edge=False)
     for (rack, *rest), names in rows.items():
@@ -135,11 +155,13 @@ def _print_table(found: Cluster, chosen: tuple[Host, ...]) -> None:
     say(f"{_sum(found.inventory)} in {found.inventory.source}")
 
 
-def _state(found: Cluster, host: Host) -> str:
+def _state(found: Cluster, host: Host, states: Mapping[str, tuple[str, str]]) -> str:
     cordon = found.cordons.get(host.name)
     if cordon is None:
         return "ok"
-    return printable(f"{cordon.state} by {cordon.by}" + (f": {cordon.reason}" if cordon.reason else ""))
+    who = f"by {cordon.by}" + (f": {cordon.reason}" if cordon.reason else "")
+    _, shown = states.get(host.name, (cordon.state, cordon.state))
+    return printable(f"{shown}, {who}" if ":" in shown else f"{shown} {who}")
 
 
 def _print_indented(document: dict[str, Any], indent: str = "") -> None:

@@ -26,10 +26,42 @@ def cordon(
 
 
 def drain(
-    hosts: HostsArgument, reason: ReasonOption = "", inventory: InventoryOption = None, as_json: JsonOption = False
+    hosts: HostsArgument,
+    reason: ReasonOption = "",
+    deadline: Annotated[
+        str | None,
+        typer.Option(
+            "--deadline",
+            metavar="TIME",
+            help="Stop jobs that still run after this time, such as 2h.",
+            show_default=False,
+        ),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait until no job holds GPUs of the hosts.")] = False,
+    inventory: InventoryOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Give hosts no new gangs, and move away those that run there."""
-    _put(hosts, "draining", reason, inventory, as_json)
+    """Give hosts no new gangs, and move the gangs that run there to other hosts.
+
+    A gang moves if its recipe allows restarts (max_restarts) or it is preemptible, and if other hosts could run it. It
+    gets SIGTERM and its grace period, is queued again, and continues from its checkpoint. That uses none of its
+    restarts. An elastic gang only releases the hosts, if its other hosts are enough. The drain waits for all other
+    gangs, and stops them at the deadline: their jobs end as CANCELLED. `gpurun inventory uncordon` ends the drain.
+    """
+    from gpurun.cli.draining import deadline_s, report_drain, wait_until_empty
+    from gpurun.errors import BadInput
+
+    found = cluster(inventory)
+    until_s = None if deadline is None else deadline_s(deadline, found.home)
+    names = [host.name for host in found.choose(hosts)]
+    if not names:
+        raise BadInput(f"{hosts!r} names no host")
+    changed = _cordon(found.home, names, "draining", reason, until_s)
+    if not as_json:
+        _report(names, changed, "draining", as_json=False)
+    _start_what_fits(found.home)
+    show = wait_until_empty if wait else report_drain
+    show(found, names, changed, as_json=as_json)
 
 
 def uncordon(hosts: HostsArgument, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
@@ -48,24 +80,33 @@ def uncordon(hosts: HostsArgument, inventory: InventoryOption = None, as_json: J
 def _put(
     selection: str, state: Literal["cordoned", "draining"], reason: str, inventory: str | None, as_json: bool
 ) -> None:
+    found = cluster(inventory)
+    names = [host.name for host in found.choose(selection)]
+    _report(names, _cordon(found.home, names, state, reason), state, as_json)
+
+
+def _cordon(
+    home: Path,
+    names: Sequence[str],
+    state: Literal["cordoned", "draining"],
+    reason: str,
+    until_s: float | None = None,
+) -> list[str]:
+    """Cordon hosts. Returns those for which this changes something."""
     from gpurun.errors import BadInput
-    from gpurun.state.cordons import Cordon, changing_cordons
+    from gpurun.state.cordons import Cordon, again, changing_cordons
     from gpurun.state.people import myself
 
     if not reason.isprintable():
         raise BadInput("a reason is one line of printable text")
-    found = cluster(inventory)
-    names = [host.name for host in found.choose(selection)]
-    made = Cordon(state, myself(), time.time(), reason)
     changed = []
-    with changing_cordons(found.home) as cordons:
+    with changing_cordons(home) as cordons:
         for name in names:
-            old = cordons.get(name)
-            if old is not None and (old.state == "lost" or (old.state, old.reason) == (state, reason)):
-                continue  # a lost host stays lost until it is heard of or uncordoned
-            cordons[name] = made
-            changed.append(name)
-    _report(names, changed, state, as_json)
+            old, new = cordons.get(name), Cordon(state, myself(), time.time(), reason, until_s=until_s)
+            cordons[name] = new if old is None else again(old, new)
+            if cordons[name] != old:
+                changed.append(name)
+    return changed
 
 
 def _report(names: Sequence[str], changed: Sequence[str], state: str, as_json: bool) -> None:

@@ -113,7 +113,10 @@ def _leased(inventory: Inventory, store: JobStore) -> dict[str, dict[int, str]]:
 
 
 def host_json(row: HostRow) -> dict[str, Any]:
-    """A host for scripts and tables; ``foreign`` only where somebody else's gpurun holds GPUs."""
+    """A host for scripts and tables.
+
+    ``foreign`` only where somebody else's gpurun holds GPUs; ``drain``, in words, only while it is being drained.
+    """
     shown = {
         "host": row.host.name,
         "rack": row.host.rack,
@@ -122,6 +125,8 @@ def host_json(row: HostRow) -> dict[str, Any]:
         "free": row.free,
         "state": row.state,
     }
+    if row.shown != row.state:
+        shown["drain"] = row.shown
     if row.foreign:
         shown["foreign"] = [
             {"gpus": list(each.gpus), "job": each.job, "user": each.user, "head": each.head} for each in row.foreign

@@ -47,7 +47,7 @@ def print_status(hosts: Sequence[dict[str, Any]], records: Sequence[JobRecord], 
 def _hosts(hosts: Sequence[dict[str, Any]]) -> Table:
     groups: dict[tuple[Any, ...], list[str]] = {}
     for host in hosts:
-        key = (host["rack"], host["generation"], host["gpus"], host["free"], host["state"])
+        key = (host["rack"], host["generation"], host["gpus"], host["free"], host.get("drain", host["state"]))
         groups.setdefault(key, []).append(host["host"])
     table = Table("hosts", "rack", "generation", "GPUs", "free", "state", box=None, header_style="bold", pad_edge=False)
     for (rack, generation, gpus, free, state), names in groups.items():

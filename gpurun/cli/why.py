@@ -36,17 +36,31 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
     inventory = os.path.realpath(record.inventory)
     decisions = looked.decisions.get(inventory)
     if decisions is None or record.state.value != "QUEUED":
-        reason = f": {printable(record.reason)}" if record.reason else ""
+        said = "; ".join(filter(None, (record.reason, _drained(record.id))))
         if as_json:
-            print_json({"job": record.id, "state": record.state.value, "message": record.reason})
+            print_json({"job": record.id, "state": record.state.value, "message": said})
         else:
-            typer.echo(f"{record.id} is {record.state.value}{reason}")
+            typer.echo(f"{record.id} is {record.state.value}{': ' if said else ''}{printable(said)}")
         return
     explanation = explain(decisions, looked.snapshots[inventory], record.id)
     if as_json:
         print_json({"job": record.id, **asdict(explanation)})
     else:
         print_explanation(explanation, record.id)
+
+
+def _drained(job: str) -> str:
+    """What becomes of a job on hosts that are being drained; "" if it is on none."""
+    from gpurun.leases.allocate import loaded, look
+    from gpurun.leases.draining import departures_of
+    from gpurun.scheduler.drain import in_words
+    from gpurun.state.home import home
+
+    view = look(home(os.environ), now_s=time.time())
+    for each in departures_of(view, lambda path: loaded(path, lambda _: None)):
+        if each.gang == job:
+            return f"{', '.join(each.hosts)} is being drained: the gang {in_words(each, view.now_s)}"
+    return ""
 
 
 def queue(

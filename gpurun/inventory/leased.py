@@ -60,7 +60,7 @@ def _refuse_change(jobs_by_machine: JobsByMachine, before: Inventory, after: Inv
             raise StateError(
                 f"{' and '.join(jobs_by_machine[host.machine])} runs there, so {changed} must stay as it is",
                 host=host.name,
-                hint=f"gpurun inventory drain {host.name}, and again once its jobs have moved away",
+                hint=f"gpurun inventory drain {host.name} --wait, then try again",
             )
 
 

@@ -134,6 +134,12 @@ class JobFolder:
             self._read_request("preempt")
             durable.remove(self._request("preempt"))
 
+    def withdraw(self, request: CancelRequest) -> None:
+        """Forget a request that was not carried out, unless another one has replaced it."""
+        with suppress(FileNotFoundError, StateError):
+            if self._read_request(request.kind) == request:
+                durable.remove(self._request(request.kind))
+
     def _request(self, kind: RequestKind) -> StatePath:
         return self.path / f"{kind}.json"
 

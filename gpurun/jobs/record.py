@@ -235,9 +235,22 @@ def unknown_spec(record: JobRecord) -> JobSpec:
 
 @dataclass(frozen=True)
 class CancelRequest:
-    """Somebody's wish that a job end: `kind` says whether for good or only to give its GPUs back."""
+    """Somebody's wish that a job end.
+
+    Attributes:
+        kind: ``cancel``: for good; ``preempt``: it gives its GPUs back and is queued again.
+        drain: the hosts for whose drain a pass asks; a pass withdraws the request when they are not drained any more.
+    """
 
     kind: RequestKind
     by: str
     asked_s: float
     reason: str = ""
+    drain: tuple[str, ...] = ()
+
+    @property
+    def outcome(self) -> str:
+        """The reason of the job that ends so, for people."""
+        if self.kind == "preempt":
+            return f"{'moved' if self.drain else 'preempted'}: {self.reason}"
+        return f"drained: {self.reason}" if self.drain else f"cancelled by {self.by}"

@@ -109,6 +109,7 @@ class Wants:
     preemptible: bool = False
     time_limit_s: float | None = None
     grace_s: float = 15.0
+    max_restarts: int = 0
 
 
 @dataclass(frozen=True)
@@ -186,5 +187,5 @@ class JobSpec:
         """What the scheduler needs to know."""
         return Wants(
             self.gpus, self.min_gpus, self.constraints, self.pool, self.priority, self.preemptible, self.time_limit_s,
-            self.grace_s,
+            self.grace_s, self.max_restarts,
         )  # fmt: skip

@@ -175,7 +175,7 @@ def finish(store: JobStore, record: JobRecord, *, now_s: float) -> JobRecord:
     outcome = record.outcome or State.FAILED
     request = folder.cancel_request()
     if outcome is State.QUEUED and request is not None and request.kind == "cancel":
-        record = folder.write(record.but(reason=f"cancelled by {request.by}", code=1))
+        record = folder.write(record.but(reason=request.outcome, code=1))
         outcome = State.CANCELLED
     if outcome is State.QUEUED:
         folder.clear_preemption()
@@ -189,8 +189,7 @@ def finish(store: JobStore, record: JobRecord, *, now_s: float) -> JobRecord:
 
 def end_queued_job(store: JobStore, record: JobRecord, request: CancelRequest, *, now_s: float) -> None:
     """QUEUED → CANCELLED. The caller holds the allocator lock and knows that the job has no lease."""
-    reason = f"cancelled by {request.by}"
-    record = store.get(record.id).move(State.CANCELLED, ended_s=now_s, reason=reason, code=1, kept=None)
+    record = store.get(record.id).move(State.CANCELLED, ended_s=now_s, reason=request.outcome, code=1, kept=None)
     store.retire(record.id)
     _note_end(store, record)
 

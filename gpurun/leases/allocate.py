@@ -28,6 +28,7 @@ from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocator import PATIENCE_S, allocator_lock
 from gpurun.leases.asking import ask_to_give_way
+from gpurun.leases.draining import departures_of, is_drain_over, wanted_request
 from gpurun.leases.lease import Holdings, Lease, machines_of
 from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseLock, LeaseStore
@@ -116,7 +117,7 @@ def look(home: Path, *, now_s: float, on_problem: OnProblem = lambda _: None, de
 def snapshot(view: View, inventory: Inventory, *, extra: Iterable[Gang] = ()) -> Snapshot:
     """What the scheduler would see of one inventory, with `extra` gangs in the queue."""
     for path, jobs in by_inventory(view.queued()).items():
-        theirs = inventory if path == inventory.source else _loaded(path, lambda _: None)
+        theirs = inventory if path == inventory.source else loaded(path, lambda _: None)
         if theirs is not None:
             view.keep(jobs, theirs)
     found = view.snapshot(inventory, view.waiting())
@@ -154,6 +155,7 @@ class _Passing:
         self._view = look(home, now_s=now_s, on_problem=self._problems.append)
         self._ports = {lease.ssh_port for lease in self._view.leases}
         self._granted: list[tuple[Lease, LeaseLock]] = []
+        self._load = cache(lambda path: loaded(path, self._problems.append))  # a problem is reported once
 
     def run(self) -> Pass:
         """Schedule one inventory after the other, each on what the ones before left."""
@@ -173,11 +175,12 @@ class _Passing:
             self._carry_out(inventory, answer)
         if self._commit:
             self._preempt([one for answer in decisions.values() for one in answer.preempts])
+            self._drain()
         return Pass(tuple(self._granted), decisions, snapshots, tuple(self._problems))
 
     def _inventories(self, queued: Mapping[str, list[LiveJob]]) -> Iterator[tuple[str, Inventory]]:
         for path, jobs in queued.items():
-            inventory = _loaded(path, self._problems.append)
+            inventory = self._load(path)
             if inventory is not None:
                 self._view.keep(jobs, inventory)
                 yield path, inventory
@@ -251,6 +254,20 @@ class _Passing:
                 )
         ask_to_give_way(self._home, others)
 
+    def _drain(self) -> None:
+        """Ask this user's gangs to leave hosts that are drained, and withdraw what no drain asks any more."""
+        departures = {each.gang: each for each in departures_of(self._view, self._load)}
+        for name, job in self._view.jobs.items():
+            if job.record.owner_uid != self._view.uid:
+                continue  # their supervisors see the cordons themselves
+            departure = departures.get(name)
+            wanted = None if departure is None else wanted_request(departure, self._view)
+            if job.request is not None and is_drain_over(job, wanted):
+                self._store.get(name).withdraw(job.request)
+            if wanted is not None and job.request is None:
+                self._store.get(name).ask_to_cancel(wanted)
+                audit.note(self._home, wanted.kind, job=name, by="drain", reason=wanted.reason)
+
 
 def mark_granted(store: JobStore, lease: Lease) -> None:
     """Bring a job's record up to its lease; also what repairs a crash between the two writes."""
@@ -260,7 +277,8 @@ def mark_granted(store: JobStore, lease: Lease) -> None:
     )  # fmt: skip
 
 
-def _loaded(path: str, on_problem: OnProblem) -> Inventory | None:
+def loaded(path: str, on_problem: OnProblem) -> Inventory | None:
+    """The inventory at a path; None if it cannot be used."""
     try:
         return load(Path(path))
     except BadInput as error:

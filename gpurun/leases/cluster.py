@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpurun.inventory.load import load
 from gpurun.inventory.locate import find
@@ -16,6 +17,9 @@ from gpurun.leases.view import View
 from gpurun.state.cordons import Cordon, read_cordons
 from gpurun.state.home import home
 
+if TYPE_CHECKING:
+    from gpurun.scheduler.drain import Departure
+
 
 @dataclass(frozen=True)
 class HostRow:
@@ -23,14 +27,17 @@ class HostRow:
 
     Attributes:
         free: GPUs that nobody holds, also of a cordoned host; 0 while it is unknown who holds them.
-        state: ``ok``, ``cordoned``, ``draining``, ``lost``, or ``unknown`` while a lease is damaged.
+        state: ``ok``, ``cordoned``, ``draining``, ``drained`` (nobody holds its GPUs any more), ``lost``, or
+            ``unknown`` while a lease is damaged.
         foreign: who else holds GPUs here: the host refused them to a job of this user a moment ago.
+        shown: the state for people, such as ``draining: 1 gang leaves``.
     """
 
     host: Host
     free: int
     state: str
     foreign: tuple[GpuHolder, ...] = ()
+    shown: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,16 +63,32 @@ class Cluster:
             if job.record.inventory == self.inventory.source:
                 for refusal in active([job.record], view.uid, view.now_s):
                     refused.setdefault(refusal.host, []).append(refusal)
-        return [self._row(host, view, refused.get(host.name, ())) for host in self.inventory.hosts]
+        leaving = self.departures(view)
+        return [self._row(host, view, refused.get(host.name, ()), leaving) for host in self.inventory.hosts]
 
-    def _row(self, host: Host, view: View, refused: Sequence[HostRefusal]) -> HostRow:
+    def departures(self, view: View, hosts: Collection[str] | None = None) -> tuple[Departure, ...]:
+        """What becomes of the gangs on these hosts (all if None) that are drained."""
+        if not self.groups["draining"]:
+            return ()
+        from gpurun.leases.allocate import loaded  # noqa: PLC0415 (the whole scheduler, and rarely needed)
+        from gpurun.leases.draining import departures_of  # noqa: PLC0415
+
+        found = departures_of(view, lambda path: loaded(path, lambda _: None))
+        return tuple(each for each in found if hosts is None or not set(hosts).isdisjoint(each.hosts))
+
+    def _row(self, host: Host, view: View, refused: Sequence[HostRefusal], leaving: Sequence[Departure]) -> HostRow:
         held = {gpu for gpu in view.occupancy.on(host) if gpu < host.gpus}
         held.update(gpu for refusal in refused for gpu in refusal.holder.gpus if gpu < host.gpus)
         cordon = self.cordons.get(host.name)
-        state = cordon.state if cordon is not None else "unknown" if view.damaged else "ok"
-        return HostRow(
-            host, 0 if view.damaged else host.gpus - len(held), state, tuple(refusal.holder for refusal in refused)
-        )
+        state: str = cordon.state if cordon is not None else "unknown" if view.damaged else "ok"
+        shown = state
+        if state == "draining":
+            from gpurun.scheduler.drain import host_state  # noqa: PLC0415
+
+            shown = host_state(host.name, leaving, is_empty=not held and not view.damaged)
+            state = "drained" if shown == "drained" else state
+        free, foreign = 0 if view.damaged else host.gpus - len(held), tuple(refusal.holder for refusal in refused)
+        return HostRow(host, free, state, foreign, shown)
 
     @property
     def groups(self) -> Mapping[str, list[str]]:

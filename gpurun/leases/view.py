@@ -70,7 +70,7 @@ class View:
         )
         used = {(grant.host, gpu) for run in running for grant in run.placement.grants for gpu in grant.gpus}
         taken = self.occupancy.taken(inventory, but={gang.id for gang in queue}, used=used)
-        unusable = {host: f"{cordon.state}: {cordon.reason}" for host, cordon in self.cordons.items()}
+        unusable = {host: cordon.words for host, cordon in self.cordons.items()}
         return Snapshot(inventory, tuple(running), tuple(queue), unusable, taken, self.now_s)
 
     def _running(self, inventory: Inventory) -> list[Running]:

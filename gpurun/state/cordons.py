@@ -1,17 +1,19 @@
 """Hosts that get no new gangs: cordoned or draining by people, lost or suspect by health checks.
 
 State, not inventory: it lives in ``$GPURUN_HOME/cordons.json`` with who, when and why, never in the file that
-people keep in git.
+people keep in git. The deadlines of drains are in ``$GPURUN_HOME/deadlines.json``. A deadline ends jobs. In a shared
+state directory only root can write that file; every member can write the cordons.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from gpurun.errors import StateError
 from gpurun.state import audit, durable
 from gpurun.state.change_lock import change_lock
 from gpurun.state.path import StatePath
@@ -27,6 +29,7 @@ class Cordon:
     Attributes:
         since_s: seconds since the epoch.
         evidence: what was seen, word for word, when a health check did it.
+        until_s: draining: when gangs that cannot move are ended, seconds since the epoch; None = never.
     """
 
     state: CordonState
@@ -34,6 +37,25 @@ class Cordon:
     since_s: float
     reason: str
     evidence: str = ""
+    until_s: float | None = None
+
+    @property
+    def words(self) -> str:
+        """For people: ``cordoned: fan``."""
+        return f"{self.state}: {self.reason}" if self.reason else self.state
+
+
+def again(old: Cordon, new: Cordon) -> Cordon:
+    """The cordon of a host that has one already and is given another.
+
+    A lost host stays lost until its fence or until a person uncordons it. A second drain keeps what the first one said
+    unless it says something else.
+    """
+    if old.state == new.state == "draining":
+        until_s = old.until_s if new.until_s is None else new.until_s
+        return replace(old, reason=new.reason or old.reason, until_s=until_s)
+    is_same = (old.state, old.reason) == (new.state, new.reason)
+    return old if old.state == "lost" or is_same else new
 
 
 @dataclass(frozen=True)
@@ -42,17 +64,70 @@ class _File:
     version: int = 1
 
 
+@dataclass(frozen=True)
+class _Deadline:
+    """When a drain ends gangs that cannot move.
+
+    Attributes:
+        since_s: of the drain's cordon. A later drain of the host is another one.
+    """
+
+    since_s: float
+    until_s: float
+
+
+@dataclass(frozen=True)
+class _Deadlines:
+    hosts: dict[str, _Deadline] = field(default_factory=dict)
+    version: int = 1
+
+
 def cordons_file(home: Path) -> StatePath:
     """Where they are written."""
     return cordons_folder(home) / "cordons.json"
 
 
+def deadlines_file(home: Path) -> StatePath:
+    """Where the deadlines of drains are written."""
+    return StatePath(home) / "deadlines.json"
+
+
 def read_cordons(home: Path) -> Mapping[str, Cordon]:
-    """Cordons by host. Raises StateError when the file is damaged."""
+    """Cordons by host. Raises StateError when a file is damaged."""
     try:
-        return durable.read_record(cordons_file(home), _File).hosts
+        found = durable.read_record(cordons_file(home), _File).hosts
     except FileNotFoundError:
         return {}
+    deadlines = _read_deadlines(home) if any(cordon.state == "draining" for cordon in found.values()) else {}
+    return {host: replace(cordon, until_s=_until_s(cordon, deadlines.get(host))) for host, cordon in found.items()}
+
+
+def _read_deadlines(home: Path) -> Mapping[str, _Deadline]:
+    try:
+        return durable.read_record(deadlines_file(home), _Deadlines).hosts
+    except FileNotFoundError:
+        return {}
+
+
+def _until_s(cordon: Cordon, deadline: _Deadline | None) -> float | None:
+    if deadline is None or cordon.state != "draining" or deadline.since_s != cordon.since_s:
+        return None
+    return deadline.until_s
+
+
+def _write(home: Path, hosts: Mapping[str, Cordon]) -> None:
+    """Write cordons and deadlines; the deadlines first, because one without its drain means nothing."""
+    known = _read_deadlines(home)
+    wanted = {
+        host: _Deadline(cordon.since_s, cordon.until_s) for host, cordon in hosts.items() if cordon.until_s is not None
+    }
+    if wanted != known:
+        try:
+            durable.write_record(deadlines_file(home), _Deadlines(wanted))
+        except StateError:
+            if wanted.items() - known.items():
+                raise
+    durable.write_record(cordons_file(home), _File({host: replace(it, until_s=None) for host, it in hosts.items()}))
 
 
 @contextmanager
@@ -71,7 +146,7 @@ def changing_cordons(home: Path) -> Iterator[dict[str, Cordon]]:
         before = dict(hosts)
         yield hosts
         if hosts != before:
-            durable.write_record(cordons_file(home), _File(hosts))
+            _write(home, hosts)
             _audit(home, before, hosts)
 
 

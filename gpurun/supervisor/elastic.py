@@ -21,6 +21,7 @@ from gpurun.jobs.record import FirstFailure
 from gpurun.launch import elastic
 from gpurun.leases import members as lease_steps
 from gpurun.leases.refusals import remember
+from gpurun.scheduler.drain import may_lose
 from gpurun.state import durable
 from gpurun.supervisor.ends import GangEnd
 from gpurun.supervisor.frozen import freeze
@@ -74,9 +75,12 @@ class Members:
 
     def can_lose(self, hosts: Collection[str]) -> bool:
         """True if the gang can go on without these."""
-        job, least = self._job, self._job.spec.min_gpus
-        left = sum(len(grant.gpus) for grant in job.lease.members if grant.host not in hosts)
-        return least is not None and job.hosts[0] not in hosts and left >= least
+        return may_lose(self._job.lease.members, hosts, self._job.spec.min_gpus)
+
+    def drained(self) -> list[str]:
+        """Members that are being drained and that the gang can do without."""
+        hosts = self._job.drains.hosts(self._job.members)
+        return hosts if hosts and self.can_lose(hosts) else []
 
     def without_ranks(self) -> Mapping[str, FirstFailure]:
         """Members whose ranks have ended while those of others go on."""
@@ -86,6 +90,13 @@ class Members:
             for host in idle
         }
 
+    def release(self, hosts: Collection[str]) -> None:
+        """Go on without hosts that are drained; none of them is to blame."""
+        self._change(lease_steps.put_apart, hosts)
+        for host in hosts:
+            self._job.events.emit("host", host=host, state="left the gang", reason="the host is drained")
+        self._without_them()
+
     def lose(self, failures: Mapping[str, FirstFailure]) -> None:
         """Go on without hosts that failed."""
         self._change(lease_steps.put_apart, failures, avoid=failures)
@@ -94,6 +105,9 @@ class Members:
             self._job.events.emit(
                 "host", host=host, state="left the gang", reason=failure.reason, evidence=failure.evidence
             )
+        self._without_them()
+
+    def _without_them(self) -> None:
         self._fence_next, self._fence_again_s = 0.0, FENCE_AGAIN_FIRST_S
         self._to_cut = True
         self._grow_after(GROW_FIRST_S)

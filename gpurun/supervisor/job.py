@@ -28,6 +28,7 @@ from gpurun.launch.fabric import nccl_version
 from gpurun.launch.horovod_knobs import reuse
 from gpurun.launch.plan import Plan, make_plan
 from gpurun.leases.asking import Asked
+from gpurun.leases.draining import DrainWatch
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.node.archive import Listing
@@ -63,6 +64,7 @@ class SupervisedJob:
         self.lost: tuple[Lease, LeaseLock] | None = None
         self.outputs_copied: dict[str, Listing] = {}  # how each host's files were that the head has
         self.asked = Asked(home, lease.job)
+        self.drains = DrainWatch(home)
         self.gives_back = False  # its GPUs may be another gang's by now: nothing on its hosts is ended any more
         self._recording = threading.Lock()
 
@@ -209,10 +211,17 @@ class SupervisedJob:
             self.note(damage)
         if self.leases.restore(self.lease.job):
             self.note("somebody removed its lease; gpurun restored it, because only a fence frees GPUs")
-        if self.folder.cancel_request() is None and self.asked.is_due():
+        if self._must_look(self.folder.cancel_request()):
             with suppress(GpurunError):  # a damaged lease, say: not this job's fault, and it will be asked again
                 run_pass_and_start(self.home, now_s=self.clock(), environ=os.environ, patience_s=None)
         return self.folder.cancel_request()
+
+    def _must_look(self, request: CancelRequest | None) -> bool:
+        """Whether a pass has to decide if the gang must give way: to another gang, or because a host is drained."""
+        if request is not None and not request.drain:
+            return False
+        is_drained = self.drains.is_due(self.hosts, self.clock(), asked=request is not None)
+        return is_drained or (request is None and self.asked.is_due())
 
     def check_requests(self, *, ladder: bool) -> None:
         """Give way if somebody asked for it.
@@ -224,8 +233,8 @@ class SupervisedJob:
         if request is None:
             return
         if request.kind == "cancel":
-            raise GangEnd(End(State.CANCELLED, f"cancelled by {request.by}", 1, ladder=ladder))
-        raise GangEnd(End(State.QUEUED, f"preempted: {request.reason}", 1, ladder=ladder))
+            raise GangEnd(End(State.CANCELLED, request.outcome, 1, ladder=ladder))
+        raise GangEnd(End(State.QUEUED, request.outcome, 1, ladder=ladder))
 
 
 def _spec_of(folder: JobFolder, record: JobRecord) -> tuple[JobSpec, StateError | None]:

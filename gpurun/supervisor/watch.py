@@ -110,6 +110,9 @@ def _shrink(job: SupervisedJob, seen: Watched, health: HealthWatch, members: Mem
     """Go on without hosts that failed, if the gang is elastic and enough are left."""
     if job.spec.min_gpus is None:
         return
+    if drained := members.drained():
+        members.release(drained)
+        health.forget(drained)
     failures = dict(members.without_ranks())
     failures |= {host: _container_failure(host, found) for host, found in seen.exits.copy().items()}
     failures |= {host: _unreachable(host) for host in _lost_hosts(job, seen)}

@@ -186,6 +186,21 @@ def test_what_members_can_do(state, alice, bob):
     assert "'h1'" not in alice.python(cordon + "print(c)")
 
 
+def test_root_sets_a_drains_deadline_and_members_read_it_set_none_and_may_end_the_drain(state, alice, bob):
+    """A deadline ends jobs, which only their owners and root may."""
+    cordon = PRELUDE + "from gpurun.state.cordons import *\n"
+    change = cordon + "with changing_cordons(home) as c:\n  "
+    drained = "c['h1'] = Cordon('draining', 'root', 5.0, 'fan', until_s=%s)"
+    root = make_user(0, state.parent, state)
+    assert root.python(change + drained % 77.0) == ""
+    assert alice.python(cordon + "print(read_cordons(home)['h1'].until_s)", umask=0o077) == "77.0"
+    assert alice.run("-c", change + drained % 1.0).returncode != 0
+    assert bob.python(cordon + "print(read_cordons(home)['h1'].until_s)") == "77.0"
+    assert bob.python(change + "c.clear()") == ""
+    assert bob.python(change + drained % None) == ""
+    assert bob.run("-c", PRELUDE + "(home / 'deadlines.json').write_text('{}')").returncode != 0
+
+
 def test_the_line_holds_for_users_of_any_umask(alice, bob):
     """Alice's ticket keeps her place although her umask would hide it."""
     hold = PRELUDE + "with allocator_lock(home): print('held', flush=True); time.sleep(1.0)\nprint(time.time())"

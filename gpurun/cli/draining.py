@@ -1,0 +1,130 @@
+"""What ``gpurun inventory drain`` says of the gangs on the hosts, and its wait until the hosts are empty."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from gpurun.cli.caretaker import Caretaker
+from gpurun.cli.printing import print_json, printable, say
+from gpurun.errors import BadInput, NotYours, StateError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpurun.leases.cluster import Cluster
+    from gpurun.leases.view import View
+    from gpurun.scheduler.drain import Departure
+
+POLL_S = 0.5
+PASS_EVERY_S = 5.0
+
+
+def deadline_s(text: str, home: Path) -> float:
+    """When a drain that is to take at most this long is over, seconds since the epoch.
+
+    Raises:
+        BadInput: it is not a time.
+        NotYours: the state directory is shared, so that the deadline would end other users' jobs.
+    """
+    from gpurun.jobs.recipe import duration_s
+    from gpurun.state.shared import is_shared
+
+    if is_shared(home) and os.getuid() != 0:
+        raise NotYours(
+            "only root may set a deadline where several users share a state directory: it ends their jobs",
+            hint="drain without --deadline; gangs that may move do",
+        )
+    try:
+        return time.time() + duration_s(text)
+    except ValueError as error:
+        why = f": it {error}" if str(error) else ""
+        raise BadInput(
+            f"--deadline {text[:40]!r} is not a time{why}", hint="give the time from now on, such as 30m or 2h"
+        ) from None
+
+
+def report_drain(found: Cluster, names: Sequence[str], changed: Sequence[str], *, as_json: bool) -> None:
+    """Say which jobs leave the hosts, which the drain waits for, and why."""
+    view, leaving = _look(found, names)
+    if as_json:
+        print_json(_document(found, view, names, changed, leaving))
+    else:
+        _say(leaving, view.now_s)
+
+
+def wait_until_empty(found: Cluster, names: Sequence[str], changed: Sequence[str], *, as_json: bool) -> None:
+    """Wait until nobody holds GPUs of the hosts. Jobs whose supervisor died are picked up.
+
+    Raises:
+        StateError: somebody uncordoned one of the hosts meanwhile.
+    """
+    from gpurun.jobs.store import JobStore
+
+    store, caretaker, told, pass_s = JobStore(found.home), Caretaker(), set[tuple[str, str]](), 0.0
+    while True:
+        view, leaving = _look(found, names)
+        states = _states(found, view, names)
+        if states == {"drained"}:
+            break
+        if other := states - {"draining", "drained", "lost"}:
+            raise StateError(
+                f"the drain is over: a host is {', '.join(sorted(other))}",
+                hint=f"`gpurun inventory drain {','.join(names)}` starts it again",
+            )
+        _say([each for each in leaving if (each.gang, each.fate) not in told], view.now_s)
+        told.update((each.gang, each.fate) for each in leaving)
+        folders = [store.get(each.gang) for each in leaving if each.gang in view.jobs]
+        if any(each.fate == "ends" for each in leaving) and time.monotonic() >= pass_s:
+            _have_them_ended(found.home)
+            pass_s = time.monotonic() + PASS_EVERY_S
+        caretaker.look(folders)
+        time.sleep(POLL_S)
+    if as_json:
+        print_json(_document(found, view, names, changed, ()))
+    else:
+        from gpurun.inventory.hostset import fold
+
+        say(f"{fold(names)}: drained")
+
+
+def _have_them_ended(home: Path) -> None:
+    """Run a pass. In a shared state directory nobody but root carries out a deadline."""
+    from gpurun.supervisor.spawn import run_pass_and_start
+
+    run_pass_and_start(home, now_s=time.time(), environ=os.environ)
+
+
+def _look(found: Cluster, names: Sequence[str]) -> tuple[View, tuple[Departure, ...]]:
+    from gpurun.leases.allocate import look
+    from gpurun.leases.cluster import Cluster
+
+    view = look(found.home, now_s=time.time())
+    return view, Cluster(found.inventory, found.home).departures(view, names)
+
+
+def _states(found: Cluster, view: View, names: Sequence[str]) -> set[str]:
+    from gpurun.leases.cluster import Cluster
+
+    rows = Cluster(found.inventory, found.home).rows(view)
+    return {row.state for row in rows if row.host.name in names}
+
+
+def _say(leaving: Sequence[Departure], now_s: float) -> None:
+    from gpurun.scheduler.drain import in_words
+
+    for each in leaving:
+        say(printable(f"  {each.gang} {in_words(each, now_s)}"))
+
+
+def _document(
+    found: Cluster, view: View, names: Sequence[str], changed: Sequence[str], leaving: Sequence[Departure]
+) -> dict[str, Any]:
+    states = _states(found, view, names)
+    state = "drained" if states == {"drained"} else "draining"
+    jobs = [{"job": each.gang, **{key: value for key, value in asdict(each).items() if key != "gang"}}
+            for each in leaving]  # fmt: skip
+    return {"hosts": list(names), "changed": list(changed), "state": state, "jobs": jobs}

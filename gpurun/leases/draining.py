@@ -1,0 +1,149 @@
+"""Hosts that are being drained: which gangs a pass asks to leave, and how a supervisor learns that it must look.
+
+The decision is pure (`gpurun.scheduler.drain`). A pass writes a request into the folder of each gang of its user that
+moves, as for a preemption, and withdraws it when the drain is over. Supervisors read the cordons themselves, and run a
+pass when one of their hosts is drained. So a drain needs nobody who stays, and works for every user's gangs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from gpurun.errors import StateError
+from gpurun.inventory.model import Inventory
+from gpurun.jobs.live import LiveJob
+from gpurun.jobs.record import CancelRequest
+from gpurun.jobs.states import State
+from gpurun.leases.lease import Lease
+from gpurun.leases.view import View
+from gpurun.scheduler.drain import Departure, Tenant, departures
+from gpurun.scheduler.gangs import gang_of
+from gpurun.state.cordons import Cordon, cordons_file, deadlines_file, read_cordons
+from gpurun.state.path import StatePath
+
+LOOK_S = 1.0
+AGAIN_S = 60.0
+"""So often a supervisor on a draining host has it decided again: other hosts may have become free of their cordons."""
+
+Load = Callable[[str], Inventory | None]
+
+
+def departures_of(view: View, load: Load) -> tuple[Departure, ...]:
+    """What becomes of every gang on a draining host, whatever inventory it belongs to.
+
+    Args:
+        load: the inventory of a canonical path; None if it cannot be used.
+    """
+    draining = {host: cordon.until_s for host, cordon in view.cordons.items() if cordon.state == "draining"}
+    by_inventory: dict[str, list[tuple[Lease, tuple[str, ...]]]] = {}
+    for lease in view.leases if draining else ():
+        if hosts := tuple(grant.host for grant in lease.grants if grant.host in draining):
+            by_inventory.setdefault(lease.inventory, []).append((lease, hosts))
+    found: list[Departure] = []
+    for path, leases in by_inventory.items():
+        inventory, tenants = load(path), []
+        for lease, hosts in leases:
+            job = view.jobs.get(lease.job)
+            if why := _unknown(lease, job, inventory):
+                found.append(Departure(lease.job, hosts, "waits", why))
+            elif job is not None:
+                tenants.append(_tenant(lease, job, hosts))
+        if inventory is not None:
+            found += departures(inventory, view.cordons, draining, tenants, view.now_s)
+    return tuple(found)
+
+
+def wanted_request(departure: Departure, view: View) -> CancelRequest | None:
+    """What a pass asks of a gang because of a drain; None if nothing."""
+    said = "; ".join(_who_drains(host, view.cordons[host]) for host in departure.hosts)
+    if departure.fate == "moves":
+        return CancelRequest("preempt", "drain", view.now_s, said, departure.hosts)
+    if departure.fate == "ends":
+        return CancelRequest("cancel", "drain", view.now_s, f"{said}; {departure.why}", departure.hosts)
+    return None
+
+
+def _who_drains(host: str, cordon: Cordon) -> str:
+    return f"{cordon.by} drains {host}" + (f" ({cordon.reason})" if cordon.reason else "")
+
+
+def is_drain_over(job: LiveJob, wanted: CancelRequest | None) -> bool:
+    """Whether a drain asked something of the job that none asks any more, and that was not carried out yet."""
+    asked = job.request
+    if asked is None or not asked.drain or job.record.state in (State.STOPPING, State.QUEUED):
+        return False
+    return wanted is None or wanted.kind != asked.kind
+
+
+def _unknown(lease: Lease, job: LiveJob | None, inventory: Inventory | None) -> str:
+    """Why nothing can be decided about a lease; "" if it can."""
+    if lease.lost:
+        return "its GPUs are lost until a fence succeeds"
+    if job is None or job.wants is None:
+        return "its job's files are damaged"
+    return "" if inventory is not None else "its inventory cannot be used"
+
+
+def _tenant(lease: Lease, job: LiveJob, hosts: tuple[str, ...]) -> Tenant:
+    assert job.wants is not None
+    record, request = job.record, job.request
+    return Tenant(
+        gang_of(record, job.wants), lease.members, hosts,
+        may_restart=job.wants.max_restarts > 0, begun=record.reached == "containers",
+        stopping=record.state is State.STOPPING or (request is not None and not request.drain),
+    )  # fmt: skip
+
+
+class DrainWatch:
+    """Whether hosts of a gang are being drained, as its supervisor sees it. Quick to ask again and again."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._next_s = 0.0
+        self._stamp: object = None
+        self._cordons: Mapping[str, Cordon] = {}
+        self._decided: object = None
+        self._decide_next_s = 0.0
+
+    def hosts(self, hosts: Iterable[str]) -> list[str]:
+        """Those of these hosts that are being drained."""
+        self._look()
+        return [host for host in hosts if (found := self._cordons.get(host)) and found.state == "draining"]
+
+    def is_due(self, hosts: Collection[str], now_s: float, *, asked: bool = False) -> bool:
+        """True when a pass should decide again: a drain is new, its deadline has come, or the last look is long ago.
+
+        Args:
+            now_s: the head's clock, seconds since the epoch.
+            asked: a drain asked something of the job. A supervisor that has just started does not know if it still
+                does.
+        """
+        drained = {host: self._cordons[host] for host in self.hosts(hosts)}
+        over = [host for host, cordon in drained.items() if cordon.until_s is not None and now_s >= cordon.until_s]
+        seen, monotonic_s = (drained, over), time.monotonic()
+        if self._decided is None and not asked and not drained:
+            return False
+        if seen == self._decided and (not drained or monotonic_s < self._decide_next_s):
+            return False
+        self._decided, self._decide_next_s = seen, monotonic_s + AGAIN_S
+        return True
+
+    def _look(self) -> None:
+        if time.monotonic() < self._next_s:
+            return
+        self._next_s = time.monotonic() + LOOK_S
+        with suppress(StateError):  # damaged: what was known stays; every pass reports it
+            stamp = _stamp(cordons_file(self._home)), _stamp(deadlines_file(self._home))
+            if stamp != self._stamp:
+                self._cordons, self._stamp = read_cordons(self._home), stamp
+
+
+def _stamp(path: StatePath) -> tuple[int, ...]:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return ()
+    return found.st_ino, found.st_mtime_ns, found.st_size

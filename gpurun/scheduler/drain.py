@@ -1,0 +1,150 @@
+"""What becomes of gangs on hosts that are being drained. Pure.
+
+A pass asks the gangs that move to stop, a running elastic gang releases the host, and commands print all of it. All of
+them read the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from gpurun.errors import BadInput
+from gpurun.inventory.model import Inventory
+from gpurun.jobs.spec import Grant
+from gpurun.scheduler.model import Gang, Reason, Snapshot
+from gpurun.scheduler.schedule import schedule
+
+Fate = Literal["stops", "shrinks", "moves", "waits", "ends"]
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A gang that holds GPUs of a host that is being drained.
+
+    Attributes:
+        gang: with the GPUs it asked for.
+        members: where its ranks run, in rank order.
+        hosts: the draining hosts on which it holds GPUs.
+        may_restart: its recipe allows restarts.
+        begun: its containers may exist; before that it has no work to lose.
+        stopping: it is on its way out already.
+    """
+
+    gang: Gang
+    members: tuple[Grant, ...]
+    hosts: tuple[str, ...]
+    may_restart: bool = False
+    begun: bool = True
+    stopping: bool = False
+
+
+@dataclass(frozen=True)
+class Departure:
+    """What becomes of one gang.
+
+    Attributes:
+        fate: ``stops``: it is ending already; ``shrinks``: it releases the hosts and continues on its others;
+            ``moves``: it stops and is queued again; ``waits``: the drain waits for its end; ``ends``: the deadline
+            is over, so it is stopped for good.
+        why: one phrase. For ``waits`` and ``ends``: why it does not move.
+        until_s: for ``waits``: when it is ended; None = never.
+    """
+
+    gang: str
+    hosts: tuple[str, ...]
+    fate: Fate
+    why: str = ""
+    until_s: float | None = None
+
+
+def departures(
+    inventory: Inventory,
+    unusable: Collection[str],
+    draining: Mapping[str, float | None],
+    tenants: Iterable[Tenant],
+    now_s: float,
+) -> tuple[Departure, ...]:
+    """What becomes of each gang.
+
+    Args:
+        unusable: all hosts that get no new gangs, those that are being drained included. A gang moves only if the
+            other hosts could hold it; so nobody stops a gang that could not start again.
+        draining: host → from when on gangs that cannot move are ended; None = they are waited for.
+    """
+    empty = Snapshot(inventory, unusable=dict.fromkeys(unusable, "out of use"), now_s=now_s)
+    found = []
+    for tenant in tenants:
+        fate, why = _fate(tenant, empty)
+        ends = [end for host in tenant.hosts if (end := draining[host]) is not None]
+        until_s = min(ends) if ends and fate == "waits" else None
+        if until_s is not None and now_s >= until_s:
+            fate = "ends"
+        found.append(Departure(tenant.gang.id, tenant.hosts, fate, why, until_s))
+    return tuple(found)
+
+
+def may_lose(members: Iterable[Grant], hosts: Collection[str], least: int | None) -> bool:
+    """Returns True if an elastic gang can go on without these hosts.
+
+    Args:
+        members: where its ranks run, in rank order. Its launcher is on the first host.
+        least: the fewest GPUs it may have; None = it is not elastic.
+    """
+    grants = tuple(members)
+    if least is None or not grants or grants[0].host in hosts:
+        return False
+    return sum(len(grant.gpus) for grant in grants if grant.host not in hosts) >= least
+
+
+def host_state(host: str, found: Iterable[Departure], *, is_empty: bool) -> str:
+    """The state of a host that is being drained, for people: ``draining: 2 gangs leave, 1 waited for``."""
+    if is_empty:
+        return "drained"
+    here = [departure.fate for departure in found if host in departure.hosts]
+    waited, leave = here.count("waits"), len(here) - here.count("waits")
+    leaving = f"{leave} gang{'' if leave == 1 else 's'} leave{'s' if leave == 1 else ''}" if leave else ""
+    parts = [part for part in (leaving, f"{waited} waited for" if waited else "") if part]
+    return f"draining: {', '.join(parts)}" if parts else "draining"
+
+
+def in_words(departure: Departure, now_s: float) -> str:
+    """What becomes of a gang, for people; the sentence's subject is the gang."""
+    match departure.fate:
+        case "stops":
+            return "is ending"
+        case "shrinks":
+            return f"releases {', '.join(departure.hosts)} and continues on its other hosts"
+        case "moves":
+            return "stops, is queued again and continues on other hosts"
+        case "ends":
+            return f"is ended, because the drain's deadline is over; {departure.why}"
+    end = ""
+    if departure.until_s is not None:
+        end = f", and ended in {max(1, round(departure.until_s - now_s))} s if it still runs"
+    return f"is waited for{end}: {departure.why}"
+
+
+def _fate(tenant: Tenant, empty: Snapshot) -> tuple[Fate, str]:
+    if tenant.stopping:
+        return "stops", "it is ending"
+    if tenant.begun and may_lose(tenant.members, tenant.hosts, tenant.gang.min_gpus):
+        return "shrinks", "it is elastic and has enough GPUs on other hosts"
+    if tenant.begun and not (tenant.may_restart or tenant.gang.preemptible):
+        return "waits", "it is not preemptible, and max_restarts is 0"
+    if (refused := _refused(tenant.gang, empty)) is not None:
+        return "waits", f"no other hosts could run it: {refused}"
+    return "moves", "it may be restarted" if tenant.begun else "its ranks have not started"
+
+
+def _refused(gang: Gang, empty: Snapshot) -> str | None:
+    """Why the scheduler would not start the gang though nothing else runs or waits; None if it would."""
+    try:
+        decisions = schedule(replace(empty, queue=(gang.but(kept=None),)))
+    except BadInput as error:
+        return error.message
+    wait, never = decisions.waits.get(gang.id), decisions.never.get(gang.id)
+    if never is not None:
+        return never.message
+    return None if wait is None or wait.reason is Reason.LOCALITY else wait.message

@@ -1,0 +1,121 @@
+"""What a supervisor does when hosts of its gang are drained."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from gpurun.jobs.record import CancelRequest
+from gpurun.jobs.spec import Constraints, JobSpec
+from gpurun.jobs.states import State
+from gpurun.jobs.store import JobStore
+from gpurun.leases.allocate import run_pass
+from gpurun.state.cordons import Cordon, changing_cordons, read_cordons
+from gpurun.supervisor.elastic import Members
+from gpurun.supervisor.ends import GangEnd
+from gpurun.supervisor.job import SupervisedJob
+
+INVENTORY = """
+version: 1
+defaults: {user: train, generation: pascal, gpus: 2, fabric: tcp}
+fabrics: {tcp: {kind: tcp, interface: eth0}}
+racks: {r1: {hosts: {"h[1-4]": {}}}}
+"""
+
+
+@pytest.fixture
+def carry(tmp_path, monkeypatch):
+    """Make a job that runs, and its supervisor."""
+    monkeypatch.setattr("gpurun.leases.draining.LOOK_S", 0.0)
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    jobs = []
+
+    def start(**wants):
+        spec = JobSpec(**{"name": "n", "image": "i", "gpus": 2, "command": ("true",), **wants})
+        JobStore(tmp_path).create(spec, inventory=tmp_path / "inventory.yaml", now_s=0.0)
+        ((lease, lock),) = run_pass(tmp_path, now_s=1.0).granted
+        job = SupervisedJob(tmp_path, lease, lock, clock=lambda: 100.0)
+        jobs.append(job)
+        for state in (State.PREPARING, State.STARTING, State.RUNNING):
+            job.move(state, reached="containers", started_s=2.0)
+        return job
+
+    yield start
+    for job in jobs:
+        job.lock.close()
+
+
+def drain(job, *hosts, until_s=None):
+    with changing_cordons(job.home) as cordons:
+        cordons.update({host: Cordon("draining", "alice", 5.0, "", until_s=until_s) for host in hosts})
+
+
+def test_a_gang_that_may_restart_gives_way_without_any_other_command(carry):
+    job = carry(max_restarts=1)
+    job.check_requests(ladder=True)
+    drain(job, *job.hosts)
+    with pytest.raises(GangEnd, match=f"moved: alice drains {job.hosts[0]}") as ended:
+        job.check_requests(ladder=True)
+    end = ended.value.end
+    assert (end.outcome, end.ladder, end.suspects) == (State.QUEUED, True, ())
+
+
+def test_a_gang_that_may_not_runs_on_until_the_deadline_and_is_cancelled_then(carry):
+    job = carry()
+    drain(job, *job.hosts, until_s=100.5)
+    job.check_requests(ladder=True)
+    job.clock = lambda: 101.0
+    with pytest.raises(GangEnd, match="drained: alice drains") as ended:
+        job.check_requests(ladder=True)
+    assert (ended.value.end.outcome, ended.value.end.code) == (State.CANCELLED, 1)
+
+
+def test_what_a_drain_asked_that_is_over_ends_no_gang_that_is_adopted(carry):
+    job = carry(max_restarts=1)
+    job.folder.ask_to_cancel(CancelRequest("preempt", "drain", 3.0, "alice drains h1", ("h1",)))
+    job.check_requests(ladder=True)
+    assert job.folder.cancel_request() is None
+
+
+def test_a_persons_cancel_counts_at_once(carry):
+    job = carry()
+    drain(job, *job.hosts)
+    job.folder.ask_to_cancel(CancelRequest("cancel", "me", 3.0))
+    with pytest.raises(GangEnd, match="cancelled by me"):
+        job.check_requests(ladder=True)
+
+
+def test_an_elastic_gang_releases_a_drained_host_and_blames_nobody(carry):
+    job = carry(gpus=6, min_gpus=2, constraints=Constraints(gpus_per_host=2))
+    members = Members(job, threading.Event(), on_join=lambda _: None)
+    assert members.drained() == []
+    gone = job.hosts[1]
+    drain(job, gone)
+    job.check_requests(ladder=True)
+    assert job.folder.cancel_request() is None, "it need not stop"
+    assert members.drained() == [gone]
+    members.release([gone])
+    assert members.drained() == []
+    assert gone in job.lease.apart and gone not in job.members
+    assert job.folder.record().avoid == ()
+    assert read_cordons(job.home)[gone].state == "draining"
+    said = [json.loads(line) for line in job.folder.events.read_text().splitlines()]
+    assert any(one.get("state") == "left the gang" and "drained" in one["reason"] for one in said)
+
+
+def test_an_elastic_gang_keeps_the_host_of_its_launcher_and_the_last_it_needs(carry):
+    job = carry(gpus=6, min_gpus=4, constraints=Constraints(gpus_per_host=2))
+    members = Members(job, threading.Event(), on_join=lambda _: None)
+    drain(job, job.hosts[0])
+    assert members.drained() == []
+    drain(job, *job.hosts[1:])
+    assert members.drained() == []
+
+
+def test_damaged_cordons_end_nothing(carry):
+    job = carry(max_restarts=1)
+    drain(job, "h4")
+    (job.home / "cordons.json").write_text('{"hosts": {"h1": 7}}')
+    job.check_requests(ladder=True)
