@@ -10,7 +10,7 @@ import stat
 import time
 from typing import Any, Dict, Iterator, List, Optional
 
-from gpurun.node import job_parts, probe_docker
+from gpurun.node import job_parts, probe_docker, rank_processes
 from gpurun.node.call import Call
 from gpurun.node.nvml_apart import NoAnswer, Nvml
 
@@ -199,20 +199,9 @@ class _Seen:
         self._full[path] = full
 
 
-def ranks(job: str, proc: str = "/proc") -> Dict[int, int]:
+def ranks(job: str) -> Dict[int, int]:
     """pid → rank of the job's processes on this host, by what Horovod or MPI told them."""
-    found = {}
-    for pid in filter(str.isdigit, os.listdir(proc)):
-        try:
-            with open("%s/%s/environ" % (proc, pid), "rb") as stream:
-                entries = stream.read(1 << 20).split(b"\0")
-        except OSError:
-            continue
-        environ = dict(entry.split(b"=", 1) for entry in entries if b"=" in entry)
-        rank = environ.get(b"HOROVOD_RANK") or environ.get(b"OMPI_COMM_WORLD_RANK") or b""
-        if environ.get(b"GPURUN_JOB") == job.encode() and rank.isdigit():
-            found[int(pid)] = int(rank)
-    return found
+    return {one.process.pid: one.rank for one in rank_processes.of_job(job)}
 
 
 def _named(item: Dict[str, Any], job: str, seen: _Seen) -> Dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Iterator, List, NamedTuple, Optional, Tuple
 from gpurun.node import job_parts
 
 MOST_RANKS = 4096
-"""So many ranks of one attempt are looked at: elastic gangs start ranks again and again."""
+"""So many ranks of one attempt are looked at, the newest: elastic gangs start ranks again and again."""
 _MOST_NAMES = 1 << 14
 _MOST_FILES = 64
 _ID = re.compile(r"(0|[1-9]\d{0,5})\.([1-9]\d{0,9})\.([1-9]\d{0,19})\Z", re.ASCII)
@@ -34,7 +34,7 @@ class Name(NamedTuple):
     started: int
 
 
-class Seen(NamedTuple):
+class RankState(NamedTuple):
     """A rank's folder at one moment.
 
     Attributes:
@@ -42,14 +42,12 @@ class Seen(NamedTuple):
         code: None while no end is noted.
         ended_s: when the end was noted; 0 while it is not.
         sizes: bytes of each of `STREAMS`.
-        moved_s: when the rank last printed anything.
     """
 
     begun_s: float
     code: Optional[int]
     ended_s: float
     sizes: Tuple[int, int]
-    moved_s: float
 
 
 def run_folder(job: str) -> str:
@@ -63,13 +61,13 @@ def parse(name: str) -> Optional[Name]:
     return None if found is None else Name(name, *(int(number) for number in found.groups()))
 
 
-class Attempt:
+class RankFolders:
     """The folder with the ranks of one attempt, for as long as it is open. Missing: no ranks."""
 
     def __init__(self, job: str, attempt: int) -> None:
         self._descriptor = _open_below(run_folder(job), "ranks", "%d" % int(attempt))
 
-    def __enter__(self) -> "Attempt":
+    def __enter__(self) -> "RankFolders":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -82,9 +80,9 @@ class Attempt:
             return []
         found = (parse(name) for name in _first_names(self._descriptor, _MOST_NAMES))
         ranks = sorted((one for one in found if one is not None), key=lambda one: (one.started, one.pid))
-        return ranks[:MOST_RANKS]
+        return ranks[-MOST_RANKS:]
 
-    def see(self, name: str) -> Optional[Seen]:
+    def see(self, name: str) -> Optional[RankState]:
         """What a rank has reported; None if it has not started, or its folder is gone."""
         folder = self._open(name)
         if folder is None:
@@ -97,8 +95,7 @@ class Attempt:
             # The sizes are read after the end: all that the rank printed is in them.
             found = [_plain(folder, stream) for stream in STREAMS]
             sizes = [0 if one is None else one.st_size for one in found]
-            moved_s = max([start.st_mtime] + [one.st_mtime for one in found if one is not None])
-            return Seen(start.st_mtime, code, ended_s, (sizes[0], sizes[1]), moved_s)
+            return RankState(start.st_mtime, code, ended_s, (sizes[0], sizes[1]))
         finally:
             os.close(folder)
 

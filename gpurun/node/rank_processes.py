@@ -118,7 +118,7 @@ def _mains(job: str, attempt: int) -> Tuple[List[Tuple[int, Process]], bool]:
     everybody = _environments()
     ranks = {one.process.pid: one for one in _ranks(everybody, job, attempt)}
     mains, starting = [], False
-    with rank_folders.Attempt(job, attempt) as folder:
+    with rank_folders.RankFolders(job, attempt) as folder:
         names = {(name.rank, name.started): name for name in folder.names()}
         for one in ranks.values():
             first = _first(one, ranks)

@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from gpurun.node import job_parts, processes, rank_folders, rank_processes, rank_sockets
 from gpurun.node.call import Call, OpReply
-from gpurun.node.rank_folders import STREAMS, Attempt, Name, Seen
+from gpurun.node.rank_folders import STREAMS, Name, RankFolders, RankState
 
 POLL_S = 0.1
 ENDED_LOOKS = 10
@@ -36,7 +36,7 @@ def list_ranks(call: Call, job: str, attempt: int) -> List[Dict[str, Any]]:
     """
     scripts = _Scripts(job, attempt)
     found = []
-    with Attempt(job, attempt) as folder:
+    with RankFolders(job, attempt) as folder:
         for name in folder.names():
             seen = folder.see(name.id)
             if seen is not None:
@@ -67,7 +67,7 @@ def follow(call: Call, job: str, attempt: int, have: Dict[str, List[int]], once:
     look = 0
     while True:
         more = False
-        with Attempt(job, attempt) as folder:
+        with RankFolders(job, attempt) as folder:
             for name in folder.names():
                 rank = ranks.get(name.id)
                 if rank is None:
@@ -100,7 +100,7 @@ class _Scripts:
 
     def _look(self) -> None:
         living = processes.list_processes()
-        with Attempt(self._job, self._attempt) as folder:
+        with RankFolders(self._job, self._attempt) as folder:
             for name in folder.names():
                 process = rank_processes.script_of(name, living)
                 if process is not None:
@@ -122,7 +122,7 @@ class _Rank:
         self.more = False
         """Whether there is more to send than was sent."""
 
-    def news(self, folder: Attempt, scripts: _Scripts) -> Iterator[OpReply]:
+    def news(self, folder: RankFolders, scripts: _Scripts) -> Iterator[OpReply]:
         """Its start, what it has printed since, its end."""
         seen = folder.see(self._name.id)
         if seen is None:
@@ -141,7 +141,7 @@ class _Rank:
                 self._due, self.code = None, code
                 yield self._say("end", code=code, **facts)
 
-    def _note_end(self, seen: Seen, folder: Attempt, scripts: _Scripts) -> None:
+    def _note_end(self, seen: RankState, folder: RankFolders, scripts: _Scripts) -> None:
         """An end that was not told becomes due, once what is printed by now has been sent."""
         if seen.code is None and self.code is None and self._due is None and scripts.is_gone(self._name):
             again = folder.see(self._name.id)  # it may have noted its end just before it went
@@ -152,7 +152,7 @@ class _Rank:
         if seen.code is not None and seen.code != self.code and (self._due is None or self._due[0] != seen.code):
             self._due = seen.code, seen.sizes, {"age_s": rank_folders.age_s(seen.ended_s)}
 
-    def _output(self, folder: Attempt, index: int, stream: str, size: int) -> Iterator[OpReply]:
+    def _output(self, folder: RankFolders, index: int, stream: str, size: int) -> Iterator[OpReply]:
         if self._offsets[index] > size:
             self._offsets[index] = 0  # the program has cut it short
         for _ in range(PIECES):
