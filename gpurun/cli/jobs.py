@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpurun.cli.caretaker import Caretaker
-from gpurun.cli.printing import duration, job_json, print_json, printable, say
+from gpurun.cli.printing import duration, job_json, print_json, printable, say, waited_s
 from gpurun.errors import GpurunError, StateError
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
         "owner": record.owner,
         "gpus": f"{record.gpus}",
         "hosts": ", ".join(f"{g.host}:{','.join(map(str, g.gpus))}" for g in record.granted) or "none yet",
-        "waited": duration((record.granted_s or now) - record.submitted_s),
+        "waited": duration(waited_s(record, now)),
         "ran": duration(now - record.started_s) if record.started_s else "not yet",
         "attempt": f"{record.attempt}, {record.restarts} restarts",
         "exit code": "" if record.exit_code is None else str(record.exit_code),

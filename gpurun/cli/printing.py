@@ -84,3 +84,15 @@ def duration(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def waited_s(record: JobRecord, now_s: float) -> float:
+    """For how long a job has waited, or did wait before its last attempt: since it was queued, or queued again."""
+    is_granted = record.granted_s is not None and record.granted_s >= record.queued_s
+    until_s = record.granted_s if is_granted else record.ended_s or now_s
+    return max(0.0, (until_s or now_s) - record.queued_s)
+
+
+def shown_for_s(record: JobRecord, now_s: float) -> float:
+    """For how long a job runs, or did run; before that, for how long it is queued."""
+    return max(0.0, (record.ended_s or now_s) - (record.started_s or record.queued_s))

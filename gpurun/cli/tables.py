@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gpurun.cli.printing import duration, printable
+from gpurun.cli.printing import duration, printable, shown_for_s
 from gpurun.inventory.hostset import fold
 
 if TYPE_CHECKING:
@@ -40,8 +40,10 @@ def print_status(hosts: Sequence[dict[str, Any]], records: Sequence[JobRecord], 
         for each in host.get("foreign", ()):
             text = f"{host['host']}: GPUs {', '.join(map(str, each['gpus']))} belong to {each['job']}"
             console.print(printable(f"{text} of {each['user']} on {each['head']}"), highlight=False, markup=False)
-    free, gpus = sum(host["free"] for host in hosts), sum(host["gpus"] for host in hosts)
-    console.print(f"{free} of {gpus} GPUs free on {len(hosts)} hosts", highlight=False)
+    free, gpus = sum(host["free"] for host in hosts if host["state"] == "ok"), sum(host["gpus"] for host in hosts)
+    rest = sum(host["free"] for host in hosts) - free
+    more = f"; {rest} more on hosts that get no new gangs" if rest else ""
+    console.print(f"{free} of {gpus} GPUs free on {len(hosts)} host{'s' * (len(hosts) != 1)}{more}", highlight=False)
 
 
 def _hosts(hosts: Sequence[dict[str, Any]]) -> Table:
@@ -70,7 +72,6 @@ def _jobs(records: Sequence[JobRecord]) -> Table:
     table = Table(*columns, box=None, header_style="bold", pad_edge=False)
     now = time.time()
     for record in records:
-        since = record.started_s or record.submitted_s
         table.add_row(
             record.id,
             *([Text(printable(record.owner))] if several else []),
@@ -78,7 +79,7 @@ def _jobs(records: Sequence[JobRecord]) -> Table:
             Text(record.state.value, style=STATE_STYLES.get(record.state.value, "")),
             _gpus(record),
             fold(grant.host for grant in record.granted),
-            duration((record.ended_s or now) - since),
+            duration(shown_for_s(record, now)),
             Text(printable(record.story(now))),
         )
     return table

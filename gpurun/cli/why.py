@@ -97,13 +97,15 @@ def queue(
         print_json({"queue": rows})
         return
     if rows:
-        typer.echo("\n".join(map(_line, rows)))
+        typer.echo("\n".join(_line(row, time.time()) for row in rows))
     else:
         say("nothing waits")
 
 
-def _line(row: Mapping[str, Any]) -> str:
-    start = f", expected in {duration(row['expected_start_s'] - time.time())}" if row["expected_start_s"] else ""
+def _line(row: Mapping[str, Any], now_s: float) -> str:
+    from gpurun.scheduler.wording import expected_in
+
+    start = f", expected {expected_in(row['expected_start_s'], now_s)}" if row["expected_start_s"] else ""
     return (
         f"{row['position'] or '-':>4}  {row['job']}  {row['gpus']:>4} GPUs  {duration(row['waiting_s']):>6}  "
         f"{printable(row['name'])}: {row['message']}{start}"

@@ -127,9 +127,11 @@ class Restart:
         return now_s >= self.at_s or self.at_s - now_s > RESTART_MOST_S
 
     def words(self, now_s: float) -> str:
-        """For people: ``restarts in 12 s (attempt 3 of 5)``."""
-        left_s = 0 if self.is_due(now_s) else max(1, round(self.at_s - now_s))
-        return f"restarts {f'in {left_s} s' if left_s else 'now'} (attempt {self.attempt} of {self.of})"
+        """For people: ``restarts in 12 s (attempt 3 of 5)``. When that time is over, it may still wait for GPUs."""
+        which = f"(attempt {self.attempt} of {self.of})"
+        if self.is_due(now_s):
+            return f"waits to be restarted {which}"
+        return f"restarts in {max(1, round(self.at_s - now_s))} s {which}"
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,8 @@ class View:
                 gang = gang.but(gpus=sum(len(grant.gpus) for grant in lease.grants))
             stopping = job.record.state is State.STOPPING or job.request is not None
             ran_s, saved_s = job.record.started_s, job.record.checkpoint_s
-            running.append(Running(gang, placement, lease.granted_s, ran_s, saved_s, stopping))
+            told_s = None if job.request is None else job.request.asked_s
+            running.append(Running(gang, placement, lease.granted_s, ran_s, saved_s, stopping, told_s))
         return running
 
     def keep(self, jobs: Iterable[LiveJob], inventory: Inventory) -> None:

@@ -24,6 +24,8 @@ State = Literal["starts", "waits", "never", "runs", "unknown"]
 
 FREE, IN_USE, TOO_FEW = "GPUs free", "every GPU in use or kept for others", "free GPUs, but fewer per host than"
 
+OUT_OF_USE = "it depends on hosts that are out of use"
+
 MAX_EVENTS = 64
 """So many ends of time limits are looked ahead for the expected start."""
 
@@ -245,10 +247,12 @@ def _unknown(last: Snapshot, decisions: Decisions, gang: Gang, policy: Policy) -
     wait = decisions.waits.get(gang.id)
     if wait is not None and wait.reason is Reason.POOL:
         return "it depends on gangs of its pool without a time limit"
+    if wait is not None and wait.reason is Reason.HOSTS:
+        return OUT_OF_USE
     if any(grant.host in where for run in last.running for grant in run.placement.grants):
         return "it depends on gangs without a time limit"
     if where & set(last.unusable):
-        return "it depends on hosts that are out of use"
+        return OUT_OF_USE
     if where & set(last.taken):
         return "it depends on GPUs that others hold, outside of this inventory's queue"
     return f"it depends on {wait.behind}" if wait is not None and wait.behind else "nobody knows what it depends on"

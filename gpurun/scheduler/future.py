@@ -14,7 +14,10 @@ def carried_out(snapshot: Snapshot, decisions: Decisions) -> Snapshot:
     """The snapshot once the decisions are carried out. A gang that is stopped is not in the queue again."""
     started = {gang.id for gang, _ in decisions.starts}
     stopped = {preemption.victim for preemption in decisions.preempts}
-    running = [replace(run, stopping=run.stopping or run.gang.id in stopped) for run in snapshot.running]
+    running = [
+        replace(run, stopping=True, told_s=snapshot.now_s) if run.gang.id in stopped and not run.stopping else run
+        for run in snapshot.running
+    ]
     running += [Running(gang, placement, snapshot.now_s) for gang, placement in decisions.starts]
     queue = tuple(_with_kept(gang, decisions.kept.get(gang.id)) for gang in snapshot.queue if gang.id not in started)
     return replace(snapshot, running=tuple(running), queue=queue)

@@ -129,6 +129,7 @@ class Running:
         running_s: when it entered RUNNING, from which its time limit counts; None = it has not yet.
         checkpoint_s: when it last saved its work; None = never, so all since the grant would be lost.
         stopping: it has been told to stop (preempted, cancelled, ended); its GPUs come free by themselves.
+        told_s: when it was told to stop; None = unknown, so its grace counts from now.
     """
 
     gang: Gang
@@ -137,6 +138,7 @@ class Running:
     running_s: float | None = None
     checkpoint_s: float | None = None
     stopping: bool = False
+    told_s: float | None = None
 
     def free_s(self, now_s: float) -> float:
         """When its GPUs are expected to be free if it uses its whole time limit; ENDLESS if it has none.
@@ -145,7 +147,8 @@ class Running:
         """
         gang = self.gang
         if self.stopping:
-            return now_s + gang.stop_allowance_s
+            told_s = now_s if self.told_s is None else min(self.told_s, now_s)  # the clock may have been set back
+            return max(now_s, told_s + gang.stop_allowance_s)
         running_s = max(now_s, self.granted_s + gang.start_allowance_s) if self.running_s is None else self.running_s
         ends_s = limit_ends_s(running_s, gang.time_limit_s)
         return ENDLESS if ends_s is None else max(now_s, ends_s + gang.stop_allowance_s)

@@ -86,13 +86,18 @@ def _holder(holder: Occupant, now_s: float) -> str:
 def _expected(explanation: Explanation, now_s: float) -> str:
     at_s = explanation.expected_start_s
     if at_s is None:
-        return f"unknown: {explanation.unknown_because or 'it depends on gangs without a time limit'}"
+        return f"unknown: {explanation.unknown_because}"
     if at_s <= now_s:
         return "soon: the gangs in its way should have ended by now"
     ends = "when the gangs that stop have ended"
     if any(not holder.stopping for holder in explanation.holders):
         ends = "if running gangs use their whole time limits"
     return f"{_in(at_s, now_s)} {ends}"
+
+
+def expected_in(at_s: float, now_s: float) -> str:
+    """When a job is expected to start, for people: ``in 12 s``; ``soon`` if it should have started already."""
+    return "soon" if at_s <= now_s else _in(at_s, now_s)
 
 
 def _in(at_s: float, now_s: float) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpurun.cli.printing import job_json
+from gpurun.cli.printing import job_json, shown_for_s, waited_s
 from gpurun.cli.tables import print_status
-from gpurun.jobs.record import JobRecord
+from gpurun.cli.why import _line
+from gpurun.jobs.record import JobRecord, Restart
 from gpurun.jobs.states import State
 
 HOST = {"host": "h1", "rack": "r1", "generation": "pascal", "gpus": 4, "free": 4, "state": "ok"}
@@ -51,3 +52,42 @@ def test_a_long_queue_is_cut_short_and_says_so(capsys):
 
 def test_scripts_always_see_the_owner():
     assert job_json(record("j-0000000a", "alice", 1))["owner"] == "alice"
+
+
+def test_free_gpus_of_hosts_that_get_no_gangs_are_not_counted_as_free(capsys):
+    hosts = [HOST, {**HOST, "host": "h2", "free": 1, "state": "lost"}, {**HOST, "host": "h3", "state": "cordoned"}]
+    print_status(hosts, [], most_queued=9)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "4 of 12 GPUs free on 3 hosts; 5 more on hosts that get no new gangs"
+
+
+def test_all_free_says_nothing_of_others(capsys):
+    print_status([HOST], [], most_queued=9)
+    assert capsys.readouterr().out.splitlines()[-1] == "4 of 4 GPUs free on 1 host"
+
+
+def test_a_job_that_is_back_in_the_queue_is_shown_for_as_long_as_it_waits_now():
+    again = record("j-0000000a", "alice", 1).but(queued_s=900.0, granted_s=5.0, attempt=1)
+    assert waited_s(again, 1020.0) == 120.0
+    assert shown_for_s(again, 1020.0) == 120.0
+    granted = again.but(state=State.PREPARING, granted_s=1000.0, attempt=2)
+    assert waited_s(granted, 1500.0) == 100.0
+    ended = again.but(state=State.CANCELLED, ended_s=950.0)
+    assert waited_s(ended, 5000.0) == 50.0
+    assert waited_s(record("j-0000000b", "a", 1), 61.0) == 60.0
+    running = granted.but(state=State.RUNNING, started_s=1010.0)
+    assert shown_for_s(running, 1500.0) == 490.0
+    assert waited_s(again, 0.0) == 0.0, "the head's clock was set back"
+
+
+def test_a_restart_that_is_due_waits_for_gpus_and_is_not_said_to_happen_now():
+    due = record("j-0000000a", "alice", 1).but(restart=Restart(at_s=100.0, attempt=2, of=4), reason="h1 is gone")
+    assert due.story(99.0) == "restarts in 1 s (attempt 2 of 4): h1 is gone"
+    assert due.story(220.0) == "waits to be restarted (attempt 2 of 4): h1 is gone"
+
+
+def test_an_expected_start_that_is_over_is_no_start_in_0_s():
+    row = {"position": 1, "job": "j", "gpus": 1, "waiting_s": 1.0, "name": "n", "message": "m"}
+    assert _line({**row, "expected_start_s": 50.0}, 60.0).endswith("m, expected soon")
+    assert _line({**row, "expected_start_s": 50.0}, 40.0).endswith("m, expected in 10 s")
+    assert _line({**row, "expected_start_s": None}, 40.0).endswith(": m")

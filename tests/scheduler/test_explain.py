@@ -144,10 +144,38 @@ def test_a_gang_that_waits_for_lost_hosts_is_told_so_though_nothing_runs():
     assert "GPUs that others hold" in said(foreign)
 
 
+def test_a_gang_that_waits_for_lost_hosts_is_told_so_though_others_run_where_it_could():
+    """That they end is not enough: it would not fit."""
+    endless = runs(Gang("r", 2), ("r0h0", range(2)))
+    snapshot = Snapshot(cluster([0], 2, 4), (endless,), (Gang("g", 8),), {"r0h1": "lost"}, now_s=10.0)
+    text = said(snapshot)
+    assert "unknown: it depends on hosts that are out of use" in text and "depends on gangs" not in text
+
+
 def test_while_a_gang_stops_the_start_is_expected_after_grace_and_fence():
     stops = Running(Gang("s", 4, stop_allowance_s=30.0), runs(Gang("s", 4), ("r0h0", range(4))).placement, 0.0, 0.0)
     snapshot = Snapshot(cluster([0], 1, 4), (replace(stops, stopping=True),), (Gang("g", 4),), now_s=10.0)
     assert "expected start: in 30 s when the gangs that stop have ended" in said(snapshot)
+
+
+def test_the_expected_end_of_a_gang_that_stops_comes_nearer():
+    stops = Running(Gang("s", 4, stop_allowance_s=30.0), runs(Gang("s", 4), ("r0h0", range(4))).placement, 0.0, 0.0)
+    told = replace(stops, stopping=True, told_s=10.0)
+    snapshot = Snapshot(cluster([0], 1, 4), (told,), (Gang("g", 4),), now_s=35.0)
+    assert "expected start: in 5 s when the gangs that stop have ended" in said(snapshot, now_s=35.0)
+    late = replace(snapshot, now_s=300.0)
+    assert "expected start: soon:" in said(late, now_s=300.0)
+    odd = replace(snapshot, running=(replace(told, told_s=1e9),))
+    assert "expected start: in 30 s" in said(odd, now_s=35.0), "the head's clock was set back"
+
+
+def test_a_gang_behind_two_that_stop_one_after_the_other_is_told_when_the_last_has_ended():
+    stops = [
+        replace(runs(Gang(f"s{n}", 4, stop_allowance_s=n), (f"r0h{n // 20}", range(4))), stopping=True, told_s=10.0)
+        for n in (10, 30)
+    ]
+    snapshot = Snapshot(cluster([0], 2, 4), tuple(stops), (Gang("g", 8),), now_s=10.0)
+    assert "expected start: in 30 s when" in said(snapshot)
 
 
 def test_a_holder_that_prepares_or_is_overdue_is_said_to_be():

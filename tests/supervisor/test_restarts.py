@@ -49,7 +49,7 @@ def test_a_restart_in_words():
     assert (restart.attempt, restart.of) == (3, 5)
     assert restart.words(restart.at_s - 12.2) == "restarts in 12 s (attempt 3 of 5)"
     assert restart.words(restart.at_s - 0.1) == "restarts in 1 s (attempt 3 of 5)"
-    assert restart.words(restart.at_s) == "restarts now (attempt 3 of 5)"
+    assert restart.words(restart.at_s) == "waits to be restarted (attempt 3 of 5)"
     assert restart.is_due(-1e9), "the clock was set back"
 
 
