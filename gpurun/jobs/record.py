@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -166,7 +167,7 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
         reached: how far the attempt has touched its hosts: not at all, files and keys, or containers. Says what has
             to be proven gone. Written before the deed.
         attempt: 0 before the first grant, then 1, 2, …
-        avoid: hosts that failed an earlier attempt.
+        avoid: hosts that failed an earlier attempt, those that failed the last one last.
         exit_code: the job's own: the first failing rank's; None if it never came so far.
         code: what ``submit --follow`` and ``wait`` exit with once the job has ended.
         checkpoint_s: when the attempt's ranks last told that their work is safe; None = they have not.
@@ -218,6 +219,11 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
     def but(self, **changes: Any) -> JobRecord:
         """The record with some attributes changed."""
         return msgspec.structs.replace(self, **changes)
+
+    def avoiding(self, hosts: Iterable[str]) -> tuple[str, ...]:
+        """What it avoids once these hosts have failed it, too."""
+        failed = sorted({*hosts})
+        return (*(host for host in self.avoid if host not in failed), *failed)
 
     def waits_for_restart(self, now_s: float) -> bool:
         """True while it is queued but shall not start yet."""

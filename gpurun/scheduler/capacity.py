@@ -31,7 +31,7 @@ class Capacity:
         self._attempt = attempt
         self._shapes: dict[tuple[object, ...], int] = {}
         self._holds: dict[tuple[int, int], bool] = {}
-        self._avoids: dict[tuple[int, int], bool] = {}
+        self._avoids: dict[tuple[int, int], tuple[str, ...]] = {}
 
     def shape(self, gang: Gang) -> int:
         """Equal for gangs that differ only in size, by value: if one of them finds no room, no larger one does."""
@@ -40,16 +40,16 @@ class Capacity:
         return self._shapes.setdefault(key, len(self._shapes)) if shape is None else shape
 
     def place(self, index: Index, gang: Gang, locality: Locality | None = None) -> Placement | None:
-        """Where the gang goes on an index, or None. It avoids the hosts it failed on if `avoids` says so.
+        """Where the gang goes on an index, or None. It avoids hosts it failed on, as many as `avoiding` says.
 
         Args:
             locality: in place of the gang's own.
         """
-        return self._attempt(index, gang, avoid=self.avoids(gang), locality=locality)
+        return self._attempt(index, self.avoiding(gang), locality=locality)
 
     def need(self, index: Index, gang: Gang) -> Need:
         """The hosts of an index that may serve the gang, by the rules of `place`."""
-        return need_of(index, gang, avoid=self.avoids(gang))
+        return need_of(index, self.avoiding(gang))
 
     def may_use(self, index: Index, gang: Gang) -> Callable[[int], bool]:
         """A function that says of a host's number whether the gang may run there, by the rules of `place`."""
@@ -64,15 +64,26 @@ class Capacity:
             known = self._holds[key] = self._attempt(self._empty, gang.smallest, avoid=False) is not None
         return known
 
-    def avoids(self, gang: Gang) -> bool:
-        """Returns True if the gang avoids the hosts it failed on: the rest of the inventory could hold it."""
+    def avoiding(self, gang: Gang) -> Gang:
+        """The gang with the hosts that it really avoids: the last it failed on, as many as the inventory can spare."""
         if not gang.avoid:
-            return True
+            return gang
         key = (self.shape(gang), gang.least)
-        known = self._avoids.get(key)
-        if known is None:
-            known = self._avoids[key] = self._attempt(self._empty, gang.smallest) is not None
-        return known
+        avoid = self._avoids.get(key)
+        if avoid is None:
+            avoid = self._avoids[key] = self._spared(gang.smallest)
+        return gang if avoid == gang.avoid else gang.but(avoid=avoid)
+
+    def _spared(self, gang: Gang) -> tuple[str, ...]:
+        """Without more hosts a gang is no easier to place, so the search is binary."""
+        low, high = 0, len(gang.avoid)
+        while low < high:
+            middle = (low + high) // 2
+            if self._attempt(self._empty, gang.but(avoid=gang.avoid[middle:])) is not None:
+                high = middle
+            else:
+                low = middle + 1
+        return gang.avoid[low:]
 
     def refuse(self, index: Index, gang: Gang) -> Refusal:
         """Why the gang is not placed on an index on which it does not fit."""

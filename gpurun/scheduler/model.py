@@ -44,7 +44,8 @@ class Gang(msgspec.Struct, frozen=True, gc=False):
         duration_s: how long it will run, if somebody knows (a trace does). Only the policy `sjf` reads it.
         attempts: starts so far.
         requeued: it was preempted or lost a host: it stands in front of its peers of the same priority.
-        avoid: hosts it failed on before. Left out while the rest of the inventory could hold the gang.
+        avoid: hosts it failed on before, the last one last. Left out as far as the rest of the inventory could hold the
+            gang; the first ones are used again first.
         kept: the GPUs kept for it until it starts. The caller stores `Decisions.kept` and hands it back here.
     """
 

@@ -119,7 +119,7 @@ class Members:
         job = self._job
         with self._lock:
             job.lease, job.lock = step(job.home, (job.lease, job.lock), tuple(hosts))
-            job.amend(granted=job.lease.members, avoid=tuple(sorted({*job.record.avoid, *avoid})))
+            job.amend(granted=job.lease.members, avoid=job.record.avoiding(avoid))
 
     def _say_size(self) -> None:
         gpus = sum(len(grant.gpus) for grant in self._job.lease.members)

@@ -118,7 +118,7 @@ def _stopping(job: SupervisedJob, end: End) -> State:
     return job.move(
         State.STOPPING, outcome=State.QUEUED if again else end.outcome, reason=end.reason, code=end.code,
         exit_code=end.exit_code, first_failure=end.failure, ladder=end.ladder, restarts=job.record.restarts + again,
-        avoid=tuple(sorted({*job.record.avoid, *end.suspects})), restart=restart, setback=setback,
+        avoid=job.record.avoiding(end.suspects), restart=restart, setback=setback,
         refusals=remember(job.record.refusals, end.refused, now_s=job.clock()),
     )  # fmt: skip
 

@@ -207,6 +207,37 @@ def test_a_full_disk_is_named_with_its_host(cluster):
     assert host not in read_cordons(cluster.home)
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_the_next_attempt_avoids_the_host_whose_disk_was_full(cluster, which):
+    job, _ = start(cluster, "-e", "CODE=1", "--max-restarts", "1")
+    host = cluster.job(job)["hosts"][which]
+    cluster.lab.run(host, ["sh", "-c", "dd if=/dev/zero of=/var/lib/full bs=1M 2>/dev/null"])
+    try:
+        end(
+            cluster, job, f"[{which}]<stderr>:OSError: [Errno 28] No space left on device: '/out/checkpoint'\n"
+            f"Process name: {which}\nExit code:    1\n",
+        )  # fmt: skip
+        assert host not in until_again(cluster, job)["hosts"]
+    finally:
+        cluster.lab.run(host, ["rm", "/var/lib/full"])
+    assert host not in read_cordons(cluster.home)
+
+
+def test_a_gang_that_a_full_disk_keeps_from_starting_starts_elsewhere(cluster):
+    host = min(host.name for host in cluster.lab.hosts)
+    cluster.lab.run(host, ["sh", "-c", "dd if=/dev/zero of=/var/lib/full bs=1M 2>/dev/null"])
+    try:
+        done = cluster.gpurun(*cluster.submit_args("--max-restarts", "1", image=IMAGE), "--", "true")
+        job = done.out.strip()
+        cluster.wait_for(job, "RUNNING", timeout_s=60)
+        placed = [
+            [one["host"] for one in event["hosts"]] for event in events(cluster, job) if event["kind"] == "placement"
+        ]
+        assert host in placed[0] and host not in placed[1], placed
+    finally:
+        cluster.lab.run(host, ["rm", "/var/lib/full"])
+
+
 def test_a_programs_own_fault_is_told_as_such(cluster):
     job, host = start(cluster, "-e", "CODE=1", "--max-restarts", "1")
     gpu = gpu_of(cluster, job, host)

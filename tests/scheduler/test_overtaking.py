@@ -106,7 +106,7 @@ def keep_nothing(monkeypatch):
 
 
 def avoid_hosts_at_any_price(monkeypatch):
-    monkeypatch.setattr(Capacity, "avoids", lambda self, gang: True)
+    monkeypatch.setattr(Capacity, "avoiding", lambda self, gang: gang)
 
 
 def want_all_gpus_of_elastic_gangs(monkeypatch):

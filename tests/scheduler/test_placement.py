@@ -258,6 +258,19 @@ def test_a_host_it_failed_on_is_left_out_while_the_others_could_hold_it():
     assert not answer.never
 
 
+def test_of_the_hosts_it_failed_on_those_that_failed_it_last_are_left_out_as_long_as_possible():
+    """Too many failed it for all to be left out; but the one that failed a moment ago is not tried again at once."""
+    four = cluster([4, 4, 4, 4])
+    for last in ("r0h0", "r0h1", "r0h2"):
+        avoid = (*sorted({"r0h0", "r0h1", "r0h2"} - {last}), last)
+        found = hosts_of(place(Snapshot(four), Gang("g", 8, avoid=avoid)))
+        assert last not in found and "r0h3" in found and avoid[0] in found
+    everywhere = Gang("g", 16, avoid=("r0h3", "gone'; rm", "r0h0"))
+    assert len(hosts_of(place(Snapshot(four), everywhere))) == 4
+    most = Gang("g", 12, avoid=("r0h3", "r0h1", "r0h0"))
+    assert set(hosts_of(place(Snapshot(four), most))) == {"r0h1", "r0h2", "r0h3"}
+
+
 def test_unusable_hosts_are_for_nobody():
     snapshot = Snapshot(cluster([8, 8]), unusable={"r0h0": "cordoned: fan"})
     assert hosts_of(place(snapshot, Gang("g", 8))) == {"r0h1": 8}

@@ -96,3 +96,10 @@ def test_no_pass_grants_before_the_time_has_come(tmp_path):
     ((lease, lock),) = run_pass(home, now_s=100.0).granted
     lock.close()
     assert (lease.job, folder.record().restart) == (folder.id, None)
+
+
+def test_hosts_that_failed_the_last_attempt_are_avoided_before_those_that_failed_earlier():
+    record = RECORD.but(avoid=("z", "b"))
+    assert record.avoiding(["c", "a"]) == ("z", "b", "a", "c")
+    assert record.avoiding(["z"]) == ("b", "z")
+    assert record.avoiding([]) == ("z", "b")
