@@ -17,7 +17,7 @@ from gpurun.launch.fabric import Setting
 from gpurun.launch.rank import rank_script
 
 SHELLS = {"dash": ["dash"], "bash": ["bash"], "bash as sh": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
-JOB = "j-0a1b2c3d"
+JOB = f"j-3{os.getpid():07x}"
 WORDS = ["a b", "c'd\"e", "f\ng", "", "$HOME", "*", "ü", "-n"]
 LIMIT_S = 30
 

@@ -19,7 +19,7 @@ from gpurun.launch.rank import rank_script
 from gpurun.node import processes, rank_folders, rank_processes, ranks
 from gpurun.node.call import Call, Cancelled, OpError
 
-JOB = "j-0a1b2c3d"
+JOB = f"j-1{os.getpid():07x}"  # processes of other test runs on this machine are other jobs'
 LIMIT_S = 30
 WAIT = "trap 'echo told; exit 7' TERM; echo up; while :; do sleep 0.05; done"
 

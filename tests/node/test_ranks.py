@@ -12,7 +12,7 @@ import pytest
 from gpurun.node import rank_sockets, ranks
 from gpurun.node.call import Call
 
-JOB = "j-0a1b2c3d"
+JOB = f"j-2{os.getpid():07x}"
 LISTEN = """
 import socket
 server = socket.create_server(("127.0.0.1", 0))
