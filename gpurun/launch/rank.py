@@ -8,6 +8,7 @@ parent of the rank and leaves in the job's `run` folder what the agent reads (`g
         start                            "started"; a folder without it is no rank
         o, e                             what the rank and its children print
         end.CODE                         empty: the rank has ended, 128 + n by signal n
+        now                              the rank's present number, if `gpurun.runtime` knows that it has changed
 
 The end is a name without content, so that it is whole or absent and a full disk can hold it. Where the folder cannot be
 written the rank starts all the same, prints where it would have printed, and nothing is known of it.
@@ -51,6 +52,7 @@ fi
 """
 
 _RUN = """\
+exec 2>/dev/null  # the shell would tell the launcher which signal ended the rank
 # The script outlives a signal to the whole process group; in the rank these signals do what they always do.
 trap : HUP INT QUIT ALRM TERM USR1 USR2
 gpurun_id=$GPURUN_JOB/$GPURUN_ATTEMPT/${gpurun_folder##*/}
@@ -91,7 +93,7 @@ gpurun_sweep() {
     read -r gpurun_now gpurun_file </proc/uptime
   done
 }
-gpurun_sweep 2>/dev/null
+gpurun_sweep
 exit $gpurun_code
 """
 

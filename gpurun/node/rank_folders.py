@@ -18,6 +18,7 @@ MOST_RANKS = 4096
 """So many ranks of one attempt are looked at, the newest: elastic gangs start ranks again and again."""
 _MOST_NAMES = 1 << 14
 _MOST_FILES = 64
+_NUMBER_BYTES = 8
 _ID = re.compile(r"(0|[1-9]\d{0,5})\.([1-9]\d{0,9})\.([1-9]\d{0,19})\Z", re.ASCII)
 _END = re.compile(r"end\.(0|[1-9]\d{0,2})\Z", re.ASCII)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -79,7 +80,7 @@ class RankFolders:
         if self._descriptor is None:
             return []
         found = (parse(name) for name in _first_names(self._descriptor, _MOST_NAMES))
-        ranks = sorted((one for one in found if one is not None), key=lambda one: (one.started, one.pid))
+        ranks = sorted((one for one in found if one is not None), key=lambda one: (one.started, one.pid, one.rank))
         return ranks[-MOST_RANKS:]
 
     def see(self, name: str) -> Optional[RankState]:
@@ -99,13 +100,18 @@ class RankFolders:
         finally:
             os.close(folder)
 
-    def read(self, name: str, stream: str, offset: int, most: int) -> Tuple[int, bytes]:
-        """The next bytes of an output from `offset` on, and where they end. A hole in the file is passed over."""
+    def number_now(self, name: Name) -> int:
+        """The rank's number: its first one, unless the rank has told another since."""
+        _, data = self.read(name.id, "now", 0, _NUMBER_BYTES)
+        return int(data) if data.isdigit() and len(data) < _NUMBER_BYTES else name.rank
+
+    def read(self, name: str, file: str, offset: int, most: int) -> Tuple[int, bytes]:
+        """The next bytes of a file from `offset` on, and where they end. A hole in the file is passed over."""
         folder = self._open(name)
         if folder is None:
             return offset, b""
         try:
-            descriptor = os.open(stream, _FILE, dir_fd=folder)
+            descriptor = os.open(file, _FILE, dir_fd=folder)
         except OSError:
             return offset, b""
         finally:

@@ -31,7 +31,8 @@ def list_ranks(call: Call, job: str, attempt: int) -> List[Dict[str, Any]]:
     """The ranks that have reported here, in the order of their start.
 
     Returns:
-        A list of ``{"id", "rank", "code", "age_s"}``: ``code`` is None for a rank that lives; ``age_s`` is the time
+        A list of ``{"id", "rank", "code", "age_s"}``: ``rank`` is the present number, which an elastic launcher may
+        have changed; ``code`` is None for a rank that lives; ``age_s`` is the time
         since its start.
     """
     scripts = _Scripts(job, attempt)
@@ -42,7 +43,7 @@ def list_ranks(call: Call, job: str, attempt: int) -> List[Dict[str, Any]]:
             if seen is not None:
                 code = seen.code if seen.code is not None else KILLED if scripts.is_gone(name) else None
                 age_s = rank_folders.age_s(seen.begun_s)
-                found.append({"id": name.id, "rank": name.rank, "code": code, "age_s": age_s})
+                found.append({"id": name.id, "rank": folder.number_now(name), "code": code, "age_s": age_s})
     return found
 
 

@@ -14,6 +14,7 @@ Outside a gpurun job every call works and does nothing, so that the same script 
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from typing import Any, Dict, Optional
@@ -25,6 +26,7 @@ _MIN_INTERVAL_S = 1.0
 
 _stopping = threading.Event()
 _last_s = 0.0
+_told_rank = os.environ.get("HOROVOD_RANK")
 
 
 def job() -> Optional[str]:
@@ -55,6 +57,7 @@ def progress(step: int, of: Optional[int] = None, **metrics: float) -> None:
     now = time.monotonic()
     if now - _last_s >= _MIN_INTERVAL_S:
         _last_s = now
+        _tell_rank()
         _write("progress", {"step": int(step), "of": of, "metrics": {k: float(v) for k, v in metrics.items()}})
 
 
@@ -76,6 +79,35 @@ def stopping() -> bool:
 
 def _rank() -> str:
     return os.environ.get("HOROVOD_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or "0"
+
+
+def _tell_rank() -> None:
+    """Say this rank's number if it has changed: elastic Horovod counts the ranks anew after each change of the gang."""
+    global _told_rank
+    now = _rank_now()
+    ident = os.environ.get("GPURUN_RANK_ID", "").split("/")
+    if now is None or now == _told_rank or len(ident) != 3 or not _FOLDER:
+        return
+    path = os.path.join(_FOLDER, "ranks", ident[1], ident[2], "now")
+    try:
+        with open(path + ".tmp", "w") as stream:
+            stream.write(now)
+        os.replace(path + ".tmp", path)
+        _told_rank = now
+    except OSError:
+        pass  # it is tried again with the next progress
+
+
+def _rank_now() -> Optional[str]:
+    """What Horovod says, if the program uses it; None while Horovod counts."""
+    for name in ("horovod.torch", "horovod.tensorflow", "horovod.keras", "horovod.tensorflow.keras", "horovod.mxnet"):
+        horovod = sys.modules.get(name)
+        try:
+            if horovod is not None and horovod.is_initialized():
+                return str(int(horovod.rank()))
+        except Exception:  # noqa: BLE001 - telling about progress must never end the training
+            return None
+    return None
 
 
 def _write(kind: str, value: Dict[str, Any]) -> None:

@@ -171,7 +171,7 @@ def test_a_signal_to_the_process_group_ends_the_rank_and_the_script_tells_it(ran
     process = ranks.start("sh", "-c", "echo up; while :; do sleep 0.1; done", start_new_session=True)
     ranks.wait_for(b"up")
     os.killpg(process.pid, number)
-    process.communicate(timeout=LIMIT_S)
+    assert process.communicate(timeout=LIMIT_S) == (b"", b"")
     assert process.returncode == 128 + number
     assert ranks.ends == [f"end.{128 + number}"]
 

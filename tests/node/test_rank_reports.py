@@ -18,6 +18,7 @@ import pytest
 from gpurun.launch.rank import rank_script
 from gpurun.node import processes, rank_folders, rank_processes, ranks
 from gpurun.node.call import Call, Cancelled, OpError
+from gpurun.runtime import gpurun_runtime
 
 JOB = f"j-1{os.getpid():07x}"  # processes of other test runs on this machine are other jobs'
 LIMIT_S = 30
@@ -220,6 +221,34 @@ def test_the_list_says_which_ranks_live(host):
     found = ranks.list_ranks(call(), JOB, 1)
     assert [(one["rank"], one["code"]) for one in found] == [(0, 1), (1, None)]
     assert all(one["age_s"] >= 0 for one in found)
+
+
+RENUMBERED = """
+import sys, time, types
+horovod = types.ModuleType("horovod.torch")
+horovod.is_initialized, horovod.rank = (lambda: True), (lambda: 0)
+sys.modules["horovod.torch"] = horovod
+import gpurun_runtime
+gpurun_runtime.progress(1)
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_rank_that_its_launcher_has_renumbered_is_listed_by_its_present_number(host):
+    runtime = str(Path(gpurun_runtime.__file__).parent)
+    host.start(3, sys.executable, "-c", RENUMBERED, PYTHONPATH=runtime)
+    host.start(1, sys.executable, "-c", RENUMBERED.replace("lambda: True", "lambda: 1 / 0"), PYTHONPATH=runtime)
+    until(lambda: printed(host) == 2)
+    assert sorted(one["rank"] for one in ranks.list_ranks(call(), JOB, 1)) == [0, 1]
+    assert {reply.value["rank"] for reply in follow()} == {1, 3}  # whose output it is does not change
+
+
+@pytest.mark.parametrize("number", ["", "x", "-1", "9" * 50, "1\n", "\0"])
+def test_a_number_that_no_rank_has_is_not_believed(host, number):
+    (host.fake("4.1.1") / "now").write_text(number)
+    (host.fake("5.1.1") / "now").symlink_to(host.run)
+    assert [one["rank"] for one in ranks.list_ranks(call(), JOB, 1)] == [4, 5]
 
 
 # -- hostile folders ------------------------------------------------------------------------------------------
