@@ -60,7 +60,7 @@ def wait_until_empty(found: Cluster, names: Sequence[str], changed: Sequence[str
     """Wait until nobody holds GPUs of the hosts. Jobs whose supervisor died are picked up.
 
     Raises:
-        StateError: somebody uncordoned one of the hosts meanwhile.
+        StateError: one of the hosts is lost, or somebody has uncordoned it meanwhile.
     """
     from gpurun.jobs.store import JobStore
 
@@ -70,10 +70,10 @@ def wait_until_empty(found: Cluster, names: Sequence[str], changed: Sequence[str
         states = _states(found, view, names)
         if states == {"drained"}:
             break
-        if other := states - {"draining", "drained", "lost"}:
+        if other := states - {"draining", "drained"}:
             raise StateError(
-                f"the drain is over: a host is {', '.join(sorted(other))}",
-                hint=f"`gpurun inventory drain {','.join(names)}` starts it again",
+                f"not all of these hosts are being drained: a host is {', '.join(sorted(other))}",
+                hint="`gpurun status` shows them; a lost host can be drained once it has been fenced",
             )
         _say([each for each in leaving if (each.gang, each.fate) not in told], view.now_s)
         told.update((each.gang, each.fate) for each in leaving)

@@ -59,6 +59,7 @@ def drain(
     changed = _cordon(found.home, names, "draining", reason, until_s)
     if not as_json:
         _report(names, changed, "draining", as_json=False)
+    _say_lost(found.home, names)
     _start_what_fits(found.home)
     show = wait_until_empty if wait else report_drain
     show(found, names, changed, as_json=as_json)
@@ -107,6 +108,16 @@ def _cordon(
             if cordons[name] != old:
                 changed.append(name)
     return changed
+
+
+def _say_lost(home: Path, names: Sequence[str]) -> None:
+    """Name the hosts that stay lost: a drain changes nothing about them."""
+    from gpurun.inventory.hostset import fold
+    from gpurun.state.cordons import read_cordons
+
+    cordons = read_cordons(home)
+    if lost := [name for name in names if cordons[name].state == "lost"]:
+        say(f"{fold(lost)}: lost; gets no gangs until its GPUs have been fenced")
 
 
 def _report(names: Sequence[str], changed: Sequence[str], state: str, as_json: bool) -> None:

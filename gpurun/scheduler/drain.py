@@ -15,6 +15,7 @@ from gpurun.inventory.model import Inventory
 from gpurun.jobs.spec import Grant
 from gpurun.scheduler.model import Gang, Reason, Snapshot
 from gpurun.scheduler.schedule import schedule
+from gpurun.scheduler.wording import in_time
 
 Fate = Literal["stops", "shrinks", "moves", "waits", "ends"]
 
@@ -122,7 +123,7 @@ def in_words(departure: Departure, now_s: float) -> str:
             return f"is ended, because the drain's deadline is over; {departure.why}"
     end = ""
     if departure.until_s is not None:
-        end = f", and ended in {max(1, round(departure.until_s - now_s))} s if it still runs"
+        end = f", and ended {in_time(departure.until_s, now_s)} if it still runs"
     return f"is waited for{end}: {departure.why}"
 
 

@@ -80,7 +80,7 @@ def _holder(holder: Occupant, now_s: float) -> str:
         return f"{where}, prepares; its time limit does not count yet"
     if holder.free_s <= now_s:
         return f"{where}, should have ended by its time limit"
-    return f"{where}, free {_in(holder.free_s, now_s)} if it uses its whole time limit"
+    return f"{where}, free {in_time(holder.free_s, now_s)} if it uses its whole time limit"
 
 
 def _expected(explanation: Explanation, now_s: float) -> str:
@@ -92,15 +92,16 @@ def _expected(explanation: Explanation, now_s: float) -> str:
     ends = "when the gangs that stop have ended"
     if any(not holder.stopping for holder in explanation.holders):
         ends = "if running gangs use their whole time limits"
-    return f"{_in(at_s, now_s)} {ends}"
+    return f"{in_time(at_s, now_s)} {ends}"
 
 
 def expected_in(at_s: float, now_s: float) -> str:
     """When a job is expected to start, for people: ``in 12 s``; ``soon`` if it should have started already."""
-    return "soon" if at_s <= now_s else _in(at_s, now_s)
+    return "soon" if at_s <= now_s else in_time(at_s, now_s)
 
 
-def _in(at_s: float, now_s: float) -> str:
+def in_time(at_s: float, now_s: float) -> str:
+    """A time to come, for people: ``in 12 s`` or ``in 1 h 05 min``."""
     left = max(1, round(at_s - now_s))
     if left < 60:
         return f"in {left} s"

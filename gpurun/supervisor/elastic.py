@@ -40,6 +40,8 @@ GROW_FIRST_S = 5.0
 """After the gang has changed; then longer each time, as long as nothing is free, or what is free is of no use."""
 NOTHING_FREE_MOST_S = 30.0
 OF_NO_USE_MOST_S = 300.0
+LEAVE_LEAST_S = 5.0
+"""The ranks of a host that is drained have at least this long to leave: the driver reads its list once a second."""
 COUNT_RANKS_S = 10.0
 IDLE_COUNTS = 2
 """A host without ranks, so often in a row, has left: Horovod never uses a host again on which a rank failed."""
@@ -57,6 +59,7 @@ class Members:
         self._joining: set[str] = set()
         self._listed: object = None  # the lease whose members the driver's list has
         self._to_cut = False
+        self._released: dict[str, float] = {}  # host → until when its ranks may leave by themselves
         self._fence_again_s = FENCE_AGAIN_FIRST_S
         self._fence_next = self._count_next = 0.0
         self._grow_wait_s = GROW_FIRST_S
@@ -91,11 +94,19 @@ class Members:
         }
 
     def release(self, hosts: Collection[str]) -> None:
-        """Go on without hosts that are drained; none of them is to blame."""
+        """Go on without hosts that are drained; none of them is to blame.
+
+        Horovod's driver learns it from the list, and the ranks at their next commit. Only after the grace period are
+        connections cut. If they were cut at once, ranks could meet again in the old gang before the driver has read the
+        list, and wait for those that are gone.
+        """
         self._change(lease_steps.put_apart, hosts)
         for host in hosts:
             self._job.events.emit("host", host=host, state="left the gang", reason="the host is drained")
-        self._without_them()
+            self._released[host] = time.monotonic() + max(self._job.spec.grace_s, LEAVE_LEAST_S)
+        self._fence_next, self._fence_again_s = 0.0, FENCE_AGAIN_FIRST_S
+        self._grow_after(GROW_FIRST_S)
+        self._say_size()
 
     def lose(self, failures: Mapping[str, FirstFailure]) -> None:
         """Go on without hosts that failed."""
@@ -105,9 +116,6 @@ class Members:
             self._job.events.emit(
                 "host", host=host, state="left the gang", reason=failure.reason, evidence=failure.evidence
             )
-        self._without_them()
-
-    def _without_them(self) -> None:
         self._fence_next, self._fence_again_s = 0.0, FENCE_AGAIN_FIRST_S
         self._to_cut = True
         self._grow_after(GROW_FIRST_S)
@@ -131,6 +139,7 @@ class Members:
         while not self._stop.wait(TEND_S):
             try:
                 self._tell_driver()
+                self._let_leave()
                 self._cut_connections()
                 self._fence_apart()
                 self._count_ranks()
@@ -161,6 +170,19 @@ class Members:
             agent.call("files.write", path=f"{folder}/{name}", mode=0o644, payload=text.encode())
         self._listed = lease
 
+    def _let_leave(self) -> None:
+        """Note which released hosts have no ranks any more; those that still have some after their time are cut off."""
+        job, now_s = self._job, time.monotonic()
+        if not self._released:
+            return
+        counted = job.links.each(
+            lambda agent: agent.call("ranks.count", job=job.lease.job).value, sorted(self._released)
+        )
+        for host, until_s in list(self._released.items()):
+            if now_s >= until_s or not counted.ok.get(host, 0):
+                self._to_cut = self._to_cut or bool(counted.ok.get(host, 0))
+                del self._released[host]
+
     def _cut_connections(self) -> None:
         """End the ranks' connections, so that all of them look for the new gang at the same time."""
         if not self._to_cut:
@@ -181,7 +203,7 @@ class Members:
         """Free the GPUs of hosts that have left, once each has proved that nothing of the job is there."""
         job = self._job
         with self._lock:
-            lease, leaving = job.lease, sorted(set(job.lease.apart) - self._joining)
+            lease, leaving = job.lease, sorted(set(job.lease.apart) - self._joining - self._released.keys())
         if not leaving or time.monotonic() < self._fence_next:
             return
         job.links.add(leaving, job.inventory)

@@ -147,8 +147,10 @@ def test_a_lost_host_stays_lost(gpurun, home):
     home.mkdir()
     with changing_cordons(home) as cordons:
         cordons["h1"] = Cordon("lost", "gpurun", 1.0, "")
-    gpurun("inventory", "drain", "h1", "--deadline", "1h")
+    assert "h1: lost" in gpurun("inventory", "drain", "h1,h2", "--deadline", "1h").err
     assert read_cordons(home)["h1"].state == "lost"
+    said = gpurun("inventory", "drain", "h1,h2", "--wait")
+    assert said.code == 5 and "a host is lost" in said.err
 
 
 @pytest.mark.parametrize("deadline", ["-5m", "0s", "0", "", "soon", "2h;", "1e99d", "4000d", "\n", "--wait"])
@@ -208,7 +210,7 @@ def test_wait_ends_with_an_error_when_somebody_uncordons_a_host(gpurun, home, lo
 
     monkeypatch.setattr(draining.time, "sleep", uncordon)
     said = gpurun("inventory", "drain", host, "--wait")
-    assert said.code == 5 and "the drain is over" in said.err
+    assert said.code == 5 and "not all of these hosts are being drained" in said.err
     assert folder.cancel_request() is None
 
 

@@ -87,6 +87,28 @@ def test_hosts_leave_and_come_back_and_no_step_is_lost(cluster):
     assert cluster.gpurun("cancel", job).code == 0
 
 
+def test_a_drained_host_is_released_while_training_goes_on_and_used_again_afterwards(cluster, record_property):
+    job = train(cluster)
+    wait_for_ranks(cluster, job, 4, 180)
+    drained = cluster.job(job)["hosts"][2]
+    words = (drained, "-i", str(cluster.inventory))
+    began = time.monotonic()
+    done = cluster.gpurun("inventory", "drain", *words, "--wait")
+    record_property("empty_s", round(time.monotonic() - began, 1))
+    assert done.code == 0 and f"{job} releases {drained} and continues" in done.err
+    assert wait_for_ranks(cluster, job, 3, 60) <= 15
+    found = cluster.job(job)
+    assert (found["state"], found["attempt"], found["restarts"]) == ("RUNNING", 1, 0)
+    assert drained not in found["hosts"]
+    assert json.loads((cluster.home / "jobs" / job / "state.json").read_text()).get("avoid", []) == []
+    time.sleep(8)
+    assert drained not in cluster.job(job)["hosts"], "it grew onto a host that is drained"
+    assert cluster.gpurun("inventory", "uncordon", *words).code == 0
+    assert wait_for_ranks(cluster, job, 4, 120) <= 60
+    assert_no_step_lost([step for step, _ in trained(cluster, job)])
+    assert cluster.gpurun("cancel", job).code == 0
+
+
 def test_it_starts_with_what_there_is_and_grows_when_others_end(cluster, tmp_path):
     hosts = [host.name for host in cluster.lab.hosts]
     (tmp_path / "other.yaml").write_text(

@@ -201,6 +201,18 @@ def test_root_sets_a_drains_deadline_and_members_read_it_set_none_and_may_end_th
     assert bob.run("-c", PRELUDE + "(home / 'deadlines.json').write_text('{}')").returncode != 0
 
 
+def test_one_members_drain_moves_another_s_gang_by_that_one_s_own_pass(alice, bob):
+    job = bob.python(SUBMIT)
+    granted = PRELUDE + "((lease, _),) = run_pass(home, now_s=2.0).granted\nprint(lease.grants[0].host)"
+    host = bob.python(granted)
+    drain = "from gpurun.state.cordons import *\nwith changing_cordons(home) as c:\n  "
+    drain += f"c[{host!r}] = Cordon('draining', 'alice', 5.0, 'fan')\nrun_pass(home, now_s=6.0)"
+    assert alice.python(PRELUDE + drain) == ""
+    asked = f"\nprint(JobStore(home).get({job!r}).cancel_request())"
+    assert bob.python(PRELUDE + asked) == "None"
+    assert f"alice drains {host} (fan)" in bob.python(PRELUDE + "run_pass(home, now_s=7.0)" + asked)
+
+
 def test_the_line_holds_for_users_of_any_umask(alice, bob):
     """Alice's ticket keeps her place although her umask would hide it."""
     hold = PRELUDE + "with allocator_lock(home): print('held', flush=True); time.sleep(1.0)\nprint(time.time())"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -119,3 +120,21 @@ def test_damaged_cordons_end_nothing(carry):
     drain(job, "h4")
     (job.home / "cordons.json").write_text('{"hosts": {"h1": 7}}')
     job.check_requests(ladder=True)
+
+
+def test_ranks_on_a_released_host_may_leave_by_themselves_until_their_grace_is_over(carry, monkeypatch):
+    job = carry(gpus=6, min_gpus=2, grace_s=30.0, constraints=Constraints(gpus_per_host=2))
+    members, ranks, now = Members(job, threading.Event(), on_join=lambda _: None), {}, [1000.0]
+    monkeypatch.setattr("gpurun.supervisor.elastic.time", SimpleNamespace(monotonic=lambda: now[0]))
+    job.links = SimpleNamespace(each=lambda _, hosts: SimpleNamespace(ok={host: ranks[host] for host in hosts}))
+    early, late = job.hosts[1:]
+    members.release([early, late])
+    ranks.update({early: 2, late: 2})
+    members._let_leave()
+    assert (set(members._released), members._to_cut) == ({early, late}, False)
+    ranks[early] = 0
+    members._let_leave()
+    assert (set(members._released), members._to_cut) == ({late}, False), "it left by itself: nobody is cut off"
+    now[0] += 31.0
+    members._let_leave()
+    assert (set(members._released), members._to_cut) == (set(), True)
