@@ -16,6 +16,7 @@ from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.store import LeaseStore
+from gpurun.state.cordons import Cordon, changing_cordons
 from gpurun.supervisor import spawn, waiter
 
 INVENTORY = """\
@@ -26,7 +27,7 @@ racks: {r1: {hosts: {h1: {}}}}
 """
 FILES = ["leases/{job}.json", *[f"jobs/{{job}}/{name}" for name in ("state.json", "spec.json")],
          "jobs/{job}/cancel.json", "jobs/{job}/preempt.json",
-         "jobs/{job}/events.jsonl", "jobs/{job}/log", "live/{job}", "cordons.json"]  # fmt: skip
+         "jobs/{job}/events.jsonl", "jobs/{job}/log", "live/{job}", "cordons.json", "deadlines.json"]  # fmt: skip
 COMMANDS = [("status",), ("status", "{job}"), ("why", "{waits}"), ("queue",), ("recover",), ("logs", "{job}"),
             ("cancel", "--no-wait", "{job}"), ("cancel", "--no-wait", "{waits}")]  # fmt: skip
 BYTES = {
@@ -64,6 +65,8 @@ def jobs(tmp_path, monkeypatch):
     ids = [store.create(spec, inventory=tmp_path / "inventory.yaml", now_s=float(n)).id for n in range(2)]
     ((lease, lock),) = run_pass(store.home, now_s=3.0).granted
     store.get(lease.job).ask_to_cancel(CancelRequest("preempt", "me", 1.0))
+    with changing_cordons(store.home) as cordons:
+        cordons["h9"] = Cordon("draining", "me", 1.0, "", until_s=2e9)
     yield {"job": lease.job, "waits": next(job for job in ids if job != lease.job)}
     lock.close()
 

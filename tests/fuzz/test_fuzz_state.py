@@ -46,7 +46,7 @@ FILES = (
     "jobs/RUNS/supervisor.log",
     "jobs/RUNS/launch.jsonl",
     "jobs/WAITS/spec.json", "jobs/WAITS/state.json", "jobs/LOST/state.json", "jobs/LOST/spec.json", "live/RUNS",
-    "cordons.json",
+    "cordons.json", "deadlines.json",
     "locks.json", "allocator.lock", "audit.jsonl", "waiters/0.log", "inventory/HISTORY/000001.json",
     "bench/links.jsonl",
 )  # fmt: skip
@@ -60,6 +60,7 @@ COMMANDS = (
     ("wait", "RUNS", "WAITS", "--timeout", "0"), ("inventory", "list"), ("inventory", "show"), ("inventory", "diff",
     "--all"),
     ("inventory", "cordon", "h3"), ("inventory", "uncordon", "h1"), ("recover", "--discard", "RUNS.json"),
+    ("inventory", "drain", "h1"), ("inventory", "drain", "h2", "--deadline", "1h"),
 )  # fmt: skip
 CODES = (0, 1, 2, 4, 5)
 EXAMPLE_S = 20
@@ -98,6 +99,7 @@ class Home:
             self.names[word] = store.create(spec, inventory=self.folder / "inventory.yaml", now_s=1000.0 + at).id
         with changing_cordons(home) as cordons:
             cordons["h3"] = Cordon("cordoned", "me", 1.0, "a reason", "evidence")
+            cordons["h9"] = Cordon("draining", "me", 1.0, "a reason", until_s=2e9)
         granted = {lease.job: (lease, lock) for lease, lock in run_pass(home, now_s=1010.0).granted}
         lease, lock = granted[self.names["LOST"]]
         _, lock = leases.abandon(lock, lease, {lease.grants[0].host})

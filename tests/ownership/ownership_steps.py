@@ -240,7 +240,9 @@ def cordon(world: World, dice: random.Random) -> None:
         with changing_cordons(head.home) as cordons:
             host = dice.choice([*cordons, *cordons, "m1", "m2", "m3", "m4", "m5", "x1"])
             if cordons.pop(host, None) is None:
-                cordons[host] = Cordon("cordoned", "test", world.now_s, "why not")
+                ends = dice.choice((None, world.now_s + 60.0))
+                drained = Cordon("draining", "test", world.now_s, "why not", until_s=ends)
+                cordons[host] = dice.choice((Cordon("cordoned", "test", world.now_s, "why not"), drained))
 
     world.command(head, uid, "cordon", do)
 
