@@ -17,7 +17,7 @@ from gpurun.jobs.events import EventTail
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.states import ENDED, State
 from gpurun.state.people import myself, user_name
-from gpurun.supervisor.joblog import LoggedLine, LogTail
+from gpurun.supervisor.loglines import LoggedLine, LogTail
 
 if TYPE_CHECKING:
     from gpurun.cli.progress import ShipProgress

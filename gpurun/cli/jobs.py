@@ -185,7 +185,7 @@ def logs(
     timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="When each line was written.")] = False,
 ) -> None:
     """Print what a job's ranks have printed."""
-    from gpurun.supervisor.joblog import LogTail
+    from gpurun.supervisor.loglines import LogTail
 
     folder = open_store().find(job)
     tail, caretaker = LogTail(folder.log), Caretaker()

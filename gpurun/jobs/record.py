@@ -176,6 +176,7 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
         setback: the last failed attempt, kept over the next ones to recognise one that fails the same way.
         refusals: hosts that refused GPUs, because somebody else claims them there (`gpurun.leases.refusals`).
         placements: how often pre-flight had the job placed elsewhere.
+        uncut: hosts of an elastic gang whose ranks may still wait for those of a host that has left.
 
     Raises:
         ValueError: `inventory` is no path; what reads a file takes that for damage.
@@ -212,6 +213,7 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
     setback: Setback | None = None
     refusals: tuple[HostRefusal, ...] = ()
     placements: int = 0
+    uncut: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_path(self.inventory)

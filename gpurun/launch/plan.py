@@ -109,10 +109,7 @@ def make_plan(
         host.name: fabric.settings(inventory.fabric_of(host), host, grant.gpus, hardware.get(host.name), spec.env, nccl)
         for host, grant in zip(hosts, grants, strict=True)
     }
-    scripts = {
-        host: rank.rank_script(found.environment, report=rank.REPORT, grace_s=spec.grace_s)
-        for host, found in settings.items()
-    }
+    scripts = {host: rank.rank_script(found.environment, grace_s=spec.grace_s) for host, found in settings.items()}
     names = {name: f.address for name, f in known.items()} | {f.hostname: f.address for f in known.values()}
     container = docker.container_name(job, attempt)
 

@@ -1,7 +1,7 @@
 """The script that starts every rank, as ``/gpurun/bin/rank CMD …``. Pure.
 
-It exports the host's own settings, because a launcher sends rank 0's environment to every rank. With `report` it is the
-parent of the rank and leaves in the job's `run` folder what the agent reads (`gpurun.node.rank_folders`)::
+It exports the host's own settings, because a launcher sends rank 0's environment to every rank. It stays the parent of
+the rank and leaves in the job's `run` folder what the agent reads (`gpurun.node.rank_folders`)::
 
     stop.ATTEMPT                         made by the agent: ranks that start later end at once
     ranks/ATTEMPT/RANK.PID.STARTED/      PID and STARTED are the script's own, as in its /proc/PID/stat
@@ -26,8 +26,6 @@ from gpurun.launch.fabric import Setting
 
 RANK_SCRIPT = "/gpurun/bin/rank"
 """Where `rank_script` lies in the container."""
-REPORT = False
-"""Whether the ranks of new attempts report."""
 
 _START = """\
 gpurun_folder=
@@ -98,17 +96,12 @@ exit $gpurun_code
 """
 
 
-def rank_script(environment: Iterable[Setting], *, report: bool, grace_s: float) -> str:
+def rank_script(environment: Iterable[Setting], *, grace_s: float) -> str:
     """The script's text for one host.
 
     Args:
         environment: the host's settings; values may hold anything but NUL.
-        report: the rank's output goes to files, its end is noted, and what it leaves behind is ended. Otherwise the
-            script becomes the rank.
         grace_s: how long processes that a rank left behind have between SIGTERM and SIGKILL.
     """
     exports = "".join(f"export {setting.name}={shlex.quote(setting.value)}\n" for setting in environment)
-    if not report:
-        return f'#!/bin/sh\n{exports}exec "$@"\n'
-    grace = f"gpurun_grace_s={max(0, round(grace_s))}\n"
-    return f"#!/bin/sh\n{exports}{grace}{_START}{_RUN}{_SWEEP}"
+    return f"#!/bin/sh\n{exports}gpurun_grace_s={max(0, round(grace_s))}\n{_START}{_RUN}{_SWEEP}"

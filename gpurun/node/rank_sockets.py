@@ -8,11 +8,13 @@ import ctypes
 import errno
 import os
 import re
+import signal
 import socket
 from typing import Dict, Iterator, List, Set, Tuple
 
 from gpurun.node import rank_processes
 from gpurun.node.call import Call
+from gpurun.node.processes import Process, is_same
 
 _SOCKET = re.compile(r"socket:\[(\d+)\]\Z")
 _ESTABLISHED = "01"  # Linux, include/net/tcp_states.h
@@ -20,30 +22,59 @@ _ESTABLISHED = "01"  # Linux, include/net/tcp_states.h
 _PIDFD_OPEN, _PIDFD_GETFD = 434, 438
 
 
-def cut(call: Call, job: str, addresses: List[str]) -> Dict[str, int]:
+HOLD_S = 0.5
+"""How long the ranks stand still, so that those of other hosts, which are cut at about the same time, do too."""
+
+
+def cut(call: Call, job: str, addresses: List[str], hold_s: float = HOLD_S) -> Dict[str, int]:
     """Shut down the ranks' TCP connections to these addresses, but for those to the launcher's rendezvous.
+
+    The ranks stand still meanwhile. One that goes on while others wait sends what they do not expect, and Gloo ends a
+    process for that (``op.preamble.length <= op.nbytes``).
 
     Args:
         addresses: IPv4, of the gang's hosts.
+        hold_s: how long they stand still.
 
     Returns:
         ``{"cut", "refused"}``: how many were; how many the kernel did not let us (Yama's ``ptrace_scope``, or a kernel
         before 5.6). Those ranks wait for their time-out.
     """
     done = {"cut": 0, "refused": 0}
-    for one in rank_processes.of_job(job):
-        pid, environ = one.process.pid, one.environ
-        spared = (environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR", ""), environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT", ""))
-        inodes = {inode for inode, to, port in _connections(pid) if to in addresses and (to, port) != spared}
-        for descriptor in _descriptors(pid, inodes):
-            try:
-                _shut_down(pid, descriptor)
-                done["cut"] += 1
-            except (PermissionError, NotImplementedError):
-                done["refused"] += 1
-            except OSError:
-                pass  # the rank has closed it, or ended
+    found = [(one.process, _to_cut(one.process.pid, one.environ, addresses)) for one in rank_processes.of_job(job)]
+    held = [(process, descriptors) for process, descriptors in found if descriptors]
+    try:
+        for process, _ in held:
+            _send(process, signal.SIGSTOP)
+        for process, descriptors in held:
+            for descriptor in descriptors:
+                try:
+                    _shut_down(process.pid, descriptor)
+                    done["cut"] += 1
+                except (PermissionError, NotImplementedError):
+                    done["refused"] += 1
+                except OSError:
+                    pass  # the rank has closed it, or ended
+        if done["cut"]:
+            call.wait(hold_s)
+    finally:
+        for process, _ in held:
+            _send(process, signal.SIGCONT)
     return done
+
+
+def _to_cut(pid: int, environ: Dict[str, str], addresses: List[str]) -> List[int]:
+    spared = (environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR", ""), environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT", ""))
+    inodes = {inode for inode, to, port in _connections(pid) if to in addresses and (to, port) != spared}
+    return _descriptors(pid, inodes)
+
+
+def _send(process: Process, number: int) -> None:
+    if is_same(process):
+        try:
+            os.kill(process.pid, number)
+        except ProcessLookupError:
+            pass
 
 
 def _connections(pid: int) -> Iterator[Tuple[str, str, str]]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 
 from gpurun import faults
 from gpurun.errors import GpurunError, StateError
@@ -21,7 +21,6 @@ from gpurun.jobs.record import FirstFailure
 from gpurun.launch import elastic
 from gpurun.leases import members as lease_steps
 from gpurun.leases.refusals import remember
-from gpurun.scheduler.drain import may_lose
 from gpurun.state import durable
 from gpurun.supervisor.ends import GangEnd
 from gpurun.supervisor.frozen import freeze
@@ -42,9 +41,6 @@ NOTHING_FREE_MOST_S = 30.0
 OF_NO_USE_MOST_S = 300.0
 LEAVE_LEAST_S = 5.0
 """The ranks of a host that is drained have at least this long to leave: the driver reads its list once a second."""
-COUNT_RANKS_S = 10.0
-IDLE_COUNTS = 2
-"""A host without ranks, so often in a row, has left: Horovod never uses a host again on which a rank failed."""
 
 
 class Members:
@@ -54,18 +50,17 @@ class Members:
         self._job = job
         self._stop = stop
         self._on_join = on_join
-        job.ssh_port = _port(job)
+        started = _started(job)
+        job.ssh_port = started.ssh_port
+        self._addresses = started.addresses
         self._lock = threading.Lock()
         self._joining: set[str] = set()
         self._listed: object = None  # the lease whose members the driver's list has
-        self._to_cut = False
         self._released: dict[str, float] = {}  # host → until when its ranks may leave by themselves
         self._fence_again_s = FENCE_AGAIN_FIRST_S
-        self._fence_next = self._count_next = 0.0
+        self._fence_next = 0.0
         self._grow_wait_s = GROW_FIRST_S
         self._grow_next = time.monotonic() + GROW_FIRST_S
-        self._had_ranks: set[str] = set()
-        self._idle: Counter[str] = Counter()
 
     def threads(self) -> list[threading.Thread]:
         """What does its work beside the main loop, not started; none for a gang that is not elastic."""
@@ -75,23 +70,6 @@ class Members:
             threading.Thread(target=self._tend, name="members", daemon=True),
             threading.Thread(target=self._grow, name="growth", daemon=True),
         ]
-
-    def can_lose(self, hosts: Collection[str]) -> bool:
-        """True if the gang can go on without these."""
-        return may_lose(self._job.lease.members, hosts, self._job.spec.min_gpus)
-
-    def drained(self) -> list[str]:
-        """Members that are being drained and that the gang can do without."""
-        hosts = self._job.drains.hosts(self._job.members)
-        return hosts if hosts and self.can_lose(hosts) else []
-
-    def without_ranks(self) -> Mapping[str, FirstFailure]:
-        """Members whose ranks have ended while those of others go on."""
-        idle = [host for host in self._job.members if self._idle[host] >= IDLE_COUNTS]
-        return {
-            host: FirstFailure("its ranks have ended, those of others have not", host=host, kind="rank")
-            for host in idle
-        }
 
     def release(self, hosts: Collection[str]) -> None:
         """Go on without hosts that are drained; none of them is to blame.
@@ -110,22 +88,24 @@ class Members:
 
     def lose(self, failures: Mapping[str, FirstFailure]) -> None:
         """Go on without hosts that failed."""
-        self._change(lease_steps.put_apart, failures, avoid=failures)
+        self._change(lease_steps.put_apart, failures, avoid=failures, cut=True)
         for host, failure in failures.items():
             cordon_suspect(self._job, failure)
             self._job.events.emit(
                 "host", host=host, state="left the gang", reason=failure.reason, evidence=failure.evidence
             )
         self._fence_next, self._fence_again_s = 0.0, FENCE_AGAIN_FIRST_S
-        self._to_cut = True
         self._grow_after(GROW_FIRST_S)
         self._say_size()
 
     def _change(
-        self, step: Callable[..., lease_steps.Held], hosts: Collection[str], *, avoid: Collection[str] = ()
-    ) -> None:
+        self, step: Callable[..., lease_steps.Held], hosts: Collection[str], *, avoid: Collection[str] = (),
+        cut: bool = False,
+    ) -> None:  # fmt: skip
         job = self._job
         with self._lock:
+            if cut:
+                job.amend(uncut=tuple(host for host in job.members if host not in hosts))
             job.lease, job.lock = step(job.home, (job.lease, job.lock), tuple(hosts))
             job.amend(granted=job.lease.members, avoid=job.record.avoiding(avoid))
 
@@ -134,7 +114,7 @@ class Members:
         self._job.note(f"the gang has {gpus} of {self._job.spec.gpus} GPUs, on {', '.join(self._job.members)}")
 
     def _tend(self) -> None:
-        """Keep the driver's list true, fence who has left, and notice hosts whose ranks have ended."""
+        """Keep the driver's list true, and fence who has left."""
         told = ""
         while not self._stop.wait(TEND_S):
             try:
@@ -142,7 +122,6 @@ class Members:
                 self._let_leave()
                 self._cut_connections()
                 self._fence_apart()
-                self._count_ranks()
                 told = ""
             except (GangEnd, GpurunError, OSError) as error:  # it is tried again: said once
                 if str(error) != told:
@@ -180,19 +159,25 @@ class Members:
         )
         for host, until_s in list(self._released.items()):
             if now_s >= until_s or not counted.ok.get(host, 0):
-                self._to_cut = self._to_cut or bool(counted.ok.get(host, 0))
                 del self._released[host]
+                if counted.ok.get(host, 0):
+                    job.amend(uncut=job.members)
 
     def _cut_connections(self) -> None:
-        """End the ranks' connections, so that all of them look for the new gang at the same time."""
-        if not self._to_cut:
+        """End the ranks' connections, so that all of them look for the new gang at the same time: once on each host.
+
+        The record says on which hosts that is still to be done, for a supervisor that follows this one.
+        """
+        job = self._job
+        uncut = [host for host in job.record.uncut if host in job.members]
+        if not uncut:
             return
-        self._to_cut, job = False, self._job
-        addresses = [account.address for account in job.accounts.values()]
+        addresses = sorted({*self._addresses, *(account.address for account in job.accounts.values())})
         done = job.links.each(
-            lambda agent: agent.call("ranks.cut", job=job.lease.job, addresses=addresses, timeout_s=10.0).value,
-            job.members,
+            lambda agent: agent.call("ranks.cut", job=job.lease.job, addresses=addresses, timeout_s=10.0).value, uncut
         )
+        with self._lock:
+            job.amend(uncut=tuple(host for host in job.record.uncut if host not in done.ok))
         if refused := sorted(host for host, said in done.ok.items() if said["refused"]):
             timeout_s = job.spec.horovod.gloo_timeout_s or elastic.GLOO_TIMEOUT_S
             job.note(
@@ -223,19 +208,6 @@ class Members:
             cordon_lost(job, unproven)
         self._fence_next = time.monotonic() + self._fence_again_s
         self._fence_again_s = min(2 * self._fence_again_s, FENCE_AGAIN_MOST_S)
-
-    def _count_ranks(self) -> None:
-        """Notice hosts on which no rank is left while other hosts have some."""
-        if time.monotonic() < self._count_next:
-            return
-        job = self._job
-        self._count_next = time.monotonic() + COUNT_RANKS_S
-        counted = job.links.each(lambda agent: agent.call("ranks.count", job=job.lease.job).value, job.members).ok
-        self._had_ranks.update(host for host, ranks in counted.items() if ranks)
-        if not any(counted.values()):
-            return
-        for host, ranks in counted.items():
-            self._idle[host] = 0 if ranks or host not in self._had_ranks else self._idle[host] + 1
 
     def _grow(self) -> None:
         """Take what is free and wanted by nobody, until the gang has what it asked for."""
@@ -301,10 +273,8 @@ class Members:
         plan = job.plan_with(hosts)
         raise_first(job.links.each(lambda agent: create(job, agent, plan), hosts).failed)
         raise_first(go(job, plan, hosts).failed)
+        durable.write_record(job.folder.path / "plan.json", plan)
         faults.point()
-        self._had_ranks.difference_update(hosts)
-        for host in hosts:
-            self._idle[host] = 0
         self._change(lease_steps.take_in, hosts)
         self._on_join(hosts)
         for host in hosts:
@@ -313,15 +283,30 @@ class Members:
 
 
 @dataclass(frozen=True)
+class _StartedHost:
+    run: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class _Started:
-    """The part of ``plan.json`` that a later supervisor cannot know from the lease: that port may have been taken."""
+    """The parts of ``plan.json`` that a later supervisor cannot know otherwise.
+
+    The lease's port may have been taken, and a host that is gone cannot be asked for its address.
+    """
 
     ssh_port: int
+    hosts: tuple[_StartedHost, ...] = ()
+
+    @property
+    def addresses(self) -> frozenset[str]:
+        """Where ranks of different hosts find each other."""
+        flags = [pair for host in self.hosts for pair in pairwise(host.run)]
+        return frozenset(word.partition(":")[2] for flag, word in flags if flag == "--add-host")
 
 
-def _port(job: SupervisedJob) -> int:
-    """The port of the job's own sshd in this attempt."""
+def _started(job: SupervisedJob) -> _Started:
+    """What is known of the attempt's start."""
     try:
-        return durable.read_record(job.folder.path / "plan.json", _Started).ssh_port
+        return durable.read_record(job.folder.path / "plan.json", _Started)
     except (FileNotFoundError, StateError):
-        return job.ssh_port
+        return _Started(job.ssh_port)

@@ -34,7 +34,8 @@ from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.node.archive import Listing
 from gpurun.node.claim_rules import Claimant
 from gpurun.state.identity import state_id
-from gpurun.supervisor.ends import End, GangEnd, failed
+from gpurun.supervisor.decide import asked_end
+from gpurun.supervisor.ends import GangEnd, failed
 from gpurun.supervisor.frozen import cluster_of, freeze
 from gpurun.supervisor.host_claims import claimant_of, refusals_in, refused_end
 from gpurun.supervisor.links import Links
@@ -86,8 +87,20 @@ class SupervisedJob:
     @cached_property
     def log_copy(self) -> LogCopy:
         """The attempt's log on its way to the head; not begun by being asked for."""
-        container = container_name(self.lease.job, self.lease.attempt)
-        return LogCopy(self.links, self.hosts[0], job=self.lease.job, container=container, path=self.folder.log)
+        job, attempt = self.lease.job, self.lease.attempt
+        return LogCopy(
+            self.links, self.hosts[0], job=job, attempt=attempt, container=container_name(job, attempt),
+            path=self.folder.log, clock=self.clock,
+        )  # fmt: skip
+
+    def follow_log(self, hosts: Iterable[str]) -> None:
+        """Have what the launcher and the ranks on `hosts` print on its way to the head. Idempotent.
+
+        Raises:
+            StateError: the log cannot be opened.
+        """
+        self.log_copy.start(self.note)
+        self.log_copy.follow(hosts)
 
     @property
     def claimant(self) -> Claimant:
@@ -230,11 +243,8 @@ class SupervisedJob:
             GangEnd: the job is cancelled or preempted.
         """
         request = self.request()
-        if request is None:
-            return
-        if request.kind == "cancel":
-            raise GangEnd(End(State.CANCELLED, request.outcome, 1, ladder=ladder))
-        raise GangEnd(End(State.QUEUED, request.outcome, 1, ladder=ladder))
+        if request is not None:
+            raise GangEnd(asked_end(request, ladder=ladder))
 
 
 def _spec_of(folder: JobFolder, record: JobRecord) -> tuple[JobSpec, StateError | None]:

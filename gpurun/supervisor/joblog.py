@@ -1,98 +1,158 @@
-"""A job's log on the head: every line of the launcher's container, once, in order, across supervisors.
+"""Writes a job's log: every line of the launcher and of every rank, once, in order, across supervisors.
 
-A line of the file is ``TIME STREAM TEXT``: Docker's own timestamp (RFC 3339 with nanoseconds), ``o`` or ``e``
-for stdout or stderr, and the line. Docker keeps the log on the host, so that a new supervisor can ask for what
-came after the last line here: lines with exactly that timestamp are counted and passed over. A line whose timestamp is
-damaged stays, and is none to go on from, and neither are lines behind a hole (zeros: blocks that were not written when
-the power was cut): rather a line twice than one lost. A line that does not end is broken into lines of 1 MiB, and
-nobody reads a whole log at once: it may be that of weeks.
+The file alone says how far the log is: a new supervisor asks each source for what comes behind its last line here.
+For the launcher that is Docker's timestamp: lines with exactly the last one are counted and passed over. For a rank it
+is the offset that its line carries. A line that is damaged stays, and is none to go on from, and neither are a
+launcher's lines behind a hole: rather a line twice than one lost. A line that does not end is broken into lines of
+1 MiB.
 """
 
 from __future__ import annotations
 
-import itertools
+import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
-from typing import BinaryIO, NamedTuple
 
 from gpurun import faults
-from gpurun.launch import output
 from gpurun.state import durable
 from gpurun.state.path import StatePath
+from gpurun.supervisor.loglines import CHECKPOINT, HOLE, RawLine, last, split
 
-_TAIL_BYTES = 1 << 20
-_MOST_BYTES = 1 << 28
-_LINE_BYTES = 1 << 20
-_PIECE_BYTES = 1 << 22
-_HOLE = bytes(512)
+LINE_BYTES = 1 << 20
+CHECKPOINT_BYTES = 1 << 22
+"""How much may come between two checkpoints."""
+_CHECKPOINT_HEAD = f"- {CHECKPOINT} {{".encode()
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z", re.ASCII)
-
-
-class LoggedLine(NamedTuple):
-    """One line of a job's log."""
-
-    time: str
-    line: output.Line
+_NAMES = {"o": b"stdout", "e": b"stderr"}
+_Key = tuple[str, str]
+"""``ATTEMPT/HOST/ID`` of a rank, and ``o`` or ``e``."""
 
 
 class JobLog:
-    """Appends to a job's log. One writer at a time: the supervisor.
+    """Appends to a job's log. One writer at a time: the supervisor, which lets one thread at a time in.
 
     Args:
+        attempt: the attempt whose ranks are to be logged; the lines of those before are left alone.
+        now: the time that ranks' lines get, in seconds since the epoch.
         on_damage: told, in a sentence, of what was found damaged in a log that was begun before.
     """
 
-    def __init__(self, path: StatePath, *, on_damage: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self, path: StatePath, *, attempt: int, now: Callable[[], float],
+        on_damage: Callable[[str], None] = lambda _: None,
+    ) -> None:  # fmt: skip
         self.path = path
+        self._attempt = f"{attempt}/"
+        self._now = now
         self._on_damage = on_damage
         self._move_away()
         self._partial: dict[str, str] = {"o": "", "e": ""}
-        self._last, self._same = self._end()
-        self._passing = self._same
+        self._known = self._end()
+        self._passing = self._known.same
+        self._open: dict[_Key, tuple[int, bytearray]] = {}
+        self._since_checkpoint = 0
         self.descriptor = path.open_file(os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     @property
     def since(self) -> str | None:
         """The timestamp to ask Docker to resume from, as it wants it: seconds.nanoseconds; None = all."""
-        return _unix(self._last) if self._last else None
+        return _unix(self._known.last) if self._known.last else None
+
+    def have(self, host: str) -> Mapping[str, list[int]]:
+        """ID → offsets behind what is here of its stdout and of its stderr, for the ranks of a host."""
+        found: dict[str, list[int]] = {}
+        begin = f"{self._attempt}{host}/"
+        for (source, stream), end in self._known.ends.items():
+            if source.startswith(begin):
+                found.setdefault(source[len(begin) :], [0, 0])[stream == "e"] = end
+        return found
 
     def resume(self) -> None:
         """Another stream from `since` begins: the lines already here will come again."""
         self._partial = {"o": "", "e": ""}
-        self._passing = self._same
+        self._passing = self._known.same
 
     def take(self, stream: str, message: bytes) -> None:
         """One message of Docker's log stream, with its timestamp in front. Long lines come in several."""
         time, _, text = message.decode("utf-8", "replace").partition(" ")
-        if time == self._last and self._passing > 0 and self._partial[stream[3]] == "":
+        if time == self._known.last and self._passing > 0 and self._partial[stream[3]] == "":
             self._passing -= 1
             return
         whole = self._partial[stream[3]] + text
         if not whole.endswith("\n"):
-            if len(whole) < _LINE_BYTES:
+            if len(whole) < LINE_BYTES:
                 self._partial[stream[3]] = whole
                 return
             whole += "\n"
         self._partial[stream[3]] = ""
-        self._write(time, stream[3], whole)
+        self._write_launchers(time, stream[3], whole)
+
+    def take_output(self, where: str, rank: int, stream: str, end: int, payload: bytes) -> None:
+        """A piece of what a rank has printed; what is here already is passed over.
+
+        Args:
+            where: ``HOST/ID``; without a space.
+            stream: ``o`` or ``e``.
+            end: the offset behind the piece in all that the rank has printed.
+        """
+        key = (self._attempt + where, stream)
+        _, part = self._open.setdefault(key, (rank, bytearray()))
+        begin, here = end - len(payload), self._known.ends.get(key, 0) + len(part)
+        if begin > here:  # what was between is lost
+            self._flush(key)
+            self._known.ends[key] = here = begin
+        part += payload[here - begin :]
+        lines = []
+        while (cut := part.find(b"\n")) >= 0 or len(part) >= LINE_BYTES:
+            text, used = (part[:cut], cut + 1) if 0 <= cut <= LINE_BYTES else (part[:LINE_BYTES], LINE_BYTES)
+            lines.append(self._line(key, rank, text, used))
+            del part[:used]
+        if lines:
+            self._append(b"".join(lines))
 
     def close(self) -> None:
         """Write what is left of unfinished lines and close."""
         for stream, text in self._partial.items():
-            if text and self._last:
-                self._write(self._last, stream, text + "\n")
+            if text and self._known.last:
+                self._write_launchers(self._known.last, stream, text + "\n")
+        for key in self._open:
+            self._flush(key)
         os.close(self.descriptor)
 
-    def _write(self, time: str, stream: str, text: str) -> None:
-        os.write(self.descriptor, f"{time} {stream} {text}".encode("utf-8", "replace"))
+    def _flush(self, key: _Key) -> None:
+        rank, part = self._open[key]
+        if part:
+            self._append(self._line(key, rank, part, len(part)))
+            part.clear()
+
+    def _line(self, key: _Key, rank: int, text: bytes | bytearray, used: int) -> bytes:
+        source, stream = key
+        end = self._known.ends[key] = self._known.ends.get(key, 0) + used
+        time = datetime.fromtimestamp(self._now(), timezone.utc).isoformat("T", "microseconds")[:26] + "000Z"
+        return b"%s %s@%s:%d [%d]<%s>:%s\n" % (
+            time.encode(), stream.encode(), source.encode(), end, rank, _NAMES[stream], text,
+        )  # fmt: skip
+
+    def _append(self, data: bytes) -> None:
+        self._write(data)
+        self._since_checkpoint += len(data)
+        if self._since_checkpoint >= CHECKPOINT_BYTES:
+            self._since_checkpoint = 0
+            self._write(self._known.checkpoint())
+
+    def _write(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:  # a disk that fills up takes a part, and refuses the rest
+            left = left[os.write(self.descriptor, left) :]
         faults.point()
-        if _unix(time) is None:  # not Docker's: the lines before it are to be counted on
-            return
-        self._same = self._same + 1 if time == self._last else 1
-        self._last, self._passing = time, 0
+
+    def _write_launchers(self, time: str, stream: str, text: str) -> None:
+        if self._known.take_time(time):
+            self._passing = 0
+        self._append(f"{time} {stream} {text}".encode("utf-8", "replace"))
 
     def _move_away(self) -> None:
         """Keep what lies in the log's place and is no file: a pipe would block every writer for ever."""
@@ -104,84 +164,84 @@ class JobLog:
         aside = durable.set_aside(self.path)
         self._on_damage(f"{self.path} was not a file: it is kept as {aside.name}, and the log begins anew")
 
-    def _end(self) -> tuple[str, int]:
-        """The last timestamp in the file and how many lines have it; a torn last line is cut off."""
+    def _end(self) -> _Known:
+        """How far the file is; a torn last line is cut off."""
+        known = _Known(self._attempt)
         try:
             with os.fdopen(self.path.open_file(os.O_RDWR), "r+b") as stream:
-                end, lines = _last(stream, lambda lines: bool(_times_before_a_hole(lines)))
+                end, lines = last(stream, _has_checkpoint, most_bytes=4 * CHECKPOINT_BYTES)
                 stream.truncate(end)
         except FileNotFoundError:
-            return "", 0
-        sound = _times_before_a_hole(lines)
-        if len(sound) < len(lines):
-            self._on_damage(f"{self.path}: {len(lines) - len(sound)} lines are damaged; some may come twice")
-        return (sound[-1], sound.count(sound[-1])) if sound else ("", 0)
+            return known
+        if damaged := known.read(lines):
+            self._on_damage(f"{self.path}: {damaged} lines are damaged; some may come twice")
+        return known
 
 
-class LogTail:
-    """Reads a job's log as it grows, from its beginning; remembers how far it got."""
+class _Known:
+    """How far a log is.
 
-    def __init__(self, path: StatePath) -> None:
-        self.path = path
-        self._offset = 0
+    Attributes:
+        last: the launcher's last timestamp.
+        same: how many of its lines have it.
+        ends: the offset behind the last line of each of the attempt's ranks.
+    """
 
-    def new(self) -> Iterator[LoggedLine]:
-        """Whole lines written since those before, read piece by piece. No file yet: no lines."""
-        while data := self._piece():
-            yield from (_parsed(raw) for raw in data.split(b"\n")[:-1] if raw)
+    def __init__(self, attempt: str) -> None:
+        self._attempt = attempt
+        self.last = ""
+        self.same = 0
+        self.ends: dict[_Key, int] = {}
 
-    def _piece(self) -> bytes:
+    def take_time(self, time: str) -> bool:
+        """The launcher's next line; False if its time is not Docker's: then the line before counts on as the last."""
+        if _unix(time) is None:
+            return False
+        self.same = self.same + 1 if time == self.last else 1
+        self.last = time
+        return True
+
+    def read(self, lines: list[bytes]) -> int:
+        """Go through lines of a log; how many are damaged."""
+        damaged, sound = 0, True
+        for raw in lines:
+            line = None if HOLE in raw else split(raw)
+            if line is not None and line.stream == CHECKPOINT:
+                sound = self._restore(line.text)
+                damaged += not sound
+            elif line is not None and line.source:
+                self._take_rank(line)
+            else:
+                sound = sound and HOLE not in raw
+                damaged += line is None or not sound or not self.take_time(line.time)
+        return damaged
+
+    def _take_rank(self, line: RawLine) -> None:
+        """It counts if it begins where the one before ended: behind a hole only what came again does."""
+        key = (line.source, line.stream)
+        length = len(line.text.partition(b":")[2])
+        if line.source.startswith(self._attempt) and line.end - length - self.ends.get(key, 0) in (0, 1):
+            self.ends[key] = line.end
+
+    def checkpoint(self) -> bytes:
+        """A line that `read` goes on from."""
+        ends = [[*key, end] for key, end in self.ends.items()]
+        return f"- {CHECKPOINT} {json.dumps({'last': self.last, 'same': self.same, 'ends': ends})}\n".encode()
+
+    def _restore(self, text: bytes) -> bool:
         try:
-            with self.path.reader() as stream:
-                stream.seek(self._offset)
-                data = stream.read(_PIECE_BYTES)
-                data += stream.readline(_PIECE_BYTES)
-        except FileNotFoundError:
-            return b""
-        end = data.rfind(b"\n") + 1
-        if not end and len(data) == 2 * _PIECE_BYTES:  # no line is as long as that: a hole
-            self._offset += len(data)
-            return b"\n"
-        self._offset += end
-        return data[:end]
+            said = json.loads(text)
+            last, same = str(said["last"]), int(said["same"])
+            ends = {(str(source), str(stream)): int(end) for source, stream, end in said["ends"]}
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return False
+        self.last, self.same = last, same
+        self.ends = {key: end for key, end in ends.items() if key[0].startswith(self._attempt)}
+        return True
 
 
-def last_lines(path: StatePath, count: int) -> list[LoggedLine]:
-    """The last whole lines of a log, `count` at most. No file: none."""
-    try:
-        with path.reader() as stream:
-            _, lines = _last(stream, lambda lines: len(lines) >= count)
-    except FileNotFoundError:
-        return []
-    return [_parsed(raw) for raw in lines[-count:]]
-
-
-def _last(stream: BinaryIO, enough: Callable[[list[bytes]], bool]) -> tuple[int, list[bytes]]:
-    """Where a file's last whole line ends, and its last whole lines: enough of them, or all that is looked at."""
-    size = stream.seek(0, os.SEEK_END)
-    looked = _TAIL_BYTES
-    while True:
-        start = stream.seek(max(0, size - looked))
-        tail = stream.read(size - start)
-        begin = tail.find(b"\n") + 1 if start else 0  # the first may have begun before
-        end = tail.rfind(b"\n") + 1
-        lines = tail[begin:end].split(b"\n")[:-1]
-        if not start or enough(lines) or looked >= _MOST_BYTES:
-            return start + end if end or not start else size, lines
-        looked *= 4
-
-
-def _parsed(raw: bytes) -> LoggedLine:
-    time, _, rest = raw.replace(_HOLE, b"").lstrip(b"\0").decode("utf-8", "replace").partition(" ")
-    stream, _, text = rest.partition(" ")
-    return LoggedLine(time, output.parse(text, "stderr" if stream == "e" else "stdout"))
-
-
-def _times_before_a_hole(lines: list[bytes]) -> list[str]:
-    """The time of each line that has one, up to the first that has a hole."""
-    sound = itertools.takewhile(lambda line: _HOLE not in line, lines)
-    times = (line.partition(b" ")[0].decode("ascii", "replace") for line in sound)
-    return [time for time in times if _unix(time)]
+def _has_checkpoint(lines: list[bytes]) -> bool:
+    return any(raw.startswith(_CHECKPOINT_HEAD) for raw in lines)
 
 
 def _unix(time: str) -> str | None:

@@ -28,6 +28,7 @@ class Links:
     def __init__(self, inventory: Inventory, hosts: Iterable[str]) -> None:
         self.targets = {name: target_of(inventory.by_name[name], inventory) for name in hosts}
         self.fleet = Fleet({}, {})
+        self._begun_s = time.monotonic()
         self._lock = threading.Lock()
 
     def add(self, hosts: Iterable[str], inventory: Inventory) -> None:
@@ -63,9 +64,9 @@ class Links:
         return agent
 
     def silent_s(self, host: str) -> float:
-        """Seconds since the host's agent was last heard of; 0 if there never was one."""
+        """Seconds since the host's agent was last heard of; since these links began, if there never was one."""
         agent = self.fleet.agents.get(host)
-        return 0.0 if agent is None else time.monotonic() - agent.last_heard_s
+        return time.monotonic() - (self._begun_s if agent is None else agent.last_heard_s)
 
     def each(self, call: Callable[[Agent], T], hosts: Iterable[str] | None = None) -> Results[T]:
         """`call` on the agents of `hosts` (all if None), concurrently."""

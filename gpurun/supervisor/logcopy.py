@@ -1,7 +1,8 @@
-"""The gang's log on its way to the head: from RUNNING until the launcher's container has ended, in STOPPING too.
+"""The gang's log on its way to the head: what the launcher and every rank print, until all of them have ended.
 
 What ranks print between the notice and their end belongs to the log as much as the rest, so the copy goes on under the
-ladder and is waited for only once the launcher has ended: until then it has no end.
+ladder and is waited for only once the launcher has ended: until then it has no end. With their output ranks tell of
+their start and their end, so that who knows of an end has the rank's last words, too.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
-from gpurun.errors import HostFailure
-from gpurun.remote.agent import RemoteOpFailed
+from gpurun.errors import HostFailure, StateError
+from gpurun.remote.agent import Agent, RemoteOpFailed, Reply
 from gpurun.state.path import StatePath
 from gpurun.supervisor.joblog import JobLog
 from gpurun.supervisor.links import Links
+from gpurun.supervisor.ranks import Rank, told
 
 RETRY_S = 0.2
 FULL_RETRY_S = 5.0
@@ -25,55 +27,98 @@ ENDED = ("exited", "dead", "created")
 
 
 class LogCopy:
-    """Copies a container's log, in a thread of its own.
+    """Copies the log of an attempt: a thread for its launcher, and one for the ranks of each host.
 
     It waits for a host that cannot be reached; to reach it again is up to whoever opens `links`.
     """
 
-    def __init__(self, links: Links, host: str, *, job: str, container: str, path: StatePath) -> None:
+    def __init__(
+        self, links: Links, first: str, *, job: str, attempt: int, container: str, path: StatePath,
+        clock: Callable[[], float],
+    ) -> None:  # fmt: skip
         self._links = links
-        self._host = host
+        self._first = first
         self._job = job
+        self._attempt = attempt
         self._container = container
         self._path = path
+        self._clock = clock
         self._log: JobLog | None = None
         self._note: Callable[[str], None] = lambda _: None
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._complete = threading.Event()
+        self._launcher_ended = threading.Event()
+        self._followed: dict[str, object] = {}  # the turn: a host that has left may come back
+        self._ranks: dict[tuple[str, str], Rank] = {}
+        self._is_started = self._told_full = False
         self.last_line_s = time.monotonic()
         """When the last piece came, on the monotonic clock."""
 
     def start(self, note: Callable[[str], None] = lambda _: None) -> None:
-        """Begin, or go on where another supervisor stopped. Idempotent.
+        """Begin with the launcher's log, or go on where another supervisor stopped. Idempotent.
 
         Args:
             note: told of damage in what was there before, and when nothing can be written.
+
+        Raises:
+            StateError: the log cannot be opened.
         """
-        if self._log is None:
+        if not self._is_started:
             self._note = note
-            self._log = JobLog(self._path, on_damage=note)
+            with self._lock:
+                self._log = self._opened()
+            self._is_started = True
             self.last_line_s = time.monotonic()
-            threading.Thread(target=self._copy, name="log", daemon=True).start()
+            threading.Thread(target=self._copy_launcher, name="log", daemon=True).start()
 
-    def wait(self, silent_s: float) -> bool:
-        """Wait until all of it is here, as long as more of it comes; True once it is.
+    def follow(self, hosts: Iterable[str]) -> None:
+        """Begin to copy what the ranks of hosts print. Idempotent."""
+        for host in hosts:
+            if host not in self._followed:
+                turn = self._followed[host] = object()
+                threading.Thread(target=self._copy_ranks, args=(host, turn), name=f"log {host}", daemon=True).start()
 
-        For a container that has ended: of one that runs on there is no end.
+    def forget(self, hosts: Iterable[str]) -> None:
+        """Follow hosts no longer, and what their ranks have told counts no more."""
+        for host in hosts:
+            self._followed.pop(host, None)
+            with self._lock:
+                self._ranks = {key: rank for key, rank in self._ranks.items() if key[0] != host}
+
+    @property
+    def ranks(self) -> Sequence[Rank]:
+        """What the ranks of the hosts that are followed have told so far."""
+        with self._lock:
+            return tuple(self._ranks.values())
+
+    def wait_for_launcher(self, silent_s: float) -> bool:
+        """Wait until all that the launcher has printed is here, as long as anything comes; True once it is.
+
+        For a launcher that has ended: of one that runs on there is no end.
 
         Args:
             silent_s: how long nothing may have come.
         """
         begun = time.monotonic()
         while time.monotonic() - max(begun, self.last_line_s) < silent_s:
-            if self._complete.wait(RETRY_S):
+            if self._launcher_ended.wait(RETRY_S):
                 return True
-        return self._complete.is_set()
+        return self._launcher_ended.is_set()
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of it is here."""
-        return self._complete.is_set()
+        """Whether all that the launcher and every rank that has started has printed is here."""
+        return self._launcher_ended.is_set() and all(rank.code is not None for rank in self.ranks)
+
+    def take_rest(self, hosts: Iterable[str]) -> None:
+        """Copy what is left on these hosts, whose containers have been killed. Who does not answer is left out."""
+
+        def take(agent: Agent) -> None:
+            if turn := self._followed.get(agent.host):
+                with suppress(OSError, StateError, _Closed):
+                    self._take_all(agent, turn, once=True)
+
+        self._links.each(take, hosts)
 
     def close(self) -> None:
         """Stop copying and close the file. Idempotent."""
@@ -82,52 +127,124 @@ class LogCopy:
                 self._log.close()
             self._closed.set()
 
-    def _copy(self) -> None:
-        told = False
+    # -- the launcher -------------------------------------------------------------------------------------
+
+    def _copy_launcher(self) -> None:
         while not self._closed.is_set():
             try:
-                self._follow()
-                told = False
+                self._follow_launcher()
                 if self._has_ended():
                     break
             except RemoteOpFailed as error:
                 if error.kind == "not-found":
                     break
-            except HostFailure:
+            except (HostFailure, _Closed):
                 pass
-            except OSError as error:  # the disk is full: until it is not, the host keeps what is printed
-                if not told:
-                    with suppress(OSError):  # it goes to the same disk
-                        self._note(f"the log cannot be written, and will be caught up: {error.strerror}")
-                told = True
-                self._closed.wait(FULL_RETRY_S)
-                self._open_again()
+            except (OSError, StateError) as error:
+                self._wait_for_room(error)
             self._closed.wait(RETRY_S)
         if not self._closed.is_set():
-            self._complete.set()
+            self._launcher_ended.set()
 
-    def _open_again(self) -> None:
-        """Go on from the last whole line: the one that could not be written may be there in part."""
-        with self._lock, suppress(OSError):
-            if self._log is not None and not self._closed.is_set():
-                log = JobLog(self._path, on_damage=self._note)
-                os.close(self._log.descriptor)
-                self._log = log
-
-    def _follow(self) -> None:
-        log = self._log
-        assert log is not None
-        log.resume()
-        with self._links.agent(self._host).stream("docker.logs", container=self._container, since=log.since) as stream:
+    def _follow_launcher(self) -> None:
+        with self._writing() as log:
+            log.resume()
+            since = log.since
+        agent = self._links.agent(self._first)
+        with agent.stream("docker.logs", container=self._container, since=since) as stream:
             for reply in stream:
                 if reply.value and reply.value.get("stream"):
-                    with self._lock:
-                        if self._closed.is_set():
-                            return
+                    with self._writing(log):
                         log.take(reply.value["stream"], reply.payload)
-                    self.last_line_s = time.monotonic()
 
     def _has_ended(self) -> bool:
         """A stream that ends tells of the container's end, or only of its engine's."""
-        found = self._links.agent(self._host).call("gang.inspect", job=self._job).value
+        found = self._links.agent(self._first).call("gang.inspect", job=self._job).value
         return all(one["status"] in ENDED for one in found if one["name"] == self._container)
+
+    # -- ranks --------------------------------------------------------------------------------------------
+
+    def _copy_ranks(self, host: str, turn: object) -> None:
+        while self._is_followed(host, turn):
+            try:
+                self._take_all(self._links.agent(host), turn)
+            except (HostFailure, _Closed):
+                pass
+            except (OSError, StateError) as error:
+                self._wait_for_room(error)
+            self._closed.wait(RETRY_S)
+
+    def _take_all(self, agent: Agent, turn: object, *, once: bool = False) -> None:
+        with self._writing() as log:
+            have = log.have(agent.host)
+        with agent.stream("ranks.follow", job=self._job, attempt=self._attempt, have=have, once=once) as stream:
+            for reply in stream:
+                if not self._is_followed(agent.host, turn):
+                    return
+                self._take(log, agent.host, reply)
+
+    def _is_followed(self, host: str, turn: object) -> bool:
+        return not self._closed.is_set() and self._followed.get(host) is turn
+
+    def _take(self, log: JobLog, host: str, reply: Reply) -> None:
+        """One event of ``ranks.follow``. What a host says is checked: it becomes part of the log's lines."""
+        said = reply.value
+        if reply.payload and isinstance(said, dict) and _is_output(said, len(reply.payload)):
+            with self._writing(log):
+                log.take_output(f"{host}/{said['id']}", said["rank"], said["stream"], said["end"], reply.payload)
+            return
+        with self._lock:
+            if rank := told(self._ranks, host, said, time.monotonic()):
+                self._ranks[host, rank.id] = rank
+
+    # -- the file -----------------------------------------------------------------------------------------
+
+    def _opened(self) -> JobLog:
+        return JobLog(self._path, attempt=self._attempt, now=self._clock, on_damage=self._note)
+
+    @contextmanager
+    def _writing(self, mine: JobLog | None = None) -> Iterator[JobLog]:
+        """The log, for one thread at a time. It is opened again after a failure, which may have left a part of a line.
+
+        Args:
+            mine: the log that the caller has begun with.
+
+        Raises:
+            _Closed: it is closed, or another one by now: what the caller knows of it does not hold.
+            OSError, StateError: it cannot be written.
+        """
+        with self._lock:
+            if self._closed.is_set() or (mine is not None and mine is not self._log):
+                raise _Closed
+            if self._log is None:
+                self._log = self._opened()
+            try:
+                yield self._log
+            except OSError:
+                os.close(self._log.descriptor)
+                self._log = None
+                raise
+            if mine is not None:
+                self.last_line_s = time.monotonic()
+                self._told_full = False
+
+    def _wait_for_room(self, error: OSError | StateError) -> None:
+        """The disk is full: until it is not, the hosts keep what is printed."""
+        if not self._told_full:
+            self._told_full = True
+            with suppress(OSError, StateError):  # it goes to the same disk
+                self._note(f"the log cannot be written, and will be caught up: {getattr(error, 'strerror', error)}")
+        self._closed.wait(FULL_RETRY_S)
+
+
+class _Closed(Exception):
+    """The log is not open any more, or opened anew."""
+
+
+def _is_output(said: dict[object, object], length: int) -> bool:
+    ident, rank, end = said.get("id"), said.get("rank"), said.get("end")
+    return (
+        said.get("kind") == "output" and said.get("stream") in ("o", "e")
+        and isinstance(ident, str) and 0 < len(ident) <= 64 and not set(ident) - set("0123456789.")
+        and type(rank) is int and rank >= 0 and type(end) is int and end >= length
+    )  # fmt: skip

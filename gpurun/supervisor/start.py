@@ -39,7 +39,7 @@ def start(job: SupervisedJob) -> State:
     job.connect()
     job.ask_accounts()
     if _is_launched(job):
-        return job.move(State.RUNNING, started_s=job.clock())
+        return job.move(State.RUNNING, started_s=job.clock(), uncut=())
     examine(job, job.hosts)
     job.reach("containers")
     plan = _create_all(job)
@@ -47,7 +47,7 @@ def start(job: SupervisedJob) -> State:
     raise_first(go(job, plan, [host.host for host in plan.hosts[1:]]).failed)
     job.check_requests(ladder=False)
     raise_first(_explained(job, go(job, plan, [plan.first.host])).failed)
-    return job.move(State.RUNNING, started_s=job.clock())
+    return job.move(State.RUNNING, started_s=job.clock(), uncut=())
 
 
 def _is_launched(job: SupervisedJob) -> bool:

@@ -1,7 +1,7 @@
 """STOPPING: the ladder, the outputs, the fence; then the lease is removed and the job has its outcome.
 
-The ladder ends a gang: SIGTERM to every rank → the grace period, in which ranks may save a checkpoint → the launcher
-is killed, and with it the log ends → the containers are killed and removed → every host proves that nothing of the job
+The ladder ends a gang: SIGTERM to every rank → the grace period, in which ranks may save a checkpoint → the containers
+are killed, and with them the log ends → the containers are removed → every host proves that nothing of the job
 is left. Only then are its GPUs free. A host that cannot prove it keeps them in a lost lease and is cordoned; the job
 goes on without it, and the host is asked again until it answers.
 """
@@ -40,7 +40,7 @@ LOST_RETRY_FIRST_S = 5.0
 LOST_RETRY_MOST_S = 60.0
 POLL_S = 0.2
 LOG_SILENT_S = 5.0
-"""The launcher was killed: how long its log may be silent before the fence removes what is left of it."""
+"""The containers were killed: how long its log may be silent before the fence removes what is left of it."""
 
 
 def stop(job: SupervisedJob) -> State:
@@ -56,7 +56,7 @@ def stop(job: SupervisedJob) -> State:
     first_asked_s = None
     while pending:
         job.links.open(sorted(pending.intersection(answering)), timeout_s=5.0)
-        logged = logged or _end_log(job)
+        logged = logged or _end_log(job, pending)
         if not collected:
             collect_autotune(job)
             collected = collect_outputs(job)
@@ -213,40 +213,46 @@ def _cordon(job: SupervisedJob, wanted: Mapping[str, Cordon]) -> bool:
 
 
 def _give_notice(job: SupervisedJob, hosts: Sequence[str]) -> None:
-    """SIGTERM to the ranks on `hosts`, then wait until the launcher has ended or the grace is over."""
+    """SIGTERM to the ranks on `hosts`, then wait until all of them have ended or the grace is over.
+
+    Where no rank runs there is nothing to wait for; one that starts now finds the notice and ends at once.
+    """
     deadline = time.monotonic() + job.spec.grace_s
     job.links.open(hosts, timeout_s=5.0)
+    job.follow_log(host for host in hosts if host in job.members)
     told = job.links.each(
-        lambda agent: agent.call("gang.signal", job=job.lease.job, name="TERM", timeout_s=10.0), hosts
+        lambda agent: agent.call(
+            "gang.signal", job=job.lease.job, name="TERM", attempt=job.lease.attempt, timeout_s=10.0
+        ),
+        hosts,
     )
-    if not any(told.ok.values()):
+    with_ranks = [host for host, reply in told.ok.items() if reply.value]
+    if not with_ranks:
         return
     job.note(f"SIGTERM sent; {job.spec.grace_s:g} s of grace")
-    while time.monotonic() < deadline:
-        states = job.links.each(lambda agent: agent.call("gang.inspect", job=job.lease.job).value, [job.hosts[0]])
-        if not any(c["status"] == "running" for c in states.ok.get(job.hosts[0], [])):
-            return
+    while time.monotonic() < deadline and not _have_ended(job, with_ranks):
         time.sleep(POLL_S)
 
 
-def _end_log(job: SupervisedJob) -> bool:
-    """Kill the launcher if the grace did not end it, and have the last of what the gang printed; True when it is here.
+def _have_ended(job: SupervisedJob, hosts: Sequence[str]) -> bool:
+    """Whether nothing of any rank is left on `hosts`: what ran below a shell may outlive it by its own grace."""
+    left = job.links.each(lambda agent: agent.call("ranks.count", job=job.lease.job, timeout_s=10.0).value, hosts)
+    return not any(left.ok.values())
 
-    The fence removes the log from the host together with its container.
+
+def _end_log(job: SupervisedJob, hosts: Iterable[str]) -> bool:
+    """Kill what the grace did not end on `hosts`, and have the last of what it printed; True when all of it is here.
+
+    The fence removes the log from the hosts together with the containers.
     """
-    first = job.hosts[0]
     if job.record.reached != "containers":
         return True
-    if not job.links.is_open(first):
-        return False
-    job.log_copy.start(job.note)
-    if not job.log_copy.is_complete:
-        path = f"/containers/{container_name(job.lease.job, job.lease.attempt)}/kill"
-        try:
-            job.links.agent(first).call("docker.request", method="POST", path=path)
-        except HostFailure:
-            return False
-    return job.log_copy.wait(LOG_SILENT_S)
+    there = [host for host in hosts if job.links.is_open(host)]
+    job.follow_log(host for host in there if host in job.members)
+    path = f"/containers/{container_name(job.lease.job, job.lease.attempt)}/kill"
+    job.links.each(lambda agent: agent.call("docker.request", method="POST", path=path), there)
+    job.log_copy.take_rest(there)
+    return job.hosts[0] in there and job.log_copy.wait_for_launcher(LOG_SILENT_S)
 
 
 def cordon_lost(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> None:

@@ -59,7 +59,7 @@ def host(lab):
             "--entrypoint",
             "/gpurun/bin/hold",
         ]
-        files = {"launch/bin/rank": [rank_script([], report=True, grace_s=2), 0o755], "launch/bin/hold": [HOLD, 0o755]}
+        files = {"launch/bin/rank": [rank_script([], grace_s=2), 0o755], "launch/bin/hold": [HOLD, 0o755]}
         container = agent.call("gang.create", job=JOB, files=files, run=[*run, TINY], sshd=None).value["container"]
         agent.call("gang.start", container=container)
 

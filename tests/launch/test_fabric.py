@@ -190,9 +190,7 @@ def test_the_users_value_wins_and_says_so():
 @pytest.mark.parametrize("value", ["a'; touch /tmp/x #", "two\nlines", '"$(id)" `id`', "ünïcode ü", ""])
 def test_rank_script_passes_values_and_arguments_byte_for_byte(value, tmp_path):
     script = tmp_path / "rank"
-    script.write_text(
-        rank_script(settings(TCP, HOST, (0,), None, {"NCCL_DEBUG": value}).environment, report=False, grace_s=1.0)
-    )
+    script.write_text(rank_script(settings(TCP, HOST, (0,), None, {"NCCL_DEBUG": value}).environment, grace_s=1.0))
     shown = subprocess.run(
         ["sh", script, "sh", "-c", 'printf "%s|%s" "$NCCL_DEBUG" "$1"', "_", value],
         env={"NCCL_DEBUG": "rank 0's", "PATH": "/usr/bin:/bin"},

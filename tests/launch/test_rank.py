@@ -37,7 +37,7 @@ class Ranks:
         }  # fmt: skip
 
     def write(self, *settings: Setting, grace_s: float = 20) -> None:
-        self.script.write_text(rank_script(settings, report=True, grace_s=grace_s))
+        self.script.write_text(rank_script(settings, grace_s=grace_s))
 
     def argv(self, *command: str) -> list[str]:
         return [*self.shell, str(self.script), *command]
@@ -297,12 +297,6 @@ def test_a_shell_that_is_told_leaves_its_program_a_notice_and_grace(ranks):
     process.communicate(timeout=LIMIT_S)
     assert process.returncode == 143
     assert (ranks.folder / "o").read_bytes() == b"up\ntold\n"
-
-
-def test_without_reports_the_script_becomes_the_rank():
-    assert rank_script([Setting("A", "b c", "", "user")], report=False, grace_s=1) == (
-        "#!/bin/sh\nexport A='b c'\nexec \"$@\"\n"
-    )
 
 
 def test_a_disk_that_fills_up_fails_the_print_and_the_end_is_noted_all_the_same(ranks):

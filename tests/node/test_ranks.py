@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from gpurun.node import rank_sockets, ranks
-from gpurun.node.call import Call
+from gpurun.node.call import Call, OpError
 
 JOB = f"j-2{os.getpid():07x}"
 LISTEN = """
@@ -60,7 +61,7 @@ def said(process):
 
 
 def cut(addresses=("127.0.0.1",)):
-    return rank_sockets.cut(call(), JOB, list(addresses))
+    return rank_sockets.cut(call(), JOB, list(addresses), hold_s=0.05)
 
 
 def test_ranks_are_counted_by_job(start):
@@ -104,3 +105,27 @@ def test_where_the_kernel_forbids_it_that_is_said(start, monkeypatch):
     assert cut() == {"cut": 0, "refused": 1}
     monkeypatch.setattr(rank_sockets, "_system_call", lambda *_: (_ for _ in ()).throw(ProcessLookupError(3, "gone")))
     assert cut() == {"cut": 0, "refused": 0}
+
+
+def test_ranks_stand_still_while_they_are_cut_and_run_on_afterwards(start, monkeypatch):
+    """Also if the supervisor goes away in the middle."""
+    server = start(LISTEN, job=None)
+    port = said(server)
+    rank = start(CONNECT, port, port)
+    assert said(rank) == "connected"
+    states = []
+
+    class Interrupted(Call):
+        def wait(self, _seconds):
+            states.append(state_of(rank.pid))
+            raise OpError("cancelled", "the connection is gone")
+
+    with pytest.raises(OpError):
+        rank_sockets.cut(Interrupted(1, lambda *_: None, False, b""), JOB, ["127.0.0.1"])
+    assert states == ["T"]
+    assert said(rank) == "read b''"
+    assert state_of(rank.pid) != "T"
+
+
+def state_of(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

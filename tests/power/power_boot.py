@@ -21,7 +21,7 @@ from pathlib import Path
 import power_hosts
 import power_work
 from power_disk import Crash
-from power_hosts import World, printed
+from power_hosts import World, printed, printed_by_rank
 
 from gpurun.errors import StateError
 from gpurun.jobs.states import State
@@ -167,7 +167,11 @@ class _Boot:
         except FileNotFoundError:
             return False
         wanted = [line.replace(" ", " o ", 1) for line in printed(attempt)]
-        return [line for line in lines if line in wanted] == wanted
+        ranks = [line.partition("<stdout>:")[2] for line in lines]
+        wanted_of_rank = printed_by_rank(attempt).decode().splitlines()
+        return [line for line in lines if line in wanted] == wanted and wanted_of_rank == [
+            line for line in ranks if line in wanted_of_rank
+        ]
 
     # --- what the first commands do
 

@@ -229,10 +229,13 @@ def watch(world: World, job: SupervisedJob) -> State:
         world.save(first, job.lease.job, step)
         world.tell(f"saved-{job.lease.job}-{step}")
         world.tell(f"printed-{job.lease.job}-{attempt}")
-        log = JobLog(job.folder.log)
+        log = JobLog(job.folder.log, attempt=attempt, now=job.clock)
         for line in printed(attempt):
-            if line.partition(" ")[0] >= log._last:  # as Docker, asked for what came since then
+            if line.partition(" ")[0] >= log._known.last:  # as Docker, asked for what came since then
                 log.take("stdout", f"{line}\n".encode())
+        text = printed_by_rank(attempt)
+        (had, _) = log.have(first).get("0.1", [0, 0])
+        log.take_output(f"{first}/0.1", 0, "o", len(text), text[had:])
         log.close()
     job.check_requests(ladder=True)
     if silent:
@@ -243,6 +246,11 @@ def watch(world: World, job: SupervisedJob) -> State:
 def printed(attempt: int) -> list[str]:
     """What the launcher of an attempt prints, with Docker's times in front."""
     return [f"2026-01-01T00:{attempt:02}:00.{line:09}Z line {line} of attempt {attempt}" for line in range(LINES)]
+
+
+def printed_by_rank(attempt: int) -> bytes:
+    """What rank 0 of an attempt prints."""
+    return b"".join(b"rank 0 prints %d in attempt %d\n" % (line, attempt) for line in range(LINES))
 
 
 def checkpoint_tar(step: int) -> bytes:

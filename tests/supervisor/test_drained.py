@@ -9,43 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from gpurun.jobs.record import CancelRequest
-from gpurun.jobs.spec import Constraints, JobSpec
+from gpurun.jobs.spec import Constraints
 from gpurun.jobs.states import State
-from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import run_pass
 from gpurun.state.cordons import Cordon, changing_cordons, read_cordons
+from gpurun.supervisor.decide import GangSeen, decide
 from gpurun.supervisor.elastic import Members
 from gpurun.supervisor.ends import GangEnd
-from gpurun.supervisor.job import SupervisedJob
-
-INVENTORY = """
-version: 1
-defaults: {user: train, generation: pascal, gpus: 2, fabric: tcp}
-fabrics: {tcp: {kind: tcp, interface: eth0}}
-racks: {r1: {hosts: {"h[1-4]": {}}}}
-"""
-
-
-@pytest.fixture
-def carry(tmp_path, monkeypatch):
-    """Make a job that runs, and its supervisor."""
-    monkeypatch.setattr("gpurun.leases.draining.LOOK_S", 0.0)
-    (tmp_path / "inventory.yaml").write_text(INVENTORY)
-    jobs = []
-
-    def start(**wants):
-        spec = JobSpec(**{"name": "n", "image": "i", "gpus": 2, "command": ("true",), **wants})
-        JobStore(tmp_path).create(spec, inventory=tmp_path / "inventory.yaml", now_s=0.0)
-        ((lease, lock),) = run_pass(tmp_path, now_s=1.0).granted
-        job = SupervisedJob(tmp_path, lease, lock, clock=lambda: 100.0)
-        jobs.append(job)
-        for state in (State.PREPARING, State.STARTING, State.RUNNING):
-            job.move(state, reached="containers", started_s=2.0)
-        return job
-
-    yield start
-    for job in jobs:
-        job.lock.close()
 
 
 def drain(job, *hosts, until_s=None):
@@ -88,17 +57,23 @@ def test_a_persons_cancel_counts_at_once(carry):
         job.check_requests(ladder=True)
 
 
+def released(job):
+    """The hosts that the watch of a running gang lets go of."""
+    step = decide(GangSeen(0.0, job.lease.members, job.spec.min_gpus, job.drains.hosts(job.members)))
+    return [] if step is None else list(step.hosts)
+
+
 def test_an_elastic_gang_releases_a_drained_host_and_blames_nobody(carry):
     job = carry(gpus=6, min_gpus=2, constraints=Constraints(gpus_per_host=2))
     members = Members(job, threading.Event(), on_join=lambda _: None)
-    assert members.drained() == []
+    assert released(job) == []
     gone = job.hosts[1]
     drain(job, gone)
     job.check_requests(ladder=True)
     assert job.folder.cancel_request() is None, "it need not stop"
-    assert members.drained() == [gone]
+    assert released(job) == [gone]
     members.release([gone])
-    assert members.drained() == []
+    assert released(job) == []
     assert gone in job.lease.apart and gone not in job.members
     assert job.folder.record().avoid == ()
     assert read_cordons(job.home)[gone].state == "draining"
@@ -108,11 +83,10 @@ def test_an_elastic_gang_releases_a_drained_host_and_blames_nobody(carry):
 
 def test_an_elastic_gang_keeps_the_host_of_its_launcher_and_the_last_it_needs(carry):
     job = carry(gpus=6, min_gpus=4, constraints=Constraints(gpus_per_host=2))
-    members = Members(job, threading.Event(), on_join=lambda _: None)
     drain(job, job.hosts[0])
-    assert members.drained() == []
+    assert released(job) == []
     drain(job, *job.hosts[1:])
-    assert members.drained() == []
+    assert released(job) == []
 
 
 def test_damaged_cordons_end_nothing(carry):
@@ -131,10 +105,10 @@ def test_ranks_on_a_released_host_may_leave_by_themselves_until_their_grace_is_o
     members.release([early, late])
     ranks.update({early: 2, late: 2})
     members._let_leave()
-    assert (set(members._released), members._to_cut) == ({early, late}, False)
+    assert (set(members._released), job.record.uncut) == ({early, late}, ())
     ranks[early] = 0
     members._let_leave()
-    assert (set(members._released), members._to_cut) == ({late}, False), "it left by itself: nobody is cut off"
+    assert (set(members._released), job.record.uncut) == ({late}, ()), "it left by itself: nobody is cut off"
     now[0] += 31.0
     members._let_leave()
-    assert (set(members._released), members._to_cut) == (set(), True)
+    assert (set(members._released), job.record.uncut) == (set(), job.members)

@@ -8,12 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.state.path import StatePath
-from gpurun.supervisor import joblog
-from gpurun.supervisor.joblog import JobLog, LogTail, last_lines
+from gpurun.supervisor import joblog, loglines
+from gpurun.supervisor.joblog import JobLog
+from gpurun.supervisor.loglines import LogTail, last_lines
 
 
 def at(path):
     return StatePath(path.parent) / path.name
+
+
+def now():
+    return 1795222923.5
 
 
 def texts(path):
@@ -25,7 +30,7 @@ def message(nanos, text):
 
 
 def test_lines_are_kept_with_rank_and_time(tmp_path):
-    log = JobLog(at(tmp_path / "log"))
+    log = JobLog(at(tmp_path / "log"), attempt=1, now=now)
     log.take("stdout", message(1, "[0]<stdout>:hello\n"))
     log.take("stderr", message(2, "launcher says ü\n"))
     log.close()
@@ -37,7 +42,7 @@ def test_lines_are_kept_with_rank_and_time(tmp_path):
 
 
 def test_long_lines_come_in_pieces_and_streams_do_not_mix(tmp_path):
-    log = JobLog(at(tmp_path / "log"))
+    log = JobLog(at(tmp_path / "log"), attempt=1, now=now)
     log.take("stdout", message(1, "a" * 16384))
     log.take("stderr", message(2, "whole\n"))
     log.take("stdout", message(3, "b\n"))
@@ -53,13 +58,13 @@ def test_long_lines_come_in_pieces_and_streams_do_not_mix(tmp_path):
 def test_a_new_supervisor_catches_up_without_gap_or_duplicate(tmp_path_factory, stamps, cut, torn):
     path = tmp_path_factory.mktemp("log") / "log"
     all_messages = [(stamp, f"line {number}\n") for number, stamp in enumerate(stamps)]
-    first = JobLog(at(path))
+    first = JobLog(at(path), attempt=1, now=now)
     for stamp, text in all_messages[:cut]:
         first.take("stdout", message(stamp, text))
     if torn:
         with path.open("ab") as stream:
             stream.write(b"2026-11-21T01:02:03.000000")
-    second = JobLog(at(path))
+    second = JobLog(at(path), attempt=1, now=now)
     since = second.since
     second.resume()
     nanos = -1 if since is None else int(since.split(".")[1])
@@ -70,7 +75,7 @@ def test_a_new_supervisor_catches_up_without_gap_or_duplicate(tmp_path_factory, 
 
 
 def test_since_is_what_docker_wants(tmp_path):
-    log = JobLog(at(tmp_path / "log"))
+    log = JobLog(at(tmp_path / "log"), attempt=1, now=now)
     assert log.since is None
     log.take("stdout", b"1970-01-02T00:00:01.5Z x\n")
     assert log.since == "86401.500000000"
@@ -79,12 +84,12 @@ def test_since_is_what_docker_wants(tmp_path):
 @given(st.lists(st.binary(max_size=40), max_size=10))
 def test_no_bytes_are_a_traceback(tmp_path_factory, messages):
     path = tmp_path_factory.mktemp("log") / "log"
-    log = JobLog(at(path))
+    log = JobLog(at(path), attempt=1, now=now)
     for data in messages:
         log.take("stdout", data)
     log.close()
     assert texts(path) == [one.line.text for one in last_lines(at(path), 100)]
-    JobLog(at(path)).close()
+    JobLog(at(path), attempt=1, now=now).close()
 
 
 @pytest.mark.parametrize(
@@ -93,12 +98,12 @@ def test_no_bytes_are_a_traceback(tmp_path_factory, messages):
 )
 def test_a_damaged_time_is_named_and_not_gone_on_from(tmp_path, damage):
     path, told = tmp_path / "log", []
-    log = JobLog(at(path))
+    log = JobLog(at(path), attempt=1, now=now)
     log.take("stdout", message(1, "kept\n"))
     log.close()
     with path.open("ab") as stream:
         stream.write(damage)
-    again = JobLog(at(path), on_damage=told.append)
+    again = JobLog(at(path), attempt=1, now=now, on_damage=told.append)
     assert again.since == "1795222923.000000001"
     assert len(told) == 1
     assert str(path) in told[0]
@@ -110,11 +115,11 @@ def test_a_damaged_time_is_named_and_not_gone_on_from(tmp_path, damage):
 
 def test_a_log_of_nothing_but_damage_is_asked_for_from_its_beginning(tmp_path):
     (tmp_path / "log").write_bytes(b"\0\0\0\n")
-    assert JobLog(at(tmp_path / "log")).since is None
+    assert JobLog(at(tmp_path / "log"), attempt=1, now=now).since is None
 
 
 def test_a_message_without_a_time_is_kept_and_the_log_goes_on_from_the_one_before(tmp_path):
-    log = JobLog(at(tmp_path / "log"))
+    log = JobLog(at(tmp_path / "log"), attempt=1, now=now)
     log.take("stdout", message(1, "sound\n"))
     log.take("stdout", b"\0\0 odd\n")
     assert log.since == "1795222923.000000001"
@@ -122,13 +127,13 @@ def test_a_message_without_a_time_is_kept_and_the_log_goes_on_from_the_one_befor
 
 
 def test_a_line_longer_than_what_is_looked_at_first_is_not_asked_for_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(joblog, "_TAIL_BYTES", 64)
-    log = JobLog(at(tmp_path / "log"))
+    monkeypatch.setattr(loglines, "TAIL_BYTES", 64)
+    log = JobLog(at(tmp_path / "log"), attempt=1, now=now)
     log.take("stdout", message(1, "short\n"))
     log.take("stdout", message(2, "x" * 3000 + "\n"))
     log.close()
     told = []
-    assert JobLog(at(tmp_path / "log"), on_damage=told.append).since == "1795222923.000000002"
+    assert JobLog(at(tmp_path / "log"), attempt=1, now=now, on_damage=told.append).since == "1795222923.000000002"
     assert told == []
 
 
@@ -137,7 +142,7 @@ def test_what_is_no_file_is_moved_out_of_the_logs_way(tmp_path, thing):
     path = tmp_path / "log"
     {"pipe": os.mkfifo, "folder": os.mkdir, "link to itself": lambda path: path.symlink_to(path)}[thing](path)
     told = []
-    log = JobLog(at(tmp_path / "log"), on_damage=told.append)
+    log = JobLog(at(tmp_path / "log"), attempt=1, now=now, on_damage=told.append)
     log.take("stdout", message(1, "x\n"))
     assert texts(tmp_path / "log") == ["x"]
     (aside,) = [found.name for found in tmp_path.iterdir() if found.name != "log"]
@@ -145,13 +150,13 @@ def test_what_is_no_file_is_moved_out_of_the_logs_way(tmp_path, thing):
 
 
 def test_a_line_that_never_ends_is_broken_and_gone_on_with(tmp_path, monkeypatch):
-    monkeypatch.setattr(joblog, "_LINE_BYTES", 100)
+    monkeypatch.setattr(joblog, "LINE_BYTES", 100)
     messages = [message(nanos, "x" * 60) for nanos in range(1, 6)] + [message(6, "y\n"), message(7, "next\n")]
-    log = JobLog(at(tmp_path / "log"))
+    log = JobLog(at(tmp_path / "log"), attempt=1, now=now)
     for each in messages[:4]:
         log.take("stdout", each)
     assert texts(tmp_path / "log") == ["x" * 120] * 2
-    again = JobLog(at(tmp_path / "log"))
+    again = JobLog(at(tmp_path / "log"), attempt=1, now=now)
     assert again.since == "1795222923.000000004"
     again.resume()
     for each in messages[3:]:
@@ -162,7 +167,7 @@ def test_a_line_that_never_ends_is_broken_and_gone_on_with(tmp_path, monkeypatch
 @given(st.lists(st.integers(0, 40), max_size=30), st.integers(1, 40), st.booleans())
 def test_pieces_and_ends_of_a_log_hold_whole_lines(tmp_path_factory, lengths, count, torn):
     path = tmp_path_factory.mktemp("log") / "log"
-    log = JobLog(at(path))
+    log = JobLog(at(path), attempt=1, now=now)
     for number, length in enumerate(lengths, 1):
         log.take("stdout", message(number, "z" * length + "\n"))
     log.close()
@@ -170,8 +175,8 @@ def test_pieces_and_ends_of_a_log_hold_whole_lines(tmp_path_factory, lengths, co
         with path.open("ab") as stream:
             stream.write(b"2026-11-21T01:02:04.000000001Z o torn")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(joblog, "_PIECE_BYTES", 64)
-        patch.setattr(joblog, "_TAIL_BYTES", 64)
+        patch.setattr(loglines, "PIECE_BYTES", 64)
+        patch.setattr(loglines, "TAIL_BYTES", 64)
         assert [len(text) for text in texts(path)] == lengths
         assert [len(one.line.text) for one in last_lines(at(path), count)] == lengths[-count:]
 
@@ -184,7 +189,7 @@ def test_lines_lost_in_a_hole_come_again_and_those_behind_it_are_seen(tmp_path):
         stream.write(b"2026-11-21T01:02:03.000000009Z o ninth\n")
     assert texts(path)[0] == "first"
     assert texts(path)[-1].endswith("ninth")
-    log = JobLog(at(path), on_damage=told.append)
+    log = JobLog(at(path), attempt=1, now=now, on_damage=told.append)
     assert log.since == "1795222923.000000001"
     assert "come twice" in told[0]
 
@@ -202,3 +207,116 @@ def test_a_log_of_a_gigabyte_is_read_in_little_memory(tmp_path):
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert most < 48 << 20
+
+
+def output(path):
+    """What each rank has printed, as the log has it."""
+    found = {}
+    for raw in path.read_bytes().split(b"\n")[:-1]:
+        line = loglines.split(raw)
+        if line is not None and line.source:
+            found.setdefault((line.source, line.stream), []).append(line.text.partition(b":")[2])
+    return {source: b"\n".join(lines) for source, lines in found.items()}
+
+
+def test_a_ranks_lines_have_its_number_and_their_bytes_pass(tmp_path):
+    log = JobLog(at(tmp_path / "log"), attempt=2, now=now)
+    log.take_output("n1/3.17", 3, "o", 8, b"caf\xe9 \xff\xfe\n")
+    log.take_output("n1/3.17", 3, "e", 4, b"oops")
+    log.take("stdout", message(1, "launcher\n"))
+    log.close()
+    raw = (tmp_path / "log").read_bytes().split(b"\n")
+    assert raw[0] == b"2026-11-21T01:02:03.500000000Z o@2/n1/3.17:8 [3]<stdout>:caf\xe9 \xff\xfe"
+    lines = [logged.line for logged in LogTail(at(tmp_path / "log")).new()]
+    assert [(line.rank, line.stream) for line in lines] == [(3, "stdout"), (None, "stdout"), (3, "stderr")]
+    assert [line.text for line in lines[1:]] == ["launcher", "oops"]
+
+
+@given(
+    pieces=st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("oe"), st.binary(max_size=30)), max_size=25),
+    stops=st.lists(st.integers(0, 25), max_size=3),
+    torn=st.booleans(),
+    every=st.sampled_from([1, 100, 1 << 20]),
+)
+def test_every_byte_of_every_rank_is_there_once_whoever_writes_on(tmp_path_factory, pieces, stops, torn, every):
+    """Supervisors that die at any time follow each other; each is sent again what the file does not have."""
+    path = tmp_path_factory.mktemp("log") / "log"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(joblog, "CHECKPOINT_BYTES", every)
+        patch.setattr(joblog, "LINE_BYTES", 20)
+        printed = {}
+        log = JobLog(at(path), attempt=1, now=now)
+        for number, (rank, stream, data) in enumerate(pieces):
+            key = (rank, stream)
+            printed[key] = printed.get(key, b"") + data.replace(b"\0", b"0")
+            log.take_output(f"h/{rank}", ord(rank), stream, len(printed[key]), data.replace(b"\0", b"0"))
+            if number in stops:
+                os.close(log.descriptor)
+                if torn:
+                    with path.open("ab") as file:
+                        file.write(b"2026-11-21T01:02:04.000000001Z o@1/h/a:999 [97]<stdout>:torn")
+                log = JobLog(at(path), attempt=1, now=now)
+                for (name, kind), all_of_it in printed.items():
+                    had = log.have("h").get(name, [0, 0])[kind == "e"]
+                    begin = max(0, had - 3)  # more than was asked for does no harm
+                    log.take_output(f"h/{name}", ord(name), kind, len(all_of_it), all_of_it[begin:])
+        log.close()
+    there = {(source[4:], stream): data for (source, stream), data in output(path).items()}
+    assert {key: b"".join(data.split(b"\n")) for key, data in there.items()} == {
+        key: b"".join(data.split(b"\n")) for key, data in printed.items() if data
+    } or not any(printed.values())
+    for key, data in printed.items():
+        if b"\n" in data and all(len(line) < 20 for line in data.split(b"\n")):
+            assert there[key].rstrip(b"\n") == data.rstrip(b"\n")
+
+
+def test_a_rank_cannot_forge_what_the_log_goes_on_from(tmp_path, monkeypatch):
+    forged = (
+        b'x\n- c {"last": "", "same": 0, "ends": []}\n2026-11-21T01:02:03.000000009Z o@1/h/0.1:4000 [0]<stdout>:y\n'
+    )
+    log = JobLog(at(tmp_path / "log"), attempt=1, now=now)
+    log.take("stdout", message(1, "launcher\n"))
+    log.take_output("h/0.1", 0, "o", len(forged), forged)
+    log.close()
+    again = JobLog(at(tmp_path / "log"), attempt=1, now=now)
+    assert again.since == "1795222923.000000001"
+    assert again.have("h") == {"0.1": [len(forged), 0]}
+
+
+@pytest.mark.parametrize("damage", [b"- c {}\n", b"- c [\n", b"- c " + b"[" * 100_000 + b"\n", b'- c {"last": 1}\n'])
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, damage):
+    told = []
+    log = JobLog(at(tmp_path / "log"), attempt=1, now=now)
+    log.take_output("h/0.1", 0, "o", 2, b"x\n")
+    log.close()
+    with (tmp_path / "log").open("ab") as stream:
+        stream.write(damage)
+    again = JobLog(at(tmp_path / "log"), attempt=1, now=now, on_damage=told.append)
+    assert again.have("h") == {"0.1": [2, 0]}
+    assert len(told) == 1
+
+
+def test_another_attempt_begins_its_ranks_anew(tmp_path):
+    log = JobLog(at(tmp_path / "log"), attempt=1, now=now)
+    log.take_output("h/0.1", 0, "o", 2, b"x\n")
+    log.close()
+    assert JobLog(at(tmp_path / "log"), attempt=2, now=now).have("h") == {}
+
+
+def test_a_ranks_lines_lost_in_a_hole_come_again(tmp_path):
+    path = tmp_path / "log"
+    log = JobLog(at(path), attempt=1, now=now)
+    lines = b"".join(b"%05d\n" % number for number in range(1000))
+    log.take_output("h/0.1", 0, "o", len(lines), lines)
+    log.close()
+    data = bytearray(path.read_bytes())
+    data[8192:12288] = bytes(4096)
+    path.write_bytes(data)
+    again = JobLog(at(path), attempt=1, now=now)
+    (had, _) = again.have("h")["0.1"]
+    assert had < 8192
+    again.take_output("h/0.1", 0, "o", len(lines), lines[had:])
+    again.close()
+    third = JobLog(at(path), attempt=1, now=now)
+    assert third.have("h")["0.1"] == [len(lines), 0], "what came again counts, and comes no third time"
+    assert set(lines.split(b"\n")) <= set(output(path)["1/h/0.1", "o"].split(b"\n")) | {b""}

@@ -16,6 +16,10 @@ from gpurun.supervisor import logcopy
 from gpurun.supervisor.logcopy import LogCopy
 
 
+def now():
+    return 1795222923.5
+
+
 def piece(nanos, text):
     return Reply({"stream": "stdout"}, f"2026-11-21T01:02:03.{nanos:09d}Z {text}\n".encode())
 
@@ -48,14 +52,22 @@ class Host:
     def __init__(self, *scripts):
         self.scripts = list(scripts)
         self.since = []
+        self.host, self.ranks, self.had = "h", [], []
 
     def agent(self, _host):
         return self
 
-    def stream(self, op, *, container, since):
-        assert (op, container) == ("docker.logs", "c")
-        self.since.append(since)
+    def stream(self, op, **given):
+        if op == "ranks.follow":
+            self.had.append(given)
+            return Stream(self.ranks.pop(0) if self.ranks else [])
+        assert (op, given["container"]) == ("docker.logs", "c")
+        self.since.append(given["since"])
         return Stream(self.scripts.pop(0))
+
+    def each(self, call, hosts):
+        for _ in hosts:
+            call(self)
 
     def call(self, op, *, job):
         assert (op, job) == ("gang.inspect", "j")
@@ -68,7 +80,7 @@ def copy(tmp_path, monkeypatch):
 
     def start(*scripts):
         host = Host(*scripts)
-        made = LogCopy(host, "h", job="j", container="c", path=StatePath(tmp_path) / "log")
+        made = LogCopy(host, "h", job="j", attempt=1, container="c", path=StatePath(tmp_path) / "log", clock=now)
         made.start()
         return made, host
 
@@ -81,14 +93,14 @@ def text(tmp_path):
 
 def test_it_ends_with_the_container(copy, tmp_path):
     made, _ = copy([piece(1, "a"), piece(2, "b")])
-    assert made.wait(10)
+    assert made.wait_for_launcher(10)
     made.close()
     assert text(tmp_path) == ["a", "b"]
 
 
 def test_the_end_of_the_engine_is_not_the_end_of_the_container(copy, tmp_path):
     made, host = copy([piece(1, "a")], [piece(1, "a"), piece(2, "b")])
-    assert made.wait(10)
+    assert made.wait_for_launcher(10)
     made.close()
     assert text(tmp_path) == ["a", "b"]
     assert host.since == [None, "1795222923.000000001"]
@@ -100,14 +112,14 @@ def test_the_end_of_the_engine_is_not_the_end_of_the_container(copy, tmp_path):
 )
 def test_what_breaks_is_tried_again(copy, tmp_path, error):
     made, _ = copy([piece(1, "a"), error], [error], [piece(1, "a"), piece(2, "b")])
-    assert made.wait(10)
+    assert made.wait_for_launcher(10)
     made.close()
     assert text(tmp_path) == ["a", "b"]
 
 
 def test_a_container_that_is_gone_prints_no_more(copy):
     made, _ = copy([RemoteOpFailed("no such container", kind="not-found")])
-    assert made.wait(10)
+    assert made.wait_for_launcher(10)
 
 
 def test_what_comes_while_it_is_waited_for_is_waited_for(copy, tmp_path):
@@ -117,7 +129,7 @@ def test_what_comes_while_it_is_waited_for_is_waited_for(copy, tmp_path):
     timers = [threading.Timer(0.5 * (number + 1), gate.set) for number, gate in enumerate(gates)]
     for timer in timers:
         timer.start()
-    assert made.wait(1.6)
+    assert made.wait_for_launcher(1.6)
     made.close()
     assert text(tmp_path) == ["0", "1", "2", "3"]
 
@@ -126,7 +138,7 @@ def test_silence_is_waited_for_no_longer_than_said(copy):
     gate = threading.Event()
     made, _ = copy([gate, piece(1, "late")])
     began = time.monotonic()
-    assert not made.wait(0.2)
+    assert not made.wait_for_launcher(0.2)
     assert time.monotonic() - began < 5
     made.close()
     gate.set()
@@ -149,7 +161,7 @@ def test_a_full_disk_is_waited_for_and_nothing_is_lost(copy, tmp_path, monkeypat
     write, full = os.write, [True, True]
 
     def to_a_full_disk(descriptor, data):
-        if b" b\n" in data and full:
+        if b" b\n" in bytes(data) and full:
             full.pop()
             write(descriptor, data[:7])
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -158,12 +170,132 @@ def test_a_full_disk_is_waited_for_and_nothing_is_lost(copy, tmp_path, monkeypat
     monkeypatch.setattr(os, "write", to_a_full_disk)
     lines = [piece(1, "a"), piece(2, "b"), piece(3, "c")]
     made, host = copy(lines, lines, lines)
-    assert made.wait(10)
+    assert made.wait_for_launcher(10)
     made.close()
     assert text(tmp_path) == ["a", "b", "c"]
     assert len(host.since) == 3
 
 
 def test_what_was_never_begun_makes_no_file(tmp_path):
-    LogCopy(Host(), "h", job="j", container="c", path=StatePath(tmp_path) / "log").close()
+    LogCopy(Host(), "h", job="j", attempt=1, container="c", path=StatePath(tmp_path) / "log", clock=now).close()
     assert not (tmp_path / "log").exists()
+
+
+# -- ranks ------------------------------------------------------------------------------------------------
+
+
+def said(kind, ident="3.17", **more):
+    return Reply({"kind": kind, "id": ident, "rank": 3, "age_s": 0.0, **more})
+
+
+def output(end, data, ident="3.17", **more):
+    return Reply({"kind": "output", "id": ident, "rank": 3, "stream": "o", "end": end, **more}, data)
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def follow(copy):
+    """A copy whose launcher runs on, and whose host tells these scripts of its ranks, one a connection."""
+    gates = []
+
+    def start(*scripts):
+        gate = threading.Event()
+        gates.append(gate)
+        made, host = copy([gate])
+        host.ranks = list(scripts)
+        made.follow(["h"])
+        return made, host
+
+    yield start
+    for gate in gates:
+        gate.set()
+
+
+def test_ranks_output_and_ends_come_from_their_host(follow, tmp_path):
+    made, host = follow([said("start"), output(6, b"step 1"), output(11, b"\nstep"), said("end", code=0)])
+    wait_for(lambda: made.ranks and made.ranks[0].code == 0)
+    made.close()
+    assert text(tmp_path) == ["[3]<stdout>:step 1", "[3]<stdout>:step"], "also a last line without an end"
+    assert host.had[0] == {"job": "j", "attempt": 1, "have": {}, "once": False}
+
+
+def test_a_connection_that_breaks_is_gone_on_with(follow, tmp_path):
+    made, host = follow(
+        [said("start"), output(4, b"a\nb\n"), HostUnreachable("cut", host="h")],
+        [said("start"), output(6, b"c\n"), said("end", code=5)],
+    )
+    wait_for(lambda: made.ranks and made.ranks[0].code == 5)
+    made.close()
+    assert text(tmp_path) == [f"[3]<stdout>:{letter}" for letter in "abc"]
+    assert host.had[1]["have"] == {"3.17": [4, 0]}
+
+
+def test_a_host_may_leave_and_come_back(follow, tmp_path):
+    made, host = follow([output(2, b"a\n")], [], [], [])
+    wait_for(lambda: len(host.had) > 2)
+    made.forget(["h"])
+    host.ranks = [[said("start", "3.17.9"), output(2, b"b\n", "3.17.9")]]
+    made.follow(["h"])
+    wait_for(lambda: made.ranks)
+    made.close()
+    assert text(tmp_path) == ["[3]<stdout>:a", "[3]<stdout>:b"]
+
+
+def test_what_a_forgotten_host_told_counts_no_more(follow):
+    made, _ = follow([said("start"), said("end", code=1)])
+    wait_for(lambda: made.ranks and made.ranks[0].code == 1)
+    made.forget(["h"])
+    assert made.ranks == ()
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        output(1, b"xx\n"), output(3, b"xx\n", ident="../1"), output(3, b"xx\n", ident="3 o@1"),
+        output(2, b"x\n", rank=-1),
+        output(3, b"xx\n", stream="c"), output(True, b"x"), output(3, b"xx\n", ident=""), output(3, b"xx\n", rank="0"),
+        Reply(["output"], b"xx\n"), Reply(None, b"xx\n"), output(3, b"xx\n", ident="1" * 65), Reply({"kind": []}),
+    ],
+)  # fmt: skip
+def test_a_host_that_lies_changes_no_line_of_the_log(follow, tmp_path, lie):
+    made, _ = follow([lie, said("start", "9.9")])
+    wait_for(lambda: made.ranks)
+    made.close()
+    assert text(tmp_path) == []
+
+
+def test_the_rest_is_taken_once_the_containers_are_dead(follow, tmp_path):
+    made, host = follow([HostUnreachable("cut", host="h")] * 1000)
+    wait_for(lambda: host.had)
+    made.take_rest(["h", "unknown"])
+    host.ranks = [[said("start"), output(2, b"a\n"), said("end", code=137, killed=True)]]
+    made.take_rest(["h"])
+    wait_for(lambda: made.ranks)
+    made.close()
+    assert text(tmp_path) == ["[3]<stdout>:a"]
+    assert any(given["once"] for given in host.had)
+
+
+def test_a_full_disk_loses_nothing_of_what_ranks_print(follow, tmp_path, monkeypatch):
+    monkeypatch.setattr(logcopy, "FULL_RETRY_S", 0.01)
+    write, full = os.write, [True, True]
+
+    def to_a_full_disk(descriptor, data):
+        if b":b\n" in bytes(data) and full:
+            full.pop()
+            write(descriptor, bytes(data)[:9])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", to_a_full_disk)
+    script = [output(2, b"a\n"), output(6, b"b\nc\n"), said("end", code=0)]
+    made, _ = follow(script, script, script)
+    wait_for(lambda: made.ranks and made.ranks[0].code == 0)
+    made.close()
+    assert text(tmp_path) == [f"[3]<stdout>:{letter}" for letter in "abc"]

@@ -33,7 +33,7 @@ def gang(monkeypatch):
 
     monkeypatch.setattr(stop, "time", SimpleNamespace(monotonic=lambda: found.now_s, sleep=sleep))
     for name, fake in {
-        "fence": fence, "collect_outputs": copy, "_finish": finish, "_end_log": lambda _: True,
+        "fence": fence, "collect_outputs": copy, "_finish": finish, "_end_log": lambda *_: True,
         "collect_autotune": lambda _: None, "cordon_suspect": lambda *_: None,
     }.items():  # fmt: skip
         monkeypatch.setattr(stop, name, fake)

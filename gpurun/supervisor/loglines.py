@@ -1,0 +1,130 @@
+"""A job's log as it lies on the head: what one line of it is, and how it is read. Nobody reads a whole log at once.
+
+A line is ``TIME STREAM TEXT``: an RFC 3339 time with nanoseconds; ``o`` or ``e`` for stdout or stderr; and the bytes
+that were printed. A rank's STREAM goes on with where the line came from, ``o@ATTEMPT/HOST/ID:END``: END is the offset
+behind the line in what that rank has printed. Its TEXT begins with ``[RANK]<stdout>:``, as horovodrun writes it. A line
+of the stream ``c`` is a checkpoint of the writer's: who goes on with the log need not read what is before it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, NamedTuple
+
+from gpurun.launch import output
+from gpurun.state.path import StatePath
+
+TAIL_BYTES = 1 << 20
+MOST_BYTES = 1 << 28
+PIECE_BYTES = 1 << 22
+HOLE = bytes(512)
+"""Blocks that were not written when the power was cut are zeros."""
+_HEAD = re.compile(rb"(\S+) ([oec])(?:@(\S+):(\d{1,18}))?(?: (.*))?", re.DOTALL)
+CHECKPOINT = "c"
+
+
+class LoggedLine(NamedTuple):
+    """One line of a job's log."""
+
+    time: str
+    line: output.Line
+
+
+class RawLine(NamedTuple):
+    """One line, its text unread.
+
+    Attributes:
+        source: ``ATTEMPT/HOST/ID`` of a rank; "" for the launcher's own line.
+        end: the offset behind the line in what the rank has printed.
+    """
+
+    time: str
+    stream: str
+    source: str
+    end: int
+    text: bytes
+
+
+def split(raw: bytes) -> RawLine | None:
+    """A line taken apart; None for one that is no line of a log."""
+    found = _HEAD.fullmatch(raw)
+    if found is None:
+        return None
+    time, stream, source, end, text = found.groups(b"")
+    return RawLine(
+        time.decode("ascii", "replace"), stream.decode(), source.decode("utf-8", "replace"), int(end or 0), text
+    )
+
+
+def parse(raw: bytes) -> LoggedLine | None:
+    """A line as people read it, whatever is damaged in it; None for a checkpoint."""
+    raw = raw.replace(HOLE, b"").lstrip(b"\0")
+    time, _, rest = raw.partition(b" ")
+    stream, _, text = rest.partition(b" ")
+    if stream == CHECKPOINT.encode():
+        return None
+    said = output.parse(text.decode("utf-8", "replace"), "stderr" if stream.startswith(b"e") else "stdout")
+    return LoggedLine(time.decode("utf-8", "replace"), said)
+
+
+class LogTail:
+    """Reads a job's log as it grows, from its beginning; remembers how far it got."""
+
+    def __init__(self, path: StatePath) -> None:
+        self.path = path
+        self._offset = 0
+
+    def new(self) -> Iterator[LoggedLine]:
+        """Whole lines written since those before, read piece by piece. No file yet: no lines."""
+        while data := self._piece():
+            yield from _parsed(data.split(b"\n")[:-1])
+
+    def _piece(self) -> bytes:
+        try:
+            with self.path.reader() as stream:
+                stream.seek(self._offset)
+                data = stream.read(PIECE_BYTES)
+                data += stream.readline(PIECE_BYTES)
+        except FileNotFoundError:
+            return b""
+        end = data.rfind(b"\n") + 1
+        if not end and len(data) == 2 * PIECE_BYTES:  # no line is as long as that: a hole
+            self._offset += len(data)
+            return b"\n"
+        self._offset += end
+        return data[:end]
+
+
+def last_lines(path: StatePath, count: int) -> list[LoggedLine]:
+    """The last whole lines of a log, `count` at most. No file: none."""
+    try:
+        with path.reader() as stream:
+            _, lines = last(stream, lambda lines: len(lines) > count)
+    except FileNotFoundError:
+        return []
+    return list(_parsed(lines[-count - 1 :]))[-count:]
+
+
+def last(
+    stream: BinaryIO, enough: Callable[[list[bytes]], bool], *, most_bytes: int = MOST_BYTES
+) -> tuple[int, list[bytes]]:
+    """Where a file's last whole line ends, and its last whole lines: enough of them, or all that is looked at."""
+    size = stream.seek(0, os.SEEK_END)
+    looked = TAIL_BYTES
+    while True:
+        start = stream.seek(max(0, size - looked))
+        tail = stream.read(size - start)
+        begin = tail.find(b"\n") + 1 if start else 0  # the first may have begun before
+        end = tail.rfind(b"\n") + 1
+        lines = tail[begin:end].split(b"\n")[:-1]
+        if not start or enough(lines) or looked >= most_bytes:
+            return start + end if end or not start else size, lines
+        looked *= 4
+
+
+def _parsed(lines: list[bytes]) -> Iterator[LoggedLine]:
+    for raw in lines:
+        if raw and (line := parse(raw)) is not None:
+            yield line

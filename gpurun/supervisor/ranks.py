@@ -1,0 +1,92 @@
+"""What the ranks of an attempt have told of themselves: which started, which ended, when and how. Pure.
+
+gpurun's own script is every rank's parent in its container and writes its end down (`gpurun.launch.rank`); the host's
+agent tells the head. So a rank's end is known whatever a launcher prints, waits for or forgets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+TOGETHER_S = 0.5
+"""Ends closer than this cannot be told apart by time: hosts are asked at intervals, and answers travel."""
+IDLE_S = 10.0
+"""A host without ranks for so long has left an elastic gang: Horovod never uses a host again on which a rank failed."""
+BROKEN_OFF = (128 + 15, 128 + 9)
+"""Codes of ranks that something ended from outside; most often because another rank had failed."""
+
+
+class Rank(NamedTuple):
+    """One process of a gang, as its host has told. Times are on the head's monotonic clock.
+
+    Attributes:
+        id: the host's word for it; unique on the host within an attempt.
+        code: exit code, 128 + n for signal n; None while it runs.
+        is_cut_off: it left no word of its end: it was killed together with gpurun's script.
+    """
+
+    host: str
+    id: str
+    rank: int
+    started_s: float
+    ended_s: float | None = None
+    code: int | None = None
+    is_cut_off: bool = False
+
+    @property
+    def was_broken_off(self) -> bool:
+        """Whether something outside may have ended it."""
+        return self.is_cut_off or self.code in BROKEN_OFF
+
+
+def told(ranks: Mapping[tuple[str, str], Rank], host: str, event: object, now_s: float) -> Rank | None:
+    """What an event of ``ranks.follow`` says of a rank; None for one that says nothing new, or nothing at all.
+
+    Args:
+        ranks: (host, id) → what is known.
+    """
+    if not isinstance(event, Mapping) or event.get("kind") not in ("start", "end"):
+        return None
+    ident, rank, age_s = event.get("id"), event.get("rank"), event.get("age_s")
+    if not isinstance(ident, str) or type(rank) is not int or not isinstance(age_s, int | float):
+        return None
+    at_s = now_s - max(0.0, float(age_s))
+    known = ranks.get((host, ident))
+    if event["kind"] == "start":
+        return None if known else Rank(host, ident, rank, at_s)
+    code, is_cut_off = event.get("code"), bool(event.get("killed"))
+    known = known or Rank(host, ident, rank, at_s)
+    if type(code) is not int or known == known._replace(code=code, is_cut_off=is_cut_off):
+        return None
+    return known._replace(ended_s=at_s if known.ended_s is None else known.ended_s, code=code, is_cut_off=is_cut_off)
+
+
+def first_failed(ranks: Iterable[Rank]) -> Rank | None:
+    """The rank that failed first; None if none has.
+
+    Of those that ended together, one that failed by itself comes before one that was broken off.
+    """
+    failed = sorted((rank for rank in ranks if rank.code), key=lambda rank: (rank.ended_s or 0.0, rank.rank))
+    if not failed:
+        return None
+    until_s = (failed[0].ended_s or 0.0) + TOGETHER_S
+    together = [rank for rank in failed if (rank.ended_s or 0.0) <= until_s]
+    return min(together, key=lambda rank: rank.was_broken_off)
+
+
+def have_succeeded(ranks: Iterable[Rank], world: int) -> float | None:
+    """When the last rank of a whole world of `world` ranks ended with 0; None if not all have."""
+    ends = {rank.rank: rank.ended_s for rank in ranks if rank.code == 0}
+    if len(ends) < world:
+        return None
+    return max((end for end in ends.values() if end is not None), default=None)
+
+
+def hosts_without_ranks(ranks: Sequence[Rank], now_s: float) -> list[str]:
+    """Hosts whose ranks have all ended, some time ago, while those of others go on."""
+    running = {rank.host for rank in ranks if rank.code is None}
+    last_s: dict[str, float] = {}
+    for rank in ranks:
+        last_s[rank.host] = max(last_s.get(rank.host, 0.0), rank.ended_s or 0.0)
+    return sorted(host for host, end_s in last_s.items() if running and host not in running and now_s - end_s >= IDLE_S)

@@ -1,0 +1,76 @@
+"""A gang trains to its end whatever becomes of the inventory's file, and of its supervisor."""
+
+from __future__ import annotations
+
+import shutil
+import time
+
+import pytest
+import yaml
+from cluster import Cluster
+from faulting import assert_no_step_lost, is_adopted, kill_supervisor, train, wait_until
+
+pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("train")]
+
+
+@pytest.fixture
+def cluster(train_lab, tmp_path):
+    made = Cluster(train_lab, tmp_path)
+    shutil.copytree(
+        train_lab.inventory.parent, tmp_path / "inventory", ignore=shutil.ignore_patterns("hosts", "*.sock")
+    )
+    made.inventory = tmp_path / "inventory" / train_lab.inventory.name
+    sound = made.inventory.read_bytes()
+    yield made
+    made.inventory.write_bytes(sound)
+    for job in made.status()["jobs"]:
+        if job["ended_s"] is None:
+            made.gpurun("cancel", job["id"])
+    made.assert_nothing_left()
+
+
+def remove_host(cluster, job):
+    """As an edit by hand or a `git pull` does: the file is what it is afterwards."""
+    written = yaml.safe_load(cluster.inventory.read_text())
+    host = cluster.job(job)["hosts"][1]
+    racks = [rack for rack in written["racks"].values() if host in rack["hosts"]]
+    for rack in racks:
+        del rack["hosts"][host]
+    assert racks
+    cluster.inventory.write_text(yaml.safe_dump(written))
+
+
+def conflict(cluster, job):
+    lines = cluster.inventory.read_text().splitlines(keepends=True)
+    cluster.inventory.write_text(
+        "<<<<<<< HEAD\n" + "".join(lines[:5]) + "=======\n" + "".join(lines[5:]) + ">>>>>>> theirs\n"
+    )
+
+
+def lose_file(cluster, job):
+    cluster.inventory.unlink()
+
+
+@pytest.mark.parametrize("damage", [remove_host, conflict, lose_file])
+def test_training_goes_on_to_its_end(cluster, tmp_path, damage):
+    job = train(cluster, tmp_path / "recipe")
+    damage(cluster, job)
+    kill_supervisor(cluster, job)
+    cluster.gpurun("status", job)
+    wait_until(lambda: is_adopted(cluster, job), 20)
+    done = cluster.gpurun("wait", job, "--timeout", "120")
+    assert done.code == 0, done.err
+    assert_no_step_lost(cluster, job)
+
+
+@pytest.mark.parametrize("damage", [remove_host, conflict, lose_file])
+def test_a_cancel_ends_it(cluster, tmp_path, damage):
+    job = train(cluster, tmp_path / "recipe", steps=1000)
+    damage(cluster, job)
+    kill_supervisor(cluster, job)
+    asked = time.monotonic()
+    done = cluster.gpurun("cancel", job)
+    assert done.code == 0, done.err
+    cluster.gpurun("wait", job, "--timeout", "60")
+    assert cluster.wait_for(job, "CANCELLED", timeout_s=1)
+    assert time.monotonic() - asked <= 30

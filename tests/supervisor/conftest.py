@@ -1,0 +1,40 @@
+"""A job that runs, and its supervisor, without any host."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.states import State
+from gpurun.jobs.store import JobStore
+from gpurun.leases.allocate import run_pass
+from gpurun.supervisor.job import SupervisedJob
+
+INVENTORY = """
+version: 1
+defaults: {user: train, generation: pascal, gpus: 2, fabric: tcp}
+fabrics: {tcp: {kind: tcp, interface: eth0}}
+racks: {r1: {hosts: {"h[1-4]": {}}}}
+"""
+
+
+@pytest.fixture
+def carry(tmp_path, monkeypatch):
+    """Make a job that runs, and its supervisor."""
+    monkeypatch.setattr("gpurun.leases.draining.LOOK_S", 0.0)
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    jobs = []
+
+    def start(**wants):
+        spec = JobSpec(**{"name": "n", "image": "i", "gpus": 2, "command": ("true",), **wants})
+        JobStore(tmp_path).create(spec, inventory=tmp_path / "inventory.yaml", now_s=0.0)
+        ((lease, lock),) = run_pass(tmp_path, now_s=1.0).granted
+        job = SupervisedJob(tmp_path, lease, lock, clock=lambda: 100.0)
+        jobs.append(job)
+        for state in (State.PREPARING, State.STARTING, State.RUNNING):
+            job.move(state, reached="containers", started_s=2.0)
+        return job
+
+    yield start
+    for job in jobs:
+        job.lock.close()

@@ -1,0 +1,318 @@
+"""What is done next, from what has been seen: each rule by an example, and what holds whatever was seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpurun.jobs.record import CancelRequest
+from gpurun.jobs.spec import Grant
+from gpurun.jobs.states import State
+from gpurun.launch.output import Line
+from gpurun.supervisor import decide as rules
+from gpurun.supervisor.causes import Cause
+from gpurun.supervisor.decide import (
+    EXPLAIN_S,
+    HOST_LOST_S,
+    LINGER_S,
+    LOG_SILENT_S,
+    SETTLE_S,
+    Ask,
+    ContainerEnd,
+    Finish,
+    GangSeen,
+    Lose,
+    Release,
+    by_launcher,
+    decide,
+    with_cause,
+    with_last_words,
+)
+from gpurun.supervisor.ranks import Rank
+
+T = 1000.0
+TWO, THREE = (tuple(Grant(host, (0,)) for host in hosts) for hosts in ("ab", "abc"))
+GANG = GangSeen(now_s=T, members=TWO, last_line_s=T)
+ELASTIC = replace(GANG, members=THREE, least=2)
+
+
+def rank(number, host, code=None, ended_s=None, *, is_cut_off=False):
+    ended_s = T - 60 if code is not None and ended_s is None else ended_s
+    return Rank(host, f"{number}.7", number, T - 100, ended_s, code, is_cut_off)
+
+
+def container(code=0, seen_s=T - 30, **what):
+    return ContainerEnd(seen_s, code, **what)
+
+
+def end_of(step):
+    assert isinstance(step, Finish)
+    return step.end
+
+
+def test_a_gang_that_trains_is_left_alone():
+    assert decide(GANG) is None
+    assert decide(replace(GANG, ranks=[rank(0, "a"), rank(1, "b")])) is None
+    assert decide(replace(GANG, ranks=[rank(0, "a", 0), rank(1, "b")])) is None, "one rank may be done before another"
+
+
+# -- ranks speak for themselves ---------------------------------------------------------------------------
+
+
+def test_the_first_rank_to_fail_is_named_though_the_launcher_waits_for_ever():
+    seen = replace(GANG, ranks=[rank(0, "a"), rank(1, "b", 37, T - SETTLE_S)])
+    end = end_of(decide(seen))
+    assert (end.outcome, end.exit_code, end.ladder) == (State.FAILED, 37, True)
+    assert (end.failure.rank, end.failure.host, end.failure.kind) == (1, "b", "rank")
+    assert decide(replace(seen, now_s=T - 0.5)) is None, "another host's word may be on its way"
+
+
+def test_a_rank_that_the_launcher_broke_off_is_not_blamed_for_another_ones_failure():
+    ranks = [rank(0, "a", 143, T - 9.9), rank(1, "b", 37, T - 9.6)]
+    assert end_of(decide(replace(GANG, ranks=ranks))).failure.rank == 1
+
+
+def test_a_rank_that_a_signal_ended_is_named():
+    ranks = [rank(0, "a", 139, T - SETTLE_S), rank(1, "b")]
+    assert end_of(decide(replace(GANG, ranks=ranks))).exit_code == 139
+
+
+@pytest.mark.parametrize("broken", [rank(1, "b", 143, T - 2), rank(1, "b", 137, T - 2, is_cut_off=True)])
+def test_what_broke_a_rank_off_may_take_a_moment_to_show_itself(broken):
+    seen = replace(GANG, ranks=[rank(0, "a"), broken])
+    assert decide(seen) is None
+    assert end_of(decide(replace(seen, now_s=T + EXPLAIN_S))).failure.rank == 1
+
+
+def test_all_ranks_that_return_0_are_a_success_whatever_the_launcher_does():
+    ranks = [rank(0, "a", 0, T - LINGER_S), rank(1, "b", 0, T - 8)]
+    assert end_of(decide(replace(GANG, ranks=ranks))).outcome is State.SUCCEEDED
+    assert decide(replace(GANG, ranks=ranks, now_s=T - 1)) is None, "the launcher may still say something"
+    for code in (1, 137, None):
+        seen = replace(GANG, ranks=ranks, exits={"a": container(code)}, is_log_complete=True, now_s=T - 1)
+        assert end_of(decide(seen)).outcome is State.SUCCEEDED
+
+
+def test_a_success_needs_every_rank():
+    ranks = [rank(0, "a", 0), Rank("a", "0.9", 0, T - 50, T - 40, 0)]
+    assert decide(replace(GANG, ranks=ranks)) is None
+
+
+def test_ranks_of_an_elastic_gang_come_and_go():
+    assert decide(replace(ELASTIC, ranks=[rank(0, "a"), rank(1, "b", 1, T - 5), rank(2, "c")])) is None
+
+
+# -- the launcher -----------------------------------------------------------------------------------------
+
+
+def test_without_a_word_from_ranks_the_launcher_is_believed():
+    seen = replace(GANG, exits={"a": container(0)}, is_log_complete=True)
+    step = decide(seen)
+    assert step.by_launcher
+    assert by_launcher(seen, [], "image", ["a", "b"]).outcome is State.SUCCEEDED
+    failed = replace(seen, exits={"a": container(1)})
+    lines = [Line(None, "stderr", "Process name: 1"), Line(None, "stderr", "Exit code: 3")]
+    end = by_launcher(failed, lines, "image", ["a", "b"])
+    assert (end.failure.rank, end.failure.host, end.exit_code) == (1, "b", 3)
+
+
+def test_a_launcher_that_says_0_while_a_rank_is_not_done_is_not_believed():
+    """An engine that is stopped ends its containers, and says whatever it says of their code."""
+    seen = replace(GANG, ranks=[rank(0, "a"), rank(1, "b", 0)], exits={"a": container(0)}, is_log_complete=True)
+    end = by_launcher(seen, [], "image", ["a", "b"])
+    assert (end.outcome, end.failure.host, end.ladder) == (State.FAILED, "a", True)
+    killed = replace(seen, ranks=[rank(0, "a", 137, T - 40, is_cut_off=True), rank(1, "b", 0)])
+    assert by_launcher(killed, [], "image", ["a", "b"]).outcome is State.FAILED
+
+
+def test_a_launchers_log_is_waited_for_unless_nothing_more_of_it_can_come():
+    seen = replace(GANG, exits={"a": container(1, T - 1)}, last_line_s=T - 1)
+    assert decide(seen) is None
+    assert decide(replace(seen, is_log_complete=True)).by_launcher
+    assert decide(replace(seen, now_s=T + LOG_SILENT_S)).by_launcher
+    assert decide(replace(seen, exits={"a": container(1, T - 1, engine_out="gone")})).by_launcher
+
+
+@pytest.mark.parametrize(
+    ("found", "word", "code"),
+    [
+        (container(None, is_removed=True), "removed by somebody else", 4),
+        (container(137, is_oom=True), "ran out of memory", 4),
+        (container(None, engine_out="no such file"), "Docker engine has stopped", 4),
+        (container(137), "ended (exit code 137)", 4),
+        (container(1), "horovodrun failed with exit code 1", 1),
+    ],
+)
+def test_a_launcher_that_did_not_end_by_itself_says_so(found, word, code):
+    end = by_launcher(replace(GANG, exits={"a": found}), [], "image", ["a", "b"])
+    assert word in end.reason
+    assert end.code == code
+    assert end.suspects == (("a",) if code == 4 else ())
+
+
+def test_an_image_without_the_launcher_is_named():
+    lines = [Line(None, "stderr", "/gpurun/bin/launch: horovodrun: not found")]
+    end = by_launcher(replace(GANG, exits={"a": container(127)}), lines, "plain:1", ["a", "b"])
+    assert end.code == 2
+    assert "plain:1" in end.reason
+
+
+def test_a_launcher_that_names_a_rank_outside_the_world_is_no_traceback():
+    lines = [Line(None, "stderr", "Process name: 99"), Line(None, "stderr", "Exit code: 1")]
+    assert by_launcher(replace(GANG, exits={"a": container(1)}), lines, "i", ["a", "b"]).failure.host == "a"
+
+
+# -- containers -------------------------------------------------------------------------------------------
+
+
+def test_a_workers_container_that_ends_is_the_cause_and_its_host_the_suspect():
+    seen = replace(GANG, exits={"b": container(1, T - 1)})
+    assert decide(seen) is None, "the launcher may take a moment to tell"
+    for later in (
+        replace(seen, now_s=T + EXPLAIN_S),
+        replace(seen, exits={"b": container(1, T - 1), "a": container(1, T)}, is_log_complete=True),
+    ):
+        end = end_of(decide(later))
+        assert (end.outcome, end.suspects, end.failure.kind) == (State.FAILED, ("b",), "container")
+        assert not decide(later).is_explained
+
+
+def test_ranks_that_ended_with_their_container_are_not_the_cause():
+    ranks = [rank(0, "a", 143, T - 1), rank(1, "b", 137, T - 2, is_cut_off=True)]
+    seen = replace(GANG, ranks=ranks, exits={"b": container(137, T - 1.5)}, now_s=T + 20)
+    assert end_of(decide(seen)).suspects == ("b",)
+
+
+# -- from outside -----------------------------------------------------------------------------------------
+
+
+def test_a_host_that_is_silent_for_long_ends_the_gang_unless_the_head_is_cut_off():
+    one = replace(GANG, down_since={"b": T - HOST_LOST_S - 1})
+    end = end_of(decide(one))
+    assert (end.suspects, end.failure.kind, end.ladder) == (("b",), "host-lost", True)
+    assert decide(replace(one, down_since={"b": T - 1})) is None
+    both = replace(GANG, down_since=dict.fromkeys("ab", T - 100))
+    assert isinstance(decide(both), Ask)
+    assert decide(replace(both, others_answer=False)) is None
+    assert end_of(decide(replace(both, others_answer=True))).suspects == ("a", "b")
+
+
+def test_requests_limits_and_hangs_end_a_gang():
+    cancel = CancelRequest(by="alice", asked_s=1.0, kind="cancel")
+    assert end_of(decide(replace(GANG, request=cancel))).outcome is State.CANCELLED
+    preempt = CancelRequest(by="x", asked_s=1.0, kind="preempt", reason="j-2 goes first")
+    assert end_of(decide(replace(GANG, request=preempt))).outcome is State.QUEUED
+    assert end_of(decide(replace(GANG, limit_s=60.0))).outcome is State.TIMED_OUT
+    assert end_of(decide(replace(GANG, hung="no rank has printed"))).failure.kind == "hang"
+    assert decide(replace(GANG, hung="no rank has printed", down_since={"b": T - 1})) is None
+
+
+def test_what_a_host_saw_ends_the_gang_and_explains_a_failure():
+    lost = Cause(T, "b", "xid", "Xid 79: off the bus", "NVRM: Xid 79", "hardware", fatal=True, gpu=0, rank=1)
+    end = end_of(decide(replace(GANG, fatal=lost)))
+    assert (end.suspects, end.failure.rank) == (("b",), 1)
+    failed = by_launcher(replace(GANG, exits={"a": container(1)}), [], "i", ["a", "b"])
+    assert with_cause(failed, lost, []).suspects == ("b",)
+    gone = [Cause(T, host, "engine", "stopped", "", "host") for host in "ab"]
+    assert with_cause(failed, None, gone).suspects == ("a", "b")
+    assert with_cause(rules.SUCCEEDED, lost, gone) == rules.SUCCEEDED, "a success needs no explanation"
+
+
+def test_the_last_words_are_those_of_the_rank_that_failed():
+    seen = replace(GANG, ranks=[rank(0, "a"), rank(1, "b", 1)])
+    lines = [Line(1, "stderr", "ValueError: x"), Line(None, "stderr", "launcher"), Line(0, "stdout", "step 3")]
+    assert with_last_words(end_of(decide(seen)), lines).failure.excerpt == ("ValueError: x",)
+
+
+# -- elastic ----------------------------------------------------------------------------------------------
+
+
+def test_an_elastic_gang_goes_on_without_a_host_as_long_as_enough_are_left():
+    seen = replace(ELASTIC, exits={"c": container(1)})
+    assert decide(seen).failures.keys() == {"c"}
+    assert decide(replace(ELASTIC, down_since={"b": T - 60})).failures.keys() == {"b"}
+    idle = [rank(0, "a"), rank(1, "b", 1, T - 60), rank(2, "c")]
+    assert decide(replace(ELASTIC, ranks=idle)).failures.keys() == {"b"}
+    two = replace(ELASTIC, exits={"b": container(1), "c": container(1)})
+    assert isinstance(decide(two), Finish)
+    first = replace(ELASTIC, exits={"a": container(1)}, is_log_complete=True)
+    assert decide(first).by_launcher, "the launcher's host cannot be lost"
+
+
+def test_an_elastic_gang_lets_go_of_hosts_that_are_drained_as_long_as_enough_are_left():
+    assert decide(replace(ELASTIC, drained=["c"])) == Release(["c"])
+    assert decide(replace(ELASTIC, drained=["b", "c"])) is None, "it is asked to move as a whole"
+    assert decide(replace(ELASTIC, drained=["a"])) is None
+    assert decide(replace(ELASTIC, drained=["z"])) is None
+
+
+# -- whatever was seen ------------------------------------------------------------------------------------
+
+times = st.integers(int(T) - 100, int(T))
+codes = st.sampled_from([None, 0, 1, 37, 137, 143])
+containers = st.builds(
+    ContainerEnd, times, codes, is_oom=st.booleans(), is_removed=st.booleans(), engine_out=st.sampled_from(["", "out"])
+)
+hosts = st.sampled_from("abc")
+
+
+@st.composite
+def anything(draw):
+    ranks = []
+    for number, host in enumerate("abc"):
+        code = draw(codes)
+        ranks.append(
+            Rank(host, f"{number}.1", number, T - 100, None if code is None else draw(times), code, draw(st.booleans()))
+        )
+    return GangSeen(
+        now_s=T, members=THREE, least=draw(st.sampled_from([None, 1, 2])),
+        ranks=draw(st.lists(st.sampled_from(ranks), unique=True)),
+        exits=draw(st.dictionaries(hosts, containers)), down_since=draw(st.dictionaries(hosts, times)),
+        others_answer=draw(st.sampled_from([None, True, False])), is_log_complete=draw(st.booleans()),
+        last_line_s=draw(times),
+    )  # fmt: skip
+
+
+@given(anything())
+def test_a_gang_never_succeeds_without_a_proof(seen):
+    """No rank failed or is missing, or no rank ever told anything and the launcher said 0."""
+    step = decide(seen)
+    if not isinstance(step, Finish):
+        return
+    end = by_launcher(seen, [], "i", ["a", "b", "c"]) if step.by_launcher else step.end
+    if end.outcome is State.SUCCEEDED and seen.least is None:
+        assert not any(rank.code for rank in seen.ranks) or {r.rank for r in seen.ranks if r.code == 0} == {0, 1, 2}
+        assert seen.exits.get("a", container()).code == 0 or len(seen.ranks) == 3
+
+
+@given(anything())
+def test_a_gang_that_has_ended_is_not_waited_for_for_ever(seen):
+    """A rank failed, or all have ended, or a container has: some seconds later there is an end."""
+    later = replace(seen, now_s=T + 1000)
+    has_ended = any(rank.code for rank in seen.ranks) and seen.least is None
+    if has_ended or seen.exits:
+        step = decide(later)
+        assert step is not None
+
+
+@given(anything(), st.integers(0, 100))
+def test_the_same_is_decided_for_the_same(seen, shift_s):
+    def moved(at_s):
+        return None if at_s is None else at_s + shift_s
+
+    shifted = replace(
+        seen, now_s=seen.now_s + shift_s, last_line_s=seen.last_line_s + shift_s,
+        ranks=[r._replace(started_s=r.started_s + shift_s, ended_s=moved(r.ended_s)) for r in seen.ranks],
+        exits={h: replace(e, seen_s=e.seen_s + shift_s) for h, e in seen.exits.items()},
+        down_since={h: s + shift_s for h, s in seen.down_since.items()},
+    )  # fmt: skip
+    kinds = [type(decide(each)) for each in (seen, shifted)]
+    assert kinds[0] is kinds[1]
+
+
+def test_hosts_that_have_left_are_not_lost_again():
+    assert decide(replace(ELASTIC, exits={"z": container(1)}, down_since={"z": T - 100})) is None
+    assert not isinstance(decide(replace(ELASTIC, ranks=[rank(0, "a"), rank(1, "z", 1)])), Lose)

@@ -1,0 +1,97 @@
+"""An elastic gang that has lost hosts: the ranks of the others are told once, by whichever supervisor comes to it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gpurun.errors import HostUnreachable
+from gpurun.jobs.record import FirstFailure
+from gpurun.jobs.spec import Constraints
+from gpurun.remote.fleet import Results
+from gpurun.supervisor.elastic import Members
+
+
+@pytest.fixture
+def gang(carry):
+    """An elastic gang of three hosts, whose links note who was cut, and fail for the hosts in `silent`."""
+    job = carry(gpus=6, min_gpus=2, constraints=Constraints(gpus_per_host=2))
+    told, silent = [], set()
+
+    def each(_call, hosts):
+        told.append(sorted(hosts))
+        answers = {host: {"cut": 1, "refused": 0} for host in hosts if host not in silent}
+        return Results(ok=answers, failed={host: HostUnreachable("no", host=host) for host in silent & set(hosts)})
+
+    job.__dict__["links"] = SimpleNamespace(each=each)
+    return SimpleNamespace(job=job, told=told, silent=silent)
+
+
+def members_of(gang):
+    return Members(gang.job, threading.Event(), on_join=lambda _: None)
+
+
+def lose_last(gang):
+    members = members_of(gang)
+    lost = gang.job.hosts[-1]
+    members.lose({lost: FirstFailure("it fell silent", host=lost)})
+    return members, list(gang.job.members)
+
+
+def test_those_who_are_left_are_cut_once(gang):
+    members, left = lose_last(gang)
+    members._cut_connections()
+    members._cut_connections()
+    assert gang.told == [left]
+    assert gang.job.folder.record().uncut == ()
+
+
+def test_who_does_not_answer_is_asked_again_and_nobody_else(gang):
+    members, left = lose_last(gang)
+    gang.silent.add(left[1])
+    members._cut_connections()
+    gang.silent.clear()
+    members._cut_connections()
+    assert gang.told == [left, [left[1]]]
+
+
+def test_a_supervisor_that_follows_does_what_the_one_before_did_not_come_to(gang):
+    _, left = lose_last(gang)
+    follower = members_of(gang)
+    follower._cut_connections()
+    assert gang.told == [left]
+    members_of(gang)._cut_connections()
+    assert gang.told == [left], "ranks that have found their new gang are left alone"
+
+
+def test_nobody_is_cut_in_a_gang_that_has_lost_nobody(gang):
+    members_of(gang)._cut_connections()
+    assert gang.told == []
+
+
+def test_a_host_that_has_left_since_is_not_asked(gang):
+    members, left = lose_last(gang)
+    members.lose({left[1]: FirstFailure("it fell silent", host=left[1])})
+    members._cut_connections()
+    assert gang.told == [left[:1]]
+
+
+def test_a_supervisor_that_follows_knows_the_address_of_a_host_that_is_gone(gang):
+    """Its ranks' connections to that host are those that the others wait on."""
+    run = ["docker", "run", "--add-host", "h1:10.0.0.1", "--add-host", "h3:10.0.0.3", "--env", "A=--add-host"]
+    plan = {"ssh_port": 5, "hosts": [{"run": run}, {"run": [*run, "--add-host"]}], "launch": ["x"]}
+    Path(str(gang.job.folder.path), "plan.json").write_text(json.dumps(plan))
+    members = members_of(gang)
+    assert (members._addresses, gang.job.ssh_port) == ({"10.0.0.1", "10.0.0.3"}, 5)
+
+
+@pytest.mark.parametrize(
+    "damage", ["", "[]", '{"ssh_port": 5, "hosts": 7}', '{"ssh_port": 5, "hosts": [{"run": [1]}]}']
+)
+def test_a_damaged_plan_ends_nothing(gang, damage):
+    Path(str(gang.job.folder.path), "plan.json").write_text(damage)
+    assert members_of(gang)._addresses == frozenset()
