@@ -7,17 +7,16 @@ what would end the gang from outside (a request, a limit, a host that is silent)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
-from gpurun.jobs.record import CancelRequest, FirstFailure
-from gpurun.jobs.spec import Grant
+from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.states import State
-from gpurun.launch import output
-from gpurun.launch.elastic import host_of
 from gpurun.scheduler.drain import may_lose
-from gpurun.supervisor.causes import Cause, end_of, explained
+from gpurun.supervisor.causes import end_of
 from gpurun.supervisor.ends import End
-from gpurun.supervisor.ranks import Rank, first_failed, have_succeeded, hosts_without_ranks
+from gpurun.supervisor.gang_seen import ContainerEnd, GangSeen
+from gpurun.supervisor.ranks import first_failed, have_succeeded, hosts_without_ranks
+from gpurun.supervisor.verdicts import SUCCEEDED, asked_end, container_ended, rank_failed
 
 HOST_LOST_S = 14.0
 """A host that has been silent for this long, while another one is heard, is lost: its gang is ended."""
@@ -29,89 +28,7 @@ LINGER_S = 5.0
 """All ranks have ended: how long the launcher may take to end, too."""
 LOG_SILENT_S = 10.0
 """The launcher has ended: how long its log may be silent before it is judged as it is."""
-SIGTERMED, SIGKILLED = 128 + 15, 128 + 9
-
-
-@dataclass(frozen=True)
-class ContainerEnd:
-    """How the job's container on a host ended.
-
-    Attributes:
-        seen_s: when that was seen, on the head's monotonic clock.
-        code: its exit code, if anybody knows.
-        engine_out: the engine's last words, if it does not answer any more and took the container with it.
-        ended_ago_s: how long before `seen_s` it ended, by its host's clock.
-    """
-
-    seen_s: float
-    code: int | None = None
-    is_oom: bool = False
-    is_removed: bool = False
-    engine_out: str = ""
-    ended_ago_s: float | None = None
-
-    def failure(self, host: str) -> FirstFailure:
-        """That it ended, as the reason for the gang's end."""
-        kind = "engine" if self.engine_out else "oom" if self.is_oom else "container"
-        return FirstFailure(reason=self._reason, host=host, exit_code=self.code, kind=kind, evidence=self.engine_out)
-
-    @property
-    def _reason(self) -> str:
-        if self.engine_out:
-            return "its Docker engine has stopped, and the job's container with it"
-        if self.is_removed:
-            return "the job's container was removed by somebody else"
-        if self.is_oom:
-            return "the job's container ran out of memory and was killed"
-        return f"the job's container ended (exit code {self.code})"
-
-
-@dataclass(frozen=True)
-class GangSeen:
-    """All that is known of a running gang at one moment. Times are on the head's monotonic clock.
-
-    Attributes:
-        members: the hosts on which ranks are to run, one for each GPU; in rank order, the launcher's first.
-        least: how many ranks an elastic gang needs; None for any other gang.
-        drained: hosts of an elastic gang that a person wants empty.
-        exits: containers that have ended, by host.
-        down_since: hosts that are out of reach, and since when they were not heard.
-        others_answer: whether hosts outside the gang can be reached; None = nobody has asked.
-        is_log_complete: all that the launcher and the ranks have printed is on the head.
-        last_line_s: when the last of it came.
-        limit_s: the time limit, if the gang has run for longer.
-        hung: why the gang counts as hung.
-    """
-
-    now_s: float
-    members: Sequence[Grant]
-    least: int | None = None
-    drained: Sequence[str] = ()
-    ranks: Sequence[Rank] = ()
-    exits: Mapping[str, ContainerEnd] = field(default_factory=dict)
-    down_since: Mapping[str, float] = field(default_factory=dict)
-    others_answer: bool | None = None
-    fatal: Cause | None = None
-    is_log_complete: bool = False
-    last_line_s: float = 0.0
-    request: CancelRequest | None = None
-    limit_s: float | None = None
-    hung: str | None = None
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The hosts on which ranks are to run."""
-        return tuple(grant.host for grant in self.members)
-
-    @property
-    def first(self) -> str:
-        """The launcher's host."""
-        return self.members[0].host
-
-    @property
-    def world(self) -> int:
-        """How many ranks there are to be."""
-        return sum(len(grant.gpus) for grant in self.members)
+SIGTERMED = 128 + 15
 
 
 @dataclass(frozen=True)
@@ -153,7 +70,7 @@ Step = Lose | Release | Ask | Finish | None
 
 def decide(seen: GangSeen) -> Step:
     """What to do now; None = nothing."""
-    seen = _of_members(seen)
+    seen = seen.of_members()
     if (failures := _losses(seen)) and may_lose(seen.members, failures, seen.least):
         return Lose(failures)
     if seen.drained and may_lose(seen.members, seen.drained, seen.least):
@@ -162,18 +79,6 @@ def decide(seen: GangSeen) -> Step:
         _by_ranks(seen) or _by_containers(seen) or _by_launchers_end(seen) or _by_fatal_cause(seen)
         or _by_request(seen) or _by_limit(seen) or _by_silence(seen) or _by_hang(seen)
     )  # fmt: skip
-
-
-def _of_members(seen: GangSeen) -> GangSeen:
-    """Without what was seen of hosts that have left."""
-    return replace(
-        seen,
-        ranks=[rank for rank in seen.ranks if rank.host in seen.hosts],
-        exits={host: end for host, end in seen.exits.items() if host in seen.hosts},
-        down_since={host: since_s for host, since_s in seen.down_since.items() if host in seen.hosts},
-        drained=[host for host in seen.drained if host in seen.hosts],
-        fatal=seen.fatal if seen.fatal and seen.fatal.host in seen.hosts else None,
-    )
 
 
 def _losses(seen: GangSeen) -> dict[str, FirstFailure]:
@@ -207,7 +112,7 @@ def _by_ranks(seen: GangSeen) -> Step:
     settled_s = EXPLAIN_S if failed.is_cut_off or failed.code == SIGTERMED else SETTLE_S
     if seen.now_s - failed.ended_s < settled_s:
         return None
-    return Finish(_rank_failed(failed.rank, failed.host, failed.code or 1, ladder=True), is_explained=False)
+    return Finish(rank_failed(failed.rank, failed.host, failed.code or 1, ladder=True), is_explained=False)
 
 
 def _by_containers(seen: GangSeen) -> Step:
@@ -218,7 +123,7 @@ def _by_containers(seen: GangSeen) -> Step:
     since_s, host = min(workers)
     if seen.now_s - since_s < EXPLAIN_S:
         return None
-    return Finish(_container_ended(host, seen.exits[host]), is_explained=False)
+    return Finish(container_ended(host, seen.exits[host]), is_explained=False)
 
 
 def _by_launchers_end(seen: GangSeen) -> Step:
@@ -229,7 +134,7 @@ def _by_launchers_end(seen: GangSeen) -> Step:
     failed = first_failed(seen.ranks)
     if workers and min(workers)[0] < launcher.seen_s and (failed is None or failed.was_broken_off):
         host = min(workers)[1]
-        return Finish(_container_ended(host, seen.exits[host]), is_explained=False)
+        return Finish(container_ended(host, seen.exits[host]), is_explained=False)
     return Finish(End(State.FAILED, "", 1), by_launcher=True, is_explained=False)
 
 
@@ -245,12 +150,6 @@ def _by_fatal_cause(seen: GangSeen) -> Step:
 
 def _by_request(seen: GangSeen) -> Step:
     return Finish(asked_end(seen.request, ladder=True)) if seen.request is not None else None
-
-
-def asked_end(request: CancelRequest, *, ladder: bool) -> End:
-    """The end that somebody asked for."""
-    outcome = State.CANCELLED if request.kind == "cancel" else State.QUEUED
-    return End(outcome, request.outcome, 1, ladder=ladder)
 
 
 def _by_limit(seen: GangSeen) -> Step:
@@ -290,92 +189,3 @@ def _by_hang(seen: GangSeen) -> Step:
     failure = FirstFailure(seen.hung, kind="hang")
     end = End(State.FAILED, f"the gang hangs: {seen.hung}", 1, failure=failure, ladder=True)
     return Finish(end, is_explained=False)
-
-
-SUCCEEDED = End(State.SUCCEEDED, "", 0, exit_code=0)
-
-
-def by_launcher(seen: GangSeen, lines: Sequence[output.Line], image: str, place: Sequence[str]) -> End:
-    """How an attempt ended whose launcher has ended: by its ranks' words, then by the launcher's.
-
-    Args:
-        lines: the last lines of the log.
-        image: the job's image, for the case that it lacks the launcher.
-        place: the host of each rank, for a gang whose ranks stay where they are.
-    """
-    launcher = seen.exits[seen.first]
-    failed = first_failed(seen.ranks) if seen.least is None else None
-    is_unproven = any(rank.code is None and rank.host not in seen.down_since for rank in seen.ranks)
-    if launcher.code == 0 and failed is None and (seen.least is not None or not is_unproven):
-        return SUCCEEDED
-    return replace(_failed_by_launcher(seen, failed, lines, image, place), ladder=is_unproven)
-
-
-def _failed_by_launcher(
-    seen: GangSeen, failed: Rank | None, lines: Sequence[output.Line], image: str, place: Sequence[str]
-) -> End:
-    launcher, named = seen.exits[seen.first], output.first_failure(lines)
-    if failed is not None and not failed.was_broken_off:
-        return _rank_failed(failed.rank, failed.host, failed.code or 1)
-    # A launcher that SIGKILL ended before it could say why was killed from outside, as one whose container is gone.
-    was_killed = launcher.is_removed or launcher.engine_out or launcher.is_oom
-    if was_killed or (named is None and launcher.code in (0, SIGKILLED)):
-        failure = replace(launcher.failure(seen.first), excerpt=output.excerpt(lines, None))
-        why = f"{seen.first}: {failure.reason}"
-        return End(State.FAILED, why, 4, exit_code=launcher.code, failure=failure, suspects=(seen.first,))
-    if named is not None:
-        at = named.rank or 0
-        host = host_of(named.host) if named.host is not None else place[at] if at < len(place) else seen.first
-        return _rank_failed(named.rank, host, named.exit_code)
-    if failed is not None:
-        return _rank_failed(failed.rank, failed.host, failed.code or 1)
-    return _launcher_failed(int(launcher.code or 1), output.excerpt(lines, None), image)
-
-
-def _rank_failed(rank: int | None, host: str, code: int, *, ladder: bool = False) -> End:
-    who = "a rank" if rank is None else f"rank {rank}"
-    why = f"{who} on {host} failed first, with exit code {code}"
-    failure = FirstFailure(reason=why, rank=rank, host=host, exit_code=code, kind="rank")
-    return End(State.FAILED, why, 1, exit_code=code, failure=failure, ladder=ladder)
-
-
-def with_last_words(end: End, lines: Sequence[output.Line]) -> End:
-    """The end, with the last lines of the rank that failed first."""
-    if end.failure is None or end.failure.kind != "rank" or end.failure.excerpt:
-        return end
-    return replace(end, failure=replace(end.failure, excerpt=output.excerpt(lines, end.failure.rank)))
-
-
-def _container_ended(host: str, found: ContainerEnd) -> End:
-    failure = found.failure(host)
-    reason = f"{host}: {failure.reason}"
-    return End(State.FAILED, reason, 4, exit_code=found.code, failure=failure, ladder=True, suspects=(host,))
-
-
-def _launcher_failed(code: int, excerpt: tuple[str, ...], image: str) -> End:
-    said = " ".join(excerpt)
-    if code == 127 and "horovodrun" in said and "not found" in said:
-        reason = f"the image {image} has no horovodrun; see recipes/images"
-        return End(
-            State.FAILED, reason, 2, exit_code=code, failure=FirstFailure(reason, excerpt=excerpt, kind="launcher")
-        )
-    reason = f"horovodrun failed with exit code {code}: {excerpt[-1] if excerpt else 'it printed nothing'}"
-    failure = FirstFailure(reason, exit_code=code, excerpt=excerpt, kind="launcher")
-    return End(State.FAILED, reason, 1, exit_code=code, failure=failure)
-
-
-def with_cause(end: End, cause: Cause | None, stopped: Sequence[Cause]) -> End:
-    """The end of a failed attempt, with what began it if a host saw that.
-
-    Args:
-        cause: the first that hosts' hardware and kernels tell of.
-        stopped: engines that were stopped, and hosts that are gone.
-    """
-    if end.outcome is not State.FAILED:
-        return end
-    if cause is not None and (cause.blame == "hardware" or cause.kind in ("oom", "disk-full")):
-        return explained(end, cause)
-    if not stopped:
-        return explained(end, cause)
-    end = explained(end, stopped[0])
-    return replace(end, suspects=tuple(sorted({*end.suspects, *(each.host for each in stopped)})))

@@ -34,13 +34,13 @@ from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.node.archive import Listing
 from gpurun.node.claim_rules import Claimant
 from gpurun.state.identity import state_id
-from gpurun.supervisor.decide import asked_end
 from gpurun.supervisor.ends import GangEnd, failed
 from gpurun.supervisor.frozen import cluster_of, freeze
 from gpurun.supervisor.host_claims import claimant_of, refusals_in, refused_end
 from gpurun.supervisor.links import Links
 from gpurun.supervisor.logcopy import LogCopy
 from gpurun.supervisor.spawn import run_pass_and_start
+from gpurun.supervisor.verdicts import asked_end
 
 
 class SupervisedJob:

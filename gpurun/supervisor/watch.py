@@ -11,26 +11,18 @@ from gpurun.jobs.limits import is_over_limit
 from gpurun.jobs.states import State
 from gpurun.supervisor.causes import TAIL_LINES
 from gpurun.supervisor.checkpoints import CheckpointWatch
-from gpurun.supervisor.decide import (
-    Ask,
-    Finish,
-    GangSeen,
-    Lose,
-    Release,
-    by_launcher,
-    decide,
-    with_cause,
-    with_last_words,
-)
+from gpurun.supervisor.decide import Ask, Finish, Lose, Release, decide
 from gpurun.supervisor.elastic import Members
 from gpurun.supervisor.ends import End, GangEnd
 from gpurun.supervisor.engines import stopped_engines
+from gpurun.supervisor.gang_seen import GangSeen
 from gpurun.supervisor.hang import HangWatch
 from gpurun.supervisor.health import HealthWatch
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.links import Links
 from gpurun.supervisor.loglines import last_lines
 from gpurun.supervisor.outputs_watch import OutputsWatch
+from gpurun.supervisor.verdicts import by_launcher, with_cause, with_last_words
 from gpurun.supervisor.watchers import Watchers
 
 POLL_S = 0.2

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from gpurun.errors import GpurunError, HostFailure
 from gpurun.launch.docker import container_name
 from gpurun.remote.agent import RemoteOpFailed
-from gpurun.supervisor.decide import ContainerEnd
+from gpurun.supervisor.gang_seen import ContainerEnd
 from gpurun.supervisor.job import SupervisedJob
 
 RECONNECT_S = 1.0

@@ -12,7 +12,7 @@ from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import Grant
 from gpurun.jobs.states import State
 from gpurun.launch.output import Line
-from gpurun.supervisor import decide as rules
+from gpurun.supervisor import verdicts
 from gpurun.supervisor.causes import Cause
 from gpurun.supervisor.decide import (
     EXPLAIN_S,
@@ -21,17 +21,14 @@ from gpurun.supervisor.decide import (
     LOG_SILENT_S,
     SETTLE_S,
     Ask,
-    ContainerEnd,
     Finish,
-    GangSeen,
     Lose,
     Release,
-    by_launcher,
     decide,
-    with_cause,
-    with_last_words,
 )
+from gpurun.supervisor.gang_seen import ContainerEnd, GangSeen
 from gpurun.supervisor.ranks import Rank
+from gpurun.supervisor.verdicts import by_launcher, with_cause, with_last_words
 
 T = 1000.0
 TWO, THREE = (tuple(Grant(host, (0,)) for host in hosts) for hosts in ("ab", "abc"))
@@ -218,7 +215,7 @@ def test_what_a_host_saw_ends_the_gang_and_explains_a_failure():
     assert with_cause(failed, lost, []).suspects == ("b",)
     gone = [Cause(T, host, "engine", "stopped", "", "host") for host in "ab"]
     assert with_cause(failed, None, gone).suspects == ("a", "b")
-    assert with_cause(rules.SUCCEEDED, lost, gone) == rules.SUCCEEDED, "a success needs no explanation"
+    assert with_cause(verdicts.SUCCEEDED, lost, gone) == verdicts.SUCCEEDED, "a success needs no explanation"
 
 
 def test_the_last_words_are_those_of_the_rank_that_failed():

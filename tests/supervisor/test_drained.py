@@ -12,9 +12,10 @@ from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import Constraints
 from gpurun.jobs.states import State
 from gpurun.state.cordons import Cordon, changing_cordons, read_cordons
-from gpurun.supervisor.decide import GangSeen, decide
+from gpurun.supervisor.decide import decide
 from gpurun.supervisor.elastic import Members
 from gpurun.supervisor.ends import GangEnd
+from gpurun.supervisor.gang_seen import GangSeen
 
 
 def drain(job, *hosts, until_s=None):

@@ -1,0 +1,104 @@
+"""What is known of a running gang at one moment. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpurun.jobs.record import CancelRequest, FirstFailure
+from gpurun.jobs.spec import Grant
+from gpurun.supervisor.causes import Cause
+from gpurun.supervisor.ranks import Rank
+
+
+@dataclass(frozen=True)
+class ContainerEnd:
+    """How the job's container on a host ended.
+
+    Attributes:
+        seen_s: when that was seen, on the head's monotonic clock.
+        code: its exit code, if anybody knows.
+        engine_out: the engine's last words, if it does not answer any more and took the container with it.
+        ended_ago_s: how long before `seen_s` it ended, by its host's clock.
+    """
+
+    seen_s: float
+    code: int | None = None
+    is_oom: bool = False
+    is_removed: bool = False
+    engine_out: str = ""
+    ended_ago_s: float | None = None
+
+    def failure(self, host: str) -> FirstFailure:
+        """That it ended, as the reason for the gang's end."""
+        kind = "engine" if self.engine_out else "oom" if self.is_oom else "container"
+        return FirstFailure(reason=self._reason, host=host, exit_code=self.code, kind=kind, evidence=self.engine_out)
+
+    @property
+    def _reason(self) -> str:
+        if self.engine_out:
+            return "its Docker engine has stopped, and the job's container with it"
+        if self.is_removed:
+            return "the job's container was removed by somebody else"
+        if self.is_oom:
+            return "the job's container ran out of memory and was killed"
+        return f"the job's container ended (exit code {self.code})"
+
+
+@dataclass(frozen=True)
+class GangSeen:
+    """All that is known of a running gang at one moment. Times are on the head's monotonic clock.
+
+    Attributes:
+        members: the hosts on which ranks are to run, one for each GPU; in rank order, the launcher's first.
+        least: how many ranks an elastic gang needs; None for any other gang.
+        drained: hosts of an elastic gang that a person wants empty.
+        exits: containers that have ended, by host.
+        down_since: hosts that are out of reach, and since when they were not heard.
+        others_answer: whether hosts outside the gang can be reached; None = nobody has asked.
+        is_log_complete: all that the launcher and the ranks have printed is on the head.
+        last_line_s: when the last of it came.
+        limit_s: the time limit, if the gang has run for longer.
+        hung: why the gang counts as hung.
+    """
+
+    now_s: float
+    members: Sequence[Grant]
+    least: int | None = None
+    drained: Sequence[str] = ()
+    ranks: Sequence[Rank] = ()
+    exits: Mapping[str, ContainerEnd] = field(default_factory=dict)
+    down_since: Mapping[str, float] = field(default_factory=dict)
+    others_answer: bool | None = None
+    fatal: Cause | None = None
+    is_log_complete: bool = False
+    last_line_s: float = 0.0
+    request: CancelRequest | None = None
+    limit_s: float | None = None
+    hung: str | None = None
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts on which ranks are to run."""
+        return tuple(grant.host for grant in self.members)
+
+    @property
+    def first(self) -> str:
+        """The launcher's host."""
+        return self.members[0].host
+
+    @property
+    def world(self) -> int:
+        """How many ranks there are to be."""
+        return sum(len(grant.gpus) for grant in self.members)
+
+    def of_members(self) -> GangSeen:
+        """Without what was seen of hosts that have left."""
+        return replace(
+            self,
+            ranks=[rank for rank in self.ranks if rank.host in self.hosts],
+            exits={host: end for host, end in self.exits.items() if host in self.hosts},
+            down_since={host: since_s for host, since_s in self.down_since.items() if host in self.hosts},
+            drained=[host for host in self.drained if host in self.hosts],
+            fatal=self.fatal if self.fatal and self.fatal.host in self.hosts else None,
+        )

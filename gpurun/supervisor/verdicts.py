@@ -1,0 +1,112 @@
+"""How an attempt ended, in words for people: from ranks, containers, the launcher and what hosts saw. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpurun.jobs.record import CancelRequest, FirstFailure
+from gpurun.jobs.states import State
+from gpurun.launch import output
+from gpurun.launch.elastic import host_of
+from gpurun.supervisor.causes import Cause, explained
+from gpurun.supervisor.ends import End
+from gpurun.supervisor.gang_seen import ContainerEnd, GangSeen
+from gpurun.supervisor.ranks import Rank, first_failed
+
+SIGKILLED = 128 + 9
+SUCCEEDED = End(State.SUCCEEDED, "", 0, exit_code=0)
+
+
+def by_launcher(seen: GangSeen, lines: Sequence[output.Line], image: str, place: Sequence[str]) -> End:
+    """How an attempt ended whose launcher has ended: by its ranks' words, then by the launcher's.
+
+    Args:
+        lines: the last lines of the log.
+        image: the job's image, for the case that it lacks the launcher.
+        place: the host of each rank, for a gang whose ranks stay where they are.
+    """
+    launcher = seen.exits[seen.first]
+    failed = first_failed(seen.ranks) if seen.least is None else None
+    is_unproven = any(rank.code is None and rank.host not in seen.down_since for rank in seen.ranks)
+    if launcher.code == 0 and failed is None and (seen.least is not None or not is_unproven):
+        return SUCCEEDED
+    return replace(_failed_by_launcher(seen, failed, lines, image, place), ladder=is_unproven)
+
+
+def _failed_by_launcher(
+    seen: GangSeen, failed: Rank | None, lines: Sequence[output.Line], image: str, place: Sequence[str]
+) -> End:
+    launcher, named = seen.exits[seen.first], output.first_failure(lines)
+    if failed is not None and not failed.was_broken_off:
+        return rank_failed(failed.rank, failed.host, failed.code or 1)
+    # A launcher that SIGKILL ended before it could say why was killed from outside, as one whose container is gone.
+    was_killed = launcher.is_removed or launcher.engine_out or launcher.is_oom
+    if was_killed or (named is None and launcher.code in (0, SIGKILLED)):
+        failure = replace(launcher.failure(seen.first), excerpt=output.excerpt(lines, None))
+        why = f"{seen.first}: {failure.reason}"
+        return End(State.FAILED, why, 4, exit_code=launcher.code, failure=failure, suspects=(seen.first,))
+    if named is not None:
+        at = named.rank or 0
+        host = host_of(named.host) if named.host is not None else place[at] if at < len(place) else seen.first
+        return rank_failed(named.rank, host, named.exit_code)
+    if failed is not None:
+        return rank_failed(failed.rank, failed.host, failed.code or 1)
+    return _launcher_failed(int(launcher.code or 1), output.excerpt(lines, None), image)
+
+
+def rank_failed(rank: int | None, host: str, code: int, *, ladder: bool = False) -> End:
+    """A rank failed first; `rank` None: the launcher says no more than the host."""
+    who = "a rank" if rank is None else f"rank {rank}"
+    why = f"{who} on {host} failed first, with exit code {code}"
+    failure = FirstFailure(reason=why, rank=rank, host=host, exit_code=code, kind="rank")
+    return End(State.FAILED, why, 1, exit_code=code, failure=failure, ladder=ladder)
+
+
+def with_last_words(end: End, lines: Sequence[output.Line]) -> End:
+    """The end, with the last lines of the rank that failed first."""
+    if end.failure is None or end.failure.kind != "rank" or end.failure.excerpt:
+        return end
+    return replace(end, failure=replace(end.failure, excerpt=output.excerpt(lines, end.failure.rank)))
+
+
+def container_ended(host: str, found: ContainerEnd) -> End:
+    """The job's container on a host ended, and the host is the suspect."""
+    failure = found.failure(host)
+    reason = f"{host}: {failure.reason}"
+    return End(State.FAILED, reason, 4, exit_code=found.code, failure=failure, ladder=True, suspects=(host,))
+
+
+def _launcher_failed(code: int, excerpt: tuple[str, ...], image: str) -> End:
+    said = " ".join(excerpt)
+    if code == 127 and "horovodrun" in said and "not found" in said:
+        reason = f"the image {image} has no horovodrun; see recipes/images"
+        return End(
+            State.FAILED, reason, 2, exit_code=code, failure=FirstFailure(reason, excerpt=excerpt, kind="launcher")
+        )
+    reason = f"horovodrun failed with exit code {code}: {excerpt[-1] if excerpt else 'it printed nothing'}"
+    failure = FirstFailure(reason, exit_code=code, excerpt=excerpt, kind="launcher")
+    return End(State.FAILED, reason, 1, exit_code=code, failure=failure)
+
+
+def with_cause(end: End, cause: Cause | None, stopped: Sequence[Cause]) -> End:
+    """The end of a failed attempt, with what began it if a host saw that.
+
+    Args:
+        cause: the first that hosts' hardware and kernels tell of.
+        stopped: engines that were stopped, and hosts that are gone.
+    """
+    if end.outcome is not State.FAILED:
+        return end
+    if cause is not None and (cause.blame == "hardware" or cause.kind in ("oom", "disk-full")):
+        return explained(end, cause)
+    if not stopped:
+        return explained(end, cause)
+    end = explained(end, stopped[0])
+    return replace(end, suspects=tuple(sorted({*end.suspects, *(each.host for each in stopped)})))
+
+
+def asked_end(request: CancelRequest, *, ladder: bool) -> End:
+    """The end that somebody asked for."""
+    outcome = State.CANCELLED if request.kind == "cancel" else State.QUEUED
+    return End(outcome, request.outcome, 1, ladder=ladder)
