@@ -14,8 +14,8 @@ from faulting import events, wait_until
 pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("train")]
 
 GRACE_S = 3
-NAMED_S = 4.0
-"""Asked for are 2 s; the machine that tests run on is busy, and the head's clock is the hosts'."""
+NAMED_S = 8.0
+"""Promised are 2 s, and measured 1.2; the machine that tests run on is busy."""
 LAUNCHERS = {"gloo": [], "mpi": ["--controller", "mpi"], "elastic": ["--min-gpus", "1"]}
 
 LOADER = """
