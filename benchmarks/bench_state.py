@@ -26,12 +26,12 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from unittest import mock
 
+from gpurun.head.submission import submit_jobs
 from gpurun.inventory.load import load
 from gpurun.jobs.spec import Constraints, JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases import allocate
 from gpurun.leases.waiters import take_waiter_lock
-from gpurun.supervisor.submission import submit_jobs
 
 GENERATIONS = ("hopper", "volta", "pascal")
 SIZES, WEIGHTS = (1, 2, 4, 8, 16, 32, 64, 128), (40, 15, 15, 15, 8, 4, 2, 1)

@@ -17,6 +17,8 @@ from pathlib import Path
 
 from gpurun import faults
 from gpurun.errors import HostFailure
+from gpurun.head import spawn
+from gpurun.head.requests import end_queued
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
@@ -25,10 +27,9 @@ from gpurun.leases.allocate import run_pass
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.state.cordons import changing_cordons
-from gpurun.supervisor import life, spawn, stop
+from gpurun.supervisor import life, stop
 from gpurun.supervisor.ends import End, GangEnd
 from gpurun.supervisor.job import SupervisedJob
-from gpurun.supervisor.requests import end_queued
 
 HOSTS, GPUS = 8, 4
 INVENTORY = f"""\

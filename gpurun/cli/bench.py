@@ -149,8 +149,8 @@ def _measure(spec: JobSpec, inventory: Inventory) -> BenchResult:
 
 def _start(spec: JobSpec, inventory: Inventory) -> JobFolder:
     """Queue the job as `gpurun submit` does."""
+    from gpurun.head.submission import submit_jobs
     from gpurun.state.home import home
-    from gpurun.supervisor.submission import submit_jobs
 
     submission = submit_jobs([spec], inventory, home(os.environ), os.environ)
     if submission.problem is not None:

@@ -54,7 +54,7 @@ def cancel(
 
 
 def _wait_until_ended(home: Path, folders: Iterable[JobFolder]) -> None:
-    from gpurun.supervisor.requests import end_queued
+    from gpurun.head.requests import end_queued
 
     caretaker = Caretaker()
     while waiting := [folder for folder in folders if not _is_over(folder)]:
@@ -76,14 +76,14 @@ def _is_ownerless(folder: JobFolder) -> bool:
 
 
 def _holds(folder: JobFolder) -> tuple[str, ...]:
-    from gpurun.supervisor.takeover import held_by
+    from gpurun.head.takeover import held_by
 
     return held_by(folder.path.home, folder.id)
 
 
 def _have_it_carried(folder: JobFolder) -> None:
     """As root, have the owner's `gpurun recover` start a supervisor for a job whose supervisor died."""
-    from gpurun.supervisor.everybody import recover_as
+    from gpurun.head.everybody import recover_as
 
     record = folder.record()
     if os.getuid() == record.owner_uid or not record.state.holds_gpus or is_carried(folder):
@@ -98,7 +98,7 @@ def _have_it_carried(folder: JobFolder) -> None:
 def _end_ownerless(folders: Iterable[JobFolder], inventory: str | None, *, may_wait: bool) -> None:
     """Give each job's supervisor its time if one lives; else, and afterwards, take the job over."""
     from gpurun.cli.inventory_options import cluster
-    from gpurun.supervisor.takeover import take_over
+    from gpurun.head.takeover import take_over
 
     for folder in folders:
         if is_carried(folder):

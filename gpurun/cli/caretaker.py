@@ -35,7 +35,7 @@ class Caretaker:
             return
         neglected = next(filter(_is_neglected, folders), None)
         if neglected is not None:
-            from gpurun.supervisor.waiter import resume
+            from gpurun.head.waiter import resume
 
             with suppress(GpurunError, OSError):  # damage is status's and recover's to report
                 resume(neglected.path.home, os.environ)

@@ -93,7 +93,7 @@ def wait_until_empty(found: Cluster, names: Sequence[str], changed: Sequence[str
 
 def _have_them_ended(home: Path) -> None:
     """Run a pass. In a shared state directory nobody but root carries out a deadline."""
-    from gpurun.supervisor.spawn import run_pass_and_start
+    from gpurun.head.spawn import run_pass_and_start
 
     run_pass_and_start(home, now_s=time.time(), environ=os.environ)
 

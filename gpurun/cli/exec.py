@@ -68,10 +68,10 @@ def _inventory(folder: JobFolder, record: JobRecord, lease: Lease) -> Inventory:
         BadInput: this is root, the job is another user's, and others than root can change the inventory.
         StateUnavailable: the inventory cannot be loaded, and no supervisor has stored it.
     """
+    from gpurun.head.takeover import check_inventory
     from gpurun.inventory.load import load
     from gpurun.leases.lease import as_granted
     from gpurun.supervisor.frozen import cluster_of
-    from gpurun.supervisor.takeover import check_inventory
 
     if os.getuid() == record.owner_uid:
         return cluster_of(folder, lease)[0]

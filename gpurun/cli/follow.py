@@ -81,8 +81,8 @@ def cancel_job(folder: JobFolder, *, reason: str) -> None:
     Raises:
         NotYours: it is another user's.
     """
+    from gpurun.head.requests import end_queued
     from gpurun.state import audit
-    from gpurun.supervisor.requests import end_queued
 
     refuse_others(folder)
     home = folder.path.home

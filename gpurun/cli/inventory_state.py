@@ -133,7 +133,7 @@ def _report(names: Sequence[str], changed: Sequence[str], state: str, as_json: b
 
 def _start_what_fits(home: Path) -> None:
     """A pass: what waited for these hosts may start."""
-    from gpurun.supervisor.spawn import run_pass_and_start
+    from gpurun.head.spawn import run_pass_and_start
 
     if (home / "live").is_dir():
         run_pass_and_start(home, now_s=time.time(), environ=os.environ)

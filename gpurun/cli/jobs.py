@@ -44,7 +44,7 @@ def open_store() -> JobStore:
     enter(state)
     check_locks(state)
     if any(folder.is_dir() and any(folder.iterdir()) for folder in (state / "leases", state / "live")):
-        from gpurun.supervisor.waiter import resume
+        from gpurun.head.waiter import resume
 
         with suppress(StateError):  # damage is status's and recover's to report, not every command's
             resume(state, os.environ)

@@ -38,14 +38,14 @@ def recover(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Replace supervisors that died, give queued jobs another look, and name every damaged lease."""
+    from gpurun.head.forged import forged_leases
+    from gpurun.head.spawn import adopt_orphans, run_pass_and_start
+    from gpurun.head.waiter import ensure_waiter, has_queued
     from gpurun.jobs.store import JobStore
     from gpurun.leases.store import LeaseStore
     from gpurun.state import audit
     from gpurun.state.home import home
     from gpurun.state.shared import enter
-    from gpurun.supervisor.forged import forged_leases
-    from gpurun.supervisor.spawn import adopt_orphans, run_pass_and_start
-    from gpurun.supervisor.waiter import ensure_waiter, has_queued
 
     if install or uninstall or dry_run:
         _change_timer(install=install, uninstall=uninstall, dry_run=dry_run)
@@ -84,12 +84,12 @@ def _adopt_claims(state: Path, inventory: str | None) -> tuple[str, ...]:
     """Have fenced what hosts claim for this user's forgotten jobs; those jobs' ids. Silent hosts are named."""
     from gpurun.cli.inventory_options import cluster
     from gpurun.doctor.claims import ask
+    from gpurun.head.found_claims import FoundClaim
+    from gpurun.head.spawn import adopt_found
     from gpurun.remote.fleet import Fleet
     from gpurun.state.identity import known_id
-    from gpurun.supervisor.found_claims import FoundClaim
     from gpurun.supervisor.host_claims import holder_of
     from gpurun.supervisor.links import target_of
-    from gpurun.supervisor.spawn import adopt_found
 
     found = cluster(inventory).inventory
     with Fleet.open([target_of(host, found) for host in found.hosts]) as fleet:
@@ -136,9 +136,9 @@ def _claims_options(inventory: str | None) -> tuple[str, ...]:
 
 def _recover_others(home: Path, options: tuple[str, ...]) -> list[str]:
     """Root recovers what every user has in a shared state directory, as that user; what was wrong."""
+    from gpurun.head.everybody import owners, recover_as
+    from gpurun.head.takeover import ownerless_jobs
     from gpurun.state.shared import is_shared
-    from gpurun.supervisor.everybody import owners, recover_as
-    from gpurun.supervisor.takeover import ownerless_jobs
 
     if os.getuid() != 0 or not is_shared(home):
         return []
@@ -158,11 +158,11 @@ def _discard(home: Path, name: str) -> Path:
     Raises:
         BadInput: there is no such damaged lease.
     """
+    from gpurun.head.forged import forged_leases
     from gpurun.leases.allocator import allocator_lock
     from gpurun.leases.store import LeaseStore
     from gpurun.state import audit, durable
     from gpurun.state.path import StatePath
-    from gpurun.supervisor.forged import forged_leases
 
     with allocator_lock(home):
         store = LeaseStore(home)

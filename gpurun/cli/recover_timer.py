@@ -11,7 +11,7 @@ import typer
 
 from gpurun.cli.printing import say
 from gpurun.errors import HostNotReady, StateError
-from gpurun.supervisor.timer import NAME, Recovery, kept
+from gpurun.head.timer import NAME, Recovery, kept
 
 BOOTED = Path("/run/systemd/system")
 """There if systemd is the machine's manager: sd_booted(3)."""

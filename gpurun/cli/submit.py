@@ -123,8 +123,8 @@ def _store(
     Args:
         follow: Ctrl-C is to cancel the job.
     """
+    from gpurun.head.submission import submit_jobs
     from gpurun.state.home import home
-    from gpurun.supervisor.submission import submit_jobs
 
     stored: list[JobFolder] = []
 

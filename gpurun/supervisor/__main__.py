@@ -1,6 +1,6 @@
 """``python -m gpurun.supervisor LEASE LOCK_FD``: the process behind one lease, as a rule a running job's.
 
-Started by `gpurun.supervisor.spawn` with the lease's lock as an open descriptor; not meant to be typed.
+Started by `gpurun.head.spawn` with the lease's lock as an open descriptor; not meant to be typed.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 
 from gpurun import faults
 from gpurun.errors import GpurunError, StateError
+from gpurun.head.spawn import run_pass_and_start
+from gpurun.head.waiter import ensure_waiter
 from gpurun.jobs.states import State
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.state.shared import enter
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.life import live
-from gpurun.supervisor.spawn import run_pass_and_start
 from gpurun.supervisor.stop import keep_asking, lose_rest
-from gpurun.supervisor.waiter import ensure_waiter
 
 
 def main(argv: list[str]) -> int:

@@ -17,6 +17,7 @@ from itertools import pairwise
 
 from gpurun import faults
 from gpurun.errors import GpurunError, StateError
+from gpurun.head.spawn import run_pass_and_start
 from gpurun.jobs.record import FirstFailure
 from gpurun.launch import elastic
 from gpurun.leases import members as lease_steps
@@ -28,7 +29,6 @@ from gpurun.supervisor.host_claims import claim
 from gpurun.supervisor.job import SupervisedJob, raise_first
 from gpurun.supervisor.preflight import examine
 from gpurun.supervisor.prepare import bring
-from gpurun.supervisor.spawn import run_pass_and_start
 from gpurun.supervisor.start import KNOWN_HOSTS_FILE, SSH_CONFIG_FILE, create, go, known_hosts
 from gpurun.supervisor.stop import cordon_lost, cordon_suspect, fence, found_again
 

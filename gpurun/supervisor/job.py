@@ -14,6 +14,7 @@ from typing import Literal
 
 from gpurun.errors import GpurunError, HostFailure, StateError
 from gpurun.facts.hardware import Hardware
+from gpurun.head.spawn import run_pass_and_start
 from gpurun.images.engine import Engine
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.events import EventLog
@@ -39,7 +40,6 @@ from gpurun.supervisor.frozen import cluster_of, freeze
 from gpurun.supervisor.host_claims import claimant_of, refusals_in, refused_end
 from gpurun.supervisor.links import Links
 from gpurun.supervisor.logcopy import LogCopy
-from gpurun.supervisor.spawn import run_pass_and_start
 from gpurun.supervisor.verdicts import asked_end
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from gpurun.cli import caretaker
 from gpurun.cli.main import main
+from gpurun.head import waiter
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.waiters import take_waiter_lock
-from gpurun.supervisor import waiter
 
 INVENTORY = """
 version: 1

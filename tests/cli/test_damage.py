@@ -11,13 +11,13 @@ from types import SimpleNamespace
 import pytest
 
 from gpurun.cli.main import main
+from gpurun.head import spawn, waiter
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.store import LeaseStore
 from gpurun.state.cordons import Cordon, changing_cordons
-from gpurun.supervisor import spawn, waiter
 
 INVENTORY = """\
 version: 1

@@ -12,7 +12,7 @@ import pytest
 
 from gpurun.cli import recover_timer
 from gpurun.errors import BadInput, HostNotReady, StateError
-from gpurun.supervisor.timer import Recovery, kept
+from gpurun.head.timer import Recovery, kept
 
 HOSTILE = {"GPURUN_HOME": "/var/lib/a b/50%/\"q\"/$x/'s'/\\n", "PATH": "/usr/bin:/bin"}
 

@@ -22,6 +22,7 @@ from mutations import damaged_bytes, damaged_json, examples
 
 from gpurun.cli import main as command_line
 from gpurun.errors import GpurunError
+from gpurun.head import spawn, waiter
 from gpurun.inventory.history import Author, History
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.record import CancelRequest, FirstFailure, Restart, Setback
@@ -32,7 +33,6 @@ from gpurun.leases.allocate import run_pass
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.state import audit
 from gpurun.state.cordons import Cordon, changing_cordons
-from gpurun.supervisor import spawn, waiter
 
 INVENTORY = """\
 version: 1

@@ -186,7 +186,7 @@ def test_arguments_of_submit(tmp_path, monkeypatch):
         assert [folder.spec()] == specs
         return submission.Submission((folder,))
 
-    from gpurun.supervisor import submission
+    from gpurun.head import submission
 
     monkeypatch.setattr(submission, "submit_jobs", stored)
 

@@ -291,7 +291,7 @@ def kill_waiter(cluster: Cluster) -> None:
     """kill -9 this state directory's waiter, if there is one."""
     for process in list_processes():
         environ = Path(f"/proc/{process.pid}/environ")
-        if "gpurun.supervisor.waiter " in process.command and f"GPURUN_HOME={cluster.home}\0" in environ.read_text():
+        if "gpurun.head.waiter " in process.command and f"GPURUN_HOME={cluster.home}\0" in environ.read_text():
             os.kill(process.pid, signal.SIGKILL)
     while waiter_lives(cluster.home, os.getuid()):
         time.sleep(0.01)

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpurun.head.submission import submit_jobs
 from gpurun.inventory.load import load
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.lab import Lab, engine
-from gpurun.supervisor.submission import submit_jobs
 
 IMAGE = "gpurun/claimtest:1"
 LAUNCHER = """#!/bin/sh

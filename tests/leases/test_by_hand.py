@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from gpurun.errors import StateError
+from gpurun.head.spawn import adopt_orphans, finish_interrupted, own_jobs
 from gpurun.inventory.load import load
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.states import State
@@ -20,7 +21,6 @@ from gpurun.leases.lease import Lease, as_granted, machines_of
 from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseStore
 from gpurun.supervisor import stop
-from gpurun.supervisor.spawn import adopt_orphans, finish_interrupted, own_jobs
 
 HEAD = """\
 version: 1
@@ -59,7 +59,7 @@ def running(home, inventory):
 @pytest.fixture
 def started(monkeypatch):
     names = []
-    monkeypatch.setattr("gpurun.supervisor.spawn.start_supervisor", lambda home, lease, *_: names.append(lease.name))
+    monkeypatch.setattr("gpurun.head.spawn.start_supervisor", lambda home, lease, *_: names.append(lease.name))
     return names
 
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpurun.errors import StateError
+from gpurun.head.spawn import finish_interrupted, own_jobs
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import Constraints, Grant, JobSpec
 from gpurun.jobs.states import State
@@ -23,7 +24,6 @@ from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.lease import Lease
 from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseStore
-from gpurun.supervisor.spawn import finish_interrupted, own_jobs
 
 INVENTORY = """\
 version: 1

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gpurun.errors import StateError
+from gpurun.head.spawn import adopt_orphans, finish_interrupted, own_jobs
 from gpurun.inventory.load import load
 from gpurun.jobs.record import GpuHolder, HostRefusal
 from gpurun.jobs.spec import Constraints, Grant, JobSpec
@@ -21,7 +22,6 @@ from gpurun.leases.lease import Lease, machines_of
 from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseStore
 from gpurun.state import durable
-from gpurun.supervisor.spawn import adopt_orphans, finish_interrupted, own_jobs
 
 HEAD = """\
 version: 1
@@ -282,7 +282,7 @@ class TestARemovedLeaseFile:
         finish_interrupted(home, own_jobs(home))
         assert folder.record().state is State.PREPARING, "it has not been fenced"
         started = []
-        monkeypatch.setattr("gpurun.supervisor.spawn.start_supervisor", lambda home, lease, *_: started.append(lease))
+        monkeypatch.setattr("gpurun.head.spawn.start_supervisor", lambda home, lease, *_: started.append(lease))
         assert adopt_orphans(home, {}) == (folder.id,)
         assert started == [lease]
 

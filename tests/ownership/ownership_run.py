@@ -13,11 +13,11 @@ import ownership_steps as steps
 from ownership_steps import Step
 from ownership_world import Head, World
 
+from gpurun.head import waiter
+from gpurun.head.requests import end_queued
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.store import JobStore
 from gpurun.leases.store import LeaseStore
-from gpurun.supervisor import waiter
-from gpurun.supervisor.requests import end_queued
 
 STEPS = 250
 ROUNDS = 120

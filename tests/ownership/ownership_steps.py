@@ -18,6 +18,9 @@ from ownership_world import Head, World
 
 from gpurun.cli import recover as recover_command
 from gpurun.errors import GpurunError
+from gpurun.head import spawn, waiter
+from gpurun.head.requests import end_queued
+from gpurun.head.submission import submit_jobs
 from gpurun.inventory.load import load
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import Constraints, Grant, JobSpec
@@ -29,9 +32,6 @@ from gpurun.leases.store import LeaseStore
 from gpurun.leases.view import View
 from gpurun.state import durable
 from gpurun.state.cordons import Cordon, changing_cordons, cordons_file
-from gpurun.supervisor import spawn, waiter
-from gpurun.supervisor.requests import end_queued
-from gpurun.supervisor.submission import submit_jobs
 
 Act = Callable[[World, random.Random], None]
 ACTS: dict[str, tuple[int, Act]] = {}

@@ -26,11 +26,12 @@ from simulated_supervisor import Supervisor
 
 from gpurun import faults
 from gpurun.errors import GpurunError
+from gpurun.head import submission
 from gpurun.inventory import load as loading
 from gpurun.state import filesystem
 from gpurun.state.path import StatePath
 from gpurun.state.shared import append_only, make_shared
-from gpurun.supervisor import job, stop, submission
+from gpurun.supervisor import job, stop
 
 START_S = 1_700_000_000.0
 MACHINES = ("m1", "m2", "m3", "m4", "m5", "m9")
@@ -202,7 +203,7 @@ class World:
         """In the place of `subprocess.Popen`: what a process would inherit is kept under another number."""
         head = next(head for head in self.heads if str(head.home) == env["GPURUN_HOME"])
         descriptor = os.dup(pass_fds[0])
-        if argv[2] == "gpurun.supervisor.waiter":
+        if argv[2] == "gpurun.head.waiter":
             head.waiters[os.geteuid()] = descriptor
         else:
             made = Supervisor(self, head, os.geteuid(), argv[3], descriptor)

@@ -13,6 +13,7 @@ from typing import Any
 import simulated_hosts
 
 from gpurun.errors import GpurunError, HostFailure, StateError, StateUnavailable
+from gpurun.head import spawn, waiter
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.launch.docker import container_name
@@ -20,7 +21,7 @@ from gpurun.leases import members
 from gpurun.leases.refusals import remember
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.state.identity import state_id
-from gpurun.supervisor import life, spawn, start, stop, waiter
+from gpurun.supervisor import life, start, stop
 from gpurun.supervisor.ends import End, GangEnd, failed
 from gpurun.supervisor.host_claims import claim, claim_of
 from gpurun.supervisor.job import SupervisedJob, raise_first

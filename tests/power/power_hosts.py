@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.errors import HostFailure
+from gpurun.head import spawn, submission, waiter
 from gpurun.jobs.states import State
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.remote.agent import Reply
 from gpurun.remote.fleet import Results
-from gpurun.supervisor import life, prepare, spawn, start, stop, submission, waiter
+from gpurun.supervisor import life, prepare, start, stop
 from gpurun.supervisor.ends import End, GangEnd
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.joblog import JobLog

@@ -20,12 +20,12 @@ import typer
 import gpurun
 from gpurun import faults
 from gpurun.cli import main as command_line
+from gpurun.head.submission import submit_jobs
 from gpurun.inventory.load import load
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
-from gpurun.supervisor.submission import submit_jobs
 
 HOSTS, GPUS = ("h1", "h2", "h3"), 2
 INVENTORY = f"""\

@@ -251,7 +251,7 @@ lease = leases.read("{job}")
 leases.grant(replace(lease, job="j-0000000f"), Occupancy())
 """
     assert bob.python(PRELUDE + forge) == ""
-    adopt = PRELUDE + "from gpurun.supervisor import spawn\nspawn.start_supervisor = lambda *a: None\n"
+    adopt = PRELUDE + "from gpurun.head import spawn\nspawn.start_supervisor = lambda *a: None\n"
     assert alice.python(adopt + "print(spawn.adopt_orphans(home, {}))") == f"('{job}',)"
 
 
@@ -577,7 +577,7 @@ def test_a_gang_gives_way_to_another_user_s_by_its_owner_s_own_pass(state, alice
 
 
 def test_root_recovers_for_everybody_as_themselves(state, alice, bob, monkeypatch):
-    from gpurun.supervisor import everybody
+    from gpurun.head import everybody
 
     job = alice.python(SUBMIT)
     alice.python(PRELUDE + "run_pass(home, now_s=2.0)")  # its supervisor was never started

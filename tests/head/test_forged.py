@@ -10,6 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from gpurun.errors import StateError
+from gpurun.head import spawn
+from gpurun.head.forged import check_lease, forged_leases
+from gpurun.head.found_claims import claims_to_adopt
 from gpurun.jobs.record import GpuHolder
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
@@ -18,9 +21,6 @@ from gpurun.leases.refusals import remember
 from gpurun.leases.store import LeaseStore
 from gpurun.state import durable
 from gpurun.state.identity import state_id
-from gpurun.supervisor import spawn
-from gpurun.supervisor.forged import check_lease, forged_leases
-from gpurun.supervisor.found_claims import claims_to_adopt
 
 ME = os.getuid()
 INVENTORY = """

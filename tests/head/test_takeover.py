@@ -12,6 +12,9 @@ import pytest
 from users import ALICE, BOB, GROUP, NEEDS_OPEN_PYTHON, left_over, make_user, open_folder, open_python
 
 from gpurun.errors import BadInput, StateError, StateUnavailable
+from gpurun.head import spawn, takeover
+from gpurun.head.forged import check_lease, forged_leases
+from gpurun.head.takeover import held_by, ownerless_jobs, take_over
 from gpurun.inventory.load import load
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
@@ -21,9 +24,6 @@ from gpurun.state import audit, durable
 from gpurun.state.path import StatePath
 from gpurun.state.shared import append_only, make_shared
 from gpurun.state.trusted import not_only_root_s, only_root_s
-from gpurun.supervisor import spawn, takeover
-from gpurun.supervisor.forged import check_lease, forged_leases
-from gpurun.supervisor.takeover import held_by, ownerless_jobs, take_over
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0 or open_python() is None, reason=f"needs root; {NEEDS_OPEN_PYTHON}")
 
@@ -326,7 +326,7 @@ def test_a_damaged_lease_is_named_with_the_way_out(world, job):
 
 def test_root_has_a_supervisor_started_as_the_owner_who_has_an_account(world, job, monkeypatch):
     from gpurun.cli import cancel as command
-    from gpurun.supervisor import everybody
+    from gpurun.head import everybody
 
     asked, answers = [], [None, "alice: no SSH key"]
     monkeypatch.setattr(everybody, "recover_as", lambda uid, home, _: (asked.append((uid, home)), answers.pop(0))[1])

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpurun.errors import BadInput, StateError, StateUnavailable
+from gpurun.head.spawn import start_supervisor
 from gpurun.inventory.model import SSH_PORT, Host, Inventory
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.folder import JobFolder
@@ -28,7 +29,6 @@ from gpurun.leases.store import WAY_OUT, LeaseLock, LeaseStore
 from gpurun.state import audit, lock
 from gpurun.state.people import has_account, myself, user_name
 from gpurun.state.trusted import not_only_root_s
-from gpurun.supervisor.spawn import start_supervisor
 
 KILL_S = 10.0
 """How long root waits for the lock of a lease after it has killed the lease's supervisor."""

@@ -6,12 +6,12 @@ import os
 
 import pytest
 
+from gpurun.head import waiter
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.waiters import MAX_LOG_BYTES, take_waiter_lock, waiter_lives
 from gpurun.state import lock as locks
-from gpurun.supervisor import waiter
 
 UID = os.getuid()
 

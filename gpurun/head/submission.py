@@ -10,6 +10,8 @@ from pathlib import Path
 
 from gpurun import faults
 from gpurun.errors import GpurunError, StateError
+from gpurun.head.spawn import run_pass_and_start
+from gpurun.head.waiter import ensure_waiter
 from gpurun.images.engine import Engine
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.folder import JobFolder
@@ -21,8 +23,6 @@ from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.store import LeaseStore
 from gpurun.state import audit
 from gpurun.state.shared import enter
-from gpurun.supervisor.spawn import run_pass_and_start
-from gpurun.supervisor.waiter import ensure_waiter
 
 
 @dataclass(frozen=True)

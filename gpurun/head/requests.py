@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from gpurun.head.spawn import run_pass_and_start
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, end_queued_job
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.store import LeaseStore
-from gpurun.supervisor.spawn import run_pass_and_start
 
 
 def end_queued(home: Path, folder: JobFolder, *, now_s: float, environ: Mapping[str, str]) -> bool:

@@ -10,6 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpurun.head import spawn
+from gpurun.head.found_claims import FoundClaim, adopt_claims, claims_to_adopt, in_refusals, is_forgotten
 from gpurun.inventory.load import load
 from gpurun.jobs.record import GpuHolder
 from gpurun.jobs.spec import Grant, JobSpec
@@ -19,8 +21,6 @@ from gpurun.leases.allocate import look, run_pass
 from gpurun.leases.refusals import FORGET_S, remember
 from gpurun.leases.store import LeaseStore
 from gpurun.state.identity import FILE, state_id
-from gpurun.supervisor import spawn
-from gpurun.supervisor.found_claims import FoundClaim, adopt_claims, claims_to_adopt, in_refusals, is_forgotten
 
 ME = os.getuid()
 INVENTORY = """

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gpurun import faults
 from gpurun.errors import BadInput, StateError
+from gpurun.head.forged import is_chosen
 from gpurun.inventory.load import load
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.record import GpuHolder, JobRecord
@@ -29,7 +30,6 @@ from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.state import audit
 from gpurun.state.identity import known_id
 from gpurun.state.people import myself
-from gpurun.supervisor.forged import is_chosen
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def adopt_claims(home: Path, claims: Iterable[FoundClaim]) -> tuple[tuple[Lease,
     """Make lost leases of this user's claims that are forgotten. Idempotent.
 
     Returns:
-        The new leases with their locks held, for `gpurun.supervisor.spawn.start_supervisor`. A claim on GPUs that are
+        The new leases with their locks held, for `gpurun.head.spawn.start_supervisor`. A claim on GPUs that are
         granted at this moment is left: its host refuses that gang, too, and the next look finds the GPUs free.
     """
     claims = tuple(claims)

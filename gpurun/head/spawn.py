@@ -11,6 +11,8 @@ from pathlib import Path
 
 from gpurun import faults
 from gpurun.errors import StateError
+from gpurun.head.forged import check_lease
+from gpurun.head.found_claims import FoundClaim, adopt_claims, claims_to_adopt
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.live import LiveJob
@@ -22,8 +24,6 @@ from gpurun.leases.allocator import PATIENCE_S, allocator_lock
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.state import audit
-from gpurun.supervisor.forged import check_lease
-from gpurun.supervisor.found_claims import FoundClaim, adopt_claims, claims_to_adopt
 
 
 def run_pass_and_start(

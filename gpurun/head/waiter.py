@@ -1,4 +1,4 @@
-"""``python -m gpurun.supervisor.waiter``: one small process per user with queued jobs.
+"""``python -m gpurun.head.waiter``: one small process per user with queued jobs.
 
 Nobody runs anything as somebody else, or writes in somebody else's folder. A pass looks at everybody's jobs but
 grants only those of the user who runs it; what it leaves for others, their waiters take in passes of their own as soon
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from gpurun import faults
 from gpurun.errors import GpurunError
+from gpurun.head.spawn import adopt_orphans, run_pass_and_start
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import Pass
@@ -28,7 +29,6 @@ from gpurun.state import lock
 from gpurun.state.cordons import cordons_file
 from gpurun.state.path import StatePath
 from gpurun.state.shared import enter
-from gpurun.supervisor.spawn import adopt_orphans, run_pass_and_start
 
 TICK_S = 0.5
 PASS_EVERY_S = 15.0
@@ -45,7 +45,7 @@ def ensure_waiter(home: Path, environ: Mapping[str, str]) -> None:
         log = path.open_file(os.O_WRONLY | os.O_APPEND)  # another open file: what a child keeps open holds no lock
         try:
             subprocess.Popen(
-                [sys.executable, "-m", "gpurun.supervisor.waiter", str(descriptor)],
+                [sys.executable, "-m", "gpurun.head.waiter", str(descriptor)],
                 env={**environ, "GPURUN_HOME": str(home)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

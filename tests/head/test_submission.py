@@ -10,6 +10,8 @@ import pytest
 
 from gpurun.cli.main import main
 from gpurun.errors import BadInput, StateError
+from gpurun.head import spawn, submission
+from gpurun.head.submission import submit_jobs
 from gpurun.images.engine import Engine
 from gpurun.inventory.load import load
 from gpurun.jobs.spec import JobSpec
@@ -18,8 +20,6 @@ from gpurun.jobs.store import JobStore
 from gpurun.leases import allocate
 from gpurun.leases.allocator import allocator_lock
 from gpurun.state import audit
-from gpurun.supervisor import spawn, submission
-from gpurun.supervisor.submission import submit_jobs
 
 INVENTORY = """\
 version: 1
