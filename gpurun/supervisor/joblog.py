@@ -24,6 +24,8 @@ from gpurun.supervisor.loglines import CHECKPOINT, HOLE, RawLine, last, split
 LINE_BYTES = 1 << 20
 CHECKPOINT_BYTES = 1 << 22
 """How much may come between two checkpoints."""
+BAR_BYTES = 1 << 12
+"""A progress bar prints carriage returns and no newline: so much of it is a line, or nobody sees it for minutes."""
 _CHECKPOINT_HEAD = f"- {CHECKPOINT} {{".encode()
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z", re.ASCII)
 _NAMES = {"o": b"stdout", "e": b"stderr"}
@@ -53,7 +55,7 @@ class JobLog:
         self._known = self._end()
         self._passing = self._known.same
         self._open: dict[_Key, tuple[int, bytearray]] = {}
-        self._since_checkpoint = 0
+        self._since_checkpoint = self._known.since_checkpoint
         self.descriptor = path.open_file(os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     @property
@@ -110,8 +112,17 @@ class JobLog:
             text, used = (part[:cut], cut + 1) if 0 <= cut <= LINE_BYTES else (part[:LINE_BYTES], LINE_BYTES)
             lines.append(self._line(key, rank, text, used))
             del part[:used]
+        if len(part) >= BAR_BYTES and (used := part.rfind(b"\r", 0, -1) + 1):
+            lines.append(self._line(key, rank, part[:used], used))
+            del part[:used]
         if lines:
             self._append(b"".join(lines))
+
+    def end_lines(self, where: str) -> None:
+        """A rank has ended: its last words are lines, also without a newline behind them."""
+        for stream in _NAMES:
+            if (key := (self._attempt + where, stream)) in self._open:
+                self._flush(key)
 
     def close(self) -> None:
         """Write what is left of unfinished lines and close."""
@@ -137,11 +148,11 @@ class JobLog:
         )  # fmt: skip
 
     def _append(self, data: bytes) -> None:
-        self._write(data)
         self._since_checkpoint += len(data)
         if self._since_checkpoint >= CHECKPOINT_BYTES:
             self._since_checkpoint = 0
-            self._write(self._known.checkpoint())
+            data += self._known.checkpoint()
+        self._write(data)
 
     def _write(self, data: bytes) -> None:
         left = memoryview(data)
@@ -185,13 +196,16 @@ class _Known:
         last: the launcher's last timestamp.
         same: how many of its lines have it.
         ends: the offset behind the last line of each of the attempt's ranks.
+        since_checkpoint: bytes behind the last checkpoint. Writers that die early add to it; a new attempt needs one.
     """
 
     def __init__(self, attempt: str) -> None:
         self._attempt = attempt
+        self._written_for = "1/"
         self.last = ""
         self.same = 0
         self.ends: dict[_Key, int] = {}
+        self.since_checkpoint = 0
 
     def take_time(self, time: str) -> bool:
         """The launcher's next line; False if its time is not Docker's: then the line before counts on as the last."""
@@ -206,6 +220,7 @@ class _Known:
         damaged, sound = 0, True
         for raw in lines:
             line = None if HOLE in raw else split(raw)
+            self.since_checkpoint += len(raw) + 1
             if line is not None and line.stream == CHECKPOINT:
                 sound = self._restore(line.text)
                 damaged += not sound
@@ -214,6 +229,9 @@ class _Known:
             else:
                 sound = sound and HOLE not in raw
                 damaged += line is None or not sound or not self.take_time(line.time)
+        if self._written_for != self._attempt:  # another launcher, perhaps on a host whose clock is behind
+            self.last, self.same = "", 0
+            self.since_checkpoint = CHECKPOINT_BYTES
         return damaged
 
     def _take_rank(self, line: RawLine) -> None:
@@ -226,13 +244,16 @@ class _Known:
     def checkpoint(self) -> bytes:
         """A line that `read` goes on from."""
         ends = [[*key, end] for key, end in self.ends.items()]
-        return f"- {CHECKPOINT} {json.dumps({'last': self.last, 'same': self.same, 'ends': ends})}\n".encode()
+        said = {"attempt": self._attempt, "last": self.last, "same": self.same, "ends": ends}
+        return f"- {CHECKPOINT} {json.dumps(said)}\n".encode()
 
     def _restore(self, text: bytes) -> bool:
         try:
             said = json.loads(text)
             last, same = str(said["last"]), int(said["same"])
             ends = {(str(source), str(stream)): int(end) for source, stream, end in said["ends"]}
+            self._written_for = str(said.get("attempt", self._attempt))
+            self.since_checkpoint = 0
         except (ValueError, TypeError, KeyError, RecursionError):
             return False
         self.last, self.same = last, same

@@ -194,7 +194,12 @@ class LogCopy:
                 log.take_output(f"{host}/{said['id']}", said["rank"], said["stream"], said["end"], reply.payload)
             return
         with self._lock:
-            if rank := told(self._ranks, host, said, time.monotonic()):
+            rank = told(self._ranks, host, said, time.monotonic())
+        if rank and rank.code is not None:  # its last words are in the log before anybody judges it
+            with self._writing(log):
+                log.end_lines(f"{host}/{rank.id}")
+        if rank:
+            with self._lock:
                 self._ranks[host, rank.id] = rank
 
     # -- the file -----------------------------------------------------------------------------------------
@@ -221,8 +226,8 @@ class LogCopy:
             try:
                 yield self._log
             except OSError:
-                os.close(self._log.descriptor)
-                self._log = None
+                broken, self._log = self._log, None
+                os.close(broken.descriptor)
                 raise
             if mine is not None:
                 self.last_line_s = time.monotonic()

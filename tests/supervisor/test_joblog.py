@@ -320,3 +320,45 @@ def test_a_ranks_lines_lost_in_a_hole_come_again(tmp_path):
     third = JobLog(at(path), attempt=1, now=now)
     assert third.have("h")["0.1"] == [len(lines), 0], "what came again counts, and comes no third time"
     assert set(lines.split(b"\n")) <= set(output(path)["1/h/0.1", "o"].split(b"\n")) | {b""}
+
+
+def test_supervisors_that_die_early_do_not_make_a_log_come_twice(tmp_path, monkeypatch):
+    """None of them writes enough for a checkpoint; together they write more than a new one looks at."""
+    monkeypatch.setattr(joblog, "CHECKPOINT_BYTES", 1 << 18)
+    line, printed = b"x" * 1000 + b"\n", 0
+    for _ in range(9):
+        log = JobLog(at(tmp_path / "log"), attempt=1, now=now)
+        assert log.have("h").get("0.1", [0, 0]) == [printed, 0]
+        for _ in range(200):
+            printed += len(line)
+            log.take_output("h/0.1", 0, "o", printed, line)
+        os.close(log.descriptor)
+
+
+def test_another_attempts_launcher_is_asked_from_its_beginning(tmp_path):
+    """It may run on a host whose clock is behind that of the last one."""
+    first = JobLog(at(tmp_path / "log"), attempt=1, now=now)
+    first.take("stdout", message(9, "attempt 1\n"))
+    first.close()
+    second = JobLog(at(tmp_path / "log"), attempt=2, now=now)
+    assert second.since is None
+    second.take("stdout", message(5, "attempt 2\n"))
+    os.close(second.descriptor)
+    again = JobLog(at(tmp_path / "log"), attempt=2, now=now)
+    assert again.since == "1795222923.000000005"
+    for nanos, said in [(5, "attempt 2\n"), (6, "goes on\n")]:
+        again.take("stdout", message(nanos, said))
+    again.close()
+    assert texts(tmp_path / "log") == ["attempt 1", "attempt 2", "goes on"]
+
+
+def test_a_progress_bar_is_seen_before_its_newline_comes(tmp_path):
+    bar = b"".join(b"\r%3d%% of an epoch" % done for done in range(101))
+    log = JobLog(at(tmp_path / "log"), attempt=1, now=now)
+    for number in range(10):
+        log.take_output("h/0.1", 0, "e", (number + 1) * len(bar), bar)
+    assert len(texts(tmp_path / "log")) >= 3
+    log.take_output("h/0.1", 0, "e", 10 * len(bar) + 1, b"\n")
+    log.close()
+    assert b"".join(output(tmp_path / "log")["1/h/0.1", "e"].split(b"\n")) == bar * 10
+    assert JobLog(at(tmp_path / "log"), attempt=1, now=now).have("h") == {"0.1": [0, 10 * len(bar) + 1]}

@@ -299,3 +299,11 @@ def test_a_full_disk_loses_nothing_of_what_ranks_print(follow, tmp_path, monkeyp
     wait_for(lambda: made.ranks and made.ranks[0].code == 0)
     made.close()
     assert text(tmp_path) == [f"[3]<stdout>:{letter}" for letter in "abc"]
+
+
+def test_last_words_without_a_newline_are_in_the_log_when_the_end_is_known(follow, tmp_path):
+    made, _ = follow([said("start"), output(5, b"fatal"), said("end", code=3)])
+    wait_for(lambda: made.ranks and made.ranks[0].code == 3)
+    assert text(tmp_path) == ["[3]<stdout>:fatal"]
+    made.close()
+    assert text(tmp_path) == ["[3]<stdout>:fatal"]
