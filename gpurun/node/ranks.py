@@ -7,7 +7,8 @@ container: an agent in another PID namespace than the Docker engine sees none.
 
 import os
 import signal
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+import time
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from gpurun.node import job_parts, processes, rank_folders, rank_processes, rank_sockets
 from gpurun.node.call import Call, OpReply
@@ -16,6 +17,8 @@ from gpurun.node.rank_folders import STREAMS, Name, RankFolders, RankState
 POLL_S = 0.1
 ENDED_LOOKS = 10
 """A rank that has ended is looked at every so many polls: what it left behind may still print."""
+MOST_WAIT_S = 0.5
+"""So long the end of a rank waits for its last words. Copying a gigabyte takes minutes, its rank is named before."""
 PIECE_BYTES = 1 << 16
 PIECES = 16
 """So many of one output are sent before the other ranks have their turn."""
@@ -59,8 +62,9 @@ def follow(call: Call, job: str, attempt: int, have: Dict[str, List[int]], once:
         ``{"kind": "start", "id", "rank", "age_s"}``;
         ``{"kind": "output", "id", "rank", "stream", "end"}``: ``stream`` is "o" or "e"; the payload of at most 64 KiB
         ends at the offset ``end``;
-        ``{"kind": "end", "id", "rank", "code", "age_s"}``: after all that was printed until then. A rank whose script
-        was killed too has code 137 and ``"killed": True``; if another code is told later, that one is right.
+        ``{"kind": "end", "id", "rank", "code", "age_s"}``: after all that was printed until then; if there
+        is so much that it takes long, before the rest of it, with ``"more": True``. A rank whose script was killed too
+        has code 137 and ``"killed": True``; if another code is told later, that one is right.
         An id is new for every start of a rank, also after the host has left the gang and come back.
     """
     scripts = _Scripts(job, attempt)
@@ -110,6 +114,16 @@ class _Scripts:
         self._sees_containers = self._sees_containers or any(self._found.values()) or main is not None
 
 
+class _Due(NamedTuple):
+    """An end that is to be told. `ended_s` is by the host's clock; `since_s`, when it was seen, by the monotonic."""
+
+    code: int
+    sizes: Tuple[int, int]
+    ended_s: float
+    since_s: float
+    is_killed: bool = False
+
+
 class _Rank:
     """How far one rank has been told of."""
 
@@ -117,7 +131,7 @@ class _Rank:
         self._name = name
         self._offsets = [max(0, int(have[0])), max(0, int(have[1]))]
         self._begun = False
-        self._due: Optional[Tuple[int, Tuple[int, int], Dict[str, Any]]] = None
+        self._due: Optional[_Due] = None
         self.code: Optional[int] = None
         """The last that was told."""
         self.more = False
@@ -137,10 +151,12 @@ class _Rank:
         for index, stream in enumerate(STREAMS):
             yield from self._output(folder, index, stream, seen.sizes[index])
         if self._due is not None:
-            code, sizes, facts = self._due
-            if all(offset >= min(sizes[i], seen.sizes[i]) for i, offset in enumerate(self._offsets)):
-                self._due, self.code = None, code
-                yield self._say("end", code=code, **facts)
+            due = self._due
+            is_all = all(offset >= min(due.sizes[i], seen.sizes[i]) for i, offset in enumerate(self._offsets))
+            if is_all or time.monotonic() - due.since_s >= MOST_WAIT_S:
+                self._due, self.code = None, due.code
+                facts = {**({"killed": True} if due.is_killed else {}), **({} if is_all else {"more": True})}
+                yield self._say("end", code=due.code, age_s=rank_folders.age_s(due.ended_s), **facts)
 
     def _note_end(self, seen: RankState, folder: RankFolders, scripts: _Scripts) -> None:
         """An end that was not told becomes due, once what is printed by now has been sent."""
@@ -149,9 +165,9 @@ class _Rank:
             if again is not None and again.code is not None:
                 seen = again
             else:
-                self._due = KILLED, seen.sizes, {"age_s": 0.0, "killed": True}
-        if seen.code is not None and seen.code != self.code and (self._due is None or self._due[0] != seen.code):
-            self._due = seen.code, seen.sizes, {"age_s": rank_folders.age_s(seen.ended_s)}
+                self._due = _Due(KILLED, seen.sizes, time.time(), time.monotonic(), is_killed=True)
+        if seen.code is not None and seen.code != self.code and (self._due is None or self._due.code != seen.code):
+            self._due = _Due(seen.code, seen.sizes, seen.ended_s, time.monotonic())
 
     def _output(self, folder: RankFolders, index: int, stream: str, size: int) -> Iterator[OpReply]:
         if self._offsets[index] > size:

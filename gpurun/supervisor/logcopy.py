@@ -195,7 +195,7 @@ class LogCopy:
             return
         with self._lock:
             rank = told(self._ranks, host, said, time.monotonic())
-        if rank and rank.code is not None:  # its last words are in the log before anybody judges it
+        if rank and rank.code is not None and not said.get("more"):  # its last words are here before anybody judges it
             with self._writing(log):
                 log.end_lines(f"{host}/{rank.id}")
         if rank:

@@ -462,3 +462,28 @@ def test_a_signal_that_is_none_is_refused(host, name):
     with pytest.raises(ValueError, match="no signal"):
         rank_processes.signal(call(), JOB, name, attempt=1)
     assert not list(host.run.iterdir())
+
+
+def test_a_rank_that_has_printed_more_than_the_head_can_copy_is_named_all_the_same(host, monkeypatch):
+    """The head reads slowly. The end comes first, as old as it is, and nothing of the output is lost."""
+    monkeypatch.setattr(ranks, "MOST_WAIT_S", 0.0)
+    folder = host.fake("0.17.99", o="x" * (4 << 20), end_3="")
+    os.utime(folder / "end.3", (time.time() - 50, time.time() - 50))
+    found = follow()
+    (place,) = [number for number, reply in enumerate(found) if reply.value["kind"] == "end"]
+    assert found[place].value["code"] == 3
+    assert found[place].value["more"] is True
+    assert 50 <= found[place].value["age_s"] < 80
+    assert 0 < place < len(found) - 1
+    assert len(text(found, 0)) == 4 << 20
+
+
+def test_the_age_of_an_end_is_that_of_the_moment_it_is_told(host):
+    """Others may have failed while the output of this one was copied."""
+    host.fake("0.17.99", o="x" * (1 << 18), end_3="")
+    replies = ranks.follow(call(), JOB, 1, {}, True)
+    found = [next(replies), next(replies)]
+    time.sleep(0.3)
+    found += replies
+    assert found[-1].value["kind"] == "end"
+    assert found[-1].value["age_s"] >= 0.3
