@@ -23,11 +23,11 @@ HOST_LOST_S = 14.0
 SETTLE_S = 1.0
 """A rank has failed: how long the words of other hosts may take to arrive. The first to fail is named then."""
 EXPLAIN_S = 5.0
-"""Something broke a rank off, or ended a container: how long what did it may take to show itself."""
+"""Something broke a rank off: how long what did it may take to show itself."""
 LINGER_S = 5.0
 """All ranks have ended: how long the launcher may take to end, too."""
 LOG_SILENT_S = 10.0
-"""The launcher has ended: how long its log may be silent before it is judged as it is."""
+"""The launcher has ended: how long its log may be silent, or a rank without an end, before it is judged as it is."""
 SIGTERMED = 128 + 15
 
 
@@ -102,7 +102,7 @@ def _by_ranks(seen: GangSeen) -> Step:
         return None
     succeeded_s = have_succeeded(seen.ranks, seen.world)
     if succeeded_s is not None:
-        is_over = seen.first in seen.exits and _is_log_ready(seen, seen.exits[seen.first])
+        is_over = seen.first in seen.exits and _is_ready(seen, seen.exits[seen.first])
         return Finish(SUCCEEDED) if is_over or seen.now_s - succeeded_s >= LINGER_S else None
     failed = first_failed(seen.ranks)
     if failed is None or failed.ended_s is None:
@@ -116,32 +116,38 @@ def _by_ranks(seen: GangSeen) -> Step:
 
 
 def _by_containers(seen: GangSeen) -> Step:
-    """A worker's container has ended, and that is the cause; the launcher may take a moment to notice and tell."""
+    """A worker's container has ended. Nothing in it ends it by itself, so that is the cause."""
     workers = [(end.seen_s, host) for host, end in seen.exits.items() if host != seen.first]
-    if not workers or seen.first in seen.exits:
+    launcher = seen.exits.get(seen.first)
+    if not workers or seen.now_s - min(workers)[0] < SETTLE_S:
         return None
     since_s, host = min(workers)
-    if seen.now_s - since_s < EXPLAIN_S:
+    failed = first_failed(seen.ranks)
+    if launcher is not None and (launcher.seen_s < since_s or (failed is not None and not failed.was_broken_off)):
         return None
     return Finish(container_ended(host, seen.exits[host]), is_explained=False)
 
 
 def _by_launchers_end(seen: GangSeen) -> Step:
     launcher = seen.exits.get(seen.first)
-    if launcher is None or not _is_log_ready(seen, launcher):
+    if launcher is None or not _is_ready(seen, launcher):
         return None
-    workers = [(end.seen_s, host) for host, end in seen.exits.items() if host != seen.first]
-    failed = first_failed(seen.ranks)
-    if workers and min(workers)[0] < launcher.seen_s and (failed is None or failed.was_broken_off):
-        host = min(workers)[1]
-        return Finish(container_ended(host, seen.exits[host]), is_explained=False)
     return Finish(End(State.FAILED, "", 1), by_launcher=True, is_explained=False)
 
 
-def _is_log_ready(seen: GangSeen, launcher: ContainerEnd) -> bool:
-    """Whether all of the log is here, or no more of it can come."""
-    silent_s = seen.now_s - max(seen.last_line_s, launcher.seen_s)
-    return bool(launcher.engine_out) or seen.is_log_complete or silent_s >= LOG_SILENT_S
+def _is_ready(seen: GangSeen, launcher: ContainerEnd) -> bool:
+    """Whether what the launcher said is here, and ranks have had their time to say how they ended.
+
+    Where the launcher failed, other ranks may run on: they need not be waited for. Its 0 needs their proof.
+    """
+    waited_s = seen.now_s - launcher.seen_s
+    if launcher.engine_out:  # nothing more can come from it
+        return True
+    if not seen.has_launchers_log:
+        return seen.now_s - max(seen.launcher_line_s, launcher.seen_s) >= LOG_SILENT_S
+    if all(rank.code is not None for rank in seen.ranks):
+        return True
+    return waited_s >= (LOG_SILENT_S if launcher.code == 0 else SETTLE_S)
 
 
 def _by_fatal_cause(seen: GangSeen) -> Step:

@@ -56,8 +56,8 @@ class GangSeen:
         exits: containers that have ended, by host.
         down_since: hosts that are out of reach, and since when they were not heard.
         others_answer: whether hosts outside the gang can be reached; None = nobody has asked.
-        is_log_complete: all that the launcher and the ranks have printed is on the head.
-        last_line_s: when the last of it came.
+        has_launchers_log: all that the launcher has printed is on the head.
+        launcher_line_s: when the last of it came.
         limit_s: the time limit, if the gang has run for longer.
         hung: why the gang counts as hung.
     """
@@ -71,8 +71,8 @@ class GangSeen:
     down_since: Mapping[str, float] = field(default_factory=dict)
     others_answer: bool | None = None
     fatal: Cause | None = None
-    is_log_complete: bool = False
-    last_line_s: float = 0.0
+    has_launchers_log: bool = False
+    launcher_line_s: float = 0.0
     request: CancelRequest | None = None
     limit_s: float | None = None
     hung: str | None = None

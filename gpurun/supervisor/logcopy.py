@@ -53,6 +53,8 @@ class LogCopy:
         self._is_started = self._told_full = False
         self.last_line_s = time.monotonic()
         """When the last piece came, on the monotonic clock."""
+        self.launcher_line_s = time.monotonic()
+        """When the last piece of the launcher's own came."""
 
     def start(self, note: Callable[[str], None] = lambda _: None) -> None:
         """Begin with the launcher's log, or go on where another supervisor stopped. Idempotent.
@@ -106,9 +108,9 @@ class LogCopy:
         return self._launcher_ended.is_set()
 
     @property
-    def is_complete(self) -> bool:
-        """Whether all that the launcher and every rank that has started has printed is here."""
-        return self._launcher_ended.is_set() and all(rank.code is not None for rank in self.ranks)
+    def has_launchers_log(self) -> bool:
+        """Whether all that the launcher has printed is here: it has ended."""
+        return self._launcher_ended.is_set()
 
     def take_rest(self, hosts: Iterable[str]) -> None:
         """Copy what is left on these hosts, whose containers have been killed. Who does not answer is left out."""
@@ -156,6 +158,7 @@ class LogCopy:
                 if reply.value and reply.value.get("stream"):
                     with self._writing(log):
                         log.take(reply.value["stream"], reply.payload)
+                        self.launcher_line_s = time.monotonic()
 
     def _has_ended(self) -> bool:
         """A stream that ends tells of the container's end, or only of its engine's."""

@@ -32,7 +32,7 @@ from gpurun.supervisor.verdicts import by_launcher, with_cause, with_last_words
 
 T = 1000.0
 TWO, THREE = (tuple(Grant(host, (0,)) for host in hosts) for hosts in ("ab", "abc"))
-GANG = GangSeen(now_s=T, members=TWO, last_line_s=T)
+GANG = GangSeen(now_s=T, members=TWO, launcher_line_s=T)
 ELASTIC = replace(GANG, members=THREE, least=2)
 
 
@@ -89,7 +89,7 @@ def test_all_ranks_that_return_0_are_a_success_whatever_the_launcher_does():
     assert end_of(decide(replace(GANG, ranks=ranks))).outcome is State.SUCCEEDED
     assert decide(replace(GANG, ranks=ranks, now_s=T - 1)) is None, "the launcher may still say something"
     for code in (1, 137, None):
-        seen = replace(GANG, ranks=ranks, exits={"a": container(code)}, is_log_complete=True, now_s=T - 1)
+        seen = replace(GANG, ranks=ranks, exits={"a": container(code)}, has_launchers_log=True, now_s=T - 1)
         assert end_of(decide(seen)).outcome is State.SUCCEEDED
 
 
@@ -106,7 +106,7 @@ def test_ranks_of_an_elastic_gang_come_and_go():
 
 
 def test_without_a_word_from_ranks_the_launcher_is_believed():
-    seen = replace(GANG, exits={"a": container(0)}, is_log_complete=True)
+    seen = replace(GANG, exits={"a": container(0)}, has_launchers_log=True)
     step = decide(seen)
     assert step.by_launcher
     assert by_launcher(seen, [], "image", ["a", "b"]).outcome is State.SUCCEEDED
@@ -118,7 +118,7 @@ def test_without_a_word_from_ranks_the_launcher_is_believed():
 
 def test_a_launcher_that_says_0_while_a_rank_is_not_done_is_not_believed():
     """An engine that is stopped ends its containers, and says whatever it says of their code."""
-    seen = replace(GANG, ranks=[rank(0, "a"), rank(1, "b", 0)], exits={"a": container(0)}, is_log_complete=True)
+    seen = replace(GANG, ranks=[rank(0, "a"), rank(1, "b", 0)], exits={"a": container(0)}, has_launchers_log=True)
     end = by_launcher(seen, [], "image", ["a", "b"])
     assert (end.outcome, end.failure.host, end.ladder) == (State.FAILED, "a", True)
     killed = replace(seen, ranks=[rank(0, "a", 137, T - 40, is_cut_off=True), rank(1, "b", 0)])
@@ -126,11 +126,28 @@ def test_a_launcher_that_says_0_while_a_rank_is_not_done_is_not_believed():
 
 
 def test_a_launchers_log_is_waited_for_unless_nothing_more_of_it_can_come():
-    seen = replace(GANG, exits={"a": container(1, T - 1)}, last_line_s=T - 1)
+    seen = replace(GANG, exits={"a": container(1, T - 1)}, launcher_line_s=T - 1)
     assert decide(seen) is None
-    assert decide(replace(seen, is_log_complete=True)).by_launcher
+    assert decide(replace(seen, has_launchers_log=True)).by_launcher
     assert decide(replace(seen, now_s=T + LOG_SILENT_S)).by_launcher
     assert decide(replace(seen, exits={"a": container(1, T - 1, engine_out="gone")})).by_launcher
+
+
+def test_a_rank_that_trains_on_after_a_failed_launcher_is_not_waited_for():
+    """It may print for hours: its engine took the launcher, and nobody has told it."""
+    seen = replace(
+        GANG, ranks=[rank(0, "a", 143, T), rank(1, "b")], exits={"a": container(1, T)}, has_launchers_log=True
+    )
+    assert decide(seen) is None
+    assert decide(replace(seen, now_s=T + SETTLE_S)).by_launcher
+
+
+def test_a_rank_that_has_not_told_its_end_is_waited_for_if_the_launcher_says_0():
+    seen = replace(GANG, ranks=[rank(0, "a", 0), rank(1, "b")], exits={"a": container(0, T)}, has_launchers_log=True)
+    assert decide(replace(seen, now_s=T + SETTLE_S)) is None
+    late = replace(seen, ranks=[rank(0, "a", 0), rank(1, "b", 0, T + 2)], now_s=T + 2)
+    assert end_of(decide(late)).outcome is State.SUCCEEDED
+    assert decide(replace(seen, now_s=T + LOG_SILENT_S)).by_launcher
 
 
 @pytest.mark.parametrize(
@@ -166,11 +183,11 @@ def test_a_launcher_that_names_a_rank_outside_the_world_is_no_traceback():
 
 
 def test_a_workers_container_that_ends_is_the_cause_and_its_host_the_suspect():
-    seen = replace(GANG, exits={"b": container(1, T - 1)})
-    assert decide(seen) is None, "the launcher may take a moment to tell"
+    seen = replace(GANG, exits={"b": container(1, T)})
+    assert decide(seen) is None, "other hosts may tell of the same thing"
     for later in (
         replace(seen, now_s=T + EXPLAIN_S),
-        replace(seen, exits={"b": container(1, T - 1), "a": container(1, T)}, is_log_complete=True),
+        replace(seen, exits={"b": container(1, T - 1), "a": container(1, T)}, has_launchers_log=True),
     ):
         end = end_of(decide(later))
         assert (end.outcome, end.suspects, end.failure.kind) == (State.FAILED, ("b",), "container")
@@ -235,7 +252,7 @@ def test_an_elastic_gang_goes_on_without_a_host_as_long_as_enough_are_left():
     assert decide(replace(ELASTIC, ranks=idle)).failures.keys() == {"b"}
     two = replace(ELASTIC, exits={"b": container(1), "c": container(1)})
     assert isinstance(decide(two), Finish)
-    first = replace(ELASTIC, exits={"a": container(1)}, is_log_complete=True)
+    first = replace(ELASTIC, exits={"a": container(1)}, has_launchers_log=True)
     assert decide(first).by_launcher, "the launcher's host cannot be lost"
 
 
@@ -268,8 +285,8 @@ def anything(draw):
         now_s=T, members=THREE, least=draw(st.sampled_from([None, 1, 2])),
         ranks=draw(st.lists(st.sampled_from(ranks), unique=True)),
         exits=draw(st.dictionaries(hosts, containers)), down_since=draw(st.dictionaries(hosts, times)),
-        others_answer=draw(st.sampled_from([None, True, False])), is_log_complete=draw(st.booleans()),
-        last_line_s=draw(times),
+        others_answer=draw(st.sampled_from([None, True, False])), has_launchers_log=draw(st.booleans()),
+        launcher_line_s=draw(times),
     )  # fmt: skip
 
 
@@ -301,7 +318,7 @@ def test_the_same_is_decided_for_the_same(seen, shift_s):
         return None if at_s is None else at_s + shift_s
 
     shifted = replace(
-        seen, now_s=seen.now_s + shift_s, last_line_s=seen.last_line_s + shift_s,
+        seen, now_s=seen.now_s + shift_s, launcher_line_s=seen.launcher_line_s + shift_s,
         ranks=[r._replace(started_s=r.started_s + shift_s, ended_s=moved(r.ended_s)) for r in seen.ranks],
         exits={h: replace(e, seen_s=e.seen_s + shift_s) for h, e in seen.exits.items()},
         down_since={h: s + shift_s for h, s in seen.down_since.items()},
