@@ -10,6 +10,7 @@ the rank and leaves in the job's `run` folder what the agent reads (`gpurun.node
         end.CODE                         empty: the rank has ended, 128 + n by signal n
         now                              the rank's present number, if `gpurun.runtime` knows that it has changed
 
+What a rank prints goes through pipes: a program that opens ``/dev/stdout`` anew would empty a file.
 The end is a name without content, so that it is whole or absent and a full disk can hold it. Where the folder cannot be
 written the rank starts all the same, prints where it would have printed, and nothing is known of it.
 
@@ -50,13 +51,38 @@ fi
 """
 
 _RUN = """\
-exec 2>/dev/null  # the shell would tell the launcher which signal ended the rank
+exec 7>&2 2>/dev/null  # the shell would tell the launcher which signal ended the rank
 # The script outlives a signal to the whole process group; in the rank these signals do what they always do.
 trap : HUP INT QUIT ALRM TERM USR1 USR2
+gpurun_copy() {  # from a pipe to a file, as a process that is no rank; where the disk is full it tries again
+  trap '' HUP INT QUIT ALRM TERM USR1 USR2
+  unset HOROVOD_RANK OMPI_COMM_WORLD_RANK
+  exec sh -c 'until cat >>"$0"; do sleep 1; done' "$gpurun_folder/$1" 3<&- 4>&- 5<&- 6>&-
+}
+gpurun_pipe() {  # as fd 3 to read and 4 to write; opened for both at first: who opens one end alone waits for the other
+  mkfifo "$gpurun_folder/pipe" && exec 8<>"$gpurun_folder/pipe" 3<"$gpurun_folder/pipe" 4>"$gpurun_folder/pipe" 8>&- &&
+    rm "$gpurun_folder/pipe"
+}
 gpurun_id=$GPURUN_JOB/$GPURUN_ATTEMPT/${gpurun_folder##*/}
-export GPURUN_RANK_ID="$gpurun_id" PYTHONUNBUFFERED="${PYTHONUNBUFFERED-1}"
-(exec "$@") >>"$gpurun_folder/o" 2>>"$gpurun_folder/e"
+export PYTHONUNBUFFERED="${PYTHONUNBUFFERED-1}"
+if ! gpurun_pipe || ! exec 5<&3 6>&4 3<&- 4>&- || ! gpurun_pipe; then
+  rm -rf "$gpurun_folder"  # without mkfifo, say: it prints to the launcher, and nothing is known of it
+  exec "$@" 2>&7 7>&- 3<&- 4>&- 5<&- 6>&-
+fi
+exec 7>&-
+gpurun_copy o <&5 &
+gpurun_out=$!
+gpurun_copy e <&3 &
+gpurun_err=$!
+exec 3<&- 5<&-
+export GPURUN_RANK_ID="$gpurun_id"
+(exec "$@" 4>&- 6>&-) >&6 2>&4
 gpurun_code=$?
+exec 4>&- 6>&-
+for gpurun_file in 1 2 3 4; do  # the last words, unless something that lives on keeps the pipe
+  kill -0 $gpurun_out || kill -0 $gpurun_err || break
+  sleep 0.05 || sleep 1
+done
 unset GPURUN_RANK_ID
 true >"$gpurun_folder/end.$gpurun_code"
 """

@@ -15,7 +15,7 @@ from gpurun.scheduler.drain import may_lose
 from gpurun.supervisor.causes import end_of
 from gpurun.supervisor.ends import End
 from gpurun.supervisor.gang_seen import ContainerEnd, GangSeen
-from gpurun.supervisor.ranks import first_failed, have_succeeded, hosts_without_ranks
+from gpurun.supervisor.ranks import Rank, first_failed, have_succeeded, hosts_without_ranks
 from gpurun.supervisor.verdicts import SUCCEEDED, asked_end, container_ended, rank_failed
 
 HOST_LOST_S = 14.0
@@ -24,6 +24,8 @@ SETTLE_S = 1.0
 """A rank has failed: how long the words of other hosts may take to arrive. The first to fail is named then."""
 EXPLAIN_S = 5.0
 """Something broke a rank off: how long what did it may take to show itself."""
+UNTOLD_S = 20.0
+"""The same, while a rank tells nothing at all: it may have failed first, and the launcher may know it."""
 LINGER_S = 5.0
 """All ranks have ended: how long the launcher may take to end, too."""
 LOG_SILENT_S = 10.0
@@ -39,7 +41,7 @@ class Lose:
 
 
 @dataclass(frozen=True)
-class Release:
+class LetGo:
     """The gang goes on without these hosts, and none of them is to blame."""
 
     hosts: Sequence[str]
@@ -65,7 +67,7 @@ class Finish:
     is_explained: bool = True
 
 
-Step = Lose | Release | Ask | Finish | None
+Step = Lose | LetGo | Ask | Finish | None
 
 
 def decide(seen: GangSeen) -> Step:
@@ -74,11 +76,13 @@ def decide(seen: GangSeen) -> Step:
     if (failures := _losses(seen)) and may_lose(seen.members, failures, seen.least):
         return Lose(failures)
     if seen.drained and may_lose(seen.members, seen.drained, seen.least):
-        return Release(seen.drained)
-    return (
+        return LetGo(seen.drained)
+    step = (
         _by_ranks(seen) or _by_containers(seen) or _by_launchers_end(seen) or _by_fatal_cause(seen)
         or _by_request(seen) or _by_limit(seen) or _by_silence(seen) or _by_hang(seen)
     )  # fmt: skip
+    # Once all ranks have returned 0, nothing that happens can undo their work.
+    return Finish(SUCCEEDED) if isinstance(step, Finish) and _all_succeeded_s(seen) is not None else step
 
 
 def _losses(seen: GangSeen) -> dict[str, FirstFailure]:
@@ -100,19 +104,27 @@ def _by_ranks(seen: GangSeen) -> Step:
     """Ranks' own words. Those of an elastic gang come and go, and its driver judges them."""
     if seen.least is not None:
         return None
-    succeeded_s = have_succeeded(seen.ranks, seen.world)
-    if succeeded_s is not None:
+    if (succeeded_s := _all_succeeded_s(seen)) is not None:
         is_over = seen.first in seen.exits and _is_ready(seen, seen.exits[seen.first])
         return Finish(SUCCEEDED) if is_over or seen.now_s - succeeded_s >= LINGER_S else None
     failed = first_failed(seen.ranks)
-    if failed is None or failed.ended_s is None:
+    if failed is None or failed.ended_s is None or (seen.exits and seen.fell_with_others(failed)):
         return None
-    if failed.was_broken_off and seen.exits:
-        return None
-    settled_s = EXPLAIN_S if failed.is_cut_off or failed.code == SIGTERMED else SETTLE_S
-    if seen.now_s - failed.ended_s < settled_s:
+    if seen.now_s - max(failed.ended_s, seen.begun_s) < _settled_s(seen, failed):
         return None
     return Finish(rank_failed(failed.rank, failed.host, failed.code or 1, ladder=True), is_explained=False)
+
+
+def _all_succeeded_s(seen: GangSeen) -> float | None:
+    """When the last rank of a gang that is not elastic returned 0; None if not all have."""
+    return have_succeeded(seen.ranks, seen.world) if seen.least is None else None
+
+
+def _settled_s(seen: GangSeen, failed: Rank) -> float:
+    """How long to wait for words that name another cause than this rank."""
+    if failed.was_broken_off and len({rank.rank for rank in seen.ranks}) < seen.world:
+        return UNTOLD_S
+    return EXPLAIN_S if failed.is_cut_off or failed.code == SIGTERMED else SETTLE_S
 
 
 def _by_containers(seen: GangSeen) -> Step:
@@ -123,7 +135,9 @@ def _by_containers(seen: GangSeen) -> Step:
         return None
     since_s, host = min(workers)
     failed = first_failed(seen.ranks)
-    if launcher is not None and (launcher.seen_s < since_s or (failed is not None and not failed.was_broken_off)):
+    if launcher is not None and (
+        launcher.seen_s < since_s or (failed is not None and not seen.fell_with_others(failed))
+    ):
         return None
     return Finish(container_ended(host, seen.exits[host]), is_explained=False)
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from gpurun.errors import GpurunError, HostUnreachable
 from gpurun.supervisor.causes import Cause
 from gpurun.supervisor.job import SupervisedJob
 
@@ -24,26 +25,29 @@ AFTER_RANK_S = 60.0
 """How long the launcher on another host may take to notice that ranks were broken off, and to explain itself."""
 
 
-def stopped_engines(job: SupervisedJob, ended_ago_s: float | None, out_s: Mapping[str, float]) -> list[Cause]:
+def stopped_engines(job: SupervisedJob, ended_s: float | None, out_s: Mapping[str, float]) -> list[Cause]:
     """The hosts whose engine was stopped under a gang that has failed, or which are gone; in rank order.
 
     Args:
-        ended_ago_s: how long ago the launcher ended; None = it has not.
+        ended_s: when the launcher ended, on the monotonic clock; None = it has not, or that is not known.
         out_s: when a host's engine was last seen not to answer, on the monotonic clock.
     """
-    gone = job.links.open(job.members, timeout_s=REACH_TIMEOUT_S)
+    gone: dict[str, GpurunError] = dict(job.links.open(job.members, timeout_s=REACH_TIMEOUT_S))
     asked = job.links.each(
         lambda agent: agent.call("gang.engine", job=job.lease.job, timeout_s=ASK_TIMEOUT_S).value,
         [host for host in job.members if host not in gone],
     )
+    # A host that has just gone was connected until it was asked.
+    gone |= {host: error for host, error in asked.failed.items() if isinstance(error, HostUnreachable)}
     now = time.monotonic()
+    ended_ago_s = 0.0 if ended_s is None else now - ended_s
     causes = []
     for host in job.members:
         if host in gone:
             causes.append(Cause(now, host, "host-lost", "the host cannot be reached", gone[host].message, "host"))
             continue
         seen_out = host in out_s and now - out_s[host] <= BEFORE_S
-        why = stopped(asked.ok.get(host, {}), ended_ago_s or 0.0, is_first=host == job.hosts[0], seen_out=seen_out)
+        why = stopped(asked.ok.get(host, {}), ended_ago_s, is_first=host == job.hosts[0], seen_out=seen_out)
         if why:
             causes.append(Cause(now, host, "engine", why, asked.ok[host]["why"], "host"))
     return causes

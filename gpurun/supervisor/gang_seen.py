@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from gpurun.jobs.record import CancelRequest, FirstFailure
 from gpurun.jobs.spec import Grant
 from gpurun.supervisor.causes import Cause
-from gpurun.supervisor.ranks import Rank
+from gpurun.supervisor.ranks import BROKEN_OFF, TOGETHER_S, Rank
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,16 @@ class ContainerEnd:
     is_removed: bool = False
     engine_out: str = ""
     ended_ago_s: float | None = None
+
+    @property
+    def at_s(self) -> float:
+        """When it ended, as far as that is known."""
+        return self.seen_s - (self.ended_ago_s or 0.0)
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether it did certainly not end by itself."""
+        return bool(self.engine_out) or self.is_removed or self.is_oom or self.code in (None, *BROKEN_OFF)
 
     def failure(self, host: str) -> FirstFailure:
         """That it ended, as the reason for the gang's end."""
@@ -54,6 +64,7 @@ class GangSeen:
         least: how many ranks an elastic gang needs; None for any other gang.
         drained: hosts of an elastic gang that a person wants empty.
         exits: containers that have ended, by host.
+        begun_s: when this supervisor began to watch: what is older was told to it one after the other.
         down_since: hosts that are out of reach, and since when they were not heard.
         others_answer: whether hosts outside the gang can be reached; None = nobody has asked.
         has_launchers_log: all that the launcher has printed is on the head.
@@ -65,6 +76,7 @@ class GangSeen:
     now_s: float
     members: Sequence[Grant]
     least: int | None = None
+    begun_s: float = 0.0
     drained: Sequence[str] = ()
     ranks: Sequence[Rank] = ()
     exits: Mapping[str, ContainerEnd] = field(default_factory=dict)
@@ -91,6 +103,12 @@ class GangSeen:
     def world(self) -> int:
         """How many ranks there are to be."""
         return sum(len(grant.gpus) for grant in self.members)
+
+    def fell_with_others(self, failed: Rank) -> bool:
+        """Whether something else may be the cause: the rank was broken off, or a container ended before it."""
+        before_s = (failed.ended_s or 0.0) - TOGETHER_S
+        ends = [end for host, end in self.exits.items() if host != self.first or end.was_killed]
+        return failed.was_broken_off or any(end.at_s < before_s for end in ends)
 
     def of_members(self) -> GangSeen:
         """Without what was seen of hosts that have left."""

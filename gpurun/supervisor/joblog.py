@@ -56,6 +56,7 @@ class JobLog:
         self._passing = self._known.same
         self._open: dict[_Key, tuple[int, bytearray]] = {}
         self._since_checkpoint = self._known.since_checkpoint
+        self._time = self._time_now()
         self.descriptor = path.open_file(os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     @property
@@ -100,6 +101,7 @@ class JobLog:
             stream: ``o`` or ``e``.
             end: the offset behind the piece in all that the rank has printed.
         """
+        self._time = self._time_now()
         key = (self._attempt + where, stream)
         _, part = self._open.setdefault(key, (rank, bytearray()))
         begin, here = end - len(payload), self._known.ends.get(key, 0) + len(part)
@@ -142,10 +144,13 @@ class JobLog:
     def _line(self, key: _Key, rank: int, text: bytes | bytearray, used: int) -> bytes:
         source, stream = key
         end = self._known.ends[key] = self._known.ends.get(key, 0) + used
-        time = datetime.fromtimestamp(self._now(), timezone.utc).isoformat("T", "microseconds")[:26] + "000Z"
         return b"%s %s@%s:%d [%d]<%s>:%s\n" % (
-            time.encode(), stream.encode(), source.encode(), end, rank, _NAMES[stream], text,
+            self._time, stream.encode(), source.encode(), end, rank, _NAMES[stream], text,
         )  # fmt: skip
+
+    def _time_now(self) -> bytes:
+        """One for all the lines of a piece: to write down a time takes longer than to write a line."""
+        return datetime.fromtimestamp(self._now(), timezone.utc).isoformat("T", "microseconds")[:26].encode() + b"000Z"
 
     def _append(self, data: bytes) -> None:
         self._since_checkpoint += len(data)

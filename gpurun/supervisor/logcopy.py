@@ -112,13 +112,18 @@ class LogCopy:
         """Whether all that the launcher has printed is here: it has ended."""
         return self._launcher_ended.is_set()
 
-    def take_rest(self, hosts: Iterable[str]) -> None:
-        """Copy what is left on these hosts, whose containers have been killed. Who does not answer is left out."""
+    def take_rest(self, hosts: Iterable[str], most_s: float) -> None:
+        """Copy what is left on these hosts, whose containers have been killed. Who does not answer is left out.
+
+        Args:
+            most_s: how long; the GPUs are held meanwhile.
+        """
+        until_s = time.monotonic() + most_s
 
         def take(agent: Agent) -> None:
             if turn := self._followed.get(agent.host):
                 with suppress(OSError, StateError, _Closed):
-                    self._take_all(agent, turn, once=True)
+                    self._take_all(agent, turn, once=True, until_s=until_s)
 
         self._links.each(take, hosts)
 
@@ -177,12 +182,15 @@ class LogCopy:
                 self._wait_for_room(error)
             self._closed.wait(RETRY_S)
 
-    def _take_all(self, agent: Agent, turn: object, *, once: bool = False) -> None:
+    def _take_all(self, agent: Agent, turn: object, *, once: bool = False, until_s: float | None = None) -> None:
         with self._writing() as log:
             have = log.have(agent.host)
         with agent.stream("ranks.follow", job=self._job, attempt=self._attempt, have=have, once=once) as stream:
             for reply in stream:
                 if not self._is_followed(agent.host, turn):
+                    return
+                if until_s is not None and time.monotonic() > until_s:
+                    self._note(f"{agent.host}: ranks have printed more than could be copied in time: the rest is lost")
                     return
                 self._take(log, agent.host, reply)
 

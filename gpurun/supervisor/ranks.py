@@ -84,9 +84,13 @@ def have_succeeded(ranks: Iterable[Rank], world: int) -> float | None:
 
 
 def hosts_without_ranks(ranks: Sequence[Rank], now_s: float) -> list[str]:
-    """Hosts whose ranks have all ended, some time ago, while those of others go on."""
+    """Hosts on which a rank has failed and all have ended, some time ago, while those of others go on.
+
+    A host whose ranks have returned 0 has done its part: the others may take long to save.
+    """
     running = {rank.host for rank in ranks if rank.code is None}
+    failed = {rank.host for rank in ranks if rank.code}
     last_s: dict[str, float] = {}
     for rank in ranks:
         last_s[rank.host] = max(last_s.get(rank.host, 0.0), rank.ended_s or 0.0)
-    return sorted(host for host, end_s in last_s.items() if running and host not in running and now_s - end_s >= IDLE_S)
+    return sorted(host for host in failed - running if running and now_s - last_s[host] >= IDLE_S)

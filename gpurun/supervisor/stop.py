@@ -39,6 +39,8 @@ RETRY_S = 1.0
 LOST_RETRY_FIRST_S = 5.0
 LOST_RETRY_MOST_S = 60.0
 POLL_S = 0.2
+REST_S = 20.0
+"""How long what ranks have printed may still be copied; their GPUs are held meanwhile."""
 LOG_SILENT_S = 5.0
 """The containers were killed: how long its log may be silent before the fence removes what is left of it."""
 
@@ -251,7 +253,7 @@ def _end_log(job: SupervisedJob, hosts: Iterable[str]) -> bool:
     job.follow_log(host for host in there if host in job.members)
     path = f"/containers/{container_name(job.lease.job, job.lease.attempt)}/kill"
     job.links.each(lambda agent: agent.call("docker.request", method="POST", path=path), there)
-    job.log_copy.take_rest(there)
+    job.log_copy.take_rest(there, REST_S)
     return job.hosts[0] in there and job.log_copy.wait_for_launcher(LOG_SILENT_S)
 
 

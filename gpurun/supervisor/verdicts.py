@@ -29,7 +29,9 @@ def by_launcher(seen: GangSeen, lines: Sequence[output.Line], image: str, place:
     launcher = seen.exits[seen.first]
     failed = first_failed(seen.ranks) if seen.least is None else None
     is_unproven = any(rank.code is None and rank.host not in seen.down_since for rank in seen.ranks)
-    if launcher.code == 0 and failed is None and (seen.least is not None or not is_unproven):
+    was_ended = launcher.engine_out or launcher.is_removed or launcher.is_oom
+    has_proof = not is_unproven and (not seen.ranks or any(rank.code == 0 for rank in seen.ranks))
+    if launcher.code == 0 and not was_ended and failed is None and has_proof:
         return SUCCEEDED
     return replace(_failed_by_launcher(seen, failed, lines, image, place), ladder=is_unproven)
 
@@ -38,11 +40,11 @@ def _failed_by_launcher(
     seen: GangSeen, failed: Rank | None, lines: Sequence[output.Line], image: str, place: Sequence[str]
 ) -> End:
     launcher, named = seen.exits[seen.first], output.first_failure(lines)
-    if failed is not None and not failed.was_broken_off:
+    if failed is not None and not seen.fell_with_others(failed):
         return rank_failed(failed.rank, failed.host, failed.code or 1)
     # A launcher that SIGKILL ended before it could say why was killed from outside, as one whose container is gone.
     was_killed = launcher.is_removed or launcher.engine_out or launcher.is_oom
-    if was_killed or (named is None and launcher.code in (0, SIGKILLED)):
+    if was_killed or (named is None and launcher.code in (None, 0, SIGKILLED)):
         failure = replace(launcher.failure(seen.first), excerpt=output.excerpt(lines, None))
         why = f"{seen.first}: {failure.reason}"
         return End(State.FAILED, why, 4, exit_code=launcher.code, failure=failure, suspects=(seen.first,))

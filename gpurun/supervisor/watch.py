@@ -11,7 +11,7 @@ from gpurun.jobs.limits import is_over_limit
 from gpurun.jobs.states import State
 from gpurun.supervisor.causes import TAIL_LINES
 from gpurun.supervisor.checkpoints import CheckpointWatch
-from gpurun.supervisor.decide import Ask, Finish, Lose, Release, decide
+from gpurun.supervisor.decide import Ask, Finish, LetGo, Lose, decide
 from gpurun.supervisor.elastic import Members
 from gpurun.supervisor.ends import End, GangEnd
 from gpurun.supervisor.engines import stopped_engines
@@ -58,6 +58,7 @@ class _Watch:
         self._checkpoints = CheckpointWatch(job, self._stop)
         self._members = Members(job, self._stop, on_join=self._follow)
         self._others: tuple[float, bool] | None = None
+        self._begun_s = time.monotonic()
         self._follow(job.members)
         self._checkpoints.thread().start()
         self._tending = [*self._members.threads(), *OutputsWatch(job, self._stop).threads()]
@@ -74,7 +75,7 @@ class _Watch:
                 case Lose(failures):
                     self._members.lose(failures)
                     self._forget(failures)
-                case Release(hosts):
+                case LetGo(hosts):
                     self._members.release(hosts)
                     self._forget(hosts)
                 case Ask():
@@ -109,6 +110,7 @@ class _Watch:
             now_s=now_s,
             members=job.lease.members,
             least=job.spec.min_gpus,
+            begun_s=self._begun_s,
             drained=job.drains.hosts(job.members) if job.spec.min_gpus is not None else (),
             ranks=job.log_copy.ranks,
             exits=self._watchers.exits,
@@ -137,8 +139,8 @@ class _Watch:
         if cause is not None and (cause.blame == "hardware" or cause.kind in ("oom", "disk-full")):
             return with_cause(end, cause, ())
         launcher = seen.exits.get(seen.first)
-        ended_ago_s = launcher.ended_ago_s if launcher else None
-        return with_cause(end, cause, stopped_engines(job, ended_ago_s, self._watchers.engine_out_s))
+        ended_s = launcher.at_s if launcher and launcher.ended_ago_s is not None else None
+        return with_cause(end, cause, stopped_engines(job, ended_s, self._watchers.engine_out_s))
 
 
 def _others_answer(job: SupervisedJob) -> bool:

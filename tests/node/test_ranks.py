@@ -117,6 +117,9 @@ def test_ranks_stand_still_while_they_are_cut_and_run_on_afterwards(start, monke
 
     class Interrupted(Call):
         def wait(self, _seconds):
+            deadline = time.monotonic() + 10
+            while state_of(rank.pid) != "T" and time.monotonic() < deadline:
+                time.sleep(0.01)  # a signal takes its time
             states.append(state_of(rank.pid))
             raise OpError("cancelled", "the connection is gone")
 

@@ -22,8 +22,8 @@ from gpurun.supervisor.decide import (
     SETTLE_S,
     Ask,
     Finish,
+    LetGo,
     Lose,
-    Release,
     decide,
 )
 from gpurun.supervisor.gang_seen import ContainerEnd, GangSeen
@@ -257,10 +257,53 @@ def test_an_elastic_gang_goes_on_without_a_host_as_long_as_enough_are_left():
 
 
 def test_an_elastic_gang_lets_go_of_hosts_that_are_drained_as_long_as_enough_are_left():
-    assert decide(replace(ELASTIC, drained=["c"])) == Release(["c"])
+    assert decide(replace(ELASTIC, drained=["c"])) == LetGo(["c"])
     assert decide(replace(ELASTIC, drained=["b", "c"])) is None, "it is asked to move as a whole"
     assert decide(replace(ELASTIC, drained=["a"])) is None
     assert decide(replace(ELASTIC, drained=["z"])) is None
+
+
+def test_a_host_whose_ranks_have_returned_0_does_not_leave_while_the_others_save():
+    done = [rank(0, "a"), rank(1, "b", 0, T - 60), rank(2, "c")]
+    assert decide(replace(ELASTIC, ranks=done)) is None
+
+
+def test_an_elastic_gang_whose_launcher_did_not_end_by_itself_has_not_succeeded():
+    """An engine that stops its containers may say 0 of them."""
+    gone = replace(ELASTIC, exits={"a": container(0, engine_out="no such socket")})
+    assert by_launcher(gone, [], "i", ["a", "b", "c"]).suspects == ("a",)
+    cut = replace(ELASTIC, exits={"a": container(0)}, ranks=[rank(0, "a", 137, is_cut_off=True), rank(1, "b")])
+    assert by_launcher(cut, [], "i", ["a", "b", "c"]).outcome is State.FAILED
+    done = replace(cut, ranks=[rank(0, "a", 0), rank(1, "b", 0)])
+    assert by_launcher(done, [], "i", ["a", "b", "c"]).outcome is State.SUCCEEDED
+
+
+@pytest.mark.parametrize("what", [{"limit_s": 60.0}, {"request": CancelRequest(by="x", asked_s=1.0, kind="preempt")}])
+def test_nothing_undoes_the_work_of_ranks_that_have_all_returned_0(what):
+    seen = replace(GANG, ranks=[rank(0, "a", 0, T - 1), rank(1, "b", 0, T - 1)], **what)
+    assert end_of(decide(seen)).outcome is State.SUCCEEDED
+
+
+def test_a_supervisor_that_follows_another_one_hears_of_all_hosts_before_it_blames_a_rank():
+    seen = replace(GANG, ranks=[rank(0, "a", 1, T - 60), rank(1, "b")], begun_s=T - 0.3)
+    assert decide(seen) is None
+    assert end_of(decide(replace(seen, now_s=T + SETTLE_S))).failure.rank == 0
+
+
+def test_a_rank_that_failed_after_a_container_had_ended_is_not_to_blame():
+    ranks = [rank(0, "a", 1, T - 60), rank(1, "b", 137, T - 1, is_cut_off=True)]
+    seen = replace(GANG, ranks=ranks, exits={"b": container(137, T - 1, is_oom=True, ended_ago_s=62.0)})
+    assert end_of(decide(replace(seen, now_s=T + EXPLAIN_S))).suspects == ("b",)
+
+
+def test_a_rank_that_was_killed_is_not_named_while_another_tells_nothing_and_the_launcher_may_know():
+    """It may have removed its own report, and failed first."""
+    seen = replace(GANG, ranks=[rank(0, "a", 137, T - 6)])
+    assert decide(seen) is None
+    lines = [Line(None, "stderr", "Process name: 1"), Line(None, "stderr", "Exit code: 5")]
+    ended = replace(seen, exits={"a": container(1, T)}, has_launchers_log=True)
+    assert by_launcher(ended, lines, "i", ["a", "b"]).failure.rank == 1
+    assert end_of(decide(replace(seen, now_s=T + 60))).failure.rank == 0, "nobody waits for ever"
 
 
 # -- whatever was seen ------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ class Gang:
 def test_every_host_that_did_is_named_in_rank_order():
     same = {"state": "same", "up_s": None, "why": ""}
     gone = {"state": "gone", "up_s": None, "why": "Docker does not answer"}
-    causes = stopped_engines(Gang(b=same, a=restarted(1.0), d=None, c=gone), 2.0, {})
+    causes = stopped_engines(Gang(b=same, a=restarted(1.0), d=None, c=gone), time.monotonic() - 2.0, {})
     assert [(cause.host, cause.kind, cause.blame) for cause in causes] == [
         ("a", "engine", "host"), ("d", "host-lost", "host"), ("c", "engine", "host"),
     ]  # fmt: skip
@@ -79,3 +79,22 @@ def test_what_was_seen_long_ago_is_no_sign():
     gang = Gang(a=restarted(1.0))
     assert stopped_engines(gang, 300.0, {"a": time.monotonic() - 120}) == []
     assert [cause.host for cause in stopped_engines(gang, 300.0, {"a": time.monotonic() - 5})] == ["a"]
+
+
+def test_a_host_that_has_just_gone_is_named_though_its_connection_was_thought_to_live():
+    class JustGone(Gang):
+        def open(self, _hosts, *, timeout_s):
+            return {}
+
+        def each(self, _call, hosts):
+            lost = {host: HostUnreachable("lost", host=host) for host in hosts if self._answers[host] is None}
+            return Results({host: self._answers[host] for host in hosts if host not in lost}, lost)
+
+    causes = stopped_engines(JustGone(a={"state": "same", "up_s": None, "why": ""}, b=None), None, {})
+    assert [(cause.host, cause.kind) for cause in causes] == [("b", "host-lost")]
+
+
+def test_an_engine_is_compared_with_when_the_launcher_ended_and_not_with_when_that_was_seen():
+    """The launcher ended 22 s ago, and its engine came up 21 s ago."""
+    causes = stopped_engines(Gang(a=restarted(21.0)), time.monotonic() - 22.0, {})
+    assert [cause.host for cause in causes] == ["a"]

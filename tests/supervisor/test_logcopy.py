@@ -273,9 +273,9 @@ def test_a_host_that_lies_changes_no_line_of_the_log(follow, tmp_path, lie):
 def test_the_rest_is_taken_once_the_containers_are_dead(follow, tmp_path):
     made, host = follow([HostUnreachable("cut", host="h")] * 1000)
     wait_for(lambda: host.had)
-    made.take_rest(["h", "unknown"])
+    made.take_rest(["h", "unknown"], 10)
     host.ranks = [[said("start"), output(2, b"a\n"), said("end", code=137, killed=True)]]
-    made.take_rest(["h"])
+    made.take_rest(["h"], 10)
     wait_for(lambda: made.ranks)
     made.close()
     assert text(tmp_path) == ["[3]<stdout>:a"]
