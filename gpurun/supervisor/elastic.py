@@ -44,7 +44,7 @@ LEAVE_LEAST_S = 5.0
 
 
 class Members:
-    """The hosts of an elastic gang; of any other gang it says that none may be lost."""
+    """The hosts of an elastic gang. For any other gang it has nothing to do."""
 
     def __init__(self, job: SupervisedJob, stop: threading.Event, on_join: Callable[[Sequence[str]], None]) -> None:
         self._job = job
