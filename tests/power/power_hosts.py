@@ -302,7 +302,7 @@ def install(world: World, starts: Any) -> None:
     stop.Links = lambda _, hosts: PowerLinks(world, tuple(hosts))  # type: ignore[assignment,misc]
     prepare.examine = start.examine = lambda *_: None
     prepare._ship_image = lambda *_: None
-    stop._end_log = lambda _: True  # `watch` has copied it
+    stop._end_log = lambda *_: True  # `watch` has copied it
     life.STEPS = {**life.STEPS, State.RUNNING: partial(watch, world)}
     spawn.start_supervisor = starts
     submission.Engine = _NoEngine  # type: ignore[assignment,misc]
