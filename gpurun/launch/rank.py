@@ -57,7 +57,7 @@ trap : HUP INT QUIT ALRM TERM USR1 USR2
 gpurun_copy() {  # from a pipe to a file, as a process that is no rank; where the disk is full it tries again
   trap '' HUP INT QUIT ALRM TERM USR1 USR2
   unset HOROVOD_RANK OMPI_COMM_WORLD_RANK
-  exec sh -c 'until cat >>"$0"; do sleep 1; done' "$gpurun_folder/$1" 3<&- 4>&- 5<&- 6>&-
+  exec sh -c 'until cat >>"$0"; do sleep 1; done' "$gpurun_folder/$1" >/dev/null 3<&- 4>&- 5<&- 6>&-
 }
 gpurun_pipe() {  # as fd 3 to read and 4 to write; opened for both at first: who opens one end alone waits for the other
   mkfifo "$gpurun_folder/pipe" && exec 8<>"$gpurun_folder/pipe" 3<"$gpurun_folder/pipe" 4>"$gpurun_folder/pipe" 8>&- &&

@@ -324,3 +324,12 @@ def test_a_rank_that_opens_its_output_anew_loses_nothing(ranks):
     assert ranks.done("sh", "-c", script)[0] == 0
     assert (ranks.folder / "o").read_bytes() == b"one\ntwo\nthree\n"
     assert (ranks.folder / "e").read_bytes() == b"four\nfive\nsix\n"
+
+
+def test_a_daemon_that_leaves_no_trace_keeps_no_launcher_waiting(ranks):
+    """It has cleared its environment and holds the rank's output; the launcher's pipe is not its."""
+    code, _, _ = ranks.done("sh", "-c", "env -i sleep 60 & echo $!; exit 4")
+    pid = int((ranks.folder / "o").read_text())
+    assert alive(str(pid))
+    os.kill(pid, signal.SIGKILL)
+    assert code == 4
