@@ -35,9 +35,14 @@ class ContainerEnd:
         return self.seen_s - (self.ended_ago_s or 0.0)
 
     @property
+    def was_ended(self) -> bool:
+        """Whether something outside is known to have ended it; its code says nothing then."""
+        return bool(self.engine_out) or self.is_removed or self.is_oom
+
+    @property
     def was_killed(self) -> bool:
         """Whether it did certainly not end by itself."""
-        return bool(self.engine_out) or self.is_removed or self.is_oom or self.code in (None, *BROKEN_OFF)
+        return self.was_ended or self.code in (None, *BROKEN_OFF)
 
     def failure(self, host: str) -> FirstFailure:
         """That it ended, as the reason for the gang's end."""

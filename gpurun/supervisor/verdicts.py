@@ -29,9 +29,8 @@ def by_launcher(seen: GangSeen, lines: Sequence[output.Line], image: str, place:
     launcher = seen.exits[seen.first]
     failed = first_failed(seen.ranks) if seen.least is None else None
     is_unproven = any(rank.code is None and rank.host not in seen.down_since for rank in seen.ranks)
-    was_ended = launcher.engine_out or launcher.is_removed or launcher.is_oom
     has_proof = not is_unproven and (not seen.ranks or any(rank.code == 0 for rank in seen.ranks))
-    if launcher.code == 0 and not was_ended and failed is None and has_proof:
+    if launcher.code == 0 and not launcher.was_ended and failed is None and has_proof:
         return SUCCEEDED
     return replace(_failed_by_launcher(seen, failed, lines, image, place), ladder=is_unproven)
 
@@ -43,8 +42,7 @@ def _failed_by_launcher(
     if failed is not None and not seen.fell_with_others(failed):
         return rank_failed(failed.rank, failed.host, failed.code or 1)
     # A launcher that SIGKILL ended before it could say why was killed from outside, as one whose container is gone.
-    was_killed = launcher.is_removed or launcher.engine_out or launcher.is_oom
-    if was_killed or (named is None and launcher.code in (None, 0, SIGKILLED)):
+    if launcher.was_ended or (named is None and launcher.code in (None, 0, SIGKILLED)):
         failure = replace(launcher.failure(seen.first), excerpt=output.excerpt(lines, None))
         why = f"{seen.first}: {failure.reason}"
         return End(State.FAILED, why, 4, exit_code=launcher.code, failure=failure, suspects=(seen.first,))
@@ -100,12 +98,15 @@ def with_cause(end: End, cause: Cause | None, stopped: Sequence[Cause]) -> End:
     """
     if end.outcome is not State.FAILED:
         return end
-    if cause is not None and (cause.blame == "hardware" or cause.kind in ("oom", "disk-full")):
-        return explained(end, cause)
-    if not stopped:
+    if explains_alone(cause) or not stopped:
         return explained(end, cause)
     end = explained(end, stopped[0])
     return replace(end, suspects=tuple(sorted({*end.suspects, *(each.host for each in stopped)})))
+
+
+def explains_alone(cause: Cause | None) -> bool:
+    """Whether a cause explains a failed attempt whatever became of the hosts' engines."""
+    return cause is not None and (cause.blame == "hardware" or cause.kind in ("oom", "disk-full"))
 
 
 def asked_end(request: CancelRequest, *, ladder: bool) -> End:

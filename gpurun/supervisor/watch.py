@@ -22,7 +22,7 @@ from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.links import Links
 from gpurun.supervisor.loglines import last_lines
 from gpurun.supervisor.outputs_watch import OutputsWatch
-from gpurun.supervisor.verdicts import by_launcher, with_cause, with_last_words
+from gpurun.supervisor.verdicts import by_launcher, explains_alone, with_cause, with_last_words
 from gpurun.supervisor.watchers import Watchers
 
 POLL_S = 0.2
@@ -136,7 +136,7 @@ class _Watch:
             return end
         end = with_last_words(end, lines)
         cause = self._health.first([line.text for line in lines[-TAIL_LINES:]])
-        if cause is not None and (cause.blame == "hardware" or cause.kind in ("oom", "disk-full")):
+        if explains_alone(cause):
             return with_cause(end, cause, ())
         launcher = seen.exits.get(seen.first)
         ended_s = launcher.at_s if launcher and launcher.ended_ago_s is not None else None
