@@ -83,6 +83,12 @@ class Cluster:
             assert time.monotonic() < deadline, f"{text!r} never appeared in:\n{self.log(job)}"
             time.sleep(0.05)
 
+    def cancel_all(self) -> None:
+        """Cancel every job that has not ended."""
+        for job in self.status()["jobs"]:
+            if job["ended_s"] is None:
+                self.gpurun("cancel", job["id"])
+
     def assert_nothing_left(self) -> None:
         """No lease, container, process, key or file of any job, on the head's books or on any host."""
         assert list((self.home / "leases").glob("[!.]*")) == []

@@ -61,6 +61,15 @@ def named_lab():
 
 
 @pytest.fixture
+def cluster(train_lab, tmp_path):
+    """A cluster with a state directory of its own; at the end nothing of any job may be left."""
+    made = Cluster(train_lab, tmp_path)
+    yield made
+    made.cancel_all()
+    made.assert_nothing_left()
+
+
+@pytest.fixture
 def mended(train_lab, tmp_path):
     """A cluster whose hosts are switched on and plugged in again at the end; then nothing of any job may be left."""
     made = Cluster(train_lab, tmp_path)
@@ -68,8 +77,6 @@ def mended(train_lab, tmp_path):
     for host in train_lab.hosts:
         train_lab.boot(host.name)
         train_lab.heal(host.name)
-    for job in made.status()["jobs"]:
-        if job["ended_s"] is None:
-            made.gpurun("cancel", job["id"])
+    made.cancel_all()
     wait_until(lambda: not list((made.home / "leases").glob("[!.]*")), 90)
     made.assert_nothing_left()

@@ -23,9 +23,7 @@ def cluster(train_lab, tmp_path):
     sound = made.inventory.read_bytes()
     yield made
     made.inventory.write_bytes(sound)
-    for job in made.status()["jobs"]:
-        if job["ended_s"] is None:
-            made.gpurun("cancel", job["id"])
+    made.cancel_all()
     made.assert_nothing_left()
 
 

@@ -10,7 +10,7 @@ import subprocess
 import time
 
 import pytest
-from cluster import TINY, TRAIN, Cluster, interrupt
+from cluster import TINY, TRAIN, interrupt
 from faulting import kill_supervisor
 
 from gpurun.lab import engine
@@ -20,16 +20,6 @@ pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("train
 FAT = f"gpurun/fat-{os.getpid()}:1"
 HOSTILE = ["a b", "c'd\"e", "line\nbreak", "", "$HOME `id` \\ * ü 💥", "--np", "-H", "; touch /tmp/x #"]
 SHOW_ARGS = "import sys, json; print('ARGS', json.dumps(sys.argv[1:]), flush=True)"
-
-
-@pytest.fixture
-def cluster(train_lab, tmp_path):
-    made = Cluster(train_lab, tmp_path)
-    yield made
-    for job in made.status()["jobs"]:
-        if job["ended_s"] is None:
-            made.gpurun("cancel", job["id"])
-    made.assert_nothing_left()
 
 
 def only_job(cluster):

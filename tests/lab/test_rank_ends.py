@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster import TRAIN, Cluster
+from cluster import TRAIN
 from faulting import events, wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("train")]
@@ -34,16 +34,6 @@ if __name__ == "__main__":
     time.sleep(600)
 """
 RANK = "${HOROVOD_RANK:-$OMPI_COMM_WORLD_RANK}"
-
-
-@pytest.fixture
-def cluster(train_lab, tmp_path):
-    made = Cluster(train_lab, tmp_path)
-    yield made
-    for job in made.status()["jobs"]:
-        if job["ended_s"] is None:
-            made.gpurun("cancel", job["id"])
-    made.assert_nothing_left()
 
 
 def start(cluster, *command, flags=(), grace_s=GRACE_S):
