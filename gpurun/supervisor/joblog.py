@@ -14,6 +14,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 
 from gpurun import faults
@@ -182,13 +183,10 @@ class JobLog:
 
     def _end(self) -> _Known:
         """How far the file is; a torn last line is cut off."""
-        known = _Known(self._attempt)
-        try:
-            with os.fdopen(self.path.open_file(os.O_RDWR), "r+b") as stream:
-                end, lines = last(stream, _has_checkpoint, most_bytes=4 * CHECKPOINT_BYTES)
-                stream.truncate(end)
-        except FileNotFoundError:
-            return known
+        known, lines = _Known(self._attempt), list[bytes]()
+        with suppress(FileNotFoundError), os.fdopen(self.path.open_file(os.O_RDWR), "r+b") as stream:
+            end, lines = last(stream, _has_checkpoint, most_bytes=4 * CHECKPOINT_BYTES)
+            stream.truncate(end)
         if damaged := known.read(lines):
             self._on_damage(f"{self.path}: {damaged} lines are damaged; some may come twice")
         return known

@@ -110,7 +110,6 @@ def _without_spec(job: SupervisedJob, damage: StateError) -> State:
 
 
 def _stopping(job: SupervisedJob, end: End) -> State:
-    durable.sync_file(job.folder.log)  # who finds the job stopping reads nothing more, and the fence removes Docker's
     restart, setback = None, job.record.setback
     if restarts.is_worth_another(job.record, end, max_restarts=job.spec.max_restarts):
         end, restart, setback = _another(job, end)

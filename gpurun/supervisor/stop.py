@@ -24,6 +24,7 @@ from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.remote.agent import Agent
+from gpurun.state import durable
 from gpurun.state.cordons import Cordon, changing_cordons
 from gpurun.state.identity import state_id
 from gpurun.supervisor.frozen import cluster_of
@@ -65,6 +66,7 @@ def stop(job: SupervisedJob) -> State:
         containers = job.record.reached == "containers"
         last = first_asked_s is not None and time.monotonic() - first_asked_s > GIVE_UP_S
         first_asked_s = first_asked_s or time.monotonic()
+        durable.sync_file(job.folder.log)  # the fence removes the hosts' copy
         unproven = fence(job.links, job.lease, pending, state=job.state_id, containers=containers)
         for host, error in unproven.items():
             job.events.emit("host", host=host, state="not fenced", reason=error.message)

@@ -352,6 +352,15 @@ def test_another_attempts_launcher_is_asked_from_its_beginning(tmp_path):
     assert texts(tmp_path / "log") == ["attempt 1", "attempt 2", "goes on"]
 
 
+def test_a_later_attempts_lines_come_once_though_none_before_it_has_printed(tmp_path):
+    for since in (None, "1795222923.000000005"):
+        log = JobLog(at(tmp_path / "log"), attempt=2, now=now)
+        assert log.since == since
+        log.take("stdout", message(5, "attempt 2\n"))
+        os.close(log.descriptor)
+    assert texts(tmp_path / "log") == ["attempt 2"]
+
+
 def test_a_progress_bar_is_seen_before_its_newline_comes(tmp_path):
     bar = b"".join(b"\r%3d%% of an epoch" % done for done in range(101))
     log = JobLog(at(tmp_path / "log"), attempt=1, now=now)
