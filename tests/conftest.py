@@ -16,9 +16,12 @@ settings.load_profile("default")
 
 
 def pytest_configure():
-    """Who starts tests in the background may have them ignore Ctrl-C, and so would all that they start."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Tests in the background, or under nohup, may have to ignore signals, and so would all that they start."""
+    for number, usual in {
+        signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL,
+    }.items():  # fmt: skip
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 @pytest.fixture(autouse=True)

@@ -243,16 +243,20 @@ class Members:
             self._bring_in(hosts)
         except GangEnd as ended:
             refused = ended.end.refused
-            self._change(lease_steps.put_apart, hosts, avoid=() if refused else hosts)
+            self._change(lease_steps.put_apart, hosts, avoid=() if refused or self._stop.is_set() else hosts)
             job.amend(refusals=remember(job.record.refusals, refused, now_s=job.clock()))
             raise
         except GpurunError:
-            self._change(lease_steps.put_apart, hosts, avoid=hosts)
+            self._change(lease_steps.put_apart, hosts, avoid=() if self._stop.is_set() else hosts)
             raise
         finally:  # who is still apart now is fenced
             self._joining.difference_update(hosts)
             self._fence_next, self._fence_again_s = 0.0, FENCE_AGAIN_FIRST_S
         return True
+
+    def give_up_joining(self) -> None:
+        """Wait no longer for hosts that are on their way in."""
+        self._job.links.cut(self._joining.copy(), "the gang has ended")
 
     def _bring_in(self, hosts: Sequence[str]) -> None:
         """Prepare hosts as those of the beginning were, and make them members.

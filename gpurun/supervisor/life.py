@@ -20,6 +20,7 @@ from gpurun.state import durable
 from gpurun.supervisor import restarts
 from gpurun.supervisor.ends import End, GangEnd, failed
 from gpurun.supervisor.hang import furthest_step
+from gpurun.supervisor.interrupt import giving_way
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.prepare import prepare
 from gpurun.supervisor.start import start
@@ -44,11 +45,21 @@ def take_over(job: SupervisedJob) -> State:
     return job.move(State.PREPARING)
 
 
+def _may_be_asked(step: Callable[[SupervisedJob], State]) -> Callable[[SupervisedJob], State]:
+    """A step that ends at once if the gang is asked to give way."""
+
+    def heeding(job: SupervisedJob) -> State:
+        with giving_way(job):
+            return step(job)
+
+    return heeding
+
+
 STEPS: Mapping[State, Callable[[SupervisedJob], State]] = {
     State.QUEUED: begin,
     State.GRANTED: take_over,
-    State.PREPARING: prepare,
-    State.STARTING: start,
+    State.PREPARING: _may_be_asked(prepare),
+    State.STARTING: _may_be_asked(start),
     State.RUNNING: watch,
     State.STOPPING: stop,
 }

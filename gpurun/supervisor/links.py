@@ -75,6 +75,13 @@ class Links:
         faults.point()
         return results
 
+    def cut(self, hosts: Iterable[str], why: str) -> None:
+        """Give up the agents of hosts: what waits for one fails at once. `open` may open others."""
+        agents = self.fleet.agents
+        for host in hosts:
+            if host in agents:
+                agents[host].die(HostUnreachable(why, host=host))
+
     def close(self) -> None:
         """Close every connection; what runs on the hosts goes on."""
         self.fleet.close()

@@ -23,12 +23,11 @@ def prepare(job: SupervisedJob) -> State:
     """Put everything in place that the containers will need. Idempotent: what is there is not sent again.
 
     Raises:
-        GangEnd: a host failed or refused its GPUs, the image is not on the head, or the job was cancelled.
+        GangEnd: a host failed or refused its GPUs, or the image is not on the head.
     """
     job.connect()
     job.reach("files")
     job.ask_accounts()
-    job.check_requests(ladder=False)
     examine(job, job.hosts)
     raise_first(claim(job, job.hosts))
     bring(job, job.hosts, cancelled=lambda: job.request() is not None)
@@ -40,10 +39,9 @@ def bring(job: SupervisedJob, hosts: Sequence[str], *, cancelled: Callable[[], b
     """Send the image, the code and the secrets to hosts that are connected and have said who they are.
 
     Raises:
-        GangEnd: a host failed, the image is not on the head, or the job was cancelled.
+        GangEnd: a host failed, the image is not on the head, or it was cancelled.
     """
     _ship_image(job, hosts, cancelled)
-    job.check_requests(ladder=False)
     _send_workdir(job, hosts)
     _send_secrets(job, hosts)
 
@@ -59,7 +57,6 @@ def _ship_image(job: SupervisedJob, hosts: Sequence[str], cancelled: Callable[[]
             cancelled=cancelled, deadline_s=PREPARE_LIMIT_S,
         )  # fmt: skip
     except GpurunError as error:
-        job.check_requests(ladder=False)
         raise failed(error) from error
     raise_first(report.failed)
 

@@ -45,7 +45,6 @@ def start(job: SupervisedJob) -> State:
     plan = _create_all(job)
     durable.write_record(job.folder.path / "plan.json", plan)
     raise_first(go(job, plan, [host.host for host in plan.hosts[1:]]).failed)
-    job.check_requests(ladder=False)
     raise_first(_explained(job, go(job, plan, [plan.first.host])).failed)
     return job.move(State.RUNNING, started_s=job.clock(), uncut=())
 

@@ -88,7 +88,9 @@ class _Watch:
         """Stop watching. From here on nobody else touches hosts or outputs."""
         self._stop.set()
         for thread in self._tending:
-            thread.join()
+            while thread.is_alive():
+                self._members.give_up_joining()
+                thread.join(POLL_S)
 
     def _follow(self, hosts: Sequence[str]) -> None:
         self._job.follow_log(hosts)

@@ -211,6 +211,9 @@ class PowerLinks:
                 failed[host] = error
         return Results(ok, failed)
 
+    def cut(self, *_: object) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

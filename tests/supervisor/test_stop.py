@@ -14,9 +14,11 @@ from gpurun.supervisor import stop
 def gang(monkeypatch):
     """A gang on h1 and h2; what each step takes; which host gives its proof when."""
     found = SimpleNamespace(now_s=1000.0, asked=[], copy_s=0.0, fence_s=0.1, proof_after={"h1": 1, "h2": 1}, lost=None)
+    found.steps = []
 
     def fence(links, lease, hosts, **_):
         found.asked.append(found.now_s)
+        found.steps.append("fence")
         found.now_s += found.fence_s
         unproven = [host for host in hosts if found.proof_after[host] > len(found.asked)]
         return {host: HostFailure("a process is still there", host=host) for host in unproven}
@@ -33,16 +35,24 @@ def gang(monkeypatch):
 
     monkeypatch.setattr(stop, "time", SimpleNamespace(monotonic=lambda: found.now_s, sleep=sleep))
     for name, fake in {
-        "fence": fence, "collect_outputs": copy, "_finish": finish, "_end_log": lambda *_: True,
+        "fence": fence, "collect_outputs": copy, "_finish": finish, "_end_log": lambda *_: found.steps.append("log"),
         "collect_autotune": lambda _: None, "cordon_suspect": lambda *_: None,
     }.items():  # fmt: skip
         monkeypatch.setattr(stop, name, fake)
+    monkeypatch.setattr(stop.durable, "sync_file", found.steps.append)
     found.job = SimpleNamespace(
+        folder=SimpleNamespace(log="sync"),
         record=SimpleNamespace(first_failure=None, avoid=(), ladder=False, reached="containers"), hosts=["h1", "h2"],
         links=SimpleNamespace(open=lambda *_, **__: {}, is_open=lambda _: True), lease=None, state_id="s",
         events=SimpleNamespace(emit=lambda *_, **__: None),
     )  # fmt: skip
     return found
+
+
+def test_the_log_is_safe_on_the_head_before_the_hosts_lose_it(gang):
+    gang.proof_after["h2"] = 2
+    stop.stop(gang.job)
+    assert gang.steps == ["log", "sync", "fence"] * 2
 
 
 @pytest.mark.parametrize("copy_s", [0.0, 11.0, 600.0])

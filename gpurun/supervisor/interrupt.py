@@ -1,0 +1,66 @@
+"""A request to give way ends what the supervisor waits for: to prepare a gang may take hours, to end it may not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from gpurun.errors import GpurunError
+from gpurun.jobs.record import CancelRequest
+from gpurun.supervisor.ends import GangEnd
+from gpurun.supervisor.job import SupervisedJob
+from gpurun.supervisor.verdicts import asked_end
+
+POLL_S = 0.3
+
+
+@contextmanager
+def giving_way(job: SupervisedJob) -> Iterator[None]:
+    """Within it, a request to give way cuts the connections to the gang's hosts: whatever waits for one fails.
+
+    Raises:
+        GangEnd: as was asked for, in place of whatever failed after that.
+    """
+    job.check_requests(ladder=_may_have_ranks(job))
+    ear = _Ear(job)
+    try:
+        yield
+    except (GangEnd, GpurunError):
+        if ear.request is None:
+            raise
+        raise GangEnd(asked_end(ear.request, ladder=_may_have_ranks(job))) from None
+    finally:
+        ear.close()
+
+
+def _may_have_ranks(job: SupervisedJob) -> bool:
+    return job.record.reached == "containers"
+
+
+class _Ear:
+    """Listens in a thread; `request` is what it heard, once connections have been cut for it."""
+
+    def __init__(self, job: SupervisedJob) -> None:
+        self.request: CancelRequest | None = None
+        self._job = job
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        threading.Thread(target=self._listen, name="requests", daemon=True).start()
+
+    def close(self) -> None:
+        """Nothing is cut from here on. Does not wait for a pass that the thread may be in."""
+        with self._lock:
+            self._closed.set()
+
+    def _listen(self) -> None:
+        while not self._closed.wait(POLL_S):
+            with suppress(GpurunError):  # the state directory cannot be used: who needs it says so
+                if (request := self._job.request()) is not None:
+                    self._give_way(request)
+
+    def _give_way(self, request: CancelRequest) -> None:
+        with self._lock:
+            if not self._closed.is_set():
+                self.request = request
+                self._job.links.cut(self._job.hosts, "the gang is to give way")
