@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -36,12 +37,12 @@ if __name__ == "__main__":
 RANK = "${HOROVOD_RANK:-$OMPI_COMM_WORLD_RANK}"
 
 
-def start(cluster, *command, flags=(), grace_s=GRACE_S):
+def start(cluster, *command, flags=(), grace_s=GRACE_S, more=""):
     folder = cluster.folder / "recipe"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "recipe.yaml").write_text(
         f"image: {TRAIN}\ngpus: 2\ngrace: {grace_s}s\nconstraints: {{gpus_per_host: 1}}\n"
-        f"command: {json.dumps(command)}\n"
+        f"command: {json.dumps(command)}\n{more}"
     )
     done = cluster.gpurun("submit", str(folder), "-i", str(cluster.inventory), *flags)
     assert done.code == 0, done.err
@@ -182,3 +183,34 @@ def test_a_cancel_at_any_moment_of_the_start_waits_for_nobody_who_is_not_there(c
     finish(cluster, job)
     record(cancel_after_s=delay_s, took_s=at(cluster, job, "CANCELLED") - asked)
     assert at(cluster, job, "CANCELLED") - asked <= 8, "ranks that heed SIGTERM are gone at once; the grace is 15 s"
+
+
+def test_a_cancel_waits_for_nothing_that_is_being_prepared(cluster):
+    folder = cluster.folder / "recipe"
+    for delay_s in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.3, 1.7):
+        shutil.rmtree(folder, ignore_errors=True)
+        job = start(cluster, "sleep", "600", grace_s=15)
+        time.sleep(delay_s)
+        state, asked = cluster.job(job)["state"], time.time()
+        assert cluster.gpurun("cancel", job).code == 0
+        finish(cluster, job)
+        record(submitted_s=delay_s, state=state, took_s=at(cluster, job, "CANCELLED") - asked)
+        assert at(cluster, job, "CANCELLED") - asked <= 8
+
+
+def test_a_cancel_does_not_wait_for_code_that_takes_minutes_to_send(cluster):
+    (cluster.folder / "code").mkdir()
+    (cluster.folder / "code" / "weights").write_bytes(os.urandom(64 << 20))
+    cluster.lab.shape("head", 4_000_000)
+    try:
+        job = start(cluster, "sleep", "600", grace_s=1, more="workdir: ../code\n")
+        cluster.wait_for(job, "PREPARING")
+        time.sleep(5)
+        assert cluster.job(job)["state"] == "PREPARING"
+        asked = time.time()
+        assert cluster.gpurun("cancel", job).code == 0
+        finish(cluster, job)
+        record(code_mib=64, link_bps=4_000_000, took_s=at(cluster, job, "CANCELLED") - asked)
+        assert at(cluster, job, "CANCELLED") - asked <= 10
+    finally:
+        cluster.lab.shape("head", 10_000_000_000)
