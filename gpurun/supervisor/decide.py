@@ -15,11 +15,13 @@ from gpurun.scheduler.drain import may_lose
 from gpurun.supervisor.causes import end_of
 from gpurun.supervisor.ends import End
 from gpurun.supervisor.gang_seen import ContainerEnd, GangSeen
-from gpurun.supervisor.ranks import Rank, first_failed, have_succeeded, hosts_without_ranks
+from gpurun.supervisor.ranks import Rank, first_failed, have_succeeded, hosts_that_are_done, hosts_without_ranks
 from gpurun.supervisor.verdicts import SUCCEEDED, asked_end, container_ended, rank_failed
 
 HOST_LOST_S = 14.0
 """A host that has been silent for this long, while another one is heard, is lost: its gang is ended."""
+RETURN_S = 8.0
+"""The head was cut off and is back: how long it may take to reach its hosts again, one after the other."""
 SETTLE_S = 1.0
 """A rank has failed: how long the words of other hosts may take to arrive. The first to fail is named then."""
 EXPLAIN_S = 5.0
@@ -29,7 +31,9 @@ UNTOLD_S = 20.0
 LINGER_S = 5.0
 """All ranks have ended: how long the launcher may take to end, too."""
 LOG_SILENT_S = 10.0
-"""The launcher has ended: how long its log may be silent, or a rank without an end, before it is judged as it is."""
+"""The launcher has ended: how long its log may be silent before it is judged as it is."""
+PROOF_S = 14.0
+"""The launcher has returned 0: how long ranks may take to prove it. By then a silent host counts as down."""
 SIGTERMED = 128 + 15
 
 
@@ -75,8 +79,9 @@ def decide(seen: GangSeen) -> Step:
     seen = seen.of_members()
     if (failures := _losses(seen)) and may_lose(seen.members, failures, seen.least):
         return Lose(failures)
-    if seen.drained and may_lose(seen.members, seen.drained, seen.least):
-        return LetGo(seen.drained)
+    leaving = [host for host in seen.drained if host not in hosts_that_are_done(seen.ranks)]
+    if leaving and may_lose(seen.members, leaving, seen.least):
+        return LetGo(leaving)
     step = (
         _by_ranks(seen) or _by_containers(seen) or _by_launchers_end(seen) or _by_fatal_cause(seen)
         or _by_request(seen) or _by_limit(seen) or _by_silence(seen) or _by_hang(seen)
@@ -110,7 +115,9 @@ def _by_ranks(seen: GangSeen) -> Step:
     failed = first_failed(seen.ranks)
     if failed is None or failed.ended_s is None or (seen.exits and seen.fell_with_others(failed)):
         return None
-    if seen.now_s - max(failed.ended_s, seen.begun_s) < _settled_s(seen, failed):
+    if any(seen.now_s - since_s < HOST_LOST_S for since_s in seen.down_since.values()):
+        return None  # a host that is not lost yet may have more to tell
+    if seen.now_s - max(failed.ended_s, seen.heard_since_s) < _settled_s(seen, failed):
         return None
     return Finish(rank_failed(failed.rank, failed.host, failed.code or 1, ladder=True), is_explained=False)
 
@@ -128,24 +135,36 @@ def _settled_s(seen: GangSeen, failed: Rank) -> float:
 
 
 def _by_containers(seen: GangSeen) -> Step:
-    """A worker's container has ended. Nothing in it ends it by itself, so that is the cause."""
-    workers = [(end.seen_s, host) for host, end in seen.exits.items() if host != seen.first]
-    launcher = seen.exits.get(seen.first)
-    if not workers or seen.now_s - min(workers)[0] < SETTLE_S:
-        return None
-    since_s, host = min(workers)
-    failed = first_failed(seen.ranks)
-    if launcher is not None and (
-        launcher.seen_s < since_s or (failed is not None and not seen.fell_with_others(failed))
-    ):
+    host = _fallen_worker(seen)
+    if host is None or seen.now_s - min(end.seen_s for end in _workers(seen).values()) < SETTLE_S:
         return None
     return Finish(container_ended(host, seen.exits[host]), is_explained=False)
 
 
+def _fallen_worker(seen: GangSeen) -> str | None:
+    """The host whose container ended first, if it is a worker's. Nothing in it ends it by itself, so that is the cause.
+
+    None if the launcher's container ended before, or if a rank failed by itself before the launcher ended.
+    """
+    workers, launcher = _workers(seen), seen.exits.get(seen.first)
+    if not workers:
+        return None
+    at_s, host = min((end.at_s, host) for host, end in workers.items())
+    failed = first_failed(seen.ranks)
+    has_own_cause = failed is not None and not seen.fell_with_others(failed)
+    return None if launcher is not None and (launcher.at_s < at_s or has_own_cause) else host
+
+
+def _workers(seen: GangSeen) -> Mapping[str, ContainerEnd]:
+    return {host: end for host, end in seen.exits.items() if host != seen.first}
+
+
 def _by_launchers_end(seen: GangSeen) -> Step:
     launcher = seen.exits.get(seen.first)
-    if launcher is None or not _is_ready(seen, launcher):
+    if launcher is None or not _is_ready(seen, launcher) or _fallen_worker(seen) is not None:
         return None
+    if seen.now_s - seen.heard_since_s < SETTLE_S:
+        return None  # a worker's container may have ended before, and nobody has told yet
     return Finish(End(State.FAILED, "", 1), by_launcher=True, is_explained=False)
 
 
@@ -154,14 +173,14 @@ def _is_ready(seen: GangSeen, launcher: ContainerEnd) -> bool:
 
     Where the launcher failed, other ranks may run on: they need not be waited for. Its 0 needs their proof.
     """
-    waited_s = seen.now_s - launcher.seen_s
+    waited_s = seen.now_s - max(launcher.seen_s, seen.heard_since_s)
     if launcher.engine_out:  # nothing more can come from it
         return True
     if not seen.has_launchers_log:
         return seen.now_s - max(seen.launcher_line_s, launcher.seen_s) >= LOG_SILENT_S
     if all(rank.code is not None for rank in seen.ranks):
         return True
-    return waited_s >= (LOG_SILENT_S if launcher.code == 0 else SETTLE_S)
+    return waited_s >= (PROOF_S if launcher.code == 0 else SETTLE_S)
 
 
 def _by_fatal_cause(seen: GangSeen) -> Step:
@@ -178,6 +197,12 @@ def _by_limit(seen: GangSeen) -> Step:
     return Finish(End(State.TIMED_OUT, f"ran longer than its time limit of {seen.limit_s:g} s", 1, ladder=True))
 
 
+def end_from_outside(seen: GangSeen) -> End | None:
+    """The end that a person or the time limit asks for, whatever else was seen."""
+    step = _by_request(seen) or _by_limit(seen)
+    return step.end if isinstance(step, Finish) else None
+
+
 def _by_silence(seen: GangSeen) -> Step:
     lost = _lost_hosts(seen)
     if not isinstance(lost, list):
@@ -190,13 +215,15 @@ def _by_silence(seen: GangSeen) -> Step:
 
 
 def _lost_hosts(seen: GangSeen) -> list[str] | Ask:
-    """Hosts that have been silent for too long; none while no host at all answers: then the head is cut off."""
-    lost = sorted(host for host, since_s in seen.down_since.items() if seen.now_s - since_s > HOST_LOST_S)
-    if lost and len(seen.down_since) == len(seen.hosts):
+    """Hosts that have been silent for too long; none while the head is cut off, and for a moment after that."""
+    if seen.down_since and len(seen.down_since) == len(seen.hosts):
         if seen.others_answer is None:
             return Ask()
-        return lost if seen.others_answer else []
-    return lost
+        if not seen.others_answer:
+            return []
+    if seen.now_s - seen.heard_since_s < RETURN_S:
+        return []
+    return sorted(host for host, since_s in seen.down_since.items() if seen.now_s - since_s > HOST_LOST_S)
 
 
 def _unreachable(host: str) -> FirstFailure:
@@ -204,7 +231,9 @@ def _unreachable(host: str) -> FirstFailure:
 
 
 def _by_hang(seen: GangSeen) -> Step:
-    if seen.hung is None or seen.down_since:
+    """A gang that is ending, and one that the head could not hear, does not hang."""
+    has_failed = seen.least is None and first_failed(seen.ranks) is not None
+    if seen.hung is None or seen.down_since or seen.exits or has_failed or seen.now_s - seen.heard_since_s < RETURN_S:
         return None
     failure = FirstFailure(seen.hung, kind="hang")
     end = End(State.FAILED, f"the gang hangs: {seen.hung}", 1, failure=failure, ladder=True)

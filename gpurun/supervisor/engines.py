@@ -8,7 +8,7 @@ sign is the engine's own process (`gpurun.node.engine`), and that it came up whe
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpurun.errors import GpurunError, HostUnreachable
@@ -32,13 +32,10 @@ def stopped_engines(job: SupervisedJob, ended_s: float | None, out_s: Mapping[st
         ended_s: when the launcher ended, on the monotonic clock; None = it has not, or that is not known.
         out_s: when a host's engine was last seen not to answer, on the monotonic clock.
     """
-    gone: dict[str, GpurunError] = dict(job.links.open(job.members, timeout_s=REACH_TIMEOUT_S))
-    asked = job.links.each(
-        lambda agent: agent.call("gang.engine", job=job.lease.job, timeout_s=ASK_TIMEOUT_S).value,
-        [host for host in job.members if host not in gone],
-    )
-    # A host that has just gone was connected until it was asked.
-    gone |= {host: error for host, error in asked.failed.items() if isinstance(error, HostUnreachable)}
+    answers, gone = _ask(job, job.members)
+    if gone:  # for good, or the head was cut off for a moment
+        more, gone = _ask(job, list(gone))
+        answers |= more
     now = time.monotonic()
     ended_ago_s = 0.0 if ended_s is None else now - ended_s
     causes = []
@@ -47,10 +44,21 @@ def stopped_engines(job: SupervisedJob, ended_s: float | None, out_s: Mapping[st
             causes.append(Cause(now, host, "host-lost", "the host cannot be reached", gone[host].message, "host"))
             continue
         seen_out = host in out_s and now - out_s[host] <= BEFORE_S
-        why = stopped(asked.ok.get(host, {}), ended_ago_s, is_first=host == job.hosts[0], seen_out=seen_out)
+        why = stopped(answers.get(host, {}), ended_ago_s, is_first=host == job.hosts[0], seen_out=seen_out)
         if why:
-            causes.append(Cause(now, host, "engine", why, asked.ok[host]["why"], "host"))
+            causes.append(Cause(now, host, "engine", why, answers[host]["why"], "host"))
     return causes
+
+
+def _ask(job: SupervisedJob, hosts: Sequence[str]) -> tuple[dict[str, Mapping[str, Any]], dict[str, GpurunError]]:
+    """What hosts say of their engines, and why those that cannot be reached say nothing."""
+    gone: dict[str, GpurunError] = dict(job.links.open(hosts, timeout_s=REACH_TIMEOUT_S))
+    asked = job.links.each(
+        lambda agent: agent.call("gang.engine", job=job.lease.job, timeout_s=ASK_TIMEOUT_S).value,
+        [host for host in hosts if host not in gone],
+    )
+    lost = {host: error for host, error in asked.failed.items() if isinstance(error, HostUnreachable)}
+    return dict(asked.ok), gone | lost
 
 
 def stopped(answer: Mapping[str, Any], ended_ago_s: float, *, is_first: bool, seen_out: bool) -> str | None:

@@ -69,7 +69,8 @@ class GangSeen:
         least: how many ranks an elastic gang needs; None for any other gang.
         drained: hosts of an elastic gang that a person wants empty.
         exits: containers that have ended, by host.
-        begun_s: when this supervisor began to watch: what is older was told to it one after the other.
+        heard_since_s: since when this supervisor has always heard some host: one of the gang, or another. What is older
+            was told to it one after the other.
         down_since: hosts that are out of reach, and since when they were not heard.
         others_answer: whether hosts outside the gang can be reached; None = nobody has asked.
         has_launchers_log: all that the launcher has printed is on the head.
@@ -81,7 +82,7 @@ class GangSeen:
     now_s: float
     members: Sequence[Grant]
     least: int | None = None
-    begun_s: float = 0.0
+    heard_since_s: float = 0.0
     drained: Sequence[str] = ()
     ranks: Sequence[Rank] = ()
     exits: Mapping[str, ContainerEnd] = field(default_factory=dict)

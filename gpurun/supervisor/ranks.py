@@ -94,3 +94,11 @@ def hosts_without_ranks(ranks: Sequence[Rank], now_s: float) -> list[str]:
     for rank in ranks:
         last_s[rank.host] = max(last_s.get(rank.host, 0.0), rank.ended_s or 0.0)
     return sorted(host for host in failed - running if running and now_s - last_s[host] >= IDLE_S)
+
+
+def hosts_that_are_done(ranks: Iterable[Rank]) -> set[str]:
+    """Hosts whose ranks have all returned 0."""
+    codes: dict[str, set[int | None]] = {}
+    for rank in ranks:
+        codes.setdefault(rank.host, set()).add(rank.code)
+    return {host for host, found in codes.items() if found == {0}}

@@ -11,7 +11,7 @@ from gpurun.jobs.limits import is_over_limit
 from gpurun.jobs.states import State
 from gpurun.supervisor.causes import TAIL_LINES
 from gpurun.supervisor.checkpoints import CheckpointWatch
-from gpurun.supervisor.decide import Ask, Finish, LetGo, Lose, decide
+from gpurun.supervisor.decide import Ask, Finish, LetGo, Lose, decide, end_from_outside
 from gpurun.supervisor.elastic import Members
 from gpurun.supervisor.ends import End, GangEnd
 from gpurun.supervisor.engines import stopped_engines
@@ -28,6 +28,8 @@ from gpurun.supervisor.watchers import Watchers
 POLL_S = 0.2
 OTHERS_S = 5.0
 """How long an answer to "does any other host answer" holds."""
+SILENT_S = 6.0
+"""A host is heard every 4 s (`gpurun.remote.agent`). If none has been for so long, the head may be cut off."""
 VERDICT_LINES = 5000
 """How many last lines of the log the launcher's own words are looked for in."""
 
@@ -58,7 +60,7 @@ class _Watch:
         self._checkpoints = CheckpointWatch(job, self._stop)
         self._members = Members(job, self._stop, on_join=self._follow)
         self._others: tuple[float, bool] | None = None
-        self._begun_s = time.monotonic()
+        self._heard_since_s = time.monotonic()
         self._follow(job.members)
         self._checkpoints.thread().start()
         self._tending = [*self._members.threads(), *OutputsWatch(job, self._stop).threads()]
@@ -79,9 +81,10 @@ class _Watch:
                     self._members.release(hosts)
                     self._forget(hosts)
                 case Ask():
-                    self._others = (time.monotonic(), _others_answer(self._job))
+                    self._ask_others()
                 case Finish() as finish:
-                    return self._explained(finish, seen)
+                    if end := self._explained(finish, seen):
+                        return end
             self._checkpoints.keep()
 
     def close(self) -> None:
@@ -106,13 +109,14 @@ class _Watch:
     def _seen(self) -> GangSeen:
         job, now_s = self._job, time.monotonic()
         down_since = self._watchers.down_since
+        self._note_silence(now_s, down_since)
         others = self._others if self._others and now_s - self._others[0] < OTHERS_S else None
         is_over = is_over_limit(job.record.started_s, job.spec.time_limit_s, job.clock())
         return GangSeen(
             now_s=now_s,
             members=job.lease.members,
             least=job.spec.min_gpus,
-            begun_s=self._begun_s,
+            heard_since_s=self._heard_since_s,
             drained=job.drains.hosts(job.members) if job.spec.min_gpus is not None else (),
             ranks=job.log_copy.ranks,
             exits=self._watchers.exits,
@@ -126,8 +130,27 @@ class _Watch:
             hung=None if down_since else self._hang.hung(now_s - job.log_copy.last_line_s),
         )
 
-    def _explained(self, finish: Finish, seen: GangSeen) -> End:
-        """The end, once the log and the hosts have been asked what they know of it."""
+    def _note_silence(self, now_s: float, down_since: Collection[str]) -> None:
+        """Keep in mind when no host at all was heard."""
+        if len(down_since) < len(self._job.members):
+            self._others = None
+        silent_s = min((self._job.links.silent_s(host) for host in self._job.members), default=0.0)
+        if silent_s > SILENT_S and not (self._others and self._others[1]):
+            self._heard_since_s = now_s
+
+    def _ask_others(self) -> None:
+        """Find out whether the head itself is cut off."""
+        answer = _others_answer(self._job)
+        self._others = (time.monotonic(), answer)
+        if not answer:
+            self._heard_since_s = time.monotonic()
+
+    def _explained(self, finish: Finish, seen: GangSeen) -> End | None:
+        """The end, once the log and the hosts have been asked what they know of it.
+
+        Returns:
+            None if no host can be asked because the head is cut off: the watch goes on until one can.
+        """
         if finish.is_explained:
             return finish.end
         job = self._job
@@ -142,12 +165,17 @@ class _Watch:
             return with_cause(end, cause, ())
         launcher = seen.exits.get(seen.first)
         ended_s = launcher.at_s if launcher and launcher.ended_ago_s is not None else None
-        return with_cause(end, cause, stopped_engines(job, ended_s, self._watchers.engine_out_s))
+        stopped = stopped_engines(job, ended_s, self._watchers.engine_out_s)
+        gone = {each.host for each in stopped if each.kind == "host-lost"}
+        was_known = len(seen.down_since) == len(job.members)
+        if gone.issuperset(job.members) and not (was_known and _others_answer(job)):
+            return end_from_outside(seen)
+        return with_cause(end, cause, stopped)
 
 
 def _others_answer(job: SupervisedJob) -> bool:
     """Whether any host outside the gang can be reached: asked when no host of the gang can."""
-    others = [host.name for host in job.inventory.hosts if host.name not in job.hosts][:3]
+    others = [host.name for host in job.inventory.hosts if host.name not in job.members][:3]
     if not others:
         return False
     probe = Links(job.inventory, others)

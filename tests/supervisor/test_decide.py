@@ -12,6 +12,7 @@ from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import Grant
 from gpurun.jobs.states import State
 from gpurun.launch.output import Line
+from gpurun.remote.agent import DEAD_AFTER_S
 from gpurun.supervisor import verdicts
 from gpurun.supervisor.causes import Cause
 from gpurun.supervisor.decide import (
@@ -19,12 +20,15 @@ from gpurun.supervisor.decide import (
     HOST_LOST_S,
     LINGER_S,
     LOG_SILENT_S,
+    PROOF_S,
+    RETURN_S,
     SETTLE_S,
     Ask,
     Finish,
     LetGo,
     Lose,
     decide,
+    end_from_outside,
 )
 from gpurun.supervisor.gang_seen import ContainerEnd, GangSeen
 from gpurun.supervisor.ranks import Rank
@@ -147,7 +151,11 @@ def test_a_rank_that_has_not_told_its_end_is_waited_for_if_the_launcher_says_0()
     assert decide(replace(seen, now_s=T + SETTLE_S)) is None
     late = replace(seen, ranks=[rank(0, "a", 0), rank(1, "b", 0, T + 2)], now_s=T + 2)
     assert end_of(decide(late)).outcome is State.SUCCEEDED
-    assert decide(replace(seen, now_s=T + LOG_SILENT_S)).by_launcher
+    silent = replace(seen, now_s=T + DEAD_AFTER_S)
+    assert decide(silent) is None, "its host may be silent without being known to be down"
+    assert decide(replace(seen, now_s=T + PROOF_S)).by_launcher
+    back = replace(seen, now_s=T + PROOF_S, heard_since_s=T + PROOF_S - 1)
+    assert decide(back) is None, "the head was cut off, and hosts tell again from the beginning"
 
 
 @pytest.mark.parametrize(
@@ -194,6 +202,25 @@ def test_a_workers_container_that_ends_is_the_cause_and_its_host_the_suspect():
         assert not decide(later).is_explained
 
 
+def test_a_launcher_that_fell_with_a_workers_container_does_not_hide_it():
+    ranks = [rank(0, "a", 143, T - 0.4), rank(1, "b", 137, T - 0.9, is_cut_off=True)]
+    exits = {"b": container(137, T - 0.9), "a": container(137, T - 0.3)}
+    seen = replace(GANG, ranks=ranks, exits=exits, has_launchers_log=True)
+    assert decide(seen) is None, "other hosts may tell of the same thing"
+    assert end_of(decide(replace(seen, now_s=T + SETTLE_S))).suspects == ("b",)
+
+
+def test_containers_count_by_when_they_ended_and_not_by_when_that_was_heard():
+    """A supervisor that follows another one hears of all ends at once, in any order."""
+    exits = {"a": container(137, T - 1.2, ended_ago_s=30.0), "b": container(1, T - 1.1, ended_ago_s=40.0)}
+    ranks = [rank(0, "a", 137, T - 31, is_cut_off=True), rank(1, "b", 137, T - 1.1, is_cut_off=True)]
+    seen = replace(GANG, ranks=ranks, exits=exits, has_launchers_log=True)
+    assert end_of(decide(seen)).suspects == ("b",)
+    follower = replace(seen, exits={"a": exits["a"]}, heard_since_s=T - 0.5)
+    assert decide(follower) is None, "b's container may have ended before"
+    assert decide(replace(follower, now_s=T + SETTLE_S)).by_launcher
+
+
 def test_ranks_that_ended_with_their_container_are_not_the_cause():
     ranks = [rank(0, "a", 143, T - 1), rank(1, "b", 137, T - 2, is_cut_off=True)]
     seen = replace(GANG, ranks=ranks, exits={"b": container(137, T - 1.5)}, now_s=T + 20)
@@ -222,6 +249,15 @@ def test_requests_limits_and_hangs_end_a_gang():
     assert end_of(decide(replace(GANG, limit_s=60.0))).outcome is State.TIMED_OUT
     assert end_of(decide(replace(GANG, hung="no rank has printed"))).failure.kind == "hang"
     assert decide(replace(GANG, hung="no rank has printed", down_since={"b": T - 1})) is None
+
+
+def test_a_gang_that_is_ending_and_one_that_was_not_heard_do_not_hang():
+    hung = replace(GANG, hung="no rank has printed")
+    assert decide(replace(hung, exits={"b": container(1, T)})) is None, "its end is judged when hosts had time to tell"
+    assert decide(replace(hung, ranks=[rank(0, "a", 143, T - 1), rank(1, "b")])) is None
+    assert decide(replace(hung, heard_since_s=T - 1)) is None, "what it printed meanwhile is still on its way"
+    elastic = replace(hung, members=THREE, least=2, ranks=[rank(0, "a"), rank(1, "b", 1, T - 1), rank(2, "c")])
+    assert end_of(decide(elastic)).failure.kind == "hang", "no rank's failure ends an elastic gang"
 
 
 def test_what_a_host_saw_ends_the_gang_and_explains_a_failure():
@@ -263,6 +299,13 @@ def test_an_elastic_gang_lets_go_of_hosts_that_are_drained_as_long_as_enough_are
     assert decide(replace(ELASTIC, drained=["z"])) is None
 
 
+def test_a_drained_host_whose_ranks_have_returned_0_stays_as_the_proof_of_a_success():
+    seen = replace(ELASTIC, drained=["c"], ranks=[rank(0, "a"), rank(1, "b"), rank(2, "c", 0)])
+    assert decide(seen) is None
+    assert decide(replace(seen, drained=["b", "c"], least=1)) == LetGo(["b"])
+    assert decide(replace(seen, ranks=[rank(0, "a"), rank(2, "c", 1, T - 1)])) == LetGo(["c"])
+
+
 def test_a_host_whose_ranks_have_returned_0_does_not_leave_while_the_others_save():
     done = [rank(0, "a"), rank(1, "b", 0, T - 60), rank(2, "c")]
     assert decide(replace(ELASTIC, ranks=done)) is None
@@ -285,9 +328,39 @@ def test_nothing_undoes_the_work_of_ranks_that_have_all_returned_0(what):
 
 
 def test_a_supervisor_that_follows_another_one_hears_of_all_hosts_before_it_blames_a_rank():
-    seen = replace(GANG, ranks=[rank(0, "a", 1, T - 60), rank(1, "b")], begun_s=T - 0.3)
+    seen = replace(GANG, ranks=[rank(0, "a", 1, T - 60), rank(1, "b")], heard_since_s=T - 0.3)
     assert decide(seen) is None
     assert end_of(decide(replace(seen, now_s=T + SETTLE_S))).failure.rank == 0
+
+
+def test_a_rank_is_not_named_while_a_host_that_may_have_more_to_tell_is_down():
+    seen = replace(GANG, ranks=[rank(0, "a", 1, T - 60), rank(1, "b")], down_since={"b": T - 5})
+    assert decide(seen) is None
+    assert end_of(decide(replace(seen, now_s=T + HOST_LOST_S))).failure.rank == 0, "a lost host tells nothing more"
+
+
+def test_a_head_that_was_cut_off_gives_its_hosts_time_to_be_reached_again():
+    one = replace(GANG, down_since={"b": T - 60}, heard_since_s=T - 1)
+    assert decide(one) is None
+    assert end_of(decide(replace(one, now_s=T + RETURN_S))).suspects == ("b",)
+    both = replace(one, down_since=dict.fromkeys("ab", T - 60), others_answer=True)
+    assert decide(both) is None
+    elastic = replace(ELASTIC, down_since={"c": T - 60}, heard_since_s=T - 1)
+    assert decide(elastic) is None
+    assert isinstance(decide(replace(elastic, now_s=T + RETURN_S)), Lose)
+
+
+@pytest.mark.parametrize(
+    ("what", "outcome"),
+    [
+        ({"request": CancelRequest(by="x", asked_s=1.0, kind="cancel")}, State.CANCELLED),
+        ({"limit_s": 60.0}, State.TIMED_OUT),
+    ],
+)
+def test_a_head_that_is_cut_off_puts_off_what_it_cannot_explain_and_carries_out_what_was_asked(what, outcome):
+    seen = replace(GANG, ranks=[rank(0, "a", 1, T - 60), rank(1, "b")], down_since=dict.fromkeys("ab", T - 9))
+    assert end_from_outside(seen) is None
+    assert end_from_outside(replace(seen, **what)).outcome is outcome
 
 
 def test_a_rank_that_failed_after_a_container_had_ended_is_not_to_blame():
