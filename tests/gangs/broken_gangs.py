@@ -1,0 +1,44 @@
+"""Builds that are broken on purpose: each changes one thing. The histories must notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from gang_run import replaced
+
+from gpurun.supervisor import decide, life, ranks, verdicts, watch
+from gpurun.supervisor.ends import failed
+
+TOLD, BY_LAUNCHER = ranks.told, verdicts.by_launcher
+
+
+def _decides_again(job: Any, error: Any, pause_s: float) -> float:
+    life._stopping(job, failed(error).end)
+    return pause_s
+
+
+def _believes_0(seen: Any, *arguments: Any) -> Any:
+    return verdicts.SUCCEEDED if seen.exits[seen.first].code == 0 else BY_LAUNCHER(seen, *arguments)
+
+
+def _told_as_it_arrives(known: Any, host: str, event: Any, now_s: float) -> Any:
+    return TOLD(known, host, {**event, "age_s": 0.0}, now_s)
+
+
+BUILDS: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
+    "an end is decided twice": lambda: replaced(life, _try_again=_decides_again),
+    "the launcher's 0 is believed": lambda: replaced(watch, by_launcher=_believes_0),
+    "ranks' ends are ignored": lambda: replaced(decide, _by_ranks=lambda _: None),
+    "the first report to arrive is blamed": lambda: replaced(ranks, told=_told_as_it_arrives),
+    "a rank that was broken off is blamed": lambda: replaced(
+        ranks.Rank, was_broken_off=property(lambda _: False)
+    ),
+    "a silent host is never lost": lambda: replaced(decide, HOST_LOST_S=1e12),
+    "the head's own cut counts as lost hosts": lambda: replaced(watch, _others_answer=lambda _: True),
+    "a cancel is not seen": lambda: replaced(decide, _by_request=lambda _: None),
+    "hosts have no time to be reached again": lambda: replaced(decide, RETURN_S=0.0),
+    "a success waits and forgets": lambda: replaced(decide, _all_succeeded_s=lambda _: None),
+}  # fmt: skip
+"""What is broken → a context in which it is."""

@@ -1,0 +1,214 @@
+"""What must hold of every gang's end, judged from the truth and not from what the supervisor knew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gang_events import EventfulWorld
+from gang_plan import Plan
+from gang_ranks import BY_ITSELF, Rank
+
+from gpurun.jobs.record import FirstFailure
+from gpurun.jobs.states import State
+from gpurun.supervisor.ends import End
+from gpurun.supervisor.ranks import TOGETHER_S
+
+END_OF_TIME_S = 700.0
+DECIDED_WITHIN_S = 60.0
+"""After the end of a rank, launcher or host, and after the last disturbance. The sum of what may follow one another: a
+host is silent for 13 s, tried again for 6 s and lost at 14 s; an engine has 15 s to come back; a log is waited for for
+10 s; hosts are asked for 13 s what they saw."""
+HEARD_S = 0.7
+"""How long the word of a rank's end takes from a host with a good connection to the decision, at most."""
+
+
+class Stuck(BaseException):
+    """A history that would never end."""
+
+
+class JudgedWorld(EventfulWorld):
+    """A world that looks at every decision."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self.decided: State | None = None
+
+    # -- every step -----------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """After every step of a supervisor that watches: what has ended is decided in time."""
+        if self.now_s - self.began_s > END_OF_TIME_S:
+            self.broken("at the end of time the gang still runs, though a person cancelled it")
+            raise Stuck
+        if self.record.state is not State.RUNNING or self.head_is_cut or not self._is_over():
+            return
+        if self.now_s - max(self.fallen_s, self.disturbed_s) > DECIDED_WITHIN_S:
+            self.broken(f"nothing was decided for {DECIDED_WITHIN_S:g} s after the gang had ended")
+            self._give_up()
+
+    def _is_over(self) -> bool:
+        """Whether the gang cannot go on, and a supervisor can hear of it."""
+        if not self.has_others and not any(host.is_reachable for host in self.hosts.values()):
+            return False  # nobody can tell whether the head is cut off
+        if not self.launcher_lives:
+            return True
+        if self.is_elastic:
+            return False  # its driver judges
+        if any(host.box.ended_s is not None for host in self.hosts.values()):
+            return True
+        ended = [rank.code for rank in self.ranks if rank.ended_s is not None]
+        return self.plan.tells and (any(ended) or len(ended) == len(self.ranks))
+
+    # -- an end is decided ----------------------------------------------------------------------------------
+
+    def judge(self, end: End) -> None:
+        """An end was decided for the attempt."""
+        self.note(f"decided: {end.outcome.value}, code {end.code}: {end.reason or 'no reason'}")
+        if self.decided is not None and self.decided is not end.outcome:
+            self.broken(f"an end was decided twice: {self.decided.value}, then {end.outcome.value}")
+        self.decided = end.outcome
+        self._judge_success(end)
+        self._judge_reason(end)
+        self._judge_rank(end)
+        self._judge_suspects(end)
+        self._judge_blame(end)
+
+    def _judge_success(self, end: End) -> None:
+        is_done = all(rank.code == 0 and rank.ended_s is not None for rank in self.ranks)
+        if end.outcome is State.SUCCEEDED:
+            if self.is_elastic:
+                if self.launcher_code != 0:
+                    self.broken("SUCCEEDED, though the elastic launcher did not return 0 by itself")
+            elif not is_done and (self.plan.tells or self.first.box.code != 0):  # an engine may say 0 of what it ended
+                self.broken("SUCCEEDED, though not every rank returned 0")
+        elif is_done and not self.is_elastic and self.plan.tells and self._could_hear():
+            self.broken(f"{end.outcome.value}, though every rank had returned 0 before anybody asked for an end")
+
+    def _could_hear(self) -> bool:
+        """Whether the supervisor heard of all ranks' ends before anybody asked for something else."""
+        done_s = max(rank.ended_s or 0.0 for rank in self.ranks) + HEARD_S + 2 * self.most_late_s
+        asked_s = self.now_s if self.asked_s is None else self.asked_s
+        if not all(host.is_reachable for host in self.hosts.values()):
+            return False
+        were_quiet = not any(host.wrongs for host in self.hosts.values())
+        return were_quiet and self.disturbed_s < done_s - HEARD_S and done_s < asked_s
+
+    def _judge_reason(self, end: End) -> None:
+        """An attempt to which nothing happened is left alone, and the head's own cut is nothing."""
+        if end.outcome is State.SUCCEEDED or self._has_reason(end.outcome):
+            return
+        self.broken(f"{end.outcome.value}, though nothing happened to the gang")
+
+    def _has_reason(self, outcome: State) -> bool:
+        if outcome in (State.CANCELLED, State.QUEUED, State.TIMED_OUT):
+            return self.asked_s is not None
+        return (
+            not self.launcher_lives
+            or self.has_hung
+            or all(rank.ended_s is not None for rank in self.ranks)
+            or any(rank.code for rank in self.ranks)
+            or any(host.box.ended_s is not None or self._was_lost(host.name) for host in self.hosts.values())
+            or any(cause.fatal for host in self.hosts.values() for cause in host.causes)
+        )
+
+    def _was_lost(self, name: str) -> bool:
+        """Whether a host has been out of the head's reach for long, and not because the head was."""
+        host = self.hosts[name]
+        return "link" in host.wrongs or "power" in host.wrongs
+
+    def _judge_rank(self, end: End) -> None:
+        """A rank that is named failed by itself, and nobody failed clearly before it."""
+        named = end.failure
+        if end.outcome is not State.FAILED or named is None or named.kind != "rank" or named.rank is None:
+            return
+        rank = self.ranks[named.rank] if named.rank < len(self.ranks) else None
+        if rank is None or self._is_muddled() or self.is_elastic:
+            return
+        if self.plan.launcher == "names another" and all(r.code in (0, 137, 143, None) for r in self.ranks):
+            return  # the launcher's word comes before that of ranks which something broke off
+        first, slack_s = self._first_by_itself(), TOGETHER_S + 0.2 + 2 * self.most_late_s
+        if not rank.code or rank.why not in BY_ITSELF:
+            if not self.most_late_s or first is None or (rank.ended_s or 0.0) > (first.ended_s or 0.0) + slack_s:
+                self.broken(f"rank {named.rank} was named, which {rank.why or 'still runs'}")
+            return
+        assert first is not None
+        if rank.ended_s is not None and first.ended_s is not None and rank.ended_s > first.ended_s + slack_s:
+            self.broken(
+                f"rank {rank.number} was named, rank {first.number} failed {rank.ended_s - first.ended_s:.1f} s before"
+            )
+
+    def _is_muddled(self) -> bool:
+        """Whether more than ranks' own ends is behind this end, or what tells their order did not arrive.
+
+        What a host could not tell, or what counts from when it was asked again (a rank that was killed together with
+        its script leaves no time), cannot be put in order. Ranks of an older gpurun are as their launcher says.
+        """
+        if not self.plan.tells or any(host.wrongs for host in self.hosts.values()):
+            return True
+        if self.retold and any(rank.is_cut_off for rank in self.ranks):
+            return True
+        return self.cut_s > self.began_s and self.cut_s > self._first_by_itself_s() - 20.0
+
+    def _first_by_itself_s(self) -> float:
+        return min((r.ended_s or 0.0 for r in self.ranks if r.code and r.why in BY_ITSELF), default=self.now_s)
+
+    def _first_by_itself(self) -> Rank | None:
+        failed = [rank for rank in self.ranks if rank.code and rank.why in BY_ITSELF]
+        was_killed = {rank.number: rank.is_cut_off or rank.code in (137, 143) for rank in failed}
+        return min(failed, key=lambda rank: (was_killed[rank.number], rank.ended_s or 0.0), default=None)
+
+    def _judge_suspects(self, end: End) -> None:
+        """A host that did nothing wrong is never a suspect.
+
+        A launcher that returned 0 though something broke a rank off may have been stopped together with that rank. Its
+        host may be suspected: another attempt costs less than to give up a week of training.
+        """
+        if self.launcher_code == 0 and any(rank.code in (137, 143) for rank in self.ranks):
+            return
+        for name in end.suspects:
+            host = self.hosts[name]
+            is_wrong = bool(host.wrongs) or self._was_lost(name)
+            was_killed = host.box.ended_s is not None and host.box.why not in ("launcher", "fence")
+            if not is_wrong and not was_killed:
+                self.broken(f"{name} is suspected and did nothing wrong: {end.reason}")
+
+    def _judge_blame(self, end: End) -> None:
+        """Ranks that fall in the wake of a host's death, or of its engine's or container's end, are not to blame."""
+        if end.outcome is not State.FAILED or end.suspects or self.has_hung or end.failure is None or self.lease.apart:
+            return
+        began_s, host = min((host.box.ended_s or self.now_s, host.name) for host in self.hosts.values())
+        if self.cut_s > self.began_s and self.cut_s > began_s - 20.0:
+            return  # its word may have come too late
+        box, is_first = self.hosts[host].box, host == self.first.name
+        why = "launcher" if is_first and box.code == 1 else box.why  # it cannot be told from its own end
+        own_s = min((r.ended_s or 0.0 for r in self.ranks if r.why in BY_ITSELF and r.code), default=self.now_s)
+        if why in ("power", "engine", "somebody") and began_s + 1.0 < own_s and self.now_s > began_s + 1.0:
+            self.broken(f"{host} ended the gang ({why}), and nobody is suspected: {end.reason}")
+
+    def judge_leave(self, failures: Mapping[str, FirstFailure]) -> None:
+        """An elastic gang goes on without hosts."""
+        for name, failure in failures.items():
+            host = self.hosts[name]
+            has_failed = any(rank.code for rank in self.of(name)) or host.box.ended_s is not None
+            if not has_failed and not host.wrongs and not self._was_lost(name):
+                self.broken(f"{name} had to leave and did nothing wrong: {failure.reason}")
+
+    # -- an attempt is over ---------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """The fence is through: the record gets the end that was decided."""
+        outcome = self.record.outcome
+        if outcome is None:
+            self.broken("an attempt ended without a decided end")
+            outcome = State.FAILED
+        self.ends.append((self.record.attempt, outcome))
+        self.record = self.record.but(state=outcome, ended_s=self.now_s, outcome=None)
+        self.note(f"attempt {self.record.attempt} is over: {outcome.value}")
+        self.decided = None
+
+    def at_the_end(self) -> None:
+        """The job has ended, or waits for a start that it is entitled to."""
+        if self.record.restarts > self.plan.max_restarts:
+            self.broken(f"restarted {self.record.restarts} times, allowed are {self.plan.max_restarts}")
+        if not self.record.state.ended:
+            self.broken(f"at the end of time the job is {self.record.state.value}")

@@ -1,0 +1,94 @@
+"""How a simulated supervisor reaches hosts: connections that break, that are silent, and that are opened again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gang_world import Host, World
+
+from gpurun.errors import HostFailure, HostUnreachable
+from gpurun.remote.agent import Reply
+from gpurun.remote.fleet import Results
+
+if TYPE_CHECKING:
+    from gang_head import Head
+
+CONNECT_S = 5.0
+SYN_S = (1.0, 3.0, 7.0)
+"""When a kernel asks again for a connection that nobody answers (Linux, tcp(7): doubled from 1 s)."""
+
+
+class Link:
+    """A connection as one supervisor has it."""
+
+    def __init__(self, heard_s: float) -> None:
+        self.state = "none"
+        self.epoch = 0
+        self.heard_s = heard_s
+        self.next_s = 0.0
+        self.waiting: list[tuple[float, str, object]] = []
+
+
+class Links:
+    """Stands for `gpurun.supervisor.links.Links`."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._links: dict[str, Link] = {}
+
+    def of(self, host: str) -> Link:
+        if host not in self._links:
+            self._links[host] = Link(self._head.began_s)
+        return self._links[host]
+
+    def is_open(self, host: str) -> bool:
+        return self.of(host).state in ("up", "silent")
+
+    def silent_s(self, host: str) -> float:
+        link = self.of(host)
+        return 0.0 if link.state == "up" else self._head.world.now_s - link.heard_s
+
+    def open(self, hosts: Iterable[str] | None = None, *, timeout_s: float = 15.0) -> Mapping[str, HostFailure]:
+        world = self._head.world
+        wanted = [host for host in (self._head.hosts if hosts is None else hosts) if not self.is_open(host)]
+        begun_s = world.now_s
+        for at_s in (0.2, *(at_s for at_s in SYN_S if at_s < timeout_s), timeout_s):
+            if all(self.is_open(host) for host in wanted):
+                break
+            world.advance(begun_s + at_s)
+            for host in wanted:
+                if world.hosts[host].is_reachable and at_s < timeout_s:
+                    self._head.connected(host)
+        return {host: HostUnreachable("no route", host=host) for host in wanted if not self.is_open(host)}
+
+    def each(self, call: Callable[[Any], Any], hosts: Iterable[str] | None = None) -> Results[Any]:
+        """Calls that take no time, but on hosts that are silent: these take until that is noticed."""
+        world, ok, failed = self._head.world, {}, {}
+        asked = list(self._head.hosts if hosts is None else hosts)
+        while any(self.of(host).state == "silent" for host in asked):
+            world.sleep(0.2)
+        for host in asked:
+            if not self.is_open(host) or not world.hosts[host].is_reachable:
+                failed[host] = HostUnreachable("the session was lost", host=host)
+            else:
+                ok[host] = call(AgentOf(world, world.hosts[host]))
+        return Results(ok, failed)
+
+
+class AgentOf:
+    """Answers what `stopped_engines` asks."""
+
+    def __init__(self, world: World, host: Host) -> None:
+        self._world = world
+        self._there = host
+        self.host = host.name
+
+    def call(self, op: str, **_: object) -> Reply:
+        assert op == "gang.engine"
+        there = self._there
+        if not there.has_engine:
+            return Reply({"state": "gone", "up_s": None, "why": "no such socket"})
+        if there.engine_began_s is not None:
+            return Reply({"state": "restarted", "up_s": self._world.now_s - there.engine_began_s, "why": "another pid"})
+        return Reply({"state": "same", "up_s": None, "why": ""})

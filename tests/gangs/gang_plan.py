@@ -1,0 +1,116 @@
+"""What happens to one gang, drawn from a seed: its shape, its launcher's manners, and events in virtual time."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+ATTEMPTS = 3
+"""Events happen in the first attempts; a later one is left in peace."""
+FOR_GOOD = 1e9
+CUT = ("link", "cut", "again", "late")
+OUTSIDE = ("cancel", "preempt", "withdraw", "drain")
+LAUNCHERS = ("follows", "follows", "follows", "hangs", "forgets", "exits 1", "names another")
+CODES = (1, 1, 2, 37, 134, 139)
+UNSEEN = 0.2
+"""In so many histories a rank fails while no supervisor lives. Its successor hears of all ends at once."""
+
+
+class Event(NamedTuple):
+    """Something that happens.
+
+    Attributes:
+        at_s: seconds after the attempt entered RUNNING.
+        place: which host or rank, counted from 0; taken modulo how many there are.
+        value: a code, a duration or a way, by kind.
+    """
+
+    attempt: int
+    at_s: float
+    kind: str
+    place: int = 0
+    value: float = 0.0
+
+    def __str__(self) -> str:
+        return f"attempt {self.attempt}, {self.at_s:.2f} s: {self.kind}, place {self.place}, value {self.value:g}"
+
+
+class Plan(NamedTuple):
+    """One history.
+
+    Attributes:
+        least: as `gpurun.jobs.spec.JobSpec.min_gpus`.
+        has_others: there are hosts outside the gang that can be asked.
+        tells: its ranks report; those that an older gpurun started do not.
+    """
+
+    seed: int
+    hosts: int
+    gpus: int
+    least: int | None
+    launcher: str
+    length_s: float
+    spread_s: float
+    max_restarts: int
+    limit_s: float | None
+    hang_s: float | None
+    has_others: bool
+    tells: bool
+    events: tuple[Event, ...]
+
+    def __str__(self) -> str:
+        shape = f"{self.hosts} hosts with {self.gpus} ranks each"
+        elastic = "" if self.least is None else f", elastic from {self.least} GPUs"
+        return (
+            f"{shape}{elastic}; trains {self.length_s:.1f} s; launcher {self.launcher}; {self.max_restarts} restarts; "
+            f"time limit {self.limit_s}; hang timeout {self.hang_s}; "
+            f"{'other hosts can be asked' if self.has_others else 'no other hosts'}"
+            f"{'' if self.tells else '; ranks tell nothing'}"
+        )
+
+
+def draw(seed: int) -> Plan:
+    """The history with this number. The same for the same number, in every process."""
+    dice = random.Random(seed)
+    hosts, gpus = dice.randint(1, 4), dice.randint(1, 2)
+    elastic = hosts > 1 and dice.random() < 0.3
+    length_s = dice.uniform(10.0, 60.0)
+    launcher = dice.choice(("follows", "follows", "exits 1")) if elastic else dice.choice(LAUNCHERS)
+    events = [_event(dice, length_s) for _ in range(dice.choice((0, 1, 1, 2, 2, 3, 3, 4, 6)))]
+    if dice.random() < UNSEEN:
+        at_s = round(dice.uniform(2.0, length_s), 2)
+        events = [Event(1, at_s, "kill", 0, 20.0), Event(1, at_s + 0.5, "fail", dice.randrange(8), 1.0), *events[:1]]
+    return Plan(
+        seed, hosts, gpus, dice.randint(1, hosts * gpus) if elastic else None,
+        launcher,
+        length_s, dice.choice((0.1, 0.4, 3.0, 12.0)), dice.randint(0, 3),
+        dice.uniform(5.0, length_s + 10.0) if dice.random() < 0.1 else None, dice.choice((None, None, 20.0)),
+        dice.random() < 0.7, elastic or launcher == "forgets" or dice.random() < 0.95, tuple(sorted(events)),
+    )  # fmt: skip
+
+
+def _event(dice: random.Random, length_s: float) -> Event:
+    kind = dice.choice(
+        (
+            *("fail", "fail", "fail", "signal", "script", "hang", "container", "engine", "power", "link", "cut"),
+            *("again", "late", "kill", "kill", "kill", "cancel", "preempt", "drain", "fatal", "hint", "oom"),
+            "stop error",
+        )
+    )
+    value = {
+        "fail": lambda: float(dice.choice(CODES)),
+        "signal": lambda: float(dice.choice((137, 143))),
+        "container": lambda: float(dice.randrange(4)),
+        "engine": lambda: dice.choice((2.0, 8.0, 20.0, FOR_GOOD)),
+        "power": lambda: dice.choice((30.0, FOR_GOOD, FOR_GOOD)),
+        "link": lambda: dice.choice((2.0, 8.0, 12.0, 20.0, 60.0)),
+        "cut": lambda: dice.choice((3.0, 12.0, 20.0, 60.0)),
+        "late": lambda: dice.uniform(0.2, 3.0),
+        "kill": lambda: dice.choice((0.5, 3.0, 10.0, 40.0)),
+        "preempt": lambda: dice.choice((0.1, 1.0, FOR_GOOD)),
+        "stop error": lambda: float(dice.randint(1, 3)),
+    }.get(kind, lambda: 0.0)()
+    attempt = dice.choice((1, 1, 1, 1, 2, ATTEMPTS))
+    # Faults come in showers: something often happens around the end of the ranks.
+    at_s = dice.choice((dice.uniform(0.0, length_s + 8.0), length_s + dice.uniform(-2.0, 8.0), dice.uniform(8.0, 12.0)))
+    return Event(attempt, round(max(0.0, at_s), 2), kind, dice.randrange(8), value)
