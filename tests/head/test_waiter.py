@@ -29,6 +29,7 @@ def passes(tmp_path, monkeypatch):
     """Passes that grant all there is, and no process that starts: the moments at which each was run."""
     started = []
     monkeypatch.setattr(waiter, "TICK_S", 0.0)
+    monkeypatch.setattr(waiter, "PASS_EVERY_S", 0.01)
     monkeypatch.setattr(waiter.subprocess, "Popen", lambda *_, **__: started.append("waiter"))
 
     def run(home, **_):

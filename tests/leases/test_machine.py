@@ -286,7 +286,7 @@ class LeaseMachine(RuleBasedStateMachine):
             assert state is State.SUCCEEDED or (state is State.FAILED and job in self.discarded)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(1800)
 def test_leases_survive_processes_that_race_crash_and_damage(monkeypatch):
     zygote = actors.Zygote()
     monkeypatch.setattr(LeaseMachine, "zygote", zygote, raising=False)
@@ -296,7 +296,7 @@ def test_leases_survive_processes_that_race_crash_and_damage(monkeypatch):
         run_state_machine_as_test(
             LeaseMachine,
             settings=settings(
-                max_examples=60,
+                max_examples=600 if settings.get_current_profile_name() == "long" else 25,
                 stateful_step_count=25,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),
