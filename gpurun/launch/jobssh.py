@@ -18,6 +18,17 @@ MOUNT = "/gpurun"
 """Where the job's launch folder is mounted in its containers, read-only."""
 
 SSH_WRAPPER = f"""#!/bin/sh
+# A rank on another host learns from its stdin that the launcher is gone: it ends when this ssh does, and not before.
+case "$*" in
+*" {MOUNT}/bin/rank "*)
+  pipe=${{GPURUN_RUN:-/nowhere}}/ssh.$$
+  if mkfifo "$pipe" 2>/dev/null; then
+    exec 0<>"$pipe"
+    rm "$pipe"
+    echo gpurun >&0
+  fi
+  ;;
+esac
 # Host keys stay verified although horovodrun asks for the opposite: the first value given wins.
 exec /usr/bin/ssh -F {MOUNT}/ssh/config -o StrictHostKeyChecking=yes "$@"
 """
@@ -52,7 +63,7 @@ def sshd_config(*, folder: str, address: str, port: int, user: str, container: s
     StrictModes is off because the folder is made 0700 by gpurun itself, while a group-writable home directory
     above it would make sshd refuse the key without saying so.
     """
-    run_inside = f'exec docker exec -i {shlex.quote(container)} sh -c "$SSH_ORIGINAL_COMMAND"'
+    run_inside = f'exec docker exec -i -e GPURUN_STDIN=launcher {shlex.quote(container)} sh -c "$SSH_ORIGINAL_COMMAND"'
     lines = [
         f"ListenAddress {address}:{port}",
         f"HostKey {folder}/sshd/host_key",

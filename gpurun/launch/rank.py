@@ -7,8 +7,13 @@ the rank and leaves in the job's `run` folder what the agent reads (`gpurun.node
     ranks/ATTEMPT/RANK.PID.STARTED/      PID and STARTED are the script's own, as in its /proc/PID/stat
         start                            "started"; a folder without it is no rank
         o, e                             what the rank and its children print
+        told                             empty: the launcher's signal was passed on to the rank
         end.CODE                         empty: the rank has ended, 128 + n by signal n
         now                              the rank's present number, if `gpurun.runtime` knows that it has changed
+
+`horovodrun` (Gloo) signals the script alone, so the rank runs in the background and the script passes HUP, INT and TERM
+on. `mpirun` signals the rank's process group: nothing is passed on. Where the agent has given its notice nothing is
+passed on either, so that no rank is told twice.
 
 What a rank prints goes through pipes: a program that opens ``/dev/stdout`` anew would empty a file.
 The end is a name without content, so that it is whole or absent and a full disk can hold it. Where the folder cannot be
@@ -52,8 +57,48 @@ fi
 
 _RUN = """\
 exec 7>&2 2>/dev/null  # the shell would tell the launcher which signal ended the rank
+[ -e /proc/$$/fd/0 ] || exec </dev/null
 # The script outlives a signal to the whole process group; in the rank these signals do what they always do.
 trap : HUP INT QUIT ALRM TERM USR1 USR2
+gpurun_launcher=${GPURUN_STDIN:-}
+unset GPURUN_STDIN
+gpurun_run() {  # in the background a shell makes the rank ignore INT and QUIT: fails if nothing undoes that
+  trap - INT QUIT  # enough for bash
+  while read -r gpurun_word gpurun_mask && [ "$gpurun_word" != SigIgn: ]; do :; done </proc/self/status
+  case $gpurun_mask in *[0189]) exec "$@" ;; esac
+  if env --default-signal=INT,QUIT true 2>/dev/null; then
+    exec env --default-signal=INT,QUIT sh -c 'exec "$@"' sh "$@"
+  fi
+  set -- sh -c 'exec 2>&9 9>&-; exec "$@"' sh "$@"  # perl itself may complain of the locale
+  exec perl -e '$SIG{INT} = $SIG{QUIT} = "DEFAULT"; exec @ARGV' "$@" 9>&2 2>/dev/null
+}
+gpurun_pass() {  # gpurun_pass SIGNAL: to the rank, unless the agent tells it
+  if [ -z "$gpurun_main" ]; then
+    gpurun_early=$1
+  elif [ -e "/proc/$gpurun_main" ]; then
+    gpurun_hit=1
+    [ -e "$GPURUN_RUN/stop.$GPURUN_ATTEMPT" ] && return
+    true >"$gpurun_folder/told"
+    kill -s "$1" "$gpurun_main"
+  fi
+}
+gpurun_lives() {  # whether the rank has not ended; a shell may not know it yet
+  read -r gpurun_stat <"/proc/$gpurun_main/stat" || return
+  case ${gpurun_stat##*)} in ' Z'* | ' X'*) return 1 ;; esac
+}
+gpurun_wait() {  # for the rank's end; a signal interrupts `wait`
+  wait "$gpurun_main"
+  gpurun_code=$?
+  [ "$gpurun_hit" ] || return
+  while gpurun_lives; do sleep 0.05 || sleep 1; done  # bash can lose an end that comes together with a signal
+  wait "$gpurun_main"
+  gpurun_code=$?
+}
+gpurun_listen() {  # to the job's ssh: when that is gone, so is the launcher
+  unset HOROVOD_RANK
+  trap '' HUP INT QUIT ALRM TERM USR1 USR2
+  exec sh -c 'read -r word && [ "$word" = gpurun ] && cat && kill -s TERM "$0"' $$ >/dev/null 3<&- 4>&- 5<&- 6>&-
+}
 gpurun_copy() {  # from a pipe to a file, as a process that is no rank; where the disk is full it tries again
   trap '' HUP INT QUIT ALRM TERM USR1 USR2
   unset HOROVOD_RANK OMPI_COMM_WORLD_RANK
@@ -75,9 +120,30 @@ gpurun_out=$!
 gpurun_copy e <&3 &
 gpurun_err=$!
 exec 3<&- 5<&-
-export GPURUN_RANK_ID="$gpurun_id"
-(exec "$@" 4>&- 6>&-) >&6 2>&4
-gpurun_code=$?
+gpurun_main= gpurun_early= gpurun_hit= gpurun_ear=
+if [ "${HOROVOD_RANK:-}" ] && { gpurun_run true & wait $!; }; then
+  trap 'gpurun_pass HUP' HUP
+  trap 'gpurun_pass INT' INT
+  trap 'gpurun_pass TERM' TERM
+  exec 8<&0
+  if [ "$gpurun_launcher" ]; then
+    gpurun_listen <&8 &
+    gpurun_ear=$!
+    exec 8</dev/null
+  fi
+  export GPURUN_RANK_ID="$gpurun_id"
+  gpurun_run "$@" <&8 >&6 2>&4 4>&- 6>&- 8<&- &
+  gpurun_main=$!
+  unset GPURUN_RANK_ID  # what the script starts is no rank
+  [ -z "$gpurun_early" ] || gpurun_pass "$gpurun_early"
+  exec 8<&-
+  gpurun_wait
+  [ -z "$gpurun_ear" ] || kill -s KILL $gpurun_ear
+else
+  export GPURUN_RANK_ID="$gpurun_id"
+  (exec "$@" 4>&- 6>&-) >&6 2>&4
+  gpurun_code=$?
+fi
 exec 4>&- 6>&-
 for gpurun_file in 1 2 3 4; do  # the last words, unless something that lives on keeps the pipe
   kill -0 $gpurun_out || kill -0 $gpurun_err || break

@@ -100,6 +100,16 @@ class RankFolders:
         finally:
             os.close(folder)
 
+    def was_told(self, name: str) -> bool:
+        """Whether the rank's script has passed a signal of the launcher on to it."""
+        folder = self._open(name)
+        if folder is None:
+            return False
+        try:
+            return _plain(folder, "told") is not None
+        finally:
+            os.close(folder)
+
     def number_now(self, name: Name) -> int:
         """The rank's number: its first one, unless the rank has told another since."""
         _, data = self.read(name.id, "now", 0, _NUMBER_BYTES)

@@ -24,6 +24,14 @@ class RankProcess(NamedTuple):
     environ: Dict[str, str]
 
 
+class _Main(NamedTuple):
+    """A rank's main process, the pid of its script, and whether its launcher has told it to end."""
+
+    script: int
+    process: Process
+    is_told: bool = False
+
+
 def of_job(job: str, attempt: Optional[int] = None) -> List[RankProcess]:
     """Every process of the job's ranks; of one attempt, or of all."""
     return list(_ranks(_environments(), job, attempt))
@@ -88,18 +96,19 @@ def _running(call: Call, job: str) -> List[int]:
 def _tell(call: Call, job: str, attempt: int, number: int) -> int:
     """Send a signal to every rank's main process, also to those that are just being started; how many were told.
 
-    What a rank has started is not told: a data loader that ends first would fail its rank.
+    What a rank has started is not told: a data loader that ends first would fail its rank. A rank that its launcher has
+    told to end is not told again: programs that save at the first SIGTERM end at the second.
     """
     told: Set[Tuple[int, int]] = set()
     ranks: Set[int] = set()
     deadline = time.monotonic() + SETTLE_S
     while True:
         mains, starting = _mains(job, attempt)
-        for first, process in mains:
+        for first, process, is_told in mains:
             key = process.pid, process.started
             if key not in told and is_same(process):
                 try:
-                    os.kill(process.pid, number)
+                    os.kill(process.pid, 0 if is_told and number == signals.SIGTERM else number)
                     told.add(key)
                     ranks.add(first)
                 except ProcessLookupError:
@@ -109,8 +118,8 @@ def _tell(call: Call, job: str, attempt: int, number: int) -> int:
         call.wait(POLL_S)
 
 
-def _mains(job: str, attempt: int) -> Tuple[List[Tuple[int, Process]], bool]:
-    """Whom a notice is for: the main process of each rank, with its script's pid. And is a script still to start one?
+def _mains(job: str, attempt: int) -> Tuple[List[_Main], bool]:
+    """Whom a notice is for: the main process of each rank. And is a script still to start one?
 
     Where nothing was reported the script became the rank, and the program may be below a shell. Then the notice is for
     every process with the rank's number.
@@ -124,10 +133,11 @@ def _mains(job: str, attempt: int) -> Tuple[List[Tuple[int, Process]], bool]:
             first = _first(one, ranks)
             name = names.get((first.rank, first.process.started))
             if name is None and MARK not in one.environ:
-                mains.append((first.process.pid, one.process))
+                mains.append(_Main(first.process.pid, one.process))
             elif name is not None and first is one:
                 children = [process for process, environ in everybody if _is_main(one.process, process, environ)]
-                mains += [(one.process.pid, process) for process in children]
+                is_told = folder.was_told(name.id)
+                mains += [_Main(one.process.pid, process, is_told) for process in children]
                 seen = folder.see(name.id)
                 starting = starting or (not children and (seen is None or seen.code is None))
     return mains, starting

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from cluster import TRAIN
-from faulting import events, wait_until
+from faulting import events, kill_supervisor, wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("train")]
 
@@ -37,11 +37,12 @@ if __name__ == "__main__":
 RANK = "${HOROVOD_RANK:-$OMPI_COMM_WORLD_RANK}"
 
 
-def start(cluster, *command, flags=(), grace_s=GRACE_S, more=""):
+def start(cluster, *command, flags=(), grace_s=GRACE_S, per_host=1, more=""):
     folder = cluster.folder / "recipe"
     folder.mkdir(exist_ok=True)
     (folder / "recipe.yaml").write_text(
-        f"image: {TRAIN}\ngpus: 2\ngrace: {grace_s}s\nconstraints: {{gpus_per_host: 1}}\n"
+        f"image: {TRAIN}\ngpus: {2 * per_host}\ngrace: {grace_s}s\n"
+        f"constraints: {{gpus_per_host: {per_host}}}\n"
         f"command: {json.dumps(command)}\n{more}"
     )
     done = cluster.gpurun("submit", str(folder), "-i", str(cluster.inventory), *flags)
@@ -214,3 +215,45 @@ def test_a_cancel_does_not_wait_for_code_that_takes_minutes_to_send(cluster):
         assert at(cluster, job, "CANCELLED") - asked <= 10
     finally:
         cluster.lab.shape("head", 10_000_000_000)
+
+
+TOLD = """
+import os, signal, sys, time
+rank = os.environ.get("HOROVOD_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
+def told(*_):
+    print("told at", time.time(), flush=True)
+    time.sleep(0.3)
+    os._exit(143)
+signal.signal(signal.SIGTERM, told)
+print("trains", flush=True)
+while rank != sys.argv[1] or not os.path.exists("/run/gpurun/fail"):
+    time.sleep(0.05)
+print("fails at", time.time(), flush=True)
+os._exit(37)
+"""
+
+
+@pytest.mark.parametrize("launcher", ["gloo", "mpi"])
+@pytest.mark.parametrize("rank", [0, 3], ids=["on the launcher's host", "on the other host"])
+def test_without_a_supervisor_the_launcher_tells_ranks_on_every_host_once(cluster, launcher, rank):
+    job = start(cluster, "python3", "-c", TOLD, str(rank), flags=LAUNCHERS[launcher], per_host=2)
+    wait_until(lambda: cluster.log(job).count("trains") == 4, 60)
+    hosts = cluster.job(job)["hosts"]
+    kill_supervisor(cluster, job)
+    run = f"/home/train/.gpurun/jobs/{job}/run"
+    cluster.lab.run(hosts[rank // 2], ["touch", f"{run}/fail"])
+
+    def ends():
+        listed = [cluster.lab.run(host, ["sh", "-c", f"cd {run}/ranks/1 && ls -d */end.*"]).stdout for host in hosts]
+        return sorted(int(name.rpartition(".")[2]) for names in listed for name in names.decode().split())
+
+    wait_until(lambda: len(ends()) == 4, 20)
+    assert ends() == [37, 143, 143, 143]
+    cluster.gpurun("status", job)
+    found = finish(cluster, job)
+    assert (found["state"], found["exit_code"], found["first_failure"]["rank"]) == ("FAILED", 37, rank), found["reason"]
+    lines = cluster.log(job).splitlines()
+    (failed_s,) = [float(line.split()[-1]) for line in lines if "fails at" in line]
+    told_s = [float(line.split()[-1]) - failed_s for line in lines if "told at" in line]
+    record(job=job, launcher=launcher, rank=rank, told_s=str([round(each, 2) for each in told_s]))
+    assert len(told_s) == 3, "each rank is told once, whoever tells it"

@@ -132,7 +132,10 @@ def test_a_dry_run_needs_no_host():
 def test_the_private_sshd_can_only_enter_the_container():
     config = plan().hosts[1].files["sshd/config"][0]
     assert "ListenAddress 10.0.0.3:23022\n" in config
-    assert 'ForceCommand exec docker exec -i gpurun-j-00000001-2 sh -c "$SSH_ORIGINAL_COMMAND"\n' in config
+    assert (
+        'ForceCommand exec docker exec -i -e GPURUN_STDIN=launcher gpurun-j-00000001-2 sh -c "$SSH_ORIGINAL_COMMAND"\n'
+        in config
+    )
     assert "DisableForwarding yes\n" in config
     assert "PasswordAuthentication no\n" in config
     assert "sshd/config" not in plan().first.files

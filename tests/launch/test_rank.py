@@ -333,3 +333,87 @@ def test_a_daemon_that_leaves_no_trace_keeps_no_launcher_waiting(ranks):
     assert alive(str(pid))
     os.kill(pid, signal.SIGKILL)
     assert code == 4
+
+
+TELLS = "trap 'echo told >&2; sleep 0.5; exit 7' TERM INT HUP; echo up; while :; do sleep 0.1; done"
+
+
+def no_env_tool(ranks):
+    """An `env` that cannot give signals back their meaning, as older coreutils and busybox have it."""
+    ranks.environ["PATH"] = f"{ranks.script.parent}:{ranks.environ['PATH']}"
+    tool = ranks.script.parent / "env"
+    tool.write_text(f'#!/bin/sh\ncase $1 in -*) exit 125 ;; esac\nexec {shutil.which("env")} "$@"\n')
+    tool.chmod(0o755)
+
+
+@pytest.mark.parametrize("tools", [lambda _: None, no_env_tool], ids=["", "old env"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_of_the_launcher_to_the_script_reaches_the_rank_once_whose_code_counts(ranks, tools, number):
+    tools(ranks)
+    process = ranks.start("sh", "-c", TELLS)
+    ranks.wait_for(b"up")
+    process.send_signal(number)
+    assert process.communicate(timeout=LIMIT_S) == (b"", b"")
+    assert process.returncode == 7
+    assert (ranks.folder / "e").read_bytes().count(b"told") == 1
+    assert ranks.ends == ["end.7"]
+    assert (ranks.folder / "told").exists()
+
+
+def test_a_rank_that_the_launchers_signal_ends_has_the_code_of_that_signal(ranks):
+    process = ranks.start("sh", "-c", "echo up; while :; do sleep 0.1; done")
+    ranks.wait_for(b"up")
+    process.terminate()
+    process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, ranks.ends) == (143, ["end.143"])
+
+
+def test_a_rank_that_the_agent_tells_is_not_told_again_by_its_launcher(ranks):
+    """Another rank has saved sooner and ended, and so horovodrun ends this one, which is still saving."""
+    process = ranks.start("sh", "-c", f"{TELLS}")
+    ranks.wait_for(b"up")
+    (ranks.run / "stop.2").touch()
+    process.terminate()
+    time.sleep(0.3)
+    assert process.poll() is None
+    assert (ranks.folder / "e").read_bytes() == b""
+    (child,) = [
+        pid
+        for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        if b"GPURUN_RANK_ID=" in Path(f"/proc/{pid}/environ").read_bytes()
+    ]
+    os.kill(int(child), signal.SIGTERM)
+    process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, ranks.ends) == (7, ["end.7"])
+    assert not (ranks.folder / "told").exists()
+
+
+def test_mpirun_signals_the_process_group_and_the_rank_is_told_once(ranks):
+    ranks.environ["OMPI_COMM_WORLD_RANK"] = ranks.environ.pop("HOROVOD_RANK")
+    process = ranks.start("sh", "-c", TELLS, start_new_session=True)
+    ranks.wait_for(b"up")
+    os.killpg(process.pid, signal.SIGTERM)
+    process.communicate(timeout=LIMIT_S)
+    assert (ranks.folder / "e").read_bytes().count(b"told") == 1
+    assert (process.returncode, ranks.ends) == (7, ["end.7"])
+
+
+@pytest.mark.parametrize("word", [b"gpurun\n", b"", b"other\n"])
+def test_a_rank_on_another_host_is_told_when_the_connection_to_its_launcher_ends(ranks, word):
+    """The job's ssh says so first. A stdin that is at its end from the beginning says nothing."""
+    ranks.environ["GPURUN_STDIN"] = "launcher"
+    process = ranks.start("sh", "-c", f"cat; env | grep GPURUN_STDIN; {TELLS}", stdin=subprocess.PIPE)
+    process.stdin.write(word)
+    process.stdin.flush()
+    ranks.wait_for(b"up")
+    assert (ranks.folder / "o").read_bytes() == b"up\n"
+    time.sleep(0.3)
+    assert (ranks.folder / "e").read_bytes() == b""
+    process.stdin.close()
+    if word != b"gpurun\n":
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.terminate()
+    assert process.wait(LIMIT_S) == 7
+    assert (ranks.folder / "e").read_bytes().count(b"told") == 1
+    assert process.stdout.read() == b""

@@ -487,3 +487,26 @@ def test_the_age_of_an_end_is_that_of_the_moment_it_is_told(host):
     found += replies
     assert found[-1].value["kind"] == "end"
     assert found[-1].value["age_s"] >= 0.3
+
+
+def test_a_rank_that_its_launcher_has_told_to_end_is_counted_and_not_told_again(host):
+    """horovodrun ends the ranks beside a failed one; a second later the supervisor gives them their notice."""
+    script = host.start(0, "sh", "-c", "trap 'echo told' TERM; echo up; for i in 1 2 3 4 5 6; do sleep 0.2; done")
+    other = host.start(1, "sh", "-c", WAIT)
+    until(lambda: printed(host) == 2)
+    script.terminate()
+    until(lambda: printed(host, b"told") == 1)
+    assert rank_processes.signal(call(), JOB, "TERM", 1) == 2
+    assert other.wait(LIMIT_S) == 7
+    assert script.wait(LIMIT_S) == 0
+    assert text(follow(), 0) == b"up\ntold\n"
+
+
+@pytest.mark.parametrize("name", ["USR1", "KILL"])
+def test_another_signal_reaches_also_those_that_their_launcher_has_told_to_end(host, name):
+    script = host.start(0, "sh", "-c", "trap 'echo told' TERM; echo up; while :; do sleep 0.05; done")
+    until(lambda: printed(host) == 1)
+    script.terminate()
+    until(lambda: printed(host, b"told") == 1)
+    assert rank_processes.signal(call(), JOB, name, 1) == 1
+    assert script.wait(LIMIT_S) == 128 + getattr(signal, f"SIG{name}")
