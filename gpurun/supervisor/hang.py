@@ -1,5 +1,8 @@
 """A gang that hangs: no rank has printed a line, told of progress or used its GPU for a while.
 
+Only what was heard counts. While a host does not answer, its ranks may print and compute; time counts from when all
+hosts answer again.
+
 NCCL ranks whose peer died can spin at full GPU load for ever (Horovod issues 3611 and 777), so GPU use counts as
 life only if the person says nothing better is to be had: a gang that reports progress by `gpurun.runtime` is judged by
 that alone.
@@ -11,6 +14,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from gpurun.remote.agent import RemoteOpFailed
+from gpurun.remote.fleet import Results
 from gpurun.supervisor.job import SupervisedJob
 
 BUSY_PERCENT = 5
@@ -22,31 +27,45 @@ class HangWatch:
     def __init__(self, job: SupervisedJob) -> None:
         self._job = job
         self._limit_s = job.spec.hang_timeout_s
-        self._busy_s = time.monotonic()
-        self._asked_s = time.monotonic()
+        self._heard_s = self._busy_s = self._asked_s = time.monotonic()
 
-    def hung(self, silent_s: float) -> str | None:
+    def hung(self, silent_s: float, *, is_heard: bool = True) -> str | None:
         """Why the gang counts as hung, or None.
 
         Args:
             silent_s: seconds since its last line.
+            is_heard: all its hosts are in reach.
         """
         limit = self._limit_s
+        if not is_heard:
+            self._not_heard()
+        silent_s = min(silent_s, time.monotonic() - self._heard_s)
         if limit is None or silent_s < limit or time.monotonic() - self._asked_s < min(limit / 4, 30.0):
             return None
         self._asked_s = time.monotonic()
-        told = self._job.links.each(lambda agent: agent.call("gang.progress", job=self._job.lease.job).value).ok
-        ages = [said["age_s"] for said in told.values() if said["age_s"] is not None]
-        if ages and min(ages) < limit:
+        said = self._job.links.each(lambda agent: agent.call("gang.progress", job=self._job.lease.job).value)
+        if not _all_answered(said):
+            self._not_heard()
             return None
-        if not ages and self._is_busy():
-            self._busy_s = time.monotonic()
-        if not ages and time.monotonic() - self._busy_s < limit:
+        ages = [one["age_s"] for one in said.ok.values() if one["age_s"] is not None]
+        if min(ages) < limit if ages else not self._is_idle(limit):
             return None
-        return f"no rank has printed, told of progress or used its GPU for {limit:g} s{_furthest_behind(told)}"
+        return f"no rank has printed, told of progress or used its GPU for {limit:g} s{_furthest_behind(said.ok)}"
 
-    def _is_busy(self) -> bool:
-        """Whether any GPU of the gang is in use; False where NVML does not say."""
+    def _not_heard(self) -> None:
+        self._heard_s = self._busy_s = time.monotonic()
+
+    def _is_idle(self, limit_s: float) -> bool:
+        """Whether no GPU was seen in use for this long, and every host can be asked."""
+        is_busy = self._is_busy()
+        if is_busy is None:
+            self._not_heard()
+        elif is_busy:
+            self._busy_s = time.monotonic()
+        return is_busy is False and time.monotonic() - self._busy_s >= limit_s
+
+    def _is_busy(self) -> bool | None:
+        """Whether any GPU of the gang is in use; False where NVML does not say, None if a host does not answer."""
         gpus = {grant.host: set(grant.gpus) for grant in self._job.lease.grants}
 
         def sample(host: str) -> bool:
@@ -57,7 +76,13 @@ class HangWatch:
                 return max(used, default=0) >= BUSY_PERCENT
             return False
 
-        return any(self._job.links.each(lambda agent: sample(agent.host)).ok.values())
+        said = self._job.links.each(lambda agent: sample(agent.host))
+        return any(said.ok.values()) or (False if _all_answered(said) else None)
+
+
+def _all_answered(said: Results[Any]) -> bool:
+    """Whether every host said something, and be it that it cannot know."""
+    return all(isinstance(error, RemoteOpFailed) for error in said.failed.values())
 
 
 def furthest_step(job: SupervisedJob) -> int | None:

@@ -127,7 +127,7 @@ class _Watch:
             launcher_line_s=job.log_copy.launcher_line_s,
             request=job.request(),
             limit_s=job.spec.time_limit_s if is_over else None,
-            hung=None if down_since else self._hang.hung(now_s - job.log_copy.last_line_s),
+            hung=self._hang.hung(now_s - job.log_copy.last_line_s, is_heard=not down_since),
         )
 
     def _note_silence(self, now_s: float, down_since: Collection[str]) -> None:

@@ -83,8 +83,8 @@ class HangWatch:
     def __init__(self, job: Head) -> None:
         self._limit_s = job.spec.hang_timeout_s
 
-    def hung(self, silent_s: float) -> str | None:
-        is_hung = self._limit_s is not None and silent_s >= self._limit_s
+    def hung(self, silent_s: float, *, is_heard: bool) -> str | None:
+        is_hung = is_heard and self._limit_s is not None and silent_s >= self._limit_s
         return f"no rank has printed for {self._limit_s:g} s" if is_hung else None
 
 

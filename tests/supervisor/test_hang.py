@@ -6,13 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpurun.errors import HostUnreachable
+from gpurun.remote.agent import RemoteOpFailed
 from gpurun.supervisor import hang
 
 ODD = [[], None, "7", 7, {}, {"step": None}, {"step": "7"}, {"step": True}, {"step": 1.5}, {"step": []}]
 
 
-def job(told, hang_timeout_s=10.0):
-    links = SimpleNamespace(each=lambda call, hosts=None: SimpleNamespace(ok=told), is_open=lambda host: True)
+def job(told, hang_timeout_s=10.0, failed=None):
+    results = SimpleNamespace(ok=told, failed={} if failed is None else failed)
+    links = SimpleNamespace(each=lambda call, hosts=None: results, is_open=lambda host: True)
     return SimpleNamespace(
         spec=SimpleNamespace(hang_timeout_s=hang_timeout_s), links=links, hosts=list(told),
         lease=SimpleNamespace(job="j-00000001", grants=()),
@@ -41,3 +44,54 @@ def test_the_furthest_step_is_that_of_a_rank_that_told_one(odd):
     assert (
         hang.furthest_step(job({"a": said(odd), "b": {"age_s": None, "checkpoint_age_s": None, "ranks": {}}})) is None
     )
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(hang.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_host_that_does_not_answer_is_not_a_silent_one(clock):
+    """Its ranks may have printed a second ago."""
+    failed = {"b": HostUnreachable("cut", host="b")}
+    watch = hang.HangWatch(job({"a": said()}, failed=failed))
+    clock[0] += 60
+    assert watch.hung(60.0) is None
+    failed.clear()
+    clock[0] += 9
+    assert watch.hung(69.0) is None, "what was printed meanwhile is on its way"
+    clock[0] += 2
+    assert "no rank has printed" in watch.hung(71.0)
+
+
+def test_a_host_out_of_reach_has_its_time_after_it_is_back(clock):
+    watch = hang.HangWatch(job({"a": said(), "b": said()}))
+    for _ in range(60):
+        clock[0] += 1
+        assert watch.hung(60.0, is_heard=False) is None
+    clock[0] += 9
+    assert watch.hung(69.0) is None
+    clock[0] += 2
+    assert watch.hung(71.0) is not None
+
+
+def test_a_gpu_that_nobody_can_ask_about_may_be_busy(clock):
+    """Progress is not told; the host falls silent between the two questions."""
+    answers = iter([{}, {"b": HostUnreachable("cut", host="b")}])
+    watched = job({"a": said(age_s=None)})
+    watched.links.each = lambda call, hosts=None: SimpleNamespace(
+        ok={"a": said(age_s=None)} if (failed := next(answers)) == {} else {"a": False}, failed=failed
+    )
+    watch = hang.HangWatch(watched)
+    clock[0] += 60
+    assert watch.hung(60.0) is None
+
+
+def test_a_host_that_answers_that_it_cannot_know_saves_no_gang(clock):
+    """A rank may have taken away its folder's permissions."""
+    failed = {"b": RemoteOpFailed("permission denied", kind="internal")}
+    watch = hang.HangWatch(job({"a": said()}, failed=failed))
+    clock[0] += 60
+    assert watch.hung(60.0) is not None
