@@ -52,7 +52,7 @@ class JobLog:
         self._now = now
         self._on_damage = on_damage
         self._move_away()
-        self._partial: dict[str, str] = {"o": "", "e": ""}
+        self._partial = {"o": b"", "e": b""}
         self._known = self._end()
         self._passing = self._known.same
         self._open: dict[_Key, tuple[int, bytearray]] = {}
@@ -76,22 +76,26 @@ class JobLog:
 
     def resume(self) -> None:
         """Another stream from `since` begins: the lines already here will come again."""
-        self._partial = {"o": "", "e": ""}
+        self._partial = {"o": b"", "e": b""}
         self._passing = self._known.same
 
     def take(self, stream: str, message: bytes) -> None:
-        """One message of Docker's log stream, with its timestamp in front. Long lines come in several."""
-        time, _, text = message.decode("utf-8", "replace").partition(" ")
-        if time == self._known.last and self._passing > 0 and self._partial[stream[3]] == "":
+        """One message of Docker's log stream, with its timestamp in front.
+
+        Long lines come in several, which Docker cuts anywhere, also inside a character: they are kept as bytes.
+        """
+        stamp, _, text = message.partition(b" ")
+        time = stamp.decode("utf-8", "replace")
+        if time == self._known.last and self._passing > 0 and not self._partial[stream[3]]:
             self._passing -= 1
             return
         whole = self._partial[stream[3]] + text
-        if not whole.endswith("\n"):
+        if not whole.endswith(b"\n"):
             if len(whole) < LINE_BYTES:
                 self._partial[stream[3]] = whole
                 return
-            whole += "\n"
-        self._partial[stream[3]] = ""
+            whole += b"\n"
+        self._partial[stream[3]] = b""
         self._write_launchers(time, stream[3], whole)
 
     def take_output(self, where: str, rank: int, stream: str, end: int, payload: bytes) -> None:
@@ -128,13 +132,19 @@ class JobLog:
                 self._flush(key)
 
     def close(self) -> None:
-        """Write what is left of unfinished lines and close."""
-        for stream, text in self._partial.items():
-            if text and self._known.last:
-                self._write_launchers(self._known.last, stream, text + "\n")
-        for key in self._open:
-            self._flush(key)
-        os.close(self.descriptor)
+        """Write what is left of unfinished lines and close.
+
+        Raises:
+            OSError: not all could be written; it is closed all the same.
+        """
+        try:
+            for stream, text in self._partial.items():
+                if text and self._known.last:
+                    self._write_launchers(self._known.last, stream, text + b"\n")
+            for key in self._open:
+                self._flush(key)
+        finally:
+            os.close(self.descriptor)
 
     def _flush(self, key: _Key) -> None:
         rank, part = self._open[key]
@@ -166,10 +176,10 @@ class JobLog:
             left = left[os.write(self.descriptor, left) :]
         faults.point()
 
-    def _write_launchers(self, time: str, stream: str, text: str) -> None:
+    def _write_launchers(self, time: str, stream: str, text: bytes) -> None:
         if self._known.take_time(time):
             self._passing = 0
-        self._append(f"{time} {stream} {text}".encode("utf-8", "replace"))
+        self._append(f"{time} {stream} ".encode() + text)
 
     def _move_away(self) -> None:
         """Keep what lies in the log's place and is no file: a pipe would block every writer for ever."""

@@ -50,6 +50,26 @@ def test_long_lines_come_in_pieces_and_streams_do_not_mix(tmp_path):
     assert texts(tmp_path / "log") == ["whole", "a" * 16384 + "b"]
 
 
+@pytest.mark.parametrize("cut", range(1, 6))
+def test_a_character_that_docker_cuts_in_two_stays_whole(tmp_path, cut):
+    text = "aü€b\n".encode()
+    log = JobLog(at(tmp_path / "log"), attempt=1, now=now)
+    log.take("stdout", message(1, "") + text[:cut])
+    log.take("stdout", message(2, "") + text[cut:])
+    log.close()
+    assert texts(tmp_path / "log") == ["aü€b"]
+
+
+def test_what_a_launcher_prints_that_is_no_text_stays_as_it_is(tmp_path):
+    log = JobLog(at(tmp_path / "log"), attempt=1, now=now)
+    log.take("stdout", message(1, "") + b"caf\xe9\n")
+    log.take("stderr", message(2, "") + b"\xff")
+    log.close()
+    first, second = (tmp_path / "log").read_bytes().splitlines()
+    assert first.endswith(b" o caf\xe9")
+    assert second.endswith(b" e \xff")
+
+
 @given(
     stamps=st.lists(st.integers(0, 5), min_size=1, max_size=40).map(sorted),
     cut=st.integers(0, 40),
