@@ -122,17 +122,27 @@ class LogCopy:
 
         def take(agent: Agent) -> None:
             if turn := self._followed.get(agent.host):
-                with suppress(OSError, StateError, _Closed):
+                try:
                     self._take_all(agent, turn, once=True, until_s=until_s)
+                except _Closed:
+                    pass
+                except (OSError, StateError) as error:
+                    self._say_lost(error)
 
         self._links.each(take, hosts)
 
     def close(self) -> None:
-        """Stop copying and close the file. Idempotent."""
+        """Stop copying and close the file. Idempotent. A disk that is full keeps nothing from ending."""
         with self._lock:
-            if self._log is not None and not self._closed.is_set():
-                self._log.close()
+            if self._closed.is_set():
+                return
             self._closed.set()
+            log, self._log = self._log, None
+        if log is not None:
+            try:
+                log.close()
+            except OSError as error:
+                self._say_lost(error)
 
     # -- the launcher -------------------------------------------------------------------------------------
 
@@ -248,9 +258,15 @@ class LogCopy:
         """The disk is full: until it is not, the hosts keep what is printed."""
         if not self._told_full:
             self._told_full = True
-            with suppress(OSError, StateError):  # it goes to the same disk
-                self._note(f"the log cannot be written, and will be caught up: {getattr(error, 'strerror', error)}")
+            self._say(f"the log cannot be written, and will be caught up: {getattr(error, 'strerror', error)}")
         self._closed.wait(FULL_RETRY_S)
+
+    def _say_lost(self, error: OSError | StateError) -> None:
+        self._say(f"the log lacks its end, which could not be written: {getattr(error, 'strerror', error)}")
+
+    def _say(self, text: str) -> None:
+        with suppress(OSError, StateError):  # it goes to the same disk
+            self._note(text)
 
 
 class _Closed(Exception):

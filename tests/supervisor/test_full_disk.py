@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from types import SimpleNamespace
+
 import pytest
 
 from gpurun.errors import HostFailure, StateDiskError, StateError, StateUnavailable
@@ -12,9 +15,10 @@ from gpurun.leases.allocate import run_pass
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.store import LeaseStore
 from gpurun.state import durable
-from gpurun.supervisor import life
+from gpurun.supervisor import life, stop
 from gpurun.supervisor.ends import failed
 from gpurun.supervisor.job import SupervisedJob, raise_first
+from gpurun.supervisor.joblog import JobLog
 
 INVENTORY = """\
 version: 1
@@ -94,3 +98,41 @@ def test_a_lock_that_did_not_come_free_is_one(tmp_path):
     refused = pytest.raises(StateUnavailable, match="did not come free")
     with allocator_lock(tmp_path), refused, allocator_lock(tmp_path, patience_s=0.0):
         pass
+
+
+def full(*_):
+    raise OSError(28, "No space left on device")
+
+
+def begun_log(job, monkeypatch):
+    """The job's log with words that are no whole line yet."""
+    job.log_copy._note = job.note
+    job.log_copy._log = log = JobLog(job.folder.log, attempt=1, now=lambda: 1.0)
+    log.take("stdout", b"2026-11-21T01:02:03.000000001Z first\n")
+    log.take_output("h1/0.1.2", 0, "o", 4, b"last")
+    monkeypatch.setattr("gpurun.supervisor.joblog.os", SimpleNamespace(**{**vars(os), "write": full}))
+    return log
+
+
+def test_a_log_that_cannot_be_ended_keeps_no_end_from_being_written(granted, monkeypatch):
+    """The end is decided, and what is left of the log does not fit on its disk."""
+    home, folder, lease, lock = granted
+    at(folder, State.RUNNING)
+    job = SupervisedJob(home, lease, lock)
+    job.move(State.STOPPING, outcome=State.SUCCEEDED, exit_code=0)
+    log = begun_log(job, monkeypatch)
+    assert stop._finish(job, {}) is State.SUCCEEDED
+    assert folder.record().state is State.SUCCEEDED
+    assert LeaseStore(home).read(folder.id) is None
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(log.descriptor)
+    assert "the log lacks its end, which could not be written: No space left on device" in folder.events.read_text()
+    job.log_copy.close()
+
+
+def test_what_cannot_be_said_either_keeps_no_end_from_being_written(granted, monkeypatch):
+    home, _, lease, lock = granted
+    job = SupervisedJob(home, lease, lock)
+    begun_log(job, monkeypatch)
+    job.log_copy._note = full
+    job.log_copy.close()
