@@ -30,7 +30,7 @@ from gpurun.supervisor.job import SupervisedJob, raise_first
 from gpurun.supervisor.preflight import examine
 from gpurun.supervisor.prepare import bring
 from gpurun.supervisor.start import KNOWN_HOSTS_FILE, SSH_CONFIG_FILE, create, go, known_hosts
-from gpurun.supervisor.stop import cordon_lost, cordon_suspect, fence, found_again
+from gpurun.supervisor.stop import cordon_lost, cordon_suspect, end_output, fence, found_again
 
 TEND_S = 0.5
 FENCE_AGAIN_FIRST_S = 1.0
@@ -185,7 +185,10 @@ class Members:
             )
 
     def _fence_apart(self) -> None:
-        """Free the GPUs of hosts that have left, once each has proved that nothing of the job is there."""
+        """Free the GPUs of hosts that have left, once each has proved that nothing of the job is there.
+
+        The fence removes what ranks have printed: the rest of it is copied first.
+        """
         job = self._job
         with self._lock:
             lease, leaving = job.lease, sorted(set(job.lease.apart) - self._joining - self._released.keys())
@@ -193,11 +196,14 @@ class Members:
             return
         job.links.add(leaving, job.inventory)
         job.links.open(leaving, timeout_s=5.0)
+        end_output(job, [host for host in leaving if job.links.is_open(host)])
+        durable.sync_file(job.folder.log)
         unproven = fence(job.links, lease, leaving, state=job.state_id, outputs=True)
         fenced = [host for host in leaving if host not in unproven]
         if fenced:
             self._change(lease_steps.let_go, fenced)
             found_again(job.home, fenced)
+            job.log_copy.forget(fenced)
             job.links.drop(fenced)
             for host in fenced:
                 job.hardware.pop(host, None)

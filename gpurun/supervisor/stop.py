@@ -252,11 +252,16 @@ def _end_log(job: SupervisedJob, hosts: Iterable[str]) -> bool:
     if job.record.reached != "containers":
         return True
     there = [host for host in hosts if job.links.is_open(host)]
-    job.follow_log(host for host in there if host in job.members)
-    path = f"/containers/{container_name(job.lease.job, job.lease.attempt)}/kill"
-    job.links.each(lambda agent: agent.call("docker.request", method="POST", path=path), there)
-    job.log_copy.take_rest(there, REST_S)
+    end_output(job, there)
     return job.hosts[0] in there and job.log_copy.wait_for_launcher(LOG_SILENT_S)
+
+
+def end_output(job: SupervisedJob, hosts: Sequence[str]) -> None:
+    """Kill what still runs of the attempt on `hosts`, and copy the last of what its ranks have printed there."""
+    job.follow_log(hosts)
+    path = f"/containers/{container_name(job.lease.job, job.lease.attempt)}/kill"
+    job.links.each(lambda agent: agent.call("docker.request", method="POST", path=path), hosts)
+    job.log_copy.take_rest(hosts, REST_S)
 
 
 def cordon_lost(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,3 +96,64 @@ def test_a_supervisor_that_follows_knows_the_address_of_a_host_that_is_gone(gang
 def test_a_damaged_plan_ends_nothing(gang, damage):
     Path(str(gang.job.folder.path), "plan.json").write_text(damage)
     assert members_of(gang)._addresses == frozenset()
+
+
+class LastWords:
+    """Stands for the links and the log of a gang; notes in which order a host that has left is dealt with."""
+
+    def __init__(self, job, silent=()):
+        self.did, self._silent = [], silent
+        self.ranks = ()
+        job.__dict__["links"] = self
+        job.__dict__["log_copy"] = self
+
+    def add(self, *_):
+        pass
+
+    def open(self, hosts, **_):
+        return {host: HostUnreachable("no", host=host) for host in hosts if host in self._silent}
+
+    def is_open(self, host):
+        return host not in self._silent
+
+    def each(self, call, hosts):
+        for host in hosts:
+            if host not in self._silent:
+                call(SimpleNamespace(host=host, call=lambda op, host=host, **_: self.did.append((op, host))))
+        return Results(ok={}, failed={})
+
+    def start(self, _note):
+        pass
+
+    def follow(self, hosts):
+        self.did += [("follow", host) for host in hosts]
+
+    def take_rest(self, hosts, most_s):
+        assert most_s > 0
+        self.did += [("take_rest", host) for host in hosts]
+
+    def forget(self, hosts):
+        self.did += [("forget", host) for host in hosts]
+
+    def drop(self, hosts):
+        pass
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_the_last_words_of_a_host_that_leaves_come_home_before_it_is_fenced(gang, monkeypatch, is_silent):
+    job, left = gang.job, gang.job.hosts[-1]
+    members = members_of(gang)
+    members.release([left])
+    members._released.clear()
+    job.folder.log.open_file(os.O_WRONLY | os.O_CREAT)
+    seen = LastWords(job, silent=[left] if is_silent else [])
+
+    def fence(_links, _lease, hosts, **_):
+        seen.did += [("fence", host) for host in hosts]
+        return {host: HostUnreachable("no", host=host) for host in hosts if is_silent}
+
+    monkeypatch.setattr("gpurun.supervisor.elastic.fence", fence)
+    members._fence_apart()
+    heard = ["follow", "docker.request", "take_rest", "fence", "forget"]
+    assert seen.did == [(what, left) for what in (["fence"] if is_silent else heard)]
+    assert (left in job.lease.apart) == is_silent
