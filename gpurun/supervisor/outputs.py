@@ -47,14 +47,17 @@ def send_outputs(job: SupervisedJob) -> None:
         raise failed(error) from error
 
 
-def collect_outputs(job: SupervisedJob) -> bool:
-    """Bring the outputs to the head and remove them from the hosts; True when there is nothing left to bring.
+def collect_outputs(job: SupervisedJob) -> set[str]:
+    """Bring the outputs to the head and remove them from the hosts. Idempotent.
 
     What the head has is replaced only by a whole newer copy, which a power loss does not take back: it is the only one
     once the hosts' are removed. Of a host that cannot be reached the head keeps what it has.
+
+    Returns:
+        The hosts that may still have some: a copy broke off, or the host did not answer.
     """
     if job.spec.outputs is None:
-        return True
+        return set()
     hosts = _writers(job)
     answering = [host for host in hosts if job.links.is_open(host)]
     try:
@@ -62,9 +65,9 @@ def collect_outputs(job: SupervisedJob) -> bool:
             copy_outputs(job, folders, onto=len(answering) < len(hosts))
     except HostFailure as error:
         job.note(f"the outputs could not be brought from {error.host} yet: {error.message}")
-        return False
+        return set(hosts)
     results = job.links.each(lambda agent: _remove(agent, job.lease.job))
-    return not results.failed
+    return set(results.failed)
 
 
 def collect_autotune(job: SupervisedJob) -> None:

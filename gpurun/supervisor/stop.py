@@ -16,6 +16,7 @@ from typing import Any
 
 from gpurun.errors import GpurunError, HostFailure, StateDiskError, StateError, StateUnavailable
 from gpurun.jobs.events import EventLog
+from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, finish
@@ -53,32 +54,33 @@ def stop(job: SupervisedJob) -> State:
     answering = [host for host in job.hosts if host not in suspects or job.links.is_open(host)]
     if job.record.ladder:
         _give_notice(job, answering)
-    collected = logged = False
-    lost: Mapping[str, GpurunError] = {}
+    logged = False
+    unproven: Mapping[str, GpurunError] = {}
     pending = set() if job.record.reached == "nothing" else set(job.hosts)
+    with_outputs = pending
     first_asked_s = None
-    while pending:
-        job.links.open(sorted(pending.intersection(answering)), timeout_s=5.0)
+    while waited_for := pending | with_outputs:
+        job.links.open(sorted(waited_for.intersection(answering)), timeout_s=5.0)
         logged = logged or _end_log(job, pending)
-        if not collected:
+        if with_outputs:
             collect_autotune(job)
-            collected = collect_outputs(job)
-        containers = job.record.reached == "containers"
+            with_outputs = collect_outputs(job)
         last = first_asked_s is not None and time.monotonic() - first_asked_s > GIVE_UP_S
         first_asked_s = first_asked_s or time.monotonic()
         durable.sync_file(job.folder.log)  # the fence removes the hosts' copy
-        unproven = fence(job.links, job.lease, pending, state=job.state_id, containers=containers)
+        containers = job.record.reached == "containers"
+        unproven = fence(job.links, job.lease, pending, state=job.state_id, containers=containers) if pending else {}
         for host, error in unproven.items():
             job.events.emit("host", host=host, state="not fenced", reason=error.message)
         pending = set(unproven)
-        if pending and (pending <= suspects or last):
-            lost = unproven
+        if last or pending | with_outputs <= suspects:
             break
-        if pending:
-            time.sleep(RETRY_S)
+        time.sleep(RETRY_S)
     if damage is not None and (damage := cordon_suspect(job, job.record.first_failure)) is not None:
         raise damage  # its GPUs would go to the next gang
-    return _finish(job, lost)
+    if kept := sorted(with_outputs - pending):
+        job.note(f"{', '.join(kept)}: the last outputs of this attempt could not be copied and are still there")
+    return _finish(job, unproven)
 
 
 def fence(
@@ -146,8 +148,8 @@ def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
         while pending:
             asked = pending - _hosts_of_now(home, lease.job)
             links.open(sorted(asked), timeout_s=10.0)
-            # The job has gone on without these hosts, from the outputs that were brought home before.
-            fenced = asked - set(fence(links, lease, asked, state=state_id(home), outputs=not lease.found))
+            outputs = not lease.found and _has_gone_on(folder, lease)
+            fenced = asked - set(fence(links, lease, asked, state=state_id(home), outputs=outputs))
             for host in sorted(fenced):
                 with suppress(FileNotFoundError):  # a person may have removed the job since
                     events.emit("host", host=host, state="fenced", reason="nothing of the job is left there")
@@ -159,6 +161,18 @@ def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
         links.close()
     found_again(home, links.targets)
     LeaseStore(home).release(lock)
+
+
+def _has_gone_on(folder: JobFolder, lease: Lease) -> bool:
+    """Whether nobody needs the outputs on lost hosts: the job runs from those that were copied before, or is removed.
+
+    Of a job that ended there, the host may have the only copy of the last outputs.
+    """
+    try:
+        record = folder.record()
+    except StateError:
+        return True
+    return record.attempt > lease.attempt or record.state.holds_gpus
 
 
 def found_again(home: Path, hosts: Iterable[str]) -> None:

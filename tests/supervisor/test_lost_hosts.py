@@ -8,6 +8,7 @@ import pytest
 
 from gpurun.errors import HostFailure
 from gpurun.jobs.spec import Grant, JobSpec
+from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.lease import Lease
 from gpurun.leases.occupancy import Occupancy
@@ -69,6 +70,30 @@ def test_a_host_where_the_job_runs_again_is_not_fenced_under_it(lost, monkeypatc
     assert LeaseStore(home).read_all().leases == ()
     told = [json.loads(line) for line in JobStore(home).get(now.job).events.read_text().splitlines()]
     assert [(event["host"], event["state"]) for event in told] == [("gpu-r1-01", "fenced"), ("gpu-r1-02", "fenced")]
+
+
+@pytest.mark.parametrize(
+    ("state", "attempt", "removes"),
+    [
+        (State.SUCCEEDED, 1, False),
+        (State.QUEUED, 1, False),
+        (State.QUEUED, 2, True),
+        (State.RUNNING, 2, True),
+        (State.RUNNING, 1, True),  # an elastic gang
+    ],
+)
+def test_outputs_on_a_lost_host_are_removed_only_once_the_job_has_gone_on_without_them(
+    lost, monkeypatch, state, attempt, removes
+):
+    """Else nobody has what the last attempt wrote there."""
+    home, lease = lost
+    kept, lock = lease("gpu-r1-01", is_lost=True)
+    folder = JobStore(home).get(kept.job)
+    folder.write(folder.record().but(state=state, attempt=attempt))
+    asked = []
+    monkeypatch.setattr(stop, "fence", lambda *_, outputs, **__: asked.append(outputs) or {})
+    stop.keep_asking(home, kept, lock)
+    assert asked == [removes]
 
 
 def test_it_asks_until_the_proof_is_there(lost, monkeypatch):

@@ -14,7 +14,7 @@ from gpurun.supervisor import stop
 def gang(monkeypatch):
     """A gang on h1 and h2; what each step takes; which host gives its proof when."""
     found = SimpleNamespace(now_s=1000.0, asked=[], copy_s=0.0, fence_s=0.1, proof_after={"h1": 1, "h2": 1}, lost=None)
-    found.steps = []
+    found.steps, found.notes, found.copied_at = [], [], 1
 
     def fence(links, lease, hosts, **_):
         found.asked.append(found.now_s)
@@ -28,7 +28,8 @@ def gang(monkeypatch):
 
     def copy(_):
         sleep(found.copy_s)
-        return True
+        found.steps.append("copy")
+        return {"h1"} if found.steps.count("copy") < found.copied_at else set()
 
     def finish(_, lost):
         found.lost = set(lost)
@@ -44,7 +45,7 @@ def gang(monkeypatch):
         folder=SimpleNamespace(log="sync"),
         record=SimpleNamespace(first_failure=None, avoid=(), ladder=False, reached="containers"), hosts=["h1", "h2"],
         links=SimpleNamespace(open=lambda *_, **__: {}, is_open=lambda _: True), lease=None, state_id="s",
-        events=SimpleNamespace(emit=lambda *_, **__: None),
+        events=SimpleNamespace(emit=lambda *_, **__: None), note=found.notes.append,
     )  # fmt: skip
     return found
 
@@ -52,7 +53,27 @@ def gang(monkeypatch):
 def test_the_log_is_safe_on_the_head_before_the_hosts_lose_it(gang):
     gang.proof_after["h2"] = 2
     stop.stop(gang.job)
-    assert gang.steps == ["log", "sync", "fence"] * 2
+    assert gang.steps == ["log", "copy", "sync", "fence", "log", "sync", "fence"]
+
+
+def test_a_copy_of_outputs_that_broke_off_is_tried_again_though_every_host_has_given_its_proof(gang):
+    gang.copied_at = 3
+    stop.stop(gang.job)
+    assert (gang.steps.count("copy"), gang.lost, gang.notes) == (3, set(), [])
+    assert len(gang.asked) == 1, "a host that was fenced is not fenced again"
+
+
+def test_outputs_that_cannot_be_copied_do_not_keep_gpus_for_ever_and_the_job_says_where_they_are(gang):
+    gang.copied_at, gang.copy_s = 10**9, 3.0
+    stop.stop(gang.job)
+    assert gang.lost == set()
+    assert gang.notes == ["h1: the last outputs of this attempt could not be copied and are still there"]
+
+
+def test_outputs_of_a_host_that_is_lost_are_not_waited_for(gang):
+    gang.copied_at, gang.proof_after["h1"], gang.job.record.avoid = 10**9, 10**9, ("h1",)
+    stop.stop(gang.job)
+    assert (gang.steps.count("copy"), gang.lost) == (1, {"h1"})
 
 
 @pytest.mark.parametrize("copy_s", [0.0, 11.0, 600.0])
