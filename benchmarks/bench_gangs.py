@@ -10,6 +10,8 @@ tests/gangs holds the world; `make test-unit` takes a sample of it.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import statistics
 import sys
 import time
@@ -23,6 +25,7 @@ from broken_gangs import BUILDS
 from gang_plan import draw
 
 MOST = 1000
+CHUNK = 200
 
 
 def main() -> int:
@@ -32,34 +35,51 @@ def main() -> int:
     parser.add_argument("--replay", type=int, help="print the history with this number")
     parser.add_argument("--broken", action="store_true")
     parser.add_argument("--runs", type=int, default=5, help="of each broken build")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args()
     if args.broken:
         return try_broken(args.runs)
-    with gang_run.simulated():
-        if args.replay is not None:
+    if args.replay is not None:
+        with gang_run.simulated():
             print(_short(args.replay))
-            return 0
-        return try_sound(args.histories, args.seed)
+        return 0
+    return try_sound(args.histories, args.seed, args.processes)
 
 
-def try_sound(histories: int, first: int) -> int:
-    failed: list[int] = []
+def try_sound(histories: int, first: int, processes: int) -> int:
+    failed: list[tuple[int, str]] = []
     ends: Counter[str] = Counter()
     began_s = time.monotonic()
-    for seed in range(first, first + histories):
-        episode = gang_run.run(draw(seed))
-        ends.update(outcome.value for _, outcome in episode.ends)
-        if episode.violations:
-            failed.append(seed)
-            print(f"seed {seed}: {episode.violations[0]}", flush=True)
+    starts = range(first, first + histories, CHUNK)
+    with multiprocessing.Pool(processes) as pool:
+        jobs = [(at, min(CHUNK, first + histories - at)) for at in starts]
+        for done, (found, ended) in enumerate(pool.imap(_some, jobs), start=1):
+            if done % 50 == 0:
+                print(f"{done * CHUNK} histories after {time.monotonic() - began_s:.0f} s", flush=True)
+            failed += found
+            ends.update(ended)
+            for seed, violation in found:
+                print(f"seed {seed}: {violation}", flush=True)
     wall_s = time.monotonic() - began_s
     print(
-        f"{histories} histories from seed {first}: {len(failed)} broke a promise; {wall_s:.0f} s, "
-        f"{60 * histories / wall_s:.0f} a minute; attempts ended {dict(ends.most_common())}"
+        f"{histories} histories from seed {first}: {len(failed)} broke a promise; {wall_s:.0f} s with {processes} "
+        f"processes, {60 * histories / wall_s:.0f} a minute; attempts ended {dict(ends.most_common())}"
     )
     if failed:
-        print(_short(failed[0]))
+        with gang_run.simulated():
+            print(_short(failed[0][0]))
     return bool(failed)
+
+
+def _some(seeds: tuple[int, int]) -> tuple[list[tuple[int, str]], Counter[str]]:
+    """A few histories: those that broke a promise, and how attempts ended."""
+    failed, ends = list[tuple[int, str]](), Counter[str]()
+    with gang_run.simulated():
+        for seed in range(seeds[0], sum(seeds)):
+            episode = gang_run.run(draw(seed))
+            ends.update(outcome.value for _, outcome in episode.ends)
+            failed += [(seed, episode.violations[0])] if episode.violations else []
+    return failed, ends
 
 
 def _short(seed: int) -> str:

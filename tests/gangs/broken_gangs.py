@@ -1,17 +1,25 @@
-"""Builds that are broken on purpose: each changes one thing. The histories must notice."""
+"""Builds that are broken on purpose: each changes one thing. The histories must notice.
+
+This world has one gang, and another supervisor always follows one that was killed. So it shows what is decided, the
+ladder, outputs and the fence. `tests/ownership` has several gangs, users and heads with real leases and claims. It
+shows a claim that is not checked, a grant that is not counted, and an adopter that is missing (`broken_builds`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
+import gang_stop
 from gang_run import replaced
 
-from gpurun.supervisor import decide, life, ranks, verdicts, watch
+from gpurun.supervisor import decide, life, ranks, stop, verdicts, watch
 from gpurun.supervisor.ends import failed
 
 TOLD, BY_LAUNCHER = ranks.told, verdicts.by_launcher
+SEEN, COLLECT = watch._Watch._seen, stop.collect_outputs
 
 
 def _decides_again(job: Any, error: Any, pause_s: float) -> float:
@@ -27,6 +35,21 @@ def _told_as_it_arrives(known: Any, host: str, event: Any, now_s: float) -> Any:
     return TOLD(known, host, {**event, "age_s": 0.0}, now_s)
 
 
+def _collect_once(job: Any) -> set[str]:
+    COLLECT(job)
+    return set()
+
+
+def _abandon_nothing(leases: Any, lock: object, *_: object) -> None:
+    leases.release(lock)
+
+
+def _without_drains(watched: Any) -> Any:
+    seen = SEEN(watched)
+    asked = None if seen.request is None or seen.request.drain else seen.request
+    return replace(seen, drained=(), request=asked)
+
+
 BUILDS: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "an end is decided twice": lambda: replaced(life, _try_again=_decides_again),
     "the launcher's 0 is believed": lambda: replaced(watch, by_launcher=_believes_0),
@@ -38,6 +61,11 @@ BUILDS: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "a silent host is never lost": lambda: replaced(decide, HOST_LOST_S=1e12),
     "the head's own cut counts as lost hosts": lambda: replaced(watch, _others_answer=lambda _: True),
     "a cancel is not seen": lambda: replaced(decide, _by_request=lambda _: None),
+    "a drain is ignored": lambda: replaced(watch._Watch, _seen=_without_drains),
+    "outputs are forgotten": lambda: replaced(stop, collect_outputs=lambda _: set()),
+    "a copy that breaks off is not tried again": lambda: replaced(stop, collect_outputs=_collect_once),
+    "a fence is skipped": lambda: replaced(stop, fence=lambda *_, **__: {}),
+    "a host that gives no proof is free": lambda: replaced(gang_stop.Leases, abandon=_abandon_nothing),
     "hosts have no time to be reached again": lambda: replaced(decide, RETURN_S=0.0),
     "a success waits and forgets": lambda: replaced(decide, _all_succeeded_s=lambda _: None),
 }  # fmt: skip

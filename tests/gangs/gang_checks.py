@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from gang_events import EventfulWorld
 from gang_plan import Plan
 from gang_ranks import BY_ITSELF, Rank
+from gang_world import Host
 
 from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.states import State
+from gpurun.scheduler.drain import may_lose
+from gpurun.supervisor.decide import SETTLE_S
 from gpurun.supervisor.ends import End
 from gpurun.supervisor.ranks import TOGETHER_S
 
@@ -18,6 +21,8 @@ DECIDED_WITHIN_S = 60.0
 """After the end of a rank, launcher or host, and after the last disturbance. The sum of what may follow one another: a
 host is silent for 13 s, tried again for 6 s and lost at 14 s; an engine has 15 s to come back; a log is waited for for
 10 s; hosts are asked for 13 s what they saw."""
+WISHED_WITHIN_S = 20.0
+"""After a person asked for an end or drained a host, and after the last disturbance."""
 HEARD_S = 0.7
 """How long the word of a rank's end takes from a host with a good connection to the decision, at most."""
 
@@ -40,11 +45,33 @@ class JudgedWorld(EventfulWorld):
         if self.now_s - self.began_s > END_OF_TIME_S:
             self.broken("at the end of time the gang still runs, though a person cancelled it")
             raise Stuck
-        if self.record.state is not State.RUNNING or self.head_is_cut or not self._is_over():
+        if self.record.state is not State.RUNNING or self.head_is_cut:
+            return
+        self._look_at_wishes()
+        if not self._is_over():
             return
         if self.now_s - max(self.fallen_s, self.disturbed_s) > DECIDED_WITHIN_S:
             self.broken(f"nothing was decided for {DECIDED_WITHIN_S:g} s after the gang had ended")
             self._give_up()
+
+    def _look_at_wishes(self) -> None:
+        """What people ask for is done in time: an end, or a drained host that is to be left."""
+        if self.request is None and not self.drained:
+            return
+        wished_s = [self.asked_s] if self.request is not None else []
+        if self._must_leave():
+            wished_s.append(self.drained_s)
+        since_s = max(min((at_s for at_s in wished_s if at_s is not None), default=self.now_s), self.disturbed_s)
+        if self.now_s - max(since_s, self.fallen_s) > WISHED_WITHIN_S:
+            self.broken(f"nothing happened for {WISHED_WITHIN_S:g} s after an end was asked for, or a host drained")
+            self._give_up()
+
+    def _must_leave(self) -> bool:
+        leaving = [
+            name for name in self.drained
+            if not self.is_left(name) and not all(rank.code == 0 for rank in self.of(name))
+        ]  # fmt: skip
+        return bool(leaving) and may_lose(self.lease.members, leaving, self.plan.least)
 
     def _is_over(self) -> bool:
         """Whether the gang cannot go on, and a supervisor can hear of it."""
@@ -177,7 +204,7 @@ class JudgedWorld(EventfulWorld):
         if end.outcome is not State.FAILED or end.suspects or self.has_hung or end.failure is None or self.lease.apart:
             return
         began_s, host = min((host.box.ended_s or self.now_s, host.name) for host in self.hosts.values())
-        if self.cut_s > self.began_s and self.cut_s > began_s - 20.0:
+        if self.most_late_s > SETTLE_S / 2 or (self.cut_s > self.began_s and self.cut_s > began_s - 20.0):
             return  # its word may have come too late
         box, is_first = self.hosts[host].box, host == self.first.name
         why = "launcher" if is_first and box.code == 1 else box.why  # it cannot be told from its own end
@@ -195,12 +222,34 @@ class JudgedWorld(EventfulWorld):
 
     # -- an attempt is over ---------------------------------------------------------------------------------
 
+    def remove_outputs(self, host: Host) -> None:
+        """The outputs of a host are removed there."""
+        if host.has_outputs and (self.copied_s is None or self.copied_s < self.written_s()):
+            self.broken(f"the outputs on {host.name} are removed, and the head does not have them")
+        host.has_outputs = False
+
+    def free(self, *, lost: Collection[str]) -> None:
+        """The lease is released; the GPUs of lost hosts stay taken."""
+        self.lost.update(lost)
+        for host in self.hosts.values():
+            if host.name in lost:
+                self.note(f"{host.name} is lost")
+            elif host.box.ended_s is None:
+                self.broken(f"the GPUs of {host.name} are free, and the gang's container runs there")
+            elif host.is_claimed:
+                self.broken(f"the GPUs of {host.name} are free, and the host still has the gang's claim")
+
     def finish(self) -> None:
         """The fence is through: the record gets the end that was decided."""
         outcome = self.record.outcome
         if outcome is None:
             self.broken("an attempt ended without a decided end")
             outcome = State.FAILED
+        if outcome is State.QUEUED and self.request is not None and self.request.kind == "cancel":
+            outcome = State.CANCELLED
+        says_why_not = any("could not be copied and are still there" in text for text in self.said)
+        if self.first.has_outputs and self.first.name not in self.lost and not says_why_not:
+            self.broken(f"the attempt is over ({outcome.value}), and its outputs are on {self.first.name} only")
         self.ends.append((self.record.attempt, outcome))
         self.record = self.record.but(state=outcome, ended_s=self.now_s, outcome=None)
         self.note(f"attempt {self.record.attempt} is over: {outcome.value}")

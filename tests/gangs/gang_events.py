@@ -22,7 +22,14 @@ class EventfulWorld(GangWorld):
                 self.in_attempt(event.at_s, self._happen, event)
 
     def _happen(self, event: Event) -> None:
-        if self.record.state is not State.RUNNING and event.kind not in ("kill", "cut", "link", "stop error"):
+        if self.record.state is not State.RUNNING and event.kind not in (
+            "kill",
+            "cut",
+            "link",
+            "stop error",
+            "fence error",
+            "copy error",
+        ):
             return
         self.note(f"> {event.kind} (place {event.place}, value {event.value:g})")
         host = list(self.hosts.values())[event.place % len(self.hosts)]
@@ -128,6 +135,7 @@ class EventfulWorld(GangWorld):
             self.request = None
 
     def _drain(self, event: Event, host: Host, rank: Rank) -> None:
+        self.drained_s = self.now_s
         if self.is_elastic and may_lose(self.lease.members, [host.name], self.plan.least):
             host.wrongs.append("drained")
             self.drained.append(host.name)
@@ -157,3 +165,9 @@ class EventfulWorld(GangWorld):
 
     def _stop_error(self, event: Event, host: Host, rank: Rank) -> None:
         self.stop_errors += int(event.value)
+
+    def _fence_error(self, event: Event, host: Host, rank: Rank) -> None:
+        self.fence_errors += int(event.value)
+
+    def _copy_error(self, event: Event, host: Host, rank: Rank) -> None:
+        self.copy_errors += int(event.value)

@@ -14,10 +14,12 @@ from typing import Any
 from gang_events import EventfulWorld
 from gang_links import CONNECT_S, SYN_S, Links
 from gang_log import LogCopy
-from gang_world import GRACE_S, Lease
+from gang_stop import Leases
+from gang_world import GRACE_S
 
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.states import State, check_way
+from gpurun.leases.lease import Lease
 from gpurun.remote.agent import DEAD_AFTER_S
 from gpurun.supervisor.causes import Cause
 from gpurun.supervisor.gang_seen import ContainerEnd
@@ -36,15 +38,19 @@ class Head:
         self.world = world
         self.record = world.record
         self.lease: Lease = world.lease
+        self._lease: Lease | None = None
         plan = world.plan
         self.spec = SimpleNamespace(
             min_gpus=plan.least, time_limit_s=plan.limit_s, max_restarts=plan.max_restarts, image="image",
-            grace_s=GRACE_S, hang_timeout_s=plan.hang_s,
+            grace_s=GRACE_S, hang_timeout_s=plan.hang_s, outputs="/outputs", horovod=SimpleNamespace(autotune=False),
         )  # fmt: skip
         self.folder = SimpleNamespace(path=Path("folder"), log=Path("log"))
         self.drains = SimpleNamespace(hosts=lambda members: [host for host in world.drained if host in members])
         self.events = SimpleNamespace(emit=lambda *_, **__: None)
         self.began_s = world.now_s
+        self.home = self.store = world  # what is on the head's disk
+        self.state_id = "state"
+        self.leases, self.lock, self.lost = Leases(world), None, None
         self.links = Links(self)
         self.log_copy = LogCopy(self)
         self.exits: dict[str, ContainerEnd] = {}
@@ -56,9 +62,12 @@ class Head:
 
     # -- what the steps of a job's life use -----------------------------------------------------------------
 
-    @property
-    def members(self) -> tuple[str, ...]:
-        return tuple(grant.host for grant in self.lease.members)
+    def _of_lease(self) -> tuple[str, ...]:
+        if self._lease is not self.lease:
+            self._lease, self._members = self.lease, tuple(grant.host for grant in self.lease.members)
+        return self._members
+
+    members = property(_of_lease)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -70,7 +79,11 @@ class Head:
     def request(self) -> CancelRequest | None:
         return self.world.request
 
+    def told(self) -> None:
+        """Nobody follows."""
+
     def note(self, text: str, **_: object) -> None:
+        self.world.said.append(text)
         self.world.note(f"supervisor: {text}")
 
     def follow_log(self, hosts: Iterable[str]) -> None:
@@ -132,7 +145,7 @@ class Head:
         Args:
             at_s: how long the attempt has lasted.
         """
-        if host not in self.members:
+        if host not in self.members or self.record.state is not State.RUNNING:
             return
         if self.links.is_open(host):
             self.connected(host)
@@ -143,7 +156,7 @@ class Head:
             self._after((next_s or CONNECT_S + PAUSE_S) - at_s, self._try_to_reach, host, next_s or 0.0)
 
     def _if_reachable(self, host: str) -> None:
-        if self.world.hosts[host].is_reachable:
+        if self.world.hosts[host].is_reachable and self.record.state is State.RUNNING:
             self.connected(host)
         else:
             self._try_to_reach(host)

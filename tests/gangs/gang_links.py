@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gang_world import Host, World
+from gang_agents import AgentOf
 
-from gpurun.errors import HostFailure, HostUnreachable
-from gpurun.remote.agent import Reply
+from gpurun.errors import GpurunError, HostFailure, HostUnreachable
 from gpurun.remote.fleet import Results
 
 if TYPE_CHECKING:
     from gang_head import Head
 
 CONNECT_S = 5.0
+CALL_S = 0.05
 SYN_S = (1.0, 3.0, 7.0)
 """When a kernel asks again for a connection that nobody answers (Linux, tcp(7): doubled from 1 s)."""
 
@@ -62,9 +62,14 @@ class Links:
                     self._head.connected(host)
         return {host: HostUnreachable("no route", host=host) for host in wanted if not self.is_open(host)}
 
+    def agent(self, host: str) -> AgentOf:
+        return AgentOf(self._head.world, self._head.world.hosts[host])
+
     def each(self, call: Callable[[Any], Any], hosts: Iterable[str] | None = None) -> Results[Any]:
-        """Calls that take no time, but on hosts that are silent: these take until that is noticed."""
-        world, ok, failed = self._head.world, {}, {}
+        """Calls are quick, but on hosts that are silent: these take until that is noticed."""
+        world, ok = self._head.world, {}
+        failed: dict[str, GpurunError] = {}
+        world.sleep(CALL_S)
         asked = list(self._head.hosts if hosts is None else hosts)
         while any(self.of(host).state == "silent" for host in asked):
             world.sleep(0.2)
@@ -72,23 +77,8 @@ class Links:
             if not self.is_open(host) or not world.hosts[host].is_reachable:
                 failed[host] = HostUnreachable("the session was lost", host=host)
             else:
-                ok[host] = call(AgentOf(world, world.hosts[host]))
+                try:
+                    ok[host] = call(self.agent(host))
+                except GpurunError as error:
+                    failed[host] = error
         return Results(ok, failed)
-
-
-class AgentOf:
-    """Answers what `stopped_engines` asks."""
-
-    def __init__(self, world: World, host: Host) -> None:
-        self._world = world
-        self._there = host
-        self.host = host.name
-
-    def call(self, op: str, **_: object) -> Reply:
-        assert op == "gang.engine"
-        there = self._there
-        if not there.has_engine:
-            return Reply({"state": "gone", "up_s": None, "why": "no such socket"})
-        if there.engine_began_s is not None:
-            return Reply({"state": "restarted", "up_s": self._world.now_s - there.engine_began_s, "why": "another pid"})
-        return Reply({"state": "same", "up_s": None, "why": ""})

@@ -68,5 +68,17 @@ class LogCopy:
         if known := ranks.told(self._ranks, host, event, self._head.world.now_s):
             self._ranks[host, known.id] = known
 
+    def take_rest(self, hosts: Collection[str], most_s: float) -> None:
+        self._head.world.sleep(0.1)
+
+    def wait_for_launcher(self, silent_s: float) -> bool:
+        """The launcher's container was killed, or has ended before."""
+        if self._head.world.launcher_lives:
+            self._head.world.sleep(silent_s)
+        return not self._head.world.launcher_lives
+
+    def close(self) -> None:
+        """Nothing is open."""
+
     def forget(self, hosts: Collection[str]) -> None:
         self._ranks = {key: rank for key, rank in self._ranks.items() if key[0] not in hosts}

@@ -14,6 +14,8 @@ LAUNCHERS = ("follows", "follows", "follows", "hangs", "forgets", "exits 1", "na
 CODES = (1, 1, 2, 37, 134, 139)
 UNSEEN = 0.2
 """In so many histories a rank fails while no supervisor lives. Its successor hears of all ends at once."""
+DRAINED = 0.05
+"""In so many histories a host is drained long before the end of the ranks."""
 
 
 class Event(NamedTuple):
@@ -77,6 +79,8 @@ def draw(seed: int) -> Plan:
     length_s = dice.uniform(10.0, 60.0)
     launcher = dice.choice(("follows", "follows", "exits 1")) if elastic else dice.choice(LAUNCHERS)
     events = [_event(dice, length_s) for _ in range(dice.choice((0, 1, 1, 2, 2, 3, 3, 4, 6)))]
+    if dice.random() < DRAINED:
+        events.append(Event(1, round(dice.uniform(2.0, length_s / 2), 2), "drain", dice.randrange(1, 8)))
     if dice.random() < UNSEEN:
         at_s = round(dice.uniform(2.0, length_s), 2)
         events = [Event(1, at_s, "kill", 0, 20.0), Event(1, at_s + 0.5, "fail", dice.randrange(8), 1.0), *events[:1]]
@@ -92,9 +96,23 @@ def draw(seed: int) -> Plan:
 def _event(dice: random.Random, length_s: float) -> Event:
     kind = dice.choice(
         (
-            *("fail", "fail", "fail", "signal", "script", "hang", "container", "engine", "power", "link", "cut"),
+            *(
+                "fail",
+                "fail",
+                "fail",
+                "fail",
+                "signal",
+                "script",
+                "hang",
+                "container",
+                "engine",
+                "power",
+                "link",
+                "cut",
+                "cut",
+            ),
             *("again", "late", "kill", "kill", "kill", "cancel", "preempt", "drain", "fatal", "hint", "oom"),
-            "stop error",
+            *("stop error", "fence error", "copy error"),
         )
     )
     value = {
@@ -109,6 +127,8 @@ def _event(dice: random.Random, length_s: float) -> Event:
         "kill": lambda: dice.choice((0.5, 3.0, 10.0, 40.0)),
         "preempt": lambda: dice.choice((0.1, 1.0, FOR_GOOD)),
         "stop error": lambda: float(dice.randint(1, 3)),
+        "fence error": lambda: float(dice.randint(1, 3)),
+        "copy error": lambda: float(dice.randint(1, 3)),
     }.get(kind, lambda: 0.0)()
     attempt = dice.choice((1, 1, 1, 1, 2, ATTEMPTS))
     # Faults come in showers: something often happens around the end of the ranks.

@@ -23,6 +23,7 @@ class Rank:
     is_cut_off: bool = False
     why: str = ""
     is_stalled: bool = False
+    is_told: bool = False
 
 
 class GangWorld(World):
@@ -45,6 +46,10 @@ class GangWorld(World):
         for rank in self.ranks:
             spread_s = self.between(0.0, plan.spread_s, "spread", rank.number)
             self.in_attempt(plan.length_s + spread_s, self._finish, rank)
+
+    def written_s(self) -> float:
+        """When rank 0 wrote to its outputs last: it does so all the time."""
+        return self.now_s if self.ranks[0].ended_s is None else self.ranks[0].ended_s
 
     @property
     def launcher_lives(self) -> bool:

@@ -15,7 +15,7 @@ from gang_plan import Plan, draw
 from gang_world import Killed
 
 from gpurun.jobs.states import State
-from gpurun.supervisor import engines, life, watch
+from gpurun.supervisor import engines, life, outputs, stop, watch
 
 END_OF_TIME_S = 8000.0
 MOST_ATTEMPTS = 12
@@ -66,7 +66,7 @@ def simulated() -> Iterator[None]:
         job.world.judge(end)
         return real_stopping(job, end)
 
-    steps = MappingProxyType({State.RUNNING: life.watch, State.STOPPING: gang_stop.stop})
+    steps = MappingProxyType({State.RUNNING: life.watch, State.STOPPING: life.stop})
     nothing = SimpleNamespace(sync_file=lambda _: None, sync_folder=lambda _: None)
     with ExitStack() as stack:
         for context in (
@@ -77,6 +77,11 @@ def simulated() -> Iterator[None]:
                 last_lines=lambda *_: CLOCK.world.head.log_copy.lines,
             ),
             replaced(engines, time=CLOCK),
+            replaced(
+                stop, time=CLOCK, durable=nothing, changing_cordons=gang_stop.changing_cordons,
+                allocator_lock=gang_stop.allocator_lock, finish=gang_stop.finish,
+            ),
+            replaced(outputs, copy_outputs=gang_stop.copy_outputs),
             replaced(
                 life, time=CLOCK, durable=nothing, STEPS=steps, _stopping=stopping, furthest_step=lambda _: None
             ),

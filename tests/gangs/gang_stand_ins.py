@@ -45,7 +45,7 @@ class Watchers:
         if quiet_s > SETTLED_S and not self._head.down_since:
             most_s = max(most_s, world.next_s() - world.now_s)
         elif quiet_s > 2.0:
-            most_s = 0.5
+            most_s = 1.0 if quiet_s < 6.0 else 2.5
         world.advance(world.now_s + most_s, to_change=True)
         world.look()
 

@@ -1,35 +1,67 @@
-"""STOPPING of a simulated gang."""
+"""STOPPING of a simulated gang: the real `stop.stop`, with stand-ins for the state directory and for copied bytes.
+
+Real are the ladder, when outputs are collected, the fence's retries, when a host counts as lost, and the order of all
+that. What a lost host's keeper does later is not simulated here, but in tests/ownership.
+"""
 
 from __future__ import annotations
 
-from gang_head import Head
-from gang_world import GRACE_S
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from gpurun.errors import HostFailure
-from gpurun.jobs.states import State
+from gang_events import EventfulWorld
+
+from gpurun.errors import HostFailure, StateError
+from gpurun.jobs.record import JobRecord
+from gpurun.state.cordons import Cordon
+
+if TYPE_CHECKING:
+    from gang_head import Head
 
 
-def stop(job: Head) -> State:
-    """STOPPING: notice, grace, the containers' end, the fence. Errors come as planned; the end stays as decided."""
-    world = job.world
-    there = [host for host in world.hosts.values() if host.is_reachable and not world.is_left(host.name)]
-    world.sleep(0.3)
-    if job.record.ladder:
-        for rank in world.ranks:
-            if world.hosts[rank.host] in there:
-                world.in_attempt(
-                    world.between(0.05, GRACE_S, "grace", rank.number), world.end_rank, rank, 143, "notice"
-                )
-        until_s = world.now_s + GRACE_S
-        while world.now_s < until_s and any(rank.ended_s is None for rank in world.ranks):
-            world.sleep(0.5)
+class Leases:
+    """Stands for `gpurun.leases.store.LeaseStore`."""
+
+    def __init__(self, world: EventfulWorld) -> None:
+        self._world = world
+
+    def release(self, _lock: object) -> None:
+        self._world.free(lost=())
+
+    def abandon(self, _lock: object, _lease: object, lost: Collection[str]) -> None:
+        self._world.free(lost=lost)
+
+
+@contextmanager
+def changing_cordons(world: EventfulWorld) -> Iterator[dict[str, Cordon]]:
+    yield world.cordons
+
+
+@contextmanager
+def allocator_lock(world: EventfulWorld, *, patience_s: float | None) -> Iterator[None]:
+    world.sleep(0.05)
     if world.stop_errors:
         world.stop_errors -= 1
-        world.note("to end it fails for now")
-        raise HostFailure("the fence failed", host=world.first.name)
-    for host in there:
-        world.end_box(host, 137, "fence")
-    world.sleep(0.5)
+        world.note("the state directory cannot be used for now")
+        raise StateError("its file system cannot lock files")
+    yield
+
+
+def finish(world: EventfulWorld, _record: JobRecord, *, now_s: float) -> JobRecord:
+    """Stands for `gpurun.jobs.store.finish`."""
     world.finish()
-    job.record = world.record
-    return world.record.state
+    return world.record
+
+
+def copy_outputs(job: Head, folders: Sequence[tuple[str, str]], *, onto: bool = False) -> None:
+    """Stands for `gpurun.supervisor.outputs.copy_outputs`: the copy is as the host's folder was when it began."""
+    world = job.world
+    for host, _ in folders:
+        written_s = world.written_s()
+        world.sleep(world.between(0.1, 2.0, "copy", host))
+        if world.copy_errors or not (job.links.is_open(host) and world.hosts[host].is_reachable):
+            world.copy_errors = max(0, world.copy_errors - 1)
+            raise HostFailure("the copy broke off", host=host)
+        world.copied_s = written_s
+        world.note(f"the outputs of {host} are on the head")

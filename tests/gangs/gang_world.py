@@ -18,6 +18,8 @@ from gang_plan import Plan
 from gpurun.jobs.record import CancelRequest, JobRecord
 from gpurun.jobs.spec import Grant
 from gpurun.jobs.states import State
+from gpurun.leases.lease import Lease
+from gpurun.state.cordons import Cordon
 from gpurun.supervisor.causes import Cause
 
 GRACE_S = 4.0
@@ -49,26 +51,14 @@ class Host:
     cuts: int = 0
     cut_since_s: float | None = None
     late_s: float = 0.0
+    is_claimed: bool = True
+    has_outputs: bool = False
     wrongs: list[str] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
 
     @property
     def is_reachable(self) -> bool:
         return self.has_power and not self.cuts
-
-
-@dataclass(frozen=True)
-class Lease:
-    """What the supervisor reads of a lease."""
-
-    job: str
-    attempt: int
-    grants: tuple[Grant, ...]
-    apart: tuple[str, ...] = ()
-
-    @property
-    def members(self) -> tuple[Grant, ...]:
-        return tuple(grant for grant in self.grants if grant.host not in self.apart)
 
 
 class World:
@@ -83,7 +73,10 @@ class World:
         self.request: CancelRequest | None = None
         self.asked_s: float | None = None
         self.drained: list[str] = []
-        self.stop_errors = 0
+        self.stop_errors = self.fence_errors = self.copy_errors = 0
+        self.copied_s: float | None = None
+        self.lost: set[str] = set()
+        self.cordons: dict[str, Cordon] = {}
         self.head_is_cut = False
         self.changed_s = self.disturbed_s = self.now_s
         self.ends: list[tuple[int, State]] = []
@@ -158,16 +151,22 @@ class World:
         avoid = set(self.record.avoid)
         spare = [f"h{index}" for index in range(8)]
         dead = {name for name, host in self.hosts.items() if not host.is_reachable or not host.has_engine}
-        names = sorted(spare, key=lambda name: (name in dead, name in avoid, name))[: plan.hosts]
+        out = self.lost | self.cordons.keys()
+        names = sorted(spare, key=lambda name: (name in out, name in dead, name in avoid, name))[: plan.hosts]
         self.hosts = {name: Host(name, index) for index, name in enumerate(names)}
         grants = tuple(Grant(name, tuple(range(plan.gpus))) for name in names)
-        self.lease = Lease(self.record.id, number, grants)
+        self.lease = Lease(
+            self.record.id, number, "alice", 1000, "pascal", ("r1",), grants, 40000, self.now_s, "/inventory"
+        )
+        self.first.has_outputs = True
         self.record = self.record.but(
             state=State.RUNNING, attempt=number, started_s=self.now_s, granted=grants, reached="containers",
             outcome=None, ladder=False, reason="", first_failure=None, restart=None,
         )  # fmt: skip
         self.began_s = self.fallen_s = self.cut_s = self.now_s
         self.most_late_s = 0.0
+        self.said: list[str] = []
+        self.drained_s: float | None = None
         self.request, self.asked_s, self.drained = None, None, []
         self.head_is_cut = False
         self.disturb()

@@ -55,4 +55,8 @@ BUILDS: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "paths not canonical": lambda: _replaced(os.path, "realpath", lambda path, **_: os.path.normpath(path)),
 }  # fmt: skip
 """What is broken → a context in which it is."""
+SEEN_AT_THE_END: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
+    "adopter missing": lambda: _replaced(LeaseStore, "take_orphans", lambda *_: iter(())),
+}
+"""Builds in which nothing is held twice, and some jobs never end."""
 NAMED_IN_THE_ISSUE = ("occupancy not updated by a grant", "claim not checked", "overlap check removed")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ownership_run
 import ownership_steps
 import pytest
-from broken_builds import BUILDS, NAMED_IN_THE_ISSUE
+from broken_builds import BUILDS, NAMED_IN_THE_ISSUE, SEEN_AT_THE_END
 
 EPISODES = 3
 MOST_STEPS = 1000
@@ -25,6 +25,13 @@ def test_no_gpu_is_held_twice_and_everything_ends(seed):
 def test_a_broken_build_is_caught_within_a_thousand_steps(name):
     seeds = range(1, 5)  # a thousand steps of one seed may happen to hold no case of it
     assert any(ownership_run.steps_until_caught(BUILDS[name], seed=seed, most=MOST_STEPS) for seed in seeds)
+
+
+def test_a_build_without_an_adopter_is_caught_at_the_end_of_an_episode():
+    """Nothing is held twice without one. But jobs never end whose supervisors were killed."""
+    plan = ownership_steps.draw(0, 100)
+    assert ownership_run.run(plan, broken=SEEN_AT_THE_END["adopter missing"]).violations
+    assert not ownership_run.run(plan).violations
 
 
 def test_a_seed_replays_the_same_history():
