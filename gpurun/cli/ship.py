@@ -118,7 +118,8 @@ def _wanted(found: Cluster) -> list[str]:
     wanted = []
     for job in store.live_ids():
         try:
-            wanted.append(engine.image(store.get(job).spec().image).id)
+            spec = store.get(job).spec()
+            wanted.append(engine.image(spec.image, spec.image_id).id)
         except BadInput:
             continue
     return wanted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -60,8 +60,8 @@ def submit_jobs(
     """
     enter(home)
     engine = Engine(inventory.docker_host)
-    for image in dict.fromkeys(spec.image for spec in specs):
-        engine.image(image)
+    ids = {image: engine.image(image).id for image in dict.fromkeys(spec.image for spec in specs)}
+    specs = [replace(spec, image_id=ids[spec.image]) for spec in specs]
     refuse_while_damaged(LeaseStore(home).read_all())
     store = JobStore(home)
     store.sweep(now_s=time.time())

@@ -29,6 +29,7 @@ class HeadImage:
         size_bytes: all layers unpacked, as the engine counts them.
         tags: every ``name:tag`` it has.
         facts: what makes its configuration: see `gpurun.node.image_api.facts_of`.
+        has_moved: the reference means another image by now.
     """
 
     reference: str
@@ -37,14 +38,16 @@ class HeadImage:
     size_bytes: int
     tags: tuple[str, ...]
     facts: Mapping[str, Any] = field(default_factory=dict)
+    has_moved: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The name it is to have on hosts; none for one that was asked for by its ID or digest."""
+        """The name it is to have on hosts; none for one that was asked for by its ID or digest, or lost its name."""
         last = self.reference.rsplit("/", 1)[-1]
         if "@" in self.reference or self.id.removeprefix("sha256:").startswith(self.reference.removeprefix("sha256:")):
             return ()
-        return (self.reference if ":" in last else f"{self.reference}:latest",)
+        name = self.reference if ":" in last else f"{self.reference}:latest"
+        return () if self.has_moved else (name,)
 
     def spec(self, config_id: str) -> dict[str, Any]:
         """What hosts are told about it. `config_id`: the digest of its configuration."""
@@ -76,15 +79,23 @@ class Engine:
             connection.close()
         return status, docker.parse(answer)
 
-    def image(self, reference: str) -> HeadImage:
+    def image(self, reference: str, ident: str = "") -> HeadImage:
         """An image by name or ID.
+
+        Args:
+            ident: the ID of the image that the reference meant once; "" = what it means now.
 
         Raises:
             BadInput: there is no such image, or the reference is none.
         """
         if not _REFERENCE.match(reference):
             raise BadInput(f"{reference!r} is no image reference")
-        status, found = self.get(f"/images/{quote(reference, safe='/:@')}/json")
+        status, found = self.get(f"/images/{quote(ident or reference, safe='/:@')}/json")
+        if ident and (status == 404 or not isinstance(found, dict)):
+            raise BadInput(
+                f"the image that {reference} was at submit ({ident[7:19]}) is not on the head any more",
+                hint="submit the job again to train with what it is now",
+            )
         if status == 404 or not isinstance(found, dict):
             raise BadInput(
                 f"the image {reference} is not on the head",
@@ -99,7 +110,12 @@ class Engine:
             size_bytes=int(found.get("Size", 0)),
             tags=tuple(found.get("RepoTags") or ()),
             facts=facts_of(found),
+            has_moved=bool(ident) and not self._means(reference, found["Id"]),
         )
+
+    def _means(self, reference: str, ident: str) -> bool:
+        status, found = self.get(f"/images/{quote(reference, safe='/:@')}/json")
+        return status == 200 and isinstance(found, dict) and found.get("Id") == ident
 
     def info(self) -> dict[str, Any]:
         """``docker info``."""

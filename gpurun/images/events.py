@@ -44,6 +44,7 @@ class HostShip:
     Attributes:
         state: ``present``, ``done`` or ``failed``.
         bytes_received: that this ship sent to it for itself.
+        local: the ID that the host's engine has for the image; "" if it failed.
         error: why it failed.
     """
 
@@ -52,6 +53,7 @@ class HostShip:
     bytes_received: int
     elapsed_s: float
     error: GpurunError | None = None
+    local: str = ""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ class Answer:
     """What one host said about an image.
 
     Attributes:
-        present, named: the image is there; it has the names it is to have.
+        local: the engine's ID of the image; "" = it is not there.
+        named: it has the names it is to have.
         store: ``graph`` or ``containerd``.
         have: layers that need not be sent.
         docker_free_bytes, spool_free_bytes: None = unknown.
@@ -31,7 +32,7 @@ class Answer:
     """
 
     host: str
-    present: bool
+    local: str
     named: bool
     store: str
     have: tuple[str, ...]
@@ -39,6 +40,11 @@ class Answer:
     docker_free_bytes: int | None = None
     spool_free_bytes: int | None = None
     one_disk: bool = True
+
+    @property
+    def present(self) -> bool:
+        """Whether the image is there."""
+        return bool(self.local)
 
 
 @dataclass(frozen=True)

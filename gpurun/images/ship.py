@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -45,6 +46,7 @@ def ship(
     inventory: Inventory,
     hosts: Iterable[str],
     docker_host: str | None,
+    ident: str = "",
     progress: Callable[[ShipEvent], None] = lambda _event: None,
     cancelled: Callable[[], bool] = lambda: False,
     deadline_s: float = 6 * 3600.0,
@@ -57,6 +59,7 @@ def ship(
 
     Args:
         hosts: names; each must be in the fleet.
+        ident: the head's ID of the image that the reference meant once; "" = what it means now.
         progress: told where each host stands; called from several threads, one event at a time.
         cancelled: asked now and then; True ends the ship.
         deadline_s: seconds from now after which it ends.
@@ -75,7 +78,7 @@ def ship(
         if time.monotonic() - began > deadline_s:
             raise ShipCancelled(f"shipping the image took longer than its deadline of {deadline_s:g} s")
 
-    shipment = Shipment(image, fleet, inventory, docker_host, Progress(progress), check, rate_bytes_s)
+    shipment = Shipment(image, fleet, inventory, docker_host, Progress(progress), check, rate_bytes_s, ident)
     return shipment.run(list(dict.fromkeys(hosts)))
 
 
@@ -102,10 +105,10 @@ class Shipment:
 
     def __init__(
         self, image: str, fleet: Fleet, inventory: Inventory, docker_host: str | None, progress: Progress,
-        check: Callable[[], None], rate_bytes_s: float | None,
+        check: Callable[[], None], rate_bytes_s: float | None, ident: str = "",
     ) -> None:  # fmt: skip
         self._engine = Engine(docker_host)
-        self._image: HeadImage = self._engine.image(image)
+        self._image: HeadImage = self._engine.image(image, ident)
         self._exporter = Exporter(self._engine, self._image)
         self._spec = self._image.spec(self._exporter.config_id())
         self._fleet = fleet
@@ -130,7 +133,7 @@ class Shipment:
         self._name([answer.host for answer in answers if answer.present and not answer.named])
         for answer in answers:
             if answer.host not in self._results:
-                self._done(answer.host, "present")
+                self._done(answer.host, "present", local=answer.local)
         in_order = tuple(self._results[host] for host in hosts)
         elapsed = time.monotonic() - self._began
         return ShipReport(
@@ -144,7 +147,13 @@ class Shipment:
         )
         for host, error in results.failed.items():
             self._done(host, "failed", error)
-        return [_answer(host, said) for host, said in results.ok.items()]
+        answers = []
+        for host, said in results.ok.items():
+            try:
+                answers.append(_answer(host, said))
+            except HostFailure as error:
+                self._done(host, "failed", error)
+        return answers
 
     def plan(self, answers: list[Answer], full: bool = False) -> ShipPlan:
         """What is to be sent to whom."""
@@ -168,13 +177,14 @@ class Shipment:
         again = [by_host[host] for host, error in failed.items() if _may_be_stale(error, by_host[host])]
         if again:
             whole = plan_ship(self._image, self._inventory, again, self._exporter.sizes(), full=True)
-            cleared = {answer.host: Answer(answer.host, False, False, answer.store, ()) for answer in again}
+            cleared = {answer.host: Answer(answer.host, "", False, answer.store, ()) for answer in again}
             transfer = transfer.again()
             retried = transfer.run(whole, cleared, self._options(whole))
             failed = {host: error for host, error in failed.items() if host not in cleared} | retried
         for hop in plan.chains[0] if plan.chains else ():
             error = failed.get(hop.host)
-            self._done(hop.host, "failed" if error else "done", error, transfer.ended_s.get(hop.host))
+            local = transfer.installed.get(hop.host, "")
+            self._done(hop.host, "failed" if error else "done", error, transfer.ended_s.get(hop.host), local)
         self._bytes_missing = self._exact(plan).bytes_missing
 
     def _with_room(self, answers: list[Answer]) -> ShipPlan:
@@ -200,10 +210,12 @@ class Shipment:
         for host, error in results.failed.items():
             self._done(host, "failed", error)
 
-    def _done(self, host: str, state: str, error: GpurunError | None = None, ended_s: float | None = None) -> None:
+    def _done(
+        self, host: str, state: str, error: GpurunError | None = None, ended_s: float | None = None, local: str = ""
+    ) -> None:
         typed = typed_error(error) if error else None
         elapsed = (ended_s or time.monotonic()) - self._began
-        self._results[host] = HostShip(host, state, self._progress.received_by(host), elapsed, typed)
+        self._results[host] = HostShip(host, state, self._progress.received_by(host), elapsed, typed, local)
         self._progress.ended(host, state, typed.message if typed else None)
 
     def _wait(self, seconds: float) -> None:
@@ -227,6 +239,7 @@ class _Transfer:
         self._streams: dict[str, Stream] = {}
         self._sizes: dict[str, int] = {}
         self.ended_s: dict[str, float] = {}
+        self.installed: dict[str, str] = {}
 
     def again(self) -> _Transfer:
         """A fresh one of the same."""
@@ -310,6 +323,8 @@ class _Transfer:
             for item in stream:
                 if "state" in item.value:
                     self._progress.loading(agent.host, item.value["state"], item.value["layer"])
+                else:
+                    self.installed[agent.host] = _local_id(agent.host, item.value["local"])
         except BaseException as failed:  # noqa: BLE001 - sorted in `_drive`, which waits for this host
             error = failed
         self._installed.put(_Installed(agent.host, error))
@@ -326,7 +341,7 @@ def _taken(queue: SimpleQueue[Any]) -> Any:
 def _answer(host: str, said: Mapping[str, Any]) -> Answer:
     return Answer(
         host=host,
-        present=bool(said["present"]),
+        local=_local_id(host, said["local"]) if said["local"] is not None else "",
         named=bool(said["named"]),
         store=str(said["store"]),
         have=tuple(said["have"]),
@@ -335,6 +350,13 @@ def _answer(host: str, said: Mapping[str, Any]) -> Answer:
         spool_free_bytes=said["spool_free_bytes"],
         one_disk=bool(said["one_disk"]),
     )
+
+
+def _local_id(host: str, said: object) -> str:
+    """What a host calls an image: it becomes a word of a command line there."""
+    if not isinstance(said, str) or not re.fullmatch("sha256:[0-9a-f]{64}", said):
+        raise HostFailure(f"its Docker names an image {str(said)[:80]!r}, which is no image ID", host=host)
+    return said
 
 
 def _is_full(error: GpurunError) -> bool:

@@ -141,7 +141,9 @@ class JobSpec:
 
     Attributes:
         name: what the person calls it; any text without control characters, never used as a path.
-        image: the Docker image reference on the head node.
+        image: the Docker image reference on the head node, as the person wrote it.
+        image_id: the head's ID of it when the job was submitted: what runs, whatever the reference means by then. "" in
+            a job that an older gpurun has stored.
         gpus: world size; one rank per GPU.
         min_gpus: elastic: it starts and goes on with as few GPUs as this, and grows back; None = not elastic.
         command: the argv each rank runs, byte for byte.
@@ -181,6 +183,7 @@ class JobSpec:
     max_restarts: int = 0
     shm_size_mib: int = 1024
     mounts: tuple[tuple[str, str, str], ...] = ()
+    image_id: str = ""
 
     @property
     def wants(self) -> Wants:

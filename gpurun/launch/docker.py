@@ -76,6 +76,7 @@ def run_argv(
     claimant: Claimant,
     spec: JobSpec,
     account: HostAccount,
+    image: str,
     cards: Sequence[Card],
     names: Mapping[str, str],
     environment: Mapping[str, str],
@@ -86,6 +87,8 @@ def run_argv(
 
     Args:
         claimant: whose attempt it is; the container's labels say so to every other gpurun that comes to the host.
+        image: what the host's engine knows it by: its ID there. Nothing is ever pulled: what a registry has by that
+            name may be something else, and it would be given the job's secrets.
         cards: its GPUs on this host: device indices, and UUIDs where they are known.
         names: host name → address, for every host of the gang: Gloo resolves them (``--add-host``).
         environment: of the container; ranks inherit it.
@@ -93,7 +96,7 @@ def run_argv(
         main: argv of the container's main process; replaces the image's entry point.
     """
     job = claimant.job
-    argv = ["docker", "run", "--detach", "--name", container_name(job, claimant.attempt)]
+    argv = ["docker", "run", "--detach", "--pull", "never", "--name", container_name(job, claimant.attempt)]
     for name, value in container_labels(claimant, cards).items():
         argv += ["--label", f"{name}={value}"]
     argv += ["--log-driver", "json-file", *(word for option in _LOG_OPTIONS for word in ("--log-opt", option))]
@@ -109,4 +112,4 @@ def run_argv(
         argv += ["--env", f"{name}={value}"]
     if spec.workdir is not None:
         argv += ["--workdir", WORKSPACE]
-    return (*argv, "--entrypoint", main[0], spec.image, *main[1:])
+    return (*argv, "--entrypoint", main[0], image, *main[1:])

@@ -81,6 +81,7 @@ def make_plan(
     hardware: Mapping[str, Hardware] = MappingProxyType({}),
     nccl: str | None = None,
     joins: Sequence[str] = (),
+    images: Mapping[str, str] = MappingProxyType({}),
 ) -> Plan:
     """Decide an attempt.
 
@@ -91,6 +92,7 @@ def make_plan(
         hardware: what a probe of each host found; the inventory alone decides for a host that is missing.
         nccl: the NCCL version in the image, if known.
         joins: hosts that came to an elastic gang after its start.
+        images: host → its engine's ID of the image; the head's stands in for a host that is missing.
 
     Raises:
         BadInput: the hosts' fabrics name different interfaces; horovodrun takes one for all.
@@ -124,7 +126,8 @@ def make_plan(
             outputs=mine.outputs_folder(job) if spec.outputs is not None else None,
             container=container,
             run=docker.run_argv(
-                claimant=claimant, spec=spec, account=mine, cards=cards(grant, hardware.get(grant.host)), names=names,
+                claimant=claimant, spec=spec, account=mine, image=images.get(grant.host, spec.image_id or spec.image),
+                cards=cards(grant, hardware.get(grant.host)), names=names,
                 environment=_environment(job, attempt, spec, found), fabric_flags=found.docker_flags, main=main,
             ),
             settings=found.environment,

@@ -24,9 +24,9 @@ def ask(call: Call, image: Image, docker_host: Optional[str] = None) -> Dict[str
             `facts_of` says about it on the head.
 
     Returns:
-        ``{"present", "named", "store", "have", "root", "free_bytes", "spool_free_bytes", "one_disk"}``: whether the
-        image is there and has its names; ``graph`` or ``containerd``; which layers need not be sent; what Docker's
-        disk and the spool's can take, and whether they are one.
+        ``{"local", "named", "store", "have", "root", "free_bytes", "spool_free_bytes", "one_disk"}``: the engine's ID
+        of the image, None if it is not there; whether it has its names; ``graph`` or ``containerd``; which layers need
+        not be sent; what Docker's disk and the spool's can take, and whether they are one.
 
     Raises:
         OpError: ``no-docker``.
@@ -38,7 +38,7 @@ def ask(call: Call, image: Image, docker_host: Optional[str] = None) -> Dict[str
     local = find_image(engine, image, store)
     have = image["layers"] if local is not None else _layers_there(engine, image["layers"], store)
     return {
-        "present": local is not None,
+        "local": local,
         "named": local is not None and all(_is_named(engine, name, local) for name in image["names"]),
         "store": store,
         "driver": info.get("Driver"),

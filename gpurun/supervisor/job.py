@@ -60,6 +60,7 @@ class SupervisedJob:
         self.public_keys: dict[str, str] = {}
         self.accounts: dict[str, HostAccount] = {}
         self.hardware: dict[str, Hardware] = {}
+        self.image_ids: dict[str, str] = {}  # what each host's engine calls the image
         self.state_id = state_id(home)
         self.ssh_port = lease.ssh_port
         self.lost: tuple[Lease, LeaseLock] | None = None
@@ -128,7 +129,7 @@ class SupervisedJob:
         return make_plan(
             claimant=self.claimant, spec=self._tuned(), grants=grants,
             inventory=self.inventory, accounts=self.accounts, ssh_port=self.ssh_port,
-            hardware=self.hardware, nccl=self.nccl, joins=(*self.lease.joins, *hosts),
+            hardware=self.hardware, nccl=self.nccl, images=self.image_ids, joins=(*self.lease.joins, *hosts),
         )  # fmt: skip
 
     def _tuned(self) -> JobSpec:
@@ -142,7 +143,7 @@ class SupervisedJob:
     @cached_property
     def nccl(self) -> str | None:
         """The NCCL version that the image names, if it names one."""
-        facts = Engine(self.inventory.docker_host).image(self.spec.image).facts
+        facts = Engine(self.inventory.docker_host).image(self.spec.image, self.spec.image_id).facts
         return nccl_version(facts.get("Env") or ())
 
     def move(self, state: State, **changes: object) -> State:

@@ -41,24 +41,31 @@ def bring(job: SupervisedJob, hosts: Sequence[str], *, cancelled: Callable[[], b
     Raises:
         GangEnd: a host failed, the image is not on the head, or it was cancelled.
     """
-    _ship_image(job, hosts, cancelled)
+    ship_image(job, hosts, cancelled=cancelled)
     _send_workdir(job, hosts)
     _send_secrets(job, hosts)
 
 
-def _ship_image(job: SupervisedJob, hosts: Sequence[str], cancelled: Callable[[], bool]) -> None:
+def ship_image(job: SupervisedJob, hosts: Sequence[str], *, cancelled: Callable[[], bool]) -> None:
+    """Have the image that was submitted on hosts, whatever its name means by now, and know what they call it.
+
+    Raises:
+        GangEnd: a host failed, the image is not on the head, or it was cancelled.
+    """
+
     def told(event: ShipEvent) -> None:
         job.events.emit("ship", **event.as_json())
 
     try:
         report = ship(
             job.spec.image, job.links.fleet, inventory=job.inventory, hosts=hosts,
-            docker_host=job.inventory.docker_host, progress=told,
+            docker_host=job.inventory.docker_host, ident=job.spec.image_id, progress=told,
             cancelled=cancelled, deadline_s=PREPARE_LIMIT_S,
         )  # fmt: skip
     except GpurunError as error:
         raise failed(error) from error
     raise_first(report.failed)
+    job.image_ids.update({host.host: host.local for host in report.hosts})
 
 
 def _send_workdir(job: SupervisedJob, hosts: Sequence[str]) -> None:

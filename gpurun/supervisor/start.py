@@ -20,6 +20,7 @@ from gpurun.supervisor.ends import failed
 from gpurun.supervisor.host_claims import claim_of
 from gpurun.supervisor.job import SupervisedJob, raise_first
 from gpurun.supervisor.preflight import examine
+from gpurun.supervisor.prepare import ship_image
 
 PORT_TRIES = 5
 KNOWN_HOSTS_FILE = "launch/ssh/known_hosts"
@@ -41,6 +42,8 @@ def start(job: SupervisedJob) -> State:
     if _is_launched(job):
         return job.move(State.RUNNING, started_s=job.clock(), uncut=())
     examine(job, job.hosts)
+    if unknown := [host for host in job.hosts if host not in job.image_ids]:  # whoever prepared them is gone
+        ship_image(job, unknown, cancelled=lambda: job.request() is not None)
     job.reach("containers")
     plan = _create_all(job)
     durable.write_record(job.folder.path / "plan.json", plan)

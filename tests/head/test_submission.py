@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,7 +37,7 @@ def home(tmp_path, monkeypatch):
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
     monkeypatch.setenv("GPURUN_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("GPURUN_INVENTORY", str(tmp_path / "inventory.yaml"))
-    monkeypatch.setattr(Engine, "image", lambda *_: None)
+    monkeypatch.setattr(Engine, "image", lambda _, reference: SimpleNamespace(id=f"sha256:{reference}"))
     monkeypatch.setattr(spawn, "start_supervisor", lambda _home, _lease, lock, _environ: lock.close())
     return tmp_path / "home"
 
@@ -64,10 +65,17 @@ def test_many_jobs_are_submitted_with_one_pass(home, waiters, monkeypatch):
     assert [entry["job"] for entry in audit.read(home) if entry["what"] == "submit"] == [f.id for f in done.folders]
 
 
+def test_what_the_images_name_means_now_is_what_the_job_will_run(home):
+    done = submit(home, SPEC, replace(SPEC, image="j"), SPEC)
+    pinned = [(folder.spec().image, folder.spec().image_id) for folder in done.folders]
+    assert pinned == [("i", "sha256:i"), ("j", "sha256:j"), ("i", "sha256:i")]
+
+
 def test_an_image_that_is_missing_stores_nothing(home, monkeypatch):
     def image(_, reference):
         if reference == "missing":
             raise BadInput("the image missing is not on the head")
+        return SimpleNamespace(id="sha256:1")
 
     monkeypatch.setattr(Engine, "image", image)
     with pytest.raises(BadInput):

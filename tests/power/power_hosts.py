@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from gpurun.errors import HostFailure
@@ -301,8 +302,8 @@ class _NoEngine:
     def __init__(self, _host: object) -> None:
         pass
 
-    def image(self, _name: str) -> None:
-        return None
+    def image(self, _name: str) -> SimpleNamespace:
+        return SimpleNamespace(id="sha256:1")
 
 
 def install(world: World, starts: Any) -> None:
@@ -313,7 +314,7 @@ def install(world: World, starts: Any) -> None:
     SupervisedJob.nccl = None  # type: ignore[assignment]
     stop.Links = lambda _, hosts: PowerLinks(world, tuple(hosts))  # type: ignore[assignment,misc]
     prepare.examine = start.examine = lambda *_: None
-    prepare._ship_image = lambda *_: None
+    prepare.ship_image = start.ship_image = lambda *_, **__: None
     SupervisedJob.follow_log = lambda *_: None  # type: ignore[method-assign]
     stop._end_log = lambda job, _: copy_log(world, job)
     life.STEPS = {**life.STEPS, State.RUNNING: partial(watch, world)}

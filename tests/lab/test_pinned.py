@@ -1,0 +1,65 @@
+"""What was submitted is what runs, on the first host and on the one that comes later: the image by its ID."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+from cluster import TRAIN
+
+from gpurun.lab import engine
+
+pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("train")]
+
+IMAGE = f"gpurun/pinned-{os.getpid()}:1"
+
+
+@pytest.fixture
+def build(tmp_path):
+    """Give the name to an image that says so much; None takes it away."""
+    environ = {**os.environ, "DOCKER_HOST": engine.ensure(), "DOCKER_BUILDKIT": "0"}
+    (tmp_path / "image").mkdir()
+
+    def docker(*argv):
+        return subprocess.run(["docker", *argv], env=environ, check=True, capture_output=True, text=True).stdout.strip()
+
+    def make(word):
+        if word is None:
+            docker("rmi", "-f", docker("image", "inspect", "--format", "{{.Id}}", IMAGE))
+        else:
+            (tmp_path / "image" / "Dockerfile").write_text(f"FROM {TRAIN}\nENV WORD={word}\n")
+            docker("build", "-q", "-t", IMAGE, str(tmp_path / "image"))
+
+    yield make
+    subprocess.run(["docker", "image", "rm", IMAGE], env=environ, check=False, capture_output=True)
+
+
+def waiting(cluster, *command):
+    """A job that waits for GPUs, and what lets it start."""
+    gpus = sum(host["gpus"] for host in cluster.status()["hosts"])
+    per_host = ["--gpus-per-host", str(gpus // len(cluster.lab.hosts))]
+    first = cluster.gpurun(*cluster.submit_args(*per_host, gpus=gpus), "--", "sleep", "600").out.strip()
+    job = cluster.gpurun(*cluster.submit_args(image=IMAGE), "--", *command).out.strip()
+    assert cluster.job(job)["state"] == "QUEUED"
+    return job, lambda: cluster.gpurun("cancel", first)
+
+
+def test_a_tag_that_is_built_anew_changes_no_job_that_was_submitted_before(cluster, build):
+    build("submitted")
+    job, let_go = waiting(cluster, "sh", "-c", "echo word=$WORD")
+    build("later")
+    let_go()
+    assert cluster.gpurun("wait", job).code == 0
+    assert (cluster.log(job).count("word=submitted"), cluster.log(job).count("word=later")) == (2, 0)
+    assert cluster.submit(image=IMAGE, command=["sh", "-c", "echo word=$WORD"]).out.count("word=later") == 2
+
+
+def test_an_image_that_is_removed_before_a_job_starts_is_named_and_nothing_else_runs(cluster, build):
+    build("removed")
+    job, let_go = waiting(cluster, "true")
+    build(None)
+    build("another")
+    let_go()
+    assert cluster.gpurun("wait", job).code == 2
+    assert "is not on the head any more" in cluster.job(job)["reason"]
