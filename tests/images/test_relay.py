@@ -370,9 +370,9 @@ def test_packed_chunks_arrive_as_they_were(hosts, store, direct):
 
 def test_packing_is_found_to_pay_on_a_slow_link(hosts, store, monkeypatch):
     monkeypatch.setattr("gpurun.images.packing.MIN_LEFT_S", 3.0)
-    stored = [store.put(os.urandom(CHUNK // 2).hex().encode() for _ in range(160))]
+    stored = [store.put(os.urandom(CHUNK // 2).hex().encode() for _ in range(80))]
     names = ["h0", "h1"]
-    relay = relay_of(hosts.fleet(*names), all_of(names, stored), stored, rate_bytes_s=5 * MIB)
+    relay = relay_of(hosts.fleet(*names), all_of(names, stored), stored, rate_bytes_s=2 * MIB)
     run(relay, stored, limit_s=60)
     assert relay.seats.packing.on
     assert relay.sent_bytes < 0.8 * stored[0].size  # at a given rate, fewer bytes are less time
