@@ -91,4 +91,4 @@ def of_job(holder: Dict[str, Any], job: str, containers: Iterable[str], proc: st
     if process is None or process.uid != os.getuid():
         return None
     ours = any(holder["container"] and ident.startswith(holder["container"]) for ident in containers)
-    return process if ours or environment_of(holder["pid"], proc).get("GPURUN_JOB") == job else None
+    return process if ours or (environment_of(holder["pid"], proc) or {}).get("GPURUN_JOB") == job else None

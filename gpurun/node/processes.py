@@ -77,14 +77,28 @@ def container_of(pid: int, proc: str = "/proc") -> str:
     return ""
 
 
-def environment_of(pid: int, proc: str = "/proc") -> Dict[str, str]:
-    """What a process was started with; empty if it is another user's, or gone."""
+def environment_of(pid: int, proc: str = "/proc") -> Optional[Dict[str, str]]:
+    """What a process was started with; empty if only its user may see it.
+
+    None if it is gone, or just becoming another program: for a moment it has neither an environment nor a command line.
+    """
     try:
-        with open("%s/%d/environ" % (proc, pid), "rb") as stream:
-            entries = stream.read(1 << 20).decode("utf-8", "surrogateescape").split("\0")
-    except OSError:
+        raw = _read(proc, pid, "environ")
+        if not raw:
+            if not _read(proc, pid, "cmdline"):
+                return None
+            raw = _read(proc, pid, "environ")  # it may have become one in between
+    except PermissionError:
         return {}
+    except OSError:
+        return None
+    entries = raw.decode("utf-8", "surrogateescape").split("\0")
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+
+def _read(proc: str, pid: int, name: str) -> bytes:
+    with open("%s/%d/%s" % (proc, pid, name), "rb") as stream:
+        return stream.read(1 << 20)
 
 
 def with_descendants(roots: Iterable[int], processes: List[Process]) -> List[Process]:

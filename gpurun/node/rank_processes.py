@@ -162,7 +162,8 @@ def _is_main(script: Process, process: Process, environ: Dict[str, str]) -> bool
 
 def _environments() -> List[Tuple[Process, Dict[str, str]]]:
     mine = os.getuid()
-    return [(process, environment_of(process.pid)) for process in list_processes() if process.uid == mine]
+    found = ((process, environment_of(process.pid)) for process in list_processes() if process.uid == mine)
+    return [(process, environ) for process, environ in found if environ is not None]
 
 
 def _ranks(found: List[Tuple[Process, Dict[str, str]]], job: str, attempt: Optional[int]) -> Iterator[RankProcess]:

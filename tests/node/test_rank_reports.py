@@ -405,6 +405,20 @@ def test_no_rank_escapes_a_notice_that_comes_while_ranks_start(host):
         assert [abs(process.wait(LIMIT_S)) % 128 for process in started] == [15, 15, 15]
 
 
+@pytest.mark.parametrize(
+    ("environ", "cmdline", "found"),
+    [(b"A=1\0B\0", b"x\0", {"A": "1"}), (b"", b"", None), (b"", b"x\0", {}), (None, b"", None)],
+    ids=["usual", "gone, or in the middle of an exec", "started without any", "no such process"],
+)
+def test_who_has_no_environment_for_a_moment_is_not_taken_for_somebody_without(tmp_path, environ, cmdline, found):
+    """A tool of the script that is just ending, or starting, would pass for the rank, and the rank not be told."""
+    (tmp_path / "7").mkdir()
+    for name, content in (("environ", environ), ("cmdline", cmdline)):
+        if content is not None:
+            (tmp_path / "7" / name).write_bytes(content)
+    assert processes.environment_of(7, str(tmp_path)) == found
+
+
 def test_a_rank_that_hides_its_environment_is_told(host):
     """Programs that show their own name in ps write over it."""
     code = (
