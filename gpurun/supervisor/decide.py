@@ -22,6 +22,8 @@ HOST_LOST_S = 14.0
 """A host that has been silent for this long, while another one is heard, is lost: its gang is ended."""
 RETURN_S = 8.0
 """The head was cut off and is back: how long it may take to reach its hosts again, one after the other."""
+FOLLOW_S = 4.0
+"""A supervisor has just begun, or the head is back: how long hosts may take to tell what went on before."""
 SETTLE_S = 1.0
 """A rank has failed: how long the words of other hosts may take to arrive. The first to fail is named then."""
 EXPLAIN_S = 5.0
@@ -80,7 +82,7 @@ def decide(seen: GangSeen) -> Step:
     if (failures := _losses(seen)) and may_lose(seen.members, failures, seen.least):
         return Lose(failures)
     leaving = [host for host in seen.drained if host not in hosts_that_are_done(seen.ranks)]
-    if leaving and may_lose(seen.members, leaving, seen.least):
+    if leaving and not _is_new(seen) and may_lose(seen.members, leaving, seen.least):
         return LetGo(leaving)
     step = (
         _by_ranks(seen) or _by_containers(seen) or _by_launchers_end(seen) or _by_fatal_cause(seen)
@@ -163,9 +165,14 @@ def _by_launchers_end(seen: GangSeen) -> Step:
     launcher = seen.exits.get(seen.first)
     if launcher is None or not _is_ready(seen, launcher) or _fallen_worker(seen) is not None:
         return None
-    if seen.now_s - seen.heard_since_s < SETTLE_S:
-        return None  # a worker's container may have ended before, and nobody has told yet
+    if _is_new(seen):  # a worker's container may have ended before, or all ranks have returned 0
+        return None
     return Finish(End(State.FAILED, "", 1), by_launcher=True, is_explained=False)
+
+
+def _is_new(seen: GangSeen) -> bool:
+    """Whether what went on before may not be known yet."""
+    return seen.now_s - seen.heard_since_s < FOLLOW_S
 
 
 def _is_ready(seen: GangSeen, launcher: ContainerEnd) -> bool:

@@ -17,6 +17,7 @@ from gpurun.supervisor import verdicts
 from gpurun.supervisor.causes import Cause
 from gpurun.supervisor.decide import (
     EXPLAIN_S,
+    FOLLOW_S,
     HOST_LOST_S,
     LINGER_S,
     LOG_SILENT_S,
@@ -297,6 +298,14 @@ def test_an_elastic_gang_lets_go_of_hosts_that_are_drained_as_long_as_enough_are
     assert decide(replace(ELASTIC, drained=["b", "c"])) is None, "it is asked to move as a whole"
     assert decide(replace(ELASTIC, drained=["a"])) is None
     assert decide(replace(ELASTIC, drained=["z"])) is None
+
+
+def test_who_follows_lets_nobody_go_and_believes_no_launcher_before_hosts_have_told_what_they_know():
+    new = {"heard_since_s": T - FOLLOW_S + 0.5}
+    assert decide(replace(ELASTIC, drained=["c"], **new)) is None, "its ranks may have returned 0"
+    seen = replace(GANG, ranks=[rank(0, "a", 0), rank(1, "b")], exits={"a": container(1)}, has_launchers_log=True)
+    assert isinstance(decide(seen), Finish)
+    assert decide(replace(seen, **new)) is None
 
 
 def test_a_drained_host_whose_ranks_have_returned_0_stays_as_the_proof_of_a_success():
