@@ -172,6 +172,8 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
     for key, value in rows.items():
         if value:
             typer.echo(f"{key:>10}  {value}")
+    if record.outputs_left:
+        typer.echo(f"{'left':>10}  {printable(record.outputs_left.words(record.id))}")
     if record.first_failure and record.first_failure.evidence:
         typer.echo(f"{'evidence':>10}  {printable(record.first_failure.evidence)}")
     for text in record.first_failure.excerpt if record.first_failure else ():

@@ -60,6 +60,13 @@ def job_json(record: JobRecord) -> dict[str, Any]:
         "restart": None
         if record.restart is None
         else {"at_s": record.restart.at_s, "attempt": record.restart.attempt, "of": record.restart.of},
+        "outputs_left": None
+        if record.outputs_left is None
+        else {
+            "count": record.outputs_left.count,
+            "first": list(record.outputs_left.first),
+            "hosts": list(record.outputs_left.hosts),
+        },
         "first_failure": None
         if failure is None
         else {

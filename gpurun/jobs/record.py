@@ -154,6 +154,27 @@ class Setback:
     ran_s: float
 
 
+@dataclass(frozen=True)
+class OutputsLeft:
+    """What of a job's outputs is not on the head.
+
+    Attributes:
+        count: how many files, or hosts that did not say.
+        first: the first of them, each with why.
+        hosts: they keep their copies, because these have more than the head. None: nothing is lost, such as a pipe.
+    """
+
+    count: int
+    first: tuple[str, ...]
+    hosts: tuple[str, ...] = ()
+
+    def words(self, job: str) -> str:
+        """For people."""
+        more = f" and {self.count - len(self.first)} more" if self.count > len(self.first) else ""
+        kept = f"; {', '.join(self.hosts)} keeps its copy in ~/.gpurun/outputs/{job}" if self.hosts else ""
+        return f"not all outputs are on the head: {', '.join(self.first)}{more}{kept}"
+
+
 class JobRecord(msgspec.Struct, frozen=True, gc=False):
     """Where a job stands. Times are seconds since the epoch, as the head's clock says.
 
@@ -176,6 +197,7 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
         setback: the last failed attempt, kept over the next ones to recognise one that fails the same way.
         refusals: hosts that refused GPUs, because somebody else claims them there (`gpurun.leases.refusals`).
         placements: how often pre-flight had the job placed elsewhere.
+        outputs_left: what of the outputs is not on the head, since an attempt ended; None = they are all here.
         uncut: hosts of an elastic gang whose ranks may still wait for those of a host that has left.
 
     Raises:
@@ -214,6 +236,7 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
     refusals: tuple[HostRefusal, ...] = ()
     placements: int = 0
     uncut: tuple[str, ...] = ()
+    outputs_left: OutputsLeft | None = None
 
     def __post_init__(self) -> None:
         check_path(self.inventory)
@@ -226,6 +249,11 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
         """What it avoids once these hosts have failed it, too."""
         failed = sorted({*hosts})
         return (*(host for host in self.avoid if host not in failed), *failed)
+
+    def last_words(self) -> str:
+        """The reason that it ends with: also what was not brought home, if a host still has it."""
+        left = self.outputs_left
+        return "; ".join(filter(None, (self.reason, left.words(self.id) if left and left.hosts else "")))
 
     def waits_for_restart(self, now_s: float) -> bool:
         """True while it is queued but shall not start yet."""

@@ -181,7 +181,7 @@ def finish(store: JobStore, record: JobRecord, *, now_s: float) -> JobRecord:
         folder.clear_preemption()
         record = folder.move(State.QUEUED, queued_s=now_s, granted=(), started_s=None, outcome=None)
     else:
-        record = folder.move(outcome, ended_s=now_s)
+        record = folder.move(outcome, ended_s=now_s, reason=record.last_words())
         store.retire(record.id)
     _note_end(store, record)
     return record

@@ -1,11 +1,10 @@
 """Fencing: everything of a job on this host is ended and removed, and its GPUs are proven free."""
 
 import os
-import shutil
 import time
 from typing import Any, Dict, List, Optional, Set
 
-from gpurun.node import claim_store, claims, docker, gpu_users, job_parts, processes
+from gpurun.node import below, claim_store, claims, docker, gpu_users, job_parts, processes
 from gpurun.node.call import Call, OpError
 from gpurun.node.claim_rules import Card, Claimant, Container, holds
 from gpurun.node.job_parts import CARDS_FILE
@@ -122,16 +121,20 @@ def _remove_files(job: str, outputs: bool, keep_cards: bool) -> None:
     """Remove the job's folder; which cards it had is kept as long as they have to be asked for."""
     folder = job_parts.folder(job)
     if not keep_cards:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
     elif os.path.isdir(folder):
         for name in set(os.listdir(folder)) - {CARDS_FILE}:
-            path = os.path.join(folder, name)
-            if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                os.unlink(path)
+            _remove(os.path.join(folder, name))
     if outputs:
-        shutil.rmtree(job_parts.outputs_folder(job), ignore_errors=True)
+        _remove(job_parts.outputs_folder(job))
+
+
+def _remove(path: str) -> None:
+    """Remove as much as can be; the caller sees what is left."""
+    try:
+        below.remove_path(path)
+    except OSError:
+        pass
 
 
 def _remove_containers(call: Call, job: str, required: bool, seen: Set[str]) -> List[str]:

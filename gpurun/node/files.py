@@ -1,13 +1,12 @@
-"""Files on the host: small ones whole, folders as tar streams. Paths are absolute."""
+"""Small files on the host. Paths are absolute."""
 
 import os
-import shutil
 import stat as modes
 import tempfile
 from typing import Any, Dict, List, Optional
 
-from gpurun.node.archive import absolute, forget, listing, tar, untar
-from gpurun.node.call import Call, OpError, OpReply
+from gpurun.node.below import absolute, forget, open_file, parts_of, remove_path
+from gpurun.node.call import Call, OpReply
 
 
 def write(call: Call, path: str, mode: int = 0o600, fsync: bool = False) -> Dict[str, Any]:
@@ -36,15 +35,20 @@ def write(call: Call, path: str, mode: int = 0o600, fsync: bool = False) -> Dict
 
 
 def read(call: Call, path: str, max_bytes: int = 1 << 20, offset: int = 0) -> OpReply:
-    """Up to `max_bytes` of a regular file from `offset` on; ``value["size"]`` is the whole file's size."""
-    handle = os.open(absolute(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    status = os.fstat(handle)
-    if not modes.S_ISREG(status.st_mode):
-        os.close(handle)
-        raise OpError("bad-request", "%s is not a regular file" % path)
+    """Up to `max_bytes` of a regular file from `offset` on; ``value["size"]`` is the whole file's size.
+
+    A link in the file's place is not followed.
+    """
+    folder, name = os.path.split(absolute(path))
+    above = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        handle = open_file(above, parts_of(name)[0])
+    finally:
+        os.close(above)
     with os.fdopen(handle, "rb") as file:
+        size = os.fstat(handle).st_size
         file.seek(offset)
-        return OpReply({"size": status.st_size}, file.read(max_bytes))
+        return OpReply({"size": size}, file.read(max_bytes))
 
 
 def mkdir(call: Call, path: str, mode: int = 0o700) -> None:
@@ -59,26 +63,10 @@ def rmtree(call: Call, path: str) -> Dict[str, Any]:
     Returns:
         ``{"removed": bool}``: False when there was nothing.
     """
-    try:
-        status = os.lstat(absolute(path))
-    except FileNotFoundError:
+    if not os.path.lexists(absolute(path)):
         return {"removed": False}
-    if modes.S_ISDIR(status.st_mode):
-        _open_up(path)
-        shutil.rmtree(path)
-    else:
-        os.unlink(path)
+    remove_path(path)
     return {"removed": True}
-
-
-def _open_up(path: str) -> None:
-    """Make read-only folders writable again, so that their content can be removed."""
-    os.chmod(path, 0o700)
-    for folder, names, _files in os.walk(path):
-        for name in names:
-            inner = os.path.join(folder, name)
-            if not os.path.islink(inner):
-                os.chmod(inner, 0o700)
 
 
 def stat(call: Call, path: str) -> Optional[Dict[str, Any]]:
@@ -129,7 +117,4 @@ OPS = {
     "stat": stat,
     "listdir": listdir,
     "df": df,
-    "untar": untar,
-    "tar": tar,
-    "list": listing,
 }

@@ -77,6 +77,11 @@ class Decoder:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
+    @property
+    def waits(self) -> bool:
+        """True when part of a frame is here."""
+        return bool(self._buffer)
+
     def feed(self, data: Bytes) -> Iterator[Frame]:
         """Every frame that `data` completes.
 

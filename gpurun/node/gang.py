@@ -19,8 +19,8 @@ import subprocess
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from gpurun.node import claims, docker, engine, job_parts, processes
-from gpurun.node.call import Call, OpError
+from gpurun.node import claims, docker, engine, files, job_parts, processes
+from gpurun.node.call import Call, OpError, OpReply
 from gpurun.node.fence import fence
 from gpurun.node.rank_processes import signal
 
@@ -165,17 +165,11 @@ def engine_now(call: Call, job: str) -> Dict[str, Any]:
     return engine.compare(call, job_parts.folder(job))
 
 
-def outputs_here(call: Call, job: str) -> Dict[str, Any]:
-    """Where the job's outputs and its `run` folder lie on this host.
-
-    Returns:
-        ``{"path", "run", "newest"}``: ``newest`` is when the last of its files was written, in seconds since the epoch
-        by this host's clock; None when there are none.
-    """
-    path = job_parts.outputs_folder(job)
-    found = [os.path.join(folder, name) for folder, dirs, files in os.walk(path) for name in [*dirs, *files]]
-    newest = max((os.lstat(name).st_mtime for name in found if os.path.lexists(name)), default=None)
-    return {"path": path, "run": os.path.join(job_parts.folder(job), "run"), "newest": newest}
+def run_file(call: Call, job: str, name: str) -> OpReply:
+    """What the ranks wrote to a file of the job's `run` folder, up to 4 MiB; a link there is not followed."""
+    if "/" in name:
+        raise OpError("bad-request", "%r is not a file's name" % name)
+    return files.read(call, os.path.join(job_parts.folder(job), "run", name), max_bytes=4 << 20)
 
 
 def progress(call: Call, job: str) -> Dict[str, Any]:
@@ -344,6 +338,6 @@ OPS = {
     "has_ended": has_ended,
     "signal": signal,
     "fence": fence,
-    "outputs": outputs_here,
+    "run_file": run_file,
     "progress": progress,
 }

@@ -7,13 +7,14 @@ attempt, is mostly copied from there.
 import hashlib
 import os
 import shutil
-import stat
 import tempfile
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
-from gpurun.node import blobs, frames
-from gpurun.node.archive import absolute, forget
+from gpurun.node import below, blobs, frames
+from gpurun.node.below import forget
 from gpurun.node.call import Call, OpError
+from gpurun.node.contents import Listed
+from gpurun.node.making import Maker
 from gpurun.node.spool import CHUNK, checked
 
 # The store never takes more than this share of its disk, least recently used contents going first.
@@ -117,94 +118,64 @@ def make(call: Call, dest: str, entries: List[Entry]) -> Dict[str, Any]:
         OpError: ``refused``: a name that leads out of the folder; ``not-found``: a content is not in the store;
             ``corrupt``.
     """
-    os.makedirs(absolute(dest), mode=0o700, exist_ok=True)
-    root = os.path.realpath(dest)
-    os.chmod(root, 0o700)
-    kinds = {_checked_name(entry[0]): entry[1] for entry in entries}
+    kinds = {below.text_of_path(below.parts_of(entry[0])): entry[1] for entry in entries}
     if len(kinds) != len(entries):
         raise OpError("refused", "a name comes twice")
-    _remove_others(root, kinds)
-    written = size = 0
-    for path, kind, mode, mtime_ns, length, digest, target in entries:
-        call.check()
-        place = os.path.join(root, path)
-        if kinds.get(os.path.dirname(path), "dir") != "dir":
-            raise OpError("refused", "%r passes through something that is no folder" % path)
-        if kind == "dir":
-            os.makedirs(place, mode=0o700, exist_ok=True)
-            os.chmod(place, 0o700)
-        elif kind == "link":
-            _link(place, target)
-        elif _has(place, length, digest):
-            _finish(place, mode, mtime_ns)
-        else:
-            _copy(place, mode, mtime_ns, digest)
-            written, size = written + 1, size + length
-    for path, kind, mode, mtime_ns, _, _, _ in reversed(entries):
-        if kind == "dir":
-            _finish(os.path.join(root, path), mode, mtime_ns)
+    top = below.open_top(dest, make=True)
+    try:
+        os.fchmod(top, 0o700)
+        _remove_others(top, kinds)
+        with Maker(top) as maker:
+            written, size = _make(call, maker, entries, kinds)
+    finally:
+        os.close(top)
     _evict()
     return {"written": written, "bytes": size}
 
 
-def _checked_name(path: str) -> str:
-    parts = path.split("/") if isinstance(path, str) else [""]
-    if any(part in ("", ".", "..") for part in parts) or "\0" in path:
-        raise OpError("refused", "%r is no name inside the folder" % (path,))
-    return path
+def _make(call: Call, maker: Maker, entries: List[Entry], kinds: Dict[str, str]) -> Tuple[int, int]:
+    """Make all entries; how many files and bytes had to be written."""
+    written = size = 0
+    for path, kind, mode, mtime_ns, length, digest, target in entries:
+        call.check()
+        if kinds.get(os.path.dirname(path), "dir") != "dir":
+            raise OpError("refused", "%r passes through something that is no folder" % path)
+        parts = below.parts_of(path)
+        if kind == "dir":
+            maker.folder(Listed(path, kind, mode, mtime_ns))
+        elif kind == "link":
+            maker.link(Listed(path, kind, mtime_ns=mtime_ns, target=target))
+        elif not _has(maker.cursor.at(parts[:-1]), parts[-1], mode, mtime_ns, length, digest):
+            _copy(maker, digest)
+            maker.keep(parts, mode, mtime_ns)
+            written, size = written + 1, size + length
+    maker.close_folders()
+    return written, size
 
 
-def _remove_others(root: str, kinds: Dict[str, str]) -> None:
+def _remove_others(top: int, kinds: Dict[str, str]) -> None:
     """Remove what is not wanted, or is of another kind."""
-    for folder, names, files in os.walk(root):
-        os.chmod(folder, 0o700)
-        inside = os.path.relpath(folder, root)
-        for name in [*names, *files]:
-            path = name if inside == "." else os.path.join(inside, name)
-            place = os.path.join(folder, name)
-            if _kind(place) == kinds.get(path):
-                continue
-            if name in names and not os.path.islink(place):
-                names.remove(name)
-                _open_up(place)
-                shutil.rmtree(place)
-            else:
-                os.unlink(place)
+    for found in below.walk(top, below.CHANGE):
+        kind = None if found.status is None else below.kind_of(found.status.st_mode)
+        if kind is None or kind != kinds.get(below.text_of_path(found.parts)):
+            if kind is None:
+                raise OpError("denied", "%r: %s" % (below.text_of_path(found.parts), found.why))
+            below.remove(found.above, found.parts[-1])
 
 
-def _open_up(path: str) -> None:
-    os.chmod(path, 0o700)
-    for folder, names, _files in os.walk(path):
-        for name in names:
-            if not os.path.islink(os.path.join(folder, name)):
-                os.chmod(os.path.join(folder, name), 0o700)
-
-
-def _kind(place: str) -> str:
-    mode = os.lstat(place).st_mode
-    return "dir" if stat.S_ISDIR(mode) else "link" if stat.S_ISLNK(mode) else "file" if stat.S_ISREG(mode) else "other"
-
-
-def _link(place: str, target: str) -> None:
-    if os.path.islink(place):
-        if os.readlink(place) == target:
-            return
-        os.unlink(place)
-    os.symlink(target, place)
-
-
-def _has(place: str, size: int, digest: str) -> bool:
-    """Whether a file is there with that content."""
+def _has(above: int, name: bytes, mode: int, mtime_ns: int, size: int, digest: str) -> bool:
+    """Whether a file is there with that content; if so, it has this mode and time then."""
     try:
-        descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = below.open_file(above, name, force=True)
     except FileNotFoundError:
         return False
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         status = os.fstat(descriptor)
         # A file with several names is not ours alone: somebody else may write to it.
-        if status.st_size != size or status.st_nlink != 1:
+        if status.st_size != size or status.st_nlink != 1 or _digest(file) != digest:
             return False
-        return _digest(file) == digest
+        below.finish(descriptor, mode, mtime_ns)
+    return True
 
 
 def _digest(file: Any) -> str:
@@ -216,22 +187,15 @@ def _digest(file: Any) -> str:
         whole.update(piece)
 
 
-def _copy(place: str, mode: int, mtime_ns: int, digest: str) -> None:
-    """A file's content out of the store, verified, in place only when it is whole."""
+def _copy(maker: Maker, digest: str) -> None:
+    """A file's content out of the store, verified, into a file that `maker` begins."""
     source = _place(digest)
-    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(place), prefix=".making-")
-    try:
-        with os.fdopen(handle, "wb", buffering=0) as out, open(source, "rb", buffering=0) as file:
-            os.utime(source)
-            copied = _digest(_Tee(file, out))
-        if copied != digest:
-            forget(source)
-            raise OpError("corrupt", "the stored copy of %s has changed; it was removed" % digest)
-        _finish(temporary, mode, mtime_ns)
-        os.replace(temporary, place)
-    except BaseException:
-        forget(temporary)
-        raise
+    with open(maker.begin(), "wb", buffering=0, closefd=False) as out, open(source, "rb", buffering=0) as file:
+        os.utime(source)
+        copied = _digest(_Tee(file, out))
+    if copied != digest:
+        forget(source)
+        raise OpError("corrupt", "the stored copy of %s has changed; it was removed" % digest)
 
 
 class _Tee:
@@ -246,11 +210,6 @@ class _Tee:
         while view:
             view = view[self._copy.write(view) :]
         return piece
-
-
-def _finish(place: str, mode: int, mtime_ns: int) -> None:
-    os.chmod(place, mode & 0o777)
-    os.utime(place, ns=(mtime_ns, mtime_ns))
 
 
 def _contents() -> Iterator[Tuple[float, int, str]]:

@@ -141,15 +141,17 @@ class Agent:
         finally:
             self._forget(operation)
 
-    def stream(self, op: str, *, payload_in: Iterable[bytes] | None = None, **params: Json) -> Stream:
+    def stream(
+        self, op: str, *, payload_in: Iterable[bytes] | None = None, silence_s: float | None = None, **params: Json
+    ) -> Stream:
         """Run an operation and iterate over what it sends, item by item; the last one is its return value.
 
-        Closing the stream (or dropping it) cancels the operation on the host. Nothing limits the time: a stream lasts
-        as long as its operation.
+        Closing the stream (or dropping it) cancels the operation on the host. A stream lasts as long as its operation.
 
         Args:
             payload_in: bytes for the operation, taken in a thread of their own as the host consumes them. An exception
                 that it raises is raised by the stream.
+            silence_s: give up when no item comes for so long.
 
         Raises:
             RemoteOpFailed, HostUnreachable: as `call`, here or from the iteration.
@@ -157,7 +159,7 @@ class Agent:
         operation = self._start(op, params, more=payload_in is not None)
         if payload_in is not None:
             Thread(target=self._feed, args=(operation, payload_in), daemon=True).start()
-        return Stream(self, operation)
+        return Stream(self, operation, silence_s)
 
     def close(self) -> None:
         """Close the channel: the agent and its children end. Idempotent."""
@@ -313,9 +315,10 @@ class Agent:
 class Stream(Iterator[Reply]):
     """The items of one operation. A context manager; not for several threads at once, but `close` may come from any."""
 
-    def __init__(self, agent: Agent, operation: _Operation) -> None:
+    def __init__(self, agent: Agent, operation: _Operation, silence_s: float | None) -> None:
         self._agent = agent
         self._operation = operation
+        self._silence_s = silence_s
         self._parts = bytearray()
         self._closed = False
 
@@ -329,8 +332,10 @@ class Stream(Iterator[Reply]):
             raise
 
     def _item(self) -> Reply:
+        limit_s = self._silence_s
         while True:
-            frame = self._agent._next(self._operation, None, 0.0)
+            deadline = None if limit_s is None else time.monotonic() + limit_s
+            frame = self._agent._next(self._operation, deadline, limit_s or 0.0)
             value, kind = frame.header.get("v"), frame.header["t"]
             if kind == "done":
                 self.close()

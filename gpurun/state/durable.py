@@ -17,6 +17,7 @@ import msgspec
 from gpurun import faults
 from gpurun.errors import StateError
 from gpurun.msgspec_types import ready
+from gpurun.node import below
 from gpurun.state import lock
 from gpurun.state.path import StatePath, blame, told
 
@@ -24,6 +25,7 @@ Record = TypeVar("Record")
 
 MAX_STATE_BYTES = 16 * 1024 * 1024
 SYNCS_AT_ONCE = 32
+SYNCED_ONE_BY_ONE = 500
 
 
 def write_record(path: StatePath, record: object, *, mode: int = 0o644) -> None:
@@ -229,28 +231,37 @@ def sync_file(path: StatePath) -> None:
 
 
 def sync_tree(top: Path) -> None:
-    """fsync every file and folder of a tree of outputs; links are names, and so synced with their folders."""
+    """fsync every file and folder of a tree of outputs; links are names, and so synced with their folders.
+
+    A tree of many files is synced together with everything else on this machine: that is one wait.
+    """
+    descriptor = below.open_top(str(top))
     try:
-        for folder, _, names in os.walk(top, onerror=_raise):
-            for name in names:
-                path = Path(folder, name)
-                if stat.S_ISREG(path.lstat().st_mode):
-                    _sync_plain(path, os.O_NONBLOCK)
-            _sync_plain(Path(folder), os.O_DIRECTORY)
-    except PermissionError:  # modes may keep even their owner out
+        with below.Cursor(descriptor) as cursor:
+            os.fsync(descriptor)
+            for count, found in enumerate(below.walk(descriptor)):
+                if found.status is None or count > SYNCED_ONE_BY_ONE:
+                    os.sync()  # the modes of some keep even their owner out
+                    return
+                if stat.S_ISREG(found.status.st_mode):
+                    _sync_and_close(below.open_file(found.above, found.parts[-1], force=True))
+                elif stat.S_ISDIR(found.status.st_mode):
+                    os.fsync(cursor.at(found.parts))
+    except PermissionError:
         os.sync()
-
-
-def _sync_plain(path: Path, flags: int) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
-    try:
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _raise(error: OSError) -> None:
-    raise error
+def _sync_plain(path: Path, flags: int) -> None:
+    _sync_and_close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags))
+
+
+def _sync_and_close(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def make_folder(folder: StatePath) -> None:

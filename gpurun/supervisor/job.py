@@ -32,7 +32,6 @@ from gpurun.leases.asking import Asked
 from gpurun.leases.draining import DrainWatch
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
-from gpurun.node.archive import Listing
 from gpurun.node.claim_rules import Claimant
 from gpurun.state.identity import state_id
 from gpurun.supervisor.ends import GangEnd, failed
@@ -40,6 +39,7 @@ from gpurun.supervisor.frozen import cluster_of, freeze
 from gpurun.supervisor.host_claims import claimant_of, refusals_in, refused_end
 from gpurun.supervisor.links import Links
 from gpurun.supervisor.logcopy import LogCopy
+from gpurun.supervisor.outputs_copy import HeadCopy
 from gpurun.supervisor.verdicts import asked_end
 
 
@@ -64,7 +64,7 @@ class SupervisedJob:
         self.state_id = state_id(home)
         self.ssh_port = lease.ssh_port
         self.lost: tuple[Lease, LeaseLock] | None = None
-        self.outputs_copied: dict[str, Listing] = {}  # how each host's files were that the head has
+        self.outputs = HeadCopy(self.folder)
         self.asked = Asked(home, lease.job)
         self.drains = DrainWatch(home)
         self.gives_back = False  # its GPUs may be another gang's by now: nothing on its hosts is ended any more

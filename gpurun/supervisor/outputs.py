@@ -2,228 +2,208 @@
 
 ``outputs:`` of a recipe is a folder in the container that survives a restart, wherever the gang then runs. It is
 brought to the head now and then, so that a first host that dies takes little with it, and when the attempt ends; and
-sent to the next one's first host, where rank 0 reads it.
+sent to the next one's first host, where rank 0 reads it. What could not be brought is in the job's record, and the
+hosts that have it keep it.
 """
 
 from __future__ import annotations
 
-import io
-import os
-import shutil
-import tarfile
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gpurun.errors import GpurunError, HostFailure
+from gpurun.errors import GpurunError, HostFailure, StateDiskError, StateError
+from gpurun.jobs.record import OutputsLeft
+from gpurun.jobs.store import JobStore
 from gpurun.launch.docker import AUTOTUNE_FILE
-from gpurun.node.archive import ChunkReader, Listing, extract, forget, inside
-from gpurun.node.call import OpError
+from gpurun.leases.allocator import allocator_lock
+from gpurun.leases.lease import Lease
+from gpurun.node import contents
 from gpurun.remote.agent import Agent
 from gpurun.state import durable
+from gpurun.state.path import told
 from gpurun.supervisor.ends import failed
 from gpurun.supervisor.job import SupervisedJob
+from gpurun.supervisor.links import Links
+from gpurun.supervisor.outputs_copy import HeadCopy, list_outputs
+from gpurun.supervisor.outputs_plan import HostOutputs, Unbrought, is_changing, lacking, left_of
 
-PIECE_BYTES = 1 << 20
+TRIES = 3
+AGAIN_S = 0.5
+"""The gang has ended: whoever still changes a file gets this time to finish."""
 
 
 def send_outputs(job: SupervisedJob) -> None:
-    """Give the first host what earlier attempts left.
+    """Give the first host what earlier attempts left. Only what it lacks is sent; what is newer there stays.
 
     Raises:
         GangEnd: the host failed.
     """
     if job.spec.outputs is None:
         return
-    _settle(job)
-    if not job.folder.outputs.is_dir():
-        return
-    first = job.hosts[0]
-    dest = job.accounts[first].outputs_folder(job.lease.job)
     try:
-        for _ in job.links.agent(first).stream("files.untar", dest=dest, payload_in=_tar(job.folder.outputs)):
-            pass
+        with job.outputs.alone():
+            _send(job, job.links.agent(job.hosts[0]))
+    except OSError as error:
+        raise failed(told(error, job.folder.path / "outputs", "read")) from error
     except GpurunError as error:
         raise failed(error) from error
+
+
+def _send(job: SupervisedJob, agent: Agent) -> None:
+    job.outputs.settle()
+    mine = job.outputs.entries()
+    if not mine:
+        return
+    theirs = list_outputs(agent, job.lease.job)
+    sent = lacking(mine, {} if theirs is None else theirs.entries)
+    if not sent:
+        return
+    payload = contents.packed(job.outputs.contents_of(sent))
+    written = None
+    for reply in agent.stream("outputs.write", job=job.lease.job, payload_in=payload):
+        written = reply.value
+    files = sum(entry.kind == "file" for entry in sent)
+    if not isinstance(written, dict) or written.get("files") != files:
+        raise HostFailure("it did not get all outputs of earlier attempts: a file changed meanwhile", host=agent.host)
 
 
 def collect_outputs(job: SupervisedJob) -> set[str]:
     """Bring the outputs to the head and remove them from the hosts. Idempotent.
 
     What the head has is replaced only by a whole newer copy, which a power loss does not take back: it is the only one
-    once the hosts' are removed. Of a host that cannot be reached the head keeps what it has.
+    once the hosts' are removed. Of a host that cannot be reached the head keeps what it has. The job's record says
+    what is not on the head.
 
     Returns:
-        The hosts that may still have some: a copy broke off, or the host did not answer.
+        The hosts that may still have some: a copy broke off, a file could not be read, or the host did not answer.
     """
     if job.spec.outputs is None:
         return set()
-    hosts = _writers(job)
-    answering = [host for host in hosts if job.links.is_open(host)]
-    try:
-        if folders := output_folders(job, answering):
-            copy_outputs(job, folders, onto=len(answering) < len(hosts))
-    except HostFailure as error:
-        job.note(f"the outputs could not be brought from {error.host} yet: {error.message}")
-        return set(hosts)
-    results = job.links.each(lambda agent: _remove(agent, job.lease.job))
-    return set(results.failed)
+    if job.record.reached != "containers":  # nothing ran: a host has at most a part of what it was sent
+        return set() if job.record.outputs_left else set(job.links.each(_remover(job.lease.job), job.hosts).failed)
+    unbrought: Sequence[Unbrought] = ()
+    with job.outputs.alone():
+        for _ in range(TRIES):
+            unbrought = _bring(job.outputs, job.links, job.lease.job, _writers(job), onto=_is_shared(job))
+            if not is_changing(unbrought):
+                break
+            time.sleep(AGAIN_S)
+    left = left_of(unbrought)
+    if left != job.record.outputs_left:
+        job.amend(outputs_left=left)
+        if left is not None:
+            job.note(left.words(job.lease.job))
+    kept = () if left is None else left.hosts
+    results = job.links.each(_remover(job.lease.job), [host for host in job.hosts if host not in kept])
+    return {*kept, *results.failed}
+
+
+def bring_late(home: Path, lease: Lease, links: Links, hosts: Collection[str]) -> None:
+    """Bring the outputs of hosts that were lost and have been fenced, and remove them there.
+
+    Does nothing when a later attempt has started: it went on from the head's copy.
+    """
+    folder = JobStore(home).get(lease.job)
+    with suppress(GpurunError):
+        if folder.spec().outputs is None or lease.found:
+            return
+        copy = HeadCopy(folder)
+        with copy.alone():
+            record = folder.record()
+            left = record.outputs_left
+            if record.attempt != lease.attempt or left is None or not left.hosts:
+                return
+            unbrought = _bring(copy, links, lease.job, sorted(hosts), onto=True)
+            others = [Unbrought(host, "", "did not answer") for host in left.hosts if host not in hosts]
+            now_left = left_of([*unbrought, *others])
+            with allocator_lock(home, patience_s=None):
+                record = folder.record()
+                if record.attempt == lease.attempt:
+                    folder.write(
+                        record.but(outputs_left=now_left, reason=_reason(record.reason, left, now_left, lease))
+                    )
+        kept = () if now_left is None else now_left.hosts
+        links.each(_remover(lease.job), [host for host in hosts if host not in kept])
+
+
+def _reason(reason: str, before: OutputsLeft, now: OutputsLeft | None, lease: Lease) -> str:
+    """A job's reason without the words of what has come meanwhile."""
+    words = now.words(lease.job) if now is not None and now.hosts else ""
+    return reason.replace(before.words(lease.job), words).removesuffix("; ")
+
+
+def _bring(copy: HeadCopy, links: Links, job: str, hosts: Sequence[str], *, onto: bool) -> Sequence[Unbrought]:
+    """Bring what hosts have; one that fails or lies holds up no other. What could not be brought."""
+    silent = [host for host in hosts if not links.is_open(host)]
+    unbrought = [Unbrought(host, "", "did not answer, so it may have newer ones") for host in silent]
+    asked = links.each(
+        lambda agent: list_outputs(agent, job, force=True), [host for host in hosts if host not in silent]
+    )
+    unbrought += [Unbrought(host, "", error.message) for host, error in asked.failed.items()]
+    there = [said for said in asked.ok.values() if said is not None]
+    found = {said.host: said for said in there if said.entries}
+    unbrought += [each for said in there if not said.entries for each in said.unbrought]
+    while found:
+        onto = onto or len(found) < len(hosts)
+        try:
+            brought = copy.replace(
+                {host: links.agent(host) for host in found}, in_order(found.values()), onto=onto, force=True
+            )
+            return [*unbrought, *brought]
+        except HostFailure as error:
+            if error.host not in found:
+                raise
+            unbrought.append(Unbrought(error.host or "", "", error.message))
+            del found[error.host or ""]
+        except StateDiskError:
+            raise
+        except StateError as error:
+            return [*unbrought, *(Unbrought(host, "", f"{error}") for host in found)]
+    return unbrought
+
+
+def in_order(found: Iterable[HostOutputs]) -> list[HostOutputs]:
+    """Hosts' outputs, the last one written to last."""
+    return sorted(found, key=lambda each: (each.newest_ns, each.host))
 
 
 def collect_autotune(job: SupervisedJob) -> None:
     """Keep what Horovod's autotune found, if it ran; to lose it only costs time."""
     if not job.spec.horovod.autotune:
         return
-    first = job.hosts[0]
     with suppress(HostFailure):
-        folder = job.links.agent(first).call("gang.outputs", job=job.lease.job).value["run"]
-        found = job.links.agent(first).call("files.read", path=f"{folder}/{AUTOTUNE_FILE}", max_bytes=1 << 22)
+        found = job.links.agent(job.hosts[0]).call("gang.run_file", job=job.lease.job, name=AUTOTUNE_FILE)
         durable.write_bytes(job.folder.path / AUTOTUNE_FILE, found.payload)
 
 
-def _remove(agent: Agent, job: str) -> None:
-    path = agent.call("gang.outputs", job=job).value["path"]
-    agent.call("files.rmtree", path=path)
+def copy_outputs(job: SupervisedJob, *, cancelled: Callable[[], bool] = lambda: False) -> None:
+    """Bring what has changed while the gang runs, if anything has.
+
+    Raises:
+        HostFailure: a host failed or lies, or it was cancelled; the copy that was there stays.
+        StateError: the head could not write it.
+    """
+    asked = job.links.each(lambda agent: list_outputs(agent, job.lease.job), _writers(job))
+    for error in asked.failed.values():
+        raise error
+    found = in_order(said for said in asked.ok.values() if said is not None and said.entries)
+    if found and tuple(found) != job.outputs.seen:
+        agents = {each.host: job.links.agent(each.host) for each in found}
+        with job.outputs.alone():
+            job.outputs.replace(agents, found, onto=_is_shared(job), cancelled=cancelled)
+
+
+def _remover(job: str) -> Callable[[Agent], object]:
+    return lambda agent: agent.call("outputs.remove", job=job, timeout_s=600.0)
+
+
+def _is_shared(job: SupervisedJob) -> bool:
+    """Whether several hosts write outputs, one after the other: one that has left takes nothing with it."""
+    return job.spec.min_gpus is not None
 
 
 def _writers(job: SupervisedJob) -> Sequence[str]:
     """The hosts that may have outputs: rank 0 is on the first, in an elastic gang on another if it is lost there."""
-    return job.hosts[:1] if job.spec.min_gpus is None else job.members
-
-
-def output_folders(job: SupervisedJob, hosts: Sequence[str] | None = None) -> list[tuple[str, str]]:
-    """(host, folder) wherever there are outputs, the last one written to last.
-
-    Args:
-        hosts: which are asked; None = all that may have some.
-
-    Raises:
-        HostFailure: one of them does not say.
-    """
-    asked = job.links.each(
-        lambda agent: agent.call("gang.outputs", job=job.lease.job).value, _writers(job) if hosts is None else hosts
-    )
-    for error in asked.failed.values():
-        raise error
-    written = sorted((said["newest"], host) for host, said in asked.ok.items() if said["newest"] is not None)
-    return [(host, asked.ok[host]["path"]) for _, host in written]
-
-
-def copy_outputs(
-    job: SupervisedJob,
-    folders: Sequence[tuple[str, str]],
-    *,
-    onto: bool = False,
-    cancelled: Callable[[], bool] = lambda: False,
-) -> None:
-    """Replace the head's copy by what (host, folder) have; of files with the same name the last host's is kept.
-
-    Only what has changed since the last copy is sent. A file that changes while it is read stays as it was in the last
-    copy, or out: the head never has a torn one.
-
-    Args:
-        onto: keep what the head has besides.
-
-    Raises:
-        HostFailure: a host failed, or it was cancelled; the copy that was there stays.
-    """
-    arriving = job.folder.path.plain / "outputs.arriving"
-    shutil.rmtree(arriving, ignore_errors=True)
-    if onto and job.folder.outputs.is_dir():
-        shutil.copytree(job.folder.outputs, arriving, symlinks=True, copy_function=os.link)
-    arriving.mkdir(exist_ok=True)
-    copied = {}
-    for host, path in folders:
-        known = job.outputs_copied.get(host, {}) if len(folders) == 1 and not onto else {}
-        try:
-            copied[host] = _copy(job, host, path, arriving, known, cancelled)
-        except (OpError, tarfile.TarError) as error:
-            raise HostFailure(f"what it sent is no folder of outputs: {error}", host=host) from error
-    durable.sync_tree(arriving)
-    replaced = _settle(job)
-    shutil.rmtree(replaced, ignore_errors=True)
-    if job.folder.outputs.exists():
-        job.folder.outputs.rename(replaced)
-    arriving.rename(job.folder.outputs)
-    durable.sync_folder(job.folder.path)
-    shutil.rmtree(replaced, ignore_errors=True)
-    job.outputs_copied = copied
-
-
-def _copy(
-    job: SupervisedJob, host: str, path: str, arriving: Path, known: Listing, cancelled: Callable[[], bool]
-) -> Listing:
-    """Make `arriving` what the folder on the host is; how its files were, but for those that were being changed."""
-    known = {name: marks for name, marks in known.items() if _link_old(job, arriving, name)}
-    agent = job.links.agent(host)
-    read: Listing = {}
-
-    def pieces() -> Iterator[bytes]:
-        for reply in agent.stream("files.tar", path=path, known=known):
-            if cancelled():
-                raise HostFailure("the copy was cancelled", host=host)
-            if reply.payload:
-                yield reply.payload
-            elif reply.value:
-                read.update(reply.value["listing"])
-
-    stream = pieces()
-    with tarfile.open(fileobj=io.BufferedReader(ChunkReader(stream)), mode="r|") as archive:
-        extract(archive, str(arriving))
-    for _ in stream:
-        pass  # what comes after the tar's end
-    after = agent.call("files.list", path=path).value
-    for name in known.keys() - read.keys():
-        forget(inside(str(arriving), name))
-    changing = [name for name, marks in read.items() if after.get(name) != marks]
-    for name in changing:
-        forget(inside(str(arriving), name))
-        _link_old(job, arriving, name)
-    return {name: marks for name, marks in read.items() if name not in changing}
-
-
-def _link_old(job: SupervisedJob, arriving: Path, name: str) -> bool:
-    """Give a file of the copy that is there its place in the next one; files are replaced, never written to."""
-    old, new = job.folder.outputs / name, inside(str(arriving), name)
-    if not old.is_file() or old.is_symlink():
-        return False
-    os.link(old, new)
-    return True
-
-
-def _settle(job: SupervisedJob) -> Path:
-    """Where outputs lie that are being replaced; they are put back if a crash came before the newer ones."""
-    replaced = job.folder.path.plain / "outputs.replaced"
-    if replaced.is_dir() and not job.folder.outputs.exists():
-        replaced.rename(job.folder.outputs)
-    return replaced
-
-
-class _Pieces(io.RawIOBase):
-    """What a tar file writes, kept until it is taken."""
-
-    def __init__(self) -> None:
-        self.taken = bytearray()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: object) -> int:
-        piece = bytes(data)  # type: ignore[call-overload]
-        self.taken += piece
-        return len(piece)
-
-    def take(self) -> bytes:
-        piece, self.taken = bytes(self.taken), bytearray()
-        return piece
-
-
-def _tar(folder: Path) -> Iterator[bytes]:
-    """A folder as a tar stream, names relative to it."""
-    sink = _Pieces()
-    with tarfile.open(fileobj=sink, mode="w|", bufsize=PIECE_BYTES) as archive:
-        for path in sorted(folder.rglob("*")):
-            archive.add(path, arcname=str(path.relative_to(folder)), recursive=False)
-            if len(sink.taken) >= PIECE_BYTES:
-                yield sink.take()
-    yield sink.take()
+    return job.members if _is_shared(job) else job.hosts[:1]

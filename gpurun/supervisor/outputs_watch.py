@@ -7,7 +7,7 @@ import time
 
 from gpurun.errors import GpurunError
 from gpurun.supervisor.job import SupervisedJob
-from gpurun.supervisor.outputs import copy_outputs, output_folders
+from gpurun.supervisor.outputs import copy_outputs
 
 REST = 4
 """After a copy that took long, this many times as long nothing is copied: training needs the network, too."""
@@ -31,23 +31,11 @@ class OutputsWatch:
         while not self._stop.wait(wait_s):
             began = time.monotonic()
             try:
-                self.look()
+                copy_outputs(self._job, cancelled=self._stop.is_set)
                 told = ""
-            except (GpurunError, OSError) as error:
-                why = error.message if isinstance(error, GpurunError) else f"{error.strerror}: {error.filename}"
+            except GpurunError as error:
+                why = error.message
                 if why != told and not self._stop.is_set():
                     self._job.note(f"the head's copy of the outputs is not up to date: {why}")
                 told = why
             wait_s = max(self._job.spec.outputs_every_s, REST * (time.monotonic() - began))
-
-    def look(self) -> None:
-        """Copy what has changed, if anything has.
-
-        Raises:
-            HostFailure, OSError: there is no newer copy.
-        """
-        job = self._job
-        folders = output_folders(job)
-        now = {host: job.links.agent(host).call("files.list", path=path).value for host, path in folders}
-        if now and now != job.outputs_copied:
-            copy_outputs(job, folders, cancelled=self._stop.is_set)

@@ -32,7 +32,7 @@ from gpurun.supervisor.frozen import cluster_of
 from gpurun.supervisor.host_claims import claimant_of
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.links import Links
-from gpurun.supervisor.outputs import collect_autotune, collect_outputs
+from gpurun.supervisor.outputs import bring_late, collect_autotune, collect_outputs
 
 FENCE_TIMEOUT_S = 60.0
 GIVE_UP_S = 10.0
@@ -157,10 +157,11 @@ def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
             if pending:
                 time.sleep(delay_s)
                 delay_s = min(delay_s * 2, LOST_RETRY_MOST_S)
+        found_again(home, links.targets)
+        LeaseStore(home).release(lock)
+        bring_late(home, lease, links, list(links.targets))
     finally:
         links.close()
-    found_again(home, links.targets)
-    LeaseStore(home).release(lock)
 
 
 def _has_gone_on(folder: JobFolder, lease: Lease) -> bool:

@@ -58,11 +58,10 @@ class AgentOf:
 
     # -- outputs and the fence ------------------------------------------------------------------------------
 
-    def gang_outputs(self, **_: object) -> object:
-        newest = self._world.written_s() if self._there.has_outputs else None
-        return {"path": "outputs", "newest": newest, "run": "run"}
+    def outputs_list(self, **_: object) -> object:
+        return self._there.has_outputs
 
-    def files_rmtree(self, **_: object) -> object:
+    def outputs_remove(self, **_: object) -> object:
         self._world.remove_outputs(self._there)
         return {}
 

@@ -14,7 +14,7 @@ from typing import Any
 from gang_events import EventfulWorld
 from gang_links import CONNECT_S, SYN_S, Links
 from gang_log import LogCopy
-from gang_stop import Leases
+from gang_stop import HeadOutputs, Leases
 from gang_world import GRACE_S
 
 from gpurun.jobs.record import CancelRequest
@@ -53,6 +53,7 @@ class Head:
         self.leases, self.lock, self.lost = Leases(world), None, None
         self.links = Links(self)
         self.log_copy = LogCopy(self)
+        self.outputs = HeadOutputs(self)
         self.exits: dict[str, ContainerEnd] = {}
         self.down_since: dict[str, float] = {}
         self.engine_out_s: dict[str, float] = {}

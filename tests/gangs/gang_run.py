@@ -81,7 +81,7 @@ def simulated() -> Iterator[None]:
                 stop, time=CLOCK, durable=nothing, changing_cordons=gang_stop.changing_cordons,
                 allocator_lock=gang_stop.allocator_lock, finish=gang_stop.finish,
             ),
-            replaced(outputs, copy_outputs=gang_stop.copy_outputs),
+            replaced(outputs, list_outputs=gang_stop.list_outputs, time=CLOCK),
             replaced(
                 life, time=CLOCK, durable=nothing, STEPS=steps, _stopping=stopping, furthest_step=lambda _: None
             ),

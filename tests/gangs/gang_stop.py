@@ -7,14 +7,16 @@ that. What a lost host's keeper does later is not simulated here, but in tests/o
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from gang_events import EventfulWorld
 
 from gpurun.errors import HostFailure, StateError
 from gpurun.jobs.record import JobRecord
+from gpurun.node.contents import Listed
 from gpurun.state.cordons import Cordon
+from gpurun.supervisor.outputs_plan import HostOutputs
 
 if TYPE_CHECKING:
     from gang_head import Head
@@ -54,14 +56,30 @@ def finish(world: EventfulWorld, _record: JobRecord, *, now_s: float) -> JobReco
     return world.record
 
 
-def copy_outputs(job: Head, folders: Sequence[tuple[str, str]], *, onto: bool = False) -> None:
-    """Stands for `gpurun.supervisor.outputs.copy_outputs`: the copy is as the host's folder was when it began."""
-    world = job.world
-    for host, _ in folders:
-        written_s = world.written_s()
-        world.sleep(world.between(0.1, 2.0, "copy", host))
-        if world.copy_errors or not (job.links.is_open(host) and world.hosts[host].is_reachable):
-            world.copy_errors = max(0, world.copy_errors - 1)
-            raise HostFailure("the copy broke off", host=host)
-        world.copied_s = written_s
-        world.note(f"the outputs of {host} are on the head")
+def list_outputs(agent: Any, job: str, *, force: bool) -> HostOutputs | None:
+    """Stands for `gpurun.supervisor.outputs_copy.list_outputs`."""
+    if not agent.call("outputs.list", job=job, force=force).value:
+        return None
+    return HostOutputs(agent.host, {"model": Listed("model", "file")})
+
+
+class HeadOutputs:
+    """Stands for `gpurun.supervisor.outputs_copy.HeadCopy`: the copy is as the host's folder was when it began."""
+
+    def __init__(self, job: Head) -> None:
+        self._job = job
+
+    def alone(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def replace(self, _agents: object, hosts: Sequence[HostOutputs], **_: object) -> tuple[()]:
+        world = self._job.world
+        for host in (each.host for each in hosts):
+            written_s = world.written_s()
+            world.sleep(world.between(0.1, 2.0, "copy", host))
+            if world.copy_errors or not (self._job.links.is_open(host) and world.hosts[host].is_reachable):
+                world.copy_errors = max(0, world.copy_errors - 1)
+                raise HostFailure("the copy broke off", host=host)
+            world.copied_s = written_s
+            world.note(f"the outputs of {host} are on the head")
+        return ()

@@ -8,12 +8,11 @@ see for themselves what no lease may allow: two gangs on one GPU.
 
 from __future__ import annotations
 
-import io
 import re
-import tarfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +22,8 @@ from gpurun.head import spawn, submission, waiter
 from gpurun.jobs.states import State
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
+from gpurun.node import contents
+from gpurun.node.contents import Listed
 from gpurun.remote.agent import Reply
 from gpurun.remote.fleet import Results
 from gpurun.supervisor import life, prepare, start, stop
@@ -97,7 +98,7 @@ class PowerAgent:
     def call(self, op: str, **arguments: Any) -> Reply:
         return Reply(getattr(self, op.replace(".", "_"))(**arguments))
 
-    def stream(self, op: str, **arguments: Any) -> Iterator[Reply]:
+    def stream(self, op: str, *, silence_s: float | None = None, **arguments: Any) -> Iterator[Reply]:
         yield from getattr(self, op.replace(".", "_"))(**arguments)
 
     def gang_prepare(self, job: str, **_: object) -> Mapping[str, str]:
@@ -160,25 +161,36 @@ class PowerAgent:
                 self.world.remove(self.host, name)
         return NOTHING_LEFT
 
-    def gang_outputs(self, job: str) -> Mapping[str, Any]:
-        return {"path": f"/outputs/{job}", "run": "/run", "newest": self.world.saved_step(self.host, job) or None}
+    def outputs_list(self, job: str, **_: object) -> Iterator[Reply]:
+        step = self.world.saved_step(self.host, job)
+        yield from _stream([(self._checkpoint(step).header(), b"")] if step else [])
+        yield Reply({"present": step > 0})
 
-    def files_list(self, path: str) -> Mapping[str, list[int]]:
-        return {"checkpoint": [1, self.world.saved_step(self.host, Path(path).name), 1]}
-
-    def files_tar(self, path: str, known: Mapping[str, list[int]]) -> Iterator[Reply]:
-        yield Reply(None, checkpoint_tar(self.world.saved_step(self.host, Path(path).name)))
-        yield Reply({"entries": 1, "listing": self.files_list(path)})
-
-    def files_untar(self, dest: str, payload_in: Iterator[bytes]) -> Iterator[Reply]:
-        with tarfile.open(fileobj=io.BytesIO(b"".join(payload_in))) as archive:
-            content = archive.extractfile("checkpoint")
-            assert content is not None
-            self.world.save(self.host, Path(dest).name, int(content.read()))
+    def outputs_read(self, job: str, payload_in: Iterator[bytes], **_: object) -> Iterator[Reply]:
+        asked = [frame.header["p"] for frame in contents.unpacked(payload_in)]
+        assert asked in ([], ["checkpoint"])
+        step = self.world.saved_step(self.host, job)
+        text, marks = str(step).encode(), self._checkpoint(step).marks
+        yield from _stream(
+            [({"n": 0, "marks": marks, "sha": sha256(text).hexdigest(), "after": marks}, text)][: len(asked)]
+        )
         yield Reply()
 
-    def files_rmtree(self, path: str) -> None:
-        self.world.remove(self.host, f"outputs-{Path(path).name}-")
+    def outputs_write(self, job: str, payload_in: Iterator[bytes]) -> Iterator[Reply]:
+        content = b"".join(bytes(frame.payload) for frame in contents.unpacked(payload_in))
+        self.world.save(self.host, job, int(content))
+        yield Reply({"files": 1})
+
+    def outputs_remove(self, job: str, **_: object) -> None:
+        self.world.remove(self.host, f"outputs-{job}-")
+
+    def _checkpoint(self, step: int) -> Listed:
+        return Listed("checkpoint", "file", 0o644, step, len(str(step)), (step, 1))
+
+
+def _stream(items: list[contents.Item]) -> Iterator[Reply]:
+    for piece in contents.packed(items):
+        yield Reply(None, piece)
 
 
 class PowerLinks:
@@ -265,16 +277,6 @@ def printed(attempt: int) -> list[str]:
 def printed_by_rank(attempt: int) -> bytes:
     """What rank 0 of an attempt prints."""
     return b"".join(b"rank 0 prints %d in attempt %d\n" % (line, attempt) for line in range(LINES))
-
-
-def checkpoint_tar(step: int) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        text = str(step).encode()
-        info = tarfile.TarInfo("checkpoint")
-        info.size = len(text)
-        archive.addfile(info, io.BytesIO(text))
-    return packed.getvalue()
 
 
 def carry(world: World, home: Path, lease: Lease, lock: LeaseLock) -> None:

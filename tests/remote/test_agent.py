@@ -1,5 +1,6 @@
 """Calls and streams over a real SSH channel, with what a hostile or unlucky caller may send."""
 
+import hashlib
 import os
 import signal
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import GpurunError, HostUnreachable
+from gpurun.node import frames
 from gpurun.remote import Fleet, RemoteOpFailed
 
 HOSTILE = ["plain", "a b", "it's", '"quoted"', "$(touch /tmp/x)", "`id`", "a\nb", "\t", "", "ünï—☃", "a\\b", "-rf", "*"]
@@ -150,11 +152,21 @@ def test_files_of_any_content_and_name(agent, tmp_path):
     assert sorted(path.name for path in (tmp_path / "deep/er").iterdir()) == sorted(["plain", "a b", "it's", "ünï\n"])
 
 
-def test_a_stream_with_back_pressure(agent, tmp_path):
-    big = tmp_path / "tree"
-    big.mkdir()
-    (big / "zeros").write_bytes(bytes(30 << 20))
-    stream = agent.stream("files.tar", path=str(big))
+@pytest.fixture
+def many_bytes(agent):
+    """A job whose outputs on the host are 30 MiB."""
+    job = f"j-{os.urandom(4).hex()}"
+    entry = {"p": "zeros", "k": "file", "m": 0o600, "t": 0, "s": 30 << 20}
+    marks, piece, sha = [30 << 20, 0, 0, 0], bytes(1 << 20), hashlib.sha256(bytes(30 << 20)).hexdigest()
+    pieces = [entry, {"n": 0, "marks": marks}, *[{"n": 0}] * 30, {"n": 0, "sha": sha, "after": marks}]
+    payload = [frames.encode(header, piece if header == {"n": 0} else b"") for header in pieces]
+    list(agent.stream("outputs.write", job=job, payload_in=payload))
+    yield job
+    agent.call("outputs.remove", job=job)
+
+
+def test_a_stream_with_back_pressure(agent, many_bytes):
+    stream = agent.stream("outputs.read", job=many_bytes, payload_in=[frames.encode({"p": "zeros"})])
     first = next(stream)
     time.sleep(0.5)  # a reader that dawdles: the host waits, other calls go on
     assert agent.call("files.stat", path="/").value["kind"] == "dir"

@@ -74,7 +74,9 @@ def test_a_tree_that_keeps_its_owner_out_is_synced_with_everything_else(tmp_path
     calls = []
     monkeypatch.setattr(os, "sync", lambda: calls.append("all"))
     real = os.open
-    monkeypatch.setattr(os, "open", lambda path, *rest: real(path, *rest) if Path(path).is_dir() else refuse())
+    monkeypatch.setattr(
+        os, "open", lambda path, *rest, **more: real(path, *rest, **more) if path != b"file" else refuse()
+    )
     durable.sync_tree(tmp_path / "tree")
     assert calls == ["all"]
 

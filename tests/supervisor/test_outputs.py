@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ from power_hosts import PowerLinks, World
 from gpurun.jobs.folder import JobFolder
 from gpurun.state.path import StatePath
 from gpurun.supervisor.outputs import collect_outputs, send_outputs
+from gpurun.supervisor.outputs_copy import HeadCopy
 
 JOB = "j-00000001"
 
@@ -21,10 +23,11 @@ def job(tmp_path):
     folder = JobFolder(StatePath(tmp_path) / JOB)
     folder.outputs.mkdir(parents=True)
     (folder.outputs / "checkpoint").write_text("2")
-    account = SimpleNamespace(outputs_folder=lambda job: f"/outputs/{job}")
+    os.utime(folder.outputs / "checkpoint", ns=(2, 2))
     return SimpleNamespace(
-        world=world, folder=folder, hosts=("h1",), links=PowerLinks(world, ("h1",)), accounts={"h1": account},
-        lease=SimpleNamespace(job=JOB), spec=SimpleNamespace(outputs="/out", min_gpus=None), outputs_copied={},
+        world=world, folder=folder, hosts=("h1",), links=PowerLinks(world, ("h1",)), outputs=HeadCopy(folder),
+        lease=SimpleNamespace(job=JOB), spec=SimpleNamespace(outputs="/out", min_gpus=None),
+        record=SimpleNamespace(outputs_left=None, reached="containers"),
     )  # fmt: skip
 
 
@@ -40,7 +43,7 @@ def test_outputs_are_durable_before_the_hosts_are_removed(job, monkeypatch):
     monkeypatch.setattr(durable, "sync_folder", lambda folder: steps.append(("names", kept(job))))
     remove = job.world.remove
     monkeypatch.setattr(job.world, "remove", lambda *args: (steps.append(("removed", kept(job))), remove(*args)))
-    assert not collect_outputs(job)
+    assert collect_outputs(job) == set()
     assert steps == [("tree", "outputs.arriving"), ("names", "3"), ("removed", "3")]
     assert job.world.things("h1") == []
 
@@ -56,6 +59,6 @@ def test_outputs_that_a_crash_left_half_replaced_are_put_back(job):
 
 def test_a_crash_while_outputs_are_replaced_costs_nothing(job):
     job.folder.outputs.rename((job.folder.path / "outputs.replaced").plain)
-    assert not collect_outputs(job)
+    assert collect_outputs(job) == set()
     assert kept(job) == "3"
     assert not (job.folder.path / "outputs.replaced").exists()

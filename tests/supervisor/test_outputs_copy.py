@@ -1,181 +1,277 @@
-"""The head's copy of a running gang's outputs, made by the real operations on a folder of this machine."""
+"""A job's outputs on their way to the head and back: real agents on folders of this machine."""
 
 from __future__ import annotations
 
 import os
-import threading
-from types import SimpleNamespace
+import stat
 
 import pytest
+from local_agents import Hosts
+from outputs_world import JOB, meanwhile, outputs_job, removed_later, shape
 
 from gpurun.errors import HostFailure
-from gpurun.jobs.folder import JobFolder
-from gpurun.node import archive
-from gpurun.node.call import Call
-from gpurun.remote.agent import Reply
-from gpurun.remote.fleet import Results
-from gpurun.state.path import StatePath
-from gpurun.supervisor.outputs import collect_outputs, copy_outputs
-from gpurun.supervisor.outputs_watch import OutputsWatch
-
-JOB = "j-00000001"
-
-
-class Agent:
-    """Runs `gpurun.node`'s operations here, and counts the bytes they send."""
-
-    def __init__(self, outputs):
-        self.outputs = outputs
-        self.sent = 0
-        self.meanwhile = lambda: None
-        self.listing = None
-
-    def call(self, op, **params):
-        if op == "gang.outputs":
-            files = [path.stat().st_mtime for path in self.outputs.rglob("*")]
-            return Reply({"path": str(self.outputs), "run": "/run", "newest": max(files, default=None)})
-        if op == "files.rmtree":
-            return Reply({"removed": True})
-        assert op == "files.list"
-        return Reply(archive.listing(Call(1, lambda *_: None, False, b""), **params))
-
-    def stream(self, op, **params):
-        assert op == "files.tar"
-        pieces = []
-        call = Call(1, lambda _, piece: pieces.append(bytes(piece)), False, b"")
-        said = archive.tar(call, **params)
-        self.meanwhile()
-        for piece in pieces:
-            self.sent += len(piece)
-            yield Reply(None, piece)
-        yield Reply(said if self.listing is None else {"entries": 1, "listing": self.listing})
+from gpurun.supervisor.outputs import collect_outputs, copy_outputs, send_outputs
 
 
 @pytest.fixture
-def job(tmp_path):
-    host = tmp_path / "host"
-    host.mkdir()
-    folder = JobFolder(StatePath(tmp_path) / JOB)
-    folder.path.mkdir()
-    agent = Agent(host)
-    links = SimpleNamespace(
-        is_open=lambda host: host == "h1",
-        agent=lambda _: agent,
-        each=lambda call, hosts=("h1",): Results({name: call(agent) for name in hosts}, {}),
-    )
-    return SimpleNamespace(
-        host=host, folder=folder, agent=agent, links=links, hosts=("h1",), members=("h1",), outputs_copied={},
-        lease=SimpleNamespace(job=JOB), spec=SimpleNamespace(outputs="/out", min_gpus=None), note=pytest.fail,
-    )  # fmt: skip
+def world(tmp_path):
+    made = Hosts(tmp_path)
+    yield made
+    made.close()
 
 
-def copy(job):
-    copy_outputs(job, [("h1", str(job.host))])
-    return {str(path.relative_to(job.folder.outputs)): path.read_bytes()
-            for path in job.folder.outputs.rglob("*") if path.is_file()}  # fmt: skip
+@pytest.fixture
+def deep(tmp_path):
+    yield from removed_later(tmp_path)
 
 
-def test_only_what_has_changed_is_sent_and_what_is_gone_goes(job):
-    (job.host / "deep" / "er").mkdir(parents=True)
-    (job.host / "deep/er/old model").write_bytes(b"m" * 1_000_000)
-    (job.host / "last").symlink_to("deep/er/old model")
-    (job.host / "step").write_text("1")
-    assert copy(job) == {"deep/er/old model": b"m" * 1_000_000, "last": b"m" * 1_000_000, "step": b"1"}
-    assert job.agent.sent > 1_000_000
-    job.agent.sent = 0
-    (job.host / "step.new").write_text("2")
-    (job.host / "step.new").rename(job.host / "step")
-    (job.host / "new").write_bytes(b"n")
-    assert copy(job)["step"] == b"2"
-    assert job.agent.sent < 50_000
-    assert str((job.folder.outputs / "last").readlink()) == "deep/er/old model"
-    (job.host / "new").unlink()
-    assert sorted(copy(job)) == ["deep/er/old model", "last", "step"]
-    assert sorted(path.name for path in job.folder.path.plain.iterdir()) == ["outputs"]
+@pytest.fixture
+def job(tmp_path, world):
+    return outputs_job(tmp_path, world, "h1")
+
+
+@pytest.fixture
+def elastic(tmp_path, world):
+    return outputs_job(tmp_path, world, "h1", "h2")
+
+
+def files(job):
+    return {str(path.relative_to(job.head)): path.read_bytes() for path in job.head.rglob("*") if path.is_file()}
+
+
+def test_ordinary_folders_come_home(job):
+    """Links that lead anywhere, folders that keep their owner from writing, names of any bytes, deep folders, holes."""
+    (job.host() / "deep" / "er").mkdir(parents=True)
+    (job.host() / "deep/er/old model").write_bytes(b"m" * 1_000_000)
+    (job.host() / "latest").symlink_to("/checkpoints/5")
+    (job.host() / "up").symlink_to("../../../etc/passwd")
+    (job.host() / "itself").symlink_to("itself")
+    (job.host() / os.fsdecode(b"caf\xe9 '\n$(x)")).write_text("no UTF-8")
+    (job.host() / ("x" * 255)).write_text("long")
+    (job.host() / "ro").mkdir()
+    (job.host() / "ro/file").write_text("x")
+    (job.host() / "ro/file").chmod(0o400)
+    (job.host() / "ro").chmod(0o555)
+    (job.host() / "empty").touch()
+    with (job.host() / "sparse").open("wb") as file:
+        file.seek(300 << 20)
+        file.write(b"data in the middle")
+        file.truncate(1 << 30)
+    there = shape(job.host())
+    assert collect_outputs(job) == set()
+    assert shape(job.head) == there
+    assert (job.head / "sparse").stat().st_blocks * 512 < 10 << 20
+    assert job.record.outputs_left is None and job.notes == []
+    assert not job.host().exists()
+    assert sorted(path.name for path in job.folder.path.plain.iterdir()) == ["outputs", "outputs.lock"]
+
+
+def test_what_is_no_file_is_left_out_and_named(job):
+    (job.host() / "model").write_text("m")
+    os.mkfifo(job.host() / "pipe")
+    assert collect_outputs(job) == set()
+    assert files(job) == {"model": b"m"}
+    assert job.record.outputs_left.words(JOB) == "not all outputs are on the head: 'pipe' is a FIFO"
+    assert not job.host().exists(), "a pipe has no content that could be lost"
+
+
+KINDS = {
+    "file": lambda path: path.write_text("content"),
+    "folder": lambda path: (path.mkdir(), (path / "inner").write_text("content")),
+    "link": lambda path: path.symlink_to("/etc"),
+    "pipe": os.mkfifo,
+}
+
+
+@pytest.mark.parametrize("after", KINDS)
+@pytest.mark.parametrize("before", KINDS)
+def test_anything_may_become_anything(job, before, after):
+    for kind in (before, after, before):
+        os.system(f"rm -rf '{job.host()}'/*")
+        (job.host() / "anchor").touch()
+        KINDS[kind](job.host() / "it")
+        copy_outputs(job)
+        there = shape(job.host())
+        if kind == "pipe":
+            there.pop(b"it", None)
+        assert shape(job.head) == there
+
+
+def test_only_what_has_changed_is_sent_and_what_is_gone_goes(job, monkeypatch):
+    asked = []
+    stream = job.links.agent("h1").stream
+
+    def counted(op, *, payload_in=None, **params):
+        if op == "outputs.read":
+            payload_in = list(payload_in)
+            asked.append(b"".join(payload_in).count(b'{"p":'))
+        return stream(op, payload_in=payload_in, **params)
+
+    monkeypatch.setattr(job.links.agent("h1"), "stream", counted)
+    (job.host() / "old").write_bytes(b"m" * 1_000_000)
+    (job.host() / "step").write_text("1")
+    copy_outputs(job)
+    copy_outputs(job)
+    (job.host() / "step.new").write_text("2")
+    (job.host() / "step.new").rename(job.host() / "step")
+    first = (job.head / "old").stat().st_ino
+    copy_outputs(job)
+    assert asked == [2, 1]
+    assert (job.head / "old").stat().st_ino == first
+    (job.host() / "old").unlink()
+    copy_outputs(job)
+    assert files(job) == {"step": b"2"}
 
 
 def test_a_file_of_the_same_size_and_time_that_was_replaced_is_sent(job):
-    (job.host / "step").write_text("1")
-    os.utime(job.host / "step", ns=(5, 5))
-    copy(job)
-    (job.host / "new").write_text("2")
-    os.utime(job.host / "new", ns=(5, 5))
-    (job.host / "new").rename(job.host / "step")
-    assert copy(job) == {"step": b"2"}
+    (job.host() / "step").write_text("1")
+    os.utime(job.host() / "step", ns=(5, 5))
+    copy_outputs(job)
+    (job.host() / "step").write_text("2")
+    os.utime(job.host() / "step", ns=(5, 5))
+    copy_outputs(job)
+    assert files(job) == {"step": b"2"}
 
 
 def test_a_file_that_is_being_written_stays_as_it_was(job):
-    (job.host / "model").write_text("whole")
-    copy(job)
-    (job.host / "model").write_text("half of the ne")
-    (job.host / "first").write_text("ha")
+    """Whole files hold one letter: a torn copy would hold two."""
+    path = job.host() / "model"
+    path.write_bytes(b"a" * 3_000_000)
+    copy_outputs(job)
+    letters = iter(b"bcdefgh" * 10_000)
 
-    def write_on():
-        (job.host / "model").write_text("half of the new one is here")
-        (job.host / "first").write_text("half")
+    def write():
+        with path.open("r+b") as file:
+            letter = bytes([next(letters)])
+            for _ in range(30):
+                file.write(letter * 100_000)
+                file.flush()
 
-    job.agent.meanwhile = write_on
-    assert copy(job) == {"model": b"whole"}
-    job.agent.meanwhile = lambda: None
-    assert copy(job) == {"model": b"half of the new one is here", "first": b"half"}
+    with meanwhile(write):
+        for _ in range(5):
+            copy_outputs(job)
+            assert len(set((job.head / "model").read_bytes())) == 1
+    assert collect_outputs(job) == set()
+    assert len(set((job.head / "model").read_bytes())) == 1 and job.record.outputs_left is None
+
+
+def test_hard_links_stay_hard_links_and_travel_once(job):
+    (job.host() / "a").write_bytes(os.urandom(500_000))
+    os.link(job.host() / "a", job.host() / "b")
+    copy_outputs(job)
+    assert shape(job.head) == shape(job.host())
+    assert (job.head / "a").stat().st_ino == (job.head / "b").stat().st_ino
 
 
 def test_a_copy_that_was_removed_from_the_head_is_made_again(job):
-    (job.host / "a").write_text("1")
-    copy(job)
-    (job.folder.outputs / "a").unlink()
-    assert copy(job) == {"a": b"1"}
-
-
-def test_hard_links_survive_when_one_of_them_was_known(job):
-    (job.host / "a").write_text("1")
-    copy(job)
-    os.link(job.host / "a", job.host / "b")
-    assert copy(job) == {"a": b"1", "b": b"1"}
-
-
-@pytest.mark.parametrize("name", ["../spec.json", "/etc/x", "a/../../spec.json", "\0"])
-def test_a_host_that_lies_about_names_reaches_nothing_outside(job, name):
-    (job.folder.path / "spec.json").plain.write_text("precious")
-    (job.host / "a").write_text("1")
-    copy(job)
-    (job.host / "a").write_text("2")
-    job.agent.listing = {name: [1, 1, 1]}
-    with pytest.raises(HostFailure, match="no folder of outputs"):
-        copy(job)
-    assert (job.folder.path / "spec.json").read_text() == "precious"
-    assert (job.folder.outputs / "a").read_text() == "1"
+    (job.host() / "a").write_text("1")
+    copy_outputs(job)
+    (job.head / "a").unlink()
+    (job.host() / "b").write_text("1")
+    copy_outputs(job)
+    assert files(job) == {"a": b"1", "b": b"1"}
 
 
 def test_a_cancelled_copy_leaves_the_one_before(job):
-    (job.host / "a").write_text("1")
-    copy(job)
-    (job.host / "a").write_text("22")
+    (job.host() / "a").write_text("1")
+    copy_outputs(job)
+    (job.host() / "a").write_text("22")
     with pytest.raises(HostFailure, match="cancelled"):
-        copy_outputs(job, [("h1", str(job.host))], cancelled=lambda: True)
-    assert (job.folder.outputs / "a").read_text() == "1"
-    assert not collect_outputs(job)
-    assert (job.folder.outputs / "a").read_text() == "22"
+        copy_outputs(job, cancelled=lambda: True)
+    assert files(job) == {"a": b"1"}
+    assert collect_outputs(job) == set()
+    assert files(job) == {"a": b"22"}
 
 
-def test_of_a_host_that_is_gone_the_head_keeps_what_it_has(job):
-    (job.host / "newer").write_text("2")
-    job.folder.outputs.mkdir()
-    (job.folder.outputs / "older").write_text("1")
-    job.members, job.spec.min_gpus = ("h0", "h1"), 1
-    assert not collect_outputs(job)
-    assert sorted(path.name for path in job.folder.outputs.iterdir()) == ["newer", "older"]
+def test_of_a_host_that_is_gone_the_head_keeps_what_it_has(elastic):
+    (elastic.host("h2") / "newer").write_text("2")
+    elastic.head.mkdir()
+    (elastic.head / "older").write_text("1")
+    elastic.links.silent = {"h1"}
+    assert collect_outputs(elastic) == {"h1"}
+    assert sorted(files(elastic)) == ["newer", "older"]
+    assert elastic.record.outputs_left.hosts == ("h1",)
+    assert elastic.host("h1").exists() and not elastic.host("h2").exists()
 
 
-def test_the_watch_copies_only_when_something_has_changed(job):
-    watch = OutputsWatch(job, threading.Event())
-    watch.look()
-    assert not job.folder.outputs.exists()
-    (job.host / "a").write_text("1")
-    watch.look()
-    first = job.folder.outputs.stat().st_ino
-    watch.look()
-    assert job.folder.outputs.stat().st_ino == first
-    (job.host / "a").write_text("2")
-    watch.look()
-    assert (job.folder.outputs / "a").read_text() == "2"
+def test_when_rank_0_moves_to_another_host_the_first_ones_files_stay(elastic):
+    (elastic.host("h1") / "metrics").write_text("of the first host")
+    (elastic.host("h1") / "rotated").write_text("1")
+    copy_outputs(elastic)
+    (elastic.host("h1") / "rotated").unlink()
+    copy_outputs(elastic)
+    assert sorted(files(elastic)) == ["metrics"]
+    elastic.hosts = elastic.members = ("h2",)
+    (elastic.host("h2") / "model").write_text("m")
+    copy_outputs(elastic)
+    assert sorted(files(elastic)) == ["metrics", "model"]
+
+
+def test_a_restart_sends_only_what_the_host_lacks_and_replaces_nothing_newer(job):
+    (job.host() / "sub").mkdir()
+    for name in ("same", "sub/newer there", "older there", "kind"):
+        (job.host() / name).write_text("1")
+    (job.host() / "link").symlink_to("/nowhere")
+    (job.host() / "ro").mkdir(0o555)
+    copy_outputs(job)
+    there = shape(job.host())
+    (job.host() / "sub/newer there").write_text("22")
+    os.utime(job.host() / "older there", ns=(5, 5))
+    (job.host() / "only there").write_text("3")
+    (job.host() / "kind").unlink()
+    (job.host() / "kind").mkdir()
+    (job.host() / "link").unlink()
+    (job.host() / "ro").rmdir()
+    send_outputs(job)
+    assert (job.host() / "sub/newer there").read_text() == "22"
+    assert (job.host() / "only there").read_text() == "3"
+    assert (job.host() / "kind").is_dir()
+    sent = shape(job.host())
+    assert [sent[name] for name in (b"older there", b"same", b"link", b"ro")] == [
+        there[name] for name in (b"older there", b"same", b"link", b"ro")
+    ]
+    os.system(f"rm -rf {job.host()}")
+    send_outputs(job)
+    assert shape(job.host()) == there
+    assert sorted(path.name for path in job.host().parent.iterdir()) == [JOB]
+
+
+def test_an_attempt_that_ran_nothing_replaces_nothing_on_the_head(job):
+    """It died while it was being prepared: the host has a part of what the head has."""
+    (job.host() / "part").write_text("1")
+    job.head.mkdir()
+    (job.head / "whole").write_text("2")
+    job.record.reached = "files"
+    assert collect_outputs(job) == set()
+    assert files(job) == {"whole": b"2"} and not job.host().exists()
+
+
+def test_many_small_files(job):
+    for folder in range(20):
+        (job.host() / str(folder)).mkdir()
+        for number in range(500):
+            (job.host() / f"{folder}/{number}").write_bytes(b"%d" % number)
+    copy_outputs(job)
+    assert sum(1 for _ in job.head.rglob("*")) == 10_020
+    assert (job.head / "19/499").read_bytes() == b"499"
+
+
+def test_a_thousand_folders_deep(deep, job):
+    here = os.open(job.host(), os.O_RDONLY)
+    for _ in range(1000):
+        os.mkdir("deep", dir_fd=here)
+        inner = os.open("deep", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(os.open("bottom", os.O_CREAT | os.O_WRONLY, dir_fd=here))
+    os.close(here)
+    assert collect_outputs(job) == set()
+    assert job.record.outputs_left is None
+    here, depth = os.open(job.head, os.O_RDONLY), 0
+    while stat.S_ISDIR(os.stat(name := os.listdir(here)[0], dir_fd=here).st_mode):
+        inner = os.open(name, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here, depth = inner, depth + 1
+    os.close(here)
+    assert (depth, name) == (1000, "bottom")
+    assert not job.host().exists()

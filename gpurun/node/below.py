@@ -1,0 +1,367 @@
+"""Folders that somebody else may change at any moment: read, made and removed below a directory descriptor.
+
+A container can put a link in the place of a folder between two system calls. So nothing here opens a joined path:
+every folder on the way is opened by its own name, below the descriptor of the folder above it, and no link is followed.
+Links are data. Names are bytes; as text they are UTF-8, with ``surrogateescape`` for what is not UTF-8.
+"""
+
+import errno
+import os
+import stat
+from typing import Iterator, List, NamedTuple, Optional, Tuple
+
+from gpurun.node.call import OpError
+
+Parts = Tuple[bytes, ...]
+
+READ = 0o500
+"""The rights that an owner needs to read a folder; a file needs 0o400 of them."""
+CHANGE = 0o700
+"""The rights that an owner needs to change what a folder holds."""
+LONGEST = 32 << 10
+"""No path is longer, in bytes: a container can nest folders without end."""
+_OPEN_AT_ONCE = 64
+_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | _FLAGS
+
+
+def absolute(path: str) -> str:
+    """The path itself, if it is absolute, has no NUL and no ``..`` part.
+
+    Raises:
+        OpError: ``bad-request`` otherwise.
+    """
+    if not isinstance(path, str) or not path.startswith("/") or "\0" in path or ".." in path.split("/"):
+        raise OpError("bad-request", "%r is not an absolute path without '..'" % (path,))
+    return path
+
+
+def forget(path: str) -> None:
+    """Remove a file or link, if it is there."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def text_of_path(parts: Parts) -> str:
+    """A path below a folder as text, with ``/``."""
+    return b"/".join(parts).decode("utf-8", "surrogateescape")
+
+
+def parts_of(path: object) -> Parts:
+    """A path below a folder, name by name.
+
+    Raises:
+        OpError: ``refused``: it leads out of the folder, or no file system has such a name.
+    """
+    try:
+        parts = tuple(path.encode("utf-8", "surrogateescape").split(b"/")) if isinstance(path, str) else ()
+    except UnicodeEncodeError:
+        parts = ()
+    if not parts or any(part in (b"", b".", b"..") or b"\0" in part or len(part) > 255 for part in parts):
+        raise OpError("refused", "%.200r is no path inside the folder" % (path,))
+    if len(parts) + sum(map(len, parts)) > LONGEST:
+        raise OpError("refused", "%.200r… is longer than %d bytes" % (path, LONGEST))
+    return parts
+
+
+def open_top(path: str, make: bool = False) -> int:
+    """A descriptor of a folder of our own, by its absolute path; only its last name may not be a link.
+
+    Args:
+        make: make it, and the folders above it, with mode 0700.
+    """
+    if make:
+        os.makedirs(absolute(path), mode=0o700, exist_ok=True)
+    return os.open(absolute(path), _FOLDER)
+
+
+def open_folder(above: int, name: bytes, need: int = 0) -> int:
+    """A descriptor of a folder below `above`.
+
+    Args:
+        need: rights that its owner must have. A folder that lacks them gets them if it is ours, and keeps them.
+
+    Raises:
+        OSError: there is none, or something else has the name, such as a link.
+    """
+    return _open_folder(above, name, need)[0]
+
+
+def _open_folder(above: int, name: bytes, need: int) -> Tuple[int, Optional[int]]:
+    """The descriptor, and the mode that the folder had, if it had to be changed."""
+    before = None
+    if need and os.geteuid() != 0:
+        looked = os.open(name, os.O_PATH | os.O_DIRECTORY | _FLAGS, dir_fd=above)
+        try:
+            mode = stat.S_IMODE(os.fstat(looked).st_mode)
+            if mode & need != need and _set_mode(looked, mode | CHANGE):
+                before = mode
+        finally:
+            os.close(looked)
+    return os.open(name, _FOLDER, dir_fd=above), before
+
+
+def _set_mode(descriptor: int, mode: int) -> bool:
+    """Set the mode of what a descriptor names, also of one that was opened with ``O_PATH``; False if it is not ours."""
+    try:
+        os.chmod("/proc/self/fd/%d" % descriptor, mode)
+    except PermissionError:
+        return False
+    return True
+
+
+def open_file(above: int, name: bytes, force: bool = False) -> int:
+    """A descriptor for reading of a regular file below `above`. Never waits for a pipe, never opens a device.
+
+    Args:
+        force: read a file of ours whose mode keeps us out; the file has its mode again when this returns.
+
+    Raises:
+        OSError: there is none, or it may not be read; ``ELOOP`` also if it is not a regular file.
+    """
+    looked = os.open(name, os.O_PATH | _FLAGS, dir_fd=above)
+    try:
+        mode = os.fstat(looked).st_mode
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.ELOOP, "it is %s now" % kind_of(mode))
+        opened_up = force and not mode & 0o400 and os.geteuid() != 0 and _set_mode(looked, 0o400)
+        try:
+            return os.open("/proc/self/fd/%d" % looked, os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            if opened_up:
+                _set_mode(looked, stat.S_IMODE(mode))
+    finally:
+        os.close(looked)
+
+
+def link_file(above: int, name: bytes, dest: int, dest_name: bytes) -> None:
+    """Give a regular file a second name below `dest`. Raises OSError if it is anything else."""
+    looked = os.open(name, os.O_PATH | _FLAGS, dir_fd=above)
+    try:
+        if not stat.S_ISREG(os.fstat(looked).st_mode):
+            raise OSError(errno.ELOOP, "it is not a regular file")
+        os.link("/proc/self/fd/%d" % looked, dest_name, dst_dir_fd=dest, follow_symlinks=True)
+    finally:
+        os.close(looked)
+
+
+def create(above: int, name: bytes) -> int:
+    """A descriptor for writing of a new file of mode 0600 below `above`. Raises FileExistsError if there is one."""
+    return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600, dir_fd=above)
+
+
+def finish(descriptor: int, mode: int, mtime_ns: int) -> None:
+    """Give an open file or folder its mode, without set-user-id bits and the like, and its time."""
+    os.utime(descriptor, ns=(mtime_ns, mtime_ns))
+    os.fchmod(descriptor, mode & 0o777)
+
+
+def kind_of(mode: int) -> str:
+    """``file``, ``dir``, ``link``, ``FIFO``, ``socket`` or ``device``."""
+    tests = (("file", stat.S_ISREG), ("dir", stat.S_ISDIR), ("link", stat.S_ISLNK), ("FIFO", stat.S_ISFIFO))
+    return next((kind for kind, test in tests if test(mode)), "socket" if stat.S_ISSOCK(mode) else "device")
+
+
+class Cursor:
+    """Goes from folder to folder below a descriptor; holds few descriptors, however deep it is. A context manager.
+
+    Args:
+        top: the folder's descriptor, which stays open.
+        need: rights that we must have in every folder on the way: folders of ours that lack them get them until the
+            cursor leaves them.
+    """
+
+    def __init__(self, top: int, need: int = 0) -> None:
+        self._top = top
+        self._need = need
+        self._at: Parts = ()
+        self._open: List[Tuple[int, Optional[int]]] = []  # of the last folders of `_at`
+
+    def at(self, parts: Parts) -> int:
+        """A descriptor of the folder `parts`, good until the next call. Raises OSError if that is no folder."""
+        if parts is not self._at:
+            common = _common(self._at, parts)
+            self._up(common)
+            if self._at and not self._open:
+                self._at, parts_above = (), self._at
+                self._down(parts_above)
+            self._down(parts[common:])
+            self._at = parts
+        return self._open[-1][0] if self._open else self._top
+
+    def _down(self, names: Parts) -> None:
+        for name in names:
+            self._open.append(_open_folder(self._open[-1][0] if self._open else self._top, name, self._need))
+            self._at = (*self._at, name)
+            if len(self._open) > _OPEN_AT_ONCE:
+                self._close(self._open.pop(0), again=False)
+
+    def _up(self, depth: int) -> None:
+        while len(self._at) > depth:
+            self._at = self._at[:-1]
+            if self._open:
+                self._close(self._open.pop())
+
+    def _close(self, opened: Tuple[int, Optional[int]], again: bool = True) -> None:
+        """Close a folder, and restore its mode; not if it is still on the way."""
+        descriptor, mode = opened
+        if mode is not None and again:
+            _set_mode(descriptor, mode)
+        os.close(descriptor)
+
+    def __enter__(self) -> "Cursor":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._up(0)
+
+
+def _common(one: Parts, other: Parts) -> int:
+    count = 0
+    for mine, theirs in zip(one, other):
+        if mine != theirs:
+            break
+        count += 1
+    return count
+
+
+class Found(NamedTuple):
+    """Something below a folder.
+
+    Attributes:
+        above: a descriptor of the folder that holds it, good until the next item.
+        status: None if it could not be looked at, or is a folder that could not be read: see `why`.
+    """
+
+    parts: Parts
+    above: int
+    status: Optional[os.stat_result]
+    why: str = ""
+
+
+def walk(top: int, need: int = 0) -> Iterator[Found]:
+    """Everything below a folder, each folder before what is in it, names in order. What vanishes meanwhile is left out.
+
+    Args:
+        need: as for `Cursor`.
+    """
+    with Cursor(top, need) as cursor:
+        under_way: List[Tuple[Parts, List[bytes]]] = [((), names_in(top))]
+        while under_way:
+            folder, names = under_way[-1]
+            if not names:
+                under_way.pop()
+                continue
+            parts = (*folder, names.pop())
+            if len(parts) + sum(map(len, parts)) > LONGEST:
+                yield Found(folder, top, None, "holds a path that is longer than %d bytes" % LONGEST)
+                continue
+            try:
+                above = cursor.at(folder)
+                status = os.stat(parts[-1], dir_fd=above, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                yield Found(parts, top, None, str(error.strerror))
+                continue
+            yield Found(parts, above, status)
+            if stat.S_ISDIR(status.st_mode):
+                try:
+                    under_way.append((parts, names_in(cursor.at(parts))))
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    yield Found(parts, top, None, str(error.strerror))
+
+
+def names_in(folder: int) -> List[bytes]:
+    """The names in a folder, the last one first."""
+    return sorted(map(os.fsencode, os.listdir(folder)), reverse=True)
+
+
+def remove(above: int, name: bytes) -> None:
+    """Remove a file, a link, or a folder with everything in it, whatever modes its folders have. Idempotent.
+
+    Raises:
+        OSError: something in it could not be removed; everything else is gone.
+    """
+    if _unlinked(above, name):
+        return
+    top = open_folder(above, name, CHANGE)
+    try:
+        for _ in range(3):  # somebody may still be adding names
+            clearing = _Clearing(top)
+            clearing.clear(top, 0)
+            while clearing.again and clearing.error is None:
+                clearing.again = False
+                clearing.clear(top, 0)
+            if clearing.error is None:
+                break
+    finally:
+        os.close(top)
+    if clearing.error is not None:
+        raise clearing.error
+    os.rmdir(name, dir_fd=above)
+
+
+def remove_path(path: str) -> None:
+    """`remove`, by an absolute path whose folders are our own."""
+    folder, name = os.path.split(absolute(path))
+    try:
+        above = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        remove(above, os.fsencode(name))
+    finally:
+        os.close(above)
+
+
+def _unlinked(above: int, name: bytes) -> bool:
+    """Remove what is no folder; False if it is a folder, or cannot be removed."""
+    try:
+        os.unlink(name, dir_fd=above)
+    except FileNotFoundError:
+        pass
+    except (IsADirectoryError, PermissionError):
+        return False
+    return True
+
+
+class _Clearing:
+    """Empties a folder. What lies deep is moved up first, so that no depth needs many descriptors."""
+
+    def __init__(self, top: int) -> None:
+        self._top = top
+        self._mark = os.urandom(8).hex()
+        self._moved = 0
+        self.again = False
+        self.error: Optional[OSError] = None
+
+    def clear(self, folder: int, depth: int) -> None:
+        for name in names_in(folder):
+            if _unlinked(folder, name):
+                continue
+            try:
+                self._clear_folder(folder, name, depth)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self.error = self.error or error
+
+    def _clear_folder(self, above: int, name: bytes, depth: int) -> None:
+        inner = open_folder(above, name, CHANGE)
+        try:
+            if depth < _OPEN_AT_ONCE:
+                self.clear(inner, depth + 1)
+        finally:
+            os.close(inner)
+        if depth < _OPEN_AT_ONCE:
+            os.rmdir(name, dir_fd=above)
+            return
+        self._moved += 1
+        moved = ".%s-%d" % (self._mark, self._moved)
+        os.rename(name, os.fsencode(moved), src_dir_fd=above, dst_dir_fd=self._top)
+        self.again = True

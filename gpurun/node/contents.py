@@ -1,0 +1,267 @@
+"""What a folder holds and the content of its files, as frames; both sides check what they are told.
+
+A list of a folder is one frame for each entry (`Listed.header`). A file's content is one frame or more:
+
+========== =================================================================================================
+``n``      which file, by the number under which it was asked for
+``marks``  the first frame: ``[size, mtime_ns, ctime_ns, inode]`` before the file was read
+payload    the next bytes
+``skip``   the next bytes are a hole of that length
+``sha``    the last frame: SHA-256 of the content, in which a hole counts as ``hole:LENGTH;``
+``after``  the last frame: the marks once the file was read; others than before: it changed meanwhile
+``gone``   instead of all that: why there is no content
+========== =================================================================================================
+"""
+
+import hashlib
+import os
+import stat
+import time
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Tuple
+
+from gpurun.node import below, frames
+from gpurun.node.call import OpError
+
+Item = Tuple[Dict[str, Any], frames.Bytes]
+
+WHOLE = frames.PIECE // 2
+"""A file up to this size is one frame."""
+FLUSH_S = 5.0
+"""What a batch holds is sent after this long: silence means that the host hangs."""
+SETTLE_S = 0.03
+"""No file system that the hosts have gives two changes that are this far apart the same time (a tick is 10 ms)."""
+_INT = 1 << 62
+
+
+class Listed(NamedTuple):
+    """One entry of a folder.
+
+    Attributes:
+        kind: ``file``, ``dir``, ``link``; anything else cannot be copied, and `why` says why.
+        mode: permission bits.
+        mark: what tells a change of a file, besides size and time: ``(ctime_ns, inode)``.
+        target: of a link.
+    """
+
+    path: str
+    kind: str
+    mode: int = 0
+    mtime_ns: int = 0
+    size: int = 0
+    mark: Tuple[int, ...] = ()
+    target: str = ""
+    why: str = ""
+
+    @property
+    def marks(self) -> List[int]:
+        """As in the frames of its content."""
+        return [self.size, self.mtime_ns, *self.mark]
+
+    def header(self) -> Dict[str, Any]:
+        """The entry as the header of a frame."""
+        shown: Dict[str, Any] = {"p": self.path, "k": self.kind}
+        if self.kind in ("dir", "file"):
+            shown.update(m=self.mode)
+        if self.kind in ("dir", "file", "link"):
+            shown.update(t=self.mtime_ns)
+        if self.kind == "file":
+            shown.update(s=self.size, i=list(self.mark))
+        if self.kind == "link":
+            shown.update(to=self.target)
+        if self.why:
+            shown.update(why=self.why)
+        return shown
+
+
+def listed(header: Dict[str, Any]) -> Listed:
+    """The entry that the header of a frame tells of.
+
+    Raises:
+        OpError: ``refused``: no folder has such an entry.
+    """
+    path, kind = header.get("p"), header.get("k")
+    parts = below.parts_of(path)
+    target = header.get("to", "")
+    if kind == "link" and not _is_target(target):
+        raise OpError("refused", "%.200r is a link to %.200r" % (path, target))
+    mark = header.get("i", [])
+    numbers = [header.get("m", 0), header.get("t", 0), header.get("s", 0), *(mark if isinstance(mark, list) else [""])]
+    if not all(type(number) is int and abs(number) < _INT for number in numbers) or numbers[2] < 0:
+        raise OpError("refused", "%.200r has impossible marks" % (path,))
+    why = "" if kind in ("file", "dir", "link") else str(header.get("why") or "cannot be copied")[:200]
+    return Listed(
+        below.text_of_path(parts), str(kind)[:20], numbers[0] & 0o777, numbers[1], numbers[2], tuple(numbers[3:]),
+        target if kind == "link" else "", why,
+    )  # fmt: skip
+
+
+def _is_target(target: object) -> bool:
+    try:
+        raw = target.encode("utf-8", "surrogateescape") if isinstance(target, str) else b""
+    except UnicodeEncodeError:
+        return False
+    return 0 < len(raw) < 4096 and b"\0" not in raw
+
+
+def entries(top: int, force: bool = False) -> Iterator[Listed]:
+    """Everything below a folder, each folder before what is in it.
+
+    Args:
+        force: look into folders of ours whose modes keep us out.
+    """
+    for found in below.walk(top, below.READ if force else 0):
+        path = below.text_of_path(found.parts)
+        if found.status is None:
+            yield Listed(path, "unreadable", why=found.why)
+            continue
+        kind, status = below.kind_of(found.status.st_mode), found.status
+        target = ""
+        if kind == "link":
+            try:
+                target = os.readlink(found.parts[-1], dir_fd=found.above).decode("utf-8", "surrogateescape")
+            except OSError:
+                continue  # it was replaced: whoever looks again sees by what
+        why = "" if kind in ("file", "dir", "link") else "is a %s" % kind
+        mark = (status.st_ctime_ns, status.st_ino) if kind == "file" else ()
+        mode = stat.S_IMODE(status.st_mode) & 0o777
+        yield Listed(path, kind, mode, status.st_mtime_ns, status.st_size, mark, target, why)
+
+
+def packed(items: Iterable[Item]) -> Iterator[bytes]:
+    """Frames in batches, as payloads of a stream."""
+    batch, since_s = bytearray(), time.monotonic()
+    for header, payload in items:
+        batch += frames.encode(header, payload)
+        if len(batch) >= frames.PIECE or time.monotonic() - since_s > FLUSH_S:
+            yield bytes(batch)
+            batch, since_s = bytearray(), time.monotonic()
+    if batch:
+        yield bytes(batch)
+
+
+def unpacked(pieces: Iterable[frames.Bytes]) -> Iterator[frames.Frame]:
+    """The frames that `packed` packed.
+
+    Raises:
+        OpError: ``corrupt``: these are no frames, or the last one is not whole.
+    """
+    decoder = frames.Decoder()
+    try:
+        for piece in pieces:
+            yield from decoder.feed(piece)
+    except frames.FrameError as error:
+        raise OpError("corrupt", "%s" % error) from None
+    if decoder.waits:
+        raise OpError("corrupt", "the last frame is not whole")
+
+
+def content(number: int, descriptor: int) -> Iterator[Item]:
+    """A regular file's content. Its marks before and after are equal only if nobody changed it meanwhile."""
+    before = _settled(descriptor)
+    marks, size = marks_of(before), before.st_size
+    whole = hashlib.sha256()
+    if size <= WHOLE:
+        piece = os.pread(descriptor, size, 0) if size else b""
+        whole.update(piece)
+        after = marks_of(os.fstat(descriptor))
+        yield {"n": number, "marks": marks, "sha": whole.hexdigest(), "after": after}, piece
+        return
+    yield {"n": number, "marks": marks}, b""
+    sparse = before.st_blocks * 512 < size
+    for skip, piece in _parts(descriptor, size, sparse):
+        if skip:
+            whole.update(b"hole:%d;" % skip)
+            yield {"n": number, "skip": skip}, b""
+        else:
+            whole.update(piece)
+            yield {"n": number}, piece
+    yield {"n": number, "sha": whole.hexdigest(), "after": marks_of(os.fstat(descriptor))}, b""
+
+
+def marks_of(status: os.stat_result) -> List[int]:
+    """What tells a change of a file."""
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
+def _settled(descriptor: int) -> os.stat_result:
+    """The status of a file; a change that comes after this gives it another time."""
+    status = os.fstat(descriptor)
+    if 0 <= time.time_ns() - status.st_ctime_ns < SETTLE_S * 1e9:
+        time.sleep(SETTLE_S)
+        status = os.fstat(descriptor)
+    return status
+
+
+def _parts(descriptor: int, size: int, sparse: bool) -> Iterator[Tuple[int, bytes]]:
+    """(length of a hole, b"") or (0, bytes), up to `size`."""
+    position = 0
+    while position < size:
+        end = size
+        if sparse:
+            data = _seek(descriptor, position, os.SEEK_DATA, size)
+            if data > position:
+                yield data - position, b""
+                position = data
+            end = _seek(descriptor, position, os.SEEK_HOLE, size)
+        while position < end:
+            piece = os.pread(descriptor, min(frames.PIECE, end - position), position)
+            if not piece:
+                return  # it was cut: its marks tell
+            position += len(piece)
+            yield 0, piece
+
+
+def _seek(descriptor: int, position: int, what: int, size: int) -> int:
+    try:
+        return min(os.lseek(descriptor, position, what), size)
+    except OSError:
+        return size  # no data comes after this
+
+
+class Incoming:
+    """One file's content on its way to a new file.
+
+    Args:
+        descriptor: of the empty file, open for writing.
+        size: how many bytes come.
+    """
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self._descriptor = descriptor
+        self._size = size
+        self._position = 0
+        self._ends_with_hole = False
+        self._whole = hashlib.sha256()
+
+    def take(self, header: Dict[str, Any], payload: frames.Bytes) -> None:
+        """The next frame.
+
+        Raises:
+            OpError: ``corrupt``: it brings more than the file's size.
+        """
+        skip = header.get("skip", 0)
+        if type(skip) is not int or skip < 0 or self._position + skip + len(payload) > self._size:
+            raise OpError("corrupt", "more comes than its %d bytes" % self._size)
+        if skip:
+            self._whole.update(b"hole:%d;" % skip)
+            self._position += skip
+            self._ends_with_hole = True
+        if payload:
+            self._ends_with_hole = False
+        self._whole.update(payload)
+        view = memoryview(payload)
+        while view:
+            written = os.pwrite(self._descriptor, view, self._position)
+            self._position += written
+            view = view[written:]
+
+    def check(self, sha: object) -> None:
+        """Everything has come.
+
+        Raises:
+            OpError: ``corrupt``: less came than was told, or it has another digest.
+        """
+        if self._position != self._size or sha != self._whole.hexdigest():
+            raise OpError("corrupt", "%d of its %d bytes came, or others than were sent" % (self._position, self._size))
+        if self._ends_with_hole:
+            os.ftruncate(self._descriptor, self._size)

@@ -1,0 +1,157 @@
+"""Makes files, folders and links below a directory descriptor, as another folder has them."""
+
+import os
+from typing import Any, Dict, List, Optional, Tuple
+
+from gpurun.node import below, frames
+from gpurun.node.call import OpError
+from gpurun.node.contents import Incoming, Listed
+
+CHANGING = "changed while it was read"
+
+
+class Maker:
+    """Makes entries in a folder; what is in the way is removed. A context manager.
+
+    A file appears under its name only when it is whole. Folders get their modes and times at the end, so a mode that
+    keeps its owner out keeps nobody out before.
+
+    Args:
+        top: a descriptor of the folder, which stays open.
+        scratch: a descriptor of a folder on the same disk, where files lie until they are whole; `top` by default.
+    """
+
+    def __init__(self, top: int, scratch: Optional[int] = None) -> None:
+        self.cursor = below.Cursor(top, below.CHANGE)
+        self._scratch = top if scratch is None else scratch
+        self._temporary = os.fsencode(".gpurun-%s" % os.urandom(8).hex())
+        self._folders: List[Tuple[below.Parts, int, int]] = []
+        self._file: Optional[int] = None
+
+    def folder(self, entry: Listed) -> None:
+        """Make a folder, or keep the one that is there."""
+        parts = below.parts_of(entry.path)
+        above = self.cursor.at(parts[:-1])
+        try:
+            os.mkdir(parts[-1], 0o700, dir_fd=above)
+        except FileExistsError:
+            if not _is_folder(above, parts[-1]):
+                below.remove(above, parts[-1])
+                os.mkdir(parts[-1], 0o700, dir_fd=above)
+        self._folders.append((parts, entry.mode, entry.mtime_ns))
+
+    def link(self, entry: Listed) -> None:
+        """Make a symbolic link, whatever it leads to."""
+        parts = below.parts_of(entry.path)
+        above, target = self.cursor.at(parts[:-1]), entry.target.encode("utf-8", "surrogateescape")
+        try:
+            os.symlink(target, parts[-1], dir_fd=above)
+        except FileExistsError:
+            below.remove(above, parts[-1])
+            os.symlink(target, parts[-1], dir_fd=above)
+        if entry.mtime_ns:
+            os.utime(parts[-1], ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=above, follow_symlinks=False)
+
+    def begin(self) -> int:
+        """A descriptor of a new file that has no name yet; `keep` gives it one, `drop` forgets it."""
+        self.drop()
+        self._file = below.create(self._scratch, self._temporary)
+        return self._file
+
+    def keep(self, parts: below.Parts, mode: int, mtime_ns: int) -> None:
+        """Give the file that was begun its name."""
+        assert self._file is not None
+        above = self.cursor.at(parts[:-1])
+        below.finish(self._file, mode, mtime_ns)
+        try:
+            os.rename(self._temporary, parts[-1], src_dir_fd=self._scratch, dst_dir_fd=above)
+        except IsADirectoryError:
+            below.remove(above, parts[-1])
+            os.rename(self._temporary, parts[-1], src_dir_fd=self._scratch, dst_dir_fd=above)
+        os.close(self._file)
+        self._file = None
+
+    def drop(self) -> None:
+        """Forget the file that was begun, if one was."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+            os.unlink(self._temporary, dir_fd=self._scratch)
+
+    def close_folders(self) -> None:
+        """Give the folders their modes and times, the deepest first."""
+        for parts, mode, mtime_ns in sorted(self._folders, key=lambda folder: folder[0], reverse=True):
+            inner = below.open_folder(self.cursor.at(parts[:-1]), parts[-1], below.CHANGE)
+            try:
+                below.finish(inner, mode, mtime_ns)
+            finally:
+                os.close(inner)
+
+    def __enter__(self) -> "Maker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.drop()
+        self.cursor.__exit__()
+
+
+def _is_folder(above: int, name: bytes) -> bool:
+    try:
+        os.close(os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above))
+    except OSError:
+        return False
+    return True
+
+
+class Receiver:
+    """Takes the frames of files' contents, one file after the other, and has them made."""
+
+    def __init__(self, maker: Maker) -> None:
+        self._maker = maker
+        self._incoming: Optional[Incoming] = None
+        self._marks: List[int] = []
+
+    def take(self, entry: Listed, header: Dict[str, Any], payload: frames.Bytes) -> Optional[str]:
+        """The next frame of `entry`'s content.
+
+        Returns:
+            None: there is more to come; "": the file is there; else why it is not.
+
+        Raises:
+            OpError: ``corrupt``: the sender breaks its word.
+        """
+        if "gone" in header:
+            self.forget()
+            return str(header["gone"])[:200] or "it is gone"
+        if "marks" in header:
+            self._begin(header["marks"])
+        incoming = self._incoming
+        if incoming is None:
+            raise OpError("corrupt", "it does not begin at its beginning")
+        incoming.take(header, payload)
+        if "sha" not in header:
+            return None
+        self._incoming = None
+        if header.get("after") != self._marks:
+            self._maker.drop()
+            return CHANGING
+        incoming.check(header["sha"])
+        self._maker.keep(below.parts_of(entry.path), entry.mode, self._marks[1])
+        return ""
+
+    def forget(self) -> None:
+        """Forget the file that is under way, if one is."""
+        self._incoming = None
+        self._maker.drop()
+
+    @property
+    def marks(self) -> List[int]:
+        """Of the last file that was begun."""
+        return self._marks
+
+    def _begin(self, marks: object) -> None:
+        sound = isinstance(marks, list) and len(marks) == 4 and all(type(mark) is int for mark in marks)
+        if self._incoming is not None or not sound or not 0 <= marks[0] < 1 << 62 or abs(marks[1]) >= 1 << 62:  # type: ignore[index]
+            raise OpError("corrupt", "its marks are %.100r" % (marks,))
+        self._marks = list(marks)  # type: ignore[call-overload]
+        self._incoming = Incoming(self._maker.begin(), self._marks[0])

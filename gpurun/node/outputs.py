@@ -1,0 +1,116 @@
+"""A job's outputs on this host: listed, read, written and removed. A container may change them at the same time."""
+
+import errno
+import os
+from typing import Any, Dict, Generator, Iterator, Optional
+
+from gpurun.node import below, contents, job_parts
+from gpurun.node.call import Call, OpError, OpReply
+from gpurun.node.contents import Item, Listed
+from gpurun.node.making import CHANGING, Maker, Receiver
+
+
+def listing(call: Call, job: str, force: bool = False) -> Generator[OpReply, None, Any]:
+    """What the outputs hold, as a stream of frames (`gpurun.node.contents.Listed`).
+
+    Args:
+        force: the gang has ended: look into folders whose modes keep their owner out, too.
+
+    Returns:
+        ``{"present"}``: False if the job has no outputs here.
+    """
+    try:
+        top = below.open_top(job_parts.outputs_folder(job))
+    except FileNotFoundError:
+        return {"present": False}
+    try:
+        for piece in contents.packed((entry.header(), b"") for entry in contents.entries(top, force)):
+            yield OpReply(None, piece)
+    finally:
+        os.close(top)
+    return {"present": True}
+
+
+def read(call: Call, job: str, force: bool = False) -> Generator[OpReply, None, Any]:
+    """The content of files, as a stream of frames (`gpurun.node.contents`), in the order in which they are asked for.
+
+    The payload is a sequence of frames ``{"p": path}``. The first file has the number 0.
+    """
+    top = below.open_top(job_parts.outputs_folder(job))
+    try:
+        for piece in contents.packed(_contents(call, top, force)):
+            yield OpReply(None, piece)
+    finally:
+        os.close(top)
+
+
+def _contents(call: Call, top: int, force: bool) -> Iterator[Item]:
+    with below.Cursor(top, below.READ if force else 0) as cursor:
+        for number, frame in enumerate(contents.unpacked(call.chunks())):
+            parts = below.parts_of(frame.header.get("p"))
+            try:
+                descriptor = below.open_file(cursor.at(parts[:-1]), parts[-1], force)
+            except OSError as error:
+                replaced = error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+                yield {"n": number, "gone": CHANGING if replaced else str(error.strerror)}, b""
+                continue
+            try:
+                yield from contents.content(number, descriptor)
+            except OSError as error:
+                yield {"n": number, "gone": str(error.strerror)}, b""
+            finally:
+                os.close(descriptor)
+
+
+def write(call: Call, job: str) -> Dict[str, Any]:
+    """Make entries in the outputs; what the payload does not name stays as it is.
+
+    The payload is a sequence of frames: entries (`gpurun.node.contents.Listed`), each file's followed by its content.
+
+    Returns:
+        ``{"files"}``: how many were written.
+
+    Raises:
+        OpError: ``refused``, ``corrupt``: what arrives is no such sequence.
+    """
+    folder = job_parts.outputs_folder(job)
+    top = below.open_top(folder, make=True)
+    scratch = below.open_top(os.path.dirname(folder))
+    files = 0
+    try:
+        with Maker(top, scratch) as maker:
+            receiver = Receiver(maker)
+            entry: Optional[Listed] = None
+            for header, payload in contents.unpacked(call.chunks()):
+                if "p" in header:
+                    entry = _make(maker, contents.listed(header))
+                elif entry is None:
+                    raise OpError("refused", "a content that belongs to no file")
+                elif receiver.take(entry, header, payload) == "":
+                    files, entry = files + 1, None
+            maker.close_folders()
+    finally:
+        os.close(scratch)
+        os.close(top)
+    return {"files": files}
+
+
+def _make(maker: Maker, entry: Listed) -> Optional[Listed]:
+    """Make a folder or link; a file's entry is returned, whose content follows."""
+    if entry.kind == "file":
+        return entry
+    if entry.kind not in ("dir", "link"):
+        raise OpError("refused", "%r is a %s" % (entry.path, entry.kind))
+    if entry.kind == "dir":
+        maker.folder(entry)
+    else:
+        maker.link(entry)
+    return None
+
+
+def remove(call: Call, job: str) -> None:
+    """Remove the job's outputs. Idempotent."""
+    below.remove_path(job_parts.outputs_folder(job))
+
+
+OPS = {"list": listing, "read": read, "write": write, "remove": remove}
