@@ -94,13 +94,15 @@ class EventfulWorld(GangWorld):
         self.reach(host)
 
     def _link(self, event: Event, host: Host, rank: Rank) -> None:
-        if event.value > 10.0:
+        if event.value > 10.0 or self.head_is_cut:  # together with the head's own cut it is long
             host.wrongs.append("link")
         self.cut_off([host], event.value, of_head=False)
 
     def _cut(self, event: Event, host: Host, rank: Rank) -> None:
         if not self.head_is_cut:
             self.head_is_cut = True
+            for cut_off in (host for host in self.hosts.values() if host.cuts):
+                cut_off.wrongs.append("link")
             self.cut_off(list(self.hosts.values()), event.value, of_head=True)
 
     def _again(self, event: Event, host: Host, rank: Rank) -> None:

@@ -220,7 +220,7 @@ class World:
             self.head.reach_changed(host.name)
 
     def _uncut(self, hosts: list[Host], *, of_head: bool) -> None:
-        if of_head:
+        if of_head and hosts == list(self.hosts.values()):  # not one that began in an attempt before
             self.head_is_cut = False
             self.note("the head has its network back")
         for host in hosts:
