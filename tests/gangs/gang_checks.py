@@ -151,7 +151,9 @@ class JudgedWorld(EventfulWorld):
         rank = self.ranks[named.rank] if named.rank < len(self.ranks) else None
         if rank is None or self._is_muddled() or self.is_elastic:
             return
-        if self.plan.launcher == "names another" and all(r.code in (0, 137, 143, None) for r in self.ranks):
+        if self.plan.launcher == "names another" and all(
+            r.code in (0, 137, 143, None) or r.why == "in its wake" for r in self.ranks
+        ):
             return  # the launcher's word comes before that of ranks which something broke off
         first, slack_s = self._first_by_itself(), TOGETHER_S + 0.2 + 2 * self.most_late_s
         if not rank.code or rank.why not in BY_ITSELF:
