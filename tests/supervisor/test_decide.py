@@ -219,7 +219,7 @@ def test_containers_count_by_when_they_ended_and_not_by_when_that_was_heard():
     assert end_of(decide(seen)).suspects == ("b",)
     follower = replace(seen, exits={"a": exits["a"]}, heard_since_s=T - 0.5)
     assert decide(follower) is None, "b's container may have ended before"
-    assert decide(replace(follower, now_s=T + SETTLE_S)).by_launcher
+    assert decide(replace(follower, now_s=T + FOLLOW_S)).by_launcher
 
 
 def test_ranks_that_ended_with_their_container_are_not_the_cause():

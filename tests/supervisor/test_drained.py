@@ -60,7 +60,7 @@ def test_a_persons_cancel_counts_at_once(carry):
 
 def released(job):
     """The hosts that the watch of a running gang lets go of."""
-    step = decide(GangSeen(0.0, job.lease.members, job.spec.min_gpus, drained=job.drains.hosts(job.members)))
+    step = decide(GangSeen(100.0, job.lease.members, job.spec.min_gpus, drained=job.drains.hosts(job.members)))
     return [] if step is None else list(step.hosts)
 
 
