@@ -10,6 +10,7 @@ from gpurun.errors import GpurunError
 from gpurun.jobs.record import CancelRequest
 from gpurun.supervisor.ends import GangEnd
 from gpurun.supervisor.job import SupervisedJob
+from gpurun.supervisor.links import Links
 from gpurun.supervisor.verdicts import asked_end
 
 POLL_S = 0.3
@@ -23,7 +24,7 @@ def giving_way(job: SupervisedJob) -> Iterator[None]:
         GangEnd: as was asked for, in place of whatever failed after that.
     """
     job.check_requests(ladder=_may_have_ranks(job))
-    ear = _Ear(job)
+    ear = _Ear(job, job.links)
     try:
         yield
     except (GangEnd, GpurunError):
@@ -41,9 +42,10 @@ def _may_have_ranks(job: SupervisedJob) -> bool:
 class _Ear:
     """Listens in a thread; `request` is what it heard, once connections have been cut for it."""
 
-    def __init__(self, job: SupervisedJob) -> None:
+    def __init__(self, job: SupervisedJob, links: Links) -> None:
         self.request: CancelRequest | None = None
         self._job = job
+        self._links = links
         self._lock = threading.Lock()
         self._closed = threading.Event()
         threading.Thread(target=self._listen, name="requests", daemon=True).start()
@@ -63,4 +65,4 @@ class _Ear:
         with self._lock:
             if not self._closed.is_set():
                 self.request = request
-                self._job.links.cut(self._job.hosts, "the gang is to give way")
+                self._links.cut(self._job.hosts, "the gang is to give way")
