@@ -25,6 +25,7 @@ COMMANDS = {
     "logs": Place("gpurun.cli.jobs:logs", "What a job's ranks have printed"),
     "cancel": Place("gpurun.cli.cancel:cancel", "End jobs and free their GPUs"),
     "wait": Place("gpurun.cli.jobs:wait", "Wait until jobs have ended"),
+    "outputs": Place("gpurun.cli.outputs:outputs", "What a job has left behind"),
     "exec": Place("gpurun.cli.exec:exec_", "A command in a job's container"),
     "doctor": Place("gpurun.cli.doctor:doctor", "What is wrong, and what mends it"),
     "bench": Place("gpurun.cli.bench:bench", "Latency and bandwidth between hosts"),

@@ -171,7 +171,8 @@ class OutputsLeft:
     def words(self, job: str) -> str:
         """For people."""
         more = f" and {self.count - len(self.first)} more" if self.count > len(self.first) else ""
-        kept = f"; {', '.join(self.hosts)} keeps its copy in ~/.gpurun/outputs/{job}" if self.hosts else ""
+        where = f"~/.gpurun/outputs/{job}; `gpurun outputs {job}` brings it"
+        kept = f"; {', '.join(self.hosts)} keeps its copy in {where}" if self.hosts else ""
         return f"not all outputs are on the head: {', '.join(self.first)}{more}{kept}"
 
 

@@ -50,6 +50,18 @@ def cluster_of(folder: JobFolder, lease: Lease) -> tuple[Inventory, BadInput | N
     return as_granted(inventory, lease), None
 
 
+def last_known(folder: JobFolder) -> Inventory:
+    """The hosts of a job that has ended, as they were when it last ran.
+
+    Raises:
+        StateError: nobody stored them.
+    """
+    frozen = _stored(folder)
+    if frozen is None:
+        raise StateError("nobody stored where its hosts are", where=str(_path(folder)), job=folder.id)
+    return frozen
+
+
 def freeze(folder: JobFolder, inventory: Inventory, lease: Lease) -> None:
     """Store what the gang needs of its inventory. A disk that is full keeps no gang from going on."""
     mine = {grant.host: inventory.by_name[grant.host] for grant in lease.grants}

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpurun.errors import GpurunError, HostFailure, StateDiskError, StateError
+from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.record import OutputsLeft
 from gpurun.jobs.store import JobStore
 from gpurun.launch.docker import AUTOTUNE_FILE
@@ -107,31 +108,39 @@ def bring_late(home: Path, lease: Lease, links: Links, hosts: Collection[str]) -
     """
     folder = JobStore(home).get(lease.job)
     with suppress(GpurunError):
-        if folder.spec().outputs is None or lease.found:
+        if folder.spec().outputs is not None and not lease.found:
+            bring_left(folder, lease.attempt, links, hosts)
+
+
+def bring_left(folder: JobFolder, attempt: int, links: Links, hosts: Collection[str]) -> None:
+    """Bring what hosts have kept of an attempt's outputs, and remove it there; the job's record says what is left.
+
+    Does nothing when a later attempt has started, or nothing is left.
+
+    Raises:
+        StateError: the head could not write it.
+    """
+    copy, job = HeadCopy(folder), folder.id
+    with copy.alone():
+        record = folder.record()
+        left = record.outputs_left
+        if record.attempt != attempt or left is None or not left.hosts:
             return
-        copy = HeadCopy(folder)
-        with copy.alone():
+        unbrought = _bring(copy, links, job, sorted(hosts), onto=True)
+        others = [Unbrought(host, "", "did not answer") for host in left.hosts if host not in hosts]
+        now_left = left_of([*unbrought, *others])
+        with allocator_lock(folder.path.home, patience_s=None):
             record = folder.record()
-            left = record.outputs_left
-            if record.attempt != lease.attempt or left is None or not left.hosts:
-                return
-            unbrought = _bring(copy, links, lease.job, sorted(hosts), onto=True)
-            others = [Unbrought(host, "", "did not answer") for host in left.hosts if host not in hosts]
-            now_left = left_of([*unbrought, *others])
-            with allocator_lock(home, patience_s=None):
-                record = folder.record()
-                if record.attempt == lease.attempt:
-                    folder.write(
-                        record.but(outputs_left=now_left, reason=_reason(record.reason, left, now_left, lease))
-                    )
-        kept = () if now_left is None else now_left.hosts
-        links.each(_remover(lease.job), [host for host in hosts if host not in kept])
+            if record.attempt == attempt:
+                folder.write(record.but(outputs_left=now_left, reason=_reason(record.reason, left, now_left, job)))
+    kept = () if now_left is None else now_left.hosts
+    links.each(_remover(job), [host for host in hosts if host not in kept])
 
 
-def _reason(reason: str, before: OutputsLeft, now: OutputsLeft | None, lease: Lease) -> str:
+def _reason(reason: str, before: OutputsLeft, now: OutputsLeft | None, job: str) -> str:
     """A job's reason without the words of what has come meanwhile."""
-    words = now.words(lease.job) if now is not None and now.hosts else ""
-    return reason.replace(before.words(lease.job), words).removesuffix("; ")
+    words = now.words(job) if now is not None and now.hosts else ""
+    return reason.replace(before.words(job), words).removesuffix("; ")
 
 
 def _bring(copy: HeadCopy, links: Links, job: str, hosts: Sequence[str], *, onto: bool) -> Sequence[Unbrought]:

@@ -144,7 +144,7 @@ def test_a_damaged_lease_is_named_and_set_aside_only_when_asked(gpurun, inventor
     assert len(list((tmp_path / "home" / "discarded").iterdir())) == 1
 
 
-@pytest.mark.parametrize("command", ["logs", "cancel", "wait", "exec"])
+@pytest.mark.parametrize("command", ["logs", "cancel", "wait", "exec", "outputs"])
 @pytest.mark.parametrize("job", ["nope", "", "../../etc", "a'; touch /tmp/x #"])
 def test_a_job_that_does_not_exist(gpurun, inventory, command, job):
     code, _, err = gpurun(command, job)

@@ -1,0 +1,121 @@
+"""``gpurun outputs``: what a job has left behind: where it is, what is still on hosts, and a copy of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpurun.cli.jobs import JobArgument, JsonOption, find_job
+from gpurun.cli.printing import print_json, printable, say
+from gpurun.errors import BadInput, GpurunError
+
+if TYPE_CHECKING:
+    from gpurun.jobs.folder import JobFolder
+    from gpurun.jobs.record import JobRecord
+
+HOSTS_FAILED = 4
+
+
+def outputs(
+    job: JobArgument,
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="DIR", help="Copy them into this folder, which is made.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say where a job's outputs are, and bring what hosts have kept of them once it has ended.
+
+    Exits with 4 if some are still on hosts alone.
+    """
+    folder = find_job(job)
+    record = _with_what_was_left(folder)
+    if to is not None:
+        _copy(folder, to)
+    files, size = _measured(folder.outputs)
+    if as_json:
+        print_json(_document(folder, record, files, size))
+    else:
+        _print(folder, record, files, size)
+    if record.outputs_left is not None and record.outputs_left.hosts:
+        raise typer.Exit(HOSTS_FAILED)
+
+
+def _with_what_was_left(folder: JobFolder) -> JobRecord:
+    """The job's record, once its owner has had what hosts kept of its outputs brought, if it has ended."""
+    from gpurun.supervisor.frozen import last_known
+    from gpurun.supervisor.links import Links
+    from gpurun.supervisor.outputs import bring_left
+
+    record = folder.record()
+    left = record.outputs_left
+    if left is None or not left.hosts or not record.state.ended or os.getuid() != record.owner_uid:
+        return record
+    say(f"asking {', '.join(left.hosts)} for what is left")
+    inventory = last_known(folder)
+    links = Links(inventory, [host for host in left.hosts if host in inventory.by_name])
+    try:
+        links.open()
+        bring_left(folder, record.attempt, links, list(links.targets))
+    finally:
+        links.close()
+    return folder.record()
+
+
+def _copy(folder: JobFolder, to: Path) -> None:
+    """Copy the head's copy: links as links, modes and times as they are.
+
+    Raises:
+        BadInput: there is something of that name, or nothing to copy, or it could not be written.
+    """
+    try:
+        source = os.open(folder.outputs, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        raise BadInput("it has no outputs on the head", job=folder.id) from None
+    try:  # the folder itself: a copy that comes meanwhile takes its name
+        shutil.copytree(f"/proc/self/fd/{source}", to, symlinks=True)
+    except FileExistsError:
+        raise BadInput("there is something of that name", where=str(to), hint="name a folder that is new") from None
+    except shutil.Error as error:
+        first = error.args[0][0]
+        what = f"{first[0]}: {first[2]}" if len(error.args[0]) == 1 else f"{len(error.args[0])} files, first {first[0]}"
+        raise GpurunError(
+            f"could not all be copied: {what}", where=str(to), job=folder.id,
+            hint="" if folder.record().state.ended else "while it runs, newer ones may come: try again",
+        ) from None  # fmt: skip
+    except OSError as error:
+        raise BadInput(f"cannot be written: {error.strerror}", where=str(error.filename or to)) from None
+    finally:
+        os.close(source)
+
+
+def _measured(top: Path) -> tuple[int, int]:
+    """Files, and their bytes."""
+    files = size = 0
+    for above, _, names in os.walk(top):
+        for name in names:
+            files, size = files + 1, size + (Path(above) / name).lstat().st_size
+    return files, size
+
+
+def _document(folder: JobFolder, record: JobRecord, files: int, size: int) -> dict[str, Any]:
+    left = record.outputs_left
+    return {
+        "job": record.id,
+        "path": str(folder.outputs) if folder.outputs.is_dir() else None,
+        "files": files,
+        "bytes": size,
+        "left": None if left is None else {"count": left.count, "first": list(left.first), "hosts": list(left.hosts)},
+    }
+
+
+def _print(folder: JobFolder, record: JobRecord, files: int, size: int) -> None:
+    if folder.outputs.is_dir():
+        typer.echo(f"{folder.outputs}  {files} files, {size / (1 << 20):.1f} MiB")
+    else:
+        typer.echo(f"{record.id} has no outputs on the head{'' if record.state.ended else ' yet'}")
+    if record.outputs_left is not None:
+        typer.echo(printable(record.outputs_left.words(record.id)))

@@ -1,0 +1,155 @@
+"""`gpurun outputs`: what a job has left behind is found, brought and copied, whatever is in it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from local_agents import Hosts
+from outputs_world import OutputsLinks
+
+from gpurun.cli.main import main
+from gpurun.inventory.load import load
+from gpurun.jobs.record import OutputsLeft
+from gpurun.jobs.spec import Grant, JobSpec
+from gpurun.jobs.states import State
+from gpurun.jobs.store import JobStore
+from gpurun.leases.lease import Lease
+from gpurun.supervisor import frozen, links
+
+INVENTORY = """\
+version: 1
+defaults: {user: train, generation: pascal, gpus: 4, fabric: tcp}
+fabrics: {tcp: {kind: tcp, interface: eth0}}
+racks: {r1: {hosts: {"h[1-2]": {}}}}
+"""
+
+
+class Links(OutputsLinks):
+    """To hosts of this machine; those that are off do not answer."""
+
+    off = frozenset()
+    world: Hosts
+
+    def __init__(self, inventory, hosts):
+        super().__init__(self.world.fleet(*hosts))
+        self.targets, self.silent = dict.fromkeys(hosts), set(self.off)
+
+    def open(self):
+        return {}
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def hosts(tmp_path, monkeypatch):
+    made = Hosts(tmp_path)
+    monkeypatch.setattr(links, "Links", Links)
+    monkeypatch.setattr(Links, "world", made, raising=False)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def gpurun(capsys):
+    def run(*argv):
+        with pytest.raises(SystemExit) as ended:
+            main(argv)
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return ended.value.code, out, err
+
+    return run
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """A job that has ended; some of its outputs are on the head."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("GPURUN_HOME", str(home))
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    spec = JobSpec("n", "i", 1, ("true",), outputs="/out")
+    folder = JobStore(home).create(spec, inventory=tmp_path / "inventory.yaml", now_s=0.0)
+    folder.write(folder.record().but(attempt=1, state=State.FAILED, ended_s=1.0))
+    folder.outputs.mkdir()
+    (folder.outputs / "model").write_text("older")
+    (folder.outputs / "latest").symlink_to("/etc/passwd")
+    return folder
+
+
+def left_on(job, hosts, tmp_path, *names):
+    """Hosts that have kept something."""
+    left = OutputsLeft(len(names), tuple(f"{name}: did not answer" for name in names), names)
+    job.write(job.record().but(outputs_left=left))
+    grants = tuple(Grant(name, (0,)) for name in names)
+    lease = Lease(job.id, 1, "o", 0, "g", ("r1",), grants, 23022, 0.0, str(tmp_path / "inventory.yaml"))
+    frozen.freeze(job, load(tmp_path / "inventory.yaml"), lease)
+    for name in names:
+        there = hosts.home(name) / ".gpurun/outputs" / job.id
+        there.mkdir(parents=True)
+        (there / f"of {name}").write_text("newest")
+
+
+def test_they_are_where_it_says(job, gpurun):
+    code, out, _ = gpurun("outputs", job.id)
+    assert code == 0 and str(job.outputs) in out and "2 files" in out
+    document = json.loads(gpurun("outputs", job.id, "--json")[1])
+    assert document == {"job": job.id, "path": str(job.outputs), "files": 2, "bytes": 16, "left": None}
+
+
+def test_what_hosts_have_kept_is_brought(job, gpurun, hosts, tmp_path):
+    left_on(job, hosts, tmp_path, "h1", "h2")
+    code, out, _ = gpurun("outputs", job.id, "--to", str(tmp_path / "mine"))
+    assert code == 0 and "4 files" in out
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["latest", "model", "of h1", "of h2"]
+    assert job.record().outputs_left is None
+    assert not list(hosts.home("h1").glob(".gpurun/outputs/*"))
+
+
+def test_a_host_that_is_off_keeps_its_copy_and_is_named(job, gpurun, hosts, tmp_path, monkeypatch):
+    left_on(job, hosts, tmp_path, "h1", "h2")
+    monkeypatch.setattr(Links, "off", frozenset({"h2"}))
+    code, out, _ = gpurun("outputs", job.id)
+    assert code == 4 and "h2 keeps its copy" in out and "h1 keeps" not in out
+    assert (job.outputs / "of h1").exists()
+
+
+def test_while_it_runs_hosts_are_left_in_peace(job, gpurun, hosts, tmp_path, monkeypatch):
+    monkeypatch.setattr("gpurun.head.waiter.resume", lambda *_: ())  # it has no supervisor
+    left_on(job, hosts, tmp_path, "h1")
+    job.write(job.record().but(state=State.RUNNING, ended_s=None))
+    assert gpurun("outputs", job.id)[0] == 4
+    assert hosts.processes == {}
+
+
+def test_links_are_copied_as_links(job, gpurun, tmp_path):
+    assert gpurun("outputs", job.id, "--to", str(tmp_path / "deep" / "mine"))[0] == 0
+    assert str((tmp_path / "deep/mine/latest").readlink()) == "/etc/passwd"
+
+
+@pytest.mark.parametrize("name", ["there", "a link", "a file"])
+def test_nothing_is_written_over(job, gpurun, tmp_path, name):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "a link").symlink_to(tmp_path / "there")
+    (tmp_path / "a file").write_text("kept")
+    code, _, err = gpurun("outputs", job.id, "--to", str(tmp_path / name))
+    assert code == 2 and "there is something of that name" in err
+    assert list((tmp_path / "there").iterdir()) == [] and (tmp_path / "a file").read_text() == "kept"
+
+
+def test_a_job_without_any_says_so(job, gpurun, tmp_path):
+    for path in job.outputs.iterdir():
+        path.unlink()
+    job.outputs.rmdir()
+    code, out, _ = gpurun("outputs", job.id)
+    assert code == 0 and "has no outputs on the head" in out
+    assert gpurun("outputs", job.id, "--to", str(tmp_path / "mine"))[0] == 2
+    assert not (tmp_path / "mine").exists()
+
+
+def test_names_that_are_no_text_move_no_cursor(job, gpurun):
+    left = OutputsLeft(1, ("\x1b[2J is a pipe",))
+    job.write(job.record().but(outputs_left=left))
+    code, out, _ = gpurun("outputs", job.id)
+    assert code == 0 and "\x1b" not in out
