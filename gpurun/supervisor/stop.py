@@ -148,8 +148,11 @@ def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
         while pending:
             asked = pending - _hosts_of_now(home, lease.job)
             links.open(sorted(asked), timeout_s=10.0)
-            outputs = not lease.found and _has_gone_on(folder, lease)
-            fenced = asked - set(fence(links, lease, asked, state=state_id(home), outputs=outputs))
+            keep = _with_only_copies(folder, lease, asked)
+            unproven = set(fence(links, lease, asked - keep, state=state_id(home), outputs=True))
+            if keep:
+                unproven.update(fence(links, lease, keep, state=state_id(home), outputs=False))
+            fenced = asked - unproven
             for host in sorted(fenced):
                 with suppress(FileNotFoundError):  # a person may have removed the job since
                     events.emit("host", host=host, state="fenced", reason="nothing of the job is left there")
@@ -164,16 +167,16 @@ def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
         links.close()
 
 
-def _has_gone_on(folder: JobFolder, lease: Lease) -> bool:
-    """Whether nobody needs the outputs on lost hosts: the job runs from those that were copied before, or is removed.
-
-    Of a job that ended there, the host may have the only copy of the last outputs.
-    """
+def _with_only_copies(folder: JobFolder, lease: Lease, hosts: set[str]) -> set[str]:
+    """Those of the lost hosts that may have the only copy of something that the job's last attempt wrote."""
+    if lease.found:
+        return hosts
     try:
         record = folder.record()
-    except StateError:
-        return True
-    return record.attempt > lease.attempt or record.state.holds_gpus
+    except StateError:  # a person has removed the job
+        return set()
+    has_gone_on = record.attempt > lease.attempt or record.state.holds_gpus
+    return set() if has_gone_on or record.outputs_left is None else hosts.intersection(record.outputs_left.hosts)
 
 
 def found_again(home: Path, hosts: Iterable[str]) -> None:

@@ -149,13 +149,13 @@ def test_dockerd_of_the_launchers_host_stops_for_good(cluster, tmp_path, how):
 
 @pytest.mark.parametrize(
     ("victim", "state"),
-    [("1", "FAILED"), ("$$", "FAILED"), ("-1", "SUCCEEDED")],
+    [("1", "FAILED"), ("$$", "FAILED"), ("-1", "FAILED")],
     ids=["the container's main process", "itself", "everything else"],
 )
 def test_a_rank_that_kills_is_no_fault_of_the_host(cluster, tmp_path, victim, state):
     """The signals are those of an engine that stops; the engine is not.
 
-    The one that kills everything else ends the launcher's helpers alone: both ranks return 0, and that counts.
+    The one that kills everything else ends the launcher's connections: without them ranks elsewhere are told to end.
     """
     (tmp_path / "recipe.yaml").write_text(
         f"image: {TRAIN}\ngpus: 2\nmax_restarts: 3\ngrace: 1s\nconstraints: {{gpus_per_host: 1}}\n"

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from gpurun.errors import HostFailure
+from gpurun.jobs.record import OutputsLeft
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
@@ -73,27 +74,30 @@ def test_a_host_where_the_job_runs_again_is_not_fenced_under_it(lost, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("state", "attempt", "removes"),
+    ("state", "attempt", "left_on", "removes"),
     [
-        (State.SUCCEEDED, 1, False),
-        (State.QUEUED, 1, False),
-        (State.QUEUED, 2, True),
-        (State.RUNNING, 2, True),
-        (State.RUNNING, 1, True),  # an elastic gang
+        (State.SUCCEEDED, 1, "gpu-r1-01", False),
+        (State.QUEUED, 1, "gpu-r1-01", False),
+        (State.CANCELLED, 1, "gpu-r1-02", True),
+        (State.CANCELLED, 1, None, True),  # the head has everything: it had left an elastic gang before
+        (State.QUEUED, 2, "gpu-r1-01", True),
+        (State.RUNNING, 2, "gpu-r1-01", True),
+        (State.RUNNING, 1, "gpu-r1-01", True),  # an elastic gang
     ],
 )
 def test_outputs_on_a_lost_host_are_removed_only_once_the_job_has_gone_on_without_them(
-    lost, monkeypatch, state, attempt, removes
+    lost, monkeypatch, state, attempt, left_on, removes
 ):
     """Else nobody has what the last attempt wrote there."""
     home, lease = lost
     kept, lock = lease("gpu-r1-01", is_lost=True)
     folder = JobStore(home).get(kept.job)
-    folder.write(folder.record().but(state=state, attempt=attempt))
-    asked = []
-    monkeypatch.setattr(stop, "fence", lambda *_, outputs, **__: asked.append(outputs) or {})
+    left = OutputsLeft(1, ("it did not answer",), (left_on,)) if left_on else None
+    folder.write(folder.record().but(state=state, attempt=attempt, outputs_left=left))
+    asked = {}
+    monkeypatch.setattr(stop, "fence", lambda _, __, hosts, *, outputs, **___: asked.update({outputs: hosts}) or {})
     stop.keep_asking(home, kept, lock)
-    assert asked == [removes]
+    assert [outputs for outputs, hosts in asked.items() if hosts] == [removes]
 
 
 def test_it_asks_until_the_proof_is_there(lost, monkeypatch):
