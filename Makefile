@@ -32,7 +32,7 @@ test: setup
 	@$(MAKE) --no-print-directory test-lab
 
 test-unit: setup
-	$(VENV)/bin/pytest -m 'not lab' -n 3
+	$(VENV)/bin/pytest -m 'not lab' -n 2
 
 test-lab: setup image
 	$(VENV)/bin/pytest -m 'lab and not alone' -n 2 --dist loadgroup --durations=10

@@ -140,9 +140,11 @@ def test_a_rank_is_followed_from_its_start_to_its_end(host):
     with following() as stream:
         time.sleep(0.2)  # the folder is not there yet
         host.start(3, "sh", "-c", "echo one; sleep 0.5; printf 'tw\\377o' >&2; exit 37")
-        stream.until(ends)
+        stream.until(lambda came: ends(came) and text(came, 3, "e"))
         came = list(stream.came)
-    assert kinds(came) == [("start", 3), ("output", 3), ("output", 3), ("end", 3)]
+    # On a busy machine the last words may come behind the end: the script waits a fifth of a second for them.
+    assert kinds(came)[:2] == [("start", 3), ("output", 3)]
+    assert sorted(kinds(came)[2:]) == [("end", 3), ("output", 3)]
     assert (text(came, 3), text(came, 3, "e")) == (b"one\n", b"tw\377o")
     assert ends(came) == [(3, 37, False)]
     assert all(0 <= reply.value["age_s"] < LIMIT_S for reply in came if reply.value["kind"] != "output")
