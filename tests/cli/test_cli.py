@@ -9,7 +9,7 @@ import click
 import pytest
 from typer.main import get_command
 
-from gpurun.cli.main import COMMANDS, app, main, split_command
+from gpurun.cli.main import COMMANDS, app, split_command
 
 INVENTORY = """\
 version: 1
@@ -28,18 +28,6 @@ def inventory(tmp_path, monkeypatch):
     path = tmp_path / "inventory.yaml"
     path.write_text(INVENTORY)
     return str(path)
-
-
-@pytest.fixture
-def gpurun(capsys):
-    def run(*argv):
-        with pytest.raises(SystemExit) as ended:
-            main(argv)
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return ended.value.code, out, err
-
-    return run
 
 
 def dry(gpurun, inventory, *flags, command=("true",)):

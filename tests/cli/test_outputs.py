@@ -8,7 +8,6 @@ import pytest
 from local_agents import Hosts
 from outputs_world import OutputsLinks
 
-from gpurun.cli.main import main
 from gpurun.inventory.load import load
 from gpurun.jobs.record import OutputsLeft
 from gpurun.jobs.spec import Grant, JobSpec
@@ -49,18 +48,6 @@ def hosts(tmp_path, monkeypatch):
     monkeypatch.setattr(Links, "world", made, raising=False)
     yield made
     made.close()
-
-
-@pytest.fixture
-def gpurun(capsys):
-    def run(*argv):
-        with pytest.raises(SystemExit) as ended:
-            main(argv)
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return ended.value.code, out, err
-
-    return run
 
 
 @pytest.fixture
