@@ -104,6 +104,12 @@ gpurun_copy() {  # from a pipe to a file, as a process that is no rank; where th
   unset HOROVOD_RANK OMPI_COMM_WORLD_RANK
   exec sh -c 'until cat >>"$0"; do sleep 1; done' "$gpurun_folder/$1" >/dev/null 3<&- 4>&- 5<&- 6>&-
 }
+gpurun_last_words() {  # gpurun_last_words TWENTIETHS: waits for the copies, which end with the last writer
+  while [ $1 -gt 0 ] && { kill -0 $gpurun_out || kill -0 $gpurun_err; }; do
+    set -- $(($1 - 1))
+    sleep 0.05 || sleep 1
+  done
+}
 gpurun_pipe() {  # as fd 3 to read and 4 to write; opened for both at first: who opens one end alone waits for the other
   mkfifo "$gpurun_folder/pipe" && exec 8<>"$gpurun_folder/pipe" 3<"$gpurun_folder/pipe" 4>"$gpurun_folder/pipe" 8>&- &&
     rm "$gpurun_folder/pipe"
@@ -145,11 +151,8 @@ else
   gpurun_code=$?
 fi
 exec 4>&- 6>&-
-for gpurun_file in 1 2 3 4; do  # the last words, unless something that lives on keeps the pipe
-  kill -0 $gpurun_out || kill -0 $gpurun_err || break
-  sleep 0.05 || sleep 1
-done
 unset GPURUN_RANK_ID
+gpurun_last_words 4  # something that lives on may keep the pipes
 true >"$gpurun_folder/end.$gpurun_code"
 """
 
@@ -184,6 +187,7 @@ gpurun_sweep() {
   done
 }
 gpurun_sweep
+gpurun_last_words 100  # nobody is left to print: all is copied unless the disk is full
 exit $gpurun_code
 """
 

@@ -300,6 +300,16 @@ def test_a_shell_that_is_told_leaves_its_program_a_notice_and_grace(ranks):
     assert (ranks.folder / "o").read_bytes() == b"up\ntold\n"
 
 
+def test_last_words_are_all_there_when_the_script_ends(ranks):
+    """The copy of the output may be slow: on a busy host it has not run yet when the last process ends."""
+    ranks.environ["PATH"] = f"{ranks.script.parent}:{ranks.environ['PATH']}"
+    slow = ranks.script.parent / "cat"
+    slow.write_text(f"#!/bin/sh\nsleep 1; exec {shutil.which('cat')}\n")
+    slow.chmod(0o755)
+    assert ranks.done("sh", "-c", f'setsid sh -c "{SURVIVOR}" & sleep 0.5; echo last; exit 4')[0] == 4
+    assert sorted((ranks.folder / "o").read_bytes().splitlines()) == [b"last", b"told", b"up"]
+
+
 def test_a_disk_that_fills_up_makes_a_rank_wait_and_its_end_is_noted_all_the_same(ranks):
     """In a mount namespace of its own, which ends with the command."""
     inside = (
