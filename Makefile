@@ -16,6 +16,7 @@ packages:
 $(VENV)/.installed: pyproject.toml | packages
 	python3 -m venv $(VENV)
 	$(PYTHON) -m pip install --quiet --quiet --disable-pip-version-check --editable '.[dev]'
+	$(PYTHON) -m compileall -q gpurun  # as pip does for packages: users who cannot write here would compile each time
 	touch $@
 
 # The lab goes down however the demo ends, Ctrl-C included; what it trained stays in build/demo.

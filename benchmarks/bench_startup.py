@@ -3,12 +3,13 @@
 Bare means: containers, sshd and image already there, `horovodrun … true` started inside the first container. Both
 run in turn in the same lab, so that a slow minute slows both; the difference of the medians is what gpurun costs.
 
-    python benchmarks/startup.py [--rounds 5] [--lab bench]
+    python benchmarks/bench_startup.py [--rounds 5] [--lab bench]
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import statistics
@@ -17,6 +18,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+import gpurun
 
 GPURUN = [sys.executable, "-m", "gpurun"]
 IMAGE = "gpurun/train:tf2.15"
@@ -46,6 +49,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--lab", default="bench")
     arguments = parser.parse_args()
+    compileall.compile_dir(Path(gpurun.__file__).parent, quiet=1)  # what pip does at installation
     run([*GPURUN, "lab", "up", "--name", arguments.lab, "--gpus", "1"])
     inventory = json.loads(run([*GPURUN, "lab", "status", "--name", arguments.lab, "--json"]))["inventory"]
     with tempfile.TemporaryDirectory() as home:

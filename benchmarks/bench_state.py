@@ -10,6 +10,7 @@ the process (reading included, children not), medians of several runs; ``submit`
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import random
@@ -26,6 +27,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from unittest import mock
 
+import gpurun
 from gpurun.head.submission import submit_jobs
 from gpurun.inventory.load import load
 from gpurun.jobs.spec import Constraints, JobSpec
@@ -213,6 +215,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="work in this folder, and leave it behind")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    compileall.compile_dir(Path(gpurun.__file__).parent, quiet=1)  # what pip does at installation
     with tempfile.TemporaryDirectory() as folder:
         place = options.keep or Path(folder)
         place.mkdir(parents=True, exist_ok=True)

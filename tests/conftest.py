@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+import gpurun
 
 # A busy machine makes an example slow, not wrong: no test judges time by Hypothesis's deadline.
 # What a change is judged by is the same every time; the long profile looks for what nobody has seen yet.
@@ -15,8 +19,13 @@ settings.register_profile("long", deadline=None)
 settings.load_profile("default")
 
 
-def pytest_configure():
-    """Tests in the background, or under nohup, may have to ignore signals, and so would all that they start."""
+def pytest_configure(config):
+    """Compile gpurun as pip does at installation: tests start hundreds of its processes. Then restore signals.
+
+    Tests in the background, or under nohup, may have to ignore signals, and so would all that they start.
+    """
+    if not hasattr(config, "workerinput"):
+        compileall.compile_dir(Path(gpurun.__file__).parent, quiet=1)
     for number, usual in {
         signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL,
     }.items():  # fmt: skip
