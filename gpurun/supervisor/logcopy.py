@@ -202,12 +202,12 @@ class LogCopy:
                 if until_s is not None and time.monotonic() > until_s:
                     self._note(f"{agent.host}: ranks have printed more than could be copied in time: the rest is lost")
                     return
-                self._take(log, agent.host, reply)
+                self._take(log, agent.host, turn, reply)
 
     def _is_followed(self, host: str, turn: object) -> bool:
         return not self._closed.is_set() and self._followed.get(host) is turn
 
-    def _take(self, log: JobLog, host: str, reply: Reply) -> None:
+    def _take(self, log: JobLog, host: str, turn: object, reply: Reply) -> None:
         """One event of ``ranks.follow``. What a host says is checked: it becomes part of the log's lines."""
         said = reply.value
         if reply.payload and isinstance(said, dict) and _is_output(said, len(reply.payload)):
@@ -219,8 +219,8 @@ class LogCopy:
         if rank and rank.code is not None and not said.get("more"):  # its last words are here before anybody judges it
             with self._writing(log):
                 log.end_lines(f"{host}/{rank.id}")
-        if rank:
-            with self._lock:
+        with self._lock:
+            if rank and self._is_followed(host, turn):  # else `forget` has come meanwhile
                 self._ranks[host, rank.id] = rank
 
     # -- the file -----------------------------------------------------------------------------------------

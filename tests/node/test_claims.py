@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
+from waiting import until
 
 from gpurun.node import claim_store
 from gpurun.node.claim_rules import (
@@ -298,8 +301,15 @@ def test_uuids_tell_gpus_apart_and_indices_only_where_one_is_missing():
 
 # -- signs of life, by real sockets --------------------------------------------------------------------
 
-SHOW = "import sys, time; from gpurun.node import claim_store as s; from gpurun.node.claim_rules import Claimant; " \
-    "s.show_life(Claimant(*eval(sys.argv[1]))); print('up', flush=True); exec(sys.argv[2]); time.sleep(60)"  # fmt: skip
+SHOW = """
+import sys, time
+from gpurun.node import claim_store
+from gpurun.node.claim_rules import Claimant
+claim_store.show_life(Claimant(*eval(sys.argv[1])))
+print("up", flush=True)
+exec(sys.argv[2])
+time.sleep(600)
+"""
 
 
 def is_alive(me, account=None):
@@ -318,22 +328,17 @@ def agent(me):
     started = []
 
     def start(then="pass", who=me):
-        process = subprocess.Popen([sys.executable, "-c", SHOW, repr(tuple(who)), then], stdout=subprocess.PIPE)
+        argv = [sys.executable, "-c", SHOW, repr(tuple(who)), then]
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True)
         started.append(process)
         assert process.stdout.readline() == b"up\n"
         return process
 
     yield start
     for process in started:
-        process.kill()
-        process.wait()
-
-
-def until_dead(me):
-    deadline = time.monotonic() + 5
-    while is_alive(me):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def test_the_sign_of_life_goes_with_the_agent_however_it_dies(me, agent):
@@ -342,7 +347,7 @@ def test_the_sign_of_life_goes_with_the_agent_however_it_dies(me, agent):
     assert is_alive(me)
     assert not is_alive(me._replace(attempt=2))
     process.kill()
-    until_dead(me)
+    until(lambda: not is_alive(me))
 
 
 def test_a_second_agent_of_the_attempt_stands_for_it_when_the_first_is_gone(me, agent):
@@ -355,11 +360,11 @@ def test_a_second_agent_of_the_attempt_stands_for_it_when_the_first_is_gone(me, 
 
 def test_what_the_agent_forked_does_not_stand_for_it(me, agent):
     """A probe that hangs in a broken driver lives for hours."""
-    process = agent("import os; child = os.fork(); child or time.sleep(5)")
-    time.sleep(0.3)
+    process = agent("import os; os.fork()")
+    until(lambda: Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
     process.kill()
     process.wait()
-    until_dead(me)
+    until(lambda: not is_alive(me))
 
 
 def test_a_sign_that_was_taken_back_is_gone(me):

@@ -10,12 +10,14 @@ import sys
 import time
 from ipaddress import IPv4Network
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from waiting import LIMIT_S
 
 from gpurun.lab.gpus import stand_in, state
 from gpurun.lab.spec import LabSpec, hosts_of
-from gpurun.node import gpu_users, job_parts
+from gpurun.node import gpu_users, job_parts, processes
 from gpurun.node.call import Call
 from gpurun.node.fence import fence
 from gpurun.node.nvml_apart import NoAnswer, Nvml
@@ -45,15 +47,18 @@ def process():
     """Start processes of a job, or of nobody's."""
     started = []
 
-    def start(job=None, code="import time; time.sleep(60)"):
+    def start(job=None, code="import time"):
+        """One that sleeps after `code`; it does already on return."""
         environ = {**os.environ, **({"GPURUN_JOB": job} if job else {})}
-        started.append(subprocess.Popen([sys.executable, "-c", code, "it's a \n stranger"], env=environ))
+        argv = [sys.executable, "-c", f"{code}; print(flush=True); time.sleep(600)", "it's a \n stranger"]
+        started.append(subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE))
+        assert started[-1].stdout.readline() == b"\n"
         return started[-1]
 
     yield start
     for each in started:
         each.kill()
-        each.wait()
+        each.communicate()
 
 
 def folder():
@@ -86,7 +91,7 @@ def test_free_gpus_are_proven_free_quickly(gpus):
         assert not any(fenced(gpus=[0, 1]).values())
         times.append(cpu_s() - began)
     assert not folder().exists()
-    assert min(times) < 0.5, times  # most of it is Python's start, which a gang's end hides behind other work
+    assert min(times) < 1.0, times  # most of it is Python's start, which a gang's end hides behind other work
 
 
 def test_a_question_costs_milliseconds_once_the_process_stands(gpus):
@@ -106,7 +111,7 @@ def test_a_stranger_is_named_and_left_alone(gpus, process):
     (holder,) = rest["users"]
     assert (holder["gpu"], holder["pid"], rest["folder"]) == (1, stranger.pid, False)
     said = what_is_left(rest)
-    assert f"GPU 1 is held by pid {stranger.pid} of " in said and "time.sleep(60)" in said
+    assert f"GPU 1 is held by pid {stranger.pid} of " in said and "time.sleep(600)" in said
     assert stranger.poll() is None
     assert [path.name for path in folder().iterdir()] == ["cards.json"], "secrets and keys go although the GPU is held"
     stranger.kill()
@@ -125,15 +130,15 @@ def test_a_process_that_only_draws_holds_a_gpu_too(gpus, process):
     assert [one["gpu"] for one in fenced(gpus=[0])["users"]] == [0]
 
 
-def test_an_orphan_of_the_job_is_ended(gpus, process):
-    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+def test_an_orphan_of_the_job_is_ended(gpus, process, monkeypatch):
+    """One that ignores SIGTERM is killed; the other has ended by then: no time of grace passes before it has."""
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     orphans = [process(JOB), process(JOB, deaf)]
-    time.sleep(0.3)
+    grace = SimpleNamespace(sleep=time.sleep, monotonic=lambda: orphans[0].poll() is not None and time.monotonic())
+    monkeypatch.setattr(processes, "time", grace)
     state.change(gpus, 0, {"processes": " ".join(f"{one.pid}:9" for one in orphans)})
-    began = time.monotonic()
     assert not any(fenced(gpus=[0]).values())
-    assert time.monotonic() - began < 30
-    assert [one.wait(1) for one in orphans] == [-15, -9]
+    assert [one.wait(LIMIT_S) for one in orphans] == [-15, -9]
 
 
 def test_another_jobs_process_is_a_stranger(gpus, process):
@@ -163,12 +168,10 @@ def test_a_gpu_that_does_not_answer_is_not_free(gpus, facts):
 
 def test_a_driver_that_hangs_is_no_proof(gpus):
     made = state.load(gpus)
-    made["driver"]["hang_s"] = "60"
+    made["driver"]["hang_s"] = "3600"
     state.save(made, gpus)
-    began = time.monotonic()
     with Nvml() as nvml, pytest.raises(NoAnswer, match="hangs"):
         nvml.ask([(0, "")], timeout_s=0.5)
-    assert time.monotonic() - began < 30
 
 
 def test_without_a_driver_the_devices_holders_count(gpus, process, tmp_path):
@@ -176,8 +179,7 @@ def test_without_a_driver_the_devices_holders_count(gpus, process, tmp_path):
     assert not any(fenced(gpus=[0]).values()), "no driver, no device: nothing can be held"
     (tmp_path / "dev/nvidia0").touch()
     (tmp_path / "dev/nvidia1").touch()
-    holder = process(code=f"import time; f = open({str(tmp_path / 'dev/nvidia1')!r}); time.sleep(60)")
-    time.sleep(0.5)
+    holder = process(code=f"import time; f = open({str(tmp_path / 'dev/nvidia1')!r})")
     assert [one["pid"] for one in fenced(gpus=[0, 1])["users"]] == [holder.pid]
     assert not any(fenced(gpus=[0]).values())
 

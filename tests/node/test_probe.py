@@ -12,9 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import LIMIT_S, until
 
 from gpurun.facts.hardware import Hardware, hardware_from_document
-from gpurun.node import probe, probe_apart, probe_net, probe_nvml, probe_sysfs
+from gpurun.node import probe, probe_apart, probe_net, probe_nvml, probe_sysfs, processes
 
 REPO = Path(__file__).parents[2]
 RUN = f"import sys; sys.path.insert(0, {str(REPO)!r}); from gpurun.node.probe import main; main()"
@@ -24,34 +25,32 @@ RUN = f"import sys; sys.path.insert(0, {str(REPO)!r}); from gpurun.node.probe im
 
 
 def test_apart_answers():
-    assert probe_apart.ask(lambda: {"a": [1, "ü\n"]}, 5) == {"a": [1, "ü\n"]}
+    assert probe_apart.ask(lambda: {"a": [1, "ü\n"]}, LIMIT_S) == {"a": [1, "ü\n"]}
 
 
 def test_a_driver_that_hangs_costs_its_time_out_once():
-    started = time.monotonic()
     with pytest.raises(probe_apart.TooSlow, match=r"0\.2 s"):
-        probe_apart.ask(lambda: time.sleep(60), 0.2)
-    assert time.monotonic() - started < 30
+        probe_apart.ask(lambda: time.sleep(3600), 0.2)
 
 
 def test_a_driver_that_kills_its_process():
     with pytest.raises(probe_apart.Died):
-        probe_apart.ask(os.abort, 5)
+        probe_apart.ask(os.abort, LIMIT_S)
 
 
 def test_an_exception_is_named_with_its_place():
     with pytest.raises(probe_apart.Died, match=r"ZeroDivisionError.*test_probe\.py:\d+"):
-        probe_apart.ask(lambda: 1 / 0, 5)
+        probe_apart.ask(lambda: 1 / 0, LIMIT_S)
 
 
 def then_hang(value):
     yield value
-    time.sleep(30)
+    time.sleep(3600)
 
 
 def test_the_other_process_holds_none_of_our_files():
     reader, writer = os.pipe()
-    source = probe_apart.items(lambda: then_hang(1), 5)
+    source = probe_apart.items(lambda: then_hang(1), LIMIT_S)
     assert next(source) == 1
     os.close(writer)
     assert os.read(reader, 1) == b""  # would block if the child still had the writing end
@@ -60,11 +59,10 @@ def test_the_other_process_holds_none_of_our_files():
 
 
 def test_closing_ends_the_other_process():
-    source = probe_apart.items(lambda: then_hang(os.getpid()), 5)
+    source = probe_apart.items(lambda: then_hang(os.getpid()), LIMIT_S)
     pid = next(source)
     source.close()
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+    until(lambda: processes.read_process(pid) is None)
 
 
 # -- interfaces --------------------------------------------------------------------------------------------
@@ -134,7 +132,7 @@ def test_connect_tells_open_from_refused_from_dropped():
         closed = taken.getsockname()[1]
     targets = [{"address": "127.0.0.1", "port": port} for port in (*listener.ports, closed)]
     targets.append({"address": "no address", "port": 1})
-    outcomes = probe_net.connect(targets, "127.0.0.1", 2.0)
+    outcomes = probe_net.connect(targets, "127.0.0.1", LIMIT_S)
     done.set()
     thread.join()
     assert [one["ok"] for one in outcomes] == [True, True, False, False]
@@ -150,9 +148,9 @@ def test_a_full_backlog_is_a_time_out_and_costs_it_once():
             sock.setblocking(False)
             sock.connect_ex(("127.0.0.1", port))
         started = time.monotonic()
-        outcomes = probe_net.connect([{"address": "127.0.0.1", "port": port}] * 30, None, 0.3)
-        assert [one["error"] for one in outcomes] == ["timeout"] * 30
-        assert time.monotonic() - started < 6
+        outcomes = probe_net.connect([{"address": "127.0.0.1", "port": port}] * 300, None, 1.0)
+        assert [one["error"] for one in outcomes] == ["timeout"] * 300
+        assert time.monotonic() - started < 100
         for sock in fill:
             sock.close()
 
@@ -235,7 +233,7 @@ def pythons():
 @pytest.mark.parametrize("python", pythons())
 def test_the_document_of_this_machine(python):
     done = subprocess.run(
-        [python, "-I", "-c", RUN], capture_output=True, check=True, timeout=60,
+        [python, "-I", "-c", RUN], capture_output=True, check=True, timeout=LIMIT_S,
     )  # fmt: skip
     document = json.loads(done.stdout)
     fields = {field.name for field in dataclasses.fields(Hardware)} - {"host", "clock_offset_s", "clock_error_s"}
@@ -256,12 +254,17 @@ def test_one_broken_section_hides_no_other(monkeypatch):
 
 
 def test_look_up_knows_absent_names_from_silence(monkeypatch):
+    silent = threading.Event()
+
     def getaddrinfo(name, *_):
         if name == "slow":
-            time.sleep(5)
+            assert silent.wait(LIMIT_S)
         if name == "none":
             raise socket.gaierror
         return [(2, 1, 6, "", ("10.0.0.1", 0)), (2, 1, 6, "", ("10.0.0.1", 0))]
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    assert probe.look_up(["good", "none", "slow"], 0.3) == {"good": ["10.0.0.1"], "none": [], "slow": None}
+    known = {"good": ["10.0.0.1"], "none": []}
+    assert probe.look_up(["good", "none"], LIMIT_S) == known
+    assert probe.look_up(["slow", *known], 0.3)["slow"] is None
+    silent.set()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import time
+from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
+from waiting import LIMIT_S, until
 
 from gpurun.errors import HostUnreachable
 from gpurun.remote.agent import RemoteOpFailed, Reply
@@ -41,7 +43,7 @@ class Stream:
             if isinstance(each, Exception):
                 raise each
             if isinstance(each, threading.Event):
-                each.wait(10)
+                assert each.wait(LIMIT_S)
             else:
                 yield each
 
@@ -60,7 +62,9 @@ class Host:
     def stream(self, op, **given):
         if op == "ranks.follow":
             self.had.append(given)
-            return Stream(self.ranks.pop(0) if self.ranks else [])
+            with suppress(IndexError):
+                return Stream(self.ranks.pop(0))
+            return Stream([])
         assert (op, given["container"]) == ("docker.logs", "c")
         self.since.append(given["since"])
         return Stream(self.scripts.pop(0))
@@ -87,20 +91,27 @@ def copy(tmp_path, monkeypatch):
     yield start
 
 
+def let_end(name):
+    """Wait for the end of copying threads."""
+    for thread in threading.enumerate():
+        if thread.name == name:
+            thread.join(LIMIT_S)
+
+
 def text(tmp_path):
     return [line.split(" ", 2)[2] for line in (tmp_path / "log").read_text().splitlines()]
 
 
 def test_it_ends_with_the_container(copy, tmp_path):
     made, _ = copy([piece(1, "a"), piece(2, "b")])
-    assert made.wait_for_launcher(10)
+    assert made.wait_for_launcher(LIMIT_S)
     made.close()
     assert text(tmp_path) == ["a", "b"]
 
 
 def test_the_end_of_the_engine_is_not_the_end_of_the_container(copy, tmp_path):
     made, host = copy([piece(1, "a")], [piece(1, "a"), piece(2, "b")])
-    assert made.wait_for_launcher(10)
+    assert made.wait_for_launcher(LIMIT_S)
     made.close()
     assert text(tmp_path) == ["a", "b"]
     assert host.since == [None, "1795222923.000000001"]
@@ -112,24 +123,33 @@ def test_the_end_of_the_engine_is_not_the_end_of_the_container(copy, tmp_path):
 )
 def test_what_breaks_is_tried_again(copy, tmp_path, error):
     made, _ = copy([piece(1, "a"), error], [error], [piece(1, "a"), piece(2, "b")])
-    assert made.wait_for_launcher(10)
+    assert made.wait_for_launcher(LIMIT_S)
     made.close()
     assert text(tmp_path) == ["a", "b"]
 
 
 def test_a_container_that_is_gone_prints_no_more(copy):
     made, _ = copy([RemoteOpFailed("no such container", kind="not-found")])
-    assert made.wait_for_launcher(10)
+    assert made.wait_for_launcher(LIMIT_S)
 
 
-def test_what_comes_while_it_is_waited_for_is_waited_for(copy, tmp_path):
-    gates = [threading.Event() for _ in range(4)]
-    script = [each for number, gate in enumerate(gates) for each in (gate, piece(number, str(number)))]
-    made, _ = copy(script)
-    timers = [threading.Timer(0.5 * (number + 1), gate.set) for number, gate in enumerate(gates)]
-    for timer in timers:
-        timer.start()
-    assert made.wait_for_launcher(1.6)
+def test_what_comes_while_it_is_waited_for_is_waited_for(copy, tmp_path, monkeypatch):
+    """A piece comes each second, for four seconds; silence is waited for 1.5 s."""
+    gates, now_s = [threading.Event() for _ in range(4)], [0.0]
+    monkeypatch.setattr(logcopy, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    made, _ = copy([each for number, gate in enumerate(gates) for each in (gate, piece(number, str(number)))])
+
+    class SecondsPass(threading.Event):
+        def wait(self, _):
+            now_s[0] += 1.0
+            if not gates:
+                return super().wait(LIMIT_S)
+            gates.pop(0).set()
+            until(lambda: made.last_line_s == now_s[0])
+            return False
+
+    made._launcher_ended = SecondsPass()
+    assert made.wait_for_launcher(1.5)
     made.close()
     assert text(tmp_path) == ["0", "1", "2", "3"]
 
@@ -137,9 +157,7 @@ def test_what_comes_while_it_is_waited_for_is_waited_for(copy, tmp_path):
 def test_silence_is_waited_for_no_longer_than_said(copy):
     gate = threading.Event()
     made, _ = copy([gate, piece(1, "late")])
-    began = time.monotonic()
     assert not made.wait_for_launcher(0.2)
-    assert time.monotonic() - began < 5
     made.close()
     gate.set()
 
@@ -147,11 +165,10 @@ def test_silence_is_waited_for_no_longer_than_said(copy):
 def test_nothing_is_written_after_it_was_closed(copy, tmp_path):
     gate = threading.Event()
     made, _ = copy([piece(1, "a"), gate, piece(2, "b")])
-    while not (tmp_path / "log").read_text():
-        time.sleep(0.01)
+    until((tmp_path / "log").read_text)
     made.close()
     gate.set()
-    time.sleep(0.1)
+    let_end("log")
     assert text(tmp_path) == ["a"]
     made.close()
 
@@ -170,7 +187,7 @@ def test_a_full_disk_is_waited_for_and_nothing_is_lost(copy, tmp_path, monkeypat
     monkeypatch.setattr(os, "write", to_a_full_disk)
     lines = [piece(1, "a"), piece(2, "b"), piece(3, "c")]
     made, host = copy(lines, lines, lines)
-    assert made.wait_for_launcher(10)
+    assert made.wait_for_launcher(LIMIT_S)
     made.close()
     assert text(tmp_path) == ["a", "b", "c"]
     assert len(host.since) == 3
@@ -190,13 +207,6 @@ def said(kind, ident="3.17", **more):
 
 def output(end, data, ident="3.17", **more):
     return Reply({"kind": "output", "id": ident, "rank": 3, "stream": "o", "end": end, **more}, data)
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -219,7 +229,7 @@ def follow(copy):
 
 def test_ranks_output_and_ends_come_from_their_host(follow, tmp_path):
     made, host = follow([said("start"), output(6, b"step 1"), output(11, b"\nstep"), said("end", code=0)])
-    wait_for(lambda: made.ranks and made.ranks[0].code == 0)
+    until(lambda: made.ranks and made.ranks[0].code == 0)
     made.close()
     assert text(tmp_path) == ["[3]<stdout>:step 1", "[3]<stdout>:step"], "also a last line without an end"
     assert host.had[0] == {"job": "j", "attempt": 1, "have": {}, "once": False}
@@ -230,7 +240,7 @@ def test_a_connection_that_breaks_is_gone_on_with(follow, tmp_path):
         [said("start"), output(4, b"a\nb\n"), HostUnreachable("cut", host="h")],
         [said("start"), output(6, b"c\n"), said("end", code=5)],
     )
-    wait_for(lambda: made.ranks and made.ranks[0].code == 5)
+    until(lambda: made.ranks and made.ranks[0].code == 5)
     made.close()
     assert text(tmp_path) == [f"[3]<stdout>:{letter}" for letter in "abc"]
     assert host.had[1]["have"] == {"3.17": [4, 0]}
@@ -238,19 +248,39 @@ def test_a_connection_that_breaks_is_gone_on_with(follow, tmp_path):
 
 def test_a_host_may_leave_and_come_back(follow, tmp_path):
     made, host = follow([output(2, b"a\n")], [], [], [])
-    wait_for(lambda: len(host.had) > 2)
+    until(lambda: len(host.had) > 2)
     made.forget(["h"])
+    let_end("log h")
     host.ranks = [[said("start", "3.17.9"), output(2, b"b\n", "3.17.9")]]
     made.follow(["h"])
-    wait_for(lambda: made.ranks)
+    until(lambda: made.ranks)
     made.close()
     assert text(tmp_path) == ["[3]<stdout>:a", "[3]<stdout>:b"]
 
 
 def test_what_a_forgotten_host_told_counts_no_more(follow):
     made, _ = follow([said("start"), said("end", code=1)])
-    wait_for(lambda: made.ranks and made.ranks[0].code == 1)
+    until(lambda: made.ranks and made.ranks[0].code == 1)
     made.forget(["h"])
+    assert made.ranks == ()
+
+
+def test_what_a_host_tells_while_it_is_forgotten_counts_no_more(follow):
+    begin, forgotten = threading.Event(), threading.Event()
+
+    class LastWords(dict):
+        """Between the look at what is known of the rank and the note of its end, the host is forgotten."""
+
+        def get(self, key, default=None):
+            if key == "more":
+                made.forget(["h"])
+                forgotten.set()
+            return super().get(key, default)
+
+    made, _ = follow([begin, said("start"), Reply(LastWords(said("end", code=1).value))])
+    begin.set()
+    assert forgotten.wait(LIMIT_S)
+    let_end("log h")
     assert made.ranks == ()
 
 
@@ -265,18 +295,18 @@ def test_what_a_forgotten_host_told_counts_no_more(follow):
 )  # fmt: skip
 def test_a_host_that_lies_changes_no_line_of_the_log(follow, tmp_path, lie):
     made, _ = follow([lie, said("start", "9.9")])
-    wait_for(lambda: made.ranks)
+    until(lambda: made.ranks)
     made.close()
     assert text(tmp_path) == []
 
 
 def test_the_rest_is_taken_once_the_containers_are_dead(follow, tmp_path):
     made, host = follow([HostUnreachable("cut", host="h")] * 1000)
-    wait_for(lambda: host.had)
-    made.take_rest(["h", "unknown"], 10)
+    until(lambda: host.had)
+    made.take_rest(["h", "unknown"], LIMIT_S)
     host.ranks = [[said("start"), output(2, b"a\n"), said("end", code=137, killed=True)]]
-    made.take_rest(["h"], 10)
-    wait_for(lambda: made.ranks)
+    made.take_rest(["h"], LIMIT_S)
+    until(lambda: made.ranks)
     made.close()
     assert text(tmp_path) == ["[3]<stdout>:a"]
     assert any(given["once"] for given in host.had)
@@ -296,14 +326,14 @@ def test_a_full_disk_loses_nothing_of_what_ranks_print(follow, tmp_path, monkeyp
     monkeypatch.setattr(os, "write", to_a_full_disk)
     script = [output(2, b"a\n"), output(6, b"b\nc\n"), said("end", code=0)]
     made, _ = follow(script, script, script)
-    wait_for(lambda: made.ranks and made.ranks[0].code == 0)
+    until(lambda: made.ranks and made.ranks[0].code == 0)
     made.close()
     assert text(tmp_path) == [f"[3]<stdout>:{letter}" for letter in "abc"]
 
 
 def test_last_words_without_a_newline_are_in_the_log_when_the_end_is_known(follow, tmp_path):
     made, _ = follow([said("start"), output(5, b"fatal"), said("end", code=3)])
-    wait_for(lambda: made.ranks and made.ranks[0].code == 3)
+    until(lambda: made.ranks and made.ranks[0].code == 3)
     assert text(tmp_path) == ["[3]<stdout>:fatal"]
     made.close()
     assert text(tmp_path) == ["[3]<stdout>:fatal"]

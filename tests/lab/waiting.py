@@ -1,0 +1,25 @@
+"""Waiting for what must come. On a busy machine it comes late, and no test judges by how late."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+Found = TypeVar("Found")
+
+LIMIT_S = 120.0
+"""A test gives up after this long: far longer than a busy machine needs, and within pytest's limit for one test."""
+
+
+def until(condition: Callable[[], Found], said: Callable[[], object] = lambda: "it does not come") -> Found:
+    """Wait until the condition holds; what it returned then.
+
+    Args:
+        said: what to show if it never does.
+    """
+    deadline = time.monotonic() + LIMIT_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline, said()
+        time.sleep(0.01)
+    return found
