@@ -56,7 +56,8 @@ class JobLog:
         self._known = self._end()
         self._passing = self._known.same
         self._open: dict[_Key, tuple[int, bytearray]] = {}
-        self._since_checkpoint = self._known.since_checkpoint
+        self._first = self._known.checkpoint() if self._known.since_checkpoint >= CHECKPOINT_BYTES else b""
+        self._since_checkpoint = 0 if self._first else self._known.since_checkpoint
         self._time = self._time_now()
         self.descriptor = path.open_file(os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
@@ -164,6 +165,8 @@ class JobLog:
         return datetime.fromtimestamp(self._now(), timezone.utc).isoformat("T", "microseconds")[:26].encode() + b"000Z"
 
     def _append(self, data: bytes) -> None:
+        """Append lines. A new attempt's checkpoint comes first: a torn write leaves no line without it."""
+        data, self._first = self._first + data, b""
         self._since_checkpoint += len(data)
         if self._since_checkpoint >= CHECKPOINT_BYTES:
             self._since_checkpoint = 0

@@ -245,8 +245,8 @@ def test_a_ranks_lines_have_its_number_and_their_bytes_pass(tmp_path):
     log.take_output("n1/3.17", 3, "e", 4, b"oops")
     log.take("stdout", message(1, "launcher\n"))
     log.close()
-    raw = (tmp_path / "log").read_bytes().split(b"\n")
-    assert raw[0] == b"2026-11-21T01:02:03.500000000Z o@2/n1/3.17:8 [3]<stdout>:caf\xe9 \xff\xfe"
+    _, first, *_ = (tmp_path / "log").read_bytes().split(b"\n")
+    assert first == b"2026-11-21T01:02:03.500000000Z o@2/n1/3.17:8 [3]<stdout>:caf\xe9 \xff\xfe"
     lines = [logged.line for logged in LogTail(at(tmp_path / "log")).new()]
     assert [(line.rank, line.stream) for line in lines] == [(3, "stdout"), (None, "stdout"), (3, "stderr")]
     assert [line.text for line in lines[1:]] == ["launcher", "oops"]
@@ -379,6 +379,43 @@ def test_a_later_attempts_lines_come_once_though_none_before_it_has_printed(tmp_
         log.take("stdout", message(5, "attempt 2\n"))
         os.close(log.descriptor)
     assert texts(tmp_path / "log") == ["attempt 2"]
+
+
+@pytest.mark.parametrize("tail", [b"", bytes(5), bytes(600)], ids=["torn", "zeros", "a hole"])
+@pytest.mark.parametrize("attempts", [(1,), (2,), (1, 2), (3,), (1, 2, 3)], ids=str)
+def test_every_line_comes_once_wherever_a_power_cut_tears_what_an_attempt_wrote(tmp_path, attempts, tail):
+    """The host still has all of it. Attempts that are left out have printed nothing."""
+    path, wanted = tmp_path / "log", [line for attempt in attempts for line in what_is_printed(attempt)]
+    *earlier, attempt = attempts
+    for each in earlier:
+        copy_from_the_host(path, each)
+    durable = len(path.read_bytes()) if earlier else 0
+    copy_from_the_host(path, attempt)
+    written = path.read_bytes()
+    assert texts(path) == wanted
+    for end in range(durable, len(written) + 1):
+        path.write_bytes(written[:end] + tail)
+        copy_from_the_host(path, attempt)
+        assert texts(path) == wanted, f"cut after {end} bytes: {path.read_bytes().decode()}"
+
+
+def what_is_printed(attempt):
+    """Three lines by the launcher, then three by rank 0."""
+    return [f"{who} line {number} of attempt {attempt}" for who in ("launcher", "rank") for number in range(3)]
+
+
+def copy_from_the_host(path, attempt):
+    """A supervisor's whole copy: it asks for what the log lacks, as Docker and the ranks' hosts answer it."""
+    lines = what_is_printed(attempt)
+    log = JobLog(at(path), attempt=attempt, now=now)
+    since = int(log.since.split(".")[1]) if log.since else 0
+    for number, line in enumerate(lines[:3]):
+        if number + 1 >= since:
+            log.take("stdout", message(number + 1, f"{line}\n"))
+    printed = "".join(f"{line}\n" for line in lines[3:]).encode()
+    (had, _) = log.have("h").get("0.1", (0, 0))
+    log.take_output("h/0.1", 0, "o", len(printed), printed[had:])
+    log.close()
 
 
 def test_a_progress_bar_is_seen_before_its_newline_comes(tmp_path):
