@@ -1,8 +1,8 @@
 """An elastic gang while it runs: hosts that fail leave it, others join it, and Horovod's driver is told.
 
 The lease says who is in (`gpurun.leases.members`). The launcher's host has the list that the driver's discovery script
-prints. Only the watch's main loop lets hosts go; one thread keeps the list true and fences who has left, another brings
-in new hosts.
+prints. Only the watch's main loop lets hosts go; one thread keeps the list true, one fences hosts that left, one
+brings in new hosts.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from gpurun.supervisor.ends import GangEnd
 from gpurun.supervisor.frozen import freeze
 from gpurun.supervisor.host_claims import claim
 from gpurun.supervisor.job import SupervisedJob, raise_first
+from gpurun.supervisor.outputs import collect_leaving
 from gpurun.supervisor.preflight import examine
 from gpurun.supervisor.prepare import bring
 from gpurun.supervisor.start import KNOWN_HOSTS_FILE, SSH_CONFIG_FILE, create, go, known_hosts
@@ -67,7 +68,8 @@ class Members:
         if self._job.spec.min_gpus is None:
             return []
         return [
-            threading.Thread(target=self._tend, name="members", daemon=True),
+            threading.Thread(target=self._repeat, args=(self._tend,), name="members", daemon=True),
+            threading.Thread(target=self._repeat, args=(self._fence_apart,), name="leaving", daemon=True),
             threading.Thread(target=self._grow, name="growth", daemon=True),
         ]
 
@@ -78,10 +80,11 @@ class Members:
         connections cut. If they were cut at once, ranks could meet again in the old gang before the driver has read the
         list, and wait for those that are gone.
         """
+        until_s = time.monotonic() + max(self._job.spec.grace_s, LEAVE_LEAST_S)
+        self._released.update(dict.fromkeys(hosts, until_s))  # before they are apart, or they would be fenced at once
         self._change(lease_steps.put_apart, hosts)
         for host in hosts:
             self._job.events.emit("host", host=host, state="left the gang", reason="the host is drained")
-            self._released[host] = time.monotonic() + max(self._job.spec.grace_s, LEAVE_LEAST_S)
         self._fence_next, self._fence_again_s = 0.0, FENCE_AGAIN_FIRST_S
         self._grow_after(GROW_FIRST_S)
         self._say_size()
@@ -113,20 +116,22 @@ class Members:
         gpus = sum(len(grant.gpus) for grant in self._job.lease.members)
         self._job.note(f"the gang has {gpus} of {self._job.spec.gpus} GPUs, on {', '.join(self._job.members)}")
 
-    def _tend(self) -> None:
-        """Keep the driver's list true, and fence who has left."""
+    def _repeat(self, tend: Callable[[], None]) -> None:
         told = ""
         while not self._stop.wait(TEND_S):
             try:
-                self._tell_driver()
-                self._let_leave()
-                self._cut_connections()
-                self._fence_apart()
+                tend()
                 told = ""
             except (GangEnd, GpurunError, OSError) as error:  # it is tried again: said once
                 if str(error) != told:
                     self._job.note(f"the gang could not be tended: {error}")
                 told = str(error)
+
+    def _tend(self) -> None:
+        """Keep the driver's list true, and see that the ranks follow it."""
+        self._tell_driver()
+        self._let_leave()
+        self._cut_connections()
 
     def _tell_driver(self) -> None:
         """Write the list of hosts, after what ``ssh`` must know of those that have joined."""
@@ -187,7 +192,8 @@ class Members:
     def _fence_apart(self) -> None:
         """Free the GPUs of hosts that have left, once each has proved that nothing of the job is there.
 
-        The fence removes what ranks have printed: the rest of it is copied first.
+        The fence removes what ranks have printed and the outputs: both are copied first. That may take long, so no
+        other host waits for it.
         """
         job = self._job
         with self._lock:
@@ -195,10 +201,15 @@ class Members:
         if not leaving or time.monotonic() < self._fence_next:
             return
         job.links.add(leaving, job.inventory)
-        job.links.open(leaving, timeout_s=5.0)
-        end_output(job, [host for host in leaving if job.links.is_open(host)])
+        unproven: dict[str, GpurunError] = dict(job.links.open(leaving, timeout_s=5.0))
+        answering = [host for host in leaving if host not in unproven]
+        end_output(job, answering)
+        for unbrought in collect_leaving(job, answering, cancelled=self._stop.is_set):
+            job.note(f"lost with {unbrought.host}, which leaves the gang: {unbrought.words}")
+        if self._stop.is_set():
+            return  # STOPPING does it all
         durable.sync_file(job.folder.log)
-        unproven = fence(job.links, lease, leaving, state=job.state_id, outputs=True)
+        unproven.update(fence(job.links, lease, answering, state=job.state_id, outputs=True))
         fenced = [host for host in leaving if host not in unproven]
         if fenced:
             self._change(lease_steps.let_go, fenced)

@@ -87,7 +87,8 @@ def collect_outputs(job: SupervisedJob) -> set[str]:
     unbrought: Sequence[Unbrought] = ()
     with job.outputs.alone():
         for _ in range(TRIES):
-            unbrought = _bring(job.outputs, job.links, job.lease.job, _writers(job), onto=_is_shared(job))
+            writers = job.hosts if _is_shared(job) else job.hosts[:1]
+            unbrought = _bring(job.outputs, job.links, job.lease.job, writers, onto=_is_shared(job), force=True)
             if not is_changing(unbrought):
                 break
             time.sleep(AGAIN_S)
@@ -99,6 +100,27 @@ def collect_outputs(job: SupervisedJob) -> set[str]:
     kept = () if left is None else left.hosts
     results = job.links.each(_remover(job.lease.job), [host for host in job.hosts if host not in kept])
     return {*kept, *results.failed}
+
+
+def collect_leaving(
+    job: SupervisedJob, leaving: Collection[str], *, cancelled: Callable[[], bool] = lambda: False
+) -> Sequence[Unbrought]:
+    """Bring to the head what hosts that leave a gang have of its outputs, before the fence removes it there.
+
+    The members' outputs are brought too: of a file that several hosts have, the one that was written last counts.
+
+    Returns:
+        What `leaving` have and the head has not.
+
+    Raises:
+        StateError: the head could not write it.
+    """
+    if job.spec.outputs is None or not leaving:
+        return ()
+    with job.outputs.alone():
+        hosts = [*(host for host in job.members if job.links.is_open(host)), *leaving]
+        unbrought = _bring(job.outputs, job.links, job.lease.job, hosts, onto=True, force=False, cancelled=cancelled)
+    return [each for each in unbrought if each.host in leaving and each.is_lost]
 
 
 def bring_late(home: Path, lease: Lease, links: Links, hosts: Collection[str]) -> None:
@@ -126,7 +148,7 @@ def bring_left(folder: JobFolder, attempt: int, links: Links, hosts: Collection[
         left = record.outputs_left
         if record.attempt != attempt or left is None or not left.hosts:
             return
-        unbrought = _bring(copy, links, job, sorted(hosts), onto=True)
+        unbrought = _bring(copy, links, job, sorted(hosts), onto=True, force=True)
         others = [Unbrought(host, "", "did not answer") for host in left.hosts if host not in hosts]
         now_left = left_of([*unbrought, *others])
         with allocator_lock(folder.path.home, patience_s=None):
@@ -143,12 +165,15 @@ def _reason(reason: str, before: OutputsLeft, now: OutputsLeft | None, job: str)
     return reason.replace(before.words(job), words).removesuffix("; ")
 
 
-def _bring(copy: HeadCopy, links: Links, job: str, hosts: Sequence[str], *, onto: bool) -> Sequence[Unbrought]:
+def _bring(
+    copy: HeadCopy, links: Links, job: str, hosts: Sequence[str], *, onto: bool, force: bool,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Sequence[Unbrought]:  # fmt: skip
     """Bring what hosts have; one that fails or lies holds up no other. What could not be brought."""
     silent = [host for host in hosts if not links.is_open(host)]
     unbrought = [Unbrought(host, "", "did not answer, so it may have newer ones") for host in silent]
     asked = links.each(
-        lambda agent: list_outputs(agent, job, force=True), [host for host in hosts if host not in silent]
+        lambda agent: list_outputs(agent, job, force=force), [host for host in hosts if host not in silent]
     )
     unbrought += [Unbrought(host, "", error.message) for host, error in asked.failed.items()]
     there = [said for said in asked.ok.values() if said is not None]
@@ -158,8 +183,9 @@ def _bring(copy: HeadCopy, links: Links, job: str, hosts: Sequence[str], *, onto
         onto = onto or len(found) < len(hosts)
         try:
             brought = copy.replace(
-                {host: links.agent(host) for host in found}, in_order(found.values()), onto=onto, force=True
-            )
+                {host: links.agent(host) for host in found}, in_order(found.values()), onto=onto, force=force,
+                cancelled=cancelled,
+            )  # fmt: skip
             return [*unbrought, *brought]
         except HostFailure as error:
             if error.host not in found:
@@ -214,5 +240,5 @@ def _is_shared(job: SupervisedJob) -> bool:
 
 
 def _writers(job: SupervisedJob) -> Sequence[str]:
-    """The hosts that may have outputs: rank 0 is on the first, in an elastic gang on another if it is lost there."""
+    """The hosts that write outputs: rank 0 is on the first, in an elastic gang on another if it is lost there."""
     return job.members if _is_shared(job) else job.hosts[:1]

@@ -135,7 +135,12 @@ def test_outputs_come_home_and_are_there_again(cluster, tmp_path):
     )
     done = cluster.gpurun("submit", str(tmp_path), "-i", str(cluster.inventory), "--follow")
     assert done.code == 0, done.err
-    assert (cluster.home / "jobs" / only_job(cluster)["id"] / "outputs" / "ckpt 1").read_text() == "model\n"
+    job = only_job(cluster)["id"]
+    assert (cluster.home / "jobs" / job / "outputs" / "ckpt 1").read_text() == "model\n"
+    brought = cluster.gpurun("outputs", job, "--to", str(tmp_path / "brought"))
+    assert (brought.code, (tmp_path / "brought/ckpt 1").read_text()) == (0, "model\n"), brought.err
+    again = cluster.gpurun("outputs", job, "--to", str(tmp_path / "brought"))
+    assert again.code == 2 and "something of that name" in again.err
 
 
 def test_logs_of_one_rank(cluster):

@@ -140,7 +140,7 @@ class LastWords:
 
 
 @pytest.mark.parametrize("is_silent", [False, True])
-def test_the_last_words_of_a_host_that_leaves_come_home_before_it_is_fenced(gang, monkeypatch, is_silent):
+def test_the_last_words_and_outputs_of_a_host_that_leaves_come_home_before_it_is_fenced(gang, monkeypatch, is_silent):
     job, left = gang.job, gang.job.hosts[-1]
     members = members_of(gang)
     members.release([left])
@@ -150,10 +150,27 @@ def test_the_last_words_of_a_host_that_leaves_come_home_before_it_is_fenced(gang
 
     def fence(_links, _lease, hosts, **_):
         seen.did += [("fence", host) for host in hosts]
-        return {host: HostUnreachable("no", host=host) for host in hosts if is_silent}
+        return {}
 
     monkeypatch.setattr("gpurun.supervisor.elastic.fence", fence)
+    monkeypatch.setattr(
+        "gpurun.supervisor.elastic.collect_leaving",
+        lambda _job, hosts, **_: seen.did.extend(("outputs", host) for host in hosts) or (),
+    )
     members._fence_apart()
-    heard = ["follow", "docker.request", "take_rest", "fence", "forget"]
-    assert seen.did == [(what, left) for what in (["fence"] if is_silent else heard)]
+    heard = ["follow", "docker.request", "take_rest", "outputs", "fence", "forget"]
+    assert seen.did == [(what, left) for what in ([] if is_silent else heard)]
     assert (left in job.lease.apart) == is_silent
+
+
+def test_a_host_whose_gang_ends_while_its_outputs_are_brought_is_left_to_the_end(gang, monkeypatch):
+    stop = threading.Event()
+    members, left = Members(gang.job, stop, on_join=lambda _: None), gang.job.hosts[-1]
+    members.release([left])
+    members._released.clear()
+    gang.job.folder.log.open_file(os.O_WRONLY | os.O_CREAT)
+    seen = LastWords(gang.job)
+    monkeypatch.setattr("gpurun.supervisor.elastic.fence", lambda *_, **__: pytest.fail("its outputs would be gone"))
+    monkeypatch.setattr("gpurun.supervisor.elastic.collect_leaving", lambda *_, **__: stop.set() or ())
+    members._fence_apart()
+    assert seen.did and left in gang.job.lease.apart

@@ -10,7 +10,7 @@ from local_agents import Hosts
 from outputs_world import JOB, meanwhile, outputs_job, removed_later, shape
 
 from gpurun.errors import HostFailure
-from gpurun.supervisor.outputs import collect_outputs, copy_outputs, send_outputs
+from gpurun.supervisor.outputs import collect_leaving, collect_outputs, copy_outputs, send_outputs
 
 
 @pytest.fixture
@@ -205,6 +205,43 @@ def test_when_rank_0_moves_to_another_host_the_first_ones_files_stay(elastic):
     (elastic.host("h2") / "model").write_text("m")
     copy_outputs(elastic)
     assert sorted(files(elastic)) == ["metrics", "model"]
+
+
+def written(path, text, at_s):
+    path.write_text(text)
+    os.utime(path, (at_s, at_s))
+
+
+def test_of_a_host_that_leaves_the_head_has_all_but_what_others_have_written_since(elastic):
+    written(elastic.host("h2") / "model", "older", 1_000_000)
+    written(elastic.host("h2") / "profile", "of h2 alone", 1_000_000)
+    written(elastic.host("h1") / "model", "newer", 2_000_000)
+    elastic.members = ("h1",)
+    assert collect_leaving(elastic, ["h2"]) == []
+    assert files(elastic) == {"model": b"newer", "profile": b"of h2 alone"}
+    assert elastic.host("h2").exists(), "the fence removes it"
+    copy_outputs(elastic)
+    assert files(elastic) == {"model": b"newer", "profile": b"of h2 alone"}
+
+
+def test_a_member_that_does_not_answer_keeps_no_other_host_from_leaving(elastic):
+    (elastic.host("h2") / "profile").write_text("of h2 alone")
+    elastic.members, elastic.links.silent = ("h1",), {"h1"}
+    assert collect_leaving(elastic, ["h2"]) == []
+    assert files(elastic) == {"profile": b"of h2 alone"}
+
+
+def test_what_a_host_that_leaves_does_not_give_is_named(elastic):
+    elastic.members, elastic.links.silent = ("h1",), {"h2"}
+    assert [(each.host, each.path) for each in collect_leaving(elastic, ["h2"])] == [("h2", "")]
+
+
+def test_a_host_that_was_leaving_when_the_gang_ended_has_its_outputs_brought(elastic):
+    (elastic.host("h2") / "profile").write_text("of h2 alone")
+    elastic.members = ("h1",)
+    assert collect_outputs(elastic) == set()
+    assert files(elastic) == {"profile": b"of h2 alone"}
+    assert not elastic.host("h2").exists()
 
 
 def test_a_restart_sends_only_what_the_host_lacks_and_replaces_nothing_newer(job):
