@@ -11,6 +11,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from waiting import LIMIT_S
+
 from gpurun.node import frames
 from gpurun.remote import Agent, Fleet, bootstrap
 
@@ -57,7 +59,7 @@ class Hosts:
 
     def fleet(self, *names: str, **env: str) -> Fleet:
         """A fleet of new hosts. `env` is added to each one's environment."""
-        fleet = Fleet({name: self._start(name, env) for name in names}, {}, dead_after_s=3.0)
+        fleet = Fleet({name: self._start(name, env) for name in names}, {}, dead_after_s=LIMIT_S)
         self.fleets.append(fleet)
         return fleet
 
@@ -73,10 +75,17 @@ class Hosts:
     def kill(self, name: str) -> None:
         self.processes[name].kill()
 
+    def stop(self, name: str) -> None:
+        """Let a host hang, for longer than its fleet waits for it. It may be called again, while answers still come."""
+        self.processes[name].send_signal(signal.SIGSTOP)
+        for fleet in self.fleets:
+            if name in fleet.agents:
+                fleet.agents[name].last_heard_s = float("-inf")
+
     def _start(self, name: str, env: dict[str, str]) -> Agent:
         self.home(name).mkdir(exist_ok=True)
         code, nonce = bootstrap.agent_zip(), secrets.token_hex(8)
-        command = bootstrap.command(len(code), nonce, 60.0).replace("python3", sys.executable)
+        command = bootstrap.command(len(code), nonce, 600.0).replace("python3", sys.executable)
         process = subprocess.Popen(
             ["sh", "-c", command],
             stdin=subprocess.PIPE,
@@ -99,7 +108,7 @@ class Hosts:
         for process in self.processes.values():
             try:
                 process.send_signal(signal.SIGCONT)
-                process.wait(5)
+                process.wait(20)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait(5)
+                process.wait(LIMIT_S)

@@ -453,7 +453,8 @@ def test_without_reports_a_program_under_a_shell_is_told_too(host, tmp_path):
 
 
 def test_what_a_rank_left_behind_is_no_rank(host):
-    process = host.start(0, "sh", "-c", "setsid sh -c \"trap '' TERM; echo up; sleep 20\" & sleep 0.5; kill -9 $PPID")
+    survivor = "setsid sh -c \"trap '' TERM; echo up; exec sleep 300\""
+    process = host.start(0, "sh", "-c", f"{survivor} & sleep 0.5; kill -9 $PPID")
     process.wait(LIMIT_S)
     until(lambda: printed(host) == 1)
     until(lambda: len(rank_processes.of_job(JOB, 1)) == 1)

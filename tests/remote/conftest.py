@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import getpass
+import random
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from own_sshd import own_sshd
+from waiting import LIMIT_S, until
 
-from gpurun.remote import Target
+from gpurun.remote import Fleet, Target
+
+PORTS = (10_000, 20_000)
+"""Below those that Linux gives to connections (net.ipv4.ip_local_port_range), and to gpurun's jobs."""
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """A busy machine opens sessions slowly, and answers late. Tests of hosts that fall silent say for how long."""
+    for name in ("timeout_s", "dead_after_s"):
+        monkeypatch.setitem(Fleet.open.__func__.__kwdefaults__, name, LIMIT_S)
 
 
 def keygen(path: Path, kind: str = "ed25519") -> Path:
@@ -64,25 +76,26 @@ class Sshd:
             + "\n"
         )
         self.process = subprocess.Popen([own_sshd(), "-D", "-e", "-f", str(config)], stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return
-            time.sleep(0.02)
-        raise AssertionError("the test's sshd does not start")
+        until(self._answers)
+
+    def _answers(self) -> bool:
+        assert self.process and self.process.poll() is None, "the test's sshd does not start"
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def stop(self) -> None:
         if self.process is not None:
             self.process.terminate()
-            self.process.wait(10)
+            self.process.wait(LIMIT_S)
             self.process = None
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """A port that no connection of this machine gets as its own before the sshd has it."""
+    while True:
+        with socket.socket() as sock, suppress(OSError):
+            sock.bind(("127.0.0.1", random.randrange(*PORTS)))
+            return int(sock.getsockname()[1])
 
 
 @dataclass

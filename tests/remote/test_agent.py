@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from waiting import LIMIT_S, until
 
 from gpurun.errors import GpurunError, HostUnreachable
 from gpurun.node import frames
@@ -27,13 +28,6 @@ def fleet(net):
 @pytest.fixture
 def agent(fleet):
     return fleet.agents["gpu1"]
-
-
-def by(test, seconds=5.0):
-    deadline = time.monotonic() + seconds
-    while not test():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_an_argv_arrives_byte_for_byte(agent):
@@ -90,14 +84,14 @@ def test_a_program_that_does_not_end_is_killed_with_its_children(agent):
     with pytest.raises(RemoteOpFailed, match="did not end within") as caught:
         agent.call("proc.run", argv=["sh", "-c", "sleep 77.7 & sleep 77.7"], time_limit_s=0.3)
     assert caught.value.kind == "timeout"
-    by(lambda: not running("77.7"))
+    until(lambda: not running("77.7"))
 
 
 def test_a_call_that_times_out_is_cancelled_on_the_host(agent):
     with pytest.raises(HostUnreachable, match=r"did not answer within 0\.5 s"):
         agent.call("proc.run", argv=["sleep", "77.3"], timeout_s=0.5)
     assert agent.alive
-    by(lambda: not running("77.3"))
+    until(lambda: not running("77.3"))
 
 
 def running(word):
@@ -113,11 +107,9 @@ def running(word):
 
 
 def test_a_background_process_does_not_hold_the_call(agent):
-    began = time.monotonic()
-    out = agent.call("proc.run", argv=["sh", "-c", "sleep 78.1 & echo out"]).value
+    out = agent.call("proc.run", argv=["sh", "-c", "sleep 3678.1 & echo out"], timeout_s=LIMIT_S).value
     assert out["stdout"] == "out\n"
-    assert time.monotonic() - began < 30
-    by(lambda: not running("78.1"))
+    until(lambda: not running("3678.1"))
 
 
 def test_the_last_output_is_kept(agent):
@@ -176,10 +168,10 @@ def test_a_stream_with_back_pressure(agent, many_bytes):
 
 def test_closing_a_stream_cancels_the_operation(agent):
     stream = agent.stream("proc.run", argv=["sleep", "79.4"])
-    by(lambda: running("79.4"))
+    until(lambda: running("79.4"))
     stream.close()
     assert list(stream) == []
-    by(lambda: not running("79.4"))
+    until(lambda: not running("79.4"))
     assert agent.alive
 
 
@@ -190,7 +182,7 @@ def test_a_payload_that_raises(agent, tmp_path):
 
     with pytest.raises(KeyError, match="mine"):
         list(agent.stream("files.write", payload_in=pieces(), path=f"{tmp_path}/new/f"))
-    by(lambda: list((tmp_path / "new").glob("*")) == [])  # nothing half written stays
+    until(lambda: list((tmp_path / "new").glob("*")) == [])  # nothing half written stays
     assert agent.alive
 
 
@@ -206,10 +198,10 @@ def test_an_agent_that_is_killed_fails_every_waiting_call(agent):
     threads = [threading.Thread(target=wait) for _ in range(3)]
     for thread in threads:
         thread.start()
-    by(lambda: len(running("80.2")) == 3)
+    until(lambda: len(running("80.2")) == 3)
     os.kill(agent.hello["pid"], signal.SIGKILL)
     for thread in threads:
-        thread.join(5)
+        thread.join(LIMIT_S)
     assert [type(error) for error in errors] == [HostUnreachable] * 3
     assert not agent.alive
     with pytest.raises(HostUnreachable):
@@ -220,9 +212,9 @@ def test_an_agent_that_is_killed_fails_every_waiting_call(agent):
 
 def test_closing_ends_the_agents_children(fleet, agent):
     threading.Thread(target=lambda: _ignore(agent), daemon=True).start()
-    by(lambda: running("81.6"))
+    until(lambda: running("81.6"))
     fleet.close()
-    by(lambda: not running("81.6") and not Path(f"/proc/{agent.hello['pid']}").exists())
+    until(lambda: not running("81.6") and not Path(f"/proc/{agent.hello['pid']}").exists())
 
 
 def _ignore(agent):
@@ -232,9 +224,9 @@ def _ignore(agent):
 
 def test_sigterm_ends_the_agent_and_its_children(agent):
     threading.Thread(target=lambda: _ignore(agent), daemon=True).start()
-    by(lambda: running("81.6"))
+    until(lambda: running("81.6"))
     os.kill(agent.hello["pid"], signal.SIGTERM)
-    by(lambda: not running("81.6") and not agent.alive)
+    until(lambda: not running("81.6") and not agent.alive)
 
 
 def test_a_host_that_falls_silent_is_noticed(net):
@@ -242,33 +234,38 @@ def test_a_host_that_falls_silent_is_noticed(net):
         agent = fleet.agents["gpu1"]
         os.kill(agent.hello["pid"], signal.SIGSTOP)
         try:
-            began = time.monotonic()
             with pytest.raises(HostUnreachable, match="no sign of life"):
-                agent.call("files.stat", path="/", timeout_s=30)
-            assert time.monotonic() - began < 15
+                agent.call("files.stat", path="/", timeout_s=LIMIT_S)
             assert not agent.alive
         finally:
             os.kill(agent.hello["pid"], signal.SIGCONT)
 
 
-def test_a_silent_channel_stays_alive_while_the_host_answers_pings(net):
-    with Fleet.open([net.host("gpu1", net.sshd())], dead_after_s=1.0) as fleet:
-        time.sleep(2.5)
-        assert fleet.agents["gpu1"].alive
+def test_a_silent_channel_stays_alive_while_the_host_answers_pings(net, monkeypatch):
+    monkeypatch.setattr("gpurun.remote.fleet.PING_AFTER_S", 0.1)
+    with Fleet.open([net.host("gpu1", net.sshd())]) as fleet:
+        agent = fleet.agents["gpu1"]
+        for _ in range(3):
+            heard_s = agent.last_heard_s
+            until(lambda: agent.last_heard_s > heard_s)  # noqa: B023
+        assert agent.alive
 
 
 def test_an_agent_whose_head_is_silent_ends(net, monkeypatch):
     monkeypatch.setattr("gpurun.remote.fleet.PING_AFTER_S", 100.0)
     monkeypatch.setattr("gpurun.remote.opening.AGENT_SILENCE_LIMIT_S", 1.0)
     with Fleet.open([net.host("gpu1", net.sshd())], dead_after_s=1000) as fleet:
-        by(lambda: not fleet.agents["gpu1"].alive)
+        until(lambda: not fleet.agents["gpu1"].alive)
 
 
 def test_garbage_from_the_agent_ends_the_channel(net):
-    # sshd runs a shell that starts the real agent and then writes over its output.
-    server = net.sshd("ForceCommand sh -c '(sleep 1; echo not a frame at all, sorry) & eval \"$SSH_ORIGINAL_COMMAND\"'")
+    """sshd runs a shell that starts the real agent, and writes over its output once it runs."""
+    go = net.folder / "go"
+    garbage = f"until [ -e {go} ]; do sleep 0.05; done; echo not a frame at all, sorry"
+    server = net.sshd(f"ForceCommand sh -c '({garbage}) & eval \"$SSH_ORIGINAL_COMMAND\"'")
     with Fleet.open([net.host("gpu1", server)]) as fleet, pytest.raises(HostUnreachable, match="frame"):
-        fleet.agents["gpu1"].call("proc.run", argv=["sleep", "5"])
+        go.touch()
+        fleet.agents["gpu1"].call("proc.run", argv=["sleep", "600"], timeout_s=LIMIT_S)
 
 
 def test_map_keeps_every_hosts_result(net):

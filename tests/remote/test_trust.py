@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from waiting import LIMIT_S
 
 from gpurun.errors import BadInput
 from gpurun.remote import sshfp
@@ -20,7 +21,7 @@ from gpurun.remote.trust import Offer, accept, offers
 
 
 def ask(net, *targets) -> tuple[Offer, ...]:
-    return offers([resolve(target) for target in targets], ssh_config=str(net.ssh_config), timeout_s=3, dns=False)
+    return offers([resolve(target) for target in targets], ssh_config=str(net.ssh_config), timeout_s=LIMIT_S, dns=False)
 
 
 def blob(key: Path) -> bytes:
@@ -153,7 +154,7 @@ class NameServer:
 def test_sshfp_records() -> None:
     key = b"a key"
     server = NameServer(bytes([4, 2]) + hashlib.sha256(key).digest(), bytes([9, 9]) + b"unknown")
-    (record,) = sshfp.lookup("gpu-1.example", servers=(server.address,))
+    (record,) = sshfp.lookup("gpu-1.example", servers=(server.address,), timeout_s=LIMIT_S)
     assert record.is_about("ssh-ed25519")
     assert not record.is_about("ssh-rsa")
     assert record.matches(key)
