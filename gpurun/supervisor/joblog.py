@@ -20,7 +20,7 @@ from datetime import datetime, timezone
 from gpurun import faults
 from gpurun.state import durable
 from gpurun.state.path import StatePath
-from gpurun.supervisor.loglines import CHECKPOINT, HOLE, RawLine, last, split
+from gpurun.supervisor.loglines import CHECKPOINT, RawLine, has_hole, last, split
 
 LINE_BYTES = 1 << 20
 CHECKPOINT_BYTES = 1 << 22
@@ -56,8 +56,8 @@ class JobLog:
         self._known = self._end()
         self._passing = self._known.same
         self._open: dict[_Key, tuple[int, bytearray]] = {}
-        self._first = self._known.checkpoint() if self._known.since_checkpoint >= CHECKPOINT_BYTES else b""
-        self._since_checkpoint = 0 if self._first else self._known.since_checkpoint
+        self._begin = self._known.checkpoint() if self._known.needs_checkpoint else b""
+        self._since_checkpoint = 0 if self._begin else self._known.since_checkpoint
         self._time = self._time_now()
         self.descriptor = path.open_file(os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
@@ -166,12 +166,19 @@ class JobLog:
 
     def _append(self, data: bytes) -> None:
         """Append lines. A new attempt's checkpoint comes first: a torn write leaves no line without it."""
-        data, self._first = self._first + data, b""
+        if self._begin:
+            self._write_checkpoint(self._begin)
+            self._begin = b""
+        self._write(data)
         self._since_checkpoint += len(data)
         if self._since_checkpoint >= CHECKPOINT_BYTES:
+            self._write_checkpoint(self._known.checkpoint())
             self._since_checkpoint = 0
-            data += self._known.checkpoint()
-        self._write(data)
+
+    def _write_checkpoint(self, checkpoint: bytes) -> None:
+        """Nobody looks for holes before a checkpoint. So there may be none: what it counts is synced first."""
+        os.fsync(self.descriptor)
+        self._write(checkpoint)
 
     def _write(self, data: bytes) -> None:
         left = memoryview(data)
@@ -196,11 +203,11 @@ class JobLog:
 
     def _end(self) -> _Known:
         """How far the file is; a torn last line is cut off."""
-        known, lines = _Known(self._attempt), list[bytes]()
+        known, end, lines = _Known(self._attempt), 0, list[bytes]()
         with suppress(FileNotFoundError), os.fdopen(self.path.open_file(os.O_RDWR), "r+b") as stream:
             end, lines = last(stream, _has_checkpoint, most_bytes=4 * CHECKPOINT_BYTES)
             stream.truncate(end)
-        if damaged := known.read(lines):
+        if damaged := known.read(lines, end):
             self._on_damage(f"{self.path}: {damaged} lines are damaged; some may come twice")
         return known
 
@@ -212,7 +219,8 @@ class _Known:
         last: the launcher's last timestamp.
         same: how many of its lines have it.
         ends: the offset behind the last line of each of the attempt's ranks.
-        since_checkpoint: bytes behind the last checkpoint. Writers that die early add to it; a new attempt needs one.
+        since_checkpoint: bytes behind the last checkpoint. Writers that die early add to it.
+        needs_checkpoint: the next writer begins with a checkpoint: for a new attempt, or behind a hole.
     """
 
     def __init__(self, attempt: str) -> None:
@@ -222,6 +230,7 @@ class _Known:
         self.same = 0
         self.ends: dict[_Key, int] = {}
         self.since_checkpoint = 0
+        self.needs_checkpoint = False
 
     def take_time(self, time: str) -> bool:
         """The launcher's next line; False if its time is not Docker's: then the line before counts on as the last."""
@@ -231,11 +240,14 @@ class _Known:
         self.last = time
         return True
 
-    def read(self, lines: list[bytes]) -> int:
-        """Go through lines of a log; how many are damaged."""
+    def read(self, lines: list[bytes], end: int) -> int:
+        """Go through the lines of a log that end at the offset `end`; how many are damaged."""
         damaged, sound = 0, True
+        offset = end - sum(len(raw) + 1 for raw in lines)
         for raw in lines:
-            line = None if HOLE in raw else split(raw)
+            is_whole = not has_hole(raw, offset)
+            line = split(raw) if is_whole else None
+            offset += len(raw) + 1
             self.since_checkpoint += len(raw) + 1
             if line is not None and line.stream == CHECKPOINT:
                 sound = self._restore(line.text)
@@ -243,11 +255,12 @@ class _Known:
             elif line is not None and line.source:
                 self._take_rank(line)
             else:
-                sound = sound and HOLE not in raw
+                sound = sound and is_whole
                 damaged += line is None or not sound or not self.take_time(line.time)
-        if self._written_for != self._attempt:  # another launcher, perhaps on a host whose clock is behind
+        is_new = self._written_for != self._attempt
+        if is_new:  # another launcher, perhaps on a host whose clock is behind
             self.last, self.same = "", 0
-            self.since_checkpoint = CHECKPOINT_BYTES
+        self.needs_checkpoint = is_new or not sound or self.since_checkpoint >= CHECKPOINT_BYTES
         return damaged
 
     def _take_rank(self, line: RawLine) -> None:

@@ -19,8 +19,10 @@ from gpurun.state.path import StatePath
 TAIL_BYTES = 1 << 20
 MOST_BYTES = 1 << 28
 PIECE_BYTES = 1 << 22
-HOLE = bytes(512)
+SECTOR_BYTES = 512
+HOLE = bytes(SECTOR_BYTES)
 """Blocks that were not written when the power was cut are zeros."""
+_ZEROS = re.compile(rb"\0+")
 _HEAD = re.compile(rb"(\S+) ([oec])(?:@(\S+):(\d{1,18}))?(?: (.*))?", re.DOTALL)
 CHECKPOINT = "c"
 
@@ -56,6 +58,16 @@ def split(raw: bytes) -> RawLine | None:
     return RawLine(
         time.decode("ascii", "replace"), stream.decode(), source.decode("utf-8", "replace"), int(end or 0), text
     )
+
+
+def has_hole(raw: bytes, offset: int) -> bool:
+    """Return True if a power cut kept the disk from writing a part of a line, which begins at `offset` in the file.
+
+    The disk writes whole sectors. So a hole may be short, and ends where a sector ends.
+    """
+    if b"\0" not in raw:
+        return False
+    return HOLE in raw or any((offset + zeros.end()) % SECTOR_BYTES == 0 for zeros in _ZEROS.finditer(raw))
 
 
 def parse(raw: bytes) -> LoggedLine | None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tracemalloc
 
 import pytest
@@ -399,20 +400,55 @@ def test_every_line_comes_once_wherever_a_power_cut_tears_what_an_attempt_wrote(
         assert texts(path) == wanted, f"cut after {end} bytes: {path.read_bytes().decode()}"
 
 
-def what_is_printed(attempt):
-    """Three lines by the launcher, then three by rank 0."""
-    return [f"{who} line {number} of attempt {attempt}" for who in ("launcher", "rank") for number in range(3)]
+@pytest.mark.parametrize("attempt", [1, 2])
+@pytest.mark.parametrize("synced", [0, 5, 12])
+def test_a_line_that_a_power_cut_kept_from_the_disk_comes_again_however_short_the_hole(tmp_path, attempt, synced):
+    """Any sector may be missing, or the part of one that was written last, though later ones are there."""
+    path, wanted = tmp_path / "log", what_is_printed(attempt, 20)
+    durable = 0
+    if synced:
+        copy_from_the_host(path, attempt, synced)
+        durable = path.stat().st_size
+    copy_from_the_host(path, attempt, 20)
+    written = path.read_bytes()
+    for sector in range(durable // 512 * 512, len(written) - 512, 512):
+        begin = max(durable, sector)
+        path.write_bytes(written[:begin] + bytes(sector + 512 - begin) + written[sector + 512 :])
+        copy_from_the_host(path, attempt, 20)
+        had = texts(path)
+        assert [line for line in wanted if line not in had] == []
+        assert max(map(had.count, wanted)) <= 2
+        copy_from_the_host(path, attempt, 20)
+        assert texts(path) == had, "who follows starts from what came again"
 
 
-def copy_from_the_host(path, attempt):
+def test_a_checkpoint_counts_only_what_is_on_the_disk(tmp_path, monkeypatch):
+    """Nobody looks for a hole before the last checkpoint."""
+    path, synced = tmp_path / "log", set()
+    monkeypatch.setattr(joblog, "CHECKPOINT_BYTES", 1000)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.add(os.fstat(descriptor).st_size))
+    for attempt in (1, 2, 2):
+        copy_from_the_host(path, attempt, 50)
+    written = path.read_bytes()
+    checkpoints = {found.start() for found in re.finditer(rb"^- c ", written, re.MULTILINE)}
+    assert len(checkpoints) > 4
+    assert checkpoints <= synced
+
+
+def what_is_printed(attempt, count=3):
+    """Lines by the launcher, then as many by rank 0."""
+    return [f"{who} line {number} of attempt {attempt}" for who in ("launcher", "rank") for number in range(count)]
+
+
+def copy_from_the_host(path, attempt, count=3):
     """A supervisor's whole copy: it asks for what the log lacks, as Docker and the ranks' hosts answer it."""
-    lines = what_is_printed(attempt)
+    lines = what_is_printed(attempt, count)
     log = JobLog(at(path), attempt=attempt, now=now)
     since = int(log.since.split(".")[1]) if log.since else 0
-    for number, line in enumerate(lines[:3]):
+    for number, line in enumerate(lines[:count]):
         if number + 1 >= since:
             log.take("stdout", message(number + 1, f"{line}\n"))
-    printed = "".join(f"{line}\n" for line in lines[3:]).encode()
+    printed = "".join(f"{line}\n" for line in lines[count:]).encode()
     (had, _) = log.have("h").get("0.1", (0, 0))
     log.take_output("h/0.1", 0, "o", len(printed), printed[had:])
     log.close()
