@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 from users import left_over
+from waiting import LIMIT_S
 
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
@@ -93,10 +94,10 @@ class Disk:
         (self.folder / "filler").unlink(missing_ok=True)
         subprocess.run(["rm", "-rf", str(self.folder / "fillers")], check=True)
 
-    def gpurun(self, *words: str, timeout_s: float = 30) -> subprocess.CompletedProcess[str]:
+    def gpurun(self, *words: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, "-m", "gpurun", *words], env=self.environ, capture_output=True, text=True,
-            timeout=timeout_s, stdin=subprocess.DEVNULL, cwd=self.folder,
+            timeout=LIMIT_S, stdin=subprocess.DEVNULL, cwd=self.folder,
         )  # fmt: skip
         assert "Traceback" not in done.stderr, done.stderr
         return done
@@ -197,7 +198,7 @@ def test_waiting_goes_on_until_the_job_has_ended(disk, jobs, how):
     assert waiting.returncode == 4, waiting.stderr
     disk.free()
     disk.gpurun("cancel", "--no-wait", jobs.waits)
-    assert disk.gpurun("wait", "--timeout", "10", jobs.waits).returncode == 1
+    assert disk.gpurun("wait", "--timeout", "100", jobs.waits).returncode == 1
 
 
 @pytest.mark.parametrize("how", ["bytes", "names"])
@@ -216,7 +217,7 @@ def test_recover_says_so_and_recovers_all_when_there_is_space(disk, how):
     disk.free()
     done = disk.gpurun("recover")
     assert done.returncode == 0, done.stderr
-    cancelled = disk.gpurun("cancel", job.id, timeout_s=60)  # its supervisor lives, though its host cannot be reached
+    cancelled = disk.gpurun("cancel", job.id)  # its supervisor lives, though its host cannot be reached
     assert cancelled.returncode == 0, cancelled.stderr
     assert job.record().state.ended
 

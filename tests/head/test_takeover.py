@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from users import ALICE, BOB, GROUP, NEEDS_OPEN_PYTHON, left_over, make_user, open_folder, open_python
+from waiting import LIMIT_S
 
 from gpurun.errors import BadInput, StateError, StateUnavailable
 from gpurun.head import spawn, takeover
@@ -65,7 +66,7 @@ def world(monkeypatch):
         monkeypatch.setattr(
             spawn, "subprocess", SimpleNamespace(DEVNULL=None, Popen=lambda argv, **_: started.append(argv[3]))
         )
-        monkeypatch.setattr(takeover, "KILL_S", 5.0)
+        monkeypatch.setattr(takeover, "KILL_S", LIMIT_S)
         alice, bob = (make_user(uid, top, home) for uid in (ALICE, BOB))
         yield SimpleNamespace(top=top, home=home, alice=alice, bob=bob, started=started, leases=LeaseStore(home))
         for pid in left_over(home):
@@ -140,13 +141,14 @@ def test_a_supervisor_that_lives_is_killed_also_one_that_is_stopped(world, stopp
     if stopped:
         process.send_signal(signal.SIGSTOP)
     end(world, job)
-    process.communicate(timeout=10)
+    process.communicate(timeout=LIMIT_S)
     assert process.returncode == -signal.SIGKILL
     assert job.record().state is State.CANCELLED
 
 
-def test_only_the_owner_s_processes_are_killed(world, job):
+def test_only_the_owner_s_processes_are_killed(world, job, monkeypatch):
     """Another user who read-locks the lease is named, and nothing is half done."""
+    monkeypatch.setattr(takeover, "KILL_S", 0.5)
     code = f"""
 import fcntl, os, struct, time
 stream = open({str(world.leases.path(job.id))!r}, "rb")

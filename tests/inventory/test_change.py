@@ -5,12 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import stat
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from waiting import LIMIT_S
 
 from gpurun.documents.problems import DocumentError
 from gpurun.errors import BadInput, StateError
@@ -30,6 +30,7 @@ racks:
 """
 ME = Author("me'; rm -rf /", "gpurun inventory set", 1_700_000_000.0)
 MAC = 8
+EDITS = 15
 
 
 @pytest.fixture
@@ -220,30 +221,25 @@ def test_a_crash_at_every_step_leaves_the_old_file_or_the_new(path: Path, tmp_pa
     assert seen == {old, new}
 
 
-def _edit_for(path: Path, state: Path, host: str, until: float, done) -> None:
-    file, count = InventoryFile(path, state), 0
-    while time.monotonic() < until:
-        count += 1
+def _edit(path: Path, state: Path, host: str, begin) -> None:
+    file = InventoryFile(path, state)
+    begin.wait(LIMIT_S)
+    for count in range(EDITS):
         file.commit(lambda data: apply(data, path, AddHosts((f"{host}-{count}",), host)), ME)  # noqa: B023
-    done.put((host, count))
 
 
 def test_two_processes_lose_no_change(path: Path, tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    done = context.Queue()
-    until = time.monotonic() + 3
-    state = tmp_path / "state"
-    workers = [context.Process(target=_edit_for, args=(path, state, name, until, done)) for name in ("one", "two")]
+    begin, state = context.Barrier(2), tmp_path / "state"
+    workers = [context.Process(target=_edit, args=(path, state, name, begin)) for name in ("one", "two")]
     for worker in workers:
         worker.start()
-    counts = dict(done.get(timeout=60) for _ in workers)
     for worker in workers:
         worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0]
     names = {host.name for host in load(path).hosts}
-    for host, count in counts.items():
-        assert count > 1
-        assert {f"{host}-{n}" for n in range(1, count + 1)} <= names
-    assert len(InventoryFile(path, state).history.changes()) == sum(counts.values())
+    assert {f"{host}-{count}" for host in ("one", "two") for count in range(EDITS)} <= names
+    assert len(InventoryFile(path, state).history.changes()) == 2 * EDITS
 
 
 def test_the_record_has_an_end(file: InventoryFile, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from waiting import LIMIT_S
 
 from gpurun.errors import StateError
 from gpurun.jobs.drafts import ABANDONED_S, PREFIX
@@ -72,20 +73,21 @@ def test_an_id_is_given_once(store, monkeypatch):
 
 def test_syncs_of_many_jobs_are_done_together(store, monkeypatch):
     """One after the other, a thousand jobs took twenty seconds."""
-    fsync, at_once, most, guard = os.fsync, [0], [0], threading.Lock()
+    fsync, at_once, enough, guard = os.fsync, [0], threading.Event(), threading.Lock()
 
     def slow(descriptor):
-        with guard:
-            at_once[0] += 1
-            most[0] = max(most[0], at_once[0])
-        time.sleep(0.01)
+        """A thread's sync lasts until nine have begun, and with one after the other none ends soon."""
+        if threading.current_thread() is not threading.main_thread():
+            with guard:
+                at_once[0] += 1
+                if at_once[0] > 8:
+                    enough.set()
+            assert enough.wait(LIMIT_S)
         fsync(descriptor)
-        with guard:
-            at_once[0] -= 1
 
     monkeypatch.setattr(os, "fsync", slow)
     create(store, 10)
-    assert most[0] > 8
+    assert enough.is_set()
 
 
 CALLS = ("mkdir", "open", "write", "fsync", "rename")

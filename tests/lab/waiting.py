@@ -12,7 +12,9 @@ LIMIT_S = 120.0
 """A test gives up after this long: far longer than a busy machine needs, and within pytest's limit for one test."""
 
 
-def until(condition: Callable[[], Found], said: Callable[[], object] = lambda: "it does not come") -> Found:
+def until(
+    condition: Callable[[], Found], said: Callable[[], object] = lambda: "it does not come", *, every_s: float = 0.01
+) -> Found:
     """Wait until the condition holds; what it returned then.
 
     Args:
@@ -21,5 +23,5 @@ def until(condition: Callable[[], Found], said: Callable[[], object] = lambda: "
     deadline = time.monotonic() + LIMIT_S
     while not (found := condition()):
         assert time.monotonic() < deadline, said()
-        time.sleep(0.01)
+        time.sleep(every_s)
     return found

@@ -16,6 +16,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 import pytest
+from waiting import LIMIT_S, until
 
 from gpurun.errors import GpurunError
 from gpurun.lab import cgroups, commands, docker_socket, engine, record, requirements
@@ -57,7 +58,7 @@ def test_a_process_that_ignores_sigterm_is_killed():
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     process.stdout.read(1)
     ProcessId.of(process.pid).end(0.2)
-    assert process.wait(5) == -signal.SIGKILL
+    assert process.wait(LIMIT_S) == -signal.SIGKILL
 
 
 INIT = """
@@ -76,12 +77,10 @@ supervise(services, grace_s=2)
 def test_init_restarts_what_dies_and_ends_on_sigterm(tmp_path):
     (tmp_path / "stale").touch()
     init = subprocess.Popen([sys.executable, "-c", INIT, str(tmp_path)])
-    deadline = time.monotonic() + 10
-    while len(starts := read(tmp_path / "dies.log").splitlines()) < 2 and time.monotonic() < deadline:
-        time.sleep(0.1)
+    starts = until(lambda: (found := read(tmp_path / "dies.log").splitlines())[1:] and found)
     init.terminate()
-    assert init.wait(5) == 0
-    assert len(starts) >= 2 and len(set(starts)) == len(starts) and starts[0].startswith("a b ")
+    assert init.wait(LIMIT_S) == 0
+    assert len(set(starts)) == len(starts) and starts[0].startswith("a b ")
     assert "stale" not in starts
 
 
@@ -130,9 +129,9 @@ def _hold(path, started, seconds):
 def test_a_lock_is_waited_for_and_outlives_the_dead(tmp_path):
     context = multiprocessing.get_context("spawn")
     started = context.Event()
-    holder = context.Process(target=_hold, args=(str(tmp_path / "lock"), started, 30))
+    holder = context.Process(target=_hold, args=(str(tmp_path / "lock"), started, 600))
     holder.start()
-    assert started.wait(20)
+    assert started.wait(LIMIT_S)
     got = threading.Event()
 
     def take():
@@ -143,7 +142,7 @@ def test_a_lock_is_waited_for_and_outlives_the_dead(tmp_path):
     taker.start()
     assert not got.wait(0.2)
     holder.kill()
-    assert got.wait(5)
+    assert got.wait(LIMIT_S)
     taker.join()
     holder.join()
 
@@ -165,18 +164,18 @@ def test_a_lock_whose_file_was_removed_is_nobodys_any_more(tmp_path):
 
 def test_a_program_started_under_the_lock_keeps_it_when_its_starter_is_killed(tmp_path):
     code = (
-        "import sys, time, os\nfrom pathlib import Path\nfrom gpurun.lab.lock import alone\n"
-        "from gpurun.lab import commands\n"
-        "with alone(Path(sys.argv[1])):\n    print(flush=True)\n    commands.run(['sleep', '1.5'])\n"
+        "import sys\nfrom pathlib import Path\nfrom gpurun.lab.lock import alone\nfrom gpurun.lab import commands\n"
+        "with alone(Path(sys.argv[1])):\n    commands.run(['sh', '-c', sys.argv[2]])\n"
     )
-    starter = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "lock")], stdout=subprocess.PIPE)
-    starter.stdout.read(1)
-    time.sleep(0.3)
+    go, begun, ended = tmp_path / "go", tmp_path / "begun", tmp_path / "ended"
+    program = f"touch {begun}; until [ -e {go} ]; do sleep 0.05; done; sleep 0.1; touch {ended}"
+    starter = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "lock"), program])
+    until(begun.exists)
     starter.kill()
     starter.wait()
-    began = time.monotonic()
+    go.touch()
     with alone(tmp_path / "lock"):
-        assert time.monotonic() - began > 0.5
+        assert ended.exists()
 
 
 def test_records_of_another_boot_or_of_nonsense_are_none(tmp_path, monkeypatch):

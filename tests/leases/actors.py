@@ -13,9 +13,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
+
+from waiting import LIMIT_S, until
 
 from gpurun import faults
 from gpurun.errors import GpurunError
@@ -32,7 +33,7 @@ defaults: {user: train, generation: pascal, gpus: 1, fabric: tcp}
 fabrics: {tcp: {kind: tcp, interface: eth0}}
 racks: {r1: {hosts: {h1: {}}}}
 """
-ENTRY_FOLDER = str(Path(__file__).parents[2])
+IMPORTED_FROM = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "lab")]
 
 
 class Zygote:
@@ -42,7 +43,7 @@ class Zygote:
         self._end, theirs = socket.socketpair()
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()],
-            env={**os.environ, "PYTHONPATH": ENTRY_FOLDER},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(IMPORTED_FROM)},
         )  # fmt: skip
         theirs.close()
 
@@ -54,7 +55,7 @@ class Zygote:
 
     def close(self) -> None:
         self._end.close()
-        self._process.wait(10)
+        self._process.wait(LIMIT_S)
 
 
 class Actor:
@@ -87,10 +88,7 @@ class Actor:
     def wait(self) -> None:
         self.alive = False
         self._connection.close()
-        deadline = time.monotonic() + 10
-        while Path(f"/proc/{self.pid}").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.0005)
+        until(lambda: not Path(f"/proc/{self.pid}").exists(), every_s=0.0005)
 
 
 class _Carrier:

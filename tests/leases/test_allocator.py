@@ -7,15 +7,17 @@ import select
 import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from waiting import LIMIT_S, until
 
 from gpurun.errors import StateError
-from gpurun.leases import allocator
-from gpurun.leases.allocator import allocator_lock, holder
+from gpurun.leases.allocator import PATIENCE_S, allocator_lock, holder
 from gpurun.leases.waiters import waiter_lives
+from gpurun.state import lock
 
 HOLD = """
 import sys, time
@@ -24,7 +26,7 @@ from gpurun.leases.allocator import allocator_lock
 sys.argv = ["gpurun", "--verbose", "submit", "--token=hunter2"]
 with allocator_lock(Path({home!r})):
     print("held", flush=True)
-    time.sleep({hold_s}) if {hold_s} else sys.stdin.readline()
+    sys.stdin.readline()
 print("done", flush=True)
 """
 CONTEND = """
@@ -50,20 +52,40 @@ def processes():
         process.communicate()
 
 
-def hold(home: Path, hold_s: float, processes) -> subprocess.Popen:
-    """A process that takes the lock and keeps it for `hold_s`, or until it is told to `let_go` if that is 0."""
+def hold(home: Path, processes) -> subprocess.Popen:
+    """A process that takes the lock and keeps it until it is told to `let_go`."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD.format(home=str(home), hold_s=hold_s)],
+        [sys.executable, "-c", HOLD.format(home=str(home))],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     processes.append(process)
     return process
 
 
+def has_open(process: subprocess.Popen, path: Path) -> bool:
+    with suppress(OSError):
+        return any(each.resolve() == path for each in Path(f"/proc/{process.pid}/fd").iterdir())
+    return False
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of who waits for a lock: time passes while it pauses."""
+    made = SimpleNamespace(now_s=0.0, whenever=lambda: None, monotonic=lambda: made.now_s)
+
+    def sleep(for_s):
+        made.now_s += for_s
+        made.whenever()
+
+    made.sleep = sleep
+    monkeypatch.setattr(lock, "time", made)
+    return made
+
+
 def let_go(process: subprocess.Popen) -> None:
     process.stdin.write("\n")
     process.stdin.flush()
-    process.wait(20)
+    process.wait(LIMIT_S)
 
 
 def test_sixteen_contenders_none_starves(tmp_path, processes):
@@ -81,51 +103,51 @@ def test_sixteen_contenders_none_starves(tmp_path, processes):
     for process in processes:
         process.stdin.write("go\n")
         process.stdin.flush()
-    deadline, order = time.monotonic() + 60, tmp_path / "order"
-    while min((taken := order.read_text()).count(f"+{name}\n") for name in names) < 5:
-        assert time.monotonic() < deadline, {name: taken.count(f"+{name}\n") for name in names}
-        time.sleep(0.1)
+
+    def taken():
+        text = (tmp_path / "order").read_text()
+        return {name: text.count(f"+{name}\n") for name in names}
+
+    until(lambda: min(taken().values()) >= 5, taken, every_s=0.1)
     (tmp_path / "enough").touch()
     for process in processes:
-        process.wait(30)
-    lines = order.read_text().split()
+        process.wait(LIMIT_S)
+    lines = (tmp_path / "order").read_text().split()
     assert [line[0] for line in lines] == ["+", "-"] * (len(lines) // 2)
     assert [line[1:] for line in lines[::2]] == [line[1:] for line in lines[1::2]]
 
 
 def test_a_killed_holder_lets_go_at_once(tmp_path, processes):
-    first = hold(tmp_path, 0, processes)
+    first = hold(tmp_path, processes)
     first.stdout.readline()
-    others = [hold(tmp_path, 0, processes) for _ in range(2)]
+    others = [hold(tmp_path, processes) for _ in range(2)]
     first.kill()
-    start = time.monotonic()
-    while not (done := [p for p in others if select.select([p.stdout], [], [], 0.01)[0]]):
-        assert time.monotonic() - start < 10
-    done[0].kill()
-    assert {*others}.difference(done).pop().stdout.readline() == "held\n"
+    (done,) = until(lambda: [each for each in others if select.select([each.stdout], [], [], 0.01)[0]])
+    done.kill()
+    (last,) = {*others} - {done}
+    assert last.stdout.readline() == "held\n"
 
 
 @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_waiter_that_dies_or_sleeps_blocks_nobody(tmp_path, processes, fate):
-    first = hold(tmp_path, 0, processes)
+    first = hold(tmp_path, processes)
     first.stdout.readline()
-    victim = hold(tmp_path, 60, processes)
-    time.sleep(0.5)
+    victim = hold(tmp_path, processes)
+    until(lambda: has_open(victim, tmp_path / "allocator.lock"))
     victim.send_signal(fate)
-    third = hold(tmp_path, 0, processes)
+    until(lambda: Path(f"/proc/{victim.pid}/stat").read_text().rpartition(")")[2].split()[0] in "TZ")
+    third = hold(tmp_path, processes)
     let_go(first)
-    start = time.monotonic()
     assert third.stdout.readline() == "held\n"
-    assert time.monotonic() - start < 10
 
 
-def test_a_stopped_holder_is_named_then_given_up_on(tmp_path, processes, capfd, monkeypatch):
-    monkeypatch.setattr(allocator, "SLOW_S", 0.2)
-    first = hold(tmp_path, 0, processes)
+def test_a_stopped_holder_is_named_then_given_up_on(tmp_path, processes, capfd, clock):
+    first = hold(tmp_path, processes)
     first.stdout.readline()
     first.send_signal(signal.SIGSTOP)
-    with pytest.raises(StateError) as caught, allocator_lock(tmp_path, patience_s=0.5):
+    with pytest.raises(StateError) as caught, allocator_lock(tmp_path):
         pass
+    assert PATIENCE_S < clock.now_s < PATIENCE_S + 1
     said = capfd.readouterr().err
     assert said.count("waiting for the allocator lock, held by ") == 1
     assert f"`gpurun submit` (pid {first.pid}) for " in said
@@ -136,10 +158,10 @@ def test_a_stopped_holder_is_named_then_given_up_on(tmp_path, processes, capfd, 
     first.send_signal(signal.SIGCONT)
 
 
-def test_a_supervisor_waits_for_ever(tmp_path, processes, monkeypatch):
-    monkeypatch.setattr(allocator, "PATIENCE_S", 0.1)
-    first = hold(tmp_path, 1, processes)
+def test_a_supervisor_waits_for_ever(tmp_path, processes, clock):
+    first = hold(tmp_path, processes)
     first.stdout.readline()
+    clock.whenever = lambda: clock.now_s > 2 * PATIENCE_S and first.poll() is None and let_go(first)
     with allocator_lock(tmp_path, patience_s=None):
         assert first.stdout.readline() == "done\n"
 
@@ -155,11 +177,11 @@ def test_what_is_in_the_lock_file_harms_nobody(tmp_path, content):
         assert holder(tmp_path).pid == os.getpid()
 
 
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("place", ["locks.json", "waiters/0.log"])
 def test_a_pipe_in_the_place_of_a_file_makes_nobody_wait(tmp_path, place):
     (tmp_path / place).parent.mkdir(exist_ok=True)
     os.mkfifo(tmp_path / place)
-    with allocator_lock(tmp_path, patience_s=5.0):
+    with allocator_lock(tmp_path):
         assert holder(tmp_path).pid == os.getpid()
     assert not waiter_lives(tmp_path, os.getuid())

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,9 +124,7 @@ def test_an_orphan_is_not_taken_for_the_lost_lease_of_its_job(home):
 def test_looking_for_orphans_is_quick_while_many_run(home):
     store = LeaseStore(home)
     locks = [store.grant(replace(LEASE, job=f"j-{number:08x}"), Occupancy()) for number in range(50)]
-    before = time.monotonic()
-    assert list(store.take_orphans(LEASE.owner_uid)) == []
-    assert time.monotonic() - before < 5  # it waits for none of their locks
+    assert list(store.take_orphans(LEASE.owner_uid)) == []  # for ever, if it waited for one of their locks
     assert len(locks) == 50
 
 

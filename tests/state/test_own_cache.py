@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -75,8 +76,9 @@ def test_the_environment_names_the_place(tmp_path):
     assert own_cache.place(tmp_path, "a") != own_cache.place(tmp_path, "b")
 
 
-def test_a_file_that_has_just_changed_is_not_settled():
+def test_a_file_that_has_just_changed_is_not_settled(monkeypatch):
     now = time.time_ns()
+    monkeypatch.setattr(own_cache, "time", SimpleNamespace(time_ns=lambda: now))
     assert not own_cache.is_settled(now - 1000)
     assert own_cache.is_settled(now - 10**9 - 1)
     assert not own_cache.is_settled(now + 10**9 + 1), "the clock was set back"

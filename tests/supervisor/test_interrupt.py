@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from waiting import LIMIT_S
 
 from gpurun.errors import HostUnreachable, StateDiskError
 from gpurun.jobs.record import CancelRequest
@@ -13,7 +14,6 @@ from gpurun.supervisor import interrupt
 from gpurun.supervisor.ends import GangEnd, failed
 from gpurun.supervisor.interrupt import giving_way
 
-HANGS_S = 20.0
 CANCEL = CancelRequest("cancel", "me", 3.0)
 
 
@@ -29,7 +29,7 @@ class SlowLinks:
         self._cut.set()
 
     def wait(self):
-        assert self._cut.wait(HANGS_S), "it waited until the host answered"
+        assert self._cut.wait(LIMIT_S), "it waited until the host answered"
         raise HostUnreachable(self.why, host="h1")
 
 

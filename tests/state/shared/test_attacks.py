@@ -306,6 +306,7 @@ def test_asking_to_give_way(state, alice, bob):
     assert set(os.listdir(state / "requests")) == named
     alice.python(ask.format("['j-00000002']"))
     assert set(os.listdir(state / "requests")) == named - {f"j-00000001.{ALICE}"}
-    due = PRELUDE + "from gpurun.leases.asking import *\na = Asked(home, 'j-0000000{}'); print(a.is_due(), a.is_due())"
+    due = PRELUDE + "from gpurun.leases import asking\nasking.FIRST_PAUSE_S = asking.LONGEST_PAUSE_S = 600.0\n"
+    due += "a = asking.Asked(home, 'j-0000000{}'); print(a.is_due(), a.is_due())"
     assert bob.python(due.format(1)) == "True False"
     assert bob.python(due.format(3)) == "False False"
