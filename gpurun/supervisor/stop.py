@@ -54,14 +54,14 @@ def stop(job: SupervisedJob) -> State:
     answering = [host for host in job.hosts if host not in suspects or job.links.is_open(host)]
     if job.record.ladder:
         _give_notice(job, answering)
-    logged = False
+    logged: set[str] = set()
     unproven: Mapping[str, GpurunError] = {}
     pending = set() if job.record.reached == "nothing" else set(job.hosts)
     with_outputs = pending
     first_asked_s = None
     while waited_for := pending | with_outputs:
         job.links.open(sorted(waited_for.intersection(answering)), timeout_s=5.0)
-        logged = logged or _end_log(job, pending)
+        logged |= _end_log(job, pending - logged)
         if with_outputs:
             collect_autotune(job)
             with_outputs = collect_outputs(job)
@@ -262,16 +262,23 @@ def _have_ended(job: SupervisedJob, hosts: Sequence[str]) -> bool:
     return not any(left.ok.values())
 
 
-def _end_log(job: SupervisedJob, hosts: Iterable[str]) -> bool:
-    """Kill what the grace did not end on `hosts`, and have the last of what it printed; True when all of it is here.
+def _end_log(job: SupervisedJob, hosts: Iterable[str]) -> set[str]:
+    """Kill what the grace did not end on `hosts`, and copy the last of what it printed.
 
-    The fence removes the log from the hosts together with the containers.
+    The fence removes the log from the hosts together with the containers. So a host that answers late is asked, too.
+
+    Returns:
+        The hosts that have nothing more to copy.
     """
     if job.record.reached != "containers":
-        return True
-    there = [host for host in hosts if job.links.is_open(host)]
-    end_output(job, there)
-    return job.hosts[0] in there and job.log_copy.wait_for_launcher(LOG_SILENT_S)
+        return set(hosts)
+    there = sorted(host for host in hosts if job.links.is_open(host))
+    if there:
+        end_output(job, there)
+    ended = {host for host in there if job.links.is_open(host)}
+    if job.hosts[0] in there and not job.log_copy.wait_for_launcher(LOG_SILENT_S):
+        ended.discard(job.hosts[0])
+    return ended
 
 
 def end_output(job: SupervisedJob, hosts: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
@@ -253,11 +253,17 @@ def watch(world: World, job: SupervisedJob) -> State:
     raise GangEnd(End(State.SUCCEEDED, "", 0, exit_code=0))
 
 
-def copy_log(world: World, job: SupervisedJob) -> bool:
+def end_log(world: World, job: SupervisedJob, hosts: Iterable[str]) -> set[str]:
+    """In the place of `stop._end_log`: all hosts have nothing more then."""
+    copy_log(world, job)
+    return set(hosts)
+
+
+def copy_log(world: World, job: SupervisedJob) -> None:
     """What a gang whose container is still there has printed is brought home; what is here already is passed over."""
     first, attempt = job.hosts[0], job.lease.attempt
     if not any((of, number) == (job.lease.job, attempt) for of, number, *_ in world.boxes(first)):
-        return True
+        return
     log = JobLog(job.folder.log, attempt=attempt, now=job.clock)
     for line in printed(attempt):
         if line.partition(" ")[0] >= log._known.last:  # as Docker, asked for what came since then
@@ -266,7 +272,6 @@ def copy_log(world: World, job: SupervisedJob) -> bool:
     (had, _) = log.have(first).get("0.1", [0, 0])
     log.take_output(f"{first}/0.1", 0, "o", len(text), text[had:])
     log.close()
-    return True
 
 
 def printed(attempt: int) -> list[str]:
@@ -318,7 +323,7 @@ def install(world: World, starts: Any) -> None:
     prepare.examine = start.examine = lambda *_: None
     prepare.ship_image = start.ship_image = lambda *_, **__: None
     SupervisedJob.follow_log = lambda *_: None  # type: ignore[method-assign]
-    stop._end_log = lambda job, _: copy_log(world, job)
+    stop._end_log = partial(end_log, world)
     life.STEPS = {**life.STEPS, State.RUNNING: partial(watch, world)}
     spawn.start_supervisor = starts
     submission.Engine = _NoEngine  # type: ignore[assignment,misc]

@@ -103,7 +103,7 @@ def test_a_gang_is_fenced_before_its_damaged_cordons_are_mended(running, monkeyp
     monkeypatch.setattr(life.time, "sleep", give_up)
     monkeypatch.setattr(stop, "fence", lambda *_, **__: fenced.append("fenced") or {})
     monkeypatch.setattr(stop, "collect_outputs", lambda _: set())
-    monkeypatch.setattr(stop, "_end_log", lambda *_: True)
+    monkeypatch.setattr(stop, "_end_log", lambda *_: set())
     monkeypatch.setattr(running.links, "open", lambda *_, **__: {})
     running.amend(reached="containers")
     ends_with(BROKEN, monkeypatch)

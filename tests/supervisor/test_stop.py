@@ -9,6 +9,8 @@ import pytest
 from gpurun.errors import HostFailure
 from gpurun.supervisor import stop
 
+end_log = stop._end_log
+
 
 @pytest.fixture
 def gang(monkeypatch):
@@ -31,12 +33,16 @@ def gang(monkeypatch):
         found.steps.append("copy")
         return {"h1"} if found.steps.count("copy") < found.copied_at else set()
 
+    def end_of_log(*_):
+        found.steps.append("log")
+        return set()
+
     def finish(_, lost):
         found.lost = set(lost)
 
     monkeypatch.setattr(stop, "time", SimpleNamespace(monotonic=lambda: found.now_s, sleep=sleep))
     for name, fake in {
-        "fence": fence, "collect_outputs": copy, "_finish": finish, "_end_log": lambda *_: found.steps.append("log"),
+        "fence": fence, "collect_outputs": copy, "_finish": finish, "_end_log": end_of_log,
         "collect_autotune": lambda _: None, "cordon_suspect": lambda *_: None,
     }.items():  # fmt: skip
         monkeypatch.setattr(stop, name, fake)
@@ -54,6 +60,17 @@ def test_the_log_is_safe_on_the_head_before_the_hosts_lose_it(gang):
     gang.proof_after["h2"] = 2
     stop.stop(gang.job)
     assert gang.steps == ["log", "copy", "sync", "fence", "log", "sync", "fence"]
+
+
+def test_a_host_that_answers_late_is_asked_for_its_last_lines_before_its_fence(gang, monkeypatch):
+    """The lines of h1, where the launcher ran, are all here by then."""
+    gang.proof_after["h2"] = 3
+    gang.job.links.is_open = lambda host: host == "h1" or len(gang.asked) > 0
+    gang.job.log_copy = SimpleNamespace(wait_for_launcher=lambda _: True)
+    monkeypatch.setattr(stop, "_end_log", end_log)
+    monkeypatch.setattr(stop, "end_output", lambda _, hosts: gang.steps.append(f"lines of {' '.join(hosts)}"))
+    stop.stop(gang.job)
+    assert gang.steps == ["lines of h1", "copy", "sync", "fence", "lines of h2", "sync", "fence", "sync", "fence"]
 
 
 def test_a_copy_of_outputs_that_broke_off_is_tried_again_though_every_host_has_given_its_proof(gang):
