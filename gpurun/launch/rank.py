@@ -32,6 +32,8 @@ from gpurun.launch.fabric import Setting
 
 RANK_SCRIPT = "/gpurun/bin/rank"
 """Where `rank_script` lies in the container."""
+COPIED_S = 5.0
+"""How long a script outlives its processes for their output's sake: a disk may be full, or a daemon hold the pipe."""
 
 _START = """\
 gpurun_folder=
@@ -187,17 +189,19 @@ gpurun_sweep() {
   done
 }
 gpurun_sweep
-gpurun_last_words 100  # nobody is left to print: all is copied unless the disk is full
+gpurun_last_words $gpurun_copied_twentieths  # nobody is left to print: all is copied unless the disk is full
 exit $gpurun_code
 """
 
 
-def rank_script(environment: Iterable[Setting], *, grace_s: float) -> str:
+def rank_script(environment: Iterable[Setting], *, grace_s: float, copied_s: float = COPIED_S) -> str:
     """The script's text for one host.
 
     Args:
         environment: the host's settings; values may hold anything but NUL.
         grace_s: how long processes that a rank left behind have between SIGTERM and SIGKILL.
+        copied_s: how long the script then waits for the copy of their output.
     """
     exports = "".join(f"export {setting.name}={shlex.quote(setting.value)}\n" for setting in environment)
-    return f"#!/bin/sh\n{exports}gpurun_grace_s={max(0, round(grace_s))}\n{_START}{_RUN}{_SWEEP}"
+    limits = f"gpurun_grace_s={max(0, round(grace_s))} gpurun_copied_twentieths={round(20 * copied_s)}\n"
+    return f"#!/bin/sh\n{exports}{limits}{_START}{_RUN}{_SWEEP}"

@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from waiting import LIMIT_S, until
 
 from gpurun.launch.fabric import Setting
 from gpurun.launch.rank import rank_script
@@ -19,7 +21,6 @@ from gpurun.launch.rank import rank_script
 SHELLS = {"dash": ["dash"], "bash": ["bash"], "bash as sh": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
 JOB = f"j-3{os.getpid():07x}"
 WORDS = ["a b", "c'd\"e", "f\ng", "", "$HOME", "*", "ü", "-n"]
-LIMIT_S = 30
 
 
 class Ranks:
@@ -33,11 +34,11 @@ class Ranks:
         self.write()
         self.environ = {
             "PATH": os.environ["PATH"], "GPURUN_RUN": str(self.run), "GPURUN_ATTEMPT": "2", "GPURUN_JOB": JOB,
-            "HOROVOD_RANK": "3",
+            "HOROVOD_RANK": "3", "READY": str(folder / "ready"),
         }  # fmt: skip
 
-    def write(self, *settings: Setting, grace_s: float = 20) -> None:
-        self.script.write_text(rank_script(settings, grace_s=grace_s))
+    def write(self, *settings: Setting, grace_s: float = 20, copied_s: float = LIMIT_S) -> None:
+        self.script.write_text(rank_script(settings, grace_s=grace_s, copied_s=copied_s))
 
     def argv(self, *command: str) -> list[str]:
         return [*self.shell, str(self.script), *command]
@@ -59,15 +60,7 @@ class Ranks:
         return found
 
     def wait_for(self, text: bytes) -> None:
-        deadline = time.monotonic() + LIMIT_S
-        while time.monotonic() < deadline:
-            if (self.run / "ranks" / "2").exists() and any(
-                (path / "o").exists() and text in (path / "o").read_bytes()
-                for path in (self.run / "ranks" / "2").iterdir()
-            ):
-                return
-            time.sleep(0.02)
-        raise AssertionError(f"no rank printed {text!r}")
+        until(lambda: any(text in path.read_bytes() for path in self.run.glob("ranks/2/*/o")))
 
     @property
     def ends(self) -> list[str]:
@@ -233,8 +226,21 @@ def test_mpi_numbers_ranks_by_another_name(ranks):
     assert ranks.folder.name.startswith("3.")
 
 
-SURVIVOR = "trap 'echo told; exit' TERM; echo up; while :; do sleep 0.1; done"
-STUBBORN = "trap '' TERM; echo up; while :; do sleep 0.1; done"
+SURVIVOR = "trap 'echo told; exit' TERM; echo up; >$READY; while :; do sleep 0.1; done"
+STUBBORN = "trap '' TERM; echo up; >$READY; while :; do sleep 0.1; done"
+READY = "until [ -e $READY ]; do sleep 0.05; done"
+"""What a rank does until the process that outlives it is ready for a signal."""
+
+
+def rank_below(script: subprocess.Popen[bytes]) -> int:
+    """The rank's process, as the agent finds it among the tools of its script, which come and go."""
+    found = []
+    for pid in Path(f"/proc/{script.pid}/task/{script.pid}/children").read_text().split():
+        with suppress(OSError):
+            if b"GPURUN_RANK_ID=" in Path(f"/proc/{pid}/environ").read_bytes():
+                found.append(int(pid))
+    (only,) = found
+    return only
 
 
 def alive(pid: str) -> bool:
@@ -255,27 +261,24 @@ def old_grep(ranks):
 @pytest.mark.parametrize("tools", [lambda _: None, old_grep])
 def test_what_the_rank_left_behind_gets_its_notice_and_does_not_hold_the_launcher(ranks, tools):
     tools(ranks)
-    code, out, _ = ranks.done("sh", "-c", f'setsid sh -c "{SURVIVOR}" & sleep 0.5; exit 4')
+    code, out, _ = ranks.done("sh", "-c", f'setsid sh -c "{SURVIVOR}" & {READY}; exit 4')
     assert (code, out) == (4, b"")
     assert (ranks.folder / "o").read_bytes() == b"up\ntold\n"
 
 
 def test_what_ignores_its_notice_is_killed_after_the_grace_and_the_end_is_told_before(ranks):
     ranks.write(grace_s=1)
-    process = ranks.start("sh", "-c", f'(exec setsid sh -c "{STUBBORN}") & echo pid $!; sleep 0.5; exit 4')
+    process = ranks.start("sh", "-c", f'(exec setsid sh -c "{STUBBORN}") & echo pid $!; {READY}; exit 4')
     ranks.wait_for(b"pid")
     pid = (ranks.folder / "o").read_text().split("pid ")[1].split()[0]
-    deadline = time.monotonic() + LIMIT_S
-    while not ranks.ends and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert ranks.ends == ["end.4"]
+    assert until(lambda: ranks.ends) == ["end.4"]
     assert process.wait(LIMIT_S) == 4
     process.communicate()
     assert not alive(pid)
 
 
 def test_other_ranks_and_their_children_are_left_alone(ranks):
-    other = ranks.start("sh", "-c", "sleep 60 & echo other $!; wait")
+    other = ranks.start("sh", "-c", "sleep 600 & echo other $!; wait")
     ranks.wait_for(b"other")
     pid = (ranks.folder / "o").read_text().split()[1]
     try:
@@ -291,10 +294,7 @@ def test_a_shell_that_is_told_leaves_its_program_a_notice_and_grace(ranks):
     """A wrapper without exec: the notice ends the shell, and the program under it saves."""
     process = ranks.start("sh", "-c", f'sh -c "{SURVIVOR}"; true')
     ranks.wait_for(b"up")
-    everybody = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    children = [pid for pid in everybody if b"GPURUN_RANK_ID=" in Path(f"/proc/{pid}/environ").read_bytes()]
-    assert len(children) == 1
-    os.kill(int(children[0]), signal.SIGTERM)
+    os.kill(rank_below(process), signal.SIGTERM)
     process.communicate(timeout=LIMIT_S)
     assert process.returncode == 143
     assert (ranks.folder / "o").read_bytes() == b"up\ntold\n"
@@ -306,7 +306,7 @@ def test_last_words_are_all_there_when_the_script_ends(ranks):
     slow = ranks.script.parent / "cat"
     slow.write_text(f"#!/bin/sh\nsleep 1; exec {shutil.which('cat')}\n")
     slow.chmod(0o755)
-    assert ranks.done("sh", "-c", f'setsid sh -c "{SURVIVOR}" & sleep 0.5; echo last; exit 4')[0] == 4
+    assert ranks.done("sh", "-c", f'setsid sh -c "{SURVIVOR}" & {READY}; echo last; exit 4')[0] == 4
     assert sorted((ranks.folder / "o").read_bytes().splitlines()) == [b"last", b"told", b"up"]
 
 
@@ -316,6 +316,7 @@ def test_a_disk_that_fills_up_makes_a_rank_wait_and_its_end_is_noted_all_the_sam
         'mount -t tmpfs -o size=64k tmpfs "$GPURUN_RUN" || exit 99\n"$@"\ncode=$?\n'
         'cat "$GPURUN_RUN"/ranks/2/3.*/e; ls "$GPURUN_RUN"/ranks/2/3.*; exit $code'
     )
+    ranks.write(copied_s=0.5)
     fill = "head -c 300000 /dev/zero || exit 9"
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
         pytest.skip("this user may make no mount namespace")
@@ -338,7 +339,9 @@ def test_a_rank_that_opens_its_output_anew_loses_nothing(ranks):
 
 def test_a_daemon_that_leaves_no_trace_keeps_no_launcher_waiting(ranks):
     """It has cleared its environment and holds the rank's output; the launcher's pipe is not its."""
-    code, _, _ = ranks.done("sh", "-c", "env -i sleep 60 & echo $!; exit 4")
+    ranks.write(copied_s=0.5)
+    code, _, _ = ranks.done("sh", "-c", "env -i sleep 600 & echo $!; exit 4")
+    ranks.wait_for(b"\n")
     pid = int((ranks.folder / "o").read_text())
     assert alive(str(pid))
     os.kill(pid, signal.SIGKILL)
@@ -387,12 +390,7 @@ def test_a_rank_that_the_agent_tells_is_not_told_again_by_its_launcher(ranks):
     time.sleep(0.3)
     assert process.poll() is None
     assert (ranks.folder / "e").read_bytes() == b""
-    (child,) = [
-        pid
-        for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        if b"GPURUN_RANK_ID=" in Path(f"/proc/{pid}/environ").read_bytes()
-    ]
-    os.kill(int(child), signal.SIGTERM)
+    os.kill(rank_below(process), signal.SIGTERM)
     process.communicate(timeout=LIMIT_S)
     assert (process.returncode, ranks.ends) == (7, ["end.7"])
     assert not (ranks.folder / "told").exists()

@@ -37,7 +37,7 @@ class Host:
         self.run = self.folder / "run"
         self.run.mkdir(parents=True)
         self.script = self.folder / "rank"
-        self.script.write_text(rank_script([], grace_s=5))
+        self.script.write_text(rank_script([], grace_s=5, copied_s=LIMIT_S))
         self.started: list[subprocess.Popen[bytes]] = []
 
     def start(self, rank: int, *command: str, attempt: int = 1, job: str = JOB, **environ: str):
