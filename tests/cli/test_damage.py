@@ -71,7 +71,7 @@ def jobs(tmp_path, monkeypatch):
     lock.close()
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("thing", THINGS)
 @pytest.mark.parametrize("file", FILES)
 def test_every_command_answers(jobs, tmp_path, capsys, file, thing):

@@ -63,7 +63,7 @@ COMMANDS = (
     ("inventory", "drain", "h1"), ("inventory", "drain", "h2", "--deadline", "1h"),
 )  # fmt: skip
 CODES = (0, 1, 2, 4, 5)
-EXAMPLE_S = 20
+EXAMPLE_S = 100
 NEVER_WRITTEN_AGAIN = ("jobs/RUNS/spec.json", "jobs/RUNS/plan.json", "jobs/LOST/spec.json", "jobs/WAITS/spec.json")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from written_inventories import Written, inventories
 
@@ -52,7 +52,7 @@ SNIPPETS = [
     ),
     *(b"gpus: 99", b"gpu-[1-3]", b"-oProxyCommand=x", b"racks:\n", b"hosts: {a: }", b"null", b"0x10", b"1e9"),
 ]
-relaxed = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+relaxed = settings(max_examples=60)
 
 
 def read_or_refused(data: bytes) -> None:

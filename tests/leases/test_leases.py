@@ -253,7 +253,7 @@ def test_two_passes_that_race_for_the_last_gpus(tmp_path):
         for _ in range(2)
     ]
     try:
-        for round_number in range(200):
+        for round_number in range(80):
             home = tmp_path / str(round_number)
             home.mkdir()
             (home / "inventory.yaml").write_text(INVENTORY)

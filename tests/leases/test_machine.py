@@ -296,7 +296,7 @@ def test_leases_survive_processes_that_race_crash_and_damage(monkeypatch):
         run_state_machine_as_test(
             LeaseMachine,
             settings=settings(
-                max_examples=600 if settings.get_current_profile_name() == "long" else 25,
+                max_examples=600 if settings.get_current_profile_name() == "long" else 15,
                 stateful_step_count=25,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),
