@@ -30,7 +30,7 @@ from gpurun.leases.allocate import run_pass
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.state.cordons import read_cordons
 
-DEADLINE_S = 30
+DEADLINE_S = 120
 ROUNDS = 12
 
 

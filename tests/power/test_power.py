@@ -18,10 +18,12 @@ from power_recording import Op
 
 JOBS = 9
 BOOTED = 40
+AT_MOST = 300
+"""Without syncs of folders, about one state in eight shows the break. The first one that does ends the search."""
 EXACT = ("world",)
 
 pytestmark = [
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not power_recording.available(), reason=power_recording.NEEDS),
 ]
 
@@ -74,7 +76,7 @@ def test_a_sync_that_is_missing_is_found(recorded, tmp_path, monkeypatch):
     folders = {0, *(op.node for op in operations if op.is_folder)}
     for unsynced, found in ((lambda node: node in folders, "is gone"), (lambda node: node not in folders, "damaged")):
         without = [op for op in operations if op.kind != "sync" or not unsynced(op.node)]
-        assert any(found in what for *_, what in broken(without, 30, tmp_path)), found
+        assert any(found in what for *_, what in broken(without, AT_MOST, tmp_path)), found
 
 
 def op(kind, at, node, **more):
