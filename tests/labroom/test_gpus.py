@@ -104,7 +104,7 @@ def test_an_xid_is_told_once_to_those_who_listen(gpus):
     with pytest.raises(pynvml.NVMLError_Timeout):
         pynvml.nvmlEventSetWait_v2(events, 10)
     state.change(path, 0, {"xids": "31 79"})
-    assert pynvml.nvmlEventSetWait_v2(events, 1000).eventData == 79
+    assert pynvml.nvmlEventSetWait_v2(events, 100_000).eventData == 79
     with pytest.raises(pynvml.NVMLError_Timeout):
         pynvml.nvmlEventSetWait_v2(events, 10)
     pynvml.nvmlEventSetFree(events)
