@@ -12,7 +12,9 @@ from gpurun import faults
 from gpurun.errors import GpurunError, StateError
 from gpurun.head.spawn import run_pass_and_start
 from gpurun.head.waiter import ensure_waiter
+from gpurun.images.code import write_code
 from gpurun.images.engine import Engine
+from gpurun.images.tree import scan
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.spec import JobSpec
@@ -54,19 +56,22 @@ def submit_jobs(
         on_stored: told as soon as the jobs are stored. A pass follows, which may have to wait for the allocator lock.
 
     Raises:
-        BadInput: an image is not on this machine: said now, not when GPUs come free.
+        BadInput: an image is not on this machine, or a workdir cannot be read: said now, not when GPUs come free.
         StateError: a lease is damaged, so that nothing could be granted; or the jobs cannot be stored.
         UnsafeState: the state directory does not keep its users apart.
     """
     enter(home)
     engine = Engine(inventory.docker_host)
     ids = {image: engine.image(image).id for image in dict.fromkeys(spec.image for spec in specs)}
-    specs = [replace(spec, image_id=ids[spec.image]) for spec in specs]
+    trees = {top: scan(Path(top)) for top in dict.fromkeys(spec.workdir for spec in specs) if top is not None}
+    code = {top: tree.digest for top, tree in trees.items()}
+    codes = {code[top]: partial(write_code, tree=tree) for top, tree in trees.items()}
+    specs = [replace(spec, image_id=ids[spec.image], code=code.get(spec.workdir or "", "")) for spec in specs]
     refuse_while_damaged(LeaseStore(home).read_all())
     store = JobStore(home)
     store.sweep(now_s=time.time())
     alone = partial(allocator_lock, home) if len(specs) > 1 else None
-    folders = store.create_many(specs, inventory=Path(inventory.source), now_s=time.time(), alone=alone)
+    folders = store.create_many(specs, inventory=Path(inventory.source), now_s=time.time(), alone=alone, codes=codes)
     for folder, spec in zip(folders, specs, strict=True):
         audit.note(home, "submit", job=folder.id, name=spec.name, gpus=spec.gpus)
     on_stored(folders)

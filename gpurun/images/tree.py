@@ -7,13 +7,16 @@ import json
 import os
 import stat
 import time
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpurun.errors import BadInput
+from gpurun.images.export import default_folder
 from gpurun.images.ignore import Walk
+from gpurun.node.spool import CHUNK
 
 # A file changed this recently may change again within the same time stamp: its digest is not remembered.
 RACY_S = 2.0
@@ -44,24 +47,58 @@ class Entry:
         return [self.path, self.kind, self.mode, self.mtime_ns, self.size, self.digest, self.target]
 
 
-@dataclass(frozen=True)
-class FolderTree:
-    """A folder's content, in the order of `Walk`."""
+class Tree(ABC):
+    """A folder's content: each folder before what is in it.
 
-    top: Path
-    entries: tuple[Entry, ...]
+    Attributes:
+        files: digest → one file that has it, in the order of the entries.
+    """
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self.entries = tuple(entries)
+        self.files: Mapping[str, Entry] = {entry.digest: entry for entry in self.entries if entry.kind == "file"}
 
     @property
-    def files(self) -> Mapping[str, Entry]:
-        """digest → one file that has it."""
-        return {entry.digest: entry for entry in self.entries if entry.kind == "file"}
+    def digest(self) -> str:
+        """Names all of it but the times: two folders with the same digest hold the same."""
+        told = [[entry.path, entry.kind, entry.mode, entry.digest, entry.target] for entry in self.entries]
+        return f"sha256:{hashlib.sha256(json.dumps(sorted(told)).encode()).hexdigest()}"
+
+    @abstractmethod
+    def content(self, digest: str) -> Iterator[bytes]:
+        """The content of one of `files`, which has this digest once the last piece has come."""
 
 
-def scan(top: Path, memory: Path | None = None) -> FolderTree:
-    """Read a folder, without what git ignores, and without sockets, FIFOs and devices.
+class FolderTree(Tree):
+    """A folder as it was a moment ago."""
 
-    Args:
-        memory: a file that remembers digests of files that have not changed since.
+    def __init__(self, top: Path, entries: Iterable[Entry]) -> None:
+        super().__init__(entries)
+        self.top = top
+
+    def content(self, digest: str) -> Iterator[bytes]:
+        """A file's content, which must still be the one that was scanned.
+
+        Raises:
+            BadInput: it has changed, or cannot be read.
+        """
+        path = self.top / self.files[digest].path
+        seen = hashlib.sha256()
+        try:
+            with path.open("rb", buffering=0) as file:
+                while piece := file.read(CHUNK):
+                    seen.update(piece)
+                    yield piece
+        except OSError as error:
+            raise BadInput(f"cannot be read: {error.strerror}", where=str(path)) from None
+        if f"sha256:{seen.hexdigest()}" != digest:
+            raise BadInput("the file changed while it was read", where=str(path), hint="try again when it is written")
+
+
+def scan(top: Path) -> FolderTree:
+    """Read a folder, without what git ignores (`gpurun.images.ignore`), and without sockets, FIFOs and devices.
+
+    The user's cache folder remembers the digests of files that have not changed since.
 
     Raises:
         BadInput: it is no folder, or something in it cannot be read.
@@ -69,6 +106,7 @@ def scan(top: Path, memory: Path | None = None) -> FolderTree:
     if not top.is_dir():
         raise BadInput("the workdir is no folder", where=str(top))
     top = top.resolve()
+    memory = default_folder().parent / "trees" / f"{hashlib.sha256(os.fsencode(top)).hexdigest()[:32]}.json"
     known = _load(memory)
     seen: dict[str, list[Any]] = {}
     entries: list[Entry] = []
@@ -107,18 +145,16 @@ def _digest(path: str) -> str:
     return f"sha256:{whole.hexdigest()}"
 
 
-def _load(memory: Path | None) -> dict[str, list[Any]]:
+def _load(memory: Path) -> dict[str, list[Any]]:
     try:
-        found = json.loads(memory.read_bytes()) if memory else {}
+        found = json.loads(memory.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
     known = found.items() if isinstance(found, dict) else ()
     return {path: marks for path, marks in known if isinstance(marks, list) and marks and isinstance(marks[-1], str)}
 
 
-def _save(memory: Path | None, seen: dict[str, list[Any]]) -> None:
-    if memory is None:
-        return
+def _save(memory: Path, seen: dict[str, list[Any]]) -> None:
     memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = memory.with_suffix(f".{os.getpid()}")
     temporary.write_text(json.dumps(seen))

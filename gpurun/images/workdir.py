@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpurun.errors import BadInput, GpurunError, HostUnreachable
+from gpurun.errors import GpurunError, HostUnreachable
 from gpurun.images import topology
 from gpurun.images.chain import Want
 from gpurun.images.export import default_folder
 from gpurun.images.plan import chains_of
 from gpurun.images.relay import Relay
 from gpurun.images.store import LayerStore, Stored
-from gpurun.images.tree import FolderTree, scan
+from gpurun.images.tree import Tree
 from gpurun.node import frames
-from gpurun.node.spool import CHUNK
 from gpurun.remote import Agent, Fleet, Results
 
 if TYPE_CHECKING:
@@ -32,26 +28,25 @@ _MAKE_LIMIT_S = 600.0
 
 
 def sync_workdir(
-    fleet: Fleet, folders: Mapping[str, str], local_dir: Path, *, inventory: Inventory | None = None
+    fleet: Fleet, folders: Mapping[str, str], tree: Tree, *, inventory: Inventory | None = None
 ) -> Results[int]:
-    """Make a folder on every host the same as `local_dir`: content, modes, times and links.
+    """Make a folder on every host the same as `tree`: content, modes, times and links.
 
-    What git ignores is left out (see `gpurun.images.ignore`), as are sockets, FIFOs and devices. Links are kept as they
-    are and never followed. A host is sent only contents that it never had; they go through a chain of hosts when they
-    are large. Idempotent.
+    Links are kept as they are and never followed. A host is sent only contents that it never had; they go through a
+    chain of hosts when they are large. Idempotent.
 
     Args:
-        folders: host → absolute folder there, which belongs to gpurun alone: what is in it and not in `local_dir` goes.
-        local_dir: a folder on the head.
+        folders: host → absolute folder there, which belongs to gpurun alone: what is in it and not in `tree` goes.
+        tree: a folder on the head as it is now, or as a job keeps it.
         inventory: says in which racks hosts are and how they reach each other; None = nothing known.
 
     Returns:
         Bytes sent to each host.
 
     Raises:
-        BadInput: `local_dir` is no folder, something in it cannot be read, or changed while it was sent.
+        BadInput: a file of the folder changed while it was sent.
+        StateError: the job's copy is damaged.
     """
-    tree = scan(local_dir, _memory(local_dir))
     digests = list(tree.files)
     asked = fleet.map(lambda agent: agent.call("tree.lacking", digests=digests).value, folders)
     failed = dict(asked.failed)
@@ -78,20 +73,14 @@ def sync_workdir(
     )
 
 
-def _memory(local_dir: Path) -> Path:
-    """Where the digests of a folder's files are remembered."""
-    name = hashlib.sha256(os.fsencode(local_dir.resolve())).hexdigest()[:32]
-    return default_folder().parent / "trees" / f"{name}.json"
-
-
-def _send(agent: Agent, tree: FolderTree, digests: Iterable[str]) -> int:
+def _send(agent: Agent, tree: Tree, digests: Iterable[str]) -> int:
     """Contents straight to one host; how many bytes."""
     sent = 0
 
     def pieces() -> Iterator[bytes]:
         nonlocal sent
         for digest in digests:
-            for piece in _content(tree, digest):
+            for piece in tree.content(digest):
                 sent += len(piece)
                 yield frames.encode({"d": digest}, piece)
             yield frames.encode({"d": digest, "end": True})
@@ -101,34 +90,15 @@ def _send(agent: Agent, tree: FolderTree, digests: Iterable[str]) -> int:
     return sent
 
 
-def _content(tree: FolderTree, digest: str) -> Iterator[bytes]:
-    """A file's content, which must still be the one that was scanned.
-
-    Raises:
-        BadInput: it has changed.
-    """
-    path = tree.top / tree.files[digest].path
-    seen = hashlib.sha256()
-    try:
-        with path.open("rb", buffering=0) as file:
-            while piece := file.read(CHUNK):
-                seen.update(piece)
-                yield piece
-    except OSError as error:
-        raise BadInput(f"cannot be read: {error.strerror}", where=str(path)) from None
-    if f"sha256:{seen.hexdigest()}" != digest:
-        raise BadInput("the file changed while it was sent", where=str(path), hint="try again when it is written")
-
-
 def _send_through_chains(
     fleet: Fleet,
-    tree: FolderTree,
+    tree: Tree,
     lacking: Mapping[str, Sequence[str]],
     union: Sequence[str],
     inventory: Inventory | None,
 ) -> dict[str, GpurunError]:
     """All contents that any host lacks, as one blob, through the hosts that lack some; the hosts that failed."""
-    pack = LayerStore(default_folder()).put(piece for digest in union for piece in _content(tree, digest))
+    pack = LayerStore(default_folder()).put(piece for digest in union for piece in tree.content(digest))
     ends = accumulate(tree.files[digest].size for digest in union)
     index = [
         [digest, end - tree.files[digest].size, tree.files[digest].size]

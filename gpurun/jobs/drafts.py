@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, suppress
 
 from gpurun import faults
 from gpurun.errors import StateError
+from gpurun.jobs.folder import CODE
 from gpurun.jobs.record import ID_PATTERN, JobRecord
 from gpurun.jobs.spec import JobSpec
 from gpurun.state import durable, lock
@@ -24,6 +25,9 @@ LOCK = "lock"
 ABANDONED_S = 60.0
 """A submission has no lock in the moment in which it makes its folder. If it is stopped just then, and for so long, it
 fails when it continues."""
+
+AddCode = Callable[[StatePath], None]
+"""Writes a job's code to a new file and syncs it."""
 
 Alone = Callable[[], AbstractContextManager[object]]
 """What keeps every pass out for as long as it is entered."""
@@ -41,6 +45,7 @@ class Drafts:
         self._jobs, self._live = jobs, live
         self._folder = jobs / f"{PREFIX}{secrets.token_hex(4)}"
         self._ids: dict[str, None] = {}
+        self._codes: dict[str, StatePath] = {}  # by digest
         self._lock = -1
 
     def __enter__(self) -> Drafts:
@@ -77,7 +82,7 @@ class Drafts:
                 self._ids[job_id] = None
                 return job_id
 
-    def add(self, record: JobRecord, spec: JobSpec) -> None:
+    def add(self, record: JobRecord, spec: JobSpec, add_code: AddCode | None = None) -> None:
         """Write a job's files; `publish` syncs them.
 
         Raises:
@@ -85,10 +90,22 @@ class Drafts:
         """
         folder = self._folder / record.id
         folder.mkdir(0o755)
+        if add_code is not None:
+            self._add_code(folder / CODE, spec.code, add_code)
+            faults.point()
         durable.write_unsynced(folder / "spec.json", spec)
         faults.point()
         durable.write_unsynced(folder / "state.json", record)
         faults.point()
+
+    def _add_code(self, path: StatePath, digest: str, add_code: AddCode) -> None:
+        """Link the file of an earlier job with the same code; write it where that cannot be."""
+        if digest in self._codes:
+            with suppress(StateError):  # the file system has no links, or no more of this file
+                self._codes[digest].link(path)
+                return
+        add_code(path)
+        self._codes[digest] = path
 
     def publish(self, alone: Alone | None = None) -> tuple[str, ...]:
         """Make all of them jobs, durably; their ids, in the order of `new_id`.

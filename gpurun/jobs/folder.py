@@ -1,8 +1,9 @@
 """One job's folder: its spec, its record, requests to end it, and the paths of everything else.
 
-``spec.json`` is written once. ``state.json`` is replaced whole on every change, by the process that carries the job: a
-pass under the allocator lock while the job is queued, then its supervisor. ``cancel.json`` and ``preempt.json`` are
-requests to that process. Only the job's owner or root writes here. Other users can read.
+``spec.json`` and ``code`` (`gpurun.images.code`) are written once. ``state.json`` is replaced whole on every change, by
+the process that carries the job: a pass under the allocator lock while the job is queued, then its supervisor.
+``cancel.json`` and ``preempt.json`` are requests to that process. Only the job's owner or root writes here. Other users
+can read all but the code.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from gpurun.state import durable
 from gpurun.state.path import StatePath
 from gpurun.state.people import user_name
 
+CODE = "code"
 REQUESTS: tuple[RequestKind, ...] = ("cancel", "preempt")
 """Each has a file of its own; the weightier one first."""
 
@@ -28,6 +30,7 @@ class JobFolder:
     def __init__(self, path: StatePath) -> None:
         self.path = path
         self.id = path.name
+        self.code = path / CODE
         self.log = path / "log"
         self.events = path / "events.jsonl"
         self.outputs = path.plain / "outputs"  # a tree of the job's own making, which may hold links

@@ -148,6 +148,8 @@ class JobSpec:
         min_gpus: elastic: it starts and goes on with as few GPUs as this, and grows back; None = not elastic.
         command: the argv each rank runs, byte for byte.
         workdir: absolute folder on the head, sent to every host, read-only at ``/workspace``; None = nothing.
+        code: the digest of what the workdir held when the job was submitted: what runs, whatever it holds by then. ""
+            in a job without a workdir, and in one that an older gpurun has stored.
         outputs: absolute path inside the container whose content is kept across attempts; None = none.
         outputs_every_s: how often a copy of what has changed in them is brought to the head.
         env: extra environment of every rank. Not for secrets: it is visible in process lists.
@@ -184,6 +186,7 @@ class JobSpec:
     shm_size_mib: int = 1024
     mounts: tuple[tuple[str, str, str], ...] = ()
     image_id: str = ""
+    code: str = ""
 
     @property
     def wants(self) -> Wants:

@@ -7,14 +7,15 @@ the job. A mark without a job means nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 
 from gpurun import faults
 from gpurun.errors import BadInput, StateError
-from gpurun.jobs.drafts import Alone, Drafts, sweep
+from gpurun.jobs.drafts import AddCode, Alone, Drafts, sweep
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.index import LiveIndex
 from gpurun.jobs.live import LiveJob
@@ -44,13 +45,15 @@ class JobStore:
         return folder
 
     def create_many(
-        self, specs: Sequence[JobSpec], *, inventory: Path, now_s: float, alone: Alone | None = None
-    ) -> tuple[JobFolder, ...]:
+        self, specs: Sequence[JobSpec], *, inventory: Path, now_s: float, alone: Alone | None = None,
+        codes: Mapping[str, AddCode] = MappingProxyType({}),
+    ) -> tuple[JobFolder, ...]:  # fmt: skip
         """Store new jobs as QUEUED: each whole, or not at all. Equal ones start in the order of `specs`.
 
         Args:
             alone: keeps passes out, such as the allocator lock. With it a failure leaves none of the jobs, because no
                 pass can have started any. Only a process that is killed can leave the first of them.
+            codes: writes the code of the specs that have some, by its digest (`JobSpec.code`).
 
         Raises:
             StateError: they cannot be written, for want of disk say.
@@ -59,7 +62,7 @@ class JobStore:
         durable.make_folder(self.live)
         with Drafts(self.folder, self.live) as drafts:
             for spec, submitted_s in zip(specs, _one_after_the_other(now_s), strict=False):
-                drafts.add(_new_record(drafts.new_id(), spec, inventory, submitted_s), spec)
+                drafts.add(_new_record(drafts.new_id(), spec, inventory, submitted_s), spec, codes.get(spec.code))
             return tuple(self.get(job_id) for job_id in drafts.publish(alone))
 
     def sweep(self, *, now_s: float) -> None:

@@ -102,7 +102,7 @@ def write_unsynced(path: StatePath, record: object, *, mode: int = 0o644) -> Non
     """
     descriptor = path.open_file(os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
-        _write_all(descriptor, _encoded(path, record))
+        write_all(descriptor, _encoded(path, record))
     except OSError as error:
         raise told(error, path, "written") from error
     finally:
@@ -146,7 +146,7 @@ def _fill(descriptor: int, path: StatePath, data: bytes, *, mine: bool) -> None:
         if os.geteuid() == 0 and not mine:
             with suppress(FileNotFoundError):
                 os.fchown(descriptor, path.stat().st_uid, -1)
-        _write_all(descriptor, data)
+        write_all(descriptor, data)
         os.fsync(descriptor)
     except OSError as error:
         raise told(error, path, "written") from error
@@ -161,7 +161,8 @@ def make_like(descriptor: int, status: os.stat_result) -> None:
     os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of it. Raises OSError."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]

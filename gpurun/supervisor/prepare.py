@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gpurun.errors import GpurunError
+from gpurun.errors import GpurunError, StateError
+from gpurun.images.code import Code
 from gpurun.images.events import ShipEvent
 from gpurun.images.ship import ship
+from gpurun.images.tree import scan
 from gpurun.images.workdir import sync_workdir
 from gpurun.jobs.states import State
 from gpurun.supervisor.ends import failed
@@ -73,7 +75,10 @@ def _send_workdir(job: SupervisedJob, hosts: Sequence[str]) -> None:
         return
     folders = {host: f"{job.accounts[host].job_folder(job.lease.job)}/workspace" for host in hosts}
     try:
-        results = sync_workdir(job.links.fleet, folders, Path(job.spec.workdir))
+        code = Code(job.folder.code) if job.spec.code else scan(Path(job.spec.workdir))
+        results = sync_workdir(job.links.fleet, folders, code)
+    except FileNotFoundError:
+        raise failed(StateError("is missing", where=str(job.folder.code), hint="submit the job again")) from None
     except GpurunError as error:
         raise failed(error) from error
     raise_first(results.failed)

@@ -13,7 +13,9 @@ from gpurun.cli.main import main
 from gpurun.errors import BadInput, StateError
 from gpurun.head import spawn, submission
 from gpurun.head.submission import submit_jobs
+from gpurun.images.code import Code
 from gpurun.images.engine import Engine
+from gpurun.images.tree import scan
 from gpurun.inventory.load import load
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
@@ -21,6 +23,7 @@ from gpurun.jobs.store import JobStore
 from gpurun.leases import allocate
 from gpurun.leases.allocator import allocator_lock
 from gpurun.state import audit
+from gpurun.state.path import StatePath
 
 INVENTORY = """\
 version: 1
@@ -69,6 +72,64 @@ def test_what_the_images_name_means_now_is_what_the_job_will_run(home):
     done = submit(home, SPEC, replace(SPEC, image="j"), SPEC)
     pinned = [(folder.spec().image, folder.spec().image_id) for folder in done.folders]
     assert pinned == [("i", "sha256:i"), ("j", "sha256:j"), ("i", "sha256:i")]
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "train.py").write_text("submitted")
+    return tmp_path / "work"
+
+
+def kept(folder):
+    code = Code(folder.code)
+    return {entry.path: b"".join(code.content(digest)) for digest, entry in code.files.items()}
+
+
+def test_what_the_workdir_holds_now_is_what_the_job_will_run(home, work):
+    (folder,) = submit(home, replace(SPEC, workdir=str(work))).folders
+    (work / "train.py").write_text("later")
+    assert kept(folder) == {"train.py": b"submitted"}
+    assert folder.spec().code == Code(folder.code).digest
+
+
+def test_jobs_of_one_submission_share_the_copy_of_their_code(home, work, tmp_path):
+    (tmp_path / "other").mkdir()
+    specs = [replace(SPEC, workdir=str(work))] * 3 + [replace(SPEC, workdir=str(tmp_path / "other")), SPEC]
+    folders = submit(home, *specs).folders
+    assert [folder.code.stat().st_nlink for folder in folders[:4]] == [3, 3, 3, 1]
+    assert not folders[4].code.exists() and folders[4].spec().code == ""
+    folders[0].path.rmtree()
+    assert kept(folders[1]) == {"train.py": b"submitted"} and kept(folders[3]) == {}
+
+
+def test_where_files_can_have_one_name_only_each_job_has_a_copy(home, work, monkeypatch):
+    def no_link(path, to):
+        raise StateError("cannot be linked: Operation not permitted", where=str(to))
+
+    monkeypatch.setattr(StatePath, "link", no_link)
+    folders = submit(home, *[replace(SPEC, workdir=str(work))] * 2).folders
+    assert [kept(folder) for folder in folders] == [{"train.py": b"submitted"}] * 2
+
+
+def test_code_that_cannot_be_read_stores_nothing(home, work):
+    with pytest.raises(BadInput, match="no folder"):
+        submit(home, SPEC, replace(SPEC, workdir=str(work / "none")))
+    assert JobStore(home).ids() == ()
+
+
+def test_code_that_changes_meanwhile_stores_nothing(home, work, monkeypatch):
+    def scanned(top):
+        found = scan(top)
+        (top / "train.py").write_text("half")
+        return found
+
+    monkeypatch.setattr(submission, "scan", scanned)
+    with pytest.raises(BadInput, match="changed while it was read"):
+        submit(home, replace(SPEC, workdir=str(work)))
+    assert JobStore(home).ids() == ()
+    assert not os.listdir(home / "jobs")
 
 
 def test_an_image_that_is_missing_stores_nothing(home, monkeypatch):

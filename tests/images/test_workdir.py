@@ -9,9 +9,11 @@ import pytest
 
 from gpurun.errors import BadInput
 from gpurun.images import tree
+from gpurun.images.code import Code, write_code
 from gpurun.images.tree import scan
 from gpurun.images.workdir import DIRECT_BYTES, sync_workdir
 from gpurun.remote import RemoteOpFailed
+from gpurun.state.path import StatePath
 
 
 @pytest.fixture(autouse=True)
@@ -68,10 +70,20 @@ def shape_without_fifo(top):
     return shape(top)
 
 
-def test_the_same_on_every_host(hosts, work, tmp_path):
+def as_it_is(work, _folder):
+    return scan(work)
+
+
+def as_a_job_keeps_it(work, folder):
+    write_code(StatePath(folder) / "code", scan(work))
+    return Code(StatePath(folder) / "code")
+
+
+@pytest.mark.parametrize("read", [as_it_is, as_a_job_keeps_it])
+def test_the_same_on_every_host(hosts, work, tmp_path, read):
     fleet = hosts.fleet("h0", "h1")
     folders = {name: f"{tmp_path}/{name}/job 'x'/workspace" for name in ("h0", "h1")}
-    results = sync_workdir(fleet, folders, work)
+    results = sync_workdir(fleet, folders, read(work, tmp_path))
     assert not results.failed and set(results.ok) == {"h0", "h1"}
     for folder in folders.values():
         assert shape(Path(folder)) == wanted(work)
@@ -79,19 +91,19 @@ def test_the_same_on_every_host(hosts, work, tmp_path):
 
 def test_only_what_changed_is_sent(hosts, work, tmp_path):
     fleet = hosts.fleet("h0")
-    first = sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job1"}, work).ok["h0"]
+    first = sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job1"}, scan(work)).ok["h0"]
     assert first > 300_000
-    assert sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job2"}, work).ok["h0"] == 0
+    assert sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job2"}, scan(work)).ok["h0"] == 0
     (work / "train.py").write_text("print('changed')\n")
     (work / "pkg/data.bin").rename(work / "pkg/moved.bin")
-    assert sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job1"}, work).ok["h0"] == len("print('changed')\n")
+    assert sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job1"}, scan(work)).ok["h0"] == len("print('changed')\n")
     assert shape(tmp_path / "h0/job1") == wanted(work)
 
 
 def test_what_is_not_in_it_any_more_goes_and_kinds_may_change(hosts, work, tmp_path):
     fleet = hosts.fleet("h0")
     target = tmp_path / "h0/job"
-    sync_workdir(fleet, {"h0": str(target)}, work)
+    sync_workdir(fleet, {"h0": str(target)}, scan(work))
     (target / "ro").chmod(0o755)
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -106,7 +118,7 @@ def test_what_is_not_in_it_any_more_goes_and_kinds_may_change(hosts, work, tmp_p
     (target / "run.sh").unlink()
     (target / "run.sh").symlink_to(outside / "precious")
     os.link(target / "same", outside / "hard")
-    sync_workdir(fleet, {"h0": str(target)}, work)
+    sync_workdir(fleet, {"h0": str(target)}, scan(work))
     assert shape(target) == wanted(work)
     assert (outside / "precious").read_text() == "kept"
     assert (target / "same").stat().st_nlink == 1
@@ -117,7 +129,7 @@ def test_large_folders_go_through_a_chain(hosts, work, tmp_path):
     names = ["h0", "h1", "h2"]
     fleet = hosts.fleet(*names)
     folders = {name: f"{tmp_path}/{name}/job" for name in names}
-    results = sync_workdir(fleet, folders, work)
+    results = sync_workdir(fleet, folders, scan(work))
     assert not results.failed
     for name in names:
         assert shape(Path(folders[name])) == wanted(work)
@@ -126,29 +138,29 @@ def test_large_folders_go_through_a_chain(hosts, work, tmp_path):
 
 def test_a_changed_copy_in_the_store_is_noticed(hosts, work, tmp_path):
     fleet = hosts.fleet("h0")
-    sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job1"}, work)
+    sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job1"}, scan(work))
     for stored in (hosts.home("h0") / ".cache/gpurun/files").rglob("*"):
         if stored.is_file() and stored.stat().st_size == 300_000:
             stored.write_bytes(b"x" * 300_000)
-    results = sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job2"}, work)
+    results = sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job2"}, scan(work))
     assert isinstance(results.failed["h0"], RemoteOpFailed) and results.failed["h0"].kind == "corrupt"
-    assert not sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job2"}, work).failed
+    assert not sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job2"}, scan(work)).failed
     assert shape(tmp_path / "h0/job2") == wanted(work)
 
 
 def test_a_file_changed_with_the_same_size_and_time_is_seen(hosts, work, tmp_path):
     fleet = hosts.fleet("h0")
-    sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job"}, work)
+    sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job"}, scan(work))
     before = (work / "train.py").stat()
     (work / "train.py").write_text("print('ho')\n")
     os.utime(work / "train.py", ns=(before.st_atime_ns, before.st_mtime_ns))
-    sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job"}, work)
+    sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job"}, scan(work))
     assert (tmp_path / "h0/job/train.py").read_text() == "print('ho')\n"
 
 
 def test_one_host_that_fails_holds_up_no_other(hosts, work, tmp_path):
     fleet = hosts.fleet("h0", "h1")
-    results = sync_workdir(fleet, {"h0": "relative/path", "h1": f"{tmp_path}/h1/job"}, work)
+    results = sync_workdir(fleet, {"h0": "relative/path", "h1": f"{tmp_path}/h1/job"}, scan(work))
     assert list(results.failed) == ["h0"] and list(results.ok) == ["h1"]
     assert shape(tmp_path / "h1/job") == wanted(work)
 
@@ -156,7 +168,7 @@ def test_one_host_that_fails_holds_up_no_other(hosts, work, tmp_path):
 def test_what_is_no_folder_or_cannot_be_read(hosts, tmp_path):
     fleet = hosts.fleet("h0")
     with pytest.raises(BadInput, match="no folder"):
-        sync_workdir(fleet, {"h0": "/x"}, tmp_path / "none")
+        sync_workdir(fleet, {"h0": "/x"}, scan(tmp_path / "none"))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +194,7 @@ def test_names_that_lead_out_are_refused_by_the_host(hosts, tmp_path, entries):
 def test_an_empty_folder(hosts, tmp_path):
     (tmp_path / "empty").mkdir()
     fleet = hosts.fleet("h0")
-    assert sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job"}, tmp_path / "empty").ok == {"h0": 0}
+    assert sync_workdir(fleet, {"h0": f"{tmp_path}/h0/job"}, scan(tmp_path / "empty")).ok == {"h0": 0}
     assert list((tmp_path / "h0/job").iterdir()) == []
 
 
@@ -196,6 +208,6 @@ def test_a_second_scan_reads_no_file_again(tmp_path, monkeypatch):
     for path in top.rglob("*"):
         os.utime(path, (old, old))
     time.sleep(2.1)
-    first = scan(top, tmp_path / "memory.json")
+    first = scan(top)
     monkeypatch.setattr(tree, "_digest", None)
-    assert scan(top, tmp_path / "memory.json") == first
+    assert scan(top).entries == first.entries

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -25,11 +26,11 @@ def cluster(mended):
     return mended
 
 
-def train(cluster, *flags, gpus=4, least=2, steps=100_000):
+def train(cluster, *flags, gpus=4, least=2, steps=100_000, recipe=RECIPE):
     """Start the recipe with one rank on each host and wait until it trains; the job's id."""
     command = ["python3", "train.py", "--steps", str(steps)]
     done = cluster.gpurun(
-        "submit", str(RECIPE), "-i", str(cluster.inventory), "-n", str(gpus), "--gpus-per-host", "1",
+        "submit", str(recipe), "-i", str(cluster.inventory), "-n", str(gpus), "--gpus-per-host", "1",
         "--min-gpus", str(least), *flags, "--", *command,
     )  # fmt: skip
     assert done.code == 0, done.err
@@ -138,9 +139,11 @@ def test_it_starts_with_what_there_is_and_grows_when_others_end(cluster, tmp_pat
         f"image: {TRAIN}\ngpus: 4\ncommand: [sleep, '600']\nconstraints: {{hosts: {json.dumps(hosts[:2])}}}\n"
     )
     other = cluster.gpurun("submit", str(tmp_path / "other.yaml"), "-i", str(cluster.inventory)).out.strip()
-    job = train(cluster)
+    shutil.copytree(RECIPE, tmp_path / "recipe")
+    job = train(cluster, recipe=tmp_path / "recipe")
     wait_for_ranks(cluster, job, 2, 180)
     assert sorted(cluster.job(job)["hosts"]) == hosts[2:]
+    (tmp_path / "recipe/train.py").write_text("raise SystemExit('not what was submitted')\n")
     cluster.gpurun("cancel", other)
     assert wait_for_ranks(cluster, job, 4, 120) <= 60
     assert_no_step_lost([step for step, _ in trained(cluster, job)])
