@@ -102,7 +102,6 @@ gpurun_listen() {  # to the job's ssh: when that is gone, so is the launcher
   exec sh -c 'read -r word && [ "$word" = gpurun ] && cat && kill -s TERM "$0"' $$ >/dev/null 3<&- 4>&- 5<&- 6>&-
 }
 gpurun_copy() {  # from a pipe to a file, as a process that is no rank; where the disk is full it tries again
-  trap '' HUP INT QUIT ALRM TERM USR1 USR2
   unset HOROVOD_RANK OMPI_COMM_WORLD_RANK
   exec sh -c 'until cat >>"$0"; do sleep 1; done' "$gpurun_folder/$1" >/dev/null 3<&- 4>&- 5<&- 6>&-
 }
@@ -123,10 +122,12 @@ if ! gpurun_pipe || ! exec 5<&3 6>&4 3<&- 4>&- || ! gpurun_pipe; then
   exec "$@" 2>&7 7>&- 3<&- 4>&- 5<&- 6>&-
 fi
 exec 7>&-
+trap '' HUP INT QUIT ALRM TERM USR1 USR2  # the copies ignore from their first moment what the process group is told
 gpurun_copy o <&5 &
 gpurun_out=$!
 gpurun_copy e <&3 &
 gpurun_err=$!
+trap : HUP INT QUIT ALRM TERM USR1 USR2
 exec 3<&- 5<&-
 gpurun_main= gpurun_early= gpurun_hit= gpurun_ear=
 if [ "${HOROVOD_RANK:-}" ] && { gpurun_run true & wait $!; }; then

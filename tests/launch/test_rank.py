@@ -406,6 +406,18 @@ def test_mpirun_signals_the_process_group_and_the_rank_is_told_once(ranks):
     assert (process.returncode, ranks.ends) == (7, ["end.7"])
 
 
+def test_a_signal_to_the_process_group_that_comes_before_a_copy_has_begun_loses_no_output(ranks):
+    ranks.environ["OMPI_COMM_WORLD_RANK"] = ranks.environ.pop("HOROVOD_RANK")
+    ranks.script.write_text(ranks.script.read_text().replace("gpurun_copy() {", "gpurun_copy() { sleep 1;"))
+    process = ranks.start("sh", "-c", TELLS.replace("echo up", "echo up; >$READY"), start_new_session=True)
+    until(Path(ranks.environ["READY"]).exists)
+    os.killpg(process.pid, signal.SIGTERM)
+    process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, ranks.ends) == (7, ["end.7"])
+    assert (ranks.folder / "o").read_bytes() == b"up\n"
+    assert (ranks.folder / "e").read_bytes().count(b"told") == 1
+
+
 @pytest.mark.parametrize("word", [b"gpurun\n", b"", b"other\n"])
 def test_a_rank_on_another_host_is_told_when_the_connection_to_its_launcher_ends(ranks, word):
     """The job's ssh says so first. A stdin that is at its end from the beginning says nothing."""
