@@ -16,7 +16,7 @@ from itertools import accumulate
 import msgspec
 
 from gpurun.errors import StateError
-from gpurun.images.tree import Entry, Tree
+from gpurun.images.tree import Entry, FileTree
 from gpurun.msgspec_types import ready
 from gpurun.node.spool import CHUNK
 from gpurun.state import durable
@@ -25,7 +25,7 @@ from gpurun.state.path import StatePath, told
 Rows = list[tuple[str, str, int, int, int, str, str]]
 
 
-def write_code(path: StatePath, tree: Tree) -> None:
+def write_code(path: StatePath, tree: FileTree) -> None:
     """Write a new file and sync it; its name is durable once its folder is synced.
 
     Raises:
@@ -42,13 +42,13 @@ def write_code(path: StatePath, tree: Tree) -> None:
             raise told(error, path, "written") from error
 
 
-def _pieces(first: bytes, tree: Tree) -> Iterator[bytes]:
+def _pieces(first: bytes, tree: FileTree) -> Iterator[bytes]:
     yield first
     for digest in tree.files:
         yield from tree.content(digest)
 
 
-class Code(Tree):
+class Code(FileTree):
     """The code that a job keeps.
 
     Raises:

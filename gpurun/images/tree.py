@@ -47,7 +47,7 @@ class Entry:
         return [self.path, self.kind, self.mode, self.mtime_ns, self.size, self.digest, self.target]
 
 
-class Tree(ABC):
+class FileTree(ABC):
     """A folder's content: each folder before what is in it.
 
     Attributes:
@@ -69,12 +69,16 @@ class Tree(ABC):
         """The content of one of `files`, which has this digest once the last piece has come."""
 
 
-class FolderTree(Tree):
-    """A folder as it was a moment ago."""
+class FolderTree(FileTree):
+    """A folder as it was a moment ago.
 
-    def __init__(self, top: Path, entries: Iterable[Entry]) -> None:
+    Args:
+        memory: remembers the digests of its files.
+    """
+
+    def __init__(self, top: Path, entries: Iterable[Entry], memory: Path) -> None:
         super().__init__(entries)
-        self.top = top
+        self._top, self._memory = top, memory
 
     def content(self, digest: str) -> Iterator[bytes]:
         """A file's content, which must still be the one that was scanned.
@@ -82,7 +86,7 @@ class FolderTree(Tree):
         Raises:
             BadInput: it has changed, or cannot be read.
         """
-        path = self.top / self.files[digest].path
+        path = self._top / self.files[digest].path
         seen = hashlib.sha256()
         try:
             with path.open("rb", buffering=0) as file:
@@ -92,6 +96,7 @@ class FolderTree(Tree):
         except OSError as error:
             raise BadInput(f"cannot be read: {error.strerror}", where=str(path)) from None
         if f"sha256:{seen.hexdigest()}" != digest:
+            self._memory.unlink(missing_ok=True)  # or it remembers wrongly
             raise BadInput("the file changed while it was read", where=str(path), hint="try again when it is written")
 
 
@@ -124,7 +129,7 @@ def scan(top: Path) -> FolderTree:
     except OSError as error:
         raise BadInput(f"cannot be read: {error.strerror}", where=str(error.filename or top)) from None
     _save(memory, seen)
-    return FolderTree(top, tuple(entries))
+    return FolderTree(top, entries, memory)
 
 
 def _known_digest(known: list[Any] | None, path: str, status: os.stat_result) -> list[Any]:

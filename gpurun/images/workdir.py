@@ -14,7 +14,7 @@ from gpurun.images.export import default_folder
 from gpurun.images.plan import chains_of
 from gpurun.images.relay import Relay
 from gpurun.images.store import LayerStore, Stored
-from gpurun.images.tree import Tree
+from gpurun.images.tree import FileTree
 from gpurun.node import frames
 from gpurun.remote import Agent, Fleet, Results
 
@@ -28,7 +28,7 @@ _MAKE_LIMIT_S = 600.0
 
 
 def sync_workdir(
-    fleet: Fleet, folders: Mapping[str, str], tree: Tree, *, inventory: Inventory | None = None
+    fleet: Fleet, folders: Mapping[str, str], tree: FileTree, *, inventory: Inventory | None = None
 ) -> Results[int]:
     """Make a folder on every host the same as `tree`: content, modes, times and links.
 
@@ -73,7 +73,7 @@ def sync_workdir(
     )
 
 
-def _send(agent: Agent, tree: Tree, digests: Iterable[str]) -> int:
+def _send(agent: Agent, tree: FileTree, digests: Iterable[str]) -> int:
     """Contents straight to one host; how many bytes."""
     sent = 0
 
@@ -92,7 +92,7 @@ def _send(agent: Agent, tree: Tree, digests: Iterable[str]) -> int:
 
 def _send_through_chains(
     fleet: Fleet,
-    tree: Tree,
+    tree: FileTree,
     lacking: Mapping[str, Sequence[str]],
     union: Sequence[str],
     inventory: Inventory | None,

@@ -20,8 +20,9 @@ from test_fuzz_state import in_time, talking
 from gpurun.cli import main as command_line
 from gpurun.doctor import bench_history
 from gpurun.doctor.bench_result import result_from_document
-from gpurun.errors import GpurunError
+from gpurun.errors import GpurunError, StateError
 from gpurun.images import tree
+from gpurun.images.code import Code, write_code
 from gpurun.images.export import Exporter
 from gpurun.images.store import LayerStore
 from gpurun.inventory import cache, load
@@ -262,25 +263,31 @@ def test_caches_of_the_head(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "a").write_text("x")
     os.utime(folder / "a", (1, 1))
-    memory = tmp_path / "memory" / "digests"
-    right = tree.scan(folder, memory)
+    right = tree.scan(folder)
     monkeypatch.setattr(tree, "RACY_S", -1.0)
-    tree.scan(folder, memory)
+    tree.scan(folder)
+    (memory,) = (tmp_path / "cache/gpurun/trees").iterdir()
+    code = StatePath(tmp_path) / "code"
+    write_code(code, right)
+    sound = code.read_bytes()
     store = LayerStore(tmp_path / "layers", 1 << 30)
     blob = store.put([b"layer" * 1000])
 
     @examples(100)
     @given(damaged_bytes([kept.read_bytes()]),
     damaged_json([memory.read_bytes()]) | damaged_bytes([memory.read_bytes()]),
-           damaged_bytes([blob.hashes]))  # fmt: skip
-    def fuzz(of_inventory, of_digests, of_chunks):
+           damaged_bytes([blob.hashes]), damaged_bytes([sound]))  # fmt: skip
+    def fuzz(of_inventory, of_digests, of_chunks, of_code):
         with in_time():
             kept.write_bytes(of_inventory)
             assert load.load(file) == wanted
             memory.write_bytes(of_digests)
-            assert [entry.path for entry in tree.scan(folder, memory).entries] == [
-                entry.path for entry in right.entries
-            ]
+            assert [entry.path for entry in tree.scan(folder).entries] == [entry.path for entry in right.entries]
+            code.plain.write_bytes(of_code)
+            with suppress(StateError):
+                kept_code = Code(code)
+                for digest, entry in kept_code.files.items():
+                    assert len(b"".join(kept_code.content(digest))) == entry.size
             blob.path.with_suffix(".chunks").write_bytes(of_chunks)
             found = store.find(blob.digest)
             assert found is None or len(found.hashes) == len(blob.hashes)

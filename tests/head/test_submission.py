@@ -13,6 +13,7 @@ from gpurun.cli.main import main
 from gpurun.errors import BadInput, StateError
 from gpurun.head import spawn, submission
 from gpurun.head.submission import submit_jobs
+from gpurun.images import tree
 from gpurun.images.code import Code
 from gpurun.images.engine import Engine
 from gpurun.images.tree import scan
@@ -130,6 +131,17 @@ def test_code_that_changes_meanwhile_stores_nothing(home, work, monkeypatch):
         submit(home, replace(SPEC, workdir=str(work)))
     assert JobStore(home).ids() == ()
     assert not os.listdir(home / "jobs")
+
+
+def test_a_digest_that_is_remembered_wrongly_refuses_one_submission_only(home, work, tmp_path, monkeypatch):
+    monkeypatch.setattr(tree, "RACY_S", -1.0)
+    scan(work)
+    (memory,) = (tmp_path / "cache/gpurun/trees").iterdir()
+    memory.write_text(memory.read_text().replace("sha256:", "sha256:0"))
+    with pytest.raises(BadInput, match="changed while it was read"):
+        submit(home, replace(SPEC, workdir=str(work)))
+    (folder,) = submit(home, replace(SPEC, workdir=str(work))).folders
+    assert kept(folder) == {"train.py": b"submitted"}
 
 
 def test_an_image_that_is_missing_stores_nothing(home, monkeypatch):
