@@ -104,7 +104,7 @@ def crash_all(wanted: int, labs: int) -> dict[str, Tally]:
 
 def _crash_on(name: str, crashes: Crashes) -> None:
     lab = Lab(name)
-    lab.down()
+    lab.down(purge=True)  # an interrupted run leaves containers on its disks
     lab.up(LabSpec(name, racks=1, gpus=2))
     try:
         while (case := crashes.take()) is not None:
