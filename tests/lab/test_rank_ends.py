@@ -247,8 +247,12 @@ def test_without_a_supervisor_the_launcher_tells_ranks_on_every_host_once(cluste
         listed = [cluster.lab.run(host, ["sh", "-c", f"cd {run}/ranks/1 && ls -d */end.*"]).stdout for host in hosts]
         return sorted(int(name.rpartition(".")[2]) for names in listed for name in names.decode().split())
 
-    wait_until(lambda: len(ends()) == 4, 20)
-    assert ends() == [37, 143, 143, 143]
+    def launcher_lives():
+        return f"gpurun-{job}-1".encode() in cluster.lab.run(hosts[0], ["docker", "ps"]).stdout
+
+    wait_until(lambda: len(ends()) == 4 or (launcher == "mpi" and not launcher_lives()), 60)
+    # mpirun kills a second after its notice: on a busy machine the script has not noted each end by then.
+    assert ends() == [37, 143, 143, 143] if launcher == "gloo" else set(ends()) - {143} == {37}
     cluster.gpurun("status", job)
     found = finish(cluster, job)
     assert (found["state"], found["exit_code"], found["first_failure"]["rank"]) == ("FAILED", 37, rank), found["reason"]
