@@ -37,6 +37,7 @@ from gpurun.leases.waiters import take_waiter_lock
 
 GENERATIONS = ("hopper", "volta", "pascal")
 SIZES, WEIGHTS = (1, 2, 4, 8, 16, 32, 64, 128), (40, 15, 15, 15, 8, 4, 2, 1)
+WORKDIR = str(Path(__file__).parents[1] / "recipes/fashion-mnist")
 SWEEP = 25
 RUNS = 7
 TARGETS = {"pass": 0.3, "submit": 0.5, "submits": 5.0}
@@ -78,7 +79,7 @@ def specs(count: int, seed: int) -> Iterator[JobSpec]:
             }  # fmt: skip
         yield JobSpec(
             command=("python3", "train.py", "--lr", f"{rng.random():.6f}", "--seed", str(number)),
-            workdir="/home/alice/work", outputs="/checkpoints", env={"SEED": str(number)}, max_restarts=2, **sweep,
+            workdir=WORKDIR, outputs="/checkpoints", env={"SEED": str(number)}, max_restarts=2, **sweep,
         )  # fmt: skip
 
 
