@@ -245,7 +245,7 @@ def test_probe_of_a_dead_host(healthy, tmp_path):
     document = json.loads(done.stdout)
     assert [one["host"] for one in document["hosts"]] == ["gpu-r1-01", "gpu-r1-03", "gpu-r1-04"]
     assert [one["host"] for one in document["failed"]] == ["gpu-r1-02"]
-    assert time.monotonic() - started < 12
+    assert time.monotonic() - started < 30
 
 
 def test_preflight_blocks_on_what_would_hang_a_gang(healthy, tmp_path):
@@ -257,7 +257,7 @@ def test_preflight_blocks_on_what_would_hang_a_gang(healthy, tmp_path):
     with fleet:
         started = time.monotonic()
         found = preflight(fleet, inventory, dict.fromkeys(hosts, (1,)))
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 30
         assert list(found.bad_hosts) == ["gpu-r1-03"]  # the stranger has another GPU than the gang
         assert "driver" in {one.check for one in found.other}
         found = preflight(fleet, inventory, {"gpu-r1-01": (0,), "gpu-r1-02": (0,)})

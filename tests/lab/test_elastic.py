@@ -80,7 +80,7 @@ def test_hosts_leave_and_come_back_and_no_step_is_lost(cluster):
     kill_supervisor(cluster, job)
     cluster.lab.boot(crashed)
     cluster.gpurun("status")
-    wait_until(lambda: is_adopted(cluster, job), 10)
+    wait_until(lambda: is_adopted(cluster, job), 60)
     assert wait_for_ranks(cluster, job, 4, 120) <= 90
     assert sorted(cluster.job(job)["hosts"]) == sorted(host.name for host in cluster.lab.hosts)
     assert leases(cluster)[job].apart == ()

@@ -36,7 +36,7 @@ def test_the_supervisor_is_killed(cluster, tmp_path):
     time.sleep(2)
     asked = time.monotonic()
     cluster.gpurun("status", job)
-    wait_until(lambda: is_adopted(cluster, job), 10)
+    wait_until(lambda: is_adopted(cluster, job), 60)
     assert time.monotonic() - asked <= 3.0
     story = tell(cluster, job, "supervisor killed", since)
     record(story)

@@ -55,7 +55,7 @@ def test_training_goes_on_to_its_end(cluster, tmp_path, damage):
     damage(cluster, job)
     kill_supervisor(cluster, job)
     cluster.gpurun("status", job)
-    wait_until(lambda: is_adopted(cluster, job), 20)
+    wait_until(lambda: is_adopted(cluster, job), 60)
     done = cluster.gpurun("wait", job, "--timeout", "120")
     assert done.code == 0, done.err
     assert_no_step_lost(cluster, job)

@@ -104,10 +104,10 @@ def test_an_agent_ends_when_its_host_is_cut_off(lab, targets, monkeypatch):
 def test_one_dead_host_costs_its_timeout_once(lab, targets):
     lab.cut(HOSTS[2])
     began = time.monotonic()
-    with Fleet.open(targets, timeout_s=3) as fleet:
+    with Fleet.open(targets, timeout_s=10) as fleet:
         assert list(fleet.agents) == [HOSTS[0], HOSTS[1], HOSTS[3]]
         assert isinstance(fleet.failures[HOSTS[2]], HostUnreachable)
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - began < 20
     lab.heal(HOSTS[2])
 
 

