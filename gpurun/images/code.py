@@ -23,6 +23,7 @@ from gpurun.state import durable
 from gpurun.state.path import StatePath, told
 
 Rows = list[tuple[str, str, int, int, int, str, str]]
+"""What `Entry.as_json` gives, of all entries."""
 
 
 def write_code(path: StatePath, tree: FileTree) -> None:

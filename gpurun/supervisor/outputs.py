@@ -110,10 +110,10 @@ def collect_leaving(
     The members' outputs are brought too: of a file that several hosts have, the one that was written last counts.
 
     Returns:
-        What `leaving` have and the head has not.
+        What `leaving` have and the head has not, also because a copy broke off. The fence that follows removes it.
 
     Raises:
-        StateError: the head could not write it.
+        StateDiskError: the head's disk is full or broken; nothing may be removed yet.
     """
     if job.spec.outputs is None or not leaving:
         return ()
