@@ -138,10 +138,8 @@ def _note_main(connection: docker.Connection, container: str) -> None:
 
 
 def has_ended(call: Call, job: str) -> bool:
-    """Whether the container's main process, seen when it was started, is gone: known without asking Docker."""
-    main = processes.noted(os.path.join(job_parts.folder(job), job_parts.MAIN_FILE))
-    now = processes.read_process(main[0]) if main else None
-    return main is not None and (now is None or now.started != main[1])
+    """`job_parts.has_ended`: whether the container's main process is gone."""
+    return job_parts.has_ended(job)
 
 
 def inspect(call: Call, job: str) -> List[Dict[str, Any]]:
@@ -238,9 +236,10 @@ def _inspected(connection: docker.Connection, ident: str) -> Optional[Dict[str, 
 
 
 def _ago_s(stamp: str) -> Optional[float]:
-    """Seconds since a time as Docker writes it: ``2026-01-02T03:04:05.123456789Z``."""
+    """Seconds since a time as Docker writes it: ``2026-01-02T03:04:05.123456789Z``. It leaves zeros at the end out."""
     try:
-        return time.time() - calendar.timegm(time.strptime(stamp[:19], "%Y-%m-%dT%H:%M:%S"))
+        second_s = calendar.timegm(time.strptime(stamp[:19], "%Y-%m-%dT%H:%M:%S"))
+        return time.time() - second_s - float("0%s0" % stamp[19:].rstrip("Z"))
     except ValueError:
         return None
 

@@ -44,6 +44,13 @@ def _checked(job: str) -> str:
     return job
 
 
+def has_ended(job: str) -> bool:
+    """Whether the container's main process, seen when it was started, is gone: known without asking Docker."""
+    main = processes.noted(os.path.join(folder(job), MAIN_FILE))
+    now = processes.read_process(main[0]) if main else None
+    return main is not None and (now is None or now.started != main[1])
+
+
 def containers_of(connection: docker.Connection, job: str) -> List[Dict[str, Any]]:
     """The job's containers as Docker lists them, in whatever state.
 

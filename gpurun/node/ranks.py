@@ -18,7 +18,8 @@ POLL_S = 0.1
 ENDED_LOOKS = 10
 """A rank that has ended is looked at every so many polls: what it left behind may still print."""
 MOST_WAIT_S = 0.5
-"""So long the end of a rank waits for its last words. Copying a gigabyte takes minutes, its rank is named before."""
+"""So long the end of a rank waits for its last words. Copying a gigabyte takes minutes, its rank is named before.
+So long, too, it waits for the end of its container, if it was killed together with its script."""
 PIECE_BYTES = 1 << 16
 PIECES = 16
 """So many of one output are sent before the other ranks have their turn."""
@@ -64,14 +65,15 @@ def follow(call: Call, job: str, attempt: int, have: Dict[str, List[int]], once:
         ends at the offset ``end``;
         ``{"kind": "end", "id", "rank", "code", "age_s"}``: after all that was printed until then; if there
         is so much that it takes long, before the rest of it, with ``"more": True``. A rank whose script was killed too
-        has code 137 and ``"killed": True``; if another code is told later, that one is right.
+        has code 137 and ``"killed": True``, with ``"container": True`` if its container has ended, too; if another
+        code is told later, that one is right.
         An id is new for every start of a rank, also after the host has left the gang and come back.
     """
     scripts = _Scripts(job, attempt)
     ranks: Dict[str, _Rank] = {}
     look = 0
     while True:
-        more = False
+        more = is_due = False
         with RankFolders(job, attempt) as folder:
             for name in folder.names():
                 rank = ranks.get(name.id)
@@ -79,9 +81,9 @@ def follow(call: Call, job: str, attempt: int, have: Dict[str, List[int]], once:
                     rank = ranks[name.id] = _Rank(name, have.get(name.id, [0, 0]))
                 if rank.code is None or rank.more or look % ENDED_LOOKS == 0:
                     yield from rank.news(folder, scripts)
-                    more = more or rank.more
+                    more, is_due = more or rank.more, is_due or rank.is_due
         look += 1
-        if once and not more:
+        if once and not more and not is_due:
             return
         call.wait(0.0 if more else POLL_S)
 
@@ -102,6 +104,10 @@ class _Scripts:
             self._found.setdefault(name.id, None)
         process = self._found[name.id]
         return self._sees_containers if process is None else not processes.is_same(process)
+
+    def container_is_gone(self) -> bool:
+        """Whether nothing of the job's container runs any more. The kernel ends its main process last."""
+        return job_parts.has_ended(self._job)
 
     def _look(self) -> None:
         living = processes.list_processes()
@@ -137,6 +143,11 @@ class _Rank:
         self.more = False
         """Whether there is more to send than was sent."""
 
+    @property
+    def is_due(self) -> bool:
+        """Whether its end is known and was not told yet."""
+        return self._due is not None
+
     def news(self, folder: RankFolders, scripts: _Scripts) -> Iterator[OpReply]:
         """Its start, what it has printed since, its end."""
         seen = folder.see(self._name.id)
@@ -153,10 +164,13 @@ class _Rank:
         if self._due is not None:
             due = self._due
             is_all = all(offset >= min(due.sizes[i], seen.sizes[i]) for i, offset in enumerate(self._offsets))
-            if is_all or time.monotonic() - due.since_s >= MOST_WAIT_S:
+            is_gone = due.is_killed and scripts.container_is_gone()
+            is_known = is_all and (is_gone or not due.is_killed)
+            if is_known or time.monotonic() - due.since_s >= MOST_WAIT_S:
                 self._due, self.code = None, due.code
-                facts = {**({"killed": True} if due.is_killed else {}), **({} if is_all else {"more": True})}
-                yield self._say("end", code=due.code, age_s=rank_folders.age_s(due.ended_s), **facts)
+                facts = {"killed": due.is_killed, "container": is_gone, "more": not is_all}
+                told = {name: True for name, is_so in facts.items() if is_so}
+                yield self._say("end", code=due.code, age_s=rank_folders.age_s(due.ended_s), **told)
 
     def _note_end(self, seen: RankState, folder: RankFolders, scripts: _Scripts) -> None:
         """An end that was not told becomes due, once what is printed by now has been sent."""

@@ -15,7 +15,14 @@ from gpurun.scheduler.drain import may_lose
 from gpurun.supervisor.causes import end_of
 from gpurun.supervisor.ends import End
 from gpurun.supervisor.gang_seen import ContainerEnd, GangSeen
-from gpurun.supervisor.ranks import Rank, first_failed, have_succeeded, hosts_that_are_done, hosts_without_ranks
+from gpurun.supervisor.ranks import (
+    TOGETHER_S,
+    Rank,
+    first_failed,
+    have_succeeded,
+    hosts_that_are_done,
+    hosts_without_ranks,
+)
 from gpurun.supervisor.verdicts import SUCCEEDED, asked_end, container_ended, rank_failed
 
 HOST_LOST_S = 14.0
@@ -115,7 +122,7 @@ def _by_ranks(seen: GangSeen) -> Step:
         is_over = seen.first in seen.exits and _is_ready(seen, seen.exits[seen.first])
         return Finish(SUCCEEDED) if is_over or seen.now_s - succeeded_s >= LINGER_S else None
     failed = first_failed(seen.ranks)
-    if failed is None or failed.ended_s is None or (seen.exits and seen.fell_with_others(failed)):
+    if failed is None or failed.ended_s is None or (seen.ends and seen.fell_with_others(failed)):
         return None
     if any(seen.now_s - since_s < HOST_LOST_S for since_s in seen.down_since.values()):
         return None  # a host that is not lost yet may have more to tell
@@ -137,33 +144,33 @@ def _settled_s(seen: GangSeen, failed: Rank) -> float:
 
 
 def _by_containers(seen: GangSeen) -> Step:
-    host = _fallen_worker(seen)
-    if host is None or seen.now_s - min(end.seen_s for end in _workers(seen).values()) < SETTLE_S:
+    host = _fallen(seen)
+    if host is None:
         return None
-    return Finish(container_ended(host, seen.exits[host]), is_explained=False)
+    settled_s = SETTLE_S if host in seen.exits else EXPLAIN_S  # Docker knows whether memory was short
+    if seen.now_s - min(end.seen_s for end in seen.ends.values()) < settled_s:
+        return None
+    return Finish(container_ended(host, seen.ends[host]), is_explained=False)
 
 
-def _fallen_worker(seen: GangSeen) -> str | None:
-    """The host whose container ended first, if it is a worker's. Nothing in it ends it by itself, so that is the cause.
+def _fallen(seen: GangSeen) -> str | None:
+    """The host whose container ended first, if no launcher can say why. Nothing in it ends it, so that is the cause.
 
     None if the launcher's container ended before, or if a rank failed by itself before the launcher ended.
     """
-    workers, launcher = _workers(seen), seen.exits.get(seen.first)
-    if not workers:
+    launcher, failed = seen.exits.get(seen.first), first_failed(seen.ranks)
+    ends = [(end.at_s, host) for host, end in seen.ends.items() if launcher is None or host != seen.first]
+    if not ends:
         return None
-    at_s, host = min((end.at_s, host) for host, end in workers.items())
-    failed = first_failed(seen.ranks)
-    has_own_cause = failed is not None and not seen.fell_with_others(failed)
-    return None if launcher is not None and (launcher.at_s < at_s or has_own_cause) else host
-
-
-def _workers(seen: GangSeen) -> Mapping[str, ContainerEnd]:
-    return {host: end for host, end in seen.exits.items() if host != seen.first}
+    at_s, host = min(ends)
+    is_known = launcher is not None or seen.first in seen.ends
+    has_own_cause = is_known and failed is not None and not seen.fell_with_others(failed)
+    return None if has_own_cause or (launcher is not None and launcher.at_s < at_s - TOGETHER_S) else host
 
 
 def _by_launchers_end(seen: GangSeen) -> Step:
     launcher = seen.exits.get(seen.first)
-    if launcher is None or not _is_ready(seen, launcher) or _fallen_worker(seen) is not None:
+    if launcher is None or not _is_ready(seen, launcher) or _fallen(seen) is not None:
         return None
     if _is_new(seen):  # a worker's container may have ended before, or all ranks have returned 0
         return None

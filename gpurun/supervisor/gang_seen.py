@@ -68,7 +68,7 @@ class GangSeen:
         members: the hosts on which ranks are to run, one for each GPU; in rank order, the launcher's first.
         least: how many ranks an elastic gang needs; None for any other gang.
         drained: hosts of an elastic gang that a person wants empty.
-        exits: containers that have ended, by host.
+        exits: containers that have ended, by host, as Docker has said.
         heard_since_s: since when this supervisor has always heard some host: one of the gang, or another. What is older
             was told to it one after the other.
         down_since: hosts that are out of reach, and since when they were not heard.
@@ -111,10 +111,24 @@ class GangSeen:
         return sum(len(grant.gpus) for grant in self.members)
 
     def fell_with_others(self, failed: Rank) -> bool:
-        """Whether something else may be the cause: the rank was broken off, or a container ended before it."""
-        before_s = (failed.ended_s or 0.0) - TOGETHER_S
-        ends = [end for host, end in self.exits.items() if host != self.first or end.was_killed]
-        return failed.was_broken_off or any(end.at_s < before_s for end in ends)
+        """Whether something else may be the cause: the rank was broken off, or a container ended before it.
+
+        A worker's container that ended together with the rank counts, too: no rank and no launcher ends it.
+        """
+        return failed.was_broken_off or any(
+            end.at_s <= (failed.ended_s or 0.0) + (-TOGETHER_S if host == self.first else TOGETHER_S)
+            for host, end in self.ends.items()
+            if host != self.first or end.was_killed
+        )
+
+    @property
+    def ends(self) -> Mapping[str, ContainerEnd]:
+        """Containers that have ended, by host: Docker has said so, or all that ran in them is gone.
+
+        Docker may tell much later than the launcher does.
+        """
+        gone = {rank.host: ContainerEnd(rank.ended_s or 0.0) for rank in self.ranks if rank.with_container}
+        return {**gone, **self.exits}
 
     def of_members(self) -> GangSeen:
         """Without what was seen of hosts that have left."""

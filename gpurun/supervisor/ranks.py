@@ -24,6 +24,7 @@ class Rank(NamedTuple):
         id: the host's word for it; unique on the host within an attempt.
         code: exit code, 128 + n for signal n; None while it runs.
         is_cut_off: it left no word of its end: it was killed together with gpurun's script.
+        with_container: so was all that ran in its container.
     """
 
     host: str
@@ -33,6 +34,7 @@ class Rank(NamedTuple):
     ended_s: float | None = None
     code: int | None = None
     is_cut_off: bool = False
+    with_container: bool = False
 
     @property
     def was_broken_off(self) -> bool:
@@ -55,11 +57,13 @@ def told(ranks: Mapping[tuple[str, str], Rank], host: str, event: object, now_s:
     known = ranks.get((host, ident))
     if event["kind"] == "start":
         return None if known else Rank(host, ident, rank, at_s)
-    code, is_cut_off = event.get("code"), bool(event.get("killed"))
+    code = event.get("code")
     known = known or Rank(host, ident, rank, at_s)
-    if type(code) is not int or known == known._replace(code=code, is_cut_off=is_cut_off):
+    if type(code) is not int:
         return None
-    return known._replace(ended_s=at_s if known.ended_s is None else known.ended_s, code=code, is_cut_off=is_cut_off)
+    is_cut_off = bool(event.get("killed"))
+    ended = known._replace(code=code, is_cut_off=is_cut_off, with_container=is_cut_off and bool(event.get("container")))
+    return None if ended == known else ended._replace(ended_s=at_s if known.ended_s is None else known.ended_s)
 
 
 def first_failed(ranks: Iterable[Rank]) -> Rank | None:

@@ -211,7 +211,8 @@ class JudgedWorld(EventfulWorld):
         box, is_first = self.hosts[host].box, host == self.first.name
         why = "launcher" if is_first and box.code == 1 else box.why  # it cannot be told from its own end
         own_s = min((r.ended_s or 0.0 for r in self.ranks if r.why in BY_ITSELF and r.code), default=self.now_s)
-        if why in ("power", "engine", "somebody") and began_s + 1.0 < own_s and self.now_s > began_s + 1.0:
+        slack_s = 1.0 if is_first or not self.plan.tells else 0.0
+        if why in ("power", "engine", "somebody") and began_s + slack_s < own_s and self.now_s > began_s + 1.0:
             self.broken(f"{host} ended the gang ({why}), and nobody is suspected: {end.reason}")
 
     def judge_leave(self, failures: Mapping[str, FirstFailure]) -> None:

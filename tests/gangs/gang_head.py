@@ -224,6 +224,9 @@ class Head:
             return
         box = there.box
         if there.has_engine:
+            if not box.is_removed and now_s < box.ended_s + self.world.engine_late_s(host):
+                self._after(PAUSE_S, self._ask_container, host)
+                return
             if host not in self.exits:
                 code = None if box.is_removed else box.code
                 self.exits[host] = ContainerEnd(now_s, code, box.is_oom, box.is_removed, "", now_s - box.ended_s)

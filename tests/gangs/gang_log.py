@@ -65,6 +65,7 @@ class LogCopy:
             # What was killed together with its script has no time: it counts from when the agent misses it.
             age_s = 0.0 if rank.is_cut_off else sent_s - rank.ended_s
             event |= {"kind": "end", "age_s": age_s, "code": rank.code, "killed": rank.is_cut_off}
+            event["container"] = self._head.world.hosts[host].box.ended_s is not None
         if known := ranks.told(self._ranks, host, event, self._head.world.now_s):
             self._ranks[host, known.id] = known
 

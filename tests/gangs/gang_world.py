@@ -96,6 +96,11 @@ class World:
     def between(self, low: float, high: float, *what: object) -> float:
         return low + (high - low) * self.chance(*what)
 
+    def engine_late_s(self, host: str) -> float:
+        """How long the engine takes to tell that its container has ended. Ranks that tell of themselves tell before."""
+        is_late = self.plan.tells and self.chance("slow engine", host) < 0.2
+        return self.between(0.2, 12.0, "slow engine", host, "s") if is_late else 0.0
+
     def after(self, delay_s: float, do: Callable[..., None], *arguments: Any) -> None:
         heapq.heappush(self._heap, (self.now_s + max(0.0, delay_s), next(self._count), do, arguments))
 

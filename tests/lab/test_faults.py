@@ -168,12 +168,15 @@ def test_a_rank_that_kills_is_no_fault_of_the_host(cluster, tmp_path, victim, st
     assert "Docker" not in found["reason"]
 
 
-def test_a_worker_container_is_killed(cluster, tmp_path):
-    """What an OOM kill does to a gang."""
+@pytest.mark.parametrize("silent_s", [0, 8], ids=["", "its engine tells late"])
+def test_a_worker_container_is_killed(cluster, tmp_path, silent_s):
+    """What an OOM kill does to a gang. The launcher may have ended long before Docker tells of the container."""
     job = train(cluster, tmp_path / "recipe")
     victim = cluster.job(job)["hosts"][1]
     since = time.time()
-    cluster.lab.run(victim, ["docker", "kill", f"gpurun-{job}-1"])
+    main = json.loads(cluster.lab.run(victim, ["cat", f"/home/train/.gpurun/jobs/{job}/main.json"]).stdout)["pid"]
+    late = f"kill -STOP $(pidof dockerd); kill -KILL {main}; sleep {silent_s}; kill -CONT $(pidof dockerd)"
+    cluster.lab.run(victim, ["sh", "-c", late if silent_s else f"docker kill gpurun-{job}-1"])
     story = tell(cluster, job, "worker's container killed", since)
     record(story)
     assert story.state == "SUCCEEDED"

@@ -199,6 +199,22 @@ def test_after_the_container_is_gone_its_ranks_have_ended_if_the_agent_could_hav
     assert ranks.list_ranks(call(), JOB, 1)[0]["code"] == 137
 
 
+def test_a_rank_that_was_killed_says_whether_its_container_lives(host):
+    host.fake("4.77.1")
+    container = subprocess.Popen(["sleep", "1000"])
+    host.started.append(container)
+    processes.note(str(host.folder / "main.json"), processes.read_process(container.pid))
+    assert "container" not in follow()[-1].value
+    with following() as stream:
+        host.start(5, "sh", "-c", WAIT)
+        stream.until(lambda came: text(came, 5))
+        os.killpg(host.started[-1].pid, signal.SIGKILL)
+        container.kill()
+        container.wait(LIMIT_S)
+        stream.until(lambda came: len(ends(came)) == 2)
+        assert [reply.value.get("container") for reply in stream.came if reply.value["kind"] == "end"][-1] is True
+
+
 def test_another_attempt_is_another_story(host):
     host.start(0, "true", attempt=1).wait(LIMIT_S)
     assert (len(follow(attempt=1)), follow(attempt=2)) == (2, [])

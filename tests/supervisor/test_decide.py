@@ -222,6 +222,40 @@ def test_containers_count_by_when_they_ended_and_not_by_when_that_was_heard():
     assert decide(replace(follower, now_s=T + FOLLOW_S)).by_launcher
 
 
+@pytest.mark.parametrize("later_s", [-0.4, 0.4])
+def test_a_launcher_that_ended_in_the_same_moment_does_not_hide_a_workers_container(later_s):
+    """Times come from two hosts, and answers travel."""
+    ranks = [rank(0, "a", 1, T - 2), rank(1, "b", 137, T - 2, is_cut_off=True)]
+    exits = {"b": container(137, T - 1.5, ended_ago_s=0.5), "a": container(1, T - 1.5 + later_s, ended_ago_s=0.5)}
+    seen = replace(GANG, ranks=ranks, exits=exits, has_launchers_log=True)
+    assert end_of(decide(seen)).suspects == ("b",)
+
+
+@pytest.mark.parametrize("host", ["a", "b"])
+@pytest.mark.parametrize("other", [rank(9, "x", 143, T), rank(9, "x", 1, T + 0.3)], ids=["broken off", "in its wake"])
+def test_a_rank_that_fell_with_its_container_tells_of_it_while_docker_is_silent(host, other):
+    """The launcher may have ended, and all it said is here."""
+    if host == "a" and other.code == 1:
+        other = other._replace(ended_s=T + 1.0)  # a launcher that fails ends the ranks beside it
+    fell = rank(0, host, 137, T, is_cut_off=True)._replace(with_container=True)
+    other = other._replace(host="b" if host == "a" else "a")
+    seen = replace(GANG, ranks=[fell, other], has_launchers_log=True, now_s=T + EXPLAIN_S - 0.1)
+    if host == "b":
+        seen = replace(seen, exits={"a": container(1, T + 0.4)})
+    assert decide(seen) is None, "Docker may say that it was short of memory"
+    end = end_of(decide(replace(seen, now_s=T + EXPLAIN_S)))
+    assert (end.suspects, end.failure.kind, end.code) == ((host,), "container", 4)
+    told = {**seen.exits, host: container(137, T + 4, is_oom=True, ended_ago_s=4.0)}
+    step = decide(replace(seen, exits=told, now_s=T + EXPLAIN_S + 1))
+    assert step.by_launcher if host == "a" else end_of(step).failure.kind == "oom"
+
+
+def test_a_rank_that_failed_before_its_launcher_ended_is_named_though_others_fell_with_the_container():
+    fell = rank(1, "a", 137, T, is_cut_off=True)._replace(with_container=True)
+    seen = replace(GANG, ranks=[rank(0, "a", 37, T - 0.3), fell], has_launchers_log=True)
+    assert end_of(decide(replace(seen, now_s=T + SETTLE_S))).exit_code == 37
+
+
 def test_ranks_that_ended_with_their_container_are_not_the_cause():
     ranks = [rank(0, "a", 143, T - 1), rank(1, "b", 137, T - 2, is_cut_off=True)]
     seen = replace(GANG, ranks=ranks, exits={"b": container(137, T - 1.5)}, now_s=T + 20)
@@ -396,6 +430,7 @@ containers = st.builds(
     ContainerEnd, times, codes, is_oom=st.booleans(), is_removed=st.booleans(), engine_out=st.sampled_from(["", "out"])
 )
 hosts = st.sampled_from("abc")
+fates = st.sampled_from([(False, False), (True, False), (True, True)])
 
 
 @st.composite
@@ -403,9 +438,8 @@ def anything(draw):
     ranks = []
     for number, host in enumerate("abc"):
         code = draw(codes)
-        ranks.append(
-            Rank(host, f"{number}.1", number, T - 100, None if code is None else draw(times), code, draw(st.booleans()))
-        )
+        fate = draw(fates) if code is not None else (False, False)
+        ranks.append(Rank(host, f"{number}.1", number, T - 100, None if code is None else draw(times), code, *fate))
     return GangSeen(
         now_s=T, members=THREE, least=draw(st.sampled_from([None, 1, 2])),
         ranks=draw(st.lists(st.sampled_from(ranks), unique=True)),

@@ -34,6 +34,9 @@ def test_what_is_told_again_changes_nothing():
 def test_a_real_end_corrects_one_that_was_only_noticed():
     noticed = {**END, "code": 137, "killed": True}
     assert take(START, noticed)[0].is_cut_off
+    assert not take(START, noticed)[0].with_container
+    assert take(START, {**noticed, "container": True})[0].with_container
+    assert not take(START, {**END, "container": True})[0].with_container, "it ended before its container"
     (after,) = take(START, noticed, END)
     assert (after.code, after.is_cut_off, after.ended_s) == (1, False, 99.0)
 

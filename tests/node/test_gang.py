@@ -1,0 +1,27 @@
+"""When a container ended, from Docker's own text."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from gpurun.node import gang
+
+
+@pytest.mark.parametrize(
+    ("stamp", "since_epoch_s"),
+    [
+        ("1970-01-01T00:00:10.75Z", 10.75),
+        ("1970-01-01T00:00:10.123456789Z", 10.123456789),
+        ("1970-01-01T00:00:10Z", 10.0),
+    ],
+)
+def test_the_end_of_a_container_is_known_to_the_fraction_of_a_second(monkeypatch, stamp, since_epoch_s):
+    monkeypatch.setattr(time, "time", lambda: 100.0)
+    assert gang._ago_s(stamp) == pytest.approx(100.0 - since_epoch_s)
+
+
+@pytest.mark.parametrize("stamp", ["", "never", "1970-01-01T00:00:10.5+01:00", "1970-01-01T00:00:10.x", "0001"])
+def test_another_text_is_no_time(stamp):
+    assert gang._ago_s(stamp) is None
