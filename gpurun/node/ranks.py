@@ -65,8 +65,8 @@ def follow(call: Call, job: str, attempt: int, have: Dict[str, List[int]], once:
         ends at the offset ``end``;
         ``{"kind": "end", "id", "rank", "code", "age_s"}``: after all that was printed until then; if there
         is so much that it takes long, before the rest of it, with ``"more": True``. A rank whose script was killed too
-        has code 137 and ``"killed": True``, with ``"container": True`` if its container has ended, too; if another
-        code is told later, that one is right.
+        has code 137 and ``"killed": True``, with ``"container": True`` if it was seen to go together with all that ran
+        in its container; if another code is told later, that one is right.
         An id is new for every start of a rank, also after the host has left the gang and come back.
     """
     scripts = _Scripts(job, attempt)
@@ -105,9 +105,12 @@ class _Scripts:
         process = self._found[name.id]
         return self._sees_containers if process is None else not processes.is_same(process)
 
-    def container_is_gone(self) -> bool:
-        """Whether nothing of the job's container runs any more. The kernel ends its main process last."""
-        return job_parts.has_ended(self._job)
+    def fell_with_container(self, name: Name) -> bool:
+        """Whether a script that ran when it was looked for is gone, and all else in the job's container is, too.
+
+        The kernel ends the container's main process last.
+        """
+        return self._found.get(name.id) is not None and job_parts.has_ended(self._job)
 
     def _look(self) -> None:
         living = processes.list_processes()
@@ -164,7 +167,7 @@ class _Rank:
         if self._due is not None:
             due = self._due
             is_all = all(offset >= min(due.sizes[i], seen.sizes[i]) for i, offset in enumerate(self._offsets))
-            is_gone = due.is_killed and scripts.container_is_gone()
+            is_gone = due.is_killed and scripts.fell_with_container(self._name)
             is_known = is_all and (is_gone or not due.is_killed)
             if is_known or time.monotonic() - due.since_s >= MOST_WAIT_S:
                 self._due, self.code = None, due.code

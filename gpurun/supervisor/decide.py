@@ -88,8 +88,8 @@ def decide(seen: GangSeen) -> Step:
     seen = seen.of_members()
     if (failures := _losses(seen)) and may_lose(seen.members, failures, seen.least):
         return Lose(failures)
-    leaving = [host for host in seen.drained if host not in hosts_that_are_done(seen.ranks)]
-    if leaving and not _is_new(seen) and may_lose(seen.members, leaving, seen.least):
+    leaving = [host for host in seen.drained if _is_at_work(seen, host)]
+    if leaving and may_lose(seen.members, leaving, seen.least):
         return LetGo(leaving)
     step = (
         _by_ranks(seen) or _by_containers(seen) or _by_launchers_end(seen) or _by_fatal_cause(seen)
@@ -109,9 +109,14 @@ def _losses(seen: GangSeen) -> dict[str, FirstFailure]:
     failures |= {host: end.failure(host) for host, end in seen.exits.items()}
     if isinstance(lost := _lost_hosts(seen), list):
         failures |= {host: _unreachable(host) for host in lost}
-    if seen.fatal is not None and (failure := end_of(seen.fatal).failure):
+    if seen.fatal is not None and _is_at_work(seen, seen.fatal.host) and (failure := end_of(seen.fatal).failure):
         failures[seen.fatal.host] = failure
     return failures
+
+
+def _is_at_work(seen: GangSeen, host: str) -> bool:
+    """Whether it is known that ranks of a host have not done their part."""
+    return not _is_new(seen) and host not in hosts_that_are_done(seen.ranks)
 
 
 def _by_ranks(seen: GangSeen) -> Step:
@@ -198,7 +203,7 @@ def _is_ready(seen: GangSeen, launcher: ContainerEnd) -> bool:
 
 
 def _by_fatal_cause(seen: GangSeen) -> Step:
-    return Finish(end_of(seen.fatal)) if seen.fatal is not None else None
+    return Finish(end_of(seen.fatal)) if seen.fatal is not None and _is_at_work(seen, seen.fatal.host) else None
 
 
 def _by_request(seen: GangSeen) -> Step:

@@ -208,6 +208,8 @@ class JudgedWorld(EventfulWorld):
         began_s, host = min((host.box.ended_s or self.now_s, host.name) for host in self.hosts.values())
         if self.most_late_s > SETTLE_S / 2 or (self.cut_s > self.began_s and self.cut_s > began_s - 20.0):
             return  # its word may have come too late
+        if self.retold and self.engine_late_s(host):
+            return  # whoever could have seen it before the engine tells is gone
         box, is_first = self.hosts[host].box, host == self.first.name
         why = "launcher" if is_first and box.code == 1 else box.why  # it cannot be told from its own end
         own_s = min((r.ended_s or 0.0 for r in self.ranks if r.why in BY_ITSELF and r.code), default=self.now_s)

@@ -20,6 +20,7 @@ class LogCopy:
     def __init__(self, head: Head) -> None:
         self._head = head
         self._ranks: dict[tuple[str, str], ranks.Rank] = {}
+        self._asked_s: dict[tuple[str, int], float] = {}
         self._has_launcher = False
         self._line_s = self.launcher_line_s = head.world.now_s
 
@@ -60,12 +61,15 @@ class LogCopy:
         event: dict[str, object] = {"id": f"{rank.number}.7.{self._head.lease.attempt}", "rank": rank.number}
         if kind == "start":
             event |= {"kind": "start", "age_s": sent_s - self._head.world.began_s}
+            self._asked_s[host, rank.number] = sent_s
         else:
             assert rank.ended_s is not None
             # What was killed together with its script has no time: it counts from when the agent misses it.
             age_s = 0.0 if rank.is_cut_off else sent_s - rank.ended_s
             event |= {"kind": "end", "age_s": age_s, "code": rank.code, "killed": rank.is_cut_off}
-            event["container"] = self._head.world.hosts[host].box.ended_s is not None
+            # An agent that has not seen it run does not know what it went with.
+            has_seen_it = self._asked_s.get((host, rank.number), sent_s) < rank.ended_s
+            event["container"] = self._head.world.hosts[host].box.ended_s is not None and has_seen_it
         if known := ranks.told(self._ranks, host, event, self._head.world.now_s):
             self._ranks[host, known.id] = known
 

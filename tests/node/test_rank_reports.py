@@ -199,20 +199,24 @@ def test_after_the_container_is_gone_its_ranks_have_ended_if_the_agent_could_hav
     assert ranks.list_ranks(call(), JOB, 1)[0]["code"] == 137
 
 
-def test_a_rank_that_was_killed_says_whether_its_container_lives(host):
+def test_a_rank_that_was_killed_says_whether_it_was_seen_to_fall_with_its_container(host):
     host.fake("4.77.1")
     container = subprocess.Popen(["sleep", "1000"])
     host.started.append(container)
     processes.note(str(host.folder / "main.json"), processes.read_process(container.pid))
-    assert "container" not in follow()[-1].value
     with following() as stream:
-        host.start(5, "sh", "-c", WAIT)
-        stream.until(lambda came: text(came, 5))
+        for rank in (5, 6):
+            host.start(rank, "sh", "-c", WAIT)
+            stream.until(lambda came, rank=rank: text(came, rank))
+        os.killpg(host.started[-2].pid, signal.SIGKILL)
+        stream.until(lambda came: len(ends(came)) == 2)
         os.killpg(host.started[-1].pid, signal.SIGKILL)
         container.kill()
         container.wait(LIMIT_S)
-        stream.until(lambda came: len(ends(came)) == 2)
-        assert [reply.value.get("container") for reply in stream.came if reply.value["kind"] == "end"][-1] is True
+        stream.until(lambda came: len(ends(came)) == 3)
+        fell = {r.value["rank"]: r.value.get("container", False) for r in stream.came if r.value["kind"] == "end"}
+        assert fell == {4: False, 5: False, 6: True}
+    assert not any("container" in reply.value for reply in follow()), "another agent has not seen it"
 
 
 def test_another_attempt_is_another_story(host):

@@ -349,6 +349,15 @@ def test_a_drained_host_whose_ranks_have_returned_0_stays_as_the_proof_of_a_succ
     assert decide(replace(seen, ranks=[rank(0, "a"), rank(2, "c", 1, T - 1)])) == LetGo(["c"])
 
 
+@pytest.mark.parametrize("gang", [GANG, ELASTIC])
+def test_hardware_that_fails_after_its_ranks_have_returned_0_undoes_nothing(gang):
+    lost = Cause(T, "b", "gpu-lost", "the GPU is lost", "", "hardware", fatal=True)
+    seen = replace(gang, fatal=lost, ranks=[rank(0, "a"), rank(1, "b")])
+    assert decide(seen) is not None
+    assert decide(replace(seen, heard_since_s=T - 1)) is None, "its host has not told of its ranks yet"
+    assert decide(replace(seen, ranks=[rank(0, "a"), rank(1, "b", 0)])) is None
+
+
 def test_a_host_whose_ranks_have_returned_0_does_not_leave_while_the_others_save():
     done = [rank(0, "a"), rank(1, "b", 0, T - 60), rank(2, "c")]
     assert decide(replace(ELASTIC, ranks=done)) is None
