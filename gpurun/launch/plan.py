@@ -111,7 +111,11 @@ def make_plan(
         host.name: fabric.settings(inventory.fabric_of(host), host, grant.gpus, hardware.get(host.name), spec.env, nccl)
         for host, grant in zip(hosts, grants, strict=True)
     }
-    scripts = {host: rank.rank_script(found.environment, grace_s=spec.grace_s) for host, found in settings.items()}
+    notice_s = 0.0 if spec.min_gpus is not None else rank.NOTICE_S
+    scripts = {
+        host: rank.rank_script(found.environment, grace_s=spec.grace_s, notice_s=notice_s)
+        for host, found in settings.items()
+    }
     names = {name: f.address for name, f in known.items()} | {f.hostname: f.address for f in known.values()}
     container = docker.container_name(job, attempt)
 

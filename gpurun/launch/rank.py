@@ -15,6 +15,10 @@ the rank and leaves in the job's `run` folder what the agent reads (`gpurun.node
 on. `mpirun` signals the rank's process group: nothing is passed on. Where the agent has given its notice nothing is
 passed on either, so that no rank is told twice.
 
+Launchers kill the other ranks when one has ended: `mpirun` after 2 s, `horovodrun` after 5 s. So the script of a rank
+that ends after the agent's notice stays until the grace is over. The script of a failed rank first waits for that
+notice. The launcher takes such a rank for running; the agent does not (docs/decisions/0021-launchers-learn-late.md).
+
 What a rank prints goes through pipes: a program that opens ``/dev/stdout`` anew would empty a file.
 The end is a name without content, so that it is whole or absent and a full disk can hold it. Where the folder cannot be
 written the rank starts all the same, prints where it would have printed, and nothing is known of it.
@@ -34,9 +38,28 @@ RANK_SCRIPT = "/gpurun/bin/rank"
 """Where `rank_script` lies in the container."""
 COPIED_S = 5.0
 """How long a script outlives its processes for their output's sake: a disk may be full, or a daemon hold the pipe."""
+NOTICE_S = 3.0
+"""How long the script of a failed rank waits for the agent's notice. The supervisor names the rank within 2 s."""
 
 _START = """\
-gpurun_folder=
+gpurun_folder= gpurun_known=
+gpurun_clock() {  # as gpurun_now, in hundredths of a second
+  read -r gpurun_now gpurun_file </proc/uptime
+  gpurun_now=${gpurun_now%.*}${gpurun_now#*.}
+}
+gpurun_leave() {  # gpurun_leave CODE ENDED: exits, but not before the launcher may know that the rank has ended
+  [ -z "$gpurun_known" ] || exit "$1"  # it ends all ranks already
+  [ "$1" != 0 ] || gpurun_notice=0
+  unset HOROVOD_RANK OMPI_COMM_WORLD_RANK  # what stays is no rank
+  exec sh -c '
+    while read -r now rest </proc/uptime; do
+      [ ! -e "$0" ] || set -- "$1" "$3" "$3"
+      [ "${now%.*}${now#*.}" -lt "$2" ] || exit "$1"
+      sleep 0.1 || sleep 1
+    done
+    exit "$1"
+  ' "$GPURUN_RUN/stop.$GPURUN_ATTEMPT" "$1" $(($2 + gpurun_notice)) $(($2 + gpurun_grace)) 2>/dev/null
+}
 gpurun_begin() {  # makes the rank's folder; fails where it cannot be written
   case $gpurun_rank in '' | *[!0-9]*) return 1 ;; esac
   [ "${GPURUN_RUN:-}" ] && read -r gpurun_stat </proc/$$/stat || return 1
@@ -52,7 +75,8 @@ if ! gpurun_begin 2>/dev/null; then
 fi
 if [ -e "${GPURUN_RUN:-}/stop.${GPURUN_ATTEMPT:-}" ]; then
   [ "$gpurun_folder" ] && true >"$gpurun_folder/end.143"
-  exit 143
+  gpurun_clock
+  gpurun_leave 143 "$gpurun_now"
 fi
 [ "$gpurun_folder" ] || exec "$@"
 """
@@ -61,7 +85,11 @@ _RUN = """\
 exec 7>&2 2>/dev/null  # the shell would tell the launcher which signal ended the rank
 [ -e /proc/$$/fd/0 ] || exec </dev/null
 # The script outlives a signal to the whole process group; in the rank these signals do what they always do.
-trap : HUP INT QUIT ALRM TERM USR1 USR2
+gpurun_survive() {
+  trap : QUIT ALRM USR1 USR2
+  trap 'gpurun_known=1' HUP INT TERM
+}
+gpurun_survive
 gpurun_launcher=${GPURUN_STDIN:-}
 unset GPURUN_STDIN
 gpurun_run() {  # in the background a shell makes the rank ignore INT and QUIT: fails if nothing undoes that
@@ -75,6 +103,7 @@ gpurun_run() {  # in the background a shell makes the rank ignore INT and QUIT: 
   exec perl -e '$SIG{INT} = $SIG{QUIT} = "DEFAULT"; exec @ARGV' "$@" 9>&2 2>/dev/null
 }
 gpurun_pass() {  # gpurun_pass SIGNAL: to the rank, unless the agent tells it
+  gpurun_known=1
   if [ -z "$gpurun_main" ]; then
     gpurun_early=$1
   elif [ -e "/proc/$gpurun_main" ]; then
@@ -127,7 +156,7 @@ gpurun_copy o <&5 &
 gpurun_out=$!
 gpurun_copy e <&3 &
 gpurun_err=$!
-trap : HUP INT QUIT ALRM TERM USR1 USR2
+gpurun_survive
 exec 3<&- 5<&-
 gpurun_main= gpurun_early= gpurun_hit= gpurun_ear=
 if [ "${HOROVOD_RANK:-}" ] && { gpurun_run true & wait $!; }; then
@@ -157,6 +186,8 @@ exec 4>&- 6>&-
 unset GPURUN_RANK_ID
 gpurun_last_words 4  # something that lives on may keep the pipes
 true >"$gpurun_folder/end.$gpurun_code"
+gpurun_clock
+gpurun_ended=$gpurun_now
 """
 
 _SWEEP = """\
@@ -179,30 +210,33 @@ gpurun_kill() {  # gpurun_kill SIGNAL: 1 if nothing was left
 }
 gpurun_sweep() {
   gpurun_kill TERM || return
-  read -r gpurun_now gpurun_file </proc/uptime
-  gpurun_deadline=$((${gpurun_now%.*} + gpurun_grace_s)) gpurun_last=$((${gpurun_now%.*} + gpurun_grace_s + 5))
-  while [ "${gpurun_now%.*}" -lt "$gpurun_last" ]; do
+  gpurun_deadline=$((gpurun_ended + gpurun_grace))
+  while [ "$gpurun_now" -lt $((gpurun_deadline + 500)) ]; do
     gpurun_signal=0
-    [ "${gpurun_now%.*}" -lt "$gpurun_deadline" ] || gpurun_signal=KILL
+    [ "$gpurun_now" -lt "$gpurun_deadline" ] || gpurun_signal=KILL
     gpurun_kill $gpurun_signal || return
     sleep 0.1 || sleep 1
-    read -r gpurun_now gpurun_file </proc/uptime
+    gpurun_clock
   done
 }
 gpurun_sweep
 gpurun_last_words $gpurun_copied_twentieths  # nobody is left to print: all is copied unless the disk is full
-exit $gpurun_code
+gpurun_leave "$gpurun_code" "$gpurun_ended"
 """
 
 
-def rank_script(environment: Iterable[Setting], *, grace_s: float, copied_s: float = COPIED_S) -> str:
+def rank_script(
+    environment: Iterable[Setting], *, grace_s: float, notice_s: float = NOTICE_S, copied_s: float = COPIED_S
+) -> str:
     """The script's text for one host.
 
     Args:
         environment: the host's settings; values may hold anything but NUL.
-        grace_s: how long processes that a rank left behind have between SIGTERM and SIGKILL.
+        grace_s: how long ranks, and processes that a rank left behind, have between SIGTERM and SIGKILL.
+        notice_s: how long a failed rank's script waits for the agent's notice; 0 where others go on without the rank.
         copied_s: how long the script then waits for the copy of their output.
     """
     exports = "".join(f"export {setting.name}={shlex.quote(setting.value)}\n" for setting in environment)
-    limits = f"gpurun_grace_s={max(0, round(grace_s))} gpurun_copied_twentieths={round(20 * copied_s)}\n"
+    limits = f"gpurun_grace={max(0, round(100 * grace_s))} gpurun_notice={round(100 * notice_s)} "
+    limits += f"gpurun_copied_twentieths={round(20 * copied_s)}\n"
     return f"#!/bin/sh\n{exports}{limits}{_START}{_RUN}{_SWEEP}"

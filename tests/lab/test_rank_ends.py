@@ -138,6 +138,74 @@ def test_a_cancel_does_not_break_a_ranks_data_loader_before_the_rank(cluster):
     assert cluster.log(job).count("saved, loader True") == 2
 
 
+SAVES = """
+import os, signal, sys, time
+if sys.argv[1] == "with MPI":
+    from mpi4py import MPI
+    MPI.COMM_WORLD.Barrier()
+rank = int(os.environ.get("HOROVOD_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
+def told(*_):
+    print("told", flush=True)
+    if rank in (1, 2):
+        time.sleep(8)
+        with open(os.path.join(os.environ["GPURUN_OUTPUTS"], f"saved.{rank}"), "w") as file:
+            file.write("whole")
+        print("saved", flush=True)
+    os._exit(rank)
+signal.signal(signal.SIGTERM, told)
+print("trains", flush=True)
+while rank != 3 or not os.path.exists("/run/gpurun/fail"):
+    time.sleep(0.05)
+print("fails at", time.time(), flush=True)
+os._exit(37)
+"""
+SAVES_GRACE_S = 14
+
+
+def start_saving(cluster, launcher):
+    """Start four ranks. Told to end, rank 0 returns 0, rank 3 fails; ranks 1 and 2, one on each host, save for 8 s."""
+    name, _, library = launcher.partition(" ")
+    command = ["python3", "-c", SAVES, library]
+    job = start(
+        cluster, *command, flags=LAUNCHERS[name], grace_s=SAVES_GRACE_S, per_host=2, more="outputs: /out\n"
+    )  # fmt: skip
+    wait_until(lambda: cluster.log(job).count("trains") == 4, 60)
+    return job
+
+
+def assert_saved(cluster, job):
+    """Ranks 1 and 2 were told once and had their grace. The outputs are those of rank 1's host."""
+    lines = [line for line in cluster.log(job).splitlines() if "[1]<stdout>" in line or "[2]<stdout>" in line]
+    assert sorted(line.rpartition(":")[2] for line in lines) == ["saved", "saved", "told", "told", "trains", "trains"]
+    outputs = cluster.home / "jobs" / job / "outputs"
+    assert {path.name: path.read_text() for path in outputs.iterdir()} == {"saved.1": "whole"}
+
+
+@pytest.mark.parametrize("launcher", ["gloo", "mpi", "mpi with MPI"])
+def test_a_cancelled_rank_has_its_whole_grace_although_others_end_at_once(cluster, launcher):
+    """horovodrun kills ranks 5 s after the end of another, mpirun 2 s after it."""
+    job = start_saving(cluster, launcher)
+    asked = time.time()
+    assert cluster.gpurun("cancel", job).code == 0
+    assert finish(cluster, job)["state"] == "CANCELLED"
+    took_s = at(cluster, job, "CANCELLED") - asked
+    record(launcher=launcher, cancel_took_s=took_s)
+    assert_saved(cluster, job)
+    assert took_s <= SAVES_GRACE_S + 5
+
+
+@pytest.mark.parametrize("launcher", ["gloo", "mpi", "mpi with MPI"])
+def test_ranks_beside_one_that_failed_have_their_whole_grace(cluster, launcher):
+    job = start_saving(cluster, launcher)
+    cluster.lab.run(cluster.job(job)["hosts"][1], ["touch", f"/home/train/.gpurun/jobs/{job}/run/fail"])
+    found = finish(cluster, job)
+    assert (found["state"], found["exit_code"]) == ("FAILED", 37), found["reason"]
+    (failed, *_) = [line for line in cluster.log(job).splitlines() if "fails at" in line]
+    record(launcher=launcher, failure_took_s=at(cluster, job, "FAILED") - float(failed.split()[-1]))
+    assert_saved(cluster, job)
+    assert at(cluster, job, "FAILED") - float(failed.split()[-1]) <= NAMED_S + SAVES_GRACE_S + 5
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_bytes_that_are_no_text_pass_and_block_nobody(cluster, launcher):
     program = (
@@ -206,7 +274,7 @@ def test_a_cancel_does_not_wait_for_code_that_takes_minutes_to_send(cluster):
     try:
         job = start(cluster, "sleep", "600", grace_s=1, more="workdir: ../code\n")
         cluster.wait_for(job, "PREPARING")
-        time.sleep(5)
+        time.sleep(8)
         assert cluster.job(job)["state"] == "PREPARING"
         asked = time.time()
         assert cluster.gpurun("cancel", job).code == 0

@@ -178,6 +178,13 @@ def test_the_rank_script_passes_words_byte_for_byte(tmp_path):
     assert done.stdout.decode().split("\0")[:-1] == words
 
 
+def test_launchers_of_elastic_gangs_learn_at_once_that_a_rank_failed():
+    """Others learn it when the agent has had time for its notice."""
+    elastic = plan(spec=replace(SPEC, min_gpus=2)).first.files["launch/bin/rank"][0]
+    assert " gpurun_notice=0 " in elastic
+    assert " gpurun_notice=300 " in plan().first.files["launch/bin/rank"][0]
+
+
 def test_shell_quoting_is_not_needed_anywhere():
     assert all(isinstance(word, str) for word in plan().first.run)
     assert shlex.split(shlex.join(plan().first.run)) == list(plan().first.run)

@@ -37,8 +37,8 @@ class Ranks:
             "HOROVOD_RANK": "3", "READY": str(folder / "ready"),
         }  # fmt: skip
 
-    def write(self, *settings: Setting, grace_s: float = 20, copied_s: float = LIMIT_S) -> None:
-        self.script.write_text(rank_script(settings, grace_s=grace_s, copied_s=copied_s))
+    def write(self, *settings: Setting, grace_s: float = 20, notice_s: float = 0, copied_s: float = LIMIT_S) -> None:
+        self.script.write_text(rank_script(settings, grace_s=grace_s, notice_s=notice_s, copied_s=copied_s))
 
     def argv(self, *command: str) -> list[str]:
         return [*self.shell, str(self.script), *command]
@@ -64,7 +64,7 @@ class Ranks:
 
     @property
     def ends(self) -> list[str]:
-        return [path.name for path in self.folder.glob("end*")]
+        return [path.name for path in self.run.glob("ranks/2/*/end*")]
 
 
 @pytest.fixture(params=SHELLS)
@@ -176,6 +176,7 @@ def test_ranks_with_the_same_number_do_not_share_a_folder(ranks):
 
 
 def test_after_a_notice_no_rank_starts_but_that_of_the_next_attempt_does(ranks, tmp_path):
+    ranks.write(grace_s=0.5)
     (ranks.run / "stop.2").touch()
     assert ranks.done("touch", str(tmp_path / "ran"))[0] == 143
     assert not (tmp_path / "ran").exists()
@@ -392,7 +393,7 @@ def test_a_rank_that_the_agent_tells_is_not_told_again_by_its_launcher(ranks):
     assert (ranks.folder / "e").read_bytes() == b""
     os.kill(rank_below(process), signal.SIGTERM)
     process.communicate(timeout=LIMIT_S)
-    assert (process.returncode, ranks.ends) == (7, ["end.7"])
+    assert (process.returncode, ranks.ends) == (7, ["end.7"]), "the launcher is ending all: nothing is kept from it"
     assert not (ranks.folder / "told").exists()
 
 
@@ -437,3 +438,97 @@ def test_a_rank_on_another_host_is_told_when_the_connection_to_its_launcher_ends
     assert process.wait(LIMIT_S) == 7
     assert (ranks.folder / "e").read_bytes().count(b"told") == 1
     assert process.stdout.read() == b""
+
+
+# -- when the launcher learns of an end -----------------------------------------------------------------------
+
+
+def start_number(ranks, number: str, *command: str, **options) -> subprocess.Popen[bytes]:
+    """A rank as `horovodrun` or `mpirun` numbers it, as the leader of its process group."""
+    ranks.environ[number] = ranks.environ.pop("HOROVOD_RANK")
+    return ranks.start(*command, start_new_session=True, **options)
+
+
+def assert_stays(ranks, process: subprocess.Popen[bytes]) -> None:
+    """The rank's end is noted, its script runs on, and nobody takes that for a rank. A signal ends it at once."""
+    until(lambda: ranks.ends)
+    environ = Path(f"/proc/{process.pid}/environ")
+    until(lambda: b"GPURUN_JOB=" in (found := environ.read_bytes()) and b"_RANK" not in found)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.terminate()
+    assert process.wait(LIMIT_S) == -signal.SIGTERM
+    assert (process.stdout.read(), process.stderr.read()) == (b"", b"")
+
+
+def end_after_a_notice(ranks, number: str, code: int) -> subprocess.Popen[bytes]:
+    process = start_number(ranks, number, "sh", "-c", f"echo up; read _; exit {code}", stdin=subprocess.PIPE)
+    ranks.wait_for(b"up")
+    (ranks.run / "stop.2").touch()
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+    return process
+
+
+NUMBERS = pytest.mark.parametrize("number", ["HOROVOD_RANK", "OMPI_COMM_WORLD_RANK"])
+
+
+@NUMBERS
+@pytest.mark.parametrize("code", [0, 3, 143])
+def test_after_a_notice_the_launcher_does_not_learn_of_an_end(ranks, number, code):
+    ranks.write(grace_s=600)
+    assert_stays(ranks, end_after_a_notice(ranks, number, code))
+
+
+@NUMBERS
+@pytest.mark.parametrize("code", [0, 3, 143])
+def test_when_the_grace_is_over_the_launcher_learns_of_an_end(ranks, number, code):
+    ranks.write(grace_s=1)
+    process = end_after_a_notice(ranks, number, code)
+    assert process.wait(LIMIT_S) == code
+    assert time.time() - (ranks.folder / f"end.{code}").stat().st_mtime >= 0.9
+    assert (process.stdout.read(), process.stderr.read()) == (b"", b"")
+
+
+def test_a_rank_that_starts_after_the_notice_does_not_end_the_others_either(ranks):
+    ranks.write(grace_s=600)
+    (ranks.run / "stop.2").touch()
+    assert_stays(ranks, ranks.start("true"))
+
+
+@NUMBERS
+def test_a_failed_ranks_script_waits_for_the_notice(ranks, number):
+    ranks.write(grace_s=600, notice_s=600)
+    process = start_number(ranks, number, "sh", "-c", "exit 3")
+    until(lambda: ranks.ends)
+    (ranks.run / "stop.2").touch()
+    assert_stays(ranks, process)
+
+
+@NUMBERS
+@pytest.mark.parametrize(("notice_s", "code"), [(1, 3), (600, 0), (0, 3)])
+def test_without_a_notice_the_launcher_learns_of_a_success_at_once_and_of_a_failure_later(
+    ranks, number, notice_s, code
+):
+    ranks.write(grace_s=600, notice_s=notice_s)
+    process = start_number(ranks, number, "sh", "-c", f"exit {code}")
+    assert process.wait(LIMIT_S) == code
+    assert ranks.ends == [f"end.{code}"]
+
+
+@NUMBERS
+def test_a_launcher_that_is_ending_all_ranks_waits_for_none(ranks, number):
+    ranks.write(grace_s=600, notice_s=600)
+    process = start_number(ranks, number, "sh", "-c", TELLS)
+    ranks.wait_for(b"up")
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait(LIMIT_S) == 7
+
+
+@pytest.mark.parametrize("hostile", ["folder", "dangling link", "link to itself", "text"])
+def test_whatever_a_program_makes_of_the_notice_the_script_leaves(ranks, hostile):
+    ranks.write(grace_s=1, notice_s=1)
+    stop = ranks.run / "stop.2"
+    make = {"folder": "mkdir", "dangling link": "ln -s /no/such", "link to itself": f"ln -s {stop}", "text": "echo x >"}
+    assert ranks.done("sh", "-c", f"{make[hostile]} {stop}; exit 9")[0] == 9
+    assert ranks.ends == ["end.9"]

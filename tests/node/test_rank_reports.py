@@ -37,8 +37,11 @@ class Host:
         self.run = self.folder / "run"
         self.run.mkdir(parents=True)
         self.script = self.folder / "rank"
-        self.script.write_text(rank_script([], grace_s=5, copied_s=LIMIT_S))
+        self.write()
         self.started: list[subprocess.Popen[bytes]] = []
+
+    def write(self, grace_s: float = 1) -> None:
+        self.script.write_text(rank_script([], grace_s=grace_s, notice_s=0, copied_s=LIMIT_S))
 
     def start(self, rank: int, *command: str, attempt: int = 1, job: str = JOB, **environ: str):
         env = {**os.environ, "GPURUN_RUN": str(self.run), "GPURUN_ATTEMPT": str(attempt), "GPURUN_JOB": job}
@@ -395,6 +398,7 @@ def test_files_that_may_not_be_read_are_no_error(host):
 def test_a_notice_reaches_the_rank_and_not_its_children_nor_anybody_else(host, tmp_path):
     (tmp_path / "child").write_text("trap 'echo child >told; exit' TERM; while :; do sleep 0.05; done")
     command = f"cd {tmp_path}; sh child & {WAIT}"
+    host.write(grace_s=5)
     first, second = host.start(0, "sh", "-c", command), host.start(1, "sh", "-c", WAIT)
     stranger = host.start(0, "sh", "-c", WAIT, job="j-ffffffff")
     later = host.start(0, "sh", "-c", WAIT, attempt=2)
@@ -422,6 +426,19 @@ def test_no_rank_escapes_a_notice_that_comes_while_ranks_start(host):
         time.sleep(delay_s)
         rank_processes.signal(call(), JOB, "TERM", attempt=attempt)
         assert [abs(process.wait(LIMIT_S)) % 128 for process in started] == [15, 15, 15]
+
+
+def test_a_rank_that_has_ended_is_counted_no_more_while_its_script_keeps_that_from_the_launcher(host):
+    host.write(grace_s=600)
+    started = [host.start(rank, "sh", "-c", WAIT) for rank in (0, 1)]
+    until(lambda: printed(host) == 2)
+    assert rank_processes.signal(call(), JOB, "TERM", attempt=1) == 2
+    started.append(host.start(2, "true"))
+    until(lambda: sorted(ends(follow())) == [(0, 7, False), (1, 7, False), (2, 143, False)])
+    until(lambda: ranks.count(call(), JOB) == 0)
+    assert [process.poll() for process in started] == [None, None, None]
+    assert rank_processes.signal(call(), JOB, "TERM", attempt=1) == 0
+    assert [process.poll() for process in started] == [None, None, None]
 
 
 @pytest.mark.parametrize(
