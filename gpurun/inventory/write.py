@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpurun.errors import BadInput
 from gpurun.state import durable, lock
+from gpurun.state.syncing import sync_plain_folder
 
 _STALE, _LOCK = ".gpurun-", ".gpurun.lock"
 
@@ -44,7 +45,7 @@ def replace(path: Path, data: bytes) -> None:
     try:
         _write_new(temporary, data, path)
         temporary.replace(path)
-        _sync_folder(path.parent)
+        sync_plain_folder(path.parent)
     except OSError as error:
         raise BadInput(f"cannot be written: {error.strerror}", where=str(path)) from error
     finally:
@@ -59,14 +60,6 @@ def _write_new(temporary: Path, data: bytes, path: Path) -> None:
         view = memoryview(data)
         while view:
             view = view[os.write(descriptor, view) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

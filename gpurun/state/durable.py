@@ -15,17 +15,16 @@ from typing import TypeVar
 import msgspec
 
 from gpurun import faults
-from gpurun.errors import StateError
+from gpurun.errors import StateError, StateUnavailable
 from gpurun.msgspec_types import ready
-from gpurun.node import below
 from gpurun.state import lock
 from gpurun.state.path import StatePath, blame, told
+from gpurun.state.syncing import sync_open_folder, sync_plain_folder
 
 Record = TypeVar("Record")
 
 MAX_STATE_BYTES = 16 * 1024 * 1024
 SYNCS_AT_ONCE = 32
-SYNCED_ONE_BY_ONE = 500
 
 
 def write_record(path: StatePath, record: object, *, mode: int = 0o644) -> None:
@@ -127,7 +126,7 @@ def sync_all(*, files: Iterable[StatePath], folders: Iterable[StatePath]) -> Non
                 return
             try:
                 opened = path.open_folder() if is_folder else path.open_file(os.O_RDONLY)
-                _apply(os.fsync, opened, path, "synced")
+                _apply(sync_open_folder if is_folder else os.fsync, opened, path, "synced")
             except (FileNotFoundError, StateError) as error:
                 failures.append(error)
 
@@ -205,8 +204,12 @@ def set_aside(path: StatePath) -> StatePath:
 
 
 def sync_folder(folder: StatePath) -> None:
-    """fsync a folder, so that names created in or removed from it stay so."""
-    _apply(os.fsync, folder.open_folder(), folder, "synced")
+    """fsync a folder, so that names created in or removed from it stay so.
+
+    Raises:
+        StateError: the folder cannot be opened, or the disk failed.
+    """
+    _apply(sync_open_folder, folder.open_folder(), folder, "synced")
 
 
 def touch_folder(folder: StatePath) -> None:
@@ -225,44 +228,23 @@ def _apply(act: Callable[[int], None], descriptor: int, path: StatePath, done: s
 
 
 def sync_file(path: StatePath) -> None:
-    """fsync a file that was appended to, and its folder: what is in it by now stays. What is no file is passed over."""
-    with suppress(FileNotFoundError, StateError):
-        _apply(os.fsync, path.open_file(os.O_RDONLY), path, "synced")
-        sync_folder(path.parent)
+    """fsync a file that was appended to, and its folder: what is in it by now stays.
 
+    An absent file has nothing to sync. Neither has something else in its place: gpurun appends only to files.
 
-def sync_tree(top: Path) -> None:
-    """fsync every file and folder of a tree of outputs; links are names, and so synced with their folders.
-
-    A tree of many files is synced together with everything else on this machine: that is one wait.
+    Raises:
+        StateError: the disk failed, so the last lines may be lost.
     """
-    descriptor = below.open_top(str(top))
     try:
-        with below.Cursor(descriptor) as cursor:
-            os.fsync(descriptor)
-            for count, found in enumerate(below.walk(descriptor)):
-                if found.status is None or count > SYNCED_ONE_BY_ONE:
-                    os.sync()  # the modes of some keep even their owner out
-                    return
-                if stat.S_ISREG(found.status.st_mode):
-                    _sync_and_close(below.open_file(found.above, found.parts[-1], force=True))
-                elif stat.S_ISDIR(found.status.st_mode):
-                    os.fsync(cursor.at(found.parts))
-    except PermissionError:
-        os.sync()
-    finally:
-        os.close(descriptor)
-
-
-def _sync_plain(path: Path, flags: int) -> None:
-    _sync_and_close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags))
-
-
-def _sync_and_close(descriptor: int) -> None:
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = path.open_file(os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    except StateUnavailable:
+        raise
+    except StateError:
+        return
+    _apply(os.fsync, descriptor, path, "synced")
+    sync_folder(path.parent)
 
 
 def make_folder(folder: StatePath) -> None:
@@ -285,8 +267,12 @@ def make_folder(folder: StatePath) -> None:
         with suppress(FileExistsError):
             folder.mkdir()
         folder.names()  # else something that is no folder has the name
-    with suppress(StateError):  # the folder above is somebody else's, who lets us through, not in
+    try:
         sync_folder(folder.parent)
+    except StateError as error:
+        if not isinstance(error.__cause__, PermissionError):
+            raise
+        # The folder above is somebody else's, who lets us through, not in: its owner synced it.
 
 
 def make_home(home: Path) -> None:
@@ -309,7 +295,7 @@ def _make_plain(folder: Path) -> None:
     _make_plain(folder.parent)
     folder.mkdir(exist_ok=True)
     with suppress(PermissionError):
-        _sync_plain(folder.parent, os.O_DIRECTORY)
+        sync_plain_folder(folder.parent)
 
 
 def _has_entries(folder: Path) -> bool:

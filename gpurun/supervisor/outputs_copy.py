@@ -18,7 +18,7 @@ from gpurun.node.call import OpError
 from gpurun.node.contents import Item, Listed
 from gpurun.node.making import Maker, Receiver
 from gpurun.remote.agent import Agent
-from gpurun.state import durable, lock
+from gpurun.state import durable, lock, syncing
 from gpurun.state.path import told
 from gpurun.supervisor.outputs_plan import CopyPlan, HostOutputs, Origin, Unbrought, is_changing, outputs_of, plan_copy
 
@@ -133,7 +133,7 @@ class HeadCopy:
             with Maker(arriving) as maker:
                 arrival = _Arrival(maker, source, cancelled=cancelled)
                 arrival.carry_out(plan, agents, job=self._folder.id, force=force)
-            durable.sync_tree(self._folder.path.plain / os.fsdecode(ARRIVING))
+            syncing.sync_tree(self._folder.path.plain / os.fsdecode(ARRIVING))
             self._swap(home)
         unbrought = (*(each for host in hosts for each in host.unbrought), *arrival.unbrought)
         kept = {path: self._origins[path] for path in plan.kept if path in self._origins}

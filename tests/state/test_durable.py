@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from gpurun.errors import StateError
+from gpurun.errors import StateDiskError, StateError
 from gpurun.jobs.events import EventLog, EventTail
-from gpurun.state import audit, durable
+from gpurun.state import audit, durable, syncing
 from gpurun.state.path import StatePath
 
 
@@ -44,7 +45,7 @@ def test_a_tree_is_synced_whole_and_nothing_is_followed_or_waited_for(tmp_path, 
     (tree / "a" / "file").write_text("x")
     (tree / "link").symlink_to("/etc")
     os.mkfifo(tree / "pipe")
-    durable.sync_tree(tree)
+    syncing.sync_tree(tree)
     assert sorted(synced) == sorted(map(str, [tree, tree / "a", tree / "a" / "file"]))
 
 
@@ -72,13 +73,13 @@ def test_a_tree_that_keeps_its_owner_out_is_synced_with_everything_else(tmp_path
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "file").touch()
     calls = []
-    monkeypatch.setattr(os, "sync", lambda: calls.append("all"))
+    monkeypatch.setattr(syncing, "_sync_file_system", calls.append)
     real = os.open
     monkeypatch.setattr(
         os, "open", lambda path, *rest, **more: real(path, *rest, **more) if path != b"file" else refuse()
     )
-    durable.sync_tree(tmp_path / "tree")
-    assert calls == ["all"]
+    syncing.sync_tree(tmp_path / "tree")
+    assert len(calls) == 1
 
 
 def refuse():
@@ -89,3 +90,76 @@ def refuse():
 def test_what_is_no_file_is_not_waited_for(tmp_path, make):
     make(tmp_path / "log")
     durable.sync_file(StatePath(tmp_path) / "log")
+
+
+def failing(monkeypatch, number, *, of):
+    """Have every fsync of a file (or of a folder) fail, and every sync of a whole file system."""
+    real = os.fsync
+
+    def fsync(descriptor):
+        if (Path(f"/proc/self/fd/{descriptor}").is_dir()) == (of == "folder"):
+            raise OSError(number, os.strerror(number))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+
+@pytest.mark.parametrize("of", ["file", "folder"])
+def test_a_disk_that_fails_is_told_to_whoever_syncs_a_file(tmp_path, monkeypatch, of):
+    """The fence would remove the only copy that is left."""
+    (tmp_path / "log").write_text("last words")
+    failing(monkeypatch, errno.EIO, of=of)
+    with pytest.raises(StateDiskError) as failed:
+        durable.sync_file(StatePath(tmp_path) / "log")
+    assert str(tmp_path) in str(failed.value.where) and failed.value.hint
+
+
+def test_a_disk_that_fails_is_told_to_whoever_syncs_a_folder_that_is_there(tmp_path, monkeypatch):
+    (tmp_path / "home" / "jobs").mkdir(parents=True)
+    failing(monkeypatch, errno.EIO, of="folder")
+    with pytest.raises(StateDiskError):
+        durable.make_folder(StatePath(tmp_path) / "home" / "jobs")
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_that_syncs_no_folders_is_good_enough(tmp_path, monkeypatch, number):
+    """Some network and user-space file systems have no such call; their files are synced all the same."""
+    failing(monkeypatch, number, of="folder")
+    durable.make_folder(StatePath(tmp_path) / "jobs")
+    durable.write_bytes(StatePath(tmp_path) / "jobs" / "spec", b"{}")
+    durable.sync_file(StatePath(tmp_path) / "jobs" / "spec")
+    durable.sync_all(files=[], folders=[StatePath(tmp_path)])
+    syncing.sync_tree(tmp_path)
+    failing(monkeypatch, number, of="file")
+    with pytest.raises(StateError):
+        durable.sync_file(StatePath(tmp_path) / "jobs" / "spec")
+
+
+class FailingLibrary:
+    """The C library of a machine whose disk fails."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    @staticmethod
+    def syncfs(descriptor):
+        os.fstat(descriptor)
+        return -1
+
+
+@pytest.mark.parametrize("has_secrets", [False, True])
+def test_a_disk_that_fails_is_told_to_whoever_syncs_a_tree_too_large_to_sync_by_file(
+    tmp_path, monkeypatch, has_secrets
+):
+    """Outputs are removed from the hosts once the head's tree is synced."""
+    monkeypatch.setattr(syncing, "SYNCED_ONE_BY_ONE", 3)
+    for number in range(1 if has_secrets else 10):
+        (tmp_path / f"file-{number}").touch()
+    if has_secrets:
+        monkeypatch.setattr(syncing.below, "open_file", lambda *_, **__: refuse())
+    syncing.sync_tree(tmp_path)
+    monkeypatch.setattr(syncing.ctypes, "CDLL", FailingLibrary)
+    monkeypatch.setattr(syncing.ctypes, "get_errno", lambda: errno.EIO)
+    with pytest.raises(OSError) as failed:
+        syncing.sync_tree(tmp_path)
+    assert failed.value.errno == errno.EIO

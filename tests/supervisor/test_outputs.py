@@ -37,9 +37,9 @@ def kept(job):
 
 def test_outputs_are_durable_before_the_hosts_are_removed(job, monkeypatch):
     steps = []
-    from gpurun.state import durable
+    from gpurun.state import durable, syncing
 
-    monkeypatch.setattr(durable, "sync_tree", lambda tree: steps.append(("tree", tree.name)))
+    monkeypatch.setattr(syncing, "sync_tree", lambda tree: steps.append(("tree", tree.name)))
     monkeypatch.setattr(durable, "sync_folder", lambda folder: steps.append(("names", kept(job))))
     remove = job.world.remove
     monkeypatch.setattr(job.world, "remove", lambda *args: (steps.append(("removed", kept(job))), remove(*args)))

@@ -1,0 +1,83 @@
+"""fsync of what lies on a plain path or is open already: folders, and whole trees. Failures are OSErrors.
+
+`gpurun.state.durable` syncs what has a `StatePath`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+from pathlib import Path
+
+from gpurun.node import below
+
+SYNCED_ONE_BY_ONE = 500
+_NO_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
+
+
+def sync_open_folder(descriptor: int) -> None:
+    """fsync an open folder. Raises OSError, unless the file system syncs no folders at all.
+
+    Such a file system answers EINVAL, ENOTSUP or ENOSYS (man 2 fsync). It wrote nothing and lost nothing. Every other
+    error says that names may be lost.
+    """
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FOLDERS:
+            raise
+
+
+def sync_tree(top: Path) -> None:
+    """fsync every file and folder of a tree of outputs; links are names, and so synced with their folders.
+
+    A tree of many files is synced together with all of its file system: that is one wait.
+
+    Raises:
+        OSError: the disk failed, so the tree may not survive a power loss.
+    """
+    descriptor = below.open_top(str(top))
+    try:
+        with below.Cursor(descriptor) as cursor:
+            sync_open_folder(descriptor)
+            for count, found in enumerate(below.walk(descriptor)):
+                if found.status is None or count > SYNCED_ONE_BY_ONE:
+                    _sync_file_system(descriptor)  # the modes of some keep even their owner out
+                    return
+                if stat.S_ISREG(found.status.st_mode):
+                    _sync_and_close(below.open_file(found.above, found.parts[-1], force=True))
+                elif stat.S_ISDIR(found.status.st_mode):
+                    sync_open_folder(cursor.at(found.parts))
+    except PermissionError:
+        _sync_file_system(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_file_system(descriptor: int) -> None:
+    """Sync the whole file system of an open file or folder. Raises OSError if the disk failed.
+
+    `os.sync` returns before a disk's failure can be told. syncfs says EIO from Linux 5.8 on (man 2 syncfs).
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syncfs(descriptor):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def sync_plain_folder(folder: Path) -> None:
+    """As `sync_folder`, for a folder outside the state directory. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+    try:
+        sync_open_folder(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_and_close(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
