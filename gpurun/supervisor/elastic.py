@@ -21,6 +21,7 @@ from gpurun.head.spawn import run_pass_and_start
 from gpurun.jobs.record import FirstFailure
 from gpurun.launch import elastic
 from gpurun.leases import members as lease_steps
+from gpurun.leases.lease import Lease
 from gpurun.leases.refusals import remember
 from gpurun.state import durable
 from gpurun.supervisor.ends import GangEnd
@@ -28,6 +29,7 @@ from gpurun.supervisor.frozen import freeze
 from gpurun.supervisor.host_claims import claim
 from gpurun.supervisor.job import SupervisedJob, raise_first
 from gpurun.supervisor.outputs import collect_leaving
+from gpurun.supervisor.outputs_plan import Unbrought
 from gpurun.supervisor.preflight import examine
 from gpurun.supervisor.prepare import bring
 from gpurun.supervisor.start import KNOWN_HOSTS_FILE, SSH_CONFIG_FILE, create, go, known_hosts
@@ -60,6 +62,7 @@ class Members:
         self._released: dict[str, float] = {}  # host → until when its ranks may leave by themselves
         self._fence_again_s = FENCE_AGAIN_FIRST_S
         self._fence_next = 0.0
+        self._told: set[str] = set()  # what was said of outputs
         self._grow_wait_s = GROW_FIRST_S
         self._grow_next = time.monotonic() + GROW_FIRST_S
 
@@ -192,25 +195,41 @@ class Members:
     def _fence_apart(self) -> None:
         """Free the GPUs of hosts that have left, once each has proved that nothing of the job is there.
 
-        The fence removes what ranks have printed and the outputs: both are copied first. That may take long, so no
-        other host waits for it.
+        What ranks have printed and the outputs are copied first. That may take long, so no other host waits for it.
         """
         job = self._job
         with self._lock:
             lease, leaving = job.lease, sorted(set(job.lease.apart) - self._joining - self._released.keys())
         if not leaving or time.monotonic() < self._fence_next:
             return
+        is_first = self._fence_again_s == FENCE_AGAIN_FIRST_S
+        try:
+            unproven = self._fence_hosts(lease, leaving)
+        finally:
+            self._fence_next = time.monotonic() + self._fence_again_s
+            self._fence_again_s = min(2 * self._fence_again_s, FENCE_AGAIN_MOST_S)
+        if unproven and is_first:
+            cordon_lost(job, unproven)
+
+    def _fence_hosts(self, lease: Lease, leaving: Sequence[str]) -> Mapping[str, GpurunError]:
+        """Let those of the leaving hosts go that have proved it; the others that could not, with why.
+
+        A host whose copy of outputs broke off is not fenced and not to blame: it is tried again.
+        """
+        job = self._job
         job.links.add(leaving, job.inventory)
         unproven: dict[str, GpurunError] = dict(job.links.open(leaving, timeout_s=5.0))
         answering = [host for host in leaving if host not in unproven]
         end_output(job, answering)
-        for unbrought in collect_leaving(job, answering, cancelled=self._stop.is_set):
-            job.note(f"lost with {unbrought.host}, which leaves the gang: {unbrought.words}")
+        unbrought = collect_leaving(job, answering, cancelled=self._stop.is_set)
         if self._stop.is_set():
-            return  # STOPPING does it all
+            return {}  # STOPPING does it all
+        self._say_unbrought(unbrought)
         durable.sync_file(job.folder.log)
-        unproven.update(fence(job.links, lease, answering, state=job.state_id, outputs=True))
-        fenced = [host for host in leaving if host not in unproven]
+        waiting = {each.host for each in unbrought if each.may_come}
+        asked = [host for host in answering if host not in waiting]
+        unproven.update(fence(job.links, lease, asked, state=job.state_id))
+        fenced = [host for host in asked if host not in unproven]
         if fenced:
             self._change(lease_steps.let_go, fenced)
             found_again(job.home, fenced)
@@ -221,10 +240,17 @@ class Members:
                 job.events.emit("host", host=host, state="fenced", reason="nothing of the job is left there")
             with suppress(GpurunError):  # a damaged lease, say: the next pass will tell
                 run_pass_and_start(job.home, now_s=job.clock(), environ=os.environ, patience_s=None)
-        if unproven and self._fence_again_s == FENCE_AGAIN_FIRST_S:
-            cordon_lost(job, unproven)
-        self._fence_next = time.monotonic() + self._fence_again_s
-        self._fence_again_s = min(2 * self._fence_again_s, FENCE_AGAIN_MOST_S)
+        return unproven
+
+    def _say_unbrought(self, unbrought: Sequence[Unbrought]) -> None:
+        """Say, once, what hosts that leave have and the head has not."""
+        for each in unbrought:
+            place = f"~/.gpurun/outputs/{self._job.lease.job}"
+            then = "its GPUs stay taken and the copy is tried again" if each.may_come else f"it stays there in {place}"
+            said = f"{each.host}, which leaves the gang, has outputs that the head has not: {each.words}; {then}"
+            if said not in self._told:
+                self._told.add(said)
+                self._job.note(said)
 
     def _grow(self) -> None:
         """Take what is free and wanted by nobody, until the gang has what it asked for."""

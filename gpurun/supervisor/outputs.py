@@ -105,22 +105,25 @@ def collect_outputs(job: SupervisedJob) -> set[str]:
 def collect_leaving(
     job: SupervisedJob, leaving: Collection[str], *, cancelled: Callable[[], bool] = lambda: False
 ) -> Sequence[Unbrought]:
-    """Bring to the head what hosts that leave a gang have of its outputs, before the fence removes it there.
+    """Bring to the head what hosts that leave a gang have of its outputs, and remove it there. Idempotent.
 
     The members' outputs are brought too: of a file that several hosts have, the one that was written last counts.
 
     Returns:
-        What `leaving` have and the head has not, also because a copy broke off. The fence that follows removes it.
+        What `leaving` have and the head has not. These hosts keep all of their outputs.
 
     Raises:
-        StateDiskError: the head's disk is full or broken; nothing may be removed yet.
+        StateDiskError: the head's disk is full or broken; nothing was removed.
     """
     if job.spec.outputs is None or not leaving:
         return ()
     with job.outputs.alone():
         hosts = [*(host for host in job.members if job.links.is_open(host)), *leaving]
         unbrought = _bring(job.outputs, job.links, job.lease.job, hosts, onto=True, force=False, cancelled=cancelled)
-    return [each for each in unbrought if each.host in leaving and each.is_lost]
+    left = [each for each in unbrought if each.host in leaving and each.is_lost]
+    kept = {each.host for each in left}
+    removed = job.links.each(_remover(job.lease.job), [host for host in leaving if host not in kept])
+    return [*left, *(Unbrought(host, "", error.message) for host, error in removed.failed.items())]
 
 
 def bring_late(home: Path, lease: Lease, links: Links, hosts: Collection[str]) -> None:

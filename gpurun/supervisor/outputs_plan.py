@@ -34,6 +34,11 @@ class Unbrought:
     is_lost: bool = True
 
     @property
+    def may_come(self) -> bool:
+        """Whether another try may bring it: the copy broke off, or the file was being changed."""
+        return not self.path or self.why == CHANGING
+
+    @property
     def words(self) -> str:
         """For people. The name may have any bytes, and the host may say anything."""
         shown = self.path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

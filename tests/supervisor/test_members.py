@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from gpurun.errors import HostUnreachable
+from gpurun.errors import HostUnreachable, StateDiskError
 from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.spec import Constraints
 from gpurun.remote.fleet import Results
-from gpurun.supervisor.elastic import Members
+from gpurun.state.cordons import read_cordons
+from gpurun.supervisor.elastic import FENCE_AGAIN_FIRST_S, Members
+from gpurun.supervisor.outputs_plan import Unbrought
 
 
 @pytest.fixture
@@ -155,7 +158,7 @@ def test_the_last_words_and_outputs_of_a_host_that_leaves_come_home_before_it_is
     monkeypatch.setattr("gpurun.supervisor.elastic.fence", fence)
     monkeypatch.setattr(
         "gpurun.supervisor.elastic.collect_leaving",
-        lambda _job, hosts, **_: seen.did.extend(("outputs", host) for host in hosts) or (),
+        lambda _job, hosts, **_: seen.did.extend(("outputs", host) for host in hosts) or [],
     )
     members._fence_apart()
     heard = ["follow", "docker.request", "take_rest", "outputs", "fence", "forget"]
@@ -174,3 +177,72 @@ def test_a_host_whose_gang_ends_while_its_outputs_are_brought_is_left_to_the_end
     monkeypatch.setattr("gpurun.supervisor.elastic.collect_leaving", lambda *_, **__: stop.set() or ())
     members._fence_apart()
     assert seen.did and left in gang.job.lease.apart
+
+
+@pytest.fixture
+def leaving(gang, monkeypatch):
+    """A gang whose last host leaves: what its copy lacks, who was fenced, and what was said, in virtual time."""
+    job, host = gang.job, gang.job.hosts[-1]
+    members = members_of(gang)
+    members.release([host])
+    members._released.clear()
+    job.folder.log.open_file(os.O_WRONLY | os.O_CREAT)
+    LastWords(job)
+    found = SimpleNamespace(job=job, host=host, lacks=[], fenced=[], notes=[], now_s=100.0, tries=0)
+
+    def fence(_links, _lease, hosts, *, state, outputs=False):
+        assert not outputs, "outputs are removed once they are on the head, not by the fence"
+        found.fenced += hosts
+        return {}
+
+    def collect(*_, **__):
+        found.tries += 1
+        if isinstance(found.lacks, Exception):
+            raise found.lacks
+        return found.lacks
+
+    def turn(after_s=0.0):
+        found.now_s += after_s
+        members._fence_apart()
+
+    found.turn = turn
+    for name, fake in {
+        "fence": fence, "collect_leaving": collect, "time": SimpleNamespace(monotonic=lambda: found.now_s)
+    }.items():  # fmt: skip
+        monkeypatch.setattr(f"gpurun.supervisor.elastic.{name}", fake)
+    monkeypatch.setattr(job, "note", found.notes.append)
+    return found
+
+
+def test_a_host_whose_outputs_could_not_be_copied_is_neither_fenced_nor_blamed_and_is_tried_again(leaving):
+    leaving.lacks = [Unbrought(leaving.host, "", "it sent 1 of 2 files")]
+    leaving.turn()
+    assert leaving.fenced == [] and leaving.host in leaving.job.lease.apart
+    assert not list(read_cordons(leaving.job.home)), "the head may be at fault"
+    (said,) = leaving.notes
+    assert leaving.host in said and "it sent 1 of 2 files" in said
+    leaving.lacks = []
+    leaving.turn(FENCE_AGAIN_FIRST_S / 2)
+    assert leaving.fenced == [], "not at once"
+    leaving.turn(FENCE_AGAIN_FIRST_S)
+    assert leaving.fenced == [leaving.host] and leaving.host not in leaving.job.lease.apart
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_copies_that_keep_failing_are_tried_less_and_less_often_and_told_once(leaving, is_full):
+    leaving.lacks = [Unbrought(leaving.host, "", "it sent 1 of 2 files")]
+    if is_full:
+        leaving.lacks = StateDiskError("cannot be copied: the disk is full")
+    for _ in range(400):
+        with suppress(StateDiskError):
+            leaving.turn(1.0)
+    assert 8 <= leaving.tries <= 16 and leaving.fenced == []
+    assert len(leaving.notes) == (0 if is_full else 1)
+
+
+def test_a_file_that_nobody_can_copy_holds_no_gpus_and_stays_where_the_person_is_told(leaving):
+    leaving.lacks = [Unbrought(leaving.host, "secret", "Permission denied")]
+    leaving.turn()
+    assert leaving.fenced == [leaving.host]
+    (said,) = leaving.notes
+    assert leaving.host in said and "'secret' Permission denied" in said and f"outputs/{leaving.job.lease.job}" in said

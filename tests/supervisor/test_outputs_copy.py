@@ -10,8 +10,9 @@ import pytest
 from local_agents import Hosts
 from outputs_world import JOB, meanwhile, outputs_job, removed_later, shape
 
-from gpurun.errors import HostFailure
+from gpurun.errors import HostFailure, StateDiskError, StateError
 from gpurun.supervisor.outputs import collect_leaving, collect_outputs, copy_outputs, send_outputs
+from gpurun.supervisor.outputs_plan import Unbrought
 
 
 @pytest.fixture
@@ -229,7 +230,7 @@ def test_of_a_host_that_leaves_the_head_has_all_but_what_others_have_written_sin
     elastic.members = ("h1",)
     assert collect_leaving(elastic, ["h2"]) == []
     assert files(elastic) == {"model": b"newer", "profile": b"of h2 alone"}
-    assert elastic.host("h2").exists(), "the fence removes it"
+    assert elastic.host("h1").exists() and not elastic.host("h2").exists()
     copy_outputs(elastic)
     assert files(elastic) == {"model": b"newer", "profile": b"of h2 alone"}
 
@@ -241,9 +242,65 @@ def test_a_member_that_does_not_answer_keeps_no_other_host_from_leaving(elastic)
     assert files(elastic) == {"profile": b"of h2 alone"}
 
 
-def test_what_a_host_that_leaves_does_not_give_is_named(elastic):
+def breaks_off(*_, **__):
+    raise HostFailure("it sent 1 of 2 files", host="h2")
+
+
+def cannot_write(*_, **__):
+    raise StateError("cannot be copied: File name too long", where="outputs")
+
+
+def disk_is_full(*_, **__):
+    raise StateDiskError("cannot be copied: the disk is full", where="outputs")
+
+
+@pytest.mark.parametrize("failing", [breaks_off, cannot_write])
+def test_a_host_that_leaves_keeps_its_outputs_until_the_head_has_them(elastic, monkeypatch, failing):
+    (elastic.host("h2") / "profile").write_text("of h2 alone")
+    elastic.members = ("h1",)
+    with monkeypatch.context() as patch:
+        patch.setattr(elastic.outputs, "replace", failing)
+        (left,) = collect_leaving(elastic, ["h2"])
+        assert (left.host, left.path, left.may_come) == ("h2", "", True)
+    assert (elastic.host("h2") / "profile").exists()
+    assert collect_leaving(elastic, ["h2"]) == []
+    assert files(elastic) == {"profile": b"of h2 alone"} and not elastic.host("h2").exists()
+
+
+def test_a_full_disk_of_the_head_removes_nothing_on_a_host_that_leaves(elastic, monkeypatch):
+    (elastic.host("h2") / "profile").write_text("of h2 alone")
+    elastic.members = ("h1",)
+    monkeypatch.setattr(elastic.outputs, "replace", disk_is_full)
+    with pytest.raises(StateDiskError):
+        collect_leaving(elastic, ["h2"])
+    assert (elastic.host("h2") / "profile").exists()
+
+
+def test_a_host_that_leaves_keeps_its_outputs_when_the_copy_was_cancelled(elastic):
+    (elastic.host("h2") / "profile").write_text("of h2 alone")
+    elastic.members = ("h1",)
+    assert collect_leaving(elastic, ["h2"], cancelled=lambda: True)
+    assert (elastic.host("h2") / "profile").exists()
+
+
+def test_what_a_host_that_leaves_does_not_give_is_named_and_stays_there(elastic, monkeypatch):
+    (elastic.host("h2") / "profile").write_text("of h2 alone")
+    (elastic.host("h2") / "\x1b[2J secret").write_text("of another account")
+    replace = elastic.outputs.replace
+
+    def without_one(agents, hosts, **options):
+        return (*replace(agents, hosts, **options), Unbrought("h2", "\x1b[2J secret", "Permission denied"))
+
+    monkeypatch.setattr(elastic.outputs, "replace", without_one)
+    elastic.members = ("h1",)
+    (left,) = collect_leaving(elastic, ["h2"])
+    assert not left.may_come and "\x1b" not in left.words
+    assert (elastic.host("h2") / "profile").exists(), "all of it stays, as at the end of a gang"
+
+
+def test_a_host_that_leaves_and_does_not_answer_is_asked_again(elastic):
     elastic.members, elastic.links.silent = ("h1",), {"h2"}
-    assert [(each.host, each.path) for each in collect_leaving(elastic, ["h2"])] == [("h2", "")]
+    assert [(each.host, each.may_come) for each in collect_leaving(elastic, ["h2"])] == [("h2", True)]
 
 
 def test_a_host_that_was_leaving_when_the_gang_ended_has_its_outputs_brought(elastic):
