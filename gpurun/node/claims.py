@@ -114,9 +114,10 @@ def list_here(call: Call) -> Seen:
     return DockerStore(call).look()
 
 
-def of_others(call: Call, job: str) -> List[Container]:
-    """The containers of other gpurun jobs on this host."""
-    return [each for each in DockerStore(call).look().containers if each.claimant.job != job]
+def of_others(call: Call, job: str, attempt: int) -> List[Container]:
+    """The containers on this host of other gpurun jobs, and of this job's later attempts."""
+    found = DockerStore(call).look().containers
+    return [each for each in found if each.claimant.job != job or each.claimant.attempt > attempt]
 
 
 OPS = {"take": take_here, "list": list_here}

@@ -158,7 +158,7 @@ def logs(
         query += "&since=%s" % since
     connection = connect(call, docker_host, None)
     try:
-        connection.request("GET", "%s/containers/%s/logs?%s" % (API, _name(container), query))
+        connection.request("GET", "%s/containers/%s/logs?%s" % (API, checked_name(container), query))
         response = connection.getresponse()
         if response.status != 200:
             raise failure(response.status, response.read(), "logs of %s" % container)
@@ -174,7 +174,7 @@ def _is_tty(call: Call, container: str, docker_host: Optional[str]) -> bool:
     """Engines before 23 do not say in the header whether the stream is multiplexed; the container's config does."""
     connection = connect(call, docker_host)
     try:
-        status, answer = exchange(connection, "GET", "/containers/%s/json" % _name(container))
+        status, answer = exchange(connection, "GET", "/containers/%s/json" % checked_name(container))
     finally:
         connection.close()
     parsed = parse(answer) if status == 200 else None
@@ -215,7 +215,7 @@ def wait(call: Call, container: str, docker_host: Optional[str] = None) -> Dict[
     """
     connection = connect(call, docker_host, None)
     try:
-        status, answer = exchange(connection, "POST", "/containers/%s/wait" % _name(container))
+        status, answer = exchange(connection, "POST", "/containers/%s/wait" % checked_name(container))
     except http.client.HTTPException as error:
         call.check()
         raise OpError("no-docker", "Docker broke off the wait: %r" % error) from None
@@ -227,7 +227,7 @@ def wait(call: Call, container: str, docker_host: Optional[str] = None) -> Dict[
     return {"code": parsed.get("StatusCode"), "error": (parsed.get("Error") or {}).get("Message")}
 
 
-def _name(container: str) -> str:
+def checked_name(container: str) -> str:
     """A container's name or id, checked: it becomes part of a URL."""
     if not container or not all((letter.isalnum() and letter.isascii()) or letter in "_.-" for letter in container):
         raise OpError("bad-request", "%r is not a container's name" % container)

@@ -2,9 +2,9 @@
 
 import os
 import time
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Dict, List, Optional, Set, Tuple
 
-from gpurun.node import below, claim_store, claims, docker, gpu_users, job_parts, processes
+from gpurun.node import below, claim_store, claims, creating, docker, gpu_users, job_lock, job_parts, processes
 from gpurun.node.call import Call, OpError
 from gpurun.node.claim_rules import Card, Claimant, Container, holds
 from gpurun.node.job_parts import CARDS_FILE
@@ -17,6 +17,7 @@ STRANGER_S = 2.0
 def fence(
     call: Call,
     job: str,
+    attempt: int,
     files: bool = True,
     containers: bool = True,
     outputs: bool = False,
@@ -24,9 +25,12 @@ def fence(
     timeout_s: float = 30.0,
     claimant: Optional[Dict[str, Any]] = None,
 ) -> Dict[str, Any]:
-    """End and remove everything of a job on this host, and prove it. Idempotent.
+    """End and remove everything of a job's attempt, and of those before it, on this host, and prove it. Idempotent.
+
+    A later attempt that is here keeps what it has: its containers, its processes, and the job's folder and outputs.
 
     Args:
+        attempt: its number.
         files: False leaves the job's folder, for another start on this host.
         containers: False when none was ever made here: then a Docker that does not answer is no obstacle.
         outputs: remove the job's outputs too.
@@ -51,19 +55,24 @@ def fence(
     nvml = Nvml() if gpus else None  # starts while the containers are being removed
     try:
         while True:
-            left_containers = _remove_containers(call, job, containers, seen)
-            left = processes.end(job_parts.processes_of(job), grace_s=0.5)
+            with job_lock.held(call, job, required=False):  # what is being created is there, or never will be
+                left_containers = _remove_containers(call, job, attempt, containers, seen)
+                is_last = job_lock.owner(job) <= attempt
+                left = processes.end(job_parts.processes_of(job), grace_s=0.5) if is_last else []
             ended = not left_containers and not left
             users = gpu_users.Users([], "")
             if nvml is not None and ended:
-                users = _free_gpus(call, nvml, job, job_parts.cards(job, gpus or []), seen)
+                users = _free_gpus(call, nvml, (job, attempt), job_parts.cards(job, gpus or []), seen)
             held = bool(users.holders or users.problem)
-            if ended and files:
-                _remove_files(job, outputs, keep_cards=held)
+            with job_lock.held(call, job, required=False):
+                is_last = job_lock.owner(job) <= attempt
+                if ended and files and is_last:
+                    _remove_files(job, outputs, keep_cards=held)
+                has_folder = files and is_last and not held and os.path.lexists(job_parts.folder(job))
             rest = {
                 "containers": left_containers,
                 "processes": [p.command for p in left],
-                "folder": files and not held and os.path.lexists(job_parts.folder(job)),
+                "folder": has_folder,
                 "users": users.holders,
                 "gpu_problem": users.problem,
                 "claims": [],
@@ -94,27 +103,30 @@ def _release(call: Call, me: Claimant, required: bool) -> List[str]:
         return []
 
 
-def _free_gpus(call: Call, nvml: Nvml, job: str, cards: List[Card], containers: Set[str]) -> gpu_users.Users:
-    """Who still holds a GPU, after what is the job's has been ended: TERM, then KILL."""
+def _free_gpus(
+    call: Call, nvml: Nvml, fenced: Tuple[str, int], cards: List[Card], containers: Set[str]
+) -> gpu_users.Users:
+    """Who still holds a GPU, after what is the attempt's has been ended: TERM, then KILL."""
+    job, attempt = fenced
     users = gpu_users.find(nvml, cards)
-    ours = [gpu_users.of_job(holder, job, containers) for holder in users.holders]
+    others: List[Container] = []
+    if any(holder["container"] for holder in users.holders):
+        others = claims.of_others(call, job, attempt)
+    ours = [gpu_users.of_job(one, job, containers) for one in users.holders if not _is_in(others, one)]
     if any(ours):
         processes.end([process for process in ours if process is not None], grace_s=0.5)
         users = gpu_users.find(nvml, cards)
-    if any(holder["container"] for holder in users.holders):
-        others = claims.of_others(call, job)
-        users = gpu_users.Users([one for one in users.holders if not _is_of(others, one, cards)], users.problem)
-    return users
+    return gpu_users.Users([one for one in users.holders if not _is_of(others, one, cards)], users.problem)
+
+
+def _is_in(containers: List[Container], holder: Dict[str, Any]) -> bool:
+    return any(bool(holder["container"]) and one.id.startswith(holder["container"]) for one in containers)
 
 
 def _is_of(others: List[Container], holder: Dict[str, Any], cards: List[Card]) -> bool:
-    """Whether a GPU's holder is in a container of another gpurun job that was given this GPU."""
+    """Whether a GPU's holder is in a container of another gpurun job or attempt that was given this GPU."""
     held = [card for card in cards if card[0] == holder["gpu"]]
-    return any(
-        bool(holder["container"]) and one.id.startswith(holder["container"]) and holds(one.cards, card)
-        for one in others
-        for card in held
-    )
+    return any(_is_in([one], holder) and holds(one.cards, card) for one in others for card in held)
 
 
 def _remove_files(job: str, outputs: bool, keep_cards: bool) -> None:
@@ -137,8 +149,12 @@ def _remove(path: str) -> None:
         pass
 
 
-def _remove_containers(call: Call, job: str, required: bool, seen: Set[str]) -> List[str]:
-    """Kill and remove the job's containers; the ids of those that are still there. `seen` learns all ids."""
+def _remove_containers(call: Call, job: str, attempt: int, required: bool, seen: Set[str]) -> List[str]:
+    """Kill and remove the containers of an attempt and of those before it; the ids of those that are still there.
+
+    Args:
+        seen: learns all ids.
+    """
     try:
         connection = docker.connect(call)
     except OpError:
@@ -146,9 +162,10 @@ def _remove_containers(call: Call, job: str, required: bool, seen: Set[str]) -> 
             raise
         return []
     try:
-        for container in job_parts.containers_of(connection, job):
+        unsure = creating.unsure(connection, job, attempt)
+        for container in job_parts.containers_of(connection, job, attempt):
             seen.add(container["Id"])
             docker.exchange(connection, "DELETE", "/containers/%s?force=1&v=1" % container["Id"])
-        return [container["Id"] for container in job_parts.containers_of(connection, job)]
+        return [*unsure, *(container["Id"] for container in job_parts.containers_of(connection, job, attempt))]
     finally:
         connection.close()

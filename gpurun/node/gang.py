@@ -19,7 +19,7 @@ import subprocess
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from gpurun.node import claims, docker, engine, files, job_parts, processes
+from gpurun.node import claims, creating, docker, engine, files, job_lock, job_parts, processes
 from gpurun.node.call import Call, OpError, OpReply
 from gpurun.node.fence import fence
 from gpurun.node.rank_processes import signal
@@ -27,10 +27,11 @@ from gpurun.node.rank_processes import signal
 _SIOCGIFADDR = 0x8915
 
 
-def prepare(call: Call, job: str, interface: str, first: bool, outputs: bool) -> Dict[str, Any]:
+def prepare(call: Call, job: str, attempt: int, interface: str, first: bool, outputs: bool) -> Dict[str, Any]:
     """Make the job's folder and ephemeral keys; say who and where this host is. Idempotent.
 
     Args:
+        attempt: from now on the folder is this attempt's, and no fence of an earlier one removes it.
         interface: the fabric's network interface; "" = its address is not needed.
         first: this host runs the launcher: it gets the client key; every other host gets a host key.
         outputs: also make the folder that keeps the job's outputs.
@@ -44,11 +45,14 @@ def prepare(call: Call, job: str, interface: str, first: bool, outputs: bool) ->
     """
     home = os.path.expanduser("~")
     folder = job_parts.folder(job)
-    for name in ("launch/bin", "launch/ssh", "launch/python", "sshd", "run"):
-        os.makedirs(os.path.join(folder, name), mode=0o700, exist_ok=True)
-    if outputs:
-        os.makedirs(job_parts.outputs_folder(job), mode=0o700, exist_ok=True)
     key = folder + ("/launch/ssh/id" if first else "/sshd/host_key")
+    with job_lock.held(call, job):
+        for name in ("launch/bin", "launch/ssh", "launch/python", "sshd", "run"):
+            os.makedirs(os.path.join(folder, name), mode=0o700, exist_ok=True)
+        if outputs:
+            os.makedirs(job_parts.outputs_folder(job), mode=0o700, exist_ok=True)
+        job_lock.own(job, attempt)
+        public_key = _make_key(key, "gpurun " + job)
     account = pwd.getpwuid(os.getuid())
     return {
         "uid": str(account.pw_uid),
@@ -58,13 +62,14 @@ def prepare(call: Call, job: str, interface: str, first: bool, outputs: bool) ->
         "hostname": socket.gethostname(),
         "address": _address(interface),
         "sshd": _tool("sshd"),
-        "public_key": _make_key(key, "gpurun " + job),
+        "public_key": public_key,
     }
 
 
 def create(
     call: Call,
     job: str,
+    attempt: int,
     files: Dict[str, List[Any]],
     run: List[str],
     sshd: Optional[str],
@@ -79,23 +84,29 @@ def create(
         claim: the arguments of `claims.take_here`; None from a supervisor of an older gpurun, which makes no claims.
 
     Raises:
-        OpError: ``claimed`` when another gang holds one of the GPUs; ``port-in-use`` when the sshd cannot bind;
-            ``no-image``; ``docker`` with Docker's own words.
+        OpError: ``claimed`` when another gang holds one of the GPUs; ``fenced`` when the folder is no longer this
+            attempt's; ``port-in-use`` when the sshd cannot bind; ``no-image``; ``docker`` with Docker's own words.
     """
+    if run[:3] != ["docker", "run", "--detach"] or "--name" not in run[:-1]:
+        raise OpError("bad-request", "not a `docker run --detach --name` argv")
     if claim is not None:
         claims.take_here(call, **claim)
     folder = job_parts.folder(job)
-    for name, (text, mode) in files.items():
-        _write(os.path.join(folder, name), text, int(mode))
-    if sshd is not None:
-        _start_sshd(sshd, folder)
-    if run[:3] != ["docker", "run", "--detach"]:
-        raise OpError("bad-request", "not a `docker run --detach` argv")
-    done = _run(["docker", "create", *run[3:]])
-    if done.returncode:
-        message = _last_line(done.stderr)
-        raise OpError("no-image" if "No such image" in message else "docker", message)
-    engine.note(call, folder)
+    with job_lock.held(call, job) as held:
+        if job_lock.owner(job) != attempt:
+            raise OpError("fenced", "the attempt was fenced here, or a later one has come")
+        for name, (text, mode) in files.items():
+            _write(os.path.join(folder, name), text, int(mode))
+        if sshd is not None:
+            _start_sshd(sshd, folder)
+        creating.begin(job, attempt, run[run.index("--name") + 1])
+        done = _run(["docker", "create", *run[3:]], keeps=held.descriptor)
+        if done.returncode >= 0:  # else it was killed, and Docker may go on
+            creating.end(job)
+        if done.returncode:
+            message = _last_line(done.stderr)
+            raise OpError("no-image" if "No such image" in message else "docker", message)
+        engine.note(call, folder)
     return {"container": done.stdout.strip()}
 
 
@@ -307,7 +318,12 @@ def _write(path: str, text: str, mode: int) -> None:
         stream.write(text)
 
 
-def _run(argv: List[str]) -> "subprocess.CompletedProcess[str]":
+def _run(argv: List[str], keeps: int = -1) -> "subprocess.CompletedProcess[str]":
+    """Run a short command.
+
+    Args:
+        keeps: a descriptor that the command holds open, too, so that a lock lasts as long as the command does.
+    """
     try:
         return subprocess.run(
             argv,
@@ -318,6 +334,7 @@ def _run(argv: List[str]) -> "subprocess.CompletedProcess[str]":
             universal_newlines=True,
             errors="surrogateescape",
             timeout=120,
+            pass_fds=(keeps,) if keeps >= 0 else (),
         )
     except FileNotFoundError:
         raise OpError("no-tool", "%s is not installed" % argv[0]) from None

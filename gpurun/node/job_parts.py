@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional
 
 from gpurun.node import docker, processes
 from gpurun.node.call import OpError
-from gpurun.node.claim_rules import Card
+from gpurun.node.claim_rules import Card, read_claimant
 
 LABEL = "gpurun.job"
 CARDS_FILE = "cards.json"
@@ -51,8 +51,11 @@ def has_ended(job: str) -> bool:
     return main is not None and (now is None or now.started != main[1])
 
 
-def containers_of(connection: docker.Connection, job: str) -> List[Dict[str, Any]]:
+def containers_of(connection: docker.Connection, job: str, attempt: Optional[int] = None) -> List[Dict[str, Any]]:
     """The job's containers as Docker lists them, in whatever state.
+
+    Args:
+        attempt: only those of this attempt and of those before it. A label that is no number counts as before.
 
     Raises:
         OpError: in Docker's own words.
@@ -62,7 +65,7 @@ def containers_of(connection: docker.Connection, job: str) -> List[Dict[str, Any
     found = docker.parse(answer)
     if status != 200 or not isinstance(found, list):
         raise docker.failure(status, answer, "listing the job's containers")
-    return found
+    return [each for each in found if attempt is None or read_claimant(each.get("Labels")).attempt <= attempt]
 
 
 def processes_of(job: str, everybody: bool = False) -> List[processes.Process]:

@@ -4,7 +4,7 @@ import errno
 import os
 from typing import Any, Dict, Generator, Iterator, Optional
 
-from gpurun.node import below, contents, job_parts
+from gpurun.node import below, contents, job_lock, job_parts
 from gpurun.node.call import Call, OpError, OpReply
 from gpurun.node.contents import Item, Listed
 from gpurun.node.making import CHANGING, Maker, Receiver
@@ -108,9 +108,11 @@ def _make(maker: Maker, entry: Listed) -> Optional[Listed]:
     return None
 
 
-def remove(call: Call, job: str) -> None:
-    """Remove the job's outputs. Idempotent."""
-    below.remove_path(job_parts.outputs_folder(job))
+def remove(call: Call, job: str, attempt: int) -> None:
+    """Remove the job's outputs, unless they belong to an attempt later than this one. Idempotent."""
+    with job_lock.held(call, job, required=False):
+        if job_lock.owner(job) <= attempt:
+            below.remove_path(job_parts.outputs_folder(job))
 
 
 OPS = {"list": listing, "read": read, "write": write, "remove": remove}

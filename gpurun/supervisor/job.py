@@ -192,8 +192,8 @@ class SupervisedJob:
         def ask(host: str) -> Mapping[str, str]:
             interface = self.inventory.fabric_of(self.inventory.by_name[host]).interface
             reply = self.links.agent(host).call(
-                "gang.prepare", job=self.lease.job, interface=interface if self.spans_hosts else "",
-                first=host == first, outputs=self.spec.outputs is not None,
+                "gang.prepare", job=self.lease.job, attempt=self.lease.attempt, first=host == first,
+                interface=interface if self.spans_hosts else "", outputs=self.spec.outputs is not None,
             )  # fmt: skip
             return reply.value  # type: ignore[no-any-return]
 

@@ -82,8 +82,9 @@ def collect_outputs(job: SupervisedJob) -> set[str]:
     """
     if job.spec.outputs is None:
         return set()
+    remover = _remover(job.lease.job, job.lease.attempt)
     if job.record.reached != "containers":  # nothing ran: a host has at most a part of what it was sent
-        return set() if job.record.outputs_left else set(job.links.each(_remover(job.lease.job), job.hosts).failed)
+        return set() if job.record.outputs_left else set(job.links.each(remover, job.hosts).failed)
     unbrought: Sequence[Unbrought] = ()
     with job.outputs.alone():
         for _ in range(TRIES):
@@ -98,7 +99,7 @@ def collect_outputs(job: SupervisedJob) -> set[str]:
         if left is not None:
             job.note(left.words(job.lease.job))
     kept = () if left is None else left.hosts
-    results = job.links.each(_remover(job.lease.job), [host for host in job.hosts if host not in kept])
+    results = job.links.each(remover, [host for host in job.hosts if host not in kept])
     return {*kept, *results.failed}
 
 
@@ -122,7 +123,8 @@ def collect_leaving(
         unbrought = _bring(job.outputs, job.links, job.lease.job, hosts, onto=True, force=False, cancelled=cancelled)
     left = [each for each in unbrought if each.host in leaving and each.is_lost]
     kept = {each.host for each in left}
-    removed = job.links.each(_remover(job.lease.job), [host for host in leaving if host not in kept])
+    remover = _remover(job.lease.job, job.lease.attempt)
+    removed = job.links.each(remover, [host for host in leaving if host not in kept])
     return [*left, *(Unbrought(host, "", error.message) for host, error in removed.failed.items())]
 
 
@@ -159,7 +161,7 @@ def bring_left(folder: JobFolder, attempt: int, links: Links, hosts: Collection[
             if record.attempt == attempt:
                 folder.write(record.but(outputs_left=now_left, reason=_reason(record.reason, left, now_left, job)))
     kept = () if now_left is None else now_left.hosts
-    links.each(_remover(job), [host for host in hosts if host not in kept])
+    links.each(_remover(job, attempt), [host for host in hosts if host not in kept])
 
 
 def _reason(reason: str, before: OutputsLeft, now: OutputsLeft | None, job: str) -> str:
@@ -233,8 +235,8 @@ def copy_outputs(job: SupervisedJob, *, cancelled: Callable[[], bool] = lambda: 
             job.outputs.replace(agents, found, onto=_is_shared(job), cancelled=cancelled)
 
 
-def _remover(job: str) -> Callable[[Agent], object]:
-    return lambda agent: agent.call("outputs.remove", job=job, timeout_s=600.0)
+def _remover(job: str, attempt: int) -> Callable[[Agent], object]:
+    return lambda agent: agent.call("outputs.remove", job=job, attempt=attempt, timeout_s=600.0)
 
 
 def _is_shared(job: SupervisedJob) -> bool:

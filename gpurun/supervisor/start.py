@@ -65,7 +65,11 @@ def _is_launched(job: SupervisedJob) -> bool:
 
 
 def _remove_parts(job: SupervisedJob, hosts: Sequence[str]) -> None:
-    raise_first(job.links.each(lambda agent: agent.call("gang.fence", job=job.lease.job, files=False), hosts).failed)
+    ident, attempt = job.lease.job, job.lease.attempt
+    fenced = job.links.each(
+        lambda agent: agent.call("gang.fence", job=ident, attempt=attempt, files=False), hosts
+    )  # fmt: skip
+    raise_first(fenced.failed)
 
 
 def _create_all(job: SupervisedJob) -> Plan:
@@ -92,7 +96,7 @@ def create(job: SupervisedJob, agent: Agent, plan: Plan) -> None:
     texts[CARDS_FILE] = (_cards(job, agent.host), 0o600)
     files = {name: [text, mode] for name, (text, mode) in texts.items()}
     agent.call(
-        "gang.create", job=job.lease.job, files=files, run=list(host.run),
+        "gang.create", job=job.lease.job, attempt=job.lease.attempt, files=files, run=list(host.run),
         sshd=None if first else job.accounts[agent.host].sshd, claim=claim_of(job, agent.host),
         timeout_s=START_TIMEOUT_S,
     )  # fmt: skip

@@ -86,7 +86,9 @@ def stop(job: SupervisedJob) -> State:
 def fence(
     links: Links, lease: Lease, hosts: Iterable[str], *, state: str, containers: bool = True, outputs: bool = False
 ) -> Mapping[str, GpurunError]:
-    """Fence `hosts` of a lease; those that could not prove that nothing of the job is left, with why.
+    """Fence `hosts` of a lease; those that could not prove that nothing of its attempt is left, with why.
+
+    What earlier attempts left goes too; what a later one has stays.
 
     Args:
         state: the id of the state directory: the hosts release the attempt's claims last.
@@ -98,7 +100,7 @@ def fence(
 
     def ask(agent: Agent) -> Mapping[str, Any]:
         reply = agent.call(
-            "gang.fence", job=lease.job, containers=containers, outputs=outputs,
+            "gang.fence", job=lease.job, attempt=lease.attempt, containers=containers, outputs=outputs,
             gpus=gpus[agent.host] if containers else None, claimant=claimant, timeout_s=FENCE_TIMEOUT_S,
         )  # fmt: skip
         return reply.value  # type: ignore[no-any-return]
@@ -138,24 +140,27 @@ def lose_rest(home: Path, lease: Lease, lock: LeaseLock) -> tuple[Lease, LeaseLo
 
 
 def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
-    """Hold a lost lease until every one of its hosts has been fenced; then its GPUs are free again."""
+    """Hold a lost lease until every one of its hosts has been fenced; then its GPUs are free again.
+
+    The job may run again on such a host, uncordoned by a person. The fence leaves that later attempt alone.
+    """
     folder = JobStore(home).get(lease.job)
     links = Links(cluster_of(folder, lease)[0], [grant.host for grant in lease.grants])
     events = EventLog(folder.events, clock=time.time)
+    proof = f"nothing of attempt {lease.attempt} is left there"
     pending = set(links.targets)
     delay_s = LOST_RETRY_FIRST_S
     try:
         while pending:
-            asked = pending - _hosts_of_now(home, lease.job)
-            links.open(sorted(asked), timeout_s=10.0)
-            keep = _with_only_copies(folder, lease, asked)
-            unproven = set(fence(links, lease, asked - keep, state=state_id(home), outputs=True))
+            links.open(sorted(pending), timeout_s=10.0)
+            keep = _with_only_copies(folder, lease, pending)
+            unproven = set(fence(links, lease, pending - keep, state=state_id(home), outputs=True))
             if keep:
                 unproven.update(fence(links, lease, keep, state=state_id(home), outputs=False))
-            fenced = asked - unproven
+            fenced = pending - unproven
             for host in sorted(fenced):
                 with suppress(FileNotFoundError):  # a person may have removed the job since
-                    events.emit("host", host=host, state="fenced", reason="nothing of the job is left there")
+                    events.emit("host", host=host, state="fenced", reason=proof)
             pending -= fenced
             if pending:
                 time.sleep(delay_s)
@@ -185,15 +190,6 @@ def found_again(home: Path, hosts: Iterable[str]) -> None:
         for host in hosts:
             if host in cordons and cordons[host].state == "lost":
                 del cordons[host]
-
-
-def _hosts_of_now(home: Path, job: str) -> set[str]:
-    """Where the job runs again: a host may be back in use, uncordoned by a person, while one GPU of it is still lost.
-
-    What a fence removes there would be the new attempt's.
-    """
-    now = LeaseStore(home).read(job)
-    return set() if now is None or now.lost else {grant.host for grant in now.grants}
 
 
 def cordon_suspect(job: SupervisedJob, failure: FirstFailure | None) -> StateError | None:

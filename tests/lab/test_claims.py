@@ -122,7 +122,9 @@ def sleeper(lab):
 
 
 def fence(agent, me, **options):
-    return agent.call("gang.fence", job=me.job, claimant=me._asdict(), timeout_s=20.0, **options).value
+    return agent.call(
+        "gang.fence", job=me.job, attempt=me.attempt, claimant=me._asdict(), timeout_s=20.0, **options
+    ).value
 
 
 def gone(agent):

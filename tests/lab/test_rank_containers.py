@@ -34,7 +34,7 @@ def host(lab):
     inventory = load(lab.inventory)
     with Fleet.open([target_of(inventory.by_name[HOST], inventory)]) as fleet:
         agent = fleet.agents[HOST]
-        account = agent.call("gang.prepare", job=JOB, interface="", first=True, outputs=False).value
+        account = agent.call("gang.prepare", job=JOB, attempt=1, interface="", first=True, outputs=False).value
         folder = f"{account['home']}/.gpurun/jobs/{JOB}"
         run = [
             "docker",
@@ -60,7 +60,8 @@ def host(lab):
             "/gpurun/bin/hold",
         ]
         files = {"launch/bin/rank": [rank_script([], grace_s=2), 0o755], "launch/bin/hold": [HOLD, 0o755]}
-        container = agent.call("gang.create", job=JOB, files=files, run=[*run, TINY], sshd=None).value["container"]
+        made = agent.call("gang.create", job=JOB, attempt=1, files=files, run=[*run, TINY], sshd=None)
+        container = made.value["container"]
         agent.call("gang.start", container=container)
 
         def start(rank: int, *command: str) -> None:
@@ -77,9 +78,9 @@ def host(lab):
             raise AssertionError(came)
 
         try:
-            yield SimpleNamespace(agent=agent, start=start, follow=follow, container=container)
+            yield SimpleNamespace(agent=agent, start=start, follow=follow, container=container, folder=folder)
         finally:
-            agent.call("gang.fence", job=JOB, timeout_s=60.0)
+            agent.call("gang.fence", job=JOB, attempt=1, timeout_s=60.0)
 
 
 def ends(came):
@@ -130,3 +131,32 @@ def test_ranks_of_a_container_that_is_removed_have_ended(host):
     assert ends(came) == {0: (137, True), 1: (5, False)}
     with host.agent.stream("ranks.follow", job=JOB, attempt=1, have={}, once=True) as stream:
         assert ends([reply for reply in stream if reply.value]) == {0: (137, True), 1: (5, False)}
+
+
+ABANDON = """
+import json, socket, sys, time
+for attempt in (6,):
+    client = socket.socket(socket.AF_UNIX)
+    client.connect("/var/run/docker.sock")
+    labels = {"gpurun.job": sys.argv[1], "gpurun.attempt": str(attempt)}
+    body = json.dumps({"Image": sys.argv[2], "Cmd": ["true"], "Labels": labels})
+    name = "gpurun-%s-%d" % (sys.argv[1], attempt)
+    head = "POST /containers/create?name=%s HTTP/1.1\\r\\nHost: d\\r\\nContent-Type: application/json\\r\\n"
+    client.sendall((head % name + "Content-Length: %d\\r\\n\\r\\n%s" % (len(body), body)).encode())
+    client.close()
+"""
+"""A client that has Docker create containers, and dies before Docker has answered."""
+
+
+@pytest.mark.timeout(300)
+def test_a_fence_removes_what_docker_creates_for_a_client_that_has_died(host):
+    for _ in range(5):
+        host.agent.call("gang.prepare", job=JOB, attempt=6, interface="", first=True, outputs=False)
+        note = f'{{"attempt": 6, "name": "gpurun-{JOB}-6"}}'.encode()
+        host.agent.call("files.write", path=f"{host.folder}/creating.json", payload=note)
+        made = host.agent.call("proc.run", argv=["python3", "-c", ABANDON, JOB, TINY]).value
+        assert made["code"] == 0
+        rest = host.agent.call("gang.fence", job=JOB, attempt=6, timeout_s=60.0).value
+        assert not any(rest.values())
+        time.sleep(1.0)
+        assert host.agent.call("gang.inspect", job=JOB).value == []

@@ -66,7 +66,7 @@ def folder():
 
 
 def fenced(**options):
-    return fence(Call(1, lambda *_: None, False, b""), JOB, containers=False, **options)
+    return fence(Call(1, lambda *_: None, False, b""), JOB, 1, containers=False, **options)
 
 
 def cpu_s():

@@ -130,11 +130,15 @@ class Machine:
                 return
         raise RemoteOpFailed("no such container", kind="docker", host=self.name)
 
-    def fence(self, agent: int, job: str, claimant: dict[str, Any] | None) -> dict[str, Any]:
+    def fence(self, agent: int, job: str, attempt: int, claimant: dict[str, Any] | None) -> dict[str, Any]:
         me = None if claimant is None else Claimant(**claimant)
         if me is not None:
             self.signs.add((agent, me.key))
-        self.boxes = {ident: box for ident, box in self.boxes.items() if box.labels["gpurun.job"] != job}
+        self.boxes = {
+            ident: box
+            for ident, box in self.boxes.items()
+            if box.labels["gpurun.job"] != job or int(box.labels["gpurun.attempt"]) > attempt
+        }
         self.between()
         left = []
         if me is not None:
@@ -245,7 +249,7 @@ class Agent:
             case "gang.start":
                 return self.machine.start(self.ident, arguments["container"], arguments["claim"])
             case "gang.fence":
-                return self.machine.fence(self.ident, arguments["job"], arguments.get("claimant"))
+                return self.machine.fence(self.ident, arguments["job"], arguments["attempt"], arguments.get("claimant"))
             case "gang.inspect":
                 return self.machine.inspect(arguments["job"])
             case "gang.progress":

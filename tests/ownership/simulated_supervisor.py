@@ -261,9 +261,8 @@ class Supervisor:
         )
         pending = set(links.targets)
         while pending:
-            asked = pending - stop._hosts_of_now(home, lease.job)
-            links.open(sorted(asked))
-            pending -= asked - set(stop.fence(links, lease, asked, state=state_id(home), outputs=True))
+            links.open(sorted(pending))
+            pending &= set(stop.fence(links, lease, pending, state=state_id(home), outputs=True))
             yield
         links.close()
         stop.found_again(home, links.targets)

@@ -144,6 +144,7 @@ class PowerAgent:
     def gang_fence(
         self,
         job: str,
+        attempt: int,
         files: bool = True,
         outputs: bool = False,
         claimant: Mapping[str, Any] | None = None,
@@ -151,7 +152,12 @@ class PowerAgent:
     ) -> Mapping[str, Any]:
         if self.lease is not None and is_silent(self.lease, self.host):
             raise HostFailure("it is silent", host=self.host)
-        self.world.remove(self.host, f"box-{job}-")
+        later = False
+        for of, number, _, _, name in self.world.boxes(self.host):
+            if of == job and number <= attempt:
+                self.world.remove(self.host, name)
+            later = later or (of == job and number > attempt)
+        files, outputs = files and not later, outputs and not later
         if files:
             self.world.remove(self.host, f"files-{job}")
         if outputs:

@@ -154,7 +154,7 @@ def many_bytes(agent):
     payload = [frames.encode(header, piece if header == {"n": 0} else b"") for header in pieces]
     list(agent.stream("outputs.write", job=job, payload_in=payload))
     yield job
-    agent.call("outputs.remove", job=job)
+    agent.call("outputs.remove", job=job, attempt=1)
 
 
 def test_a_stream_with_back_pressure(agent, many_bytes):

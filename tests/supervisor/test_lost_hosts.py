@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -14,6 +16,7 @@ from gpurun.jobs.store import JobStore
 from gpurun.leases.lease import Lease
 from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseStore
+from gpurun.remote.fleet import Results
 from gpurun.supervisor import stop
 
 INVENTORY = """
@@ -52,23 +55,30 @@ def lost(tmp_path, monkeypatch):
     return tmp_path, lease
 
 
-def test_a_host_where_the_job_runs_again_is_not_fenced_under_it(lost, monkeypatch):
+class AskedLinks(FakeLinks):
+    """Every host gives its proof; what each was asked is noted."""
+
+    asked: ClassVar[list[tuple[str, dict[str, object]]]] = []
+
+    def each(self, call, hosts):
+        def ask(op, **arguments):
+            self.asked.append((op, arguments))
+            return SimpleNamespace(value={"containers": [], "users": [], "claims": []})
+
+        return Results(ok={host: call(SimpleNamespace(host=host, call=ask)) for host in hosts}, failed={})
+
+
+def test_a_host_where_the_job_runs_again_is_asked_for_the_lost_attempt_only(lost, monkeypatch):
+    """A person may uncordon it while one of its GPUs is still lost; the host leaves the later attempt alone."""
     home, lease = lost
     kept, lock = lease("gpu-r1-01", "gpu-r1-02", is_lost=True)
-    now, now_lock = lease("gpu-r1-02", attempt=2)
-    asked = []
-
-    def fence(_links, of, hosts, *, state, outputs):
-        asked.append(sorted(hosts))
-        if len(asked) == 3:  # the new attempt has ended
-            LeaseStore(home).release(now_lock)
-        return {}
-
-    monkeypatch.setattr(stop, "fence", fence)
+    monkeypatch.setattr(stop, "Links", AskedLinks)
+    monkeypatch.setattr(AskedLinks, "asked", [])
+    now, _ = lease("gpu-r1-02", attempt=2)
     stop.keep_asking(home, kept, lock)
-    assert asked[:3] == [["gpu-r1-01"], [], []]
-    assert asked[3] == ["gpu-r1-02"]
-    assert LeaseStore(home).read_all().leases == ()
+    fences = [arguments for op, arguments in AskedLinks.asked if op == "gang.fence"]
+    assert [(each["job"], each["attempt"], each["claimant"]["attempt"]) for each in fences] == [(kept.job, 1, 1)] * 2
+    assert [each.attempt for each in LeaseStore(home).read_all().leases] == [2]
     told = [json.loads(line) for line in JobStore(home).get(now.job).events.read_text().splitlines()]
     assert [(event["host"], event["state"]) for event in told] == [("gpu-r1-01", "fenced"), ("gpu-r1-02", "fenced")]
 

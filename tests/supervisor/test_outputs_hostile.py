@@ -99,7 +99,7 @@ def test_a_folder_that_is_swapped_while_outputs_are_removed_or_sent(job, swap, o
                 send_outputs(job)
             job.links.agent("h1").call("outputs.list", job=JOB)
             with suppress(HostFailure):
-                job.links.agent("h1").call("outputs.remove", job=JOB)
+                job.links.agent("h1").call("outputs.remove", job=JOB, attempt=1)
 
 
 def test_a_link_in_the_place_of_the_whole_folder_is_not_followed(job, outside):

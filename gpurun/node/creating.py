@@ -1,0 +1,79 @@
+"""Whether Docker may still be creating a container for a client that has not heard Docker's answer.
+
+A client can be killed while Docker creates its container, and Docker lists a container only at the end. So a note in
+the job's folder says which name is being created. The note goes when Docker has answered. A fence that finds a note
+asks Docker for the name itself: Docker reserves a container's name first of all, for one container at a time.
+"""
+
+import json
+import os
+from typing import Any, Dict, List, Optional, Tuple
+
+from gpurun.node import docker, job_parts
+from gpurun.node.call import OpError
+
+NOTE = "creating.json"
+
+
+def begin(job: str, attempt: int, name: str) -> None:
+    """Note that a container of this name is about to be created. The caller holds the job's lock."""
+    with open(_path(job), "w", encoding="utf-8") as stream:
+        json.dump({"attempt": attempt, "name": name}, stream)
+
+
+def end(job: str) -> None:
+    """Docker has answered. Idempotent."""
+    try:
+        os.unlink(_path(job))
+    except FileNotFoundError:
+        pass
+
+
+def unsure(connection: docker.Connection, job: str, attempt: int) -> List[str]:
+    """The names that Docker may still be creating for an attempt, or for those before it. The caller holds the lock.
+
+    Raises:
+        OpError: Docker cannot say.
+    """
+    noted = _noted(job)
+    if noted is None or noted[0] > attempt:
+        return []
+    if not _is_decided(connection, job, *noted):
+        return [noted[1]]
+    end(job)
+    return []
+
+
+def _is_decided(connection: docker.Connection, job: str, attempt: int, name: str) -> bool:
+    """Whether a container of this name is listed, or none is being created: then the name can be had."""
+    if any("/" + name in (each.get("Names") or ()) for each in job_parts.containers_of(connection, job)):
+        return True
+    status, answer = docker.exchange(connection, "GET", "/images/json")
+    images = docker.parse(answer)
+    if status != 200 or not isinstance(images, list):
+        raise docker.failure(status, answer, "listing images")
+    if not images:
+        raise OpError("docker", "nobody knows whether %s is being created: there is no image to try its name" % name)
+    labels = {job_parts.LABEL: job, "gpurun.attempt": str(attempt)}
+    body: Dict[str, Any] = {"Image": images[0]["Id"], "Cmd": ["true"], "Labels": labels}
+    status, answer = docker.exchange(connection, "POST", "/containers/create?name=" + name, body)
+    if status == 409:  # listed by now, or soon
+        return False
+    if status != 201:
+        raise docker.failure(status, answer, "asking for the name %s" % name)
+    docker.exchange(connection, "DELETE", "/containers/%s?force=1&v=1" % docker.parse(answer)["Id"])
+    return True
+
+
+def _path(job: str) -> str:
+    return os.path.join(job_parts.folder(job), NOTE)
+
+
+def _noted(job: str) -> Optional[Tuple[int, str]]:
+    """The attempt and the name of the note; None if there is none."""
+    try:
+        with open(_path(job), encoding="utf-8") as stream:
+            found = json.load(stream)
+        return int(found["attempt"]), docker.checked_name(str(found["name"]))
+    except (OSError, ValueError, TypeError, KeyError, OpError):
+        return None

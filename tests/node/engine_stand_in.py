@@ -1,0 +1,122 @@
+"""A Docker engine that creates containers as slowly as a test wants; its API on a Unix socket, and its command."""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from waiting import LIMIT_S
+
+COMMAND = """#!{python}
+import http.client, json, socket, sys
+words = sys.argv[1:]
+assert words[0] == "create"
+labels = dict(words[i + 1].split("=", 1) for i, word in enumerate(words) if word == "--label")
+connection = http.client.HTTPConnection("docker")
+connection.sock = socket.socket(socket.AF_UNIX)
+connection.sock.connect({socket!r})
+body = json.dumps({{"Image": words[-1], "Labels": labels}})
+connection.request("POST", "/containers/create?name=" + words[words.index("--name") + 1], body=body)
+answer = connection.getresponse()
+said = json.loads(answer.read())
+if answer.status != 201:
+    sys.exit(said["message"])
+print(said["Id"])
+"""
+
+
+class EngineStandIn(socketserver.ThreadingUnixStreamServer):
+    """Lists containers only once they are made, and reserves their names before: as Docker does.
+
+    Attributes:
+        containers: what is listed, by id.
+        may_finish: cleared, no container gets ready that begins with `slow`.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "engine.sock"
+        super().__init__(str(self.path), _Handler)
+        self.containers: dict[str, dict[str, object]] = {}
+        self.names: set[str] = set()
+        self.images = ["sha256:1"]
+        self.slow = ""
+        self.may_finish = threading.Event()
+        self.lock = threading.Lock()
+        self.began = threading.Event()
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        command = self.bin / "docker"
+        command.write_text(COMMAND.format(python=sys.executable, socket=str(self.path)))
+        command.chmod(0o755)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def make(self, name: str, labels: dict[str, str]) -> str | None:
+        """Create a container; its id, or None if the name is taken."""
+        with self.lock:
+            if name in self.names:
+                return None
+            self.names.add(name)
+        if labels.get("slow") or name == self.slow:
+            self.began.set()
+            assert self.may_finish.wait(LIMIT_S)
+        with self.lock:
+            ident = f"{len(self.containers):x}".rjust(64, "c") if name != self.slow else "5" * 64
+            self.containers[ident] = {"Id": ident, "Names": [f"/{name}"], "Labels": labels, "State": "created"}
+        return ident
+
+    def remove(self, ident: str) -> None:
+        with self.lock:
+            found = self.containers.pop(ident, None)
+            if found is not None:
+                self.names.discard(str(found["Names"][0])[1:])  # type: ignore[index]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: EngineStandIn
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def address_string(self) -> str:
+        return ""
+
+    def _answer(self, status: int, value: object) -> None:
+        text = b"" if value is None else json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def do_GET(self) -> None:
+        asked = urlsplit(self.path)
+        if asked.path == "/images/json":
+            self._answer(200, [{"Id": image} for image in self.server.images])
+        elif asked.path == "/volumes":
+            self._answer(200, {"Volumes": []})
+        else:
+            (label,) = json.loads(parse_qs(asked.query)["filters"][0])["label"]
+            name, _, value = label.partition("=")
+            with self.server.lock:
+                found = list(self.server.containers.values())
+            self._answer(200, [one for one in found if not value or one["Labels"].get(name) == value])  # type: ignore[attr-defined]
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        asked = urlsplit(self.path)
+        ident = self.server.make(parse_qs(asked.query)["name"][0], body.get("Labels") or {})
+        if ident is None:
+            self._answer(409, {"message": "Conflict. The container name is already in use"})
+        else:
+            self._answer(201, {"Id": ident})
+
+    def do_DELETE(self) -> None:
+        self.server.remove(urlsplit(self.path).path.rpartition("/")[2])
+        self._answer(204, None)
