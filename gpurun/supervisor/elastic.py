@@ -28,12 +28,13 @@ from gpurun.supervisor.ends import GangEnd
 from gpurun.supervisor.frozen import freeze
 from gpurun.supervisor.host_claims import claim
 from gpurun.supervisor.job import SupervisedJob, raise_first
+from gpurun.supervisor.last_lines import end_output
 from gpurun.supervisor.outputs import collect_leaving
 from gpurun.supervisor.outputs_plan import Unbrought
 from gpurun.supervisor.preflight import examine
 from gpurun.supervisor.prepare import bring
 from gpurun.supervisor.start import KNOWN_HOSTS_FILE, SSH_CONFIG_FILE, create, go, known_hosts
-from gpurun.supervisor.stop import cordon_lost, cordon_suspect, end_output, fence, found_again
+from gpurun.supervisor.stop import cordon_lost, cordon_suspect, fence, found_again
 
 TEND_S = 0.5
 FENCE_AGAIN_FIRST_S = 1.0

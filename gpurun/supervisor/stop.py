@@ -20,7 +20,6 @@ from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, finish
-from gpurun.launch.docker import container_name
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
@@ -31,6 +30,7 @@ from gpurun.state.identity import state_id
 from gpurun.supervisor.frozen import cluster_of
 from gpurun.supervisor.host_claims import claimant_of
 from gpurun.supervisor.job import SupervisedJob
+from gpurun.supervisor.last_lines import LOG_SILENT_S, end_late_output, end_output
 from gpurun.supervisor.links import Links
 from gpurun.supervisor.outputs import bring_late, collect_autotune, collect_outputs
 
@@ -41,10 +41,6 @@ RETRY_S = 1.0
 LOST_RETRY_FIRST_S = 5.0
 LOST_RETRY_MOST_S = 60.0
 POLL_S = 0.2
-REST_S = 20.0
-"""How long what ranks have printed may still be copied; their GPUs are held meanwhile."""
-LOG_SILENT_S = 5.0
-"""The containers were killed: how long its log may be silent before the fence removes what is left of it."""
 
 
 def stop(job: SupervisedJob) -> State:
@@ -153,6 +149,7 @@ def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
     try:
         while pending:
             links.open(sorted(pending), timeout_s=10.0)
+            end_late_output(folder, lease, links, pending)
             keep = _with_only_copies(folder, lease, pending)
             unproven = set(fence(links, lease, pending - keep, state=state_id(home), outputs=True))
             if keep:
@@ -275,14 +272,6 @@ def _end_log(job: SupervisedJob, hosts: Iterable[str]) -> set[str]:
     if job.hosts[0] in there and not job.log_copy.wait_for_launcher(LOG_SILENT_S):
         ended.discard(job.hosts[0])
     return ended
-
-
-def end_output(job: SupervisedJob, hosts: Sequence[str]) -> None:
-    """Kill what still runs of the attempt on `hosts`, and copy the last of what its ranks have printed there."""
-    job.follow_log(hosts)
-    path = f"/containers/{container_name(job.lease.job, job.lease.attempt)}/kill"
-    job.links.each(lambda agent: agent.call("docker.request", method="POST", path=path), hosts)
-    job.log_copy.take_rest(hosts, REST_S)
 
 
 def cordon_lost(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> None:

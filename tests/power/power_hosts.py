@@ -330,6 +330,7 @@ def install(world: World, starts: Any) -> None:
     prepare.ship_image = start.ship_image = lambda *_, **__: None
     SupervisedJob.follow_log = lambda *_: None  # type: ignore[method-assign]
     stop._end_log = partial(end_log, world)
+    stop.end_late_output = lambda *_: None
     life.STEPS = {**life.STEPS, State.RUNNING: partial(watch, world)}
     spawn.start_supervisor = starts
     submission.Engine = _NoEngine  # type: ignore[assignment,misc]

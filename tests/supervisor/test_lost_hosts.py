@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from gpurun.errors import HostFailure
+from gpurun.errors import HostFailure, StateDiskError
 from gpurun.jobs.record import OutputsLeft
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.states import State
@@ -17,7 +17,8 @@ from gpurun.leases.lease import Lease
 from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseStore
 from gpurun.remote.fleet import Results
-from gpurun.supervisor import stop
+from gpurun.state import durable
+from gpurun.supervisor import last_lines, stop
 
 INVENTORY = """
 version: 1
@@ -33,6 +34,9 @@ class FakeLinks:
 
     def open(self, hosts, *, timeout_s):
         return {}
+
+    def is_open(self, host):
+        return True
 
     def close(self):
         pass
@@ -118,3 +122,79 @@ def test_it_asks_until_the_proof_is_there(lost, monkeypatch):
     stop.keep_asking(home, kept, lock)
     assert answers == []
     assert LeaseStore(home).read_all().leases == ()
+
+
+class NotedLog:
+    """Stands for the copy of a log; notes what it was asked, and writes a line for each host."""
+
+    def __init__(self, _links, first, *, job, attempt, container, path, clock):
+        self.first, self.path = first, path
+        STEPS.append(f"begin {container}")
+
+    def start(self):
+        pass
+
+    def follow(self, hosts):
+        STEPS.append(f"follow {' '.join(hosts)}")
+
+    def take_rest(self, hosts, _):
+        self.path.plain.write_text("last words\n")
+        STEPS.append(f"take {' '.join(hosts)}")
+
+    def wait_for_launcher(self, _):
+        STEPS.append("launcher")
+
+    def close(self):
+        STEPS.append("close")
+
+
+STEPS: list[str] = []
+
+
+@pytest.fixture
+def late(lost, monkeypatch):
+    """A job whose two hosts were lost: how it stands, and what its keeper did."""
+    home, lease = lost
+    STEPS.clear()
+    kept, lock = lease("gpu-r1-01", "gpu-r1-02", is_lost=True)
+    folder = JobStore(home).get(kept.job)
+    folder.write(folder.record().but(state=State.FAILED, attempt=1, reached="containers", granted=kept.grants))
+    monkeypatch.setattr(stop, "Links", AskedLinks)
+    monkeypatch.setattr(AskedLinks, "asked", [])
+    monkeypatch.setattr(last_lines, "LogCopy", NotedLog)
+    monkeypatch.setattr(
+        stop, "fence", lambda _, __, hosts, **___: STEPS.append(f"fence {' '.join(sorted(hosts))}") or {}
+    )
+
+    def keep(**changes):
+        folder.write(folder.record().but(**changes))
+        stop.keep_asking(home, kept, lock)
+        return list(STEPS)
+
+    return SimpleNamespace(keep=keep, folder=folder, kept=kept)
+
+
+def test_the_last_lines_of_a_host_that_comes_back_are_in_the_log_before_it_is_fenced(late, monkeypatch):
+    monkeypatch.setattr(AskedLinks, "is_open", lambda _, host: host == "gpu-r1-01")
+    monkeypatch.setattr(durable, "sync_file", lambda path: STEPS.append(f"sync {path.name}"))
+    took = ["follow gpu-r1-01", "take gpu-r1-01", "launcher", "close", "sync log", "fence gpu-r1-01 gpu-r1-02"]
+    assert late.keep() == [f"begin gpurun-{late.kept.job}-1", *took]
+    killed = [arguments["path"] for op, arguments in AskedLinks.asked if op == "docker.request"]
+    assert killed == [f"/containers/gpurun-{late.kept.job}-1/kill"]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"state": State.QUEUED}, {"state": State.RUNNING, "attempt": 2}, {"attempt": 2}, {"reached": "files"}]
+)
+def test_the_log_of_a_job_that_runs_again_or_ran_nothing_is_left_to_its_supervisor(late, changes):
+    assert late.keep(**changes) == ["fence gpu-r1-01 gpu-r1-02"]
+
+
+def test_a_host_is_not_fenced_while_its_last_lines_cannot_be_kept(late, monkeypatch):
+    def failing(_):
+        raise StateDiskError("cannot be synced: the disk failed")
+
+    monkeypatch.setattr(durable, "sync_file", failing)
+    with pytest.raises(StateDiskError):
+        late.keep()
+    assert not any(step.startswith("fence") for step in STEPS)
