@@ -1,7 +1,7 @@
 """Run a function in a process of its own, so that a driver that hangs cannot hang its caller.
 
 A process that waits in a broken driver cannot be killed until the driver lets go. It is left behind then, with no
-file or pipe of ours open; nobody waits for it.
+file or pipe of ours open. Once it has ended, the next call reaps it.
 """
 
 import json
@@ -12,6 +12,9 @@ import sys
 import time
 import traceback
 from typing import Any, Callable, Iterator, Set
+
+_unreaped: Set[int] = set()
+"""Processes that were killed and may not have ended yet."""
 
 
 class TooSlow(Exception):
@@ -119,14 +122,24 @@ def _read(reader: int, timeout_s: float) -> Iterator[Any]:
 
 
 def _end(pid: int) -> None:
+    """Kill a process. One that hangs in a driver ends later: the next call reaps it."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
+    _unreaped.add(pid)
     for _ in range(20):
-        try:
-            if os.waitpid(pid, os.WNOHANG)[0]:
-                return
-        except ChildProcessError:
+        for each in tuple(_unreaped):
+            _reap(each)
+        if pid not in _unreaped:
             return
         time.sleep(0.01)
+
+
+def _reap(pid: int) -> None:
+    try:
+        if not os.waitpid(pid, os.WNOHANG)[0]:
+            return
+    except ChildProcessError:
+        pass
+    _unreaped.discard(pid)

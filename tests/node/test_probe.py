@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -46,6 +47,19 @@ def test_an_exception_is_named_with_its_place():
 def then_hang(value):
     yield value
     time.sleep(3600)
+
+
+def test_a_process_that_hung_in_a_driver_leaves_no_zombie_behind_the_next_question(monkeypatch):
+    kill, killed = os.kill, []
+    with monkeypatch.context() as driver:
+        driver.setattr(os, "kill", lambda pid, _: killed.append(pid))
+        with pytest.raises(probe_apart.TooSlow):
+            probe_apart.ask(lambda: time.sleep(3600), 0.2)
+    (pid,) = killed
+    kill(pid, signal.SIGKILL)
+    until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+    assert probe_apart.ask(lambda: 1, LIMIT_S) == 1
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_the_other_process_holds_none_of_our_files():
