@@ -13,6 +13,7 @@ from gpurun.node import docker, job_parts
 from gpurun.node.call import OpError
 
 NOTE = "creating.json"
+_FAILED = 500
 
 
 def begin(job: str, attempt: int, name: str) -> None:
@@ -33,7 +34,7 @@ def unsure(connection: docker.Connection, job: str, attempt: int) -> List[str]:
     """The names that Docker may still be creating for an attempt, or for those before it. The caller holds the lock.
 
     Raises:
-        OpError: Docker cannot say.
+        OpError: Docker refuses to say.
     """
     noted = _noted(job)
     if noted is None or noted[0] > attempt:
@@ -53,16 +54,17 @@ def _is_decided(connection: docker.Connection, job: str, attempt: int, name: str
     if status != 200 or not isinstance(images, list):
         raise docker.failure(status, answer, "listing images")
     if not images:
-        raise OpError("docker", "nobody knows whether %s is being created: there is no image to try its name" % name)
+        return True  # without an image no container is created
     labels = {job_parts.LABEL: job, "gpurun.attempt": str(attempt)}
     body: Dict[str, Any] = {"Image": images[0]["Id"], "Cmd": ["true"], "Labels": labels}
     status, answer = docker.exchange(connection, "POST", "/containers/create?name=" + name, body)
     if status == 409:  # listed by now, or soon
         return False
-    if status != 201:
+    if status == 201:
+        docker.exchange(connection, "DELETE", "/containers/%s?force=1&v=1" % docker.parse(answer)["Id"])
+    elif status < _FAILED:
         raise docker.failure(status, answer, "asking for the name %s" % name)
-    docker.exchange(connection, "DELETE", "/containers/%s?force=1&v=1" % docker.parse(answer)["Id"])
-    return True
+    return True  # we had the name, if only for a moment: a disk may be full
 
 
 def _path(job: str) -> str:

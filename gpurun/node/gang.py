@@ -89,23 +89,22 @@ def create(
     """
     if run[:3] != ["docker", "run", "--detach"] or "--name" not in run[:-1]:
         raise OpError("bad-request", "not a `docker run --detach --name` argv")
-    if claim is not None:
-        claims.take_here(call, **claim)
     folder = job_parts.folder(job)
     with job_lock.held(call, job) as held:
         if job_lock.owner(job) != attempt:
             raise OpError("fenced", "the attempt was fenced here, or a later one has come")
+        if claim is not None:
+            claims.take_here(call, **claim)
         for name, (text, mode) in files.items():
             _write(os.path.join(folder, name), text, int(mode))
         if sshd is not None:
             _start_sshd(sshd, folder)
         creating.begin(job, attempt, run[run.index("--name") + 1])
         done = _run(["docker", "create", *run[3:]], keeps=held.descriptor)
-        if done.returncode >= 0:  # else it was killed, and Docker may go on
-            creating.end(job)
-        if done.returncode:
+        if done.returncode:  # the command may have been killed, and Docker may go on: the note stays
             message = _last_line(done.stderr)
             raise OpError("no-image" if "No such image" in message else "docker", message)
+        creating.end(job)
         engine.note(call, folder)
     return {"container": done.stdout.strip()}
 

@@ -47,6 +47,7 @@ class EngineStandIn(socketserver.ThreadingUnixStreamServer):
         self.names: set[str] = set()
         self.images = ["sha256:1"]
         self.slow = ""
+        self.is_full = False
         self.may_finish = threading.Event()
         self.lock = threading.Lock()
         self.began = threading.Event()
@@ -111,8 +112,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         asked = urlsplit(self.path)
-        ident = self.server.make(parse_qs(asked.query)["name"][0], body.get("Labels") or {})
-        if ident is None:
+        name, labels = parse_qs(asked.query)["name"][0], body.get("Labels") or {}
+        ident = None if self.server.is_full else self.server.make(name, labels)
+        if self.server.is_full:
+            self._answer(500, {"message": "no space left on device"})
+        elif ident is None:
             self._answer(409, {"message": "Conflict. The container name is already in use"})
         else:
             self._answer(201, {"Id": ident})

@@ -140,13 +140,14 @@ def test_a_container_that_was_never_begun_keeps_no_fence_waiting(host):
     assert host.engine.containers == {} and files_left(host) == []
 
 
-def test_a_host_without_any_image_cannot_say(host):
+@pytest.mark.parametrize("cause", ["no image", "full disk"])
+def test_what_kept_docker_from_creating_a_container_keeps_no_host_from_its_proof(host, cause):
     prepare(1)
-    creating.begin(JOB, 1, NAME)
-    host.engine.images = []
-    with pytest.raises(OpError, match=NAME):
-        fenced()
-    assert host.folder.exists()
+    host.engine.is_full, host.engine.images = True, [] if cause == "no image" else ["sha256:1"]
+    with pytest.raises(OpError, match="no space left"):
+        gang.create(call(), JOB, 1, {}, argv(), None)
+    assert not any(fenced().values())
+    assert files_left(host) == []
 
 
 @pytest.mark.parametrize("note", [b"", b"[]", b'{"attempt": 1, "name": "../x"}', b'{"attempt": "x"}', b"\xff\0", b"{"])
@@ -167,8 +168,9 @@ def test_a_container_that_was_created_leaves_no_note(host):
 def test_an_agent_that_was_cut_off_creates_nothing_after_the_fence(host):
     prepare(1)
     assert not any(fenced().values())
+    claim = {"claimant": {"job": JOB, "attempt": 1, "state": "0" * 8}, "cards": [[0, ""]]}
     with pytest.raises(OpError) as refused:
-        gang.create(call(), JOB, 1, {"secrets/token": ["s", 0o400]}, argv(), None)
+        gang.create(call(), JOB, 1, {"secrets/token": ["s", 0o400]}, argv(), None, claim)
     assert refused.value.kind == "fenced"
     assert host.engine.containers == {} and files_left(host) == []
 
