@@ -22,8 +22,8 @@ def check_lease(home: Path, lease: Lease) -> None:
     """Refuse a lease that its owner may not have written.
 
     The record of the lease's job must name the same owner and the same inventory. A lost lease may outlive its job's
-    record. Then another job of its owner must name the inventory. A lost lease of root's can be of anybody's job, if
-    only root can change the inventory.
+    record, or have been made because another job was refused the GPUs. Then any job of its owner must name the
+    inventory. A lost lease of root's can be of anybody's job, if only root can change the inventory.
 
     Raises:
         StateError: the lease may be forged, or its job is gone or damaged.
@@ -41,7 +41,7 @@ def check_lease(home: Path, lease: Lease) -> None:
         raise _forged(home, lease, "no job of its owner names that inventory") from None
     if record.owner_uid != lease.owner_uid:
         raise _forged(home, lease, f"its job belongs to {record.owner}")
-    if not _same(record, lease.inventory):
+    if not _same(record, lease.inventory) and not (lease.lost and is_chosen(store, lease.inventory, lease.owner_uid)):
         raise _forged(home, lease, f"its job was submitted against {record.inventory}")
 
 

@@ -54,6 +54,12 @@ WAYS: dict[State, frozenset[State]] = {
 
 
 def check_way(job: str, before: State, after: State) -> None:
-    """Raise StateError unless `after` may follow `before`; staying is always allowed."""
+    """Raise StateError unless `after` may follow `before`; staying is allowed until an end is decided.
+
+    So of two supervisors, of which one should not be there (somebody removed the lease and put it back), the second
+    cannot decide again.
+    """
+    if after is before is State.STOPPING:
+        raise StateError("its end is decided already", job=job)
     if after is not before and after not in WAYS[before]:
         raise StateError(f"a job cannot go from {before.value} to {after.value}", job=job)

@@ -100,6 +100,18 @@ def test_a_lost_lease_of_a_job_that_is_gone_needs_an_inventory_that_its_owner_ha
     assert set(job.started) == {job.folder.id, "j-0000dead.2.lost"}
 
 
+def test_a_lost_lease_may_name_the_inventory_of_another_job_that_was_refused_the_gpus(job):
+    """Whoever made it may have died before its supervisor was started."""
+    (job.top / "other.yaml").write_text(INVENTORY)
+    found = replace(job.lease, lost=True, found=True, inventory=str(job.top / "other.yaml"))
+    with pytest.raises(StateError, match="forged"):
+        check_lease(job.home, found)
+    JobStore(job.home).create(JobSpec("n", "i", 1, ("true",)), inventory=job.top / "other.yaml", now_s=3.0)
+    check_lease(job.home, found)
+    with pytest.raises(StateError, match="forged"):
+        check_lease(job.home, replace(found, lost=False))
+
+
 def test_a_lost_lease_that_its_owner_carries_is_no_alarm(job):
     """`recover --claims` makes one for an inventory that a person names, against which this user may have no job."""
     path = plant(job, replace(job.lease, job="j-0000dead", lost=True, found=True, inventory=job.hostile))

@@ -13,6 +13,7 @@ import msgspec
 import ownership_files as files
 
 from gpurun.jobs.record import JobRecord
+from gpurun.jobs.states import State
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseStore
 from gpurun.node import claims
@@ -163,7 +164,7 @@ def _judge_pool(world: Any, home: Path, lease: Lease, before: Mapping[str, Lease
 
 
 def after_step(world: Any) -> None:
-    """No GPU in two running containers, and none in two leases of one state directory."""
+    """No GPU in two running containers, and none in two leases of one state directory. A decided end stays."""
     for machine in world.machines.values():
         for index, boxes in machine.used().items():
             if len(boxes) > 1:
@@ -177,6 +178,19 @@ def after_step(world: Any) -> None:
                 other = holders.setdefault(gpu, name)
                 if other != name:
                     world.broken(f"{gpu} is in the leases {other} and {name} of head {head.name}")
+        _see_ends(world, head)
+
+
+def _see_ends(world: Any, head: Any) -> None:
+    """An end that is decided stays: only a cancel may come instead of another attempt."""
+    for job in _names(f"{head.home}/jobs"):
+        record = None if (head.name, job) in world.rewritten else record_of(head.home, job)
+        if record is None or not (record.state is State.STOPPING or record.state.ended):
+            continue
+        end = record.state if record.state.ended else record.outcome
+        before = world.decided.setdefault((head.name, job, record.attempt), end)
+        if before != end and (before is not State.QUEUED or end is not State.CANCELLED):
+            world.broken(f"attempt {record.attempt} of {job} was to end {before}, and ends {end}")
 
 
 def at_the_end(world: Any) -> None:
@@ -190,7 +204,6 @@ def at_the_end(world: Any) -> None:
             record = record_of(head.home, job)
             world.broken(f"at the end, {job} of head {head.name} is {record.state.value if record else 'damaged'}")
     for machine in world.machines.values():
-        machine.between = lambda: None  # nobody acts any more
         for ident, box in machine.boxes.items():
             world.broken(f"at the end, container {ident} of {box.labels['gpurun.job']} is {box.status}")
         for volume in machine.look().volumes:

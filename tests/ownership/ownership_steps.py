@@ -35,6 +35,8 @@ from gpurun.state.cordons import Cordon, changing_cordons, cordons_file
 
 Act = Callable[[World, random.Random], None]
 ACTS: dict[str, tuple[int, Act]] = {}
+MOST_CALLS = 8
+"""How many hosts a supervisor may ask in one step."""
 PHANTOM = "j-deadbeef.json"
 """The lease of a job that never was."""
 ODD_LABELS = ({}, {"gpurun.job": "x\n"}, {"gpurun.claim": "1", "gpurun.state": "?"})
@@ -81,7 +83,10 @@ def advance(world: World, dice: random.Random) -> None:
     """A supervisor goes on."""
     free = [one for one in world.supervisors if one is not world.acting and not one.busy]
     if free:
-        world.advance(dice.choice(free))
+        one = dice.choice(free)
+        for _ in range(dice.randint(1, MOST_CALLS)):
+            if one in world.supervisors:
+                world.advance(one)
 
 
 @act(14)
@@ -346,11 +351,13 @@ def damaged(world: World, uid: int, path: Path, do: Callable[[], files.Damage]) 
         world.damages.remove(earlier)
     world.damages.append(found)
     world.note(f"{path.relative_to(world.root)}: {found.how}")
-    job = path.parent.name if path.name == "lease.json" else path.name[:10]
+    job = path.parent.name if path.parent.name.startswith("j-") else path.name[:10]
     lost = ".lost" in path.name
     for head in world.heads:
         if head.home in path.parents and job.startswith("j-") and not checks.is_leased(head.home, job, lost=lost):
             world.excused.add(job)
+        if head.home in path.parents and path.name == "state.json":
+            world.rewritten.add((head.name, job))
 
 
 @act(3)

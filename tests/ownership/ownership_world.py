@@ -1,6 +1,6 @@
 """The world that steps act on: machines, state directories, users, inventories, and the processes that live.
 
-Files are real, below one temporary folder. Processes are not: supervisors are generators, waiters are held locks, and a
+Files are real, below one temporary folder. Processes are not: supervisors are greenlets, waiters are held locks, and a
 command is a call. Users are real where the test runs as root: each action has the effective uid of its user.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 import ownership_checks as checks
 import ownership_files as files
 from simulated_hosts import Agents, Machine
-from simulated_supervisor import Supervisor
+from simulated_supervisor import Crashed, Supervisor, real_supervisors
 
 from gpurun import faults
 from gpurun.errors import GpurunError
@@ -41,10 +41,6 @@ MEMBERS = (2001, 2002)
 LONER = 2003
 
 
-class Crashed(BaseException):
-    """A process was killed between two steps."""
-
-
 class Head:
     """A state directory and its users."""
 
@@ -61,6 +57,8 @@ class World:
         violations: promises that were broken.
         damages: what was damaged and not yet repaired.
         excused: jobs whose claims may stay: a person threw their lease away.
+        rewritten: (head, job) of jobs whose record a person has damaged.
+        decided: (head, job, attempt) → the end that was decided.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -71,12 +69,14 @@ class World:
         self.numbers = itertools.count()
         self.dice = random.Random(0)
         self.calm = False
-        self.machines = {name: Machine(name, between=self.between) for name in MACHINES}
+        self.machines = {name: Machine(name, world=self) for name in MACHINES}
         self.supervisors: list[Supervisor] = []
         self.history: list[str] = []
         self.violations: list[str] = []
         self.damages: list[files.Damage] = []
         self.excused: set[str] = set()
+        self.rewritten: set[tuple[str, str]] = set()
+        self.decided: dict[tuple[str, str, int], object] = {}
         self.forged: set[tuple[str, str]] = set()
         self.crash_in = 0
         self.acting: Any = None
@@ -108,6 +108,13 @@ class World:
             self.crash_in -= 1
             if not self.crash_in:
                 raise Crashed
+
+    def sleep(self, _for_s: float) -> None:
+        """Stands for `time.sleep`: time passes because others act."""
+        if self.acting is not None:
+            self.acting.pause()
+        else:
+            self.now_s += 1.0
 
     def between(self) -> None:
         """Let others act between two steps of one operation on a machine."""
@@ -156,6 +163,7 @@ class World:
     def kill(self, supervisor: Supervisor) -> None:
         """Its lock is free, its agents end."""
         self.supervisors.remove(supervisor)
+        supervisor.kill()
         for agents in supervisor.agents:
             agents.close()
         for descriptor in supervisor.descriptors & files.descriptors_below(self.root):
@@ -250,12 +258,15 @@ class World:
         replace(subprocess, "Popen", self._popen)
         replace(faults, "point", self.point)
         replace(time, "time", lambda: self.now_s)
+        replace(time, "monotonic", lambda: self.now_s)
+        replace(time, "sleep", self.sleep)
         replace(os, "getuid", os.geteuid)
         replace(__import__("secrets"), "token_hex", lambda count=16: tokens.randbytes(count).hex())
         replace(loading, "parse", self._parse)
         replace(submission, "Engine", lambda _: SimpleNamespace(image=lambda _: SimpleNamespace(id="sha256:1")))
         replace(job, "Links", self._agents)
         replace(stop, "Links", self._agents)
+        real_supervisors(self, replace)
         checks.watch_grants(self, replace)
         return self
 

@@ -32,6 +32,11 @@ from gpurun.remote.agent import RemoteOpFailed
 from gpurun.remote.fleet import Results
 
 GPUS = 2
+CONSTANT = {
+    "gang.engine": {"state": "same", "up_s": None, "why": ""},
+    "gang.progress": {"age_s": None, "checkpoint_age_s": None, "ranks": {}},
+}
+"""What is always answered: engines run on, and ranks say nothing of their progress."""
 
 
 @dataclass
@@ -41,6 +46,7 @@ class Box:
     name: str
     labels: dict[str, str]
     status: str = "created"
+    code: int | None = None
 
 
 @dataclass
@@ -50,16 +56,16 @@ class Machine:
     Attributes:
         signs: (agent, claim key) of every connected agent that stands for an attempt.
         cut_from: heads that cannot reach it now.
-        between: called between two steps of an operation, where others may act.
+        world: where others may act between two steps of an operation.
     """
 
     name: str
+    world: Any
     up: bool = True
     volumes: dict[str, dict[str, str]] = field(default_factory=dict)
     boxes: dict[str, Box] = field(default_factory=dict)
     signs: set[tuple[int, tuple[str, str, int]]] = field(default_factory=set)
     cut_from: set[str] = field(default_factory=set)
-    between: Callable[[], None] = lambda: None
     _ids: Any = field(default_factory=itertools.count)
 
     def uuid(self, index: int) -> str:
@@ -82,11 +88,11 @@ class Machine:
         )
 
     def make(self, me: Claimant, card: Card) -> Claimant:
-        self.between()
+        self.world.between()
         return read_claimant(self.volumes.setdefault(volume_name(card), volume_labels(me, card, 0, 1)))
 
     def remove(self, volume: Volume) -> bool:
-        self.between()
+        self.world.between()
         if volume.name not in self.volumes:
             return True
         if read_volume(volume.name, self.volumes[volume.name]) != volume._replace(alive=False):
@@ -115,7 +121,7 @@ class Machine:
 
     def create(self, agent: int, name: str, claim: dict[str, Any]) -> None:
         self.take(agent, **claim)
-        self.between()
+        self.world.between()
         if any(box.name == name for box in self.boxes.values()):
             raise RemoteOpFailed(f"Conflict. The name {name} is in use", kind="docker", host=self.name)
         labels = container_labels(Claimant(**claim["claimant"]), [tuple(card) for card in claim["cards"]])
@@ -123,7 +129,7 @@ class Machine:
 
     def start(self, agent: int, container: str, claim: dict[str, Any]) -> None:
         self.take(agent, **claim)
-        self.between()
+        self.world.between()
         for box in self.boxes.values():
             if box.name == container:
                 box.status = "running"
@@ -139,7 +145,7 @@ class Machine:
             for ident, box in self.boxes.items()
             if box.labels["gpurun.job"] != job or int(box.labels["gpurun.attempt"]) > attempt
         }
-        self.between()
+        self.world.between()
         left = []
         if me is not None:
             self.signs.discard((agent, me.key))
@@ -148,15 +154,25 @@ class Machine:
 
     def inspect(self, job: str) -> list[dict[str, str]]:
         return [
-            {"attempt": box.labels["gpurun.attempt"], "status": box.status, "name": box.name}
+            {"attempt": box.labels["gpurun.attempt"], "status": box.status, "name": box.name, "code": box.code}
             for box in self.boxes.values()
             if box.labels["gpurun.job"] == job
         ]
 
+    def running(self, job: str) -> list[Box]:
+        return [box for box in self.boxes.values() if box.labels["gpurun.job"] == job and box.status == "running"]
+
+    def end(self, job: str, attempt: int, code: int) -> None:
+        """The attempt's container ends."""
+        for box in self.running(job):
+            if box.labels["gpurun.attempt"] == str(attempt):
+                box.status, box.code = "exited", code
+
     def reboot(self) -> None:
         self.signs.clear()
         for box in self.boxes.values():
-            box.status = "exited" if box.status == "running" else box.status
+            if box.status == "running":
+                box.status, box.code = "exited", 137
 
     def used(self) -> dict[int, list[str]]:
         """GPU → the containers that run with it."""
@@ -174,6 +190,8 @@ class Agents:
         self._world, self._head = world, head
         self.targets: dict[str, str] = {}
         self._opened: set[str] = set()
+        self._heard_s: dict[str, float] = {}
+        self._begun_s = world.now_s
         self.ident = next(world.numbers)
         self.add(hosts, inventory)
 
@@ -191,7 +209,8 @@ class Agents:
 
     def open(self, hosts: Iterable[str] | None = None, *, timeout_s: float = 0.0) -> dict[str, HostUnreachable]:
         failures = {}
-        for host in self.targets if hosts is None else hosts:
+        self._world.sleep(0.1)
+        for host in list(self.targets if hosts is None else hosts):
             machine = self.machine(host)
             if machine is not None and machine.reaches(self._head):
                 self._opened.add(host)
@@ -201,7 +220,13 @@ class Agents:
 
     def is_open(self, host: str) -> bool:
         machine = self.machine(host)
-        return host in self._opened and machine is not None and machine.reaches(self._head)
+        is_open = host in self._opened and machine is not None and machine.reaches(self._head)
+        if is_open:
+            self._heard_s[host] = self._world.now_s
+        return is_open
+
+    def silent_s(self, host: str) -> float:
+        return 0.0 if self.is_open(host) else self._world.now_s - self._heard_s.get(host, self._begun_s)
 
     def agent(self, host: str) -> Agent:
         if not self.is_open(host):
@@ -210,7 +235,8 @@ class Agents:
 
     def each(self, call: Callable[[Any], Any], hosts: Iterable[str] | None = None) -> Results[Any]:
         ok, failed = {}, {}
-        for host in self.targets if hosts is None else hosts:
+        for host in list(self.targets if hosts is None else hosts):
+            self._world.sleep(0.1)
             try:
                 ok[host] = call(self.agent(host))
             except GpurunError as error:
@@ -241,6 +267,8 @@ class Agent:
         return SimpleNamespace(value=value)
 
     def _do(self, op: str, **arguments: Any) -> Any:
+        if op in CONSTANT:
+            return CONSTANT[op]
         match op:
             case "claims.take":
                 return self.machine.take(self.ident, **arguments)
@@ -252,9 +280,26 @@ class Agent:
                 return self.machine.fence(self.ident, arguments["job"], arguments["attempt"], arguments.get("claimant"))
             case "gang.inspect":
                 return self.machine.inspect(arguments["job"])
-            case "gang.progress":
-                return {"age_s": None, "checkpoint_age_s": None, "ranks": {}}
+            case "gang.signal":
+                return self._told(arguments["job"])
+            case "ranks.count":
+                return len(self.machine.running(arguments["job"]))
+            case "docker.request":
+                return self._killed(arguments["path"])
         raise AssertionError(op)
+
+    def _told(self, job: str) -> int:
+        """SIGTERM to the ranks; some do not heed it."""
+        told = self.machine.running(job)
+        for box in told:
+            if not self.world.chance(0.3):
+                box.status, box.code = "exited", 143
+        return len(told)
+
+    def _killed(self, path: str) -> None:
+        for box in self.machine.boxes.values():
+            if box.status == "running" and box.name == path.split("/")[2]:
+                box.status, box.code = "exited", 137
 
 
 def hardware(machine: Machine) -> Any:

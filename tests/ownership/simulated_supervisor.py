@@ -1,34 +1,38 @@
-"""A supervisor as a generator: the real steps of `gpurun.supervisor`, with a pause wherever others can act.
+"""A supervisor that is real, as a process that pauses wherever others can act.
 
-Decisions, records, leases, claims and fences are the product's own functions. Left out is what moves bytes: images,
-code, logs, outputs, pre-flight. A supervisor that is killed is a generator that nobody continues.
+The life of the job, the watch, its decisions, the ladder, the fence, and what becomes of lost hosts are the product's
+own code, from `gpurun.supervisor.__main__` on. It runs as a greenlet: to sleep, or to ask a host, is to let others act.
+Left out is what moves bytes: images, code, logs, outputs, pre-flight. What ranks say is simulated in tests/gangs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from types import SimpleNamespace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import simulated_hosts
+from greenlet import getcurrent, greenlet
 
-from gpurun.errors import GpurunError, HostFailure, StateError, StateUnavailable
-from gpurun.head import spawn, waiter
+from gpurun.errors import GpurunError, HostUnreachable, StateError
+from gpurun.head import spawn
+from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.states import State
-from gpurun.jobs.store import JobStore
 from gpurun.launch.docker import container_name
 from gpurun.leases import members
 from gpurun.leases.refusals import remember
 from gpurun.leases.store import LeaseLock, LeaseStore
-from gpurun.state.identity import state_id
-from gpurun.supervisor import life, start, stop
-from gpurun.supervisor.ends import End, GangEnd, failed
+from gpurun.supervisor import __main__ as process
+from gpurun.supervisor import life, start, stop, watch
+from gpurun.supervisor.ends import GangEnd
+from gpurun.supervisor.gang_seen import ContainerEnd
 from gpurun.supervisor.host_claims import claim, claim_of
 from gpurun.supervisor.job import SupervisedJob, raise_first
 
-Steps = Iterator[None]
-FENCE_TRIES = 3
-NO_LOG = SimpleNamespace(close=lambda: None)
+
+class Crashed(BaseException):
+    """A process was killed."""
 
 
 class Supervisor:
@@ -42,232 +46,294 @@ class Supervisor:
         self.world, self.head, self.uid, self.name = world, head, uid, name
         self.wish = ""
         self.job: SupervisedJob | None = None
+        self.members: Members | None = None
         self.descriptor = descriptor
         self.descriptors = {descriptor}
         self.agents: list[simulated_hosts.Agents] = []
         self.busy = False
-        self._work = self._carry()
+        self._is_killed = False
+        self._work = greenlet(self._main)
 
     def step(self) -> bool:
-        """False once it has exited."""
+        """False once it has exited.
+
+        Raises:
+            Crashed: it was killed within the step.
+        """
+        self._work.parent = getcurrent()
+        self._work.switch()
+        return not self._work.dead
+
+    def pause(self) -> None:
+        """Let others act. From within the process."""
+        if self._is_killed:
+            raise Crashed
+        if getcurrent() is self._work:
+            self._work.parent.switch()
+
+    def kill(self) -> None:
+        """Nothing of it runs any more."""
+        self._is_killed = True
+        if self._work and getcurrent() is not self._work:
+            self._work.parent = getcurrent()
+            with suppress(Crashed):
+                self._work.throw(Crashed)
+
+    def _main(self, *_: object) -> None:
+        """As `gpurun.supervisor.__main__.main`: an error is printed, and its lease is an orphan."""
+        home, leases = self.head.home, LeaseStore(self.head.home)
         try:
-            next(self._work)
-        except StopIteration:
-            return False
-        except (
-            GpurunError,
-            OSError,
-            KeyError,
-            ValueError,
-        ) as error:  # the real one prints it and exits: its lease is an orphan
+            lease = leases.read(self.name)
+            if lease is None:
+                raise StateError("its lease is gone", job=self.name)
+            process._carry(home, lease, LeaseLock(self.descriptor, leases.path(self.name)))
+        except GpurunError as error:
             self.world.note(f"supervisor {self.name} gives up: {error!r}")
-            return False
+
+    # -- what the world stands in for
+
+    def begin(self, home: Any, lease: Any, lock: LeaseLock) -> SupervisedJob:
+        """Stands for the constructor of `SupervisedJob`."""
+        self.job = SupervisedJob(home, lease, lock, clock=lambda: self.world.now_s)
+        self.job.__dict__["log_copy"] = Log()
+        self.job.told = self._told  # type: ignore[method-assign]
+        return self.job
+
+    def _told(self) -> None:
+        """Stands for what is said to whoever follows the job."""
+        if self.job is not None:
+            record = self.job.record
+            self.world.note(f"  {self.name}.{record.attempt} is {record.state.value} {record.story(self.world.now_s)}")
+
+
+class Log:
+    """Stands for a log of which all that was printed is on the head."""
+
+    ranks: tuple[()] = ()
+    has_launchers_log = True
+    launcher_line_s = last_line_s = 0.0
+
+    def wait_for_launcher(self, _silent_s: float) -> bool:
         return True
 
-    def _carry(self) -> Steps:
-        home, leases = self.head.home, LeaseStore(self.head.home)
-        lease = leases.read(self.name)
-        if lease is None:
-            raise StateError("its lease is gone", job=self.name)
-        lock = LeaseLock(self.descriptor, leases.path(self.name))
-        rest = (lease, lock) if lease.lost else (yield from self._carry_job(SupervisedJob(home, lease, lock)))
-        if rest is not None:
-            yield
-            yield from self._keep_asking(*rest)
-            spawn.run_pass_and_start(home, now_s=self.world.now_s, environ={}, patience_s=None)
+    def _nothing(self, *_: object) -> None:
+        """No byte is moved."""
 
-    def _carry_job(self, job: SupervisedJob) -> Any:
-        if job.record.state.ended:
-            return stop.lose_rest(job.home, job.lease, job.lock)
-        self.job = job
-        job.__dict__["log_copy"] = NO_LOG
-        try:
-            yield from self._live(job)
-        except StateError:
-            if not job.folder.record().state.ended:
-                raise
-            return stop.lose_rest(job.home, job.lease, job.lock)
-        if "links" in job.__dict__:
-            job.links.close()
-        spawn.run_pass_and_start(job.home, now_s=self.world.now_s, environ={}, patience_s=None)
-        if job.record.state is State.QUEUED:
-            waiter.ensure_waiter(job.home, {})
-        return job.lost
+    start = follow = forget = take_rest = close = _nothing
 
-    def _live(self, job: SupervisedJob) -> Steps:
-        steps = {
-            State.PREPARING: self._prepare, State.STARTING: self._start, State.RUNNING: self._watch,
-            State.STOPPING: self._stop,
-        }  # fmt: skip
-        state = job.record.state
-        while not state.ended:
-            yield
-            try:
-                if state in steps:
-                    yield from steps[state](job)
-                    state = job.record.state
-                else:
-                    state = life.STEPS[state](job)
-            except GangEnd as ended:
-                state = life._stopping(job, ended.end)
-            except GpurunError as error:
-                if job.record.state is not State.STOPPING:
-                    state = life._stopping(job, failed(error, ladder=True).end)
-                elif isinstance(error, StateUnavailable) or job.gives_back:
-                    raise
-            if state is State.QUEUED:
-                return
 
-    def _probe(self, job: SupervisedJob, hosts: Collection[str]) -> None:
-        """Now and then NVML does not answer: then the UUIDs of a host are unknown."""
-        for host in hosts:
-            machine = job.links.machine(host)  # type: ignore[attr-defined]
-            if machine is not None and not self.world.chance(0.1):
-                job.hardware[host] = simulated_hosts.hardware(machine)
+def real_supervisors(world: Any, replace: Any) -> None:
+    """The product's own life of a job, with the simulation's eyes, hands and clock."""
 
-    def _prepare(self, job: SupervisedJob) -> Steps:
-        job.connect()
-        job.reach("files")
-        yield
-        job.check_requests(ladder=False)
-        self._probe(job, job.hosts)
-        raise_first(claim(job, job.hosts))
-        yield
-        job.move(State.STARTING)
+    def begun(home: Any, lease: Any, lock: LeaseLock) -> SupervisedJob:
+        return world.acting.begin(home, lease, lock)  # type: ignore[no-any-return]
 
-    def _start(self, job: SupervisedJob) -> Steps:
-        job.connect()
-        if start._is_launched(job):
-            job.move(State.RUNNING, started_s=self.world.now_s)
-            return
-        yield
-        self._probe(job, job.hosts)
+    replace(process, "SupervisedJob", begun)
+    steps = {**life.STEPS, State.PREPARING: prepare, State.STARTING: launch}
+    replace(life, "STEPS", MappingProxyType(steps))
+    for name, stand_in in (
+        ("Watchers", Watchers),
+        ("HealthWatch", Health),
+        ("CheckpointWatch", Idle),
+        ("OutputsWatch", Idle),
+        ("Members", Members),
+    ):
+        replace(watch, name, lambda *arguments, stand_in=stand_in, **named: stand_in(world.acting, *arguments, **named))
+    replace(watch, "Links", world._agents)
+
+
+# -- steps before the watch: the real order of claims, containers and records
+
+
+def probe(job: SupervisedJob, hosts: Collection[str]) -> None:
+    """Now and then NVML does not answer: then the UUIDs of a host are unknown."""
+    for host in hosts:
+        machine = job.links.machine(host)  # type: ignore[attr-defined]
+        if machine is not None and not machine.world.chance(0.1):
+            job.hardware[host] = simulated_hosts.hardware(machine)
+
+
+def prepare(job: SupervisedJob) -> State:
+    job.connect()
+    job.reach("files")
+    job.check_requests(ladder=False)
+    probe(job, job.hosts)
+    raise_first(claim(job, job.hosts))
+    return job.move(State.STARTING)
+
+
+def launch(job: SupervisedJob) -> State:
+    job.connect()
+    if not start._is_launched(job):
+        probe(job, job.hosts)
         job.reach("containers")
-        yield
-        self._create(job, job.hosts)
-        yield
-        raise_first(start.go(job, _plan(job), job.hosts[1:]).failed)
-        yield
+        create(job, job.hosts)
+        raise_first(start.go(job, plan_of(job), job.hosts[1:]).failed)
         job.check_requests(ladder=False)
-        raise_first(start.go(job, _plan(job), job.hosts[:1]).failed)
-        job.move(State.RUNNING, started_s=self.world.now_s)
+        raise_first(start.go(job, plan_of(job), job.hosts[:1]).failed)
+    return job.move(State.RUNNING, started_s=job.clock())
 
-    def _create(self, job: SupervisedJob, hosts: Collection[str]) -> None:
-        name = container_name(job.lease.job, job.lease.attempt)
-        raise_first(
-            job.links.each(
-                lambda agent: agent.call("gang.create", name=name, claim=claim_of(job, agent.host)), hosts
-            ).failed
-        )
 
-    def _watch(self, job: SupervisedJob) -> Steps:
-        while True:
-            yield
-            job.check_requests(ladder=True)
-            wish, self.wish = self.wish, ""
-            if wish == "end":
-                raise GangEnd(End(State.SUCCEEDED, "", 0))
-            if wish == "fail":
-                raise failed(HostFailure("its kernel died", host=job.hosts[-1]))
-            lost = [] if wish != "lose" else list(job.members[1:])[:1]
-            job.links.open()
-            lost += [host for host in job.members if host not in lost and not self._runs(job, host)]
-            if lost and not self._can_lose(job, lost):
-                raise failed(HostFailure("its container is gone", host=lost[0]))
-            if lost:
-                self._change(job, members.put_apart, lost)
-            elif wish == "grow" and job.spec.min_gpus is not None:
-                yield from self._grow(job)
-            if job.lease.apart:
-                yield
-                self._fence_apart(job)
+def create(job: SupervisedJob, hosts: Collection[str]) -> None:
+    name = container_name(job.lease.job, job.lease.attempt)
+    created = job.links.each(lambda agent: agent.call("gang.create", name=name, claim=claim_of(job, agent.host)), hosts)
+    raise_first(created.failed)
 
-    @staticmethod
-    def _runs(job: SupervisedJob, host: str) -> bool:
-        """A host that cannot be reached for a moment is believed to train on."""
-        if not job.links.is_open(host):
-            return True
-        states = [one["status"] for one in job.links.machine(host).inspect(job.lease.job)]  # type: ignore[attr-defined]
-        return states == ["running"]
 
-    @staticmethod
-    def _can_lose(job: SupervisedJob, hosts: Collection[str]) -> bool:
-        left = sum(len(grant.gpus) for grant in job.lease.members if grant.host not in hosts)
-        return job.spec.min_gpus is not None and job.hosts[0] not in hosts and left >= job.spec.min_gpus
+def plan_of(job: SupervisedJob) -> Any:
+    return SimpleNamespace(first=SimpleNamespace(container=container_name(job.lease.job, job.lease.attempt)))
 
-    @staticmethod
-    def _change(job: SupervisedJob, change: Any, hosts: Collection[str], *, avoid: Collection[str] = ()) -> None:
+
+# -- the eyes of the watch
+
+
+class Watchers:
+    """Stands for `gpurun.supervisor.watchers.Watchers`: one look at every host whenever it would wait."""
+
+    def __init__(self, supervisor: Supervisor, job: SupervisedJob, _stop: object) -> None:
+        self._supervisor, self._job, self._world = supervisor, job, supervisor.world
+        self.exits: dict[str, ContainerEnd] = {}
+        self.down_since: dict[str, float] = {}
+        self.engine_out_s: dict[str, float] = {}
+
+    def watch(self, hosts: Sequence[str]) -> None:
+        """Every member is looked at."""
+
+    def forget(self, hosts: Collection[str]) -> None:
+        for host in hosts:
+            self.exits.pop(host, None)
+            self.down_since.pop(host, None)
+
+    def wait(self, _most_s: float) -> None:
+        supervisor, job = self._supervisor, self._job
+        supervisor.pause()
+        self._let_end(supervisor)
+        job.links.open(job.members)
+        for host in job.members:
+            if not job.links.is_open(host):
+                self.down_since.setdefault(host, self._world.now_s - job.links.silent_s(host))
+                continue
+            self.down_since.pop(host, None)
+            if host not in self.exits and (end := self._ended(host)) is not None:
+                self.exits[host] = end
+        if supervisor.members is not None:
+            supervisor.members.tend()
+
+    def _let_end(self, supervisor: Supervisor) -> None:
+        """What the world wants of the gang happens on its hosts."""
+        wish, job = supervisor.wish, self._job
+        ends = {"end": (job.hosts[0], 0), "fail": (job.hosts[-1], 1), "lose": (job.hosts[-1], 137)}
+        if wish in ends:
+            host, code = ends[wish]
+            supervisor.wish = ""
+            if (machine := job.links.machine(host)) is not None:  # type: ignore[attr-defined]
+                machine.end(job.lease.job, job.lease.attempt, code)
+
+    def _ended(self, host: str) -> ContainerEnd | None:
+        job = self._job
+        try:
+            found = job.links.agent(host).call("gang.inspect", job=job.lease.job).value
+        except HostUnreachable:
+            return None
+        mine = next((one for one in found if one["name"] == container_name(job.lease.job, job.lease.attempt)), None)
+        if mine is None:
+            return ContainerEnd(self._world.now_s, is_removed=True)
+        return None if mine["status"] == "running" else ContainerEnd(self._world.now_s, mine["code"])
+
+
+class Idle:
+    """Stands for threads whose work is not simulated: checkpoints, outputs, hardware."""
+
+    def __init__(self, *_: object) -> None:
+        """Nothing is watched."""
+
+    def thread(self) -> Idle:
+        return self
+
+    def threads(self, _hosts: Iterable[str] = ()) -> list[Any]:
+        return []
+
+    def start(self) -> None:
+        """No thread."""
+
+    def keep(self) -> None:
+        """No checkpoint."""
+
+
+class Health(Idle):
+    def fatal(self) -> None:
+        return None
+
+    def first(self, _lines: object) -> None:
+        return None
+
+    def forget(self, _hosts: object) -> None:
+        """Nothing was seen."""
+
+
+class Members:
+    """Stands for `gpurun.supervisor.elastic.Members`, without its threads and without Horovod's driver."""
+
+    def __init__(self, supervisor: Supervisor, job: SupervisedJob, _stop: object, on_join: object) -> None:
+        self._supervisor, self._job = supervisor, job
+        supervisor.members = self
+
+    def threads(self) -> list[Any]:
+        return []
+
+    def give_up_joining(self) -> None:
+        """Nobody joins beside the watch."""
+
+    def lose(self, failures: Mapping[str, FirstFailure]) -> None:
+        self._change(members.put_apart, failures, avoid=failures)
+
+    def release(self, hosts: Collection[str]) -> None:
+        self._change(members.put_apart, hosts)
+
+    def tend(self) -> None:
+        """Grow if that is wanted; fence who has left."""
+        job, supervisor = self._job, self._supervisor
+        if supervisor.wish == "grow":
+            supervisor.wish = ""
+            if job.spec.min_gpus is not None:
+                self._grow()
+        if job.lease.apart:
+            self._fence_apart()
+
+    def _change(self, change: Any, hosts: Iterable[str], *, avoid: Collection[str] = ()) -> None:
+        job = self._job
         job.lease, job.lock = change(job.home, (job.lease, job.lock), tuple(hosts))
-        job.amend(granted=job.lease.members, avoid=tuple(sorted({*job.record.avoid, *avoid})))
+        job.amend(granted=job.lease.members, avoid=job.record.avoiding(avoid))
 
-    def _grow(self, job: SupervisedJob) -> Steps:
-        (job.lease, job.lock), hosts = members.grow(
-            job.home, (job.lease, job.lock), job.inventory, now_s=self.world.now_s
-        )
+    def _grow(self) -> None:
+        job = self._job
+        (job.lease, job.lock), hosts = members.grow(job.home, (job.lease, job.lock), job.inventory, now_s=job.clock())
         if not hosts:
             return
-        self.world.note(f"{job.lease.job} grows to {', '.join(hosts)}")
-        yield
+        self._supervisor.world.note(f"{job.lease.job} grows to {', '.join(hosts)}")
         try:
             job.links.add(hosts, job.inventory)
             raise_first(job.links.open(hosts))
-            self._probe(job, hosts)
+            probe(job, hosts)
             raise_first(claim(job, hosts))
-            yield
-            self._create(job, hosts)
-            yield
-            raise_first(start.go(job, _plan(job), hosts).failed)
-            yield
+            create(job, hosts)
+            raise_first(start.go(job, plan_of(job), hosts).failed)
         except GangEnd as ended:
             refused = ended.end.refused
-            self._change(job, members.put_apart, hosts, avoid=() if refused else hosts)
+            self._change(members.put_apart, hosts, avoid=() if refused else hosts)
             job.amend(refusals=remember(job.record.refusals, refused, now_s=job.clock()))
             return
-        self._change(job, members.take_in, hosts)
+        self._change(members.take_in, hosts)
 
-    def _fence_apart(self, job: SupervisedJob) -> None:
+    def _fence_apart(self) -> None:
+        job = self._job
         leaving = sorted(job.lease.apart)
         job.links.add(leaving, job.inventory)
         job.links.open(leaving)
         unproven = stop.fence(job.links, job.lease, leaving, state=job.state_id, outputs=True)
         fenced = [host for host in leaving if host not in unproven]
         if fenced:
-            self._change(job, members.let_go, fenced)
+            self._change(members.let_go, fenced)
             stop.found_again(job.home, fenced)
             job.links.drop(fenced)
-            spawn.run_pass_and_start(job.home, now_s=self.world.now_s, environ={}, patience_s=None)
-
-    def _stop(self, job: SupervisedJob) -> Steps:
-        suspects = {host for host in job.hosts if host in job.record.avoid}
-        lost: Mapping[str, GpurunError] = {}
-        pending = set() if job.record.reached == "nothing" else set(job.hosts)
-        for tries in range(1000):
-            if not pending:
-                break
-            job.links.open(sorted(pending))
-            containers = job.record.reached == "containers"
-            unproven = stop.fence(job.links, job.lease, pending, state=job.state_id, containers=containers)
-            pending = set(unproven)
-            if pending and (pending <= suspects or tries >= FENCE_TRIES):
-                lost = unproven
-                break
-            yield
-        stop._finish(job, lost)
-
-    def _keep_asking(self, lease: Any, lock: LeaseLock) -> Steps:
-        home = self.head.home
-        links = stop.Links(
-            stop.cluster_of(JobStore(home).get(lease.job), lease)[0], [grant.host for grant in lease.grants]
-        )
-        pending = set(links.targets)
-        while pending:
-            links.open(sorted(pending))
-            pending &= set(stop.fence(links, lease, pending, state=state_id(home), outputs=True))
-            yield
-        links.close()
-        stop.found_again(home, links.targets)
-        LeaseStore(home).release(lock)
-
-
-def _plan(job: SupervisedJob) -> Any:
-    return SimpleNamespace(first=SimpleNamespace(container=container_name(job.lease.job, job.lease.attempt)))
+            spawn.run_pass_and_start(job.home, now_s=job.clock(), environ={}, patience_s=None)
