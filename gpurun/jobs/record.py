@@ -260,6 +260,10 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
         """True while it is queued but shall not start yet."""
         return self.state is State.QUEUED and self.restart is not None and not self.restart.is_due(now_s)
 
+    def is_past(self, attempt: int) -> bool:
+        """Whether an attempt is over: the job has ended, waits for the next one, or has begun it."""
+        return self.state.ended or self.attempt > attempt or (self.attempt == attempt and self.state is State.QUEUED)
+
     def story(self, now_s: float) -> str:
         """Its reason, and when it is started again if it is."""
         if self.state is not State.QUEUED or self.restart is None:

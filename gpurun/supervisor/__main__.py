@@ -59,14 +59,14 @@ def _carry(home: Path, lease: Lease, lock: LeaseLock) -> None:
 def _carry_job(job: SupervisedJob) -> tuple[Lease, LeaseLock] | None:
     """Carry a job to the end of its attempt; what is left of the lease then.
 
-    Somebody removed the lease or put it back, and the job counts as ended: its hosts are fenced all the same.
+    Somebody removed the lease or put it back, and the attempt counts as over: its hosts are fenced all the same.
     """
-    if job.record.state.ended:
+    if job.record.is_past(job.lease.attempt):
         return lose_rest(job.home, job.lease, job.lock)
     try:
         state = live(job)
     except StateError:
-        if not job.folder.record().state.ended:
+        if not job.folder.record().is_past(job.lease.attempt):
             raise
         return lose_rest(job.home, job.lease, job.lock)
     job.links.close()

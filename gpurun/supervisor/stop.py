@@ -127,9 +127,9 @@ def what_is_left(rest: Mapping[str, Any]) -> str:
 
 
 def lose_rest(home: Path, lease: Lease, lock: LeaseLock) -> tuple[Lease, LeaseLock]:
-    """Make the lease of a job that has ended a lost lease, so that its hosts are fenced before its GPUs are free.
+    """Make the lease of an attempt that is over a lost lease: its hosts are fenced before its GPUs are free.
 
-    A job ends after its lease is removed. So a person or a backup put this lease back.
+    An attempt is over after its lease is removed. So a person or a backup put this lease back.
     """
     with allocator_lock(home, patience_s=None):
         return LeaseStore(home).abandon(lock, lease, {grant.host for grant in lease.grants})

@@ -14,12 +14,13 @@ from gpurun.head.spawn import adopt_orphans, finish_interrupted, own_jobs
 from gpurun.inventory.load import load
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.states import State
-from gpurun.jobs.store import JobStore
+from gpurun.jobs.store import JobStore, finish
 from gpurun.leases import allocate, members
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.lease import Lease, as_granted, machines_of
 from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseStore
+from gpurun.supervisor import __main__ as process
 from gpurun.supervisor import stop
 
 HEAD = """\
@@ -131,6 +132,33 @@ def test_the_lease_of_an_ended_job_that_was_put_back_is_fenced_before_its_gpus_a
     submit(home, inventory)
     assert run_pass(home, now_s=3.0).granted == ()
     kept.close()
+
+
+def test_the_lease_of_an_attempt_that_is_over_starts_nothing_when_it_is_put_back(home, running, monkeypatch):
+    """The job waits for its next attempt. Carried on, the lease would begin the last one again."""
+    folder, lease, lock = running
+    leases = LeaseStore(home)
+    data = leases.path(folder.id).plain.read_bytes()
+    leases.release(lock)
+    lock.close()
+    folder.move(State.STOPPING, outcome=State.QUEUED)
+    finish(JobStore(home), folder.record(), now_s=3.0)
+    leases.path(folder.id).plain.write_bytes(data)
+    ((found, orphan),) = leases.take_orphans(os.getuid())
+    asked = []
+    monkeypatch.setattr(process, "keep_asking", lambda home, lease, lock: asked.append(lease) or lock.close())
+    process._carry(home, found, orphan)
+    assert [(one.lost, one.attempt) for one in asked] == [(True, lease.attempt)]
+    assert folder.record().state is State.QUEUED
+
+
+def test_who_finds_that_another_supervisor_has_decided_the_end_does_not_decide_again(running):
+    folder, _, lock = running
+    folder.move(State.STOPPING, outcome=State.CANCELLED)
+    with pytest.raises(StateError, match="decided already"):
+        folder.move(State.STOPPING, outcome=State.FAILED)
+    assert folder.record().outcome is State.CANCELLED
+    lock.close()
 
 
 def test_a_gang_keeps_its_machines_when_somebody_changes_their_addresses(inventory, running):

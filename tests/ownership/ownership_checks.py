@@ -103,7 +103,7 @@ def _judged(world: Any, real: Any, lease_at: int) -> Any:
         lease: Lease = arguments[lease_at]
         home = store.folder.home
         before = {name: one for name, one in leases_of(home).items() if name != lease.name}
-        kept = _refused(home, lease, world.now_s)
+        kept = set() if lease.lost else _refused(home, lease, world.now_s)  # a lost lease only fences
         result = real(store, *arguments)
         _judge(world, home, lease, before, kept)
         return result

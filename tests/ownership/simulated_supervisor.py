@@ -24,7 +24,7 @@ from gpurun.leases import members
 from gpurun.leases.refusals import remember
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.supervisor import __main__ as process
-from gpurun.supervisor import life, start, stop, watch
+from gpurun.supervisor import last_lines, life, start, stop, watch
 from gpurun.supervisor.ends import GangEnd
 from gpurun.supervisor.gang_seen import ContainerEnd
 from gpurun.supervisor.host_claims import claim, claim_of
@@ -140,6 +140,7 @@ def real_supervisors(world: Any, replace: Any) -> None:
     ):
         replace(watch, name, lambda *arguments, stand_in=stand_in, **named: stand_in(world.acting, *arguments, **named))
     replace(watch, "Links", world._agents)
+    replace(last_lines, "LogCopy", lambda *_, **__: Log())
 
 
 # -- steps before the watch: the real order of claims, containers and records
