@@ -77,6 +77,20 @@ class JobFolder:
         durable.write_record(self.path / "state.json", record)
         return record
 
+    def amend(self, mine: JobRecord, **changes: object) -> JobRecord:
+        """Change fields of the record, which is as `mine` but for them. A damaged one is replaced.
+
+        Raises:
+            StateError: somebody else has moved the job: both its lease's names were removed, say.
+        """
+        try:
+            now = self.record()
+        except StateError:
+            now = mine
+        if (now.state, now.attempt, now.outcome) != (mine.state, mine.attempt, mine.outcome):
+            raise StateError(f"somebody else has moved it: it is {now.state.value}", job=self.id)
+        return self.write(mine.but(**changes))
+
     def move(self, state: State, **changes: object) -> JobRecord:
         """Go to `state`, changing fields on the way. Raises StateError if no way leads there."""
         before = self.record()

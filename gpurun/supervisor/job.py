@@ -156,7 +156,7 @@ class SupervisedJob:
     def amend(self, **changes: object) -> None:
         """Change fields of the job's record; any thread may."""
         with self._recording:
-            self.record = self.folder.write(self.record.but(**changes))
+            self.record = self.folder.amend(self.record, **changes)
 
     def told(self) -> None:
         """Tell whoever follows the job which state it is in."""

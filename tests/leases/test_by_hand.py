@@ -22,6 +22,7 @@ from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseStore
 from gpurun.supervisor import __main__ as process
 from gpurun.supervisor import stop
+from gpurun.supervisor.job import SupervisedJob
 
 HEAD = """\
 version: 1
@@ -158,6 +159,29 @@ def test_who_finds_that_another_supervisor_has_decided_the_end_does_not_decide_a
     with pytest.raises(StateError, match="decided already"):
         folder.move(State.STOPPING, outcome=State.FAILED)
     assert folder.record().outcome is State.CANCELLED
+    lock.close()
+
+
+def test_a_supervisor_that_lives_on_without_its_lease_does_not_undo_the_end_that_another_command_wrote(home, running):
+    folder, lease, lock = running
+    LeaseStore(home).path(folder.id).unlink()
+    LeaseStore(home).second_name(folder.id).unlink()
+    job = SupervisedJob(home, lease, lock)
+    job.amend(uncut=("h1",))
+    finish_interrupted(home, own_jobs(home))
+    assert folder.record().state is State.FAILED
+    with pytest.raises(StateError, match="somebody else has moved it: it is FAILED"):
+        job.amend(uncut=())
+    assert folder.record().state is State.FAILED
+    lock.close()
+
+
+def test_a_damaged_record_is_replaced_by_who_carries_the_job(home, running):
+    folder, lease, lock = running
+    job = SupervisedJob(home, lease, lock)
+    (folder.path / "state.json").plain.write_text("{")
+    job.amend(uncut=("h1",))
+    assert (folder.record().state, folder.record().uncut) == (State.PREPARING, ("h1",))
     lock.close()
 
 

@@ -146,7 +146,7 @@ LIMITS = {"p": 4, "q": 6}
 
 def _judge_pool(world: Any, home: Path, lease: Lease, before: Mapping[str, Lease]) -> None:
     """A pool's limit holds for all who use one inventory file, whatever they call it."""
-    if not lease.inventory.startswith(f"{world.root}/cluster/"):
+    if lease.lost or not lease.inventory.startswith(f"{world.root}/cluster/"):
         return
     if files.content(Path(lease.inventory)) != files.PLAIN.encode():
         return

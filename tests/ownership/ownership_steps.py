@@ -35,7 +35,7 @@ from gpurun.state.cordons import Cordon, changing_cordons, cordons_file
 
 Act = Callable[[World, random.Random], None]
 ACTS: dict[str, tuple[int, Act]] = {}
-MOST_CALLS = 8
+MOST_CALLS = 20
 """How many hosts a supervisor may ask in one step."""
 PHANTOM = "j-deadbeef.json"
 """The lease of a job that never was."""
