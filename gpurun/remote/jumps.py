@@ -1,0 +1,105 @@
+"""Connections to jump hosts: one for each, shared by all who go through it, closed with the last of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from gpurun.errors import HostUnreachable
+from gpurun.remote import session
+from gpurun.remote.paramiko_quietly import paramiko
+from gpurun.remote.session import Attempt
+
+if TYPE_CHECKING:
+    from paramiko import Channel, Transport
+
+    from gpurun.remote.ssh_config import Route
+
+
+@dataclass(eq=False)
+class _Shared:
+    """The connection to one jump host, and how many use it."""
+
+    users: int = 0
+    transport: Transport | None = None
+    connecting: Lock = field(default_factory=Lock)
+
+
+class Passage:
+    """A channel through a jump host, as a socket for Paramiko. Closing it gives up its use of the jump host."""
+
+    def __init__(self, channel: Channel, leave: Callable[[], None]) -> None:
+        self._channel = channel
+        self._leave: Callable[[], None] | None = leave
+        self._lock = Lock()
+        self.send, self.recv, self.settimeout = channel.send, channel.recv, channel.settimeout
+
+    @property
+    def _closed(self) -> bool:  # Paramiko looks at it, under this very name
+        return self._leave is None
+
+    def close(self) -> None:
+        """Idempotent."""
+        with self._lock:
+            leave, self._leave = self._leave, None
+        if leave is not None:
+            try:
+                self._channel.close()
+            finally:
+                leave()
+
+
+class Jumps:
+    """The jump hosts that this process is connected to. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._shared: dict[Route, _Shared] = {}
+
+    def through(self, jump: Route, route: Route, attempt: Attempt) -> Passage:
+        """A way to `route` through `jump`.
+
+        Raises:
+            HostFailure: the jump host cannot be used, or cannot reach the host.
+        """
+        with self._lock:
+            shared = self._shared.setdefault(jump, _Shared())
+            shared.users += 1
+        leave = partial(self._leave, jump, shared)
+        try:
+            channel = self._transport(jump, shared, attempt).open_channel(
+                "direct-tcpip", (route.hostname, route.port), ("127.0.0.1", 0), timeout=attempt.left_s
+            )
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            leave()
+            raise HostUnreachable(
+                f"{jump.name} cannot reach {route.hostname} port {route.port}: {session.reason(error)}", host=route.name
+            ) from error
+        except BaseException:
+            leave()
+            raise
+        return Passage(channel, leave)
+
+    def _transport(self, jump: Route, shared: _Shared, attempt: Attempt) -> Transport:
+        # Others that need the same jump host wait for its one session rather than open their own.
+        if not shared.connecting.acquire(timeout=attempt.left_s):
+            raise HostUnreachable(f"{jump.name}, the host to go through, does not answer", host=jump.name)
+        try:
+            if shared.transport is None or not shared.transport.is_active():
+                # An attempt of its own: giving up one host must not close what others use.
+                shared.transport = session.connect(jump, Attempt(attempt.deadline_s), self)
+            return shared.transport
+        finally:
+            shared.connecting.release()
+
+    def _leave(self, jump: Route, shared: _Shared) -> None:
+        with self._lock:
+            shared.users -= 1
+            last = shared.users == 0
+            if last:
+                del self._shared[jump]
+        if last and shared.transport is not None:
+            shared.transport.close()
