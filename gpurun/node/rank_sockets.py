@@ -41,15 +41,14 @@ def cut(call: Call, job: str, addresses: List[str], hold_s: float = HOLD_S) -> D
         before 5.6). Those ranks wait for their time-out.
     """
     done = {"cut": 0, "refused": 0}
-    found = [(one.process, _to_cut(one.process.pid, one.environ, addresses)) for one in rank_processes.of_job(job)]
-    held = [(process, descriptors) for process, descriptors in found if descriptors]
+    held = [one for one in rank_processes.of_job(job) if _to_cut(one.process.pid, one.environ, addresses)]
     try:
-        for process, _ in held:
-            _send(process, signal.SIGSTOP)
-        for process, descriptors in held:
-            for descriptor in descriptors:
+        for one in held:
+            _send(one.process, signal.SIGSTOP)
+        for one in held:
+            for descriptor in _to_cut(one.process.pid, one.environ, addresses):
                 try:
-                    _shut_down(process.pid, descriptor)
+                    _shut_down(one.process.pid, descriptor)
                     done["cut"] += 1
                 except (PermissionError, NotImplementedError):
                     done["refused"] += 1
@@ -58,8 +57,8 @@ def cut(call: Call, job: str, addresses: List[str], hold_s: float = HOLD_S) -> D
         if done["cut"]:
             call.wait(hold_s)
     finally:
-        for process, _ in held:
-            _send(process, signal.SIGCONT)
+        for one in held:
+            _send(one.process, signal.SIGCONT)
     return done
 
 
@@ -97,15 +96,19 @@ def _connections(pid: int) -> Iterator[Tuple[str, str, str]]:
 
 
 def _descriptors(pid: int, inodes: Set[str]) -> List[int]:
-    found = []
     folder = "/proc/%d/fd" % pid
     try:
-        for name in os.listdir(folder):
+        names = os.listdir(folder)
+    except OSError:  # it has ended
+        return []
+    found = []
+    for name in names:
+        try:
             match = _SOCKET.match(os.readlink("%s/%s" % (folder, name)))
-            if match and match.group(1) in inodes:
-                found.append(int(name))
-    except OSError:
-        pass  # it has ended, or closed this one
+        except OSError:  # it has closed this one
+            continue
+        if match and match.group(1) in inodes:
+            found.append(int(name))
     return found
 
 

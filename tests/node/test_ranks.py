@@ -81,6 +81,23 @@ def test_both_sides_learn_at_once(start):
     assert said(server) == "read b''"
 
 
+def test_a_descriptor_that_a_rank_closes_meanwhile_hides_no_other(start, monkeypatch):
+    """A rank opens and closes files all the time; its connections may come after one of them."""
+    server = start(LISTEN, job=None)
+    port = said(server)
+    assert said(start(CONNECT, port, port)) == "connected"
+    real, asked = os.readlink, []
+
+    def readlink(path):
+        asked.append(path)
+        if len(asked) == 1:
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "readlink", readlink)
+    assert cut()["cut"] == 2
+
+
 def test_the_rendezvous_strangers_and_other_addresses_are_spared(start):
     server = start(LISTEN, job=None)
     port = said(server)
