@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterable, List, Optional
 from gpurun.node import probe_nvml
 from gpurun.node.claim_rules import Card
 from gpurun.node.nvml_apart import NoAnswer, Nvml
-from gpurun.node.processes import Process, environment_of, read_process
+from gpurun.node.processes import Process, environment_of, open_files, read_process
 
 
 class Users:
@@ -68,20 +68,9 @@ def _by_device(gpus: Iterable[int], proc: str) -> Dict[int, List[int]]:
     if not any(os.path.exists(path) for path in paths):
         return {}
     found: Dict[int, List[int]] = {}
-    for pid in filter(str.isdigit, os.listdir(proc)):
-        for gpu in {paths[path] for path in _open_files(proc, pid) if path in paths}:
-            found.setdefault(gpu, []).append(int(pid))
-    return found
-
-
-def _open_files(proc: str, pid: str) -> List[str]:
-    folder = "%s/%s/fd" % (proc, pid)
-    found = []
-    try:
-        for name in os.listdir(folder):
-            found.append(os.readlink("%s/%s" % (folder, name)))
-    except OSError:
-        pass  # gone, or another user's
+    for pid in map(int, filter(str.isdigit, os.listdir(proc))):
+        for gpu in {paths[path] for path in open_files(pid, proc).values() if path in paths}:
+            found.setdefault(gpu, []).append(pid)
     return found
 
 

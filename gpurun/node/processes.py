@@ -28,6 +28,25 @@ def list_processes() -> List[Process]:
     return found
 
 
+def open_files(pid: int, proc: str = "/proc") -> Dict[int, str]:
+    """Descriptor → what it leads to. A process that is gone, or another user's, shows none.
+
+    A descriptor that is closed meanwhile hides no other.
+    """
+    folder = "%s/%d/fd" % (proc, pid)
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return {}
+    found = {}
+    for name in names:
+        try:
+            found[int(name)] = os.readlink("%s/%s" % (folder, name))
+        except OSError:
+            pass
+    return found
+
+
 def read_process(pid: int) -> "Process | None":
     """One process, or None if there is none (a zombie counts as none)."""
     try:

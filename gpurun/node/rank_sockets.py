@@ -14,7 +14,7 @@ from typing import Dict, Iterator, List, Set, Tuple
 
 from gpurun.node import rank_processes
 from gpurun.node.call import Call
-from gpurun.node.processes import Process, is_same
+from gpurun.node.processes import Process, is_same, open_files
 
 _SOCKET = re.compile(r"socket:\[(\d+)\]\Z")
 _ESTABLISHED = "01"  # Linux, include/net/tcp_states.h
@@ -96,19 +96,11 @@ def _connections(pid: int) -> Iterator[Tuple[str, str, str]]:
 
 
 def _descriptors(pid: int, inodes: Set[str]) -> List[int]:
-    folder = "/proc/%d/fd" % pid
-    try:
-        names = os.listdir(folder)
-    except OSError:  # it has ended
-        return []
     found = []
-    for name in names:
-        try:
-            match = _SOCKET.match(os.readlink("%s/%s" % (folder, name)))
-        except OSError:  # it has closed this one
-            continue
+    for descriptor, path in open_files(pid).items():
+        match = _SOCKET.match(path)
         if match and match.group(1) in inodes:
-            found.append(int(name))
+            found.append(descriptor)
     return found
 
 
