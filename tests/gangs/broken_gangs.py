@@ -15,6 +15,7 @@ from typing import Any
 import gang_stop
 from gang_run import replaced
 
+from gpurun.jobs.states import State
 from gpurun.supervisor import decide, life, ranks, stop, verdicts, watch
 from gpurun.supervisor.ends import failed
 
@@ -23,6 +24,7 @@ SEEN, COLLECT = watch._Watch._seen, stop.collect_outputs
 
 
 def _decides_again(job: Any, error: Any, pause_s: float) -> float:
+    job.record = job.world.record = job.record.but(state=State.RUNNING)  # no record goes this way by itself
     life._stopping(job, failed(error).end)
     return pause_s
 

@@ -103,6 +103,7 @@ def test_a_lost_lease_of_a_job_that_is_gone_needs_an_inventory_that_its_owner_ha
 def test_a_lost_lease_may_name_the_inventory_of_another_job_that_was_refused_the_gpus(job):
     """Whoever made it may have died before its supervisor was started."""
     (job.top / "other.yaml").write_text(INVENTORY)
+    (job.top / "other.yaml").chmod(0o666)  # else root would take it for its own
     found = replace(job.lease, lost=True, found=True, inventory=str(job.top / "other.yaml"))
     with pytest.raises(StateError, match="forged"):
         check_lease(job.home, found)
