@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Target:
-    """How to reach one host, as arguments of ``ssh``; everything else comes from the OpenSSH configuration.
+    """How to reach one host; everything else comes from the OpenSSH configuration.
 
     Attributes:
         name: the inventory's name of the host; what ``Host`` patterns of the configuration are matched with.
         address: what to connect to; wins over the configuration's ``HostName``. None = that, else `name`.
         port: wins over the configuration's ``Port``.
         user: wins over the configuration's ``User``.
-        ssh_config: the OpenSSH client configuration, ``ssh -F``; None = ``~/.ssh/config`` and the system's.
+        ssh_config: the OpenSSH client configuration to read; None = ``~/.ssh/config`` and ``/etc/ssh/ssh_config``.
     """
 
     name: str

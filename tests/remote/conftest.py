@@ -16,7 +16,7 @@ import pytest
 from own_sshd import own_sshd
 from waiting import LIMIT_S, until
 
-from gpurun.remote import Fleet, Target, answers
+from gpurun.remote import Fleet, Target
 
 PORTS = (10_000, 20_000)
 """Below those that Linux gives to connections (net.ipv4.ip_local_port_range), and to gpurun's jobs."""
@@ -27,14 +27,6 @@ def patience(monkeypatch):
     """A busy machine opens sessions slowly, and answers late. Tests of hosts that fall silent say for how long."""
     for name in ("timeout_s", "dead_after_s"):
         monkeypatch.setitem(Fleet.open.__func__.__kwdefaults__, name, LIMIT_S)
-
-
-@pytest.fixture(autouse=True)
-def own_cache_of_answers(tmp_path, monkeypatch):
-    """What `ssh -G` answers is kept nowhere else, and not from test to test."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "own config"))
-    monkeypatch.setattr(answers, "_in_memory", {})
 
 
 def keygen(path: Path, kind: str = "ed25519") -> Path:
