@@ -113,11 +113,17 @@ def until_again(cluster, job, attempt=2):
     return cluster.job(job)
 
 
+def say_at_the_end(cluster, job, text=""):
+    """What the launcher is to print when it is told to exit: written while there is room on the disk."""
+    first = cluster.job(job)["hosts"][0]
+    path = f"/home/train/.gpurun/jobs/{job}/run/new"
+    assert cluster.lab.run(first, ["sh", "-c", f"cat >{path}"], stdin=text.encode()).code == 0
+    return lambda: cluster.lab.run(first, ["mv", path, path[: -len("new")] + "end"]).code == 0
+
+
 def end(cluster, job, text=""):
     """Let the launcher print `text` and exit."""
-    first = cluster.job(job)["hosts"][0]
-    path = f"/home/train/.gpurun/jobs/{job}/run"
-    cluster.lab.run(first, ["sh", "-c", f"cat >{path}/new && mv {path}/new {path}/end"], stdin=text.encode())
+    assert say_at_the_end(cluster, job, text)()
 
 
 def seen(cluster, job, kind):
@@ -211,12 +217,13 @@ def test_a_full_disk_is_named_with_its_host(cluster):
 def test_the_next_attempt_avoids_the_host_whose_disk_was_full(cluster, which):
     job, _ = start(cluster, "-e", "CODE=1", "--max-restarts", "1")
     host = cluster.job(job)["hosts"][which]
+    ends = say_at_the_end(
+        cluster, job, f"[{which}]<stderr>:OSError: [Errno 28] No space left on device: '/out/checkpoint'\n"
+        f"Process name: {which}\nExit code:    1\n",
+    )  # fmt: skip
     cluster.lab.run(host, ["sh", "-c", "dd if=/dev/zero of=/var/lib/full bs=1M 2>/dev/null"])
     try:
-        end(
-            cluster, job, f"[{which}]<stderr>:OSError: [Errno 28] No space left on device: '/out/checkpoint'\n"
-            f"Process name: {which}\nExit code:    1\n",
-        )  # fmt: skip
+        assert ends()
         assert host not in until_again(cluster, job)["hosts"]
     finally:
         cluster.lab.run(host, ["rm", "/var/lib/full"])
