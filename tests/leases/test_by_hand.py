@@ -117,16 +117,23 @@ def test_a_release_leaves_the_second_name_of_a_later_attempt(home, running):
     later.close()
 
 
-def test_the_lease_of_an_ended_job_that_was_put_back_is_fenced_before_its_gpus_are_free(home, inventory, running):
-    folder, lease, lock = running
+def put_back(home, folder, lock, outcome):
+    """The attempt ends, and somebody puts its lease back: that lease, and its lock as an adopter takes it."""
     leases = LeaseStore(home)
     data = leases.path(folder.id).plain.read_bytes()
     leases.release(lock)
     lock.close()
-    folder.move(State.STOPPING, outcome=State.CANCELLED)
-    folder.move(State.CANCELLED)
+    folder.move(State.STOPPING, outcome=outcome)
+    finish(JobStore(home), folder.record(), now_s=3.0)
     leases.path(folder.id).plain.write_bytes(data)
-    ((found, orphan),) = leases.take_orphans(os.getuid())
+    (taken,) = leases.take_orphans(os.getuid())
+    return taken
+
+
+def test_the_lease_of_an_ended_job_that_was_put_back_is_fenced_before_its_gpus_are_free(home, inventory, running):
+    folder, lease, lock = running
+    leases = LeaseStore(home)
+    found, orphan = put_back(home, folder, lock, State.CANCELLED)
     lost, kept = stop.lose_rest(home, found, orphan)
     assert (lost.lost, lost.grants) == (True, lease.grants)
     assert [one.name for one in leases.read_all().leases] == [f"{folder.id}.1.lost"]
@@ -138,14 +145,7 @@ def test_the_lease_of_an_ended_job_that_was_put_back_is_fenced_before_its_gpus_a
 def test_the_lease_of_an_attempt_that_is_over_starts_nothing_when_it_is_put_back(home, running, monkeypatch):
     """The job waits for its next attempt. Carried on, the lease would begin the last one again."""
     folder, lease, lock = running
-    leases = LeaseStore(home)
-    data = leases.path(folder.id).plain.read_bytes()
-    leases.release(lock)
-    lock.close()
-    folder.move(State.STOPPING, outcome=State.QUEUED)
-    finish(JobStore(home), folder.record(), now_s=3.0)
-    leases.path(folder.id).plain.write_bytes(data)
-    ((found, orphan),) = leases.take_orphans(os.getuid())
+    found, orphan = put_back(home, folder, lock, State.QUEUED)
     asked = []
     monkeypatch.setattr(process, "keep_asking", lambda home, lease, lock: asked.append(lease) or lock.close())
     process._carry(home, found, orphan)
