@@ -22,7 +22,7 @@ from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.state.shared import enter
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.life import live
-from gpurun.supervisor.stop import keep_asking, lose_rest
+from gpurun.supervisor.lost import keep_asking, lose_rest
 
 
 def main(argv: list[str]) -> int:

@@ -24,17 +24,19 @@ from gpurun.leases import members as lease_steps
 from gpurun.leases.lease import Lease
 from gpurun.leases.refusals import remember
 from gpurun.state import durable
+from gpurun.supervisor.cordoning import cordon_lost, cordon_suspect
 from gpurun.supervisor.ends import GangEnd
+from gpurun.supervisor.fence import fence
 from gpurun.supervisor.frozen import freeze
 from gpurun.supervisor.host_claims import claim
 from gpurun.supervisor.job import SupervisedJob, raise_first
 from gpurun.supervisor.last_lines import end_output
+from gpurun.supervisor.lost import found_again
 from gpurun.supervisor.outputs import collect_leaving
 from gpurun.supervisor.outputs_plan import Unbrought
 from gpurun.supervisor.preflight import examine
 from gpurun.supervisor.prepare import bring
 from gpurun.supervisor.start import KNOWN_HOSTS_FILE, SSH_CONFIG_FILE, create, go, known_hosts
-from gpurun.supervisor.stop import cordon_lost, cordon_suspect, fence, found_again
 
 TEND_S = 0.5
 FENCE_AGAIN_FIRST_S = 1.0

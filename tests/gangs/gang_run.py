@@ -15,7 +15,7 @@ from gang_plan import Plan, draw
 from gang_world import Killed
 
 from gpurun.jobs.states import State
-from gpurun.supervisor import engines, life, outputs, stop, watch
+from gpurun.supervisor import cordoning, engines, life, outputs, stop, watch
 
 END_OF_TIME_S = 8000.0
 MOST_ATTEMPTS = 12
@@ -78,9 +78,9 @@ def simulated() -> Iterator[None]:
             ),
             replaced(engines, time=CLOCK),
             replaced(
-                stop, time=CLOCK, durable=nothing, changing_cordons=gang_stop.changing_cordons,
-                allocator_lock=gang_stop.allocator_lock, finish=gang_stop.finish,
+                stop, time=CLOCK, durable=nothing, allocator_lock=gang_stop.allocator_lock, finish=gang_stop.finish,
             ),
+            replaced(cordoning, changing_cordons=gang_stop.changing_cordons),
             replaced(outputs, list_outputs=gang_stop.list_outputs, time=CLOCK),
             replaced(
                 life, time=CLOCK, durable=nothing, STEPS=steps, _stopping=stopping, furthest_step=lambda _: None

@@ -21,8 +21,8 @@ from gpurun.leases.lease import Lease, as_granted, machines_of
 from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseStore
 from gpurun.supervisor import __main__ as process
-from gpurun.supervisor import stop
 from gpurun.supervisor.job import SupervisedJob
+from gpurun.supervisor.lost import lose_rest
 
 HEAD = """\
 version: 1
@@ -134,7 +134,7 @@ def test_the_lease_of_an_ended_job_that_was_put_back_is_fenced_before_its_gpus_a
     folder, lease, lock = running
     leases = LeaseStore(home)
     found, orphan = put_back(home, folder, lock, State.CANCELLED)
-    lost, kept = stop.lose_rest(home, found, orphan)
+    lost, kept = lose_rest(home, found, orphan)
     assert (lost.lost, lost.grants) == (True, lease.grants)
     assert [one.name for one in leases.read_all().leases] == [f"{folder.id}.1.lost"]
     submit(home, inventory)

@@ -21,7 +21,7 @@ from gpurun.node import gpu_users, job_parts, processes
 from gpurun.node.call import Call
 from gpurun.node.fence import fence
 from gpurun.node.nvml_apart import NoAnswer, Nvml
-from gpurun.supervisor.stop import what_is_left
+from gpurun.supervisor.fence import what_is_left
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc: apt-get install gcc libc6-dev")
 

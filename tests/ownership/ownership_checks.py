@@ -102,7 +102,7 @@ def _judged(world: Any, real: Any, lease_at: int) -> Any:
     def judged(store: LeaseStore, *arguments: Any) -> Any:
         lease: Lease = arguments[lease_at]
         home = store.folder.home
-        before = {name: one for name, one in leases_of(home).items() if name != lease.name}
+        before = leases_of(home)
         kept = set() if lease.lost else _refused(home, lease, world.now_s)  # a lost lease only fences
         result = real(store, *arguments)
         _judge(world, home, lease, before, kept)
@@ -112,16 +112,18 @@ def _judged(world: Any, real: Any, lease_at: int) -> Any:
 
 
 def _judge(world: Any, home: Path, lease: Lease, before: Mapping[str, Lease], refused: set[tuple[str, int]]) -> None:
+    mine, others = before.get(lease.name), {name: one for name, one in before.items() if name != lease.name}
     wanted = gpus_of(lease)
+    new = set(wanted).difference(gpus_of(mine) if mine is not None else ())  # a person may copy what a gang has
     for gpu, count in Counter(wanted).items():
         if count > 1:
             world.broken(f"{lease.name} was granted {gpu} {count} times")
-    for name, other in before.items():
-        if both := set(wanted) & set(gpus_of(other)):
+    for name, other in others.items():
+        if both := new.intersection(gpus_of(other)):
             world.broken(f"{lease.name} was granted {sorted(both)}, which {name} holds")
     if hit := refused & {(grant.host, gpu) for grant in lease.grants for gpu in grant.gpus}:
         world.broken(f"{lease.name} was granted {sorted(hit)}, which a host refused to this user a moment ago")
-    _judge_pool(world, home, lease, before)
+    _judge_pool(world, home, lease, others)
 
 
 def _refused(home: Path, lease: Lease, now_s: float) -> set[tuple[str, int]]:

@@ -31,7 +31,7 @@ from gpurun.inventory import load as loading
 from gpurun.state import filesystem
 from gpurun.state.path import StatePath
 from gpurun.state.shared import append_only, make_shared
-from gpurun.supervisor import job, stop
+from gpurun.supervisor import job, lost
 
 START_S = 1_700_000_000.0
 MACHINES = ("m1", "m2", "m3", "m4", "m5", "m9")
@@ -265,7 +265,7 @@ class World:
         replace(loading, "parse", self._parse)
         replace(submission, "Engine", lambda _: SimpleNamespace(image=lambda _: SimpleNamespace(id="sha256:1")))
         replace(job, "Links", self._agents)
-        replace(stop, "Links", self._agents)
+        replace(lost, "Links", self._agents)
         real_supervisors(self, replace)
         checks.watch_grants(self, replace)
         return self

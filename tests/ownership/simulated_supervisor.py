@@ -24,7 +24,7 @@ from gpurun.leases import members
 from gpurun.leases.refusals import remember
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.supervisor import __main__ as process
-from gpurun.supervisor import last_lines, life, start, stop, watch
+from gpurun.supervisor import last_lines, life, lost, start, stop, watch
 from gpurun.supervisor.ends import GangEnd
 from gpurun.supervisor.gang_seen import ContainerEnd
 from gpurun.supervisor.host_claims import claim, claim_of
@@ -335,6 +335,6 @@ class Members:
         fenced = [host for host in leaving if host not in unproven]
         if fenced:
             self._change(members.let_go, fenced)
-            stop.found_again(job.home, fenced)
+            lost.found_again(job.home, fenced)
             job.links.drop(fenced)
             spawn.run_pass_and_start(job.home, now_s=job.clock(), environ={}, patience_s=None)

@@ -26,7 +26,7 @@ from gpurun.node import contents
 from gpurun.node.contents import Listed
 from gpurun.remote.agent import Reply
 from gpurun.remote.fleet import Results
-from gpurun.supervisor import life, prepare, start, stop
+from gpurun.supervisor import life, lost, prepare, start, stop
 from gpurun.supervisor.ends import End, GangEnd
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.joblog import JobLog
@@ -299,7 +299,7 @@ def carry(world: World, home: Path, lease: Lease, lock: LeaseLock) -> None:
         rest = job.lost
         again(home)
     if rest is not None:
-        stop.keep_asking(home, *rest)
+        lost.keep_asking(home, *rest)
         again(home)
 
 
@@ -325,12 +325,12 @@ def install(world: World, starts: Any) -> None:
     links.__set_name__(SupervisedJob, "links")
     SupervisedJob.links = links  # type: ignore[assignment]
     SupervisedJob.nccl = None  # type: ignore[assignment]
-    stop.Links = lambda _, hosts: PowerLinks(world, tuple(hosts))  # type: ignore[assignment,misc]
+    lost.Links = lambda _, hosts: PowerLinks(world, tuple(hosts))  # type: ignore[assignment,misc]
     prepare.examine = start.examine = lambda *_: None
     prepare.ship_image = start.ship_image = lambda *_, **__: None
     SupervisedJob.follow_log = lambda *_: None  # type: ignore[method-assign]
     stop._end_log = partial(end_log, world)
-    stop.end_late_output = lambda *_: None
+    lost.end_late_output = lambda *_: None
     life.STEPS = {**life.STEPS, State.RUNNING: partial(watch, world)}
     spawn.start_supervisor = starts
     submission.Engine = _NoEngine  # type: ignore[assignment,misc]

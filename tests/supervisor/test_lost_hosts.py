@@ -18,7 +18,8 @@ from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseStore
 from gpurun.remote.fleet import Results
 from gpurun.state import durable
-from gpurun.supervisor import last_lines, stop
+from gpurun.supervisor import last_lines
+from gpurun.supervisor import lost as lost_hosts
 
 INVENTORY = """
 version: 1
@@ -45,8 +46,8 @@ class FakeLinks:
 @pytest.fixture
 def lost(tmp_path, monkeypatch):
     """A lost lease of two hosts, and a function that makes the lease of the job's next attempt."""
-    monkeypatch.setattr(stop, "Links", FakeLinks)
-    monkeypatch.setattr(stop, "LOST_RETRY_FIRST_S", 0.01)
+    monkeypatch.setattr(lost_hosts, "Links", FakeLinks)
+    monkeypatch.setattr(lost_hosts, "LOST_RETRY_FIRST_S", 0.01)
     path = tmp_path / "inventory.yaml"
     path.write_text(INVENTORY)
     folder = JobStore(tmp_path).create(JobSpec("n", "i", 8, ("true",)), inventory=path, now_s=0.0)
@@ -76,10 +77,10 @@ def test_a_host_where_the_job_runs_again_is_asked_for_the_lost_attempt_only(lost
     """A person may uncordon it while one of its GPUs is still lost; the host leaves the later attempt alone."""
     home, lease = lost
     kept, lock = lease("gpu-r1-01", "gpu-r1-02", is_lost=True)
-    monkeypatch.setattr(stop, "Links", AskedLinks)
+    monkeypatch.setattr(lost_hosts, "Links", AskedLinks)
     monkeypatch.setattr(AskedLinks, "asked", [])
     now, _ = lease("gpu-r1-02", attempt=2)
-    stop.keep_asking(home, kept, lock)
+    lost_hosts.keep_asking(home, kept, lock)
     fences = [arguments for op, arguments in AskedLinks.asked if op == "gang.fence"]
     assert [(each["job"], each["attempt"], each["claimant"]["attempt"]) for each in fences] == [(kept.job, 1, 1)] * 2
     assert [each.attempt for each in LeaseStore(home).read_all().leases] == [2]
@@ -109,8 +110,10 @@ def test_outputs_on_a_lost_host_are_removed_only_once_the_job_has_gone_on_withou
     left = OutputsLeft(1, ("it did not answer",), (left_on,)) if left_on else None
     folder.write(folder.record().but(state=state, attempt=attempt, outputs_left=left))
     asked = {}
-    monkeypatch.setattr(stop, "fence", lambda _, __, hosts, *, outputs, **___: asked.update({outputs: hosts}) or {})
-    stop.keep_asking(home, kept, lock)
+    monkeypatch.setattr(
+        lost_hosts, "fence", lambda _, __, hosts, *, outputs, **___: asked.update({outputs: hosts}) or {}
+    )
+    lost_hosts.keep_asking(home, kept, lock)
     assert [outputs for outputs, hosts in asked.items() if hosts] == [removes]
 
 
@@ -118,8 +121,8 @@ def test_it_asks_until_the_proof_is_there(lost, monkeypatch):
     home, lease = lost
     kept, lock = lease("gpu-r1-01", is_lost=True)
     answers = [{"gpu-r1-01": HostFailure("GPU 0 is held by pid 7")}, {"gpu-r1-01": HostFailure("…")}, {}]
-    monkeypatch.setattr(stop, "fence", lambda *_, **__: answers.pop(0))
-    stop.keep_asking(home, kept, lock)
+    monkeypatch.setattr(lost_hosts, "fence", lambda *_, **__: answers.pop(0))
+    lost_hosts.keep_asking(home, kept, lock)
     assert answers == []
     assert LeaseStore(home).read_all().leases == ()
 
@@ -159,16 +162,16 @@ def late(lost, monkeypatch):
     kept, lock = lease("gpu-r1-01", "gpu-r1-02", is_lost=True)
     folder = JobStore(home).get(kept.job)
     folder.write(folder.record().but(state=State.FAILED, attempt=1, reached="containers", granted=kept.grants))
-    monkeypatch.setattr(stop, "Links", AskedLinks)
+    monkeypatch.setattr(lost_hosts, "Links", AskedLinks)
     monkeypatch.setattr(AskedLinks, "asked", [])
     monkeypatch.setattr(last_lines, "LogCopy", NotedLog)
     monkeypatch.setattr(
-        stop, "fence", lambda _, __, hosts, **___: STEPS.append(f"fence {' '.join(sorted(hosts))}") or {}
+        lost_hosts, "fence", lambda _, __, hosts, **___: STEPS.append(f"fence {' '.join(sorted(hosts))}") or {}
     )
 
     def keep(**changes):
         folder.write(folder.record().but(**changes))
-        stop.keep_asking(home, kept, lock)
+        lost_hosts.keep_asking(home, kept, lock)
         return list(STEPS)
 
     return SimpleNamespace(keep=keep, folder=folder, kept=kept)

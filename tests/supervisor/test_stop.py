@@ -8,6 +8,7 @@ import pytest
 
 from gpurun.errors import HostFailure
 from gpurun.supervisor import stop
+from gpurun.supervisor.ending import GIVE_UP_S
 
 end_log = stop._end_log
 
@@ -106,4 +107,4 @@ def test_a_host_that_gives_no_proof_is_asked_for_ten_seconds_and_twice(gang, fen
     stop.stop(gang.job)
     assert gang.lost == {"h2"}
     assert len(gang.asked) >= 2
-    assert gang.asked[-1] - gang.asked[0] >= stop.GIVE_UP_S
+    assert gang.asked[-1] - gang.asked[0] >= GIVE_UP_S

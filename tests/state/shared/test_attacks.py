@@ -251,7 +251,7 @@ def test_a_member_who_holds_a_shared_lock_is_named_then_given_up_on(state, bob, 
 def test_a_gang_s_gpus_do_not_wait_for_a_cordon(state, bob, monkeypatch):
     from gpurun.state import change_lock
     from gpurun.state.cordons import Cordon, read_cordons
-    from gpurun.supervisor import stop
+    from gpurun.supervisor.cordoning import _cordon
 
     monkeypatch.setattr(change_lock, "PATIENCE_S", 0.2)
     holder = bob.start("-c", HOLD, "cordons.lock")
@@ -259,13 +259,13 @@ def test_a_gang_s_gpus_do_not_wait_for_a_cordon(state, bob, monkeypatch):
     notes = []
     job = SimpleNamespace(home=state, note=notes.append)
     umask = os.umask(0o027)
-    assert not stop._cordon(job, {"h1": Cordon("lost", "gpurun", 1.0, "r")})
+    assert not _cordon(job, {"h1": Cordon("lost", "gpurun", 1.0, "r")})
     assert f"process {holder.pid}" in notes[0]
     assert "gpurun inventory cordon" in notes[0]
     holder.kill()
     holder.communicate()
-    assert stop._cordon(job, {"h1": Cordon("lost", "gpurun", 1.0, "r")})
-    assert not stop._cordon(job, {"h1": Cordon("cordoned", "gpurun", 2.0, "another")}), "the first reason stays"
+    assert _cordon(job, {"h1": Cordon("lost", "gpurun", 1.0, "r")})
+    assert not _cordon(job, {"h1": Cordon("cordoned", "gpurun", 2.0, "another")}), "the first reason stays"
     os.umask(umask)
     assert read_cordons(state)["h1"].reason == "r"
 

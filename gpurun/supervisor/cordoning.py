@@ -1,0 +1,58 @@
+"""Hosts to which the supervisor gives no new gangs: those whose hardware failed, and those that gave no proof."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpurun.errors import GpurunError, StateDiskError, StateError, StateUnavailable
+from gpurun.jobs.record import FirstFailure
+from gpurun.state.cordons import Cordon, changing_cordons
+from gpurun.supervisor.job import SupervisedJob
+
+
+def cordon_suspect(job: SupervisedJob, failure: FirstFailure | None) -> StateError | None:
+    """Give the host whose hardware failed the gang no new ones, until a person has looked at it.
+
+    Returns:
+        Why it could not be done yet: the cordons are damaged. The gang is ended all the same.
+    """
+    if failure is None or failure.host is None or not failure.cordon:
+        return None
+    why = f"{failure.reason}, in {job.lease.job}"
+    try:
+        new = _cordon(job, {failure.host: Cordon("cordoned", "gpurun", job.clock(), why, evidence=failure.evidence)})
+    except StateUnavailable:
+        raise
+    except StateError as error:
+        return error
+    if new:
+        job.events.emit("host", host=failure.host, state="cordoned", reason=failure.reason, evidence=failure.evidence)
+    return None
+
+
+def cordon_lost(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> None:
+    """Give hosts that gave no proof no new gangs."""
+    why = f"could not be fenced after {job.lease.job}"
+    _cordon(
+        job,
+        {host: Cordon("lost", "gpurun", job.clock(), why, evidence=error.message) for host, error in unproven.items()},
+    )
+    job.note(f"{', '.join(sorted(unproven))}: lost; its GPUs stay taken until it has been fenced")
+
+
+def _cordon(job: SupervisedJob, wanted: Mapping[str, Cordon]) -> bool:
+    """Cordon hosts that have no cordon yet; False if all have one.
+
+    Another user may keep the lock of the cordons. Then the hosts stay in use, and the job says so: a gang's other GPUs
+    do not wait for a cordon.
+    """
+    try:
+        with changing_cordons(job.home) as cordons:
+            new = {host: cordon for host, cordon in wanted.items() if host not in cordons}
+            cordons.update(new)
+            return bool(new)
+    except StateDiskError:
+        raise
+    except StateUnavailable as error:
+        job.note(f"{', '.join(sorted(wanted))}: not cordoned: {error}; `gpurun inventory cordon` does it")
+        return False

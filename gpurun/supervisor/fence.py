@@ -1,0 +1,61 @@
+"""The fence: every host of a lease proves that nothing of its attempt is left there. Only then are its GPUs free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gpurun.errors import GpurunError, HostFailure
+from gpurun.leases.lease import Lease
+from gpurun.remote.agent import Agent
+from gpurun.supervisor.host_claims import claimant_of
+from gpurun.supervisor.links import Links
+
+FENCE_TIMEOUT_S = 60.0
+
+
+def fence(
+    links: Links, lease: Lease, hosts: Iterable[str], *, state: str, containers: bool = True, outputs: bool = False
+) -> Mapping[str, GpurunError]:
+    """Fence `hosts` of a lease; those that could not prove that nothing of its attempt is left, with why.
+
+    What earlier attempts left goes too; what a later one has stays.
+
+    Args:
+        state: the id of the state directory: the hosts release the attempt's claims last.
+        containers: there may be some, so Docker must answer, and no process may hold the lease's GPUs.
+        outputs: remove the outputs of the attempt too.
+    """
+    gpus = {grant.host: list(grant.gpus) for grant in lease.grants}
+    claimant = claimant_of(lease, state)._asdict()
+
+    def ask(agent: Agent) -> Mapping[str, Any]:
+        reply = agent.call(
+            "gang.fence", job=lease.job, attempt=lease.attempt, containers=containers, outputs=outputs,
+            gpus=gpus[agent.host] if containers else None, claimant=claimant, timeout_s=FENCE_TIMEOUT_S,
+        )  # fmt: skip
+        return reply.value  # type: ignore[no-any-return]
+
+    results = links.each(ask, sorted(hosts))
+    unproven: dict[str, GpurunError] = dict(results.failed)
+    for host, rest in results.ok.items():
+        if any(rest.values()):
+            unproven[host] = HostFailure(what_is_left(rest), host=host)
+    return unproven
+
+
+def what_is_left(rest: Mapping[str, Any]) -> str:
+    """What keeps a host from being fenced, in words: `gpurun.node.fence.fence`'s answer."""
+    left = [
+        f"GPU {one['gpu']} is held by pid {one['pid']} of {one['user'] or 'an unknown user'}"
+        f"{', container ' + one['container'] if one['container'] else ''} ({one['command'][:120] or 'no command line'})"
+        for one in rest["users"]
+    ]
+    if rest["gpu_problem"]:
+        left.append(rest["gpu_problem"])
+    left += [f"container {ident[:12]} is still there" for ident in rest["containers"]]
+    left += [f"process {command[:120]!r} is still there" for command in rest["processes"]]
+    if rest["folder"]:
+        left.append("the job's folder is still there")
+    left += [f"the claim {name} is still there" for name in rest["claims"]]
+    return "; ".join(left)

@@ -1,0 +1,86 @@
+"""Lost leases: hosts that gave no proof are asked again until each has; then their GPUs are free."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from gpurun.errors import StateError
+from gpurun.jobs.events import EventLog
+from gpurun.jobs.folder import JobFolder
+from gpurun.jobs.record import JobRecord
+from gpurun.jobs.store import JobStore
+from gpurun.leases.allocator import allocator_lock
+from gpurun.leases.lease import Lease
+from gpurun.leases.store import LeaseLock, LeaseStore
+from gpurun.state.cordons import changing_cordons
+from gpurun.state.identity import state_id
+from gpurun.supervisor.ending import with_only_copies
+from gpurun.supervisor.fence import fence
+from gpurun.supervisor.frozen import cluster_of
+from gpurun.supervisor.last_lines import end_late_output
+from gpurun.supervisor.links import Links
+from gpurun.supervisor.outputs import bring_late
+
+LOST_RETRY_FIRST_S = 5.0
+LOST_RETRY_MOST_S = 60.0
+
+
+def lose_rest(home: Path, lease: Lease, lock: LeaseLock) -> tuple[Lease, LeaseLock]:
+    """Make the lease of an attempt that is over a lost lease: its hosts are fenced before its GPUs are free.
+
+    An attempt is over after its lease is removed. So a person or a backup put this lease back.
+    """
+    with allocator_lock(home, patience_s=None):
+        return LeaseStore(home).abandon(lock, lease, {grant.host for grant in lease.grants})
+
+
+def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
+    """Hold a lost lease until every one of its hosts has been fenced; then its GPUs are free again.
+
+    The job may run again on such a host, uncordoned by a person. The fence leaves that later attempt alone.
+    """
+    folder = JobStore(home).get(lease.job)
+    links = Links(cluster_of(folder, lease)[0], [grant.host for grant in lease.grants])
+    events = EventLog(folder.events, clock=time.time)
+    proof = f"nothing of attempt {lease.attempt} is left there"
+    pending = set(links.targets)
+    delay_s = LOST_RETRY_FIRST_S
+    try:
+        while pending:
+            links.open(sorted(pending), timeout_s=10.0)
+            end_late_output(folder, lease, links, pending)
+            keep = with_only_copies(None if lease.found else _record(folder), lease, pending)
+            unproven = set(fence(links, lease, pending - keep, state=state_id(home), outputs=True))
+            if keep:
+                unproven.update(fence(links, lease, keep, state=state_id(home), outputs=False))
+            fenced = pending - unproven
+            for host in sorted(fenced):
+                with suppress(FileNotFoundError):  # a person may have removed the job since
+                    events.emit("host", host=host, state="fenced", reason=proof)
+            pending -= fenced
+            if pending:
+                time.sleep(delay_s)
+                delay_s = min(delay_s * 2, LOST_RETRY_MOST_S)
+        found_again(home, links.targets)
+        LeaseStore(home).release(lock)
+        bring_late(home, lease, links, list(links.targets))
+    finally:
+        links.close()
+
+
+def _record(folder: JobFolder) -> JobRecord | None:
+    try:
+        return folder.record()
+    except StateError:  # a person has removed the job
+        return None
+
+
+def found_again(home: Path, hosts: Iterable[str]) -> None:
+    """Hosts that counted as lost have been fenced: they may get gangs again."""
+    with changing_cordons(home) as cordons:
+        for host in hosts:
+            if host in cordons and cordons[host].state == "lost":
+                del cordons[host]
