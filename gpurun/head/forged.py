@@ -21,9 +21,10 @@ from gpurun.state.trusted import not_only_root_s
 def check_lease(home: Path, lease: Lease) -> None:
     """Refuse a lease that its owner may not have written.
 
-    The record of the lease's job must name the same owner and the same inventory. A lost lease may outlive its job's
-    record, or have been made because another job was refused the GPUs. Then any job of its owner must name the
-    inventory. A lost lease of root's can be of anybody's job, if only root can change the inventory.
+    The record of the lease's job must name the same owner and the same inventory, by the path that the person gave or
+    as the inventory of one of its grants: the path may have been a link, which leads elsewhere now. A lost lease may
+    outlive its job's record, or have been made because another job was refused the GPUs. Then any job of its owner must
+    name the inventory. A lost lease of root's can be of anybody's job, if only root can change the inventory.
 
     Raises:
         StateError: the lease may be forged, or its job is gone or damaged.
@@ -72,7 +73,7 @@ def is_chosen(store: JobStore, inventory: str, uid: int) -> bool:
 
 
 def _same(record: JobRecord, inventory: str) -> bool:
-    return os.path.realpath(record.inventory) == os.path.realpath(inventory)
+    return inventory in record.granted_from or os.path.realpath(record.inventory) == os.path.realpath(inventory)
 
 
 def _path(home: Path, lease: Lease) -> Path:

@@ -184,6 +184,7 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         owner_uid: the user who submitted; only that user's processes run it.
         inventory: absolute path of the inventory it was submitted against.
+        granted_from: the inventories of its grants, with links followed: a link may lead elsewhere since.
         outcome: set in STOPPING: the state the job will end in once every host is fenced.
         ladder: set in STOPPING: ranks may be running and get notice before they are killed.
         reached: how far the attempt has touched its hosts: not at all, files and keys, or containers. Says what has
@@ -238,6 +239,7 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
     placements: int = 0
     uncut: tuple[str, ...] = ()
     outputs_left: OutputsLeft | None = None
+    granted_from: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_path(self.inventory)

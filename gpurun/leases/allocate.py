@@ -271,8 +271,11 @@ class _Passing:
 
 def mark_granted(store: JobStore, lease: Lease) -> None:
     """Bring a job's record up to its lease; also what repairs a crash between the two writes."""
-    store.get(lease.job).move(
-        State.GRANTED, attempt=lease.attempt, granted=lease.grants, granted_s=lease.granted_s,
+    folder = store.get(lease.job)
+    before = folder.record().granted_from
+    folder.move(
+        State.GRANTED, granted_from=before if lease.inventory in before else (*before, lease.inventory),
+        attempt=lease.attempt, granted=lease.grants, granted_s=lease.granted_s,
         kept=None, reason="", outcome=None, first_failure=None, reached="nothing", restart=None, checkpoint_s=None,
     )  # fmt: skip
 

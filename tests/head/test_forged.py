@@ -69,6 +69,22 @@ def test_another_way_to_spell_the_inventory_is_the_same(job):
 
 
 @pytest.mark.parametrize("lost", [False, True])
+def test_a_link_to_the_inventory_that_leads_elsewhere_since_the_grant_keeps_nobody_from_adoption(job, lost):
+    """People keep versions of an inventory, and a link to the present one."""
+    path = job.top / "current.yaml"
+    path.symlink_to(job.top / "inventory.yaml")
+    linked = JobStore(job.home).create(JobSpec("n", "i", 4, ("true",)), inventory=path, now_s=1.0)
+    ((lease, lock),) = run_pass(job.home, now_s=3.0).granted
+    lock.close()
+    path.unlink()
+    path.symlink_to(job.hostile)
+    assert lease.job == linked.id
+    check_lease(job.home, replace(lease, lost=lost))
+    with pytest.raises(StateError, match="forged"):
+        check_lease(job.home, replace(lease, lost=lost, inventory=f"{job.hostile}.old"))
+
+
+@pytest.mark.parametrize("lost", [False, True])
 def test_another_inventory_is_never_adopted(job, lost):
     path = plant(job, replace(job.lease, inventory=job.hostile, lost=lost))
     if lost:

@@ -70,6 +70,7 @@ def end_everything(world: World) -> None:
             return
         if _is_over(world):
             break
+    _clean_hosts(world)  # of jobs that have just ended
     checks.at_the_end(world)
 
 
