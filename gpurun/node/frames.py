@@ -72,10 +72,15 @@ def prefix_of(header: Dict[str, Any], payload_bytes: int) -> bytes:
 
 
 class Decoder:
-    """Bytes in, frames out; keeps what is not yet a whole frame."""
+    """Bytes in, frames out; keeps what is not yet a whole frame.
+
+    Attributes:
+        frame_bytes: what the frame that came last took on the wire.
+    """
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        self.frame_bytes = 0
 
     @property
     def waits(self) -> bool:
@@ -100,6 +105,7 @@ class Decoder:
                 if len(buffer) < start + head + payload:
                     break
                 position = start + head + payload
+                self.frame_bytes = PREFIX.size + head + payload
                 yield Frame(header_of(buffer[start : start + head]), bytes(buffer[start + head : position]))
         finally:
             del buffer[:position]
@@ -113,7 +119,7 @@ def header_of(raw: Bytes) -> Dict[str, Any]:
     """
     try:
         header = json.loads(bytes(raw))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise FrameError("a frame's header is not JSON") from None
     if not isinstance(header, dict):
         raise FrameError("a frame's header is not an object")

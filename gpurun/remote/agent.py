@@ -7,12 +7,15 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
-from threading import Condition, Lock, Thread
+from queue import Empty
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpurun.errors import GpurunError, HostFailure, HostUnreachable
 from gpurun.node import frames
+from gpurun.remote import answers
+from gpurun.remote.answers import words
+from gpurun.remote.operation import FRAME_COST_BYTES, MOST_HELD_BYTES, Operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +27,8 @@ PING_AFTER_S = 4.0
 DEAD_AFTER_S = 13.0
 # Paramiko splits larger writes into packets of 32 KiB, and the last one of each then is a small one.
 SEND_BYTES = 32_000
+BAD_ANSWER = "bad-answer"
+"""The kind of a failure where a host's answer cannot be one."""
 
 
 class Channel(Protocol):
@@ -48,7 +53,8 @@ class RemoteOpFailed(HostFailure):
 
     Attributes:
         kind: the agent's word for it: ``not-found``, ``denied``, ``no-space``, ``timeout``, ``bad-request``,
-            ``unknown-op``, ``internal``, ``no-docker``, … (`gpurun.node.agent.KINDS` and the operations themselves).
+            ``unknown-op``, ``internal``, ``no-docker``, … (`gpurun.node.agent.KINDS` and the operations themselves);
+            ``bad-answer`` where the host answered what cannot be an answer.
         detail: further JSON values the operation gave.
     """
 
@@ -56,36 +62,6 @@ class RemoteOpFailed(HostFailure):
         super().__init__(message, host=host)
         self.kind = kind
         self.detail = detail or {}
-
-
-class _Operation:
-    """One request under way, as the head sees it."""
-
-    def __init__(self, ident: int, op: str) -> None:
-        self.id = ident
-        self.op = op
-        self.arrived: SimpleQueue[frames.Frame | GpurunError] = SimpleQueue()
-        self._room = frames.WINDOW
-        self._ended = False
-        self._condition = Condition()
-
-    def credit(self, amount: int) -> None:
-        with self._condition:
-            self._room += amount
-            self._condition.notify_all()
-
-    def end(self) -> None:
-        """Nothing more need be sent for this operation."""
-        with self._condition:
-            self._ended = True
-            self._condition.notify_all()
-
-    def spend(self, amount: int) -> bool:
-        """Wait until the host has room for `amount` more bytes; False when the operation has ended instead."""
-        with self._condition:
-            self._condition.wait_for(lambda: self._ended or self._room >= min(amount, frames.WINDOW))
-            self._room -= amount
-            return not self._ended
 
 
 class Agent:
@@ -109,7 +85,7 @@ class Agent:
         self._decoder = decoder
         self._ping_after_s = ping_after_s
         self._write_lock = Lock()
-        self._operations: dict[int, _Operation] = {}
+        self._operations: dict[int, Operation] = {}
         self._lock = Lock()
         self._idents = itertools.count(1)
         self._death: GpurunError | None = None
@@ -134,9 +110,9 @@ class Agent:
         try:
             while True:
                 frame = self._next(operation, deadline, timeout_s)
-                received += frame.payload
+                self._gather(operation, received, frame)
                 if frame.header["t"] == "done":
-                    return Reply(frame.header.get("v"), bytes(received))
+                    return Reply(self._checked(operation, frame), bytes(received))
                 self._consumed(operation, frame)
         finally:
             self._forget(operation)
@@ -183,15 +159,15 @@ class Agent:
             self._operations.clear()
             hooks, self._on_close = self._on_close, []
         for operation in operations:
-            operation.arrived.put(why)
+            operation.put(why)
             operation.end()
         # Closing a Paramiko channel sends a packet, which may wait for a peer that is gone.
         Thread(target=_run_all, args=([self._channel.close, *hooks],), daemon=True).start()
 
     # -- sending ------------------------------------------------------------------------------------------
 
-    def _start(self, op: str, params: dict[str, Json], *, more: bool, payload: bytes = b"") -> _Operation:
-        operation = _Operation(next(self._idents), op)
+    def _start(self, op: str, params: dict[str, Json], *, more: bool, payload: bytes = b"") -> Operation:
+        operation = Operation(next(self._idents), op)
         with self._lock:
             if self._death is not None:
                 raise _again(self._death)
@@ -206,7 +182,7 @@ class Agent:
             Thread(target=self._feed, args=(operation, frames.pieces(payload)), daemon=True).start()
         return operation
 
-    def _feed(self, operation: _Operation, payload: Iterable[bytes | memoryview]) -> None:
+    def _feed(self, operation: Operation, payload: Iterable[bytes | memoryview]) -> None:
         """Send an operation's payload as fast as the host consumes it."""
         try:
             for item in payload:
@@ -216,9 +192,9 @@ class Agent:
                     self._send({"t": "in", "id": operation.id}, piece)
             self._send({"t": "eof", "id": operation.id})
         except GpurunError as error:
-            operation.arrived.put(error)
+            operation.put(error)
         except Exception as error:  # noqa: BLE001 - of the caller's iterable: raised again in the caller's thread
-            operation.arrived.put(_FeedFailed(error))
+            operation.put(_FeedFailed(error))
 
     def _send(self, header: dict[str, Json], payload: bytes | memoryview = b"") -> None:
         data = memoryview(frames.encode(header, payload))
@@ -256,54 +232,74 @@ class Agent:
                     break
                 self.last_heard_s = time.monotonic()
                 for frame in self._decoder.feed(data):
-                    self._dispatch(frame)
+                    self._dispatch(frame, self._decoder.frame_bytes)
         except (OSError, EOFError) as error:
             why += f" ({error})"
         except frames.FrameError as error:
             why = f"the agent's channel carries something else than frames: {error}"
         self.die(HostUnreachable(why, host=self.host))
 
-    def _dispatch(self, frame: frames.Frame) -> None:
-        ident = frame.header.get("id")
-        if not isinstance(ident, int):
+    def _dispatch(self, frame: frames.Frame, size_bytes: int) -> None:
+        ident, kind = frame.header.get("id"), frame.header.get("t")
+        if kind == "pong":
             return
+        if not isinstance(ident, int) or kind not in ("out", "part", "done", "err", "credit"):
+            raise frames.FrameError(f"a frame of kind {kind!r:.40}")
         with self._lock:
             operation = self._operations.get(ident)
         if operation is None:
             return  # its caller has gone
-        if frame.header.get("t") == "credit":
-            operation.credit(int(frame.header.get("n", 0)))
-        else:
-            operation.arrived.put(frame)
+        if kind == "credit":
+            amount = frame.header.get("n")
+            if type(amount) is not int or amount < 0:
+                raise frames.FrameError(f"a credit of {amount!r:.40}")
+            operation.credit(amount)
+        elif not operation.put(frame, size_bytes + FRAME_COST_BYTES):
+            raise frames.FrameError(f"more than {MOST_HELD_BYTES >> 20} MiB ahead of what is taken")
 
-    def _next(self, operation: _Operation, deadline: float | None, timeout_s: float) -> frames.Frame:
+    def _next(self, operation: Operation, deadline: float | None, timeout_s: float) -> frames.Frame:
         try:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            arrived = operation.arrived.get(timeout=left)
+            arrived = operation.take(None if deadline is None else max(0.0, deadline - time.monotonic()))
         except Empty:
             raise HostUnreachable(f"{operation.op} did not answer within {timeout_s:g} s", host=self.host) from None
         if isinstance(arrived, _FeedFailed):
             raise arrived.error
         if isinstance(arrived, GpurunError):
             raise _again(arrived)
-        header = arrived.header
-        if header.get("t") == "err":
+        if arrived.header["t"] == "err":
             operation.end()
-            kind, message = str(header.get("kind")), str(header.get("message"))
-            if kind == "cancelled":  # not by us, who still wait for it
-                raise HostUnreachable("its agent is being stopped", host=self.host)
-            raise RemoteOpFailed(message, kind=kind, detail=header.get("detail"), host=self.host)
-        if header.get("t") == "done":
+            raise self._failure(arrived.header)
+        if arrived.header["t"] == "done":
             operation.end()
         return arrived
 
-    def _consumed(self, operation: _Operation, frame: frames.Frame) -> None:
+    def _failure(self, header: dict[str, Json]) -> HostFailure:
+        kind, detail = words(header.get("kind")), header.get("detail")
+        if kind == "cancelled":  # not by us, who still wait for it
+            return HostUnreachable("its agent is being stopped", host=self.host)
+        detail = detail if isinstance(detail, dict) else None
+        return RemoteOpFailed(words(header.get("message")), kind=kind, detail=detail, host=self.host)
+
+    def _checked(self, operation: Operation, frame: frames.Frame) -> Json:
+        """The value of a frame, once it is known to be one that the operation can give."""
+        try:
+            return answers.checked(operation.op, frame.header.get("v"), item=frame.header["t"] == "out")
+        except answers.NotAnAnswer as error:
+            raise bad_answer(self.host, str(error)) from None
+
+    def _gather(self, operation: Operation, whole: bytearray, frame: frames.Frame) -> None:
+        """Put the pieces of a reply together."""
+        if len(whole) + len(frame.payload) > MOST_HELD_BYTES:
+            raise bad_answer(self.host, f"{operation.op}: more than {MOST_HELD_BYTES >> 20} MiB")
+        whole += frame.payload
+
+    def _consumed(self, operation: Operation, frame: frames.Frame) -> None:
         if frame.payload:
             self._send({"t": "credit", "id": operation.id, "n": len(frame.payload)})
 
-    def _forget(self, operation: _Operation, *, cancel: bool = True) -> None:
+    def _forget(self, operation: Operation, *, cancel: bool = True) -> None:
         """The caller wants no more of this operation; one that still runs is cancelled on the host."""
-        ended = operation._ended
+        ended = operation.ended
         operation.end()
         with self._lock:
             known = self._operations.pop(operation.id, None)
@@ -315,7 +311,7 @@ class Agent:
 class Stream(Iterator[Reply]):
     """The items of one operation. A context manager; not for several threads at once, but `close` may come from any."""
 
-    def __init__(self, agent: Agent, operation: _Operation, silence_s: float | None) -> None:
+    def __init__(self, agent: Agent, operation: Operation, silence_s: float | None) -> None:
         self._agent = agent
         self._operation = operation
         self._silence_s = silence_s
@@ -336,14 +332,16 @@ class Stream(Iterator[Reply]):
         while True:
             deadline = None if limit_s is None else time.monotonic() + limit_s
             frame = self._agent._next(self._operation, deadline, limit_s or 0.0)
-            value, kind = frame.header.get("v"), frame.header["t"]
+            kind = frame.header["t"]
             if kind == "done":
+                self._agent._gather(self._operation, self._parts, frame)
+                value = self._agent._checked(self._operation, frame)
                 self.close()
-                return Reply(value, bytes(self._parts + frame.payload))
+                return Reply(value, bytes(self._parts))
             self._agent._consumed(self._operation, frame)
             if kind == "out":
-                return Reply(value, frame.payload)
-            self._parts += frame.payload
+                return Reply(self._agent._checked(self._operation, frame), frame.payload)
+            self._agent._gather(self._operation, self._parts, frame)
 
     def close(self) -> None:
         """End the iteration; an operation that still runs is cancelled on the host. Idempotent."""
@@ -351,7 +349,7 @@ class Stream(Iterator[Reply]):
             self._closed = True
             self._agent._forget(self._operation)
             # Wakes a thread that waits for the next item.
-            self._operation.arrived.put(HostUnreachable("the stream was closed", host=self._agent.host))
+            self._operation.put(HostUnreachable("the stream was closed", host=self._agent.host))
 
     def __enter__(self) -> Stream:
         return self
@@ -371,6 +369,11 @@ class _FeedFailed(GpurunError):
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+def bad_answer(host: str, why: str) -> RemoteOpFailed:
+    """The error for a host that answers what cannot be an answer."""
+    return RemoteOpFailed(f"the host's answer cannot be true: {words(why)}", kind=BAD_ANSWER, host=host)
 
 
 def _again(error: GpurunError | None) -> GpurunError:

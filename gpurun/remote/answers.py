@@ -1,0 +1,359 @@
+"""What each operation of a host's agent may answer. The head checks every answer here as it enters.
+
+A host may be hostile, or broken. Its answers become lines of configuration files, words of command lines, paths, and
+numbers to count with, on the head and on other hosts. So each operation has types here, with patterns and bounds. The
+head refuses an answer of another shape and names the host; the operation counts as failed there. An operation without
+types answers nothing. What depends on the question, such as a digest that nobody asked about, the caller checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict, get_args
+
+import msgspec
+from msgspec import Meta, Struct
+
+from gpurun.facts.samples import HostSample
+from gpurun.msgspec_types import ready
+
+_MOST = 1 << 62
+_MOST_WORDS = 4000
+
+Count = Annotated[int, Meta(ge=0, le=_MOST)]
+Code = Annotated[int, Meta(ge=-(1 << 31), le=1 << 32)]
+ExitCode = Annotated[int, Meta(ge=0, le=255)]
+Index = Annotated[int, Meta(ge=0, le=1 << 20)]
+RankNumber = Annotated[int, Meta(ge=0, le=1 << 20)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]
+Text = Annotated[str, Meta(max_length=1 << 16)]
+Digits = Annotated[str, Meta(pattern=r"\A[0-9]{1,10}\Z")]
+Name = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.-]{1,256}\Z")]
+Digest = Annotated[str, Meta(pattern=r"\Asha256:[0-9a-f]{64}\Z")]
+Path = Annotated[str, Meta(pattern=r"\A/[^\x00-\x1f\x7f]{0,4095}\Z")]
+Address = Annotated[str, Meta(pattern=r"\A[0-9A-Fa-f.:]{2,45}(%[A-Za-z0-9_.-]{1,15})?\Z")]
+UserName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.][A-Za-z0-9_.@+\\-]{0,255}\$?\Z")]
+HostName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?\Z")]
+PublicKey = Annotated[str, Meta(pattern=r"\Assh-ed25519 [A-Za-z0-9+/]{60,100}={0,2}\Z")]
+
+
+class Account(TypedDict):
+    """``gang.prepare``: these become words of the launcher's ssh configuration, of ``known_hosts`` and of passwd."""
+
+    uid: Digits
+    gid: Digits
+    user: UserName
+    home: Path
+    hostname: HostName
+    address: Annotated[str, Meta(pattern=r"\A[0-9]{1,3}(\.[0-9]{1,3}){3}\Z")] | None
+    sshd: Path
+    public_key: PublicKey
+
+
+class Inspected(TypedDict):
+    """One container of ``gang.inspect``."""
+
+    id: Name
+    name: Name
+    attempt: Text | None
+    status: Name
+    code: Code
+    oom: bool
+    error: Text
+    started: Text
+    finished: Text
+    ended_ago_s: Seconds | None
+
+
+class EngineSame(Struct, tag_field="state", tag="same"):
+    """``gang.engine``: it is the engine that created the container."""
+
+    why: Text = ""
+
+
+class EngineGone(Struct, tag_field="state", tag="gone"):
+    """No engine answers."""
+
+    why: Text = ""
+
+
+class EngineUnknown(Struct, tag_field="state", tag="unknown"):
+    """Nobody can say."""
+
+    why: Text = ""
+
+
+class EngineRestarted(Struct, tag_field="state", tag="restarted"):
+    """Another engine answers; it has been up for so long."""
+
+    up_s: Seconds
+    why: Text = ""
+
+
+class GpuHolder(TypedDict):
+    """A process that holds a GPU of a fenced attempt."""
+
+    gpu: Index
+    pid: Count
+    user: Text | None
+    command: str
+    container: Text | None
+
+
+class Rest(TypedDict):
+    """``gang.fence``: what keeps the host from being fenced."""
+
+    containers: list[Text]
+    processes: list[str]
+    folder: bool
+    users: list[GpuHolder]
+    gpu_problem: Text
+    claims: list[Text]
+
+
+class Progress(TypedDict):
+    """``gang.progress``: below a rank's number stands what its program wrote, which may be anything."""
+
+    age_s: Seconds | None
+    checkpoint_age_s: Seconds | None
+    ranks: dict[Annotated[str, Meta(pattern=r"\A[0-9]{1,7}\Z")], dict[Literal["progress", "checkpoint"], Any]]
+
+
+class KernelNews(Struct, tag_field="kind", tag="kernel", omit_defaults=True):
+    """``health``: a line of the kernel's log."""
+
+    line: Text
+    rank: RankNumber | None
+    cards: dict[Annotated[str, Meta(pattern=r"\A[0-9]{1,6}\Z")], Text]
+    age_s: Seconds = 0.0
+
+
+class XidNews(Struct, tag_field="kind", tag="xid"):
+    """``health``: NVML tells of an Xid."""
+
+    gpu: Index
+    xid: Index
+
+
+class LostNews(Struct, tag_field="kind", tag="lost"):
+    """``health``: NVML cannot reach a GPU any more."""
+
+    gpu: Index
+    text: Text
+
+
+class EccNews(Struct, tag_field="kind", tag="ecc"):
+    """``health``: a GPU has counted memory errors."""
+
+    gpu: Index
+    count: Count
+    before: Count
+
+
+class DiskNews(Struct, tag_field="kind", tag="disk"):
+    """``health``: a disk is full."""
+
+    what: Text
+    path: Text
+    free_bytes: Count
+
+
+class NvmlNews(Struct, tag_field="kind", tag="nvml"):
+    """``health``: NVML does not answer."""
+
+    text: Text
+
+
+Health = list[KernelNews | XidNews | LostNews | EccNews | DiskNews | NvmlNews]
+
+
+class RankStart(Struct, tag_field="kind", tag="start"):
+    """``ranks.follow``: a rank has started."""
+
+    id: Name
+    rank: RankNumber
+    age_s: Seconds
+
+
+class RankOutput(Struct, tag_field="kind", tag="output"):
+    """``ranks.follow``: a rank has printed the payload."""
+
+    id: Name
+    rank: RankNumber
+    stream: Literal["o", "e"]
+    end: Count
+
+
+class RankEnd(Struct, tag_field="kind", tag="end", omit_defaults=True):
+    """``ranks.follow``: a rank has ended."""
+
+    id: Name
+    rank: RankNumber
+    age_s: Seconds
+    code: ExitCode
+    killed: bool = False
+    container: bool = False
+    more: bool = False
+
+
+class ImageAnswer(TypedDict):
+    """``images.ask``."""
+
+    local: Digest | None
+    named: bool
+    store: Literal["graph", "containerd"]
+    have: list[Digest]
+    root: Text | None
+    free_bytes: Count | None
+    spool_free_bytes: Count | None
+    one_disk: bool
+
+
+class PlacedImage(TypedDict):
+    """One image of ``images.listing``; ``images.prune`` adds ``freed``."""
+
+    id: Text
+    names: list[Text]
+    present: bool
+    temporary: bool
+    shipped_s: Seconds | None
+    size_bytes: Count
+    used_by: list[Text]
+    freed: NotRequired[bool]
+
+
+class Connected(TypedDict):
+    """One outcome of ``probe.connect``."""
+
+    ok: bool
+    error: Text | None
+
+
+class ListedRank(TypedDict):
+    """One rank of ``ranks.list``."""
+
+    id: Name
+    rank: Annotated[int, Meta(ge=0, le=10**7)]
+    code: ExitCode | None
+    age_s: Seconds
+
+
+def fields(**types: Any) -> Any:
+    """A JSON object with these keys; one whose value may be None may be missing."""
+    optional = [(name, kind, None) for name, kind in types.items() if _may_be_none(kind)]
+    return msgspec.defstruct("Fields", [*((n, k) for n, k in types.items() if not _may_be_none(k)), *optional])
+
+
+def _may_be_none(kind: Any) -> bool:
+    return type(None) in get_args(kind)
+
+
+class Answers(NamedTuple):
+    """The types of one operation's answers.
+
+    Attributes:
+        end: what it returns.
+        item: what it yields, if it is a stream.
+    """
+
+    end: Any = None
+    item: Any = None
+
+
+RECEIVED = fields(bytes=Count, digest=Digest | None)
+FILE = fields(
+    kind=Literal["file", "dir", "link", "other"], size=Count, mode=Count, uid=Count, gid=Count, mtime_s=Seconds
+)
+CONVERTED_BY_FACTS = Any
+"""`gpurun.facts` has the type and converts the answer, before anybody else looks at it."""
+
+ANSWERS: Mapping[str, Answers] = {
+    "blobs.open": Answers(fields(address=Address, port=Port, head=Address)),
+    "blobs.expect": Answers(fields(have_bytes=Count)),
+    "blobs.grant": Answers(),
+    "blobs.missing": Answers(list[tuple[Digest, list[tuple[Count, Count]]]]),
+    "blobs.fetch": Answers(RECEIVED, RECEIVED),
+    "blobs.feed": Answers(RECEIVED, RECEIVED),
+    "blobs.status": Answers(fields(blobs=dict[Digest, Count], sent_bytes=Count)),
+    "blobs.close": Answers(),
+    "claims.take": Answers(),
+    "claims.list": Answers(CONVERTED_BY_FACTS),
+    "docker.request": Answers(fields(status=Annotated[int, Meta(ge=100, le=999)], json=Any)),
+    "docker.logs": Answers(None, fields(stream=Literal["stdout", "stderr"])),
+    "docker.wait": Answers(fields(code=Code | None, error=Text | None)),
+    "files.write": Answers(fields(bytes=Count)),
+    "files.read": Answers(fields(size=Count)),
+    "files.mkdir": Answers(),
+    "files.rmtree": Answers(fields(removed=bool)),
+    "files.stat": Answers(FILE | None),
+    "files.listdir": Answers(list[str]),
+    "files.df": Answers(fields(free_bytes=Count, total_bytes=Count, free_inodes=Count)),
+    "gang.prepare": Answers(Account),
+    "gang.create": Answers(fields(container=Text)),
+    "gang.start": Answers(),
+    "gang.inspect": Answers(list[Inspected]),
+    "gang.engine": Answers(EngineSame | EngineGone | EngineUnknown | EngineRestarted),
+    "gang.has_ended": Answers(bool),
+    "gang.signal": Answers(Count),
+    "gang.fence": Answers(Rest),
+    "gang.run_file": Answers(fields(size=Count)),
+    "gang.progress": Answers(Progress),
+    "health.watch": Answers(None, Health),
+    "health.recent": Answers(Health),
+    "images.ask": Answers(ImageAnswer),
+    "images.name": Answers(),
+    "images.install": Answers(
+        fields(local=Digest), fields(state=Literal["receiving", "loading"], layer=Index, layers=Index)
+    ),
+    "images.listing": Answers(list[PlacedImage]),
+    "images.prune": Answers(list[PlacedImage]),
+    "outputs.list": Answers(fields(present=bool)),
+    "outputs.read": Answers(),
+    "outputs.write": Answers(fields(files=Count)),
+    "outputs.remove": Answers(),
+    "probe.facts": Answers(CONVERTED_BY_FACTS),
+    "probe.clock": Answers(fields(clock_s=Seconds)),
+    "probe.sample": Answers(None, HostSample),
+    "probe.listen": Answers(fields(accepted=Count), fields(ports=list[Port])),
+    "probe.connect": Answers(list[Connected]),
+    "probe.resolve": Answers(dict[Text, list[Text] | None]),
+    "proc.run": Answers(fields(code=Code, stdout=str, stderr=str, truncated=bool)),
+    "ranks.count": Answers(Count),
+    "ranks.cut": Answers(fields(cut=Count, refused=Count)),
+    "ranks.follow": Answers(None, RankStart | RankOutput | RankEnd),
+    "ranks.list": Answers(list[ListedRank]),
+    "tree.lacking": Answers(list[Digest]),
+    "tree.add": Answers(fields(bytes=Count)),
+    "tree.unpack": Answers(),
+    "tree.make": Answers(fields(written=Count, bytes=Count)),
+}
+
+
+class NotAnAnswer(ValueError):
+    """What a host says is no answer to what it was asked. The message says where it goes wrong."""
+
+
+def checked(op: str, said: object, *, item: bool = False) -> Any:
+    """What a host says, as JSON values, once it is known to be an answer to this operation. Unknown keys are left out.
+
+    Args:
+        item: it is an item of a stream, not the answer that ends the operation.
+
+    Raises:
+        NotAnAnswer: it is none.
+    """
+    types = ANSWERS.get(op, Answers())
+    kind = types.item if item else types.end
+    if kind is Any or (kind is None and said is None):
+        return said
+    try:
+        return msgspec.to_builtins(msgspec.convert(said, ready(kind)))
+    except (msgspec.ValidationError, ValueError, RecursionError) as error:  # a lone surrogate is a ValueError
+        raise NotAnAnswer(f"{op}: {error}") from None
+
+
+def words(said: object) -> str:
+    """A host's words for people: no control characters but ends of lines, and not without end."""
+    lines = str(said)[:_MOST_WORDS].splitlines()
+    return "\n".join("".join(letter if letter.isprintable() else "?" for letter in line) for line in lines)
