@@ -11,7 +11,7 @@ from gpurun.doctor import paths
 from gpurun.doctor.host_checks import plain_addresses
 from gpurun.facts.hardware import Hardware
 from gpurun.inventory.model import Inventory
-from gpurun.remote.agent import Agent, Reply
+from gpurun.remote.agent import Agent, Reply, bad_answer
 from gpurun.remote.fleet import Fleet
 
 Ports = tuple[tuple[int, int], ...]
@@ -80,7 +80,11 @@ def _try_group(
         stream = agent.stream(
             "probe.listen", address=addresses[agent.host], ports=[list(one) for one in ports], limit_s=LISTEN_LIMIT_S
         )
-        return _Listening(stream, tuple(next(stream).value["ports"]))
+        found = tuple((next(stream).value or {}).get("ports", ()))
+        if len(found) != len(ports):
+            stream.close()
+            raise bad_answer(agent.host, f"probe.listen: {len(found)} ports of {len(ports)}")
+        return _Listening(stream, found)
 
     with ExitStack() as stack:
         listening = fleet.map(start, hosts).ok
@@ -113,7 +117,10 @@ def _connect(agent: Agent, wanted: list[dict[str, Any]], address: str) -> list[A
 
     def call(some: list[dict[str, Any]]) -> list[Any]:
         limit_s = CONNECT_TIMEOUT_S + 20
-        return list(agent.call("probe.connect", targets=some, source=address, timeout_s=limit_s).value)
+        outcomes = list(agent.call("probe.connect", targets=some, source=address, timeout_s=limit_s).value)
+        if len(outcomes) != len(some):
+            raise bad_answer(agent.host, f"probe.connect: {len(outcomes)} outcomes of {len(some)}")
+        return outcomes
 
     outcomes = call(wanted)
     failed = [at for at, one in enumerate(outcomes) if not one["ok"] and one["error"] != "refused"]

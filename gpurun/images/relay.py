@@ -21,12 +21,15 @@ from gpurun.images.slow import HostPace, Trial, slow_host
 from gpurun.images.store import Stored
 from gpurun.images.trial import FirstHostTrial
 from gpurun.remote import Agent, Fleet, RemoteOpFailed
+from gpurun.remote.agent import BAD_ANSWER
 
 TICK_S = 0.1
 MAX_CORRUPT = 3
 SETTLE_S = 1.0
 # Errors that are the host's own: another upstream end would not help.
-_OWN_FAULTS = frozenset({"no-space", "read-only", "denied", "os-error", "internal", "bad-request", "not-found"})
+_OWN_FAULTS = frozenset(
+    {"no-space", "read-only", "denied", "os-error", "internal", "bad-request", "not-found", BAD_ANSWER}
+)
 
 
 class DamagedBlob(GpurunError):
@@ -66,6 +69,7 @@ class Relay:
         self._count = len(chains)
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._announced: dict[str, set[str]] = {}
+        self._accusers: dict[str, set[str]] = {}
         self._trials: dict[int, list[Trial]] = {number: [] for number in range(self._count)}
         self._packing = PackingTrial(self._pack, lambda: sample(list(self.seats.blobs.values())))
         self._first_hosts = [FirstHostTrial(number, self._count, self.seats, fleet) for number in range(self._count)]
@@ -185,8 +189,7 @@ class Relay:
         if source in self._fleet.agents and not self._fleet.agents[source].alive:
             self.give_up(source, HostUnreachable("it was lost while it sent", host=source))
         if kind == "corrupt":
-            lane.corrupt += 1
-            self._check_own(source, error)
+            self._accuse(lane, source, error)
         lane.tries += 1
         if kind in ("link-lost", "corrupt") and lane.tries <= 1 and source not in self.failed:
             return
@@ -196,14 +199,34 @@ class Relay:
         if not lane.upstreams or lane.corrupt > MAX_CORRUPT:
             self.give_up(lane.host, HostFailure(f"nothing could be brought to it: {error.message}", host=lane.host))
 
-    def _check_own(self, source: str, error: GpurunError) -> None:
-        """A chunk was refused: is it the head's own file that is wrong?"""
-        if source not in (HEAD, HEAD_OVER_SSH) or not isinstance(error, RemoteOpFailed):
+    def _accuse(self, lane: ChainLane, source: str, error: GpurunError) -> None:
+        """A host refused a chunk: whose fault is that?
+
+        Each chunk's hash is known, so either the source or the host that refuses is at fault. A source that is a host
+        is out when two hosts tell of it: one alone may be the liar. What the head sends can be looked at.
+
+        Raises:
+            DamagedBlob: it is the head's own file that is wrong.
+        """
+        if source in (HEAD, HEAD_OVER_SSH):
+            lane.corrupt += 1
+            self._check_own(error)
             return
-        digest, index = str(error.detail.get("digest")), int(error.detail.get("index", 0))
-        blob = self.seats.blobs.get(digest)
-        if blob is not None and not blob.holds(index):
-            raise DamagedBlob(digest)
+        accusers = self._accusers.setdefault(source, set())
+        accusers.add(lane.host)
+        if len(accusers) > 1:
+            told = " and ".join(sorted(accusers))
+            self.give_up(
+                source, HostFailure(f"{told} got chunks from it that are not what was sent to it", host=source)
+            )
+
+    def _check_own(self, error: GpurunError) -> None:
+        """A chunk of the head was refused: is it the head's own file that is wrong?"""
+        detail = error.detail if isinstance(error, RemoteOpFailed) else {}
+        digest, index = detail.get("digest"), detail.get("index")
+        blob = self.seats.blobs.get(digest) if isinstance(digest, str) else None
+        if blob is not None and type(index) is int and 0 <= index < blob.count and not blob.holds(index):
+            raise DamagedBlob(blob.digest)
 
     def _consider_packing(self) -> None:
         """Pack chunks on their way if that has turned out to pay."""

@@ -12,10 +12,12 @@ from gpurun.images.lane import HEAD, HEAD_OVER_SSH
 from gpurun.images.pulls import Source, agent_answers
 from gpurun.images.store import Stored
 from gpurun.node import frames, links
+from gpurun.node.call import OpError
 from gpurun.node.pace import Pace
 from gpurun.node.packing import Packing
 from gpurun.node.spool import CHUNK, Blob
 from gpurun.remote import Agent, Fleet
+from gpurun.remote.agent import bad_answer
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class Seats:
         if name == HEAD and self.server is not None:
             return Source(HEAD, (self.by_host[host].head, self.server.port), self.server.grant)
         if name in (HEAD, HEAD_OVER_SSH):
-            return Source(HEAD_OVER_SSH, None, feed=self._feed)
+            return Source(HEAD_OVER_SSH, None, feed=lambda wants: self._feed(host, wants))
         agent, seat = self._fleet.agents[name], self.by_host[name]
         return Source(
             name,
@@ -104,15 +106,26 @@ class Seats:
             lambda: agent_answers(agent, self.transfer),
         )
 
-    def _feed(self, wants: links.Wants) -> Iterator[bytes]:
-        """The chunks that a host lacks, as frames for its SSH channel."""
+    def _feed(self, host: str, wants: links.Wants) -> Iterator[bytes]:
+        """The chunks that a host lacks, as frames for its SSH channel.
+
+        Raises:
+            RemoteOpFailed: it asks for what there is not, or for a blob twice.
+        """
         buffer = memoryview(bytearray(CHUNK))
+        left = dict(self.blobs)
         for digest, ranges in wants:
-            for first, last in ranges:
-                for index in range(first, last + 1):
-                    header, piece = links.chunk_frame(self.blobs[digest], index, buffer, self.packing)
-                    self._pace.spend(len(piece))
-                    yield frames.encode(header, piece)
+            blob = left.pop(digest, None)
+            if blob is None:
+                raise bad_answer(host, f"blobs.missing: {digest} is no blob that it still can lack")
+            try:
+                for first, last in links.checked_ranges(blob, ranges):
+                    for index in range(first, last + 1):
+                        header, piece = links.chunk_frame(blob, index, buffer, self.packing)
+                        self._pace.spend(len(piece))
+                        yield frames.encode(header, piece)
+            except OpError as error:
+                raise bad_answer(host, f"blobs.missing: {error.message}") from None
 
     def close(self, *, keep: Container[str]) -> None:
         """Close every end. Idempotent.

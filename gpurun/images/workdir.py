@@ -17,6 +17,7 @@ from gpurun.images.store import LayerStore, Stored
 from gpurun.images.tree import FileTree
 from gpurun.node import frames
 from gpurun.remote import Agent, Fleet, Results
+from gpurun.remote.agent import bad_answer
 
 if TYPE_CHECKING:
     from gpurun.inventory.model import Inventory
@@ -48,10 +49,10 @@ def sync_workdir(
         StateError: the job's copy is damaged.
     """
     digests = list(tree.files)
-    asked = fleet.map(lambda agent: agent.call("tree.lacking", digests=digests).value, folders)
+    asked = fleet.map(lambda agent: _lacking(agent, digests), folders)
     failed = dict(asked.failed)
     sent = dict.fromkeys(asked.ok, 0)
-    lacking = {host: list(found) for host, found in asked.ok.items() if found}
+    lacking = {host: found for host, found in asked.ok.items() if found}
     union = list(dict.fromkeys(digest for found in lacking.values() for digest in found))
     size = sum(tree.files[digest].size for digest in union)
     if size <= DIRECT_BYTES or len(lacking) == 1:
@@ -71,6 +72,18 @@ def sync_workdir(
         {host: sent[host] for host in folders if host not in failed},
         {host: failed[host] for host in folders if host in failed},
     )
+
+
+def _lacking(agent: Agent, digests: Sequence[str]) -> list[str]:
+    """The contents that a host lacks, each once.
+
+    Raises:
+        RemoteOpFailed: it names others.
+    """
+    found = dict.fromkeys(agent.call("tree.lacking", digests=digests).value)
+    if not found.keys() <= set(digests):
+        raise bad_answer(agent.host, "tree.lacking: it names contents that nobody asked for")
+    return list(found)
 
 
 def _send(agent: Agent, tree: FileTree, digests: Iterable[str]) -> int:

@@ -188,7 +188,8 @@ def fetch(
         ``{"bytes"}``: received by this call.
 
     Raises:
-        OpError: ``no-route``, ``link-lost``, ``corrupt``; ``no-space`` (as an OSError) when the disk is full.
+        OpError: ``no-route``, ``link-lost``; ``corrupt`` when the neighbour sends other chunks than it was asked for,
+            or leaves some out; ``no-space`` (as an OSError) when the disk is full.
     """
     here = find(transfer)
     wants = missing(call, transfer, digests, lane) if wants is None else wants
@@ -196,7 +197,11 @@ def fetch(
         (address, port), here.certificate, here.key, token, wants,
         lambda connection: call.on_cancel(lambda: connection.shutdown(socket.SHUT_RDWR)),
     )  # fmt: skip
-    return (yield from _keep(call, here, source))
+    done = yield from _keep(call, here, source)
+    for digest, ranges in wants:
+        if any(here.blob(digest).lacks(first, last) for first, last in ranges):
+            raise OpError("corrupt", "%s said that it had sent all of %s" % (address, digest))
+    return done
 
 
 def feed(call: Call, transfer: str) -> Generator[Dict[str, Any], None, Dict[str, Any]]:
@@ -214,15 +219,18 @@ def feed(call: Call, transfer: str) -> Generator[Dict[str, Any], None, Dict[str,
 def _keep(
     call: Call, here: Transfer, source: Iterator[frames.Frame]
 ) -> Generator[Dict[str, Any], None, Dict[str, Any]]:
-    """Write the chunks of frames; how many bytes, now and then and at the end."""
+    """Write the chunks of frames; how many bytes were new, now and then and at the end."""
     received, told = 0, time.monotonic()
     for frame in source:
-        digest, index, piece = str(frame.header.get("d")), int(frame.header.get("i", -1)), frame.payload
+        (digest, index), piece = links.place_of(frame.header), frame.payload
+        blob = here.blobs.get(digest)
+        if blob is None or index >= blob.count:  # who sent it is at fault, not this host
+            raise OpError("corrupt", "chunk %d of %.90s was not announced" % (index, digest))
         if frame.header.get("z"):
             packed, piece = bytes(piece), unpack(piece)
             here.packs.put(digest, index, packed)  # before it is there to be asked for
-        here.blob(digest).write(index, piece)
-        received += len(piece)
+        if blob.write(index, piece):
+            received += len(piece)
         call.check()
         if time.monotonic() - told >= PROGRESS_EVERY_S:
             told = time.monotonic()

@@ -21,7 +21,7 @@ import socket
 import ssl
 import threading
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 from gpurun.node import frames
 from gpurun.node.call import OpError
@@ -35,6 +35,8 @@ WAIT_EVERY_S = 1.5
 # … so that one which says nothing for this long is gone, or its network is.
 SILENCE_S = 6.0
 MAX_UNPROVEN = 64
+MOST_RANGES = 1 << 16
+"""A blob of 32 GiB with every second chunk missing. Who asks for more has not looked at what it has."""
 
 Wants = List[Tuple[str, List[Tuple[int, int]]]]
 
@@ -158,7 +160,7 @@ class Server:
         buffer = memoryview(bytearray(CHUNK))
         for digest, ranges in wants:
             blob = self._await_blob(connection, digest)
-            for first, last in ranges:
+            for first, last in checked_ranges(blob, ranges):
                 for index in range(first, last + 1):
                     while not blob.wait(index, WAIT_EVERY_S):
                         _send(connection, {"t": "wait"})
@@ -176,6 +178,32 @@ class Server:
             _send(connection, {"t": "wait"})
             time.sleep(0.02)
         raise OpError("closed", "the transfer has ended")
+
+
+def checked_ranges(blob: Blob, ranges: Iterable[Tuple[int, int]]) -> Iterator[Tuple[int, int]]:
+    """The ranges of chunks that somebody wants of a blob, each chunk at most once.
+
+    Raises:
+        OpError: ``bad-request``: the blob has no such chunks.
+    """
+    behind = -1
+    for first, last in ranges:
+        if not behind < first <= last < blob.count:
+            raise OpError("bad-request", "%s has %d chunks: none are %d to %d" % (blob.digest, blob.count, first, last))
+        behind = last
+        yield first, last
+
+
+def place_of(header: Dict[str, Any]) -> Tuple[str, int]:
+    """(digest, index): where the chunk of a ``chunk`` frame belongs.
+
+    Raises:
+        OpError: ``corrupt``: the frame does not say.
+    """
+    digest, index = header.get("d"), header.get("i")
+    if not isinstance(digest, str) or type(index) is not int or index < 0:
+        raise OpError("corrupt", "a chunk has the place %.60r in %.90r" % (index, digest))
+    return digest, index
 
 
 def chunk_frame(blob: Blob, index: int, buffer: memoryview, packs: Packs) -> Tuple[Dict[str, Any], frames.Bytes]:
@@ -273,14 +301,24 @@ def _fill(connection: socket.socket, view: memoryview) -> bool:
 
 def _read_wants(incoming: Iterator[frames.Frame]) -> Wants:
     wants: Wants = []
+    left = MOST_RANGES
     for frame in incoming:
         if frame.header.get("t") == "go":
             return wants
         if frame.header.get("t") != "want":
             break
-        ranges = [(int(first), int(last)) for first, last in frame.header["r"]]
-        wants.append((str(frame.header.get("d")), ranges))
+        found = frame.header.get("r")
+        if not isinstance(found, list) or not all(_is_range(one) for one in found):
+            break
+        left -= max(1, len(found))
+        if left < 0:
+            raise frames.FrameError("more than %d ranges" % MOST_RANGES)
+        wants.append((str(frame.header.get("d")), [(first, last) for first, last in found]))
     raise frames.FrameError("the wants are not followed by a go")
+
+
+def _is_range(said: Any) -> bool:
+    return isinstance(said, list) and len(said) == 2 and all(type(number) is int for number in said)
 
 
 def _hang_up(connection: socket.socket) -> None:

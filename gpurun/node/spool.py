@@ -185,6 +185,10 @@ class Blob:
         except OSError:
             return False
 
+    def lacks(self, first: int, last: int) -> bool:
+        """Whether one of these chunks is not there."""
+        return self._have.find(b"\0", first, last + 1) >= 0
+
     def missing(self) -> List[Tuple[int, int]]:
         """The chunks that are not there, as ranges (first, last)."""
         ranges: List[Tuple[int, int]] = []
