@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from gpurun.inventory.model import Fabric, Host
 
@@ -46,3 +49,33 @@ def assumed_account(host: Host, fabric: Fabric) -> HostAccount:
         hostname=host.name,
         address=host.fabric_address or f"<{fabric.interface} of {host.name}>",
     )
+
+
+def contradictions(accounts: Mapping[str, HostAccount]) -> Mapping[str, str]:
+    """Hosts of a gang whose own word for themselves would lead its ranks elsewhere, each with why.
+
+    Every container of the gang gets every host's name and address. So no host may take another's, nor one that means
+    something else. Where two hosts take the same, nobody can tell whose it is: both are named.
+    """
+    names = Counter(account.hostname.lower() for account in accounts.values())
+    addresses = Counter(account.address for account in accounts.values())
+    known = {host.lower(): host for host in accounts}
+    found = {}
+    for host, account in accounts.items():
+        name, owner = account.hostname.lower(), known.get(account.hostname.lower(), host)
+        if name.partition(".")[0] == "localhost" or names[name] > 1:
+            found[host] = f"it calls itself {account.hostname!r}: no name that tells it from the gang's other hosts"
+        elif owner != host:
+            found[host] = f"it calls itself {account.hostname!r}, which is another host of the gang"
+        elif not _is_reachable(account.address) or addresses[account.address] > 1:
+            found[host] = f"it has the address {account.address}: none that leads only there"
+    return found
+
+
+def _is_reachable(address: str) -> bool:
+    """Whether other hosts can mean this host by an address."""
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return False
+    return not (parsed.is_loopback or parsed.is_unspecified or parsed.is_multicast)

@@ -25,6 +25,7 @@ from gpurun.node.fence import fence
 from gpurun.node.rank_processes import signal
 
 _SIOCGIFADDR = 0x8915
+_MOST_TOLD = 64
 
 
 def prepare(call: Call, job: str, attempt: int, interface: str, first: bool, outputs: bool) -> Dict[str, Any]:
@@ -201,7 +202,7 @@ def progress(call: Call, job: str) -> Dict[str, Any]:
             ages.append(time.time() - changed_s)
             if kind == "checkpoint":
                 checkpoints.append(ages[-1])
-            ranks.setdefault(rank, {})[kind] = json.loads(content)
+            ranks.setdefault(rank, {})[kind] = _plain(json.loads(content))
         except (OSError, ValueError, RecursionError):
             continue  # being replaced, or not the runtime's own
     return {
@@ -209,6 +210,20 @@ def progress(call: Call, job: str) -> Dict[str, Any]:
         "checkpoint_age_s": min(checkpoints) if checkpoints else None,
         "ranks": ranks,
     }
+
+
+def _plain(told: Any) -> Any:
+    """What a program told, if it is short and plain; of an object, those of its values that are."""
+    if isinstance(told, dict):
+        return {key: value for key, value in list(told.items())[:_MOST_TOLD] if len(key) <= 64 and _is_plain(value)}
+    return told if _is_plain(told) else None
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether every JSON reader takes it: newer ones refuse numbers of thousands of digits, and JSON has no NaN."""
+    if isinstance(value, str):
+        return len(value) <= 1000
+    return value is None or (isinstance(value, (int, float)) and abs(value) < 1 << 62)
 
 
 def _read_plain(path: str) -> Tuple[bytes, float]:

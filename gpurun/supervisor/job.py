@@ -23,7 +23,7 @@ from gpurun.jobs.record import CancelRequest, JobRecord, unknown_spec
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
-from gpurun.launch.account import HostAccount
+from gpurun.launch.account import HostAccount, contradictions
 from gpurun.launch.docker import AUTOTUNE_FILE, container_name
 from gpurun.launch.fabric import nccl_version
 from gpurun.launch.horovod_knobs import reuse
@@ -186,7 +186,11 @@ class SupervisedJob:
         return len(self.hosts) > 1 or self.spec.min_gpus is not None
 
     def ask_accounts(self, hosts: Iterable[str] | None = None) -> None:
-        """Let hosts (all if None) make the job's folder and keys and say who they are. Idempotent."""
+        """Let hosts (all if None) make the job's folder and keys and say who they are. Idempotent.
+
+        Raises:
+            GangEnd: a host failed, or what it says of itself cannot be.
+        """
         first = self.hosts[0]
 
         def ask(host: str) -> Mapping[str, str]:
@@ -202,6 +206,14 @@ class SupervisedJob:
         for host, said in results.ok.items():
             self.public_keys[host] = said["public_key"]
             self.accounts[host] = self._account(host, said)
+        raise_first(self._untrue())
+
+    def _untrue(self) -> Mapping[str, GpurunError]:
+        """The hosts whose account of themselves would lead ranks elsewhere."""
+        mine = {host: account for host, account in self.accounts.items() if host in self.hosts}
+        found = contradictions(mine) if self.spans_hosts else {}
+        hint = "give each host a hostname and a fabric address of its own; `hostnamectl set-hostname` sets the name"
+        return {host: HostFailure(why, host=host, job=self.lease.job, hint=hint) for host, why in found.items()}
 
     def _account(self, host: str, said: Mapping[str, str]) -> HostAccount:
         described = self.inventory.by_name[host]

@@ -46,3 +46,16 @@ def test_what_cannot_be_read_is_a_sign_of_life_all_the_same(run, content):
     told = gang.progress(None, JOB)
     assert told["ranks"].get("0", {}) == {}
     assert told["age_s"] is not None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"9" * 5000, b'{"step": ' + b"9" * 4000 + b"}", b'{"step": NaN}', b'{"step": [[[]]]}', b'{"step": 1e999}'],
+)
+def test_what_the_head_could_not_read_never_leaves_the_host(run, content):
+    """A newer Python reads no number of so many digits: the head would take the host's channel for broken."""
+    (run / "progress.0").write_bytes(content)
+    told = gang.progress(None, JOB)["ranks"].get("0", {}).get("progress")
+    assert told in (None, {})
+    (run / "progress.0").write_bytes(b'{"step": 3, "more": ' + content + b"}")
+    assert "more" not in (gang.progress(None, JOB)["ranks"].get("0", {}).get("progress") or {})
