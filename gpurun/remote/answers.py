@@ -91,7 +91,7 @@ class EngineRestarted(Struct, tag_field="state", tag="restarted"):
     why: Text = ""
 
 
-class GpuHolder(TypedDict):
+class HoldingProcess(TypedDict):
     """A process that holds a GPU of a fenced attempt."""
 
     gpu: Index
@@ -107,12 +107,12 @@ class Rest(TypedDict):
     containers: list[Text]
     processes: list[str]
     folder: bool
-    users: list[GpuHolder]
+    users: list[HoldingProcess]
     gpu_problem: Text
     claims: list[Text]
 
 
-class Progress(TypedDict):
+class ToldProgress(TypedDict):
     """``gang.progress``: below a rank's number stands what its program wrote, which may be anything."""
 
     age_s: Seconds | None
@@ -298,7 +298,7 @@ ANSWERS: Mapping[str, Answers] = {
     "gang.signal": Answers(Count),
     "gang.fence": Answers(Rest),
     "gang.run_file": Answers(fields(size=Count)),
-    "gang.progress": Answers(Progress),
+    "gang.progress": Answers(ToldProgress),
     "health.watch": Answers(None, Health),
     "health.recent": Answers(Health),
     "images.ask": Answers(ImageAnswer),
