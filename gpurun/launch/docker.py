@@ -24,6 +24,8 @@ _LOG_OPTIONS = ("max-size=1t", "max-file=1", "compress=false")
 
 With some drivers nothing can be read back, and who follows a log while Docker rotates it gets lines twice and others
 never (seen with 20.10, ``json-file`` and ``local``). A size is given because engines take no word for "none".
+
+What ranks print is in files of their own, which the host empties as the head copies them (`gpurun.node.ranks.release`).
 """
 
 

@@ -88,6 +88,23 @@ def follow(call: Call, job: str, attempt: int, have: Dict[str, List[int]], once:
         call.wait(0.0 if more else POLL_S)
 
 
+def release(call: Call, job: str, attempt: int, known: Dict[str, List[int]]) -> Dict[str, int]:
+    """Give the disk back what the head has of the ranks' output, safely. `follow` goes on behind it.
+
+    Args:
+        known: by rank's id, how much of its stdout and of its stderr the head has on its disk.
+
+    Returns:
+        ``{"bytes"}``: how many the disk got back.
+    """
+    freed = 0
+    with RankFolders(job, attempt) as folder:
+        for name in folder.names():
+            for stream, until in zip(STREAMS, known.get(name.id, ())):
+                freed += folder.release(name.id, stream, int(until))
+    return {"bytes": freed}
+
+
 class _Scripts:
     """The processes of scripts that have not noted an end."""
 
@@ -202,4 +219,4 @@ class _Rank:
         return OpReply({"kind": kind, "id": self._name.id, "rank": self._name.rank, **facts})
 
 
-OPS = {"count": count, "cut": rank_sockets.cut, "follow": follow, "list": list_ranks}
+OPS = {"count": count, "cut": rank_sockets.cut, "follow": follow, "list": list_ranks, "release": release}

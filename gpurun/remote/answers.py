@@ -322,6 +322,7 @@ ANSWERS: Mapping[str, Answers] = {
     "ranks.count": Answers(Count),
     "ranks.cut": Answers(fields(cut=Count, refused=Count)),
     "ranks.follow": Answers(None, RankStart | RankOutput | RankEnd),
+    "ranks.release": Answers(fields(bytes=Count)),
     "ranks.list": Answers(list[ListedRank]),
     "tree.lacking": Answers(list[Digest]),
     "tree.add": Answers(fields(bytes=Count)),

@@ -126,6 +126,10 @@ class JobLog:
         if lines:
             self._append(b"".join(lines))
 
+    def sync(self) -> None:
+        """Have the disk hold what was written: `have` tells of no more than that then. Raises OSError."""
+        os.fsync(self.descriptor)
+
     def end_lines(self, where: str) -> None:
         """A rank has ended: its last words are lines, also without a newline behind them."""
         for stream in _NAMES:

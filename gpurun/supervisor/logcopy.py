@@ -22,6 +22,8 @@ from gpurun.supervisor.ranks import Rank, told
 
 RETRY_S = 0.2
 FULL_RETRY_S = 5.0
+RELEASE_BYTES = 16 << 20
+"""How much ranks of a host print until the host may forget what is safe on the head: their disks are finite."""
 ENDED = ("exited", "dead", "created")
 """Docker's words for a container that prints nothing more."""
 
@@ -195,6 +197,7 @@ class LogCopy:
     def _take_all(self, agent: Agent, turn: object, *, once: bool = False, until_s: float | None = None) -> None:
         with self._writing() as log:
             have = log.have(agent.host)
+        came = 0
         with agent.stream("ranks.follow", job=self._job, attempt=self._attempt, have=have, once=once) as stream:
             for reply in stream:
                 if not self._is_followed(agent.host, turn):
@@ -203,6 +206,18 @@ class LogCopy:
                     self._note(f"{agent.host}: ranks have printed more than could be copied in time: the rest is lost")
                     return
                 self._take(log, agent.host, turn, reply)
+                came += len(reply.payload)
+                if came >= RELEASE_BYTES:
+                    came = 0
+                    self._release(agent, log)
+
+    def _release(self, agent: Agent, log: JobLog) -> None:
+        """Let a host forget what is on the head's disk for good. Without a host's leave to do so, all stays there."""
+        with self._writing(log):
+            log.sync()
+            known = log.have(agent.host)
+        with suppress(RemoteOpFailed):
+            agent.call("ranks.release", job=self._job, attempt=self._attempt, known=known)
 
     def _is_followed(self, host: str, turn: object) -> bool:
         return not self._closed.is_set() and self._followed.get(host) is turn

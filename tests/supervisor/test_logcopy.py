@@ -55,6 +55,7 @@ class Host:
         self.scripts = list(scripts)
         self.since = []
         self.host, self.ranks, self.had = "h", [], []
+        self.released, self.refuses_release, self.log = [], False, None
 
     def agent(self, _host):
         return self
@@ -73,7 +74,12 @@ class Host:
         for _ in hosts:
             call(self)
 
-    def call(self, op, *, job):
+    def call(self, op, *, job, **given):
+        if op == "ranks.release":
+            self.released.append((given["known"], self.log.read_bytes()))
+            if self.refuses_release:
+                raise RemoteOpFailed("no room for a note", kind="no-space", host="h")
+            return Reply({"bytes": 0})
         assert (op, job) == ("gang.inspect", "j")
         return Reply([{"name": "c", "status": "running" if self.scripts else "exited"}])
 
@@ -337,3 +343,26 @@ def test_last_words_without_a_newline_are_in_the_log_when_the_end_is_known(follo
     assert text(tmp_path) == ["[3]<stdout>:fatal"]
     made.close()
     assert text(tmp_path) == ["[3]<stdout>:fatal"]
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_host_may_forget_what_the_heads_disk_has_and_no_more(follow, tmp_path, monkeypatch, refuses):
+    """Ranks that print for a week would fill their host's disk."""
+    synced = []
+    fsync = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: (fsync(descriptor), synced.append(os.fstat(descriptor).st_size))
+    )
+    monkeypatch.setattr(logcopy, "RELEASE_BYTES", 8)
+    go = threading.Event()
+    made, host = follow(
+        [go, said("start"), output(4, b"a\nb\n"), output(9, b"c\nhal"), output(11, b"f\n"), said("end", code=0)]
+    )
+    host.log, host.refuses_release = tmp_path / "log", refuses
+    go.set()
+    until(lambda: made.ranks and made.ranks[0].code == 0)
+    made.close()
+    ((known, log),) = host.released
+    assert known == {"3.17": [6, 0]}, "half a line is not in the log yet"
+    assert log.count(b"<stdout>:") == 3 and len(log) in synced
+    assert text(tmp_path)[-1] == "[3]<stdout>:half"
