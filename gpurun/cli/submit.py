@@ -48,7 +48,9 @@ def submit(
     max_restarts: Annotated[
         str | None, _option("--max-restarts", metavar="N", text="Starts again after a host's fault.")
     ] = None,
-    env: Annotated[list[str] | None, _option("-e", "--env", metavar="K=V", text="Environment of every rank.")] = None,
+    env: Annotated[
+        list[str] | None, _option("-e", "--env", metavar="K=V", text="Environment of every rank. Not for secrets.")
+    ] = None,
     name: Annotated[str | None, _option("--name", metavar="N", text="What to call it.")] = None,
     controller: Annotated[str | None, _option("--controller", metavar="gloo|mpi", text="How ranks start.")] = None,
     inventory: Annotated[str | None, _option("-i", "--inventory", metavar="FILE", text="Inventory file.")] = None,
@@ -83,6 +85,7 @@ def submit(
     spec = build(read(Path(recipe)) if recipe is not None else None, overrides, constraints)
     found = load(find(inventory, os.environ))
     _refuse_impossible(spec, found)
+    _warn_of_secrets(spec)
     if dry_run:
         from gpurun.cli.dry_run import show_plan
 
@@ -170,6 +173,17 @@ def _refuse_impossible(spec: JobSpec, inventory: Inventory) -> None:
         elif refusal.reason is Reason.POOL:
             hint = "it has no pools: leave out --pool"
         raise NeverFits(refusal.message + why, hint=hint)
+
+
+def _warn_of_secrets(spec: JobSpec) -> None:
+    from gpurun.jobs.secret_names import visible_secrets
+
+    if names := visible_secrets(spec.env):
+        are = "looks like a secret" if len(names) == 1 else "look like secrets"
+        say(
+            f"gpurun: {', '.join(names)} in env {are}: `docker inspect` shows env to all who may use Docker on a host\n"
+            "  → give it as a file: `secrets: {NAME: FILE}` in the recipe, /run/secrets/NAME in the container"
+        )
 
 
 def _pairs(texts: list[str]) -> dict[str, str]:

@@ -152,7 +152,7 @@ class JobSpec:
             in a job without a workdir, and in one that an older gpurun has stored.
         outputs: absolute path inside the container whose content is kept across attempts; None = none.
         outputs_every_s: how often a copy of what has changed in them is brought to the head.
-        env: extra environment of every rank. Not for secrets: it is visible in process lists.
+        env: extra environment of every rank. Not for secrets: process lists and `docker inspect` show it.
         secret_files: name → absolute file on the head; readable in the container at ``/run/secrets/NAME``.
         controller: what horovodrun uses to start ranks.
         time_limit_s: seconds in RUNNING before the gang is ended; None = endless.

@@ -59,6 +59,13 @@ def test_the_same_input_gives_the_same_plan(gpurun, inventory):
     assert dry(gpurun, inventory, "-n", "3") == dry(gpurun, inventory, "-n", "3")
 
 
+def test_a_secret_in_env_is_told_by_name_alone(gpurun, inventory):
+    flags = ("-n", "1", "-e", "HF_TOKEN=hf_abc", "-e", "LR=0.1", "--dry-run", "--json", "--", "true")
+    code, out, err = gpurun("submit", "-i", inventory, "--image", "i:1", *flags)
+    assert code == 0 and json.loads(out)["placement"]
+    assert "HF_TOKEN" in err and "/run/secrets" in err and "hf_abc" not in err and "LR" not in err
+
+
 def test_a_dry_run_leaves_no_state(gpurun, inventory, tmp_path):
     dry(gpurun, inventory, "-n", "1")
     assert not (tmp_path / "home").exists()

@@ -1,0 +1,21 @@
+"""Which variables of a job's environment look like secrets. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_SECRET = re.compile(r"(TOKEN|(\A|_)KEY|_PAT|(\A|_)CREDENTIALS?)\Z|PASSWORD|PASSWD|SECRET", re.IGNORECASE)
+
+
+def visible_secrets(env: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of variables that look as if their values were secret.
+
+    Whoever may use Docker on a GPU host sees a container's environment by `docker inspect`. A name that ends with
+    ``_FILE`` or ``_PATH`` says where a secret lies, and is none.
+    """
+    return tuple(sorted(name for name, value in env.items() if value and _SECRET.search(name) and not _is_place(name)))
+
+
+def _is_place(name: str) -> bool:
+    return name.upper().endswith(("_FILE", "_PATH", "_DIR"))
