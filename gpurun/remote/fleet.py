@@ -12,9 +12,10 @@ from typing import Any, Generic, TypeVar
 
 from gpurun.errors import GpurunError, HostFailure, HostUnreachable
 from gpurun.remote.agent import DEAD_AFTER_S, PING_AFTER_S, Agent
-from gpurun.remote.target import Target
+from gpurun.remote.target import Contact, Target
 
 T = TypeVar("T")
+ANY_TIME = Contact()
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,9 @@ class Fleet:
 
     @classmethod
     def open(
-        cls, targets: Iterable[Target], *, limit: int = 64, timeout_s: float = 15.0, dead_after_s: float = DEAD_AFTER_S
-    ) -> Fleet:
+        cls, targets: Iterable[Target], *, limit: int = 64, timeout_s: float = 15.0,
+        dead_after_s: float = DEAD_AFTER_S, contact: Contact = ANY_TIME,
+    ) -> Fleet:  # fmt: skip
         """Open an agent on every target, at most `limit` at a time.
 
         Never raises for one host. A host that does not answer costs `timeout_s` once and holds up no other; so the
@@ -69,12 +71,14 @@ class Fleet:
         Args:
             timeout_s: for one host, from its first packet to its running agent.
             dead_after_s: seconds of silence after which a host is taken for dead (`HostUnreachable` everywhere).
+            contact: how long a host may take to accept a connection, and who is told of it.
         """
         from gpurun.remote.opening import open_agents  # noqa: PLC0415 - Paramiko is imported only where hosts are reached
 
         agents, failures, close = open_agents(
-            list(targets), limit=limit, timeout_s=timeout_s, ping_after_s=min(PING_AFTER_S, dead_after_s / 3)
-        )
+            list(targets), limit=limit, timeout_s=timeout_s, ping_after_s=min(PING_AFTER_S, dead_after_s / 3),
+            contact=contact,
+        )  # fmt: skip
         return cls(agents, failures, limit=limit, dead_after_s=dead_after_s, close=close)
 
     def __enter__(self) -> Fleet:

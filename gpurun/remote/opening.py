@@ -19,7 +19,7 @@ from gpurun.remote.agent import SEND_BYTES, Agent
 from gpurun.remote.paramiko_quietly import paramiko
 from gpurun.remote.session import Attempt
 from gpurun.remote.ssh_config import Route, resolve
-from gpurun.remote.target import Target
+from gpurun.remote.target import Contact, Target
 
 if TYPE_CHECKING:
     from paramiko import Channel, Transport
@@ -67,6 +67,7 @@ class _Opening:
     timeout_s: float
     ping_after_s: float
     waiting: deque[Target]
+    contact: Contact
     jumps: Jumps = field(default_factory=Jumps)
     under_way: dict[str, Attempt] = field(default_factory=dict)
     outcomes: dict[str, Agent | HostFailure] = field(default_factory=dict)
@@ -76,6 +77,9 @@ class _Opening:
         while self.waiting and len(self.under_way) < limit:
             target = self.waiting.popleft()
             attempt = Attempt(time.monotonic() + self.timeout_s)
+            attempt.connect_s = self.contact.connect_s
+            attempt.asks = partial(self.contact.asks, target.name)
+            attempt.answered = partial(self.contact.answered, target.name)
             self.under_way[target.name] = attempt
             Thread(target=self._work, args=(target, attempt), name=f"open {target.name}", daemon=True).start()
 
@@ -127,10 +131,10 @@ def _about(host: str, error: HostFailure) -> HostFailure:
 
 
 def open_agents(
-    targets: Sequence[Target], *, limit: int, timeout_s: float, ping_after_s: float
+    targets: Sequence[Target], *, limit: int, timeout_s: float, ping_after_s: float, contact: Contact
 ) -> tuple[dict[str, Agent], dict[str, HostFailure], Callable[[], object]]:
     """Agents, failures (both in the order of `targets`), and what closes the shared connections."""
-    opening = _Opening(timeout_s, ping_after_s, deque({target.name: target for target in targets}.values()))
+    opening = _Opening(timeout_s, ping_after_s, deque({target.name: target for target in targets}.values()), contact)
     bootstrap.agent_zip()  # once, before threads would all make it
     try:
         opening.start_some(limit)

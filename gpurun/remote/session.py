@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -41,10 +42,18 @@ class Attempt:
     """A connection being made: its deadline, and what to close when it has passed.
 
     The thread that connects registers what it opens; any thread may `abort`.
+
+    Attributes:
+        connect_s: how long a connection may take to be accepted.
+        asks: called before the host is asked for a connection.
+        answered: called when something comes back.
     """
 
     deadline_s: float
     stage: str = "waiting for its turn"
+    connect_s: float = math.inf
+    asks: Callable[[], object] = lambda: None
+    answered: Callable[[], object] = lambda: None
     _closers: list[Callable[[], object]] = field(default_factory=list)
     _aborted: bool = False
     _lock: Lock = field(default_factory=Lock)
@@ -53,6 +62,11 @@ class Attempt:
     def left_s(self) -> float:
         """Seconds until the deadline, at least a moment."""
         return max(0.05, self.deadline_s - time.monotonic())
+
+    @property
+    def connect_left_s(self) -> float:
+        """How long a connection that is asked for now may take to be accepted."""
+        return min(self.left_s, self.connect_s)
 
     def opened(self, close: Callable[[], object]) -> None:
         """Register something to close on abort; closed at once if it came too late."""
@@ -108,9 +122,10 @@ def _open_socket(route: Route, attempt: Attempt, through: Callable[[Route], Tran
     attempt.stage = f"connecting to {route.hostname} port {route.port}"
     if route.jump is not None:
         attempt.stage += f" through {route.jump.name}"
+        attempt.asks = attempt.answered = _nobody_sees
         try:
             return through(route.jump).open_channel(
-                "direct-tcpip", (route.hostname, route.port), ("127.0.0.1", 0), timeout=attempt.left_s
+                "direct-tcpip", (route.hostname, route.port), ("127.0.0.1", 0), timeout=attempt.connect_left_s
             )
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise HostUnreachable(
@@ -119,6 +134,10 @@ def _open_socket(route: Route, attempt: Attempt, through: Callable[[Route], Tran
     if route.proxy_command is not None:
         return paramiko.ProxyCommand(route.proxy_command)
     return _connect_tcp(route, attempt)
+
+
+def _nobody_sees() -> None:
+    """Whether a host behind another one answers is not seen from here."""
 
 
 def _connect_tcp(route: Route, attempt: Attempt) -> socket.socket:
@@ -135,12 +154,16 @@ def _connect_tcp(route: Route, attempt: Attempt) -> socket.socket:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if route.bind_address:
                 sock.bind((route.bind_address, 0))
-            sock.settimeout(attempt.left_s)
+            sock.settimeout(attempt.connect_left_s)
+            attempt.asks()
             sock.connect(address)
         except OSError as error:
             sock.close()
+            if isinstance(error, ConnectionError):
+                attempt.answered()
             last = error
             continue
+        attempt.answered()
         return sock
     raise HostUnreachable(
         f"no connection to {route.hostname} port {route.port}: {reason(last)}",

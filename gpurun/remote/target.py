@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -22,3 +24,19 @@ class Target:
     port: int | None = None
     user: str | None = None
     ssh_config: str | None = None
+
+
+@dataclass(frozen=True)
+class Contact:
+    """How hosts are asked for a connection, and who is told of it. Any thread may tell.
+
+    Attributes:
+        connect_s: how long a host may take to accept one. A kernel accepts connections though its host is busy.
+        asks: called with a host's name before it is asked. Not for a host behind another one, or behind a program:
+            from here nobody sees whether it answers.
+        answered: the same, when the host has accepted or refused.
+    """
+
+    connect_s: float = math.inf
+    asks: Callable[[str], object] = lambda _: None
+    answered: Callable[[str], object] = lambda _: None

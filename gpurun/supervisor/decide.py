@@ -27,6 +27,12 @@ from gpurun.supervisor.verdicts import SUCCEEDED, asked_end, container_ended, ra
 
 HOST_LOST_S = 14.0
 """A host that has been silent for this long, while another one is heard, is lost: its gang is ended."""
+MUTE_S = 10.0
+"""The same for a host that a new supervisor asks for a connection, and that does not even accept one.
+
+A host that was heard is asked for a sign of life after 4 s of silence (`gpurun.remote.agent`), so it has these 10 s,
+too. A new supervisor asks at once. A host that is only slow accepts the connection: its kernel does that.
+"""
 RETURN_S = 8.0
 """The head was cut off and is back: how long it may take to reach its hosts again, one after the other."""
 FOLLOW_S = 4.0
@@ -234,15 +240,17 @@ def _by_silence(seen: GangSeen) -> Step:
 
 
 def _lost_hosts(seen: GangSeen) -> list[str] | Ask:
-    """Hosts that have been silent for too long; none while the head is cut off, and for a moment after that."""
+    """Hosts that have been silent for too long; none while the head is cut off, and for some time after that."""
     if seen.down_since and len(seen.down_since) == len(seen.hosts):
         if seen.others_answer is None:
             return Ask()
         if not seen.others_answer:
             return []
-    if seen.now_s - seen.heard_since_s < RETURN_S:
-        return []
-    return sorted(host for host, since_s in seen.down_since.items() if seen.now_s - since_s > HOST_LOST_S)
+    mute = {host for host, since_s in seen.mute_since.items() if seen.now_s - max(since_s, seen.cut_off_s) > MUTE_S}
+    lost = mute & seen.down_since.keys()
+    if seen.now_s - seen.heard_since_s >= RETURN_S:
+        lost |= {host for host, since_s in seen.down_since.items() if seen.now_s - since_s > HOST_LOST_S}
+    return sorted(lost)
 
 
 def _unreachable(host: str) -> FirstFailure:

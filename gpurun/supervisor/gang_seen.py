@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -71,7 +72,10 @@ class GangSeen:
         exits: containers that have ended, by host, as Docker has said.
         heard_since_s: since when this supervisor has always heard some host: one of the gang, or another. What is older
             was told to it one after the other.
+        cut_off_s: when the head was last known to hear nobody, if it ever was.
         down_since: hosts that are out of reach, and since when they were not heard.
+        mute_since: hosts that this supervisor has never heard, not even accept a connection, and since when it asks
+            them for one.
         others_answer: whether hosts outside the gang can be reached; None = nobody has asked.
         has_launchers_log: all that the launcher has printed is on the head.
         launcher_line_s: when the last of it came.
@@ -83,10 +87,12 @@ class GangSeen:
     members: Sequence[Grant]
     least: int | None = None
     heard_since_s: float = 0.0
+    cut_off_s: float = -math.inf
     drained: Sequence[str] = ()
     ranks: Sequence[Rank] = ()
     exits: Mapping[str, ContainerEnd] = field(default_factory=dict)
     down_since: Mapping[str, float] = field(default_factory=dict)
+    mute_since: Mapping[str, float] = field(default_factory=dict)
     others_answer: bool | None = None
     fatal: Cause | None = None
     has_launchers_log: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -12,14 +13,49 @@ from gpurun.errors import HostFailure, HostUnreachable
 from gpurun.inventory.model import Host, Inventory
 from gpurun.remote.agent import Agent
 from gpurun.remote.fleet import Fleet, Results
-from gpurun.remote.target import Target
+from gpurun.remote.target import Contact, Target
 
 T = TypeVar("T")
+CONNECT_S = 5.0
+"""How long a host of a running gang may take to accept a connection. To start its agent it may take longer."""
 
 
 def target_of(host: Host, inventory: Inventory) -> Target:
     """How to reach an inventory's host."""
     return Target(name=host.name, address=host.address, port=host.port, user=host.user, ssh_config=inventory.ssh_config)
+
+
+class Answers:
+    """Which hosts have ever answered. Any thread may tell.
+
+    Args:
+        clock: gives seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._asked_s: dict[str, float] = {}
+        self._answered_s: dict[str, float] = {}
+
+    def asks(self, host: str) -> None:
+        """A host is asked for a connection, perhaps not for the first time."""
+        self._asked_s.setdefault(host, self._clock())
+
+    def answered(self, host: str) -> None:
+        """A host has accepted a connection, or refused one."""
+        self._answered_s.setdefault(host, self._clock())
+
+    @property
+    def mute_since(self) -> Mapping[str, float]:
+        """Hosts that were asked and have never answered, and since when they are asked.
+
+        Time counts from the first answer of any host: before it, the head may have been cut off.
+        """
+        answered_s = self._answered_s.copy()
+        if not answered_s:
+            return {}
+        first_s = min(answered_s.values())
+        return {host: max(at_s, first_s) for host, at_s in self._asked_s.copy().items() if host not in answered_s}
 
 
 class Links:
@@ -29,6 +65,7 @@ class Links:
         self.targets = {name: target_of(inventory.by_name[name], inventory) for name in hosts}
         self.fleet = Fleet({}, {})
         self._begun_s = time.monotonic()
+        self._answers = Answers(time.monotonic)
         self._lock = threading.Lock()
 
     def add(self, hosts: Iterable[str], inventory: Inventory) -> None:
@@ -39,13 +76,21 @@ class Links:
         """Forget hosts."""
         self.targets = {name: target for name, target in self.targets.items() if name not in hosts}
 
-    def open(self, hosts: Iterable[str] | None = None, *, timeout_s: float = 15.0) -> Mapping[str, HostFailure]:
-        """Connect to every host that has no live agent; the failures, by host."""
+    def open(
+        self, hosts: Iterable[str] | None = None, *, timeout_s: float = 15.0, connect_s: float = math.inf
+    ) -> Mapping[str, HostFailure]:
+        """Connect to every host that has no live agent; the failures, by host.
+
+        Args:
+            timeout_s: for one host, until its agent runs.
+            connect_s: for one host, until it accepts a connection.
+        """
         wanted = [name for name in (self.targets if hosts is None else hosts) if not self.is_open(name)]
         if not wanted:
             return {}
         faults.point()
-        opened = Fleet.open([self.targets[name] for name in wanted], timeout_s=timeout_s)
+        contact = Contact(connect_s, asks=self._answers.asks, answered=self._answers.answered)
+        opened = Fleet.open([self.targets[name] for name in wanted], timeout_s=timeout_s, contact=contact)
         failures = dict(opened.failures)
         with self._lock:
             self.fleet.absorb(opened)
@@ -67,6 +112,11 @@ class Links:
         """Seconds since the host's agent was last heard of; since these links began, if there never was one."""
         agent = self.fleet.agents.get(host)
         return time.monotonic() - (self._begun_s if agent is None else agent.last_heard_s)
+
+    @property
+    def mute_since(self) -> Mapping[str, float]:
+        """Hosts that have never answered, and since when they are asked, on the monotonic clock."""
+        return self._answers.mute_since
 
     def each(self, call: Callable[[Agent], T], hosts: Iterable[str] | None = None) -> Results[T]:
         """`call` on the agents of `hosts` (all if None), concurrently."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Collection, Sequence
@@ -19,7 +20,7 @@ from gpurun.supervisor.gang_seen import GangSeen
 from gpurun.supervisor.hang import HangWatch
 from gpurun.supervisor.health import HealthWatch
 from gpurun.supervisor.job import SupervisedJob
-from gpurun.supervisor.links import Links
+from gpurun.supervisor.links import CONNECT_S, Links
 from gpurun.supervisor.loglines import last_lines
 from gpurun.supervisor.outputs_watch import OutputsWatch
 from gpurun.supervisor.verdicts import by_launcher, explains_alone, with_cause, with_last_words
@@ -40,7 +41,7 @@ def watch(job: SupervisedJob) -> State:
     Raises:
         GangEnd: always; with the outcome.
     """
-    job.links.open(job.members)
+    job.links.open(job.members, connect_s=CONNECT_S)
     watched = _Watch(job)
     try:
         raise GangEnd(watched.until_end())
@@ -60,7 +61,7 @@ class _Watch:
         self._checkpoints = CheckpointWatch(job, self._stop)
         self._members = Members(job, self._stop, on_join=self._follow)
         self._others: tuple[float, bool] | None = None
-        self._heard_since_s = time.monotonic()
+        self._begun_s, self._cut_off_s = time.monotonic(), -math.inf
         self._follow(job.members)
         self._checkpoints.thread().start()
         self._tending = [*self._members.threads(), *OutputsWatch(job, self._stop).threads()]
@@ -116,11 +117,13 @@ class _Watch:
             now_s=now_s,
             members=job.lease.members,
             least=job.spec.min_gpus,
-            heard_since_s=self._heard_since_s,
+            heard_since_s=max(self._begun_s, self._cut_off_s),
+            cut_off_s=self._cut_off_s,
             drained=job.drains.hosts(job.members) if job.spec.min_gpus is not None else (),
             ranks=job.log_copy.ranks,
             exits=self._watchers.exits,
             down_since=down_since,
+            mute_since=job.links.mute_since,
             others_answer=others[1] if others else None,
             fatal=self._health.fatal(),
             has_launchers_log=job.log_copy.has_launchers_log,
@@ -136,14 +139,14 @@ class _Watch:
             self._others = None
         silent_s = min((self._job.links.silent_s(host) for host in self._job.members), default=0.0)
         if silent_s > SILENT_S and not (self._others and self._others[1]):
-            self._heard_since_s = now_s
+            self._cut_off_s = now_s
 
     def _ask_others(self) -> None:
         """Find out whether the head itself is cut off."""
         answer = _others_answer(self._job)
         self._others = (time.monotonic(), answer)
         if not answer:
-            self._heard_since_s = time.monotonic()
+            self._cut_off_s = time.monotonic()
 
     def _explained(self, finish: Finish, seen: GangSeen) -> End | None:
         """The end, once the log and the hosts have been asked what they know of it.

@@ -16,6 +16,7 @@ from gpurun.launch.docker import container_name
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.supervisor.gang_seen import ContainerEnd
 from gpurun.supervisor.job import SupervisedJob
+from gpurun.supervisor.links import CONNECT_S
 
 RECONNECT_S = 1.0
 ENGINE_BACK_S = 15.0
@@ -134,7 +135,7 @@ class Watchers:
             self._down_since[host] = time.monotonic() - job.links.silent_s(host)
             job.events.emit("host", host=host, state="unreachable", reason=error.message)
         while not self._is_over(host):
-            if not job.links.open([host], timeout_s=5.0):
+            if not job.links.open([host], connect_s=CONNECT_S):
                 if self._down_since.pop(host, None) is not None:
                     job.events.emit("host", host=host, state="reachable")
                 return

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
+import gang_links
 import gang_stop
 from gang_run import replaced
 
@@ -68,6 +69,9 @@ BUILDS: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "a copy that breaks off is not tried again": lambda: replaced(stop, collect_outputs=_collect_once),
     "a fence is skipped": lambda: replaced(stop, fence=lambda *_, **__: {}),
     "a host that gives no proof is free": lambda: replaced(gang_stop.Leases, abandon=_abandon_nothing),
+    "a slow host is taken for a mute one": lambda: replaced(gang_links.Links, accepts=lambda *_: None),
+    "a mute host is waited for as one that was heard": lambda: replaced(decide, MUTE_S=1e12),
+    "a mute host is lost at once": lambda: replaced(decide, MUTE_S=2.0),
     "hosts have no time to be reached again": lambda: replaced(decide, RETURN_S=0.0),
     "a success waits and forgets": lambda: replaced(decide, _all_succeeded_s=lambda _: None),
 }  # fmt: skip

@@ -23,6 +23,11 @@ host is silent for 13 s, tried again for 6 s and lost at 14 s; an engine has 15 
 10 s; hosts are asked for 13 s what they saw."""
 WISHED_WITHIN_S = 20.0
 """After a person asked for an end or drained a host, and after the last disturbance."""
+LEFT_WITHIN_S = 17.0
+"""After an elastic gang's host lost its power, and after the last disturbance: 14 s of silence, and 2.5 s until it is
+seen."""
+LEFT_AFTER_ADOPTION_S = 13.0
+"""The same for a host that was off when the supervisor began: 10 s without any answer."""
 HEARD_S = 0.7
 """How long the word of a rank's end takes from a host with a good connection to the decision, at most."""
 
@@ -48,6 +53,7 @@ class JudgedWorld(EventfulWorld):
         if self.record.state is not State.RUNNING or self.head_is_cut:
             return
         self._look_at_wishes()
+        self._look_at_hosts_that_are_off()
         if not self._is_over():
             return
         if self.now_s - max(self.fallen_s, self.disturbed_s) > DECIDED_WITHIN_S:
@@ -65,6 +71,17 @@ class JudgedWorld(EventfulWorld):
         if self.now_s - max(since_s, self.fallen_s) > WISHED_WITHIN_S:
             self.broken(f"nothing happened for {WISHED_WITHIN_S:g} s after an end was asked for, or a host drained")
             self._give_up()
+
+    def _look_at_hosts_that_are_off(self) -> None:
+        """An elastic gang goes on without a host that is off, if it may, and soon."""
+        off_s = {name: host.off_s for name, host in self.hosts.items() if host.off_s and not self.is_left(name)}
+        if not off_s or not self.launcher_lives or not may_lose(self.lease.members, off_s, self.plan.least):
+            return
+        was_off = max(off_s.values()) < self.head.began_s
+        is_quick = was_off and not any(host.slow_s for host in self.hosts.values())
+        within_s = LEFT_AFTER_ADOPTION_S if is_quick else LEFT_WITHIN_S
+        if self.now_s - max(*off_s.values(), self.disturbed_s) > within_s:
+            self.broken(f"{', '.join(off_s)} was off, and the gang was not told for {within_s:g} s")
 
     def _must_leave(self) -> bool:
         leaving = [

@@ -80,6 +80,7 @@ class EventfulWorld(GangWorld):
             return
         host.wrongs.append("power")
         host.has_power = host.has_engine = False
+        host.off_s = self.now_s
         for each in self.of(host.name):
             self.end_rank(each, 137, "power", is_cut_off=True)
         self.end_box(host, 137, "power")
@@ -90,6 +91,7 @@ class EventfulWorld(GangWorld):
     def _boot(self, host: Host) -> None:
         self.note(f"{host.name} is back")
         host.has_power = host.has_engine = True
+        host.off_s = None
         host.engine_began_s = self.now_s
         self.reach(host)
 
@@ -115,6 +117,10 @@ class EventfulWorld(GangWorld):
         host.late_s = event.value
         self.disturb()
         self.most_late_s = max(self.most_late_s, event.value)
+
+    def _slow(self, event: Event, host: Host, rank: Rank) -> None:
+        """Its agents start later from now on. Those that run answer as before."""
+        host.slow_s = event.value
 
     def _kill(self, event: Event, host: Host, rank: Rank) -> None:
         if self.head is not None:

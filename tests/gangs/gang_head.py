@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from gang_events import EventfulWorld
-from gang_links import CONNECT_S, SYN_S, Links
+from gang_links import STEP_S, SYN_S, Links
 from gang_log import LogCopy
 from gang_stop import HeadOutputs, Leases
 from gang_world import GRACE_S
@@ -23,6 +23,7 @@ from gpurun.leases.lease import Lease
 from gpurun.remote.agent import DEAD_AFTER_S
 from gpurun.supervisor.causes import Cause
 from gpurun.supervisor.gang_seen import ContainerEnd
+from gpurun.supervisor.links import CONNECT_S
 from gpurun.supervisor.watchers import ENGINE_BACK_S
 
 PAUSE_S = 1.0
@@ -150,8 +151,11 @@ class Head:
             return
         if self.links.is_open(host):
             self.connected(host)
-        elif self.world.hosts[host].is_reachable:
-            self._after(0.2, self._if_reachable, host)
+            return
+        self.links.answers.asks(host)
+        if self.world.hosts[host].is_reachable:
+            self.links.accepts(host)
+            self._after(STEP_S + self.world.hosts[host].slow_s, self._if_reachable, host)
         else:
             next_s = next((next_s for next_s in SYN_S if at_s < next_s < CONNECT_S), None)
             self._after((next_s or CONNECT_S + PAUSE_S) - at_s, self._try_to_reach, host, next_s or 0.0)
@@ -165,6 +169,7 @@ class Head:
     def connected(self, host: str) -> None:
         """The host answers again: all that it knows is asked for again."""
         link = self.links.of(host)
+        self.links.answers.answered(host)
         self.down_since.pop(host, None)
         if link.state != "up":
             link.state = "up"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -9,12 +10,13 @@ from gang_agents import AgentOf
 
 from gpurun.errors import GpurunError, HostFailure, HostUnreachable
 from gpurun.remote.fleet import Results
+from gpurun.supervisor.links import Answers
 
 if TYPE_CHECKING:
     from gang_head import Head
 
-CONNECT_S = 5.0
 CALL_S = 0.05
+STEP_S = 0.2
 SYN_S = (1.0, 3.0, 7.0)
 """When a kernel asks again for a connection that nobody answers (Linux, tcp(7): doubled from 1 s)."""
 
@@ -36,6 +38,7 @@ class Links:
     def __init__(self, head: Head) -> None:
         self._head = head
         self._links: dict[str, Link] = {}
+        self.answers = Answers(lambda: head.world.now_s)
 
     def of(self, host: str) -> Link:
         if host not in self._links:
@@ -49,16 +52,35 @@ class Links:
         link = self.of(host)
         return 0.0 if link.state == "up" else self._head.world.now_s - link.heard_s
 
-    def open(self, hosts: Iterable[str] | None = None, *, timeout_s: float = 15.0) -> Mapping[str, HostFailure]:
-        world = self._head.world
+    @property
+    def mute_since(self) -> Mapping[str, float]:
+        return self.answers.mute_since
+
+    def accepts(self, host: str) -> None:
+        """The kernel of a host that is asked for a connection accepts it."""
+        self.answers.answered(host)
+
+    def open(
+        self, hosts: Iterable[str] | None = None, *, timeout_s: float = 15.0, connect_s: float = math.inf
+    ) -> Mapping[str, HostFailure]:
+        """A host that is slow accepts the connection at once, and its agent starts later."""
+        world, begun_s, at_s = self._head.world, self._head.world.now_s, 0.0
         wanted = [host for host in (self._head.hosts if hosts is None else hosts) if not self.is_open(host)]
-        begun_s = world.now_s
-        for at_s in (0.2, *(at_s for at_s in SYN_S if at_s < timeout_s), timeout_s):
-            if all(self.is_open(host) for host in wanted):
+        ready_s: dict[str, float] = {}
+        for host in wanted:
+            self.answers.asks(host)
+        asked_s = [syn_s for syn_s in (STEP_S, *SYN_S) if syn_s < min(timeout_s, connect_s)]
+        while at_s < timeout_s:
+            left = [host for host in wanted if not self.is_open(host)]
+            if not any(host in ready_s or at_s < connect_s for host in left):
                 break
+            at_s = min(round(at_s + STEP_S, 1), timeout_s)
             world.advance(begun_s + at_s)
-            for host in wanted:
-                if world.hosts[host].is_reachable and at_s < timeout_s:
+            for host in (host for host in left if world.hosts[host].is_reachable):
+                if at_s in asked_s and host not in ready_s:
+                    self.accepts(host)
+                    ready_s[host] = at_s + world.hosts[host].slow_s
+                if at_s >= ready_s.get(host, math.inf):
                     self._head.connected(host)
         return {host: HostUnreachable("no route", host=host) for host in wanted if not self.is_open(host)}
 

@@ -14,6 +14,8 @@ LAUNCHERS = ("follows", "follows", "follows", "hangs", "forgets", "exits 1", "na
 CODES = (1, 1, 2, 37, 134, 139)
 UNSEEN = 0.2
 """In so many histories a rank fails while no supervisor lives. Its successor hears of all ends at once."""
+ADOPTED_BESIDE = 0.1
+"""In so many histories a supervisor is killed just after a host was switched off, or became slow for a while."""
 DRAINED = 0.05
 """In so many histories a host is drained long before the end of the ranks."""
 
@@ -84,6 +86,8 @@ def draw(seed: int) -> Plan:
     if dice.random() < UNSEEN:
         at_s = round(dice.uniform(2.0, length_s), 2)
         events = [Event(1, at_s, "kill", 0, 20.0), Event(1, at_s + 0.5, "fail", dice.randrange(8), 1.0), *events[:1]]
+    elif dice.random() < ADOPTED_BESIDE:
+        events = _beside_an_adoption(dice, round(dice.uniform(0.0, length_s), 2))
     return Plan(
         seed, hosts, gpus, dice.randint(1, hosts * gpus) if elastic else None,
         launcher,
@@ -91,6 +95,18 @@ def draw(seed: int) -> Plan:
         dice.uniform(5.0, length_s + 10.0) if dice.random() < 0.1 else None, dice.choice((None, None, 20.0)),
         dice.random() < 0.7, elastic or launcher == "forgets" or dice.random() < 0.95, tuple(sorted(events)),
     )  # fmt: skip
+
+
+def _beside_an_adoption(dice: random.Random, at_s: float) -> list[Event]:
+    """A host is off, or slow, or for some seconds out of reach, or slow after that; and the supervisor is killed."""
+    place = dice.randrange(8)
+    ways = (
+        [Event(1, at_s, "power", place, FOR_GOOD)],
+        [Event(1, at_s, "slow", place, dice.uniform(4.0, 12.0))],
+        [Event(1, at_s, "link", place, dice.uniform(4.0, 8.0))],
+        [Event(1, at_s, "link", place, dice.uniform(6.0, 8.0)), Event(1, at_s, "slow", place, dice.uniform(4.0, 5.0))],
+    )
+    return [*dice.choice(ways), Event(1, at_s + dice.choice((0.01, 1.0)), "kill", 0, 0.5)]
 
 
 def _event(dice: random.Random, length_s: float) -> Event:

@@ -46,11 +46,13 @@ class Host:
     index: int
     box: Box = field(default_factory=Box)
     has_power: bool = True
+    off_s: float | None = None
     has_engine: bool = True
     engine_began_s: float | None = None
     cuts: int = 0
     cut_since_s: float | None = None
     late_s: float = 0.0
+    slow_s: float = 0.0
     is_claimed: bool = True
     has_outputs: bool = False
     wrongs: list[str] = field(default_factory=list)

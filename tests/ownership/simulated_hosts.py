@@ -7,7 +7,7 @@ A machine answers the operations that a supervisor asks of an agent. `gpurun.nod
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +30,7 @@ from gpurun.node.claim_rules import (
 )
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.remote.fleet import Results
+from gpurun.supervisor.links import Answers
 
 GPUS = 2
 CONSTANT = {
@@ -193,6 +194,7 @@ class Agents:
         self._heard_s: dict[str, float] = {}
         self._begun_s = world.now_s
         self.ident = next(world.numbers)
+        self._answers = Answers(lambda: world.now_s)
         self.add(hosts, inventory)
 
     def add(self, hosts: Iterable[str], inventory: Any) -> None:
@@ -207,16 +209,22 @@ class Agents:
     def machine(self, host: str) -> Machine | None:
         return self._world.at(self.targets.get(host, ""))
 
-    def open(self, hosts: Iterable[str] | None = None, *, timeout_s: float = 0.0) -> dict[str, HostUnreachable]:
+    def open(self, hosts: Iterable[str] | None = None, **_: float) -> dict[str, HostUnreachable]:
         failures = {}
         self._world.sleep(0.1)
         for host in list(self.targets if hosts is None else hosts):
             machine = self.machine(host)
+            self._answers.asks(host)
             if machine is not None and machine.reaches(self._head):
+                self._answers.answered(host)
                 self._opened.add(host)
             else:
                 failures[host] = HostUnreachable("no route", host=host)
         return failures
+
+    @property
+    def mute_since(self) -> Mapping[str, float]:
+        return self._answers.mute_since
 
     def is_open(self, host: str) -> bool:
         machine = self.machine(host)

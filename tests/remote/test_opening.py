@@ -16,6 +16,7 @@ from gpurun.errors import AuthenticationFailed, HostFailure, HostKeyMismatch, Ho
 from gpurun.remote import Fleet, Target, opening, session
 from gpurun.remote.known_hosts import fingerprint
 from gpurun.remote.session import Attempt
+from gpurun.remote.target import Contact
 
 
 def failure(target, **kw):
@@ -56,6 +57,63 @@ def test_many_hosts_at_once_and_one_that_is_dead(net, monkeypatch):
             assert f"{LIMIT_S:g} s" in str(error) or "timed out" in str(error) or "handshake" in str(error)
     finally:
         dead.close()
+
+
+class Told:
+    """Who is told of first contacts."""
+
+    def __init__(self, connect_s=LIMIT_S):
+        self.asked, self.heard = [], []
+        self.contact = Contact(connect_s, self.asked.append, self.heard.append)
+
+
+@pytest.fixture
+def mute(net):
+    """A host that does not even accept a connection: its kernel drops the questions, because others wait."""
+    full, first = socket.socket(), socket.socket()
+    with full, first:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        first.connect(full.getsockname())
+        yield Target("mute", address="127.0.0.1", port=full.getsockname()[1], ssh_config=str(net.ssh_config))
+
+
+def test_a_host_that_accepts_no_connection_is_given_up_before_one_that_is_slow(net, mute):
+    told = Told(connect_s=0.3)
+    slow = socket.socket()
+    slow.bind(("127.0.0.1", 0))
+    slow.listen(1)
+    with slow:
+        other = Target("slow", address="127.0.0.1", port=slow.getsockname()[1], ssh_config=mute.ssh_config)
+        with Fleet.open([mute, other], timeout_s=3.0, contact=told.contact) as fleet:
+            assert "timed out" in str(fleet.failures["mute"])
+            assert "no connection" not in str(fleet.failures["slow"])
+    assert sorted(told.asked) == ["mute", "slow"]
+    assert told.heard == ["slow"], "it answers, though no agent runs there yet"
+
+
+def test_a_host_that_refuses_answers_and_so_does_one_whose_agent_runs(net):
+    told = Told()
+    down, up = net.sshd(start=False), net.sshd()
+    with Fleet.open([net.host("gpu1", down), net.host("gpu2", up)], contact=told.contact) as fleet:
+        assert list(fleet.agents) == ["gpu2"]
+    assert sorted(told.asked) == sorted(told.heard) == ["gpu1", "gpu2"]
+
+
+def test_nobody_is_told_of_a_host_behind_another_one(net):
+    """The host on the way answers, which says nothing of the other one."""
+    told = Told()
+    first, last = net.sshd(), net.sshd()
+    net.host("bastion", first)
+    with Fleet.open([net.host("gpu1", last, "ProxyJump bastion")], contact=told.contact) as fleet:
+        assert list(fleet.agents) == ["gpu1"]
+    assert told.asked == told.heard == []
+
+
+def test_a_name_that_cannot_be_resolved_is_not_asked(net):
+    told = Told()
+    failure(Target("gpu.invalid", ssh_config=str(net.ssh_config)), contact=told.contact)
+    assert told.asked == told.heard == []
 
 
 def test_fewer_slots_than_hosts(net):

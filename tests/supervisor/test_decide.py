@@ -12,7 +12,7 @@ from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import Grant
 from gpurun.jobs.states import State
 from gpurun.launch.output import Line
-from gpurun.remote.agent import DEAD_AFTER_S
+from gpurun.remote.agent import DEAD_AFTER_S, PING_AFTER_S
 from gpurun.supervisor import verdicts
 from gpurun.supervisor.causes import Cause
 from gpurun.supervisor.decide import (
@@ -21,6 +21,7 @@ from gpurun.supervisor.decide import (
     HOST_LOST_S,
     LINGER_S,
     LOG_SILENT_S,
+    MUTE_S,
     PROOF_S,
     RETURN_S,
     SETTLE_S,
@@ -402,6 +403,35 @@ def test_a_head_that_was_cut_off_gives_its_hosts_time_to_be_reached_again():
     assert isinstance(decide(replace(elastic, now_s=T + RETURN_S)), Lose)
 
 
+def test_a_new_supervisor_gives_a_mute_host_as_long_to_answer_as_one_that_heard_it():
+    assert MUTE_S == HOST_LOST_S - PING_AFTER_S, "a host that is heard is asked after some silence, and lost later"
+    begun = {"heard_since_s": T - 6, "down_since": {"c": T - 11}}
+    mute = replace(ELASTIC, **begun, mute_since={"c": T - MUTE_S})
+    assert decide(mute) is None
+    assert list(decide(replace(mute, now_s=T + 0.1)).failures) == ["c"]
+    ended = end_of(decide(replace(GANG, now_s=T + 0.1, down_since={"b": T - 11}, mute_since={"b": T - MUTE_S})))
+    assert ended.suspects == ("b",)
+
+
+def test_a_host_that_is_slow_while_a_new_supervisor_begins_is_not_lost():
+    """It accepts connections, so it is not mute, or its agent runs, so it is not down."""
+    slow = replace(ELASTIC, heard_since_s=T - 6, down_since={"c": T - 13})
+    assert decide(slow) is None
+    assert decide(replace(slow, mute_since={"b": T - 60}, down_since={})) is None
+
+
+def test_a_host_is_not_mute_for_as_long_as_the_head_is_cut_off():
+    mute = replace(ELASTIC, heard_since_s=T - 9, cut_off_s=T - 9, down_since={"c": T - 11}, mute_since={"c": T - 30})
+    assert decide(mute) is None
+    assert isinstance(decide(replace(mute, now_s=T + 2)), Lose)
+    alone = replace(mute, now_s=T + 2, down_since=dict.fromkeys("abc", T - 11), others_answer=False)
+    assert decide(alone) is None
+
+
+def test_a_mute_host_that_has_left_is_not_lost_again():
+    assert decide(replace(ELASTIC, mute_since={"z": T - 60}, down_since={"z": T - 60})) is None
+
+
 @pytest.mark.parametrize(
     ("what", "outcome"),
     [
@@ -453,6 +483,7 @@ def anything(draw):
         now_s=T, members=THREE, least=draw(st.sampled_from([None, 1, 2])),
         ranks=draw(st.lists(st.sampled_from(ranks), unique=True)),
         exits=draw(st.dictionaries(hosts, containers)), down_since=draw(st.dictionaries(hosts, times)),
+        mute_since=draw(st.dictionaries(hosts, times)),
         others_answer=draw(st.sampled_from([None, True, False])), has_launchers_log=draw(st.booleans()),
         launcher_line_s=draw(times),
     )  # fmt: skip
@@ -490,6 +521,7 @@ def test_the_same_is_decided_for_the_same(seen, shift_s):
         ranks=[r._replace(started_s=r.started_s + shift_s, ended_s=moved(r.ended_s)) for r in seen.ranks],
         exits={h: replace(e, seen_s=e.seen_s + shift_s) for h, e in seen.exits.items()},
         down_since={h: s + shift_s for h, s in seen.down_since.items()},
+        mute_since={h: s + shift_s for h, s in seen.mute_since.items()},
     )  # fmt: skip
     kinds = [type(decide(each)) for each in (seen, shifted)]
     assert kinds[0] is kinds[1]
