@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import time
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -105,7 +106,44 @@ def test_a_supervisor_that_dies_beside_a_host_delays_nobody_for_long(cluster, af
     if path := os.environ.get("GPURUN_STORIES"):
         with Path(path).open("a") as stream:
             stream.write(json.dumps({"supervisor_killed_after_s": after_s, "trains_after_s": round(took_s, 1)}) + "\n")
-    assert took_s <= 40, "without the kill it is 14 s as a rule; a rank's own time-out is 60 s"
+    # A new supervisor needs 1 to 7 s to begin, 10 s to be sure and 2 s to tell the ranks, on a machine with load 12.
+    assert took_s <= 25
+    assert_no_step_lost([step for step, _ in trained(cluster, job)])
+    assert cluster.gpurun("cancel", job).code == 0
+
+
+@contextmanager
+def hampered(cluster, host, how):
+    """A host that lives and, for some seconds, cannot be reached, or lets nobody log in."""
+    if how == "unplugged":
+        cluster.lab.cut(host)
+    else:
+        assert cluster.lab.run(host, ["sh", "-c", 'kill -STOP "$(cat /run/sshd.pid)"']).code == 0
+    try:
+        yield
+    finally:
+        if how == "unplugged":
+            cluster.lab.heal(host)
+        else:
+            cluster.lab.run(host, ["sh", "-c", 'kill -CONT "$(cat /run/sshd.pid)"'])
+
+
+@pytest.mark.parametrize(("how", "for_s"), [("unplugged", 5), ("slow", 10)])
+def test_a_host_that_is_hampered_while_a_supervisor_is_followed_stays_in_the_gang(cluster, how, for_s):
+    """Nothing comes back from it for 5 s, or its agent needs 10 s to start."""
+    job = train(cluster)
+    wait_for_ranks(cluster, job, 4, 180)
+    host = cluster.job(job)["hosts"][2]
+    with hampered(cluster, host, how):
+        kill_supervisor(cluster, job)
+        cluster.gpurun("status")
+        time.sleep(for_s)
+    wait_for_ranks(cluster, job, 4, 60)
+    time.sleep(10)
+    told = [event["state"] for event in events(cluster, job) if event["kind"] == "host" and event["host"] == host]
+    assert "left the gang" not in told
+    found = cluster.job(job)
+    assert (found["state"], found["restarts"], len(found["hosts"])) == ("RUNNING", 0, 4)
     assert_no_step_lost([step for step, _ in trained(cluster, job)])
     assert cluster.gpurun("cancel", job).code == 0
 
