@@ -7,6 +7,7 @@ shows a claim that is not checked, a grant that is not counted, and an adopter t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -70,6 +71,7 @@ BUILDS: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "a fence is skipped": lambda: replaced(stop, fence=lambda *_, **__: {}),
     "a host that gives no proof is free": lambda: replaced(gang_stop.Leases, abandon=_abandon_nothing),
     "a slow host is taken for a mute one": lambda: replaced(gang_links.Links, accepts=lambda *_: None),
+    "nobody is watched before a mute host answers": lambda: replaced(watch, CONNECT_S=math.inf),
     "a mute host is waited for as one that was heard": lambda: replaced(decide, MUTE_S=1e12),
     "a mute host is lost at once": lambda: replaced(decide, MUTE_S=2.0),
     "hosts have no time to be reached again": lambda: replaced(decide, RETURN_S=0.0),
