@@ -106,7 +106,8 @@ def test_a_supervisor_that_dies_beside_a_host_delays_nobody_for_long(cluster, af
     if path := os.environ.get("GPURUN_STORIES"):
         with Path(path).open("a") as stream:
             stream.write(json.dumps({"supervisor_killed_after_s": after_s, "trains_after_s": round(took_s, 1)}) + "\n")
-    # A new supervisor needs 1 to 7 s to begin, 10 s to be sure and 2 s to tell the ranks, on a machine with load 12.
+    # 14 to 17 s at load 12: a supervisor begins in 1 to 7 s, is sure after 10 s, and the ranks go on 2 s later. The
+    # promise is 20 s. The other 5 s are for a machine that is busier: commands and training stand in line there.
     assert took_s <= 25
     assert_no_step_lost([step for step, _ in trained(cluster, job)])
     assert cluster.gpurun("cancel", job).code == 0
@@ -138,6 +139,7 @@ def test_a_host_that_is_hampered_while_a_supervisor_is_followed_stays_in_the_gan
         kill_supervisor(cluster, job)
         cluster.gpurun("status")
         time.sleep(for_s)
+        assert is_adopted(cluster, job)
     wait_for_ranks(cluster, job, 4, 60)
     time.sleep(10)
     told = [event["state"] for event in events(cluster, job) if event["kind"] == "host" and event["host"] == host]
