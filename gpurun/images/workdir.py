@@ -29,7 +29,7 @@ _MAKE_LIMIT_S = 600.0
 
 
 def sync_workdir(
-    fleet: Fleet, folders: Mapping[str, str], tree: FileTree, *, inventory: Inventory | None = None
+    fleet: Fleet, folders: Mapping[str, str], tree: FileTree, *, inventory: Inventory | None
 ) -> Results[int]:
     """Make a folder on every host the same as `tree`: content, modes, times and links.
 

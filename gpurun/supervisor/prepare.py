@@ -76,7 +76,7 @@ def _send_workdir(job: SupervisedJob, hosts: Sequence[str]) -> None:
     folders = {host: f"{job.accounts[host].job_folder(job.lease.job)}/workspace" for host in hosts}
     try:
         code = Code(job.folder.code) if job.spec.code else scan(Path(job.spec.workdir))
-        results = sync_workdir(job.links.fleet, folders, code)
+        results = sync_workdir(job.links.fleet, folders, code, inventory=job.inventory)
     except FileNotFoundError:
         raise failed(StateError("is missing", where=str(job.folder.code), hint="submit the job again")) from None
     except GpurunError as error:

@@ -3,17 +3,31 @@
 import os
 import stat
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gpurun.errors import BadInput
-from gpurun.images import tree
+from gpurun.images import tree, workdir
 from gpurun.images.code import Code, write_code
 from gpurun.images.tree import scan
-from gpurun.images.workdir import DIRECT_BYTES, sync_workdir
+from gpurun.images.workdir import DIRECT_BYTES
+from gpurun.inventory.load import load
 from gpurun.remote import RemoteOpFailed
 from gpurun.state.path import StatePath
+from gpurun.supervisor import prepare
+
+sync_workdir = partial(workdir.sync_workdir, inventory=None)
+INVENTORY = """\
+version: 1
+defaults: {generation: pascal, gpus: 1, fabric: f}
+fabrics: {f: {kind: tcp, interface: lo, %s}}
+racks:
+  r1: {hosts: {h0: {fabric_address: 127.0.0.1}, h2: {fabric_address: 127.0.0.1}}}
+  r2: {hosts: {h1: {fabric_address: 127.0.0.1}}}
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -134,6 +148,46 @@ def test_large_folders_go_through_a_chain(hosts, work, tmp_path):
     for name in names:
         assert shape(Path(folders[name])) == wanted(work)
         assert list(hosts.spool(name).iterdir()) == []
+
+
+@pytest.fixture
+def relays(monkeypatch):
+    """Every transfer's chains and options."""
+    made = []
+
+    def relay(fleet, chains, options):
+        made.append(SimpleNamespace(chains=chains, options=options))
+        return Relay(fleet, chains, options)
+
+    Relay = workdir.Relay
+    monkeypatch.setattr(workdir, "Relay", relay)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("fabric", "ways"),
+    [
+        ("host_to_host: true", [[("h0", None), ("h2", "h0"), ("h1", "h2")]]),
+        ("host_to_host: false", [[("h0", None), ("h1", None), ("h2", None)]]),
+        ("chains: 2", [[("h0", None), ("h2", "h0"), ("h1", "h2")], [("h2", None), ("h0", "h2"), ("h1", "h0")]]),
+    ],
+)
+def test_a_jobs_code_goes_the_ways_that_its_inventory_knows(hosts, work, tmp_path, relays, fabric, ways):
+    """Rack after rack, on the fabric, over as many chains as it carries; but only between hosts that may talk."""
+    (work / "big").write_bytes(os.urandom(DIRECT_BYTES + 12345))
+    (tmp_path / "inventory.yaml").write_text(INVENTORY % fabric)
+    names = ("h0", "h1", "h2")
+    places = {name: SimpleNamespace(job_folder=lambda _job, name=name: f"{tmp_path}/{name}/job") for name in names}
+    job = SimpleNamespace(
+        spec=SimpleNamespace(workdir=str(work), code=""), accounts=places, lease=SimpleNamespace(job="j"),
+        links=SimpleNamespace(fleet=hosts.fleet(*names)), inventory=load(tmp_path / "inventory.yaml"),
+    )  # fmt: skip
+    prepare._send_workdir(job, names)
+    (relay,) = relays
+    assert [[(hop.host, hop.upstream) for hop in hops] for hops in relay.chains] == ways
+    assert relay.options.addresses == dict.fromkeys(names, "127.0.0.1") and set(relay.options.interfaces) == set(names)
+    for name in names:
+        assert shape(tmp_path / name / "job/workspace") == wanted(work)
 
 
 def test_a_changed_copy_in_the_store_is_noticed(hosts, work, tmp_path):
