@@ -10,9 +10,11 @@ import hashlib
 import hmac
 import os
 import re
+import stat
 import threading
 import time
-from typing import Dict, List, Optional, Tuple
+from contextlib import contextmanager
+from typing import Dict, Iterator, List, Optional, Tuple
 
 from gpurun.node.call import OpError
 
@@ -22,6 +24,8 @@ HASH_BYTES = 32
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 # What a transfer that nobody came back to has left is removed after a day.
 STALE_S = 24 * 3600.0
+# So long a blob that is closed waits for those that read or write its file just now.
+CLOSE_WAIT_S = 2.0
 
 
 class Corrupt(OpError):
@@ -70,7 +74,8 @@ class Blob:
         self.digest = digest
         self.size = size
         self.count = count
-        self.descriptor = descriptor
+        self._descriptor = descriptor
+        self._users = 0
         self._hashes = hashes
         self._have = bytearray((b"\1" if complete else b"\0") * count)
         self._missing = 0 if complete else count
@@ -95,22 +100,44 @@ class Blob:
         """The bytes of one chunk: `CHUNK`, less for the last."""
         return min(CHUNK, self.size - index * CHUNK)
 
+    @contextmanager
+    def file(self) -> Iterator[int]:
+        """The file's descriptor, which stays open meanwhile: its number may be another file's as soon as it is closed.
+
+        Raises:
+            OpError: ``closed``.
+        """
+        with self._arrived:
+            if self._closed:
+                raise OpError("closed", "the transfer of %s has ended" % self.digest)
+            self._users += 1
+        try:
+            yield self._descriptor
+        finally:
+            with self._arrived:
+                self._users -= 1
+                self._arrived.notify_all()
+                is_last = self._closed and not self._users and self._descriptor >= 0
+            if is_last:
+                self._let_go()
+
     def take_up(self) -> None:
         """Use what the file already holds of an interrupted transfer, after verifying it."""
-        end = os.fstat(self.descriptor).st_size
-        position = 0
-        while position < end:
-            try:
-                position = os.lseek(self.descriptor, position, os.SEEK_DATA)
-            except OSError:
-                break  # only a hole is left
-            index = position // CHUNK
-            if index >= self.count:
-                break
-            piece = os.pread(self.descriptor, self.length(index), index * CHUNK)
-            if self._is(index, piece):
-                self._mark(index)
-            position = (index + 1) * CHUNK
+        with self.file() as descriptor:
+            end = os.fstat(descriptor).st_size
+            position = 0
+            while position < end:
+                try:
+                    position = os.lseek(descriptor, position, os.SEEK_DATA)
+                except OSError:
+                    break  # only a hole is left
+                index = position // CHUNK
+                if index >= self.count:
+                    break
+                piece = os.pread(descriptor, self.length(index), index * CHUNK)
+                if self._is(index, piece):
+                    self._mark(index)
+                position = (index + 1) * CHUNK
 
     def _is(self, index: int, piece: "bytes | memoryview") -> bool:
         expected = self._hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES]
@@ -128,6 +155,7 @@ class Blob:
 
         Raises:
             Corrupt: it is not the chunk that was announced.
+            OpError: ``closed``.
             OSError: the disk is full or broken.
         """
         if not 0 <= index < self.count:
@@ -137,9 +165,10 @@ class Blob:
         if not self._is(index, piece):
             raise Corrupt(self.digest, index)
         view, position = memoryview(piece), index * CHUNK
-        while view:
-            written = os.pwrite(self.descriptor, view, position)
-            view, position = view[written:], position + written
+        with self.file() as descriptor:
+            while view:
+                written = os.pwrite(descriptor, view, position)
+                view, position = view[written:], position + written
         self._mark(index)
         return True
 
@@ -167,22 +196,24 @@ class Blob:
         """A chunk that is there, as the part of `buffer` it fills.
 
         Raises:
+            OpError: ``closed``.
             OSError: the file cannot be read, or has been cut short.
         """
         view = buffer[: self.length(index)]
         done = 0
-        while done < len(view):
-            count = os.preadv(self.descriptor, [view[done:]], index * CHUNK + done)
-            if count == 0:
-                raise OSError("the file of %s has been cut short" % self.digest)
-            done += count
+        with self.file() as descriptor:
+            while done < len(view):
+                count = os.preadv(descriptor, [view[done:]], index * CHUNK + done)
+                if count == 0:
+                    raise OSError("the file of %s has been cut short" % self.digest)
+                done += count
         return view
 
     def holds(self, index: int) -> bool:
         """Whether the file has the chunk that was announced: read and hashed now."""
         try:
             return self._is(index, self.read_into(index, memoryview(bytearray(CHUNK))))
-        except OSError:
+        except (OSError, OpError):
             return False
 
     def lacks(self, first: int, last: int) -> bool:
@@ -203,13 +234,21 @@ class Blob:
         return ranges
 
     def close(self) -> None:
-        """Wake every reader that waits, and close the file. Idempotent."""
+        """Wake every reader that waits, and close the file once nobody reads or writes it. Idempotent."""
         with self._arrived:
             if self._closed:
                 return
             self._closed = True
             self._arrived.notify_all()
-        os.close(self.descriptor)
+            is_unused = self._arrived.wait_for(lambda: not self._users, CLOSE_WAIT_S)
+        if is_unused:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        with self._arrived:
+            descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 class Spool:
@@ -243,8 +282,8 @@ class Spool:
     def forget(self, digest: str) -> None:
         """Remove a blob's file. The blob stays readable for those who have it open."""
         path = self._paths.pop(digest, None)
-        if path is not None and os.path.exists(path):
-            os.unlink(path)
+        if path is not None:
+            _remove(path)
 
     def drop_private(self) -> None:
         """Remove the files that only this transfer could have used again."""
@@ -258,25 +297,42 @@ def sweep(folder: str, unused_s: float = STALE_S) -> int:
     freed = 0
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
         path = os.path.join(folder, name)
-        status = os.lstat(path)
-        if time.time() - status.st_mtime < unused_s:
+        try:
+            status = os.lstat(path)
+            if not stat.S_ISREG(status.st_mode) or time.time() - status.st_mtime < unused_s:
+                continue
+            descriptor = _locked(path, os.O_RDWR)
+        except FileNotFoundError:  # its transfer has just ended
             continue
-        descriptor = _locked(path)
         if descriptor is not None:
-            os.unlink(path)
+            _remove(path)
             os.close(descriptor)
             freed += status.st_blocks * 512
     return freed
 
 
-def _locked(path: str) -> Optional[int]:
-    """The file, made if missing, open and locked; None when another process has it."""
+def _remove(path: str) -> None:
+    """Remove a file that another transfer may be removing, too."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def _locked(path: str, flags: int = os.O_RDWR | os.O_CREAT) -> Optional[int]:
+    """The file, made if missing, open and locked; None when another process has it.
+
+    Raises:
+        FileNotFoundError: it is not there and is not to be made.
+    """
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.exists(path) and os.stat(path).st_ino == os.fstat(descriptor).st_ino:
+            if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
                 return descriptor
+        except FileNotFoundError:
+            pass
         except BlockingIOError:
             os.close(descriptor)
             return None

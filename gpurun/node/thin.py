@@ -183,7 +183,8 @@ def _size(part: Part) -> int:
 def _send_file(connection: docker.Connection, blob: Blob) -> None:
     offset = 0
     while offset < blob.size:
-        sent = os.sendfile(connection.sock.fileno(), blob.descriptor, offset, min(_SEND_BYTES, blob.size - offset))
+        with blob.file() as descriptor:
+            sent = os.sendfile(connection.sock.fileno(), descriptor, offset, min(_SEND_BYTES, blob.size - offset))
         if sent == 0:
             raise OSError("the file of %s has been cut short" % blob.digest)
         offset += sent

@@ -72,7 +72,8 @@ def unpack(call: Call, transfer: str, pack: str, index: Sequence[Tuple[str, int,
         making = _Making(digest)
         try:
             for start in range(offset, offset + size, CHUNK):
-                making.write(os.pread(blob.descriptor, min(CHUNK, offset + size - start), start))
+                with blob.file() as descriptor:
+                    making.write(os.pread(descriptor, min(CHUNK, offset + size - start), start))
             making.keep()
         finally:
             making.drop()
