@@ -5,9 +5,11 @@ has the whole tar, so there the lower layers are loaded ahead of the rest, as im
 """
 
 import hashlib
+import os
+import time
 from typing import Any, Dict, Generator, List, Optional, Sequence
 
-from gpurun.node import blobs, image_record, thin
+from gpurun.node import blobs, image_record, processes, thin
 from gpurun.node.call import Call, OpError
 from gpurun.node.image_api import Image, ImageApi, find_image
 from gpurun.node.spool import Blob
@@ -103,7 +105,14 @@ class Loading:
         config = thin.prefix_config(self._config, layers, "gpurun transfer " + self._transfer)
         temporary = "sha256:" + hashlib.sha256(config).hexdigest()
         with image_record.change() as record:  # first: so that it is found again if this process is killed
-            record[temporary] = {"local": temporary, "names": [], "layers": layers, "temporary": True}
+            record[temporary] = {
+                "local": temporary,
+                "names": [],
+                "layers": layers,
+                "temporary": True,
+                "shipped_s": time.time(),
+                "by": _myself(),
+            }
         self._temporary.append(temporary)
         self._load(layers, config, ())
         self._done = count
@@ -139,12 +148,31 @@ class Loading:
         return {digest: known[digest] for digest in self._layers if digest in known}
 
     def remove_temporary(self) -> None:
-        """Remove the images that only held layers until the whole was there."""
-        if not self._temporary:
+        """Remove the images that only held layers until the whole was there; also those of ships that were killed."""
+        found = [ident for ident, entry in image_record.read().items() if _is_abandoned(entry)]
+        going = list(dict.fromkeys([*self._temporary, *found]))
+        if not going:
             return
         engine = ImageApi(None, self._docker_host)
-        for temporary in self._temporary:
+        for temporary in going:
             engine.expect("DELETE", "/images/%s?noprune=1" % temporary, (200, 404, 409), "removing a temporary image")
         with image_record.change() as record:
-            for temporary in self._temporary:
+            for temporary in going:
                 record.pop(temporary, None)
+
+
+def _myself() -> List[int]:
+    """This process, and when it began: its number may be another's once it has ended."""
+    process = processes.read_process(os.getpid())
+    return [0, 0] if process is None else [process.pid, process.started]
+
+
+def _is_abandoned(entry: Dict[str, Any]) -> bool:
+    """Whether an entry is of a temporary image whose ship runs no more."""
+    if not entry.get("temporary"):
+        return False
+    by = entry.get("by")
+    if not isinstance(by, list) or len(by) != 2 or not all(type(number) is int for number in by):
+        return True
+    process = processes.read_process(by[0])
+    return process is None or process.started != by[1]

@@ -1,0 +1,107 @@
+"""Images that only hold layers while a ship is under way: those of a ship that was killed go with the next one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from contextlib import contextmanager
+
+import pytest
+
+from gpurun.node import image_load, image_record
+from gpurun.node.call import Call
+
+LAYERS = [f"sha256:{number:064x}" for number in range(3)]
+IMAGE = {"id": "sha256:" + "a" * 64, "names": ["i:1"], "layers": LAYERS}
+
+
+class Engine:
+    """In the place of Docker: remembers what was removed."""
+
+    removed: list[str]
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def expect(self, method, path, _statuses, _what):
+        assert method == "DELETE" and path.endswith("?noprune=1")
+        self.removed.append(path.removeprefix("/images/").removesuffix("?noprune=1"))
+
+
+@pytest.fixture(autouse=True)
+def removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(image_load, "ImageApi", Engine)
+    monkeypatch.setattr(Engine, "removed", [], raising=False)
+    return Engine.removed
+
+
+def loading(monkeypatch, count=1):
+    """A ship that has loaded its lower layers ahead of the rest."""
+    config = json.dumps({"rootfs": {"type": "layers", "diff_ids": LAYERS}}).encode()
+    made = image_load.Loading(Call(1, lambda *_: None, False, b""), "t", IMAGE, "graph", [], config, None)
+    monkeypatch.setattr(made, "_load", lambda *_: None)
+    made._load_prefix(count)
+    return made
+
+
+def temporary():
+    return [ident for ident, entry in image_record.read().items() if entry.get("temporary")]
+
+
+@contextmanager
+def as_if_by(process, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(image_load.os, "getpid", lambda: process.pid)
+        yield
+
+
+def test_what_a_ship_that_was_killed_left_is_known_and_goes_with_the_next(removed, monkeypatch):
+    child = subprocess.Popen(["sleep", "600"])
+    try:
+        with as_if_by(child, monkeypatch):
+            loading(monkeypatch, 2)
+    finally:
+        child.kill()
+        child.wait()
+    (left,) = temporary()
+    mine = loading(monkeypatch)
+    assert len(temporary()) == 2
+    mine.remove_temporary()
+    assert left in removed and len(removed) == 2 and temporary() == []
+
+
+def test_another_ship_that_goes_on_keeps_its_own(removed, monkeypatch):
+    other = loading(monkeypatch, 2)
+    mine = loading(monkeypatch)
+    mine.remove_temporary()
+    assert len(removed) == 1 and len(temporary()) == 1
+    other.remove_temporary()
+    assert temporary() == []
+
+
+def test_a_pid_that_is_another_process_by_now_keeps_nothing(removed, monkeypatch):
+    loading(monkeypatch)
+    with image_record.change() as record:
+        (entry,) = record.values()
+        entry["by"] = [os.getpid(), entry["by"][1] + 1]
+    image_load.Loading(Call(1, lambda *_: None, False, b""), "t", IMAGE, "graph", [], b"", None).remove_temporary()
+    assert len(removed) == 1 and temporary() == []
+
+
+@pytest.mark.parametrize("by", [None, [], "x", [1], [1, 2, 3], ["a", "b"], [-1, 0], [1 << 80, 1], {}, [True, False]])
+def test_a_note_that_is_none_keeps_nothing(removed, monkeypatch, by):
+    loading(monkeypatch)
+    with image_record.change() as record:
+        (entry,) = record.values()
+        entry["by"] = by
+    image_load.Loading(Call(1, lambda *_: None, False, b""), "t", IMAGE, "graph", [], b"", None).remove_temporary()
+    assert temporary() == []
+
+
+def test_images_that_were_shipped_stay(removed, monkeypatch):
+    with image_record.change() as record:
+        record["sha256:" + "b" * 64] = {"local": "x", "names": [], "layers": LAYERS, "shipped_s": 1.0}
+    loading(monkeypatch).remove_temporary()
+    assert list(image_record.read()) == ["sha256:" + "b" * 64] and len(removed) == 1
