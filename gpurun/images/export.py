@@ -28,7 +28,8 @@ class Exporter:
     """An image's layers and configuration, from the store or from Docker.
 
     Layers that this process may read in Docker's own folder are read one by one, only those that are wanted.
-    Otherwise one ``docker save`` fills the store with all of them.
+    Otherwise one ``docker save`` fills the store with all of them. What this exporter has given stays in the store
+    until it is closed, however small the store's limit is.
     """
 
     def __init__(self, engine: Engine, image: HeadImage, folder: Path | None = None) -> None:
@@ -40,6 +41,10 @@ class Exporter:
         self._docker_root: str | None = info.get("DockerRootDir")
         self._containerd = is_containerd(info)
         self._layers: dict[str, OverlayLayer] | None = None
+
+    def close(self) -> None:
+        """Let the store remove the layers again when it needs room. Idempotent."""
+        self._store.close()
 
     def sizes(self) -> dict[str, int]:
         """Bytes of each layer's tar: exact for those in the store, near for the others."""
@@ -53,7 +58,7 @@ class Exporter:
         Raises:
             HostNotReady: Docker fails, or gives other bytes than the digest's.
         """
-        found = self._store.find(digest)
+        found = self._store.pin(digest)
         if found is not None:
             return found
         if self._layers is None:
@@ -62,9 +67,11 @@ class Exporter:
         if readable is not None:
             # What cannot be put together again from Docker's folder, docker save may still write.
             with suppress(HostNotReady):
-                return self._store.add(digest, lambda: tar_of(readable))
-        self._save()
-        found = self._store.find(digest)
+                self._store.add(digest, lambda: tar_of(readable))
+        found = self._store.pin(digest)
+        if found is None:
+            self._save()
+            found = self._store.pin(digest)
         if found is None:
             raise HostNotReady(f"docker save of {self._image.reference} on the head does not hold {digest}")
         return found
@@ -97,7 +104,7 @@ class Exporter:
         """One ``docker save``, everything in it into the store. Waits for another process that does the same."""
         with self._alone():
             if (self._configs() / self._image.id.removeprefix("sha256:")).exists() and all(
-                self._store.find(digest) for digest in self._image.layers
+                self._store.pin(digest) for digest in self._image.layers
             ):
                 return
             self._store.make_room(self._image.size_bytes)

@@ -25,6 +25,7 @@ from gpurun.images.store import Hashed, LayerStore
 MAX_JSON_BYTES = 8 << 20
 PIECE_BYTES = 1 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 class _Reader(io.RawIOBase):
@@ -50,7 +51,7 @@ class _Reader(io.RawIOBase):
 
 
 def import_save(pieces: Iterable[bytes], store: LayerStore, folder: Path) -> dict[str, bytes]:
-    """Put every layer of a ``docker save`` stream into the store.
+    """Put every layer of a ``docker save`` stream into the store, and keep it there until the store is closed.
 
     Args:
         folder: for temporary files, on the store's file system.
@@ -88,8 +89,9 @@ def _take(file: IO[bytes], size: int, store: LayerStore, folder: Path, small: di
                 seen.update(piece)
                 out.write(piece)
         with store.making(seen.digest):
-            if store.find(seen.digest) is None:
+            if store.pin(seen.digest) is None:
                 store.keep(Path(name), seen)
+                store.pin(seen.digest)
     except OSError as error:
         raise HostNotReady(f"the head's layer store cannot be written: {error.strerror}", where=str(folder)) from error
     finally:
@@ -107,7 +109,16 @@ def _is_json(content: bytes) -> bool:
 
 
 def _unpacked(start: bytes, file: IO[bytes]) -> Iterator[bytes]:
-    """The rest of a layer after `start`, unpacked if it is gzip."""
+    """A layer that begins with `start`, unpacked if it is gzip.
+
+    Raises:
+        HostNotReady: it is packed with zstd.
+    """
+    if start.startswith(_ZSTD_MAGIC):
+        raise HostNotReady(
+            "docker save on the head wrote layers that are packed with zstd, which gpurun cannot read",
+            hint="build it with docker buildx build --output type=docker,compression=gzip,force-compression=true",
+        )
     if not start.startswith(_GZIP_MAGIC):
         yield start
         while piece := file.read(PIECE_BYTES):

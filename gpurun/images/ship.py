@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -79,7 +80,8 @@ def ship(
             raise ShipCancelled(f"shipping the image took longer than its deadline of {deadline_s:g} s")
 
     shipment = Shipment(image, fleet, inventory, docker_host, Progress(progress), check, rate_bytes_s, ident)
-    return shipment.run(list(dict.fromkeys(hosts)))
+    with closing(shipment):
+        return shipment.run(list(dict.fromkeys(hosts)))
 
 
 def plan(image: str, fleet: Fleet, *, inventory: Inventory, hosts: Iterable[str], docker_host: str | None) -> ShipPlan:
@@ -89,7 +91,8 @@ def plan(image: str, fleet: Fleet, *, inventory: Inventory, hosts: Iterable[str]
         BadInput, HostNotReady: as `ship`.
     """
     shipment = Shipment(image, fleet, inventory, docker_host, Progress(lambda _event: None), lambda: None, None)
-    return shipment.plan(shipment.ask(list(dict.fromkeys(hosts))))
+    with closing(shipment):
+        return shipment.plan(shipment.ask(list(dict.fromkeys(hosts))))
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,11 @@ class Shipment:
         self._engine = Engine(docker_host)
         self._image: HeadImage = self._engine.image(image, ident)
         self._exporter = Exporter(self._engine, self._image)
-        self._spec = self._image.spec(self._exporter.config_id())
+        try:
+            self._spec = self._image.spec(self._exporter.config_id())
+        except GpurunError:
+            self._exporter.close()
+            raise
         self._fleet = fleet
         self._inventory = inventory
         self._progress = progress
@@ -119,6 +126,10 @@ class Shipment:
         self._began = time.monotonic()
         self._results: dict[str, HostShip] = {}
         self._bytes_missing = 0
+
+    def close(self) -> None:
+        """Let the head's store remove the image's layers again when it needs room. Idempotent."""
+        self._exporter.close()
 
     def run(self, hosts: list[str]) -> ShipReport:
         """Ask, and send what is missing."""

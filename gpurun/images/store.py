@@ -95,6 +95,7 @@ class LayerStore:
     def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
         self._folder = folder / "sha256"
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._pinned: dict[str, Blob] | None = {}
         self._limit_bytes = limit_bytes if limit_bytes is not None else int(shutil.disk_usage(folder).total * SHARE)
 
     @property
@@ -111,6 +112,23 @@ class LayerStore:
         except FileNotFoundError:
             return None
         return Stored(digest, size, hashes, path) if len(hashes) == -(-size // CHUNK) * 32 else None
+
+    def pin(self, digest: str) -> Stored | None:
+        """A blob that is there, and stays until this store is closed: no process makes room at its cost."""
+        found = self.find(digest)
+        if found is None or self._pinned is None or digest in self._pinned:
+            return found
+        try:
+            self._pinned[digest] = found.open()
+        except FileNotFoundError:  # it was removed just now
+            return None
+        return found
+
+    def close(self) -> None:
+        """Let go of what was pinned. Idempotent."""
+        pinned, self._pinned = self._pinned or {}, None
+        for blob in pinned.values():
+            blob.close()
 
     def add(self, digest: str, content: Content) -> Stored:
         """A blob, made by `content` unless it is there. Waits for another process that is making the same.
@@ -171,6 +189,8 @@ class LayerStore:
 
     def remove(self, digest: str) -> None:
         """Forget a blob; whoever sends it keeps it open. Idempotent."""
+        if self._pinned and (pinned := self._pinned.pop(digest, None)):
+            pinned.close()
         path = self._path(digest)
         path.unlink(missing_ok=True)
         path.with_suffix(".chunks").unlink(missing_ok=True)

@@ -7,12 +7,16 @@ import io
 import json
 import os
 import tarfile
+from contextlib import closing
 
 import pytest
 
 from gpurun.errors import HostNotReady
+from gpurun.images.engine import HeadImage
+from gpurun.images.export import Exporter
 from gpurun.images.export_overlay import chain_ids, config_of, find_layers, tar_of
 from gpurun.images.export_save import import_save
+from gpurun.images.store import LayerStore
 
 
 def layer_tar(files):
@@ -157,3 +161,72 @@ def test_docker_save_that_breaks_off(store):
     with pytest.raises(HostNotReady):
         import_save([stream[: len(stream) // 2]], store, store._folder)
     assert store.find(digest_of(layer_tar(FILES))) is None
+
+
+class HeadsDocker:
+    """In the place of the head's engine, whose folder this process may not read: it can only save."""
+
+    def __init__(self, layers, pack=lambda content: content):
+        self.stream, _ = save_stream(layers, oci=True, pack=pack)
+        self.saves = 0
+        config = json.dumps({"rootfs": {"diff_ids": [digest_of(layer) for layer in layers]}}).encode()
+        digests = tuple(digest_of(layer) for layer in layers)
+        self.image = HeadImage("i:1", digest_of(config), digests, sum(map(len, layers)), ("i:1",))
+
+    def info(self):
+        return {"DockerRootDir": None}
+
+    def layer_sizes(self, image):
+        return dict.fromkeys(image.layers, 1)
+
+    def save(self, _ident):
+        self.saves += 1
+        return [self.stream]
+
+
+@pytest.fixture
+def tiny_store(monkeypatch):
+    """A limit below any image."""
+    monkeypatch.setattr("gpurun.images.store.SHARE", 0.0)
+
+
+def test_an_image_larger_than_the_stores_limit_ships_all_the_same(tmp_path, tiny_store):
+    layers = [layer_tar({f"f{number}": os.urandom(100_000)}) for number in range(4)]
+    engine = HeadsDocker(layers)
+    with closing(Exporter(engine, engine.image, tmp_path)) as exporter:
+        exported = [exporter.layer(digest) for digest in engine.image.layers]
+        for stored, layer in zip(exported, layers, strict=True):
+            with closing(stored.open()) as blob:
+                assert blob.complete and stored.path.read_bytes() == layer
+    assert engine.saves == 1, "each save writes the whole image"
+
+
+def test_what_a_ship_needs_stays_while_another_ship_makes_room(tmp_path, tiny_store):
+    layers = [layer_tar({f"f{number}": os.urandom(100_000)}) for number in range(3)]
+    engine, other = HeadsDocker(layers), HeadsDocker([layer_tar({"g": os.urandom(100_000)})])
+    with closing(Exporter(engine, engine.image, tmp_path)) as exporter:
+        first = exporter.layer(engine.image.layers[0])
+        with closing(Exporter(other, other.image, tmp_path)) as beside:
+            beside.layer(other.image.layers[0])
+        assert first.path.read_bytes() == layers[0]
+        assert exporter.layer(engine.image.layers[2]).path.exists() and engine.saves == 1
+    with closing(Exporter(other, other.image, tmp_path)) as beside:
+        LayerStore(tmp_path).make_room(1)
+        assert not first.path.exists(), "once nobody needs it, it goes"
+
+
+def test_layers_that_are_packed_with_zstd_are_named_as_such(tmp_path):
+    engine = HeadsDocker([layer_tar(FILES)], pack=lambda content: b"\x28\xb5\x2f\xfd" + content)
+    with (
+        closing(Exporter(engine, engine.image, tmp_path)) as exporter,
+        pytest.raises(HostNotReady, match="zstd") as caught,
+    ):
+        exporter.layer(engine.image.layers[0])
+    assert "zstd" in caught.value.message and "gzip" in str(caught.value.hint)
+
+
+def test_a_blob_that_goes_while_it_is_looked_for_is_not_there(store, monkeypatch):
+    stored = store.add(digest_of(b"x"), lambda: [b"x"])
+    monkeypatch.setattr(store, "find", lambda _digest: stored)
+    stored.path.unlink()
+    assert store.pin(stored.digest) is None
