@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from gpurun.errors import HostNotReady
 from gpurun.facts.documents import convert
 from gpurun.node.claim_rules import Claimant, Refused, Seen, read_claimant, why_live
 
 _MOST_TEXT = 200
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}\Z")
 
 
 @dataclass(frozen=True)
@@ -53,14 +56,14 @@ def held(host: str, document: object) -> tuple[HeldGpus, ...]:
         who = _said(volume.claimant)
         one = found.setdefault(who.key, _Gathered(who))
         one.gpus.add(volume.card[0])
-        one.volumes.append(printable(volume.name))
+        one.volumes.append(_name(host, volume.name))
         one.why = one.why or printable(why_live(volume, seen))
         one.since_s.add(volume.since_s)
     for container in seen.containers:
         who = _said(container.claimant)
         one = found.setdefault(who.key, _Gathered(who))
         one.gpus.update(index for index, _ in container.cards)
-        one.containers.append(printable(container.id))
+        one.containers.append(_name(host, container.id))
         one.why = one.why or printable(f"its container {container.id[:12]} is {container.status or 'there'}")
     return tuple(_shown(one) for one in found.values())
 
@@ -82,6 +85,17 @@ def refused(host: str, document: object) -> Iterator[HeldGpus]:
 def printable(text: str) -> str:
     """A host's text, fit to be shown: no control characters, and not the whole screen."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:_MOST_TEXT])
+
+
+def _name(host: str, said: str) -> str:
+    """What Docker may call a volume or container: people are shown commands with such names, to run them.
+
+    Raises:
+        HostNotReady: it is no such name.
+    """
+    if not _NAME.match(said):
+        raise HostNotReady(f"the host's answer is not valid: Docker calls nothing {printable(said)!r}", host=host)
+    return said
 
 
 def _said(claimant: Claimant) -> Claimant:

@@ -249,7 +249,7 @@ def _may_be_none(kind: Any) -> bool:
     return type(None) in get_args(kind)
 
 
-class Answers(NamedTuple):
+class AnswerTypes(NamedTuple):
     """The types of one operation's answers.
 
     Attributes:
@@ -268,66 +268,66 @@ FILE = fields(
 CONVERTED_BY_FACTS = Any
 """`gpurun.facts` has the type and converts the answer, before anybody else looks at it."""
 
-ANSWERS: Mapping[str, Answers] = {
-    "blobs.open": Answers(fields(address=Address, port=Port, head=Address)),
-    "blobs.expect": Answers(fields(have_bytes=Count)),
-    "blobs.grant": Answers(),
-    "blobs.missing": Answers(list[tuple[Digest, list[tuple[Count, Count]]]]),
-    "blobs.fetch": Answers(RECEIVED, RECEIVED),
-    "blobs.feed": Answers(RECEIVED, RECEIVED),
-    "blobs.status": Answers(fields(blobs=dict[Digest, Count], sent_bytes=Count)),
-    "blobs.close": Answers(),
-    "claims.take": Answers(),
-    "claims.list": Answers(CONVERTED_BY_FACTS),
-    "docker.request": Answers(fields(status=Annotated[int, Meta(ge=100, le=999)], json=Any)),
-    "docker.logs": Answers(None, fields(stream=Literal["stdout", "stderr"])),
-    "docker.wait": Answers(fields(code=Code | None, error=Text | None)),
-    "files.write": Answers(fields(bytes=Count)),
-    "files.read": Answers(fields(size=Count)),
-    "files.mkdir": Answers(),
-    "files.rmtree": Answers(fields(removed=bool)),
-    "files.stat": Answers(FILE | None),
-    "files.listdir": Answers(list[str]),
-    "files.df": Answers(fields(free_bytes=Count, total_bytes=Count, free_inodes=Count)),
-    "gang.prepare": Answers(Account),
-    "gang.create": Answers(fields(container=Text)),
-    "gang.start": Answers(),
-    "gang.inspect": Answers(list[Inspected]),
-    "gang.engine": Answers(EngineSame | EngineGone | EngineUnknown | EngineRestarted),
-    "gang.has_ended": Answers(bool),
-    "gang.signal": Answers(Count),
-    "gang.fence": Answers(Rest),
-    "gang.run_file": Answers(fields(size=Count)),
-    "gang.progress": Answers(ToldProgress),
-    "health.watch": Answers(None, Health),
-    "health.recent": Answers(Health),
-    "images.ask": Answers(ImageAnswer),
-    "images.name": Answers(),
-    "images.install": Answers(
+ANSWERS: Mapping[str, AnswerTypes] = {
+    "blobs.open": AnswerTypes(fields(address=Address, port=Port, head=Address)),
+    "blobs.expect": AnswerTypes(fields(have_bytes=Count)),
+    "blobs.grant": AnswerTypes(),
+    "blobs.missing": AnswerTypes(list[tuple[Digest, list[tuple[Count, Count]]]]),
+    "blobs.fetch": AnswerTypes(RECEIVED, RECEIVED),
+    "blobs.feed": AnswerTypes(RECEIVED, RECEIVED),
+    "blobs.status": AnswerTypes(fields(blobs=dict[Digest, Count], sent_bytes=Count)),
+    "blobs.close": AnswerTypes(),
+    "claims.take": AnswerTypes(),
+    "claims.list": AnswerTypes(CONVERTED_BY_FACTS),
+    "docker.request": AnswerTypes(fields(status=Annotated[int, Meta(ge=100, le=999)], json=Any)),
+    "docker.logs": AnswerTypes(None, fields(stream=Literal["stdout", "stderr"])),
+    "docker.wait": AnswerTypes(fields(code=Code | None, error=Text | None)),
+    "files.write": AnswerTypes(fields(bytes=Count)),
+    "files.read": AnswerTypes(fields(size=Count)),
+    "files.mkdir": AnswerTypes(),
+    "files.rmtree": AnswerTypes(fields(removed=bool)),
+    "files.stat": AnswerTypes(FILE | None),
+    "files.listdir": AnswerTypes(list[str]),
+    "files.df": AnswerTypes(fields(free_bytes=Count, total_bytes=Count, free_inodes=Count)),
+    "gang.prepare": AnswerTypes(Account),
+    "gang.create": AnswerTypes(fields(container=Text)),
+    "gang.start": AnswerTypes(),
+    "gang.inspect": AnswerTypes(list[Inspected]),
+    "gang.engine": AnswerTypes(EngineSame | EngineGone | EngineUnknown | EngineRestarted),
+    "gang.has_ended": AnswerTypes(bool),
+    "gang.signal": AnswerTypes(Count),
+    "gang.fence": AnswerTypes(Rest),
+    "gang.run_file": AnswerTypes(fields(size=Count)),
+    "gang.progress": AnswerTypes(ToldProgress),
+    "health.watch": AnswerTypes(None, Health),
+    "health.recent": AnswerTypes(Health),
+    "images.ask": AnswerTypes(ImageAnswer),
+    "images.name": AnswerTypes(),
+    "images.install": AnswerTypes(
         fields(local=Digest), fields(state=Literal["receiving", "loading"], layer=Index, layers=Index)
     ),
-    "images.listing": Answers(list[PlacedImage]),
-    "images.prune": Answers(list[PlacedImage]),
-    "outputs.list": Answers(fields(present=bool)),
-    "outputs.read": Answers(),
-    "outputs.write": Answers(fields(files=Count)),
-    "outputs.remove": Answers(),
-    "probe.facts": Answers(CONVERTED_BY_FACTS),
-    "probe.clock": Answers(fields(clock_s=Seconds)),
-    "probe.sample": Answers(None, HostSample),
-    "probe.listen": Answers(fields(accepted=Count), fields(ports=list[Port])),
-    "probe.connect": Answers(list[Connected]),
-    "probe.resolve": Answers(dict[Text, list[Text] | None]),
-    "proc.run": Answers(fields(code=Code, stdout=str, stderr=str, truncated=bool)),
-    "ranks.count": Answers(Count),
-    "ranks.cut": Answers(fields(cut=Count, refused=Count)),
-    "ranks.follow": Answers(None, RankStart | RankOutput | RankEnd),
-    "ranks.release": Answers(fields(bytes=Count)),
-    "ranks.list": Answers(list[ListedRank]),
-    "tree.lacking": Answers(list[Digest]),
-    "tree.add": Answers(fields(bytes=Count)),
-    "tree.unpack": Answers(),
-    "tree.make": Answers(fields(written=Count, bytes=Count)),
+    "images.listing": AnswerTypes(list[PlacedImage]),
+    "images.prune": AnswerTypes(list[PlacedImage]),
+    "outputs.list": AnswerTypes(fields(present=bool)),
+    "outputs.read": AnswerTypes(),
+    "outputs.write": AnswerTypes(fields(files=Count)),
+    "outputs.remove": AnswerTypes(),
+    "probe.facts": AnswerTypes(CONVERTED_BY_FACTS),
+    "probe.clock": AnswerTypes(fields(clock_s=Seconds)),
+    "probe.sample": AnswerTypes(None, HostSample),
+    "probe.listen": AnswerTypes(fields(accepted=Count), fields(ports=list[Port])),
+    "probe.connect": AnswerTypes(list[Connected]),
+    "probe.resolve": AnswerTypes(dict[Text, list[Text] | None]),
+    "proc.run": AnswerTypes(fields(code=Code, stdout=str, stderr=str, truncated=bool)),
+    "ranks.count": AnswerTypes(Count),
+    "ranks.cut": AnswerTypes(fields(cut=Count, refused=Count)),
+    "ranks.follow": AnswerTypes(None, RankStart | RankOutput | RankEnd),
+    "ranks.release": AnswerTypes(fields(bytes=Count)),
+    "ranks.list": AnswerTypes(list[ListedRank]),
+    "tree.lacking": AnswerTypes(list[Digest]),
+    "tree.add": AnswerTypes(fields(bytes=Count)),
+    "tree.unpack": AnswerTypes(),
+    "tree.make": AnswerTypes(fields(written=Count, bytes=Count)),
 }
 
 
@@ -344,7 +344,7 @@ def checked(op: str, said: object, *, item: bool = False) -> Any:
     Raises:
         NotAnAnswer: it is none.
     """
-    types = ANSWERS.get(op, Answers())
+    types = ANSWERS.get(op, AnswerTypes())
     kind = types.item if item else types.end
     if kind is Any or (kind is None and said is None):
         return said
