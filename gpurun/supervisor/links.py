@@ -25,7 +25,7 @@ def target_of(host: Host, inventory: Inventory) -> Target:
     return Target(name=host.name, address=host.address, port=host.port, user=host.user, ssh_config=inventory.ssh_config)
 
 
-class Answers:
+class FirstAnswers:
     """Which hosts have ever answered. Any thread may tell.
 
     Args:
@@ -65,7 +65,7 @@ class Links:
         self.targets = {name: target_of(inventory.by_name[name], inventory) for name in hosts}
         self.fleet = Fleet({}, {})
         self._begun_s = time.monotonic()
-        self._answers = Answers(time.monotonic)
+        self._answers = FirstAnswers(time.monotonic)
         self._lock = threading.Lock()
 
     def add(self, hosts: Iterable[str], inventory: Inventory) -> None:

@@ -10,7 +10,7 @@ from gang_agents import AgentOf
 
 from gpurun.errors import GpurunError, HostFailure, HostUnreachable
 from gpurun.remote.fleet import Results
-from gpurun.supervisor.links import Answers
+from gpurun.supervisor.links import FirstAnswers
 
 if TYPE_CHECKING:
     from gang_head import Head
@@ -38,7 +38,7 @@ class Links:
     def __init__(self, head: Head) -> None:
         self._head = head
         self._links: dict[str, Link] = {}
-        self.answers = Answers(lambda: head.world.now_s)
+        self.answers = FirstAnswers(lambda: head.world.now_s)
 
     def of(self, host: str) -> Link:
         if host not in self._links:

@@ -30,7 +30,7 @@ from gpurun.node.claim_rules import (
 )
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.remote.fleet import Results
-from gpurun.supervisor.links import Answers
+from gpurun.supervisor.links import FirstAnswers
 
 GPUS = 2
 CONSTANT = {
@@ -194,7 +194,7 @@ class Agents:
         self._heard_s: dict[str, float] = {}
         self._begun_s = world.now_s
         self.ident = next(world.numbers)
-        self._answers = Answers(lambda: world.now_s)
+        self._answers = FirstAnswers(lambda: world.now_s)
         self.add(hosts, inventory)
 
     def add(self, hosts: Iterable[str], inventory: Any) -> None:

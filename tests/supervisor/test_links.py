@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpurun.supervisor.links import Answers
+from gpurun.supervisor.links import FirstAnswers
 
 
 class Clock:
@@ -20,7 +20,7 @@ def clock():
 
 
 def test_a_host_is_mute_from_its_first_question_to_its_first_answer(clock):
-    answers = Answers(clock)
+    answers = FirstAnswers(clock)
     answers.asks("a")
     answers.answered("a")
     clock.now_s = 103.0
@@ -37,7 +37,7 @@ def test_a_host_is_mute_from_its_first_question_to_its_first_answer(clock):
 
 def test_nobody_is_mute_before_anybody_answers(clock):
     """The head may be cut off."""
-    answers = Answers(clock)
+    answers = FirstAnswers(clock)
     for host in "abc":
         answers.asks(host)
     clock.now_s = 160.0
