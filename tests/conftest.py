@@ -40,3 +40,11 @@ def usual_umask():
     before = os.umask(0o022)
     yield
     os.umask(before)
+
+
+@pytest.fixture(autouse=True)
+def caches_of_the_tests(request, tmp_path_factory, monkeypatch):
+    """No test writes caches and their key to the developer's home. The lab's own images and disks stay there."""
+    if request.node.get_closest_marker("lab") is None:
+        for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+            monkeypatch.setenv(name, str(tmp_path_factory.getbasetemp() / name.lower()))

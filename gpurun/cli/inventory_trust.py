@@ -9,7 +9,7 @@ import typer
 from gpurun.cli.agreement import agree
 from gpurun.cli.inventory_options import HostsArgument, InventoryOption, JsonOption, YesOption, cluster
 from gpurun.cli.printing import print_json, printable, say
-from gpurun.errors import HostFailure
+from gpurun.errors import BadInput, HostFailure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,13 +30,17 @@ def trust(
 ) -> None:
     """Fetch host keys, show their fingerprints, and write new ones to known_hosts. Exits 4 if one is refused."""
     from gpurun.inventory.hostset import fold
-    from gpurun.remote.ssh_config import resolve
+    from gpurun.remote.ssh_config import resolve_all
     from gpurun.remote.trust import accept, offers
     from gpurun.supervisor.links import target_of
 
     found = cluster(inventory)
     chosen = found.choose(hosts)
-    routes = [resolve(target_of(host, found.inventory)) for host in chosen]
+    routes = []
+    for route in resolve_all([target_of(host, found.inventory) for host in chosen]).values():
+        if isinstance(route, BadInput):
+            raise route
+        routes.append(route)
     offered = offers(routes, ssh_config=found.inventory.ssh_config, timeout_s=timeout, dns=dns)
     if not as_json:
         for offer in offered:

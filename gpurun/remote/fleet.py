@@ -47,13 +47,11 @@ class Fleet:
         *,
         limit: int = 64,
         dead_after_s: float = DEAD_AFTER_S,
-        close: Callable[[], object] = lambda: None,
     ) -> None:
         self.agents = dict(agents)
         self.failures = dict(failures)
         self._limit = limit
         self._dead_after_s = dead_after_s
-        self._closers = [close]
         self._closed = Event()
         self._heartbeat: Thread | None = None
         self._watch_agents()
@@ -75,11 +73,11 @@ class Fleet:
         """
         from gpurun.remote.opening import open_agents  # noqa: PLC0415 - Paramiko is imported only where hosts are reached
 
-        agents, failures, close = open_agents(
+        agents, failures = open_agents(
             list(targets), limit=limit, timeout_s=timeout_s, ping_after_s=min(PING_AFTER_S, dead_after_s / 3),
             contact=contact,
         )  # fmt: skip
-        return cls(agents, failures, limit=limit, dead_after_s=dead_after_s, close=close)
+        return cls(agents, failures, limit=limit, dead_after_s=dead_after_s)
 
     def __enter__(self) -> Fleet:
         return self
@@ -129,14 +127,12 @@ class Fleet:
     def absorb(self, other: Fleet) -> None:
         """Take over another fleet: hosts that were opened again, or later. `other` must not be used any more."""
         other._closed.set()
+        for name in self.agents.keys() & other.agents.keys():
+            self.agents[name].close()
         self.agents = {**self.agents, **other.agents}
         self.failures = {**self.failures, **other.failures}
         for name in other.agents:
             self.failures.pop(name, None)
-        if other.agents:
-            self._closers += other._closers
-        else:
-            other.close()  # a host that is off for hours is tried again and again
         self._watch_agents()
 
     def close(self) -> None:
@@ -144,8 +140,6 @@ class Fleet:
         self._closed.set()
         for agent in self.agents.values():
             agent.close()
-        for close in self._closers:
-            close()
 
     def _watch_agents(self) -> None:
         if self.agents and self._heartbeat is None:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
-from threading import Lock, Thread
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from gpurun.errors import GpurunError, HostFailure, HostNotReady, HostUnreachable
+from gpurun.errors import BadInput, GpurunError, HostFailure, HostNotReady, HostUnreachable
 from gpurun.node import frames
 from gpurun.remote import bootstrap, session
 from gpurun.remote.agent import SEND_BYTES, Agent
+from gpurun.remote.jumps import Jumps
 from gpurun.remote.paramiko_quietly import paramiko
 from gpurun.remote.session import Attempt
-from gpurun.remote.ssh_config import Route, resolve
+from gpurun.remote.ssh_config import Route, resolve_all
 from gpurun.remote.target import Contact, Target
 
 if TYPE_CHECKING:
@@ -30,34 +31,8 @@ MAX_NOISE = 1 << 20
 AGENT_SILENCE_LIMIT_S = 90.0
 
 
-class Jumps:
-    """Transports to jump hosts, one for each, shared by everything that goes through them."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._locks: dict[Route, Lock] = {}
-        self._transports: dict[Route, Transport] = {}
-
-    def through(self, attempt: Attempt, route: Route) -> Transport:
-        """The open transport to a jump host."""
-        with self._lock:
-            lock = self._locks.setdefault(route, Lock())
-        # Others that need the same jump host wait for its one session rather than open their own.
-        if not lock.acquire(timeout=attempt.left_s):
-            raise HostUnreachable(f"{route.name}, the host to go through, does not answer", host=route.name)
-        try:
-            transport = self._transports.get(route)
-            if transport is None or not transport.is_active():
-                transport = session.connect(route, attempt, partial(self.through, attempt))
-                self._transports[route] = transport
-            return transport
-        finally:
-            lock.release()
-
-    def close(self) -> None:
-        """Close them all."""
-        for transport in list(self._transports.values()):
-            transport.close()
+JUMPS = Jumps()
+"""This process's connections to jump hosts: a host that is opened again shares them with those that stayed open."""
 
 
 @dataclass
@@ -68,7 +43,7 @@ class _Opening:
     ping_after_s: float
     waiting: deque[Target]
     contact: Contact
-    jumps: Jumps = field(default_factory=Jumps)
+    routes: Mapping[Target, Route | BadInput]
     under_way: dict[str, Attempt] = field(default_factory=dict)
     outcomes: dict[str, Agent | HostFailure] = field(default_factory=dict)
     arrived: SimpleQueue[tuple[str, Agent | HostFailure | BaseException]] = field(default_factory=SimpleQueue)
@@ -85,7 +60,7 @@ class _Opening:
 
     def _work(self, target: Target, attempt: Attempt) -> None:
         try:
-            outcome: Agent | HostFailure | BaseException = open_agent(target, attempt, self.jumps, self.ping_after_s)
+            outcome: Agent | HostFailure | BaseException = open_agent(self._route(target), attempt, self.ping_after_s)
         except HostFailure as error:
             outcome = _about(target.name, error)
         except GpurunError as error:
@@ -95,6 +70,12 @@ class _Opening:
         except BaseException as error:  # noqa: BLE001 - a mistake of ours: raised in the opening thread
             outcome = error
         self.arrived.put((target.name, outcome))
+
+    def _route(self, target: Target) -> Route:
+        route = self.routes[target]
+        if isinstance(route, BadInput):
+            raise route
+        return route
 
     def collect(self) -> None:
         """Take one outcome, or give up the hosts whose time is over."""
@@ -132,9 +113,10 @@ def _about(host: str, error: HostFailure) -> HostFailure:
 
 def open_agents(
     targets: Sequence[Target], *, limit: int, timeout_s: float, ping_after_s: float, contact: Contact
-) -> tuple[dict[str, Agent], dict[str, HostFailure], Callable[[], object]]:
-    """Agents, failures (both in the order of `targets`), and what closes the shared connections."""
-    opening = _Opening(timeout_s, ping_after_s, deque({target.name: target for target in targets}.values()), contact)
+) -> tuple[dict[str, Agent], dict[str, HostFailure]]:
+    """Agents and failures, both in the order of `targets`."""
+    waiting = deque({target.name: target for target in targets}.values())
+    opening = _Opening(timeout_s, ping_after_s, waiting, contact, resolve_all(waiting))
     bootstrap.agent_zip()  # once, before threads would all make it
     try:
         opening.start_some(limit)
@@ -147,7 +129,7 @@ def open_agents(
     outcomes = {target.name: opening.outcomes[target.name] for target in targets}
     agents = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Agent)}
     failures = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, HostFailure)}
-    return agents, failures, opening.jumps.close
+    return agents, failures
 
 
 def _abandon(opening: _Opening) -> None:
@@ -157,21 +139,18 @@ def _abandon(opening: _Opening) -> None:
     for outcome in opening.outcomes.values():
         if isinstance(outcome, Agent):
             outcome.close()
-    opening.jumps.close()
 
 
-def open_agent(target: Target, attempt: Attempt, jumps: Jumps, ping_after_s: float) -> Agent:
-    """A session to the target and its agent.
+def open_agent(route: Route, attempt: Attempt, ping_after_s: float) -> Agent:
+    """A session to a host and its agent.
 
     Raises:
         HostFailure: one of the kinds `Fleet.failures` describes.
-        BadInput: the SSH configuration cannot be used.
     """
-    route = resolve(target)
-    transport = session.connect(route, attempt, partial(jumps.through, attempt))
+    transport = session.connect(route, attempt, JUMPS)
     try:
         attempt.stage = "starting the agent"
-        agent = start_agent(target.name, transport, attempt.left_s, ping_after_s)
+        agent = start_agent(route.name, transport, attempt.left_s, ping_after_s)
     except BaseException:
         transport.close()
         raise

@@ -14,10 +14,12 @@ from gpurun.errors import AuthenticationFailed, HostFailure, HostKeyMismatch, Ho
 from gpurun.remote import known_hosts
 from gpurun.remote.keys import ClientKey, KeyProblem, identities
 from gpurun.remote.paramiko_quietly import paramiko
+from gpurun.remote.proxy import ProxyProgram
 
 if TYPE_CHECKING:
     from paramiko import Transport
 
+    from gpurun.remote.jumps import Jumps
     from gpurun.remote.ssh_config import Route
 
 # Paramiko's own order begins with aes128-ctr + HMAC, which is half as fast; see docs/shipping.md for figures.
@@ -85,11 +87,11 @@ class Attempt:
             close()
 
 
-def connect(route: Route, attempt: Attempt, through: Callable[[Route], Transport]) -> Transport:
+def connect(route: Route, attempt: Attempt, jumps: Jumps) -> Transport:
     """Open, verify, authenticate.
 
     Args:
-        through: gives the (shared) transport to a jump host.
+        jumps: the connections to jump hosts that are shared.
 
     Raises:
         HostUnreachable: no connection, or what answers speaks no SSH that we do.
@@ -97,7 +99,7 @@ def connect(route: Route, attempt: Attempt, through: Callable[[Route], Transport
         AuthenticationFailed: no key was accepted.
     """
     entries = known_hosts.find(known_hosts.load(route.known_hosts), route.hostname, route.port, route.host_key_alias)
-    transport = _negotiate(route, attempt, _open_socket(route, attempt, through), entries)
+    transport = _negotiate(route, attempt, _open_socket(route, attempt, jumps), entries)
     try:
         verify(route, transport, entries)
         _authenticate(route, transport, attempt)
@@ -107,37 +109,22 @@ def connect(route: Route, attempt: Attempt, through: Callable[[Route], Transport
     return transport
 
 
-def host_key(route: Route, attempt: Attempt, through: Callable[[Route], Transport]) -> tuple[str, bytes]:
-    """The key a host presents now: (type, blob). Nothing is sent to it and nothing is trusted."""
-    transport = _negotiate(route, attempt, _open_socket(route, attempt, through), ())
-    try:
-        key = transport.get_remote_server_key()
-        return key.get_name(), key.asbytes()
-    finally:
-        transport.close()
-
-
-def _open_socket(route: Route, attempt: Attempt, through: Callable[[Route], Transport]) -> Any:
+def _open_socket(route: Route, attempt: Attempt, jumps: Jumps) -> Any:
     """A socket, a channel of the jump host, or a program's pipes: whatever leads to the host's sshd."""
     attempt.stage = f"connecting to {route.hostname} port {route.port}"
     if route.jump is not None:
         attempt.stage += f" through {route.jump.name}"
-        attempt.asks = attempt.answered = _nobody_sees
-        try:
-            return through(route.jump).open_channel(
-                "direct-tcpip", (route.hostname, route.port), ("127.0.0.1", 0), timeout=attempt.connect_left_s
-            )
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            raise HostUnreachable(
-                f"{route.jump.name} cannot reach {route.hostname} port {route.port}: {reason(error)}", host=route.name
-            ) from error
+        passage = jumps.through(route.jump, route, attempt)
+        attempt.opened(passage.close)
+        return passage
     if route.proxy_command is not None:
-        return paramiko.ProxyCommand(route.proxy_command)
+        try:
+            program = ProxyProgram(route.proxy_command)
+        except (OSError, ValueError) as error:
+            raise HostUnreachable(f"the ProxyCommand cannot be run: {error}", host=route.name) from error
+        attempt.opened(program.close)
+        return program
     return _connect_tcp(route, attempt)
-
-
-def _nobody_sees() -> None:
-    """Whether a host behind another one answers is not seen from here."""
 
 
 def _connect_tcp(route: Route, attempt: Attempt) -> socket.socket:
@@ -190,8 +177,12 @@ def _negotiate(route: Route, attempt: Attempt, sock: Any, entries: Sequence[know
             raise EOFError
     except (paramiko.SSHException, EOFError, OSError) as error:
         transport.close()
+        sock.close()
+        why = reason(error)
+        if isinstance(sock, ProxyProgram) and (said := sock.last_words()):
+            why += f"; its ProxyCommand says {said!r}"
         raise HostUnreachable(
-            f"{route.hostname} port {route.port} does not complete an SSH handshake: {reason(error)}", host=route.name
+            f"{route.hostname} port {route.port} does not complete an SSH handshake: {why}", host=route.name
         ) from error
     return transport
 

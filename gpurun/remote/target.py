@@ -9,14 +9,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Target:
-    """How to reach one host; everything else comes from the OpenSSH configuration.
+    """How to reach one host, as arguments of ``ssh``; everything else comes from the OpenSSH configuration.
 
     Attributes:
         name: the inventory's name of the host; what ``Host`` patterns of the configuration are matched with.
         address: what to connect to; wins over the configuration's ``HostName``. None = that, else `name`.
         port: wins over the configuration's ``Port``.
         user: wins over the configuration's ``User``.
-        ssh_config: the OpenSSH client configuration to read; None = ``~/.ssh/config`` and ``/etc/ssh/ssh_config``.
+        ssh_config: the OpenSSH client configuration, ``ssh -F``; None = ``~/.ssh/config`` and the system's.
+        jumps: the hosts to go through, as ``ssh -J`` takes them; None = what the configuration says.
     """
 
     name: str
@@ -24,6 +25,15 @@ class Target:
     port: int | None = None
     user: str | None = None
     ssh_config: str | None = None
+    jumps: str | None = None
+
+    def arguments(self) -> tuple[str, ...]:
+        """The arguments of ``ssh``."""
+        given = {"-F": self.ssh_config, "-p": self.port, "-l": self.user, "-J": self.jumps}
+        words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
+        if self.address is not None:
+            words += ["-o", "HostName=" + self.address.replace("%", "%%")]
+        return (*words, "--", self.name)
 
 
 @dataclass(frozen=True)

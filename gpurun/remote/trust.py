@@ -153,7 +153,7 @@ def _through(route: Route, ssh_config: str | None, timeout_s: float) -> tuple[Kn
             "StrictHostKeyChecking": "accept-new",  # into a file of its own, which is thrown away
             "UpdateHostKeys": "no",
             "UserKnownHostsFile": str(file),
-            "HostName": route.hostname,
+            "HostName": route.hostname.replace("%", "%%"),
             "Port": str(route.port),
         }
         argv = ["ssh", *(["-F", ssh_config] if ssh_config else [])]

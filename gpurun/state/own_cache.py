@@ -1,12 +1,16 @@
 """The user's own cache: results that are slow to make again, kept from one command to the next.
 
-A cache only saves time. `read` ignores a file that is missing or damaged, or that another user could have written.
-`keep` never fails: without a cache everything still works.
+A cache only saves time. `read` ignores a file that is missing or damaged, that another user could have written, or that
+gpurun did not write at this very place. `keep` never fails: without a cache everything still works.
+
+People mount `~/.cache` into containers, so a hostile program of the same user may write there. Each file therefore has
+a keyed digest. The key lies outside the cache folder.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 import secrets
 import stat
@@ -45,23 +49,16 @@ def read(path: Path) -> bytes | None:
         data = _read_own(path)
     except OSError:
         return None
-    digest, payload = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
-    return payload if hashlib.sha256(payload).digest() == digest else None
+    key, (digest, payload) = _key(), (data[:_DIGEST_BYTES], data[_DIGEST_BYTES:])
+    return payload if key is not None and hmac.compare_digest(_digest(key, path, payload), digest) else None
 
 
 def keep(path: Path, payload: bytes) -> None:
     """Replace the cache file, whole. Not synced: a power cut leaves a file that `read` ignores."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     with suppress(OSError):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(hashlib.sha256(payload).digest())
-                file.write(payload)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        key = _key() or _new_key()
+        if key is not None:
+            _replace(path, _digest(key, path, payload), payload)
 
 
 def is_settled(changed_ns: int, now_ns: int | None = None) -> bool:
@@ -79,6 +76,51 @@ def code_stamp(*packages: Path) -> str:
     modules = (entry for package in packages for entry in os.scandir(package) if entry.name.endswith(".py"))
     changed_ns = max(entry.stat().st_mtime_ns for entry in modules)
     return f"{gpurun.__version__} {changed_ns}"
+
+
+def _digest(key: bytes, path: Path, payload: bytes) -> bytes:
+    """Also of the file's name: one cache file in the place of another counts as damaged."""
+    made = hmac.new(key, os.fsencode(path.name) + b"\0", hashlib.sha256)
+    made.update(payload)
+    return made.digest()
+
+
+def _key_file() -> Path | None:
+    base = os.environ.get("XDG_CONFIG_HOME")
+    if not base and os.environ.get("HOME"):
+        base = f"{os.environ['HOME']}/.config"
+    return Path(base) / "gpurun" / "cache.key" if base and Path(base).is_absolute() else None
+
+
+def _key() -> bytes | None:
+    file = _key_file()
+    try:
+        key = _read_own(file) if file is not None else b""
+    except OSError:
+        return None
+    return key if len(key) == _DIGEST_BYTES else None
+
+
+def _new_key() -> bytes | None:
+    """Another key. When two processes make one at once, the second one's stays; files of the first are then ignored."""
+    file = _key_file()
+    if file is None:
+        return None
+    _replace(file, secrets.token_bytes(_DIGEST_BYTES))
+    return _key()
+
+
+def _replace(path: Path, *parts: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            for part in parts:
+                file.write(part)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _read_own(path: Path) -> bytes:

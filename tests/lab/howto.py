@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from users import open_python
+from users import OwnPlaces, open_python
 
 import gpurun
 
@@ -62,13 +62,16 @@ class OwnHead:
         for name in PRIVATE:
             (folder / name).mkdir(exist_ok=True)
         self._install(folder / "opt" / "gpurun" / "bin")
-        binds = [f"mount --bind {folder / name} {place}" for name, place in PRIVATE.items() if Path(place).is_dir()]
-        script = "; ".join(["set -e", *binds, "echo ready", "exec sleep infinity"])
-        argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script]
-        self._holder = subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
-        assert self._holder.stdout is not None
-        assert self._holder.stdout.readline() == "ready\n"
+        self._move_root_s_home(folder / "etc" / "passwd")
+        binds = {place: folder / name for name, place in PRIVATE.items() if Path(place).is_dir()}
+        self._places = OwnPlaces(binds)
         self.environ = {"PATH": "/opt/gpurun/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+
+    def _move_root_s_home(self, passwd: Path) -> None:
+        """OpenSSH goes by the account, whatever HOME says."""
+        lines = passwd.read_text().splitlines()
+        moved = [re.sub(r":[^:]*(:[^:]*)$", rf":{self.folder}/root\1", line) for line in lines if line[:5] == "root:"]
+        passwd.write_text("\n".join([*moved, *(line for line in lines if line[:5] != "root:"), ""]))
 
     def _install(self, folder: Path) -> None:
         """What the document's first block does, from this tree instead of from package indexes."""
@@ -81,9 +84,8 @@ class OwnHead:
     def run(self, user: str, script: str, *, timeout_s: float = 90) -> subprocess.CompletedProcess[str]:
         """Run a script as a user, with the groups that the user has at this moment."""
         home = str(self.folder / "root") if user == "root" else f"/home/{user}"
-        become = [] if user == "root" else ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"]
         return subprocess.run(
-            ["nsenter", "-m", "-t", str(self._holder.pid), *become, "sh", "-ec", f"cd; {script}"], check=False,
+            [*self._places.entered(user, user, "--init-groups"), "sh", "-ec", f"cd; {script}"], check=False,
             env={**self.environ, "HOME": home, "USER": user, "LOGNAME": user}, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, timeout=timeout_s, start_new_session=True,
         )  # fmt: skip
@@ -96,20 +98,19 @@ class OwnHead:
 
     def pids(self) -> list[int]:
         """The processes of this head, without the one that keeps it."""
-        mine, found = Path(f"/proc/{self._holder.pid}/ns/mnt").readlink(), []
+        mine, found = Path(f"/proc/{self._places.pid}/ns/mnt").readlink(), []
         for process in Path("/proc").iterdir():
             with suppress(OSError):
                 if process.name.isdigit() and (process / "ns" / "mnt").readlink() == mine:
                     found.append(int(process.name))
-        return [pid for pid in found if pid != self._holder.pid]
+        return [pid for pid in found if pid != self._places.pid]
 
     def close(self) -> None:
-        """End what runs here; the namespace and its mounts go with the last process."""
+        """End what runs here."""
         for pid in self.pids():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self._holder.kill()
-        self._holder.communicate()
+        self._places.close()
 
 
 def has_account_here(name: str) -> bool:

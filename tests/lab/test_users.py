@@ -22,6 +22,7 @@ from users import (
     GROUP,
     NEEDS_OPEN_PYTHON,
     TRAIN,
+    Accounts,
     User,
     left_over,
     make_user,
@@ -83,7 +84,7 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
 
 
 class Head:
-    """A head with a shared state directory and three users, each with an SSH key and configuration of their own."""
+    """A head with a shared state directory and three users, each with an account, an SSH key and a configuration."""
 
     def __init__(self, lab, folder: Path) -> None:
         self.lab = lab
@@ -96,26 +97,28 @@ class Head:
         lines = [line for line in text.splitlines() if not line.startswith(("ssh_config:", "head:"))]
         text = "\n".join(lines).replace("user: train, ", "") + f"\nhead: {{docker_host: unix://{docker}}}\n{POOLS}"
         self.inventory.write_text(text)
-        environ = {"GPURUN_INVENTORY": str(self.inventory)}
-        self.users = {uid: make_user(uid, folder, self.state, **environ) for uid in NAMES}
-        for user in self.users.values():
-            self._give_keys(user)
+        self.accounts = Accounts(folder)
+        self.users = {uid: self._make_user(uid, folder, GPURUN_INVENTORY=str(self.inventory)) for uid in NAMES}
+        self.root = self._make_user(0, folder)
+
+    def _make_user(self, uid: int, folder: Path, **environ: str) -> User:
+        groups = (GROUP,) if uid else ()
+        user = replace(make_user(uid, folder, self.state, groups=groups, **environ), accounts=self.accounts)
+        self.accounts.add(user)
+        self._give_keys(user)
+        return user
 
     def _give_keys(self, user: User) -> None:
         """Copies of the lab's key and of what it knows of its hosts, and the user's own account there."""
         ssh = user.home / ".ssh"
         ssh.mkdir(mode=0o700)
-        config = self.lab.ssh_config.read_text().replace("User train", f"User {NAMES[user.uid]}")
+        config = self.lab.ssh_config.read_text().replace("User train", f"User {NAMES.get(user.uid, 'train')}")
         (ssh / "config").write_text(config.replace(f'"{self.lab.folder}/', '"~/.ssh/'))
         for name in ("id_ed25519", "known_hosts"):
             shutil.copy(self.lab.folder / name, ssh / name)
             (ssh / name).chmod(0o600)
         for path in (ssh, *ssh.iterdir()):
             os.chown(path, user.uid, user.uid)
-
-    def root(self) -> User:
-        """Root, with the SSH keys of one of the users."""
-        return replace(self.users[TRAIN], uid=0, groups=())
 
     def running(self, job: str) -> int:
         """How many containers of a job the hosts have."""
@@ -192,6 +195,7 @@ def head(users_lab, folder):
             os.kill(pid, signal.SIGKILL)
     append_only(StatePath(made.state) / "audit.jsonl", on=False)
     made.engine.server.close()
+    made.accounts.close()
 
 
 def supervisor(job: str):
@@ -222,7 +226,7 @@ def test_three_users_share_a_head(head):
     for job, user in ((trains, bob), (bobs, train)):
         refused = user.gpurun("cancel", job)
         assert refused.returncode == 2, refused.stderr
-        assert f"belongs to uid {head.record(job)['owner_uid']}" in refused.stderr
+        assert f"belongs to user{head.record(job)['owner_uid']}" in refused.stderr
 
     # Bob's supervisor is killed: others see it and can do nothing, his own next command adopts the job.
     victim = supervisor(bobs)
@@ -263,14 +267,15 @@ def test_three_users_share_a_head(head):
 
 
 def test_root_ends_the_job_of_a_user_who_has_no_account(head):
-    """The uids of this test have no account. Alice's supervisor dies, and nobody can start another one."""
-    alice, root = head.users[ALICE], head.root()
+    """Alice's account is removed. Her supervisor dies, and nobody can start another one."""
+    alice, root = head.users[ALICE], head.root
     job = head.submit(alice, 2 * len(head.lab.hosts), "long", "--pool", "a", "--preemptible")
     head.wait_for(job, "RUNNING")
     victim = supervisor(job)
     os.kill(victim.pid, signal.SIGKILL)
     while is_same(victim):
         time.sleep(0.01)
+    head.accounts.remove(alice)
     recovered = root.gpurun("recover", "-i", str(head.inventory))
     assert f"`gpurun cancel {job}` as root" in recovered.stderr
     assert head.running(job) == 2 * len(head.lab.hosts) // 2, "recover ends nothing by itself"
@@ -282,3 +287,17 @@ def test_root_ends_the_job_of_a_user_who_has_no_account(head):
     seen = json.loads(alice.gpurun("status", "-i", str(head.inventory), "--json").stdout)
     assert all(host["free"] == host["gpus"] for host in seen["hosts"])
     assert head.audited("take over", job) == [0]
+
+
+def test_a_user_without_an_account_is_told_so_and_waits_for_nothing(head):
+    bob = head.users[BOB]
+    head.accounts.remove(bob)
+    probed = bob.gpurun("inventory", "probe", "-i", str(head.inventory), timeout_s=30)
+    assert probed.returncode != 0
+    submitted = bob.gpurun(
+        "submit", "-i", str(head.inventory), "-n", "1", "--pool", "b", "--image", IMAGE, "--follow", "--", "true",
+        timeout_s=60,
+    )  # fmt: skip
+    assert submitted.returncode != 0
+    for said in (submitted, probed):
+        assert f"uid {BOB} has no account on this machine" in said.stdout + said.stderr, said

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,20 +35,71 @@ def open_python() -> str | None:
     return None
 
 
+class OwnPlaces:
+    """A mount namespace in which some files and folders are the test's own. Only processes that enter it see them."""
+
+    def __init__(self, binds: Mapping[str, Path]) -> None:
+        """`binds`: what lies at each place there, which must exist."""
+        mounts = "".join(f"mount --bind '{source}' '{place}'; " for place, source in binds.items())
+        argv = ["unshare", "--mount", "--propagation", "private"]
+        self._holder = subprocess.Popen(
+            [*argv, "sh", "-c", f"set -e; {mounts}echo ready; exec sleep infinity"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self._holder.stdout is not None
+        assert self._holder.stdout.readline() == "ready\n"
+        self.pid = self._holder.pid
+
+    def entered(self, uid: int | str, gid: int | str, *groups: str) -> list[str]:
+        """The argv before that of a command which is to run there, as a user."""
+        return ["nsenter", "--mount", f"--target={self.pid}", "setpriv", f"--reuid={uid}", f"--regid={gid}", *groups]
+
+    def close(self) -> None:
+        """The namespace and its mounts go with its last process."""
+        self._holder.kill()
+        self._holder.communicate()
+
+
+class Accounts(OwnPlaces):
+    """Accounts that the machine itself does not know: OpenSSH's programs refuse users without one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "passwd"
+        shutil.copyfile("/etc/passwd", self._file)
+        self._file.chmod(0o644)
+        super().__init__({"/etc/passwd": self._file})
+
+    def add(self, user: User) -> None:
+        """Give a user an account with its own home, which is what OpenSSH goes by; root is given another home."""
+        self.remove(user)
+        name = f"user{user.uid}" if user.uid else "root"
+        with self._file.open("a") as lines:
+            lines.write(f"{name}:x:{user.uid}:{user.uid}::{user.home}:/bin/sh\n")
+
+    def remove(self, user: User) -> None:
+        lines = self._file.read_text().splitlines(keepends=True)
+        self._file.write_text("".join(line for line in lines if line.split(":")[2] != str(user.uid)))
+
+
 @dataclass
 class User:
-    """A user: a uid, a home, and what its processes' environment says."""
+    """A user: a uid, a home, and what its processes' environment says. Without `accounts` it has no account."""
 
     uid: int
     home: Path
     environ: dict[str, str]
     groups: tuple[int, ...] = (GROUP,)
+    accounts: Accounts | None = None
 
     def start(self, *argv: str, umask: int = 0o022) -> subprocess.Popen[str]:
+        words, become = [str(open_python()), *argv], {"user": self.uid, "group": self.uid, "extra_groups": self.groups}
+        if self.accounts is not None:
+            groups = f"--groups={','.join(map(str, self.groups))}" if self.groups else "--clear-groups"
+            entered = self.accounts.entered(self.uid, self.uid, groups)
+            words, become = [*entered, "env", f"--chdir={self.home}", *words], {}
         return subprocess.Popen(
-            [str(open_python()), *argv], user=self.uid, group=self.uid, extra_groups=self.groups, umask=umask,
-            env=self.environ, cwd=self.home, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, start_new_session=True,
+            words, umask=umask, env=self.environ, cwd=self.home, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, start_new_session=True, **become,
         )  # fmt: skip
 
     def run(self, *argv: str, umask: int = 0o022, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:

@@ -29,6 +29,13 @@ def patience(monkeypatch):
         monkeypatch.setitem(Fleet.open.__func__.__kwdefaults__, name, LIMIT_S)
 
 
+@pytest.fixture(autouse=True)
+def own_cache_of_answers(tmp_path, monkeypatch):
+    """What `ssh -G` answers is kept nowhere else, and not from test to test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "own config"))
+
+
 def keygen(path: Path, kind: str = "ed25519") -> Path:
     """A new key pair; the private key's path."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -342,7 +342,7 @@ def test_a_bad_config_is_that_hosts_failure(net):
     with Fleet.open([good, bad]) as fleet:
         assert list(fleet.agents) == ["gpu1"]
         assert isinstance(fleet.failures["gpu2"], HostFailure)
-        assert "no such" in str(fleet.failures["gpu2"])
+        assert "No such file" in str(fleet.failures["gpu2"])
 
 
 def test_no_hosts_at_all():

@@ -1,22 +1,29 @@
+"""Routes are what OpenSSH makes of its configuration."""
+
 import getpass
+import os
+import pwd
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from gpurun.errors import BadInput
-from gpurun.remote import Target, ssh_config
-from gpurun.remote.ssh_config import resolve
+from gpurun.remote import Target, openssh
+from gpurun.remote.ssh_config import resolve, resolve_all
+
+HOME = pwd.getpwuid(os.getuid()).pw_dir
 
 
 @pytest.fixture
-def config(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / ".ssh").mkdir()
+def config(tmp_path):
+    (tmp_path / "ssh").mkdir()
 
     def make(text, name="config"):
-        path = tmp_path / ".ssh" / name
-        path.write_text(text)
+        path = tmp_path / "ssh" / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
         return str(path)
 
     return make
@@ -29,9 +36,11 @@ def route(config_file, name="gpu1", **kw):
 def test_defaults(config):
     found = route(config(""))
     assert (found.hostname, found.port, found.user) == ("gpu1", 22, getpass.getuser())
-    assert found.identity_files[0] == str(Path("~/.ssh/id_ed25519").expanduser())
-    assert found.known_hosts[0] == str(Path("~/.ssh/known_hosts").expanduser())
-    assert found.jump is None and found.proxy_command is None
+    assert f"{HOME}/.ssh/id_ed25519" in found.identity_files
+    assert found.known_hosts[0] == f"{HOME}/.ssh/known_hosts"
+    assert "/etc/ssh/ssh_known_hosts" in found.known_hosts
+    assert found.jump is None and found.proxy_command is None and found.host_key_alias is None
+    assert found.bind_address is None and found.certificate_files == ()
 
 
 def test_first_value_wins_and_identities_add_up(config):
@@ -43,8 +52,13 @@ def test_first_value_wins_and_identities_add_up(config):
         )
     )
     assert (found.hostname, found.port, found.user) == ("10.0.0.gpu1", 2201, "train")
-    assert found.identity_files == (str(Path("~/a").expanduser()), "/k/train@gpu1")
-    assert found.known_hosts == ("/with space/kh", str(Path("~/kh2").expanduser()))
+    assert found.identity_files == (f"{HOME}/a", "/k/train@gpu1")
+    assert found.known_hosts == ("/with space/kh", f"{HOME}/kh2")
+
+
+def test_comments_at_the_end_of_a_line(config):
+    found = route(config("Port 2222 # x\nUser train # y\n"))
+    assert (found.port, found.user) == (2222, "train")
 
 
 def test_negated_pattern(config):
@@ -55,68 +69,75 @@ def test_target_wins_over_config(config):
     text = "Host gpu1\n HostName 10.0.0.1\n User a\n Port 1\n"
     found = route(config(text), address="10.9.9.9", user="b", port=2)
     assert (found.hostname, found.user, found.port) == ("10.9.9.9", "b", 2)
+    assert route(config(text), address="fe80::1%eth0").hostname == "fe80::1%eth0"
 
 
-def test_an_address_may_itself_be_a_name_of_the_config(config):
-    found = route(config("Host gpu1\n User a\nHost login\n HostName 10.0.0.7\n User b\n Port 2200\n"), address="login")
-    assert (found.hostname, found.user, found.port) == ("10.0.0.7", "a", 2200)
-
-
-def test_include_at_the_top_is_read_without_openssh(config, monkeypatch):
-    monkeypatch.setattr(subprocess, "run", None)
-    config("Host gpu1\n  User inner\nHost other\n  Port 9\n", "inc.conf")
-    found = route(config("Include inc.conf\nPort 2222\nHost gpu1\n  User outer\n"))
-    assert (found.user, found.port) == ("inner", 2222)
-
-
-def test_include_that_includes_itself(config):
-    with pytest.raises(BadInput, match="loop"):
-        route(config("Include config\n"))
+def test_blocks_match_what_the_inventory_says(config):
+    text = "Match host 10.9.9.9\n Port 7\nMatch user b\n IdentityFile /of-b\nMatch localuser nobody-else\n Port 9\n"
+    found = route(config(text), address="10.9.9.9", user="b")
+    assert found.port == 7 and found.identity_files == ("/of-b",)
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "Host gpu*\n  Include inc.conf\n",
+        'Include "INC"\n',
+        "Host gpu*\n  Include INC\n",
         "Match originalhost gpu1\n  User inner\n  Port 2222\n",
-        'Match exec "true"\n  User inner\n  Port 2222\n',
+        'Match exec "test %h = gpu1"\n  User inner\n  Port 2222\n',
+        "Match localuser ME\n  User inner\n  Port 2222\n",
+        "Match final\n  User inner\n  Port 2222\n",
+        "CanonicalizeHostname no\nMatch all\n  User inner\n  Port 2222\n",
     ],
 )
-def test_what_only_openssh_evaluates_is_left_to_it(config, text):
-    config("User inner\nPort 2222\n", "inc.conf")
-    # An absolute name: ssh itself takes ~ from the password database, not from $HOME.
-    inc = str(Path(config("User inner\nPort 2222\n", "inc.conf")))
-    found = route(config(text.replace("inc.conf", inc)))
+def test_conditions_and_includes(config, text):
+    inc = config("User inner\nPort 2222\n", "a b.conf").replace("a b", "a*")
+    found = route(config(text.replace("INC", inc).replace("ME", getpass.getuser())))
     assert (found.user, found.port, found.hostname) == ("inner", 2222, "gpu1")
-    assert found.jump is None
 
 
-def test_ssh_g_says_the_same(config):
-    text = (
-        "Host gpu*\n  HostName %h.cluster\n  User u\n  Port 2200\n  ProxyJump me@bastion:2022\n  HostKeyAlias al\n"
-        "  IdentitiesOnly yes\n"
-    )
-    plain = route(config(text))
-    asked = route(config(text + 'Match exec "false"\n  User never\n'))
-    assert plain.jump is not None and asked.jump is not None
-    for name in ("hostname", "port", "user", "host_key_alias", "identities_only"):
-        assert getattr(plain, name) == getattr(asked, name)
-        assert getattr(plain.jump, name, None) == getattr(asked.jump, name, None)
+def test_an_include_of_another_host_s_block_says_nothing(config):
+    inc = config("User inner\n", "inc.conf")
+    assert route(config(f"Host other\n  Include {inc}\n")).user == getpass.getuser()
+
+
+def test_canonical_names_are_looked_up_as_openssh_does(config):
+    text = "CanonicalizeHostname yes\nCanonicalDomains example.invalid\nMatch canonical\n User c\n"
+    assert route(config(text)).hostname == "gpu1"
+    assert route(config(text + "CanonicalizeFallbackLocal yes\n")).user == "c"
 
 
 def test_jumps_are_resolved_with_the_same_config(config):
-    found = route(
-        config("Host gpu1\n ProxyJump a,root@b:2022\nHost a\n HostName 1.1.1.1\nHost b\n HostName 2.2.2.2\n User x\n")
-    )
+    text = "Host gpu1\n ProxyJump a,root@b:2022\nHost a\n HostName 1.1.1.1\nHost b\n HostName 2.2.2.2\n User x\n"
+    found = route(config(text + " ProxyJump never\n"))
     assert found.jump is not None and found.jump.jump is not None
     assert (found.jump.hostname, found.jump.port, found.jump.user) == ("2.2.2.2", 2022, "root")
-    assert found.jump.jump.hostname == "1.1.1.1"
+    assert found.jump.jump.hostname == "1.1.1.1" and found.jump.jump.jump is None
+
+
+@pytest.mark.parametrize(
+    ("jump", "expected"),
+    [("u@[::1]:44", ("u", "::1", 44)), ("ssh://u@h:44", ("u", "h", 44)), ("[::1]", (None, "::1", 22))],
+)
+def test_jumps_of_every_spelling(config, jump, expected):
+    found = route(config(f"Host gpu1\n ProxyJump {jump}\n")).jump
+    assert found is not None
+    assert (found.user, found.hostname, found.port) == (expected[0] or getpass.getuser(), *expected[1:])
 
 
 def test_proxyjump_none_and_order(config):
     assert route(config("Host gpu1\n ProxyJump none\nHost *\n ProxyJump b\n")).jump is None
+    assert route(config("Host gpu1\n ProxyCommand none\nHost *\n ProxyCommand b\n")).proxy_command is None
     found = route(config("Host gpu1\n ProxyCommand nc %h %p\n ProxyJump b\n"))
     assert found.proxy_command == "nc gpu1 22" and found.jump is None
+    found = route(config("Host gpu1\n ProxyJump b\nHost *\n ProxyCommand nc %h %p\n"))
+    assert found.jump is not None and found.proxy_command is None
+
+
+def test_the_tokens_of_a_proxy_command_are_expanded_once_and_the_rest_is_left_to_the_shell(config):
+    found = route(config("HostName %%h-%h\nUser u\nPort 7\nProxyCommand a '%h' %n:%p %r %%h ${HOME} \"$X\" # | b\n"))
+    assert found.hostname == "%h-gpu1"
+    assert found.proxy_command == "a '%h-gpu1' gpu1:7 u %h ${HOME} \"$X\" # | b"
 
 
 def test_jump_loop(config):
@@ -126,35 +147,104 @@ def test_jump_loop(config):
 
 def test_identity_agent(config, monkeypatch):
     monkeypatch.setenv("SSH_AUTH_SOCK", "/a.sock")
+    monkeypatch.setenv("OTHER_SOCK", "/o.sock")
     assert route(config("")).identity_agent == "/a.sock"
     assert route(config("IdentityAgent none\n")).identity_agent is None
-    assert route(config("IdentityAgent /b-%r.sock\nUser u\n")).identity_agent == "/b-u.sock"
+    assert route(config("IdentityAgent $OTHER_SOCK\n")).identity_agent == "/o.sock"
+    assert route(config('IdentityAgent "~/b %%d-%r.sock"\nUser u\n')).identity_agent == f"{HOME}/b %d-u.sock"
 
 
-@pytest.mark.parametrize("name", ["-oProxyCommand=touch x", "a b", "a\nb", "a\0b"])
-def test_names_that_would_be_options_or_two_words(config, name):
-    with pytest.raises(BadInput):
-        route(config(""), name)
-
-
-@pytest.mark.parametrize(
-    "text", ["Port abc\n", "ProxyJump a b\n", "Host gpu1\n HostName\n", 'IdentityFile "unclosed\nHost "x\n']
-)
-def test_wrong_values_say_where(config, text):
-    with pytest.raises(BadInput):
+def test_paths_with_spaces_tokens_and_variables(config, monkeypatch):
+    monkeypatch.setenv("KEYS", "/the keys/%h")
+    text = 'IdentityFile "/a b/%%h %h %d %u %i"\nIdentityFile ${KEYS}/%r\nUser u\nCertificateFile "~/c d-cert.pub"\n'
+    found = route(config(text))
+    assert found.identity_files == (f"/a b/%h gpu1 {HOME} {getpass.getuser()} {os.getuid()}", "/the keys/%h/u")
+    assert found.certificate_files == (f"{HOME}/c d-cert.pub",)
+    assert route(config("IdentityFile none\n")).identity_files == ()
+    assert route(config("UserKnownHostsFile none\nGlobalKnownHostsFile none\n")).known_hosts == ()
+    monkeypatch.delenv("KEYS")
+    with pytest.raises(BadInput, match="KEYS"):
         route(config(text))
 
 
+def test_several_known_hosts_files_with_spaces_and_tokens(config):
+    text = 'UserKnownHostsFile "/a b/c d" /e%%/%k "~/f g"\nGlobalKnownHostsFile "/h i" /j\nHostKeyAlias al\n'
+    assert route(config(text)).known_hosts == ("/a b/c d", "/e%/al", f"{HOME}/f g", "/h i", "/j")
+
+
+@pytest.mark.parametrize("name", ["-oProxyCommand=touch x", "a b", "a\nb", "a\0b", "$(touch x)", "u@a", "ssh://a", ""])
+def test_names_that_would_be_options_two_words_or_commands(config, name):
+    with pytest.raises(BadInput):
+        route(config(""), name)
+    if "@" not in name and "/" not in name:
+        for field in ("address", "user"):
+            with pytest.raises(BadInput):
+                route(config(""), **{field: name})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Port abc\n",
+        "ProxyJump a b\n",
+        "Host gpu1\n HostName\n",
+        'IdentityFile "unclosed\nHost "x\n',
+        "Bogus yes\n",
+        "Include config\n",
+        b'User \xff\xfe "\nB\x1b[31m\xff yes\n',
+    ],
+)
+def test_wrong_values_are_refused_with_openssh_s_word_and_the_file(config, text):
+    file = config(text.replace("Include config", "Include CONFIG") if isinstance(text, str) else text)
+    Path(file).write_bytes(Path(file).read_bytes().replace(b"CONFIG", os.fsencode(file)))
+    with pytest.raises(BadInput) as caught:
+        route(file)
+    assert caught.value.where == file and caught.value.hint and str(caught.value).isprintable()
+
+
+def test_values_that_are_not_utf_8_reach_the_route(config):
+    assert (
+        os.fsencode(route(config(b"IdentityFile /\xff\xfe\nHost \xff*\n Port 9\n")).identity_files[0]) == b"/\xff\xfe"
+    )
+
+
 def test_a_config_that_is_not_there(tmp_path):
-    with pytest.raises(BadInput, match="no such"):
+    with pytest.raises(BadInput, match="No such file"):
         route(str(tmp_path / "none"))
 
 
-def test_the_configuration_is_read_once_for_a_thousand_hosts_and_ssh_is_not_asked(config, monkeypatch):
-    monkeypatch.setattr(subprocess, "run", None)
-    text = "".join(f"Host gpu-{i}\n  HostName 10.0.{i // 250}.{i % 250}\n" for i in range(100))
-    file = config(text)
-    before = ssh_config._parse_file.cache_info().misses
-    for i in range(1000):
-        route(file, f"gpu-{i % 100}")
-    assert ssh_config._parse_file.cache_info().misses - before <= 2  # this file and the system's
+def test_a_proxy_that_hands_over_a_descriptor_is_refused(config):
+    with pytest.raises(BadInput, match="ProxyUseFdpass"):
+        route(config("ProxyCommand x\nProxyUseFdpass yes\n"))
+
+
+def test_without_the_ssh_program_the_error_says_what_to_install(config, monkeypatch, tmp_path):
+    file = config("")
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    with pytest.raises(BadInput, match="cannot run ssh") as caught:
+        route(file)
+    assert caught.value.hint is not None and "install the OpenSSH client" in caught.value.hint
+
+
+def test_a_pipe_in_the_configuration_costs_its_time_once_for_all_hosts(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(openssh, "LIMIT_S", 0.3)
+    os.mkfifo(tmp_path / "pipe")
+    file = config(f"Include {tmp_path}/pip*\n")
+    began_s = time.monotonic()
+    found = resolve_all([Target(f"gpu{number}", ssh_config=file) for number in range(1000)])
+    assert all("does not end" in str(error) for error in found.values())
+    assert time.monotonic() - began_s < 60, "a thousand times 0.3 s would be 150 s at two at once"
+
+
+def test_a_command_that_does_not_end_is_killed_with_ssh(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(openssh, "LIMIT_S", 1.0)
+    pid = tmp_path / "pid"
+    with pytest.raises(BadInput, match="does not end"):
+        route(config(f'Match exec "echo $$ > {pid}; sleep 1000; true"\n User x\n'))
+    until(lambda: not lives(int(pid.read_text())))
+
+
+def lives(pid: int) -> bool:
+    """Whether a process lives; one that nobody reaps does not."""
+    listed = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, check=False)
+    return bool(listed.stdout.strip()) and not listed.stdout.startswith(b"Z")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from pathlib import Path
@@ -15,7 +16,13 @@ PAYLOAD = bytes(range(256)) * 4
 
 
 @pytest.fixture
-def kept(tmp_path):
+def key(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "config" / "gpurun" / "cache.key"
+
+
+@pytest.fixture
+def kept(tmp_path, key):
     place = own_cache.place(tmp_path / "a'; touch x #", "what")
     own_cache.keep(place, PAYLOAD)
     return place
@@ -48,6 +55,31 @@ def test_what_another_user_could_have_written_is_ignored(kept, monkeypatch):
     kept.chmod(0o600)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     assert own_cache.read(kept) is None
+
+
+def test_who_can_write_into_the_cache_folder_cannot_forge_a_file(kept, key):
+    kept.write_bytes(hashlib.sha256(PAYLOAD).digest() + PAYLOAD)
+    assert own_cache.read(kept) is None, "a digest without the key"
+    other = kept.with_name("other")
+    own_cache.keep(other, PAYLOAD)
+    other.rename(kept)
+    assert own_cache.read(kept) is None, "a file in the place of another"
+    assert key.stat().st_mode & 0o777 == 0o600 and kept.parent not in key.parents
+
+
+@pytest.mark.parametrize("change", ["gone", "cut", "another", "written by others", "no place"])
+def test_without_the_key_nothing_is_read_and_another_one_is_made(kept, key, change, monkeypatch):
+    if change == "gone":
+        key.unlink()
+    elif change == "no place":
+        monkeypatch.setenv("XDG_CONFIG_HOME", "/proc/nowhere")
+    elif change == "written by others":
+        key.chmod(0o622)
+    else:
+        key.write_bytes(key.read_bytes()[1:] + (b"" if change == "cut" else b"x"))
+    assert own_cache.read(kept) is None
+    own_cache.keep(kept, PAYLOAD)
+    assert own_cache.read(kept) == (None if change == "no place" else PAYLOAD)
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder", "nothing"])
