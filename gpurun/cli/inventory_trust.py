@@ -24,7 +24,6 @@ def trust(
     inventory: InventoryOption = None,
     yes: YesOption = False,
     replace: Annotated[bool, typer.Option("--replace", help="Also trust keys that replace known ones.")] = False,
-    dns: Annotated[bool, typer.Option(help="Look for fingerprints in DNS (SSHFP).")] = True,
     timeout: Annotated[float, typer.Option(help="Seconds a host has to answer.")] = 5.0,
     as_json: JsonOption = False,
 ) -> None:
@@ -41,7 +40,7 @@ def trust(
         if isinstance(route, BadInput):
             raise route
         routes.append(route)
-    offered = offers(routes, ssh_config=found.inventory.ssh_config, timeout_s=timeout, dns=dns)
+    offered = offers(routes, ssh_config=found.inventory.ssh_config, timeout_s=timeout)
     if not as_json:
         for offer in offered:
             _print(offer)
@@ -77,16 +76,14 @@ def _print(offer: Offer) -> None:
 
 
 def _said(key: OfferedKey) -> str:
-    dns = {"matches": ", as DNS says", "differs": ", and DNS says OTHERWISE", "": ""}[key.dns]
     if key.state == "changed":
-        return f"CHANGED: known_hosts has {' and '.join(key.known)}{dns}"
-    return f"{key.state}{dns}"
+        return f"CHANGED: known_hosts has {' and '.join(key.known)}"
+    return key.state
 
 
 def _json(offer: Offer) -> dict[str, Any]:
     keys = [
-        {"type": k.kind, "fingerprint": k.fingerprint, "state": k.state, "known": list(k.known), "dns": k.dns or None}
-        for k in offer.keys
+        {"type": k.kind, "fingerprint": k.fingerprint, "state": k.state, "known": list(k.known)} for k in offer.keys
     ]
     return {"host": offer.host, "name": offer.name, "known_hosts": str(offer.file), "state": offer.state, "keys": keys}
 

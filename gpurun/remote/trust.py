@@ -18,12 +18,11 @@ from typing import Literal
 
 from gpurun.errors import BadInput
 from gpurun.inventory import write
-from gpurun.remote import known_hosts, sshfp
+from gpurun.remote import known_hosts
 from gpurun.remote.known_hosts import KnownHost
 from gpurun.remote.ssh_config import Route
 
 KeyState = Literal["known", "new", "changed", "revoked"]
-DnsState = Literal["matches", "differs", ""]
 
 
 @dataclass(frozen=True)
@@ -32,14 +31,12 @@ class OfferedKey:
 
     Attributes:
         known: fingerprints that known_hosts has for this type, if they differ from this key's.
-        dns: what SSHFP records say of it; empty if they say nothing.
     """
 
     kind: str
     blob: bytes
     state: KeyState
     known: tuple[str, ...] = ()
-    dns: DnsState = ""
 
     @property
     def fingerprint(self) -> str:
@@ -72,24 +69,18 @@ class Offer:
         return "unreachable"
 
 
-def offers(
-    routes: Sequence[Route], *, ssh_config: str | None = None, timeout_s: float = 5.0, dns: bool = True
-) -> tuple[Offer, ...]:
+def offers(routes: Sequence[Route], *, ssh_config: str | None = None, timeout_s: float = 5.0) -> tuple[Offer, ...]:
     """The keys that hosts show, and what is known of them, in the order given. Never raises for one host.
 
     Args:
         ssh_config: the configuration that the routes were read from.
-        dns: whether to look for SSHFP records.
     """
     scanned = _scan([route for route in routes if not _is_indirect(route)], timeout_s)
     with ThreadPoolExecutor(max_workers=32) as pool:
         indirect = [route for route in routes if _is_indirect(route)]
         through = pool.map(partial(_through, ssh_config=ssh_config, timeout_s=timeout_s), indirect)
         scanned.update(zip((route.name for route in indirect), through, strict=True))
-        answered = [route for route in routes if scanned.get(route.name)]
-        records = pool.map(lambda r: sshfp.lookup(r.hostname) if dns else (), answered)
-        by_name = dict(zip((route.name for route in answered), records, strict=True))
-    return tuple(_offer(route, scanned.get(route.name, ()), by_name.get(route.name, ())) for route in routes)
+    return tuple(_offer(route, scanned.get(route.name, ())) for route in routes)
 
 
 def accept(offered: Iterable[Offer], *, replace: bool = False) -> int:
@@ -173,24 +164,18 @@ def _output(argv: Sequence[str], stdin: str, timeout_s: float) -> str:
     return done.stdout.decode(errors="replace")
 
 
-def _offer(route: Route, shown: Sequence[KnownHost], records: Sequence[sshfp.SshfpRecord]) -> Offer:
+def _offer(route: Route, shown: Sequence[KnownHost]) -> Offer:
     entries = known_hosts.load(route.known_hosts)
     known = known_hosts.find(entries, route.hostname, route.port, route.host_key_alias)
     ours = {entry.blob for entry in known if entry.marker == ""}
     # A host that is known, but shows no key that is known, is a stranger, whatever types its keys are of.
     strange = bool(ours) and not any(entry.blob in ours for entry in shown)
-    keys = tuple(_judged(entry, known, strange, records) for entry in sorted(shown, key=lambda entry: entry.kind))
+    keys = tuple(_judged(entry, known, strange) for entry in sorted(shown, key=lambda entry: entry.kind))
     return Offer(route.name, _known_as(route), Path(route.known_hosts[0]), keys)
 
 
-def _judged(
-    entry: KnownHost, known: Sequence[KnownHost], strange: bool, records: Sequence[sshfp.SshfpRecord]
-) -> OfferedKey:
+def _judged(entry: KnownHost, known: Sequence[KnownHost], strange: bool) -> OfferedKey:
     same_kind = [other for other in known if other.kind == entry.kind and other.marker == ""]
-    about = [record for record in records if record.is_about(entry.kind)]
-    dns: DnsState = ""
-    if about:
-        dns = "matches" if any(record.matches(entry.blob) for record in about) else "differs"
     state: KeyState = "new"
     if any(other.marker == "@revoked" and other.blob == entry.blob for other in known):
         state = "revoked"
@@ -199,9 +184,7 @@ def _judged(
     elif same_kind or strange:
         state = "changed"
     others = same_kind or [other for other in known if other.marker == ""]
-    return OfferedKey(
-        entry.kind, entry.blob, state, tuple(o.fingerprint for o in others) if state == "changed" else (), dns
-    )
+    return OfferedKey(entry.kind, entry.blob, state, tuple(o.fingerprint for o in others) if state == "changed" else ())
 
 
 def _with(text: str, offer: Offer, file: str) -> str:

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import base64
-import hashlib
-import socket
-import struct
 import subprocess
-import threading
 from pathlib import Path
 
 import pytest
 from waiting import LIMIT_S
 
 from gpurun.errors import BadInput
-from gpurun.remote import sshfp
 from gpurun.remote.known_hosts import fingerprint
 from gpurun.remote.ssh_config import resolve
 from gpurun.remote.trust import Offer, accept, offers
 
 
 def ask(net, *targets) -> tuple[Offer, ...]:
-    return offers([resolve(target) for target in targets], ssh_config=str(net.ssh_config), timeout_s=LIMIT_S, dns=False)
+    return offers([resolve(target) for target in targets], ssh_config=str(net.ssh_config), timeout_s=LIMIT_S)
 
 
 def blob(key: Path) -> bytes:
@@ -128,48 +123,3 @@ def test_a_host_behind_a_jump_host(net) -> None:
     assert accept([offer]) == 1
     net.known_hosts.write_text("")
     assert ask(net, target)[0].state == "unreachable"
-
-
-class NameServer:
-    """Answers one question about SSHFP, with the records given."""
-
-    def __init__(self, *records: bytes, flags: int = 0x81A0) -> None:
-        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self.socket.bind(("127.0.0.1", 0))
-        self.records, self.flags = records, flags
-        threading.Thread(target=self.answer, daemon=True).start()
-
-    @property
-    def address(self) -> tuple[str, int]:
-        host, port = self.socket.getsockname()
-        return host, port
-
-    def answer(self) -> None:
-        query, client = self.socket.recvfrom(4096)
-        header = query[:2] + struct.pack("!5H", self.flags, 1, len(self.records), 0, 0)
-        answers = b"".join(b"\xc0\x0c" + struct.pack("!2HIH", 44, 1, 60, len(r)) + r for r in self.records)
-        self.socket.sendto(header + query[12:] + answers, client)
-
-
-def test_sshfp_records() -> None:
-    key = b"a key"
-    server = NameServer(bytes([4, 2]) + hashlib.sha256(key).digest(), bytes([9, 9]) + b"unknown")
-    (record,) = sshfp.lookup("gpu-1.example", servers=(server.address,), timeout_s=LIMIT_S)
-    assert record.is_about("ssh-ed25519")
-    assert not record.is_about("ssh-rsa")
-    assert record.matches(key)
-    assert not record.matches(b"another")
-    assert record.secure
-
-
-@pytest.mark.parametrize("record", [b"", b"\x04", b"\xff" * 3])
-def test_sshfp_of_a_hostile_name_server(record: bytes) -> None:
-    server = NameServer(record)
-    assert sshfp.lookup("gpu-1", servers=(server.address,), timeout_s=1) == ()
-
-
-def test_sshfp_when_there_is_nobody_or_nothing() -> None:
-    assert sshfp.lookup("gpu-1", servers=()) == ()
-    assert sshfp.lookup("a" * 64 + ".b", servers=()) == ()
-    refused = NameServer(flags=0x8185)
-    assert sshfp.lookup("gpu-1", servers=(refused.address,), timeout_s=1) == ()
