@@ -52,6 +52,9 @@ def submit(
         list[str] | None, _option("-e", "--env", metavar="K=V", text="Environment of every rank. Not for secrets.")
     ] = None,
     name: Annotated[str | None, _option("--name", metavar="N", text="What to call it.")] = None,
+    launcher: Annotated[
+        str | None, _option("--launcher", metavar="L", text="What starts the ranks, such as torchrun or mpirun.")
+    ] = None,
     controller: Annotated[str | None, _option("--controller", metavar="gloo|mpi", text="How ranks start.")] = None,
     inventory: Annotated[str | None, _option("-i", "--inventory", metavar="FILE", text="Inventory file.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay, show it, exit with its outcome.")] = False,
@@ -66,13 +69,15 @@ def submit(
     """
     from gpurun.inventory.load import load
     from gpurun.inventory.locate import find
-    from gpurun.jobs.recipe import build, convert_flag, read
+    from gpurun.jobs.recipe import build, convert_flag
+    from gpurun.jobs.recipe import read as read_recipe
+    from gpurun.launch.launchers import settled
 
     flags = {
         "--gpus": ("gpus", gpus), "--min-gpus": ("min_gpus", min_gpus), "--image": ("image", image),
         "--pool": ("pool", pool), "--priority": ("priority", priority), "--preemptible": ("preemptible", preemptible),
         "--time-limit": ("time_limit", time_limit), "--max-restarts": ("max_restarts", max_restarts),
-        "--name": ("name", name), "--controller": ("controller", controller),
+        "--name": ("name", name), "--launcher": ("launcher", launcher), "--controller": ("controller", controller),
         "the command": ("command", list(context.obj) if context.obj is not None else None),
         "--env": ("env", _pairs(env) if env else None),
     }  # fmt: skip
@@ -82,7 +87,11 @@ def submit(
     }  # fmt: skip
     overrides = dict(convert_flag(flag, key, value) for flag, (key, value) in flags.items() if value is not None)
     constraints = dict(convert_flag(flag, key, value) for flag, (key, value) in places.items() if value is not None)
-    spec = build(read(Path(recipe)) if recipe is not None else None, overrides, constraints)
+    read = read_recipe(Path(recipe)) if recipe is not None else None
+    is_named = "launcher" in overrides or (read is not None and "launcher" in read.given)
+    spec, said = settled(build(read, overrides, constraints), is_named=is_named)
+    if said:
+        say(said)
     found = load(find(inventory, os.environ))
     _refuse_impossible(spec, found)
     _warn_of_secrets(spec)

@@ -164,6 +164,7 @@ class RecipeKeys(TypedDict, total=False):
     secrets: dict[SecretName, Text]
     constraints: ConstraintKeys
     horovod: HorovodKeys
+    launcher: Name
     controller: Controller
     pool: PoolName
     priority: Annotated[int, Meta(ge=-1000, le=1000)]
@@ -273,10 +274,6 @@ def _check(spec: JobSpec) -> None:
         raise BadInput(f"{spec.gpus} GPUs cannot be split into hosts of exactly {per_host}")
     if spec.min_gpus and spec.min_gpus > spec.gpus:
         raise BadInput(f"min_gpus ({spec.min_gpus}) is more than gpus ({spec.gpus})")
-    if spec.min_gpus and spec.controller == "mpi":
-        raise BadInput(
-            "an elastic gang (min_gpus) cannot use the controller mpi", hint="Horovod's elastic mode is Gloo's"
-        )
     if spec.workdir is not None and not stat.S_ISDIR(_mode(Path(spec.workdir))):
         raise BadInput("workdir is not a folder", where=spec.workdir)
     for name, file in spec.secret_files.items():

@@ -154,6 +154,7 @@ class JobSpec:
         outputs_every_s: how often a copy of what has changed in them is brought to the head.
         env: extra environment of every rank. Not for secrets: process lists and `docker inspect` show it.
         secret_files: name → absolute file on the head; readable in the container at ``/run/secrets/NAME``.
+        launcher: what starts the ranks (`gpurun.launch.launchers`).
         controller: what horovodrun uses to start ranks.
         time_limit_s: seconds in RUNNING before the gang is ended; None = endless.
         hang_timeout_s: end the gang after this long without any sign of life; None = never.
@@ -185,6 +186,7 @@ class JobSpec:
     max_restarts: int = 0
     shm_size_mib: int = 1024
     mounts: tuple[tuple[str, str, str], ...] = ()
+    launcher: str = "horovod"
     image_id: str = ""
     code: str = ""
 

@@ -11,11 +11,15 @@ from types import MappingProxyType
 
 from gpurun.errors import BadInput
 from gpurun.facts.hardware import Hardware
-from gpurun.inventory.model import Inventory
+from gpurun.inventory.model import FabricKind, Inventory
 from gpurun.jobs.spec import Grant, JobSpec
-from gpurun.launch import docker, elastic, fabric, horovod_knobs, horovodrun, jobssh, rank
+from gpurun.launch import docker, elastic, fabric, horovod_knobs, jobssh, rank
 from gpurun.launch.account import HostAccount, assumed_account
+from gpurun.launch.launchers import PlacedGang, launcher_of
+from gpurun.launch.launchers.direct import START_SCRIPT, start_script
 from gpurun.node.claim_rules import Card, Claimant
+
+LAUNCH = f"{jobssh.MOUNT}/bin/launch"
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,15 @@ class HostPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """An attempt, decided. `hosts` are in rank order; the first runs `launch`."""
+    """An attempt, decided.
+
+    Attributes:
+        ssh_port: of the job's own sshd; where there is none, of the ranks' rendezvous on the first host.
+        hosts: in rank order.
+        launch: what starts the ranks: the argv of the first container's main process or, where gpurun starts them on
+            every host, of each rank.
+        has_launcher: whether it is the first container's.
+    """
 
     job: str
     attempt: int
@@ -50,6 +62,7 @@ class Plan:
     ssh_port: int
     hosts: tuple[HostPlan, ...]
     launch: tuple[str, ...]
+    has_launcher: bool = True
 
     @property
     def first(self) -> HostPlan:
@@ -95,34 +108,47 @@ def make_plan(
         images: host → its engine's ID of the image; the head's stands in for a host that is missing.
 
     Raises:
-        BadInput: the hosts' fabrics name different interfaces; horovodrun takes one for all.
+        BadInput: the hosts' fabrics name different interfaces; a launcher takes one for all.
     """
     job, attempt = claimant.job, claimant.attempt
     hosts = [inventory.by_name[grant.host] for grant in grants]
-    interfaces = {inventory.fabric_of(host).interface for host in hosts}
-    if len(interfaces) > 1:
+    launcher = launcher_of(spec)
+    interfaces = {host.name: inventory.fabric_of(host).interface for host in hosts}
+    if launcher.argv is not None and len(used := set(interfaces.values())) > 1:
         raise BadInput(
-            f"the gang's hosts use different network interfaces ({', '.join(sorted(interfaces))})", job=job,
+            f"the gang's hosts use different network interfaces ({', '.join(sorted(used))})", job=job,
             hint="give the hosts of one generation one fabric, or pin the gang with constraints.hosts",
         )  # fmt: skip
     known = {h.name: accounts.get(h.name) or assumed_account(h, inventory.fabric_of(h)) for h in hosts}
-    launch = horovodrun.argv(spec, grants, interfaces.pop())
+    gang = PlacedGang(
+        f"{job}.{attempt}", grants, interfaces, {name: found.address for name, found in known.items()}, ssh_port,
+        is_tcp=all(inventory.fabric_of(host).kind is FabricKind.TCP for host in hosts),
+    )  # fmt: skip
+    launch = launcher.argv(spec, gang) if launcher.argv is not None else (rank.RANK_SCRIPT, *spec.command)
     settings = {
         host.name: fabric.settings(inventory.fabric_of(host), host, grant.gpus, hardware.get(host.name), spec.env, nccl)
         for host, grant in zip(hosts, grants, strict=True)
     }
     notice_s = 0.0 if spec.min_gpus is not None else rank.NOTICE_S
     scripts = {
-        host: rank.rank_script(found.environment, grace_s=spec.grace_s, notice_s=notice_s)
+        host: rank.rank_script(found.environment, launcher, grace_s=spec.grace_s, notice_s=notice_s)
         for host, found in settings.items()
     }
     names = {name: f.address for name, f in known.items()} | {f.hostname: f.address for f in known.values()}
     container = docker.container_name(job, attempt)
 
+    def starting(index: int, mine: HostAccount) -> dict[str, tuple[str, int]]:
+        if launcher.argv is None:
+            return {"launch/bin/start": (start_script(launcher, gang, grants[index].host), 0o755)}
+        if index == 0:
+            return _launcher_files(spec, known, grants, joins, ssh_port)
+        return _sshd_files(mine, job, container, ssh_port)
+
     def host_plan(index: int, grant: Grant) -> HostPlan:
         mine, found = known[grant.host], settings[grant.host]
         first = index == 0
-        main = [f"{jobssh.MOUNT}/bin/launch", *launch] if first else [f"{jobssh.MOUNT}/bin/hold"]
+        hold = [f"{jobssh.MOUNT}/bin/hold"]
+        main = [START_SCRIPT, *spec.command] if launcher.argv is None else [LAUNCH, *launch] if first else hold
         return HostPlan(
             host=grant.host,
             gpus=grant.gpus,
@@ -137,14 +163,13 @@ def make_plan(
             settings=found.environment,
             files={
                 **_common_files(mine),
-                **(_launcher_files(spec, known, grants, joins, ssh_port) if first else {}),
-                **({} if first else _sshd_files(mine, job, container, ssh_port)),
+                **starting(index, mine),
                 "launch/bin/rank": (scripts[grant.host], 0o755),
             },
         )  # fmt: skip
 
     plans = tuple(host_plan(index, grant) for index, grant in enumerate(grants))
-    return Plan(job, attempt, spec.image, ssh_port, plans, launch)
+    return Plan(job, attempt, spec.image, ssh_port, plans, launch, launcher.argv is not None)
 
 
 def cards(grant: Grant, hardware: Hardware | None) -> tuple[Card, ...]:

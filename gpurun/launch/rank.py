@@ -13,9 +13,9 @@ the rank and leaves in the job's `run` folder what the agent reads (`gpurun.node
 
 `horovodrun` (Gloo) signals the script alone, so the rank runs in the background and the script passes HUP, INT and TERM
 on. `mpirun` signals the rank's process group: nothing is passed on. Where the agent has given its notice nothing is
-passed on either, so that no rank is told twice.
+passed on either, so that no rank is told twice. Where gpurun itself starts the ranks only the agent signals them.
 
-Launchers kill the other ranks when one has ended: `mpirun` after 2 s, `horovodrun` after 5 s. So the script of a rank
+These two kill the other ranks when one has ended: `mpirun` after 2 s, `horovodrun` after 5 s. So the script of a rank
 that ends after the agent's notice stays until the grace is over. The script of a failed rank first waits for that
 notice. The launcher takes such a rank for running; the agent does not (docs/decisions/0021-launchers-learn-late.md).
 
@@ -31,8 +31,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from gpurun.launch.fabric import Setting
+
+if TYPE_CHECKING:
+    from gpurun.launch.launchers.launcher import Launcher
 
 RANK_SCRIPT = "/gpurun/bin/rank"
 """Where `rank_script` lies in the container."""
@@ -42,7 +46,7 @@ NOTICE_S = 3.0
 """How long the script of a failed rank waits for the agent's notice. The supervisor names the rank within 2 s."""
 
 _START = """\
-gpurun_folder= gpurun_known=
+gpurun_folder=
 gpurun_clock() {  # as gpurun_now, in hundredths of a second
   read -r gpurun_now gpurun_file </proc/uptime
   gpurun_now=${gpurun_now%.*}${gpurun_now#*.}
@@ -50,7 +54,7 @@ gpurun_clock() {  # as gpurun_now, in hundredths of a second
 gpurun_leave() {  # gpurun_leave CODE ENDED: exits, but not before the launcher may know that the rank has ended
   [ -z "$gpurun_known" ] || exit "$1"  # it ends all ranks already
   [ "$1" != 0 ] || gpurun_notice=0
-  unset HOROVOD_RANK OMPI_COMM_WORLD_RANK  # what stays is no rank
+  unset "$gpurun_variable"  # what stays is no rank
   exec sh -c '
     while read -r now rest </proc/uptime; do
       [ ! -e "$0" ] || set -- "$1" "$3" "$3"
@@ -68,7 +72,7 @@ gpurun_begin() {  # makes the rank's folder; fails where it cannot be written
   mkdir -p "${gpurun_folder%/*}" && mkdir "$gpurun_folder" || return 1
   true >>"$gpurun_folder/o" && true >>"$gpurun_folder/e" && echo started >"$gpurun_folder/start"
 }
-gpurun_rank=${HOROVOD_RANK:-${OMPI_COMM_WORLD_RANK:-}}
+eval "gpurun_rank=\\${$gpurun_variable:-}"
 if ! gpurun_begin 2>/dev/null; then
   [ -z "$gpurun_folder" ] || rm -rf "$gpurun_folder" 2>/dev/null
   gpurun_folder=
@@ -126,12 +130,12 @@ gpurun_wait() {  # for the rank's end; a signal interrupts `wait`
   gpurun_code=$?
 }
 gpurun_listen() {  # to the job's ssh: when that is gone, so is the launcher
-  unset HOROVOD_RANK
+  unset "$gpurun_variable"
   trap '' HUP INT QUIT ALRM TERM USR1 USR2
   exec sh -c 'read -r word && [ "$word" = gpurun ] && cat && kill -s TERM "$0"' $$ >/dev/null 3<&- 4>&- 5<&- 6>&-
 }
 gpurun_copy() {  # from a pipe to a file, as a process that is no rank; where the disk is full it tries again
-  unset HOROVOD_RANK OMPI_COMM_WORLD_RANK
+  unset "$gpurun_variable"
   exec sh -c 'until cat >>"$0"; do sleep 1; done' "$gpurun_folder/$1" >/dev/null 3<&- 4>&- 5<&- 6>&-
 }
 gpurun_last_words() {  # gpurun_last_words TWENTIETHS: waits for the copies, which end with the last writer
@@ -159,7 +163,7 @@ gpurun_err=$!
 gpurun_survive
 exec 3<&- 5<&-
 gpurun_main= gpurun_early= gpurun_hit= gpurun_ear=
-if [ "${HOROVOD_RANK:-}" ] && { gpurun_run true & wait $!; }; then
+if [ "$gpurun_alone" ] && { gpurun_run true & wait $!; }; then
   trap 'gpurun_pass HUP' HUP
   trap 'gpurun_pass INT' INT
   trap 'gpurun_pass TERM' TERM
@@ -226,12 +230,18 @@ gpurun_leave "$gpurun_code" "$gpurun_ended"
 
 
 def rank_script(
-    environment: Iterable[Setting], *, grace_s: float, notice_s: float = NOTICE_S, copied_s: float = COPIED_S
+    environment: Iterable[Setting],
+    launcher: Launcher,
+    *,
+    grace_s: float,
+    notice_s: float = NOTICE_S,
+    copied_s: float = COPIED_S,
 ) -> str:
     """The script's text for one host.
 
     Args:
         environment: the host's settings; values may hold anything but NUL.
+        launcher: what runs the script: which variable has the rank's number, and who signals whom.
         grace_s: how long ranks, and processes that a rank left behind, have between SIGTERM and SIGKILL.
         notice_s: how long a failed rank's script waits for the agent's notice; 0 where others go on without the rank.
         copied_s: how long the script then waits for the copy of their output.
@@ -239,4 +249,6 @@ def rank_script(
     exports = "".join(f"export {setting.name}={shlex.quote(setting.value)}\n" for setting in environment)
     limits = f"gpurun_grace={max(0, round(100 * grace_s))} gpurun_notice={round(100 * notice_s)} "
     limits += f"gpurun_copied_twentieths={round(20 * copied_s)}\n"
+    limits += f"gpurun_variable={launcher.rank_variable} gpurun_alone={'' if launcher.tells == 'group' else 1} "
+    limits += f"gpurun_known={1 if launcher.tells == 'nobody' else ''}\n"
     return f"#!/bin/sh\n{exports}{limits}{_START}{_RUN}{_SWEEP}"

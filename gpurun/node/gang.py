@@ -75,6 +75,7 @@ def create(
     run: List[str],
     sshd: Optional[str],
     claim: Optional[Dict[str, Any]] = None,
+    port: Optional[int] = None,
 ) -> Dict[str, Any]:
     """Write the job's files, start its private sshd if this host has one, and create its container.
 
@@ -82,11 +83,13 @@ def create(
         files: path below the job's folder → [text, mode].
         run: the plan's ``docker run`` argv; the container is created from it and started by `start`.
         sshd: absolute path of the OpenSSH server, None when no rank is started from outside.
+        port: a TCP port on which a rank is going to listen here.
         claim: the arguments of `claims.take_here`; None from a supervisor of an older gpurun, which makes no claims.
 
     Raises:
         OpError: ``claimed`` when another gang holds one of the GPUs; ``fenced`` when the folder is no longer this
-            attempt's; ``port-in-use`` when the sshd cannot bind; ``no-image``; ``docker`` with Docker's own words.
+            attempt's; ``port-in-use`` when the sshd, or the rank, cannot bind; ``no-image``;
+            ``docker`` with Docker's own words.
     """
     if run[:3] != ["docker", "run", "--detach"] or "--name" not in run[:-1]:
         raise OpError("bad-request", "not a `docker run --detach --name` argv")
@@ -100,6 +103,8 @@ def create(
             _write(os.path.join(folder, name), text, int(mode))
         if sshd is not None:
             _start_sshd(sshd, folder)
+        if port is not None:
+            _check_port(port)
         creating.begin(job, attempt, run[run.index("--name") + 1])
         done = _run(["docker", "create", *run[3:]], keeps=held.descriptor)
         if done.returncode:  # the command may have been killed, and Docker may go on: the note stays
@@ -282,6 +287,17 @@ def _start_sshd(sshd: str, folder: str) -> None:
             message = done.stderr.strip()
         kind = "port-in-use" if "Address already in use" in message else "sshd"
         raise OpError(kind, "the job's sshd does not start: %s" % message)
+
+
+def _check_port(port: int) -> None:
+    """Raise OpError if nobody can listen on a TCP port now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(("", port))
+            trial.listen(1)
+        except OSError as error:
+            raise OpError("port-in-use", "port %d: %s" % (port, error.strerror)) from error
 
 
 def _is_serving(folder: str) -> bool:

@@ -11,6 +11,8 @@ from gpurun.node.processes import Process, environment_of, is_same, list_process
 
 MARK = "GPURUN_RANK_ID"
 """The script puts it into the environment of the rank, and of nothing else."""
+RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "GPURUN_RANK")
+"""What tells a rank its number: its launcher's word, or gpurun's."""
 SETTLE_S = 2.0
 """How long a notice waits for ranks whose scripts are just starting them."""
 POLL_S = 0.05
@@ -168,7 +170,7 @@ def _environments() -> List[Tuple[Process, Dict[str, str]]]:
 
 def _ranks(found: List[Tuple[Process, Dict[str, str]]], job: str, attempt: Optional[int]) -> Iterator[RankProcess]:
     for process, environ in found:
-        rank = environ.get("HOROVOD_RANK") or environ.get("OMPI_COMM_WORLD_RANK") or ""
+        rank = next((environ[name] for name in RANK_VARIABLES if environ.get(name)), "")
         is_wanted = environ.get("GPURUN_JOB") == job and attempt in (None, _number(environ.get("GPURUN_ATTEMPT", "")))
         if is_wanted and _number(rank) is not None:
             yield RankProcess(process, int(rank), environ)

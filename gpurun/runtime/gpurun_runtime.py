@@ -78,7 +78,8 @@ def stopping() -> bool:
 
 
 def _rank() -> str:
-    return os.environ.get("HOROVOD_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or "0"
+    names = "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "GPURUN_RANK"
+    return next((os.environ[name] for name in names if os.environ.get(name)), "0")
 
 
 def _tell_rank() -> None:

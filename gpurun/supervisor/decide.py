@@ -130,7 +130,7 @@ def _by_ranks(seen: GangSeen) -> Step:
     if seen.least is not None:
         return None
     if (succeeded_s := _all_succeeded_s(seen)) is not None:
-        is_over = seen.first in seen.exits and _is_ready(seen, seen.exits[seen.first])
+        is_over = not seen.has_launcher or (seen.launcher is not None and _is_ready(seen, seen.launcher))
         return Finish(SUCCEEDED) if is_over or seen.now_s - succeeded_s >= LINGER_S else None
     failed = first_failed(seen.ranks)
     if failed is None or failed.ended_s is None or (seen.ends and seen.fell_with_others(failed)):
@@ -169,18 +169,18 @@ def _fallen(seen: GangSeen) -> str | None:
 
     None if the launcher's container ended before, or if a rank failed by itself before the launcher ended.
     """
-    launcher, failed = seen.exits.get(seen.first), first_failed(seen.ranks)
+    launcher, failed = seen.launcher, first_failed(seen.ranks)
     ends = [(end.at_s, host) for host, end in seen.ends.items() if launcher is None or host != seen.first]
     if not ends:
         return None
     at_s, host = min(ends)
-    is_known = launcher is not None or seen.first in seen.ends
+    is_known = launcher is not None or seen.first in seen.ends or not seen.has_launcher
     has_own_cause = is_known and failed is not None and not seen.fell_with_others(failed)
     return None if has_own_cause or (launcher is not None and launcher.at_s < at_s - TOGETHER_S) else host
 
 
 def _by_launchers_end(seen: GangSeen) -> Step:
-    launcher = seen.exits.get(seen.first)
+    launcher = seen.launcher
     if launcher is None or not _is_ready(seen, launcher) or _fallen(seen) is not None:
         return None
     if _is_new(seen):  # a worker's container may have ended before, or all ranks have returned 0

@@ -68,6 +68,7 @@ class GangSeen:
     Attributes:
         members: the hosts on which ranks are to run, one for each GPU; in rank order, the launcher's first.
         least: how many ranks an elastic gang needs; None for any other gang.
+        has_launcher: a process on the first host starts the ranks and ends after them; else gpurun has started them.
         drained: hosts of an elastic gang that a person wants empty.
         exits: containers that have ended, by host, as Docker has said.
         heard_since_s: since when this supervisor has always heard some host: one of the gang, or another. What is older
@@ -86,6 +87,7 @@ class GangSeen:
     now_s: float
     members: Sequence[Grant]
     least: int | None = None
+    has_launcher: bool = True
     heard_since_s: float = 0.0
     cut_off_s: float = -math.inf
     drained: Sequence[str] = ()
@@ -108,8 +110,17 @@ class GangSeen:
 
     @property
     def first(self) -> str:
-        """The launcher's host."""
+        """The host of rank 0, and the launcher's if there is one."""
         return self.members[0].host
+
+    @property
+    def launcher(self) -> ContainerEnd | None:
+        """How the launcher's container ended; None if it has not, or there is no launcher."""
+        return self.exits.get(self.first) if self.has_launcher else None
+
+    def is_launchers(self, host: str) -> bool:
+        """Whether the container on a host is the launcher's: it ends by itself."""
+        return self.has_launcher and host == self.first
 
     @property
     def world(self) -> int:
@@ -122,9 +133,9 @@ class GangSeen:
         A worker's container that ended together with the rank counts, too: no rank and no launcher ends it.
         """
         return failed.was_broken_off or any(
-            end.at_s <= (failed.ended_s or 0.0) + (-TOGETHER_S if host == self.first else TOGETHER_S)
+            end.at_s <= (failed.ended_s or 0.0) + (-TOGETHER_S if self.is_launchers(host) else TOGETHER_S)
             for host, end in self.ends.items()
-            if host != self.first or end.was_killed
+            if not self.is_launchers(host) or end.was_killed
         )
 
     @property

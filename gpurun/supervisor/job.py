@@ -27,6 +27,7 @@ from gpurun.launch.account import HostAccount, contradictions
 from gpurun.launch.docker import AUTOTUNE_FILE, container_name
 from gpurun.launch.fabric import nccl_version
 from gpurun.launch.horovod_knobs import reuse
+from gpurun.launch.launchers import Launcher, launcher_of
 from gpurun.launch.plan import Plan, make_plan
 from gpurun.leases.asking import Asked
 from gpurun.leases.draining import DrainWatch
@@ -69,6 +70,11 @@ class SupervisedJob:
         self.drains = DrainWatch(home)
         self.gives_back = False  # its GPUs may be another gang's by now: nothing on its hosts is ended any more
         self._recording = threading.Lock()
+
+    @property
+    def launcher(self) -> Launcher:
+        """What starts the job's ranks."""
+        return launcher_of(self.spec)
 
     @cached_property
     def inventory(self) -> Inventory:

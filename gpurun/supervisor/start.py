@@ -85,7 +85,7 @@ def _create_all(job: SupervisedJob) -> Plan:
         _remove_parts(job, job.hosts)
         # Which ports other jobs of this head use is in their leases; what else listens there, only the hosts know.
         job.ssh_port = random.choice(SSH_PORTS)  # noqa: S311 (not a secret)
-    raise failed(HostFailure(f"no free port for the job's sshd in {PORT_TRIES} tries", job=job.lease.job))
+    raise failed(HostFailure(f"no free port for the job in {PORT_TRIES} tries", job=job.lease.job))
 
 
 def create(job: SupervisedJob, agent: Agent, plan: Plan) -> None:
@@ -97,8 +97,9 @@ def create(job: SupervisedJob, agent: Agent, plan: Plan) -> None:
     files = {name: [text, mode] for name, (text, mode) in texts.items()}
     agent.call(
         "gang.create", job=job.lease.job, attempt=job.lease.attempt, files=files, run=list(host.run),
-        sshd=None if first else job.accounts[agent.host].sshd, claim=claim_of(job, agent.host),
-        timeout_s=START_TIMEOUT_S,
+        sshd=None if first or not plan.has_launcher else job.accounts[agent.host].sshd,
+        port=plan.ssh_port if first and not plan.has_launcher else None,
+        claim=claim_of(job, agent.host), timeout_s=START_TIMEOUT_S,
     )  # fmt: skip
 
 
@@ -126,6 +127,8 @@ def _runtime() -> str:
 
 def _key_files(job: SupervisedJob, host: HostPlan, plan: Plan) -> dict[str, tuple[str, int]]:
     """The files that hold public keys, which exist only once the hosts have made them."""
+    if not plan.has_launcher:
+        return {}
     if host is plan.first:
         return {KNOWN_HOSTS_FILE: (known_hosts(job, plan), 0o644)}
     return {"sshd/authorized_keys": (jobssh.authorized_keys(job.public_keys[plan.first.host]), 0o600)}
@@ -145,8 +148,8 @@ def _meant(job: SupervisedJob, error: GpurunError) -> GpurunError:
     kind = error.kind if isinstance(error, RemoteOpFailed) else None
     if kind == "no-command":
         meant = GpurunError(
-            f"the image {job.spec.image} cannot start horovodrun: {error.message}",
-            hint="the image needs /bin/sh, Horovod and OpenSSH's client; see recipes/images",
+            f"the image {job.spec.image} cannot start {job.launcher.program}: {error.message}",
+            hint=f"the image needs {job.launcher.needs}",
         )  # fmt: skip
         meant.exit_code = 2
         return meant

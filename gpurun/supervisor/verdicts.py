@@ -6,37 +6,47 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpurun.jobs.record import CancelRequest, FirstFailure
+from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.launch import output
 from gpurun.launch.elastic import host_of
+from gpurun.launch.launchers import launcher_of
 from gpurun.supervisor.causes import Cause, explained
 from gpurun.supervisor.ends import End
 from gpurun.supervisor.gang_seen import ContainerEnd, GangSeen
 from gpurun.supervisor.ranks import Rank, first_failed
 
 SIGKILLED = 128 + 9
+STOPPED_S = 5.0
+"""How long a launcher may outlive the ranks beside it, when something ends them all."""
 SUCCEEDED = End(State.SUCCEEDED, "", 0, exit_code=0)
 
 
-def by_launcher(seen: GangSeen, lines: Sequence[output.Line], image: str, place: Sequence[str]) -> End:
+def by_launcher(seen: GangSeen, lines: Sequence[output.Line], spec: JobSpec, place: Sequence[str]) -> End:
     """How an attempt ended whose launcher has ended: by its ranks' words, then by the launcher's.
 
     Args:
         lines: the last lines of the log.
-        image: the job's image, for the case that it lacks the launcher.
+        spec: names the image, for the case that it lacks the launcher.
         place: the host of each rank, for a gang whose ranks stay where they are.
     """
     launcher = seen.exits[seen.first]
     failed = first_failed(seen.ranks) if seen.least is None else None
     is_unproven = any(rank.code is None and rank.host not in seen.down_since for rank in seen.ranks)
     has_proof = not is_unproven and (not seen.ranks or any(rank.code == 0 for rank in seen.ranks))
-    if launcher.code == 0 and not launcher.was_ended and failed is None and has_proof:
+    fell = any(rank.host == seen.first and _fell_with(rank, launcher) for rank in seen.ranks)
+    if launcher.code == 0 and not launcher.was_ended and failed is None and has_proof and not fell:
         return SUCCEEDED
-    return replace(_failed_by_launcher(seen, failed, lines, image, place), ladder=is_unproven)
+    return replace(_failed_by_launcher(seen, failed, lines, spec, place), ladder=is_unproven)
+
+
+def _fell_with(rank: Rank, launcher: ContainerEnd) -> bool:
+    """Whether what broke off a rank beside the launcher may have ended the launcher, too: its 0 is not its own then."""
+    return rank.was_broken_off and rank.ended_s is not None and launcher.at_s - rank.ended_s < STOPPED_S
 
 
 def _failed_by_launcher(
-    seen: GangSeen, failed: Rank | None, lines: Sequence[output.Line], image: str, place: Sequence[str]
+    seen: GangSeen, failed: Rank | None, lines: Sequence[output.Line], spec: JobSpec, place: Sequence[str]
 ) -> End:
     launcher, named = seen.exits[seen.first], output.first_failure(lines)
     if failed is not None and not seen.fell_with_others(failed):
@@ -52,7 +62,7 @@ def _failed_by_launcher(
         return rank_failed(named.rank, host, named.exit_code)
     if failed is not None:
         return rank_failed(failed.rank, failed.host, failed.code or 1)
-    return _launcher_failed(int(launcher.code or 1), output.excerpt(lines, None), image)
+    return _launcher_failed(int(launcher.code or 1), output.excerpt(lines, None), spec)
 
 
 def rank_failed(rank: int | None, host: str, code: int, *, ladder: bool = False) -> End:
@@ -77,14 +87,14 @@ def container_ended(host: str, found: ContainerEnd) -> End:
     return End(State.FAILED, reason, 4, exit_code=found.code, failure=failure, ladder=True, suspects=(host,))
 
 
-def _launcher_failed(code: int, excerpt: tuple[str, ...], image: str) -> End:
-    said = " ".join(excerpt)
-    if code == 127 and "horovodrun" in said and "not found" in said:
-        reason = f"the image {image} has no horovodrun; see recipes/images"
+def _launcher_failed(code: int, excerpt: tuple[str, ...], spec: JobSpec) -> End:
+    said, program = " ".join(excerpt), launcher_of(spec).program
+    if code == 127 and program in said and "not found" in said:
+        reason = f"the image {spec.image} has no {program}; see recipes/images"
         return End(
             State.FAILED, reason, 2, exit_code=code, failure=FirstFailure(reason, excerpt=excerpt, kind="launcher")
         )
-    reason = f"horovodrun failed with exit code {code}: {excerpt[-1] if excerpt else 'it printed nothing'}"
+    reason = f"{program} failed with exit code {code}: {excerpt[-1] if excerpt else 'it printed nothing'}"
     failure = FirstFailure(reason, exit_code=code, excerpt=excerpt, kind="launcher")
     return End(State.FAILED, reason, 1, exit_code=code, failure=failure)
 

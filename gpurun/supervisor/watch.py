@@ -116,6 +116,7 @@ class _Watch:
         return GangSeen(
             now_s=now_s,
             members=job.lease.members,
+            has_launcher=job.launcher.argv is not None,
             least=job.spec.min_gpus,
             heard_since_s=max(self._begun_s, self._cut_off_s),
             cut_off_s=self._cut_off_s,
@@ -159,14 +160,14 @@ class _Watch:
         job = self._job
         lines = [logged.line for logged in last_lines(job.folder.log, VERDICT_LINES)]
         place = [grant.host for grant in job.lease.grants for _ in grant.gpus]
-        end = by_launcher(seen, lines, job.spec.image, place) if finish.by_launcher else finish.end
+        end = by_launcher(seen, lines, job.spec, place) if finish.by_launcher else finish.end
         if end.outcome is not State.FAILED:
             return end
         end = with_last_words(end, lines)
         cause = self._health.first([line.text for line in lines[-TAIL_LINES:]])
         if explains_alone(cause):
             return with_cause(end, cause, ())
-        launcher = seen.exits.get(seen.first)
+        launcher = seen.launcher
         ended_s = launcher.at_s if launcher and launcher.ended_ago_s is not None else None
         stopped = stopped_engines(job, ended_s, self._watchers.engine_out_s)
         gone = {each.host for each in stopped if each.kind == "host-lost"}

@@ -121,8 +121,8 @@ class JudgedWorld(EventfulWorld):
         is_done = all(rank.code == 0 and rank.ended_s is not None for rank in self.ranks)
         if end.outcome is State.SUCCEEDED:
             if self.is_elastic:
-                if self.launcher_code != 0:
-                    self.broken("SUCCEEDED, though the elastic launcher did not return 0 by itself")
+                if self.launcher_code != 0 and not is_done:
+                    self.broken("SUCCEEDED, though neither the elastic launcher nor all ranks returned 0")
             elif not is_done and (self.plan.tells or self.first.box.code != 0):  # an engine may say 0 of what it ended
                 self.broken("SUCCEEDED, though not every rank returned 0")
         elif is_done and not self.is_elastic and self.plan.tells and self._could_hear():
@@ -206,10 +206,13 @@ class JudgedWorld(EventfulWorld):
     def _judge_suspects(self, end: End) -> None:
         """A host that did nothing wrong is never a suspect.
 
-        A launcher that returned 0 though something broke a rank off may have been stopped together with that rank. Its
-        host may be suspected: another attempt costs less than to give up a week of training.
+        A launcher that returned 0 may have been stopped, if something broke a rank off, or took a host away that could
+        tell of its ranks. Its host may be suspected: another attempt costs less than to give up a week of training.
         """
-        if self.launcher_code == 0 and any(rank.code in (137, 143) for rank in self.ranks):
+        is_unproven = any(rank.code in (137, 143) for rank in self.ranks) or any(
+            host.box.why in ("power", "engine") for host in self.hosts.values()
+        )
+        if self.launcher_code == 0 and is_unproven:
             return
         for name in end.suspects:
             host = self.hosts[name]
@@ -227,6 +230,8 @@ class JudgedWorld(EventfulWorld):
             return  # its word may have come too late
         if self.retold and self.engine_late_s(host):
             return  # whoever could have seen it before the engine tells is gone
+        if all(rank.code == 0 and (rank.ended_s or 0.0) < began_s for rank in self.of(host)):
+            return  # its ranks had done their part
         box, is_first = self.hosts[host].box, host == self.first.name
         why = "launcher" if is_first and box.code == 1 else box.why  # it cannot be told from its own end
         own_s = min((r.ended_s or 0.0 for r in self.ranks if r.why in BY_ITSELF and r.code), default=self.now_s)

@@ -13,6 +13,7 @@ from cluster import TINY
 from gpurun.inventory.load import load
 from gpurun.lab import engine
 from gpurun.launch.jobssh import HOLD
+from gpurun.launch.launchers.horovod import GLOO
 from gpurun.launch.rank import RANK_SCRIPT, rank_script
 from gpurun.remote import Fleet
 from gpurun.supervisor.links import target_of
@@ -59,7 +60,7 @@ def host(lab):
             "--entrypoint",
             "/gpurun/bin/hold",
         ]
-        files = {"launch/bin/rank": [rank_script([], grace_s=2), 0o755], "launch/bin/hold": [HOLD, 0o755]}
+        files = {"launch/bin/rank": [rank_script([], GLOO, grace_s=2), 0o755], "launch/bin/hold": [HOLD, 0o755]}
         made = agent.call("gang.create", job=JOB, attempt=1, files=files, run=[*run, TINY], sshd=None)
         container = made.value["container"]
         agent.call("gang.start", container=container)

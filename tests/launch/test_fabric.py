@@ -8,6 +8,7 @@ import pytest
 from gpurun.facts.hardware import DockerFacts, Gid, Gpu, Hardware, Hca, HcaPort
 from gpurun.inventory.model import Fabric, FabricKind, Host
 from gpurun.launch.fabric import nccl_version, parse_version, settings
+from gpurun.launch.launchers.horovod import GLOO
 from gpurun.launch.rank import rank_script
 
 TCP = Fabric("tcp", FabricKind.TCP, "eno1")
@@ -190,7 +191,8 @@ def test_the_users_value_wins_and_says_so():
 @pytest.mark.parametrize("value", ["a'; touch /tmp/x #", "two\nlines", '"$(id)" `id`', "ünïcode ü", ""])
 def test_rank_script_passes_values_and_arguments_byte_for_byte(value, tmp_path):
     script = tmp_path / "rank"
-    script.write_text(rank_script(settings(TCP, HOST, (0,), None, {"NCCL_DEBUG": value}).environment, grace_s=1.0))
+    environment = settings(TCP, HOST, (0,), None, {"NCCL_DEBUG": value}).environment
+    script.write_text(rank_script(environment, GLOO, grace_s=1.0))
     shown = subprocess.run(
         ["sh", script, "sh", "-c", 'printf "%s|%s" "$NCCL_DEBUG" "$1"', "_", value],
         env={"NCCL_DEBUG": "rank 0's", "PATH": "/usr/bin:/bin"},

@@ -16,6 +16,8 @@ import pytest
 from waiting import LIMIT_S, until
 
 from gpurun.launch.fabric import Setting
+from gpurun.launch.launchers.horovod import GLOO, MPI
+from gpurun.launch.launchers.launcher import Launcher
 from gpurun.launch.rank import rank_script
 
 SHELLS = {"dash": ["dash"], "bash": ["bash"], "bash as sh": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
@@ -31,14 +33,22 @@ class Ranks:
         self.run = folder / "run"
         self.run.mkdir()
         self.script = folder / "rank"
+        self.launcher = GLOO
         self.write()
         self.environ = {
             "PATH": os.environ["PATH"], "GPURUN_RUN": str(self.run), "GPURUN_ATTEMPT": "2", "GPURUN_JOB": JOB,
             "HOROVOD_RANK": "3", "READY": str(folder / "ready"),
         }  # fmt: skip
 
-    def write(self, *settings: Setting, grace_s: float = 20, notice_s: float = 0, copied_s: float = LIMIT_S) -> None:
-        self.script.write_text(rank_script(settings, grace_s=grace_s, notice_s=notice_s, copied_s=copied_s))
+    def write(self, *settings: Setting, **limits: float) -> None:
+        self.limits = {"grace_s": 20, "notice_s": 0, "copied_s": LIMIT_S, **limits}
+        self.script.write_text(rank_script(settings, self.launcher, **self.limits))
+
+    def use(self, launcher: Launcher) -> None:
+        """Have another launcher start the ranks."""
+        self.environ[launcher.rank_variable] = self.environ.pop(self.launcher.rank_variable)
+        self.launcher = launcher
+        self.write(**self.limits)
 
     def argv(self, *command: str) -> list[str]:
         return [*self.shell, str(self.script), *command]
@@ -222,7 +232,7 @@ def test_where_nothing_can_be_reported_the_rank_runs_and_prints_to_the_launcher(
 
 
 def test_mpi_numbers_ranks_by_another_name(ranks):
-    ranks.environ["OMPI_COMM_WORLD_RANK"] = ranks.environ.pop("HOROVOD_RANK")
+    ranks.use(MPI)
     ranks.done("true")
     assert ranks.folder.name.startswith("3.")
 
@@ -398,7 +408,7 @@ def test_a_rank_that_the_agent_tells_is_not_told_again_by_its_launcher(ranks):
 
 
 def test_mpirun_signals_the_process_group_and_the_rank_is_told_once(ranks):
-    ranks.environ["OMPI_COMM_WORLD_RANK"] = ranks.environ.pop("HOROVOD_RANK")
+    ranks.use(MPI)
     process = ranks.start("sh", "-c", TELLS, start_new_session=True)
     ranks.wait_for(b"up")
     os.killpg(process.pid, signal.SIGTERM)
@@ -408,7 +418,7 @@ def test_mpirun_signals_the_process_group_and_the_rank_is_told_once(ranks):
 
 
 def test_a_signal_to_the_process_group_that_comes_before_a_copy_has_begun_loses_no_output(ranks):
-    ranks.environ["OMPI_COMM_WORLD_RANK"] = ranks.environ.pop("HOROVOD_RANK")
+    ranks.use(MPI)
     ranks.script.write_text(ranks.script.read_text().replace("gpurun_copy() {", "gpurun_copy() { sleep 1;"))
     process = ranks.start("sh", "-c", TELLS.replace("echo up", "echo up; >$READY"), start_new_session=True)
     until(Path(ranks.environ["READY"]).exists)
@@ -443,9 +453,9 @@ def test_a_rank_on_another_host_is_told_when_the_connection_to_its_launcher_ends
 # -- when the launcher learns of an end -----------------------------------------------------------------------
 
 
-def start_number(ranks, number: str, *command: str, **options) -> subprocess.Popen[bytes]:
-    """A rank as `horovodrun` or `mpirun` numbers it, as the leader of its process group."""
-    ranks.environ[number] = ranks.environ.pop("HOROVOD_RANK")
+def start_by(ranks, launcher: Launcher, *command: str, **options) -> subprocess.Popen[bytes]:
+    """A rank as a launcher starts it, as the leader of its process group."""
+    ranks.use(launcher)
     return ranks.start(*command, start_new_session=True, **options)
 
 
@@ -461,8 +471,8 @@ def assert_stays(ranks, process: subprocess.Popen[bytes]) -> None:
     assert (process.stdout.read(), process.stderr.read()) == (b"", b"")
 
 
-def end_after_a_notice(ranks, number: str, code: int) -> subprocess.Popen[bytes]:
-    process = start_number(ranks, number, "sh", "-c", f"echo up; read _; exit {code}", stdin=subprocess.PIPE)
+def end_after_a_notice(ranks, launcher: Launcher, code: int) -> subprocess.Popen[bytes]:
+    process = start_by(ranks, launcher, "sh", "-c", f"echo up; read _; exit {code}", stdin=subprocess.PIPE)
     ranks.wait_for(b"up")
     (ranks.run / "stop.2").touch()
     process.stdin.write(b"\n")
@@ -470,21 +480,21 @@ def end_after_a_notice(ranks, number: str, code: int) -> subprocess.Popen[bytes]
     return process
 
 
-NUMBERS = pytest.mark.parametrize("number", ["HOROVOD_RANK", "OMPI_COMM_WORLD_RANK"])
+LAUNCHERS = pytest.mark.parametrize("launcher", [GLOO, MPI], ids=["gloo", "mpi"])
 
 
-@NUMBERS
+@LAUNCHERS
 @pytest.mark.parametrize("code", [0, 3, 143])
-def test_after_a_notice_the_launcher_does_not_learn_of_an_end(ranks, number, code):
+def test_after_a_notice_the_launcher_does_not_learn_of_an_end(ranks, launcher, code):
     ranks.write(grace_s=600)
-    assert_stays(ranks, end_after_a_notice(ranks, number, code))
+    assert_stays(ranks, end_after_a_notice(ranks, launcher, code))
 
 
-@NUMBERS
+@LAUNCHERS
 @pytest.mark.parametrize("code", [0, 3, 143])
-def test_when_the_grace_is_over_the_launcher_learns_of_an_end(ranks, number, code):
+def test_when_the_grace_is_over_the_launcher_learns_of_an_end(ranks, launcher, code):
     ranks.write(grace_s=1)
-    process = end_after_a_notice(ranks, number, code)
+    process = end_after_a_notice(ranks, launcher, code)
     assert process.wait(LIMIT_S) == code
     assert time.time() - (ranks.folder / f"end.{code}").stat().st_mtime >= 0.9
     assert (process.stdout.read(), process.stderr.read()) == (b"", b"")
@@ -496,30 +506,30 @@ def test_a_rank_that_starts_after_the_notice_does_not_end_the_others_either(rank
     assert_stays(ranks, ranks.start("true"))
 
 
-@NUMBERS
-def test_a_failed_ranks_script_waits_for_the_notice(ranks, number):
+@LAUNCHERS
+def test_a_failed_ranks_script_waits_for_the_notice(ranks, launcher):
     ranks.write(grace_s=600, notice_s=600)
-    process = start_number(ranks, number, "sh", "-c", "exit 3")
+    process = start_by(ranks, launcher, "sh", "-c", "exit 3")
     until(lambda: ranks.ends)
     (ranks.run / "stop.2").touch()
     assert_stays(ranks, process)
 
 
-@NUMBERS
+@LAUNCHERS
 @pytest.mark.parametrize(("notice_s", "code"), [(1, 3), (600, 0), (0, 3)])
 def test_without_a_notice_the_launcher_learns_of_a_success_at_once_and_of_a_failure_later(
-    ranks, number, notice_s, code
+    ranks, launcher, notice_s, code
 ):
     ranks.write(grace_s=600, notice_s=notice_s)
-    process = start_number(ranks, number, "sh", "-c", f"exit {code}")
+    process = start_by(ranks, launcher, "sh", "-c", f"exit {code}")
     assert process.wait(LIMIT_S) == code
     assert ranks.ends == [f"end.{code}"]
 
 
-@NUMBERS
-def test_a_launcher_that_is_ending_all_ranks_waits_for_none(ranks, number):
+@LAUNCHERS
+def test_a_launcher_that_is_ending_all_ranks_waits_for_none(ranks, launcher):
     ranks.write(grace_s=600, notice_s=600)
-    process = start_number(ranks, number, "sh", "-c", TELLS)
+    process = start_by(ranks, launcher, "sh", "-c", TELLS)
     ranks.wait_for(b"up")
     os.killpg(process.pid, signal.SIGTERM)
     assert process.wait(LIMIT_S) == 7

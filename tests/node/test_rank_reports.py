@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 from waiting import LIMIT_S, until
 
+from gpurun.launch.launchers.horovod import GLOO
 from gpurun.launch.rank import rank_script
 from gpurun.node import processes, rank_folders, rank_processes, ranks
 from gpurun.node.call import Call, Cancelled, OpError
@@ -41,7 +42,7 @@ class Host:
         self.started: list[subprocess.Popen[bytes]] = []
 
     def write(self, grace_s: float = 1) -> None:
-        self.script.write_text(rank_script([], grace_s=grace_s, notice_s=0, copied_s=LIMIT_S))
+        self.script.write_text(rank_script([], GLOO, grace_s=grace_s, notice_s=0, copied_s=LIMIT_S))
 
     def start(self, rank: int, *command: str, attempt: int = 1, job: str = JOB, **environ: str):
         env = {**os.environ, "GPURUN_RUN": str(self.run), "GPURUN_ATTEMPT": str(attempt), "GPURUN_JOB": job}

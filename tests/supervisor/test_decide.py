@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.jobs.record import CancelRequest
-from gpurun.jobs.spec import Grant
+from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.states import State
 from gpurun.launch.output import Line
 from gpurun.remote.agent import DEAD_AFTER_S, PING_AFTER_S
@@ -108,6 +108,8 @@ def test_ranks_of_an_elastic_gang_come_and_go():
     assert decide(replace(ELASTIC, ranks=[rank(0, "a"), rank(1, "b", 1, T - 5), rank(2, "c")])) is None
 
 
+SPEC = JobSpec("n", "plain:1", 2, ("true",))
+
 # -- the launcher -----------------------------------------------------------------------------------------
 
 
@@ -115,20 +117,20 @@ def test_without_a_word_from_ranks_the_launcher_is_believed():
     seen = replace(GANG, exits={"a": container(0)}, has_launchers_log=True)
     step = decide(seen)
     assert step.by_launcher
-    assert by_launcher(seen, [], "image", ["a", "b"]).outcome is State.SUCCEEDED
+    assert by_launcher(seen, [], SPEC, ["a", "b"]).outcome is State.SUCCEEDED
     failed = replace(seen, exits={"a": container(1)})
     lines = [Line(None, "stderr", "Process name: 1"), Line(None, "stderr", "Exit code: 3")]
-    end = by_launcher(failed, lines, "image", ["a", "b"])
+    end = by_launcher(failed, lines, SPEC, ["a", "b"])
     assert (end.failure.rank, end.failure.host, end.exit_code) == (1, "b", 3)
 
 
 def test_a_launcher_that_says_0_while_a_rank_is_not_done_is_not_believed():
     """An engine that is stopped ends its containers, and says whatever it says of their code."""
     seen = replace(GANG, ranks=[rank(0, "a"), rank(1, "b", 0)], exits={"a": container(0)}, has_launchers_log=True)
-    end = by_launcher(seen, [], "image", ["a", "b"])
+    end = by_launcher(seen, [], SPEC, ["a", "b"])
     assert (end.outcome, end.failure.host, end.ladder) == (State.FAILED, "a", True)
     killed = replace(seen, ranks=[rank(0, "a", 137, T - 40, is_cut_off=True), rank(1, "b", 0)])
-    assert by_launcher(killed, [], "image", ["a", "b"]).outcome is State.FAILED
+    assert by_launcher(killed, [], SPEC, ["a", "b"]).outcome is State.FAILED
 
 
 def test_a_launchers_log_is_waited_for_unless_nothing_more_of_it_can_come():
@@ -171,7 +173,7 @@ def test_a_rank_that_has_not_told_its_end_is_waited_for_if_the_launcher_says_0()
     ],
 )
 def test_a_launcher_that_did_not_end_by_itself_says_so(found, word, code):
-    end = by_launcher(replace(GANG, exits={"a": found}), [], "image", ["a", "b"])
+    end = by_launcher(replace(GANG, exits={"a": found}), [], SPEC, ["a", "b"])
     assert word in end.reason
     assert end.code == code
     assert end.suspects == (("a",) if code == 4 else ())
@@ -179,14 +181,14 @@ def test_a_launcher_that_did_not_end_by_itself_says_so(found, word, code):
 
 def test_an_image_without_the_launcher_is_named():
     lines = [Line(None, "stderr", "/gpurun/bin/launch: horovodrun: not found")]
-    end = by_launcher(replace(GANG, exits={"a": container(127)}), lines, "plain:1", ["a", "b"])
+    end = by_launcher(replace(GANG, exits={"a": container(127)}), lines, SPEC, ["a", "b"])
     assert end.code == 2
     assert "plain:1" in end.reason
 
 
 def test_a_launcher_that_names_a_rank_outside_the_world_is_no_traceback():
     lines = [Line(None, "stderr", "Process name: 99"), Line(None, "stderr", "Exit code: 1")]
-    assert by_launcher(replace(GANG, exits={"a": container(1)}), lines, "i", ["a", "b"]).failure.host == "a"
+    assert by_launcher(replace(GANG, exits={"a": container(1)}), lines, SPEC, ["a", "b"]).failure.host == "a"
 
 
 # -- containers -------------------------------------------------------------------------------------------
@@ -300,7 +302,7 @@ def test_what_a_host_saw_ends_the_gang_and_explains_a_failure():
     lost = Cause(T, "b", "xid", "Xid 79: off the bus", "NVRM: Xid 79", "hardware", fatal=True, gpu=0, rank=1)
     end = end_of(decide(replace(GANG, fatal=lost)))
     assert (end.suspects, end.failure.rank) == (("b",), 1)
-    failed = by_launcher(replace(GANG, exits={"a": container(1)}), [], "i", ["a", "b"])
+    failed = by_launcher(replace(GANG, exits={"a": container(1)}), [], SPEC, ["a", "b"])
     assert with_cause(failed, lost, []).suspects == ("b",)
     gone = [Cause(T, host, "engine", "stopped", "", "host") for host in "ab"]
     assert with_cause(failed, None, gone).suspects == ("a", "b")
@@ -367,11 +369,25 @@ def test_a_host_whose_ranks_have_returned_0_does_not_leave_while_the_others_save
 def test_an_elastic_gang_whose_launcher_did_not_end_by_itself_has_not_succeeded():
     """An engine that stops its containers may say 0 of them."""
     gone = replace(ELASTIC, exits={"a": container(0, engine_out="no such socket")})
-    assert by_launcher(gone, [], "i", ["a", "b", "c"]).suspects == ("a",)
+    assert by_launcher(gone, [], SPEC, ["a", "b", "c"]).suspects == ("a",)
     cut = replace(ELASTIC, exits={"a": container(0)}, ranks=[rank(0, "a", 137, is_cut_off=True), rank(1, "b")])
-    assert by_launcher(cut, [], "i", ["a", "b", "c"]).outcome is State.FAILED
+    assert by_launcher(cut, [], SPEC, ["a", "b", "c"]).outcome is State.FAILED
     done = replace(cut, ranks=[rank(0, "a", 0), rank(1, "b", 0)])
-    assert by_launcher(done, [], "i", ["a", "b", "c"]).outcome is State.SUCCEEDED
+    assert by_launcher(done, [], SPEC, ["a", "b", "c"]).outcome is State.SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    ("broken_off", "outcome"),
+    [
+        (rank(0, "a", 143, T - 1), State.FAILED),  # an engine ended the launcher, and what ran beside it
+        (rank(0, "a", 143, T - 60), State.SUCCEEDED),  # the others went on for a minute
+        (rank(0, "a", 3, T - 1), State.SUCCEEDED),
+        (rank(2, "c", 143, T - 1), State.SUCCEEDED),
+    ],
+)
+def test_an_elastic_launchers_0_is_not_believed_when_something_broke_off_the_ranks_beside_it(broken_off, outcome):
+    seen = replace(ELASTIC, exits={"a": container(0, T)}, ranks=[broken_off, rank(1, "b", 0, T - 1)])
+    assert by_launcher(seen, [], SPEC, ["a", "b", "c"]).outcome is outcome
 
 
 @pytest.mark.parametrize("what", [{"limit_s": 60.0}, {"request": CancelRequest(by="x", asked_s=1.0, kind="preempt")}])
@@ -457,7 +473,7 @@ def test_a_rank_that_was_killed_is_not_named_while_another_tells_nothing_and_the
     assert decide(seen) is None
     lines = [Line(None, "stderr", "Process name: 1"), Line(None, "stderr", "Exit code: 5")]
     ended = replace(seen, exits={"a": container(1, T)}, has_launchers_log=True)
-    assert by_launcher(ended, lines, "i", ["a", "b"]).failure.rank == 1
+    assert by_launcher(ended, lines, SPEC, ["a", "b"]).failure.rank == 1
     assert end_of(decide(replace(seen, now_s=T + 60))).failure.rank == 0, "nobody waits for ever"
 
 
@@ -495,7 +511,7 @@ def test_a_gang_never_succeeds_without_a_proof(seen):
     step = decide(seen)
     if not isinstance(step, Finish):
         return
-    end = by_launcher(seen, [], "i", ["a", "b", "c"]) if step.by_launcher else step.end
+    end = by_launcher(seen, [], SPEC, ["a", "b", "c"]) if step.by_launcher else step.end
     if end.outcome is State.SUCCEEDED and seen.least is None:
         assert not any(rank.code for rank in seen.ranks) or {r.rank for r in seen.ranks if r.code == 0} == {0, 1, 2}
         assert seen.exits.get("a", container()).code == 0 or len(seen.ranks) == 3

@@ -1,0 +1,90 @@
+"""What starts the ranks of a gang: one value for each launcher. Pure.
+
+Nothing outside this room knows a launcher's name. To add one: a file or a few lines here, its name in `_TABLE`, a
+recipe, and a row in docs/launchers.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpurun.errors import BadInput
+from gpurun.jobs.spec import HorovodKnobs, JobSpec
+from gpurun.launch.launchers.direct import TASKS, TORCHRUN
+from gpurun.launch.launchers.horovod import GLOO, MPI
+from gpurun.launch.launchers.launcher import Launcher, PlacedGang, RankSeat, Typed
+from gpurun.launch.launchers.mpirun import MPIRUN
+
+__all__ = ["NAMES", "Launcher", "PlacedGang", "RankSeat", "launcher_of", "settled"]
+
+_TABLE: Mapping[str, Launcher] = {each.name: each for each in (GLOO, MPIRUN, TORCHRUN, TASKS)}
+NAMES = tuple(_TABLE)
+
+
+def launcher_of(spec: JobSpec) -> Launcher:
+    """What starts the ranks of a job.
+
+    Raises:
+        BadInput: there is no such launcher.
+    """
+    found = _TABLE.get(spec.launcher)
+    if found is None:
+        raise BadInput(f"there is no launcher {spec.launcher!r}", hint=f"there are: {', '.join(NAMES)}")
+    return MPI if found is GLOO and spec.controller == "mpi" else found
+
+
+def settled(spec: JobSpec, *, is_named: bool) -> tuple[JobSpec, str]:
+    """The spec as it runs, and what a person should know of it; "" if nothing.
+
+    A launcher that a person types in front of the command is understood: its flags for hosts and ranks are gpurun's to
+    choose.
+
+    Args:
+        is_named: a recipe or a flag names the launcher.
+
+    Raises:
+        BadInput: there is no such launcher, or something in the spec is not for it.
+    """
+    said = ""
+    typed = next((each for each in _TABLE.values() if each.typed and each.typed.program == spec.command[0]), None)
+    if typed is not None and typed.typed is not None:
+        launcher = spec.launcher if is_named else typed.name
+        spec = replace(spec, launcher=launcher, command=_without(typed.typed, spec.command))
+        said = f"gpurun starts the ranks ({launcher}); each runs: {' '.join(spec.command)}"
+    _check(spec, launcher_of(spec))
+    return spec, said
+
+
+def _without(typed: Typed, command: tuple[str, ...]) -> tuple[str, ...]:
+    """The command of a rank: without the launcher in front of it, and its flags."""
+    words, found = list(command[1:]), dict[str, str]()
+    while words and words[0].startswith("-"):
+        flag, equals, value = words.pop(0).partition("=")
+        if flag in typed.alone and not equals:
+            found[flag] = ""
+        elif flag in typed.with_value and (equals or words):
+            found[flag] = value if equals else words.pop(0)
+        else:
+            raise BadInput(
+                f"{typed.program}: gpurun does not know what to do with {flag}",
+                hint=f"leave out {typed.program} and its flags: gpurun starts a rank for each GPU",
+            )
+    rest = tuple(words) if typed.rest is None else typed.rest(found, tuple(words))
+    if not words:
+        raise BadInput(f"{typed.program}: there is no command behind it")
+    return rest
+
+
+def _check(spec: JobSpec, launcher: Launcher) -> None:
+    if spec.min_gpus is not None and not launcher.is_elastic:
+        if spec.launcher == GLOO.name:
+            raise BadInput(
+                "an elastic gang (min_gpus) cannot use the controller mpi", hint="Horovod's elastic mode is Gloo's"
+            )
+        raise BadInput(f"the launcher {launcher.name} cannot be elastic (min_gpus)", hint=f"{GLOO.name} can")
+    if spec.launcher != GLOO.name and (spec.controller != "gloo" or spec.horovod != HorovodKnobs()):
+        raise BadInput(
+            f"'controller' and 'horovod' are for the launcher {GLOO.name}, not for {launcher.name}",
+            hint="leave them out",
+        )

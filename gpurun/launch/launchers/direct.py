@@ -1,0 +1,97 @@
+"""Ranks that gpurun itself starts, in the container of each host: no launcher, no sshd. Pure.
+
+Every rank is a child of the container's main process. It is told what it must know by its environment.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+from gpurun.launch.launchers.launcher import RANK_VARIABLE, Launcher, PlacedGang, RankSeat, Typed
+from gpurun.launch.rank import RANK_SCRIPT
+
+START_SCRIPT = "/gpurun/bin/start"
+"""Where `start_script` lies in the container."""
+
+
+def environment(launcher: Launcher, gang: PlacedGang, place: RankSeat) -> dict[str, str]:
+    """All that a rank is told: its place, where the others are, and what its launcher adds."""
+    return {
+        RANK_VARIABLE: str(place.rank),
+        "GPURUN_SIZE": str(gang.size),
+        "GPURUN_LOCAL_RANK": str(place.local_rank),
+        "GPURUN_LOCAL_SIZE": str(place.local_size),
+        "GPURUN_NODE": str(place.node),
+        "GPURUN_NODES": str(len(gang.grants)),
+        "GPURUN_ADDRESSES": ",".join(gang.addresses[grant.host] for grant in gang.grants),
+        "GPURUN_PORT": str(gang.port),
+        **launcher.environment(gang, place),
+    }
+
+
+def start_script(launcher: Launcher, gang: PlacedGang, host: str) -> str:
+    """The main process of a host's container, as ``/gpurun/bin/start CMD …``: starts the ranks of the host.
+
+    It stays after they have ended, and after SIGTERM, so that ranks can finish a checkpoint.
+    """
+    starts = "".join(_start(environment(launcher, gang, place)) for place in gang.places() if place.host == host)
+    return f"""#!/bin/sh
+trap : TERM
+PYTHONPATH=${{PYTHONPATH:+$PYTHONPATH:}}/gpurun/python
+export PYTHONPATH
+{starts}while :; do sleep 86400 & wait $!; done
+"""
+
+
+def _start(environ: Mapping[str, str]) -> str:
+    exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in environ.items())
+    return f'(export {exports}; exec {RANK_SCRIPT} "$@") </dev/null &\n'
+
+
+def one_gpu(_gang: PlacedGang, place: RankSeat) -> dict[str, str]:
+    """A program that knows nothing of ranks sees one GPU, its own."""
+    return {"CUDA_VISIBLE_DEVICES": str(place.local_rank)}
+
+
+TASKS = Launcher("tasks", "/bin/sh", environment=one_gpu)
+
+
+def torch_environment(gang: PlacedGang, place: RankSeat) -> dict[str, str]:
+    """What ``torchrun`` tells a rank (`torch.distributed.run`, "Environment Variables").
+
+    Rank 0 itself listens on MASTER_PORT, as the rendezvous ``env://`` has it. GLOO_SOCKET_IFNAME is Gloo's.
+    """
+    nodes, size = str(len(gang.grants)), str(gang.size)
+    return {
+        "RANK": str(place.rank), "WORLD_SIZE": size, "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_size), "GROUP_RANK": str(place.node), "GROUP_WORLD_SIZE": nodes,
+        "NODE_RANK": str(place.node), "ROLE_RANK": str(place.rank), "ROLE_WORLD_SIZE": size, "ROLE_NAME": "default",
+        "MASTER_ADDR": gang.addresses[gang.first], "MASTER_PORT": str(gang.port),
+        "TORCHELASTIC_RUN_ID": gang.ident, "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
+        "GLOO_SOCKET_IFNAME": gang.interfaces[place.host],
+    }  # fmt: skip
+
+
+def _python(found: Mapping[str, str], words: tuple[str, ...]) -> tuple[str, ...]:
+    """What torchrun runs: Python with a script, a module, or any program."""
+    if "--no-python" in found:
+        return words
+    return ("python3", "-u", *(["-m"] if {"-m", "--module"} & found.keys() else []), *words)
+
+
+_WITH_VALUE = (
+    "nnodes nproc-per-node rdzv-backend rdzv-endpoint rdzv-id rdzv-conf max-restarts monitor-interval start-method "
+    "role log-dir redirects tee local-ranks-filter node-rank master-addr master-port local-addr"
+)
+TORCHRUN = Launcher(
+    "torchrun", "/bin/sh, Python and PyTorch", environment=torch_environment,
+    typed=Typed(
+        "torchrun",
+        with_value=frozenset(
+            {f"--{name}" for flag in _WITH_VALUE.split() for name in (flag, flag.replace("-", "_"))} | {"-r", "-t"}
+        ),
+        alone=frozenset({"--standalone", "-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path"}),
+        rest=_python,
+    ),
+)  # fmt: skip

@@ -1,0 +1,24 @@
+"""Horovod, by ``horovodrun``: its Gloo and its MPI controller. Pure."""
+
+from __future__ import annotations
+
+from gpurun.jobs.spec import JobSpec
+from gpurun.launch import horovodrun
+from gpurun.launch.launchers.launcher import Launcher, PlacedGang, Typed
+
+NEEDS = "/bin/sh, Horovod and OpenSSH's client; see recipes/images"
+TYPED = Typed(
+    "horovodrun",
+    with_value=frozenset({"-np", "--num-proc", "-H", "--hosts", "-hostfile", "--hostfile", "-p", "--ssh-port",
+                          "-i", "--ssh-identity-file", "--network-interfaces", "--start-timeout"}),
+    alone=frozenset({"--gloo", "--mpi", "--disable-cache", "--verbose"}),
+)  # fmt: skip
+
+
+def argv(spec: JobSpec, gang: PlacedGang) -> tuple[str, ...]:
+    """The argv of ``horovodrun``, with the command of the ranks."""
+    return horovodrun.argv(spec, gang.grants, gang.interfaces[gang.first])
+
+
+GLOO = Launcher("horovod", NEEDS, rank_variable="HOROVOD_RANK", tells="script", argv=argv, is_elastic=True, typed=TYPED)
+MPI = Launcher("horovod", NEEDS, rank_variable="OMPI_COMM_WORLD_RANK", tells="group", argv=argv, typed=TYPED)

@@ -1,0 +1,39 @@
+"""Open MPI's ``mpirun``, for programs that use MPI themselves, such as those of mpi4py. Pure.
+
+Facts: Open MPI 4.1 (``mpirun(1)``, FAQ on TCP). The ``ssh`` that comes first on the launcher's PATH leads to the job's
+own sshd. ``-x`` sends a variable to the ranks; what a host's fabric asks for is exported by the rank's script.
+"""
+
+from __future__ import annotations
+
+from gpurun.jobs.spec import JobSpec
+from gpurun.launch.horovodrun import slots
+from gpurun.launch.launchers.launcher import Launcher, PlacedGang, Typed
+from gpurun.launch.rank import RANK_SCRIPT
+
+TYPED = Typed(
+    "mpirun",
+    with_value=frozenset({"-np", "-n", "--np", "-c", "-H", "-host", "--host", "-hostfile", "--hostfile",
+                          "-machinefile", "--machinefile", "-N", "--bind-to", "-bind-to", "--map-by", "-map-by", "-x"}),
+    alone=frozenset({"--allow-run-as-root", "--oversubscribe", "-oversubscribe"}),
+)  # fmt: skip
+
+
+def argv(spec: JobSpec, gang: PlacedGang) -> tuple[str, ...]:
+    """The argv of ``mpirun``: one rank for each GPU, in rank order, with the command of the ranks.
+
+    Processes are not bound to cores: ranks have data loaders.
+    """
+    command = ["mpirun", "--allow-run-as-root", "-np", str(gang.size), "-H", slots(gang.grants), "--bind-to", "none"]
+    if len(gang.grants) > 1:
+        interface = gang.interfaces[gang.first]
+        command += ["-mca", "btl_tcp_if_include", interface, "-mca", "oob_tcp_if_include", interface]
+    if gang.is_tcp:
+        command += ["-mca", "pml", "ob1", "-mca", "btl", "^openib"]
+    return (*command, "-x", "PATH", "-x", "PYTHONPATH", RANK_SCRIPT, *spec.command)
+
+
+MPIRUN = Launcher(
+    "mpirun", "/bin/sh, Open MPI and OpenSSH's client", rank_variable="OMPI_COMM_WORLD_RANK", tells="group",
+    argv=argv, typed=TYPED,
+)  # fmt: skip

@@ -1,0 +1,163 @@
+"""What starts the ranks of a gang: what each rank is told, and what people type out of habit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpurun.errors import BadInput
+from gpurun.inventory.load import parse
+from gpurun.jobs.spec import Grant, HorovodKnobs, JobSpec
+from gpurun.launch.launchers import NAMES, PlacedGang, launcher_of, settled
+from gpurun.launch.launchers.direct import TASKS, TORCHRUN, environment, start_script
+from gpurun.launch.plan import make_plan
+from gpurun.node.claim_rules import Claimant
+
+GANG = PlacedGang(
+    "j-00000001.2", (Grant("h2", (1, 3)), Grant("h3", (0,))), {"h2": "eth0", "h3": "ens5"},
+    {"h2": "10.0.0.2", "h3": "10.0.0.3"}, 23022, is_tcp=True,
+)  # fmt: skip
+SPEC = JobSpec("n", "image:1", 3, ("python3", "train.py", "a 'b'"))
+INVENTORY = """
+version: 1
+defaults: {user: train, generation: pascal, gpus: 4, fabric: tcp}
+fabrics: {tcp: {kind: tcp, interface: eth0}, other: {kind: tcp, interface: ens5}}
+racks: {r1: {hosts: {h2: {}, h3: {fabric: other}, h4: {}}}}
+"""
+
+
+def told(launcher):
+    return [environment(launcher, GANG, place) for place in GANG.places()]
+
+
+def test_ranks_are_counted_host_by_host_in_the_order_of_the_grant():
+    assert [(each["GPURUN_RANK"], each["GPURUN_NODE"], each["GPURUN_LOCAL_RANK"]) for each in told(TASKS)] == [
+        ("0", "0", "0"), ("1", "0", "1"), ("2", "1", "0")
+    ]  # fmt: skip
+    assert {(each["GPURUN_SIZE"], each["GPURUN_NODES"], each["GPURUN_ADDRESSES"]) for each in told(TASKS)} == {
+        ("3", "2", "10.0.0.2,10.0.0.3")
+    }
+    assert [each["GPURUN_LOCAL_SIZE"] for each in told(TASKS)] == ["2", "2", "1"]
+
+
+def test_a_task_sees_one_gpu_its_own():
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in told(TASKS)] == ["0", "1", "0"]
+    assert not any("CUDA_VISIBLE_DEVICES" in each for each in told(TORCHRUN))
+
+
+def test_pytorch_is_told_what_torchrun_tells_also_where_hosts_have_unequal_numbers_of_ranks():
+    first, _, last = told(TORCHRUN)
+    assert {name: last[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")} == {
+        "RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "1",
+    }  # fmt: skip
+    assert (last["MASTER_ADDR"], last["MASTER_PORT"]) == ("10.0.0.2", "23022")
+    assert (first["GLOO_SOCKET_IFNAME"], last["GLOO_SOCKET_IFNAME"]) == ("eth0", "ens5")
+    assert last["TORCHELASTIC_RUN_ID"] == "j-00000001.2"
+
+
+@pytest.mark.parametrize("shell", [["dash"], ["bash"], ["busybox", "sh"]])
+def test_the_main_process_starts_every_rank_of_its_host_with_the_command_byte_for_byte(tmp_path, shell):
+    rank = tmp_path / "rank"
+    rank.write_text('#!/bin/sh\nprintf "%s|" "$RANK" "$WORLD_SIZE" "$@" >"$OUT/$GPURUN_RANK"\nexec sleep 60\n')
+    rank.chmod(0o755)
+    script = tmp_path / "start"
+    script.write_text(start_script(TORCHRUN, GANG, "h2").replace("/gpurun/bin/rank", str(rank)))
+    words = ["a b", "c'd\"e", "f\ng", "", "$HOME", "*"]
+    process = subprocess.Popen(
+        [*shell, str(script), *words], env={**os.environ, "OUT": str(tmp_path)}, start_new_session=True
+    )
+    try:
+        while len(list(tmp_path.glob("[0-9]"))) < 2 or not all(path.read_text() for path in tmp_path.glob("[0-9]")):
+            assert process.poll() is None
+        assert (tmp_path / "1").read_text() == "|".join(["1", "3", *words, ""])
+        assert not (tmp_path / "2").exists(), "it is on the other host"
+        process.terminate()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+    finally:
+        os.killpg(process.pid, 9)
+        process.wait()
+
+
+def plan(launcher, *hosts):
+    spec = replace(SPEC, launcher=launcher, gpus=2 * len(hosts))
+    return make_plan(
+        claimant=Claimant("j-00000001", 2, "s", "o", 1, "head"), spec=spec,
+        grants=[Grant(host, (0, 1)) for host in hosts], inventory=parse(INVENTORY.encode(), Path("i.yaml")),
+        accounts={}, ssh_port=23022,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "tasks"])
+def test_where_gpurun_starts_the_ranks_every_host_runs_them_and_no_sshd(launcher):
+    made = plan(launcher, "h2", "h3")
+    assert not made.has_launcher
+    for host in made.hosts:
+        at = host.run.index("--entrypoint")
+        assert host.run[at + 1] == "/gpurun/bin/start"
+        assert host.run[-3:] == SPEC.command
+        assert not any(name.startswith(("sshd/", "launch/ssh")) for name in host.files)
+        assert "launch/bin/start" in host.files
+        assert "gpurun_variable=GPURUN_RANK " in host.files["launch/bin/rank"][0]
+
+
+def test_a_launcher_that_takes_one_interface_for_all_is_refused_hosts_that_differ():
+    with pytest.raises(BadInput, match="different network interfaces"):
+        plan("mpirun", "h2", "h3")
+
+
+def test_mpirun_starts_a_rank_for_each_gpu_in_rank_order_over_the_named_interface():
+    launch = plan("mpirun", "h2", "h4").launch
+    assert launch[0] == "mpirun"
+    assert launch[launch.index("-H") + 1] == "h2:2,h4:2"
+    assert launch[launch.index("btl_tcp_if_include") + 1] == "eth0"
+    assert launch[-4:] == ("/gpurun/bin/rank", *SPEC.command)
+
+
+@pytest.mark.parametrize(
+    ("typed", "launcher", "command"),
+    [
+        ("torchrun --nproc_per_node=4 --nnodes 2 train.py --lr 0.1", "torchrun", "python3 -u train.py --lr 0.1"),
+        ("torchrun --standalone -m pkg.train -m x", "torchrun", "python3 -u -m pkg.train -m x"),
+        ("torchrun --no-python ./train -n 3", "torchrun", "./train -n 3"),
+        ("mpirun -np 4 -H a:2,b:2 --allow-run-as-root python3 x.py -np 3", "mpirun", "python3 x.py -np 3"),
+        ("horovodrun -np 4 python3 train.py", "horovod", "python3 train.py"),
+        ("python3 train.py", "horovod", "python3 train.py"),
+    ],
+)
+def test_a_launcher_that_is_typed_out_of_habit_is_understood(typed, launcher, command):
+    spec, said = settled(replace(SPEC, command=tuple(typed.split())), is_named=False)
+    assert (spec.launcher, " ".join(spec.command)) == (launcher, command)
+    assert bool(said) == (typed != command)
+
+
+def test_a_launcher_that_is_named_wins_over_one_that_is_typed():
+    spec, _ = settled(replace(SPEC, launcher="tasks", command=("torchrun", "x.py")), is_named=True)
+    assert (spec.launcher, spec.command) == ("tasks", ("python3", "-u", "x.py"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"launcher": "slurm"}, "there is no launcher 'slurm'"),
+        ({"launcher": "torchrun", "min_gpus": 2}, "cannot be elastic"),
+        ({"controller": "mpi", "min_gpus": 2}, "cannot use the controller mpi"),
+        ({"launcher": "tasks", "controller": "mpi"}, "for the launcher horovod"),
+        ({"launcher": "mpirun", "horovod": HorovodKnobs(cycle_time_ms=1.0)}, "for the launcher horovod"),
+        ({"command": ("torchrun", "--nproc-per-node")}, "--nproc-per-node"),
+        ({"command": ("torchrun", "--frob=1", "x.py")}, "--frob"),
+        ({"command": ("mpirun", "-np", "4")}, "no command behind it"),
+        ({"command": ("mpirun",)}, "no command behind it"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_word_that_is_wrong(changes, word):
+    with pytest.raises(BadInput, match=word):
+        settled(replace(SPEC, **changes), is_named="launcher" in changes)
+
+
+def test_every_launcher_says_what_an_image_needs_for_it():
+    assert all(launcher_of(replace(SPEC, launcher=name)).needs for name in NAMES)
