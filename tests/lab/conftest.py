@@ -12,7 +12,11 @@ from own_labs import own_lab
 
 from gpurun.lab import Lab, LabSpec
 
-FORGET_JOBS = "docker ps -aq --filter label=gpurun.job | xargs -r docker rm -f; rm -rf ~train/.gpurun"
+FORGET_JOBS = """
+docker ps -aq --filter label=gpurun.job | xargs -r docker rm -f
+docker volume ls -q --filter name=gpurun-gpu- | xargs -r docker volume rm
+rm -rf ~train/.gpurun
+"""
 
 
 def pytest_collection_modifyitems(items):
