@@ -39,7 +39,9 @@ def show_plan(spec: JobSpec, inventory: Inventory, *, as_json: bool) -> None:
         explanation = explain(decisions, seen, gang.id)
         if as_json:
             waits = asdict(explanation)
-            print_json({"job": _job(spec), "placement": None, "wait": waits, "containers": {}, "launch": []})
+            print_json(
+                {"job": _job(spec), "placement": None, "wait": waits, "containers": {}, "launch": [], "ranks": {}}
+            )
         else:
             print_explanation(explanation, "it")
         return
@@ -65,6 +67,7 @@ def _document(spec: JobSpec, inventory: Inventory, placement: Placement, plan: P
         "placement": {"generation": placement.generation, "racks": list(placement.racks), "hosts": hosts},
         "containers": {host.host: list(host.run) for host in plan.hosts},
         "launch": list(plan.launch),
+        "ranks": {host.host: [dict(told) for told in host.ranks] for host in plan.hosts},
         "settings": {
             host.host: [
                 {"name": s.name, "value": s.value, "reason": s.reason, "source": s.source} for s in host.settings
@@ -91,7 +94,9 @@ def _print(spec: JobSpec, inventory: Inventory, placement: Placement, plan: Plan
     for host in plan.hosts:
         typer.echo(f"on {host.host}:")
         typer.echo(f"  {_shown(host.run)}")
-    typer.echo(f"in the container on {plan.first.host}:")
+        for told in host.ranks:
+            typer.echo(f"  a rank there is told {' '.join(f'{name}={value}' for name, value in told.items())}")
+    typer.echo(f"in the container on {plan.first.host}:" if plan.has_launcher else "each rank runs:")
     typer.echo(f"  {_shown(plan.launch)}")
 
 

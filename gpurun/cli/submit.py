@@ -52,6 +52,9 @@ def submit(
         list[str] | None, _option("-e", "--env", metavar="K=V", text="Environment of every rank. Not for secrets.")
     ] = None,
     name: Annotated[str | None, _option("--name", metavar="N", text="What to call it.")] = None,
+    workdir: Annotated[
+        str | None, _option("--workdir", metavar="DIR", text="Folder that every host gets, read-only.")
+    ] = None,
     launcher: Annotated[
         str | None, _option("--launcher", metavar="L", text="What starts the ranks, such as torchrun or mpirun.")
     ] = None,
@@ -77,6 +80,7 @@ def submit(
         "--gpus": ("gpus", gpus), "--min-gpus": ("min_gpus", min_gpus), "--image": ("image", image),
         "--pool": ("pool", pool), "--priority": ("priority", priority), "--preemptible": ("preemptible", preemptible),
         "--time-limit": ("time_limit", time_limit), "--max-restarts": ("max_restarts", max_restarts),
+        "--workdir": ("workdir", str(Path(workdir).absolute()) if workdir is not None else None),
         "--name": ("name", name), "--launcher": ("launcher", launcher), "--controller": ("controller", controller),
         "the command": ("command", list(context.obj) if context.obj is not None else None),
         "--env": ("env", _pairs(env) if env else None),

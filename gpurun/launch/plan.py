@@ -16,7 +16,7 @@ from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.launch import docker, elastic, fabric, horovod_knobs, jobssh, rank
 from gpurun.launch.account import HostAccount, assumed_account
 from gpurun.launch.launchers import PlacedGang, launcher_of
-from gpurun.launch.launchers.direct import START_SCRIPT, start_script
+from gpurun.launch.launchers.direct import START_SCRIPT, start_script, told
 from gpurun.node.claim_rules import Card, Claimant
 
 LAUNCH = f"{jobssh.MOUNT}/bin/launch"
@@ -32,6 +32,7 @@ class HostPlan:
         run: the ``docker run`` argv.
         settings: environment that the host's fabric asks for, each with its reason.
         files: path below `folder` → (text, mode).
+        ranks: what each of its ranks is told, in rank order; empty where a launcher tells it.
     """
 
     host: str
@@ -42,6 +43,7 @@ class HostPlan:
     run: tuple[str, ...]
     settings: tuple[fabric.Setting, ...]
     files: Mapping[str, tuple[str, int]]
+    ranks: tuple[Mapping[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,7 @@ def make_plan(
                 **starting(index, mine),
                 "launch/bin/rank": (scripts[grant.host], 0o755),
             },
+            ranks=told(launcher, gang, grant.host) if launcher.argv is None else (),
         )  # fmt: skip
 
     plans = tuple(host_plan(index, grant) for index, grant in enumerate(grants))

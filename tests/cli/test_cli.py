@@ -59,6 +59,18 @@ def test_the_same_input_gives_the_same_plan(gpurun, inventory):
     assert dry(gpurun, inventory, "-n", "3") == dry(gpurun, inventory, "-n", "3")
 
 
+def test_a_dry_run_shows_what_ranks_are_told_that_gpurun_starts(gpurun, inventory, tmp_path, monkeypatch):
+    (tmp_path / "code").mkdir()
+    monkeypatch.chdir(tmp_path)
+    found = dry(gpurun, inventory, "-n", "2", "--workdir", "code", command=["torchrun", "train.py"])
+    assert found["job"]["launcher"] == "torchrun"
+    assert found["job"]["workdir"] == str(tmp_path / "code")
+    assert found["launch"] == ["/gpurun/bin/rank", "python3", "-u", "train.py"]
+    assert [told["RANK"] for host in found["ranks"].values() for told in host] == ["0", "1"]
+    code, _, err = gpurun("submit", "-i", inventory, "--image", "i:1", "-n", "1", "--launcher", "slurm", "--", "true")
+    assert (code, "there is no launcher 'slurm'" in err) == (2, True)
+
+
 def test_a_secret_in_env_is_told_by_name_alone(gpurun, inventory):
     flags = ("-n", "1", "-e", "HF_TOKEN=hf_abc", "-e", "LR=0.1", "--dry-run", "--json", "--", "true")
     code, out, err = gpurun("submit", "-i", inventory, "--image", "i:1", *flags)

@@ -140,6 +140,13 @@ def test_a_launcher_that_is_named_wins_over_one_that_is_typed():
     assert (spec.launcher, spec.command) == ("tasks", ("python3", "-u", "x.py"))
 
 
+def test_torchrun_takes_a_python_file_for_a_program_of_python():
+    spec, _ = settled(replace(SPEC, launcher="torchrun", command=("train.py", "x.py")), is_named=True)
+    assert spec.command == ("python3", "-u", "train.py", "x.py")
+    tasks, _ = settled(replace(SPEC, launcher="tasks", command=("./train.py",)), is_named=True)
+    assert tasks.command == ("./train.py",)
+
+
 @pytest.mark.parametrize(
     ("changes", "word"),
     [

@@ -49,10 +49,13 @@ def settled(spec: JobSpec, *, is_named: bool) -> tuple[JobSpec, str]:
     said = ""
     typed = next((each for each in _TABLE.values() if each.typed and each.typed.program == spec.command[0]), None)
     if typed is not None and typed.typed is not None:
-        launcher = spec.launcher if is_named else typed.name
-        spec = replace(spec, launcher=launcher, command=_without(typed.typed, spec.command))
-        said = f"gpurun starts the ranks ({launcher}); each runs: {' '.join(spec.command)}"
-    _check(spec, launcher_of(spec))
+        name = spec.launcher if is_named else typed.name
+        spec = replace(spec, launcher=name, command=_without(typed.typed, spec.command))
+        said = f"gpurun starts the ranks ({name}); each runs: {' '.join(spec.command)}"
+    launcher = launcher_of(spec)
+    if launcher.interpreter and spec.command[0].endswith(".py"):
+        spec = replace(spec, command=(*launcher.interpreter, *spec.command))
+    _check(spec, launcher)
     return spec, said
 
 

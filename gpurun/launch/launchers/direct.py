@@ -30,12 +30,17 @@ def environment(launcher: Launcher, gang: PlacedGang, place: RankSeat) -> dict[s
     }
 
 
+def told(launcher: Launcher, gang: PlacedGang, host: str) -> tuple[dict[str, str], ...]:
+    """What each rank of a host is told, in rank order."""
+    return tuple(environment(launcher, gang, place) for place in gang.places() if place.host == host)
+
+
 def start_script(launcher: Launcher, gang: PlacedGang, host: str) -> str:
     """The main process of a host's container, as ``/gpurun/bin/start CMD …``: starts the ranks of the host.
 
     It stays after they have ended, and after SIGTERM, so that ranks can finish a checkpoint.
     """
-    starts = "".join(_start(environment(launcher, gang, place)) for place in gang.places() if place.host == host)
+    starts = "".join(_start(each) for each in told(launcher, gang, host))
     return f"""#!/bin/sh
 trap : TERM
 PYTHONPATH=${{PYTHONPATH:+$PYTHONPATH:}}/gpurun/python
@@ -73,11 +78,14 @@ def torch_environment(gang: PlacedGang, place: RankSeat) -> dict[str, str]:
     }  # fmt: skip
 
 
+PYTHON = ("python3", "-u")
+
+
 def _python(found: Mapping[str, str], words: tuple[str, ...]) -> tuple[str, ...]:
     """What torchrun runs: Python with a script, a module, or any program."""
     if "--no-python" in found:
         return words
-    return ("python3", "-u", *(["-m"] if {"-m", "--module"} & found.keys() else []), *words)
+    return (*PYTHON, *(["-m"] if {"-m", "--module"} & found.keys() else []), *words)
 
 
 _WITH_VALUE = (
@@ -85,7 +93,7 @@ _WITH_VALUE = (
     "role log-dir redirects tee local-ranks-filter node-rank master-addr master-port local-addr"
 )
 TORCHRUN = Launcher(
-    "torchrun", "/bin/sh, Python and PyTorch", environment=torch_environment,
+    "torchrun", "/bin/sh, Python and PyTorch", environment=torch_environment, interpreter=PYTHON,
     typed=Typed(
         "torchrun",
         with_value=frozenset(

@@ -103,6 +103,7 @@ class Launcher:
             "nobody": it ends no rank, the agent does.
         needs: what the image needs for it, in words.
         is_elastic: whether it can go on without some ranks.
+        interpreter: what runs a command whose first word is a Python file; empty = the file itself.
         typed: its own command line.
     """
 
@@ -113,6 +114,7 @@ class Launcher:
     argv: Callable[[JobSpec, PlacedGang], tuple[str, ...]] | None = None
     environment: Callable[[PlacedGang, RankSeat], Mapping[str, str]] = lambda _gang, _place: {}
     is_elastic: bool = False
+    interpreter: tuple[str, ...] = ()
     typed: Typed | None = None
 
     @property
