@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from waiting import LIMIT_S, until
 
 from gpurun.errors import BadInput
 from gpurun.inventory.load import parse
 from gpurun.jobs.spec import Grant, HorovodKnobs, JobSpec
 from gpurun.launch.launchers import NAMES, PlacedGang, launcher_of, settled
-from gpurun.launch.launchers.direct import TASKS, TORCHRUN, environment, start_script
+from gpurun.launch.launchers.direct import TASKS, TORCHRUN, UNTOLD, environment, start_script
 from gpurun.launch.plan import make_plan
 from gpurun.node.claim_rules import Claimant
 
@@ -59,28 +62,62 @@ def test_pytorch_is_told_what_torchrun_tells_also_where_hosts_have_unequal_numbe
     assert last["TORCHELASTIC_RUN_ID"] == "j-00000001.2"
 
 
-@pytest.mark.parametrize("shell", [["dash"], ["bash"], ["busybox", "sh"]])
-def test_the_main_process_starts_every_rank_of_its_host_with_the_command_byte_for_byte(tmp_path, shell):
-    rank = tmp_path / "rank"
-    rank.write_text('#!/bin/sh\nprintf "%s|" "$RANK" "$WORLD_SIZE" "$@" >"$OUT/$GPURUN_RANK"\nexec sleep 60\n')
-    rank.chmod(0o755)
-    script = tmp_path / "start"
-    script.write_text(start_script(TORCHRUN, GANG, "h2").replace("/gpurun/bin/rank", str(rank)))
-    words = ["a b", "c'd\"e", "f\ng", "", "$HOME", "*"]
-    process = subprocess.Popen(
-        [*shell, str(script), *words], env={**os.environ, "OUT": str(tmp_path)}, start_new_session=True
-    )
-    try:
-        while len(list(tmp_path.glob("[0-9]"))) < 2 or not all(path.read_text() for path in tmp_path.glob("[0-9]")):
-            assert process.poll() is None
-        assert (tmp_path / "1").read_text() == "|".join(["1", "3", *words, ""])
-        assert not (tmp_path / "2").exists(), "it is on the other host"
-        process.terminate()
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.3)
-    finally:
-        os.killpg(process.pid, 9)
-        process.wait()
+SHELLS = pytest.mark.parametrize("shell", [["dash"], ["bash"], ["busybox", "sh"]], ids=["dash", "bash", "busybox"])
+WORDS = ["a b", "c'd\"e", "f\ng", "", "$HOME", "*"]
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start the main process of the container on h2, with another text in the place of the rank's script."""
+    started = []
+
+    def start(shell, rank_text):
+        rank, script = tmp_path / "rank", tmp_path / "start"
+        rank.write_text(f"#!/bin/sh\n{rank_text}\n")
+        rank.chmod(0o755)
+        script.write_text(start_script(TORCHRUN, GANG, "h2").replace("/gpurun/bin/rank", str(rank)))
+        environ = {**os.environ, "OUT": str(tmp_path), "GPURUN_RUN": str(tmp_path / "run"), "GPURUN_ATTEMPT": "2"}
+        started.append(
+            subprocess.Popen([*shell, str(script), *WORDS], env=environ, stderr=subprocess.PIPE, start_new_session=True)
+        )
+        return started[0]
+
+    yield start
+    for process in started:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+@SHELLS
+def test_the_main_process_starts_every_rank_of_its_host_with_the_command_byte_for_byte_and_stays(
+    start, tmp_path, shell
+):
+    notes = "mkdir -p $GPURUN_RUN/ranks/2/$GPURUN_RANK.7.1; >$GPURUN_RUN/ranks/2/$GPURUN_RANK.7.1/end.3; exit 3"
+    process = start(shell, f'printf "%s|" "$RANK" "$WORLD_SIZE" "$@" >"$OUT/$GPURUN_RANK"; {notes}')
+    until(lambda: len(list(tmp_path.glob("run/ranks/2/*/end.3"))) == 2)
+    assert (tmp_path / "1").read_text() == "|".join(["1", "3", *WORDS, ""])
+    assert not (tmp_path / "2").exists(), "it is on the other host"
+    process.terminate()
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1.5)
+
+
+@SHELLS
+@pytest.mark.parametrize("code", [0, 5])
+def test_a_rank_whose_end_cannot_be_noted_ends_the_container_or_nobody_would_know(start, shell, code):
+    process = start(shell, f"exit {code}")
+    assert process.wait(LIMIT_S) == UNTOLD
+    assert b"rank 0 has ended, and its end could not be noted" in process.stderr.read()
+
+
+@SHELLS
+def test_a_signal_to_the_main_process_is_not_taken_for_the_end_of_its_ranks(start, tmp_path, shell):
+    process = start(shell, ">$OUT/up.$GPURUN_RANK; exec sleep 60")
+    until(lambda: len(list(tmp_path.glob("up.*"))) == 2)
+    process.terminate()
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1.5)
 
 
 def plan(launcher, *hosts):

@@ -13,6 +13,20 @@ from gpurun.launch.rank import RANK_SCRIPT
 
 START_SCRIPT = "/gpurun/bin/start"
 """Where `start_script` lies in the container."""
+UNTOLD = 70
+_STAY = f"""\
+for gpurun_each in $gpurun_ranks; do
+  gpurun_pid=${{gpurun_each%:*}} gpurun_rank=${{gpurun_each#*:}}
+  wait $gpurun_pid
+  while kill -0 $gpurun_pid 2>/dev/null; do sleep 1 & wait $!; wait $gpurun_pid; done  # a signal interrupts `wait`
+  set -- "$GPURUN_RUN/ranks/$GPURUN_ATTEMPT/$gpurun_rank".*/end.*
+  if [ ! -e "$1" ]; then
+    echo "rank $gpurun_rank has ended, and its end could not be noted in $GPURUN_RUN" >&2
+    exit {UNTOLD}
+  fi
+done
+while :; do sleep 86400 & wait $!; done
+"""
 
 
 def environment(launcher: Launcher, gang: PlacedGang, place: RankSeat) -> dict[str, str]:
@@ -38,20 +52,23 @@ def told(launcher: Launcher, gang: PlacedGang, host: str) -> tuple[dict[str, str
 def start_script(launcher: Launcher, gang: PlacedGang, host: str) -> str:
     """The main process of a host's container, as ``/gpurun/bin/start CMD …``: starts the ranks of the host.
 
-    It stays after they have ended, and after SIGTERM, so that ranks can finish a checkpoint.
+    It stays after they have ended, and after SIGTERM, so that ranks can finish a checkpoint. It ends with `UNTOLD`
+    after a rank whose script could not note its end: the disk is full, or the image has no ``mkfifo``. Else nobody
+    would know.
     """
     starts = "".join(_start(each) for each in told(launcher, gang, host))
     return f"""#!/bin/sh
 trap : TERM
 PYTHONPATH=${{PYTHONPATH:+$PYTHONPATH:}}/gpurun/python
 export PYTHONPATH
-{starts}while :; do sleep 86400 & wait $!; done
-"""
+gpurun_ranks=
+{starts}{_STAY}"""
 
 
 def _start(environ: Mapping[str, str]) -> str:
     exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in environ.items())
-    return f'(export {exports}; exec {RANK_SCRIPT} "$@") </dev/null &\n'
+    rank = environ[RANK_VARIABLE]
+    return f'(export {exports}; exec {RANK_SCRIPT} "$@") </dev/null &\ngpurun_ranks="$gpurun_ranks $!:{rank}"\n'
 
 
 def one_gpu(_gang: PlacedGang, place: RankSeat) -> dict[str, str]:
