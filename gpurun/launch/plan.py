@@ -124,7 +124,7 @@ def make_plan(
     known = {h.name: accounts.get(h.name) or assumed_account(h, inventory.fabric_of(h)) for h in hosts}
     gang = PlacedGang(
         f"{job}.{attempt}", grants, interfaces, {name: found.address for name, found in known.items()}, ssh_port,
-        is_tcp=all(inventory.fabric_of(host).kind is FabricKind.TCP for host in hosts),
+        is_tcp=all(inventory.fabric_of(host).kind is FabricKind.TCP for host in hosts), given=frozenset(spec.env),
     )  # fmt: skip
     launch = launcher.argv(spec, gang) if launcher.argv is not None else (rank.RANK_SCRIPT, *spec.command)
     settings = {

@@ -52,6 +52,13 @@ def test_a_task_sees_one_gpu_its_own():
     assert not any("CUDA_VISIBLE_DEVICES" in each for each in told(TORCHRUN))
 
 
+def test_what_a_recipe_sets_itself_stays_but_for_the_ranks_number():
+    given = replace(GANG, given=frozenset({"CUDA_VISIBLE_DEVICES", "GPURUN_RANK"}))
+    first = environment(TASKS, given, next(given.places()))
+    assert "CUDA_VISIBLE_DEVICES" not in first
+    assert first["GPURUN_RANK"] == "0"
+
+
 def test_pytorch_is_told_what_torchrun_tells_also_where_hosts_have_unequal_numbers_of_ranks():
     first, _, last = told(TORCHRUN)
     assert {name: last[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")} == {

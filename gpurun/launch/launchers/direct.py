@@ -30,7 +30,8 @@ while :; do sleep 86400 & wait $!; done
 
 
 def environment(launcher: Launcher, gang: PlacedGang, place: RankSeat) -> dict[str, str]:
-    """All that a rank is told: its place, where the others are, and what its launcher adds."""
+    """All that a rank is told: its place, where the others are, and what its launcher adds to what the recipe sets."""
+    added = launcher.environment(gang, place)
     return {
         RANK_VARIABLE: str(place.rank),
         "GPURUN_SIZE": str(gang.size),
@@ -40,7 +41,7 @@ def environment(launcher: Launcher, gang: PlacedGang, place: RankSeat) -> dict[s
         "GPURUN_NODES": str(len(gang.grants)),
         "GPURUN_ADDRESSES": ",".join(gang.addresses[grant.host] for grant in gang.grants),
         "GPURUN_PORT": str(gang.port),
-        **launcher.environment(gang, place),
+        **{name: value for name, value in added.items() if name not in gang.given},
     }
 
 

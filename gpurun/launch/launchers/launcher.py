@@ -43,6 +43,7 @@ class PlacedGang:
         addresses: host → the IPv4 address of that interface.
         port: a TCP port that no other job of this head uses.
         is_tcp: the fabric has no RDMA.
+        given: the variables that the recipe sets itself: its value stays.
     """
 
     ident: str
@@ -51,6 +52,7 @@ class PlacedGang:
     addresses: Mapping[str, str]
     port: int
     is_tcp: bool
+    given: frozenset[str] = frozenset()
 
     @property
     def size(self) -> int:
