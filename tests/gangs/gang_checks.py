@@ -232,7 +232,7 @@ class JudgedWorld(EventfulWorld):
             return  # whoever could have seen it before the engine tells is gone
         if all(rank.code == 0 and (rank.ended_s or 0.0) < began_s for rank in self.of(host)):
             return  # its ranks had done their part
-        box, is_first = self.hosts[host].box, host == self.first.name
+        box, is_first = self.hosts[host].box, self.has_launcher and host == self.first.name
         why = "launcher" if is_first and box.code == 1 else box.why  # it cannot be told from its own end
         own_s = min((r.ended_s or 0.0 for r in self.ranks if r.why in BY_ITSELF and r.code), default=self.now_s)
         slack_s = 1.0 if is_first or not self.plan.tells else 0.0

@@ -19,6 +19,7 @@ from gang_world import GRACE_S
 
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.states import State, check_way
+from gpurun.launch.launchers.direct import TASKS
 from gpurun.launch.launchers.horovod import GLOO
 from gpurun.leases.lease import Lease
 from gpurun.remote.agent import DEAD_AFTER_S
@@ -45,9 +46,10 @@ class Head:
         self.spec = SimpleNamespace(
             min_gpus=plan.least, time_limit_s=plan.limit_s, max_restarts=plan.max_restarts, image="image",
             grace_s=GRACE_S, hang_timeout_s=plan.hang_s, outputs="/outputs", horovod=SimpleNamespace(autotune=False),
-            launcher="horovod", controller="gloo",
+            controller="gloo",
         )  # fmt: skip
-        self.launcher = GLOO
+        self.launcher = GLOO if world.has_launcher else TASKS
+        self.spec.launcher = self.launcher.name
         self.folder = SimpleNamespace(path=Path("folder"), log=Path("log"))
         self.drains = SimpleNamespace(hosts=lambda members: [host for host in world.drained if host in members])
         self.events = SimpleNamespace(emit=lambda *_, **__: None)

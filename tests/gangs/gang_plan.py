@@ -11,6 +11,8 @@ FOR_GOOD = 1e9
 CUT = ("link", "cut", "again", "late")
 OUTSIDE = ("cancel", "preempt", "withdraw", "drain")
 LAUNCHERS = ("follows", "follows", "follows", "hangs", "forgets", "exits 1", "names another")
+WITHOUT_LAUNCHER = 0.2
+"""In so many histories of gangs that are not elastic, gpurun itself starts the ranks."""
 CODES = (1, 1, 2, 37, 134, 139)
 UNSEEN = 0.2
 """In so many histories a rank fails while no supervisor lives. Its successor hears of all ends at once."""
@@ -80,6 +82,8 @@ def draw(seed: int) -> Plan:
     elastic = hosts > 1 and dice.random() < 0.3
     length_s = dice.uniform(10.0, 60.0)
     launcher = dice.choice(("follows", "follows", "exits 1")) if elastic else dice.choice(LAUNCHERS)
+    if not elastic and random.Random(f"{seed} without launcher").random() < WITHOUT_LAUNCHER:
+        launcher = "none"
     events = [_event(dice, length_s) for _ in range(dice.choice((0, 1, 1, 2, 2, 3, 3, 4, 6)))]
     if dice.random() < DRAINED:
         events.append(Event(1, round(dice.uniform(2.0, length_s / 2), 2), "drain", dice.randrange(1, 8)))
@@ -93,7 +97,7 @@ def draw(seed: int) -> Plan:
         launcher,
         length_s, dice.choice((0.1, 0.4, 3.0, 12.0)), dice.randint(0, 3),
         dice.uniform(5.0, length_s + 10.0) if dice.random() < 0.1 else None, dice.choice((None, None, 20.0)),
-        dice.random() < 0.7, elastic or launcher == "forgets" or dice.random() < 0.95, tuple(sorted(events)),
+        dice.random() < 0.7, elastic or launcher in ("forgets", "none") or dice.random() < 0.95, tuple(sorted(events)),
     )  # fmt: skip
 
 

@@ -52,6 +52,10 @@ class GangWorld(World):
         return self.now_s if self.ranks[0].ended_s is None else self.ranks[0].ended_s
 
     @property
+    def has_launcher(self) -> bool:
+        return self.plan.launcher != "none"
+
+    @property
     def launcher_lives(self) -> bool:
         return self.first.box.ended_s is None
 
@@ -104,7 +108,7 @@ class GangWorld(World):
     # -- the launcher ---------------------------------------------------------------------------------------
 
     def _launcher_notices(self, rank: Rank) -> None:
-        if not self.launcher_lives:
+        if not self.launcher_lives or not self.has_launcher:
             return
         if self.is_elastic:
             self._driver_notices(rank)
@@ -199,7 +203,7 @@ class GangWorld(World):
         self.fallen_s = self.now_s
         for rank in self.of(host.name):
             self.end_rank(rank, 137, why, is_cut_off=True)
-        if host is self.first:
+        if host is self.first and self.has_launcher:
             for rank in self.ranks:
                 rank.is_stalled = True
             self.tick_hang()

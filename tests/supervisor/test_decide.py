@@ -315,6 +315,31 @@ def test_the_last_words_are_those_of_the_rank_that_failed():
     assert with_last_words(end_of(decide(seen)), lines).failure.excerpt == ("ValueError: x",)
 
 
+# -- without a launcher -----------------------------------------------------------------------------------
+
+DIRECT = replace(GANG, has_launcher=False)
+
+
+def test_where_gpurun_starts_the_ranks_a_success_waits_for_no_container():
+    done = [rank(0, "a", 0, T), rank(1, "b", 0, T)]
+    assert decide(replace(DIRECT, ranks=done)).end.outcome is State.SUCCEEDED
+    assert decide(replace(GANG, ranks=done)) is None, "a launcher has its time"
+
+
+@pytest.mark.parametrize("host", ["a", "b"])
+def test_no_container_ends_by_itself_where_gpurun_starts_the_ranks(host):
+    """Also with 0: it stays until somebody ends it."""
+    fell = replace(DIRECT, exits={host: container(0, T - 5)}, ranks=[rank(0, "a"), rank(1, "b")])
+    end = end_of(decide(fell))
+    assert (end.outcome, end.suspects) == (State.FAILED, (host,))
+
+
+def test_a_rank_that_failed_before_the_first_container_fell_is_to_blame():
+    ranks = [rank(0, "a", 3, T - 9), rank(1, "b")]
+    seen = replace(DIRECT, exits={"a": container(137, T - 5)}, ranks=ranks)
+    assert end_of(decide(seen)).failure.rank == 0
+
+
 # -- elastic ----------------------------------------------------------------------------------------------
 
 
