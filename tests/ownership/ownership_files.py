@@ -9,6 +9,7 @@ import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 HEAD = """\
 version: 1
@@ -183,11 +184,22 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def descriptors_below(root: Path) -> set[int]:
+class Opened(NamedTuple):
+    """An open descriptor. Its number alone may be another file's by now."""
+
+    descriptor: int
+    inode: int
+
+
+def opened(descriptor: int) -> Opened:
+    return Opened(descriptor, os.fstat(descriptor).st_ino)
+
+
+def descriptors_below(root: Path) -> set[Opened]:
     """Open descriptors of files below a folder."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}").startswith(f"{root}/"):  # noqa: PTH115 (deleted files too)
-                found.add(int(name))
+                found.add(opened(int(name)))
     return found

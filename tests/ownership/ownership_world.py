@@ -143,18 +143,18 @@ class World:
             self.acting = None
             self._settle(process, before)
 
-    def _settle(self, process: Any, before: set[int]) -> None:
+    def _settle(self, process: Any, before: set[files.Opened]) -> None:
         """Close what the process left open, unless it lives on with it."""
         now = files.descriptors_below(self.root)
         mine = ((now - before) | (now & process.descriptors if process else set())) - self._kept_by_others(process)
         if process in self.supervisors:
             process.descriptors = mine
         else:
-            for descriptor in mine:
-                os.close(descriptor)
+            for each in mine:
+                os.close(each.descriptor)
 
-    def _kept_by_others(self, process: Any) -> set[int]:
-        kept = {descriptor for head in self.heads for descriptor in head.waiters.values()}
+    def _kept_by_others(self, process: Any) -> set[files.Opened]:
+        kept = {files.opened(descriptor) for head in self.heads for descriptor in head.waiters.values()}
         for other in self.supervisors:
             if other is not process:
                 kept |= other.descriptors
@@ -166,8 +166,8 @@ class World:
         supervisor.kill()
         for agents in supervisor.agents:
             agents.close()
-        for descriptor in supervisor.descriptors & files.descriptors_below(self.root):
-            os.close(descriptor)
+        for each in supervisor.descriptors & files.descriptors_below(self.root):
+            os.close(each.descriptor)
 
     def kill_waiter(self, head: Head, uid: int) -> None:
         os.close(head.waiters.pop(uid))

@@ -12,6 +12,7 @@ from contextlib import suppress
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+import ownership_files as files
 import simulated_hosts
 from greenlet import getcurrent, greenlet
 
@@ -48,7 +49,7 @@ class Supervisor:
         self.job: SupervisedJob | None = None
         self.members: Members | None = None
         self.descriptor = descriptor
-        self.descriptors = {descriptor}
+        self.descriptors = {files.opened(descriptor)}
         self.agents: list[simulated_hosts.Agents] = []
         self.busy = False
         self._is_killed = False
