@@ -11,7 +11,7 @@ FOR_GOOD = 1e9
 CUT = ("link", "cut", "again", "late")
 OUTSIDE = ("cancel", "preempt", "withdraw", "drain")
 LAUNCHERS = ("follows", "follows", "follows", "hangs", "forgets", "exits 1", "names another")
-WITHOUT_LAUNCHER = 0.2
+WITHOUT_LAUNCHER = 0.1
 """In so many histories of gangs that are not elastic, gpurun itself starts the ranks."""
 CODES = (1, 1, 2, 37, 134, 139)
 UNSEEN = 0.2
@@ -82,7 +82,7 @@ def draw(seed: int) -> Plan:
     elastic = hosts > 1 and dice.random() < 0.3
     length_s = dice.uniform(10.0, 60.0)
     launcher = dice.choice(("follows", "follows", "exits 1")) if elastic else dice.choice(LAUNCHERS)
-    if not elastic and random.Random(f"{seed} without launcher").random() < WITHOUT_LAUNCHER:
+    if not elastic and random.Random(f"{seed} direct").random() < WITHOUT_LAUNCHER:
         launcher = "none"
     events = [_event(dice, length_s) for _ in range(dice.choice((0, 1, 1, 2, 2, 3, 3, 4, 6)))]
     if dice.random() < DRAINED:
