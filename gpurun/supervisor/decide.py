@@ -149,9 +149,13 @@ def _all_succeeded_s(seen: GangSeen) -> float | None:
 
 def _settled_s(seen: GangSeen, failed: Rank) -> float:
     """How long to wait for words that name another cause than this rank."""
-    if failed.was_broken_off and len({rank.rank for rank in seen.ranks}) < seen.world:
+    is_all_told = len({rank.rank for rank in seen.ranks}) >= seen.world
+    if failed.was_broken_off and not is_all_told:
         return UNTOLD_S
-    return EXPLAIN_S if failed.is_cut_off or failed.code == SIGTERMED else SETTLE_S
+    if failed.is_cut_off or failed.code == SIGTERMED:
+        return EXPLAIN_S
+    is_old = (failed.ended_s or 0.0) < seen.heard_since_s  # a new supervisor is told by one host after the other
+    return FOLLOW_S if is_old and not is_all_told else SETTLE_S
 
 
 def _by_containers(seen: GangSeen) -> Step:

@@ -28,6 +28,8 @@ LEFT_WITHIN_S = 17.0
 seen."""
 LEFT_AFTER_ADOPTION_S = 13.0
 """The same for a host that was off when the supervisor began: 10 s without any answer."""
+RECONNECTED_S = 5.0
+"""How long a supervisor may take to reach a host again that is back."""
 HEARD_S = 0.7
 """How long the word of a rank's end takes from a host with a good connection to the decision, at most."""
 
@@ -135,7 +137,7 @@ class JudgedWorld(EventfulWorld):
         if not all(host.is_reachable for host in self.hosts.values()):
             return False
         were_quiet = not any(host.wrongs for host in self.hosts.values())
-        return were_quiet and self.disturbed_s < done_s - HEARD_S and done_s < asked_s
+        return were_quiet and self.disturbed_s + RECONNECTED_S < done_s - HEARD_S and done_s < asked_s
 
     def _judge_reason(self, end: End) -> None:
         """An attempt to which nothing happened is left alone, and the head's own cut is nothing."""

@@ -69,7 +69,8 @@ class LogCopy:
             event |= {"kind": "end", "age_s": age_s, "code": rank.code, "killed": rank.is_cut_off}
             # An agent that has not seen it run does not know what it went with.
             has_seen_it = self._asked_s.get((host, rank.number), sent_s) < rank.ended_s
-            event["container"] = self._head.world.hosts[host].box.ended_s is not None and has_seen_it
+            box_s = self._head.world.hosts[host].box.ended_s
+            event["container"] = box_s is not None and box_s <= sent_s and has_seen_it
         if known := ranks.told(self._ranks, host, event, self._head.world.now_s):
             self._ranks[host, known.id] = known
 

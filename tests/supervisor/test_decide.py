@@ -39,6 +39,7 @@ from gpurun.supervisor.verdicts import by_launcher, with_cause, with_last_words
 T = 1000.0
 TWO, THREE = (tuple(Grant(host, (0,)) for host in hosts) for hosts in ("ab", "abc"))
 GANG = GangSeen(now_s=T, members=TWO, launcher_line_s=T)
+SPEC = JobSpec("n", "plain:1", 2, ("true",))
 ELASTIC = replace(GANG, members=THREE, least=2)
 
 
@@ -108,7 +109,13 @@ def test_ranks_of_an_elastic_gang_come_and_go():
     assert decide(replace(ELASTIC, ranks=[rank(0, "a"), rank(1, "b", 1, T - 5), rank(2, "c")])) is None
 
 
-SPEC = JobSpec("n", "plain:1", 2, ("true",))
+def test_a_new_supervisor_names_no_rank_before_every_host_had_time_to_tell_of_its_own():
+    seen = replace(GANG, ranks=[rank(0, "a", 1, T - 9)], heard_since_s=T)
+    assert decide(replace(seen, now_s=T + 2)) is None
+    assert end_of(decide(replace(seen, now_s=T + 4.1))).failure.rank == 0
+    all_told = replace(seen, now_s=T + 2, ranks=[*seen.ranks, rank(1, "b", 3, T - 15)])
+    assert end_of(decide(all_told)).failure.rank == 1, "nobody else can have failed before"
+
 
 # -- the launcher -----------------------------------------------------------------------------------------
 
