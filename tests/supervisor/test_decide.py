@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from decide_examples import ELASTIC, GANG, SPEC, THREE, T, container, end_of, rank
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.jobs.record import CancelRequest
-from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.states import State
 from gpurun.launch.output import Line
-from gpurun.remote.agent import DEAD_AFTER_S, PING_AFTER_S
 from gpurun.supervisor import verdicts
 from gpurun.supervisor.causes import Cause
 from gpurun.supervisor.decide import (
@@ -20,41 +19,15 @@ from gpurun.supervisor.decide import (
     FOLLOW_S,
     HOST_LOST_S,
     LINGER_S,
-    LOG_SILENT_S,
-    MUTE_S,
-    PROOF_S,
-    RETURN_S,
     SETTLE_S,
     Ask,
     Finish,
-    LetGo,
     Lose,
     decide,
-    end_from_outside,
 )
 from gpurun.supervisor.gang_seen import ContainerEnd, GangSeen
 from gpurun.supervisor.ranks import Rank
 from gpurun.supervisor.verdicts import by_launcher, with_cause, with_last_words
-
-T = 1000.0
-TWO, THREE = (tuple(Grant(host, (0,)) for host in hosts) for hosts in ("ab", "abc"))
-GANG = GangSeen(now_s=T, members=TWO, launcher_line_s=T)
-SPEC = JobSpec("n", "plain:1", 2, ("true",))
-ELASTIC = replace(GANG, members=THREE, least=2)
-
-
-def rank(number, host, code=None, ended_s=None, *, is_cut_off=False):
-    ended_s = T - 60 if code is not None and ended_s is None else ended_s
-    return Rank(host, f"{number}.7", number, T - 100, ended_s, code, is_cut_off)
-
-
-def container(code=0, seen_s=T - 30, **what):
-    return ContainerEnd(seen_s, code, **what)
-
-
-def end_of(step):
-    assert isinstance(step, Finish)
-    return step.end
 
 
 def test_a_gang_that_trains_is_left_alone():
@@ -115,87 +88,6 @@ def test_a_new_supervisor_names_no_rank_before_every_host_had_time_to_tell_of_it
     assert end_of(decide(replace(seen, now_s=T + 4.1))).failure.rank == 0
     all_told = replace(seen, now_s=T + 2, ranks=[*seen.ranks, rank(1, "b", 3, T - 15)])
     assert end_of(decide(all_told)).failure.rank == 1, "nobody else can have failed before"
-
-
-# -- the launcher -----------------------------------------------------------------------------------------
-
-
-def test_without_a_word_from_ranks_the_launcher_is_believed():
-    seen = replace(GANG, exits={"a": container(0)}, has_launchers_log=True)
-    step = decide(seen)
-    assert step.by_launcher
-    assert by_launcher(seen, [], SPEC, ["a", "b"]).outcome is State.SUCCEEDED
-    failed = replace(seen, exits={"a": container(1)})
-    lines = [Line(None, "stderr", "Process name: 1"), Line(None, "stderr", "Exit code: 3")]
-    end = by_launcher(failed, lines, SPEC, ["a", "b"])
-    assert (end.failure.rank, end.failure.host, end.exit_code) == (1, "b", 3)
-
-
-def test_a_launcher_that_says_0_while_a_rank_is_not_done_is_not_believed():
-    """An engine that is stopped ends its containers, and says whatever it says of their code."""
-    seen = replace(GANG, ranks=[rank(0, "a"), rank(1, "b", 0)], exits={"a": container(0)}, has_launchers_log=True)
-    end = by_launcher(seen, [], SPEC, ["a", "b"])
-    assert (end.outcome, end.failure.host, end.ladder) == (State.FAILED, "a", True)
-    killed = replace(seen, ranks=[rank(0, "a", 137, T - 40, is_cut_off=True), rank(1, "b", 0)])
-    assert by_launcher(killed, [], SPEC, ["a", "b"]).outcome is State.FAILED
-
-
-def test_a_launchers_log_is_waited_for_unless_nothing_more_of_it_can_come():
-    seen = replace(GANG, exits={"a": container(1, T - 1)}, launcher_line_s=T - 1)
-    assert decide(seen) is None
-    assert decide(replace(seen, has_launchers_log=True)).by_launcher
-    assert decide(replace(seen, now_s=T + LOG_SILENT_S)).by_launcher
-    assert decide(replace(seen, exits={"a": container(1, T - 1, engine_out="gone")})).by_launcher
-
-
-def test_a_rank_that_trains_on_after_a_failed_launcher_is_not_waited_for():
-    """It may print for hours: its engine took the launcher, and nobody has told it."""
-    seen = replace(
-        GANG, ranks=[rank(0, "a", 143, T), rank(1, "b")], exits={"a": container(1, T)}, has_launchers_log=True
-    )
-    assert decide(seen) is None
-    assert decide(replace(seen, now_s=T + SETTLE_S)).by_launcher
-
-
-def test_a_rank_that_has_not_told_its_end_is_waited_for_if_the_launcher_says_0():
-    seen = replace(GANG, ranks=[rank(0, "a", 0), rank(1, "b")], exits={"a": container(0, T)}, has_launchers_log=True)
-    assert decide(replace(seen, now_s=T + SETTLE_S)) is None
-    late = replace(seen, ranks=[rank(0, "a", 0), rank(1, "b", 0, T + 2)], now_s=T + 2)
-    assert end_of(decide(late)).outcome is State.SUCCEEDED
-    silent = replace(seen, now_s=T + DEAD_AFTER_S)
-    assert decide(silent) is None, "its host may be silent without being known to be down"
-    assert decide(replace(seen, now_s=T + PROOF_S)).by_launcher
-    back = replace(seen, now_s=T + PROOF_S, heard_since_s=T + PROOF_S - 1)
-    assert decide(back) is None, "the head was cut off, and hosts tell again from the beginning"
-
-
-@pytest.mark.parametrize(
-    ("found", "word", "code"),
-    [
-        (container(None, is_removed=True), "removed by somebody else", 4),
-        (container(137, is_oom=True), "ran out of memory", 4),
-        (container(None, engine_out="no such file"), "Docker engine has stopped", 4),
-        (container(137), "ended (exit code 137)", 4),
-        (container(1), "horovodrun failed with exit code 1", 1),
-    ],
-)
-def test_a_launcher_that_did_not_end_by_itself_says_so(found, word, code):
-    end = by_launcher(replace(GANG, exits={"a": found}), [], SPEC, ["a", "b"])
-    assert word in end.reason
-    assert end.code == code
-    assert end.suspects == (("a",) if code == 4 else ())
-
-
-def test_an_image_without_the_launcher_is_named():
-    lines = [Line(None, "stderr", "/gpurun/bin/launch: horovodrun: not found")]
-    end = by_launcher(replace(GANG, exits={"a": container(127)}), lines, SPEC, ["a", "b"])
-    assert end.code == 2
-    assert "plain:1" in end.reason
-
-
-def test_a_launcher_that_names_a_rank_outside_the_world_is_no_traceback():
-    lines = [Line(None, "stderr", "Process name: 99"), Line(None, "stderr", "Exit code: 1")]
-    assert by_launcher(replace(GANG, exits={"a": container(1)}), lines, SPEC, ["a", "b"]).failure.host == "a"
 
 
 # -- containers -------------------------------------------------------------------------------------------
@@ -322,193 +214,6 @@ def test_the_last_words_are_those_of_the_rank_that_failed():
     assert with_last_words(end_of(decide(seen)), lines).failure.excerpt == ("ValueError: x",)
 
 
-# -- without a launcher -----------------------------------------------------------------------------------
-
-DIRECT = replace(GANG, has_launcher=False)
-
-
-def test_where_gpurun_starts_the_ranks_a_success_waits_for_no_container():
-    done = [rank(0, "a", 0, T), rank(1, "b", 0, T)]
-    assert decide(replace(DIRECT, ranks=done)).end.outcome is State.SUCCEEDED
-    assert decide(replace(GANG, ranks=done)) is None, "a launcher has its time"
-
-
-@pytest.mark.parametrize("host", ["a", "b"])
-def test_no_container_ends_by_itself_where_gpurun_starts_the_ranks(host):
-    """Also with 0: it stays until somebody ends it."""
-    fell = replace(DIRECT, exits={host: container(0, T - 5)}, ranks=[rank(0, "a"), rank(1, "b")])
-    end = end_of(decide(fell))
-    assert (end.outcome, end.suspects) == (State.FAILED, (host,))
-
-
-def test_a_rank_that_failed_before_the_first_container_fell_is_to_blame():
-    ranks = [rank(0, "a", 3, T - 9), rank(1, "b")]
-    seen = replace(DIRECT, exits={"a": container(137, T - 5)}, ranks=ranks)
-    assert end_of(decide(seen)).failure.rank == 0
-
-
-# -- elastic ----------------------------------------------------------------------------------------------
-
-
-def test_an_elastic_gang_goes_on_without_a_host_as_long_as_enough_are_left():
-    seen = replace(ELASTIC, exits={"c": container(1)})
-    assert decide(seen).failures.keys() == {"c"}
-    assert decide(replace(ELASTIC, down_since={"b": T - 60})).failures.keys() == {"b"}
-    idle = [rank(0, "a"), rank(1, "b", 1, T - 60), rank(2, "c")]
-    assert decide(replace(ELASTIC, ranks=idle)).failures.keys() == {"b"}
-    two = replace(ELASTIC, exits={"b": container(1), "c": container(1)})
-    assert isinstance(decide(two), Finish)
-    first = replace(ELASTIC, exits={"a": container(1)}, has_launchers_log=True)
-    assert decide(first).by_launcher, "the launcher's host cannot be lost"
-
-
-def test_an_elastic_gang_lets_go_of_hosts_that_are_drained_as_long_as_enough_are_left():
-    assert decide(replace(ELASTIC, drained=["c"])) == LetGo(["c"])
-    assert decide(replace(ELASTIC, drained=["b", "c"])) is None, "it is asked to move as a whole"
-    assert decide(replace(ELASTIC, drained=["a"])) is None
-    assert decide(replace(ELASTIC, drained=["z"])) is None
-
-
-def test_who_follows_lets_nobody_go_and_believes_no_launcher_before_hosts_have_told_what_they_know():
-    new = {"heard_since_s": T - FOLLOW_S + 0.5}
-    assert decide(replace(ELASTIC, drained=["c"], **new)) is None, "its ranks may have returned 0"
-    seen = replace(GANG, ranks=[rank(0, "a", 0), rank(1, "b")], exits={"a": container(1)}, has_launchers_log=True)
-    assert isinstance(decide(seen), Finish)
-    assert decide(replace(seen, **new)) is None
-
-
-def test_a_drained_host_whose_ranks_have_returned_0_stays_as_the_proof_of_a_success():
-    seen = replace(ELASTIC, drained=["c"], ranks=[rank(0, "a"), rank(1, "b"), rank(2, "c", 0)])
-    assert decide(seen) is None
-    assert decide(replace(seen, drained=["b", "c"], least=1)) == LetGo(["b"])
-    assert decide(replace(seen, ranks=[rank(0, "a"), rank(2, "c", 1, T - 1)])) == LetGo(["c"])
-
-
-@pytest.mark.parametrize("gang", [GANG, ELASTIC])
-def test_hardware_that_fails_after_its_ranks_have_returned_0_undoes_nothing(gang):
-    lost = Cause(T, "b", "gpu-lost", "the GPU is lost", "", "hardware", fatal=True)
-    seen = replace(gang, fatal=lost, ranks=[rank(0, "a"), rank(1, "b")])
-    assert decide(seen) is not None
-    assert decide(replace(seen, heard_since_s=T - 1)) is None, "its host has not told of its ranks yet"
-    assert decide(replace(seen, ranks=[rank(0, "a"), rank(1, "b", 0)])) is None
-
-
-def test_a_host_whose_ranks_have_returned_0_does_not_leave_while_the_others_save():
-    done = [rank(0, "a"), rank(1, "b", 0, T - 60), rank(2, "c")]
-    assert decide(replace(ELASTIC, ranks=done)) is None
-
-
-def test_an_elastic_gang_whose_launcher_did_not_end_by_itself_has_not_succeeded():
-    """An engine that stops its containers may say 0 of them."""
-    gone = replace(ELASTIC, exits={"a": container(0, engine_out="no such socket")})
-    assert by_launcher(gone, [], SPEC, ["a", "b", "c"]).suspects == ("a",)
-    cut = replace(ELASTIC, exits={"a": container(0)}, ranks=[rank(0, "a", 137, is_cut_off=True), rank(1, "b")])
-    assert by_launcher(cut, [], SPEC, ["a", "b", "c"]).outcome is State.FAILED
-    done = replace(cut, ranks=[rank(0, "a", 0), rank(1, "b", 0)])
-    assert by_launcher(done, [], SPEC, ["a", "b", "c"]).outcome is State.SUCCEEDED
-
-
-@pytest.mark.parametrize(
-    ("broken_off", "outcome"),
-    [
-        (rank(0, "a", 143, T - 1), State.FAILED),  # an engine ended the launcher, and what ran beside it
-        (rank(0, "a", 143, T - 60), State.SUCCEEDED),  # the others went on for a minute
-        (rank(0, "a", 3, T - 1), State.SUCCEEDED),
-        (rank(2, "c", 143, T - 1), State.SUCCEEDED),
-    ],
-)
-def test_an_elastic_launchers_0_is_not_believed_when_something_broke_off_the_ranks_beside_it(broken_off, outcome):
-    seen = replace(ELASTIC, exits={"a": container(0, T)}, ranks=[broken_off, rank(1, "b", 0, T - 1)])
-    assert by_launcher(seen, [], SPEC, ["a", "b", "c"]).outcome is outcome
-
-
-@pytest.mark.parametrize("what", [{"limit_s": 60.0}, {"request": CancelRequest(by="x", asked_s=1.0, kind="preempt")}])
-def test_nothing_undoes_the_work_of_ranks_that_have_all_returned_0(what):
-    seen = replace(GANG, ranks=[rank(0, "a", 0, T - 1), rank(1, "b", 0, T - 1)], **what)
-    assert end_of(decide(seen)).outcome is State.SUCCEEDED
-
-
-def test_a_supervisor_that_follows_another_one_hears_of_all_hosts_before_it_blames_a_rank():
-    seen = replace(GANG, ranks=[rank(0, "a", 1, T - 60), rank(1, "b")], heard_since_s=T - 0.3)
-    assert decide(seen) is None
-    assert end_of(decide(replace(seen, now_s=T + SETTLE_S))).failure.rank == 0
-
-
-def test_a_rank_is_not_named_while_a_host_that_may_have_more_to_tell_is_down():
-    seen = replace(GANG, ranks=[rank(0, "a", 1, T - 60), rank(1, "b")], down_since={"b": T - 5})
-    assert decide(seen) is None
-    assert end_of(decide(replace(seen, now_s=T + HOST_LOST_S))).failure.rank == 0, "a lost host tells nothing more"
-
-
-def test_a_head_that_was_cut_off_gives_its_hosts_time_to_be_reached_again():
-    one = replace(GANG, down_since={"b": T - 60}, heard_since_s=T - 1)
-    assert decide(one) is None
-    assert end_of(decide(replace(one, now_s=T + RETURN_S))).suspects == ("b",)
-    both = replace(one, down_since=dict.fromkeys("ab", T - 60), others_answer=True)
-    assert decide(both) is None
-    elastic = replace(ELASTIC, down_since={"c": T - 60}, heard_since_s=T - 1)
-    assert decide(elastic) is None
-    assert isinstance(decide(replace(elastic, now_s=T + RETURN_S)), Lose)
-
-
-def test_a_new_supervisor_gives_a_mute_host_as_long_to_answer_as_one_that_heard_it():
-    assert MUTE_S == HOST_LOST_S - PING_AFTER_S, "a host that is heard is asked after some silence, and lost later"
-    begun = {"heard_since_s": T - 6, "down_since": {"c": T - 11}}
-    mute = replace(ELASTIC, **begun, mute_since={"c": T - MUTE_S})
-    assert decide(mute) is None
-    assert list(decide(replace(mute, now_s=T + 0.1)).failures) == ["c"]
-    ended = end_of(decide(replace(GANG, now_s=T + 0.1, down_since={"b": T - 11}, mute_since={"b": T - MUTE_S})))
-    assert ended.suspects == ("b",)
-
-
-def test_a_host_that_is_slow_while_a_new_supervisor_begins_is_not_lost():
-    """It accepts connections, so it is not mute, or its agent runs, so it is not down."""
-    slow = replace(ELASTIC, heard_since_s=T - 6, down_since={"c": T - 13})
-    assert decide(slow) is None
-    assert decide(replace(slow, mute_since={"b": T - 60}, down_since={})) is None
-
-
-def test_a_host_is_not_mute_for_as_long_as_the_head_is_cut_off():
-    mute = replace(ELASTIC, heard_since_s=T - 9, cut_off_s=T - 9, down_since={"c": T - 11}, mute_since={"c": T - 30})
-    assert decide(mute) is None
-    assert isinstance(decide(replace(mute, now_s=T + 2)), Lose)
-    alone = replace(mute, now_s=T + 2, down_since=dict.fromkeys("abc", T - 11), others_answer=False)
-    assert decide(alone) is None
-
-
-def test_a_mute_host_that_has_left_is_not_lost_again():
-    assert decide(replace(ELASTIC, mute_since={"z": T - 60}, down_since={"z": T - 60})) is None
-
-
-@pytest.mark.parametrize(
-    ("what", "outcome"),
-    [
-        ({"request": CancelRequest(by="x", asked_s=1.0, kind="cancel")}, State.CANCELLED),
-        ({"limit_s": 60.0}, State.TIMED_OUT),
-    ],
-)
-def test_a_head_that_is_cut_off_puts_off_what_it_cannot_explain_and_carries_out_what_was_asked(what, outcome):
-    seen = replace(GANG, ranks=[rank(0, "a", 1, T - 60), rank(1, "b")], down_since=dict.fromkeys("ab", T - 9))
-    assert end_from_outside(seen) is None
-    assert end_from_outside(replace(seen, **what)).outcome is outcome
-
-
-def test_a_rank_that_failed_after_a_container_had_ended_is_not_to_blame():
-    ranks = [rank(0, "a", 1, T - 60), rank(1, "b", 137, T - 1, is_cut_off=True)]
-    seen = replace(GANG, ranks=ranks, exits={"b": container(137, T - 1, is_oom=True, ended_ago_s=62.0)})
-    assert end_of(decide(replace(seen, now_s=T + EXPLAIN_S))).suspects == ("b",)
-
-
-def test_a_rank_that_was_killed_is_not_named_while_another_tells_nothing_and_the_launcher_may_know():
-    """It may have removed its own report, and failed first."""
-    seen = replace(GANG, ranks=[rank(0, "a", 137, T - 6)])
-    assert decide(seen) is None
-    lines = [Line(None, "stderr", "Process name: 1"), Line(None, "stderr", "Exit code: 5")]
-    ended = replace(seen, exits={"a": container(1, T)}, has_launchers_log=True)
-    assert by_launcher(ended, lines, SPEC, ["a", "b"]).failure.rank == 1
-    assert end_of(decide(replace(seen, now_s=T + 60))).failure.rank == 0, "nobody waits for ever"
-
-
 # -- whatever was seen ------------------------------------------------------------------------------------
 
 times = st.integers(int(T) - 100, int(T))
@@ -527,8 +232,9 @@ def anything(draw):
         code = draw(codes)
         fate = draw(fates) if code is not None else (False, False)
         ranks.append(Rank(host, f"{number}.1", number, T - 100, None if code is None else draw(times), code, *fate))
+    least = draw(st.sampled_from([None, 1, 2]))
     return GangSeen(
-        now_s=T, members=THREE, least=draw(st.sampled_from([None, 1, 2])),
+        now_s=T, members=THREE, least=least, has_launcher=least is not None or draw(st.booleans()),
         ranks=draw(st.lists(st.sampled_from(ranks), unique=True)),
         exits=draw(st.dictionaries(hosts, containers)), down_since=draw(st.dictionaries(hosts, times)),
         mute_since=draw(st.dictionaries(hosts, times)),

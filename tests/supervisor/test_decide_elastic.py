@@ -1,0 +1,97 @@
+"""What an elastic gang goes on without, and when it has succeeded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from decide_examples import ELASTIC, GANG, SPEC, T, container, end_of, rank
+
+from gpurun.jobs.record import CancelRequest
+from gpurun.jobs.states import State
+from gpurun.supervisor.causes import Cause
+from gpurun.supervisor.decide import (
+    FOLLOW_S,
+    Finish,
+    LetGo,
+    decide,
+)
+from gpurun.supervisor.verdicts import by_launcher
+
+
+def test_an_elastic_gang_goes_on_without_a_host_as_long_as_enough_are_left():
+    seen = replace(ELASTIC, exits={"c": container(1)})
+    assert decide(seen).failures.keys() == {"c"}
+    assert decide(replace(ELASTIC, down_since={"b": T - 60})).failures.keys() == {"b"}
+    idle = [rank(0, "a"), rank(1, "b", 1, T - 60), rank(2, "c")]
+    assert decide(replace(ELASTIC, ranks=idle)).failures.keys() == {"b"}
+    two = replace(ELASTIC, exits={"b": container(1), "c": container(1)})
+    assert isinstance(decide(two), Finish)
+    first = replace(ELASTIC, exits={"a": container(1)}, has_launchers_log=True)
+    assert decide(first).by_launcher, "the launcher's host cannot be lost"
+
+
+def test_an_elastic_gang_lets_go_of_hosts_that_are_drained_as_long_as_enough_are_left():
+    assert decide(replace(ELASTIC, drained=["c"])) == LetGo(["c"])
+    assert decide(replace(ELASTIC, drained=["b", "c"])) is None, "it is asked to move as a whole"
+    assert decide(replace(ELASTIC, drained=["a"])) is None
+    assert decide(replace(ELASTIC, drained=["z"])) is None
+
+
+def test_who_follows_lets_nobody_go_and_believes_no_launcher_before_hosts_have_told_what_they_know():
+    new = {"heard_since_s": T - FOLLOW_S + 0.5}
+    assert decide(replace(ELASTIC, drained=["c"], **new)) is None, "its ranks may have returned 0"
+    seen = replace(GANG, ranks=[rank(0, "a", 0), rank(1, "b")], exits={"a": container(1)}, has_launchers_log=True)
+    assert isinstance(decide(seen), Finish)
+    assert decide(replace(seen, **new)) is None
+
+
+def test_a_drained_host_whose_ranks_have_returned_0_stays_as_the_proof_of_a_success():
+    seen = replace(ELASTIC, drained=["c"], ranks=[rank(0, "a"), rank(1, "b"), rank(2, "c", 0)])
+    assert decide(seen) is None
+    assert decide(replace(seen, drained=["b", "c"], least=1)) == LetGo(["b"])
+    assert decide(replace(seen, ranks=[rank(0, "a"), rank(2, "c", 1, T - 1)])) == LetGo(["c"])
+
+
+@pytest.mark.parametrize("gang", [GANG, ELASTIC])
+def test_hardware_that_fails_after_its_ranks_have_returned_0_undoes_nothing(gang):
+    lost = Cause(T, "b", "gpu-lost", "the GPU is lost", "", "hardware", fatal=True)
+    seen = replace(gang, fatal=lost, ranks=[rank(0, "a"), rank(1, "b")])
+    assert decide(seen) is not None
+    assert decide(replace(seen, heard_since_s=T - 1)) is None, "its host has not told of its ranks yet"
+    assert decide(replace(seen, ranks=[rank(0, "a"), rank(1, "b", 0)])) is None
+
+
+def test_a_host_whose_ranks_have_returned_0_does_not_leave_while_the_others_save():
+    done = [rank(0, "a"), rank(1, "b", 0, T - 60), rank(2, "c")]
+    assert decide(replace(ELASTIC, ranks=done)) is None
+
+
+def test_an_elastic_gang_whose_launcher_did_not_end_by_itself_has_not_succeeded():
+    """An engine that stops its containers may say 0 of them."""
+    gone = replace(ELASTIC, exits={"a": container(0, engine_out="no such socket")})
+    assert by_launcher(gone, [], SPEC, ["a", "b", "c"]).suspects == ("a",)
+    cut = replace(ELASTIC, exits={"a": container(0)}, ranks=[rank(0, "a", 137, is_cut_off=True), rank(1, "b")])
+    assert by_launcher(cut, [], SPEC, ["a", "b", "c"]).outcome is State.FAILED
+    done = replace(cut, ranks=[rank(0, "a", 0), rank(1, "b", 0)])
+    assert by_launcher(done, [], SPEC, ["a", "b", "c"]).outcome is State.SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    ("broken_off", "outcome"),
+    [
+        (rank(0, "a", 143, T - 1), State.FAILED),  # an engine ended the launcher, and what ran beside it
+        (rank(0, "a", 143, T - 60), State.SUCCEEDED),  # the others went on for a minute
+        (rank(0, "a", 3, T - 1), State.SUCCEEDED),
+        (rank(2, "c", 143, T - 1), State.SUCCEEDED),
+    ],
+)
+def test_an_elastic_launchers_0_is_not_believed_when_something_broke_off_the_ranks_beside_it(broken_off, outcome):
+    seen = replace(ELASTIC, exits={"a": container(0, T)}, ranks=[broken_off, rank(1, "b", 0, T - 1)])
+    assert by_launcher(seen, [], SPEC, ["a", "b", "c"]).outcome is outcome
+
+
+@pytest.mark.parametrize("what", [{"limit_s": 60.0}, {"request": CancelRequest(by="x", asked_s=1.0, kind="preempt")}])
+def test_nothing_undoes_the_work_of_ranks_that_have_all_returned_0(what):
+    seen = replace(GANG, ranks=[rank(0, "a", 0, T - 1), rank(1, "b", 0, T - 1)], **what)
+    assert end_of(decide(seen)).outcome is State.SUCCEEDED
