@@ -168,6 +168,8 @@ def test_mpirun_starts_a_rank_for_each_gpu_in_rank_order_over_the_named_interfac
         ("torchrun --nproc_per_node=4 --nnodes 2 train.py --lr 0.1", "torchrun", "python3 -u train.py --lr 0.1"),
         ("torchrun --standalone -m pkg.train -m x", "torchrun", "python3 -u -m pkg.train -m x"),
         ("torchrun --no-python ./train -n 3", "torchrun", "./train -n 3"),
+        ("torchrun --no_python ./train", "torchrun", "./train"),
+        ("/opt/conda/bin/torchrun train.py", "torchrun", "python3 -u train.py"),
         ("mpirun -np 4 -H a:2,b:2 --allow-run-as-root python3 x.py -np 3", "mpirun", "python3 x.py -np 3"),
         ("horovodrun -np 4 python3 train.py", "horovod", "python3 train.py"),
         ("python3 train.py", "horovod", "python3 train.py"),

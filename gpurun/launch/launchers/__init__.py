@@ -47,7 +47,8 @@ def settled(spec: JobSpec, *, is_named: bool) -> tuple[JobSpec, str]:
         BadInput: there is no such launcher, or something in the spec is not for it.
     """
     said = ""
-    typed = next((each for each in _TABLE.values() if each.typed and each.typed.program == spec.command[0]), None)
+    program = spec.command[0].rpartition("/")[2]
+    typed = next((each for each in _TABLE.values() if each.typed and each.typed.program == program), None)
     if typed is not None and typed.typed is not None:
         name = spec.launcher if is_named else typed.name
         spec = replace(spec, launcher=name, command=_without(typed.typed, spec.command))

@@ -101,9 +101,10 @@ PYTHON = ("python3", "-u")
 
 def _python(found: Mapping[str, str], words: tuple[str, ...]) -> tuple[str, ...]:
     """What torchrun runs: Python with a script, a module, or any program."""
-    if "--no-python" in found:
+    flags = {flag.replace("_", "-") for flag in found}
+    if "--no-python" in flags:
         return words
-    return (*PYTHON, *(["-m"] if {"-m", "--module"} & found.keys() else []), *words)
+    return (*PYTHON, *(["-m"] if {"-m", "--module"} & flags else []), *words)
 
 
 _WITH_VALUE = (
