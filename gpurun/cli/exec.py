@@ -34,6 +34,7 @@ def exec_(
     from gpurun.state import audit
     from gpurun.supervisor.links import Links
     from gpurun.supervisor.rank_places import ask, host_of
+    from gpurun.supervisor.seating import Seating
 
     command = context.obj or ("sh",)
     folder = find_job(job)
@@ -46,7 +47,7 @@ def exec_(
         raise StateError("its lease is gone", job=record.id, hint="`gpurun recover` restores it")
     links = Links(_inventory(folder, record, lease), [grant.host for grant in lease.members])
     try:
-        places, silent = ask(links, record.id, record.attempt)
+        places, silent = ask(links, record.id, record.attempt, Seating.of(lease.members, folder.spec()))
     finally:
         links.close()
     target = links.targets[host_of(lease, rank, places, silent)]

@@ -17,6 +17,7 @@ from typing import Any
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.remote.fleet import Results
 from gpurun.supervisor.job import SupervisedJob
+from gpurun.supervisor.seating import Seating
 
 BUSY_PERCENT = 5
 
@@ -50,7 +51,8 @@ class HangWatch:
         ages = [one["age_s"] for one in said.ok.values() if one["age_s"] is not None]
         if min(ages) < limit if ages else not self._is_idle(limit):
             return None
-        return f"no rank has printed, told of progress or used its GPU for {limit:g} s{_furthest_behind(said.ok)}"
+        behind = _furthest_behind(said.ok, self._job.seating)
+        return f"no rank has printed, told of progress or used its GPU for {limit:g} s{behind}"
 
     def _not_heard(self) -> None:
         self._heard_s = self._busy_s = time.monotonic()
@@ -89,25 +91,25 @@ def furthest_step(job: SupervisedJob) -> int | None:
     """The furthest step that a rank has told of, on the hosts that answer; None if none has."""
     hosts = [host for host in job.hosts if job.links.is_open(host)]
     told = job.links.each(lambda agent: agent.call("gang.progress", job=job.lease.job, timeout_s=5.0).value, hosts)
-    return max((step for step, _, _ in _steps(told.ok)), default=None)
+    return max((step for step, _, _ in _steps(told.ok, job.seating)), default=None)
 
 
-def _furthest_behind(told: Mapping[str, Any]) -> str:
+def _furthest_behind(told: Mapping[str, Any], seating: Seating) -> str:
     """Which rank stopped first, if ranks told of their steps."""
-    steps = _steps(told)
+    steps = _steps(told, seating)
     if not steps:
         return ""
     step, rank, host = min(steps)
     return f"; rank {rank} on {host} is furthest behind, at step {step}"
 
 
-def _steps(told: Mapping[str, Any]) -> set[tuple[int, int, str]]:
+def _steps(told: Mapping[str, Any], seating: Seating) -> set[tuple[int, int, str]]:
     """(step, rank, host) of every rank that told of its step. What ranks write is the user's, and may be anything."""
     found = set()
     for host, said in told.items():
-        for rank, files in said["ranks"].items():
+        for rank, files in seating.own(host, said["ranks"]):
             progress = files.get("progress")
             step = progress.get("step") if isinstance(progress, dict) else None
             if isinstance(step, int) and not isinstance(step, bool):
-                found.add((step, int(rank), host))
+                found.add((step, rank, host))
     return found

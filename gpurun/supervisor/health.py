@@ -103,7 +103,9 @@ class HealthWatch:
             if item["kind"] == "nvml":
                 self._job.note(f"{host}: {item['text']}")
                 continue
-            cause = cause_of(item, host, self._job.lease.grants, self._containers.get(host, ()), time.monotonic())
+            containers = self._containers.get(host, ())
+            mine = self._of_own_rank(item, host)
+            cause = cause_of(mine, host, self._job.lease.grants, containers, time.monotonic())
             if cause is None:
                 continue
             with self._lock:
@@ -114,3 +116,7 @@ class HealthWatch:
                 self._alike[alike] += 1
                 self._causes.append(cause)
             self._job.events.emit("host", host=host, state=cause.kind, reason=cause.reason, evidence=cause.evidence)
+
+    def _of_own_rank(self, item: Mapping[str, Any], host: str) -> Mapping[str, Any]:
+        rank = item.get("rank")
+        return item if rank is None or self._job.seating.has(host, rank) else {**item, "rank": None}

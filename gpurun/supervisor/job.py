@@ -41,6 +41,7 @@ from gpurun.supervisor.host_claims import claimant_of, refusals_in, refused_end
 from gpurun.supervisor.links import Links
 from gpurun.supervisor.logcopy import LogCopy
 from gpurun.supervisor.outputs_copy import HeadCopy
+from gpurun.supervisor.seating import Seating
 from gpurun.supervisor.verdicts import asked_end
 
 
@@ -91,13 +92,18 @@ class SupervisedJob:
         """Agents on the gang's hosts."""
         return Links(self.inventory, self.hosts)
 
+    @property
+    def seating(self) -> Seating:
+        """Which ranks each host may speak of."""
+        return Seating.of(self.lease.members, self.spec)
+
     @cached_property
     def log_copy(self) -> LogCopy:
         """The attempt's log on its way to the head; not begun by being asked for."""
         job, attempt = self.lease.job, self.lease.attempt
         return LogCopy(
             self.links, self.hosts[0], job=job, attempt=attempt, container=container_name(job, attempt),
-            path=self.folder.log, clock=self.clock,
+            path=self.folder.log, clock=self.clock, seating=self.seating,
         )  # fmt: skip
 
     def follow_log(self, hosts: Iterable[str]) -> None:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from gpurun.errors import StateError
 from gpurun.jobs.folder import JobFolder
+from gpurun.jobs.record import JobRecord, unknown_spec
 from gpurun.launch.docker import container_name
 from gpurun.leases.lease import Lease
 from gpurun.state import durable
 from gpurun.supervisor.links import Links
 from gpurun.supervisor.logcopy import LogCopy
+from gpurun.supervisor.seating import Seating
 
 if TYPE_CHECKING:
     from gpurun.supervisor.job import SupervisedJob
@@ -54,7 +56,7 @@ def end_late_output(folder: JobFolder, lease: Lease, links: Links, hosts: Collec
     job, first = lease.job, record.granted[0].host
     log_copy = LogCopy(
         links, first, job=job, attempt=lease.attempt, container=container_name(job, lease.attempt),
-        path=folder.log, clock=time.time,
+        path=folder.log, clock=time.time, seating=_seating(folder, record),
     )  # fmt: skip
     try:
         log_copy.start()
@@ -65,3 +67,10 @@ def end_late_output(folder: JobFolder, lease: Lease, links: Links, hosts: Collec
     finally:
         log_copy.close()
     durable.sync_file(folder.log)
+
+
+def _seating(folder: JobFolder, record: JobRecord) -> Seating:
+    try:
+        return Seating.of(record.granted, folder.spec())
+    except StateError:  # damaged: its ranks are where they began
+        return Seating.of(record.granted, unknown_spec(record))

@@ -19,6 +19,7 @@ from gpurun.state.path import StatePath
 from gpurun.supervisor.joblog import JobLog
 from gpurun.supervisor.links import Links
 from gpurun.supervisor.ranks import Rank, told
+from gpurun.supervisor.seating import Seating
 
 RETRY_S = 0.2
 FULL_RETRY_S = 5.0
@@ -36,7 +37,7 @@ class LogCopy:
 
     def __init__(
         self, links: Links, first: str, *, job: str, attempt: int, container: str, path: StatePath,
-        clock: Callable[[], float],
+        clock: Callable[[], float], seating: Seating,
     ) -> None:  # fmt: skip
         self._links = links
         self._first = first
@@ -45,6 +46,8 @@ class LogCopy:
         self._container = container
         self._path = path
         self._clock = clock
+        self._seating = seating
+        self._doubted: set[str] = set()
         self._log: JobLog | None = None
         self._note: Callable[[str], None] = lambda _: None
         self._lock = threading.Lock()
@@ -225,6 +228,8 @@ class LogCopy:
     def _take(self, log: JobLog, host: str, turn: object, reply: Reply) -> None:
         """One event of ``ranks.follow``. What a host says is checked: it becomes part of the log's lines."""
         said = reply.value
+        if not self._is_believed(host, said):
+            return
         if reply.payload and isinstance(said, dict) and _is_output(said, len(reply.payload)):
             with self._writing(log):
                 log.take_output(f"{host}/{said['id']}", said["rank"], said["stream"], said["end"], reply.payload)
@@ -237,6 +242,16 @@ class LogCopy:
         with self._lock:
             if rank and self._is_followed(host, turn):  # else `forget` has come meanwhile
                 self._ranks[host, rank.id] = rank
+
+    def _is_believed(self, host: str, said: object) -> bool:
+        """Whether it is about a rank that runs there; a host that tells of others is named once."""
+        rank = said.get("rank") if isinstance(said, dict) else None
+        if type(rank) is not int or self._seating.has(host, rank):
+            return True
+        if host not in self._doubted:
+            self._doubted.add(host)
+            self._say(f"{host} tells of rank {rank}, which does not run there: gpurun does not believe it")
+        return False
 
     # -- the file -----------------------------------------------------------------------------------------
 

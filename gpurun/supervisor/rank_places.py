@@ -13,6 +13,7 @@ from gpurun.errors import BadInput, GpurunError
 from gpurun.leases.lease import Lease
 from gpurun.remote.agent import Agent
 from gpurun.supervisor.links import Links
+from gpurun.supervisor.seating import Seating
 
 TIMEOUT_S = 10.0
 
@@ -32,12 +33,16 @@ class RankPlace:
     age_s: float
 
 
-def ask(links: Links, job: str, attempt: int) -> tuple[list[RankPlace], Mapping[str, GpurunError]]:
-    """What the job's hosts say of its ranks; and the hosts that do not answer, each with why."""
+def ask(links: Links, job: str, attempt: int, seating: Seating) -> tuple[list[RankPlace], Mapping[str, GpurunError]]:
+    """What the job's hosts say of their own ranks; and the hosts that do not answer, each with why."""
 
     def here(agent: Agent) -> list[RankPlace]:
         said = agent.call("ranks.list", job=job, attempt=attempt, timeout_s=TIMEOUT_S).value
-        return [RankPlace(agent.host, one["rank"], one["code"], one["age_s"]) for one in said]
+        return [
+            RankPlace(agent.host, one["rank"], one["code"], one["age_s"])
+            for one in said
+            if seating.has(agent.host, one["rank"])
+        ]
 
     links.open(timeout_s=TIMEOUT_S)
     results = links.each(here)

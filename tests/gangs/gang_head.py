@@ -26,6 +26,7 @@ from gpurun.remote.agent import DEAD_AFTER_S
 from gpurun.supervisor.causes import Cause
 from gpurun.supervisor.gang_seen import ContainerEnd
 from gpurun.supervisor.links import CONNECT_S
+from gpurun.supervisor.seating import Seating
 from gpurun.supervisor.watchers import ENGINE_BACK_S
 
 PAUSE_S = 1.0
@@ -79,6 +80,10 @@ class Head:
     @property
     def hosts(self) -> tuple[str, ...]:
         return tuple(grant.host for grant in self.lease.grants)
+
+    @property
+    def seating(self) -> Seating:
+        return Seating.of(self.lease.members, self.spec)
 
     def clock(self) -> float:
         return self.world.now_s

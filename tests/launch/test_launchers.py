@@ -158,6 +158,7 @@ def test_mpirun_starts_a_rank_for_each_gpu_in_rank_order_over_the_named_interfac
     launch = plan("mpirun", "h2", "h4").launch
     assert launch[0] == "mpirun"
     assert launch[launch.index("-H") + 1] == "h2:2,h4:2"
+    assert (launch[launch.index("--map-by") + 1], launch[launch.index("--rank-by") + 1]) == ("slot", "slot")
     assert launch[launch.index("btl_tcp_if_include") + 1] == "eth0"
     assert launch[-4:] == ("/gpurun/bin/rank", *SPEC.command)
 

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from gpurun.errors import HostUnreachable
+from gpurun.jobs.spec import Grant
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.supervisor import hang
+from gpurun.supervisor.seating import Seating
 
 ODD = [[], None, "7", 7, {}, {"step": None}, {"step": "7"}, {"step": True}, {"step": 1.5}, {"step": []}]
 
@@ -18,7 +20,7 @@ def job(told, hang_timeout_s=10.0, failed=None):
     links = SimpleNamespace(each=lambda call, hosts=None: results, is_open=lambda host: True)
     return SimpleNamespace(
         spec=SimpleNamespace(hang_timeout_s=hang_timeout_s), links=links, hosts=list(told),
-        lease=SimpleNamespace(job="j-00000001", grants=()),
+        lease=SimpleNamespace(job="j-00000001", grants=()), seating=Seating((), 2),
     )  # fmt: skip
 
 
@@ -43,6 +45,15 @@ def test_the_furthest_step_is_that_of_a_rank_that_told_one(odd):
     assert hang.furthest_step(job({"a": said({"step": 9}, odd), "b": said({"step": 8}, odd)})) == 9
     assert (
         hang.furthest_step(job({"a": said(odd), "b": {"age_s": None, "checkpoint_age_s": None, "ranks": {}}})) is None
+    )
+
+
+def test_a_host_does_not_say_how_far_the_ranks_of_others_are():
+    watched = job({"a": said({"step": 9}, {"step": 1000}), "b": said({"step": 0}, {"step": 8})})
+    watched.seating = Seating((Grant("a", (0,)), Grant("b", (3,))))
+    assert hang.furthest_step(watched) == 9
+    assert hang._furthest_behind(watched.links.each(None).ok, watched.seating).endswith(
+        "rank 1 on b is furthest behind, at step 8"
     )
 
 

@@ -12,10 +12,14 @@ import pytest
 from waiting import LIMIT_S, until
 
 from gpurun.errors import HostUnreachable
+from gpurun.jobs.spec import Grant
 from gpurun.remote.agent import RemoteOpFailed, Reply
 from gpurun.state.path import StatePath
 from gpurun.supervisor import logcopy
 from gpurun.supervisor.logcopy import LogCopy
+from gpurun.supervisor.seating import Seating
+
+SEATING = Seating((Grant("h", (0, 1, 2, 3)), Grant("other", (0, 1))))
 
 
 def now():
@@ -90,7 +94,8 @@ def copy(tmp_path, monkeypatch):
 
     def start(*scripts):
         host = Host(*scripts)
-        made = LogCopy(host, "h", job="j", attempt=1, container="c", path=StatePath(tmp_path) / "log", clock=now)
+        made = LogCopy(host, "h", job="j", attempt=1, container="c", path=StatePath(tmp_path) / "log", clock=now,
+                       seating=SEATING)  # fmt: skip
         made.start()
         return made, host
 
@@ -200,7 +205,8 @@ def test_a_full_disk_is_waited_for_and_nothing_is_lost(copy, tmp_path, monkeypat
 
 
 def test_what_was_never_begun_makes_no_file(tmp_path):
-    LogCopy(Host(), "h", job="j", attempt=1, container="c", path=StatePath(tmp_path) / "log", clock=now).close()
+    LogCopy(Host(), "h", job="j", attempt=1, container="c", path=StatePath(tmp_path) / "log", clock=now,
+            seating=SEATING).close()  # fmt: skip
     assert not (tmp_path / "log").exists()
 
 
@@ -239,6 +245,19 @@ def test_ranks_output_and_ends_come_from_their_host(follow, tmp_path):
     made.close()
     assert text(tmp_path) == ["[3]<stdout>:step 1", "[3]<stdout>:step"], "also a last line without an end"
     assert host.had[0] == {"job": "j", "attempt": 1, "have": {}, "once": False}
+
+
+def test_a_host_has_no_say_in_the_ranks_of_others_and_is_named_once(follow, tmp_path):
+    gate, notes = threading.Event(), []
+    lies = [said("start", "5.1", rank=5), output(5, b"lies\n", "5.1", rank=5), said("end", "4.1", rank=4, code=0)]
+    made, _ = follow([gate, *lies, said("end", "9.1", rank=9, code=1), output(6, b"truth\n"), said("end", code=0)])
+    made._note = notes.append
+    gate.set()
+    until(lambda: made.ranks and made.ranks[0].code == 0)
+    made.close()
+    assert [(rank.rank, rank.code) for rank in made.ranks] == [(3, 0)]
+    assert text(tmp_path) == ["[3]<stdout>:truth"]
+    assert notes == ["h tells of rank 5, which does not run there: gpurun does not believe it"]
 
 
 def test_a_connection_that_breaks_is_gone_on_with(follow, tmp_path):

@@ -22,9 +22,11 @@ TYPED = Typed(
 def argv(spec: JobSpec, gang: PlacedGang) -> tuple[str, ...]:
     """The argv of ``mpirun``: one rank for each GPU, in rank order, with the command of the ranks.
 
-    Processes are not bound to cores: ranks have data loaders.
+    The words ``slot`` keep that order, whatever ``OMPI_MCA_*`` says. Processes are not bound to cores: ranks have data
+    loaders.
     """
-    command = ["mpirun", "--allow-run-as-root", "-np", str(gang.size), "-H", slots(gang.grants), "--bind-to", "none"]
+    command = ["mpirun", "--allow-run-as-root", "-np", str(gang.size), "-H", slots(gang.grants)]
+    command += ["--map-by", "slot", "--rank-by", "slot", "--bind-to", "none"]
     if len(gang.grants) > 1:
         interface = gang.interfaces[gang.first]
         command += ["-mca", "btl_tcp_if_include", interface, "-mca", "oob_tcp_if_include", interface]

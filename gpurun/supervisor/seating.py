@@ -1,0 +1,48 @@
+"""Which ranks a host may speak of. Pure.
+
+A host may be hostile. It says of its own ranks what it likes: nobody else can know. It has no say in the ranks of other
+hosts: not that they ended, not what they print, not how far they are, not where they live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from gpurun.jobs.spec import Grant, JobSpec
+
+
+@dataclass(frozen=True)
+class Seating:
+    """Where the ranks of an attempt run.
+
+    Attributes:
+        grants: the gang's, in rank order; each has a rank for each GPU.
+        most: an elastic gang has ranks with numbers below this. Its launcher numbers hosts again after each change, so
+            each host may have any of them. None for any other gang.
+    """
+
+    grants: Sequence[Grant]
+    most: int | None = None
+
+    @classmethod
+    def of(cls, grants: Sequence[Grant], spec: JobSpec) -> Seating:
+        """The seating of a job's attempt."""
+        return cls(tuple(grants), None if spec.min_gpus is None else spec.gpus)
+
+    def has(self, host: str, rank: int) -> bool:
+        """Whether a rank of this number may run on a host."""
+        return rank in (self._numbers.get(host, range(0)) if self.most is None else range(self.most))
+
+    def own(self, host: str, ranks: Mapping[str, Any]) -> Iterator[tuple[int, Any]]:
+        """What a host says of its own ranks, of what it says by rank number."""
+        return ((int(rank), said) for rank, said in ranks.items() if self.has(host, int(rank)))
+
+    @cached_property
+    def _numbers(self) -> Mapping[str, range]:
+        found, begin = {}, 0
+        for grant in self.grants:
+            found[grant.host] = range(begin, begin := begin + len(grant.gpus))
+        return found
