@@ -23,7 +23,7 @@ from gpurun.supervisor.ranks import (
     hosts_that_are_done,
     hosts_without_ranks,
 )
-from gpurun.supervisor.verdicts import SUCCEEDED, asked_end, container_ended, rank_failed
+from gpurun.supervisor.verdicts import SUCCEEDED, asked_end, container_ended, host_lost, rank_failed, unreachable
 
 HOST_LOST_S = 14.0
 """A host that has been silent for this long, while another one is heard, is lost: its gang is ended."""
@@ -92,17 +92,23 @@ Step = Lose | LetGo | Ask | Finish | None
 def decide(seen: GangSeen) -> Step:
     """What to do now; None = nothing."""
     seen = seen.of_members()
-    if (failures := _losses(seen)) and may_lose(seen.members, failures, seen.least):
-        return Lose(failures)
-    leaving = [host for host in seen.drained if _is_at_work(seen, host)]
-    if leaving and may_lose(seen.members, leaving, seen.least):
-        return LetGo(leaving)
+    without = _without_some(seen) if seen.launcher is None else None
+    if without is not None:
+        return without
     step = (
-        _by_ranks(seen) or _by_containers(seen) or _by_launchers_end(seen) or _by_fatal_cause(seen)
+        _by_success(seen) or _by_what_ended(seen) or _by_fatal_cause(seen)
         or _by_request(seen) or _by_limit(seen) or _by_silence(seen) or _by_hang(seen)
     )  # fmt: skip
     # Once all ranks have returned 0, nothing that happens can undo their work.
     return Finish(SUCCEEDED) if isinstance(step, Finish) and _all_succeeded_s(seen) is not None else step
+
+
+def _without_some(seen: GangSeen) -> Lose | LetGo | None:
+    """What an elastic gang goes on without. Once its launcher has ended, it does not go on."""
+    if (failures := _losses(seen)) and may_lose(seen.members, failures, seen.least):
+        return Lose(failures)
+    leaving = [host for host in seen.drained if _is_at_work(seen, host)]
+    return LetGo(leaving) if leaving and may_lose(seen.members, leaving, seen.least) else None
 
 
 def _losses(seen: GangSeen) -> dict[str, FirstFailure]:
@@ -112,9 +118,11 @@ def _losses(seen: GangSeen) -> dict[str, FirstFailure]:
     why = "its ranks have ended, those of others have not"
     idle = hosts_without_ranks(seen.ranks, seen.now_s)
     failures = {host: FirstFailure(why, host=host, kind="rank") for host in idle}
-    failures |= {host: end.failure(host) for host, end in seen.exits.items()}
-    if isinstance(lost := _lost_hosts(seen), list):
-        failures |= {host: _unreachable(host) for host in lost}
+    failures |= {
+        host: end.failure(host) for host, end in seen.ends.items()
+        if _is_at_work(seen, host) and _is_explained(seen, host)
+    }  # fmt: skip
+    failures |= {host: host_lost(host) for host in lost_hosts(seen) if _is_at_work(seen, host)}
     if seen.fatal is not None and _is_at_work(seen, seen.fatal.host) and (failure := end_of(seen.fatal).failure):
         failures[seen.fatal.host] = failure
     return failures
@@ -125,18 +133,26 @@ def _is_at_work(seen: GangSeen, host: str) -> bool:
     return not _is_new(seen) and host not in hosts_that_are_done(seen.ranks)
 
 
+def _by_success(seen: GangSeen) -> Step:
+    succeeded_s = _all_succeeded_s(seen)
+    if succeeded_s is None:
+        return None
+    is_over = not seen.has_launcher or (seen.launcher is not None and _is_ready(seen, seen.launcher))
+    return Finish(SUCCEEDED) if is_over or seen.now_s - succeeded_s >= LINGER_S else None
+
+
+def _by_what_ended(seen: GangSeen) -> Step:
+    """By ranks, containers and the launcher, once no host may tell of something that was before."""
+    if seen.down_since and not seen.down_since.keys() <= {*lost_hosts(seen)}:
+        return None
+    return _by_ranks(seen) or _by_containers(seen) or _by_launchers_end(seen)
+
+
 def _by_ranks(seen: GangSeen) -> Step:
     """Ranks' own words. Those of an elastic gang come and go, and its driver judges them."""
-    if seen.least is not None:
-        return None
-    if (succeeded_s := _all_succeeded_s(seen)) is not None:
-        is_over = not seen.has_launcher or (seen.launcher is not None and _is_ready(seen, seen.launcher))
-        return Finish(SUCCEEDED) if is_over or seen.now_s - succeeded_s >= LINGER_S else None
-    failed = first_failed(seen.ranks)
+    failed = first_failed(seen.ranks) if seen.least is None else None
     if failed is None or failed.ended_s is None or (seen.ends and seen.fell_with_others(failed)):
         return None
-    if any(seen.now_s - since_s < HOST_LOST_S for since_s in seen.down_since.values()):
-        return None  # a host that is not lost yet may have more to tell
     if seen.now_s - max(failed.ended_s, seen.heard_since_s) < _settled_s(seen, failed):
         return None
     return Finish(rank_failed(failed.rank, failed.host, failed.code or 1, ladder=True), is_explained=False)
@@ -149,23 +165,27 @@ def _all_succeeded_s(seen: GangSeen) -> float | None:
 
 def _settled_s(seen: GangSeen, failed: Rank) -> float:
     """How long to wait for words that name another cause than this rank."""
-    is_all_told = len({rank.rank for rank in seen.ranks}) >= seen.world
-    if failed.was_broken_off and not is_all_told:
+    if failed.was_broken_off and len({rank.rank for rank in seen.ranks}) < seen.world:
         return UNTOLD_S
     if failed.is_cut_off or failed.code == SIGTERMED:
         return EXPLAIN_S
     is_old = (failed.ended_s or 0.0) < seen.heard_since_s  # a new supervisor is told by one host after the other
-    return FOLLOW_S if is_old and not is_all_told else SETTLE_S
+    have_all_ended = len({rank.rank for rank in seen.ranks if rank.ended_s is not None}) >= seen.world
+    return FOLLOW_S if is_old and not have_all_ended else SETTLE_S
 
 
 def _by_containers(seen: GangSeen) -> Step:
     host = _fallen(seen)
     if host is None:
         return None
-    settled_s = SETTLE_S if host in seen.exits else EXPLAIN_S  # Docker knows whether memory was short
-    if seen.now_s - min(end.seen_s for end in seen.ends.values()) < settled_s:
+    if seen.now_s - min(end.seen_s for end in seen.ends.values()) < SETTLE_S or not _is_explained(seen, host):
         return None
     return Finish(container_ended(host, seen.ends[host]), is_explained=False)
+
+
+def _is_explained(seen: GangSeen, host: str) -> bool:
+    """Whether Docker has said why a container ended, such as for want of memory, or has had its time to."""
+    return host in seen.exits or seen.now_s - seen.ends[host].seen_s >= EXPLAIN_S
 
 
 def _fallen(seen: GangSeen) -> str | None:
@@ -233,32 +253,26 @@ def end_from_outside(seen: GangSeen) -> End | None:
 
 
 def _by_silence(seen: GangSeen) -> Step:
-    lost = _lost_hosts(seen)
-    if not isinstance(lost, list):
-        return lost
-    if not lost:
-        return None
-    reason = f"{', '.join(lost)} cannot be reached any more"
-    failure = _unreachable(lost[0])
-    return Finish(End(State.FAILED, reason, 4, failure=failure, ladder=True, suspects=tuple(lost)))
+    if _is_cut_off(seen) and seen.others_answer is None:
+        return Ask()
+    lost = lost_hosts(seen)
+    return Finish(unreachable(lost)) if lost else None
 
 
-def _lost_hosts(seen: GangSeen) -> list[str] | Ask:
+def _is_cut_off(seen: GangSeen) -> bool:
+    """Whether the head may hear nobody because of its own network."""
+    return bool(seen.down_since) and len(seen.down_since) == len(seen.hosts) and not seen.others_answer
+
+
+def lost_hosts(seen: GangSeen) -> list[str]:
     """Hosts that have been silent for too long; none while the head is cut off, and for some time after that."""
-    if seen.down_since and len(seen.down_since) == len(seen.hosts):
-        if seen.others_answer is None:
-            return Ask()
-        if not seen.others_answer:
-            return []
+    if _is_cut_off(seen):
+        return []
     mute = {host for host, since_s in seen.mute_since.items() if seen.now_s - max(since_s, seen.cut_off_s) > MUTE_S}
     lost = mute & seen.down_since.keys()
     if seen.now_s - seen.heard_since_s >= RETURN_S:
         lost |= {host for host, since_s in seen.down_since.items() if seen.now_s - since_s > HOST_LOST_S}
     return sorted(lost)
-
-
-def _unreachable(host: str) -> FirstFailure:
-    return FirstFailure(reason="the host cannot be reached", host=host, kind="host-lost")
 
 
 def _by_hang(seen: GangSeen) -> Step:

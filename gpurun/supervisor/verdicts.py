@@ -51,6 +51,12 @@ def _failed_by_launcher(
     launcher, named = seen.exits[seen.first], output.first_failure(lines)
     if failed is not None and not seen.fell_with_others(failed):
         return rank_failed(failed.rank, failed.host, failed.code or 1)
+    if (
+        launcher.code == 0
+        and not launcher.was_ended
+        and (silent := [host for host in seen.hosts if host in seen.down_since])
+    ):
+        return unreachable(silent)
     # A launcher that SIGKILL ended before it could say why was killed from outside, as one whose container is gone.
     if launcher.was_ended or (named is None and launcher.code in (None, 0, SIGKILLED)):
         failure = replace(launcher.failure(seen.first), excerpt=output.excerpt(lines, None))
@@ -85,6 +91,17 @@ def container_ended(host: str, found: ContainerEnd) -> End:
     failure = found.failure(host)
     reason = f"{host}: {failure.reason}"
     return End(State.FAILED, reason, 4, exit_code=found.code, failure=failure, ladder=True, suspects=(host,))
+
+
+def unreachable(hosts: Sequence[str]) -> End:
+    """Hosts of the gang have been silent for too long, and are the suspects."""
+    reason = f"{', '.join(hosts)} cannot be reached any more"
+    return End(State.FAILED, reason, 4, failure=host_lost(hosts[0]), ladder=True, suspects=tuple(hosts))
+
+
+def host_lost(host: str) -> FirstFailure:
+    """That a host is silent, as the reason why its ranks are gone."""
+    return FirstFailure(reason="the host cannot be reached", host=host, kind="host-lost")
 
 
 def _launcher_failed(code: int, excerpt: tuple[str, ...], spec: JobSpec) -> End:

@@ -12,7 +12,7 @@ from gpurun.jobs.limits import is_over_limit
 from gpurun.jobs.states import State
 from gpurun.supervisor.causes import TAIL_LINES
 from gpurun.supervisor.checkpoints import CheckpointWatch
-from gpurun.supervisor.decide import Ask, Finish, LetGo, Lose, decide, end_from_outside
+from gpurun.supervisor.decide import Ask, Finish, LetGo, Lose, decide, end_from_outside, lost_hosts
 from gpurun.supervisor.elastic import Members
 from gpurun.supervisor.ends import End, GangEnd
 from gpurun.supervisor.engines import stopped_engines
@@ -153,7 +153,7 @@ class _Watch:
         """The end, once the log and the hosts have been asked what they know of it.
 
         Returns:
-            None if no host can be asked because the head is cut off: the watch goes on until one can.
+            None if a host cannot be asked that is not lost: the watch goes on until it answers or is.
         """
         if finish.is_explained:
             return finish.end
@@ -171,8 +171,7 @@ class _Watch:
         ended_s = launcher.at_s if launcher and launcher.ended_ago_s is not None else None
         stopped = stopped_engines(job, ended_s, self._watchers.engine_out_s)
         gone = {each.host for each in stopped if each.kind == "host-lost"}
-        was_known = len(seen.down_since) == len(job.members)
-        if gone.issuperset(job.members) and not (was_known and _others_answer(job)):
+        if not gone <= {*lost_hosts(seen)}:
             return end_from_outside(seen)
         return with_cause(end, cause, stopped)
 

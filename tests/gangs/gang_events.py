@@ -96,7 +96,7 @@ class EventfulWorld(GangWorld):
         self.reach(host)
 
     def _link(self, event: Event, host: Host, rank: Rank) -> None:
-        if event.value > 10.0 or self.head_is_cut:  # together with the head's own cut it is long
+        if event.value > 10.0 or host.cuts:  # together with the head's own cut it is long
             host.wrongs.append("link")
         self.cut_off([host], event.value, of_head=False)
 

@@ -23,6 +23,8 @@ from gpurun.state.cordons import Cordon
 from gpurun.supervisor.causes import Cause
 
 GRACE_S = 4.0
+BACK_WITHIN_S = 5.0
+"""After a cut of the head's network its hosts can be reached again, one after the other, within this time."""
 
 
 class Killed(BaseException):
@@ -230,11 +232,16 @@ class World:
         if of_head and hosts == list(self.hosts.values()):  # not one that began in an attempt before
             self.head_is_cut = False
             self.note("the head has its network back")
+            self.disturb()
         for host in hosts:
-            host.cuts -= 1
-            if not host.cuts:
-                host.cut_since_s = None
-            self.reach(host)
+            late_s = self.between(0.0, BACK_WITHIN_S, "back", host.name) if of_head else 0.0
+            self.after(late_s, self._uncut_one, host)
+
+    def _uncut_one(self, host: Host) -> None:
+        host.cuts -= 1
+        if not host.cuts:
+            host.cut_since_s = None
+        self.reach(host)
 
     def cut_off(self, hosts: list[Host], for_s: float, *, of_head: bool) -> None:
         for host in hosts:

@@ -11,6 +11,7 @@ from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.states import State
 from gpurun.supervisor.causes import Cause
 from gpurun.supervisor.decide import (
+    EXPLAIN_S,
     FOLLOW_S,
     Finish,
     LetGo,
@@ -29,6 +30,14 @@ def test_an_elastic_gang_goes_on_without_a_host_as_long_as_enough_are_left():
     assert isinstance(decide(two), Finish)
     first = replace(ELASTIC, exits={"a": container(1)}, has_launchers_log=True)
     assert decide(first).by_launcher, "the launcher's host cannot be lost"
+
+
+def test_an_elastic_gang_loses_a_host_whose_docker_does_not_say_that_its_container_is_gone():
+    cut_off = rank(2, "c", 137, T - 1, is_cut_off=True)._replace(with_container=True)
+    seen = replace(ELASTIC, ranks=[rank(0, "a"), rank(1, "b"), cut_off])
+    assert decide(seen) is None, "Docker may know why"
+    assert decide(replace(seen, now_s=T - 1 + EXPLAIN_S)).failures["c"].kind == "container"
+    assert decide(replace(seen, exits={"c": container(137, is_oom=True)})).failures["c"].kind == "oom"
 
 
 def test_an_elastic_gang_lets_go_of_hosts_that_are_drained_as_long_as_enough_are_left():

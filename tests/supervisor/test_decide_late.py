@@ -13,10 +13,12 @@ from gpurun.launch.output import Line
 from gpurun.remote.agent import PING_AFTER_S
 from gpurun.supervisor.decide import (
     EXPLAIN_S,
+    FOLLOW_S,
     HOST_LOST_S,
     MUTE_S,
     RETURN_S,
     SETTLE_S,
+    Finish,
     Lose,
     decide,
     end_from_outside,
@@ -25,9 +27,35 @@ from gpurun.supervisor.verdicts import by_launcher
 
 
 def test_a_supervisor_that_follows_another_one_hears_of_all_hosts_before_it_blames_a_rank():
-    seen = replace(GANG, ranks=[rank(0, "a", 1, T - 60), rank(1, "b")], heard_since_s=T - 0.3)
+    seen = replace(GANG, ranks=[rank(0, "a", 1, T - 60), rank(1, "b")], heard_since_s=T - SETTLE_S)
+    assert decide(seen) is None, "rank 1 has begun, and its end may be under way"
+    assert end_of(decide(replace(seen, now_s=T + FOLLOW_S))).failure.rank == 0
+    both = replace(seen, ranks=[rank(0, "a", 1, T - 60), rank(1, "b", 1, T - 61)])
+    assert end_of(decide(both)).failure.rank == 1
+
+
+@pytest.mark.parametrize("what", [{"ranks": [rank(0, "a", 1, T - 70)]}, {"exits": {"a": container(None, T - 70)}}])
+def test_a_head_that_was_cut_off_names_no_cause_before_its_hosts_had_time_to_be_reached_again(what):
+    seen = replace(GANG, **what, down_since={"b": T - 60}, heard_since_s=T - 1)
     assert decide(seen) is None
-    assert end_of(decide(replace(seen, now_s=T + SETTLE_S))).failure.rank == 0
+    assert isinstance(decide(replace(seen, now_s=T + RETURN_S)), Finish)
+
+
+def test_an_elastic_gang_whose_launcher_has_ended_loses_no_host():
+    ended = {"a": container(0), "c": container(1, T - 1)}
+    seen = replace(ELASTIC, exits=ended, ranks=[rank(number, host, 0) for number, host in enumerate("abc")])
+    assert decide(replace(seen, has_launchers_log=True)).by_launcher
+
+
+def test_a_host_whose_ranks_have_returned_0_stays_as_the_proof_though_its_container_ends():
+    seen = replace(ELASTIC, exits={"c": container(1)}, ranks=[rank(0, "a"), rank(1, "b"), rank(2, "c", 0)])
+    assert not isinstance(decide(seen), Lose)
+    assert not isinstance(decide(replace(seen, exits={}, down_since={"c": T - 60})), Lose)
+
+
+def test_a_launcher_that_returned_0_is_not_blamed_for_a_host_that_nobody_can_ask():
+    seen = replace(ELASTIC, exits={"a": container(0)}, ranks=[rank(0, "a", 1)], down_since={"c": T - 60})
+    assert by_launcher(seen, [], SPEC, ["a", "b", "c"]).suspects == ("c",)
 
 
 def test_a_rank_is_not_named_while_a_host_that_may_have_more_to_tell_is_down():
