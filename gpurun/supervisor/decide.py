@@ -227,7 +227,9 @@ def _is_ready(seen: GangSeen, launcher: ContainerEnd) -> bool:
         return True
     if not seen.has_launchers_log:
         return seen.now_s - max(seen.launcher_line_s, launcher.seen_s) >= LOG_SILENT_S
-    if all(rank.code is not None for rank in seen.ranks):
+    # A host that was just reached may not have told of its ranks yet. Ranks of an older gpurun tell nothing at all.
+    are_told = seen.least is not None or not seen.ranks or len({rank.rank for rank in seen.ranks}) >= seen.world
+    if are_told and all(rank.code is not None for rank in seen.ranks):
         return True
     return waited_s >= (PROOF_S if launcher.code == 0 else SETTLE_S)
 

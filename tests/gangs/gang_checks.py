@@ -168,7 +168,11 @@ class JudgedWorld(EventfulWorld):
         if end.outcome is not State.FAILED or named is None or named.kind != "rank" or named.rank is None:
             return
         rank = self.ranks[named.rank] if named.rank < len(self.ranks) else None
-        if rank is None or self._is_muddled() or self.is_elastic:
+        if rank is None or self.is_elastic:
+            return
+        if self._fell_with_its_container(rank):
+            self.broken(f"rank {rank.number} was named, which ended with its container ({rank.why})")
+        if self._is_muddled():
             return
         if self.plan.launcher == "names another" and all(
             r.code in (0, 137, 143, None) or r.why == "in its wake" for r in self.ranks
@@ -184,6 +188,18 @@ class JudgedWorld(EventfulWorld):
             self.broken(
                 f"rank {rank.number} was named, rank {first.number} failed {rank.ended_s - first.ended_s:.1f} s before"
             )
+
+    def _fell_with_its_container(self, rank: Rank) -> bool:
+        """Whether something else ended the rank's container, and the rank with it. A host's own words tell that.
+
+        A launcher's container that ended with 1 may have ended by itself. A host or an engine may tell too late, and an
+        agent that has just begun does not know what a rank went with.
+        """
+        if not self.plan.tells or not rank.is_cut_off or rank.why not in ("somebody", "power", "engine"):
+            return False
+        is_launchers = self.has_launcher and rank.host == self.first.name and self.hosts[rank.host].box.code == 1
+        is_late = self.most_late_s > SETTLE_S / 2 or (self.retold and self.engine_late_s(rank.host))
+        return not is_launchers and not is_late
 
     def _is_muddled(self) -> bool:
         """Whether more than ranks' own ends is behind this end, or what tells their order did not arrive.

@@ -20,6 +20,8 @@ ADOPTED_BESIDE = 0.1
 """In so many histories a supervisor is killed just after a host was switched off, or became slow for a while."""
 DRAINED = 0.05
 """In so many histories a host is drained long before the end of the ranks."""
+SCENES = 0.1
+"""In so many histories one of `SCENES_OF` is all that happens: random events meet these situations too seldom."""
 
 
 class Event(NamedTuple):
@@ -92,13 +94,45 @@ def draw(seed: int) -> Plan:
         events = [Event(1, at_s, "kill", 0, 20.0), Event(1, at_s + 0.5, "fail", dice.randrange(8), 1.0), *events[:1]]
     elif dice.random() < ADOPTED_BESIDE:
         events = _beside_an_adoption(dice, round(dice.uniform(0.0, length_s), 2))
-    return Plan(
+    plan = Plan(
         seed, hosts, gpus, dice.randint(1, hosts * gpus) if elastic else None,
         launcher,
         length_s, dice.choice((0.1, 0.4, 3.0, 12.0)), dice.randint(0, 3),
         dice.uniform(5.0, length_s + 10.0) if dice.random() < 0.1 else None, dice.choice((None, None, 20.0)),
         dice.random() < 0.7, elastic or launcher in ("forgets", "none") or dice.random() < 0.95, tuple(sorted(events)),
     )  # fmt: skip
+    dice = random.Random(f"{seed} scene")
+    return dice.choice(SCENES_OF)(dice, plan) if dice.random() < SCENES else plan
+
+
+def _off_at_an_adoption(dice: random.Random, plan: Plan) -> Plan:
+    """An elastic gang could go on without a host that is switched off, and its supervisor is killed."""
+    hosts, at_s = max(2, plan.hosts), dice.uniform(1.0, 15.0)
+    events = (
+        Event(1, at_s, "power", dice.randrange(1, hosts), FOR_GOOD),
+        Event(1, at_s + dice.choice((0.01, 1.0)), "kill", 0, 0.5),
+    )
+    least = dice.randint(1, (hosts - 1) * plan.gpus)
+    return plan._replace(
+        hosts=hosts, least=least, launcher="follows", length_s=at_s + 40.0, limit_s=None, tells=True, events=events
+    )
+
+
+def _cut_off_in_turn(dice: random.Random, plan: Plan) -> Plan:
+    """A host is out of reach for a moment, then the head: it reaches one host sooner than another when it is back."""
+    hosts, at_s, for_s = max(2, plan.hosts), dice.uniform(1.0, 15.0), dice.uniform(12.0, 30.0)
+    first = Event(1, at_s, "link", dice.randrange(hosts), dice.uniform(1.0, 8.0))
+    events = (first, Event(1, at_s + dice.uniform(0.0, 1.0), "cut", 0, for_s))
+    return plan._replace(hosts=hosts, length_s=at_s + for_s + 20.0, limit_s=None, launcher="follows", events=events)
+
+
+def _launchers_container_ends(dice: random.Random, plan: Plan) -> Plan:
+    """Somebody ends the container of the launcher and its ranks."""
+    event = Event(1, dice.uniform(0.0, plan.length_s), "container", 0, float(dice.randrange(1, 4)))
+    return plan._replace(least=None, limit_s=None, events=(event,))
+
+
+SCENES_OF = (_off_at_an_adoption, _cut_off_in_turn, _launchers_container_ends)
 
 
 def _beside_an_adoption(dice: random.Random, at_s: float) -> list[Event]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import gang_run
 import pytest
 from broken_gangs import BUILDS
-from gang_plan import draw
+from gang_plan import Event, draw
+
+from gpurun.jobs.states import State
 
 HISTORIES = 400
 MOST = 1000
@@ -37,3 +39,15 @@ def test_a_shorter_history_of_a_broken_build_is_found():
         found = gang_run.shrunk(plan)
         assert len(found.events) < len(plan.events)
         assert "!!!" in gang_run.told(found)
+
+
+@pytest.mark.parametrize("at_s", [0.05, 0.11, 0.4, 0.9])
+def test_a_host_that_was_away_for_8_s_is_not_lost_for_a_question_that_came_late(at_s):
+    """A new supervisor has never heard it. Another host's connections keep the supervisor looking."""
+    again = [Event(1, at_s + 10.0 + count / 4, "again", 2) for count in range(6)]
+    plan = draw(0)._replace(
+        hosts=3, gpus=1, least=None, launcher="follows", length_s=30.0, spread_s=0.1, limit_s=None, hang_s=None,
+        has_others=True, tells=True, events=(Event(1, at_s, "link", 1, 8.0), *again),
+    )  # fmt: skip
+    with gang_run.simulated():
+        assert gang_run.run(plan).ends == ((1, State.SUCCEEDED),)

@@ -56,6 +56,13 @@ def test_a_rank_that_trains_on_after_a_failed_launcher_is_not_waited_for():
     assert decide(replace(seen, now_s=T + SETTLE_S)).by_launcher
 
 
+def test_a_rank_that_has_told_nothing_is_waited_for_if_the_launcher_says_0():
+    """A supervisor that follows another one has not reached its host yet: the rank may have failed."""
+    seen = replace(GANG, ranks=[rank(0, "a", 0)], exits={"a": container(0, T)}, has_launchers_log=True)
+    assert decide(replace(seen, now_s=T + PROOF_S - 0.1)) is None
+    assert decide(replace(seen, now_s=T + PROOF_S)).by_launcher
+
+
 def test_a_rank_that_has_not_told_its_end_is_waited_for_if_the_launcher_says_0():
     seen = replace(GANG, ranks=[rank(0, "a", 0), rank(1, "b")], exits={"a": container(0, T)}, has_launchers_log=True)
     assert decide(replace(seen, now_s=T + SETTLE_S)) is None
