@@ -26,6 +26,8 @@ RECIPE_FILE = "recipe.yaml"
 MAX_GPUS = 1_000_000
 MAX_BYTES = 1 << 20
 MAX_COMMAND_BYTES = 64 << 10
+RANK_NUMBERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK")
+"""What launchers tell a rank its number by, besides gpurun's own variables."""
 MAX_CHARS = 40
 """Longer, no time or size is meant; patterns are not tried on it."""
 MAX_TIME_S = 10 * 365 * 86400.0
@@ -268,6 +270,9 @@ def _check(spec: JobSpec) -> None:
         msgspec.json.encode(spec)
     except UnicodeEncodeError as error:
         raise BadInput(f"{error.object!r} is not UTF-8 text") from error
+    if not spec.command[0] or spec.command[0].startswith("-"):
+        raise BadInput(f"command: {spec.command[0]!r} is no program")
+    _check_env(spec)
     _check_length(spec)
     per_host = spec.constraints.gpus_per_host
     if per_host and spec.gpus % per_host:
@@ -279,6 +284,13 @@ def _check(spec: JobSpec) -> None:
     for name, file in spec.secret_files.items():
         if not stat.S_ISREG(_mode(Path(file))):
             raise BadInput(f"the secret {name!r} is not a file", where=file)
+
+
+def _check_env(spec: JobSpec) -> None:
+    """A rank that is told another job, folder or number than its own cannot say how it ends."""
+    wrong = [name for name in spec.env if name in RANK_NUMBERS or name.startswith("GPURUN_")]
+    if wrong := sorted({*wrong} - {"GPURUN_PARAMETERS"}):
+        raise BadInput(f"env: gpurun itself sets {', '.join(wrong)}", hint="choose other names")
 
 
 def _check_length(spec: JobSpec) -> None:

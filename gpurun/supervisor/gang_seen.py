@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from gpurun.jobs.record import CancelRequest, FirstFailure
 from gpurun.jobs.spec import Grant
+from gpurun.launch.launchers.direct import UNTOLD
 from gpurun.supervisor.causes import Cause
 from gpurun.supervisor.ranks import BROKEN_OFF, TOGETHER_S, Rank
 
@@ -58,6 +59,8 @@ class ContainerEnd:
             return "the job's container was removed by somebody else"
         if self.is_oom:
             return "the job's container ran out of memory and was killed"
+        if self.code == UNTOLD:
+            return "a rank has ended and cannot say how: the host's disk is full, or PATH leads to no mkdir or mkfifo"
         return f"the job's container ended (exit code {self.code})"
 
 

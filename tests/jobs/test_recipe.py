@@ -214,3 +214,19 @@ def test_what_no_launcher_could_pass_on_is_refused_before_anything_starts(extra)
     longer = {**given, "command": (*given["command"], "12345")}
     with pytest.raises(BadInput, match="at most 65536 reach the ranks"):
         build(None, longer, {})
+
+
+@pytest.mark.parametrize("name", ["GPURUN_RUN", "GPURUN_ATTEMPT", "GPURUN_RANK", "GPURUN_NEW", "HOROVOD_RANK"])
+def test_what_a_rank_needs_to_say_how_it_ends_is_not_a_persons_to_set(tmp_path, name):
+    """A rank without its folder was a container that ended with 70, and its host was blamed and left."""
+    source = read(recipe(tmp_path, GOOD))
+    with pytest.raises(BadInput, match=f"env: gpurun itself sets {name}"):
+        build(source, {"env": {name: "/x", "GPURUN_PARAMETERS": "{}"}}, {})
+    assert build(source, {"env": {"GPURUN_PARAMETERS": "{}", "gpurun_x": ""}}, {})
+
+
+@pytest.mark.parametrize("word", ["", "-", "--", "-x", "--help"])
+def test_a_command_begins_with_a_program(tmp_path, word):
+    """A shell took ``exec --`` for nothing to do, and the gang had succeeded."""
+    with pytest.raises(BadInput, match="is no program"):
+        build(read(recipe(tmp_path, GOOD)), {"command": (word, "true")}, {})

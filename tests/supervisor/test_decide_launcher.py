@@ -8,6 +8,7 @@ import pytest
 from decide_examples import GANG, SPEC, T, container, end_of, rank
 
 from gpurun.jobs.states import State
+from gpurun.launch.launchers.direct import UNTOLD
 from gpurun.launch.output import Line
 from gpurun.remote.agent import DEAD_AFTER_S
 from gpurun.supervisor.decide import (
@@ -125,3 +126,9 @@ def test_a_rank_that_failed_before_the_first_container_fell_is_to_blame():
     ranks = [rank(0, "a", 3, T - 9), rank(1, "b")]
     seen = replace(DIRECT, exits={"a": container(137, T - 5)}, ranks=ranks)
     assert end_of(decide(seen)).failure.rank == 0
+
+
+def test_a_rank_that_cannot_say_how_it_ended_is_told_of_with_the_likely_reasons():
+    """gpurun's start script ends then with a code of its own."""
+    seen = replace(GANG, has_launcher=False, exits={"b": container(UNTOLD, T)}, now_s=T + SETTLE_S)
+    assert "disk is full, or PATH leads to no mkdir or mkfifo" in end_of(decide(seen)).reason
