@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from gpurun.errors import GpurunError
@@ -17,8 +17,11 @@ POLL_S = 0.3
 
 
 @contextmanager
-def giving_way(job: SupervisedJob) -> Iterator[None]:
+def giving_way(job: SupervisedJob) -> Iterator[Callable[[], bool]]:
     """Within it, a request to give way cuts the connections to the gang's hosts: whatever waits for one fails.
+
+    Yields:
+        Whether there is such a request, for what waits for no host. If it says so, that is how the attempt ends.
 
     Raises:
         GangEnd: as was asked for, in place of whatever failed after that.
@@ -26,7 +29,7 @@ def giving_way(job: SupervisedJob) -> Iterator[None]:
     job.check_requests(ladder=_may_have_ranks(job))
     ear = _Ear(job, job.links)
     try:
-        yield
+        yield ear.hears
     except (GangEnd, GpurunError):
         if ear.request is None:
             raise
@@ -55,11 +58,16 @@ class _Ear:
         with self._lock:
             self._closed.set()
 
+    def hears(self) -> bool:
+        """Listen once; whether a request was ever heard."""
+        with suppress(GpurunError):  # the state directory cannot be used: who needs it says so
+            if (request := self._job.request()) is not None:
+                self._give_way(request)
+        return self.request is not None
+
     def _listen(self) -> None:
         while not self._closed.wait(POLL_S):
-            with suppress(GpurunError):  # the state directory cannot be used: who needs it says so
-                if (request := self._job.request()) is not None:
-                    self._give_way(request)
+            self.hears()
 
     def _give_way(self, request: CancelRequest) -> None:
         with self._lock:

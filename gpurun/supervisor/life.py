@@ -45,12 +45,12 @@ def take_over(job: SupervisedJob) -> State:
     return job.move(State.PREPARING)
 
 
-def _may_be_asked(step: Callable[[SupervisedJob], State]) -> Callable[[SupervisedJob], State]:
+def _may_be_asked(step: Callable[[SupervisedJob, Callable[[], bool]], State]) -> Callable[[SupervisedJob], State]:
     """A step that ends at once if the gang is asked to give way."""
 
     def heeding(job: SupervisedJob) -> State:
-        with giving_way(job):
-            return step(job)
+        with giving_way(job) as is_asked:
+            return step(job, is_asked)
 
     return heeding
 

@@ -21,8 +21,11 @@ from gpurun.supervisor.preflight import examine
 PREPARE_LIMIT_S = 6 * 3600.0
 
 
-def prepare(job: SupervisedJob) -> State:
+def prepare(job: SupervisedJob, is_asked: Callable[[], bool]) -> State:
     """Put everything in place that the containers will need. Idempotent: what is there is not sent again.
+
+    Args:
+        is_asked: whether the gang is to give way.
 
     Raises:
         GangEnd: a host failed or refused its GPUs, or the image is not on the head.
@@ -32,7 +35,7 @@ def prepare(job: SupervisedJob) -> State:
     job.ask_accounts()
     examine(job, job.hosts)
     raise_first(claim(job, job.hosts))
-    bring(job, job.hosts, cancelled=lambda: job.request() is not None)
+    bring(job, job.hosts, cancelled=is_asked)
     send_outputs(job)
     return job.move(State.STARTING)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 
 from gpurun.errors import GpurunError, HostFailure
@@ -28,11 +28,14 @@ SSH_CONFIG_FILE = "launch/ssh/config"
 START_TIMEOUT_S = 180.0
 
 
-def start(job: SupervisedJob) -> State:
+def start(job: SupervisedJob, is_asked: Callable[[], bool]) -> State:
     """Create every container, start the workers, then the launcher.
 
     A supervisor that died in here leaves a launcher that runs, which is adopted, or parts, which are removed
     and made again.
+
+    Args:
+        is_asked: whether the gang is to give way.
 
     Raises:
         GangEnd: naming the host that could not.
@@ -43,7 +46,7 @@ def start(job: SupervisedJob) -> State:
         return job.move(State.RUNNING, started_s=job.clock(), uncut=())
     examine(job, job.hosts)
     if unknown := [host for host in job.hosts if host not in job.image_ids]:  # whoever prepared them is gone
-        ship_image(job, unknown, cancelled=lambda: job.request() is not None)
+        ship_image(job, unknown, cancelled=is_asked)
     job.reach("containers")
     plan = _create_all(job)
     durable.write_record(job.folder.path / "plan.json", plan)

@@ -8,6 +8,7 @@ import pytest
 from waiting import LIMIT_S
 
 from gpurun.errors import HostUnreachable, StateDiskError
+from gpurun.images.ship import ShipCancelled
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.states import State
 from gpurun.supervisor import interrupt
@@ -79,6 +80,22 @@ def test_a_failure_of_its_own_stays_what_it_is(job):
 def test_what_was_done_in_time_is_done(job):
     with giving_way(job):
         job.folder.ask_to_cancel(CANCEL)
+
+
+@pytest.mark.parametrize("is_withdrawn", [False, True])
+def test_who_hears_it_before_the_ear_does_ends_the_attempt_as_was_asked(job, monkeypatch, is_withdrawn):
+    """To ship an image waits for more than hosts: it asks by itself, and failed with words of its own."""
+    monkeypatch.setattr(interrupt, "POLL_S", LIMIT_S)
+    with pytest.raises(GangEnd, match="cancelled by me") as found, giving_way(job) as is_asked:
+        assert not is_asked()
+        job.folder.ask_to_cancel(CANCEL)
+        assert is_asked()
+        if is_withdrawn:
+            monkeypatch.setattr(job, "request", lambda: None)
+        assert is_asked()
+        raise failed(ShipCancelled("shipping the image was cancelled"))
+    assert found.value.end.outcome is State.CANCELLED
+    assert job.links.why
 
 
 def test_once_it_is_over_nothing_is_cut(job):
