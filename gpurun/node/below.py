@@ -66,15 +66,21 @@ def parts_of(path: object) -> Parts:
     return parts
 
 
-def open_top(path: str, make: bool = False) -> int:
+def open_top(path: str, make: bool = False, need: int = 0) -> int:
     """A descriptor of a folder of our own, by its absolute path; only its last name may not be a link.
 
     Args:
         make: make it, and the folders above it, with mode 0700.
+        need: as for `open_folder`: where it is mounted, a program can set its mode.
     """
     if make:
         os.makedirs(absolute(path), mode=0o700, exist_ok=True)
-    return os.open(absolute(path), _FOLDER)
+    folder, name = os.path.split(absolute(path))
+    above = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return open_folder(above, os.fsencode(name), need)
+    finally:
+        os.close(above)
 
 
 def open_folder(above: int, name: bytes, need: int = 0) -> int:
@@ -115,11 +121,14 @@ def _set_mode(descriptor: int, mode: int) -> bool:
 def open_file(above: int, name: bytes, force: bool = False) -> int:
     """A descriptor for reading of a regular file below `above`. Never waits for a pipe, never opens a device.
 
+    Nor does it wait for a program that has a lease on the file (fcntl(2), ``F_SETLEASE``): 45 s for each.
+
     Args:
         force: read a file of ours whose mode keeps us out; the file has its mode again when this returns.
 
     Raises:
-        OSError: there is none, or it may not be read; ``ELOOP`` also if it is not a regular file.
+        OSError: there is none, or it may not be read; ``ELOOP`` also if it is not a regular file,
+            ``EAGAIN`` if somebody has a lease.
     """
     looked = os.open(name, os.O_PATH | _FLAGS, dir_fd=above)
     try:
@@ -128,7 +137,7 @@ def open_file(above: int, name: bytes, force: bool = False) -> int:
             raise OSError(errno.ELOOP, "it is %s now" % kind_of(mode))
         opened_up = force and not mode & 0o400 and os.geteuid() != 0 and _set_mode(looked, 0o400)
         try:
-            return os.open("/proc/self/fd/%d" % looked, os.O_RDONLY | os.O_CLOEXEC)
+            return os.open("/proc/self/fd/%d" % looked, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         finally:
             if opened_up:
                 _set_mode(looked, stat.S_IMODE(mode))

@@ -30,7 +30,8 @@ FLUSH_S = 5.0
 """What a batch holds is sent after this long: silence means that the host hangs."""
 SETTLE_S = 0.03
 """No file system that the hosts have gives two changes that are this far apart the same time (a tick is 10 ms)."""
-_INT = 1 << 62
+MOST = (1 << 63) - 1
+"""No size, time or inode is larger. Times are cut there (the year 2262), of inodes the highest bit is left out."""
 
 
 class Listed(NamedTuple):
@@ -86,7 +87,7 @@ def listed(header: Dict[str, Any]) -> Listed:
         raise OpError("refused", "%.200r is a link to %.200r" % (path, target))
     mark = header.get("i", [])
     numbers = [header.get("m", 0), header.get("t", 0), header.get("s", 0), *(mark if isinstance(mark, list) else [""])]
-    if not all(type(number) is int and abs(number) < _INT for number in numbers) or numbers[2] < 0:
+    if not all(type(number) is int and abs(number) <= MOST for number in numbers) or numbers[2] < 0:
         raise OpError("refused", "%.200r has impossible marks" % (path,))
     why = "" if kind in ("file", "dir", "link") else str(header.get("why") or "cannot be copied")[:200]
     return Listed(
@@ -122,9 +123,9 @@ def entries(top: int, force: bool = False) -> Iterator[Listed]:
             except OSError:
                 continue  # it was replaced: whoever looks again sees by what
         why = "" if kind in ("file", "dir", "link") else "is a %s" % kind
-        mark = (status.st_ctime_ns, status.st_ino) if kind == "file" else ()
+        size, mtime_ns, *mark = marks_of(status)
         mode = stat.S_IMODE(status.st_mode) & 0o777
-        yield Listed(path, kind, mode, status.st_mtime_ns, status.st_size, mark, target, why)
+        yield Listed(path, kind, mode, mtime_ns, size, tuple(mark) if kind == "file" else (), target, why)
 
 
 def packed(items: Iterable[Item]) -> Iterator[bytes]:
@@ -180,7 +181,8 @@ def content(number: int, descriptor: int) -> Iterator[Item]:
 
 def marks_of(status: os.stat_result) -> List[int]:
     """What tells a change of a file."""
-    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+    times = [max(-MOST, min(MOST, time_ns)) for time_ns in (status.st_mtime_ns, status.st_ctime_ns)]
+    return [status.st_size, *times, status.st_ino & MOST]
 
 
 def _settled(descriptor: int) -> os.stat_result:

@@ -8,6 +8,7 @@ import calendar
 import errno
 import fcntl
 import getpass
+import itertools
 import json
 import os
 import pwd
@@ -26,6 +27,9 @@ from gpurun.node.rank_processes import signal
 
 _SIOCGIFADDR = 0x8915
 _MOST_TOLD = 64
+_MOST_TOLD_BYTES = 4 << 20
+"""All that ranks of one host tell; a program can leave a million such files."""
+_MOST_NAMES = 1 << 14
 
 
 def prepare(call: Call, job: str, attempt: int, interface: str, first: bool, outputs: bool) -> Dict[str, Any]:
@@ -197,13 +201,17 @@ def progress(call: Call, job: str) -> Dict[str, Any]:
     ages = []
     checkpoints = []
     ranks: Dict[str, Dict[str, Any]] = {}
-    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+    left = _MOST_TOLD_BYTES
+    for name in sorted(_names_in(folder)):
         path = os.path.join(folder, name)
         kind, _, rank = name.partition(".")
         if kind not in ("progress", "checkpoint") or not (rank.isascii() and rank.isdigit()):
             continue
         try:
             content, changed_s = _read_plain(path)
+            left -= len(content)
+            if left < 0:
+                break
             ages.append(time.time() - changed_s)
             if kind == "checkpoint":
                 checkpoints.append(ages[-1])
@@ -215,6 +223,14 @@ def progress(call: Call, job: str) -> Dict[str, Any]:
         "checkpoint_age_s": min(checkpoints) if checkpoints else None,
         "ranks": ranks,
     }
+
+
+def _names_in(folder: str) -> List[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in itertools.islice(entries, _MOST_NAMES)]
+    except OSError:
+        return []
 
 
 def _plain(told: Any) -> Any:

@@ -51,6 +51,13 @@ def has_ended(job: str) -> bool:
     return main is not None and (now is None or now.started != main[1])
 
 
+def container_of_main(job: str) -> str:
+    """The id of the container whose main process was seen when it was started; "" if that is not known, or is gone."""
+    main = processes.noted(os.path.join(folder(job), MAIN_FILE))
+    now = processes.read_process(main[0]) if main else None
+    return processes.container_of(now.pid) if main and now and now.started == main[1] else ""
+
+
 def containers_of(connection: docker.Connection, job: str, attempt: Optional[int] = None) -> List[Dict[str, Any]]:
     """The job's containers as Docker lists them, in whatever state.
 
@@ -77,6 +84,9 @@ def processes_of(job: str, everybody: bool = False) -> List[processes.Process]:
     below = "/.gpurun/jobs/%s/" % _checked(job) if everybody else folder(job) + "/"
     found = processes.of_job([below, "gpurun-%s-" % job])
     found = [process for process in found if everybody or process.uid == os.getuid()]
+    # A program in a container can call itself what it likes: also another job's sshd, again and again.
+    here = processes.container_of(os.getpid())
+    found = [process for process in found if processes.container_of(process.pid) == here]
     return [process for process in found if _is_started_by_gpurun(process, found)]
 
 

@@ -5,7 +5,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from gpurun.node import below, frames
 from gpurun.node.call import OpError
-from gpurun.node.contents import Incoming, Listed
+from gpurun.node.contents import MOST, Incoming, Listed
 
 CHANGING = "changed while it was read"
 
@@ -151,7 +151,7 @@ class Receiver:
 
     def _begin(self, marks: object) -> None:
         sound = isinstance(marks, list) and len(marks) == 4 and all(type(mark) is int for mark in marks)
-        if self._incoming is not None or not sound or not 0 <= marks[0] < 1 << 62 or abs(marks[1]) >= 1 << 62:  # type: ignore[index]
+        if self._incoming is not None or not sound or not 0 <= marks[0] <= MOST or abs(marks[1]) > MOST:  # type: ignore[index]
             raise OpError("corrupt", "its marks are %.100r" % (marks,))
         self._marks = list(marks)  # type: ignore[call-overload]
         self._incoming = Incoming(self._maker.begin(), self._marks[0])

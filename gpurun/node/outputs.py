@@ -20,7 +20,7 @@ def listing(call: Call, job: str, force: bool = False) -> Generator[OpReply, Non
         ``{"present"}``: False if the job has no outputs here.
     """
     try:
-        top = below.open_top(job_parts.outputs_folder(job))
+        top = below.open_top(job_parts.outputs_folder(job), need=below.READ if force else 0)
     except FileNotFoundError:
         return {"present": False}
     try:
@@ -36,7 +36,7 @@ def read(call: Call, job: str, force: bool = False) -> Generator[OpReply, None, 
 
     The payload is a sequence of frames ``{"p": path}``. The first file has the number 0.
     """
-    top = below.open_top(job_parts.outputs_folder(job))
+    top = below.open_top(job_parts.outputs_folder(job), need=below.READ if force else 0)
     try:
         for piece in contents.packed(_contents(call, top, force)):
             yield OpReply(None, piece)
@@ -51,7 +51,7 @@ def _contents(call: Call, top: int, force: bool) -> Iterator[Item]:
             try:
                 descriptor = below.open_file(cursor.at(parts[:-1]), parts[-1], force)
             except OSError as error:
-                replaced = error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+                replaced = error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EAGAIN)
                 yield {"n": number, "gone": CHANGING if replaced else str(error.strerror)}, b""
                 continue
             try:
@@ -74,7 +74,7 @@ def write(call: Call, job: str) -> Dict[str, Any]:
         OpError: ``refused``, ``corrupt``: what arrives is no such sequence.
     """
     folder = job_parts.outputs_folder(job)
-    top = below.open_top(folder, make=True)
+    top = below.open_top(folder, make=True, need=below.CHANGE)
     scratch = below.open_top(os.path.dirname(folder))
     files = 0
     try:

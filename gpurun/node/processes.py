@@ -6,6 +6,9 @@ import signal
 import time
 from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
+_MOST_COMMAND = 1 << 16
+"""No more of a command line is kept: a program can write megabytes into its own, a thousand times."""
+
 
 class Process(NamedTuple):
     """One process. `started` (clock ticks since boot) tells a reused pid from the process it was."""
@@ -54,7 +57,7 @@ def read_process(pid: int) -> "Process | None":
             # The name is in parentheses and may hold anything, so split after the last one (man proc_pid_stat).
             fields = stream.read().rpartition(b")")[2].split()
         with open("/proc/%d/cmdline" % pid, "rb") as stream:
-            command = stream.read().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+            command = stream.read(_MOST_COMMAND).replace(b"\0", b" ").decode("utf-8", "replace").strip()
         uid = os.stat("/proc/%d" % pid).st_uid
     except OSError:
         return None

@@ -7,12 +7,15 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from gpurun.node import docker, job_parts, rank_folders
 from gpurun.node.call import Call
-from gpurun.node.processes import Process, environment_of, is_same, list_processes
+from gpurun.node.processes import Process, container_of, environment_of, is_same, list_processes
 
 MARK = "GPURUN_RANK_ID"
 """The script puts it into the environment of the rank, and of nothing else."""
 RANK_VARIABLES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "GPURUN_RANK")
 """What tells a rank its number: its launcher's word, or gpurun's."""
+RENDEZVOUS = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
+_KEPT = (MARK, "GPURUN_JOB", "GPURUN_ATTEMPT", *RANK_VARIABLES, *RENDEZVOUS)
+"""What is kept of an environment; all of it can be a megabyte, in each of a thousand processes."""
 SETTLE_S = 2.0
 """How long a notice waits for ranks whose scripts are just starting them."""
 POLL_S = 0.05
@@ -165,14 +168,20 @@ def _is_main(script: Process, process: Process, environ: Dict[str, str]) -> bool
 def _environments() -> List[Tuple[Process, Dict[str, str]]]:
     mine = os.getuid()
     found = ((process, environment_of(process.pid)) for process in list_processes() if process.uid == mine)
-    return [(process, environ) for process, environ in found if environ is not None]
+    return [
+        (process, {name: environ[name] for name in _KEPT if name in environ})
+        for process, environ in found
+        if environ is not None
+    ]
 
 
 def _ranks(found: List[Tuple[Process, Dict[str, str]]], job: str, attempt: Optional[int]) -> Iterator[RankProcess]:
+    """The ranks among processes. A program can have any environment: in another job's container it is no rank."""
+    box = job_parts.container_of_main(job)
     for process, environ in found:
         rank = next((environ[name] for name in RANK_VARIABLES if environ.get(name)), "")
         is_wanted = environ.get("GPURUN_JOB") == job and attempt in (None, _number(environ.get("GPURUN_ATTEMPT", "")))
-        if is_wanted and _number(rank) is not None:
+        if is_wanted and _number(rank) is not None and (not box or container_of(process.pid) == box):
             yield RankProcess(process, int(rank), environ)
 
 

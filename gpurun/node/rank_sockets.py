@@ -63,7 +63,7 @@ def cut(call: Call, job: str, addresses: List[str], hold_s: float = HOLD_S) -> D
 
 
 def _to_cut(pid: int, environ: Dict[str, str], addresses: List[str]) -> List[int]:
-    spared = (environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR", ""), environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT", ""))
+    spared = tuple(environ.get(name, "") for name in rank_processes.RENDEZVOUS)
     inodes = {inode for inode, to, port in _connections(pid) if to in addresses and (to, port) != spared}
     return _descriptors(pid, inodes)
 

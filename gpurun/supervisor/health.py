@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from gpurun.errors import HostFailure
-from gpurun.remote.agent import RemoteOpFailed
+from gpurun.remote.agent import BAD_ANSWER, RemoteOpFailed
 from gpurun.supervisor.causes import Cause, cause_of, first_cause
 from gpurun.supervisor.job import SupervisedJob
 
@@ -22,7 +22,7 @@ RECENT_TIMEOUT_S = 5.0
 NEVER_RAN_S = 60.0
 MOST_ALIKE = 5
 """An Xid can come a thousand times a second; the first ones tell all there is to know."""
-FOR_GOOD = ("unknown-op", "bad-request", "internal")
+FOR_GOOD = ("unknown-op", "bad-request", "internal", BAD_ANSWER)
 """Failures of the watch that would come again at once; a Docker that restarts is none."""
 
 

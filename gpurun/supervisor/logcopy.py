@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from gpurun.errors import HostFailure, StateError
-from gpurun.remote.agent import Agent, RemoteOpFailed, Reply
+from gpurun.remote.agent import BAD_ANSWER, Agent, RemoteOpFailed, Reply
 from gpurun.state.path import StatePath
 from gpurun.supervisor.joblog import JobLog
 from gpurun.supervisor.links import Links
@@ -25,6 +26,8 @@ RETRY_S = 0.2
 FULL_RETRY_S = 5.0
 RELEASE_BYTES = 16 << 20
 """How much ranks of a host print until the host may forget what is safe on the head: their disks are finite."""
+MOST_NAMES = 1 << 15
+"""No host has started more ranks of one attempt; an elastic gang starts some again after each change."""
 ENDED = ("exited", "dead", "created")
 """Docker's words for a container that prints nothing more."""
 
@@ -47,6 +50,7 @@ class LogCopy:
         self._path = path
         self._clock = clock
         self._seating = seating
+        self._names: dict[str, set[object]] = {}  # by host, the ranks' ids
         self._doubted: set[str] = set()
         self._log: JobLog | None = None
         self._note: Callable[[str], None] = lambda _: None
@@ -131,6 +135,9 @@ class LogCopy:
                     self._take_all(agent, turn, once=True, until_s=until_s)
                 except _Closed:
                     pass
+                except HostFailure as error:
+                    self._say(f"{agent.host}: the last lines of its ranks could not be copied: {error.message}")
+                    raise
                 except (OSError, StateError) as error:
                     self._say_lost(error)
 
@@ -160,6 +167,7 @@ class LogCopy:
             except RemoteOpFailed as error:
                 if error.kind == "not-found":
                     break
+                self._name_liar(error)
             except (HostFailure, _Closed):
                 pass
             except (OSError, StateError) as error:
@@ -191,6 +199,8 @@ class LogCopy:
         while self._is_followed(host, turn):
             try:
                 self._take_all(self._links.agent(host), turn)
+            except RemoteOpFailed as error:
+                self._name_liar(error)
             except (HostFailure, _Closed):
                 pass
             except (OSError, StateError) as error:
@@ -201,7 +211,10 @@ class LogCopy:
         with self._writing() as log:
             have = log.have(agent.host)
         came = 0
-        with agent.stream("ranks.follow", job=self._job, attempt=self._attempt, have=have, once=once) as stream:
+        silence_s = None if until_s is None else max(1.0, until_s - time.monotonic())
+        with agent.stream(
+            "ranks.follow", job=self._job, attempt=self._attempt, have=have, once=once, silence_s=silence_s
+        ) as stream:
             for reply in stream:
                 if not self._is_followed(agent.host, turn):
                     return
@@ -243,15 +256,27 @@ class LogCopy:
             if rank and self._is_followed(host, turn):  # else `forget` has come meanwhile
                 self._ranks[host, rank.id] = rank
 
-    def _is_believed(self, host: str, said: object) -> bool:
+    def _name_liar(self, error: RemoteOpFailed) -> None:
+        """Name a host once whose answers cannot be true; nobody has what was printed there."""
+        if error.kind == BAD_ANSWER and error.host and error.host not in self._doubted:
+            self._doubted.add(error.host)
+            self._say(f"{error.host}: what is printed there is lost: {error.message}")
+
+    def _is_believed(self, host: str, said: Any) -> bool:
         """Whether it is about a rank that runs there; a host that tells of others is named once."""
         rank = said.get("rank") if isinstance(said, dict) else None
-        if type(rank) is not int or self._seating.has(host, rank):
+        if type(rank) is not int:
             return True
-        if host not in self._doubted:
+        why = "" if self._seating.has(host, rank) else f"tells of rank {rank}, which does not run there"
+        names = self._names.setdefault(host, set())
+        if not why and said.get("id") not in names and len(names) >= MOST_NAMES:
+            why = f"tells of more than {MOST_NAMES} ranks"
+        if not why:
+            names.add(said.get("id"))
+        elif host not in self._doubted:
             self._doubted.add(host)
-            self._say(f"{host} tells of rank {rank}, which does not run there: gpurun does not believe it")
-        return False
+            self._say(f"{host} {why}: gpurun does not believe it")
+        return not why
 
     # -- the file -----------------------------------------------------------------------------------------
 

@@ -57,7 +57,7 @@ def _send(job: SupervisedJob, agent: Agent) -> None:
     mine = job.outputs.entries()
     if not mine:
         return
-    theirs = list_outputs(agent, job.lease.job)
+    theirs = list_outputs(agent, job.lease.job, force=True)
     sent = lacking(mine, {} if theirs is None else theirs.entries)
     if not sent:
         return

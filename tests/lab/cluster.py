@@ -75,7 +75,7 @@ class Cluster:
 
     def log(self, job: str) -> str:
         path = self.home / "jobs" / job / "log"
-        return path.read_text() if path.exists() else ""
+        return path.read_text(errors="replace") if path.exists() else ""
 
     def wait_for_log(self, job: str, text: str, timeout_s: float = 120) -> None:
         deadline = time.monotonic() + timeout_s

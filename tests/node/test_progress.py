@@ -59,3 +59,17 @@ def test_what_the_head_could_not_read_never_leaves_the_host(run, content):
     assert told in (None, {})
     (run / "progress.0").write_bytes(b'{"step": 3, "more": ' + content + b"}")
     assert "more" not in (gang.progress(None, JOB)["ranks"].get("0", {}).get("progress") or {})
+
+
+def test_a_program_that_tells_without_end_fills_no_memory(run):
+    """A reply has room for 16 MiB; whoever lies in it would hide its own hang."""
+    for number in range(400):
+        (run / f"progress.{number}").write_text(json.dumps({f"k{field}": "v" * 990 for field in range(60)}))
+    told = gang.progress(None, JOB)
+    assert 0 < len(json.dumps(told)) < 5 << 20
+
+
+def test_a_run_folder_that_cannot_be_read_says_nothing(run):
+    run.rmdir()
+    run.write_text("a file")
+    assert gang.progress(None, JOB) == {"age_s": None, "checkpoint_age_s": None, "ranks": {}}

@@ -244,7 +244,7 @@ def test_ranks_output_and_ends_come_from_their_host(follow, tmp_path):
     until(lambda: made.ranks and made.ranks[0].code == 0)
     made.close()
     assert text(tmp_path) == ["[3]<stdout>:step 1", "[3]<stdout>:step"], "also a last line without an end"
-    assert host.had[0] == {"job": "j", "attempt": 1, "have": {}, "once": False}
+    assert host.had[0] == {"job": "j", "attempt": 1, "have": {}, "once": False, "silence_s": None}
 
 
 def test_a_host_has_no_say_in_the_ranks_of_others_and_is_named_once(follow, tmp_path):
@@ -258,6 +258,39 @@ def test_a_host_has_no_say_in_the_ranks_of_others_and_is_named_once(follow, tmp_
     assert [(rank.rank, rank.code) for rank in made.ranks] == [(3, 0)]
     assert text(tmp_path) == ["[3]<stdout>:truth"]
     assert notes == ["h tells of rank 5, which does not run there: gpurun does not believe it"]
+
+
+def test_a_host_whose_answers_cannot_be_true_is_named_once(follow):
+    gate, notes = threading.Event(), []
+    lie = RemoteOpFailed("its answer cannot be true", kind="bad-answer", host="h")
+    made, host = follow([gate, lie], [lie], [lie], [said("end", code=0)])
+    made._note = notes.append
+    gate.set()
+    until(lambda: made.ranks)
+    made.close()
+    assert notes == ["h: what is printed there is lost: its answer cannot be true"]
+
+
+def test_a_host_that_names_ranks_without_end_fills_no_memory(follow, monkeypatch):
+    monkeypatch.setattr(logcopy, "MOST_NAMES", 100)
+    gate, notes = threading.Event(), []
+    flood = [said("start", f"3.{number}.1") for number in range(1000)]
+    made, _ = follow([gate, *flood, said("end", "3.7.1", code=0)])
+    made._note = notes.append
+    gate.set()
+    until(lambda: any(rank.code == 0 for rank in made.ranks))
+    made.close()
+    assert len(made.ranks) == 100
+    assert notes == ["h tells of more than 100 ranks: gpurun does not believe it"]
+
+
+def test_the_last_lines_of_a_host_that_falls_silent_are_not_waited_for(follow, monkeypatch):
+    """Its agent answers pings, and the gang's other GPUs wait for the end of this."""
+    made, host = follow([])
+    until(lambda: host.had)
+    made.take_rest(["h"], 7.0)
+    assert 1.0 <= max(had["silence_s"] or 0.0 for had in host.had) <= 7.0
+    made.close()
 
 
 def test_a_connection_that_breaks_is_gone_on_with(follow, tmp_path):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
+import signal
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -334,3 +337,25 @@ def test_what_nobody_can_copy_is_named(deep, job):
     left = job.record.outputs_left
     assert left.hosts == ("h1",) and "longer than" in left.words(JOB)
     assert (job.head / "model").read_text() == "m"
+
+
+@pytest.mark.parametrize("when_s", [1 << 33, 1 << 34, -(1 << 31), 0])
+def test_files_of_any_time_come_home(job, when_s):
+    """Their times need more than 62 bits of nanoseconds."""
+    (job.host() / "model").write_text("m")
+    os.utime(job.host() / "model", (when_s, when_s))
+    assert collect_outputs(job) == set()
+    assert (job.head / "model").read_text() == "m" and job.record.outputs_left is None
+
+
+def test_a_lease_on_a_file_makes_nobody_wait(job):
+    """The kernel would let who opens it wait for 45 s."""
+    with (job.host() / "held").open("w") as file:
+        signal.signal(signal.SIGIO, signal.SIG_IGN)
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        began_s = time.monotonic()
+        copy_outputs(job)
+        assert time.monotonic() - began_s < 20
+        assert not (job.head / "held").exists()
+    copy_outputs(job)
+    assert (job.head / "held").exists()

@@ -119,3 +119,18 @@ def test_what_cannot_be_removed_is_told_and_everything_else_goes(tmp_path):
     (tmp_path / "tree/z").touch()
     below.remove_path(f"{tmp_path}/tree")
     assert not (tmp_path / "tree").exists()
+
+
+@mine
+def test_a_folder_of_outputs_that_keeps_its_owner_out_comes_home_and_goes_back(job):
+    """A program can set the mode of what is mounted for it."""
+    (job.host() / "model").write_text("m")
+    job.host().chmod(0)
+    assert collect_outputs(job) == set()
+    assert (job.head / "model").read_text() == "m" and job.record.outputs_left is None
+    assert not job.host().exists()
+    job.host().mkdir()
+    job.host().chmod(0)
+    send_outputs(job)
+    job.host().chmod(0o700)
+    assert (job.host() / "model").read_text() == "m"

@@ -1,0 +1,103 @@
+"""A stranger's program on a real host, whose SSH user is not root: it reads, changes and stops nothing but its own job.
+
+The tricks are in `hostile/tricks.py`. After each job every other file of the hosts and of the head is as it was, no
+planted secret was carried anywhere, the job beside has all its lines, and the host is proven free.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from scene import Scene, build_image
+
+from gpurun.node.below import remove_path
+
+pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("train"), pytest.mark.timeout(240)]
+
+IN_OUTPUTS = (
+    "swap_files", "swap_folders", "links", "hard_links", "special", "names", "depth", "modes", "grows", "sparse",
+    "times", "held",
+)  # fmt: skip
+IN_RUN = ("progress", "autotune", "forges", "own_files", "stop_notes", "end_swap")
+ELSEWHERE = ("writes", "root", "reads", "escapes", "long_line", "noise", "pretends", "swarm")
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory):
+    build_image(tmp_path_factory.mktemp("image"))
+
+
+@pytest.fixture
+def scene(cluster, image):
+    made = Scene(cluster, [host.name for host in cluster.lab.hosts[:2]])
+    made.let_one_end()
+    made.begin_neighbour()
+    made.remember()
+    yield made
+    for outputs in cluster.home.glob("jobs/*/outputs"):
+        remove_path(str(outputs))  # pytest cannot: it is too deep
+    for host in made.hosts:
+        cluster.lab.run(host, ["rm", "-rf", "/home/train/planted"])
+
+
+def test_outputs_full_of_tricks_come_home_or_are_named_and_go_to_the_next_attempt(scene):
+    """The first attempt's container is killed: the second one gets the outputs on another host."""
+    job = scene.play("outputs", *IN_OUTPUTS, gpus=1, hosts=scene.hosts, more="max_restarts: 1\n")
+    scene.cluster.wait_for_log(job, "all tricks are played")
+    time.sleep(3)
+    scene.kill(job)
+    record = scene.end_of(job, "SUCCEEDED", "FAILED")
+    assert (record["state"], record["restarts"]) == ("SUCCEEDED", 1), record["reason"]
+    left = " ".join(record["outputs_left"]["first"])
+    assert "FIFO" in left, left
+    assert "socket" in left, left
+    assert record["outputs_left"]["hosts"] == [], left
+    outputs = scene.cluster.home / "jobs" / job / "outputs"
+    assert (outputs / "steady").read_text() == "steady"
+    assert (outputs / "sparse").stat().st_size == 1 << 40
+    (outputs / "sparse").unlink()  # nobody wants to search it
+    assert (outputs / "link0").is_symlink()
+    assert (outputs / "suid").stat().st_mode & 0o7000 == 0
+    scene.assert_unharmed()
+
+
+def test_outputs_whose_folder_keeps_everybody_out_come_home_and_go_to_the_next_attempt(scene):
+    job = scene.play("closed", "modes", "closes_outputs", gpus=1, hosts=scene.hosts, more="max_restarts: 1\n")
+    scene.cluster.wait_for_log(job, "all tricks are played")
+    scene.kill(job)
+    record = scene.end_of(job, "SUCCEEDED", "FAILED")
+    assert (record["state"], record["restarts"], record["outputs_left"]) == ("SUCCEEDED", 1, None), record
+    assert (scene.cluster.home / "jobs" / job / "outputs" / "suid").read_text() == "closed"
+    scene.assert_unharmed()
+
+
+def test_what_a_program_forges_pretends_and_prints_harms_its_own_job_alone(scene):
+    """Its rank 0 plays tricks beside the neighbour, whose fence comes first; its rank 1 runs on another host."""
+    job = scene.play("reports", *IN_RUN, *ELSEWHERE, hosts=scene.hosts, STAY_S=300)
+    scene.cluster.wait_for_log(job, "all tricks are played", timeout_s=60)
+    time.sleep(3)
+    assert scene.cluster.job(job)["state"] == "RUNNING", "forged ends of other hosts' ranks end nothing"
+    scene.assert_unharmed()
+    shown = [
+        scene.cluster.gpurun(*argv)
+        for argv in (("logs", job), ("show", job), ("status",), ("status", job), ("top", "--once"))
+    ]
+    assert scene.cluster.gpurun("cancel", job).code == 0
+    scene.end_of(job, "CANCELLED")
+    assert not any(
+        "\x1b" in text or "\x9b" in text or "\u202e" in text for done in shown for text in (done.out, done.err)
+    )
+    log = scene.cluster.log(job)
+    assert "ROOT" not in log and "WROTE" not in log and "CHANGED" not in log, log[-3000:]
+    assert "forged line" not in log
+    assert "tells of rank" in scene.notes(job)
+    for word in (scene.words["host"], scene.words["head"]):
+        scene.assert_nowhere(word, scene.cluster.home)
+
+
+@pytest.mark.parametrize("trick", ["own_folder", "closes_run", "kills_script"])
+def test_a_program_that_takes_its_own_reports_away_ends_and_its_host_is_free(scene, trick):
+    job = scene.play(trick, trick, STAY_S=2, more="time_limit: 20s\n")
+    scene.end_of(job)
+    scene.assert_unharmed()

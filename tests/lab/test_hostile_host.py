@@ -1,0 +1,203 @@
+"""A host whose agent is another's program: it lies in every operation, and harms nothing but its own gangs.
+
+The host's ``python3`` is a wrapper that loads `hostile/lies.py` before gpurun's agent. Each gang has one rank there and
+one on an honest host; a job beside runs on a third host. The liar is named, honest hosts are free again, the head's
+other files are as they were, and no supervisor grows.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from faulting import events
+from scene import Scene, build_image
+
+from gpurun.lab.lab import Lab
+from gpurun.node.processes import list_processes
+
+pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("train"), pytest.mark.timeout(400)]
+
+LIES = Path(__file__).parent / "hostile" / "lies.py"
+WRAPPER = """#!/bin/sh
+case "$*" in
+*gpurun.node.agent*) ;;
+*) exec /usr/bin/python3 "$@" ;;
+esac
+code=$(printf %s "$2" | sed 's#from gpurun.node.agent import main;#exec(open("/opt/lies/lies.py").read());&#')
+exec /usr/bin/python3 "$1" "$code"
+"""
+PLACE = "/usr/local/bin/python3"
+MOST_KIB = 400 << 10
+"""A supervisor has about 90 MiB; a lie may make it hold 64 MiB of one operation, and as much decoded."""
+AT_START = ("gang.prepare", "claims.take", "images.ask", "probe.facts", "gang.create", "gang.start", "gang.inspect")
+AT_WORK = ("docker.wait", "docker.logs", "outputs.list", "outputs.read", "outputs.remove")
+SPECIAL = [
+    {"gang.prepare": "another"}, {"gang.prepare": "same_name"}, {"gang.prepare": "endless"}, {"gang.prepare": "noise"},
+    {"gang.create": "fails"}, {"gang.inspect": "no_frames"}, {"images.ask": "huge"}, {"ranks.follow": "rubbish"},
+    {"ranks.follow": "others"}, {"ranks.follow": "floods"}, {"ranks.follow": "hangs"}, {"ranks.follow": "endless"},
+    {"outputs.list": "outside"}, {"outputs.list": "below_a_link"}, {"outputs.read": "other_bytes"},
+    {"gang.progress": "far"}, {"health.watch": "stream_of_rubbish"},
+]  # fmt: skip
+HARMLESS = ("noise", "far")
+PLAN = [*({op: ("rubbish", "closes")[number % 2]} for number, op in enumerate((*AT_START, *AT_WORK))), *SPECIAL]
+TRAINS = 'echo "rank $GPURUN_RANK"; echo x >/out/x.$GPURUN_RANK; sleep 2'
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory):
+    build_image(tmp_path_factory.mktemp("image"))
+
+
+class Liar:
+    """A host of the lab whose agents lie."""
+
+    def __init__(self, lab: Lab, host: str, plan: list[dict[str, str]]) -> None:
+        self.lab, self.host = lab, host
+        self.write("/opt/lies/lies.py", LIES.read_text())
+        self.write("/opt/lies/plan.json", json.dumps(plan))
+        self.write("/opt/lies/turns.json", "{}")
+        self.write(PLACE, WRAPPER, mode="755")
+
+    def write(self, path: str, text: str, mode: str = "666") -> None:
+        script = 'mkdir -p "$(dirname "$0")"; chmod 777 "$(dirname "$0")"; cat >"$0"; chmod "$1" "$0"'
+        if path == PLACE:
+            script = 'cat >"$0"; chmod "$1" "$0"'
+        done = self.lab.run(self.host, ["sh", "-c", script, path, mode], stdin=text.encode())
+        assert done.code == 0, done.stderr
+
+    def turns(self) -> dict[str, int]:
+        return json.loads(self.lab.run(self.host, ["cat", "/opt/lies/turns.json"]).stdout)
+
+    def clean(self) -> None:
+        """Remove what its lies have kept there: outputs that nobody brought home."""
+        self.lab.run(self.host, ["sh", "-c", "rm -rf /home/train/.gpurun/outputs/j-*"])
+
+    def repent(self) -> None:
+        self.lab.run(self.host, ["rm", "-rf", PLACE])
+        self.lab.run(self.host, ["touch", "/opt/lies/off"])
+
+
+class Sizes(threading.Thread):
+    """The most memory that each supervisor of these jobs has had."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.kib: dict[str, int] = {}
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        while not self.ended.wait(0.3):
+            for process in list_processes():
+                if "gpurun.supervisor j-" in process.command:
+                    with suppress(OSError, StopIteration):
+                        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+                        peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+                        job = process.command.partition("gpurun.supervisor ")[2].split()[0]
+                        self.kib[job] = max(peak, self.kib.get(job, 0))
+
+
+@pytest.fixture
+def liar(train_lab):
+    made = []
+
+    def make(plan):
+        made.append(Liar(train_lab, train_lab.hosts[0].name, plan))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.repent()
+        each.lab.run(each.host, ["rm", "-rf", "/opt/lies"])
+
+
+@pytest.fixture
+def scene(cluster, image):
+    made = Scene(cluster, [cluster.lab.hosts[2].name])
+    made.let_one_end()
+    made.begin_neighbour()
+    made.remember()
+    yield made
+
+
+def submit(scene, liar, name, command=TRAINS, limit_s=5):
+    honest = scene.cluster.lab.hosts[1].name
+    return scene.start(
+        name,
+        "image: gpurun/hostile:1\ngpus: 2\nlauncher: tasks\noutputs: /out\noutputs_every: 1s\ngrace: 1s\n"
+        f"time_limit: {limit_s}s\nconstraints: {{gpus_per_host: 1, hosts: [{liar.host}, {honest}]}}\n"
+        f"command: {json.dumps(['sh', '-c', command])}\n",
+    )  # fmt: skip
+
+
+def told(scene, job):
+    """All that the head says of a job."""
+    record = json.loads((scene.cluster.home / "jobs" / job / "state.json").read_text())
+    said = []
+    with suppress(FileNotFoundError):
+        said = [json.dumps(event) for event in events(scene.cluster, job) if event["kind"] in ("note", "host")]
+    return record, "\n".join([record["reason"], *said])
+
+
+def test_whatever_an_agent_answers_it_harms_its_own_gangs_and_is_named(scene, liar):
+    mine, sizes = liar(PLAN), Sizes()
+    sizes.start()
+    jobs = [submit(scene, mine, f"lie{number}") for number in range(len(PLAN))]
+    for job in jobs:
+        scene.cluster.wait_for(job, "SUCCEEDED", "FAILED", "CANCELLED", "TIMED_OUT", timeout_s=120)
+    sizes.ended.set()
+    turns, wrong = mine.turns(), []
+    for job in jobs:
+        (lie,) = PLAN[turns[job]].items()
+        record, said = told(scene, job)
+        is_named = mine.host in said
+        if lie[1] in HARMLESS and record["state"] != "SUCCEEDED":
+            wrong.append((lie, record["state"], record["reason"]))
+        if lie[1] not in HARMLESS and not is_named:
+            wrong.append((lie, record["state"], record["reason"], "nobody is named"))
+        if sizes.kib.get(job, 0) > MOST_KIB:
+            wrong.append((lie, sizes.kib[job]))
+        log = scene.cluster.log(job)
+        if "forged" in log or "\x1b" in said:
+            wrong.append((lie, "its words were taken"))
+    assert wrong == []
+    mine.repent()
+    mine.clean()
+    assert not list(scene.cluster.folder.rglob("*owned*"))
+    assert not Path("/tmp/owned").exists()
+    assert not Path("/etc/owned").exists()
+    scene.assert_unharmed()
+
+
+def test_a_host_that_says_all_is_gone_while_its_container_runs_gives_its_gpus_to_nobody(scene, liar):
+    """The next gang's claim is made at the host's Docker, which is honest, by an agent that is."""
+    mine = liar([{"gang.fence": "all_gone", "docker.request": "rubbish", "gang.signal": "rubbish"}])
+    first = submit(scene, mine, "first", "sleep 600", limit_s=300)
+    scene.cluster.wait_for(first, "RUNNING")
+    assert scene.cluster.gpurun("cancel", first).code == 0
+    scene.cluster.wait_for(first, "CANCELLED")
+    running = ["docker", "ps", "-q", "--filter", f"label=gpurun.job={first}"]
+    assert scene.cluster.lab.run(mine.host, running).stdout, "it lied"
+    mine.repent()
+    second = scene.start(
+        "second",
+        f"image: gpurun/hostile:1\ngpus: 2\nlauncher: tasks\nconstraints: {{gpus_per_host: 2, hosts: [{mine.host}]}}\n"
+        "command: [sh, -c, 'echo got in']\n",
+    )  # fmt: skip
+    deadline = time.monotonic() + 30
+    while first not in told(scene, second)[1] and time.monotonic() < deadline:
+        time.sleep(0.2)
+    record, said = told(scene, second)
+    assert first in said + json.dumps(record), said
+    assert "got in" not in scene.cluster.log(second)
+    scene.cluster.lab.run(mine.host, ["sh", "-c", "docker ps -aq --filter label=gpurun.job | xargs -r docker rm -f"])
+    scene.cluster.gpurun("recover", "--claims", "-i", str(scene.cluster.inventory))
+    scene.cluster.wait_for(second, "SUCCEEDED", timeout_s=60)
+    scene.cluster.lab.run(
+        mine.host, ["rm", "-rf", f"/home/train/.gpurun/jobs/{first}", f"/home/train/.gpurun/outputs/{first}"]
+    )
+    scene.assert_unharmed()
