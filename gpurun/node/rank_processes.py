@@ -177,12 +177,14 @@ def _environments() -> List[Tuple[Process, Dict[str, str]]]:
 
 def _ranks(found: List[Tuple[Process, Dict[str, str]]], job: str, attempt: Optional[int]) -> Iterator[RankProcess]:
     """The ranks among processes. A program can have any environment: in another job's container it is no rank."""
-    box = job_parts.container_of_main(job)
+    box: Optional[str] = None
     for process, environ in found:
         rank = next((environ[name] for name in RANK_VARIABLES if environ.get(name)), "")
         is_wanted = environ.get("GPURUN_JOB") == job and attempt in (None, _number(environ.get("GPURUN_ATTEMPT", "")))
-        if is_wanted and _number(rank) is not None and (not box or container_of(process.pid) == box):
-            yield RankProcess(process, int(rank), environ)
+        if is_wanted and _number(rank) is not None:
+            box = job_parts.container_of_main(job) if box is None else box
+            if not box or container_of(process.pid) == box:
+                yield RankProcess(process, int(rank), environ)
 
 
 def _number(text: str) -> Optional[int]:
