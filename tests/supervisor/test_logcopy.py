@@ -263,7 +263,7 @@ def test_a_host_has_no_say_in_the_ranks_of_others_and_is_named_once(follow, tmp_
 def test_a_host_whose_answers_cannot_be_true_is_named_once(follow):
     gate, notes = threading.Event(), []
     lie = RemoteOpFailed("its answer cannot be true", kind="bad-answer", host="h")
-    made, host = follow([gate, lie], [lie], [lie], [said("end", code=0)])
+    made, _ = follow([gate, lie], [lie], [lie], [said("end", code=0)])
     made._note = notes.append
     gate.set()
     until(lambda: made.ranks)
