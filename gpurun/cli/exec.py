@@ -52,7 +52,8 @@ def exec_(
         links.close()
     target = links.targets[host_of(lease, rank, places, silent)]
     terminal = ["-t"] if sys.stdin.isatty() else []
-    inside = ["docker", "exec", "-i", *terminal, container_name(record.id, record.attempt), *command]
+    engine = ["--host", target.docker_host] if target.docker_host else []
+    inside = ["docker", *engine, "exec", "-i", *terminal, container_name(record.id, record.attempt), *command]
     ssh = ["ssh", *terminal, *(["-F", target.ssh_config] if target.ssh_config else [])]
     ssh += ["-o", "StrictHostKeyChecking=yes"]
     ssh += ["-o", f"HostName={target.address}"] if target.address else []

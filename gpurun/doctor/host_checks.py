@@ -10,6 +10,7 @@ from gpurun.facts.hardware import Hardware, HcaPort, Nic
 from gpurun.inventory.model import Fabric, FabricKind, Host
 from gpurun.launch.fabric_hcas import LINK_LAYER, split_name
 from gpurun.launch.fabric_roce import ROCE_V2, address_kind, candidates
+from gpurun.state.filesystem import is_shared
 
 GIB = 1 << 30
 LITTLE_SPACE_BYTES = 5 * GIB
@@ -23,6 +24,7 @@ def check_host(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Finding]
     """Every check that needs only this host."""
     yield from _sections(host, found)
     yield from _docker(host, found)
+    yield from _folder(host, found)
     yield from _interface(host, fabric, found)
     yield from _name(host, found)
     if fabric.kind is not FabricKind.TCP:
@@ -44,8 +46,14 @@ def _docker(host: Host, found: Hardware) -> Iterator[Finding]:
         remedy = "sudo systemctl start docker"
         if "may not use" in docker.problem:
             remedy = f"sudo usermod -aG docker {host.user or 'USER'}, then log in again"
+        elif "Podman" in docker.problem:
+            remedy = f"remove podman-docker, or name Docker's socket: gpurun inventory set {host.name} docker_host=…"
         yield Finding("docker", Severity.ERROR, (host.name,), docker.problem, remedy)
         return
+    if docker.has_own_network:
+        evidence = f"Docker at {docker.socket} has a network of its own: other hosts cannot reach ranks there"
+        remedy = "use the host's system-wide engine; a gang on this host alone can run as it is"
+        yield Finding("docker-network", Severity.ERROR, (host.name,), evidence, remedy)
     if host.gpus and not docker.gpu_support:
         evidence = "Docker knows no NVIDIA runtime, CDI device or container toolkit"
         remedy = (
@@ -56,6 +64,15 @@ def _docker(host: Host, found: Hardware) -> Iterator[Finding]:
         severity = Severity.ERROR if docker.free_bytes < NO_SPACE_BYTES else Severity.WARNING
         evidence = f"{docker.free_bytes / GIB:.1f} GiB free in {docker.root}"
         yield Finding("docker-space", severity, (host.name,), evidence, "docker image prune --all, or add disk")
+
+
+def _folder(host: Host, found: Hardware) -> Iterator[Finding]:
+    if is_shared(found.folder_kind):
+        evidence = f"{found.folder} is on {found.folder_kind}, which other hosts may share: they would remove its files"
+        remedy = (
+            f"gpurun inventory set {host.name} folder=DIR, a folder on a disk of its own that the user may write to"
+        )
+        yield Finding("shared-folder", Severity.ERROR, (host.name,), evidence, remedy)
 
 
 def _interface(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Finding]:

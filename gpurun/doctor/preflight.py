@@ -15,8 +15,9 @@ from gpurun.inventory.model import Inventory
 from gpurun.remote.fleet import Fleet
 
 BLOCKING = frozenset(
-    {"address", "clock", "docker", "docker-gpu", "firewall", "gpu-driver", "gpu-lost", "gpu-missing", "gpu-stranger",
-     "hca", "hca-link-layer", "hca-node", "hca-port", "interface", "memlock", "mtu", "path", "roce-gid", "ssh"}
+    {"address", "clock", "docker", "docker-gpu", "docker-network", "firewall", "gpu-driver", "gpu-lost", "gpu-missing",
+     "gpu-stranger", "hca", "hca-link-layer", "hca-node", "hca-port", "interface", "memlock", "mtu", "path", "roce-gid",
+     "shared-folder", "ssh"}
 )  # fmt: skip
 """Checks whose errors make a gang fail or hang. A slow link or old memory errors only deserve a word."""
 
@@ -72,7 +73,9 @@ def judge(inventory: Inventory, survey: Survey, grants: Mapping[str, tuple[int, 
 
 
 def _concerns(finding: Finding, grants: Mapping[str, tuple[int, ...]]) -> bool:
-    """A finding about certain GPUs matters only if one of them was granted."""
+    """Whether a finding is about GPUs that were granted, or about a network that the gang needs."""
+    if finding.check == "docker-network":
+        return len(grants) > 1
     if not finding.gpus:
         return True
     return any(set(gpus) & set(grants.get(host, ())) for host, gpus in finding.gpus.items())

@@ -147,7 +147,11 @@ class DockerFacts:
     """The host's container engine.
 
     Attributes:
+        socket: where it answers.
+        architecture: of its containers, as ``uname -m`` writes it.
         gpu_support: how containers get GPUs: ``runtime``, ``cdi``, ``hook``, or empty for not at all.
+        is_rootless: it runs as a user; uid 0 in its containers is that user.
+        has_own_network: containers with the "host's" network do not have this host's; None = not known.
         memlock_bytes, nofile: the engine's own hard limits; -1 = unlimited, None = not known.
         may_raise_limits: whether it can give containers more than that (CAP_SYS_RESOURCE).
         problem: why nothing is known, when nothing is.
@@ -159,6 +163,10 @@ class DockerFacts:
     free_bytes: int | None = None
     total_bytes: int | None = None
     gpu_support: str = ""
+    socket: str = ""
+    architecture: str = ""
+    is_rootless: bool = False
+    has_own_network: bool | None = None
     memlock_bytes: int | None = None
     nofile: int | None = None
     may_raise_limits: bool | None = None
@@ -197,6 +205,8 @@ class Hardware:
         peermem: version of the ``nvidia_peermem`` module; empty = not loaded.
         dmabuf: whether driver and kernel can do GPUDirect by DMA-BUF; None = not known.
         infiniband_nodes: names in /dev/infiniband.
+        folder: where gpurun keeps its files there.
+        folder_kind: the type of file system that holds it, such as ``ext4`` or ``nfs4``.
         problems: section → what could not be read and why.
         elapsed_s: how long the probe took on the host.
     """
@@ -220,6 +230,8 @@ class Hardware:
     infiniband_nodes: tuple[str, ...] = ()
     docker: DockerFacts = DockerFacts()
     limits: Limits = Limits()
+    folder: str = ""
+    folder_kind: str = ""
     problems: Mapping[str, str] = field(default_factory=dict)
     elapsed_s: float | None = None
 

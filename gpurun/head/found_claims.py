@@ -24,7 +24,7 @@ from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import look
 from gpurun.leases.allocator import allocator_lock
-from gpurun.leases.lease import Lease, machines_of
+from gpurun.leases.lease import Lease, machines_of, places_of
 from gpurun.leases.refusals import FORGET_S
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.state import audit
@@ -151,4 +151,5 @@ def _lease(job: str, attempt: int, inventory: Inventory, gpus: Mapping[str, set[
             job=job, attempt=attempt, owner=myself(), owner_uid=os.getuid(), generation=hosts[0].generation,
             racks=tuple(dict.fromkeys(host.rack for host in hosts)), grants=grants, ssh_port=0, granted_s=time.time(),
             inventory=inventory.source, lost=True, found=True, machines=machines_of(inventory, grants),
+            places=places_of(inventory, grants),
         )  # fmt: skip

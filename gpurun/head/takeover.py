@@ -24,7 +24,7 @@ from gpurun.jobs.record import CancelRequest, JobRecord
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, end_queued_job, finish
 from gpurun.leases.allocator import allocator_lock
-from gpurun.leases.lease import Lease, machines_of
+from gpurun.leases.lease import Lease, machines_of, places_of
 from gpurun.leases.store import WAY_OUT, LeaseLock, LeaseStore
 from gpurun.state import audit, lock
 from gpurun.state.people import has_account, myself, user_name
@@ -115,6 +115,7 @@ def lost_lease(lease: Lease, inventory: Inventory) -> Lease:
     return replace(
         lease, owner=myself(), owner_uid=os.getuid(), grants=grants, racks=racks, inventory=inventory.source, lost=True,
         found=True, apart=(), joins=(), machines=machines_of(inventory, grants),
+        places=places_of(inventory, grants),
     )  # fmt: skip
 
 

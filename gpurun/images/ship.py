@@ -32,6 +32,7 @@ ASK_LIMIT_S = 60.0
 HINTS = {
     "no-docker": "check that Docker runs there and that the user may use it (group docker)",
     "denied": "check that the user may use Docker there (group docker)",
+    "architecture": "build the image for this host: docker buildx build --platform linux/ARCHITECTURE",
     "no-space": "free some space there, for instance with: docker system prune",
 }
 

@@ -86,6 +86,14 @@ DockerHost = Annotated[
         pattern=r"^(?:unix:///|tcp://|ssh://)[\x21-\x7e]+\Z", title="a Docker address such as unix:///run/docker.sock"
     ),
 ]
+HostDocker = Annotated[
+    str,
+    Meta(pattern=r"^unix:///[A-Za-z0-9_./@+-]+\Z", title="a Docker socket such as unix:///run/user/1000/docker.sock"),
+]
+Interpreter = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9_./+-]{1,255}\Z", title="a Python such as python3.9 or /opt/python/bin/python3")
+]
+HostFolder = Annotated[str, Meta(pattern=r"^/[A-Za-z0-9_./@+-]{1,255}\Z", title="a folder such as /local")]
 Address = Annotated[
     str,
     written(
@@ -141,6 +149,16 @@ class HostKeys(TypedDict, total=False):
     port: Annotated[int, Meta(ge=1, le=65535, description="SSH port")]
     fabric_address: Annotated[
         Address, Meta(description="Address other hosts' ranks use; the fabric interface's own if left out")
+    ]
+    python: Annotated[
+        Interpreter, Meta(description="The host's Python, 3.8 or newer: a name or a path; python3 if left out")
+    ]
+    docker_host: Annotated[
+        HostDocker, Meta(description="The host's Docker socket; the SSH user's own DOCKER_HOST or context if left out")
+    ]
+    folder: Annotated[
+        HostFolder,
+        Meta(description="A local folder for gpurun's files, if hosts share home folders; ~ if left out"),
     ]
     labels: Annotated[dict[Label, LabelText], Meta(description="Words of your own, chosen from with @label:KEY=VALUE")]
 

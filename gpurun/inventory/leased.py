@@ -9,7 +9,7 @@ from typing import Protocol
 from gpurun.errors import StateError
 from gpurun.inventory.model import Inventory
 
-RELIED_ON = ("gpus", "generation", "user", "address", "port", "fabric_address")
+RELIED_ON = ("gpus", "generation", "user", "address", "port", "fabric_address", "docker_host", "folder")
 
 
 JobsByMachine = Mapping[str, Sequence[str]]

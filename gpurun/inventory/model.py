@@ -58,6 +58,9 @@ class Host:
         address: what SSH connects to; the host's name unless given. ``~/.ssh/config`` may refine it.
         fabric_address: the address ranks of other hosts use; None = the address of the fabric's
             interface as the host itself reports it.
+        python: the interpreter that runs gpurun's agent there; None = ``python3``.
+        docker_host: its Docker engine's socket, ``unix:///…``; None = as the SSH user's ``docker`` would choose.
+        folder: a folder on a disk of the host's own, below which gpurun keeps its files; None = the user's home.
     """
 
     name: str
@@ -73,6 +76,9 @@ class Host:
     address: str | None = None
     port: int | None = None
     fabric_address: str | None = None
+    python: str | None = None
+    docker_host: str | None = None
+    folder: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def __hash__(self) -> int:

@@ -15,28 +15,30 @@ class HostAccount:
     """A host's own account of itself, for the user gpurun logs in as.
 
     Attributes:
-        uid, gid: numeric, as text: a container runs as exactly this user.
-        home: that user's home directory; the job's folder lies under it.
+        uid, gid: numeric, as text: a container runs as exactly this user. An engine that runs as that user calls it 0.
+        folder: gpurun's own folder on the host: the job's folder lies below it.
         hostname: what the host calls itself; Gloo resolves it.
         address: IPv4 address of the fabric's interface.
         sshd: absolute path of OpenSSH's server.
+        docker_host: the engine that has the job's container, as ``DOCKER_HOST``.
     """
 
     uid: str
     gid: str
     user: str
-    home: str
+    folder: str
     hostname: str
     address: str
     sshd: str = "/usr/sbin/sshd"
+    docker_host: str = "unix:///var/run/docker.sock"
 
     def job_folder(self, job: str) -> str:
         """Where a job's files lie on this host; mode 0700."""
-        return f"{self.home}/.gpurun/jobs/{job}"
+        return f"{self.folder}/jobs/{job}"
 
     def outputs_folder(self, job: str) -> str:
         """Where a job's outputs lie on this host while it runs."""
-        return f"{self.home}/.gpurun/outputs/{job}"
+        return f"{self.folder}/outputs/{job}"
 
 
 def assumed_account(host: Host, fabric: Fabric) -> HostAccount:
@@ -45,7 +47,7 @@ def assumed_account(host: Host, fabric: Fabric) -> HostAccount:
         uid="$(id -u)",
         gid="$(id -g)",
         user=host.user or "$USER",
-        home="$HOME",
+        folder=f"{host.folder}/gpurun-$(id -u)" if host.folder else "$HOME/.gpurun",
         hostname=host.name,
         address=host.fabric_address or f"<{fabric.interface} of {host.name}>",
     )

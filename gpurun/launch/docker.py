@@ -19,6 +19,12 @@ SECRETS = "/run/secrets"
 AUTOTUNE_FILE = "autotune.csv"
 RUN = "/run/gpurun"
 """Where `gpurun.runtime` leaves progress and heartbeats; writable, on the host's side `run` in the job's folder."""
+_AS_THE_USER = ("--userns", "host", "--security-opt", "label=disable")
+"""Whatever a host's engine does to other containers, this one may use the user's own files and the host's network.
+
+With ``userns-remap`` a container's users are strangers to the mounted files, and may not have the host's network. With
+SELinux a container may not touch what lies below a home folder; ``:z`` would relabel people's data for ever.
+"""
 _LOG_OPTIONS = ("max-size=1t", "max-file=1", "compress=false")
 """Docker keeps the whole log until the job has ended, whatever a host's ``daemon.json`` says of other containers.
 
@@ -103,7 +109,7 @@ def run_argv(
         argv += ["--label", f"{name}={value}"]
     argv += ["--log-driver", "json-file", *(word for option in _LOG_OPTIONS for word in ("--log-opt", option))]
     argv += ["--init", "--network", "host", "--user", f"{account.uid}:{account.gid}"]
-    argv += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+    argv += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", *_AS_THE_USER]
     argv += ["--gpus", f'"device={",".join(str(index) for index, _ in cards)}"']
     argv += ["--shm-size", f"{spec.shm_size_mib}m", *fabric_flags]
     for name, address in names.items():

@@ -53,17 +53,18 @@ def scripts() -> dict[str, str]:
     return {"ssh": SSH_WRAPPER, "launch": LAUNCH, "hold": HOLD, "hosts": HOSTS_SCRIPT}
 
 
-def sshd_config(*, folder: str, address: str, port: int, user: str, container: str) -> str:
+def sshd_config(*, folder: str, address: str, port: int, user: str, docker_host: str, container: str) -> str:
     """The private sshd's configuration on one host.
 
     Args:
         folder: the job's folder on the host, absolute.
-        container: name of the job's container on the host.
+        docker_host: the engine that has the job's container, as ``DOCKER_HOST``.
+        container: the container's name.
 
     StrictModes is off because the folder is made 0700 by gpurun itself, while a group-writable home directory
     above it would make sshd refuse the key without saying so.
     """
-    run_inside = f'exec docker exec -i -e GPURUN_STDIN=launcher {shlex.quote(container)} sh -c "$SSH_ORIGINAL_COMMAND"'
+    docker = shlex.join(("docker", "--host", docker_host, "exec", "-i", "-e", "GPURUN_STDIN=launcher", container))
     lines = [
         f"ListenAddress {address}:{port}",
         f"HostKey {folder}/sshd/host_key",
@@ -86,7 +87,7 @@ def sshd_config(*, folder: str, address: str, port: int, user: str, container: s
         "ClientAliveInterval 15",
         "ClientAliveCountMax 8",
         "LogLevel ERROR",
-        f"ForceCommand {run_inside}",
+        f'ForceCommand exec {docker} sh -c "$SSH_ORIGINAL_COMMAND"',
     ]
     return "\n".join(lines) + "\n"
 

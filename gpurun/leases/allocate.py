@@ -29,7 +29,7 @@ from gpurun.jobs.store import JobStore
 from gpurun.leases.allocator import PATIENCE_S, allocator_lock
 from gpurun.leases.asking import ask_to_give_way
 from gpurun.leases.draining import departures_of, is_drain_over, wanted_request
-from gpurun.leases.lease import Holdings, Lease, machines_of
+from gpurun.leases.lease import Holdings, Lease, machines_of, places_of
 from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.leases.view import View, place_of
@@ -223,6 +223,7 @@ class _Passing:
             generation=placement.generation, racks=placement.racks, grants=placement.grants,
             ssh_port=ssh_port, granted_s=self._view.now_s,
             inventory=inventory.source, machines=machines_of(inventory, placement.grants),
+            places=places_of(inventory, placement.grants),
         )  # fmt: skip
         try:
             lock = self._leases.grant(lease, self._view.occupancy)

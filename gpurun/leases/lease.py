@@ -14,6 +14,18 @@ _MACHINE = re.compile(r"\S+:\d{1,5}")
 
 
 @dataclass(frozen=True)
+class HostPlace:
+    """Where a gang's containers and files are on a host that is not arranged as most are.
+
+    Attributes:
+        docker_host, folder: as `gpurun.inventory.model.Host` had them.
+    """
+
+    docker_host: str | None = None
+    folder: str | None = None
+
+
+@dataclass(frozen=True)
 class Lease:
     """A gang's GPUs, all of them, for one attempt.
 
@@ -27,6 +39,7 @@ class Lease:
         apart: hosts that hold GPUs of an elastic gang without being part of it: on their way in, or out.
         joins: hosts that came to an elastic gang after its start, oldest first, each as often as it came.
         machines: host → `gpurun.inventory.model.Host.machine` as it was at the grant. Leases of older versions lack it.
+        places: the same for a host's engine and folder, where the inventory named them.
 
     Raises:
         ValueError: `inventory` is no path, or one of `machines` is none; what reads a file takes that for damage.
@@ -47,6 +60,7 @@ class Lease:
     apart: tuple[str, ...] = ()
     joins: tuple[str, ...] = ()
     machines: Mapping[str, str] = field(default_factory=dict, hash=False)
+    places: Mapping[str, HostPlace] = field(default_factory=dict, hash=False)
     version: int = 1
 
     def __post_init__(self) -> None:
@@ -84,18 +98,27 @@ def machines_of(inventory: Inventory, grants: Iterable[Grant]) -> dict[str, str]
     return {grant.host: inventory.by_name[grant.host].machine for grant in grants}
 
 
+def places_of(inventory: Inventory, grants: Iterable[Grant]) -> dict[str, HostPlace]:
+    """Host → engine and folder, for the hosts of some grants that have their own."""
+    hosts = (inventory.by_name[grant.host] for grant in grants)
+    return {host.name: HostPlace(host.docker_host, host.folder) for host in hosts if host.docker_host or host.folder}
+
+
 def as_granted(inventory: Inventory, lease: Lease) -> Inventory:
     """An inventory in which the hosts of a lease are the machines that they were at the grant.
 
-    Somebody can give a host another address, or remove it, while a gang runs there. The gang's containers are still on
-    the old machine, and only a fence of that machine frees its GPUs.
+    Somebody can give a host another address, engine or folder, or remove it, while a gang runs there. The gang's
+    containers are still on the old machine, and only a fence of that machine frees its GPUs.
     """
-    hosts = [_as_granted(host, lease.machines.get(host.name)) for host in inventory.hosts]
+    granted = {grant.host for grant in lease.grants}
+    hosts = [_as_granted(host, lease) if host.name in granted else host for host in inventory.hosts]
     hosts += [_removed_host(grant, inventory, lease) for grant in lease.grants if grant.host not in inventory.by_name]
     return replace(inventory, hosts=tuple(hosts))
 
 
-def _as_granted(host: Host, machine: str | None) -> Host:
+def _as_granted(host: Host, lease: Lease) -> Host:
+    machine, place = lease.machines.get(host.name), lease.places.get(host.name, HostPlace())
+    host = replace(host, docker_host=place.docker_host, folder=place.folder)
     if machine is None or machine == host.machine:
         return host
     address, _, port = machine.rpartition(":")
@@ -108,4 +131,4 @@ def _removed_host(grant: Grant, inventory: Inventory, lease: Lease) -> Host:
     like = like or next(iter(inventory.hosts), None)  # somebody may have removed all of them
     rack, fabric, user = (like.rack, like.fabric, like.user) if like else ("", next(iter(inventory.fabrics), ""), None)
     host = Host(grant.host, rack, lease.generation, max(grant.gpus, default=0) + 1, fabric, user=user)
-    return _as_granted(host, lease.machines.get(grant.host))
+    return _as_granted(host, lease)

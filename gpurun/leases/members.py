@@ -14,7 +14,7 @@ from gpurun import faults
 from gpurun.inventory.model import Inventory
 from gpurun.leases.allocate import look, snapshot
 from gpurun.leases.allocator import allocator_lock
-from gpurun.leases.lease import Lease, machines_of
+from gpurun.leases.lease import Lease, machines_of, places_of
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.scheduler.gangs import gang_of
 from gpurun.scheduler.growth import growth
@@ -68,6 +68,7 @@ def grow(home: Path, held: Held, inventory: Inventory, *, now_s: float) -> tuple
         changed = replace(
             lease, grants=(*lease.grants, *more.grants), racks=tuple(dict.fromkeys((*lease.racks, *more.racks))),
             apart=(*lease.apart, *more.hosts), machines={**lease.machines, **machines_of(inventory, more.grants)},
+            places={**lease.places, **places_of(inventory, more.grants)},
         )  # fmt: skip
         held = changed, LeaseStore(home).grow(lock, changed, view.occupancy)
     audit.note(home, "grow", job=lease.job, hosts=list(more.hosts))

@@ -18,7 +18,7 @@ import time
 import types
 from typing import Any, Callable, Dict, Optional
 
-from gpurun.node import frames
+from gpurun.node import frames, place
 from gpurun.node.call import Call, Cancelled, OpError, OpReply, text_of
 
 # A head that is alive pings every few seconds. After this silence it is taken for dead, whatever TCP believes.
@@ -234,14 +234,25 @@ def _stop(agent_calls: Callable[[], "list[Call]"]) -> None:
     os._exit(0)
 
 
-def main(nonce: str, silence_limit_s: float = SILENCE_LIMIT_S) -> None:
+def main(
+    nonce: str,
+    silence_limit_s: float = SILENCE_LIMIT_S,
+    docker_host: Optional[str] = None,
+    folder: Optional[str] = None,
+) -> None:
     """Run as the process's main program; never returns.
 
     Args:
         nonce: echoed after the magic, so that nothing else on stdout can be taken for the agent.
         silence_limit_s: seconds without a byte from the head after which it is taken for dead.
+        docker_host: the engine to use; None = what the user's ``docker`` would use.
+        folder: see `gpurun.node.place.use`.
     """
     os.umask(0o077)
+    if docker_host is not None:
+        os.environ["DOCKER_HOST"] = docker_host
+    if folder is not None:
+        place.use(folder)
     fd_in, fd_out = _private_streams()
     agent = Dispatcher(fd_in, fd_out, silence_limit_s)
 

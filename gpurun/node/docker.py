@@ -4,6 +4,7 @@ Everything a caller needs is `docker.request`; `docker.logs` and `docker.wait` a
 they last.
 """
 
+import hashlib
 import http.client
 import json
 import os
@@ -39,16 +40,43 @@ class Connection(http.client.HTTPConnection):
                 pass
 
 
-def socket_path(docker_host: Optional[str]) -> str:
-    """The socket's path for a ``DOCKER_HOST`` value; None = the environment's, else Docker's default.
+def socket_path(docker_host: Optional[str] = None) -> str:
+    """The socket of the engine to use: the one that the user's ``docker`` would use.
+
+    Args:
+        docker_host: as in ``DOCKER_HOST``; None = the environment's; else the user's context; else the system's engine,
+            or a rootless one of the user's if there is no other (docs.docker.com, "rootless", "context").
 
     Raises:
-        OpError: ``bad-request`` when it names anything but a Unix socket.
+        OpError: ``bad-request`` when that is anything but a Unix socket.
     """
-    host = docker_host or os.environ.get("DOCKER_HOST") or "unix://" + DEFAULT_SOCKET
+    host = docker_host or os.environ.get("DOCKER_HOST") or _host_of_context() or "unix://" + _usual_socket()
     if not host.startswith("unix://"):
         raise OpError("bad-request", "only unix:// Docker sockets are supported, not %r" % host)
     return host[len("unix://") :]
+
+
+def _host_of_context() -> Optional[str]:
+    """The endpoint of the context that the user chose; None = no context, or one that is not there."""
+    folder = os.environ.get("DOCKER_CONFIG") or os.path.join(os.path.expanduser("~"), ".docker")
+    try:
+        name = os.environ.get("DOCKER_CONTEXT") or _document(folder, "config.json")["currentContext"]
+        known = hashlib.sha256(name.encode()).hexdigest()
+        host = _document(folder, "contexts", "meta", known, "meta.json")["Endpoints"]["docker"]["Host"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return host if isinstance(host, str) else None
+
+
+def _document(*parts: str) -> Any:
+    with open(os.path.join(*parts), "rb") as stream:
+        return json.loads(stream.read(1 << 20))
+
+
+def _usual_socket() -> str:
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or "/run/user/%d" % os.getuid()
+    rootless = os.path.join(runtime, "docker.sock")
+    return rootless if not os.path.exists(DEFAULT_SOCKET) and os.path.exists(rootless) else DEFAULT_SOCKET
 
 
 def connect(
@@ -75,7 +103,6 @@ def request(
     method: str,
     path: str,
     json: Any = None,
-    docker_host: Optional[str] = None,
     time_limit_s: float = 60.0,
 ) -> OpReply:
     """One API request, such as ``GET /containers/json?all=1``; the path goes without the version.
@@ -92,7 +119,7 @@ def request(
     payload = call.payload
     if not path.startswith("/") or any(ord(letter) < 0x21 or ord(letter) > 0x7E for letter in path):
         raise OpError("bad-request", "%r is not a URL path" % path)
-    connection = connect(call, docker_host, time_limit_s)
+    connection = connect(call, timeout_s=time_limit_s)
     try:
         status, answer = exchange(connection, method, path, json, payload)
     except socket.timeout:
@@ -143,7 +170,6 @@ def logs(
     since: Optional[str] = None,
     tail: str = "all",
     timestamps: bool = True,
-    docker_host: Optional[str] = None,
 ) -> Iterator[OpReply]:
     """A container's output as a stream of pieces; each item's value is ``{"stream": "stdout" | "stderr"}``.
 
@@ -156,23 +182,23 @@ def logs(
     query = "stdout=1&stderr=1&follow=%d&timestamps=%d&tail=%s" % (follow, timestamps, tail)
     if since is not None:
         query += "&since=%s" % since
-    connection = connect(call, docker_host, None)
+    connection = connect(call, timeout_s=None)
     try:
         connection.request("GET", "%s/containers/%s/logs?%s" % (API, checked_name(container), query))
         response = connection.getresponse()
         if response.status != 200:
             raise failure(response.status, response.read(), "logs of %s" % container)
         multiplexed = response.getheader("Content-Type") != "application/vnd.docker.raw-stream" and not _is_tty(
-            call, container, docker_host
+            call, container
         )
         yield from _frames(response) if multiplexed else _raw(response)
     finally:
         connection.close()
 
 
-def _is_tty(call: Call, container: str, docker_host: Optional[str]) -> bool:
+def _is_tty(call: Call, container: str) -> bool:
     """Engines before 23 do not say in the header whether the stream is multiplexed; the container's config does."""
-    connection = connect(call, docker_host)
+    connection = connect(call)
     try:
         status, answer = exchange(connection, "GET", "/containers/%s/json" % checked_name(container))
     finally:
@@ -204,7 +230,7 @@ def _raw(response: http.client.HTTPResponse) -> Iterator[OpReply]:
         yield OpReply({"stream": "stdout"}, piece)
 
 
-def wait(call: Call, container: str, docker_host: Optional[str] = None) -> Dict[str, Any]:
+def wait(call: Call, container: str) -> Dict[str, Any]:
     """Wait until a container is not running; its exit code. A cancelled call stops waiting at once.
 
     Returns:
@@ -213,7 +239,7 @@ def wait(call: Call, container: str, docker_host: Optional[str] = None) -> Dict[
     Raises:
         OpError: ``not-found``, also when the container is removed while it is waited for.
     """
-    connection = connect(call, docker_host, None)
+    connection = connect(call, timeout_s=None)
     try:
         status, answer = exchange(connection, "POST", "/containers/%s/wait" % checked_name(container))
     except http.client.HTTPException as error:

@@ -12,7 +12,7 @@ import time
 from typing import Any, Dict, Optional
 
 from gpurun.node import docker, processes
-from gpurun.node.call import Call
+from gpurun.node.call import Call, OpError
 
 FILE = "engine.json"
 """In a job's folder: the engine that its container was created by."""
@@ -25,10 +25,29 @@ class NoEngine(Exception):
     """Nothing answers on the socket, though it did when the job started."""
 
 
+def is_rootless(info: Any) -> bool:
+    """Whether the engine runs as a user: uid 0 in a container is that user then (docs.docker.com, "rootless").
+
+    Args:
+        info: what ``docker info`` says.
+    """
+    options = info.get("SecurityOptions") if isinstance(info, dict) else None
+    return any(str(option).startswith("name=rootless") for option in options or ())
+
+
+def container_user(call: Call) -> "tuple[int, int]":
+    """The uid and gid that this user's processes have in a container. A silent engine is taken for an ordinary one."""
+    try:
+        answer = docker.request(call, "GET", "/info").value["json"]
+    except (OSError, OpError):
+        answer = None
+    return (0, 0) if is_rootless(answer) else (os.getuid(), os.getgid())
+
+
 def note(call: Call, folder: str) -> None:
     """Write into a job's folder which engine serves now; what cannot be known is not written."""
     try:
-        engine = _serving(call)
+        engine = serving(docker.socket_path(), call)
     except (OSError, NoEngine):
         engine = None
     processes.note(os.path.join(folder, FILE), engine)
@@ -42,7 +61,7 @@ def compare(call: Call, folder: str) -> Dict[str, Any]:
         been up), ``gone`` (with why), or ``unknown``: /proc does not show it, or nothing was noted.
     """
     try:
-        engine = _serving(call)
+        engine = serving(docker.socket_path(), call)
     except NoEngine as error:
         return {"state": "gone", "up_s": None, "why": str(error)}
     except OSError as error:  # no leave to ask, say
@@ -56,17 +75,17 @@ def compare(call: Call, folder: str) -> Dict[str, Any]:
     return {"state": "restarted", "up_s": up_s, "why": "dockerd was pid %d and is pid %d" % (noted[0], engine.pid)}
 
 
-def _serving(call: Call) -> Optional[processes.Process]:
-    """The process of the engine that answers; None if that is not to be seen.
+def serving(path: str, call: Optional[Call] = None) -> Optional[processes.Process]:
+    """The process of the engine that answers on a socket; None if that is not to be seen.
 
     Raises:
         NoEngine: none answers. OSError: the socket may not be used.
     """
-    path = docker.socket_path(None)
     connection = docker.Connection(path, ANSWER_S)
     try:
         connection.connect()
-        call.on_cancel(connection.abort)
+        if call is not None:
+            call.on_cancel(connection.abort)
         size = _CREDENTIALS.size
         pid = _CREDENTIALS.unpack(connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0]
         docker.exchange(connection, "GET", "/_ping")

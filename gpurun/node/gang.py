@@ -8,7 +8,6 @@ import calendar
 import fcntl
 import getpass
 import os
-import pwd
 import shutil
 import socket
 import struct
@@ -16,7 +15,7 @@ import subprocess
 import time
 from typing import Any, Dict, List, Optional
 
-from gpurun.node import claims, creating, docker, engine, files, job_lock, job_parts, processes
+from gpurun.node import claims, creating, docker, engine, files, job_lock, job_parts, place, processes
 from gpurun.node.call import Call, OpError, OpReply
 from gpurun.node.fence import fence
 from gpurun.node.rank_processes import signal
@@ -35,13 +34,12 @@ def prepare(call: Call, job: str, attempt: int, interface: str, first: bool, out
         outputs: also make the folder that keeps the job's outputs.
 
     Returns:
-        ``{"uid", "gid", "user", "home", "hostname", "address", "sshd", "public_key"}``; ``address`` is None when
-        the interface has none.
+        ``{"uid", "gid", "user", "folder", "hostname", "address", "sshd", "docker_host", "public_key"}``; ``address`` is
+        None when the interface has none.
 
     Raises:
         OpError: ``no-tool`` when OpenSSH is not installed; errors of the file system.
     """
-    home = os.path.expanduser("~")
     folder = job_parts.folder(job)
     key = folder + ("/launch/ssh/id" if first else "/sshd/host_key")
     with job_lock.held(call, job):
@@ -51,15 +49,16 @@ def prepare(call: Call, job: str, attempt: int, interface: str, first: bool, out
             os.makedirs(job_parts.outputs_folder(job), mode=0o700, exist_ok=True)
         job_lock.own(job, attempt)
         public_key = _make_key(key, "gpurun " + job)
-    account = pwd.getpwuid(os.getuid())
+    uid, gid = engine.container_user(call)
     return {
-        "uid": str(account.pw_uid),
-        "gid": str(account.pw_gid),
+        "uid": str(uid),
+        "gid": str(gid),
         "user": getpass.getuser(),
-        "home": home,
+        "folder": place.root(),
         "hostname": socket.gethostname(),
         "address": _address(interface),
         "sshd": _tool("sshd"),
+        "docker_host": _docker_host(),
         "public_key": public_key,
     }
 
@@ -305,9 +304,14 @@ def _run(argv: List[str], keeps: int = -1) -> "subprocess.CompletedProcess[str]"
             errors="surrogateescape",
             timeout=120,
             pass_fds=(keeps,) if keeps >= 0 else (),
+            env={**os.environ, "DOCKER_HOST": _docker_host()},
         )
     except FileNotFoundError:
         raise OpError("no-tool", "%s is not installed" % argv[0]) from None
+
+
+def _docker_host() -> str:
+    return "unix://" + docker.socket_path()
 
 
 def _last_line(text: str) -> str:

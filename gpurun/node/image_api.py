@@ -17,9 +17,8 @@ Image = Dict[str, Any]
 class ImageApi:
     """Docker's API for what is asked about images, over one connection."""
 
-    def __init__(self, call: Optional[Call], docker_host: Optional[str]) -> None:
+    def __init__(self, call: Optional[Call]) -> None:
         self._call = call
-        self._docker_host = docker_host
         self._connection: Optional[docker.Connection] = None
 
     def image(self, reference: str) -> Optional[Dict[str, Any]]:
@@ -49,7 +48,7 @@ class ImageApi:
         for last_try in (False, True):
             fresh = self._connection is None
             if self._connection is None:
-                self._connection = docker.connect(self._call, self._docker_host)
+                self._connection = docker.connect(self._call)
             try:
                 return docker.exchange(self._connection, method, path)
             except (OSError, http.client.HTTPException) as error:

@@ -7,7 +7,7 @@ has the whole tar, so there the lower layers are loaded ahead of the rest, as im
 import hashlib
 import os
 import time
-from typing import Any, Dict, Generator, List, Optional, Sequence
+from typing import Any, Dict, Generator, List, Sequence
 
 from gpurun.node import blobs, image_record, processes, thin
 from gpurun.node.call import Call, OpError
@@ -23,7 +23,6 @@ class Loading:
 
     def __init__(
         self, call: Call, transfer: str, image: Image, store: str, have: Sequence[str], config: bytes,
-        docker_host: Optional[str],
     ) -> None:  # fmt: skip
         self._call = call
         self._transfer = transfer
@@ -32,7 +31,6 @@ class Loading:
         self._store = store
         self._have = frozenset(have)
         self._config = config
-        self._docker_host = docker_host
         self._temporary: List[str] = []
         self._loaded: List[str] = []
         # A graph driver has layers from the lowest on, so many of them: on another parent a layer is another one.
@@ -44,7 +42,7 @@ class Loading:
 
     def _into_containerd(self) -> Generator[Dict[str, Any], None, None]:
         sizes = {digest: self._size(digest) for digest in self._have}
-        with thin.docker_load(self._call, self._docker_host) as loading:
+        with thin.docker_load(self._call) as loading:
             for at, digest in enumerate(self._layers):
                 if digest not in sizes:
                     yield self._at("receiving", at)
@@ -119,7 +117,7 @@ class Loading:
 
     def _load(self, layers: List[str], config: bytes, names: Sequence[str]) -> None:
         fresh = {digest: self._blob(digest) for digest in layers[self._done :]}
-        self._loaded = thin.load(self._call, thin.graph_tar(config, layers, fresh, names), self._docker_host)
+        self._loaded = thin.load(self._call, thin.graph_tar(config, layers, fresh, names))
 
     def _size(self, digest: str) -> int:
         """The bytes of the tar of a layer that was there, as the record says."""
@@ -134,7 +132,7 @@ class Loading:
         Raises:
             OpError: ``not-verified``.
         """
-        engine = ImageApi(self._call, self._docker_host)
+        engine = ImageApi(self._call)
         local = find_image(engine, self._image, self._store, self._loaded)
         if local is None:
             raise OpError("not-verified", "the image that is there after loading is not the one that was sent")
@@ -153,7 +151,7 @@ class Loading:
         going = list(dict.fromkeys([*self._temporary, *found]))
         if not going:
             return
-        engine = ImageApi(None, self._docker_host)
+        engine = ImageApi(None)
         for temporary in going:
             engine.expect("DELETE", "/images/%s?noprune=1" % temporary, (200, 404, 409), "removing a temporary image")
         with image_record.change() as record:

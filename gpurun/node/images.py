@@ -15,8 +15,11 @@ from gpurun.node.call import Call, OpError, OpReply
 from gpurun.node.image_api import Image, ImageApi, find_image, is_containerd
 from gpurun.node.image_load import Loading
 
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386", "loongarch64": "loong64"}
+"""As ``uname -m`` names them → as Go, and with it images, do; the others have one name."""
 
-def ask(call: Call, image: Image, docker_host: Optional[str] = None) -> Dict[str, Any]:
+
+def ask(call: Call, image: Image) -> Dict[str, Any]:
     """What this host has of an image.
 
     Args:
@@ -29,10 +32,11 @@ def ask(call: Call, image: Image, docker_host: Optional[str] = None) -> Dict[str
         not be sent; what Docker's disk and the spool's can take, and whether they are one.
 
     Raises:
-        OpError: ``no-docker``.
+        OpError: ``no-docker``; ``architecture``: the image is for other machines.
     """
-    engine = ImageApi(call, docker_host)
+    engine = ImageApi(call)
     info = engine.get("/info")
+    _check_architecture(image, info)
     root = info.get("DockerRootDir") or "/var/lib/docker"
     store = "containerd" if is_containerd(info) else "graph"
     local = find_image(engine, image, store)
@@ -49,6 +53,14 @@ def ask(call: Call, image: Image, docker_host: Optional[str] = None) -> Dict[str
         "spool_free_bytes": _free(blobs.spool_folder()),
         "one_disk": _device(root) == _device(blobs.spool_folder()),
     }
+
+
+def _check_architecture(image: Image, info: Dict[str, Any]) -> None:
+    """Raise OpError if this host cannot run the image. Docker names architectures in two ways."""
+    wanted, name = image["facts"].get("Architecture"), str(info.get("Architecture") or "")
+    here = _ARCHITECTURES.get(name, name)
+    if wanted and here and wanted != here:
+        raise OpError("architecture", "the image is for %s, this host runs %s" % (wanted, here))
 
 
 def _layers_there(engine: ImageApi, layers: List[str], store: str) -> List[str]:
@@ -99,13 +111,13 @@ def _existing(path: str) -> str:
     return path
 
 
-def name(call: Call, image: Image, docker_host: Optional[str] = None) -> None:
+def name(call: Call, image: Image) -> None:
     """Give an image that is there its names.
 
     Raises:
         OpError: ``not-found``: it is not there any more; ``docker``.
     """
-    engine = ImageApi(call, docker_host)
+    engine = ImageApi(call)
     local = find_image(engine, image, "graph") or find_image(engine, image, "containerd")
     if local is None:
         raise OpError("not-found", "the image is gone")
@@ -120,7 +132,7 @@ def name(call: Call, image: Image, docker_host: Optional[str] = None) -> None:
 
 
 def install(
-    call: Call, transfer: str, image: Image, store: str, have: List[str], docker_host: Optional[str] = None
+    call: Call, transfer: str, image: Image, store: str, have: List[str]
 ) -> Generator[Dict[str, Any], None, OpReply]:
     """Load an image whose layers arrive with a transfer; those in `have` are there.
 
@@ -132,7 +144,7 @@ def install(
             what was sent; ``closed`` when the transfer ends before everything has arrived.
     """
     config = call.payload
-    loading = Loading(call, transfer, image, store, have, config, docker_host)
+    loading = Loading(call, transfer, image, store, have, config)
     try:
         yield from loading.run()
         local, sizes = loading.verify(), loading.sizes()
@@ -149,7 +161,7 @@ def install(
     return OpReply({"local": local})
 
 
-def listing(call: Call, docker_host: Optional[str] = None) -> List[Dict[str, Any]]:
+def listing(call: Call) -> List[Dict[str, Any]]:
     """What gpurun has put into this engine.
 
     Returns:
@@ -157,10 +169,10 @@ def listing(call: Call, docker_host: Optional[str] = None) -> List[Dict[str, Any
         head's ID and the engine's; the names gpurun gave it that are still its; the containers that use it, running
         or not.
     """
-    return [known for known, _ in _recorded(ImageApi(call, docker_host))]
+    return [known for known, _ in _recorded(ImageApi(call))]
 
 
-def prune(call: Call, keep: List[str], docker_host: Optional[str] = None) -> List[Dict[str, Any]]:
+def prune(call: Call, keep: List[str]) -> List[Dict[str, Any]]:
     """Remove what gpurun has put here and no container uses: its names, and the image once it has no name of others.
 
     What interrupted transfers have left goes, too.
@@ -171,7 +183,7 @@ def prune(call: Call, keep: List[str], docker_host: Optional[str] = None) -> Lis
     Returns:
         What was removed, as `listing` tells it; ``freed`` says whether the image itself is gone.
     """
-    api = ImageApi(call, docker_host)
+    api = ImageApi(call)
     removed = []
     spool.sweep(blobs.spool_folder(), 0)
     for known, entry in _recorded(api):

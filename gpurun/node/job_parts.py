@@ -6,7 +6,7 @@ import re
 import urllib.parse
 from typing import Any, Dict, List, Optional
 
-from gpurun.node import docker, processes
+from gpurun.node import docker, place, processes
 from gpurun.node.call import OpError
 from gpurun.node.claim_rules import Card, read_claimant
 
@@ -26,16 +26,12 @@ def folder(job: str) -> str:
     Raises:
         OpError: ``bad-request`` for a text that is not a job's id: it becomes part of a path that is removed.
     """
-    return os.path.join(_root(), "jobs", _checked(job))
+    return os.path.join(place.root(), "jobs", _checked(job))
 
 
 def outputs_folder(job: str) -> str:
     """Where a job's outputs lie on this host."""
-    return os.path.join(_root(), "outputs", _checked(job))
-
-
-def _root() -> str:
-    return os.path.join(os.path.expanduser("~"), ".gpurun")
+    return os.path.join(place.root(), "outputs", _checked(job))
 
 
 def _checked(job: str) -> str:
@@ -81,7 +77,7 @@ def processes_of(job: str, everybody: bool = False) -> List[processes.Process]:
     Args:
         everybody: those of every account of this host, not only of ours.
     """
-    below = "/.gpurun/jobs/%s/" % _checked(job) if everybody else folder(job) + "/"
+    below = "/jobs/%s/" % _checked(job) if everybody else folder(job) + "/"
     found = processes.of_job([below, "gpurun-%s-" % job])
     found = [process for process in found if everybody or process.uid == os.getuid()]
     # A program in a container can call itself what it likes: also another job's sshd, again and again.

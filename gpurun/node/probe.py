@@ -15,7 +15,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, Generator, Iterator, List, Optional
 
-from gpurun.node import probe_apart, probe_docker, probe_net, probe_nvml, probe_sysfs
+from gpurun.node import place, probe_apart, probe_docker, probe_net, probe_nvml, probe_sysfs
 
 NVML_TIMEOUT_S = 10.0
 FIRST_TRY_S = 4.0
@@ -52,7 +52,13 @@ def document(interfaces: Optional[List[str]] = None, roots: Optional[Roots] = No
     ]
     for thread in threads:
         thread.start()
-    for name, section in (("system", _system), ("hcas", _hcas), ("nics", _nics), ("limits", _limits)):
+    for name, section in (
+        ("system", _system),
+        ("hcas", _hcas),
+        ("nics", _nics),
+        ("limits", _limits),
+        ("folder", _folder),
+    ):
         _into(found, name, section, roots)
     for thread in threads:
         thread.join(NVML_TIMEOUT_S + 5)
@@ -124,6 +130,12 @@ def _limits(roots: Roots) -> Dict[str, Any]:
     first = probe_sysfs.read(roots.proc, "1/status") or ""
     may_raise = probe_docker.has_capability(first, "CapBnd")
     return {"limits": {"memlock_bytes": memlock, "nofile": nofile, "machine_may_raise": may_raise}}
+
+
+def _folder(roots: Roots) -> Dict[str, Any]:
+    folder = place.root()
+    with open(os.path.join(roots.proc, "self/mountinfo"), errors="surrogateescape") as stream:
+        return {"folder": folder, "folder_kind": place.filesystem(os.path.realpath(folder), stream)}
 
 
 def _docker(_roots: Roots) -> Dict[str, Any]:

@@ -5,83 +5,111 @@ import json
 import os
 import re
 import shutil
-import socket
 from typing import Any, Dict, Optional
 from urllib.parse import quote
 
-SOCKET = "/var/run/docker.sock"
+from gpurun.node import docker, engine
+from gpurun.node.call import OpError
+
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 CAP_SYS_RESOURCE = 24  # linux/capability.h
 HOOK = "nvidia-container-runtime-hook"
 
 
-class _Connection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("docker", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
-def get(path: str, socket_path: str = SOCKET, timeout_s: float = 10.0) -> Any:
+def get(path: str, timeout_s: float = 10.0) -> Any:
     """The JSON answer to one GET. Raises OSError or ValueError (no engine, no permission, no JSON)."""
-    connection = _Connection(socket_path, timeout_s)
+    connection = docker.Connection(docker.socket_path(), timeout_s)
     try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        body = response.read()
-        if response.status != 200:
-            raise OSError("Docker answered %d to GET %s" % (response.status, path))
-        return json.loads(body.decode("utf-8", "replace"))
+        status, answer = docker.exchange(connection, "GET", path)
     except http.client.HTTPException as error:
         raise OSError("Docker's answer to GET %s is not HTTP: %s" % (path, error)) from None
     finally:
         connection.close()
+    if status != 200:
+        raise OSError("Docker answered %d to GET %s" % (status, path))
+    return json.loads(answer.decode("utf-8", "replace"))
 
 
-def facts(socket_path: str = SOCKET) -> Dict[str, Any]:
+def facts() -> Dict[str, Any]:
     """As `gpurun.facts.hardware.DockerFacts`; ``problem`` instead of an exception."""
     try:
-        info = get("/info", socket_path)
-    except PermissionError:
-        return {"problem": "this user may not use %s" % socket_path}
-    except (FileNotFoundError, ConnectionRefusedError):
-        return {"problem": "no Docker engine answers at %s" % socket_path}
-    except (OSError, ValueError) as error:
-        return {"problem": "%s: %s" % (type(error).__name__, error)}
-    if not isinstance(info, dict) or not info.get("ServerVersion"):
-        return {"problem": "what answers at %s is not Docker" % socket_path}
+        path = docker.socket_path()
+        info = _docker_info(path)
+    except OpError as error:
+        return {"problem": error.message}
+    rootless, limits = engine.is_rootless(info), engine_limits(_pid_of_engine(path))
+    if rootless:  # its capabilities count in its own user namespace alone (user_namespaces(7))
+        limits["may_raise_limits"] = False
     root = str(info.get("DockerRootDir") or "")
     return {
+        "socket": path,
         "version": str(info.get("ServerVersion") or ""),
         "storage_driver": str(info.get("Driver") or ""),
+        "architecture": str(info.get("Architecture") or ""),
         "root": root,
         "gpu_support": gpu_support(info),
+        "is_rootless": rootless,
         **_space(root),
-        **engine_limits(),
+        **limits,
     }
 
 
-def engine_limits(proc: str = "/proc") -> Dict[str, Any]:
-    """Which limits the engine's containers can get: its own hard ones, or any, if it may raise them.
+def _docker_info(path: str) -> Dict[str, Any]:
+    """``docker info``. Raises OpError, with what people can do something about."""
+    try:
+        info, version = get("/info"), get("/version")
+    except PermissionError:
+        problem = "this user may not use %s" % path
+    except (FileNotFoundError, ConnectionRefusedError):
+        problem = "no Docker engine answers at %s" % path
+    except (OSError, ValueError) as error:
+        problem = "%s: %s" % (type(error).__name__, error)
+    else:
+        if _is_podman(version):
+            problem = "Podman answers at %s: gpurun needs Docker's own engine" % path
+        elif not isinstance(info, dict) or not info.get("ServerVersion"):
+            problem = "what answers at %s is not Docker" % path
+        else:
+            return info
+    raise OpError("no-docker", problem)
 
-    runc sets a container's limits with the engine's rights; more than the hard limit needs CAP_SYS_RESOURCE
-    (setrlimit(2)), which an engine in a container, a rootless one, or a restricted systemd unit may lack.
+
+def _is_podman(version: Any) -> bool:
+    components = version.get("Components") if isinstance(version, dict) else None
+    return any(isinstance(one, dict) and "Podman" in str(one.get("Name")) for one in components or ())
+
+
+def engine_limits(pid: Optional[int], proc: str = "/proc") -> Dict[str, Any]:
+    """Which limits the engine's containers can get, and whether they share this host's network.
+
+    The limits are the engine's own hard ones, or any, if it may raise them. runc sets a container's limits with the
+    engine's rights; more than the hard limit needs CAP_SYS_RESOURCE (setrlimit(2)), which an engine in a container, a
+    rootless one, or a restricted systemd unit may lack.
     """
-    for pid in os.listdir(proc):
-        if pid.isdigit() and _read(proc, pid, "comm").strip() == "dockerd":
-            limits = _read(proc, pid, "limits")
-            return {
-                "memlock_bytes": hard_limit(limits, "Max locked memory"),
-                "nofile": hard_limit(limits, "Max open files"),
-                "may_raise_limits": has_capability(_read(proc, pid, "status"), "CapEff"),
-            }
-    return {}
+    if pid is None:
+        return {}
+    limits = _read(proc, str(pid), "limits")
+    return {
+        "memlock_bytes": hard_limit(limits, "Max locked memory"),
+        "nofile": hard_limit(limits, "Max open files"),
+        "may_raise_limits": has_capability(_read(proc, str(pid), "status"), "CapEff"),
+        "has_own_network": _differ(os.path.join(proc, str(pid), "ns/net"), os.path.join(proc, "self/ns/net")),
+    }
+
+
+def _pid_of_engine(socket_path: str) -> Optional[int]:
+    try:
+        process = engine.serving(socket_path)
+    except (OSError, engine.NoEngine):
+        return None
+    return None if process is None else process.pid
+
+
+def _differ(one: str, other: str) -> Optional[bool]:
+    try:
+        return os.readlink(one) != os.readlink(other)
+    except OSError:  # of another user: then it is no rootless one of ours
+        return None
 
 
 def hard_limit(limits: str, name: str) -> Optional[int]:
@@ -134,11 +162,11 @@ def _space(root: str) -> Dict[str, Any]:
     return {"free_bytes": found.f_bavail * found.f_frsize, "total_bytes": found.f_blocks * found.f_frsize}
 
 
-def job_containers(socket_path: str = SOCKET) -> Dict[str, str]:
+def job_containers() -> Dict[str, str]:
     """Container id → gpurun job id, of the running containers of gpurun jobs; empty if Docker does not say."""
     filters = quote(json.dumps({"label": ["gpurun.job"]}))
     try:
-        found = get("/containers/json?filters=" + filters, socket_path)
+        found = get("/containers/json?filters=" + filters)
         return {str(one["Id"]): str(one["Labels"]["gpurun.job"]) for one in found}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OpError, OSError, ValueError, KeyError, TypeError):
         return {}

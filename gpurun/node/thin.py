@@ -11,7 +11,7 @@ import json
 import os
 import tarfile
 from contextlib import contextmanager
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, Iterator, List, Sequence, Tuple, Union
 
 from gpurun.node import docker
 from gpurun.node.call import Call, OpError
@@ -89,21 +89,21 @@ def full_name(name: str) -> str:
     return "docker.io/" + name if slash else "docker.io/library/" + name
 
 
-def load(call: Call, parts: Iterable[Part], docker_host: Optional[str] = None) -> List[str]:
+def load(call: Call, parts: Iterable[Part]) -> List[str]:
     """Send a whole tar to ``docker load``; see `docker_load`."""
-    with docker_load(call, docker_host) as loading:
+    with docker_load(call) as loading:
         loading.feed(parts)
         return loading.finish()
 
 
 @contextmanager
-def docker_load(call: Call, docker_host: Optional[str] = None) -> "Iterator[DockerLoad]":
+def docker_load(call: Call) -> "Iterator[DockerLoad]":
     """A ``docker load`` that takes its tar as it comes; it is broken off unless it is finished.
 
     Raises:
         OpError: ``no-space``, or ``load-failed`` with Docker's words.
     """
-    connection = docker.connect(call, docker_host, None)
+    connection = docker.connect(call, timeout_s=None)
     try:
         connection.putrequest("POST", docker.API + "/images/load?quiet=1")
         connection.putheader("Content-Type", "application/x-tar")

@@ -44,10 +44,11 @@ class Account(TypedDict):
     uid: Digits
     gid: Digits
     user: UserName
-    home: Path
+    folder: Path
     hostname: HostName
     address: Annotated[str, Meta(pattern=r"\A[0-9]{1,3}(\.[0-9]{1,3}){3}\Z")] | None
     sshd: Path
+    docker_host: Annotated[str, Meta(pattern=r"\Aunix:///[\x21-\x7e]{1,200}\Z")]
     public_key: PublicKey
 
 

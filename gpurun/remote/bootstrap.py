@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import marshal
+import re
 import zipfile
 from collections.abc import Iterator
 from functools import lru_cache
@@ -12,8 +13,12 @@ from pathlib import Path
 from types import CodeType
 
 import gpurun.node
+from gpurun.errors import BadInput
+from gpurun.remote.target import Target
 
-# Runs as `python3 -c`. One line, no single quote, no backslash, no exclamation mark: any login shell passes it on as
+PYTHON = "python3"
+
+# Runs as `python3 -ISc`. One line, no single quote, no backslash, no exclamation mark: any login shell passes it on as
 # it is. A memory file descriptor holds the zip, so nothing is written to a disk and nothing is left behind.
 _START = (
     "import sys,os;"
@@ -24,13 +29,33 @@ _START = (
     "del d;"
     'sys.path.insert(0,"/proc/self/fd/"+str(f));'
     "from gpurun.node.agent import main;"
-    'main("{nonce}",{silence_limit_s!r})'
+    'main("{nonce}",{silence_limit_s!r},{docker_host},{folder})'
 )
+_PLAIN = re.compile(r"[A-Za-z0-9_./:@+-]+")
+"""What every shell passes on as one word, and Python reads as itself between quotes."""
 
 
-def command(size: int, nonce: str, silence_limit_s: float) -> str:
-    """The command that the host's login shell is given: reads `size` bytes of zip from stdin and becomes the agent."""
-    return f"exec python3 -ISc '{_START.format(size=size, nonce=nonce, silence_limit_s=silence_limit_s)}'"
+def command(size: int, nonce: str, silence_limit_s: float, target: Target) -> str:
+    """The command that the host's login shell is given: reads `size` bytes of zip from stdin and becomes the agent.
+
+    Raises:
+        BadInput: the host's Python, Docker or folder cannot be written so that every shell reads it alike.
+    """
+    code = _START.format(
+        size=size, nonce=nonce, silence_limit_s=silence_limit_s,
+        docker_host=_literal(target.docker_host), folder=_literal(target.folder),
+    )  # fmt: skip
+    return f"exec {_plain(target.python or PYTHON)} -ISc '{code}'"
+
+
+def _literal(text: str | None) -> str:
+    return "None" if text is None else f'"{_plain(text)}"'
+
+
+def _plain(text: str) -> str:
+    if not _PLAIN.fullmatch(text):
+        raise BadInput(f"{text!r} cannot be passed to a host's shell", hint="use letters, digits and _ . / : @ + -")
+    return text
 
 
 @lru_cache(maxsize=1)

@@ -60,7 +60,9 @@ class _Opening:
 
     def _work(self, target: Target, attempt: Attempt) -> None:
         try:
-            outcome: Agent | HostFailure | BaseException = open_agent(self._route(target), attempt, self.ping_after_s)
+            outcome: Agent | HostFailure | BaseException = open_agent(
+                target, self._route(target), attempt, self.ping_after_s
+            )
         except HostFailure as error:
             outcome = _about(target.name, error)
         except GpurunError as error:
@@ -141,7 +143,7 @@ def _abandon(opening: _Opening) -> None:
             outcome.close()
 
 
-def open_agent(route: Route, attempt: Attempt, ping_after_s: float) -> Agent:
+def open_agent(target: Target, route: Route, attempt: Attempt, ping_after_s: float) -> Agent:
     """A session to a host and its agent.
 
     Raises:
@@ -150,7 +152,7 @@ def open_agent(route: Route, attempt: Attempt, ping_after_s: float) -> Agent:
     transport = session.connect(route, attempt, JUMPS)
     try:
         attempt.stage = "starting the agent"
-        agent = start_agent(route.name, transport, attempt.left_s, ping_after_s)
+        agent = start_agent(target, transport, attempt.left_s, ping_after_s)
     except BaseException:
         transport.close()
         raise
@@ -158,30 +160,30 @@ def open_agent(route: Route, attempt: Attempt, ping_after_s: float) -> Agent:
     return agent
 
 
-def start_agent(host: str, transport: Transport, timeout_s: float, ping_after_s: float) -> Agent:
+def start_agent(target: Target, transport: Transport, timeout_s: float, ping_after_s: float) -> Agent:
     """Start the agent over an authenticated transport: one exec, the zip, its hello.
 
     Raises:
-        HostNotReady: python3 is missing, too old, or the login shell ends before it runs.
+        HostNotReady: its Python is missing or too old, or the login shell ends before it runs.
         HostUnreachable: no hello in time.
     """
     channel = transport.open_session(timeout=timeout_s)
     channel.settimeout(timeout_s)
     nonce = secrets.token_hex(16)
     code = bootstrap.agent_zip()
-    channel.exec_command(bootstrap.command(len(code), nonce, AGENT_SILENCE_LIMIT_S))
+    channel.exec_command(bootstrap.command(len(code), nonce, AGENT_SILENCE_LIMIT_S, target))
     try:
         for start in range(0, len(code), SEND_BYTES):
             channel.sendall(code[start : start + SEND_BYTES])
     except OSError:
         pass  # it has ended already: its exit code and stderr say why
-    hello, decoder = _await_hello(host, channel, frames.MAGIC + nonce.encode())
-    Thread(target=_drain, args=(channel,), name=f"stderr {host}", daemon=True).start()
+    hello, decoder = _await_hello(target, channel, frames.MAGIC + nonce.encode())
+    Thread(target=_drain, args=(channel,), name=f"stderr {target.name}", daemon=True).start()
     wrapped: Any = channel
-    return Agent(host, wrapped, hello, decoder, ping_after_s)
+    return Agent(target.name, wrapped, hello, decoder, ping_after_s)
 
 
-def _await_hello(host: str, channel: Channel, magic: bytes) -> tuple[frames.Frame, frames.Decoder]:
+def _await_hello(target: Target, channel: Channel, magic: bytes) -> tuple[frames.Frame, frames.Decoder]:
     """Skip what start files print, up to the magic; the first frame after it and the decoder for the rest."""
     noise = bytearray()
     decoder: frames.Decoder | None = None
@@ -190,23 +192,23 @@ def _await_hello(host: str, channel: Channel, magic: bytes) -> tuple[frames.Fram
             data = channel.recv(1 << 16)
         except TimeoutError:
             raise HostUnreachable(
-                f"its shell started, but no agent within the time{_excerpt(noise)}", host=host
+                f"its shell started, but no agent within the time{_excerpt(noise)}", host=target.name
             ) from None
         if not data:
-            raise _no_agent(host, channel, noise)
+            raise _no_agent(target, channel, noise)
         if decoder is None:
             noise += data
             position = noise.find(magic)
             if position < 0:
                 if len(noise) > MAX_NOISE:
-                    raise HostNotReady(f"its login shell prints without end{_excerpt(noise)}", host=host)
+                    raise HostNotReady(f"its login shell prints without end{_excerpt(noise)}", host=target.name)
                 continue
             decoder, data = frames.Decoder(), bytes(noise[position + len(magic) :])
         for frame in decoder.feed(data):
             return frame, decoder
 
 
-def _no_agent(host: str, channel: Channel, noise: bytearray) -> HostFailure:
+def _no_agent(target: Target, channel: Channel, noise: bytearray) -> HostFailure:
     """Why the login shell ended without an agent."""
     channel.settimeout(2.0)
     try:
@@ -215,14 +217,16 @@ def _no_agent(host: str, channel: Channel, noise: bytearray) -> HostFailure:
         said = ""
     channel.status_event.wait(2.0)  # it follows the end of the output
     code = channel.recv_exit_status() if channel.exit_status_ready() else None
-    if code == 127 or "python3: not found" in said or "python3: command not found" in said:
-        return HostNotReady(
-            f"python3 is not there{_excerpt(said)}",
-            host=host,
-            hint="install python3 (3.8 or newer) on the host; gpurun needs nothing else of it to look around",
-        )
+    host, python = target.name, target.python or bootstrap.PYTHON
+    name_it = f"or name the one it has: gpurun inventory set {host} python=python3.9"
     if said.startswith("gpurun needs Python"):
-        return HostNotReady(said, host=host, hint="install python3 3.8 or newer on the host")
+        return HostNotReady(said, host=host, hint=f"install Python 3.8 or newer on the host, {name_it}")
+    if code in (126, 127) or f"{python}: not found" in said or f"{python}: command not found" in said:
+        hint = f"install python3 (3.8 or newer) on the host, {name_it}"
+        return HostNotReady(f"{python} cannot be started{_excerpt(said)}", host=host, hint=hint)
+    if "NotOwn: " in said:
+        hint = "remove that folder, or give the host another: gpurun inventory set HOST folder=DIR"
+        return HostNotReady(_excerpt(said.partition("NotOwn: ")[2]).strip(" ()'"), host=host, hint=hint)
     ended = "its shell ended" if code is None else f"its shell ended with code {code}"
     return HostNotReady(f"the agent did not start: {ended}{_excerpt(said or noise)}", host=host)
 

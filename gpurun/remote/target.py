@@ -18,6 +18,7 @@ class Target:
         user: wins over the configuration's ``User``.
         ssh_config: the OpenSSH client configuration, ``ssh -F``; None = ``~/.ssh/config`` and the system's.
         jumps: the hosts to go through, as ``ssh -J`` takes them; None = what the configuration says.
+        python, docker_host, folder: of the host, as `gpurun.inventory.model.Host` has them: how its agent runs.
     """
 
     name: str
@@ -26,6 +27,9 @@ class Target:
     user: str | None = None
     ssh_config: str | None = None
     jumps: str | None = None
+    python: str | None = None
+    docker_host: str | None = None
+    folder: str | None = None
 
     def arguments(self) -> tuple[str, ...]:
         """The arguments of ``ssh``."""

@@ -73,6 +73,11 @@ class MountEntry:
         return {"nfs4": "nfs", "smb3": "cifs", "smbfs": "cifs"}.get(kind, kind)
 
 
+def is_shared(kind: str) -> bool:
+    """Whether a file system may be the same one on several machines, or may be slow to say so."""
+    return MountEntry("", kind, "", ()).family in SHARED_FAMILIES
+
+
 @dataclass(frozen=True)
 class _Stamp:
     """Where locks were found to work."""
@@ -105,7 +110,7 @@ def check_locks(home: Path) -> None:
         return  # somebody who may only read: no promise depends on that
     if why:
         raise _refusal(home, mount, why)
-    if mount.family in SHARED_FAMILIES:
+    if is_shared(mount.kind):
         _warn(home, mount)
     with suppress(OSError, StateError):  # else it is tried again next time
         descriptor = stamp.open_file(os.O_WRONLY | os.O_CREAT, 0o664)

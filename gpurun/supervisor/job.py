@@ -239,8 +239,8 @@ class SupervisedJob:
                 )
             )  # fmt: skip
         return HostAccount(
-            uid=said["uid"], gid=said["gid"], user=said["user"], home=said["home"], hostname=said["hostname"],
-            address=address or "127.0.0.1", sshd=said["sshd"],
+            uid=said["uid"], gid=said["gid"], user=said["user"], folder=said["folder"], hostname=said["hostname"],
+            address=address or "127.0.0.1", sshd=said["sshd"], docker_host=said["docker_host"],
         )  # fmt: skip
 
     def request(self) -> CancelRequest | None:

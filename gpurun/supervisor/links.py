@@ -26,7 +26,10 @@ for 8 s and is heard before it counts as lost.
 
 def target_of(host: Host, inventory: Inventory) -> Target:
     """How to reach an inventory's host."""
-    return Target(name=host.name, address=host.address, port=host.port, user=host.user, ssh_config=inventory.ssh_config)
+    return Target(
+        name=host.name, address=host.address, port=host.port, user=host.user, ssh_config=inventory.ssh_config,
+        python=host.python, docker_host=host.docker_host, folder=host.folder,
+    )  # fmt: skip
 
 
 class FirstAnswers:

@@ -282,6 +282,30 @@ def test_preflight_lets_a_slow_link_pass_but_not_a_dead_one():
     assert list(judge(inventory(), dead, grants).bad_hosts) == [NAMES[1]]
 
 
+def test_preflight_blocks_an_engine_with_its_own_network_only_in_gangs_of_several_hosts():
+    engine = dataclasses.replace(healthy(1).docker, socket="/run/user/1000/docker.sock", has_own_network=True)
+    survey = Survey({NAMES[0]: dataclasses.replace(healthy(1), docker=engine), NAMES[1]: healthy(2)}, {})
+    grants = {NAMES[0]: (0,), NAMES[1]: (0,)}
+    assert [one.check for one in judge(inventory(), survey, grants).blocking] == ["docker-network"]
+    alone = Survey({NAMES[0]: survey.hardware[NAMES[0]]}, {})
+    assert judge(inventory(), alone, {NAMES[0]: (0,)}).blocking == ()
+
+
+@pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "fuse.sshfs", "9p"])
+def test_preflight_blocks_a_folder_that_hosts_may_share(kind):
+    shared = dataclasses.replace(healthy(1), folder="/home/train/.gpurun", folder_kind=kind)
+    (finding,) = judge(inventory(), Survey({NAMES[0]: shared}, {}), {NAMES[0]: (0,)}).blocking
+    assert finding.check == "shared-folder" and kind in finding.evidence and "folder=DIR" in finding.remedy
+    own = dataclasses.replace(shared, folder_kind="xfs")
+    assert judge(inventory(), Survey({NAMES[0]: own}, {}), {NAMES[0]: (0,)}).blocking == ()
+
+
+def test_podman_is_named_with_what_to_do():
+    podman = DockerFacts(problem="Podman answers at /var/run/docker.sock: gpurun needs Docker's own engine")
+    (finding,) = found_of(lambda found: dataclasses.replace(found, docker=podman))
+    assert finding.check == "docker" and "podman-docker" in finding.remedy
+
+
 def test_preflight_names_a_granted_gpu_that_is_gone():
     gone = dataclasses.replace(healthy(1), gpus=healthy(1).gpus[:1])
     result = judge(inventory(), Survey({NAMES[0]: gone}, {}), {NAMES[0]: (0, 1)})

@@ -14,7 +14,7 @@ from pathlib import Path
 from waiting import LIMIT_S
 
 from gpurun.node import frames
-from gpurun.remote import Agent, Fleet, bootstrap
+from gpurun.remote import Agent, Fleet, Target, bootstrap
 
 
 class PipeChannel:
@@ -85,7 +85,7 @@ class Hosts:
     def _start(self, name: str, env: dict[str, str]) -> Agent:
         self.home(name).mkdir(exist_ok=True)
         code, nonce = bootstrap.agent_zip(), secrets.token_hex(8)
-        command = bootstrap.command(len(code), nonce, 600.0).replace("python3", sys.executable)
+        command = bootstrap.command(len(code), nonce, 600.0, Target("local", python=sys.executable))
         process = subprocess.Popen(
             ["sh", "-c", command],
             stdin=subprocess.PIPE,

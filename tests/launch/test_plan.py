@@ -33,7 +33,12 @@ GRANTS = (Grant("h2", (1, 3)), Grant("h3", (0, 1, 2, 3)))
 
 def account(name):
     return HostAccount(
-        uid="1500", gid="1501", user="train", home="/home/train", hostname=name.upper(), address=f"10.0.0.{name[1]}"
+        uid="1500",
+        gid="1501",
+        user="train",
+        folder="/home/train/.gpurun",
+        hostname=name.upper(),
+        address=f"10.0.0.{name[1]}",
     )
 
 
@@ -65,7 +70,8 @@ def test_containers_have_what_the_design_asks_and_no_more():
         ]  # fmt: skip
         assert options(host.run, "--user") == ["1500:1501"]
         assert options(host.run, "--cap-drop") == ["ALL"]
-        assert options(host.run, "--security-opt") == ["no-new-privileges"]
+        assert options(host.run, "--security-opt") == ["no-new-privileges", "label=disable"]
+        assert options(host.run, "--userns") == ["host"]
         assert options(host.run, "--network") == ["host"]
         assert set(options(host.run, "--add-host")) == {
             "h2:10.0.0.2", "h3:10.0.0.3", "H2:10.0.0.2", "H3:10.0.0.3",
@@ -133,9 +139,9 @@ def test_the_private_sshd_can_only_enter_the_container():
     config = plan().hosts[1].files["sshd/config"][0]
     assert "ListenAddress 10.0.0.3:23022\n" in config
     assert (
-        'ForceCommand exec docker exec -i -e GPURUN_STDIN=launcher gpurun-j-00000001-2 sh -c "$SSH_ORIGINAL_COMMAND"\n'
-        in config
-    )
+        "ForceCommand exec docker --host unix:///var/run/docker.sock exec -i -e GPURUN_STDIN=launcher"
+        ' gpurun-j-00000001-2 sh -c "$SSH_ORIGINAL_COMMAND"\n'
+    ) in config
     assert "DisableForwarding yes\n" in config
     assert "PasswordAuthentication no\n" in config
     assert "sshd/config" not in plan().first.files

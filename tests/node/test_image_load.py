@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from gpurun.node import image_load, image_record
-from gpurun.node.call import Call
+from gpurun.node import image_load, image_record, images
+from gpurun.node.call import Call, OpError
 
 LAYERS = [f"sha256:{number:064x}" for number in range(3)]
 IMAGE = {"id": "sha256:" + "a" * 64, "names": ["i:1"], "layers": LAYERS}
@@ -40,7 +40,7 @@ def removed(tmp_path, monkeypatch):
 def loading(monkeypatch, count=1):
     """A ship that has loaded its lower layers ahead of the rest."""
     config = json.dumps({"rootfs": {"type": "layers", "diff_ids": LAYERS}}).encode()
-    made = image_load.Loading(Call(1, lambda *_: None, False, b""), "t", IMAGE, "graph", [], config, None)
+    made = image_load.Loading(Call(1, lambda *_: None, False, b""), "t", IMAGE, "graph", [], config)
     monkeypatch.setattr(made, "_load", lambda *_: None)
     made._load_prefix(count)
     return made
@@ -86,7 +86,7 @@ def test_a_pid_that_is_another_process_by_now_keeps_nothing(removed, monkeypatch
     with image_record.change() as record:
         (entry,) = record.values()
         entry["by"] = [os.getpid(), entry["by"][1] + 1]
-    image_load.Loading(Call(1, lambda *_: None, False, b""), "t", IMAGE, "graph", [], b"", None).remove_temporary()
+    image_load.Loading(Call(1, lambda *_: None, False, b""), "t", IMAGE, "graph", [], b"").remove_temporary()
     assert len(removed) == 1 and temporary() == []
 
 
@@ -96,7 +96,7 @@ def test_a_note_that_is_none_keeps_nothing(removed, monkeypatch, by):
     with image_record.change() as record:
         (entry,) = record.values()
         entry["by"] = by
-    image_load.Loading(Call(1, lambda *_: None, False, b""), "t", IMAGE, "graph", [], b"", None).remove_temporary()
+    image_load.Loading(Call(1, lambda *_: None, False, b""), "t", IMAGE, "graph", [], b"").remove_temporary()
     assert temporary() == []
 
 
@@ -105,3 +105,19 @@ def test_images_that_were_shipped_stay(removed, monkeypatch):
         record["sha256:" + "b" * 64] = {"local": "x", "names": [], "layers": LAYERS, "shipped_s": 1.0}
     loading(monkeypatch).remove_temporary()
     assert list(image_record.read()) == ["sha256:" + "b" * 64] and len(removed) == 1
+
+
+@pytest.mark.parametrize(
+    ("image", "engine", "is_refused"),
+    [
+        ("amd64", "x86_64", False), ("arm64", "aarch64", False), ("arm64", "x86_64", True), ("amd64", "aarch64", True),
+        ("riscv64", "riscv64", False), ("", "x86_64", False), ("amd64", None, False),
+    ],
+)  # fmt: skip
+def test_an_image_for_other_machines_is_refused_before_it_is_sent(image, engine, is_refused):
+    asked = {"facts": {"Architecture": image}}
+    if is_refused:
+        with pytest.raises(OpError, match=f"the image is for {image}, this host runs"):
+            images._check_architecture(asked, {"Architecture": engine})
+    else:
+        images._check_architecture(asked, {"Architecture": engine})

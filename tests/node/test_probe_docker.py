@@ -17,8 +17,8 @@ class Server(ThreadingMixIn, UnixStreamServer):
 
 
 @pytest.fixture
-def docker(tmp_path):
-    answers = {}
+def docker(tmp_path, monkeypatch):
+    answers = {"/version": (200, b"{}"), "/_ping": (200, b"OK")}
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -37,7 +37,8 @@ def docker(tmp_path):
     path = str(tmp_path / "docker.sock")
     with Server(path, Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield path, answers
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
+        yield answers
         server.shutdown()
 
 
@@ -46,37 +47,53 @@ def info(**fields):
 
 
 def test_docker_facts(docker):
-    path, answers = docker
+    answers = docker
     answers["/info"] = info(Runtimes={"runc": {}, "nvidia": {}})
-    found = probe_docker.facts(path)
+    found = probe_docker.facts()
     assert (found["version"], found["storage_driver"], found["gpu_support"]) == ("26.1.5", "overlay2", "runtime")
     assert 0 < found["free_bytes"] <= found["total_bytes"]
 
 
 def test_docker_cdi(docker, tmp_path):
-    path, answers = docker
+    answers = docker
     (tmp_path / "cdi").mkdir()
     answers["/info"] = info(Runtimes={}, CDISpecDirs=[str(tmp_path / "cdi"), "/nowhere"])
     (tmp_path / "cdi/nvidia.yaml").write_text("")
-    assert probe_docker.facts(path)["gpu_support"] == "cdi"
+    assert probe_docker.facts()["gpu_support"] == "cdi"
 
 
 @pytest.mark.parametrize("answer", [(500, b"{}"), (200, b"not json"), (200, b"[]"), (200, b"{}")])
 def test_docker_that_answers_nonsense(docker, answer):
-    path, answers = docker
+    answers = docker
     answers["/info"] = answer
-    assert probe_docker.facts(path)["problem"]
+    assert probe_docker.facts()["problem"]
 
 
-def test_no_docker(tmp_path):
-    assert "no Docker engine" in probe_docker.facts(str(tmp_path / "none"))["problem"]
-    assert probe_docker.job_containers(str(tmp_path / "none")) == {}
+@pytest.mark.parametrize("host", ["unix:///none", "tcp://10.0.0.1:2375", "unix://"])
+def test_no_docker(host, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", host)
+    assert probe_docker.facts()["problem"]
+    assert probe_docker.job_containers() == {}
+
+
+def test_podman_is_refused_by_name(docker):
+    docker["/info"] = info()
+    docker["/version"] = 200, json.dumps({"Components": [{"Name": "Podman Engine", "Version": "4.9.4"}]}).encode()
+    assert "Podman answers at" in probe_docker.facts()["problem"]
+
+
+def test_an_engine_says_whether_it_is_a_users_own_and_shares_the_hosts_network(docker):
+    docker["/info"] = info(SecurityOptions=["name=seccomp,profile=builtin", "name=rootless"], Architecture="aarch64")
+    found = probe_docker.facts()
+    assert (found["is_rootless"], found["has_own_network"], found["architecture"]) == (True, False, "aarch64")
+    docker["/info"] = info(SecurityOptions=None)
+    assert probe_docker.facts()["is_rootless"] is False
 
 
 def test_job_containers(docker):
-    path, answers = docker
+    answers = docker
     answers["/containers/json"] = 200, json.dumps([{"Id": CONTAINER, "Labels": {"gpurun.job": "j'1"}}]).encode()
-    assert probe_docker.job_containers(path) == {CONTAINER: "j'1"}
+    assert probe_docker.job_containers() == {CONTAINER: "j'1"}
 
 
 LIMITS = """Limit                     Soft Limit           Hard Limit           Units
@@ -90,17 +107,19 @@ Max stack size            8388608              unlimited            bytes
     ("effective", "may_raise"), [("000001fffeffffff", False), ("000001ffffffffff", True), ("00000000a80425fb", False)]
 )
 def test_limits_of_the_engine(tmp_path, effective, may_raise):
-    for pid, name in (("7", "containerd"), ("77", "dockerd")):
-        (tmp_path / pid).mkdir()
-        (tmp_path / pid / "comm").write_text(name + "\n")
+    for name, network in (("77", "net:[1]"), ("self", "net:[2]")):
+        (tmp_path / name / "ns").mkdir(parents=True)
+        (tmp_path / name / "ns/net").symlink_to(network)
     (tmp_path / "77/limits").write_text(LIMITS)
     (tmp_path / "77/status").write_text(f"Name:\tdockerd\nCapEff:\t{effective}\n")
-    found = probe_docker.engine_limits(str(tmp_path))
-    assert found == {"memlock_bytes": 8 << 20, "nofile": 524288, "may_raise_limits": may_raise}
+    found = probe_docker.engine_limits(77, str(tmp_path))
+    limits = {"memlock_bytes": 8 << 20, "nofile": 524288, "may_raise_limits": may_raise}
+    assert found == {**limits, "has_own_network": True}
     assert probe_docker.hard_limit(LIMITS, "Max stack size") == -1
 
 
 def test_an_engine_that_cannot_be_seen(tmp_path):
-    assert probe_docker.engine_limits(str(tmp_path)) == {}
+    assert probe_docker.engine_limits(None) == {}
+    assert set(probe_docker.engine_limits(77, str(tmp_path)).values()) == {None}
     assert probe_docker.hard_limit("", "Max open files") is None
     assert probe_docker.has_capability("", "CapEff") is None

@@ -104,8 +104,9 @@ class PowerAgent:
     def gang_prepare(self, job: str, **_: object) -> Mapping[str, str]:
         (self.place / f"files-{job}").mkdir(exist_ok=True)
         return {
-            "public_key": "ssh-ed25519 AAAA", "uid": "1000", "gid": "1000", "user": "train", "home": "/home/train",
+            "public_key": "ssh-ed25519 AAAA", "uid": "1000", "gid": "1000", "user": "train", "folder": "/h/.gpurun",
             "hostname": self.host, "address": self._address(), "sshd": "/usr/sbin/sshd",
+            "docker_host": "unix:///var/run/docker.sock",
         }  # fmt: skip
 
     def _address(self) -> str:

@@ -16,8 +16,9 @@ from gpurun.remote import Agent, RemoteOpFailed, answers
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "b" * 43
 ACCOUNT = {
-    "uid": "1000", "gid": "1000", "user": "train", "home": "/home/train", "hostname": "gpu-r1-01",
-    "address": "10.0.0.1", "sshd": "/usr/sbin/sshd", "public_key": KEY,
+    "uid": "1000", "gid": "1000", "user": "train", "folder": "/home/train/.gpurun", "hostname": "gpu-r1-01",
+    "address": "10.0.0.1", "sshd": "/usr/sbin/sshd",
+    "docker_host": "unix:///var/run/docker.sock", "public_key": KEY,
 }  # fmt: skip
 NOT_JSON = object()
 
@@ -69,9 +70,11 @@ def test_a_true_account_is_taken_as_it_is():
         {"address": "evil.example.com"},
         {"address": "::1%eth0 x"},
         {"address": 7},
-        {"home": "relative"},
-        {"home": "/home/x\nForceCommand id"},
+        {"folder": "relative"},
+        {"folder": "/home/x\nForceCommand id"},
         {"sshd": "sshd"},
+        {"docker_host": "tcp://evil:2375"},
+        {"docker_host": "unix:///run/a\nPermitRootLogin yes"},
         {"uid": "0:0 --privileged"},
         {"uid": 0},
         {"gid": "-1"},
