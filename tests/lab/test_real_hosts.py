@@ -99,7 +99,7 @@ def test_a_gang_s_files_lie_in_the_folder_that_the_inventory_names_and_not_in_th
         left = cluster.lab.run(
             each.name, ["sh", "-c", "ls /local/gpurun-1500/jobs /local/gpurun-1500/outputs; ls ~train/.gpurun/jobs"]
         )
-        assert "j-" not in str(left.out)
+        assert "j-" not in str(left.stdout)
         cluster.lab.run(each.name, ["rm", "-rf", "/local"])
 
 
