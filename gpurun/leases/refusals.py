@@ -22,12 +22,19 @@ def remember(
 ) -> tuple[HostRefusal, ...]:
     """A job's refusals after one more. Each host that refuses again is left alone for twice as long.
 
+    A host speaks of the GPUs that it was asked for. What it said of others holds as long as it did.
+
     Args:
         before: the refusals in the job's record.
         refused: host → who holds its GPUs.
         now_s: the head's clock, seconds since the epoch.
     """
-    kept = [each for each in before if each.host not in refused and abs(now_s - each.until_s) < FORGET_S]
+    renewed = {host: {gpu for holder in holders for gpu in holder.gpus} for host, holders in refused.items()}
+    kept = [
+        each for each in before
+        if abs(now_s - each.until_s) < FORGET_S
+        and (each.host not in renewed or (each.until_s > now_s and not renewed[each.host].issuperset(each.holder.gpus)))
+    ]  # fmt: skip
     for host, holders in refused.items():
         pauses = [each.pause_s for each in before if each.host == host and abs(now_s - each.until_s) < FORGET_S]
         pause_s = min(2 * max(pauses), LONGEST_PAUSE_S) if pauses else FIRST_PAUSE_S

@@ -75,3 +75,14 @@ def test_several_holders_on_one_host_and_several_jobs_add_up():
 def test_a_holder_in_words():
     assert BOB.words == "job j-0000000b of bob on head-2"
     assert GpuHolder((0,)).words == "an unknown job"
+
+
+def test_what_a_host_said_of_other_gpus_holds_on():
+    """Two jobs of another head hold one GPU each: the gang went from one to the other, 29 times in 42 s."""
+    first, second = replace(BOB, gpus=(0,)), replace(BOB, gpus=(1,), job="j-0000000c")
+    refusals = remember((), {"gpu-1": [first]}, now_s=100.0)
+    refusals = remember(refusals, {"gpu-1": [second]}, now_s=101.0)
+    assert refused_gpus([record(refusals=refusals)], 1000, 102.0) == {"gpu-1": (0, 1)}
+    again = remember(refusals, {"gpu-1": [replace(first, job="j-0000000d")]}, now_s=105.5)
+    assert {(each.holder.job, each.holder.gpus) for each in again} == {("j-0000000d", (0,)), (second.job, (1,))}
+    assert len(remember(again, {"gpu-1": [second]}, now_s=200.0)) == 1
