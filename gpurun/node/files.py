@@ -3,7 +3,7 @@
 import os
 import stat as modes
 import tempfile
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Iterable, List, Optional
 
 from gpurun.node.below import absolute, forget, open_file, parts_of, remove_path
 from gpurun.node.call import Call, OpReply
@@ -14,13 +14,18 @@ def write(call: Call, path: str, mode: int = 0o600, fsync: bool = False) -> Dict
 
     A reader sees the old content or the new one, never a mixture. An existing symbolic link is replaced, not followed.
     """
+    return {"bytes": replace(path, call.chunks(), mode, fsync)}
+
+
+def replace(path: str, pieces: Iterable[bytes], mode: int, fsync: bool = False) -> int:
+    """As `write`; how many bytes the file has."""
     folder, name = os.path.split(absolute(path))
     os.makedirs(folder, mode=0o700, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=".%s." % name[:64], dir=folder)
     size = 0
     try:
         with os.fdopen(handle, "wb") as file:
-            for piece in call.chunks():
+            for piece in pieces:
                 file.write(piece)
                 size += len(piece)
             os.fchmod(file.fileno(), mode)
@@ -31,7 +36,7 @@ def write(call: Call, path: str, mode: int = 0o600, fsync: bool = False) -> Dict
     except BaseException:
         forget(temporary)
         raise
-    return {"bytes": size}
+    return size
 
 
 def read(call: Call, path: str, max_bytes: int = 1 << 20, offset: int = 0) -> OpReply:

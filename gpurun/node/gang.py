@@ -15,7 +15,7 @@ import subprocess
 import time
 from typing import Any, Dict, List, Optional
 
-from gpurun.node import claims, creating, docker, engine, files, job_lock, job_parts, place, processes
+from gpurun.node import below, claims, creating, docker, engine, files, job_lock, job_parts, place, processes
 from gpurun.node.call import Call, OpError, OpReply
 from gpurun.node.fence import fence
 from gpurun.node.rank_processes import signal
@@ -109,6 +109,18 @@ def create(
         creating.end(job)
         engine.note(call, folder)
     return {"container": done.stdout.strip()}
+
+
+def put(call: Call, job: str, attempt: int, name: str, mode: int) -> Dict[str, Any]:
+    """Make the payload a file of the job's folder, whole or not at all; `name` is its path there.
+
+    Raises:
+        OpError: ``fenced`` when the folder is no longer this attempt's; ``refused`` for a name that leads out of it.
+    """
+    path = os.path.join(os.fsencode(job_parts.folder(job)), *below.parts_of(name))
+    content = call.payload
+    with job_lock.held_by(call, job, attempt):
+        return {"bytes": files.replace(os.fsdecode(path), [content], mode)}
 
 
 def start(call: Call, container: str, claim: Optional[Dict[str, Any]] = None) -> None:
@@ -322,6 +334,7 @@ def _last_line(text: str) -> str:
 OPS = {
     "prepare": prepare,
     "create": create,
+    "put": put,
     "start": start,
     "inspect": inspect,
     "engine": engine_now,

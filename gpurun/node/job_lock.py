@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Iterator, NamedTuple
 
 from gpurun.node import job_parts
-from gpurun.node.call import Call
+from gpurun.node.call import Call, OpError
 
 ATTEMPT_FILE = "attempt"
 """In a job's folder: the number of the attempt that it belongs to."""
@@ -60,6 +60,21 @@ def held(call: Call, job: str, required: bool = True) -> Iterator[Held]:
         if descriptor >= 0:
             _forget(path)
             os.close(descriptor)
+
+
+@contextmanager
+def held_by(call: Call, job: str, attempt: int) -> Iterator[None]:
+    """Hold a job's lock for as long as its folder belongs to an attempt.
+
+    What an agent still receives after its head is gone changes nothing then: a fence, or a later attempt, has come.
+
+    Raises:
+        OpError: ``fenced``: it does not.
+    """
+    with held(call, job):
+        if owner(job) != attempt:
+            raise OpError("fenced", "the attempt was fenced here, or a later one has come")
+        yield
 
 
 def lock_file(job: str) -> str:

@@ -62,8 +62,10 @@ def _contents(call: Call, top: int, force: bool) -> Iterator[Item]:
                 os.close(descriptor)
 
 
-def write(call: Call, job: str) -> Dict[str, Any]:
+def write(call: Call, job: str, attempt: int) -> Dict[str, Any]:
     """Make entries in the outputs; what the payload does not name stays as it is.
+
+    Each piece of it is worked on under the job's lock, and only while the job's folder belongs to the attempt.
 
     The payload is a sequence of frames: entries (`gpurun.node.contents.Listed`), each file's followed by its content.
 
@@ -71,28 +73,37 @@ def write(call: Call, job: str) -> Dict[str, Any]:
         ``{"files"}``: how many were written.
 
     Raises:
-        OpError: ``refused``, ``corrupt``: what arrives is no such sequence.
+        OpError: ``refused``, ``corrupt``: what arrives is no such sequence; ``fenced``: the attempt is over here.
     """
     folder = job_parts.outputs_folder(job)
-    top = below.open_top(folder, make=True, need=below.CHANGE)
+    with job_lock.held_by(call, job, attempt):
+        top = below.open_top(folder, make=True, need=below.CHANGE)
     scratch = below.open_top(os.path.dirname(folder))
     files = 0
     try:
         with Maker(top, scratch) as maker:
             receiver = Receiver(maker)
             entry: Optional[Listed] = None
-            for header, payload in contents.unpacked(call.chunks()):
+            for header, payload in contents.unpacked(_while_owned(call, job, attempt)):
                 if "p" in header:
                     entry = _make(maker, contents.listed(header))
                 elif entry is None:
                     raise OpError("refused", "a content that belongs to no file")
                 elif receiver.take(entry, header, payload) == "":
                     files, entry = files + 1, None
-            maker.close_folders()
+            with job_lock.held_by(call, job, attempt):
+                maker.close_folders()
     finally:
         os.close(scratch)
         os.close(top)
     return {"files": files}
+
+
+def _while_owned(call: Call, job: str, attempt: int) -> Iterator[bytes]:
+    """The payload, piece by piece; whoever works on a piece does so under the lock, and nobody waits under it."""
+    for piece in call.chunks():
+        with job_lock.held_by(call, job, attempt):
+            yield piece
 
 
 def _make(maker: Maker, entry: Listed) -> Optional[Listed]:

@@ -292,6 +292,7 @@ ANSWERS: Mapping[str, AnswerTypes] = {
     "files.df": AnswerTypes(fields(free_bytes=Count, total_bytes=Count, free_inodes=Count)),
     "gang.prepare": AnswerTypes(Account),
     "gang.create": AnswerTypes(fields(container=Text)),
+    "gang.put": AnswerTypes(fields(bytes=Count)),
     "gang.start": AnswerTypes(),
     "gang.inspect": AnswerTypes(list[Inspected]),
     "gang.engine": AnswerTypes(EngineSame | EngineGone | EngineUnknown | EngineRestarted),

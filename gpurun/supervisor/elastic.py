@@ -155,9 +155,8 @@ class Members:
                 KNOWN_HOSTS_FILE: known_hosts(job, plan),
                 **texts,
             }
-        folder = job.accounts[job.hosts[0]].job_folder(job.lease.job)
         for name, text in texts.items():
-            agent.call("files.write", path=f"{folder}/{name}", mode=0o644, payload=text.encode())
+            agent.call("gang.put", job=lease.job, attempt=lease.attempt, name=name, mode=0o644, payload=text.encode())
         self._listed = lease
 
     def _let_leave(self) -> None:

@@ -63,7 +63,7 @@ def _send(job: SupervisedJob, agent: Agent) -> None:
         return
     payload = contents.packed(job.outputs.contents_of(sent))
     written = None
-    for reply in agent.stream("outputs.write", job=job.lease.job, payload_in=payload):
+    for reply in agent.stream("outputs.write", job=job.lease.job, attempt=job.lease.attempt, payload_in=payload):
         written = reply.value
     files = sum(entry.kind == "file" for entry in sent)
     if not isinstance(written, dict) or written.get("files") != files:

@@ -94,11 +94,15 @@ def _send_secrets(job: SupervisedJob, hosts: Sequence[str]) -> None:
             content = Path(file).read_bytes()
         except OSError as error:
             raise failed(GpurunError(f"cannot read the secret {name!r}: {error.strerror}", where=file)) from error
-        for_host = {host: f"{job.accounts[host].job_folder(job.lease.job)}/secrets/{name}" for host in hosts}
         raise_first(
             job.links.each(
-                lambda agent, content=content, for_host=for_host: agent.call(  # type: ignore[misc]
-                    "files.write", path=for_host[agent.host], mode=0o400, payload=content
+                lambda agent, name=name, content=content: agent.call(  # type: ignore[misc]
+                    "gang.put",
+                    job=job.lease.job,
+                    attempt=job.lease.attempt,
+                    name=f"secrets/{name}",
+                    mode=0o400,
+                    payload=content,
                 ),
                 hosts,
             ).failed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from engine_stand_in import EngineStandIn
 from waiting import LIMIT_S, until
 
-from gpurun.node import creating, gang, job_lock, job_parts, outputs
+from gpurun.node import creating, frames, gang, job_lock, job_parts, outputs
 from gpurun.node.call import Call, OpError
 from gpurun.node.fence import fence
 
@@ -289,3 +290,74 @@ def test_something_else_in_the_place_of_the_lock_keeps_no_fence_from_its_proof(h
     assert not host.folder.exists()
     with pytest.raises(OSError):
         prepare(1)
+
+
+# -- late words of a head that is gone ------------------------------------------------------------------------------
+
+
+def late(*payload):
+    """An operation of an agent whose head has sent these pieces; what is a function happens before the next one."""
+    made = Call(1, lambda *_: None, True, b"")
+
+    def chunks():
+        for piece in payload:
+            if callable(piece):
+                piece()
+            else:
+                yield piece
+
+    made.chunks = chunks
+    return made
+
+
+def model(text):
+    marks, sha = [len(text), 0, 0, 0], hashlib.sha256(text).hexdigest()
+    entry = frames.encode({"p": "model", "k": "file", "m": 0o600, "t": 0, "s": len(text)})
+    return entry, frames.encode({"n": 0, "marks": marks, "sha": sha, "after": marks}, text)
+
+
+def fence_first(host):
+    rest = fence(call(), JOB, 1, outputs=False, timeout_s=LIMIT_S)
+    assert not any(rest.values())
+
+
+def test_outputs_that_arrive_after_a_fence_replace_nothing_of_the_next_attempt(host):
+    """The agent of a head that was cut off may still hold what that head sent: for 90 s."""
+    prepare(1)
+    there = Path(job_parts.outputs_folder(JOB))
+
+    def next_attempt():
+        fence_first(host)
+        prepare(2)
+        (there / "model").write_text("of the second attempt")
+
+    entry, content = model(b"of the first attempt")
+    with pytest.raises(OpError) as caught:
+        outputs.write(late(entry, next_attempt, content), JOB, 1)
+    assert caught.value.kind == "fenced"
+    assert {path.name: path.read_text() for path in there.iterdir()} == {"model": "of the second attempt"}
+    assert os.listdir(there.parent) == [JOB], "nothing half written stays"
+    assert outputs.write(late(entry, content), JOB, 2) == {"files": 1}
+
+
+def test_nothing_that_arrives_after_a_fence_comes_back(host):
+    prepare(1)
+    assert gang.put(late(b"secret"), JOB, 1, "secrets/token", 0o400) == {"bytes": 6}
+    assert (host.folder / "secrets/token").read_text() == "secret"
+    fence_first(host)
+    outputs.remove(call(), JOB, 1)
+    entry, content = model(b"m")
+    for write in (
+        lambda: gang.put(late(b"secret"), JOB, 1, "secrets/token", 0o400),
+        lambda: outputs.write(late(entry, content), JOB, 1),
+    ):
+        with pytest.raises(OpError, match="fenced"):
+            write()
+    assert not host.folder.exists() and not Path(job_parts.outputs_folder(JOB)).exists()
+
+
+@pytest.mark.parametrize("name", ["../j-00000001/x", "/etc/x", "", "a/../../x", "a\0b"])
+def test_no_file_is_put_outside_the_jobs_folder(host, name):
+    prepare(1)
+    with pytest.raises(OpError):
+        gang.put(late(b"x"), JOB, 1, name, 0o600)

@@ -186,7 +186,7 @@ class PowerAgent:
         )
         yield Reply()
 
-    def outputs_write(self, job: str, payload_in: Iterator[bytes]) -> Iterator[Reply]:
+    def outputs_write(self, job: str, attempt: int, payload_in: Iterator[bytes]) -> Iterator[Reply]:
         content = b"".join(bytes(frame.payload) for frame in contents.unpacked(payload_in))
         self.world.save(self.host, job, int(content))
         yield Reply({"files": 1})

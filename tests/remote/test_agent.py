@@ -152,9 +152,12 @@ def many_bytes(agent):
     marks, piece, sha = [30 << 20, 0, 0, 0], bytes(1 << 20), hashlib.sha256(bytes(30 << 20)).hexdigest()
     pieces = [entry, {"n": 0, "marks": marks}, *[{"n": 0}] * 30, {"n": 0, "sha": sha, "after": marks}]
     payload = [frames.encode(header, piece if header == {"n": 0} else b"") for header in pieces]
-    list(agent.stream("outputs.write", job=job, payload_in=payload))
+    mine = Path.home() / ".gpurun/jobs" / job
+    agent.call("files.write", path=f"{mine}/attempt", payload=b"1")
+    list(agent.stream("outputs.write", job=job, attempt=1, payload_in=payload))
     yield job
     agent.call("outputs.remove", job=job, attempt=1)
+    agent.call("files.rmtree", path=str(mine))
 
 
 def test_a_stream_with_back_pressure(agent, many_bytes):

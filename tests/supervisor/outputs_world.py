@@ -75,6 +75,9 @@ def outputs_job(folder: Path, hosts: Hosts, *names: str) -> OutputsJob:
     )  # fmt: skip
     for name in names:
         job.host(name).mkdir(parents=True)
+        mine = hosts.home(name) / ".gpurun/jobs" / JOB
+        mine.mkdir(parents=True)
+        (mine / "attempt").write_text("1\n")
     return job
 
 
