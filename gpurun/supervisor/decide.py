@@ -23,7 +23,15 @@ from gpurun.supervisor.ranks import (
     hosts_that_are_done,
     hosts_without_ranks,
 )
-from gpurun.supervisor.verdicts import SUCCEEDED, asked_end, container_ended, host_lost, rank_failed, unreachable
+from gpurun.supervisor.verdicts import (
+    SIGTERMED,
+    SUCCEEDED,
+    asked_end,
+    container_ended,
+    host_lost,
+    rank_failed,
+    unreachable,
+)
 
 HOST_LOST_S = 14.0
 """A host that has been silent for this long, while another one is heard, is lost: its gang is ended."""
@@ -49,7 +57,6 @@ LOG_SILENT_S = 10.0
 """The launcher has ended: how long its log may be silent before it is judged as it is."""
 PROOF_S = 14.0
 """The launcher has returned 0: how long ranks may take to prove it. By then a silent host counts as down."""
-SIGTERMED = 128 + 15
 
 
 @dataclass(frozen=True)
@@ -230,8 +237,14 @@ def _is_ready(seen: GangSeen, launcher: ContainerEnd) -> bool:
     # A host that was just reached may not have told of its ranks yet. Ranks of an older gpurun tell nothing at all.
     are_told = seen.least is not None or not seen.ranks or len({rank.rank for rank in seen.ranks}) >= seen.world
     if are_told and all(rank.code is not None for rank in seen.ranks):
-        return True
+        return waited_s >= EXPLAIN_S if _may_have_gone_with_its_container(seen) else True
     return waited_s >= (PROOF_S if launcher.code == 0 else SETTLE_S)
+
+
+def _may_have_gone_with_its_container(seen: GangSeen) -> bool:
+    """Whether Docker may yet say what the rank that failed first went with: an agent that has just begun cannot."""
+    failed = first_failed(seen.ranks)
+    return failed is not None and failed.is_cut_off and failed.host not in seen.ends
 
 
 def _by_fatal_cause(seen: GangSeen) -> Step:

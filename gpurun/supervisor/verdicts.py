@@ -16,7 +16,7 @@ from gpurun.supervisor.ends import End
 from gpurun.supervisor.gang_seen import ContainerEnd, GangSeen
 from gpurun.supervisor.ranks import Rank, first_failed
 
-SIGKILLED = 128 + 9
+SIGKILLED, SIGTERMED = 128 + 9, 128 + 15
 STOPPED_S = 5.0
 """How long a launcher may outlive the ranks beside it, when something ends them all."""
 SUCCEEDED = End(State.SUCCEEDED, "", 0, exit_code=0)
@@ -51,24 +51,31 @@ def _failed_by_launcher(
     launcher, named = seen.exits[seen.first], output.first_failure(lines)
     if failed is not None and not seen.fell_with_others(failed):
         return rank_failed(failed.rank, failed.host, failed.code or 1)
-    if (
-        launcher.code == 0
-        and not launcher.was_ended
-        and (silent := [host for host in seen.hosts if host in seen.down_since])
-    ):
+    silent = [host for host in seen.hosts if host in seen.down_since]
+    accused = None if named is None else _host_of(named, seen, place)
+    if accused in silent or (silent and launcher.code == 0 and not launcher.was_ended):
         return unreachable(silent)
     # A launcher that SIGKILL ended before it could say why was killed from outside, as one whose container is gone.
     if launcher.was_ended or (named is None and launcher.code in (None, 0, SIGKILLED)):
         failure = replace(launcher.failure(seen.first), excerpt=output.excerpt(lines, None))
         why = f"{seen.first}: {failure.reason}"
         return End(State.FAILED, why, 4, exit_code=launcher.code, failure=failure, suspects=(seen.first,))
-    if named is not None:
-        at = named.rank or 0
-        host = host_of(named.host) if named.host is not None else place[at] if at < len(place) else seen.first
-        return rank_failed(named.rank, host, named.exit_code)
+    if named is not None and not (failed is not None and _was_told_to_end(seen, named.rank)):
+        return rank_failed(named.rank, _host_of(named, seen, place), named.exit_code)
     if failed is not None:
         return rank_failed(failed.rank, failed.host, failed.code or 1)
     return _launcher_failed(int(launcher.code or 1), output.excerpt(lines, None), spec)
+
+
+def _host_of(named: output.Failure, seen: GangSeen, place: Sequence[str]) -> str:
+    """Where the rank runs, or ran, that the launcher says failed first."""
+    at = named.rank or 0
+    return host_of(named.host) if named.host is not None else place[at] if at < len(place) else seen.first
+
+
+def _was_told_to_end(seen: GangSeen, number: int | None) -> bool:
+    """Whether a rank itself says that it only heeded SIGTERM, whatever the launcher says of it."""
+    return any(rank.rank == number and rank.code == SIGTERMED for rank in seen.ranks)
 
 
 def rank_failed(rank: int | None, host: str, code: int, *, ladder: bool = False) -> End:

@@ -5,19 +5,45 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from decide_examples import GANG, SPEC, T, container, end_of, rank
+from decide_examples import GANG, SPEC, THREE, T, container, end_of, rank
 
 from gpurun.jobs.states import State
 from gpurun.launch.launchers.direct import UNTOLD
 from gpurun.launch.output import Line
 from gpurun.remote.agent import DEAD_AFTER_S
 from gpurun.supervisor.decide import (
+    EXPLAIN_S,
     LOG_SILENT_S,
     PROOF_S,
     SETTLE_S,
     decide,
 )
 from gpurun.supervisor.verdicts import by_launcher
+
+SAYS_2 = [Line(None, "stderr", "Process name: 2"), Line(None, "stderr", "Exit code: 137")]
+
+
+def test_a_rank_that_only_heeded_sigterm_is_not_named_whatever_the_launcher_says():
+    ranks = [rank(0, "a", 139, T - 31), rank(1, "b", 137, T - 32, is_cut_off=True), rank(2, "c", 143, T - 30)]
+    seen = replace(GANG, members=THREE, ranks=ranks, exits={"a": container(1)})
+    assert by_launcher(seen, SAYS_2, SPEC, ["a", "b", "c"]).failure.rank == 1
+    untold = replace(seen, ranks=ranks[:2])
+    assert by_launcher(untold, SAYS_2, SPEC, ["a", "b", "c"]).failure.rank == 2
+
+
+def test_a_rank_that_the_launcher_names_on_a_host_that_is_lost_ended_with_the_host():
+    seen = replace(GANG, members=THREE, exits={"a": container(1)}, down_since={"c": T - 60})
+    assert by_launcher(seen, SAYS_2, SPEC, ["a", "b", "c"]).failure.kind == "host-lost"
+    assert by_launcher(replace(seen, down_since={"b": T - 60}), SAYS_2, SPEC, ["a", "b", "c"]).failure.rank == 2
+
+
+def test_who_failed_is_open_as_long_as_docker_may_know_that_its_container_was_ended():
+    cut_off = [rank(0, "a", 143, T - 2), rank(1, "b", 137, T - 3, is_cut_off=True)]
+    seen = replace(GANG, ranks=cut_off, exits={"a": container(1, T - 2)}, has_launchers_log=True)
+    assert decide(seen) is None
+    assert decide(replace(seen, now_s=T - 2 + EXPLAIN_S)).by_launcher
+    killed = replace(seen, exits={**seen.exits, "b": container(137, T - 1, ended_ago_s=2.0)})
+    assert end_of(decide(killed)).suspects == ("b",)
 
 
 def test_without_a_word_from_ranks_the_launcher_is_believed():
