@@ -1,15 +1,15 @@
-"""A job's outputs: on the first host while an attempt runs, with a copy on the head that follows it.
+"""A job's outputs: on its hosts while an attempt runs, with a copy on the head that follows them.
 
-``outputs:`` of a recipe is a folder in the container that survives a restart, wherever the gang then runs. It is
-brought to the head now and then, so that a first host that dies takes little with it, and when the attempt ends; and
-sent to the next one's first host, where rank 0 reads it. What could not be brought is in the job's record, and the
-hosts that have it keep it.
+``outputs:`` of a recipe is a folder in the container that survives a restart, wherever the gang then runs. What any
+host has in it is brought to the head now and then, so that a host that dies takes little with it, and when the attempt
+ends. The next attempt's hosts get it back: all, or rank 0's where a launcher's programs pass it on. What could not be
+brought is in the job's record, and the hosts that have it keep it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from gpurun.launch.docker import AUTOTUNE_FILE
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.lease import Lease
 from gpurun.node import contents
+from gpurun.node.contents import Listed
 from gpurun.remote.agent import Agent
 from gpurun.state import durable
 from gpurun.state.path import told
@@ -36,31 +37,31 @@ AGAIN_S = 0.5
 
 
 def send_outputs(job: SupervisedJob) -> None:
-    """Give the first host what earlier attempts left. Only what it lacks is sent; what is newer there stays.
+    """Give hosts what earlier attempts left. Only what they lack is sent; what is newer there stays.
 
     Raises:
-        GangEnd: the host failed.
+        GangEnd: a host failed.
     """
     if job.spec.outputs is None:
         return
+    readers = job.hosts if job.launcher.all_read_outputs else job.hosts[:1]
     try:
         with job.outputs.alone():
-            _send(job, job.links.agent(job.hosts[0]))
+            job.outputs.settle()
+            if mine := job.outputs.entries():
+                there = job.links.each(lambda agent: _send(job, agent, mine), readers).raise_first()
+                job.outputs.gave(mine, [there[host] for host in readers])
     except OSError as error:
         raise failed(told(error, job.folder.path / "outputs", "read")) from error
     except GpurunError as error:
         raise failed(error) from error
 
 
-def _send(job: SupervisedJob, agent: Agent) -> None:
-    job.outputs.settle()
-    mine = job.outputs.entries()
-    if not mine:
-        return
-    theirs = list_outputs(agent, job.lease.job, force=True)
-    sent = lacking(mine, {} if theirs is None else theirs.entries)
+def _send(job: SupervisedJob, agent: Agent, mine: Mapping[str, Listed]) -> HostOutputs:
+    theirs = list_outputs(agent, job.lease.job, force=True) or HostOutputs(agent.host, {})
+    sent = lacking(mine, theirs.entries)
     if not sent:
-        return
+        return theirs
     payload = contents.packed(job.outputs.contents_of(sent))
     written = None
     for reply in agent.stream("outputs.write", job=job.lease.job, attempt=job.lease.attempt, payload_in=payload):
@@ -68,6 +69,7 @@ def _send(job: SupervisedJob, agent: Agent) -> None:
     files = sum(entry.kind == "file" for entry in sent)
     if not isinstance(written, dict) or written.get("files") != files:
         raise HostFailure("it did not get all outputs of earlier attempts: a file changed meanwhile", host=agent.host)
+    return list_outputs(agent, job.lease.job, force=True) or theirs
 
 
 def collect_outputs(job: SupervisedJob) -> set[str]:
@@ -88,8 +90,7 @@ def collect_outputs(job: SupervisedJob) -> set[str]:
     unbrought: Sequence[Unbrought] = ()
     with job.outputs.alone():
         for _ in range(TRIES):
-            writers = job.hosts if _is_shared(job) else job.hosts[:1]
-            unbrought = _bring(job.outputs, job.links, job.lease.job, writers, onto=_is_shared(job), force=True)
+            unbrought = _bring(job.outputs, job.links, job.lease.job, job.hosts, onto=_comes_and_goes(job), force=True)
             if not is_changing(unbrought):
                 break
             time.sleep(AGAIN_S)
@@ -153,7 +154,7 @@ def bring_left(folder: JobFolder, attempt: int, links: Links, hosts: Collection[
         left = record.outputs_left
         if record.attempt != attempt or left is None or not left.hosts:
             return
-        unbrought = _bring(copy, links, job, sorted(hosts), onto=True, force=True)
+        unbrought = _bring(copy, links, job, sorted(hosts), onto=True, late=True, force=True)
         others = [Unbrought(host, "", "did not answer") for host in left.hosts if host not in hosts]
         now_left = left_of([*unbrought, *others])
         with allocator_lock(folder.path.home, patience_s=None):
@@ -171,7 +172,7 @@ def _reason(reason: str, before: OutputsLeft, now: OutputsLeft | None, job: str)
 
 
 def _bring(
-    copy: HeadCopy, links: Links, job: str, hosts: Sequence[str], *, onto: bool, force: bool,
+    copy: HeadCopy, links: Links, job: str, hosts: Sequence[str], *, onto: bool, force: bool, late: bool = False,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Sequence[Unbrought]:  # fmt: skip
     """Bring what hosts have; one that fails or lies holds up no other. What could not be brought."""
@@ -188,8 +189,8 @@ def _bring(
         onto = onto or len(found) < len(hosts)
         try:
             brought = copy.replace(
-                {host: links.agent(host) for host in found}, in_order(found.values()), onto=onto, force=force,
-                cancelled=cancelled,
+                {host: links.agent(host) for host in found}, list(found.values()), onto=onto, late=late,
+                force=force, cancelled=cancelled,
             )  # fmt: skip
             return [*unbrought, *brought]
         except HostFailure as error:
@@ -202,11 +203,6 @@ def _bring(
         except StateError as error:
             return [*unbrought, *(Unbrought(host, "", f"{error}") for host in found)]
     return unbrought
-
-
-def in_order(found: Iterable[HostOutputs]) -> list[HostOutputs]:
-    """Hosts' outputs, the last one written to last."""
-    return sorted(found, key=lambda each: (each.newest_ns, each.host))
 
 
 def collect_autotune(job: SupervisedJob) -> None:
@@ -222,28 +218,24 @@ def copy_outputs(job: SupervisedJob, *, cancelled: Callable[[], bool] = lambda: 
     """Bring what has changed while the gang runs, if anything has.
 
     Raises:
-        HostFailure: a host failed or lies, or it was cancelled; the copy that was there stays.
+        HostFailure: a host failed or lies, or it was cancelled; what it gave before stays.
         StateError: the head could not write it.
     """
-    asked = job.links.each(lambda agent: list_outputs(agent, job.lease.job), _writers(job))
-    for error in asked.failed.values():
-        raise error
-    found = in_order(said for said in asked.ok.values() if said is not None and said.entries)
+    asked = job.links.each(lambda agent: list_outputs(agent, job.lease.job), job.members)
+    found = [said for said in asked.ok.values() if said is not None and said.entries]
     if found and tuple(found) != job.outputs.seen:
         agents = {each.host: job.links.agent(each.host) for each in found}
         with job.outputs.alone():
-            job.outputs.replace(agents, found, onto=_is_shared(job), cancelled=cancelled)
+            onto = _comes_and_goes(job) or bool(asked.failed)
+            job.outputs.replace(agents, found, onto=onto, cancelled=cancelled)
+    for error in asked.failed.values():
+        raise error
 
 
 def _remover(job: str, attempt: int) -> Callable[[Agent], object]:
     return lambda agent: agent.call("outputs.remove", job=job, attempt=attempt, timeout_s=600.0)
 
 
-def _is_shared(job: SupervisedJob) -> bool:
-    """Whether several hosts write outputs, one after the other: one that has left takes nothing with it."""
+def _comes_and_goes(job: SupervisedJob) -> bool:
+    """Whether hosts leave the gang and others come: one that has left takes nothing with it."""
     return job.spec.min_gpus is not None
-
-
-def _writers(job: SupervisedJob) -> Sequence[str]:
-    """The hosts that write outputs: rank 0 is on the first, in an elastic gang on another if it is lost there."""
-    return job.members if _is_shared(job) else job.hosts[:1]

@@ -20,7 +20,16 @@ from gpurun.node.making import Maker, Receiver
 from gpurun.remote.agent import Agent
 from gpurun.state import durable, lock, syncing
 from gpurun.state.path import told
-from gpurun.supervisor.outputs_plan import CopyPlan, HostOutputs, Origin, Unbrought, is_changing, outputs_of, plan_copy
+from gpurun.supervisor.outputs_plan import (
+    CopyPlan,
+    HostOutputs,
+    Origin,
+    Unbrought,
+    is_changing,
+    is_same,
+    outputs_of,
+    plan_copy,
+)
 
 SILENCE_S = 120.0
 """A host that sends nothing for so long hangs."""
@@ -69,6 +78,7 @@ class HeadCopy:
     def __init__(self, folder: JobFolder) -> None:
         self._folder = folder
         self._origins: dict[str, Origin] = {}
+        self._given: dict[str, Mapping[str, Listed]] = {}
         self.seen: tuple[HostOutputs, ...] = ()
 
     @contextmanager
@@ -88,6 +98,7 @@ class HeadCopy:
         hosts: Sequence[HostOutputs],
         *,
         onto: bool,
+        late: bool = False,
         force: bool = False,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> tuple[Unbrought, ...]:
@@ -96,8 +107,8 @@ class HeadCopy:
         A file that changes while it is read stays as it was in the old copy, or out: the head never has a torn one.
 
         Args:
-            hosts: of entries with the same path, the last host's is taken.
-            onto: keep what the copy has besides.
+            hosts: in rank order.
+            onto, late: see `plan_copy`.
             force: read files whose modes keep their owner out, too.
 
         Returns:
@@ -108,7 +119,7 @@ class HeadCopy:
             StateError: the head could not write it; likewise.
         """
         try:
-            return self._replace(agents, hosts, onto, force, cancelled)
+            return self._replace(agents, hosts, onto, late, force, cancelled)
         except OSError as error:
             raise told(error, self._folder.path / "outputs", "copied") from error
 
@@ -117,6 +128,7 @@ class HeadCopy:
         agents: Mapping[str, Agent],
         hosts: Sequence[HostOutputs],
         onto: bool,
+        late: bool,
         force: bool,
         cancelled: Callable[[], bool],
     ) -> tuple[Unbrought, ...]:
@@ -127,7 +139,7 @@ class HeadCopy:
             os.mkdir(ARRIVING, dir_fd=home)
             stack.callback(_forget, home, ARRIVING)
             old = _old(stack, home)
-            plan = plan_copy(_entries(old), hosts, self._origins, onto=onto)
+            plan = plan_copy(_entries(old), hosts, self._origins, onto=onto, late=late, given=self._given)
             arriving = _opened(stack, below.open_folder(home, ARRIVING))
             source = None if old is None else stack.enter_context(below.Cursor(old, below.READ))
             with Maker(arriving) as maker:
@@ -157,6 +169,18 @@ class HeadCopy:
         elif b"outputs" not in below.names_in(home):
             with suppress(FileNotFoundError):
                 os.rename(REPLACED, OUTPUTS, src_dir_fd=home, dst_dir_fd=home)
+
+    def gave(self, mine: Mapping[str, Listed], hosts: Sequence[HostOutputs]) -> None:
+        """Remember what hosts have of the copy before their ranks start: it need not come back, see `plan_copy`.
+
+        Args:
+            mine: what the copy holds.
+            hosts: those that were sent it, in rank order.
+        """
+        for each in reversed(hosts):
+            same = {path: there for path, there in each.entries.items() if path in mine and is_same(mine[path], there)}
+            self._given[each.host] = same
+            self._origins.update((path, (each.host, there.marks)) for path, there in same.items())
 
     def entries(self) -> Mapping[str, Listed]:
         """What the copy holds; nothing if there is none."""

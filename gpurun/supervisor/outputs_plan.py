@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from gpurun.errors import HostFailure
@@ -18,6 +19,8 @@ COPIED = ("file", "dir", "link")
 
 Origin = tuple[str, list[int]]
 """Which host a file of the head's copy came from, and how it was there: `Listed.marks`."""
+Given = Mapping[str, Mapping[str, Listed]]
+"""What hosts got back of the head's copy when the attempt began, as it was there then: by host and path."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,6 @@ class HostOutputs:
     host: str
     entries: Mapping[str, Listed]
     unbrought: tuple[Unbrought, ...] = ()
-
-    @property
-    def newest_ns(self) -> int:
-        """When the last of its entries was written, by the host's clock; 0 if there are none."""
-        return max((entry.mtime_ns for entry in self.entries.values()), default=0)
 
 
 def outputs_of(host: str, headers: Iterable[Mapping[str, Any]]) -> HostOutputs:
@@ -105,22 +103,25 @@ class CopyPlan:
 
 
 def plan_copy(
-    old: Mapping[str, Listed], hosts: Sequence[HostOutputs], origins: Mapping[str, Origin], *, onto: bool
+    old: Mapping[str, Listed],
+    hosts: Sequence[HostOutputs],
+    origins: Mapping[str, Origin],
+    *,
+    onto: bool,
+    late: bool = False,
+    given: Given = MappingProxyType({}),
 ) -> CopyPlan:
     """Decide how the head's copy becomes what the hosts have.
 
     Args:
         old: what the present copy holds.
-        hosts: of entries with the same path, the last host's is taken.
+        hosts: in rank order. Of files with the same path the one that was written last is taken, else the first host's.
         origins: where files of the present copy came from, as far as that is known.
         onto: keep what the present copy has besides, unless it came from one of these hosts.
+        late: the hosts were lost for a while: what the present copy has since got from others stays, if it is newer.
+        given: what one host has changed or removed of it does not come back from another that has not touched it.
     """
-    said = {each.host for each in hosts}
-    wanted: dict[str, tuple[str, Listed]] = {}
-    if onto:
-        wanted = {path: ("", entry) for path, entry in old.items() if origins.get(path, ("",))[0] not in said}
-    for each in hosts:
-        wanted.update((path, (each.host, entry)) for path, entry in each.entries.items())
+    wanted = _wanted(old, {each.host: each.entries for each in hosts}, origins, onto, late, given)
     made: list[Listed] = []
     kept: list[str] = []
     fetched: dict[str, list[Listed]] = {}
@@ -143,6 +144,44 @@ def plan_copy(
     return CopyPlan(made, kept, fetched, twins)
 
 
+def _wanted(
+    old: Mapping[str, Listed], said: Given, origins: Mapping[str, Origin], onto: bool, late: bool, given: Given
+) -> Mapping[str, tuple[str, Listed]]:
+    """What the copy is to hold, and the host that has it; an empty name stands for the present copy."""
+    wanted: dict[str, tuple[str, Listed]] = {}
+    if onto:
+        wanted = {path: ("", entry) for path, entry in old.items() if origins.get(path, ("",))[0] not in said}
+    touched = {
+        path
+        for host in said.keys() & given.keys()
+        for path, entry in given[host].items()
+        if not _is_as_given(entry, said[host].get(path))
+    }
+    needed: set[str] = set()
+    for host, entries in said.items():
+        for path in reversed(list(entries)):  # what is in a folder, then the folder
+            entry, other = entries[path], wanted.get(path)
+            if other is not None and (other[0] or late) and not _is_newer(entry, other[1]):
+                continue
+            if path in touched and path not in needed and _is_as_given(given.get(host, {}).get(path), entry):
+                continue
+            wanted[path] = (host, entry)
+            needed.add(path.rpartition("/")[0])
+    return wanted
+
+
+def _is_as_given(given: Listed | None, now: Listed | None) -> bool:
+    """Whether a host has not touched something since it got it."""
+    if given is None or now is None or given.kind != now.kind:
+        return False
+    return now.kind == "dir" or (now.marks, now.target) == (given.marks, given.target)
+
+
+def _is_newer(entry: Listed, other: Listed) -> bool:
+    """Whether an entry takes the place of another host's. A folder that several have stays the one it is."""
+    return entry.mtime_ns > other.mtime_ns and not entry.kind == other.kind == "dir"
+
+
 def is_kept(old: Mapping[str, Listed], origins: Mapping[str, Origin], host: str, entry: Listed) -> bool:
     """Whether the present copy already has this file of a host."""
     if entry.path not in old or old[entry.path].kind != "file":
@@ -158,14 +197,15 @@ def lacking(mine: Mapping[str, Listed], theirs: Mapping[str, Listed]) -> list[Li
         other = theirs.get(path)
         if path.rpartition("/")[0] in passed:
             passed.add(path)
-        elif other is None or (not _is_same(entry, other) and other.mtime_ns <= entry.mtime_ns):
+        elif other is None or (not is_same(entry, other) and other.mtime_ns <= entry.mtime_ns):
             sent.append(entry)
         elif other.kind != entry.kind:
             passed.add(path)  # what the host has there is newer
     return sent
 
 
-def _is_same(one: Listed, other: Listed) -> bool:
+def is_same(one: Listed, other: Listed) -> bool:
+    """Whether the head and a host have the same, as far as size and time tell."""
     if one.kind != other.kind or one.kind == "dir":
         return one.kind == other.kind
     if one.kind == "link":

@@ -1,4 +1,4 @@
-"""Brings a running gang's outputs to the head now and then: a first host that dies takes only the latest with it."""
+"""Brings a running gang's outputs to the head now and then: a host that dies takes only the latest with it."""
 
 from __future__ import annotations
 

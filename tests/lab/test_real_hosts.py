@@ -94,7 +94,8 @@ def test_a_gang_s_files_lie_in_the_folder_that_the_inventory_names_and_not_in_th
     done = run(cluster, "--gpus-per-host", "1", image=TRAIN, command=look)
     assert done.code == 0, done.err
     _, folder = only_job(cluster)
-    assert "/local/gpurun-1500/outputs" in (folder / "outputs" / "0").read_text()
+    for rank in ("0", "1"):
+        assert "/local/gpurun-1500/outputs" in (folder / "outputs" / rank).read_text()
     for each in cluster.lab.hosts[:2]:
         left = cluster.lab.run(
             each.name, ["sh", "-c", "ls /local/gpurun-1500/jobs /local/gpurun-1500/outputs; ls ~train/.gpurun/jobs"]

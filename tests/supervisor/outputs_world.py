@@ -19,6 +19,8 @@ import pytest
 from local_agents import Hosts
 
 from gpurun.jobs.folder import JobFolder
+from gpurun.launch.launchers.horovod import GLOO
+from gpurun.launch.launchers.launcher import Launcher
 from gpurun.node import below
 from gpurun.remote.fleet import Results
 from gpurun.state.path import StatePath
@@ -64,13 +66,15 @@ class OutputsLinks:
         )
 
 
-def outputs_job(folder: Path, hosts: Hosts, *names: str) -> OutputsJob:
+def outputs_job(
+    folder: Path, hosts: Hosts, *names: str, launcher: Launcher = GLOO, elastic: bool = False
+) -> OutputsJob:
     made = JobFolder(StatePath(folder) / JOB)
     made.path.mkdir()
     job = OutputsJob(
         world=hosts, folder=made, outputs=HeadCopy(made), hosts=names, members=names, notes=[],
         links=OutputsLinks(hosts.fleet(*names)), lease=SimpleNamespace(job=JOB, attempt=1),
-        spec=SimpleNamespace(outputs="/out", min_gpus=None if len(names) == 1 else 1),
+        spec=SimpleNamespace(outputs="/out", min_gpus=1 if elastic else None), launcher=launcher,
         record=SimpleNamespace(outputs_left=None, reached="containers"),
     )  # fmt: skip
     for name in names:

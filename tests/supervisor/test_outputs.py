@@ -7,6 +7,7 @@ import pytest
 from power_hosts import PowerLinks, World
 
 from gpurun.jobs.folder import JobFolder
+from gpurun.launch.launchers.horovod import GLOO
 from gpurun.state.path import StatePath
 from gpurun.supervisor.outputs import collect_outputs, send_outputs
 from gpurun.supervisor.outputs_copy import HeadCopy
@@ -27,7 +28,7 @@ def job(tmp_path):
     return SimpleNamespace(
         world=world, folder=folder, hosts=("h1",), links=PowerLinks(world, ("h1",)), outputs=HeadCopy(folder),
         lease=SimpleNamespace(job=JOB, attempt=1), spec=SimpleNamespace(outputs="/out", min_gpus=None),
-        record=SimpleNamespace(outputs_left=None, reached="containers"),
+        record=SimpleNamespace(outputs_left=None, reached="containers"), launcher=GLOO,
     )  # fmt: skip
 
 

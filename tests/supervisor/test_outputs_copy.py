@@ -34,7 +34,7 @@ def job(tmp_path, world):
 
 @pytest.fixture
 def elastic(tmp_path, world):
-    return outputs_job(tmp_path, world, "h1", "h2")
+    return outputs_job(tmp_path, world, "h1", "h2", elastic=True)
 
 
 def files(job):

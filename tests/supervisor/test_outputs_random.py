@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import stat
 import time
 
 import pytest
@@ -65,5 +66,28 @@ def test_random_trees(tmp_path, seed):
         assert collect_outputs(job) == set()
         assert shape(job.head) == left
         assert job.record.outputs_left is None
+    finally:
+        hosts.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_trees_of_two_hosts(tmp_path, seed):
+    """What either has is on the head, as one of them has it, unless the other has a file in the place of its folder."""
+    hosts, chance = Hosts(tmp_path), random.Random(seed)
+    job = outputs_job(tmp_path, hosts, "h1", "h2")
+    tops = [os.fsencode(job.host(name)) for name in ("h1", "h2")]
+    try:
+        for _ in range(4):
+            for _ in range(40):
+                change(chance.choice(tops), chance)
+            with meanwhile(lambda: (change(chance.choice(tops), chance), time.sleep(0.001))):
+                copy_outputs(job)
+        left = [shape(job.host(name)) for name in ("h1", "h2")]
+        assert collect_outputs(job) == set()
+        head = shape(job.head)
+        assert all(any(entry == one.get(path) for one in left) for path, entry in head.items()), seed
+        for path in {path for one in left for path in one} - head.keys():
+            above = [path.rsplit(b"/", depth)[0] for depth in range(1, path.count(b"/") + 1)]
+            assert any(not stat.S_ISDIR(head[folder][0]) for folder in above if folder in head), (seed, path)
     finally:
         hosts.close()

@@ -20,5 +20,11 @@ def argv(spec: JobSpec, gang: PlacedGang) -> tuple[str, ...]:
     return horovodrun.argv(spec, gang.grants, gang.interfaces[gang.first])
 
 
-GLOO = Launcher("horovod", NEEDS, rank_variable="HOROVOD_RANK", tells="script", argv=argv, is_elastic=True, typed=TYPED)
-MPI = Launcher("horovod", NEEDS, rank_variable="OMPI_COMM_WORLD_RANK", tells="group", argv=argv, typed=TYPED)
+GLOO = Launcher(
+    "horovod", NEEDS, rank_variable="HOROVOD_RANK", tells="script", argv=argv, is_elastic=True, all_read_outputs=False,
+    typed=TYPED,
+)  # fmt: skip
+MPI = Launcher(
+    "horovod", NEEDS, rank_variable="OMPI_COMM_WORLD_RANK", tells="group", argv=argv, all_read_outputs=False,
+    typed=TYPED,
+)  # fmt: skip

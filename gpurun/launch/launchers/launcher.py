@@ -105,6 +105,8 @@ class Launcher:
             "nobody": it ends no rank, the agent does.
         needs: what the image needs for it, in words.
         is_elastic: whether it can go on without some ranks.
+        all_read_outputs: each rank may read what earlier attempts left. Else rank 0 does and passes it on, as
+            Horovod's guide has it.
         interpreter: what runs a command whose first word is a Python file; empty = the file itself.
         typed: its own command line.
     """
@@ -116,6 +118,7 @@ class Launcher:
     argv: Callable[[JobSpec, PlacedGang], tuple[str, ...]] | None = None
     environment: Callable[[PlacedGang, RankSeat], Mapping[str, str]] = lambda _gang, _place: {}
     is_elastic: bool = False
+    all_read_outputs: bool = True
     interpreter: tuple[str, ...] = ()
     typed: Typed | None = None
 
