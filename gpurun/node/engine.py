@@ -18,11 +18,17 @@ FILE = "engine.json"
 """In a job's folder: the engine that its container was created by."""
 ANSWER_S = 20.0
 """How long an engine may take: systemd holds the socket and keeps who asks waiting until the new one is up."""
+LIVES_S = 2.0
+"""The same while the process that served the job's start lives: one that stops refuses, so this one is only slow."""
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid (man 7 unix)
 
 
 class NoEngine(Exception):
     """Nothing answers on the socket, though it did when the job started."""
+
+
+class SilentEngine(NoEngine):
+    """Something accepts who asks, and says nothing."""
 
 
 def is_rootless(info: Any) -> bool:
@@ -60,13 +66,16 @@ def compare(call: Call, folder: str) -> Dict[str, Any]:
         ``{"state", "up_s", "why"}``: ``state`` is ``same``, ``restarted`` (with the seconds that the present one has
         been up), ``gone`` (with why), or ``unknown``: /proc does not show it, or nothing was noted.
     """
+    noted = processes.noted(os.path.join(folder, FILE))
+    process = None if noted is None else processes.read_process(noted[0])
+    lives = process is not None and (process.pid, process.started) == noted
     try:
-        engine = serving(docker.socket_path(), call)
+        engine = serving(docker.socket_path(), call, LIVES_S if lives else ANSWER_S)
     except NoEngine as error:
-        return {"state": "gone", "up_s": None, "why": str(error)}
+        frozen = lives and isinstance(error, SilentEngine)
+        return {"state": "same" if frozen else "gone", "up_s": None, "why": str(error)}
     except OSError as error:  # no leave to ask, say
         return {"state": "unknown", "up_s": None, "why": str(error)}
-    noted = processes.noted(os.path.join(folder, FILE))
     if engine is None or noted is None:
         return {"state": "unknown", "up_s": None, "why": "no process is known to serve the socket"}
     if noted == (engine.pid, engine.started):
@@ -75,13 +84,13 @@ def compare(call: Call, folder: str) -> Dict[str, Any]:
     return {"state": "restarted", "up_s": up_s, "why": "dockerd was pid %d and is pid %d" % (noted[0], engine.pid)}
 
 
-def serving(path: str, call: Optional[Call] = None) -> Optional[processes.Process]:
+def serving(path: str, call: Optional[Call] = None, answer_s: float = ANSWER_S) -> Optional[processes.Process]:
     """The process of the engine that answers on a socket; None if that is not to be seen.
 
     Raises:
-        NoEngine: none answers. OSError: the socket may not be used.
+        NoEngine: none answers within `answer_s`. OSError: the socket may not be used.
     """
-    connection = docker.Connection(path, ANSWER_S)
+    connection = docker.Connection(path, answer_s)
     try:
         connection.connect()
         if call is not None:
@@ -91,7 +100,8 @@ def serving(path: str, call: Optional[Call] = None) -> Optional[processes.Proces
         docker.exchange(connection, "GET", "/_ping")
     except (FileNotFoundError, ConnectionError, socket.timeout, http.client.HTTPException) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise NoEngine("Docker does not answer on %s: %s" % (path, reason)) from None
+        kind = SilentEngine if isinstance(error, socket.timeout) else NoEngine
+        raise kind("Docker does not answer on %s: %s" % (path, reason)) from None
     finally:
         connection.close()
     process = processes.read_process(pid) if pid > 1 else None

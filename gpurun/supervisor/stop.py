@@ -15,6 +15,7 @@ from gpurun.errors import GpurunError
 from gpurun.jobs.states import State
 from gpurun.jobs.store import finish
 from gpurun.leases.allocator import allocator_lock
+from gpurun.remote.agent import Agent
 from gpurun.state import durable
 from gpurun.supervisor.cordoning import cordon_lost, cordon_suspect
 from gpurun.supervisor.ending import Ending
@@ -25,6 +26,8 @@ from gpurun.supervisor.outputs import collect_autotune, collect_outputs
 
 RETRY_S = 1.0
 POLL_S = 0.2
+QUICK_S, ANSWER_S = 3.0, 10.0
+"""How long a host may take to answer: as long as the grace, within these bounds. One that hangs adds little to it."""
 
 
 def stop(job: SupervisedJob) -> State:
@@ -73,25 +76,25 @@ def _give_notice(job: SupervisedJob, hosts: Sequence[str]) -> None:
     """
     job.links.open(hosts, timeout_s=5.0)
     job.follow_log(host for host in hosts if host in job.members)
-    told = job.links.each(
-        lambda agent: agent.call(
-            "gang.signal", job=job.lease.job, name="TERM", attempt=job.lease.attempt, timeout_s=10.0
-        ),
-        hosts,
-    )
-    with_ranks = [host for host, reply in told.ok.items() if reply.value]
-    if not with_ranks:
-        return
-    job.note(f"SIGTERM sent; {job.spec.grace_s:g} s of grace")
-    deadline = time.monotonic() + job.spec.grace_s
-    while time.monotonic() < deadline and not _have_ended(job, with_ranks):
+    patience_s = min(ANSWER_S, max(QUICK_S, job.spec.grace_s))
+
+    def tell(agent: Agent) -> float | None:
+        """When the ranks there were told; None without ranks."""
+        told = agent.call(
+            "gang.signal", job=job.lease.job, name="TERM", attempt=job.lease.attempt, timeout_s=patience_s
+        )
+        return time.monotonic() if told.value else None
+
+    told_s = {host: at_s for host, at_s in job.links.each(tell, hosts).ok.items() if at_s is not None}
+    if told_s:
+        job.note(f"SIGTERM sent; {job.spec.grace_s:g} s of grace")
+    while told_s := {host: at_s for host, at_s in told_s.items() if time.monotonic() < at_s + job.spec.grace_s}:
+        left = job.links.each(
+            lambda agent: agent.call("ranks.count", job=job.lease.job, timeout_s=patience_s).value, told_s
+        )
+        if not any(left.ok.values()):  # what ran below a shell may outlive it by its own grace
+            return
         time.sleep(POLL_S)
-
-
-def _have_ended(job: SupervisedJob, hosts: Sequence[str]) -> bool:
-    """Whether nothing of any rank is left on `hosts`: what ran below a shell may outlive it by its own grace."""
-    left = job.links.each(lambda agent: agent.call("ranks.count", job=job.lease.job, timeout_s=10.0).value, hosts)
-    return not any(left.ok.values())
 
 
 def _end_log(job: SupervisedJob, hosts: Collection[str]) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -96,6 +97,20 @@ def test_an_engine_that_is_gone(call, start, tmp_path, path):
     missing = engine.compare(call, str(tmp_path))
     assert [refused["state"], missing["state"]] == ["gone", "gone"]
     assert str(path) in missing["why"]
+
+
+def test_one_that_is_frozen_is_the_same_and_nobody_waits_long_for_it(call, start, tmp_path, monkeypatch):
+    """It has ended nothing; while it stops for good it refuses who asks."""
+    monkeypatch.setattr(engine, "LIVES_S", 0.2)
+    first = start()
+    engine.note(call, str(tmp_path))
+    first.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    found = engine.compare(call, str(tmp_path))
+    assert (found["state"], time.monotonic() - began < engine.ANSWER_S / 2) == ("same", True)
+    first.kill()
+    first.wait()
+    assert engine.compare(call, str(tmp_path))["state"] == "gone"
 
 
 def test_one_that_keeps_who_asks_waiting_is_gone(call, tmp_path, path, monkeypatch):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
-from gpurun.errors import HostFailure
+from gpurun.errors import HostFailure, HostUnreachable
+from gpurun.remote.fleet import Results
 from gpurun.supervisor import stop
 from gpurun.supervisor.ending import GIVE_UP_S
 
@@ -108,3 +110,46 @@ def test_a_host_that_gives_no_proof_is_asked_for_ten_seconds_and_twice(gang, fen
     assert gang.lost == {"h2"}
     assert len(gang.asked) >= 2
     assert gang.asked[-1] - gang.asked[0] >= GIVE_UP_S
+
+
+class Ladder:
+    """Hosts whose ranks heed no SIGTERM, asked at once, in virtual time. A silent one answers nothing."""
+
+    def __init__(self, gang, silent, slow_s):
+        self.gang, self.silent, self.slow_s, self.told_s = gang, silent, slow_s, {}
+
+    def each(self, call, hosts):
+        began_s, ends_s, ok, failed = self.gang.now_s, [], {}, {}
+        for host in hosts:
+            self.gang.now_s = began_s
+            try:
+                ok[host] = call(SimpleNamespace(call=partial(self.call, host)))
+            except HostFailure as error:
+                failed[host] = error
+            ends_s.append(self.gang.now_s)
+        self.gang.now_s = max(ends_s)
+        return Results(ok, failed)
+
+    def call(self, host, op, *, timeout_s, **_):
+        if host == self.silent:
+            self.gang.now_s += timeout_s
+            raise HostUnreachable("no reply", host=host)
+        if op == "gang.signal":
+            self.gang.now_s += self.slow_s.get(host, 0.0)
+            self.told_s[host] = self.gang.now_s
+        return SimpleNamespace(value=1)
+
+
+@pytest.mark.parametrize(("grace_s", "silent", "slow_s", "within_s"), [
+    (3.0, "h2", {}, 5.0), (0.0, "h2", {}, 5.0), (30.0, "h2", {}, 31.0), (30.0, None, {"h2": 9.0}, 40.0),
+])  # fmt: skip
+def test_a_silent_host_takes_nobodys_grace_and_adds_little_to_it(gang, grace_s, silent, slow_s, within_s):
+    ladder = Ladder(gang, silent, slow_s)
+    gang.job.links.each, gang.job.record.ladder = ladder.each, True
+    gang.job.members, gang.job.follow_log = gang.job.hosts, lambda _: None
+    gang.job.spec, gang.job.lease = SimpleNamespace(grace_s=grace_s), SimpleNamespace(job="j", attempt=1)
+    began_s = gang.now_s
+    stop.stop(gang.job)
+    killed_s = gang.asked[0] - gang.copy_s
+    assert killed_s - began_s <= within_s
+    assert all(killed_s >= at_s + grace_s for at_s in ladder.told_s.values())
