@@ -20,6 +20,7 @@ from pathlib import Path
 from gpurun import faults
 from gpurun.errors import StateError
 from gpurun.jobs.record import ID_PATTERN
+from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.lease import Holdings, Lease
 from gpurun.leases.occupancy import Occupancy
 from gpurun.state import durable
@@ -176,12 +177,13 @@ class LeaseStore:
     def removed(self, jobs: Iterable[str]) -> Iterator[Lease]:
         """The leases of running jobs whose file somebody removed by hand: they still own their GPUs.
 
+        Whether the file is there is not asked: it may have been restored since it was missed.
+
         Args:
-            jobs: ids of the jobs that are past the queue, or may be, and have not ended.
+            jobs: ids of the jobs that are past the queue, or may be, have not ended, and whose lease was not read.
         """
         for job in jobs:
-            lease = None if self.path(job).exists() else self._by_second_name(job)
-            if lease is not None:
+            if (lease := self._by_second_name(job)) is not None:
                 yield lease
 
     def restore(self, job: str) -> bool:
@@ -220,7 +222,7 @@ class LeaseStore:
         lost = replace(lease, grants=kept, lost=True)
         lock = self.change(lock, lost)
         faults.point()
-        return lost, self.settle(lock, lost)
+        return lost, self._settle(lock, lost)
 
     def hand_over(self, lock: LeaseLock, lease: Lease) -> LeaseLock:
         """Replace another user's lease by a lost one that is this user's. Only root can.
@@ -231,10 +233,13 @@ class LeaseStore:
         descriptor = durable.write_locked_record(lock.path, lease, mine=True)
         lock.close()
         faults.point()
-        return self.settle(LeaseLock(descriptor, lock.path), lease)
+        return self._settle(LeaseLock(descriptor, lock.path), lease)
 
-    def settle(self, lock: LeaseLock, lease: Lease) -> LeaseLock:
-        """Give a lease that its holder has locked its proper name: a crash in `abandon` may have left the old one."""
+    def _settle(self, lock: LeaseLock, lease: Lease) -> LeaseLock:
+        """Give a lease that its holder has locked its proper name: a crash in `abandon` may have left the old one.
+
+        The caller holds the allocator lock: who lists the folder meanwhile could see the lease under neither name.
+        """
         path = self.path(lease.name)
         if lock.path != path:
             lock.path.rename(path)
@@ -245,8 +250,12 @@ class LeaseStore:
         """Lock every lease of a user that nobody holds, one after the other, each under its proper name."""
         for lease in self.read_all().leases:
             lock = self._take_orphan(lease) if lease.owner_uid == uid else None
-            if lock is not None:
-                yield lease, self.settle(lock, lease)
+            if lock is None:
+                continue
+            if lock.path != self.path(lease.name):
+                with allocator_lock(self.folder.parent.plain):
+                    lock = self._settle(lock, lease)
+            yield lease, lock
 
     def _take_orphan(self, lease: Lease) -> LeaseLock | None:
         """The lock on exactly this lease: under either name, another one may lie by now."""

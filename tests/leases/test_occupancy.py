@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from dataclasses import replace
 
 import pytest
+from waiting import LIMIT_S
 
 from gpurun.errors import StateError
 from gpurun.head.spawn import adopt_orphans, finish_interrupted, own_jobs
@@ -17,6 +19,7 @@ from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases import allocate
 from gpurun.leases.allocate import look, run_pass
+from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.cluster import Cluster
 from gpurun.leases.lease import Lease, machines_of
 from gpurun.leases.occupancy import Occupancy
@@ -251,6 +254,24 @@ def test_refusals_in_another_user_s_record_keep_nobody_away(home, inventory):
     assert view.occupancy.taken(load(inventory)) == {}
 
 
+def test_a_lease_that_a_crash_left_under_another_name_is_renamed_in_no_pass(home, inventory):
+    """Who lists the folder while it is renamed could see it under neither name, and grant its GPUs again."""
+    folder = submit(home, inventory)
+    ((lease, lock),) = run_pass(home, now_s=2.0).granted
+    leases = LeaseStore(home)
+    leases.change(lock, replace(lease, lost=True)).close()  # `abandon`, killed before it has renamed the file
+    found = []
+    adopter = threading.Thread(target=lambda: found.extend(leases.take_orphans(os.getuid())))
+    with allocator_lock(home):
+        adopter.start()
+        adopter.join(0.3)
+        assert leases.folder.names() == [f"{folder.id}.json"]
+    adopter.join(LIMIT_S)
+    assert leases.folder.names() == [f"{folder.id}.1.lost.json"] and len(found) == 1
+    assert leases.is_alive(f"{folder.id}.1.lost")
+    found[0][1].close()
+
+
 class TestARemovedLeaseFile:
     @pytest.fixture
     def running(self, home, inventory):
@@ -274,6 +295,23 @@ class TestARemovedLeaseFile:
         assert leases.read(folder.id) == lease
         assert leases.is_alive(folder.id)
         assert "restore" in (home / "audit.jsonl").read_text()
+
+    def test_that_is_restored_while_a_pass_looks_is_seen(self, home, inventory, running, monkeypatch):
+        """The pass lists the leases, then somebody restores the one that it missed."""
+        folder, _, lock = running
+        leases = LeaseStore(home)
+        leases.path(folder.id).unlink()
+        read_all = LeaseStore.read_all
+
+        def and_then(store):
+            found = read_all(store)
+            leases.restore(folder.id)
+            return found
+
+        monkeypatch.setattr(LeaseStore, "read_all", and_then)
+        submit(home, inventory)
+        assert run_pass(home, now_s=3.0).granted == ()
+        lock.close()
 
     def test_is_adopted_if_its_supervisor_died(self, home, running, monkeypatch):
         folder, lease, lock = running
