@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Build the images that gpurun's recipes and tests use, from Debian packages and PyPI only.
 
-    python recipes/images/build.py [tiny] [base] [tf2.15]        (all of them if none is named)
+    python recipes/images/build.py [tiny] [base] [tf2.15] [torch]        (all of them if none is named)
 
 Nothing is built twice: each image carries a label with the hash of what it was made from, and packages, layers
 and Horovod's wheel are kept in ~/.cache/gpurun. Docker needs no network of its own. The engine is DOCKER_HOST, else
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,11 +28,14 @@ import rootfs
 import wheelhouse
 
 HERE = Path(__file__).resolve().parent
-TRAIN = HERE / "tf2.15"
+BASE, TRAIN, TORCH = HERE / "base", HERE / "tf2.15", HERE / "torch"
 ADDITIONS = ("openmpi", "data", "binutils", "compilers")  # each on top of those before it
-IMAGE = {"tf2.15": "gpurun/train:tf2.15", "base": "gpurun/base:bookworm", "tiny": "gpurun/tiny:1"}
+IMAGE = {
+    "tf2.15": "gpurun/train:tf2.15", "torch": "gpurun/train:torch", "base": "gpurun/base:bookworm",
+    "tiny": "gpurun/tiny:1",
+}  # fmt: skip
 IMAGES = tuple(IMAGE)
-TRAIN_IMAGE = IMAGE["tf2.15"]
+TRAINED_IN = ("openmpi", "data", "binutils")  # the additions that training images are built with
 INPUTS = "gpurun.inputs"  # label: hash of what an image was made from
 LAYERS = "gpurun.layers"  # label: which bootstrap it comes from; layers of two are not to be mixed
 STAGE = "gpurun.stage"  # label of what is only needed while building
@@ -98,8 +101,8 @@ class Cache:
         say("Debian packages: root file system and layers")
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="debian-", dir=folder.parent) as scratch:
-            lists = {name: rootfs.package_list(TRAIN / f"debian-{name}.txt") for name in additions}
-            rootfs.build(rootfs.package_list(HERE / "base" / "debian.txt"), lists, Path(scratch))
+            lists = {name: rootfs.package_list(BASE / f"debian-{name}.txt") for name in additions}
+            rootfs.build(rootfs.package_list(BASE / "debian.txt"), lists, Path(scratch))
             (Path(scratch) / "id").write_text(uuid.uuid4().hex)
             for older in folder.parent.glob("debian-????????????????"):
                 shutil.rmtree(older)
@@ -110,25 +113,35 @@ class Cache:
 
 def debian_inputs() -> str:
     """Hash of what the Debian layers are made from."""
-    lists = [HERE / "base" / "debian.txt", *(TRAIN / f"debian-{name}.txt" for name in ADDITIONS)]
+    lists = [BASE / "debian.txt", *(BASE / f"debian-{name}.txt" for name in ADDITIONS)]
     return wheelhouse.digest(HERE / "rootfs.py", *lists)
 
 
 def wheel_inputs() -> str:
     """Hash of what Horovod's wheel depends on."""
-    names = ("Dockerfile.wheel", "horovod-source.txt", "tensorflow.txt", "debian-openmpi.txt", "debian-compilers.txt")
-    return wheelhouse.digest(*(TRAIN / name for name in names))
+    mine = ("Dockerfile.wheel", "horovod-source.txt", "tensorflow.txt")
+    shared = ("debian-openmpi.txt", "debian-compilers.txt")
+    return wheelhouse.digest(*(TRAIN / name for name in mine), *(BASE / name for name in shared))
 
 
 def train_inputs() -> str:
-    """Hash of everything the training image is made from."""
-    names = ("Dockerfile", "install.py", "openmpi-mca-params.conf", "build.txt", "horovod.txt")
-    return wheelhouse.digest(*(TRAIN / name for name in names)) + debian_inputs() + wheel_inputs()
+    """Hash of everything the image with TensorFlow is made from."""
+    return _digest(TRAIN / "Dockerfile", TRAIN / "horovod.txt") + wheel_inputs()
+
+
+def torch_inputs() -> str:
+    """Hash of everything the image with PyTorch is made from."""
+    return _digest(TORCH / "Dockerfile", TORCH / "torch.txt")
+
+
+def _digest(*files: Path) -> str:
+    shared = ("install.py", "openmpi-mca-params.conf", "build.txt")
+    return wheelhouse.digest(*files, *(BASE / name for name in shared)) + debian_inputs()
 
 
 def inputs_of(name: str) -> str:
     """Hash of everything the image is made from."""
-    return train_inputs() if name == "tf2.15" else debian_inputs()
+    return {"tf2.15": train_inputs, "torch": torch_inputs}.get(name, debian_inputs)()
 
 
 def import_root(name: str, engine: Engine, layers: Path) -> None:
@@ -144,25 +157,40 @@ def import_root(name: str, engine: Engine, layers: Path) -> None:
 
 
 def build_train(engine: Engine, cache: Cache) -> None:
-    """Build the training image, and first Horovod's wheel if the cache has none."""
-    wheel = horovod_wheel(engine, cache)
+    """Build the image with TensorFlow and Horovod, and first Horovod's wheel if the cache has none."""
+    built = horovod_wheel(engine, cache)
+    say("wheels of TensorFlow and what Horovod needs")
+    wheels = {
+        name: sorted(wheelhouse.fetch(TRAIN / f"{name}.txt", cache.wheels).iterdir())
+        for name in ("tensorflow", "horovod")
+    }
+    wheels["horovod"].append(built)
+    build_image("tf2.15", TRAIN, wheels, engine, cache)
+
+
+def build_torch(engine: Engine, cache: Cache) -> None:
+    """Build the image with PyTorch."""
+    say("wheels of PyTorch")
+    wheels = sorted(wheelhouse.fetch(TORCH / "torch.txt", cache.wheels).iterdir())
+    build_image("torch", TORCH, {"torch": wheels}, engine, cache)
+
+
+def build_image(name: str, source: Path, wheels: Mapping[str, Sequence[Path]], engine: Engine, cache: Cache) -> None:
+    """Build a training image from its Dockerfile, the Debian layers, and each group of wheels."""
     layers = cache.layers()
     import_root("base", engine, layers)
-    say("wheels of TensorFlow and what Horovod needs")
-    tools = wheelhouse.fetch(TRAIN / "build.txt", cache.wheels)
-    wheels = {name: wheelhouse.fetch(TRAIN / f"{name}.txt", cache.wheels) for name in ("tensorflow", "horovod")}
+    tools = wheelhouse.fetch(BASE / "build.txt", cache.wheels)
     with build_context(cache) as context:
-        for name in ("openmpi", "data", "binutils"):
-            place(layers / f"{name}.tar", context)
-        for name in ("Dockerfile", "install.py", "openmpi-mca-params.conf"):
-            place(TRAIN / name, context)
-        for name, folder in wheels.items():
-            for file in (*folder.iterdir(), *tools.glob("pip-*.whl")):
-                place(file, context / "wheels" / name)
-        place(wheel, context / "wheels" / "horovod")
-        say(TRAIN_IMAGE)
-        options = ("--network", "none", "--label", f"{INPUTS}={train_inputs()}", "--tag", TRAIN_IMAGE)
-        engine.replace(TRAIN_IMAGE, "build", *options, str(context))
+        for addition in TRAINED_IN:
+            place(layers / f"{addition}.tar", context)
+        for file in (source / "Dockerfile", BASE / "install.py", BASE / "openmpi-mca-params.conf"):
+            place(file, context)
+        for group, files in wheels.items():
+            for file in (*files, *tools.glob("pip-*.whl")):
+                place(file, context / "wheels" / group)
+        say(IMAGE[name])
+        options = ("--network", "none", "--label", f"{INPUTS}={inputs_of(name)}", "--tag", IMAGE[name])
+        engine.replace(IMAGE[name], "build", *options, str(context))
 
 
 def horovod_wheel(engine: Engine, cache: Cache) -> Path:
@@ -172,8 +200,8 @@ def horovod_wheel(engine: Engine, cache: Cache) -> Path:
         layers = cache.layers(ADDITIONS)
         import_root("base", engine, layers)
         say("wheels to build Horovod with")
-        names = ("tensorflow.txt", "horovod.txt", "build.txt")
-        sources = [wheelhouse.fetch(TRAIN / name, cache.wheels) for name in names]
+        lists = (TRAIN / "tensorflow.txt", TRAIN / "horovod.txt", BASE / "build.txt")
+        sources = [wheelhouse.fetch(each, cache.wheels) for each in lists]
         sources.append(wheelhouse.fetch(TRAIN / "horovod-source.txt", cache.wheels, wheelhouse.SOURCE_ONLY))
         with build_context(cache) as context:
             for name in ADDITIONS:
@@ -253,8 +281,8 @@ def main() -> None:
         for name in images:
             if engine.label(IMAGE[name], INPUTS) == inputs_of(name):
                 say(f"{IMAGE[name]} is up to date")
-            elif name == "tf2.15":
-                build_train(engine, cache)
+            elif build := {"tf2.15": build_train, "torch": build_torch}.get(name):
+                build(engine, cache)
             else:
                 import_root(name, engine, cache.layers())
 

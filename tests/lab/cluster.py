@@ -15,6 +15,7 @@ from pathlib import Path
 from gpurun.lab.lab import Lab
 
 TRAIN = "gpurun/train:tf2.15"
+TORCH = "gpurun/train:torch"
 TINY = "gpurun/tiny:1"
 
 

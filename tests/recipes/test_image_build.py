@@ -1,4 +1,5 @@
 import os
+import shutil
 import tarfile
 
 import pytest
@@ -99,17 +100,23 @@ def test_a_download_that_fails_leaves_no_folder_that_looks_complete(tmp_path):
     assert list(cache.iterdir()) == []
 
 
-def test_a_changed_input_means_another_image(build, monkeypatch, tmp_path):
-    before = build.train_inputs()
-    copy = tmp_path / "tf2.15"
-    copy.mkdir()
-    for file in build.TRAIN.iterdir():
-        (copy / file.name).write_bytes(file.read_bytes())
-    monkeypatch.setattr(build, "TRAIN", copy)
-    assert build.train_inputs() == before
-    with (copy / "debian-data.txt").open("a") as file:
-        file.write("hello\n")
-    assert build.train_inputs() != before
+@pytest.mark.parametrize(
+    ("changed", "others"),
+    [("base/debian-data.txt", {"tf2.15", "torch", "base", "tiny"}), ("base/install.py", {"tf2.15", "torch"}),
+     ("tf2.15/tensorflow.txt", {"tf2.15"}), ("tf2.15/Dockerfile", {"tf2.15"}), ("torch/torch.txt", {"torch"})],
+)  # fmt: skip
+def test_a_changed_input_means_another_image_for_those_that_are_made_from_it(
+    build, monkeypatch, tmp_path, changed, others
+):
+    before = {name: build.inputs_of(name) for name in build.IMAGES}
+    for name in ("BASE", "TRAIN", "TORCH"):
+        source = getattr(build, name)
+        shutil.copytree(source, tmp_path / source.name)
+        monkeypatch.setattr(build, name, tmp_path / source.name)
+    assert {name: build.inputs_of(name) for name in build.IMAGES} == before
+    with (tmp_path / changed).open("a") as file:
+        file.write("# hello\n")
+    assert {name for name in build.IMAGES if build.inputs_of(name) != before[name]} == others
 
 
 def test_a_file_is_placed_in_a_build_context_under_another_name(build, tmp_path):
