@@ -124,7 +124,7 @@ def _losses(seen: GangSeen) -> dict[str, FirstFailure]:
         return {}
     why = "its ranks have ended, those of others have not"
     idle = hosts_without_ranks(seen.ranks, seen.now_s)
-    failures = {host: FirstFailure(why, host=host, kind="rank") for host in idle}
+    failures = {host: FirstFailure(why, host=host, kind="rank") for host in idle if host != seen.first}
     failures |= {
         host: end.failure(host) for host, end in seen.ends.items()
         if _is_at_work(seen, host) and _is_explained(seen, host)
@@ -182,8 +182,9 @@ def _settled_s(seen: GangSeen, failed: Rank) -> float:
 
 
 def _by_containers(seen: GangSeen) -> Step:
+    """An elastic gang may go on without the host, once it is known whether the host is done."""
     host = _fallen(seen)
-    if host is None:
+    if host is None or (seen.least is not None and _is_new(seen)):
         return None
     if seen.now_s - min(end.seen_s for end in seen.ends.values()) < SETTLE_S or not _is_explained(seen, host):
         return None

@@ -115,6 +115,7 @@ class JudgedWorld(EventfulWorld):
         self.decided = end.outcome
         self._judge_success(end)
         self._judge_reason(end)
+        self._judge_going_on(end)
         self._judge_rank(end)
         self._judge_suspects(end)
         self._judge_blame(end)
@@ -123,12 +124,18 @@ class JudgedWorld(EventfulWorld):
         is_done = all(rank.code == 0 and rank.ended_s is not None for rank in self.ranks)
         if end.outcome is State.SUCCEEDED:
             if self.is_elastic:
-                if self.launcher_code != 0 and not is_done:
+                if self.launcher_code != 0 and not is_done and not self._have_the_others_returned_0():
                     self.broken("SUCCEEDED, though neither the elastic launcher nor all ranks returned 0")
             elif not is_done and (self.plan.tells or self.first.box.code != 0):  # an engine may say 0 of what it ended
                 self.broken("SUCCEEDED, though not every rank returned 0")
         elif is_done and not self.is_elastic and self.plan.tells and self._could_hear():
             self.broken(f"{end.outcome.value}, though every rank had returned 0 before anybody asked for an end")
+
+    def _have_the_others_returned_0(self) -> bool:
+        """Whether all ranks of an elastic gang have, but those of hosts that it went on without: enough of them."""
+        failed = {rank.host for rank in self.ranks if rank.code}
+        rest = [rank for rank in self.ranks if rank.host not in failed]
+        return len(rest) >= (self.plan.least or 0) and all(rank.code == 0 and rank.ended_s is not None for rank in rest)
 
     def _could_hear(self) -> bool:
         """Whether the supervisor heard of all ranks' ends before anybody asked for something else."""
@@ -156,6 +163,15 @@ class JudgedWorld(EventfulWorld):
             or any(host.box.ended_s is not None or self._was_lost(host.name) for host in self.hosts.values())
             or any(cause.fatal for host in self.hosts.values() for cause in host.causes)
         )
+
+    def _judge_going_on(self, end: End) -> None:
+        """An elastic gang does not end for what it can go on without."""
+        if end.outcome is not State.FAILED or end.failure is None or end.failure.kind not in ("container", "host-lost"):
+            return
+        gone = {name for name, host in self.hosts.items() if host.box.ended_s is not None or self._was_lost(name)}
+        gone = {name for name in gone if not self.is_left(name)}
+        if self.launcher_lives and gone and may_lose(self.lease.members, gone, self.plan.least):
+            self.broken(f"the gang ended, though it could go on without {', '.join(sorted(gone))}")
 
     def _was_lost(self, name: str) -> bool:
         """Whether a host has been out of the head's reach for long, and not because the head was."""

@@ -132,7 +132,18 @@ def _launchers_container_ends(dice: random.Random, plan: Plan) -> Plan:
     return plan._replace(least=None, limit_s=None, events=(event,))
 
 
-SCENES_OF = (_off_at_an_adoption, _cut_off_in_turn, _launchers_container_ends)
+def _container_ends_at_an_adoption(dice: random.Random, plan: Plan) -> Plan:
+    """An elastic gang could go on without a host whose container ends while its supervisor is dead."""
+    hosts, at_s = max(2, plan.hosts), dice.uniform(1.0, 15.0)
+    events = (
+        Event(1, at_s, "kill", 0, dice.choice((0.5, 3.0))),
+        Event(1, at_s + 0.1, "container", dice.randrange(1, hosts), float(dice.randrange(1, 4))),
+    )
+    least = dice.randint(1, (hosts - 1) * plan.gpus)
+    return plan._replace(hosts=hosts, least=least, launcher="follows", length_s=60.0, limit_s=None, events=events)
+
+
+SCENES_OF = (_off_at_an_adoption, _cut_off_in_turn, _launchers_container_ends, _container_ends_at_an_adoption)
 
 
 def _beside_an_adoption(dice: random.Random, at_s: float) -> list[Event]:

@@ -55,6 +55,22 @@ def test_who_follows_lets_nobody_go_and_believes_no_launcher_before_hosts_have_t
     assert decide(replace(seen, **new)) is None
 
 
+def test_the_launchers_host_stays_without_ranks_and_keeps_no_other_from_being_lost():
+    failed = [rank(0, "a", 1, T - 60), rank(1, "b"), rank(2, "c")]
+    assert decide(replace(ELASTIC, ranks=failed)) is None
+    assert decide(replace(ELASTIC, ranks=failed, down_since={"c": T - 60})).failures.keys() == {"c"}
+
+
+def test_who_follows_ends_no_gang_for_a_container_that_it_may_go_on_without():
+    """The container was killed while nobody watched: its host is lost once the others have told of themselves."""
+    for ended in ({"exits": {"c": container(137)}}, {"exits": {}, "ranks": [
+        rank(0, "a"), rank(1, "b"), rank(2, "c", 137, T - 9, is_cut_off=True)._replace(with_container=True)
+    ]}):  # fmt: skip
+        seen = replace(ELASTIC, **ended)
+        assert decide(replace(seen, heard_since_s=T - 2)) is None
+        assert decide(replace(seen, heard_since_s=T - FOLLOW_S)).failures.keys() == {"c"}
+
+
 def test_a_drained_host_whose_ranks_have_returned_0_stays_as_the_proof_of_a_success():
     seen = replace(ELASTIC, drained=["c"], ranks=[rank(0, "a"), rank(1, "b"), rank(2, "c", 0)])
     assert decide(seen) is None
