@@ -26,6 +26,8 @@ COMMANDS = {
     "cancel": Place("gpurun.cli.cancel:cancel", "End jobs and free their GPUs"),
     "wait": Place("gpurun.cli.jobs:wait", "Wait until jobs have ended"),
     "outputs": Place("gpurun.cli.outputs:outputs", "What a job has left behind"),
+    "du": Place("gpurun.cli.du:du", "What jobs take of the head's disk"),
+    "prune": Place("gpurun.cli.prune:prune", "Remove jobs that have ended, or their outputs"),
     "exec": Place("gpurun.cli.exec:exec_", "A command in a job's container"),
     "doctor": Place("gpurun.cli.doctor:doctor", "What is wrong, and what mends it"),
     "bench": Place("gpurun.cli.bench:bench", "Latency and bandwidth between hosts"),

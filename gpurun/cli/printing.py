@@ -81,6 +81,14 @@ def job_json(record: JobRecord) -> dict[str, Any]:
     }
 
 
+def size_text(size: int) -> str:
+    """``0 B``, ``4.0 KiB``, ``1.5 GiB``."""
+    number, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
+    while number >= 1024 and len(units) > 1:
+        number, units = number / 1024, units[1:]
+    return f"{size} B" if units[0] == "B" else f"{number:.1f} {units[0]}"
+
+
 def duration(seconds: float) -> str:
     """``42s``, ``3m07s``, ``5h02m`` or ``3d04h``."""
     whole = max(0, int(seconds))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from gpurun.state import durable
@@ -18,8 +19,10 @@ class EventLog:
         self._clock = clock
 
     def emit(self, kind: str, **fields: object) -> None:
-        """Append one event of `kind`; `fields` must be JSON values."""
-        durable.append_line(self.path, json.dumps({"t": round(self._clock(), 3), "kind": kind, **fields}))
+        """Append one event of `kind`; `fields` must be JSON values. A job that was pruned has no events any more."""
+        line = json.dumps({"t": round(self._clock(), 3), "kind": kind, **fields})
+        with suppress(FileNotFoundError):
+            durable.append_line(self.path, line)
 
 
 class EventTail:

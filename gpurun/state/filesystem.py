@@ -140,6 +140,13 @@ def mount_of(path: Path, mountinfo: str) -> MountEntry:
     return best
 
 
+def mounts_below(path: Path, mountinfo: str) -> tuple[str, ...]:
+    """The mount points that lie at or below `path`: what is there belongs to somebody else."""
+    real = os.path.realpath(path)
+    mounts = (_parse(line) for line in mountinfo.splitlines())
+    return tuple(mount.point for mount in mounts if mount and (mount.point + "/").startswith(real + "/"))
+
+
 def local_only(mount: MountEntry) -> str | None:
     """Why locks of this mount are seen on this machine only, if they are."""
     if mount.kind in LOCAL_TYPES:

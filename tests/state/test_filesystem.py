@@ -13,7 +13,7 @@ import pytest
 from gpurun.errors import UnsafeState
 from gpurun.leases.allocator import allocator_lock
 from gpurun.state import filesystem
-from gpurun.state.filesystem import check_locks, local_only, mount_of
+from gpurun.state.filesystem import check_locks, local_only, mount_of, mounts_below
 
 LIAR = """
 #define _GNU_SOURCE
@@ -149,3 +149,12 @@ def test_mount_points_with_odd_names_and_mounts_over_mounts():
     assert mount_of(Path("/mnt/a b/c"), text).kind == "nfs"
     assert mount_of(Path("/mnt/a bc"), text).kind == "ext4"
     assert mount_of(Path("/"), text).kind == "ext4"
+
+
+@pytest.mark.parametrize(
+    ("point", "is_below"),
+    [("/s/jobs/j-1", True), (r"/s/jobs/j-1/a\040b", True), ("/s/jobs/j-10", False), ("/s", False), ("/", False)],
+)
+def test_a_mount_at_or_below_a_folder_is_seen(point, is_below):
+    lines = f"22 1 8:1 / / rw - ext4 /dev/a rw\n23 22 8:1 /x {point} rw,relatime shared:1 - ext4 /dev/a rw\nno mount\n"
+    assert mounts_below(Path("/s/jobs/j-1"), lines) == ((point.replace(r"\040", " "),) if is_below else ())

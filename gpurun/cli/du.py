@@ -1,0 +1,96 @@
+"""``gpurun du``: how much of the head's disk each job takes."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpurun.cli.jobs import JsonOption, open_store
+from gpurun.cli.printing import print_json, printable, say, size_text
+from gpurun.errors import StateError
+
+if TYPE_CHECKING:
+    from gpurun.jobs.store import JobStore
+    from gpurun.jobs.usage import FolderUsage
+
+COLUMNS = ("outputs", "logs", "other", "total")
+UNREAD_SHOWN = 5
+
+
+def du(
+    jobs: Annotated[
+        list[str] | None, typer.Argument(metavar="[JOB…]", help="Only these jobs.", show_default=False)
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what jobs take of the head's disk, the largest first.
+
+    A file with several names counts once: code that jobs share counts for the first of them.
+    """
+    from gpurun.jobs.usage import each_counted_once, measure
+
+    store = open_store()
+    names = [store.find(job).id for job in dict.fromkeys(jobs)] if jobs else _all_names(store)
+    found = [name for name in names if (store.folder / name).exists()]
+    usages = each_counted_once([measure(store.folder / name) for name in found])
+    rows = [_row(store, name, usage) for name, usage in zip(found, usages, strict=True)]
+    rows.sort(key=lambda row: (-row["bytes"]["total"], row["id"]))
+    sums = {column: sum(row["bytes"][column] for row in rows) for column in COLUMNS}
+    free = shutil.disk_usage(store.home).free if store.home.exists() else None
+    if as_json:
+        print_json({"jobs": rows, "total": sums, "files": sum(row["files"] for row in rows), "disk_free_bytes": free})
+    else:
+        _print(rows, sums, free)
+
+
+def _all_names(store: JobStore) -> list[str]:
+    """Jobs, and what killed submissions and prunes have left."""
+    return sorted(store.folder.names()) if store.folder.exists() else []
+
+
+def _row(store: JobStore, name: str, usage: FolderUsage) -> dict[str, Any]:
+    from gpurun.jobs.record import ID_PATTERN
+    from gpurun.jobs.usage import KINDS
+    from gpurun.state.people import user_name
+
+    row: dict[str, Any] = {"id": name, "name": "", "owner": "", "state": "", "ended_s": None}
+    try:
+        if ID_PATTERN.fullmatch(name):
+            record = store.get(name).record()
+            row |= {"name": record.name, "owner": record.owner, "state": record.state.value, "ended_s": record.ended_s}
+        else:
+            row |= {"owner": user_name((store.folder / name).stat().st_uid), "state": "left over"}
+    except (StateError, FileNotFoundError):
+        row["state"] = "damaged"
+    size: dict[str, int] = {kind: usage.sizes[kind] for kind in KINDS} | {"total": usage.total}
+    return {**row, "files": usage.files, "bytes": size, "unread": list(usage.unread)}
+
+
+def _print(rows: list[dict[str, Any]], sums: dict[str, int], free: int | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("job", "owner", "name", "state", box=None, header_style="bold", pad_edge=False)
+    for column in COLUMNS:
+        table.add_column(column, justify="right")
+    for row in rows:
+        texts = [Text(printable(row[key])) for key in ("id", "owner", "name", "state")]
+        unread = "+" if row["unread"] else ""
+        table.add_row(
+            *texts,
+            *(size_text(row["bytes"][column]) for column in COLUMNS[:-1]),
+            size_text(row["bytes"]["total"]) + unread,
+        )
+    table.add_row("sum", "", "", "", *(size_text(sums[column]) for column in COLUMNS), style="bold")
+    Console().print(table)
+    if free is not None:
+        say(f"{size_text(free)} free on this disk")
+    problems = [f"{row['id']}: {each}" for row in rows for each in row["unread"]]
+    for problem in problems[:UNREAD_SHOWN]:
+        say(f"not read: {printable(problem)}")
+    if problems:
+        more = len(problems) - UNREAD_SHOWN
+        say(f"{f'{more} more were not read; ' if more > 0 else ''}sizes marked with + may be larger")

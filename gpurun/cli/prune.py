@@ -1,0 +1,136 @@
+"""``gpurun prune``: remove jobs that have ended from the head, or only their outputs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from gpurun.cli.agreement import agree
+from gpurun.cli.inventory_options import YesOption
+from gpurun.cli.jobs import JsonOption, open_store
+from gpurun.cli.printing import duration, print_json, printable, say, size_text
+from gpurun.errors import BadInput
+
+if TYPE_CHECKING:
+    from gpurun.head.prune import Prunable, Pruned, PrunePlan
+
+Value = TypeVar("Value")
+FAILED = 5
+ENDS = ("SUCCEEDED", "FAILED", "CANCELLED", "TIMED_OUT")
+
+
+def prune(
+    jobs: Annotated[
+        list[str] | None, typer.Argument(metavar="[JOB…]", help="Only these jobs.", show_default=False)
+    ] = None,
+    older_than: Annotated[
+        str | None, typer.Option("--older-than", metavar="TIME", help="Jobs that ended so long ago, such as 30d.")
+    ] = None,
+    keep_below: Annotated[
+        str | None,
+        typer.Option("--keep-below", metavar="SIZE", help="The oldest, until your jobs take less, such as 500GiB."),
+    ] = None,
+    state: Annotated[
+        list[str] | None, typer.Option("--state", metavar="STATE", help="Jobs that ended so, such as FAILED.")
+    ] = None,
+    outputs_only: Annotated[
+        bool, typer.Option("--outputs-only", help="Remove only the outputs; keep logs and records.")
+    ] = False,
+    also_unbrought: Annotated[
+        bool, typer.Option("--also-unbrought", help="Also jobs with outputs that are only on hosts.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go; remove nothing.")] = False,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove jobs that have ended from the head, or only their outputs. You remove your own jobs; root everybody's.
+
+    With several conditions, a job must meet all of them.
+    """
+    from gpurun.head.prune import Pruned, PruneWish, carry_out, plan_prune
+    from gpurun.jobs.recipe import duration_s, size_mib
+    from gpurun.jobs.states import State
+
+    if not (jobs or older_than or keep_below or state):
+        raise BadInput(
+            "says not which jobs", where="prune", hint="name jobs, or give --older-than, --keep-below or --state"
+        )
+    for name in state or ():
+        if name not in ENDS:
+            raise BadInput(f"{name!r} is no state of a job that has ended", where="--state", hint=", ".join(ENDS))
+    age_s = _value("--older-than", older_than, duration_s, "30d")
+    below_mib = _value("--keep-below", keep_below, size_mib, "500GiB")
+    store = open_store()
+    wish = PruneWish(
+        jobs=tuple(dict.fromkeys(store.find(job).id for job in jobs or ())),
+        states=frozenset(State(name) for name in state or ()),
+        ended_before_s=None if age_s is None else time.time() - age_s,
+        keep_below_bytes=None if below_mib is None else below_mib << 20,
+        outputs_only=outputs_only, also_unbrought=also_unbrought,
+    )  # fmt: skip
+    plan = plan_prune(store.home, wish)
+    if not as_json:
+        _print_plan(plan)
+    if plan.going and not dry_run and not yes:
+        agree(
+            f"Remove {'the outputs of ' if outputs_only else ''}these?",
+            "not pruned: nobody is there to be asked", "give --yes to prune without being asked",
+        )  # fmt: skip
+    done = Pruned(jobs=list(plan.going)) if dry_run else carry_out(store.home, plan, wish)
+    if as_json:
+        print_json({"dry_run": dry_run, **_document(plan, done)})
+    elif not dry_run:
+        say(f"removed {len(done.jobs)} jobs{chr(39) + ' outputs' if outputs_only else ''}, {_sum(done.jobs)}")
+    _end(plan, done, wish.keep_below_bytes)
+
+
+def _value(option: str, text: str | None, read: Callable[[str], Value], example: str) -> Value | None:
+    try:
+        return None if text is None else read(text)
+    except ValueError as error:
+        raise BadInput(f"{text!r} {f'{error}' or 'cannot be read'}", where=option, hint=f"such as {example}") from None
+
+
+def _sum(jobs: list[Prunable]) -> str:
+    unread = "at least " if any(each.usage.unread for each in jobs) else ""
+    return unread + size_text(sum(each.frees for each in jobs))
+
+
+def _print_plan(plan: PrunePlan) -> None:
+    now_s = time.time()
+    for each in plan.going:
+        record = each.record
+        ago = duration(now_s - (record.ended_s or now_s))
+        typer.echo(
+            f"{record.id}  {printable(record.owner)}  {printable(record.name)}  {record.state.value}, "
+            f"{ago} ago  {size_text(each.frees)}"
+        )
+        if record.outputs_left is not None and record.outputs_left.hosts:
+            where = f"~/.gpurun/outputs/{record.id}"
+            typer.echo(f"  {printable(', '.join(record.outputs_left.hosts))} keeps outputs of it in {where}")
+    typer.echo(f"{len(plan.going)} jobs, {_sum(list(plan.going))}" if plan.going else "nothing to remove")
+    for job, why in plan.skipped.items():
+        say(f"stays: {job}: {printable(why)}")
+
+
+def _end(plan: PrunePlan, done: Pruned, limit: int | None) -> None:
+    """Say what did not go, and exit with the code for it."""
+    for what, error in done.failed.items():
+        say(f"not removed: {printable(what)}: {printable(error.message)}")
+    if limit is not None and plan.kept is not None and plan.kept > limit:
+        say(f"{size_text(plan.kept)} are left, more than {size_text(limit)}: nothing else may be removed")
+    if done.failed:
+        raise typer.Exit(FAILED)
+
+
+def _document(plan: PrunePlan, done: Pruned) -> dict[str, Any]:
+    return {
+        "jobs": [{"id": each.record.id, "owner": each.record.owner, "bytes": each.frees} for each in done.jobs],
+        "bytes": sum(each.frees for each in done.jobs),
+        "skipped": plan.skipped,
+        "failed": {what: error.message for what, error in done.failed.items()},
+        "left_bytes": plan.kept,
+    }

@@ -1,0 +1,308 @@
+"""`gpurun prune`: remove the folders of jobs that have ended, or the head's copy of their outputs.
+
+gpurun looks at a job again under two locks: that of its outputs, then the allocator lock. Whoever could still need the
+folder holds one of them. There gpurun renames the folder to a name that no command reads, and syncs that before the
+first file goes. So a crash leaves a job whole or gone, and the next prune removes the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from gpurun import faults
+from gpurun.errors import BadInput, GpurunError, NotYours, StateError
+from gpurun.jobs.folder import JobFolder
+from gpurun.jobs.record import JobRecord
+from gpurun.jobs.states import State
+from gpurun.jobs.store import JobStore
+from gpurun.jobs.usage import DOOMED, OUTPUTS, FolderUsage, Freed, measure
+from gpurun.leases.allocator import allocator_lock
+from gpurun.node import below
+from gpurun.state import audit, durable, lock
+from gpurun.state.filesystem import mounts_below
+from gpurun.state.path import StatePath, told
+from gpurun.state.people import user_name
+
+
+@dataclass(frozen=True)
+class PruneWish:
+    """What a person wants removed.
+
+    Attributes:
+        jobs: only these, by id; empty = all of this user's. A job that is named must be one that can be removed.
+        states: only jobs that ended so; empty = however.
+        ended_before_s: only jobs that ended before this moment, seconds since the epoch.
+        keep_below_bytes: only so many, the oldest first, that what this user's jobs take is at most this.
+        outputs_only: remove the head's copy of the outputs; the job stays.
+        also_unbrought: also jobs whose hosts have outputs that the head has not.
+    """
+
+    jobs: tuple[str, ...] = ()
+    states: frozenset[State] = frozenset()
+    ended_before_s: float | None = None
+    keep_below_bytes: int | None = None
+    outputs_only: bool = False
+    also_unbrought: bool = False
+
+
+@dataclass(frozen=True)
+class Prunable:
+    """A job that may be removed, and what its removal frees after those before it."""
+
+    record: JobRecord
+    usage: FolderUsage
+    frees: int
+
+
+@dataclass(frozen=True)
+class PrunePlan:
+    """What a prune would remove, in this order.
+
+    Attributes:
+        skipped: jobs that match the wish and must stay, and why.
+        kept: bytes that are left, where the wish is to stay below a limit.
+    """
+
+    going: tuple[Prunable, ...]
+    skipped: dict[str, str]
+    kept: int | None = None
+
+
+@dataclass
+class Pruned:
+    """What a prune has done.
+
+    Attributes:
+        failed: by job, or by name of what an earlier prune had left.
+    """
+
+    jobs: list[Prunable] = field(default_factory=list)
+    failed: dict[str, GpurunError] = field(default_factory=dict)
+
+
+def plan_prune(home: Path, wish: PruneWish) -> PrunePlan:
+    """Choose what goes. Reads records, and measures folders.
+
+    Raises:
+        BadInput: a job that was named cannot be removed.
+    """
+    store = JobStore(home)
+    skipped: dict[str, str] = {}
+    mine: dict[str, FolderUsage] = {}
+    found: list[tuple[JobRecord, FolderUsage]] = []
+    for job in wish.jobs or store.ids():
+        folder = store.get(job)
+        try:
+            record = folder.record()
+        except StateError as error:
+            if wish.jobs:
+                raise
+            with suppress(FileNotFoundError):  # another prune was quicker
+                if _is_mine(folder.path.stat().st_uid):
+                    skipped[job] = f"its record is damaged: {error}"
+            continue
+        why = _why_not(folder, record, also_unbrought=wish.also_unbrought)
+        if why is not None and wish.jobs:
+            raise why
+        if not _is_mine(record.owner_uid):
+            continue
+        matches = _matches(record, wish)
+        if matches and why is not None and record.state.ended:
+            skipped[job] = why.message
+        if wish.keep_below_bytes is not None or (matches and why is None):
+            mine[job] = measure(folder.path)
+        if matches and why is None:
+            found.append((record, mine[job].outputs_alone() if wish.outputs_only else mine[job]))
+    found.sort(key=lambda each: (each[0].ended_s or 0.0, each[0].id))
+    return _chosen(found, mine.values(), wish, skipped)
+
+
+def _matches(record: JobRecord, wish: PruneWish) -> bool:
+    if wish.states and record.state not in wish.states:
+        return False
+    before_s = wish.ended_before_s
+    return before_s is None or (record.ended_s is not None and record.ended_s < before_s)
+
+
+def _chosen(
+    found: Sequence[tuple[JobRecord, FolderUsage]], mine: Collection[FolderUsage], wish: PruneWish,
+    skipped: dict[str, str],
+) -> PrunePlan:  # fmt: skip
+    freed, going = Freed(), []
+    left = _whole(mine)
+    for record, usage in found:
+        if wish.keep_below_bytes is not None and left <= wish.keep_below_bytes:
+            break
+        if wish.outputs_only and not (usage.total or usage.linked):
+            continue
+        frees = freed.add(usage)
+        left -= frees
+        going.append(Prunable(record, usage, frees))
+    return PrunePlan(tuple(going), skipped, None if wish.keep_below_bytes is None else left)
+
+
+def _whole(usages: Collection[FolderUsage]) -> int:
+    linked = {inode: each.size for usage in usages for inode, each in usage.linked.items()}
+    return sum(usage.total for usage in usages) + sum(linked.values())
+
+
+def _is_mine(uid: int) -> bool:
+    return os.getuid() in (uid, 0)
+
+
+def _why_not(folder: JobFolder, record: JobRecord, *, also_unbrought: bool) -> BadInput | None:
+    """Why a job must stay; None if it may go."""
+    refused = partial(BadInput, job=folder.id)
+    left = record.outputs_left
+    if not _is_mine(record.owner_uid):
+        return NotYours(f"belongs to {user_name(record.owner_uid)}; only they or root may remove it", job=folder.id)
+    if not record.state.ended:
+        return refused(f"has not ended: it is {record.state.value}", hint=f"gpurun cancel {folder.id}")
+    leases = StatePath(folder.path.home) / "leases"
+    names = leases.names() if leases.exists() else []
+    if any(name.startswith(f"{folder.id}.") for name in names) or (folder.path / "lease.json").exists():
+        return refused("still holds GPUs of hosts that are not fenced", hint="`gpurun status` shows the hosts")
+    if left is not None and left.hosts and not also_unbrought:
+        return refused(
+            f"{', '.join(left.hosts)} has outputs that are not on the head",
+            hint=f"`gpurun outputs {folder.id}` brings them; --also-unbrought removes the job all the same",
+        )
+    top = Path(os.path.realpath(folder.path.home), *folder.path.parts)
+    if mounts := mounts_below(top, Path("/proc/self/mountinfo").read_text(errors="surrogateescape")):
+        return refused(f"{mounts[0]} is a mount point", hint=f"umount {mounts[0]}")
+    return None
+
+
+def carry_out(home: Path, plan: PrunePlan, wish: PruneWish) -> Pruned:
+    """Remove what a plan names, and what an earlier prune has left. A job that has changed since stays. Idempotent."""
+    done, store = Pruned(), JobStore(home)
+    doomed: list[tuple[Prunable, list[StatePath], int]] = []
+    for each in plan.going:
+        try:
+            doomed.append((each, *_doom(store, each.record, wish)))
+        except FileNotFoundError:  # another prune was quicker
+            continue
+        except GpurunError as error:
+            done.failed[each.record.id] = error
+    for folder in dict.fromkeys(path.parent for _, paths, _ in doomed for path in paths):
+        durable.sync_folder(folder)
+    faults.point()
+    for each, paths, changed_ns in doomed:
+        if not _try(done, each.record.id, paths):
+            continue
+        done.jobs.append(each)
+        what = {"outputs_only": True} if wish.outputs_only else {}
+        audit.note(home, "prune", job=each.record.id, owner=each.record.owner, bytes=each.frees, **what)
+        if wish.outputs_only:
+            _set_time(store.get(each.record.id).path, changed_ns)
+    for path in _left_over(store):
+        _try(done, str(path), [path])
+    return done
+
+
+def _doom(store: JobStore, record: JobRecord, wish: PruneWish) -> tuple[list[StatePath], int]:
+    """Give what is to go a name that nobody reads; these names, and when the job's folder was last changed.
+
+    Raises:
+        FileNotFoundError: it is gone.
+        BadInput: it must stay, because it has changed.
+        StateError: it could not be renamed, or somebody brings its outputs at this moment.
+    """
+    folder = store.get(record.id)
+    with _alone(folder), allocator_lock(store.home):
+        folder.path.stat()
+        why = _why_not(folder, folder.record(), also_unbrought=wish.also_unbrought)
+        if why is not None:
+            raise why
+        changed_ns = folder.path.stat().st_mtime_ns
+        if wish.outputs_only:  # the older copies first: the last of them would be put back in place of the newest
+            copies = [name for name in reversed(OUTPUTS) if (folder.path / name.decode()).exists()]
+            return [_renamed(folder.path / name.decode(), folder.path) for name in copies], changed_ns
+        with suppress(StateError):  # another user's mark: it costs a look, no more
+            (store.live / record.id).unlink(missing_ok=True)
+        faults.point()
+        return [_renamed(folder.path, store.folder)], changed_ns
+
+
+def _renamed(path: StatePath, to: StatePath) -> StatePath:
+    doomed = to / f"{DOOMED}{path.name}-{secrets.token_hex(4)}"
+    path.rename(doomed)
+    faults.point()
+    return doomed
+
+
+@contextmanager
+def _alone(folder: JobFolder) -> Iterator[None]:
+    """Keep out whoever brings the job's outputs. Without a lock file nobody has ever brought any.
+
+    Raises:
+        StateError: somebody does so now.
+    """
+    try:
+        descriptor = (folder.path / "outputs.lock").open_file(os.O_RDWR)
+    except FileNotFoundError:
+        yield
+        return
+    try:
+        if not lock.try_take(descriptor):
+            raise StateError("its outputs are being brought at this moment", job=folder.id, hint="try again later")
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _left_over(store: JobStore) -> Iterator[StatePath]:
+    """What prunes that were cut off have left, of this user's; root's are everybody's."""
+    for folder in (store.folder, *(store.get(job).path for job in store.ids())):
+        with suppress(FileNotFoundError, StateError):
+            for name in folder.names():
+                path = folder / name
+                if name.startswith(DOOMED) and _is_mine(path.stat().st_uid):
+                    yield path
+
+
+def _set_time(folder: StatePath, changed_ns: int) -> None:
+    """`gpurun status` shows the jobs that changed last: those whose outputs are pruned are not among them."""
+    with suppress(FileNotFoundError, StateError):
+        descriptor = folder.open_folder()
+        try:
+            os.utime(descriptor, ns=(changed_ns, changed_ns))
+        finally:
+            os.close(descriptor)
+
+
+def _try(done: Pruned, what: str, paths: Sequence[StatePath]) -> bool:
+    for path in paths:
+        try:
+            remove_tree(path)
+        except GpurunError as error:
+            done.failed[what] = error
+    return what not in done.failed
+
+
+def remove_tree(path: StatePath) -> None:
+    """Remove something of the state directory with everything in it, whatever a container has put there. Idempotent.
+
+    Raises:
+        StateError: something in it could not be removed.
+    """
+    faults.point()
+    try:
+        above = path.parent.open_folder()
+    except FileNotFoundError:
+        return
+    try:
+        below.remove(above, os.fsencode(path.name))
+    except FileNotFoundError:  # another prune was quicker
+        pass
+    except OSError as error:
+        raise told(error, path, "removed") from error
+    finally:
+        os.close(above)
+    faults.point()

@@ -1,0 +1,181 @@
+"""`gpurun du` and `gpurun prune`, as people and scripts meet them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from gpurun.cli import agreement
+from gpurun.jobs.record import OutputsLeft
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.states import State
+from gpurun.jobs.store import JobStore
+from gpurun.node import below
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPURUN_HOME", str(tmp_path / "home"))
+    yield JobStore(tmp_path / "home")
+    below.remove_path(str(tmp_path / "home"))
+
+
+def ended(store, ended_s=100.0, name="n", size=MIB, **changes):
+    spec = JobSpec(name, "i", 1, ("true",), outputs="/out")
+    folder = store.create(spec, inventory=store.home / "inventory.yaml", now_s=1.0)
+    folder.write(folder.record().but(state=State.SUCCEEDED, ended_s=ended_s, **changes))
+    store.retire(folder.id)
+    folder.outputs.mkdir()
+    (folder.outputs / "model").write_bytes(b"x" * size)
+    return folder
+
+
+def test_du_shows_the_largest_first_and_the_sum(gpurun, store):
+    small, large = ended(store, name="small"), ended(store, name="a'; \x1b[2J", size=3 * MIB)
+    (store.folder / ".doomed-j-0000000a-1").mkdir()
+    code, out, err = gpurun("du", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert [row["id"] for row in found["jobs"]] == [large.id, small.id, ".doomed-j-0000000a-1"]
+    first = found["jobs"][0]
+    assert (first["state"], first["files"], first["unread"]) == ("SUCCEEDED", 3, [])
+    assert 3 * MIB <= first["bytes"]["outputs"] <= first["bytes"]["total"] < 3.1 * MIB
+    assert found["total"]["total"] == sum(row["bytes"]["total"] for row in found["jobs"])
+    assert found["disk_free_bytes"] > 0
+    code, out, err = gpurun("du")
+    assert "\x1b[2J" not in out + err
+    assert "4.0 MiB" in out
+    assert "left over" in out
+    assert "free on this disk" in err
+
+
+def test_du_of_one_job(gpurun, store):
+    one, _ = ended(store), ended(store)
+    found = json.loads(gpurun("du", one.id, one.id, "--json")[1])
+    assert [row["id"] for row in found["jobs"]] == [one.id]
+    assert gpurun("du", "j-none")[0] == 2
+
+
+def test_du_without_any_job(gpurun, store):
+    assert json.loads(gpurun("du", "--json")[1])["jobs"] == []
+
+
+def test_du_of_a_damaged_job_says_so(gpurun, store):
+    folder = ended(store)
+    (folder.path.plain / "state.json").write_text("{")
+    (row,) = json.loads(gpurun("du", "--json")[1])["jobs"]
+    assert row["state"] == "damaged"
+    assert row["bytes"]["total"] > MIB
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ((), "says not which jobs"),
+        (("--older-than", "never"), "'never' cannot be read"),
+        (("--keep-below", "5 apples"), "'5 apples' cannot be read"),
+        (("--state", "RUNNING"), "'RUNNING' is no state of a job that has ended"),
+        (("j-none",), "there is no job"),
+    ],
+)
+def test_what_prune_refuses(gpurun, store, argv, said):
+    folder = ended(store)
+    code, _, err = gpurun("prune", "--yes", *argv)
+    assert code == 2
+    assert said in err
+    assert folder.path.exists()
+
+
+def test_without_a_terminal_nothing_goes_unless_it_is_told(gpurun, store, monkeypatch):
+    folder = ended(store)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: False))
+    code, out, err = gpurun("prune", folder.id)
+    assert code == 2
+    assert folder.id in out, "it says what it would remove"
+    assert "--yes" in err
+    assert folder.path.exists()
+
+
+@pytest.mark.parametrize(("answer", "code"), [(True, 0), (False, 1)])
+def test_a_person_is_asked_and_sees_how_much(gpurun, store, monkeypatch, answer, code):
+    folder = ended(store)
+    monkeypatch.setattr(agreement.sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(agreement.typer, "confirm", lambda *_, **__: answer)
+    found, out, _ = gpurun("prune", folder.id)
+    assert found == code
+    assert "1 jobs, 1.0 MiB" in out
+    assert folder.path.exists() is not answer
+
+
+def test_a_dry_run_removes_nothing(gpurun, store):
+    folder = ended(store)
+    code, out, _ = gpurun("prune", "--older-than", "30d", "--dry-run", "--json")
+    found = json.loads(out)
+    assert (code, found["dry_run"], [each["id"] for each in found["jobs"]]) == (0, True, [folder.id])
+    assert folder.path.exists()
+    found = json.loads(gpurun("prune", "--older-than", "30d", "--yes", "--json")[1])
+    assert (found["dry_run"], found["bytes"] >= MIB, store.ids()) == (False, True, ())
+
+
+def test_what_stays_is_named_and_why(gpurun, store):
+    folder = ended(store, outputs_left=OutputsLeft(1, ("h1: did not answer",), ("h1",)))
+    code, _, err = gpurun("prune", "--older-than", "30d", "--yes")
+    assert code == 0
+    assert f"stays: {folder.id}: h1 has outputs that are not on the head" in err
+    code, _, err = gpurun("prune", folder.id, "--yes")
+    assert code == 2
+    assert f"`gpurun outputs {folder.id}` brings them" in err
+    code, out, _ = gpurun("prune", folder.id, "--yes", "--also-unbrought")
+    assert code == 0
+    assert f"h1 keeps outputs of it in ~/.gpurun/outputs/{folder.id}" in out
+    assert store.ids() == ()
+
+
+def test_a_limit_that_cannot_be_met_is_told(gpurun, store):
+    folder = ended(store)
+    folder.write(folder.record().but(state=State.QUEUED))
+    code, out, err = gpurun("prune", "--keep-below", "0MiB", "--yes")
+    assert code == 0
+    assert "nothing to remove" in out
+    assert "are left, more than 0 B: nothing else may be removed" in err
+
+
+def test_nothing_speaks_of_a_job_that_was_pruned(gpurun, store):
+    folder, other = ended(store, name="gone"), ended(store, name="stays")
+    assert gpurun("prune", folder.id, "--yes")[0] == 0
+    assert gpurun("outputs", folder.id)[0] == 2
+    found = json.loads(gpurun("status", other.id, "--json")[1])
+    assert [job["id"] for job in found["jobs"]] == [other.id]
+    assert "prune" in gpurun("audit", "--job", folder.id)[1]
+    assert not (store.live / folder.id).exists()
+
+
+@pytest.mark.parametrize("options", [(), ("--outputs-only",)], ids=["jobs", "outputs"])
+def test_a_prune_that_is_killed_at_any_point_leaves_jobs_whole_or_gone(store, options):
+    """Real processes, really killed."""
+    for point in range(1, 30):
+        folders = [ended(store, size=10), ended(store, size=10)]
+        argv = [sys.executable, "-m", "gpurun", "prune", "--older-than", "30d", "--yes", *options]
+        killed = subprocess.run(
+            argv, env={**os.environ, "GPURUN_FAULT": f"command:{point}"}, capture_output=True, check=False
+        )
+        for job in store.ids():
+            assert store.get(job).record().state is State.SUCCEEDED
+            assert store.get(job).spec().outputs == "/out"
+        assert subprocess.run(argv, check=False, capture_output=True).returncode == 0
+        names = [name for folder in folders if folder.path.exists() for name in folder.path.names()]
+        assert not [name for name in (*store.folder.names(), *names) if "doomed" in name or "outputs" in name]
+        assert subprocess.run([*argv[:7]], check=False, capture_output=True).returncode == 0
+        assert store.ids() == ()
+        if killed.returncode == 0:
+            break
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert point > 5
