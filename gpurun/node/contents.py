@@ -1,13 +1,16 @@
 """What a folder holds and the content of its files, as frames; both sides check what they are told.
 
-A list of a folder is one frame for each entry (`Listed.header`). A file's content is one frame or more:
+A list of a folder has one header for each entry (`Listed.header`). A file's content has one or more, with payloads.
+Small ones share a frame (`packed`). The headers of a content:
 
 ========== =================================================================================================
 ``n``      which file, by the number under which it was asked for
 ``marks``  the first frame: ``[size, mtime_ns, ctime_ns, inode]`` before the file was read
+``from``   the content before this position is as the reader has it, who asked for the rest (`Begun`)
 payload    the next bytes
 ``skip``   the next bytes are a hole of that length
-``sha``    the last frame: SHA-256 of the content, in which a hole counts as ``hole:LENGTH;``
+``sha``    the last frame: SHA-256 of the content, in which a hole counts as ``hole:LENGTH;``, and what was there before
+           ``from`` as ``from:POSITION:SHA;``
 ``after``  the last frame: the marks once the file was read; others than before: it changed meanwhile
 ``gone``   instead of all that: why there is no content
 ========== =================================================================================================
@@ -17,7 +20,7 @@ import hashlib
 import os
 import stat
 import time
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from gpurun.node import below, frames
 from gpurun.node.call import OpError
@@ -26,6 +29,10 @@ Item = Tuple[Dict[str, Any], frames.Bytes]
 
 WHOLE = frames.PIECE // 2
 """A file up to this size is one frame."""
+SMALL, MOST_TOGETHER = 16 << 10, 256
+"""Items share a frame until they have so many bytes, or are so many: each frame costs both sides some microseconds."""
+AT_ONCE = 1 << 20
+"""So much of a beginning is read at once."""
 FLUSH_S = 5.0
 """What a batch holds is sent after this long: silence means that the host hangs."""
 SETTLE_S = 0.03
@@ -72,6 +79,32 @@ class Listed(NamedTuple):
         if self.why:
             shown.update(why=self.why)
         return shown
+
+
+class Begun(NamedTuple):
+    """The beginning of a file that its reader already has: an earlier copy of it broke off.
+
+    Attributes:
+        marks: as the file's were then.
+        size: how many bytes of it are there.
+        sha: SHA-256 of them, each hole as its zeros.
+    """
+
+    marks: List[int]
+    size: int
+    sha: str
+
+    def counted(self) -> bytes:
+        """What these bytes are in the digest of the whole."""
+        return b"from:%d:%s;" % (self.size, self.sha.encode("ascii", "replace"))
+
+
+def begun(header: Dict[str, Any]) -> Optional[Begun]:
+    """The beginning that the reader of a file says it has; None if it has none, or says what cannot be."""
+    marks, size, sha = header.get("marks"), header.get("at"), header.get("sha")
+    if not isinstance(marks, list) or type(size) is not int or size <= 0 or not isinstance(sha, str):
+        return None
+    return Begun(marks, size, sha)
 
 
 def listed(header: Dict[str, Any]) -> Listed:
@@ -129,19 +162,41 @@ def entries(top: int, force: bool = False) -> Iterator[Listed]:
 
 
 def packed(items: Iterable[Item]) -> Iterator[bytes]:
-    """Frames in batches, as payloads of a stream."""
+    """Items as frames, in batches, as payloads of a stream. A frame ``{"all": [[header, length], …]}`` has many."""
     batch, since_s = bytearray(), time.monotonic()
+    heads: List[Tuple[Dict[str, Any], int]] = []
+    small = bytearray()
     for header, payload in items:
-        batch += frames.encode(header, payload)
-        if len(batch) >= frames.PIECE or time.monotonic() - since_s > FLUSH_S:
+        if len(payload) >= SMALL:
+            batch += _together(heads, small)
+            heads, small = [], bytearray()
+            batch += frames.prefix_of(header, len(payload))
+            batch += payload
+        else:
+            heads.append((header, len(payload)))
+            small += payload
+            if len(small) >= SMALL or len(heads) == MOST_TOGETHER:
+                batch += _together(heads, small)
+                heads, small = [], bytearray()
+        now_s = time.monotonic()
+        if len(batch) >= frames.PIECE or now_s - since_s > FLUSH_S:
+            batch += _together(heads, small)
+            heads, small = [], bytearray()
             yield bytes(batch)
-            batch, since_s = bytearray(), time.monotonic()
+            batch, since_s = bytearray(), now_s
+    batch += _together(heads, small)
     if batch:
         yield bytes(batch)
 
 
+def _together(heads: List[Tuple[Dict[str, Any], int]], payload: frames.Bytes) -> bytes:
+    if not heads:
+        return b""
+    return frames.encode(heads[0][0] if len(heads) == 1 else {"all": heads}, payload)
+
+
 def unpacked(pieces: Iterable[frames.Bytes]) -> Iterator[frames.Frame]:
-    """The frames that `packed` packed.
+    """The items that `packed` packed.
 
     Raises:
         OpError: ``corrupt``: these are no frames, or the last one is not whole.
@@ -149,15 +204,37 @@ def unpacked(pieces: Iterable[frames.Bytes]) -> Iterator[frames.Frame]:
     decoder = frames.Decoder()
     try:
         for piece in pieces:
-            yield from decoder.feed(piece)
+            for frame in decoder.feed(piece):
+                if "all" in frame.header:
+                    yield from _apart(frame.header["all"], frame.payload)
+                else:
+                    yield frame
     except frames.FrameError as error:
         raise OpError("corrupt", "%s" % error) from None
     if decoder.waits:
         raise OpError("corrupt", "the last frame is not whole")
 
 
-def content(number: int, descriptor: int) -> Iterator[Item]:
-    """A regular file's content. Its marks before and after are equal only if nobody changed it meanwhile."""
+def _apart(heads: object, payload: bytes) -> Iterator[frames.Frame]:
+    position = 0
+    for head in heads if isinstance(heads, list) else [heads]:
+        if not (isinstance(head, list) and len(head) == 2 and isinstance(head[0], dict) and type(head[1]) is int):
+            raise OpError("corrupt", "a frame of many is damaged")
+        header, size = head
+        if not 0 <= size <= len(payload) - position:
+            raise OpError("corrupt", "a frame of many has %d bytes" % len(payload))
+        yield frames.Frame(header, payload[position : position + size])
+        position += size
+    if position != len(payload):
+        raise OpError("corrupt", "a frame of many has %d bytes" % len(payload))
+
+
+def content(number: int, descriptor: int, known: Optional[Begun] = None) -> Iterator[Item]:
+    """A regular file's content. Its marks before and after are equal only if nobody changed it meanwhile.
+
+    Args:
+        known: what the reader has; it is sent the rest, if the file has not changed since and begins with just that.
+    """
     before = _settled(descriptor)
     marks, size = marks_of(before), before.st_size
     whole = hashlib.sha256()
@@ -168,8 +245,18 @@ def content(number: int, descriptor: int) -> Iterator[Item]:
         yield {"n": number, "marks": marks, "sha": whole.hexdigest(), "after": after}, piece
         return
     yield {"n": number, "marks": marks}, b""
+    position = 0
+    if known is not None and known.marks == marks and known.size <= size:
+        beginning = hashlib.sha256()
+        for piece in first_bytes(descriptor, known.size):
+            beginning.update(piece)
+            yield {"n": number}, b""  # a sign of life
+        if beginning.hexdigest() == known.sha:
+            position = known.size
+            whole.update(known.counted())
+            yield {"n": number, "from": position}, b""
     sparse = before.st_blocks * 512 < size
-    for skip, piece in _parts(descriptor, size, sparse):
+    for skip, piece in _parts(descriptor, position, size, sparse):
         if skip:
             whole.update(b"hole:%d;" % skip)
             yield {"n": number, "skip": skip}, b""
@@ -194,9 +281,19 @@ def _settled(descriptor: int) -> os.stat_result:
     return status
 
 
-def _parts(descriptor: int, size: int, sparse: bool) -> Iterator[Tuple[int, bytes]]:
-    """(length of a hole, b"") or (0, bytes), up to `size`."""
+def first_bytes(descriptor: int, size: int) -> Iterator[bytes]:
+    """The first bytes of a file, or as many as it has, holes as their zeros."""
     position = 0
+    while position < size:
+        piece = os.pread(descriptor, min(AT_ONCE, size - position), position)
+        if not piece:
+            return
+        position += len(piece)
+        yield piece
+
+
+def _parts(descriptor: int, position: int, size: int, sparse: bool) -> Iterator[Tuple[int, bytes]]:
+    """(length of a hole, b"") or (0, bytes), from `position` up to `size`."""
     while position < size:
         end = size
         if sparse:
@@ -221,16 +318,18 @@ def _seek(descriptor: int, position: int, what: int, size: int) -> int:
 
 
 class Incoming:
-    """One file's content on its way to a new file.
+    """One file's content on its way to a file.
 
     Args:
-        descriptor: of the empty file, open for writing.
-        size: how many bytes come.
+        descriptor: of the file, open for writing. It is empty, or has the beginning that is `known`.
+        size: how many bytes it has once it is whole.
+        known: the sender may go on behind this, if it was asked to.
     """
 
-    def __init__(self, descriptor: int, size: int) -> None:
+    def __init__(self, descriptor: int, size: int, known: Optional[Begun] = None) -> None:
         self._descriptor = descriptor
         self._size = size
+        self._known = known
         self._position = 0
         self._ends_with_hole = False
         self._whole = hashlib.sha256()
@@ -239,11 +338,16 @@ class Incoming:
         """The next frame.
 
         Raises:
-            OpError: ``corrupt``: it brings more than the file's size.
+            OpError: ``corrupt``: it brings more than the file's size, or goes on behind what is not there.
         """
+        if "from" in header:
+            self._go_on(header["from"])
         skip = header.get("skip", 0)
         if type(skip) is not int or skip < 0 or self._position + skip + len(payload) > self._size:
             raise OpError("corrupt", "more comes than its %d bytes" % self._size)
+        if self._known is not None and (skip or payload):
+            os.ftruncate(self._descriptor, 0)  # it comes from its beginning
+            self._known = None
         if skip:
             self._whole.update(b"hole:%d;" % skip)
             self._position += skip
@@ -257,6 +361,12 @@ class Incoming:
             self._position += written
             view = view[written:]
 
+    def _go_on(self, position: object) -> None:
+        if self._known is None or position != self._known.size or self._known.size > self._size:
+            raise OpError("corrupt", "it goes on at %.40r, where nobody asked for it" % (position,))
+        self._whole.update(self._known.counted())
+        self._position, self._known = self._known.size, None
+
     def check(self, sha: object) -> None:
         """Everything has come.
 
@@ -265,5 +375,5 @@ class Incoming:
         """
         if self._position != self._size or sha != self._whole.hexdigest():
             raise OpError("corrupt", "%d of its %d bytes came, or others than were sent" % (self._position, self._size))
-        if self._ends_with_hole:
+        if self._known is not None or self._ends_with_hole:
             os.ftruncate(self._descriptor, self._size)

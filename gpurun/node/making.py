@@ -5,12 +5,28 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from gpurun.node import below, frames
 from gpurun.node.call import OpError
-from gpurun.node.contents import MOST, Incoming, Listed
+from gpurun.node.contents import MOST, Begun, Incoming, Listed
 
 CHANGING = "changed while it was read"
 
 
-class Maker:
+class Sink:
+    """Where a `Receiver` has files made, one after the other."""
+
+    def begin(self, entry: Listed, marks: List[int]) -> Tuple[int, Optional[Begun]]:
+        """A descriptor for the content of a file that has these marks, and what of it is there already."""
+        raise NotImplementedError
+
+    def keep(self, entry: Listed, marks: List[int]) -> None:
+        """The file that was begun is whole."""
+        raise NotImplementedError
+
+    def drop(self) -> None:
+        """Forget the file that was begun, if one was."""
+        raise NotImplementedError
+
+
+class Maker(Sink):
     """Makes entries in a folder; what is in the way is removed. A context manager.
 
     A file appears under its name only when it is whole. Folders get their modes and times at the end, so a mode that
@@ -52,17 +68,18 @@ class Maker:
         if entry.mtime_ns:
             os.utime(parts[-1], ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=above, follow_symlinks=False)
 
-    def begin(self) -> int:
+    def begin(self, entry: Listed, marks: List[int]) -> Tuple[int, Optional[Begun]]:  # noqa: ARG002
         """A descriptor of a new file that has no name yet; `keep` gives it one, `drop` forgets it."""
         self.drop()
         self._file = below.create(self._scratch, self._temporary)
-        return self._file
+        return self._file, None
 
-    def keep(self, parts: below.Parts, mode: int, mtime_ns: int) -> None:
+    def keep(self, entry: Listed, marks: List[int]) -> None:
         """Give the file that was begun its name."""
         assert self._file is not None
+        parts = below.parts_of(entry.path)
         above = self.cursor.at(parts[:-1])
-        below.finish(self._file, mode, mtime_ns)
+        below.finish(self._file, entry.mode, marks[1])
         try:
             os.rename(self._temporary, parts[-1], src_dir_fd=self._scratch, dst_dir_fd=above)
         except IsADirectoryError:
@@ -104,10 +121,14 @@ def _is_folder(above: int, name: bytes) -> bool:
 
 
 class Receiver:
-    """Takes the frames of files' contents, one file after the other, and has them made."""
+    """Takes the frames of files' contents, one file after the other, and has them made.
 
-    def __init__(self, maker: Maker) -> None:
-        self._maker = maker
+    Args:
+        sink: where the files are made.
+    """
+
+    def __init__(self, sink: "Sink") -> None:
+        self._sink = sink
         self._incoming: Optional[Incoming] = None
         self._marks: List[int] = []
 
@@ -124,7 +145,7 @@ class Receiver:
             self.forget()
             return str(header["gone"])[:200] or "it is gone"
         if "marks" in header:
-            self._begin(header["marks"])
+            self._begin(entry, header["marks"])
         incoming = self._incoming
         if incoming is None:
             raise OpError("corrupt", "it does not begin at its beginning")
@@ -133,25 +154,26 @@ class Receiver:
             return None
         self._incoming = None
         if header.get("after") != self._marks:
-            self._maker.drop()
+            self._sink.drop()
             return CHANGING
         incoming.check(header["sha"])
-        self._maker.keep(below.parts_of(entry.path), entry.mode, self._marks[1])
+        self._sink.keep(entry, self._marks)
         return ""
 
     def forget(self) -> None:
         """Forget the file that is under way, if one is."""
         self._incoming = None
-        self._maker.drop()
+        self._sink.drop()
 
     @property
     def marks(self) -> List[int]:
         """Of the last file that was begun."""
         return self._marks
 
-    def _begin(self, marks: object) -> None:
+    def _begin(self, entry: Listed, marks: object) -> None:
         sound = isinstance(marks, list) and len(marks) == 4 and all(type(mark) is int for mark in marks)
         if self._incoming is not None or not sound or not 0 <= marks[0] <= MOST or abs(marks[1]) > MOST:  # type: ignore[index]
             raise OpError("corrupt", "its marks are %.100r" % (marks,))
         self._marks = list(marks)  # type: ignore[call-overload]
-        self._incoming = Incoming(self._maker.begin(), self._marks[0])
+        descriptor, known = self._sink.begin(entry, self._marks)
+        self._incoming = Incoming(descriptor, self._marks[0], known)

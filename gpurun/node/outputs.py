@@ -34,7 +34,8 @@ def listing(call: Call, job: str, force: bool = False) -> Generator[OpReply, Non
 def read(call: Call, job: str, force: bool = False) -> Generator[OpReply, None, Any]:
     """The content of files, as a stream of frames (`gpurun.node.contents`), in the order in which they are asked for.
 
-    The payload is a sequence of frames ``{"p": path}``. The first file has the number 0.
+    The payload is a sequence of frames ``{"p": path}``. The first file has the number 0. ``marks``, ``at`` and ``sha``
+    say which beginning of it the reader has (`gpurun.node.contents.Begun`).
     """
     top = below.open_top(job_parts.outputs_folder(job), need=below.READ if force else 0)
     try:
@@ -55,7 +56,7 @@ def _contents(call: Call, top: int, force: bool) -> Iterator[Item]:
                 yield {"n": number, "gone": CHANGING if replaced else str(error.strerror)}, b""
                 continue
             try:
-                yield from contents.content(number, descriptor)
+                yield from contents.content(number, descriptor, contents.begun(frame.header))
             except OSError as error:
                 yield {"n": number, "gone": str(error.strerror)}, b""
             finally:

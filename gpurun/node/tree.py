@@ -147,8 +147,9 @@ def _make(call: Call, maker: Maker, entries: List[Entry], kinds: Dict[str, str])
         elif kind == "link":
             maker.link(Listed(path, kind, mtime_ns=mtime_ns, target=target))
         elif not _has(maker.cursor.at(parts[:-1]), parts[-1], mode, mtime_ns, length, digest):
-            _copy(maker, digest)
-            maker.keep(parts, mode, mtime_ns)
+            entry = Listed(path, kind, mode, mtime_ns, length)
+            _copy(maker, entry, digest)
+            maker.keep(entry, entry.marks)
             written, size = written + 1, size + length
     maker.close_folders()
     return written, size
@@ -188,10 +189,11 @@ def _digest(file: Any) -> str:
         whole.update(piece)
 
 
-def _copy(maker: Maker, digest: str) -> None:
+def _copy(maker: Maker, entry: Listed, digest: str) -> None:
     """A file's content out of the store, verified, into a file that `maker` begins."""
     source = _place(digest)
-    with open(maker.begin(), "wb", buffering=0, closefd=False) as out, open(source, "rb", buffering=0) as file:
+    begun, _ = maker.begin(entry, entry.marks)
+    with open(begun, "wb", buffering=0, closefd=False) as out, open(source, "rb", buffering=0) as file:
         os.utime(source)
         copied = _digest(_Tee(file, out))
     if copied != digest:

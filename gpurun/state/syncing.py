@@ -44,19 +44,19 @@ def sync_tree(top: Path) -> None:
             sync_open_folder(descriptor)
             for count, found in enumerate(below.walk(descriptor)):
                 if found.status is None or count > SYNCED_ONE_BY_ONE:
-                    _sync_file_system(descriptor)  # the modes of some keep even their owner out
+                    sync_file_system(descriptor)  # the modes of some keep even their owner out
                     return
                 if stat.S_ISREG(found.status.st_mode):
                     _sync_and_close(below.open_file(found.above, found.parts[-1], force=True))
                 elif stat.S_ISDIR(found.status.st_mode):
                     sync_open_folder(cursor.at(found.parts))
     except PermissionError:
-        _sync_file_system(descriptor)
+        sync_file_system(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _sync_file_system(descriptor: int) -> None:
+def sync_file_system(descriptor: int) -> None:
     """Sync the whole file system of an open file or folder. Raises OSError if the disk failed.
 
     `os.sync` returns before a disk's failure can be told. syncfs says EIO from Linux 5.8 on (man 2 syncfs).

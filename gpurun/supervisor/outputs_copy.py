@@ -1,4 +1,4 @@
-"""The head's copy of a job's outputs: made anew beside the old one, below a directory descriptor, then swapped in.
+"""The head's copy of a job's outputs: new files arrive beside it; once all are there, it is changed as one.
 
 What arrives was written by a stranger's program and is told by a host that may lie. So every name is checked, every
 content has the size and the digest that were told, no link is followed, and what breaks its word replaces nothing.
@@ -6,20 +6,23 @@ content has the size and the digest that were told, no link is followed, and wha
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
-from gpurun.errors import GpurunError, HostFailure
+from gpurun.errors import HostFailure
 from gpurun.jobs.folder import JobFolder
 from gpurun.node import below, contents, frames
 from gpurun.node.call import OpError
-from gpurun.node.contents import Item, Listed
-from gpurun.node.making import Maker, Receiver
+from gpurun.node.contents import Begun, Item, Listed
+from gpurun.node.making import Receiver
 from gpurun.remote.agent import Agent
 from gpurun.state import durable, lock, syncing
 from gpurun.state.path import told
+from gpurun.supervisor import outputs_changes
+from gpurun.supervisor.outputs_arriving import NAME, NEW, Arriving, discard
+from gpurun.supervisor.outputs_changes import DISK, Change, changes_of
 from gpurun.supervisor.outputs_plan import (
     CopyPlan,
     HostOutputs,
@@ -35,8 +38,7 @@ SILENCE_S = 120.0
 """A host that sends nothing for so long hangs."""
 MOST_LISTED_BYTES = 512 << 20
 """No list of outputs is longer: some millions of files."""
-ARRIVING, REPLACED, OUTPUTS = b"outputs.arriving", b"outputs.replaced", b"outputs"
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
+OUTPUTS = b"outputs"
 
 
 def list_outputs(agent: Agent, job: str, *, force: bool = False) -> HostOutputs | None:
@@ -135,40 +137,59 @@ class HeadCopy:
         with ExitStack() as stack:
             home = _opened(stack, self._folder.path.open_folder())
             self.settle(home)
-            below.remove(home, ARRIVING)
-            os.mkdir(ARRIVING, dir_fd=home)
-            stack.callback(_forget, home, ARRIVING)
-            old = _old(stack, home)
-            plan = plan_copy(_entries(old), hosts, self._origins, onto=onto, late=late, given=self._given)
-            arriving = _opened(stack, below.open_folder(home, ARRIVING))
-            source = None if old is None else stack.enter_context(below.Cursor(old, below.READ))
-            with Maker(arriving) as maker:
-                arrival = _Arrival(maker, source, cancelled=cancelled)
-                arrival.carry_out(plan, agents, job=self._folder.id, force=force)
-            syncing.sync_tree(self._folder.path.plain / os.fsdecode(ARRIVING))
-            self._swap(home)
+            mine = _entries(_old(stack, home))
+            plan = plan_copy(mine, hosts, self._origins, onto=onto, late=late, given=self._given)
+            arriving = stack.enter_context(Arriving(home))
+            arrival = _Arrival(arriving, job=self._folder.id, force=force, cancelled=cancelled)
+            try:
+                arrival.fetch_all(plan, agents)
+            except OSError:
+                discard(home)  # a full disk needs the room
+                raise
+            except HostFailure:
+                if not arriving.break_off():
+                    discard(home)
+                raise
+            refused = self._make(home, changes_of(mine, plan, arrival.origins.keys()))
+            discard(home)
+        arrival.refused(refused)
         unbrought = (*(each for host in hosts for each in host.unbrought), *arrival.unbrought)
         kept = {path: self._origins[path] for path in plan.kept if path in self._origins}
         self._origins = {**kept, **arrival.origins}
         self.seen = () if is_changing(arrival.unbrought) else tuple(hosts)
         return unbrought
 
-    def _swap(self, home: int) -> None:
-        below.remove(home, REPLACED)
-        with suppress(FileNotFoundError):
-            os.rename(OUTPUTS, REPLACED, src_dir_fd=home, dst_dir_fd=home)
-        os.rename(ARRIVING, OUTPUTS, src_dir_fd=home, dst_dir_fd=home)
+    def _make(self, home: int, changes: Sequence[Change]) -> list[tuple[str, OSError]]:
+        """Make changes to the copy whose files have arrived; those that the file system refuses."""
+        with ExitStack() as stack:
+            arriving = _opened(stack, below.open_folder(home, NAME))
+            syncing.sync_tree(self._folder.path.plain / os.fsdecode(NAME))
+            outputs_changes.write(arriving, changes)
+            return self._go_on(home, arriving, changes)
+
+    def _go_on(self, home: int, arriving: int, changes: Sequence[Change]) -> list[tuple[str, OSError]]:
+        with ExitStack() as stack:
+            with suppress(FileExistsError):
+                os.mkdir(OUTPUTS, dir_fd=home)
+            top = _opened(stack, below.open_folder(home, OUTPUTS, below.CHANGE))
+            cursor = stack.enter_context(below.Cursor(_opened(stack, below.open_folder(arriving, NEW)), below.CHANGE))
+            refused = list(outputs_changes.make(changes, top, cursor))
         durable.sync_folder(self._folder.path)
-        _forget(home, REPLACED)
+        os.unlink(outputs_changes.CHANGES, dir_fd=arriving)
+        syncing.sync_open_folder(arriving)
+        return refused
 
     def settle(self, home: int | None = None) -> None:
-        """Put back outputs that were being replaced when a crash came before the newer ones had their place."""
-        if home is None:
-            with ExitStack() as stack:
-                self.settle(_opened(stack, self._folder.path.open_folder()))
-        elif b"outputs" not in below.names_in(home):
-            with suppress(FileNotFoundError):
-                os.rename(REPLACED, OUTPUTS, src_dir_fd=home, dst_dir_fd=home)
+        """Make the changes that a crash has interrupted."""
+        with ExitStack() as stack:
+            if home is None:
+                home = _opened(stack, self._folder.path.open_folder())
+            try:
+                arriving = _opened(stack, below.open_folder(home, NAME))
+            except FileNotFoundError:
+                return
+            if changes := outputs_changes.read(arriving):
+                self._go_on(home, arriving, changes)
 
     def gave(self, mine: Mapping[str, Listed], hosts: Sequence[HostOutputs]) -> None:
         """Remember what hosts have of the copy before their ranks start: it need not come back, see `plan_copy`.
@@ -204,68 +225,62 @@ class HeadCopy:
 
 
 class _Arrival:
-    """Fills the next copy."""
+    """Brings the files that the next copy needs."""
 
-    def __init__(self, maker: Maker, source: below.Cursor | None, *, cancelled: Callable[[], bool]) -> None:
-        self._maker = maker
-        self._source = source
+    def __init__(self, arriving: Arriving, *, job: str, force: bool, cancelled: Callable[[], bool]) -> None:
+        self._arriving = arriving
+        self._job = job
+        self._force = force
         self._cancelled = cancelled
         self.unbrought: list[Unbrought] = []
         self.origins: dict[str, Origin] = {}
 
-    def carry_out(self, plan: CopyPlan, agents: Mapping[str, Agent], *, job: str, force: bool) -> None:
-        """Make everything that is planned."""
-        for entry in plan.made:
-            self._attempt("", entry.path, lambda entry=entry: self._make(entry))  # type: ignore[misc]
-        for path in plan.kept:
-            self._attempt("", path, lambda path=path: self._keep(path))  # type: ignore[misc]
-        for host, wanted in plan.fetched.items():
-            self._fetch(agents[host], wanted, job, force)
+    def fetch_all(self, plan: CopyPlan, agents: Mapping[str, Agent]) -> None:
+        """Bring every file that is planned, from what an earlier copy left or from its host."""
+        left = {host: self._resume(host, wanted) for host, wanted in plan.fetched.items()}
+        self._arriving.forget_others()
+        for host, (lacking, begun) in left.items():
+            if lacking:
+                self._arriving.of(host)
+                self._fetch(agents[host], lacking, begun)
         for path, first in plan.twins.items():
             if first in self.origins:
-                host, marks = self.origins[first]
-                if self._attempt(host, path, lambda path=path, first=first: self._twin(path, first)):  # type: ignore[misc]
-                    self.origins[path] = (host, marks)
-        self._maker.close_folders()
+                self.origins[path] = self.origins[first]
 
-    def _make(self, entry: Listed) -> None:
-        if entry.kind == "dir":
-            self._maker.folder(entry)
-        else:
-            self._maker.link(entry)
+    def refused(self, refused: Sequence[tuple[str, OSError]]) -> None:
+        """Name what the head's file system does not hold, with everything below it."""
+        for path, error in refused:
+            lost = [path, *(name for name in self.origins if name.startswith(f"{path}/"))]
+            for name in lost:
+                host, _ = self.origins.pop(name, ("", []))
+                self.unbrought.append(Unbrought(host, name, f"cannot be kept on the head ({error.strerror})"))
 
-    def _attempt(self, host: str, path: str, act: Callable[[], object]) -> bool:
-        """Do something for one entry. What the head's file system refuses to hold is named; a full disk ends it all."""
-        try:
-            act()
-        except OSError as error:
-            if error.errno in _DISK:
-                raise
-            self.unbrought.append(Unbrought(host, path, f"cannot be kept on the head ({error.strerror})"))
-            return False
-        return True
+    def _resume(self, host: str, wanted: Sequence[Listed]) -> tuple[list[Listed], Mapping[str, Begun]]:
+        """The files that a host must still send, and the beginnings of them that are here."""
+        lacking, begun = [], {}
+        for entry in wanted:
+            left = self._arriving.resume(host, entry, check=lambda: self._check(host))
+            if left is True:
+                self.origins[entry.path] = (host, entry.marks)
+                continue
+            lacking.append(entry)
+            if left:
+                begun[entry.path] = left
+        return lacking, begun
 
-    def _keep(self, path: str) -> None:
-        parts = below.parts_of(path)
-        assert self._source is not None, "there is no old copy to keep a file of"
-        below.link_file(self._source.at(parts[:-1]), parts[-1], self._maker.cursor.at(parts[:-1]), parts[-1])
+    def _check(self, host: str) -> None:
+        if self._cancelled():
+            raise HostFailure("the copy was cancelled", host=host)
 
-    def _twin(self, path: str, first: str) -> None:
-        of, parts = below.parts_of(first), below.parts_of(path)
-        with ExitStack() as stack:
-            above = _opened(stack, os.dup(self._maker.cursor.at(of[:-1])))
-            below.link_file(above, of[-1], self._maker.cursor.at(parts[:-1]), parts[-1])
-
-    def _fetch(self, agent: Agent, wanted: Sequence[Listed], job: str, force: bool) -> None:
+    def _fetch(self, agent: Agent, wanted: Sequence[Listed], begun: Mapping[str, Begun]) -> None:
         """Bring files from one host."""
-        asked = contents.packed(({"p": entry.path}, b"") for entry in wanted)
-        stream = agent.stream("outputs.read", job=job, force=force, payload_in=asked, silence_s=SILENCE_S)
-        receiver, number, is_refused = Receiver(self._maker), 0, False
+        asked = contents.packed((_question(entry, begun.get(entry.path)), b"") for entry in wanted)
+        stream = agent.stream("outputs.read", job=self._job, force=self._force, payload_in=asked, silence_s=SILENCE_S)
+        receiver, number, is_refused = Receiver(self._arriving), 0, False
 
         def pieces() -> Iterator[bytes]:
             for reply in stream:
-                if self._cancelled():
-                    raise HostFailure("the copy was cancelled", host=agent.host)
+                self._check(agent.host)
                 yield reply.payload
 
         try:
@@ -275,12 +290,24 @@ class _Arrival:
                 ended, is_refused = self._take(agent.host, wanted[number], receiver, frame, is_refused)
                 number += ended
         except OpError as error:
+            self._arriving.distrust(agent.host)
             name = f"{wanted[number].path!r:.200}: " if number < len(wanted) else ""
             raise HostFailure(f"what it sent is not its outputs: {name}{error.message}", host=agent.host) from error
         finally:
             stream.close()
         if number < len(wanted):
             raise HostFailure(f"it sent {number} of {len(wanted)} files", host=agent.host)
+
+    def _attempt(self, host: str, path: str, act: Callable[[], object]) -> bool:
+        """Do something for one entry. What the head's file system refuses to hold is named; a full disk ends it all."""
+        try:
+            act()
+        except OSError as error:
+            if error.errno in DISK:
+                raise
+            self.unbrought.append(Unbrought(host, path, f"cannot be kept on the head ({error.strerror})"))
+            return False
+        return True
 
     def _take(
         self, host: str, entry: Listed, receiver: Receiver, frame: frames.Frame, is_refused: bool
@@ -292,15 +319,14 @@ class _Arrival:
         came: list[str | None] = []
         if not self._attempt(host, entry.path, lambda: came.append(receiver.take(entry, frame.header, frame.payload))):
             receiver.forget()
+            self._arriving.forget(entry.path)
             return ends, not ends
         why = came[0]
         if why is None:
             return False, False
         if why:
             self.unbrought.append(Unbrought(host, entry.path, why))
-            with suppress(OSError):
-                if self._source is not None:
-                    self._keep(entry.path)
+            self._arriving.forget(entry.path)
         else:
             self.origins[entry.path] = (host, receiver.marks)
         return True, False
@@ -325,7 +351,7 @@ def _entries(top: int | None) -> Mapping[str, Listed]:
     return {entry.path: entry for entry in contents.entries(top, force=True) if entry.kind in ("file", "dir", "link")}
 
 
-def _forget(home: int, name: bytes) -> None:
-    """Remove a copy that nobody needs; what cannot be removed now is removed before the next copy."""
-    with suppress(OSError, GpurunError):
-        below.remove(home, name)
+def _question(entry: Listed, begun: Begun | None) -> dict[str, Any]:
+    if begun is None:
+        return {"p": entry.path}
+    return {"p": entry.path, "marks": begun.marks, "at": begun.size, "sha": begun.sha}

@@ -73,7 +73,7 @@ def test_a_tree_that_keeps_its_owner_out_is_synced_with_everything_else(tmp_path
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "file").touch()
     calls = []
-    monkeypatch.setattr(syncing, "_sync_file_system", calls.append)
+    monkeypatch.setattr(syncing, "sync_file_system", calls.append)
     real = os.open
     monkeypatch.setattr(
         os, "open", lambda path, *rest, **more: real(path, *rest, **more) if path != b"file" else refuse()

@@ -70,7 +70,7 @@ def outputs_job(
     folder: Path, hosts: Hosts, *names: str, launcher: Launcher = GLOO, elastic: bool = False
 ) -> OutputsJob:
     made = JobFolder(StatePath(folder) / JOB)
-    made.path.mkdir()
+    (folder / JOB).mkdir(exist_ok=True)
     job = OutputsJob(
         world=hosts, folder=made, outputs=HeadCopy(made), hosts=names, members=names, notes=[],
         links=OutputsLinks(hosts.fleet(*names)), lease=SimpleNamespace(job=JOB, attempt=1),
@@ -78,9 +78,9 @@ def outputs_job(
         record=SimpleNamespace(outputs_left=None, reached="containers"),
     )  # fmt: skip
     for name in names:
-        job.host(name).mkdir(parents=True)
+        job.host(name).mkdir(parents=True, exist_ok=True)
         mine = hosts.home(name) / ".gpurun/jobs" / JOB
-        mine.mkdir(parents=True)
+        mine.mkdir(parents=True, exist_ok=True)
         (mine / "attempt").write_text("1\n")
     return job
 

@@ -49,17 +49,31 @@ def test_outputs_are_durable_before_the_hosts_are_removed(job, monkeypatch):
     assert job.world.things("h1") == []
 
 
-def test_outputs_that_a_crash_left_half_replaced_are_put_back(job):
-    """Killed between the two renames, and then the host with the newer ones was lost."""
-    job.folder.outputs.rename((job.folder.path / "outputs.replaced").plain)
-    job.world.remove("h1", "outputs-")
-    send_outputs(job)
+@pytest.fixture
+def crashed(job, monkeypatch):
+    """The job, once the head was killed when everything had arrived and nothing of the copy was changed."""
+
+    def crash(*_):
+        raise SystemExit("killed")
+
+    with monkeypatch.context() as killing:
+        killing.setattr(HeadCopy, "_go_on", crash)
+        with pytest.raises(SystemExit):
+            collect_outputs(job)
     assert kept(job) == "2"
-    assert job.world.saved_step("h1", JOB) == 2
+    job.outputs = HeadCopy(job.folder)
+    return job
 
 
-def test_a_crash_while_outputs_are_replaced_costs_nothing(job):
-    job.folder.outputs.rename((job.folder.path / "outputs.replaced").plain)
-    assert collect_outputs(job) == set()
-    assert kept(job) == "3"
-    assert not (job.folder.path / "outputs.replaced").exists()
+def test_changes_that_a_crash_interrupted_are_made(crashed):
+    """The host with the newer ones was lost meanwhile."""
+    crashed.world.remove("h1", "outputs-")
+    send_outputs(crashed)
+    assert kept(crashed) == "3"
+    assert crashed.world.saved_step("h1", JOB) == 3
+
+
+def test_a_crash_while_outputs_are_changed_costs_nothing(crashed):
+    assert collect_outputs(crashed) == set()
+    assert kept(crashed) == "3"
+    assert not (crashed.folder.path / "outputs.arriving").exists()

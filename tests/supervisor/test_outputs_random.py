@@ -1,93 +1,16 @@
-# ruff: noqa: PTH102, PTH103, PTH104, PTH106, PTH108, PTH112, PTH118, PTH120, PTH123, PTH211
-"""Random trees, changed while they are copied: what is on the head is what was left, or is named."""
+"""A few random trees of each kind; `benchmarks/bench_outputs.py --only trees` takes a thousand."""
 
 from __future__ import annotations
 
-import os
-import random
-import stat
-import time
-
+import outputs_trees
 import pytest
-from local_agents import Hosts
-from outputs_world import meanwhile, outputs_job, shape
-
-from gpurun.errors import HostFailure
-from gpurun.supervisor.outputs import collect_outputs, copy_outputs
-
-NAMES = [b"a", b"b", b"c c", b"caf\xe9", b"$(x)", b"\n", b"x" * 40]
-
-
-def change(top: bytes, chance: random.Random) -> None:
-    """One thing that a program may do; it may fail, as a program's deeds may."""
-    path = top
-    for _ in range(chance.randint(1, 4)):
-        path = os.path.join(path, chance.choice(NAMES))
-    other = os.path.join(top, chance.choice(NAMES))
-    try:
-        what = chance.randrange(9)
-        if what <= 1:
-            os.makedirs(path, exist_ok=True)
-        elif what <= 3:
-            with open(path, "ab") as file:
-                file.write(bytes([chance.randrange(256)]) * chance.choice([0, 1, 1000, 200_000]))
-        elif what == 4:  # it writes through its links: they must not lead out of the test's folder
-            os.symlink(chance.choice([os.path.join(os.path.dirname(top), b"elsewhere"), b"..", b"a", b"nowhere"]), path)
-        elif what == 5 and not os.path.isdir(other):
-            os.rename(other, path)
-        elif what == 6:
-            os.unlink(path)
-        elif what == 7:
-            os.rmdir(path)
-        else:
-            os.link(other, path, follow_symlinks=False)
-    except OSError:
-        pass
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_trees(tmp_path, seed):
-    hosts, chance = Hosts(tmp_path), random.Random(seed)
-    job = outputs_job(tmp_path, hosts, "h1")
-    top = os.fsencode(job.host())
-    os.mkdir(os.path.join(os.path.dirname(top), b"elsewhere"))
-    try:
-        for _ in range(4):
-            for _ in range(40):
-                change(top, chance)
-            with meanwhile(lambda: (change(top, chance), time.sleep(0.001))):
-                copy_outputs(job)
-            try:
-                copy_outputs(job)
-            except HostFailure as error:
-                raise AssertionError(f"seed {seed}: {error}") from error
-            assert shape(job.head) == shape(job.host()), seed
-        left = shape(job.host())
-        assert collect_outputs(job) == set()
-        assert shape(job.head) == left
-        assert job.record.outputs_left is None
-    finally:
-        hosts.close()
+    outputs_trees.of_one_host(tmp_path, seed)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_trees_of_two_hosts(tmp_path, seed):
-    """What either has is on the head, as one of them has it, unless the other has a file in the place of its folder."""
-    hosts, chance = Hosts(tmp_path), random.Random(seed)
-    job = outputs_job(tmp_path, hosts, "h1", "h2")
-    tops = [os.fsencode(job.host(name)) for name in ("h1", "h2")]
-    try:
-        for _ in range(4):
-            for _ in range(40):
-                change(chance.choice(tops), chance)
-            with meanwhile(lambda: (change(chance.choice(tops), chance), time.sleep(0.001))):
-                copy_outputs(job)
-        left = [shape(job.host(name)) for name in ("h1", "h2")]
-        assert collect_outputs(job) == set()
-        head = shape(job.head)
-        assert all(any(entry == one.get(path) for one in left) for path, entry in head.items()), seed
-        for path in {path for one in left for path in one} - head.keys():
-            above = [path.rsplit(b"/", depth)[0] for depth in range(1, path.count(b"/") + 1)]
-            assert any(not stat.S_ISDIR(head[folder][0]) for folder in above if folder in head), (seed, path)
-    finally:
-        hosts.close()
+    outputs_trees.of_two_hosts(tmp_path, seed)

@@ -1,0 +1,310 @@
+"""What it takes to bring a job's outputs to the head, beside `rsync` over ssh through the same link in the same run.
+
+    python benchmarks/bench_outputs.py [--only trees,big,small,hole] [--trees 1000] [--mib 8192] [--files 100000]
+
+trees  generated folders that change while they are copied, of one host and of two: the head has what was left
+big    a few big files through a link of 1 Gbit/s; --mib is their sum
+small  many files of 0 to 4 KiB, then again after 1 % of them changed
+hole   one file of 20 GiB with 1 GiB of data in it
+
+gpurun's copy is on the disk when it ends, rsync's in memory: so rsync's time is given alone and with `sync -f`.
+Ratios count: everything here shares one machine. Needs root, Linux, Docker's packages and Debian's rsync
+(.ci/install-packages installs it). Exits with 1 if a tree was not copied.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "lab"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "supervisor"))
+
+import outputs_trees
+from ship_peers import CIPHER
+
+from gpurun.inventory.load import load
+from gpurun.jobs.folder import JobFolder
+from gpurun.lab import Lab, LabSpec, host, network
+from gpurun.remote import Fleet
+from gpurun.state.path import StatePath
+from gpurun.supervisor.links import target_of
+from gpurun.supervisor.outputs import copy_outputs
+from gpurun.supervisor.outputs_copy import HeadCopy
+
+NAME, JOB = "boutputs", "j-00000001"
+LINK_BPS = 1_000_000_000
+MIB = 1 << 20
+HOLE_BYTES, DATA_BYTES = 20 << 30, 1 << 30
+SHARES = (0.5, 0.25, 0.15, 0.1)
+"""The big files' parts of their sum."""
+RESULTS: dict[str, object] = {}
+
+
+def note(name: str, value: float | str, unit: str = "", goal: str = "") -> None:
+    """One figure, for people now and for the JSON at the end."""
+    RESULTS[name] = value
+    shown = f"{value:.3g}" if isinstance(value, float) else value
+    print(f"  {name:58} {shown:>8} {unit:6} {goal}", flush=True)
+
+
+# -- trees ------------------------------------------------------------------------------------------------------------
+
+
+def one_tree(case: tuple[str, int]) -> str:
+    """What is wrong with one seed's copy; nothing if it is right."""
+    kind, seed = case
+    folder = tempfile.mkdtemp(prefix="gpurun-trees-")
+    try:
+        getattr(outputs_trees, kind)(Path(folder), seed)
+    except Exception:  # noqa: BLE001 (whatever it is, it is a finding)
+        return f"{kind} {seed}: {traceback.format_exc()}"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return ""
+
+
+def trees(count: int, first: int) -> bool:
+    """Whether every copy was right."""
+    print(f"trees: {count} of one host, {count} of two, changed while they are copied")
+    cases = [(kind, seed) for seed in range(first, first + count) for kind in ("of_one_host", "of_two_hosts")]
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        wrong = []
+        for done, said in enumerate(pool.imap_unordered(one_tree, cases), 1):
+            if said:
+                wrong.append(said)
+                print(said, flush=True)
+            if done % 100 == 0:
+                print(f"  {done} of {len(cases)}", file=sys.stderr, flush=True)
+    note("generated trees, of one host and of two", str(len(cases)))
+    note("trees that the head's copy is not equal to", str(len(wrong)), "", "0")
+    return not wrong
+
+
+# -- one host behind a link -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one copy took: seconds on the wall, seconds of CPU of the head and of the host, bytes over the link."""
+
+    wall_s: float
+    head_s: float
+    host_s: float
+    sent: int
+
+
+class Host:
+    """A host of a lab behind a link, its folder of outputs, and a connection that stands."""
+
+    def __init__(self, lab: Lab, fleet: Fleet, scratch: Path) -> None:
+        (self.name,) = (each.name for each in lab.hosts)
+        self.outputs = lab.folder / "hosts" / self.name / "disk/home/train/.gpurun/outputs" / JOB
+        self.scratch = scratch
+        self._lab = lab
+        self._fleet = fleet
+
+    def give(self) -> None:
+        """The outputs belong to the host's user."""
+        owner = self.outputs.parents[2].stat().st_uid
+        subprocess.run(["chown", "-R", f"{owner}:{owner}", str(self.outputs.parents[1])], check=True)
+
+    def clear(self) -> None:
+        for folder in (self.outputs, self.scratch):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+
+    def head(self, name: str) -> SimpleNamespace:
+        """A job whose outputs the head has nothing of yet."""
+        (self.scratch / name / JOB).mkdir(parents=True)
+        folder = JobFolder(StatePath(self.scratch) / name / JOB)
+        return SimpleNamespace(
+            links=SimpleNamespace(agent=self._fleet.agents.__getitem__, each=self._fleet.map), folder=folder,
+            outputs=HeadCopy(folder), members=(self.name,), lease=SimpleNamespace(job=JOB),
+            spec=SimpleNamespace(min_gpus=None),
+        )  # fmt: skip
+
+    def gpurun(self, job: SimpleNamespace) -> Cost:
+        return self._cost(lambda: copy_outputs(job), resource.RUSAGE_SELF)
+
+    def rsync(self, to: Path) -> Cost:
+        ssh = f"ssh -F {self._lab.ssh_config} -c {CIPHER}"
+        argv = ["rsync", "-aHS", "--delete", "-e", ssh, f"{self.name}:.gpurun/outputs/{JOB}/", f"{to}/"]
+        return self._cost(lambda: subprocess.run(argv, check=True), resource.RUSAGE_CHILDREN)
+
+    def _cost(self, copy: Callable[[], object], whose: int) -> Cost:
+        subprocess.run(["sync"], check=True)
+        before = (_cpu_s(resource.getrusage(whose)), self._host_cpu_s(), self._sent())
+        began = time.monotonic()
+        copy()
+        wall_s = time.monotonic() - began
+        after = (_cpu_s(resource.getrusage(whose)), self._host_cpu_s(), self._sent())
+        return Cost(wall_s, after[0] - before[0], after[1] - before[1], after[2] - before[2])
+
+    def _sent(self) -> int:
+        return network.traffic(self._lab.name)[self.name].from_bytes
+
+    def _host_cpu_s(self) -> float:
+        """CPU of the host's processes, those included that have ended and were waited for."""
+        ticks = 0
+        for process in host.processes(self._lab.hosts[0].netns):
+            try:
+                fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            ticks += sum(map(int, fields[11:15]))
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _cpu_s(usage: resource.struct_rusage) -> float:
+    return usage.ru_utime + usage.ru_stime
+
+
+@contextmanager
+def host_behind_link() -> Iterator[Host]:
+    lab = Lab(NAME)
+    lab.down(purge=True)
+    lab.up(LabSpec(NAME, racks=1, hosts=1, host_link_bps=LINK_BPS, rack_uplink_bps=LINK_BPS))
+    try:
+        inventory = load(lab.inventory)
+        with (
+            Fleet.open([target_of(each, inventory) for each in inventory.hosts]) as fleet,
+            tempfile.TemporaryDirectory(prefix="gpurun-outputs-") as folder,
+        ):
+            yield Host(lab, fleet, Path(folder) / "head")
+    finally:
+        lab.down(purge=True)
+
+
+def compare(host: Host, rounds: int, what: str, goal: str) -> None:
+    """Copy the host's outputs to a head that has nothing, with gpurun and with rsync, in turn."""
+    ours, theirs, synced = [], [], []
+    for number in range(rounds):
+        ours.append(host.gpurun(host.head(f"{number}")))
+        assert is_equal(host.outputs, host.scratch / f"{number}/{JOB}/outputs")
+        shutil.rmtree(host.scratch / f"{number}")
+        theirs.append(host.rsync(host.scratch / "rsync"))
+        began = time.monotonic()
+        subprocess.run(["sync", "-f", str(host.scratch)], check=True)
+        synced.append(theirs[-1].wall_s + time.monotonic() - began)
+        shutil.rmtree(host.scratch / "rsync")
+    ratios = sorted(peer.wall_s / mine.wall_s for mine, peer in zip(ours, theirs, strict=True))
+    durable = sorted(peer / mine.wall_s for mine, peer in zip(ours, synced, strict=True))
+    note(f"{what}: gpurun", statistics.median(cost.wall_s for cost in ours), "s")
+    note(f"{what}: rsync", statistics.median(cost.wall_s for cost in theirs), "s")
+    note(f"{what}: rsync and sync -f", statistics.median(synced), "s")
+    note(f"{what}: rsync / gpurun", statistics.median(ratios), "", goal)
+    note(f"{what}: each round", " ".join(f"{ratio:.2f}" for ratio in ratios))
+    note(f"{what}: rsync and sync -f / gpurun", statistics.median(durable))
+    for name, part in (("head", "head_s"), ("host", "host_s")):
+        mine, peer = (statistics.median(getattr(cost, part) for cost in costs) for costs in (ours, theirs))
+        note(f"{what}: CPU of the {name}, gpurun and rsync", f"{mine:.1f} {peer:.1f}", "s")
+
+
+def is_equal(one: Path, other: Path) -> bool:
+    """Whether two folders hold the same names and contents, as diff(1) sees it."""
+    return subprocess.run(["diff", "-rq", "--no-dereference", one, other], check=False).returncode == 0
+
+
+def big(host: Host, mib: int, rounds: int) -> None:
+    print(f"big: {mib} MiB in {len(SHARES)} files, link {LINK_BPS // 1_000_000} Mbit/s")
+    host.clear()
+    block = os.urandom(64 * MIB)
+    for number, share in enumerate(SHARES):
+        left = int(mib * share) * MIB
+        with (host.outputs / f"checkpoint-{number}.pt").open("wb") as file:
+            while left > 0:
+                file.write(number.to_bytes(4, "big") + left.to_bytes(8, "big"))
+                left -= file.write(memoryview(block)[: min(left, len(block))])
+    host.give()
+    compare(host, rounds, "big", "≥ 0.9")
+
+
+def small(host: Host, files: int, rounds: int) -> None:
+    print(f"small: {files} files of 0 to 4 KiB, link {LINK_BPS // 1_000_000} Mbit/s")
+    host.clear()
+    chance, paths = random.Random(1), []
+    for number in range(files):
+        path = host.outputs / f"epoch-{number // 1000:03}" / f"sample {number}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(chance.randbytes(chance.randrange(4096)))
+        paths.append(path)
+    host.give()
+    compare(host, rounds, "small", "≥ 1")
+    job = host.head("again")
+    firsts, seconds, rsyncs = [host.gpurun(job)], [], []
+    host.rsync(host.scratch / "rsync")
+    for _ in range(rounds):
+        for path in chance.sample(paths, files // 100):
+            path.write_bytes(chance.randbytes(2048))
+        seconds.append(host.gpurun(job))
+        assert is_equal(host.outputs, job.folder.outputs)
+        rsyncs.append(host.rsync(host.scratch / "rsync"))
+    second_s = statistics.median(cost.wall_s for cost in seconds)
+    note("small, 1 % changed: gpurun", second_s, "s")
+    note("small, 1 % changed: rsync", statistics.median(cost.wall_s for cost in rsyncs), "s")
+    note("small: first copy / copy of 1 %", firsts[0].wall_s / second_s, "", "≥ 5")
+
+
+def hole(host: Host) -> None:
+    print(f"hole: one file of {HOLE_BYTES >> 30} GiB, {DATA_BYTES >> 30} GiB of data in it")
+    host.clear()
+    piece, pieces = os.urandom(16 * MIB), DATA_BYTES // (16 * MIB)
+    with (host.outputs / "memory.bin").open("wb") as file:
+        file.truncate(HOLE_BYTES)
+        for number in range(pieces):
+            file.seek(number * (HOLE_BYTES // pieces))
+            file.write(piece)
+    host.give()
+    job = host.head("hole")
+    cost = host.gpurun(job)
+    copy = job.folder.outputs / "memory.bin"
+    assert copy.stat().st_size == HOLE_BYTES
+    note("hole: gpurun", cost.wall_s, "s")
+    note("hole: bytes over the link / data", cost.sent / DATA_BYTES, "", "≤ 1.05")
+    note("hole: bytes on the head's disk / data", copy.stat().st_blocks * 512 / DATA_BYTES, "", "≤ 1.05")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="trees,big,small,hole")
+    parser.add_argument("--trees", type=int, default=1000)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--mib", type=int, default=8192)
+    parser.add_argument("--files", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    chosen = set(options.only.split(","))
+    if chosen - {"trees"} and shutil.which("rsync") is None:
+        sys.exit("rsync is not installed: apt-get install rsync")
+    right = "trees" not in chosen or trees(options.trees, options.first_seed)
+    if chosen - {"trees"}:
+        with host_behind_link() as host:
+            if "big" in chosen:
+                big(host, options.mib, options.rounds)
+            if "small" in chosen:
+                small(host, options.files, options.rounds)
+            if "hole" in chosen:
+                hole(host)
+    print(json.dumps(RESULTS, indent=2))
+    return int(not right)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

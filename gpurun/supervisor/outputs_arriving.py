@@ -1,0 +1,245 @@
+"""Files on their way to the head's copy of a job's outputs. When a copy breaks off they stay; the next goes on there.
+
+Below ``outputs.arriving`` of the job's folder lie ``new``, a tree with the files that arrive, and ``index``, a line of
+JSON for what is known of them. A line counts while the head has not been started anew: then what was written is there,
+although nothing has synced it. What the next copy does not ask for in just the same state is removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from gpurun.node import below, contents
+from gpurun.node.contents import Begun, Listed
+from gpurun.node.making import Sink
+
+NAME = b"outputs.arriving"
+NEW, BEFORE, INDEX = b"new", b"before", b"index"
+LEAST_BEGUN = 1 << 20
+"""A smaller beginning is not worth a question."""
+MOST_INDEX_BYTES = 512 << 20
+
+
+class Arriving(Sink):
+    """Files that arrive, in a folder tree of their own. A context manager: what is there stays.
+
+    Args:
+        home: a descriptor of the job's folder, which stays open.
+    """
+
+    def __init__(self, home: int) -> None:
+        self._stack = ExitStack()
+        self._home = home
+        with suppress(FileExistsError):
+            os.mkdir(NAME, 0o700, dir_fd=home)
+        self._folder = self._opened(home, NAME)
+        self._known = _read_index(self._folder)
+        self._old = self._stack.enter_context(below.Cursor(self._put_aside(), below.READ))
+        self.cursor = self._stack.enter_context(below.Cursor(self._opened(self._folder, NEW), below.CHANGE))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        index = os.open(INDEX, flags, 0o600, dir_fd=self._folder)
+        self._index = self._stack.enter_context(os.fdopen(index, "w"))
+        self._say(boot=_boot())
+        self._folders: set[below.Parts] = {()}
+        self._begun: dict[str, Begun] = {}
+        self._hosts: dict[str, str] = {}
+        self._host = ""
+        self._file: tuple[int, str] | None = None
+
+    def _opened(self, above: int, name: bytes) -> int:
+        descriptor = below.open_folder(above, name)
+        self._stack.callback(os.close, descriptor)
+        return descriptor
+
+    def _put_aside(self) -> int:
+        """A descriptor of what the copy before left; `NEW` is empty then."""
+        below.remove(self._folder, BEFORE)
+        try:
+            os.rename(NEW, BEFORE, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        except FileNotFoundError:
+            os.mkdir(BEFORE, 0o700, dir_fd=self._folder)
+        os.mkdir(NEW, 0o700, dir_fd=self._folder)
+        return self._opened(self._folder, BEFORE)
+
+    def resume(self, host: str, entry: Listed, *, check: Callable[[], object]) -> bool | Begun:
+        """What an earlier copy left of a host's file: True for all of it, False for nothing.
+
+        Args:
+            check: called now and then; it may raise.
+        """
+        known = self._known.get((host, entry.path))
+        if known is None or known["m"] != entry.marks:
+            return False
+        parts = below.parts_of(entry.path)
+        try:
+            above = self._old.at(parts[:-1])
+            descriptor = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=above)
+        except OSError:
+            return False
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_size > entry.size:
+                return False
+            is_whole = bool(known.get("w")) and (status.st_size, status.st_mtime_ns) == (entry.size, entry.mtime_ns)
+            if not is_whole and status.st_size < LEAST_BEGUN:
+                return False
+            begun = None if is_whole else Begun(entry.marks, status.st_size, _digest(descriptor, status.st_size, check))
+        finally:
+            os.close(descriptor)
+        os.rename(parts[-1], parts[-1], src_dir_fd=above, dst_dir_fd=self._above(parts))
+        self._hosts[entry.path] = host
+        self._say(h=host, p=entry.path, m=entry.marks, w=int(is_whole))
+        if begun is None:
+            return True
+        self._begun[entry.path] = begun
+        return begun
+
+    def of(self, host: str) -> None:
+        """What comes now comes from this host."""
+        self._host = host
+
+    def begin(self, entry: Listed, marks: list[int]) -> tuple[int, Begun | None]:
+        """A descriptor for a file's content, and the beginning of it that is there if it is of the same state."""
+        parts = below.parts_of(entry.path)
+        begun = self._begun.get(entry.path)
+        above = self._above(parts)
+        if begun is not None and begun.marks != marks:
+            self._remove(entry.path)
+            begun = None
+        if begun is None:
+            descriptor = below.create(above, parts[-1])
+        else:
+            descriptor = os.open(parts[-1], os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+        self._begun.pop(entry.path, None)
+        self._file = (descriptor, entry.path)
+        self._hosts[entry.path] = self._host
+        if marks[0] > LEAST_BEGUN:
+            self._say(h=self._host, p=entry.path, m=marks)
+            self._index.flush()
+        return descriptor, begun
+
+    def keep(self, entry: Listed, marks: list[int]) -> None:
+        """The file that was begun is whole."""
+        assert self._file is not None
+        below.finish(self._file[0], entry.mode, marks[1])
+        self._close()
+        self._say(h=self._host, p=entry.path, m=marks, w=1)
+
+    def drop(self) -> None:
+        """Forget the file that was begun, if one was."""
+        if self._file is not None:
+            path = self._file[1]
+            self._close()
+            self._remove(path)
+
+    def forget(self, path: str) -> None:
+        """Forget the beginning of a file whose rest does not come."""
+        if self._begun.pop(path, None) is not None:
+            self._remove(path)
+
+    def distrust(self, host: str) -> None:
+        """Forget all that came from a host: it has broken its word."""
+        self._close()
+        for path in [path for path, whose in self._hosts.items() if whose == host]:
+            self._begun.pop(path, None)
+            self._remove(path)
+
+    def break_off(self) -> bool:
+        """The copy breaks off; whether anything has arrived that can help the next one."""
+        if self._file is not None and os.fstat(self._file[0]).st_size < LEAST_BEGUN:
+            self.drop()
+        return bool(self._hosts)
+
+    def _remove(self, path: str) -> None:
+        parts = below.parts_of(path)
+        os.unlink(parts[-1], dir_fd=self._above(parts))
+        del self._hosts[path]
+
+    def _above(self, parts: below.Parts) -> int:
+        """A descriptor of the folder that a file arrives in, which is made if need be."""
+        if parts[:-1] not in self._folders:
+            for depth in range(1, len(parts)):
+                if parts[:depth] not in self._folders:
+                    os.mkdir(parts[depth - 1], 0o700, dir_fd=self.cursor.at(parts[: depth - 1]))
+                    self._folders.add(parts[:depth])
+        return self.cursor.at(parts[:-1])
+
+    def _close(self) -> None:
+        if self._file is not None:
+            descriptor, self._file = self._file[0], None
+            os.close(descriptor)
+
+    def _say(self, **line: object) -> None:
+        self._index.write(json.dumps(line) + "\n")
+
+    def forget_others(self) -> None:
+        """Remove what an earlier copy left and nobody has asked for by now."""
+        below.remove(self._folder, BEFORE)
+
+    def __enter__(self) -> Arriving:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+        self._stack.close()
+
+
+def discard(home: int) -> None:
+    """Remove what has arrived. Idempotent."""
+    below.remove(home, NAME)
+
+
+def _read_index(folder: int) -> Mapping[tuple[str, str], Mapping[str, Any]]:
+    """What is known of files that are there, by host and path; nothing if the head was started anew since."""
+    found: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for number, line in enumerate(_lines(folder)):
+        if number == 0:
+            if line.get("boot") != _boot():
+                return {}
+        elif isinstance(line.get("h"), str) and isinstance(line.get("p"), str):
+            found[(line["h"], line["p"])] = {"m": line.get("m"), "w": line.get("w")}
+    return found
+
+
+def _lines(folder: int) -> Iterator[Mapping[str, Any]]:
+    """The index's lines; the last one may be cut."""
+    try:
+        descriptor = below.open_file(folder, INDEX)
+    except OSError:
+        return
+    with open(descriptor, encoding="utf-8", errors="replace") as lines:  # noqa: PTH123
+        if os.fstat(descriptor).st_size > MOST_INDEX_BYTES:
+            return
+        for line in lines:
+            try:
+                said = json.loads(line)
+            except ValueError:
+                return
+            if isinstance(said, dict):
+                yield said
+
+
+def _digest(descriptor: int, size: int, check: Callable[[], object]) -> str:
+    digest = hashlib.sha256()
+    for number, piece in enumerate(contents.first_bytes(descriptor, size)):
+        digest.update(piece)
+        if number % 64 == 0:
+            check()
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=1)
+def _boot() -> str:
+    """When this machine was started, as the kernel names it."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return os.urandom(16).hex()

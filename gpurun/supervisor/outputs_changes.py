@@ -1,0 +1,199 @@
+"""What has to be done to the head's copy of a job's outputs once every new file is there, and the doing of it.
+
+The changes are written down and durable before the first of them is made, so a crash cannot leave half of them: whoever
+comes next makes them again, from the first on. Each of them can be made twice.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from gpurun.node import below, contents
+from gpurun.node.call import OpError
+from gpurun.node.contents import Listed, listed
+from gpurun.node.making import Maker
+from gpurun.state import syncing
+from gpurun.supervisor.outputs_plan import CopyPlan
+
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
+"""The head's disk is full or broken; other errors concern one name."""
+CHANGES, DRAFT = b"changes", b"changes.new"
+SYNCED_ONE_BY_ONE = 100
+
+Change = Mapping[str, Any]
+"""``{"rm": path}``; ``{"put": path}``, a file or folder that has arrived; ``{"twin": path, "of": path}``; or a folder
+or link (`Listed.header`)."""
+
+
+def changes_of(old: Mapping[str, Listed], plan: CopyPlan, brought: Collection[str]) -> list[Change]:
+    """How the copy comes to hold what is planned.
+
+    Args:
+        old: what it holds.
+        brought: planned files that have arrived. Of the others what is there stays, if it is a file.
+    """
+    made = {entry.path: entry for entry in plan.made}
+    fetched = [entry.path for wanted in plan.fetched.values() for entry in wanted]
+    stay = {path for path in (*fetched, *plan.twins) if path in old and old[path].kind == "file"}
+    twins = {path: first for path, first in plan.twins.items() if first in brought}
+    files = {*plan.kept, *(path for path in fetched if path in brought), *twins, *stay}
+    touched: set[str] = set()
+    removed = [
+        path
+        for path in old
+        if path not in made and path not in files and _is_folder(made, _above(path)) and _is_folder(old, _above(path))
+    ]
+    put = dict.fromkeys(_highest(old, path) for path in fetched if path in brought)
+    changed = {entry.path for entry in plan.made if not _is_as_it_was(old.get(entry.path), entry)}
+    for path in (*removed, *put, *twins, *changed):
+        touched.add(_above(path))
+    return [
+        *({"rm": path} for path in removed),
+        *({"put": path} for path in put),
+        *(
+            entry.header()
+            for entry in plan.made
+            if entry.path in changed or (entry.kind == "dir" and entry.path in touched)
+        ),
+        *({"twin": path, "of": first} for path, first in twins.items()),
+    ]
+
+
+def _above(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _is_folder(entries: Mapping[str, Listed], path: str) -> bool:
+    return not path or (path in entries and entries[path].kind == "dir")
+
+
+def _highest(old: Mapping[str, Listed], path: str) -> str:
+    """What arrives with a file: itself, or the highest folder above it that is not there yet."""
+    while not _is_folder(old, _above(path)):
+        path = _above(path)
+    return path
+
+
+def _is_as_it_was(old: Listed | None, entry: Listed) -> bool:
+    if old is None or old.kind != entry.kind:
+        return False
+    if entry.kind == "link":
+        return old.target == entry.target and entry.mtime_ns in (0, old.mtime_ns)
+    return (old.mode, old.mtime_ns) == (entry.mode, entry.mtime_ns)
+
+
+def write(arriving: int, changes: Sequence[Change]) -> None:
+    """Write the changes down, durably. From now on they are made, whatever crashes."""
+    below.remove(arriving, DRAFT)
+    descriptor = below.create(arriving, DRAFT)
+    try:
+        for piece in contents.packed((change, b"") for change in map(dict, changes)):
+            view = memoryview(piece)
+            while view:
+                view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.rename(DRAFT, CHANGES, src_dir_fd=arriving, dst_dir_fd=arriving)
+    syncing.sync_open_folder(arriving)
+
+
+def read(arriving: int) -> list[Change]:
+    """The changes that were written down and not all made; none if there are none."""
+    try:
+        descriptor = below.open_file(arriving, CHANGES)
+    except FileNotFoundError:
+        return []
+    with open(descriptor, "rb") as file:  # noqa: PTH123
+        try:
+            return [frame.header for frame in contents.unpacked(iter(lambda: file.read(1 << 20), b""))]
+        except OpError as error:
+            raise OSError(errno.EIO, error.message) from error
+
+
+def make(changes: Sequence[Change], top: int, arrived: below.Cursor) -> Iterator[tuple[str, OSError]]:
+    """Make the changes; those that the file system refuses, with why. The copy is durable when this ends.
+
+    Args:
+        top: a descriptor of the copy.
+        arrived: where the files are that have arrived.
+
+    Raises:
+        OSError: the disk is full or broken.
+    """
+    with Maker(top) as maker:
+        for change in changes:
+            path = _path(change)
+            try:
+                _make(change, below.parts_of(path), maker, arrived)
+            except OSError as error:
+                if error.errno in DISK:
+                    raise
+                if "rm" not in change:
+                    yield path, error
+        maker.close_folders()
+    _sync(changes, top)
+
+
+def _path(change: Change) -> str:
+    return next(str(change[kind]) for kind in ("rm", "put", "twin", "p") if kind in change)
+
+
+def _make(change: Change, parts: below.Parts, maker: Maker, arrived: below.Cursor) -> None:
+    if "rm" in change:
+        with suppress(FileNotFoundError):
+            below.remove(maker.cursor.at(parts[:-1]), parts[-1])
+    elif "put" in change:
+        _put(parts, maker, arrived)
+    elif "twin" in change:
+        _twin(below.parts_of(change["of"]), parts, maker)
+    elif change["k"] == "dir":
+        maker.folder(listed(dict(change)))
+    else:
+        maker.link(listed(dict(change)))
+
+
+def _put(parts: below.Parts, maker: Maker, arrived: below.Cursor) -> None:
+    above = maker.cursor.at(parts[:-1])
+    try:
+        source = arrived.at(parts[:-1])
+        os.stat(parts[-1], dir_fd=source, follow_symlinks=False)
+    except FileNotFoundError:
+        return  # it was put there before a crash
+    try:
+        os.rename(parts[-1], parts[-1], src_dir_fd=source, dst_dir_fd=above)
+    except OSError as error:
+        if error.errno not in (errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        below.remove(above, parts[-1])
+        os.rename(parts[-1], parts[-1], src_dir_fd=source, dst_dir_fd=above)
+
+
+def _twin(of: below.Parts, parts: below.Parts, maker: Maker) -> None:
+    first = os.dup(maker.cursor.at(of[:-1]))
+    try:
+        above = maker.cursor.at(parts[:-1])
+        below.remove(above, parts[-1])
+        below.link_file(first, of[-1], above, parts[-1])
+    finally:
+        os.close(first)
+
+
+def _sync(changes: Sequence[Change], top: int) -> None:
+    """Sync every folder in which a name changed, and those whose modes and times did."""
+    paths = {_above(_path(change)) for change in changes}
+    paths |= {_path(change) for change in changes if change.get("k") == "dir"}
+    if len(paths) > SYNCED_ONE_BY_ONE:
+        syncing.sync_file_system(top)
+        return
+    syncing.sync_open_folder(top)
+    with below.Cursor(top, below.READ) as cursor:
+        for path in sorted(paths - {""}):
+            try:
+                syncing.sync_open_folder(cursor.at(below.parts_of(path)))
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # it was refused
