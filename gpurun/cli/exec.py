@@ -31,6 +31,9 @@ def exec_(
     from gpurun.cli.follow import refuse_others
     from gpurun.launch.docker import container_name
     from gpurun.leases.store import LeaseStore
+    from gpurun.remote import ssh_argv
+    from gpurun.remote.masters import live
+    from gpurun.remote.ssh_config import resolve
     from gpurun.state import audit
     from gpurun.supervisor.links import Links
     from gpurun.supervisor.rank_places import ask, host_of
@@ -51,16 +54,20 @@ def exec_(
     finally:
         links.close()
     target = links.targets[host_of(lease, rank, places, silent)]
-    terminal = ["-t"] if sys.stdin.isatty() else []
+    tty = sys.stdin.isatty()
     engine = ["--host", target.docker_host] if target.docker_host else []
-    inside = ["docker", *engine, "exec", "-i", *terminal, container_name(record.id, record.attempt), *command]
-    ssh = ["ssh", *terminal, *(["-F", target.ssh_config] if target.ssh_config else [])]
-    ssh += ["-o", "StrictHostKeyChecking=yes"]
-    ssh += ["-o", f"HostName={target.address}"] if target.address else []
-    ssh += ["-p", str(target.port)] if target.port else []
-    ssh += ["-l", target.user] if target.user else []
+    inside = [
+        "docker",
+        *engine,
+        "exec",
+        "-i",
+        *(["-t"] if tty else []),
+        container_name(record.id, record.attempt),
+        *command,
+    ]
+    route = resolve(target)
     audit.note(folder.path.home, "exec", job=record.id, owner=record.owner, rank=rank, program=command[0])
-    os.execvp("ssh", [*ssh, "--", target.name, shlex.join(inside)])
+    os.execvp("ssh", ssh_argv.terminal(route, live(route), shlex.join(inside), tty=tty))
 
 
 def _inventory(folder: JobFolder, record: JobRecord, lease: Lease) -> Inventory:

@@ -23,6 +23,7 @@ COMMANDS = {
     "drain": Place("gpurun.cli.inventory_state:drain"),
     "uncordon": Place("gpurun.cli.inventory_state:uncordon"),
     "trust": Place("gpurun.cli.inventory_trust:trust"),
+    "connect": Place("gpurun.cli.inventory_connect:connect"),
     "import": Place("gpurun.cli.inventory_exchange:import_"),
     "export": Place("gpurun.cli.inventory_exchange:export"),
 }

@@ -160,6 +160,10 @@ class HostKeys(TypedDict, total=False):
         HostFolder,
         Meta(description="A local folder for gpurun's files, if hosts share home folders; ~ if left out"),
     ]
+    ssh: Annotated[
+        Literal["paramiko", "system"],
+        Meta(description="How gpurun connects: paramiko, or the system's ssh; gpurun chooses if left out"),
+    ]
     labels: Annotated[dict[Label, LabelText], Meta(description="Words of your own, chosen from with @label:KEY=VALUE")]
 
 

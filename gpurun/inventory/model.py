@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from typing import Literal
 
 SSH_PORT = 22
 _NUMBER = re.compile(r"0x[0-9a-f]{1,16}|0[0-7]{0,22}|[1-9][0-9]{0,19}")
@@ -60,6 +61,7 @@ class Host:
             interface as the host itself reports it.
         python: the interpreter that runs gpurun's agent there; None = ``python3``.
         docker_host: its Docker engine's socket, ``unix:///…``; None = as the SSH user's ``docker`` would choose.
+        ssh: how gpurun connects: ``paramiko``, or ``system`` for this machine's ``ssh``; None = gpurun chooses.
         folder: a folder on a disk of the host's own, below which gpurun keeps its files; None = the user's home.
     """
 
@@ -79,6 +81,7 @@ class Host:
     python: str | None = None
     docker_host: str | None = None
     folder: str | None = None
+    ssh: Literal["paramiko", "system"] | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def __hash__(self) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from gpurun.remote.ssh_config import Route
 
 _load_lock = Lock()
+_HARDWARE = (b"sk-ssh-ed25519@openssh.com", b"sk-ecdsa-sha2-nistp256@openssh.com")
+_MOST_KEY_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,31 @@ def identities(route: Route) -> Iterator[ClientKey | KeyProblem]:
             continue
         if Path(file).exists():
             yield from _from_file(file, route.certificate_files)
+
+
+def has_plain(route: Route) -> bool:
+    """Whether there is a key that Paramiko could offer; the ssh-agent is not asked."""
+    if not route.identities_only and route.identity_agent and Path(route.identity_agent).exists():
+        return True
+    return any(Path(file).exists() and not _is_hardware(file) for file in route.identity_files)
+
+
+def has_hardware(route: Route) -> bool:
+    """Whether a key file stands for a FIDO key, also if only its public half is a file."""
+    return any(_is_hardware(file) or _public_text(file).startswith("sk-") for file in route.identity_files)
+
+
+def _is_hardware(file: str) -> bool:
+    """Whether the key is one of the types ``sk-…``, which a file only stands for (OpenSSH, PROTOCOL.u2f)."""
+    with suppress(OSError, ValueError):
+        return any(kind in _unarmoured(file) for kind in _HARDWARE)
+    return False
+
+
+def _unarmoured(file: str) -> bytes:
+    """A private key file's bytes: its type is there in clear, also under a passphrase (OpenSSH, PROTOCOL.key)."""
+    lines = Path(file).read_bytes()[:_MOST_KEY_BYTES].splitlines()
+    return b64decode(b"".join(line for line in lines if not line.startswith(b"-----")))
 
 
 def _from_file(file: str, certificates: tuple[str, ...]) -> Iterator[ClientKey | KeyProblem]:
@@ -98,11 +127,19 @@ def _certified(file: str, certificate: str) -> PKey | None:
 
 
 def _public_blob(file: str) -> bytes | None:
+    fields = _public_text(file).split()
     try:
-        fields = Path(file + ".pub").read_text(errors="replace").split()
         return paramiko.pkey.PublicBlob.from_string(" ".join(fields[:2])).key_blob if len(fields) > 1 else None
-    except (OSError, ValueError):
+    except ValueError:
         return None
+
+
+def _public_text(file: str) -> str:
+    """The public half of a key; nothing if there is none."""
+    try:
+        return Path(file + ".pub").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def _agent_keys(socket_path: str | None) -> tuple[PKey, ...]:

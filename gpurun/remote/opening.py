@@ -10,20 +10,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Any
 
 from gpurun.errors import BadInput, GpurunError, HostFailure, HostNotReady, HostUnreachable
 from gpurun.node import frames
-from gpurun.remote import bootstrap, session
+from gpurun.remote import bootstrap, paramiko_channel, session, system_ssh
 from gpurun.remote.agent import SEND_BYTES, Agent
 from gpurun.remote.jumps import Jumps
+from gpurun.remote.keys import has_hardware, has_plain
+from gpurun.remote.masters import live
 from gpurun.remote.paramiko_quietly import paramiko
-from gpurun.remote.session import Attempt
+from gpurun.remote.remote_command import RemoteCommand
+from gpurun.remote.session import Attempt, KeysRefused
 from gpurun.remote.ssh_config import Route, resolve_all
 from gpurun.remote.target import Contact, Target
-
-if TYPE_CHECKING:
-    from paramiko import Channel, Transport
+from gpurun.remote.transport import Proofs, choose
 
 # What a login shell's start files may print before the agent speaks.
 MAX_NOISE = 1 << 20
@@ -33,6 +33,8 @@ AGENT_SILENCE_LIMIT_S = 90.0
 
 JUMPS = Jumps()
 """This process's connections to jump hosts: a host that is opened again shares them with those that stayed open."""
+ONLY_SSH: dict[str, Route] = {}
+"""Hosts that refused Paramiko's keys and let ``ssh`` in: they are not asked in vain again."""
 
 
 @dataclass
@@ -149,53 +151,69 @@ def open_agent(target: Target, route: Route, attempt: Attempt, ping_after_s: flo
     Raises:
         HostFailure: one of the kinds `Fleet.failures` describes.
     """
-    transport = session.connect(route, attempt, JUMPS)
+    nonce, code = secrets.token_hex(16), bootstrap.agent_zip()
+    running = run(route, attempt, bootstrap.command(len(code), nonce, AGENT_SILENCE_LIMIT_S, target))
     try:
-        attempt.stage = "starting the agent"
-        agent = start_agent(target, transport, attempt.left_s, ping_after_s)
+        return _start_agent(target, running, code, nonce, attempt.left_s, ping_after_s)
     except BaseException:
-        transport.close()
+        running.close()
         raise
-    agent.on_close(transport.close)
-    return agent
 
 
-def start_agent(target: Target, transport: Transport, timeout_s: float, ping_after_s: float) -> Agent:
-    """Start the agent over an authenticated transport: one exec, the zip, its hello.
+def run(route: Route, attempt: Attempt, command: str) -> RemoteCommand:
+    """Run a command on a host, over the transport that suits it.
+
+    Raises:
+        HostFailure: the host cannot be reached, is another one, or lets nobody in.
+    """
+    masters = live(route)
+    plain = all(has_plain(hop) for hop in route.hops if hop not in masters)
+    choice = choose(route, Proofs(masters, plain, any(has_hardware(hop) for hop in route.hops)))
+    if choice.first == "system" or ONLY_SSH.get(route.name) == route:
+        return system_ssh.run(route, attempt, masters, command)
+    try:
+        return paramiko_channel.run(route, attempt, JUMPS, command)
+    except KeysRefused as refused:
+        if not choice.asks_ssh(refused.wanted):
+            raise
+        running = system_ssh.run(route, attempt, masters, command)
+        ONLY_SSH[route.name] = route
+        return running
+
+
+def _start_agent(
+    target: Target, running: RemoteCommand, code: bytes, nonce: str, timeout_s: float, ping_after_s: float
+) -> Agent:
+    """Start the agent: its zip, and its hello.
 
     Raises:
         HostNotReady: its Python is missing or too old, or the login shell ends before it runs.
         HostUnreachable: no hello in time.
     """
-    channel = transport.open_session(timeout=timeout_s)
-    channel.settimeout(timeout_s)
-    nonce = secrets.token_hex(16)
-    code = bootstrap.agent_zip()
-    channel.exec_command(bootstrap.command(len(code), nonce, AGENT_SILENCE_LIMIT_S, target))
+    running.settimeout(timeout_s)
     try:
         for start in range(0, len(code), SEND_BYTES):
-            channel.sendall(code[start : start + SEND_BYTES])
+            running.sendall(code[start : start + SEND_BYTES])
     except OSError:
         pass  # it has ended already: its exit code and stderr say why
-    hello, decoder = _await_hello(target, channel, frames.MAGIC + nonce.encode())
-    Thread(target=_drain, args=(channel,), name=f"stderr {target.name}", daemon=True).start()
-    wrapped: Any = channel
-    return Agent(target.name, wrapped, hello, decoder, ping_after_s)
+    hello, decoder = _await_hello(target, running, frames.MAGIC + nonce.encode())
+    running.discard_stderr()
+    return Agent(target.name, running, hello, decoder, ping_after_s)
 
 
-def _await_hello(target: Target, channel: Channel, magic: bytes) -> tuple[frames.Frame, frames.Decoder]:
+def _await_hello(target: Target, running: RemoteCommand, magic: bytes) -> tuple[frames.Frame, frames.Decoder]:
     """Skip what start files print, up to the magic; the first frame after it and the decoder for the rest."""
     noise = bytearray()
     decoder: frames.Decoder | None = None
     while True:
         try:
-            data = channel.recv(1 << 16)
+            data = running.recv(1 << 16)
         except TimeoutError:
             raise HostUnreachable(
                 f"its shell started, but no agent within the time{_excerpt(noise)}", host=target.name
             ) from None
         if not data:
-            raise _no_agent(target, channel, noise)
+            raise _no_agent(target, running, noise)
         if decoder is None:
             noise += data
             position = noise.find(magic)
@@ -208,15 +226,10 @@ def _await_hello(target: Target, channel: Channel, magic: bytes) -> tuple[frames
             return frame, decoder
 
 
-def _no_agent(target: Target, channel: Channel, noise: bytearray) -> HostFailure:
+def _no_agent(target: Target, running: RemoteCommand, noise: bytearray) -> HostFailure:
     """Why the login shell ended without an agent."""
-    channel.settimeout(2.0)
-    try:
-        said = channel.recv_stderr(1 << 14).decode(errors="replace").strip()
-    except TimeoutError:
-        said = ""
-    channel.status_event.wait(2.0)  # it follows the end of the output
-    code = channel.recv_exit_status() if channel.exit_status_ready() else None
+    ending = running.ending(within_s=2.0)
+    said, code = ending.said, ending.code
     host, python = target.name, target.python or bootstrap.PYTHON
     name_it = f"or name the one it has: gpurun inventory set {host} python=python3.9"
     if said.startswith("gpurun needs Python"):
@@ -236,13 +249,3 @@ def _excerpt(said: str | bytes | bytearray) -> str:
     text = said if isinstance(said, str) else bytes(said).decode(errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return f" ({lines[-1][:200]!r})" if lines else ""
-
-
-def _drain(channel: Channel) -> None:
-    """Read stderr away: a full window would stop the agent's own messages and with them the agent."""
-    channel_stderr = channel.makefile_stderr("rb")
-    try:
-        while channel_stderr.read(1 << 12):
-            pass
-    except OSError:
-        pass

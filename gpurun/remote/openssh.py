@@ -22,9 +22,11 @@ PROCESSES_AT_ONCE = 2 * (os.cpu_count() or 1)
 LIMIT_S = 10.0
 
 _KEYWORDS = frozenset(
-    b"addressfamily bindaddress canonicalizehostname canonicalizepermittedcnames certificatefile globalknownhostsfile"
-    b" hostkeyalias hostname identitiesonly identityagent identityfile port proxycommand proxyjump proxyusefdpass user"
-    b" userknownhostsfile".split()
+    b"addressfamily bindaddress canonicalizehostname canonicalizepermittedcnames certificatefile ciphers"
+    b" controlpath forkafterauthentication globalknownhostsfile gssapiauthentication hostbasedauthentication"
+    b" hostkeyalias hostname identitiesonly identityagent identityfile knownhostscommand pkcs11provider port"
+    b" proxycommand proxyjump proxyusefdpass pubkeyauthentication sessiontype stdinnull stricthostkeychecking"
+    b" user userknownhostsfile".split()
 )
 _READ = re.compile(rb"^debug1: Reading configuration data (.*?)\r?$", re.MULTILINE)
 _ESCAPED = re.compile(rb"\\(\\|[0-7]{3})")

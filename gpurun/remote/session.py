@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from gpurun.errors import AuthenticationFailed, HostFailure, HostKeyMismatch, HostUnreachable
-from gpurun.remote import known_hosts
+from gpurun.errors import AuthenticationFailed, HostFailure, HostUnreachable
+from gpurun.remote import host_key, known_hosts, ssh_said
 from gpurun.remote.keys import ClientKey, KeyProblem, identities
 from gpurun.remote.paramiko_quietly import paramiko
 from gpurun.remote.proxy import ProxyProgram
@@ -98,10 +98,11 @@ def connect(route: Route, attempt: Attempt, jumps: Jumps) -> Transport:
         HostKeyMismatch: the host's key is unknown, another one, or revoked.
         AuthenticationFailed: no key was accepted.
     """
-    entries = known_hosts.find(known_hosts.load(route.known_hosts), route.hostname, route.port, route.host_key_alias)
+    entries = host_key.known(route)
     transport = _negotiate(route, attempt, _open_socket(route, attempt, jumps), entries)
     try:
-        verify(route, transport, entries)
+        key = transport.get_remote_server_key()
+        host_key.check(route, key.get_name(), known_hosts.fingerprint(key.asbytes()), entries)
         _authenticate(route, transport, attempt)
     except BaseException:
         transport.close()
@@ -196,66 +197,68 @@ def _key_types(offered: Sequence[str], entries: Sequence[known_hosts.KnownHost])
     return tuple(sorted(offered, key=lambda kind: kind not in known))
 
 
-def verify(route: Route, transport: Transport, entries: Sequence[known_hosts.KnownHost]) -> None:
-    """Compare the host's key with known_hosts.
-
-    Raises:
-        HostKeyMismatch: it is unknown, another one (with both fingerprints and the file's line), or revoked.
-    """
-    key = transport.get_remote_server_key()
-    blob = key.asbytes()
-    shown = f"{key.get_name()} {known_hosts.fingerprint(blob)}"
-    hint = f"compare the fingerprint with the host's own, then: gpurun inventory trust {route.name}"
-    for entry in entries:
-        if entry.marker == "@revoked" and entry.blob == blob:
-            raise HostKeyMismatch(f"its key {shown} is revoked", host=route.name, where=entry.where)
-    known = [entry for entry in entries if entry.marker == ""]
-    if any(entry.blob == blob for entry in known):
-        return
-    if not known:
-        file = route.known_hosts[0] if route.known_hosts else "known_hosts"
-        raise HostKeyMismatch(f"its key {shown} is not in {file}", host=route.name, hint=hint)
-    expected = next((entry for entry in known if entry.kind == key.get_name()), known[0])
-    raise HostKeyMismatch(
-        f"its key has changed: it shows {shown}, but {expected.where} says {expected.kind} {expected.fingerprint}",
-        host=route.name,
-        where=expected.where,
-        hint=hint + " (somebody may be between you and the host)",
-    )
-
-
 def _authenticate(route: Route, transport: Transport, attempt: Attempt) -> None:
     attempt.stage = "authenticating"
     tried: list[str] = []
+    wanted: set[str] = set()
     for identity in identities(route):
         if isinstance(identity, KeyProblem):
             tried.append(f"{identity.file}: {identity.reason}")
             continue
-        if _accepts(route, transport, identity, attempt, tried):
+        if _accepts(route, transport, identity, attempt, tried, wanted):
             return
         if not transport.is_active():
             tried.append("the host closed the connection")
             break
-    raise AuthenticationFailed(
-        f"it refuses {route.user}: " + ("; ".join(tried) or "there is no key to offer"),
-        host=route.name,
-        hint=f"check with: ssh {route.user}@{route.hostname}" + (f" -p {route.port}" if route.port != 22 else ""),
-    )
+    hint = f"check with: ssh {route.user}@{route.hostname}" + (f" -p {route.port}" if route.port != 22 else "")
+    if ssh_said.needs_a_person(wanted):
+        hint = ssh_said.connect_hint(route.name)
+    why = "; ".join(tried) or "there is no key to offer"
+    wanted |= _offered(route, transport)
+    raise KeysRefused(f"it refuses {route.user}: {why}", wanted=wanted, host=route.name, hint=hint)
 
 
-def _accepts(route: Route, transport: Transport, identity: ClientKey, attempt: Attempt, tried: list[str]) -> bool:
+def _offered(route: Route, transport: Transport) -> set[str]:
+    """The methods of authentication that a host names, once it has refused all keys."""
+    if transport.is_active():
+        try:
+            transport.auth_none(route.user)
+        except paramiko.BadAuthenticationType as error:
+            return set(error.allowed_types)
+        except (paramiko.SSHException, EOFError, OSError):
+            pass
+    return set()
+
+
+class KeysRefused(AuthenticationFailed):
+    """No key was enough.
+
+    Attributes:
+        wanted: the methods of authentication that the host named instead, as far as it did.
+    """
+
+    def __init__(self, message: str, *, wanted: Collection[str] = (), **places: str | None) -> None:
+        super().__init__(message, **places)
+        self.wanted = frozenset(wanted)
+
+
+def _accepts(
+    route: Route, transport: Transport, identity: ClientKey, attempt: Attempt, tried: list[str], wanted: set[str]
+) -> bool:
     transport.auth_timeout = attempt.left_s
     try:
         more = transport.auth_publickey(route.user, identity.key)
     except paramiko.BadAuthenticationType as error:
-        wanted = ", ".join(kind for kind in error.allowed_types if kind)
-        tried.append(f"it wants {wanted}, not a key" if wanted else "it accepts no keys")
+        kinds = ", ".join(kind for kind in error.allowed_types if kind)
+        wanted |= set(error.allowed_types)
+        tried.append(f"it wants {kinds}, not a key" if kinds else "it accepts no keys")
         return False
     except paramiko.AuthenticationException as error:
         tried.append(f"{identity.source}: {'refused' if 'failed' in str(error).lower() else reason(error)}")
         return False
     except (paramiko.SSHException, EOFError, OSError) as error:
         raise HostUnreachable(f"the connection broke while authenticating: {reason(error)}", host=route.name) from error
+    wanted |= set(more)
     if more:
         tried.append(f"{identity.source}: accepted, but the host also wants {', '.join(more)}")
     return not more

@@ -21,6 +21,14 @@ _UNSAFE = re.compile(r"""^-|[\s'"`$\\;&<>|(){}\0-\x1f\x7f]""")
 _JUMP = re.compile(r"(?:ssh://)?(?:(?P<user>[^@\s]+)@)?(?P<host>\[[^\]]+\]|[^:@/\s\[\]]+)(?::(?P<port>\d+))?/?")
 _TOKEN = re.compile(r"%(.?)", re.DOTALL)
 _TOKEN_OR_VARIABLE = re.compile(r"%(.?)|\$\{(\w*)\}", re.DOTALL)
+_UNLIKE_KEYS = ("gssapiauthentication", "hostbasedauthentication", "pkcs11provider")
+_LATER_KEYWORDS = {
+    "forkafterauthentication": "no",
+    "knownhostscommand": "none",
+    "sessiontype": "default",
+    "stdinnull": "no",
+}
+_UNCHECKED = (None, ("no",), ("off",), ("false",))
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 
 Said = Mapping[Target, Options | BadInput]
@@ -37,9 +45,15 @@ class Route:
         identities_only: do not offer further keys of the ssh-agent.
         identity_agent: the ssh-agent's socket; None = there is none.
         known_hosts: files with host keys; the first is the user's own.
+        target: what ``ssh`` was asked about.
         host_key_alias: what the host is called there.
         jump: the host to go through.
         proxy_command: a line for the user's shell, whose stdin and stdout reach the host's sshd.
+        control_path: where the user's own `ssh` shares a connection, if the configuration has it check host keys.
+        beyond_keys: keywords in use that name another proof of identity than a key file or the ssh-agent.
+        public_keys: whether the configuration lets keys be offered.
+        ciphers: those that ``ssh`` may use, in the order of the configuration.
+        resets: options for a plain session, of keywords that only later versions of ``ssh`` know.
     """
 
     name: str
@@ -48,6 +62,7 @@ class Route:
     user: str
     identity_files: tuple[str, ...]
     known_hosts: tuple[str, ...]
+    target: Target
     certificate_files: tuple[str, ...] = ()
     identities_only: bool = False
     identity_agent: str | None = None
@@ -56,6 +71,16 @@ class Route:
     proxy_command: str | None = None
     bind_address: str | None = None
     family: int = socket.AF_UNSPEC
+    control_path: str | None = None
+    beyond_keys: tuple[str, ...] = ()
+    public_keys: bool = True
+    resets: tuple[str, ...] = ()
+    ciphers: tuple[str, ...] = ()
+
+    @property
+    def hops(self) -> tuple[Route, ...]:
+        """The jump hosts on the way, the nearest first, and the host itself."""
+        return (*(self.jump.hops if self.jump else ()), self)
 
 
 def resolve(target: Target) -> Route:
@@ -142,6 +167,14 @@ def _route(target: Target, said: Said, depth: int = 0) -> Route:
         proxy_command=_expand(command, host, name, _TOKEN) if command and not jumps else None,
         bind_address=_one(found, "bindaddress"),
         family=_FAMILIES.get(_one(found, "addressfamily") or "", socket.AF_UNSPEC),
+        target=target,
+        control_path=_one(found, "controlpath") if found.get("stricthostkeychecking") not in _UNCHECKED else None,
+        beyond_keys=tuple(key for key in _UNLIKE_KEYS if (_one(found, key) or "no") not in ("no", "false")),
+        public_keys=_one(found, "pubkeyauthentication") not in ("no", "false"),
+        ciphers=tuple(cipher for cipher in (_one(found, "ciphers") or "").split(",") if cipher),
+        resets=tuple(
+            f"{key}={value}" for key, value in _LATER_KEYWORDS.items() if found.get(key, (value,)) != (value,)
+        ),
     )
 
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
+
+TransportName = Literal["paramiko", "system"]
+"""Who speaks SSH: the library inside gpurun, or the ``ssh`` program of this machine."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,7 @@ class Target:
         ssh_config: the OpenSSH client configuration, ``ssh -F``; None = ``~/.ssh/config`` and the system's.
         jumps: the hosts to go through, as ``ssh -J`` takes them; None = what the configuration says.
         python, docker_host, folder: of the host, as `gpurun.inventory.model.Host` has them: how its agent runs.
+        ssh: the transport; None = gpurun chooses (`gpurun.remote.transport`).
     """
 
     name: str
@@ -30,6 +35,7 @@ class Target:
     python: str | None = None
     docker_host: str | None = None
     folder: str | None = None
+    ssh: TransportName | None = None
 
     def arguments(self) -> tuple[str, ...]:
         """The arguments of ``ssh``."""

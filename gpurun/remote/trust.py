@@ -18,8 +18,9 @@ from typing import Literal
 
 from gpurun.errors import BadInput
 from gpurun.inventory import write
-from gpurun.remote import known_hosts
+from gpurun.remote import known_hosts, ssh_argv
 from gpurun.remote.known_hosts import KnownHost
+from gpurun.remote.masters import live
 from gpurun.remote.ssh_config import Route
 
 KeyState = Literal["known", "new", "changed", "revoked"]
@@ -147,6 +148,8 @@ def _through(route: Route, ssh_config: str | None, timeout_s: float) -> tuple[Kn
             "HostName": route.hostname.replace("%", "%%"),
             "Port": str(route.port),
         }
+        if route.jump is not None:
+            options["ProxyCommand"] = ssh_argv.through(route.jump, route, live(route), batch=True)
         argv = ["ssh", *(["-F", ssh_config] if ssh_config else [])]
         for key, value in options.items():
             argv += ["-o", f"{key}={value}"]

@@ -28,7 +28,7 @@ def target_of(host: Host, inventory: Inventory) -> Target:
     """How to reach an inventory's host."""
     return Target(
         name=host.name, address=host.address, port=host.port, user=host.user, ssh_config=inventory.ssh_config,
-        python=host.python, docker_host=host.docker_host, folder=host.folder,
+        python=host.python, docker_host=host.docker_host, folder=host.folder, ssh=host.ssh,
     )  # fmt: skip
 
 

@@ -115,6 +115,7 @@ class Net:
     known_hosts: Path
     ssh_config: Path
     sshds: list[Sshd]
+    ssh: str | None = None
 
     def new_key(self, name: str, kind: str = "ed25519") -> Path:
         """Another key pair."""
@@ -141,7 +142,7 @@ class Net:
         with self.ssh_config.open("a") as config:
             text = "\n  ".join([f"Host {name}", "HostName 127.0.0.1", f"Port {server.port}", *lines])
             config.write(text + "\n")
-        return Target(name, ssh_config=str(self.ssh_config))
+        return Target(name, ssh_config=str(self.ssh_config), ssh=self.ssh)
 
 
 @pytest.fixture

@@ -19,6 +19,13 @@ from gpurun.remote.session import Attempt
 from gpurun.remote.target import Contact
 
 
+@pytest.fixture(params=["paramiko", "system"])
+def net(net, request):
+    """Every test holds for both transports."""
+    net.ssh = request.param
+    return net
+
+
 def failure(target, **kw):
     with Fleet.open([target], **kw) as fleet:
         assert not fleet.agents
@@ -49,7 +56,9 @@ def test_many_hosts_at_once_and_one_that_is_dead(net, monkeypatch):
     dead.listen(1)  # accepts, never answers: as a host whose sshd hangs
     try:
         targets = [net.host(f"gpu{i}", server) for i in range(12)]
-        silent = Target("silent", address="127.0.0.1", port=dead.getsockname()[1], ssh_config=targets[0].ssh_config)
+        silent = Target(
+            "silent", address="127.0.0.1", port=dead.getsockname()[1], ssh_config=targets[0].ssh_config, ssh=net.ssh
+        )
         with Fleet.open([silent, *targets]) as fleet:
             assert list(fleet.agents) == [target.name for target in targets]
             error = fleet.failures["silent"]
@@ -75,7 +84,9 @@ def mute(net):
         full.bind(("127.0.0.1", 0))
         full.listen(0)
         first.connect(full.getsockname())
-        yield Target("mute", address="127.0.0.1", port=full.getsockname()[1], ssh_config=str(net.ssh_config))
+        yield Target(
+            "mute", address="127.0.0.1", port=full.getsockname()[1], ssh_config=str(net.ssh_config), ssh=net.ssh
+        )
 
 
 def test_a_host_that_accepts_no_connection_is_given_up_before_one_that_is_slow(net, mute):
@@ -84,7 +95,7 @@ def test_a_host_that_accepts_no_connection_is_given_up_before_one_that_is_slow(n
     slow.bind(("127.0.0.1", 0))
     slow.listen(1)
     with slow:
-        other = Target("slow", address="127.0.0.1", port=slow.getsockname()[1], ssh_config=mute.ssh_config)
+        other = Target("slow", address="127.0.0.1", port=slow.getsockname()[1], ssh_config=mute.ssh_config, ssh=net.ssh)
         with Fleet.open([mute, other], timeout_s=3.0, contact=told.contact) as fleet:
             assert "timed out" in str(fleet.failures["mute"])
             assert "no connection" not in str(fleet.failures["slow"])
@@ -112,7 +123,7 @@ def test_nobody_is_told_of_a_host_behind_another_one(net):
 
 def test_a_name_that_cannot_be_resolved_is_not_asked(net):
     told = Told()
-    failure(Target("gpu.invalid", ssh_config=str(net.ssh_config)), contact=told.contact)
+    failure(Target("gpu.invalid", ssh_config=str(net.ssh_config), ssh=net.ssh), contact=told.contact)
     assert told.asked == told.heard == []
 
 
@@ -130,7 +141,7 @@ def test_connection_refused_says_so_at_once(net):
 
 
 def test_a_name_that_does_not_resolve(net):
-    error = failure(Target("gpu.invalid", ssh_config=str(net.ssh_config)))
+    error = failure(Target("gpu.invalid", ssh_config=str(net.ssh_config), ssh=net.ssh))
     assert isinstance(error, HostUnreachable)
     assert "gpu.invalid" in str(error)
 
@@ -220,7 +231,8 @@ def test_no_key_at_all(net):
     server = net.sshd()
     net.key.unlink()
     error = failure(net.host("gpu1", server))
-    assert isinstance(error, AuthenticationFailed) and "no key" in error.message
+    assert isinstance(error, AuthenticationFailed)
+    assert "no key" in error.message or "No such file" in error.message
 
 
 def test_a_key_with_a_passphrase(net):

@@ -1,0 +1,86 @@
+"""``gpurun inventory connect``: connections that a person opens, and that gpurun's other processes share."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpurun.cli.inventory_options import HostsArgument, InventoryOption, cluster
+from gpurun.cli.printing import say
+from gpurun.errors import AuthenticationFailed, BadInput, HostFailure
+
+if TYPE_CHECKING:
+    from gpurun.remote.ssh_config import Route
+    from gpurun.remote.target import Target
+
+HOUR_S = 3600
+
+
+def connect(
+    hosts: HostsArgument,
+    inventory: InventoryOption = None,
+    hours: Annotated[
+        float, typer.Option(min=0.01, max=24 * 30, help="Close a connection that nobody has used for so long.")
+    ] = 12.0,
+    close: Annotated[bool, typer.Option("--close", help="Close the connections of these hosts.")] = False,
+) -> None:
+    """Log in where a host asks for a second factor; gpurun shares the connection. Exits 4 if one fails.
+
+    ssh asks on this terminal. A host that lets gpurun in without a question needs no such connection and gets none.
+    """
+    from gpurun.remote.masters import close_own
+    from gpurun.remote.ssh_config import resolve
+    from gpurun.supervisor.links import target_of
+
+    found = cluster(inventory)
+    targets = [target_of(host, found.inventory) for host in found.choose(hosts)]
+    if close:
+        count = sum(close_own(resolve(target)) for target in targets)
+        say(f"{count} connection{'' if count == 1 else 's'} closed")
+        return
+    failures = [error for target in targets if (error := _connect(target, round(hours * HOUR_S)))]
+    for error in failures:
+        say(f"{error}" + (f"\n  {error.hint}" if error.hint else ""))
+    if failures:
+        raise typer.Exit(HostFailure.exit_code)
+
+
+def _connect(target: Target, keep_s: int) -> HostFailure | None:
+    """Open what is missing on the way to a host, hop by hop; why it cannot be reached after that."""
+    from gpurun.remote.masters import live, open_for_a_person
+    from gpurun.remote.ssh_config import resolve
+
+    if target.ssh == "paramiko":
+        hint = f"let gpurun choose: gpurun inventory set {target.name} ssh="
+        raise BadInput("the inventory says `ssh: paramiko`, which shares no connection", host=target.name, hint=hint)
+    route = resolve(target)
+    error = _refusal(target)
+    for hop in route.hops:
+        if not isinstance(error, AuthenticationFailed):
+            break
+        if hop not in live(hop):
+            _ask_on_the_terminal(route)
+            say(f"{hop.name}: ssh asks:")
+            if not open_for_a_person(hop, keep_s):
+                return AuthenticationFailed(f"{hop.name} let nobody in", host=target.name, hint=error.hint)
+            error = _refusal(target)
+    if error is None:
+        shared = [hop.name for hop in live(route)]
+        say(f"{target.name}: connected" + (f" (shared: {', '.join(shared)})" if shared else ", and asks nothing"))
+    return error
+
+
+def _refusal(target: Target) -> HostFailure | None:
+    """Why gpurun cannot run its agent there by itself; None if it can."""
+    from gpurun.remote.fleet import Fleet
+
+    with Fleet.open([target]) as fleet:
+        return fleet.failures.get(target.name)
+
+
+def _ask_on_the_terminal(route: Route) -> None:
+    if not sys.stdin.isatty():
+        hint = f"run it in a terminal: gpurun inventory connect {route.name}"
+        raise BadInput("nobody is there to answer what the host asks", host=route.name, hint=hint)

@@ -1,0 +1,100 @@
+"""What the machine's own ``ssh`` prints to stderr, read as how far it has come and as the errors that gpurun has. Pure.
+
+The texts are those of OpenSSH's ssh.c, sshconnect.c, sshconnect2.c and mux.c; they are not translated. What the host's
+own programs print follows the login.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Collection
+
+from gpurun.errors import AuthenticationFailed, HostFailure, HostKeyMismatch, HostUnreachable
+
+_CONNECTING = "debug1: Connecting to "
+_CONNECTED = ("debug1: Connection established", "debug1: mux_client_request_session: ", "Authenticated to ")
+_LOGGED_IN = ("debug1: mux_client_request_session: master session id", "Authenticated to ")
+_NOISE = re.compile(r"debug\d: |OpenSSH_|Authenticated to |Transferred: |Bytes per second: |@{10}")
+_HOST_KEY = re.compile(r"debug1: Server host key: (\S+) (SHA256:[A-Za-z0-9+/]+)$")
+_OFFERED = re.compile(r"debug1: Offering public key: (.+?) [A-Z0-9-]+ SHA256:")
+_DENIED = re.compile(r"Permission denied \(([a-z0-9@.,-]+)\)")
+_WRONG_KEY = ("Host key verification failed", "REMOTE HOST IDENTIFICATION HAS CHANGED")
+_CONSEQUENCES = ("Connection closed by UNKNOWN port", "kex_exchange_identification: ", "Host key verification failed")
+_TYPED = ("keyboard-interactive", "password")
+_LINES, _MOST_OFFERED, _LINE_BYTES = 40, 16, 500
+
+
+class Heard:
+    """What one ``ssh`` has said so far.
+
+    Attributes:
+        connecting: ``ssh`` has found the host's address and asks it for a connection.
+        connected: the host has accepted the connection.
+        logged_in: the host has let ``ssh`` in.
+        host_key: the type and the fingerprint of the key that the host shows.
+        offered: the keys that ``ssh`` has offered.
+        lines: the last ones that are more than a report of progress.
+    """
+
+    def __init__(self) -> None:
+        self.connecting = self.connected = self.logged_in = False
+        self.host_key: tuple[str, str] | None = None
+        self.offered: deque[str] = deque(maxlen=_MOST_OFFERED)
+        self.lines: deque[str] = deque(maxlen=_LINES)
+        self._rest = b""
+
+    def feed(self, text: bytes) -> None:
+        """More of its words; nothing at their end."""
+        *whole, rest = (self._rest + text).split(b"\n")
+        self._rest = rest[:_LINE_BYTES]
+        for line in [*whole, self._rest] if not text else whole:
+            self._take(line[:_LINE_BYTES].decode(errors="replace").strip())
+
+    def _take(self, line: str) -> None:
+        if not self.logged_in:
+            self.connecting = self.connecting or line.startswith(_CONNECTING)
+            self.connected = self.connected or line.startswith(_CONNECTED)
+            self.logged_in = line.startswith(_LOGGED_IN)
+            if found := _HOST_KEY.match(line):
+                self.host_key = (found[1], found[2])
+            if found := _OFFERED.match(line):
+                self.offered.append(found[1])
+        if line and not _NOISE.match(line):
+            self.lines.append(line)
+
+
+def needs_a_person(methods: Collection[str]) -> bool:
+    """Whether a host wants something that a person types."""
+    return any(method in _TYPED for method in methods)
+
+
+def connect_hint(host: str) -> str:
+    """What opens a connection that a person must answer for."""
+    return f"answer what the host asks, and gpurun shares the connection: gpurun inventory connect {host}"
+
+
+def failure(host: str, user: str, heard: Heard, jump: str | None = None) -> HostFailure:
+    """Why ``ssh`` ended before the host let it in.
+
+    Args:
+        jump: the host to go through.
+    """
+    text = "\n".join(heard.lines)
+    if any(words in text for words in _WRONG_KEY):
+        hint = f"compare the fingerprint with the host's own, then: gpurun inventory trust {host}"
+        return HostKeyMismatch(f"ssh does not accept its key: {_reason(heard)}", host=host, hint=hint)
+    denied = _DENIED.search(text)
+    if denied or "Too many authentication failures" in text:
+        methods = denied[1].split(",") if denied else []
+        tried = [f"{key}: not enough" for key in heard.offered] or ["there is no key to offer"]
+        hint = connect_hint(host) if needs_a_person(methods) else f"check with: ssh {host}"
+        return AuthenticationFailed(f"it refuses {user}: {'; '.join(tried)} ({_reason(heard)})", host=host, hint=hint)
+    through = f" through {jump}" if jump else ""
+    return HostUnreachable(f"ssh{through} says: {_reason(heard)}", host=host, hint=f"check with: ssh {host}")
+
+
+def _reason(heard: Heard) -> str:
+    """The last lines that name a cause."""
+    causes = [line for line in heard.lines if not line.startswith(_CONSEQUENCES)]
+    return "; ".join((causes or [*heard.lines])[-2:]) or "nothing"

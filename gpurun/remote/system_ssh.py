@@ -1,0 +1,153 @@
+"""A command on a host, over the machine's own ``ssh``: one process for each, which ends with it."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from gpurun.errors import HostKeyMismatch, HostUnreachable
+from gpurun.remote import host_key, ssh_argv
+from gpurun.remote.program import Program
+from gpurun.remote.remote_command import CommandEnd
+from gpurun.remote.ssh_said import Heard, failure
+
+if TYPE_CHECKING:
+    from gpurun.remote.session import Attempt
+    from gpurun.remote.ssh_config import Route
+
+_TICK_S = 1.0
+_BETWEEN_S = 0.005
+
+
+def run(route: Route, attempt: Attempt, masters: ssh_argv.Masters, command: str) -> SystemSsh:
+    """Connect and run a command.
+
+    Raises:
+        HostUnreachable: no connection in time, or ``ssh`` cannot be started.
+        HostKeyMismatch: the host's key is unknown, another one, or revoked.
+        AuthenticationFailed: nobody can log in without a person who answers.
+    """
+    attempt.stage = f"connecting to {route.hostname} port {route.port} with ssh"
+    direct = route not in masters and route.jump is None and route.proxy_command is None
+    try:
+        program = SystemSsh(ssh_argv.session(route, masters, command))
+    except (OSError, ValueError) as error:
+        raise HostUnreachable(f"cannot run ssh: {error}", host=route.name) from error
+    attempt.opened(program.close)
+    try:
+        program.await_login(route, attempt, direct=direct)
+    except BaseException:
+        program.close()
+        raise
+    attempt.stage = "starting the agent"
+    return program
+
+
+class SystemSsh(Program):
+    """See `gpurun.remote.remote_command.RemoteCommand`."""
+
+    def __init__(self, argv: list[str]) -> None:
+        super().__init__(argv)
+        self._patience_s: float | None = None
+        self._heard = Heard()
+
+    def await_login(self, route: Route, attempt: Attempt, *, direct: bool) -> None:
+        """Wait until the host has let ``ssh`` in.
+
+        Args:
+            direct: ``ssh`` itself connects to the host: it is seen whether the host accepts.
+        """
+        connect_until_s = time.monotonic() + attempt.connect_left_s
+        asked = told = False
+        while not self._heard.logged_in:
+            until_s = attempt.deadline_s if self._heard.connected or not direct else connect_until_s
+            if time.monotonic() >= until_s:
+                where = f"{route.hostname} port {route.port}"
+                late = (
+                    f"the login at {where} timed out"
+                    if self._heard.connected
+                    else f"no connection to {where}: timed out"
+                )
+                raise HostUnreachable(late, host=route.name)
+            output, ended = self._wait_for_words(until_s - time.monotonic())
+            if direct and self._heard.connecting and not asked:
+                asked = True
+                attempt.asks()
+            if self._heard.connected and not told:
+                told, attempt.stage = True, "authenticating with ssh"
+                if direct:
+                    attempt.answered()
+            if output:
+                return
+            if ended:
+                self._give_up(route, attempt, direct=direct)
+
+    def _give_up(self, route: Route, attempt: Attempt, *, direct: bool) -> None:
+        if direct and any("Connection refused" in line for line in self._heard.lines):
+            attempt.answered()
+        error = failure(route.name, route.user, self._heard, route.jump.name if route.jump else None)
+        if isinstance(error, HostKeyMismatch) and self._heard.host_key:
+            host_key.check(route, *self._heard.host_key, host_key.known(route))
+        raise error
+
+    def _wait_for_words(self, timeout_s: float) -> tuple[bool, bool]:
+        """Read stderr; whether there is output, and whether ``ssh`` has ended and its words are all read."""
+        with self._reading:
+            if self._closed:
+                return False, True
+            ready = dict(self._readable.poll(max(0.0, timeout_s) * 1000))
+            if self._stderr in ready:
+                self._listen()
+        ended = self._exited() is not None
+        if not ended and ready.get(self._stdout) == select.POLLHUP:
+            time.sleep(_BETWEEN_S)  # it is about to end
+        return bool(ready.get(self._stdout, 0) & select.POLLIN), ended and self._stderr not in ready
+
+    def _hear(self, text: bytes) -> None:
+        self._heard.feed(text)
+
+    def settimeout(self, timeout: float | None) -> None:
+        """See RemoteCommand."""
+        self._patience_s = timeout
+
+    def recv(self, size: int) -> bytes:
+        """See RemoteCommand."""
+        end_s = None if self._patience_s is None else time.monotonic() + self._patience_s
+        with self._reading:
+            while not self._closed:
+                left_s = _TICK_S if end_s is None else end_s - time.monotonic()
+                if left_s <= 0:
+                    raise TimeoutError
+                ready = dict(self._readable.poll(left_s * 1000))
+                if self._stderr in ready:
+                    self._listen()
+                if self._stdout in ready:
+                    return os.read(self._stdout, size)
+        return b""
+
+    def sendall(self, data: bytes) -> None:
+        """See RemoteCommand. A host that takes nothing is given up by who waits for its answers."""
+        left = memoryview(data)
+        with self._writing:
+            while left:
+                if self._closed:
+                    raise BrokenPipeError
+                if self._writable.poll(_TICK_S * 1000):
+                    with suppress(BlockingIOError):
+                        left = left[os.write(self._stdin, left) :]
+
+    def ending(self, within_s: float) -> CommandEnd:
+        """See RemoteCommand. ``ssh`` itself exits with 255 when the connection fails."""
+        end_s = time.monotonic() + within_s
+        ended = False
+        while not ended and time.monotonic() < end_s:
+            _, ended = self._wait_for_words(min(0.05, end_s - time.monotonic()))
+        found = self._exited()
+        code = found.si_status if found is not None and found.si_code == os.CLD_EXITED else None
+        return CommandEnd(None if code == 255 else code, "\n".join(self._heard.lines))
+
+    def discard_stderr(self) -> None:
+        """Nothing: `recv` reads stderr too, and keeps only its last lines."""
