@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -84,6 +83,8 @@ def test_a_whole_job_runs_over_the_system_s_ssh_and_its_supervisor_comes_back_wh
     args = cluster.submit_args("--launcher", "tasks", gpus=2, image=TINY)
     job = cluster.gpurun(*args, "--", "sh", "-c", UNTIL_GO).out.strip()
     cluster.wait_for_log(job, "begun")
+    inside = cluster.gpurun("exec", job, "--rank", "1", "--", "sh", "-c", "echo it is $GPURUN_JOB 'a  b'")
+    assert (inside.code, inside.out.strip()) == (0, f"it is {job} a  b"), inside.err
     carrier = supervisor_of(cluster, job)
     first = until(lambda: found if len(found := ssh_of(carrier)) == 2 else [])
     for pid in first:
@@ -128,8 +129,12 @@ def test_a_job_whose_shared_connection_ends_says_how_to_open_it_anew_and_goes_on
     job = asking.gpurun(*args, "--", "sh", "-c", UNTIL_GO).out.strip()
     asking.wait_for_log(job, "begun")
     assert asking.gpurun("inventory", "connect", "--close", host, "-i", inventory).code == 0
+    carrier = supervisor_of(asking, job)
+    until(lambda: not ssh_of(carrier))
+    refused = asking.gpurun("doctor", "-i", inventory)
+    assert f"gpurun inventory connect {host}" in refused.out + refused.err, refused.out + refused.err
     assert typed(command, {"assword": "424 242"}, asking.environ)[0] == 0
-    time.sleep(5)
+    until(lambda: ssh_of(carrier))
     asking.lab.run(
         host, ["sh", "-c", "docker ps -q --filter label=gpurun.job | xargs -I{} docker exec {} touch /tmp/go"]
     )
