@@ -221,7 +221,7 @@ def _doom(store: JobStore, record: JobRecord, wish: PruneWish) -> tuple[list[Sta
         if why is not None:
             raise why
         changed_ns = folder.path.stat().st_mtime_ns
-        if wish.outputs_only:  # the older copies first: the last of them would be put back in place of the newest
+        if wish.outputs_only:  # `outputs` last: what arrives, or an older copy, must not take its place
             copies = [name for name in reversed(OUTPUTS) if (folder.path / name.decode()).exists()]
             return [_renamed(folder.path / name.decode(), folder.path) for name in copies], changed_ns
         with suppress(StateError):  # another user's mark: it costs a look, no more

@@ -66,7 +66,13 @@ def submit_jobs(
     trees = {top: scan(Path(top)) for top in dict.fromkeys(spec.workdir for spec in specs) if top is not None}
     code = {top: tree.digest for top, tree in trees.items()}
     codes = {code[top]: partial(write_code, tree=tree) for top, tree in trees.items()}
-    specs = [replace(spec, image_id=ids[spec.image], code=code.get(spec.workdir or "", "")) for spec in specs]
+    specs = [
+        replace(
+            spec, image_id=ids[spec.image], code=code.get(spec.workdir or "", ""),
+            outputs_limit_mib=_lower(spec.outputs_limit_mib, inventory.outputs_limit_mib),
+        )
+        for spec in specs
+    ]  # fmt: skip
     refuse_while_damaged(LeaseStore(home).read_all())
     store = JobStore(home)
     store.sweep(now_s=time.time())
@@ -77,6 +83,11 @@ def submit_jobs(
     on_stored(folders)
     faults.point()
     return Submission(folders, _start(home, folders, environ))
+
+
+def _lower(*limits: int | None) -> int | None:
+    """The limit that holds: what a recipe says cannot raise what the inventory says."""
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _start(home: Path, folders: Sequence[JobFolder], environ: Mapping[str, str]) -> GpurunError | None:

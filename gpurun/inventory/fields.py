@@ -203,6 +203,7 @@ class HeadKeys(TypedDict, total=False):
     """What an inventory says of the head node."""
 
     docker_host: Annotated[DockerHost, Meta(description="The head node's Docker, as DOCKER_HOST")]
+    outputs_limit: Annotated[Memory, Meta(description="The most outputs that a job brings to the head, such as 200GiB")]
 
 
 HOST, FABRIC, POOL, HEAD = keys_of(HostKeys), keys_of(FabricKeys), keys_of(PoolKeys), keys_of(HeadKeys)

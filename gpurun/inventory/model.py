@@ -153,6 +153,7 @@ class Inventory:
         hosts: every host, in the file's order.
         ssh_config: an OpenSSH client configuration to use instead of ``~/.ssh/config``; absolute.
         docker_host: the head node's Docker, as in ``DOCKER_HOST``; None = Docker's default.
+        outputs_limit_mib: the most outputs that one job brings to the head; None = what the head's disk has room for.
         source: the file it came from, for messages.
     """
 
@@ -162,6 +163,7 @@ class Inventory:
     pools: tuple[Pool, ...] = ()
     ssh_config: str | None = None
     docker_host: str | None = None
+    outputs_limit_mib: int | None = None
     source: str = ""
 
     @cached_property

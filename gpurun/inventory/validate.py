@@ -40,6 +40,7 @@ def inventory(root: Node, report: ProblemReport, source: Path) -> Inventory:
         pools=_pools(top, report, sum(host.gpus for host in hosts)),
         ssh_config=_ssh_config(top, report, source),
         docker_host=head.get("docker_host"),
+        outputs_limit_mib=head.get("outputs_limit"),
         source=str(source),
     )
 

@@ -162,6 +162,7 @@ class RecipeKeys(TypedDict, total=False):
     workdir: Text
     outputs: ContainerPath
     outputs_every: Duration
+    outputs_limit: Size
     env: dict[EnvName, Text]
     secrets: dict[SecretName, Text]
     constraints: ConstraintKeys

@@ -152,6 +152,7 @@ class JobSpec:
             in a job without a workdir, and in one that an older gpurun has stored.
         outputs: absolute path inside the container whose content is kept across attempts; None = none.
         outputs_every_s: how often a copy of what has changed in them is brought to the head.
+        outputs_limit_mib: the most that the head's copy of them may have; None = what the head's disk has room for.
         env: extra environment of every rank. Not for secrets: process lists and `docker inspect` show it.
         secret_files: name → absolute file on the head; readable in the container at ``/run/secrets/NAME``.
         launcher: what starts the ranks (`gpurun.launch.launchers`).
@@ -189,6 +190,12 @@ class JobSpec:
     launcher: str = "horovod"
     image_id: str = ""
     code: str = ""
+    outputs_limit_mib: int | None = None
+
+    @property
+    def outputs_limit(self) -> int | None:
+        """`outputs_limit_mib` in bytes."""
+        return None if self.outputs_limit_mib is None else self.outputs_limit_mib << 20
 
     @property
     def wants(self) -> Wants:

@@ -49,6 +49,7 @@ class Listed(NamedTuple):
         mode: permission bits.
         mark: what tells a change of a file, besides size and time: ``(ctime_ns, inode)``.
         target: of a link.
+        stored: of a file with holes, how many bytes of it are stored; -1 = all.
     """
 
     path: str
@@ -59,6 +60,12 @@ class Listed(NamedTuple):
     mark: Tuple[int, ...] = ()
     target: str = ""
     why: str = ""
+    stored: int = -1
+
+    @property
+    def data(self) -> int:
+        """Bytes that are no hole."""
+        return min(self.size, self.stored) if self.stored >= 0 else self.size
 
     @property
     def marks(self) -> List[int]:
@@ -74,6 +81,8 @@ class Listed(NamedTuple):
             shown.update(t=self.mtime_ns)
         if self.kind == "file":
             shown.update(s=self.size, i=list(self.mark))
+        if self.stored >= 0:
+            shown.update(b=self.stored)
         if self.kind == "link":
             shown.update(to=self.target)
         if self.why:
@@ -119,13 +128,14 @@ def listed(header: Dict[str, Any]) -> Listed:
     if kind == "link" and not _is_target(target):
         raise OpError("refused", "%.200r is a link to %.200r" % (path, target))
     mark = header.get("i", [])
+    stored = header.get("b", -1)
     numbers = [header.get("m", 0), header.get("t", 0), header.get("s", 0), *(mark if isinstance(mark, list) else [""])]
-    if not all(type(number) is int and abs(number) <= MOST for number in numbers) or numbers[2] < 0:
+    if not all(type(number) is int and abs(number) <= MOST for number in (*numbers, stored)) or numbers[2] < 0:
         raise OpError("refused", "%.200r has impossible marks" % (path,))
     why = "" if kind in ("file", "dir", "link") else str(header.get("why") or "cannot be copied")[:200]
     return Listed(
         below.text_of_path(parts), str(kind)[:20], numbers[0] & 0o777, numbers[1], numbers[2], tuple(numbers[3:]),
-        target if kind == "link" else "", why,
+        target if kind == "link" else "", why, stored if kind == "file" else -1,
     )  # fmt: skip
 
 
@@ -158,7 +168,9 @@ def entries(top: int, force: bool = False) -> Iterator[Listed]:
         why = "" if kind in ("file", "dir", "link") else "is a %s" % kind
         size, mtime_ns, *mark = marks_of(status)
         mode = stat.S_IMODE(status.st_mode) & 0o777
-        yield Listed(path, kind, mode, mtime_ns, size, tuple(mark) if kind == "file" else (), target, why)
+        held = status.st_blocks * 512
+        stored = held if kind == "file" and held < size else -1
+        yield Listed(path, kind, mode, mtime_ns, size, tuple(mark) if kind == "file" else (), target, why, stored)
 
 
 def packed(items: Iterable[Item]) -> Iterator[bytes]:

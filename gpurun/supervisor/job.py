@@ -66,7 +66,7 @@ class SupervisedJob:
         self.state_id = state_id(home)
         self.ssh_port = lease.ssh_port
         self.lost: tuple[Lease, LeaseLock] | None = None
-        self.outputs = HeadCopy(self.folder)
+        self.outputs = HeadCopy(self.folder, self.spec.outputs_limit)
         self.asked = Asked(home, lease.job)
         self.drains = DrainWatch(home)
         self.gives_back = False  # its GPUs may be another gang's by now: nothing on its hosts is ended any more

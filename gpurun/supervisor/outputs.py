@@ -136,19 +136,25 @@ def bring_late(home: Path, lease: Lease, links: Links, hosts: Collection[str]) -
     """
     folder = JobStore(home).get(lease.job)
     with suppress(GpurunError):
-        if folder.spec().outputs is not None and not lease.found:
-            bring_left(folder, lease.attempt, links, hosts)
+        spec = folder.spec()
+        if spec.outputs is not None and not lease.found:
+            bring_left(folder, lease.attempt, links, hosts, limit=spec.outputs_limit)
 
 
-def bring_left(folder: JobFolder, attempt: int, links: Links, hosts: Collection[str]) -> None:
+def bring_left(
+    folder: JobFolder, attempt: int, links: Links, hosts: Collection[str], *, limit: int | None = None
+) -> None:
     """Bring what hosts have kept of an attempt's outputs, and remove it there; the job's record says what is left.
 
     Does nothing when a later attempt has started, or nothing is left.
 
+    Args:
+        limit: the most bytes of the head's copy. None: a person asks for the outputs, whatever the job's limit is.
+
     Raises:
         StateError: the head could not write it.
     """
-    copy, job = HeadCopy(folder), folder.id
+    copy, job = HeadCopy(folder, limit), folder.id
     with copy.alone():
         record = folder.record()
         left = record.outputs_left
@@ -214,8 +220,11 @@ def collect_autotune(job: SupervisedJob) -> None:
         durable.write_bytes(job.folder.path / AUTOTUNE_FILE, found.payload)
 
 
-def copy_outputs(job: SupervisedJob, *, cancelled: Callable[[], bool] = lambda: False) -> None:
+def copy_outputs(job: SupervisedJob, *, cancelled: Callable[[], bool] = lambda: False) -> Sequence[Unbrought]:
     """Bring what has changed while the gang runs, if anything has.
+
+    Returns:
+        What the head has no room for.
 
     Raises:
         HostFailure: a host failed or lies, or it was cancelled; what it gave before stays.
@@ -223,13 +232,15 @@ def copy_outputs(job: SupervisedJob, *, cancelled: Callable[[], bool] = lambda: 
     """
     asked = job.links.each(lambda agent: list_outputs(agent, job.lease.job), job.members)
     found = [said for said in asked.ok.values() if said is not None and said.entries]
+    unbrought: Sequence[Unbrought] = ()
     if found and tuple(found) != job.outputs.seen:
         agents = {each.host: job.links.agent(each.host) for each in found}
         with job.outputs.alone():
             onto = _comes_and_goes(job) or bool(asked.failed)
-            job.outputs.replace(agents, found, onto=onto, cancelled=cancelled)
+            unbrought = job.outputs.replace(agents, found, onto=onto, cancelled=cancelled)
     for error in asked.failed.values():
         raise error
+    return [each for each in unbrought if each.no_room]
 
 
 def _remover(job: str, attempt: int) -> Callable[[Agent], object]:

@@ -145,12 +145,21 @@ class Arriving(Sink):
         if self._begun.pop(path, None) is not None:
             self._remove(path)
 
+    def held(self, path: str) -> int:
+        """Bytes on disk of a file that has arrived."""
+        parts = below.parts_of(path)
+        return os.stat(parts[-1], dir_fd=self._above(parts), follow_symlinks=False).st_blocks * 512
+
+    def remove(self, path: str) -> None:
+        """Forget a file that has arrived."""
+        self._begun.pop(path, None)
+        self._remove(path)
+
     def distrust(self, host: str) -> None:
         """Forget all that came from a host: it has broken its word."""
         self._close()
         for path in [path for path, whose in self._hosts.items() if whose == host]:
-            self._begun.pop(path, None)
-            self._remove(path)
+            self.remove(path)
 
     def break_off(self) -> bool:
         """The copy breaks off; whether anything has arrived that can help the next one."""

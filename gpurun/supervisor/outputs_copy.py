@@ -13,6 +13,7 @@ from typing import Any
 
 from gpurun.errors import HostFailure
 from gpurun.jobs.folder import JobFolder
+from gpurun.jobs.usage import measure
 from gpurun.node import below, contents, frames
 from gpurun.node.call import OpError
 from gpurun.node.contents import Begun, Item, Listed
@@ -33,6 +34,7 @@ from gpurun.supervisor.outputs_plan import (
     outputs_of,
     plan_copy,
 )
+from gpurun.supervisor.outputs_room import OutputsRoom
 
 SILENCE_S = 120.0
 """A host that sends nothing for so long hangs."""
@@ -73,12 +75,16 @@ def list_outputs(agent: Agent, job: str, *, force: bool = False) -> HostOutputs 
 class HeadCopy:
     """The copy on the head of one job's outputs.
 
+    Args:
+        limit: the most bytes that it may have; None = as many as the disk has room for.
+
     Attributes:
         seen: what the hosts had when the copy was made; empty if it does not hold all of that.
     """
 
-    def __init__(self, folder: JobFolder) -> None:
+    def __init__(self, folder: JobFolder, limit: int | None = None) -> None:
         self._folder = folder
+        self._limit = limit
         self._origins: dict[str, Origin] = {}
         self._given: dict[str, Mapping[str, Listed]] = {}
         self.seen: tuple[HostOutputs, ...] = ()
@@ -138,9 +144,11 @@ class HeadCopy:
             home = _opened(stack, self._folder.path.open_folder())
             self.settle(home)
             mine = _entries(_old(stack, home))
-            plan = plan_copy(mine, hosts, self._origins, onto=onto, late=late, given=self._given)
+            came_before = measure(self._folder.path / os.fsdecode(NAME)).total
+            room = OutputsRoom(home, self._limit, came_before)
+            plan = plan_copy(mine, hosts, self._origins, onto=onto, late=late, given=self._given, room=room)
             arriving = stack.enter_context(Arriving(home))
-            arrival = _Arrival(arriving, job=self._folder.id, force=force, cancelled=cancelled)
+            arrival = _Arrival(arriving, room, job=self._folder.id, force=force, cancelled=cancelled)
             try:
                 arrival.fetch_all(plan, agents)
             except OSError:
@@ -153,7 +161,7 @@ class HeadCopy:
             refused = self._make(home, changes_of(mine, plan, arrival.origins.keys()))
             discard(home)
         arrival.refused(refused)
-        unbrought = (*(each for host in hosts for each in host.unbrought), *arrival.unbrought)
+        unbrought = (*(each for host in hosts for each in host.unbrought), *plan.unfit, *arrival.unbrought)
         kept = {path: self._origins[path] for path in plan.kept if path in self._origins}
         self._origins = {**kept, **arrival.origins}
         self.seen = () if is_changing(arrival.unbrought) else tuple(hosts)
@@ -227,8 +235,12 @@ class HeadCopy:
 class _Arrival:
     """Brings the files that the next copy needs."""
 
-    def __init__(self, arriving: Arriving, *, job: str, force: bool, cancelled: Callable[[], bool]) -> None:
+    def __init__(
+        self, arriving: Arriving, room: OutputsRoom, *, job: str, force: bool, cancelled: Callable[[], bool]
+    ) -> None:
         self._arriving = arriving
+        self._room = room
+        self._came = 0
         self._job = job
         self._force = force
         self._cancelled = cancelled
@@ -261,6 +273,12 @@ class _Arrival:
         for entry in wanted:
             left = self._arriving.resume(host, entry, check=lambda: self._check(host))
             if left is True:
+                held = self._arriving.held(entry.path)
+                if refused := self._room.refuses(entry, held, 0):
+                    self._arriving.remove(entry.path)
+                    self.unbrought.append(Unbrought(host, entry.path, refused, no_room=True))
+                    continue
+                self._room.end(entry, held)
                 self.origins[entry.path] = (host, entry.marks)
                 continue
             lacking.append(entry)
@@ -293,6 +311,11 @@ class _Arrival:
             self._arriving.distrust(agent.host)
             name = f"{wanted[number].path!r:.200}: " if number < len(wanted) else ""
             raise HostFailure(f"what it sent is not its outputs: {name}{error.message}", host=agent.host) from error
+        except _NoRoomError as error:
+            for entry in wanted[number:]:
+                self.unbrought.append(Unbrought(agent.host, entry.path, f"{error}", no_room=True))
+                self._arriving.forget(entry.path)
+            return
         finally:
             stream.close()
         if number < len(wanted):
@@ -316,11 +339,18 @@ class _Arrival:
         ends = "sha" in frame.header or "gone" in frame.header
         if is_refused:
             return ends, not ends
+        self._came += len(frame.payload)
+        if refused := self._room.refuses(entry, self._came, len(frame.payload)):
+            receiver.forget()
+            self._came = 0
+            raise _NoRoomError(refused)
         came: list[str | None] = []
         if not self._attempt(host, entry.path, lambda: came.append(receiver.take(entry, frame.header, frame.payload))):
             receiver.forget()
             self._arriving.forget(entry.path)
+            self._came = 0
             return ends, not ends
+        self._came += frame.header.get("from", 0)  # the receiver knows that so much is there
         why = came[0]
         if why is None:
             return False, False
@@ -328,8 +358,14 @@ class _Arrival:
             self.unbrought.append(Unbrought(host, entry.path, why))
             self._arriving.forget(entry.path)
         else:
+            self._room.end(entry, self._came)
             self.origins[entry.path] = (host, receiver.marks)
+        self._came = 0
         return True, False
+
+
+class _NoRoomError(Exception):
+    """What arrives does not fit: no more of this host is taken."""
 
 
 def _opened(stack: ExitStack, descriptor: int) -> int:

@@ -12,6 +12,7 @@ from gpurun.jobs.record import OutputsLeft
 from gpurun.node.call import OpError
 from gpurun.node.contents import Listed, listed
 from gpurun.node.making import CHANGING
+from gpurun.supervisor.outputs_room import OutputsRoom
 
 FIRST = 5
 """So many of the files that could not be brought are named."""
@@ -29,12 +30,14 @@ class Unbrought:
 
     Attributes:
         is_lost: it has a content, which is on the host alone.
+        no_room: the head has no room for it.
     """
 
     host: str
     path: str
     why: str
     is_lost: bool = True
+    no_room: bool = False
 
     @property
     def may_come(self) -> bool:
@@ -94,12 +97,14 @@ class CopyPlan:
         kept: files that stay as they are in the present copy.
         fetched: files that each host is asked for.
         twins: files that are hard links of a fetched file, and of which one.
+        unfit: what the head has no room for.
     """
 
     made: Sequence[Listed]
     kept: Sequence[str]
     fetched: Mapping[str, Sequence[Listed]] = field(default_factory=dict)
     twins: Mapping[str, str] = field(default_factory=dict)
+    unfit: Sequence[Unbrought] = ()
 
 
 def plan_copy(
@@ -110,6 +115,7 @@ def plan_copy(
     onto: bool,
     late: bool = False,
     given: Given = MappingProxyType({}),
+    room: OutputsRoom | None = None,
 ) -> CopyPlan:
     """Decide how the head's copy becomes what the hosts have.
 
@@ -120,28 +126,83 @@ def plan_copy(
         onto: keep what the present copy has besides, unless it came from one of these hosts.
         late: the hosts were lost for a while: what the present copy has since got from others stays, if it is newer.
         given: what one host has changed or removed of it does not come back from another that has not touched it.
+        room: what the copy may take; None = anything. Of a file that does not fit, the copy keeps the older version.
     """
     wanted = _wanted(old, {each.host: each.entries for each in hosts}, origins, onto, late, given)
-    made: list[Listed] = []
-    kept: list[str] = []
-    fetched: dict[str, list[Listed]] = {}
-    twins: dict[str, str] = {}
-    first_of: dict[tuple[str, tuple[int, ...]], str] = {}
-    folders = {""}
+    planner = _Planner(old, origins, room)
+    planner.hold(wanted)
     for path in sorted(wanted, key=lambda path: path.split("/")):
-        host, entry = wanted[path]
-        if path.rpartition("/")[0] not in folders:
-            continue  # a later host has something else in the place of its folder
-        if entry.kind != "file":
-            made.append(entry)
-            folders.update([path] if entry.kind == "dir" else [])
-        elif is_kept(old, origins, host, entry):
-            kept.append(path)
-        elif (first := first_of.setdefault((host, entry.mark), path)) != path:
-            twins[path] = first
+        planner.add(path, *wanted[path])
+    return planner.plan()
+
+
+class _Planner:
+    """Decides entry by entry, each folder before what is in it."""
+
+    def __init__(self, old: Mapping[str, Listed], origins: Mapping[str, Origin], room: OutputsRoom | None) -> None:
+        self._old = old
+        self._origins = origins
+        self._room = room
+        self._made: list[Listed] = []
+        self._kept: list[str] = []
+        self._fetched: dict[str, list[Listed]] = {}
+        self._twins: dict[str, str] = {}
+        self._unfit: dict[str, Unbrought] = {}
+        self._first_of: dict[tuple[str, tuple[int, ...]], str] = {}
+        self._folders = {""}
+
+    def hold(self, wanted: Mapping[str, tuple[str, Listed]]) -> None:
+        """Count what the next copy has in common with the present one."""
+        for path, (host, entry) in wanted.items():
+            if self._room and path in self._old and (entry.kind != "file" or self._is_kept(host, entry)):
+                self._room.hold(self._old[path])
+
+    def add(self, path: str, host: str, entry: Listed) -> None:
+        """Plan for one entry of a host."""
+        above = path.rpartition("/")[0]
+        if above in self._unfit:
+            self._leave(path, host, self._unfit[above].why)
+        elif above not in self._folders:
+            return  # a later host has something else in the place of its folder
+        elif entry.kind == "file":
+            self._add_file(path, host, entry)
+        elif path not in self._old and (why := self._lacks_room(entry)):
+            self._leave(path, host, why)
         else:
-            fetched.setdefault(host, []).append(entry)
-    return CopyPlan(made, kept, fetched, twins)
+            self._made.append(entry)
+            self._folders.update([path] if entry.kind == "dir" else [])
+
+    def _add_file(self, path: str, host: str, entry: Listed) -> None:
+        if self._is_kept(host, entry):
+            self._kept.append(path)
+        elif (first := self._first_of.setdefault((host, entry.mark), path)) != path:
+            if first in self._unfit:
+                self._leave(path, host, self._unfit[first].why)
+            else:
+                self._twins[path] = first
+        elif why := self._lacks_room(entry):
+            self._leave(path, host, why)
+        else:
+            self._fetched.setdefault(host, []).append(entry)
+
+    def _is_kept(self, host: str, entry: Listed) -> bool:
+        return is_kept(self._old, self._origins, host, entry)
+
+    def _lacks_room(self, entry: Listed) -> str:
+        return self._room.take(entry) if self._room else ""
+
+    def _leave(self, path: str, host: str, why: str) -> None:
+        """The head has no room for it: the copy keeps the version that it has, if any."""
+        self._unfit[path] = Unbrought(host, path, why, no_room=True)
+        older = self._old.get(path)
+        if older is not None and older.kind == "file" and path.rpartition("/")[0] in self._folders:
+            self._kept.append(path)
+            if self._room:
+                self._room.hold(older)
+
+    def plan(self) -> CopyPlan:
+        """What was decided."""
+        return CopyPlan(self._made, self._kept, self._fetched, self._twins, tuple(self._unfit.values()))
 
 
 def _wanted(

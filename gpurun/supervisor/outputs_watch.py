@@ -27,12 +27,15 @@ class OutputsWatch:
         return [threading.Thread(target=self._follow, name="outputs", daemon=True)]
 
     def _follow(self) -> None:
-        wait_s, told = self._job.spec.outputs_every_s, ""
+        wait_s, told, has_told_of_room = self._job.spec.outputs_every_s, "", False
         while not self._stop.wait(wait_s):
             began = time.monotonic()
             try:
-                copy_outputs(self._job, cancelled=self._stop.is_set)
+                unfit = copy_outputs(self._job, cancelled=self._stop.is_set)
                 told = ""
+                if unfit and not has_told_of_room:
+                    self._job.note(f"some outputs stay on their hosts while the gang runs: {unfit[0].words}")
+                    has_told_of_room = True
             except GpurunError as error:
                 why = error.message
                 if why != told and not self._stop.is_set():

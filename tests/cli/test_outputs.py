@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from local_agents import Hosts
@@ -14,7 +15,8 @@ from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.lease import Lease
-from gpurun.supervisor import frozen, links
+from gpurun.state import durable
+from gpurun.supervisor import frozen, links, outputs_room
 
 INVENTORY = """\
 version: 1
@@ -92,6 +94,23 @@ def test_what_hosts_have_kept_is_brought(job, gpurun, hosts, tmp_path):
     assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["latest", "model", "of h1", "of h2"]
     assert job.record().outputs_left is None
     assert not list(hosts.home("h1").glob(".gpurun/outputs/*"))
+
+
+def test_who_asks_for_outputs_gets_more_than_the_limit_of_what_comes_by_itself(job, gpurun, hosts, tmp_path):
+    durable.write_record(job.path / "spec.json", replace(job.spec(), outputs_limit_mib=0))
+    left_on(job, hosts, tmp_path, "h1")
+    code, out, _ = gpurun("outputs", job.id)
+    assert code == 0 and "3 files" in out
+    assert job.record().outputs_left is None
+
+
+def test_nobody_gets_the_reserve_of_the_disk(job, gpurun, hosts, tmp_path, monkeypatch):
+    left_on(job, hosts, tmp_path, "h1")
+    monkeypatch.setattr(outputs_room, "disk_of", lambda _: (1 << 30, 100 << 30))
+    code, out, _ = gpurun("outputs", job.id)
+    assert code == 4 and "'of h1' does not fit: the head keeps 5 GiB of its disk free" in out
+    assert (hosts.home("h1") / ".gpurun/outputs" / job.id / "of h1").exists()
+    assert (job.outputs / "model").exists()
 
 
 def test_a_host_that_is_off_keeps_its_copy_and_is_named(job, gpurun, hosts, tmp_path, monkeypatch):

@@ -245,3 +245,13 @@ def test_ctrl_c_while_the_pass_runs_names_the_job(home, monkeypatch, capsys, fla
     assert code == 130
     assert job in out + err
     assert JobStore(home).get(job).record().state is state
+
+
+@pytest.mark.parametrize(
+    ("recipe", "head", "limit"), [(None, "", None), (5, "", 5), (None, "3MiB", 3), (5, "3MiB", 3), (2, "3MiB", 2)]
+)
+def test_a_recipe_cannot_raise_the_inventory_s_limit_of_outputs(home, recipe, head, limit):
+    with (home.parent / "inventory.yaml").open("a") as file:
+        file.write(f"head: {{outputs_limit: {head}}}\n" if head else "")
+    (folder,) = submit(home, replace(SPEC, outputs_limit_mib=recipe)).folders
+    assert folder.spec().outputs_limit_mib == limit

@@ -136,10 +136,12 @@ def test_anchors_and_merge_keys() -> None:
 
 def test_ssh_config_and_head(tmp_path: Path) -> None:
     path = tmp_path / "inventory.yaml"
-    path.write_text(HEAD + "ssh_config: ssh/config\nhead: {docker_host: 'unix:///run/docker.sock'}\n")
+    path.write_text(
+        HEAD + "ssh_config: ssh/config\nhead: {docker_host: 'unix:///run/docker.sock', outputs_limit: 2GiB}\n"
+    )
     found = load(path)
     assert found.ssh_config == str(tmp_path / "ssh" / "config")
-    assert found.docker_host == "unix:///run/docker.sock"
+    assert (found.docker_host, found.outputs_limit_mib) == ("unix:///run/docker.sock", 2048)
     assert found.hosts == ()
 
 

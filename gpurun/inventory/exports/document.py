@@ -20,4 +20,5 @@ def document(inventory: Inventory, hosts: Sequence[Host]) -> dict[str, Any]:
         "pools": {pool.name: vars(pool) for pool in inventory.pools},
         "ssh_config": inventory.ssh_config,
         "docker_host": inventory.docker_host,
+        "outputs_limit_mib": inventory.outputs_limit_mib,
     }

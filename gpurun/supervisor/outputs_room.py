@@ -1,0 +1,100 @@
+"""How much room the head's copy of a job's outputs has: the job's ``outputs_limit``, and a reserve of the disk.
+
+The head's disk holds the state of all jobs: on a full one, no supervisor can write that its job has ended. So a copy
+leaves a reserve free. What does not fit stays on its host, and the job's record names it. A host can lie about sizes.
+So gpurun counts twice: what the host lists, before anything is sent, and what arrives.
+"""
+
+from __future__ import annotations
+
+import os
+
+from gpurun.node.contents import Listed
+
+ENTRY_BYTES = 4096
+"""Each entry counts for a multiple of this: empty files and folders fill a disk, too."""
+RESERVE_SHARE = 20
+RESERVE_LEAST_BYTES, RESERVE_MOST_BYTES = 1 << 30, 20 << 30
+SMALL_DISK_SHARE = 4
+NO_ROOM = "does not fit"
+
+
+def reserve_of(disk_bytes: int) -> int:
+    """How much of a disk stays free: 5 %, at least 1 GiB and at most 20 GiB; of a small disk at most a quarter."""
+    usual = min(max(disk_bytes // RESERVE_SHARE, RESERVE_LEAST_BYTES), RESERVE_MOST_BYTES)
+    return min(usual, disk_bytes // SMALL_DISK_SHARE)
+
+
+def disk_of(top: int) -> tuple[int, int]:
+    """Bytes of the disk on which an open folder lies: free for this user, and in all."""
+    found = os.fstatvfs(top)
+    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
+
+def cost_of(size: int) -> int:
+    """What an entry with so many bytes of data counts for."""
+    return max(1, -(-size // ENTRY_BYTES)) * ENTRY_BYTES
+
+
+class OutputsRoom:
+    """The room for one copy.
+
+    Args:
+        top: a descriptor of the folder in which the copy is made; it must stay open.
+        limit: the most bytes that the copy may have; None = any number.
+        came_before: bytes on disk that a copy which broke off has left: they are used, or removed before more comes.
+    """
+
+    def __init__(self, top: int, limit: int | None, came_before: int = 0) -> None:
+        self._top = top
+        self._limit = limit
+        self._left = limit
+        free, disk = disk_of(top)
+        self._reserve = reserve_of(disk)
+        self._new = free + came_before - self._reserve
+
+    def hold(self, entry: Listed) -> None:
+        """Count something that the present copy has and the next one keeps: it takes no more of the disk."""
+        if self._left is not None:
+            self._left -= cost_of(entry.data)
+
+    def take(self, entry: Listed) -> str:
+        """Count something that is to come; why it may not, "" if it may."""
+        cost = cost_of(entry.data)
+        if self._left is not None and cost > self._left:
+            return self._over_limit
+        if cost > self._new:
+            return self._over_disk
+        if self._left is not None:
+            self._left -= cost
+        self._new -= cost
+        return ""
+
+    def refuses(self, entry: Listed, came: int, more: int) -> str:
+        """Why no more of a file's content may be written, "" if it may.
+
+        Args:
+            came: bytes of it that have come, with those that are to be written now.
+            more: bytes that are to be written now.
+        """
+        over = cost_of(came) - cost_of(entry.data)
+        if self._left is not None and over > max(0, self._left):
+            return self._over_limit
+        return self._over_disk if more and disk_of(self._top)[0] - more < self._reserve else ""
+
+    def end(self, entry: Listed, came: int) -> None:
+        """A file is there: count what it has beyond what its host had listed."""
+        if self._left is not None:
+            self._left -= max(0, cost_of(came) - cost_of(entry.data))
+
+    @property
+    def _over_limit(self) -> str:
+        return f"{NO_ROOM}: outputs_limit is {_gib(self._limit or 0)}"
+
+    @property
+    def _over_disk(self) -> str:
+        return f"{NO_ROOM}: the head keeps {_gib(self._reserve)} of its disk free"
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.4g} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.4g} MiB"
