@@ -19,7 +19,7 @@ from test_ways import at_rest, children, lives, resident_kib, sessions
 from waiting import LIMIT_S, until
 
 from gpurun.errors import AuthenticationFailed, HostKeyMismatch, HostUnreachable
-from gpurun.remote import Fleet, masters, opening, session, system_ssh
+from gpurun.remote import Fleet, masters, opening, session, system_ssh, trust
 from gpurun.remote.ssh_config import resolve
 
 RECONNECTS = int(os.environ.get("GPURUN_RECONNECTS", "20"))
@@ -114,6 +114,16 @@ def test_a_shared_connection_that_was_opened_without_a_check_of_the_host_s_key_i
     with shared(net, "gpu1", *key), Fleet.open([target]) as fleet:
         assert isinstance(fleet.failures["gpu1"], AuthenticationFailed)
     assert not started
+
+
+def test_a_key_is_fetched_through_a_jump_host_over_its_shared_connection(net, short):
+    jump, last, key = net.sshd(), net.sshd(), net.new_key("secret")
+    (jump.folder / "authorized_keys").write_text(net.public(key) + "\n")
+    net.host("bastion", jump, f"ControlPath {short}/%C")
+    route = resolve(net.host("gpu1", last, "ProxyJump bastion"))
+    assert trust.offers([route], ssh_config=str(net.ssh_config))[0].state == "unreachable"
+    with shared(net, "bastion", "-i", str(key)):
+        assert trust.offers([route], ssh_config=str(net.ssh_config))[0].state == "known"
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775])
