@@ -44,13 +44,15 @@ too. A new supervisor asks at once. A host that is only slow accepts the connect
 RETURN_S = 8.0
 """The head was cut off and is back: how long it may take to reach its hosts again, one after the other."""
 FOLLOW_S = 4.0
-"""A supervisor has just begun, or the head is back: how long hosts may take to tell what went on before."""
+"""A supervisor has just begun, or the head or a host is back: how long hosts may take to tell what went on before."""
 SETTLE_S = 1.0
 """A rank has failed: how long the words of other hosts may take to arrive. The first to fail is named then."""
 EXPLAIN_S = 5.0
 """Something broke a rank off: how long what did it may take to show itself."""
 UNTOLD_S = 20.0
 """The same, while a rank tells nothing at all: it may have failed first, and the launcher may know it."""
+DELAYED_S = 6.0
+"""The head was cut off for a moment, and does not know it: how long what a host tells may have been on its way."""
 LINGER_S = 5.0
 """All ranks have ended: how long the launcher may take to end, too."""
 LOG_SILENT_S = 10.0
@@ -152,6 +154,8 @@ def _by_what_ended(seen: GangSeen) -> Step:
     """By ranks, containers and the launcher, once no host may tell of something that was before."""
     if seen.down_since and not seen.down_since.keys() <= {*lost_hosts(seen)}:
         return None
+    if seen.now_s - seen.returned_s < FOLLOW_S:
+        return None
     return _by_ranks(seen) or _by_containers(seen) or _by_launchers_end(seen)
 
 
@@ -192,23 +196,40 @@ def _by_containers(seen: GangSeen) -> Step:
 
 
 def _is_explained(seen: GangSeen, host: str) -> bool:
-    """Whether Docker has said why a container ended, such as for want of memory, or has had its time to."""
-    return host in seen.exits or seen.now_s - seen.ends[host].seen_s >= EXPLAIN_S
+    """Whether Docker has said why a container ended, such as for want of memory, or has had its time to.
+
+    The launcher's ends by itself: its code says how, and only that in an elastic gang.
+    """
+    patience_s = UNTOLD_S if seen.least is not None and seen.is_launchers(host) else EXPLAIN_S
+    return host in seen.exits or seen.now_s - seen.ends[host].seen_s >= patience_s
 
 
 def _fallen(seen: GangSeen) -> str | None:
     """The host whose container ended first, if no launcher can say why. Nothing in it ends it, so that is the cause.
 
-    None if the launcher's container ended before, or if a rank failed by itself before the launcher ended.
+    None if the launcher's container ended before, or if a rank failed by itself before the launcher ended. A host whose
+    ranks have returned 0 has done its part: what becomes of its container is nothing to ranks that go on.
     """
     launcher, failed = seen.launcher, first_failed(seen.ranks)
-    ends = [(end.at_s, host) for host, end in seen.ends.items() if launcher is None or host != seen.first]
+    aside = hosts_that_are_done(seen.ranks) if launcher is None else {seen.first}
+    ends = [(end.at_s, host) for host, end in seen.ends.items() if host not in aside]
     if not ends:
         return None
-    at_s, host = min(ends)
+    _, host = min(ends)
     is_known = launcher is not None or seen.first in seen.ends or not seen.has_launcher
     has_own_cause = is_known and failed is not None and not seen.fell_with_others(failed)
-    return None if has_own_cause or (launcher is not None and launcher.at_s < at_s - TOGETHER_S) else host
+    return None if has_own_cause or (launcher is not None and _ended_before(seen, launcher, host)) else host
+
+
+def _ended_before(seen: GangSeen, launcher: ContainerEnd, host: str) -> bool:
+    """Whether the launcher's container certainly ended before a host's.
+
+    What a host tells by itself may have been on its way for some seconds; while the head is cut off, for longer.
+    """
+    end = seen.ends[host]
+    if end.ended_ago_s is not None:
+        return launcher.at_s < end.at_s - TOGETHER_S
+    return seen.heard_since_s < launcher.at_s < end.at_s - DELAYED_S
 
 
 def _by_launchers_end(seen: GangSeen) -> Step:

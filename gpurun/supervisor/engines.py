@@ -33,9 +33,6 @@ def stopped_engines(job: SupervisedJob, ended_s: float | None, out_s: Mapping[st
         out_s: when a host's engine was last seen not to answer, on the monotonic clock.
     """
     answers, gone = _ask(job, job.members)
-    if gone:  # for good, or the head was cut off for a moment
-        more, gone = _ask(job, list(gone))
-        answers |= more
     now = time.monotonic()
     ended_ago_s = 0.0 if ended_s is None else now - ended_s
     causes = []

@@ -78,6 +78,7 @@ class GangSeen:
             was told to it one after the other.
         cut_off_s: when the head was last known to hear nobody, if it ever was.
         down_since: hosts that are out of reach, and since when they were not heard.
+        returned_s: when a host was last heard again that had been out of reach: it may have more to tell.
         mute_since: hosts that this supervisor has never heard, not even accept a connection, and since when it asks
             them for one.
         others_answer: whether hosts outside the gang can be reached; None = nobody has asked.
@@ -97,6 +98,7 @@ class GangSeen:
     ranks: Sequence[Rank] = ()
     exits: Mapping[str, ContainerEnd] = field(default_factory=dict)
     down_since: Mapping[str, float] = field(default_factory=dict)
+    returned_s: float = -math.inf
     mute_since: Mapping[str, float] = field(default_factory=dict)
     others_answer: bool | None = None
     fatal: Cause | None = None
@@ -145,10 +147,13 @@ class GangSeen:
     def ends(self) -> Mapping[str, ContainerEnd]:
         """Containers that have ended, by host: Docker has said so, or all that ran in them is gone.
 
-        Docker may tell much later than the launcher does.
+        Docker may tell much later than the launcher does, and not since when: ranks that went with it know that.
         """
-        gone = {rank.host: ContainerEnd(rank.ended_s or 0.0) for rank in self.ranks if rank.with_container}
-        return {**gone, **self.exits}
+        ends = {rank.host: ContainerEnd(rank.ended_s or 0.0) for rank in self.ranks if rank.with_container}
+        for host, end in self.exits.items():
+            is_late = end.ended_ago_s is None and host in ends and ends[host].seen_s < end.seen_s
+            ends[host] = replace(end, ended_ago_s=end.seen_s - ends[host].seen_s) if is_late else end
+        return ends
 
     def of_members(self) -> GangSeen:
         """Without what was seen of hosts that have left."""

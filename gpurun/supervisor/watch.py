@@ -29,6 +29,8 @@ from gpurun.supervisor.watchers import Watchers
 POLL_S = 0.2
 OTHERS_S = 5.0
 """How long an answer to "does any other host answer" holds."""
+LATE_S = 3.0
+"""An answer that takes so long comes from a host that was out of reach, or hangs."""
 SILENT_S = 6.0
 """A host is heard every 4 s (`gpurun.remote.agent`). If none has been for so long, the head may be cut off."""
 VERDICT_LINES = 5000
@@ -62,6 +64,8 @@ class _Watch:
         self._members = Members(job, self._stop, on_join=self._follow)
         self._others: tuple[float, bool] | None = None
         self._begun_s, self._cut_off_s = time.monotonic(), -math.inf
+        self._down, self._returned_s = frozenset[str](), -math.inf
+        self._was_late = False
         self._follow(job.members)
         self._checkpoints.thread().start()
         self._tending = [*self._members.threads(), *OutputsWatch(job, self._stop).threads()]
@@ -124,6 +128,7 @@ class _Watch:
             ranks=job.log_copy.ranks,
             exits=self._watchers.exits,
             down_since=down_since,
+            returned_s=self._returned_s,
             mute_since=job.links.mute_since,
             others_answer=others[1] if others else None,
             fatal=self._health.fatal(),
@@ -135,7 +140,10 @@ class _Watch:
         )
 
     def _note_silence(self, now_s: float, down_since: Collection[str]) -> None:
-        """Keep in mind when no host at all was heard."""
+        """Keep in mind when no host at all was heard, and when one was heard again."""
+        if self._down.intersection(self._job.members).difference(down_since):
+            self._returned_s = now_s
+        self._down = frozenset(down_since)
         if len(down_since) < len(self._job.members):
             self._others = None
         silent_s = min((self._job.links.silent_s(host) for host in self._job.members), default=0.0)
@@ -153,7 +161,8 @@ class _Watch:
         """The end, once the log and the hosts have been asked what they know of it.
 
         Returns:
-            None if a host cannot be asked that is not lost: the watch goes on until it answers or is.
+            None if a host cannot be asked that is not lost: the watch goes on until it answers or is. Once also if an
+            answer took long: hosts may have told more meanwhile.
         """
         if finish.is_explained:
             return finish.end
@@ -164,14 +173,16 @@ class _Watch:
         if end.outcome is not State.FAILED:
             return end
         end = with_last_words(end, lines)
+        asked_s, was_late = time.monotonic(), self._was_late
         cause = self._health.first([line.text for line in lines[-TAIL_LINES:]])
         if explains_alone(cause):
             return with_cause(end, cause, ())
         launcher = seen.launcher
         ended_s = launcher.at_s if launcher and launcher.ended_ago_s is not None else None
         stopped = stopped_engines(job, ended_s, self._watchers.engine_out_s)
+        self._was_late = time.monotonic() - asked_s > LATE_S
         gone = {each.host for each in stopped if each.kind == "host-lost"}
-        if not gone <= {*lost_hosts(seen)}:
+        if not gone <= {*lost_hosts(seen)} or (self._was_late and not was_late):
             return end_from_outside(seen)
         return with_cause(end, cause, stopped)
 

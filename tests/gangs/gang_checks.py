@@ -66,7 +66,7 @@ class JudgedWorld(EventfulWorld):
         """What people ask for is done in time: an end, or a drained host that is to be left."""
         if self.request is None and not self.drained:
             return
-        wished_s = [self.asked_s] if self.request is not None else []
+        wished_s = [self.wished_s] if self.request is not None else []
         if self._must_leave():
             wished_s.append(self.drained_s)
         since_s = max(min((at_s for at_s in wished_s if at_s is not None), default=self.now_s), self.disturbed_s)

@@ -140,7 +140,7 @@ class EventfulWorld(GangWorld):
     def _withdraw(self, request: CancelRequest) -> None:
         if self.request is request:
             self.note("the preemption is withdrawn")
-            self.request = None
+            self.request, self.wished_s = None, None
 
     def _drain(self, event: Event, host: Host, rank: Rank) -> None:
         self.drained_s = self.now_s

@@ -75,7 +75,8 @@ class World:
         self.violations: list[str] = []
         self.history: list[str] = []
         self.request: CancelRequest | None = None
-        self.asked_s: float | None = None
+        self.asked_s: float | None = None  # when an end was asked for first
+        self.wished_s: float | None = None  # the same, but for what was withdrawn
         self.drained: list[str] = []
         self.stop_errors = self.fence_errors = self.copy_errors = 0
         self.copied_s: float | None = None
@@ -176,7 +177,7 @@ class World:
         self.most_late_s = 0.0
         self.said: list[str] = []
         self.drained_s: float | None = None
-        self.request, self.asked_s, self.drained = None, None, []
+        self.request, self.asked_s, self.wished_s, self.drained = None, None, None, []
         self.head_is_cut = False
         self.disturb()
         self.change()
@@ -213,6 +214,7 @@ class World:
         if request is not None and not (self.request and self.request.kind == "cancel"):
             self.request = request
         self.asked_s = self.now_s if self.asked_s is None else self.asked_s
+        self.wished_s = self.now_s if self.wished_s is None else self.wished_s
         self.change()
 
     # -- how hosts are reached ------------------------------------------------------------------------------

@@ -287,3 +287,22 @@ def test_the_same_is_decided_for_the_same(seen, shift_s):
 def test_hosts_that_have_left_are_not_lost_again():
     assert decide(replace(ELASTIC, exits={"z": container(1)}, down_since={"z": T - 100})) is None
     assert not isinstance(decide(replace(ELASTIC, ranks=[rank(0, "a"), rank(1, "z", 1)])), Lose)
+
+
+def test_a_container_that_ends_after_its_ranks_have_returned_0_ends_no_gang():
+    done = [rank(0, "a"), rank(1, "b", 0, T - 9), rank(2, "c")]
+    seen = replace(ELASTIC, least=None, ranks=done, exits={"b": container(137)})
+    assert decide(seen) is None
+    assert decide(replace(seen, exits={"b": container(137), "c": container(137)})).end.suspects == ("c",)
+    assert decide(replace(seen, ranks=[rank(0, "a"), rank(1, "b"), rank(2, "c")])).end.suspects == ("b",)
+
+
+def test_a_host_that_is_back_has_its_time_to_tell_before_anybody_is_named():
+    """Its container ended while it was out of reach, and with it the ranks whose end another host tells."""
+    seen = replace(
+        GANG, ranks=[rank(0, "a", 1, T - 9), rank(1, "b")], exits={"a": container(1)}, has_launchers_log=True
+    )
+    assert isinstance(decide(seen), Finish)
+    assert decide(replace(seen, returned_s=T - 1)) is None
+    assert isinstance(decide(replace(seen, returned_s=T - FOLLOW_S)), Finish)
+    assert isinstance(decide(replace(seen, returned_s=T - 1, request=CancelRequest("cancel", "me", 1.0))), Finish)

@@ -94,24 +94,6 @@ def test_a_host_that_has_just_gone_is_named_though_its_connection_was_thought_to
     assert [(cause.host, cause.kind) for cause in causes] == [("b", "host-lost")]
 
 
-def test_hosts_that_answer_again_have_not_gone_though_they_were_cut_off_while_they_were_asked():
-    class CutOffOnce(Gang):
-        asked = 0
-
-        def open(self, _hosts, *, timeout_s):
-            return {}
-
-        def each(self, _call, hosts):
-            self.asked += 1
-            if self.asked == 1:
-                return Results({}, {host: HostUnreachable("lost", host=host) for host in hosts})
-            return Results({host: self._answers[host] for host in hosts}, {})
-
-    same = {"state": "same", "up_s": None, "why": ""}
-    assert stopped_engines(CutOffOnce(a=same, b=same), None, {}) == []
-    assert [cause.host for cause in stopped_engines(CutOffOnce(a=same, b=restarted(1.0)), None, {})] == ["b"]
-
-
 def test_an_engine_is_compared_with_when_the_launcher_ended_and_not_with_when_that_was_seen():
     """The launcher ended 22 s ago, and its engine came up 21 s ago."""
     causes = stopped_engines(Gang(a=restarted(21.0)), time.monotonic() - 22.0, {})
