@@ -136,7 +136,7 @@ class _Watch:
             launcher_line_s=job.log_copy.launcher_line_s,
             request=job.request(),
             limit_s=job.spec.time_limit_s if is_over else None,
-            hung=self._hang.hung(now_s - job.log_copy.last_line_s, is_heard=not down_since),
+            hung=self._hung(now_s, down_since),
         )
 
     def _note_silence(self, now_s: float, down_since: Collection[str]) -> None:
@@ -149,6 +149,13 @@ class _Watch:
         silent_s = min((self._job.links.silent_s(host) for host in self._job.members), default=0.0)
         if silent_s > SILENT_S and not (self._others and self._others[1]):
             self._cut_off_s = now_s
+
+    def _hung(self, now_s: float, down_since: Collection[str]) -> str | None:
+        """Why the gang counts as hung. While a host may be about to be lost, nobody is asked: it would answer late."""
+        silent_s = max((self._job.links.silent_s(host) for host in self._job.members), default=0.0)
+        if silent_s > SILENT_S and not down_since:
+            return None
+        return self._hang.hung(now_s - self._job.log_copy.last_line_s, is_heard=not down_since)
 
     def _ask_others(self) -> None:
         """Find out whether the head itself is cut off."""
