@@ -308,7 +308,8 @@ def lost_hosts(seen: GangSeen) -> list[str]:
     mute = {host for host, since_s in seen.mute_since.items() if seen.now_s - max(since_s, seen.cut_off_s) > MUTE_S}
     lost = mute & seen.down_since.keys()
     if seen.now_s - seen.heard_since_s >= RETURN_S:
-        lost |= {host for host, since_s in seen.down_since.items() if seen.now_s - since_s > HOST_LOST_S}
+        silent = {host: seen.now_s - max(since_s, seen.cut_off_s) for host, since_s in seen.down_since.items()}
+        lost |= {host for host, silent_s in silent.items() if silent_s > HOST_LOST_S}
     return sorted(lost)
 
 

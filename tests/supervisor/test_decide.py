@@ -19,6 +19,7 @@ from gpurun.supervisor.decide import (
     FOLLOW_S,
     HOST_LOST_S,
     LINGER_S,
+    RETURN_S,
     SETTLE_S,
     Ask,
     Finish,
@@ -306,3 +307,11 @@ def test_a_host_that_is_back_has_its_time_to_tell_before_anybody_is_named():
     assert decide(replace(seen, returned_s=T - 1)) is None
     assert isinstance(decide(replace(seen, returned_s=T - FOLLOW_S)), Finish)
     assert isinstance(decide(replace(seen, returned_s=T - 1, request=CancelRequest("cancel", "me", 1.0))), Finish)
+
+
+def test_a_host_is_lost_when_it_was_not_heard_for_long_since_the_head_is_back():
+    """The head was cut off for a minute, and a cable is pulled for some seconds just when it is back."""
+    back_s = T - 2 * RETURN_S
+    seen = replace(ELASTIC, down_since={"c": T - 60}, cut_off_s=back_s, heard_since_s=back_s)
+    assert decide(replace(seen, now_s=back_s + HOST_LOST_S)) is None
+    assert decide(replace(seen, now_s=back_s + HOST_LOST_S + 0.1)).failures.keys() == {"c"}
