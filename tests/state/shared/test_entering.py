@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 from dataclasses import replace
 
 import pytest
 from shared_code import INVENTORY, PRELUDE, SUBMIT, needs_root
-from users import ALICE
+from users import ALICE, Accounts
 
 from gpurun.state import audit
 
@@ -28,23 +30,29 @@ for step in (State.PREPARING, State.STARTING, State.RUNNING):
 
 
 @pytest.fixture
-def fake_ssh(tmp_path):
-    """What `gpurun exec` becomes: a program that says how it was called."""
+def entering(tmp_path):
+    """Give a user an account, and an ssh that says how it was called when `gpurun exec` becomes it."""
     folder = tmp_path / "bin"
     folder.mkdir(mode=0o755)
-    (folder / "ssh").write_text('#!/bin/sh\necho "ssh: $*"\n')
+    real = shlex.quote(shutil.which("ssh") or "ssh")
+    asked = f'for word; do test "$word" != -G || exec {real} "$@"; done'
+    (folder / "ssh").write_text(f'#!/bin/sh\n{asked}\necho "ssh: $*"\n')
     (folder / "ssh").chmod(0o755)
-    return folder
+    accounts = Accounts(tmp_path)
+
+    def entering(user, **environ):
+        accounts.add(user)
+        path = f"{folder}:{os.environ['PATH']}"
+        return replace(user, environ={**user.environ, "PATH": path, **environ}, accounts=accounts)
+
+    yield entering
+    accounts.close()
 
 
-def entering(user, fake_ssh, **environ):
-    return replace(user, environ={**user.environ, "PATH": f"{fake_ssh}:{os.environ['PATH']}", **environ})
-
-
-def test_who_enters_a_job_leaves_a_line_without_secrets(state, alice, fake_ssh):
+def test_who_enters_a_job_leaves_a_line_without_secrets(state, alice, entering):
     job = alice.python(SUBMIT)
     assert alice.python(EXEC) == ""
-    done = entering(alice, fake_ssh).gpurun("exec", job, "--rank", "1", "--", "sh", "-c", "echo $TOKEN=hunter2")
+    done = entering(alice).gpurun("exec", job, "--rank", "1", "--", "sh", "-c", "echo $TOKEN=hunter2")
     assert done.returncode == 0, done.stderr
     assert "hunter2" in done.stdout
     (entry,) = (entry for entry in audit.read(state) if entry["what"] == "exec")
@@ -55,14 +63,14 @@ def test_who_enters_a_job_leaves_a_line_without_secrets(state, alice, fake_ssh):
 
 @pytest.mark.parametrize("whose", ["root's", "alice's"])
 def test_root_enters_another_s_job_only_with_an_inventory_that_only_root_can_change(
-    state, alice, tmp_path, fake_ssh, whose
+    state, alice, tmp_path, entering, whose
 ):
     """The record of the job names the inventory, and an inventory can run commands."""
     job = alice.python(SUBMIT)
     assert alice.python(EXEC) == ""
     if whose == "alice's":
         os.chown(tmp_path / "inventory.yaml", ALICE, ALICE)
-    root = replace(entering(alice, fake_ssh, HOME=str(tmp_path)), uid=0, groups=())
+    root = replace(entering(alice, HOME=str(tmp_path)), uid=0, groups=())
     done = root.gpurun("exec", job, "--", "true")
     lines = [entry["uid"] for entry in audit.read(state) if entry["what"] == "exec"]
     if whose == "alice's":
@@ -74,16 +82,16 @@ def test_root_enters_another_s_job_only_with_an_inventory_that_only_root_can_cha
         assert lines == [0]
 
 
-def test_a_job_whose_host_was_deleted_from_the_inventory_can_be_entered(alice, tmp_path, fake_ssh):
+def test_a_job_whose_host_was_deleted_from_the_inventory_can_be_entered(alice, tmp_path, entering):
     job = alice.python(SUBMIT)
     assert alice.python(EXEC) == ""
     (tmp_path / "inventory.yaml").write_text(INVENTORY.replace("h[1-2]", "h[8-9]"))
-    done = entering(alice, fake_ssh).gpurun("exec", job, "--", "true")
+    done = entering(alice).gpurun("exec", job, "--", "true")
     assert done.returncode == 0, done.stderr
     assert "-- h1 docker exec" in done.stdout
 
 
-def test_a_job_can_be_entered_while_its_inventory_has_a_merge_conflict(alice, tmp_path, fake_ssh):
+def test_a_job_can_be_entered_while_its_inventory_has_a_merge_conflict(alice, tmp_path, entering):
     job = alice.python(SUBMIT)
     stores = """
 from pathlib import Path
@@ -93,7 +101,7 @@ freeze(folder, load(Path(lease.inventory)), lease)
 """
     assert alice.python(EXEC + stores) == ""
     (tmp_path / "inventory.yaml").write_text(f"<<<<<<< HEAD\n{INVENTORY}=======\n>>>>>>> theirs\n")
-    done = entering(alice, fake_ssh).gpurun("exec", job, "--", "true")
+    done = entering(alice).gpurun("exec", job, "--", "true")
     assert done.returncode == 0, done.stderr
     assert "-- h1 docker exec" in done.stdout
 
