@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -138,6 +139,7 @@ def make_plan(
     }
     names = {name: f.address for name, f in known.items()} | {f.hostname: f.address for f in known.values()}
     container = docker.container_name(job, attempt)
+    common = {"launch/gang.json": (_gang_text(claimant, gang), 0o644)}
 
     def starting(index: int, mine: HostAccount) -> dict[str, tuple[str, int]]:
         if launcher.argv is None:
@@ -164,6 +166,7 @@ def make_plan(
             ),
             settings=found.environment,
             files={
+                **common,
                 **_common_files(mine),
                 **starting(index, mine),
                 "launch/bin/rank": (scripts[grant.host], 0o755),
@@ -184,12 +187,21 @@ def cards(grant: Grant, hardware: Hardware | None) -> tuple[Card, ...]:
 def _environment(job: str, attempt: int, spec: JobSpec, found: fabric.FabricSettings) -> dict[str, str]:
     """A container's environment: gpurun's own, the fabric's, then what the person asked for."""
     environment = {"GPURUN_JOB": job, "GPURUN_ATTEMPT": str(attempt), "GPURUN_RUN": docker.RUN}
+    environment["GPURUN_GANG"] = f"{jobssh.MOUNT}/gang.json"
     environment["HOME"] = "/tmp"  # noqa: S108 (inside the container)
     if spec.outputs is not None:
         environment["GPURUN_OUTPUTS"] = spec.outputs
     environment |= horovod_knobs.environment(spec.horovod)
     environment |= {setting.name: setting.value for setting in found.environment}
     return environment | dict(spec.env)
+
+
+def _gang_text(claimant: Claimant, gang: PlacedGang) -> str:
+    """The gang as programs in the containers read it (`gpurun_runtime.gang`)."""
+    hosts = [
+        {"name": grant.host, "address": gang.addresses[grant.host], "gpus": len(grant.gpus)} for grant in gang.grants
+    ]
+    return json.dumps({"job": claimant.job, "attempt": claimant.attempt, "port": gang.port, "hosts": hosts}) + "\n"
 
 
 def _common_files(mine: HostAccount) -> dict[str, tuple[str, int]]:

@@ -2,6 +2,7 @@
 
     import gpurun_runtime as gpurun
 
+    gpurun.gang().rank, gpurun.gang().size, gpurun.gang().addresses
     gpurun.progress(step, of=total)      # the job is alive, and this far
     gpurun.parameters()                  # this trial's hyperparameters
     gpurun.outputs()                     # the folder that is kept across attempts
@@ -17,9 +18,9 @@ import signal
 import sys
 import threading
 import time
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
-__all__ = ["checkpointed", "job", "outputs", "parameters", "progress", "stopping"]
+__all__ = ["Gang", "checkpointed", "gang", "job", "outputs", "parameters", "progress", "stopping"]
 
 _FOLDER = os.environ.get("GPURUN_RUN")
 _MIN_INTERVAL_S = 1.0
@@ -27,6 +28,61 @@ _MIN_INTERVAL_S = 1.0
 _stopping = threading.Event()
 _last_s = 0.0
 _told_rank = os.environ.get("HOROVOD_RANK")
+
+
+class Gang(NamedTuple):
+    """Where this rank is among the others, whatever started them.
+
+    Attributes:
+        rank: its number, from 0; `size`: how many there are.
+        local_rank: its number on its host, from 0; `local_size`: how many the host has.
+        node: the number of its host, from 0.
+        hosts: the hosts' names in rank order, as the inventory has them; `addresses`: theirs on the fabric.
+        port: a TCP port that is free for the gang's own use on the first host; 0 = not known.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node: int
+    hosts: List[str]
+    addresses: List[str]
+    port: int
+
+
+def gang() -> Gang:
+    """This rank and the others. Outside gpurun a gang of one.
+
+    An elastic gang comes and goes: rank and size are those of now, the hosts those at the start of this rank's host.
+    """
+    path = os.environ.get("GPURUN_GANG")
+    if not path:
+        return Gang(_number("RANK", 0), _number("SIZE", 1), 0, 1, 0, ["localhost"], ["127.0.0.1"], 0)
+    with open(path) as stream:
+        told = json.load(stream)
+    hosts = told["hosts"]
+    ranks = [(node, local) for node, host in enumerate(hosts) for local in range(host["gpus"])]
+    rank = int(_rank())
+    node, local = ranks[rank] if rank < len(ranks) else (0, 0)
+    return Gang(
+        rank=rank,
+        size=_number("SIZE", len(ranks)),
+        local_rank=_number("LOCAL_RANK", local),
+        local_size=_number("LOCAL_SIZE", hosts[node]["gpus"]),
+        node=_number("NODE", node),
+        hosts=[host["name"] for host in hosts],
+        addresses=[host["address"] for host in hosts],
+        port=int(told["port"]) if os.environ.get("GPURUN_PORT") else 0,
+    )
+
+
+def _number(what: str, otherwise: int) -> int:
+    """What the launcher says, in its own words."""
+    for prefix in ("HOROVOD_", "OMPI_COMM_WORLD_", "GPURUN_"):
+        if os.environ.get(prefix + what):
+            return int(os.environ[prefix + what])
+    return otherwise
 
 
 def job() -> Optional[str]:

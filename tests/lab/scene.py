@@ -51,7 +51,10 @@ print(json.dumps(found))
 """
 """What tells a change of any file below some folders: inode, mode, owner, time of change, content."""
 
-OURS = ("/home/train/.gpurun", "/home/train/.gpurun/jobs", "/home/train/.gpurun/outputs", "/home/train/.cache")
+OURS = (
+    "/home/train/.gpurun", "/home/train/.gpurun/jobs", "/home/train/.gpurun/outputs", "/home/train/.cache",
+    "/home/train/.local/state/gpurun/images.json",
+)  # fmt: skip
 """Folders that come with the first job of a host."""
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 
@@ -200,7 +201,8 @@ def test_ctrl_c_in_every_state(cluster, state):
     cluster.wait_for(job, state)
     interrupt(process)
     _, err = process.communicate(timeout=120)
-    assert process.returncode == 130, err
+    # CPython ends by the signal itself if a handled interrupt came while `exec` ran a text, as for a dataclass.
+    assert process.returncode in (130, -signal.SIGINT), err  # $? is 130 for both
     assert "Traceback" not in err
     assert cluster.job(job)["state"] in ("CANCELLED", "SUCCEEDED"), err
     if blocker:

@@ -36,7 +36,7 @@ def host(lab):
     with Fleet.open([target_of(inventory.by_name[HOST], inventory)]) as fleet:
         agent = fleet.agents[HOST]
         account = agent.call("gang.prepare", job=JOB, attempt=1, interface="", first=True, outputs=False).value
-        folder = f"{account['home']}/.gpurun/jobs/{JOB}"
+        folder = f"{account['folder']}/jobs/{JOB}"
         run = [
             "docker",
             "run",

@@ -174,11 +174,11 @@ def start_saving(cluster, launcher):
 
 
 def assert_saved(cluster, job):
-    """Ranks 1 and 2 were told once and had their grace. The outputs are those of rank 1's host."""
+    """Ranks 1 and 2, on two hosts, were told once and had their grace."""
     lines = [line for line in cluster.log(job).splitlines() if "[1]<stdout>" in line or "[2]<stdout>" in line]
     assert sorted(line.rpartition(":")[2] for line in lines) == ["saved", "saved", "told", "told", "trains", "trains"]
     outputs = cluster.home / "jobs" / job / "outputs"
-    assert {path.name: path.read_text() for path in outputs.iterdir()} == {"saved.1": "whole"}
+    assert {path.name: path.read_text() for path in outputs.iterdir()} == {"saved.1": "whole", "saved.2": "whole"}
 
 
 @pytest.mark.parametrize("launcher", ["gloo", "mpi", "mpi with MPI"])

@@ -145,11 +145,12 @@ def test_a_host_without_python3(lab, targets):
 
 
 def test_a_host_without_docker_says_so(lab, targets):
+    with Fleet.open([replace(targets[0], docker_host="unix:///nowhere.sock")]) as fleet:
+        with pytest.raises(Exception, match="Docker does not answer") as caught:
+            fleet.agents[HOSTS[0]].call("docker.request", method="GET", path="/info")
+        assert caught.value.kind == "no-docker"
     with Fleet.open(targets[:1]) as fleet:
         agent = fleet.agents[HOSTS[0]]
-        with pytest.raises(Exception, match="Docker does not answer") as caught:
-            agent.call("docker.request", method="GET", path="/info", docker_host="unix:///nowhere.sock")
-        assert caught.value.kind == "no-docker"
         assert agent.call("docker.request", method="GET", path="/info").value["json"]["Driver"] == "overlay2"
         assert agent.call("docker.request", method="GET", path="/images/none:1/json").value["status"] == 404
 

@@ -7,34 +7,15 @@ import signal
 import subprocess
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from placed_gangs import GANG, SPEC, plan, told
 from waiting import LIMIT_S, until
 
 from gpurun.errors import BadInput
-from gpurun.inventory.load import parse
-from gpurun.jobs.spec import Grant, HorovodKnobs, JobSpec
-from gpurun.launch.launchers import NAMES, PlacedGang, launcher_of, settled
+from gpurun.jobs.spec import HorovodKnobs
+from gpurun.launch.launchers import NAMES, launcher_of, settled
 from gpurun.launch.launchers.direct import TASKS, TORCHRUN, UNTOLD, environment, start_script
-from gpurun.launch.plan import make_plan
-from gpurun.node.claim_rules import Claimant
-
-GANG = PlacedGang(
-    "j-00000001.2", (Grant("h2", (1, 3)), Grant("h3", (0,))), {"h2": "eth0", "h3": "ens5"},
-    {"h2": "10.0.0.2", "h3": "10.0.0.3"}, 23022, is_tcp=True,
-)  # fmt: skip
-SPEC = JobSpec("n", "image:1", 3, ("python3", "train.py", "a 'b'"))
-INVENTORY = """
-version: 1
-defaults: {user: train, generation: pascal, gpus: 4, fabric: tcp}
-fabrics: {tcp: {kind: tcp, interface: eth0}, other: {kind: tcp, interface: ens5}}
-racks: {r1: {hosts: {h2: {}, h3: {fabric: other}, h4: {}}}}
-"""
-
-
-def told(launcher):
-    return [environment(launcher, GANG, place) for place in GANG.places()]
 
 
 def test_ranks_are_counted_host_by_host_in_the_order_of_the_grant():
@@ -127,15 +108,6 @@ def test_a_signal_to_the_main_process_is_not_taken_for_the_end_of_its_ranks(star
         process.wait(1.5)
 
 
-def plan(launcher, *hosts):
-    spec = replace(SPEC, launcher=launcher, gpus=2 * len(hosts))
-    return make_plan(
-        claimant=Claimant("j-00000001", 2, "s", "o", 1, "head"), spec=spec,
-        grants=[Grant(host, (0, 1)) for host in hosts], inventory=parse(INVENTORY.encode(), Path("i.yaml")),
-        accounts={}, ssh_port=23022,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("launcher", ["torchrun", "tasks"])
 def test_where_gpurun_starts_the_ranks_every_host_runs_them_and_no_sshd(launcher):
     made = plan(launcher, "h2", "h3")
@@ -171,6 +143,11 @@ def test_mpirun_starts_a_rank_for_each_gpu_in_rank_order_over_the_named_interfac
         ("torchrun --no-python ./train -n 3", "torchrun", "./train -n 3"),
         ("torchrun --no_python ./train", "torchrun", "./train"),
         ("/opt/conda/bin/torchrun train.py", "torchrun", "python3 -u train.py"),
+        ("python -m torch.distributed.run --nnodes=2 train.py -u", "torchrun", "python3 -u train.py -u"),
+        ("/opt/venv/bin/python3.11 -u -m torch.distributed.run -m pkg", "torchrun", "python3 -u -m pkg"),
+        ("python3 -m torch.distributed.launch x.py", "horovod", "python3 -m torch.distributed.launch x.py"),
+        ("deepspeed --num_gpus=4 --module pkg.train --deepspeed", "deepspeed", "python3 -u -m pkg.train --deepspeed"),
+        ("deepspeed --no_local_rank --hostfile h train.py", "deepspeed", "python3 -u train.py"),
         ("mpirun -np 4 -H a:2,b:2 --allow-run-as-root python3 x.py -np 3", "mpirun", "python3 x.py -np 3"),
         ("horovodrun -np 4 python3 train.py", "horovod", "python3 train.py"),
         ("python3 train.py", "horovod", "python3 train.py"),
@@ -180,6 +157,23 @@ def test_a_launcher_that_is_typed_out_of_habit_is_understood(typed, launcher, co
     spec, said = settled(replace(SPEC, command=tuple(typed.split())), is_named=False)
     assert (spec.launcher, " ".join(spec.command)) == (launcher, command)
     assert bool(said) == (typed != command)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_script_of_deepspeed_has_its_local_rank_as_a_flag_too(tmp_path, named):
+    script = tmp_path / "train 'it'.py"
+    script.write_text("import sys; print(sys.argv[1:])")
+    command = (*(() if named else ("deepspeed", "--num_gpus=4")), str(script), "--deepspeed", "a b")
+    spec, _ = settled(replace(SPEC, launcher="deepspeed", command=command), is_named=named)
+    environ = {**os.environ, **told(launcher_of(spec))[1]}
+    done = subprocess.run(spec.command, env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == "['--local_rank=1', '--deepspeed', 'a b']\n"
+
+
+def test_jax_is_told_who_coordinates_how_many_there_are_and_which_one_it_is():
+    first, _, last = told(launcher_of(replace(SPEC, launcher="jax")))
+    assert first["JAX_COORDINATOR_ADDRESS"] == last["JAX_COORDINATOR_ADDRESS"] == "10.0.0.2:23022"
+    assert (last["JAX_NUM_PROCESSES"], last["JAX_PROCESS_ID"], last["CUDA_VISIBLE_DEVICES"]) == ("3", "2", "0")
 
 
 def test_a_launcher_that_is_named_wins_over_one_that_is_typed():

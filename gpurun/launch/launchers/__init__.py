@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from gpurun.errors import BadInput
 from gpurun.jobs.spec import HorovodKnobs, JobSpec
-from gpurun.launch.launchers.direct import TASKS, TORCHRUN
+from gpurun.launch.launchers.direct import DEEPSPEED, JAX, TASKS, TORCHRUN
 from gpurun.launch.launchers.horovod import GLOO, MPI
 from gpurun.launch.launchers.launcher import Launcher, PlacedGang, RankSeat, Typed
 from gpurun.launch.launchers.mpirun import MPIRUN
 
 __all__ = ["NAMES", "Launcher", "PlacedGang", "RankSeat", "launcher_of", "settled"]
 
-_TABLE: Mapping[str, Launcher] = {each.name: each for each in (GLOO, MPIRUN, TORCHRUN, TASKS)}
+_TABLE: Mapping[str, Launcher] = {each.name: each for each in (GLOO, MPIRUN, TORCHRUN, DEEPSPEED, JAX, TASKS)}
 NAMES = tuple(_TABLE)
 
 
@@ -47,12 +47,12 @@ def settled(spec: JobSpec, *, is_named: bool) -> tuple[JobSpec, str]:
         BadInput: there is no such launcher, or something in the spec is not for it.
     """
     said = ""
-    program = spec.command[0].rpartition("/")[2]
-    typed = next((each for each in _TABLE.values() if each.typed and each.typed.program == program), None)
-    if typed is not None and typed.typed is not None:
-        name = spec.launcher if is_named else typed.name
-        spec = replace(spec, launcher=name, command=_without(typed.typed, spec.command))
-        said = f"gpurun starts the ranks ({name}); each runs: {' '.join(spec.command)}"
+    for each in _TABLE.values():
+        if each.typed is not None and (words := _behind(each.typed, spec.command)) is not None:
+            name = spec.launcher if is_named else each.name
+            spec = replace(spec, launcher=name, command=_without(each.typed, words))
+            said = f"gpurun starts the ranks ({name}); each runs: {' '.join(spec.command)}"
+            break
     launcher = launcher_of(spec)
     if launcher.interpreter and spec.command[0].endswith(".py"):
         spec = replace(spec, command=(*launcher.interpreter, *spec.command))
@@ -60,9 +60,19 @@ def settled(spec: JobSpec, *, is_named: bool) -> tuple[JobSpec, str]:
     return spec, said
 
 
-def _without(typed: Typed, command: tuple[str, ...]) -> tuple[str, ...]:
-    """The command of a rank: without the launcher in front of it, and its flags."""
-    words, found = list(command[1:]), dict[str, str]()
+def _behind(typed: Typed, command: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The words behind a launcher, called by its name or as a module of Python; None if it is not in front."""
+    program = command[0].rpartition("/")[2]
+    if program == typed.program:
+        return command[1:]
+    words = command[2:] if command[1:2] == ("-u",) else command[1:]
+    is_module = program.startswith("python") and typed.module != "" and words[:2] == ("-m", typed.module)
+    return words[2:] if is_module else None
+
+
+def _without(typed: Typed, behind: tuple[str, ...]) -> tuple[str, ...]:
+    """The command of a rank: what stands behind the launcher, without its flags."""
+    words, found = list(behind), dict[str, str]()
     while words and words[0].startswith("-"):
         flag, equals, value = words.pop(0).partition("=")
         if flag in typed.alone and not equals:

@@ -119,6 +119,48 @@ TORCHRUN = Launcher(
             {f"--{name}" for flag in _WITH_VALUE.split() for name in (flag, flag.replace("-", "_"))} | {"-r", "-t"}
         ),
         alone=frozenset({"--standalone", "-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path"}),
+        module="torch.distributed.run",
         rest=_python,
     ),
 )  # fmt: skip
+
+WITH_LOCAL_RANK = (
+    "sh", "-c", 'script="$1"; shift; exec python3 -u "$script" --local_rank="$LOCAL_RANK" "$@"', "deepspeed",
+)  # fmt: skip
+"""DeepSpeed's own launcher gives the number to a script as its first flag, too (`deepspeed.launcher.launch`)."""
+
+
+def _deepspeed(found: Mapping[str, str], words: tuple[str, ...]) -> tuple[str, ...]:
+    """What ``deepspeed`` runs: a script of Python, a module, or any program."""
+    if {"--no_python", "--module", "--no_local_rank"} & found.keys():
+        return _python(found, words)
+    return (*WITH_LOCAL_RANK, *words)
+
+
+DEEPSPEED = Launcher(
+    "deepspeed", "/bin/sh, Python, PyTorch and DeepSpeed", environment=torch_environment, interpreter=WITH_LOCAL_RANK,
+    typed=Typed(
+        "deepspeed",
+        with_value=frozenset({
+            "-H", "--hostfile", "-i", "--include", "-e", "--exclude", "--num_nodes", "--num_gpus", "--master_port",
+            "--master_addr", "--node_rank", "--launcher", "--launcher_args", "--ssh_port", "--enable_each_rank_log",
+        }),
+        alone=frozenset({"--module", "--no_python", "--no_local_rank", "--no_ssh", "--no_ssh_check", "--force_multi"}),
+        rest=_deepspeed,
+    ),
+)  # fmt: skip
+
+
+def jax_environment(gang: PlacedGang, place: RankSeat) -> dict[str, str]:
+    """What ``jax.distributed.initialize`` wants to be told; only the first does it read by itself everywhere.
+
+    One process for each GPU. Rank 0 listens.
+    """
+    return {
+        "JAX_COORDINATOR_ADDRESS": f"{gang.addresses[gang.first]}:{gang.port}",
+        "JAX_NUM_PROCESSES": str(gang.size), "JAX_PROCESS_ID": str(place.rank),
+        **one_gpu(gang, place),
+    }  # fmt: skip
+
+
+JAX = Launcher("jax", "/bin/sh, Python and JAX", environment=jax_environment, interpreter=PYTHON)

@@ -79,6 +79,7 @@ class Typed:
 
     Attributes:
         program: its name.
+        module: the module that ``python -m`` runs instead of it; "" if there is none.
         with_value: flags that are followed by a value.
         alone: flags that are not.
         rest: what the command of a rank is, from the flags that were found and the words behind them; None =
@@ -88,6 +89,7 @@ class Typed:
     program: str
     with_value: frozenset[str]
     alone: frozenset[str] = frozenset()
+    module: str = ""
     rest: Callable[[Mapping[str, str], tuple[str, ...]], tuple[str, ...]] | None = None
 
 
