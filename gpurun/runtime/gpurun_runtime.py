@@ -20,7 +20,7 @@ import threading
 import time
 from typing import Any, Dict, List, NamedTuple, Optional
 
-__all__ = ["Gang", "checkpointed", "gang", "job", "outputs", "parameters", "progress", "stopping"]
+__all__ = ["GangOfRank", "checkpointed", "gang", "job", "outputs", "parameters", "progress", "stopping"]
 
 _FOLDER = os.environ.get("GPURUN_RUN")
 _MIN_INTERVAL_S = 1.0
@@ -30,7 +30,7 @@ _last_s = 0.0
 _told_rank = os.environ.get("HOROVOD_RANK")
 
 
-class Gang(NamedTuple):
+class GangOfRank(NamedTuple):
     """Where this rank is among the others, whatever started them.
 
     Attributes:
@@ -51,21 +51,21 @@ class Gang(NamedTuple):
     port: int
 
 
-def gang() -> Gang:
+def gang() -> GangOfRank:
     """This rank and the others. Outside gpurun a gang of one.
 
     An elastic gang comes and goes: rank and size are those of now, the hosts those at the start of this rank's host.
     """
     path = os.environ.get("GPURUN_GANG")
     if not path:
-        return Gang(_number("RANK", 0), _number("SIZE", 1), 0, 1, 0, ["localhost"], ["127.0.0.1"], 0)
+        return GangOfRank(_number("RANK", 0), _number("SIZE", 1), 0, 1, 0, ["localhost"], ["127.0.0.1"], 0)
     with open(path) as stream:
         told = json.load(stream)
     hosts = told["hosts"]
     ranks = [(node, local) for node, host in enumerate(hosts) for local in range(host["gpus"])]
     rank = int(_rank())
     node, local = ranks[rank] if rank < len(ranks) else (0, 0)
-    return Gang(
+    return GangOfRank(
         rank=rank,
         size=_number("SIZE", len(ranks)),
         local_rank=_number("LOCAL_RANK", local),
