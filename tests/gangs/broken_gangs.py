@@ -22,7 +22,7 @@ from gpurun.supervisor import decide, life, ranks, stop, verdicts, watch
 from gpurun.supervisor.ends import failed
 
 TOLD, BY_LAUNCHER = ranks.told, verdicts.by_launcher
-SEEN, COLLECT = watch._Watch._seen, stop.collect_outputs
+SEEN, COLLECT, LOST_HOSTS = watch._Watch._seen, stop.collect_outputs, decide.lost_hosts
 
 
 def _decides_again(job: Any, error: Any, pause_s: float) -> float:
@@ -46,6 +46,11 @@ def _collect_once(job: Any) -> set[str]:
 
 def _abandon_nothing(leases: Any, lock: object, *_: object) -> None:
     leases.release(lock)
+
+
+def _lost_before_the_head_was_back(seen: Any) -> Any:
+    """Silence counts from before the head was cut off."""
+    return LOST_HOSTS(replace(seen, cut_off_s=-math.inf, heard_since_s=0.0))
 
 
 def _without_drains(watched: Any) -> Any:
@@ -74,7 +79,7 @@ BUILDS: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "nobody is watched before a mute host answers": lambda: replaced(watch, CONNECT_S=math.inf),
     "a mute host is waited for as one that was heard": lambda: replaced(decide, MUTE_S=1e12),
     "a mute host is lost at once": lambda: replaced(decide, MUTE_S=2.0),
-    "hosts have no time to be reached again": lambda: replaced(decide, RETURN_S=0.0),
+    "hosts have no time to be reached again": lambda: replaced(decide, lost_hosts=_lost_before_the_head_was_back),
     "a success waits and forgets": lambda: replaced(decide, _all_succeeded_s=lambda _: None),
 }  # fmt: skip
 """What is broken → a context in which it is."""
