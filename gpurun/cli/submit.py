@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,6 +55,17 @@ def submit(
     workdir: Annotated[
         str | None, _option("--workdir", metavar="DIR", text="Folder that every host gets, read-only.")
     ] = None,
+    outputs: Annotated[
+        str | None, _option("--outputs", metavar="PATH", text="Folder in the container that comes home.")
+    ] = None,
+    mount: Annotated[
+        list[str] | None, _option("--mount", metavar="A:B[:rw]", text="The hosts' folder A as B; may be repeated.")
+    ] = None,
+    secret: Annotated[
+        list[str] | None, _option("--secret", metavar="N=FILE", text="FILE as /run/secrets/N; may be repeated.")
+    ] = None,
+    host: Annotated[str | None, _option("--host", metavar="HOSTS", text="Only these, such as gpu-[01-04].")] = None,
+    avoid: Annotated[str | None, _option("--avoid", metavar="HOSTS", text="None of these.")] = None,
     launcher: Annotated[
         str | None, _option("--launcher", metavar="L", text="What starts the ranks, such as torchrun or mpirun.")
     ] = None,
@@ -76,6 +87,7 @@ def submit(
     from gpurun.jobs.recipe import read as read_recipe
     from gpurun.launch.launchers import settled
 
+    found = load(find(inventory, os.environ))
     flags = {
         "--gpus": ("gpus", gpus), "--min-gpus": ("min_gpus", min_gpus), "--image": ("image", image),
         "--pool": ("pool", pool), "--priority": ("priority", priority), "--preemptible": ("preemptible", preemptible),
@@ -83,11 +95,14 @@ def submit(
         "--workdir": ("workdir", str(Path(workdir).absolute()) if workdir is not None else None),
         "--name": ("name", name), "--launcher": ("launcher", launcher), "--controller": ("controller", controller),
         "the command": ("command", list(context.obj) if context.obj is not None else None),
-        "--env": ("env", _pairs(env) if env else None),
+        "--env": ("env", _pairs("--env", env) if env else None),
+        "--outputs": ("outputs", outputs), "--mount": ("mounts", mount),
+        "--secret": ("secrets", _files(_pairs("--secret", secret, "FILE")) if secret else None),
     }  # fmt: skip
     places = {
         "--generation": ("generation", generation or None), "--gpus-per-host": ("gpus_per_host", gpus_per_host),
         "--locality": ("locality", locality),
+        "--host": ("hosts", _hosts(host, found)), "--avoid": ("avoid", _hosts(avoid, found)),
     }  # fmt: skip
     overrides = dict(convert_flag(flag, key, value) for flag, (key, value) in flags.items() if value is not None)
     constraints = dict(convert_flag(flag, key, value) for flag, (key, value) in places.items() if value is not None)
@@ -96,7 +111,6 @@ def submit(
     spec, said = settled(build(read, overrides, constraints), is_named=is_named)
     if said:
         say(said)
-    found = load(find(inventory, os.environ))
     _refuse_impossible(spec, found)
     _warn_of_secrets(spec)
     if dry_run:
@@ -199,11 +213,21 @@ def _warn_of_secrets(spec: JobSpec) -> None:
         )
 
 
-def _pairs(texts: list[str]) -> dict[str, str]:
+def _pairs(flag: str, texts: Sequence[str], value: str = "VALUE") -> dict[str, str]:
     pairs = {}
     for text in texts:
-        key, equals, value = text.partition("=")
+        key, equals, given = text.partition("=")
         if not equals:
-            raise BadInput(f"--env must look like NAME=VALUE, not {text!r}")
-        pairs[key] = value
+            raise BadInput(f"{flag} must look like NAME={value}, not {text!r}")
+        pairs[key] = given
     return pairs
+
+
+def _files(named: Mapping[str, str]) -> dict[str, str]:
+    return {name: str(Path(file).absolute()) for name, file in named.items()}
+
+
+def _hosts(chosen: str | None, inventory: Inventory) -> list[str] | None:
+    from gpurun.inventory.hostset import select
+
+    return None if chosen is None else list(select(inventory, chosen))

@@ -240,7 +240,7 @@ def convert_flag(flag: str, key: str, value: object) -> tuple[str, Any]:
 
 
 def build(recipe: Recipe | None, overrides: Mapping[str, Any], constraints: Mapping[str, Any]) -> JobSpec:
-    """Recipe and flags as one frozen spec; flags win. `env` is merged, everything else replaced.
+    """Recipe and flags as one frozen spec; flags win. Variables and secrets are merged, everything else replaced.
 
     Args:
         overrides: JobSpec fields given as flags, already converted.
@@ -250,8 +250,8 @@ def build(recipe: Recipe | None, overrides: Mapping[str, Any], constraints: Mapp
         BadInput: something a job needs is missing, or two things contradict each other.
     """
     given = dict(recipe.given) if recipe else {}
-    given["env"] = {**given.get("env", {}), **overrides.get("env", {})}
-    given |= {field: value for field, value in overrides.items() if field != "env"}
+    merged = {field: {**given.get(field, {}), **overrides.get(field, {})} for field in ("env", "secret_files")}
+    given |= {**overrides, **merged}
     given["constraints"] = replace(given.get("constraints", Constraints()), **constraints)
     given.setdefault("name", given["command"][0].rsplit("/", 1)[-1] if "command" in given else "job")
     missing = [name for name in ("image", "gpus", "command") if name not in given]

@@ -71,6 +71,20 @@ def test_a_dry_run_shows_what_ranks_are_told_that_gpurun_starts(gpurun, inventor
     assert (code, "there is no launcher 'slurm'" in err) == (2, True)
 
 
+def test_what_a_recipe_can_say_of_files_and_hosts_flags_can_say_too(gpurun, inventory, tmp_path, monkeypatch):
+    (tmp_path / "token").write_text("t")
+    (tmp_path / "recipe.yaml").write_text("image: i:1\ngpus: 1\ncommand: x\nsecrets: {key: token}\nmounts: [/a:/a]\n")
+    monkeypatch.chdir(tmp_path)
+    every = dry(gpurun, inventory, "-n", "1")["placement"]["hosts"][0]["host"]
+    flags = ["--outputs", "/out", "--mount", "/data:/d", "--mount", "/b:/b:rw", "--secret", "hf=token"]
+    found = dry(gpurun, inventory, "recipe.yaml", *flags, "--avoid", every)
+    assert found["placement"]["hosts"][0]["host"] != every
+    job = found["job"]
+    assert job["outputs"] == "/out" and job["mounts"] == [["/data", "/d", "ro"], ["/b", "/b", "rw"]]
+    assert job["secret_files"] == {"key": str(tmp_path / "token"), "hf": str(tmp_path / "token")}
+    assert dry(gpurun, inventory, "-n", "1", "--host", "@all&" + every)["placement"]["hosts"][0]["host"] == every
+
+
 def test_a_secret_in_env_is_told_by_name_alone(gpurun, inventory):
     flags = ("-n", "1", "-e", "HF_TOKEN=hf_abc", "-e", "LR=0.1", "--dry-run", "--json", "--", "true")
     code, out, err = gpurun("submit", "-i", inventory, "--image", "i:1", *flags)
@@ -99,6 +113,14 @@ def test_a_dry_run_leaves_no_state(gpurun, inventory, tmp_path):
         (["-n", "2", "-e", "NOVALUE"], 2, "NAME=VALUE"),
         (["-n", "2", "-e", "A B=1"], 2, "name in --env: 'A B' is not a variable's name"),
         (["-n", "2", "--name", "a\nb"], 2, "--name"),
+        (["-n", "2", "--outputs", "out"], 2, "--outputs: 'out' is not an absolute path such as /checkpoints"),
+        (["-n", "2", "--mount", "/a"], 2, "--mount"),
+        (["-n", "2", "--secret", "token"], 2, "--secret must look like NAME=FILE, not 'token'"),
+        (["-n", "2", "--secret", "../a=/etc/passwd"], 2, "--secret"),
+        (["-n", "2", "--secret", "a=/nosuch"], 2, "the secret 'a' is not a file"),
+        (["-n", "2", "--host", "nosuch"], 2, "the inventory has no 'nosuch'"),
+        (["-n", "2", "--host", "$(id)"], 2, "is not a host set"),
+        (["-n", "2", "--avoid", "@all"], 3, ""),
         (["-n", "2", "--image", "--privileged"], 2, "--image"),
         (["-n", "2", "--bogus"], 2, "No such option"),
         ([], 2, "no gpus"),
