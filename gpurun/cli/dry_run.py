@@ -85,6 +85,8 @@ def _job(spec: JobSpec) -> dict[str, Any]:
 
 def _print(spec: JobSpec, inventory: Inventory, placement: Placement, plan: Plan) -> None:
     typer.echo(f"{spec.name}: {spec.gpus} GPUs ({placement.generation}) in {', '.join(placement.racks)}")
+    if spec.rehearse_s is not None and spec.gpus > 1:
+        typer.echo(f"  before that one rank rehearses on one GPU, for {spec.rehearse_s:g} s or up to a step")
     for grant in placement.grants:
         gpus = ",".join(str(gpu) for gpu in grant.gpus)
         typer.echo(f"  {grant.host} ({inventory.by_name[grant.host].rack}): GPUs {gpus}")

@@ -45,6 +45,9 @@ def submit(
         bool | None, typer.Option("--preemptible/--not-preemptible", help="May borrow, and be stopped for it.")
     ] = None,
     time_limit: Annotated[str | None, _option("--time-limit", metavar="12h", text="Ended after this long.")] = None,
+    rehearse: Annotated[
+        str | None, _option("--rehearse", metavar="60s", text="First one rank on one GPU, for so long.")
+    ] = None,
     max_restarts: Annotated[
         str | None, _option("--max-restarts", metavar="N", text="Starts again after a host's fault.")
     ] = None,
@@ -96,7 +99,7 @@ def submit(
         "--name": ("name", name), "--launcher": ("launcher", launcher), "--controller": ("controller", controller),
         "the command": ("command", list(context.obj) if context.obj is not None else None),
         "--env": ("env", _pairs("--env", env) if env else None),
-        "--outputs": ("outputs", outputs), "--mount": ("mounts", mount),
+        "--rehearse": ("rehearse", rehearse), "--outputs": ("outputs", outputs), "--mount": ("mounts", mount),
         "--secret": ("secrets", _files(_pairs("--secret", secret, "FILE")) if secret else None),
     }  # fmt: skip
     places = {

@@ -175,6 +175,7 @@ class RecipeKeys(TypedDict, total=False):
     max_restarts: Annotated[int, Meta(ge=0, le=1000)]
     time_limit: Duration
     hang_timeout: Duration
+    rehearse: Duration
     grace: Duration
     shm_size: Size
     mounts: tuple[Mount, ...]

@@ -14,6 +14,7 @@ from gpurun.jobs.states import State
 
 ID_PATTERN = re.compile(r"j-[0-9a-f]{8}")
 RequestKind = Literal["cancel", "preempt"]
+Rehearsal = Literal["", "due", "passed"]
 RESTART_MOST_S = 600.0
 """No back-off is longer."""
 
@@ -200,6 +201,7 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
         refusals: hosts that refused GPUs, because somebody else claims them there (`gpurun.leases.refusals`).
         placements: how often pre-flight had the job placed elsewhere.
         outputs_left: what of the outputs is not on the head, since an attempt ended; None = they are all here.
+        rehearsal: "due": the next attempt, or this one, is one rank on one GPU; "passed": it was, and is being ended.
         uncut: hosts of an elastic gang whose ranks may still wait for those of a host that has left.
 
     Raises:
@@ -240,6 +242,7 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
     uncut: tuple[str, ...] = ()
     outputs_left: OutputsLeft | None = None
     granted_from: tuple[str, ...] = ()
+    rehearsal: Rehearsal = ""
 
     def __post_init__(self) -> None:
         check_path(self.inventory)
@@ -268,6 +271,8 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
 
     def story(self, now_s: float) -> str:
         """Its reason, and when it is started again if it is."""
+        if self.rehearsal == "due" and not self.reason and not self.state.ended:
+            return "waits to rehearse on one GPU" if self.state is State.QUEUED else "rehearses on one GPU"
         if self.state is not State.QUEUED or self.restart is None:
             return self.reason
         return f"{self.restart.words(now_s)}: {self.reason}"

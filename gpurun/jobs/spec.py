@@ -7,7 +7,7 @@ changes it. Nothing here reads a file or a clock.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Controller = Literal["gloo", "mpi"]
@@ -96,6 +96,11 @@ class Constraints:
     prefer: Locality = "any"
     locality_wait_s: float = 0.0
 
+    @property
+    def for_one(self) -> Constraints:
+        """Where one GPU of such a gang may be."""
+        return replace(self, gpus_per_host=None)
+
 
 @dataclass(frozen=True)
 class Wants:
@@ -110,6 +115,11 @@ class Wants:
     time_limit_s: float | None = None
     grace_s: float = 15.0
     max_restarts: int = 0
+
+    @property
+    def rehearsal(self) -> Wants:
+        """What a rehearsal wants: one GPU where the gang may run."""
+        return replace(self, gpus=1, min_gpus=self.min_gpus and 1, constraints=self.constraints.for_one)
 
 
 @dataclass(frozen=True)
@@ -163,6 +173,8 @@ class JobSpec:
         max_restarts: how often the job may be started again after a host's fault.
         shm_size_mib: size of ``/dev/shm`` in each container.
         mounts: (path on the hosts, path in the container, ``ro`` or ``rw``), such as a shared data set.
+        rehearse_s: how long one rank runs the command on one GPU before the gang starts; None = it does not.
+        scratch: absolute path inside the container of a writable folder that goes with the attempt; None = none.
     """
 
     name: str
@@ -191,6 +203,16 @@ class JobSpec:
     image_id: str = ""
     code: str = ""
     outputs_limit_mib: int | None = None
+    rehearse_s: float | None = None
+    scratch: str | None = None
+
+    @property
+    def rehearsal(self) -> JobSpec:
+        """The same job on one GPU, whose outputs nobody keeps."""
+        return replace(
+            self, gpus=1, min_gpus=self.min_gpus and 1, constraints=self.constraints.for_one, outputs=None,
+            scratch=self.outputs, time_limit_s=None, horovod=replace(self.horovod, autotune=None, timeline=None),
+        )  # fmt: skip
 
     @property
     def outputs_limit(self) -> int | None:

@@ -166,6 +166,7 @@ def _new_record(job_id: str, spec: JobSpec, inventory: Path, now_s: float) -> Jo
     return JobRecord(
         id=job_id, name=spec.name, owner=myself(), owner_uid=os.getuid(), gpus=spec.gpus, inventory=str(inventory),
         state=State.QUEUED, submitted_s=now_s, queued_s=now_s, pool=spec.pool, priority=spec.priority,
+        rehearsal="due" if spec.rehearse_s is not None and spec.gpus > 1 else "",
     )  # fmt: skip
 
 
@@ -182,7 +183,10 @@ def finish(store: JobStore, record: JobRecord, *, now_s: float) -> JobRecord:
         outcome = State.CANCELLED
     if outcome is State.QUEUED:
         folder.clear_preemption()
-        record = folder.move(State.QUEUED, queued_s=now_s, granted=(), started_s=None, outcome=None)
+        record = folder.move(
+            State.QUEUED, queued_s=now_s, granted=(), started_s=None, outcome=None,
+            rehearsal="" if record.rehearsal == "passed" else record.rehearsal,
+        )  # fmt: skip
     else:
         record = folder.move(outcome, ended_s=now_s, reason=record.last_words())
         store.retire(record.id)

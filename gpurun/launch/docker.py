@@ -19,6 +19,8 @@ SECRETS = "/run/secrets"
 AUTOTUNE_FILE = "autotune.csv"
 RUN = "/run/gpurun"
 """Where `gpurun.runtime` leaves progress and heartbeats; writable, on the host's side `run` in the job's folder."""
+SCRATCH = "run/scratch"
+"""Below the job's folder: what `JobSpec.scratch` is on the host's side."""
 _AS_THE_USER = ("--userns", "host", "--security-opt", "label=disable")
 """Whatever a host's engine does to other containers, this one may use the user's own files and the host's network.
 
@@ -75,6 +77,8 @@ def mounts(job: str, spec: JobSpec, account: HostAccount) -> tuple[Mount, ...]:
         found.append(Mount(f"{folder}/secrets", SECRETS))
     if spec.outputs is not None:
         found.append(Mount(account.outputs_folder(job), spec.outputs, writable=True))
+    if spec.scratch is not None:
+        found.append(Mount(f"{folder}/{SCRATCH}", spec.scratch, writable=True))
     found.extend(Mount(source, target, writable=mode == "rw") for source, target, mode in spec.mounts)
     return tuple(found)
 

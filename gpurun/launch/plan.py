@@ -140,6 +140,8 @@ def make_plan(
     names = {name: f.address for name, f in known.items()} | {f.hostname: f.address for f in known.values()}
     container = docker.container_name(job, attempt)
     common = {"launch/gang.json": (_gang_text(claimant, gang), 0o644)}
+    if spec.scratch is not None:
+        common[f"{docker.SCRATCH}/.removed"] = ("What is written here is removed when the attempt ends.\n", 0o644)
 
     def starting(index: int, mine: HostAccount) -> dict[str, tuple[str, int]]:
         if launcher.argv is None:
@@ -189,8 +191,8 @@ def _environment(job: str, attempt: int, spec: JobSpec, found: fabric.FabricSett
     environment = {"GPURUN_JOB": job, "GPURUN_ATTEMPT": str(attempt), "GPURUN_RUN": docker.RUN}
     environment["GPURUN_GANG"] = f"{jobssh.MOUNT}/gang.json"
     environment["HOME"] = "/tmp"  # noqa: S108 (inside the container)
-    if spec.outputs is not None:
-        environment["GPURUN_OUTPUTS"] = spec.outputs
+    if folder := spec.outputs or spec.scratch:
+        environment["GPURUN_OUTPUTS"] = folder
     environment |= horovod_knobs.environment(spec.horovod)
     environment |= {setting.name: setting.value for setting in found.environment}
     return environment | dict(spec.env)

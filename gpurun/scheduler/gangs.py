@@ -34,7 +34,8 @@ def gang_of(record: JobRecord, wants: Wants) -> Gang:
 
 def gangs_of(jobs: Iterable[tuple[JobRecord, Wants]]) -> Iterator[Gang]:
     """The gangs of many jobs, as their records stand."""
-    for record, wants in jobs:
+    for record, whole in jobs:
+        wants = whole.rehearsal if record.rehearsal else whole
         # By position, in the order of `Gang`: a pass makes ten thousand of them.
         yield Gang(
             record.id, wants.gpus, record.submitted_s, wants.min_gpus, wants.constraints, wants.pool, wants.priority,

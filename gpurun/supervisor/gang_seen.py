@@ -86,6 +86,7 @@ class GangSeen:
         launcher_line_s: when the last of it came.
         limit_s: the time limit, if the gang has run for longer.
         hung: why the gang counts as hung.
+        rehearsed: why a rehearsal has been long enough; "" if it has not, or the gang is none.
     """
 
     now_s: float
@@ -107,6 +108,7 @@ class GangSeen:
     request: CancelRequest | None = None
     limit_s: float | None = None
     hung: str | None = None
+    rehearsed: str = ""
 
     @property
     def hosts(self) -> tuple[str, ...]:

@@ -273,9 +273,10 @@ class SupervisedJob:
 
 
 def _spec_of(folder: JobFolder, record: JobRecord) -> tuple[JobSpec, StateError | None]:
-    """The job's spec. For a damaged one, a stand-in that is good for giving its GPUs back, and the damage."""
+    """The job's spec, or its rehearsal's. For a damaged one, a stand-in that can give its GPUs back, and the damage."""
     try:
-        return folder.spec(), None
+        spec = folder.spec()
+        return spec.rehearsal if record.rehearsal else spec, None
     except StateError as error:
         return unknown_spec(record), error
 

@@ -23,6 +23,7 @@ from gpurun.supervisor.hang import furthest_step
 from gpurun.supervisor.interrupt import giving_way
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.prepare import prepare
+from gpurun.supervisor.rehearsal import judged
 from gpurun.supervisor.start import start
 from gpurun.supervisor.stop import stop
 from gpurun.supervisor.watch import watch
@@ -121,7 +122,10 @@ def _without_spec(job: SupervisedJob, damage: StateError) -> State:
 
 
 def _stopping(job: SupervisedJob, end: End) -> State:
-    restart, setback = None, job.record.setback
+    restart, setback, rehearsal = None, job.record.setback, job.record.rehearsal
+    if rehearsal:
+        rehearsal = "passed" if end.outcome is State.SUCCEEDED else "due"
+        end = judged(end, job.record.gpus)
     if restarts.is_worth_another(job.record, end, max_restarts=job.spec.max_restarts):
         end, restart, setback = _another(job, end)
     again = restart is not None
@@ -129,7 +133,7 @@ def _stopping(job: SupervisedJob, end: End) -> State:
         State.STOPPING, outcome=State.QUEUED if again else end.outcome, reason=end.reason, code=end.code,
         exit_code=end.exit_code, first_failure=end.failure, ladder=end.ladder, restarts=job.record.restarts + again,
         avoid=job.record.avoiding(end.suspects), restart=restart, setback=setback,
-        refusals=remember(job.record.refusals, end.refused, now_s=job.clock()),
+        rehearsal=rehearsal, refusals=remember(job.record.refusals, end.refused, now_s=job.clock()),
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.links import CONNECT_S, Links
 from gpurun.supervisor.loglines import last_lines
 from gpurun.supervisor.outputs_watch import OutputsWatch
+from gpurun.supervisor.rehearsal import RehearsalWatch
 from gpurun.supervisor.verdicts import by_launcher, explains_alone, with_cause, with_last_words
 from gpurun.supervisor.watchers import Watchers
 
@@ -59,6 +60,7 @@ class _Watch:
         self._stop = threading.Event()
         self._watchers = Watchers(job, self._stop)
         self._hang = HangWatch(job)
+        self._rehearsal = RehearsalWatch(job)
         self._health = HealthWatch(job, self._stop)
         self._checkpoints = CheckpointWatch(job, self._stop)
         self._members = Members(job, self._stop, on_join=self._follow)
@@ -137,6 +139,7 @@ class _Watch:
             request=job.request(),
             limit_s=job.spec.time_limit_s if is_over else None,
             hung=self._hung(now_s, down_since),
+            rehearsed=self._rehearsal.passed(),
         )
 
     def _note_silence(self, now_s: float, down_since: Collection[str]) -> None:

@@ -92,6 +92,14 @@ def test_a_secret_in_env_is_told_by_name_alone(gpurun, inventory):
     assert "HF_TOKEN" in err and "/run/secrets" in err and "hf_abc" not in err and "LR" not in err
 
 
+def test_a_dry_run_tells_of_the_rehearsal(gpurun, inventory):
+    flags = ("--rehearse", "1m", "--dry-run", "--", "true")
+    code, out, _ = gpurun("submit", "-i", inventory, "--image", "i:1", "-n", "2", *flags)
+    assert code == 0 and "before that one rank rehearses on one GPU, for 60 s" in out
+    assert "rehearses" not in gpurun("submit", "-i", inventory, "--image", "i:1", "-n", "1", *flags)[1]
+    assert gpurun("submit", "-i", inventory, "--image", "i:1", "-n", "2", "--rehearse", "soon", "--", "true")[0] == 2
+
+
 def test_a_dry_run_leaves_no_state(gpurun, inventory, tmp_path):
     dry(gpurun, inventory, "-n", "1")
     assert not (tmp_path / "home").exists()

@@ -55,6 +55,15 @@ def plan(spec=SPEC, grants=GRANTS, inventory=INVENTORY, accounts=None, hardware=
     )
 
 
+def test_a_rehearsal_writes_its_outputs_to_a_folder_that_goes_with_the_attempt():
+    (host,) = plan(SPEC.rehearsal, grants=(Grant("h2", (3,)),)).hosts
+    assert host.outputs is None and "GPURUN_OUTPUTS=/checkpoints" in options(host.run, "--env")
+    scratch = [mount for mount in options(host.run, "--mount") if "target=/checkpoints" in mount]
+    assert scratch == ["type=bind,source=/home/train/.gpurun/jobs/j-00000001/run/scratch,target=/checkpoints"]
+    assert "run/scratch/.removed" in host.files, "the folder is made with its first file, before Docker wants it"
+    assert not [name for each in plan().hosts for name in each.files if "scratch" in name]
+
+
 def options(argv, name):
     return [argv[i + 1] for i, word in enumerate(argv) if word == name]
 

@@ -36,6 +36,15 @@ def test_a_gang_is_made_of_spec_and_record():
     assert gang_of(RECORD.but(attempt=0, avoid=(), submitted_s=1.0), SPEC.wants) == first
 
 
+def test_a_rehearsal_is_one_gpu_where_the_gang_may_run():
+    spec = replace(SPEC, constraints=replace(SPEC.constraints, gpus_per_host=4))
+    one = GANG.but(gpus=1, min_gpus=1)
+    assert gang_of(RECORD.but(rehearsal="due"), spec.wants) == one
+    assert gang_of(RECORD.but(rehearsal="passed"), spec.wants) == one, "its GPU is not free yet"
+    assert gang_of(RECORD, spec.wants).gpus == 8
+    assert spec.rehearsal.wants == replace(spec.wants.rehearsal, time_limit_s=None)
+
+
 def test_many_gangs_are_as_if_made_one_by_one():
     """Also of equal wishes that are not the same object, and of wishes that nobody else keeps."""
     jobs = [(RECORD.but(id=f"j-{n:08x}", submitted_s=float(-n)), n % 7) for n in range(200)]

@@ -1,0 +1,47 @@
+"""A rehearsal: one rank runs the command on one GPU before the gang starts, for a while or until it tells of a step.
+
+On Philly, Microsoft's cluster for deep learning, about 30 % of jobs were killed or failed, errors in programs first
+(Jeon et al. 2019, "Analysis of Large-Scale Multi-Tenant GPU Clusters for DNN Training Workloads"). In a rehearsal a
+typo costs one GPU a minute.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from gpurun.jobs.limits import is_over_limit
+from gpurun.jobs.states import State
+from gpurun.supervisor.ends import End
+from gpurun.supervisor.hang import furthest_step
+from gpurun.supervisor.job import SupervisedJob
+
+ASK_EVERY_S = 1.0
+
+
+class RehearsalWatch:
+    """Judges whether a rehearsal has been long enough. For any other attempt it has nothing to do."""
+
+    def __init__(self, job: SupervisedJob) -> None:
+        self._job = job
+        self._asked_s = time.monotonic()
+
+    def passed(self) -> str:
+        """Why it has been long enough; "" if it has not."""
+        job = self._job
+        if not job.record.rehearsal:
+            return ""
+        if is_over_limit(job.record.started_s, job.spec.rehearse_s, job.clock()):
+            return f"one rank ran for {job.spec.rehearse_s:g} s"
+        if time.monotonic() - self._asked_s < ASK_EVERY_S:
+            return ""
+        self._asked_s = time.monotonic()
+        return "" if (step := furthest_step(job)) is None else f"one rank came to step {step}"
+
+
+def judged(end: End, gpus: int) -> End:
+    """What the end of a rehearsal is for the job: after a success, the whole gang of `gpus` is queued."""
+    if end.outcome is State.SUCCEEDED:
+        reason = f"rehearsed: {end.reason or 'one rank returned 0'}; waits for {gpus} GPUs"
+        return replace(end, outcome=State.QUEUED, reason=reason, exit_code=None)
+    return replace(end, reason=f"in the rehearsal on one GPU: {end.reason}") if end.outcome is State.FAILED else end
