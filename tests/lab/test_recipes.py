@@ -1,0 +1,37 @@
+"""Recipes that train on Fashion-MNIST: each loses a host, and comes back from its checkpoint as accurate as before."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.lab, pytest.mark.alone, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("train")]
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    ["fashion-mnist-torch", "fashion-mnist-mpi", "fashion-mnist-keras"],
+)
+def test_a_recipe_loses_a_host_and_goes_on_from_its_checkpoint(mended, recipe):
+    cluster = mended
+    done = cluster.gpurun(
+        "submit", str(RECIPES / recipe), "-i", str(cluster.inventory), "--",
+        "python3", "train.py", "--epochs", "2", "--accuracy", "0.8",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    job = done.out.strip()
+    cluster.wait_for_log(job, "epoch 1/2: ", timeout_s=240)
+    victim = cluster.job(job)["hosts"][1]
+    cluster.lab.crash(victim)
+    cluster.wait_for(job, "SUCCEEDED", timeout_s=240)
+    record, log = cluster.job(job), cluster.log(job)
+    assert record["restarts"] == 1 and victim not in record["hosts"]
+    assert re.search(r"resuming from /checkpoints/\S+: epoch 2", log), log[-3000:]
+    assert len(re.findall(r"epoch 1/2: ", log)) == 4, "what was trained before is trained again"
+    assert float(re.search(r"test accuracy (0\.\d+)", log)[1]) >= 0.8
+    outputs = cluster.home / "jobs" / job / "outputs"
+    assert list(outputs.iterdir()), "the checkpoint came home"
