@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,6 +89,8 @@ def stop(record: Path, netns: str) -> None:
 def kill(record: Path, netns: str) -> None:
     """End every process of a host at once: its process 1, and what the kernel says lives in its network.
 
+    A start whose command was killed may not be there yet, or not be on record: it is known by its arguments.
+
     Raises:
         LabFailed: something did not die, which SIGKILL allows only to processes stuck in the kernel.
     """
@@ -96,7 +98,7 @@ def kill(record: Path, netns: str) -> None:
     if init is not None:
         init.send(signal.SIGKILL)
     deadline = time.monotonic() + _GONE_TIMEOUT_S
-    while living := processes(netns) + ([init] if init and init.alive() else []):
+    while living := [*_processes(lambda entry: _is_in(entry, netns) or _starts(entry, record)), *_alive(init)]:
         for process in living:
             process.send(signal.SIGKILL)
         if time.monotonic() > deadline:
@@ -107,22 +109,34 @@ def kill(record: Path, netns: str) -> None:
 
 def processes(netns: str) -> list[ProcessId]:
     """Every process in a host's network namespace. Those in namespaces below die with the host's process 1."""
-    try:
-        wanted = (network.NETNS_FOLDER / netns).stat().st_ino
-    except FileNotFoundError:
-        return []
+    return _processes(lambda entry: _is_in(entry, netns))
+
+
+def _processes(is_wanted: Callable[[Path], bool]) -> list[ProcessId]:
+    """The processes whose folder in ``/proc`` is wanted."""
     found = []
     for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
         try:
-            here = (entry / "ns/net").stat().st_ino == wanted
-        except OSError:
+            wanted = entry.name.isdigit() and is_wanted(entry)
+        except OSError:  # it has ended
             continue
-        process = ProcessId.of(int(entry.name)) if here else None
-        if process is not None:
+        if wanted and (process := ProcessId.of(int(entry.name))):
             found.append(process)
     return found
+
+
+def _is_in(entry: Path, netns: str) -> bool:
+    place = network.NETNS_FOLDER / netns
+    return place.exists() and (entry / "ns/net").stat().st_ino == place.stat().st_ino
+
+
+def _starts(entry: Path, record: Path) -> bool:
+    """Whether a process is one of those by which `spawn_init` starts a host."""
+    return os.fsencode(record) in (entry / "cmdline").read_bytes().split(b"\0")
+
+
+def _alive(init: ProcessId | None) -> list[ProcessId]:
+    return [init] if init and init.alive() else []
 
 
 def enter_argv(init: ProcessId, argv: Sequence[str], *, user: str = "root") -> list[str]:

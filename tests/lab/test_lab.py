@@ -15,7 +15,7 @@ import pytest
 from census import census
 
 from gpurun.errors import BadInput
-from gpurun.lab import Lab, LabSpec
+from gpurun.lab import Lab, LabSpec, host
 from gpurun.lab.errors import LabFailed, NoSuchLab
 from gpurun.lab.gpus import state
 
@@ -278,6 +278,21 @@ def test_disks_outlive_down_and_have_the_size_that_was_asked_for(named_lab):
     assert ssh(lab, "gpu-r1-01", "cat file").stdout == "kept\n"
     lab.down(purge=True)
     assert not lab.folder.exists()
+
+
+def test_a_start_that_is_not_on_record_yet_ends_with_its_host(tmp_path):
+    """`up` was killed when it had just forked: nobody wrote down that process, and it is in no namespace yet."""
+    record, other = tmp_path / "host.json", tmp_path / "other.json"
+    mine, others = (
+        subprocess.Popen(["sh", "-c", "read _", "sh", str(path)], stdin=subprocess.PIPE) for path in (record, other)
+    )
+    try:
+        host.kill(record, "no-such-namespace")
+        assert (mine.wait(5), others.poll()) == (-signal.SIGKILL, None)
+    finally:
+        for each in (mine, others):
+            each.kill()
+            each.wait()
 
 
 @pytest.mark.parametrize("delay_s", [0.25, 0.45, 0.65, 0.85, 1.1])

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from cluster import TINY, TRAIN
+from cluster import TINY, TORCH, TRAIN
 from faulting import kill_supervisor
 
 pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("launchers")]
@@ -37,6 +37,15 @@ else:
     link.sendall(f'{rank}\\n'.encode())
     total = int(link.makefile().readline())
 print('rank', rank, 'of', size, 'local', os.environ['LOCAL_RANK'], 'has', total, flush=True)
+"""
+RAISES = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+one = torch.ones(1)
+dist.all_reduce(one)
+if dist.get_rank() == 1:
+    raise ValueError(f"no such layer, {one.item():g} ranks")
+dist.all_reduce(one)
 """
 ONE_FAILS = "echo rank $GPURUN_RANK; sleep 600 & test $GPURUN_RANK != {rank} || exit 7; wait"
 SAVES = "trap 'sleep 1; echo saved $GPURUN_RANK; exit 143' TERM; echo up $GPURUN_RANK; while :; do sleep 0.1; done"
@@ -173,3 +182,14 @@ def test_the_same_with_open_mpi_5(cluster, tmp_path):
     assert (done.code, record["first_failure"]["rank"], record["exit_code"]) == (1, 2, 9), json.dumps(record)
     done = cluster.submit(*flags, gpus=4, command=["python3", "-c", script.format(fails=False)])
     assert done.code == 0 and done.out.count("sum 10 Open MPI v5") == 4, done.err + done.out
+
+
+def test_the_traceback_of_the_rank_that_failed_first_is_in_the_report(cluster):
+    """The others fail, too, because it is gone: their tracebacks are not the cause."""
+    done = cluster.submit("--launcher", "torchrun", image=TORCH, command=["python3", "-c", RAISES])
+    assert done.code == 1
+    (record,) = cluster.status()["jobs"]
+    failure = record["first_failure"]
+    assert (failure["rank"], failure["host"], record["exit_code"]) == (1, record["hosts"][1], 1)
+    assert failure["excerpt"][-1].endswith("ValueError: no such layer, 2 ranks"), failure
+    assert any("Traceback (most recent call last)" in line for line in failure["excerpt"])

@@ -6,7 +6,10 @@ from gpurun.jobs.recipe import build as spec_of
 from gpurun.jobs.recipe import read
 from gpurun.launch.launchers import settled
 
-NAMES = ("allreduce-check", "elastic", "fashion-mnist", "fashion-mnist-torch", "noop")
+NAMES = (
+    "allreduce-check", "elastic", "fashion-mnist", "fashion-mnist-keras", "fashion-mnist-mpi", "fashion-mnist-torch",
+    "noop",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
