@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from gpurun.cli.caretaker import Caretaker
-from gpurun.cli.printing import duration, printable, say
+from gpurun.cli.printing import duration, printable, printed, say
 from gpurun.errors import NotYours
 from gpurun.jobs.events import EventTail
 from gpurun.jobs.record import CancelRequest
@@ -156,7 +156,7 @@ class _JobView:
     def _show_line(self, logged: LoggedLine) -> None:
         line = logged.line
         who = "launcher" if line.rank is None else f"rank {line.rank}"
-        self.lines.write(f"{who:>8} | {printable(line.text)}\n")
+        self.lines.write(f"{who:>8} | {printed(line.text)}\n")
         self.lines.flush()
 
     def _show_end(self, record: JobRecord) -> None:
@@ -164,7 +164,7 @@ class _JobView:
         reason = f": {record.reason}" if record.reason and self.reason_shown != record.reason else ""
         self._say(f"{record.id} {record.state.value} after {duration(took)}{reason}")
         for text in record.first_failure.excerpt if record.first_failure else ():
-            say(f"        | {printable(text)}")
+            say(f"        | {printed(text)}")
         if self.folder.outputs.is_dir():
             self._say(f"outputs: {self.folder.outputs}")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpurun.cli.caretaker import Caretaker
-from gpurun.cli.printing import duration, job_json, print_json, printable, say, waited_s
+from gpurun.cli.printing import duration, job_json, print_json, printable, printed, say, waited_s
 from gpurun.errors import GpurunError, StateError
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
     if record.first_failure and record.first_failure.evidence:
         typer.echo(f"{'evidence':>10}  {printable(record.first_failure.evidence)}")
     for text in record.first_failure.excerpt if record.first_failure else ():
-        typer.echo(f"{'':>10}  | {printable(text)}")
+        typer.echo(f"{'':>10}  | {printed(text)}")
 
 
 def logs(
@@ -196,7 +196,7 @@ def logs(
         for time_text, line in tail.new():
             if rank is None or line.rank == rank:
                 who = "" if rank is not None else f"[{'launcher' if line.rank is None else line.rank}] "
-                sys.stdout.write(f"{time_text + ' ' if timestamps else ''}{who}{printable(line.text)}\n")
+                sys.stdout.write(f"{time_text + ' ' if timestamps else ''}{who}{printed(line.text)}\n")
         sys.stdout.flush()
         if ended or not follow:
             return
