@@ -9,6 +9,7 @@ launcher's lines behind a hole: rather a line twice than one lost. A line that d
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -21,8 +22,11 @@ from gpurun import faults
 from gpurun.state import durable
 from gpurun.state.path import StatePath
 from gpurun.supervisor.loglines import CHECKPOINT, RawLine, has_hole, last, split
+from gpurun.supervisor.outputs_room import disk_of, reserve_of
 
 LINE_BYTES = 1 << 20
+RESERVE_PART = 8
+"""Logs leave this part of the disk free of what outputs do: all jobs keep their state there."""
 CHECKPOINT_BYTES = 1 << 22
 """How much may come between two checkpoints."""
 BAR_BYTES = 1 << 12
@@ -185,6 +189,9 @@ class JobLog:
         self._write(checkpoint)
 
     def _write(self, data: bytes) -> None:
+        free, disk = disk_of(self.descriptor)
+        if free - len(data) < reserve_of(disk) // RESERVE_PART:
+            raise OSError(errno.ENOSPC, "the head keeps the rest of its disk for the state of jobs", str(self.path))
         left = memoryview(data)
         while left:  # a disk that fills up takes a part, and refuses the rest
             left = left[os.write(self.descriptor, left) :]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gpurun.errors import StateError
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.record import JobRecord, unknown_spec
+from gpurun.jobs.states import State
 from gpurun.launch.docker import container_name
 from gpurun.leases.lease import Lease
 from gpurun.state import durable
@@ -19,8 +20,10 @@ from gpurun.supervisor.seating import Seating
 if TYPE_CHECKING:
     from gpurun.supervisor.job import SupervisedJob
 
-REST_S = 20.0
+REST_S = 600.0
 """How long what ranks have printed may still be copied; their GPUs are held meanwhile."""
+ASKED_REST_S = 20.0
+"""The same where a person or another gang waits for the GPUs."""
 LOG_SILENT_S = 5.0
 """The containers were killed: how long its log may be silent before the fence removes what is left of it."""
 
@@ -28,13 +31,14 @@ LOG_SILENT_S = 5.0
 def end_output(job: SupervisedJob, hosts: Sequence[str]) -> None:
     """Kill what still runs of the attempt on `hosts`, and copy the last of what its ranks have printed there."""
     job.follow_log(hosts)
-    _end(job.log_copy, job.links, job.lease, hosts)
+    is_asked = job.record.outcome in (State.CANCELLED, State.QUEUED)
+    _end(job.log_copy, job.links, job.lease, hosts, ASKED_REST_S if is_asked else REST_S)
 
 
-def _end(log_copy: LogCopy, links: Links, lease: Lease, hosts: Collection[str]) -> None:
+def _end(log_copy: LogCopy, links: Links, lease: Lease, hosts: Collection[str], rest_s: float) -> None:
     path = f"/containers/{container_name(lease.job, lease.attempt)}/kill"
     links.each(lambda agent: agent.call("docker.request", method="POST", path=path), hosts)
-    log_copy.take_rest(hosts, REST_S)
+    log_copy.take_rest(hosts, rest_s)
 
 
 def end_late_output(folder: JobFolder, lease: Lease, links: Links, hosts: Collection[str]) -> None:
@@ -61,7 +65,7 @@ def end_late_output(folder: JobFolder, lease: Lease, links: Links, hosts: Collec
     try:
         log_copy.start()
         log_copy.follow(there)
-        _end(log_copy, links, lease, there)
+        _end(log_copy, links, lease, there, REST_S)
         if first in there:
             log_copy.wait_for_launcher(LOG_SILENT_S)
     finally:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import re
 import tracemalloc
@@ -289,6 +290,22 @@ def test_every_byte_of_every_rank_is_there_once_whoever_writes_on(tmp_path_facto
     for key, data in printed.items():
         if b"\n" in data and all(len(line) < 20 for line in data.split(b"\n")):
             assert there[key].rstrip(b"\n") == data.rstrip(b"\n")
+
+
+def test_a_log_leaves_room_for_the_state_of_all_jobs_and_goes_on_when_there_is_some(tmp_path, monkeypatch):
+    log = JobLog(at(tmp_path / "log"), attempt=1, now=now)
+    log.take_output("h/0.1", 0, "o", 4, b"one\n")
+    monkeypatch.setattr(joblog, "disk_of", lambda _: (100 << 20, 100 << 30))
+    with pytest.raises(OSError) as caught:
+        log.take_output("h/0.1", 0, "o", 8, b"two\n")
+    assert caught.value.errno == errno.ENOSPC and "state of jobs" in str(caught.value)
+    os.close(log.descriptor)
+    monkeypatch.undo()
+    again = JobLog(at(tmp_path / "log"), attempt=1, now=now)
+    assert again.have("h") == {"0.1": [4, 0]}
+    again.take_output("h/0.1", 0, "o", 8, b"two\n")
+    again.close()
+    assert texts(tmp_path / "log") == ["one", "two"]
 
 
 def test_a_rank_cannot_forge_what_the_log_goes_on_from(tmp_path, monkeypatch):
