@@ -48,12 +48,12 @@ def exec_(
     lease = LeaseStore(folder.path.home).read(record.id)
     if lease is None:
         raise StateError("its lease is gone", job=record.id, hint="`gpurun recover` restores it")
-    links = Links(_inventory(folder, record, lease), [grant.host for grant in lease.members])
+    spec, links = folder.spec(), Links(_inventory(folder, record, lease), [grant.host for grant in lease.members])
     try:
-        places, silent = ask(links, record.id, record.attempt, Seating.of(lease.members, folder.spec()))
+        places, silent = ask(links, record.id, record.attempt, Seating.of(lease.members, spec))
     finally:
         links.close()
-    target = links.targets[host_of(lease, rank, places, silent)]
+    target = links.targets[host_of(lease, rank, places, silent, spec.roles)]
     tty = sys.stdin.isatty()
     engine = ["--host", target.docker_host] if target.docker_host else []
     inside = [

@@ -20,7 +20,7 @@ from gpurun.documents.convert import convert, keys_of, mapping, written
 from gpurun.documents.nodes import ProblemReport, compose
 from gpurun.errors import BadInput
 from gpurun.inventory.load import read as read_bytes
-from gpurun.jobs.spec import MOST_GPUS, Constraints, Controller, HorovodKnobs, JobSpec, Locality
+from gpurun.jobs.spec import MOST_GPUS, Constraints, Controller, HorovodKnobs, JobSpec, Locality, Roles
 
 RECIPE_FILE = "recipe.yaml"
 MAX_GPUS = 1_000_000
@@ -151,6 +151,16 @@ class HorovodKeys(TypedDict, total=False):
     start_timeout: WholeSeconds
 
 
+class RoleKeys(TypedDict, total=False):
+    """The keys of a recipe's roles."""
+
+    ps: Annotated[int, Meta(ge=0, le=MAX_GPUS)]
+    workers: Gpus
+    chief: bool
+    evaluator: bool
+    flags: bool
+
+
 class RecipeKeys(TypedDict, total=False):
     """The keys of a recipe. docs/recipes.md says what each means."""
 
@@ -168,6 +178,7 @@ class RecipeKeys(TypedDict, total=False):
     constraints: ConstraintKeys
     horovod: HorovodKeys
     launcher: Name
+    roles: RoleKeys
     controller: Controller
     pool: PoolName
     priority: Annotated[int, Meta(ge=-1000, le=1000)]
@@ -182,6 +193,7 @@ class RecipeKeys(TypedDict, total=False):
 
 
 FIELDS, CONSTRAINTS, HOROVOD = keys_of(RecipeKeys), keys_of(ConstraintKeys), keys_of(HorovodKeys)
+ROLES = keys_of(RoleKeys)
 _SPEC_FIELDS = {field.name for kind in (JobSpec, Constraints, HorovodKnobs) for field in fields(kind)}
 _WITH_UNIT = {key + unit for key in (*FIELDS, *CONSTRAINTS, *HOROVOD) for unit in ("_s", "_mib")} & _SPEC_FIELDS
 FIELD_OF = {
@@ -224,6 +236,8 @@ def read(path: Path) -> Recipe:
         given["constraints"] = Constraints(**_by_field(given["constraints"]))
     if "horovod" in given:
         given["horovod"] = HorovodKnobs(**_by_field(given["horovod"]))
+    if "roles" in given:
+        given["roles"] = Roles(**given["roles"])
     return Recipe(file, {"name": file.absolute().parent.name, **given})
 
 

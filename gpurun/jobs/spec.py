@@ -6,7 +6,7 @@ changes it. Nothing here reads a file or a clock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -103,8 +103,37 @@ class Constraints:
 
 
 @dataclass(frozen=True)
+class Roles:
+    """What the ranks of a gang do, where they are not all alike. Each worker has a GPU, the others have none.
+
+    Attributes:
+        ps: how many parameter servers there are.
+        workers: how many workers there are, if a person says so; always one for each GPU.
+        chief: whether a rank of its own coordinates the others; None = whatever the launcher takes for usual.
+        evaluator: whether a rank evaluates checkpoints beside the training.
+        flags: each rank also gets its role and the others' addresses as flags of its command.
+    """
+
+    ps: int = 0
+    workers: int | None = None
+    chief: bool | None = None
+    evaluator: bool = False
+    flags: bool = False
+
+    @property
+    def without_gpu(self) -> int:
+        """How many ranks have no GPU."""
+        return self.ps + bool(self.chief) + self.evaluator
+
+    @property
+    def rehearsal(self) -> Roles:
+        """The smallest gang in which each role is played."""
+        return replace(self, ps=min(self.ps, 1), workers=1)
+
+
+@dataclass(frozen=True)
 class Wants:
-    """The part of a spec that the scheduler reads. The attributes are those of `JobSpec`."""
+    """The part of a spec that passes read. The attributes are those of `JobSpec`."""
 
     gpus: int
     min_gpus: int | None = None
@@ -115,11 +144,19 @@ class Wants:
     time_limit_s: float | None = None
     grace_s: float = 15.0
     max_restarts: int = 0
+    roles: Roles | None = None
 
     @property
     def rehearsal(self) -> Wants:
         """What a rehearsal wants: one GPU where the gang may run."""
-        return replace(self, gpus=1, min_gpus=self.min_gpus and 1, constraints=self.constraints.for_one)
+        return replace(
+            self, gpus=1, min_gpus=self.min_gpus and 1, constraints=self.constraints.for_one,
+            roles=self.roles and self.roles.rehearsal,
+        )  # fmt: skip
+
+    def ports_on(self, grants: Iterable[Grant]) -> int:
+        """How many TCP ports in a row a gang needs on each of its hosts: one, and one for each rank that has a role."""
+        return 1 if self.roles is None else 1 + max(len(grant.gpus) for grant in grants) + self.roles.without_gpu
 
 
 @dataclass(frozen=True)
@@ -154,7 +191,7 @@ class JobSpec:
         image: the Docker image reference on the head node, as the person wrote it.
         image_id: the head's ID of it when the job was submitted: what runs, whatever the reference means by then. "" in
             a job that an older gpurun has stored.
-        gpus: world size; one rank per GPU.
+        gpus: how many GPUs it needs; each has a rank.
         min_gpus: elastic: it starts and goes on with as few GPUs as this, and grows back; None = not elastic.
         command: the argv each rank runs, byte for byte.
         workdir: absolute folder on the head, sent to every host, read-only at ``/workspace``; None = nothing.
@@ -166,6 +203,7 @@ class JobSpec:
         env: extra environment of every rank. Not for secrets: process lists and `docker inspect` show it.
         secret_files: name → absolute file on the head; readable in the container at ``/run/secrets/NAME``.
         launcher: what starts the ranks (`gpurun.launch.launchers`).
+        roles: what its ranks do; None where they are all alike.
         controller: what horovodrun uses to start ranks.
         time_limit_s: seconds in RUNNING before the gang is ended; None = endless.
         hang_timeout_s: end the gang after this long without any sign of life; None = never.
@@ -205,6 +243,7 @@ class JobSpec:
     outputs_limit_mib: int | None = None
     rehearse_s: float | None = None
     scratch: str | None = None
+    roles: Roles | None = None
 
     @property
     def rehearsal(self) -> JobSpec:
@@ -212,6 +251,7 @@ class JobSpec:
         return replace(
             self, gpus=1, min_gpus=self.min_gpus and 1, constraints=self.constraints.for_one, outputs=None,
             scratch=self.outputs, time_limit_s=None, horovod=replace(self.horovod, autotune=None, timeline=None),
+            roles=self.roles and self.roles.rehearsal,
         )  # fmt: skip
 
     @property
@@ -224,5 +264,5 @@ class JobSpec:
         """What the scheduler needs to know."""
         return Wants(
             self.gpus, self.min_gpus, self.constraints, self.pool, self.priority, self.preemptible, self.time_limit_s,
-            self.grace_s, self.max_restarts,
+            self.grace_s, self.max_restarts, self.roles,
         )  # fmt: skip

@@ -34,6 +34,7 @@ class HostPlan:
         settings: environment that the host's fabric asks for, each with its reason.
         files: path below `folder` → (text, mode).
         ranks: what each of its ranks is told, in rank order; empty where a launcher tells it.
+        ports: TCP ports on which its ranks may listen, where gpurun starts them.
     """
 
     host: str
@@ -45,6 +46,7 @@ class HostPlan:
     settings: tuple[fabric.Setting, ...]
     files: Mapping[str, tuple[str, int]]
     ranks: tuple[Mapping[str, str], ...] = ()
+    ports: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,8 @@ class Plan:
         """The host of rank 0."""
         return self.hosts[0]
 
-    @property
-    def world_size(self) -> int:
-        """Ranks of the gang."""
-        return sum(len(host.gpus) for host in self.hosts)
-
     def place_of(self, rank: int) -> tuple[str, int]:
-        """Host and GPU of a rank. Raises IndexError for a rank outside the world."""
+        """Host and GPU of a rank. Raises IndexError for a rank without a GPU."""
         for host in self.hosts:
             if rank < len(host.gpus):
                 return host.host, host.gpus[rank]
@@ -126,6 +123,7 @@ def make_plan(
     gang = PlacedGang(
         f"{job}.{attempt}", grants, interfaces, {name: found.address for name, found in known.items()}, ssh_port,
         is_tcp=all(inventory.fabric_of(host).kind is FabricKind.TCP for host in hosts), given=frozenset(spec.env),
+        roles=spec.roles,
     )  # fmt: skip
     launch = launcher.argv(spec, gang) if launcher.argv is not None else (rank.RANK_SCRIPT, *spec.command)
     settings = {
@@ -174,6 +172,7 @@ def make_plan(
                 "launch/bin/rank": (scripts[grant.host], 0o755),
             },
             ranks=told(launcher, gang, grant.host) if launcher.argv is None else (),
+            ports=gang.ports_of(grant.host) if launcher.argv is None else (),
         )  # fmt: skip
 
     plans = tuple(host_plan(index, grant) for index, grant in enumerate(grants))
@@ -203,7 +202,8 @@ def _gang_text(claimant: Claimant, gang: PlacedGang) -> str:
     hosts = [
         {"name": grant.host, "address": gang.addresses[grant.host], "gpus": len(grant.gpus)} for grant in gang.grants
     ]
-    return json.dumps({"job": claimant.job, "attempt": claimant.attempt, "port": gang.port, "hosts": hosts}) + "\n"
+    told = {"job": claimant.job, "attempt": claimant.attempt, "port": gang.port, "hosts": hosts, "roles": gang.peers()}
+    return json.dumps(told) + "\n"
 
 
 def _common_files(mine: HostAccount) -> dict[str, tuple[str, int]]:

@@ -153,7 +153,7 @@ class _Passing:
         self._store = JobStore(home)
         self._leases = LeaseStore(home)
         self._view = look(home, now_s=now_s, on_problem=self._problems.append)
-        self._ports = {lease.ssh_port for lease in self._view.leases}
+        self._ports = {port for lease in self._view.leases for port in lease.ports}
         self._granted: list[tuple[Lease, LeaseLock]] = []
         self._load = cache(lambda path: loaded(path, self._problems.append))  # a problem is reported once
 
@@ -190,7 +190,7 @@ class _Passing:
             job = self._view.jobs[gang.id]
             if self._commit and job.record.owner_uid == self._view.uid:
                 if self._is_unchanged(job):
-                    self._grant(job.record, placement, inventory)
+                    self._grant(job, placement, inventory)
             else:
                 self._view.occupancy.promise(gang.id, placement.grants, inventory)
         for name, kept in decisions.kept.items():
@@ -210,11 +210,12 @@ class _Passing:
         self._store.forget(job.record.id)
         return False
 
-    def _grant(self, record: JobRecord, placement: Placement, inventory: Inventory) -> None:
-        ssh_port = next((port for port in SSH_PORTS if port not in self._ports), None)
+    def _grant(self, job: LiveJob, placement: Placement, inventory: Inventory) -> None:
+        record, port_count = job.record, job.wants.ports_on(placement.grants) if job.wants is not None else 1
+        ssh_port = free_ports(self._ports, port_count)
         if ssh_port is None:
             self._problems.append(StateError(
-                f"all {len(SSH_PORTS)} ports for the sshds of jobs are in use", job=record.id,
+                f"of {len(SSH_PORTS)} ports for jobs {port_count} in a row are not free", job=record.id,
                 hint="the job starts when others have ended",
             ))  # fmt: skip
             return
@@ -223,14 +224,14 @@ class _Passing:
             generation=placement.generation, racks=placement.racks, grants=placement.grants,
             ssh_port=ssh_port, granted_s=self._view.now_s,
             inventory=inventory.source, machines=machines_of(inventory, placement.grants),
-            places=places_of(inventory, placement.grants),
+            places=places_of(inventory, placement.grants), port_count=port_count,
         )  # fmt: skip
         try:
             lock = self._leases.grant(lease, self._view.occupancy)
         except StateError as error:  # two names of one inventory are one machine, or another lease came by hand
             self._problems.append(error)
             return
-        self._ports.add(lease.ssh_port)
+        self._ports.update(lease.ports)
         mark_granted(self._store, lease)
         self._granted.append((lease, lock))
         hosts = [grant.host for grant in lease.grants]
@@ -268,6 +269,16 @@ class _Passing:
             if wanted is not None and job.request is None:
                 self._store.get(name).ask_to_cancel(wanted)
                 audit.note(self._home, wanted.kind, job=name, by="drain", reason=wanted.reason)
+
+
+def free_ports(taken: Collection[int], count: int, *, begin: int = SSH_PORTS.start) -> int | None:
+    """The first of `count` ports in a row, from `begin` on, that nobody has; None if there are none."""
+    run = 0
+    for port in range(begin, SSH_PORTS.stop):
+        run = 0 if port in taken else run + 1
+        if run == count:
+            return port - count + 1
+    return None
 
 
 def mark_granted(store: JobStore, lease: Lease) -> None:

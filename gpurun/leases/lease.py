@@ -10,6 +10,7 @@ from gpurun.errors import StateError
 from gpurun.inventory.model import Host, Inventory
 from gpurun.jobs.spec import Grant, check_path
 
+MOST_PORTS = 1 << 16
 _MACHINE = re.compile(r"\S+:\d{1,5}")
 
 
@@ -31,7 +32,8 @@ class Lease:
 
     Attributes:
         grants: in rank order.
-        ssh_port: the port of the job's own sshd, unique among the leases of this state directory.
+        ssh_port: the port of the job's own sshd, or the first of its ranks' ports.
+        port_count: how many ports from there on are the gang's, and no other lease's of this state directory.
         granted_s: seconds since the epoch.
         inventory: the canonical path of the inventory that names these hosts.
         lost: the rest of an attempt that is over: hosts that could not be fenced and keep their GPUs.
@@ -42,7 +44,8 @@ class Lease:
         places: the same for a host's engine and folder, where the inventory named them.
 
     Raises:
-        ValueError: `inventory` is no path, or one of `machines` is none; what reads a file takes that for damage.
+        ValueError: `inventory` is no path, one of `machines` is none, or no host has so many ports; what reads a file
+            takes that for damage.
     """
 
     job: str
@@ -62,17 +65,25 @@ class Lease:
     machines: Mapping[str, str] = field(default_factory=dict, hash=False)
     places: Mapping[str, HostPlace] = field(default_factory=dict, hash=False)
     version: int = 1
+    port_count: int = 1
 
     def __post_init__(self) -> None:
         check_path(self.inventory)
         for machine in self.machines.values():
             if not _MACHINE.fullmatch(machine):
                 raise ValueError(f"{machine[:80]!r} is no machine")
+        if not 1 <= self.port_count <= MOST_PORTS:
+            raise ValueError(f"{self.port_count} is no number of ports")
 
     @property
     def name(self) -> str:
         """Its file's name without ``.json``."""
         return f"{self.job}.{self.attempt}.lost" if self.lost else self.job
+
+    @property
+    def ports(self) -> range:
+        """The TCP ports that are the gang's on each of its hosts."""
+        return range(self.ssh_port, self.ssh_port + self.port_count)
 
     @property
     def members(self) -> tuple[Grant, ...]:

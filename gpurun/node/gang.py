@@ -13,7 +13,7 @@ import socket
 import struct
 import subprocess
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 from gpurun.node import below, claims, creating, docker, engine, files, job_lock, job_parts, place, processes
 from gpurun.node.call import Call, OpError, OpReply
@@ -71,7 +71,7 @@ def create(
     run: List[str],
     sshd: Optional[str],
     claim: Optional[Dict[str, Any]] = None,
-    port: Optional[int] = None,
+    ports: Sequence[int] = (),
 ) -> Dict[str, Any]:
     """Write the job's files, start its private sshd if this host has one, and create its container.
 
@@ -79,7 +79,7 @@ def create(
         files: path below the job's folder → [text, mode].
         run: the plan's ``docker run`` argv; the container is created from it and started by `start`.
         sshd: absolute path of the OpenSSH server, None when no rank is started from outside.
-        port: a TCP port on which a rank is going to listen here.
+        ports: TCP ports on which ranks are going to listen here.
         claim: the arguments of `claims.take_here`; None from a supervisor of an older gpurun, which makes no claims.
 
     Raises:
@@ -99,7 +99,7 @@ def create(
             _write(os.path.join(folder, name), text, int(mode))
         if sshd is not None:
             _start_sshd(sshd, folder)
-        if port is not None:
+        for port in ports:
             _check_port(port)
         creating.begin(job, attempt, run[run.index("--name") + 1])
         done = _run(["docker", "create", *run[3:]], keeps=held.descriptor)

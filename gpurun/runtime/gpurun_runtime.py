@@ -39,6 +39,8 @@ class GangOfRank(NamedTuple):
         node: the number of its host, from 0.
         hosts: the hosts' names in rank order, as the inventory has them; `addresses`: theirs on the fabric.
         port: a TCP port that is free for the gang's own use on the first host; 0 = not known.
+        role: what this rank does, such as ``worker`` or ``ps``; "" where all are alike. `role_index`: its number in it.
+        roles: role → where each of its ranks listens, as ``address:port``.
     """
 
     rank: int
@@ -49,6 +51,9 @@ class GangOfRank(NamedTuple):
     hosts: List[str]
     addresses: List[str]
     port: int
+    role: str
+    role_index: int
+    roles: Dict[str, List[str]]
 
 
 def gang() -> GangOfRank:
@@ -58,7 +63,7 @@ def gang() -> GangOfRank:
     """
     path = os.environ.get("GPURUN_GANG")
     if not path:
-        return GangOfRank(_number("RANK", 0), _number("SIZE", 1), 0, 1, 0, ["localhost"], ["127.0.0.1"], 0)
+        return GangOfRank(_number("RANK", 0), _number("SIZE", 1), 0, 1, 0, ["localhost"], ["127.0.0.1"], 0, "", 0, {})
     with open(path) as stream:
         told = json.load(stream)
     hosts = told["hosts"]
@@ -74,6 +79,9 @@ def gang() -> GangOfRank:
         hosts=[host["name"] for host in hosts],
         addresses=[host["address"] for host in hosts],
         port=int(told["port"]) if os.environ.get("GPURUN_PORT") else 0,
+        role=os.environ.get("GPURUN_ROLE", ""),
+        role_index=_number("ROLE_INDEX", 0),
+        roles=told.get("roles", {}),
     )
 
 

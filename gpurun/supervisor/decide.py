@@ -7,7 +7,7 @@ what would end the gang from outside (a request, a limit, a host that is silent)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.states import State
@@ -108,8 +108,8 @@ def decide(seen: GangSeen) -> Step:
         _by_success(seen) or _by_what_ended(seen) or _by_fatal_cause(seen)
         or _by_request(seen) or _by_limit(seen) or _by_silence(seen) or _by_hang(seen)
     )  # fmt: skip
-    # Once all ranks have returned 0, nothing that happens can undo their work.
-    return Finish(SUCCEEDED) if isinstance(step, Finish) and _all_succeeded_s(seen) is not None else step
+    # Once all ranks that matter have returned 0, nothing that happens can undo their work.
+    return _success(seen) if isinstance(step, Finish) and _all_succeeded_s(seen) is not None else step
 
 
 def _without_some(seen: GangSeen) -> Lose | LetGo | None:
@@ -147,7 +147,12 @@ def _by_success(seen: GangSeen) -> Step:
     if succeeded_s is None:
         return None
     is_over = not seen.has_launcher or (seen.launcher is not None and _is_ready(seen, seen.launcher))
-    return Finish(SUCCEEDED) if is_over or seen.now_s - succeeded_s >= LINGER_S else None
+    return _success(seen) if is_over or seen.now_s - succeeded_s >= LINGER_S else None
+
+
+def _success(seen: GangSeen) -> Finish:
+    """The gang has done its work. Ranks that only served it may still run: they have their grace, too."""
+    return Finish(replace(SUCCEEDED, ladder=not seen.have_all_ended))
 
 
 def _by_what_ended(seen: GangSeen) -> Step:
@@ -166,12 +171,13 @@ def _by_ranks(seen: GangSeen) -> Step:
         return None
     if seen.now_s - max(failed.ended_s, seen.heard_since_s) < _settled_s(seen, failed):
         return None
-    return Finish(rank_failed(failed.rank, failed.host, failed.code or 1, ladder=True), is_explained=False)
+    end = rank_failed(failed.rank, failed.host, failed.code or 1, who=seen.title_of(failed.rank), ladder=True)
+    return Finish(end, is_explained=False)
 
 
 def _all_succeeded_s(seen: GangSeen) -> float | None:
-    """When the last rank of a gang that is not elastic returned 0; None if not all have."""
-    return have_succeeded(seen.ranks, seen.world) if seen.least is None else None
+    """When the last rank that a gang waits for returned 0; None if not all have, or the gang is elastic."""
+    return have_succeeded(seen.ranks, seen.awaited) if seen.least is None else None
 
 
 def _settled_s(seen: GangSeen, failed: Rank) -> float:
@@ -181,8 +187,7 @@ def _settled_s(seen: GangSeen, failed: Rank) -> float:
     if failed.is_cut_off or failed.code == SIGTERMED:
         return EXPLAIN_S
     is_old = (failed.ended_s or 0.0) < seen.heard_since_s  # a new supervisor is told by one host after the other
-    have_all_ended = len({rank.rank for rank in seen.ranks if rank.ended_s is not None}) >= seen.world
-    return FOLLOW_S if is_old and not have_all_ended else SETTLE_S
+    return FOLLOW_S if is_old and not seen.have_all_ended else SETTLE_S
 
 
 def _by_containers(seen: GangSeen) -> Step:

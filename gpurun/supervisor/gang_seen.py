@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from gpurun.jobs.record import CancelRequest, FirstFailure
-from gpurun.jobs.spec import Grant
+from gpurun.jobs.spec import Grant, Roles
 from gpurun.launch.launchers.direct import UNTOLD
+from gpurun.launch.seats import RankSeat, seats_of
 from gpurun.supervisor.causes import Cause
 from gpurun.supervisor.ranks import BROKEN_OFF, TOGETHER_S, Rank
 
@@ -69,7 +71,8 @@ class GangSeen:
     """All that is known of a running gang at one moment. Times are on the head's monotonic clock.
 
     Attributes:
-        members: the hosts on which ranks are to run, one for each GPU; in rank order, the launcher's first.
+        members: the hosts on which ranks are to run, in rank order, the launcher's first.
+        roles: what the ranks do; None where they are all alike, one for each GPU.
         least: how many ranks an elastic gang needs; None for any other gang.
         has_launcher: a process on the first host starts the ranks and ends after them; else gpurun has started them.
         drained: hosts of an elastic gang that a person wants empty.
@@ -109,6 +112,7 @@ class GangSeen:
     limit_s: float | None = None
     hung: str | None = None
     rehearsed: str = ""
+    roles: Roles | None = None
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -132,7 +136,28 @@ class GangSeen:
     @property
     def world(self) -> int:
         """How many ranks there are to be."""
-        return sum(len(grant.gpus) for grant in self.members)
+        return len(self.seats)
+
+    @cached_property
+    def seats(self) -> tuple[RankSeat, ...]:
+        """The ranks that there are to be, by number."""
+        return seats_of(self.members, self.roles)
+
+    @property
+    def awaited(self) -> frozenset[int]:
+        """The ranks that must return 0 for the gang to succeed."""
+        return frozenset(seat.rank for seat in self.seats if seat.is_awaited)
+
+    @property
+    def have_all_ended(self) -> bool:
+        """Whether every rank that there is to be has told of its end."""
+        return {seat.rank for seat in self.seats} <= {rank.rank for rank in self.ranks if rank.ended_s is not None}
+
+    def title_of(self, rank: int | None) -> str:
+        """What to call a rank in words for people."""
+        if rank is None:
+            return "a rank"
+        return self.seats[rank].title if rank < len(self.seats) else f"rank {rank}"
 
     def fell_with_others(self, failed: Rank) -> bool:
         """Whether something else may be the cause: the rank was broken off, or a container ended before it.

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from gpurun.errors import BadInput, GpurunError
+from gpurun.jobs.spec import Roles
+from gpurun.launch.seats import seats_of
 from gpurun.leases.lease import Lease
 from gpurun.remote.agent import Agent
 from gpurun.supervisor.links import Links
@@ -49,7 +51,13 @@ def ask(links: Links, job: str, attempt: int, seating: Seating) -> tuple[list[Ra
     return [place for places in results.ok.values() for place in places], results.failed
 
 
-def host_of(lease: Lease, rank: int, places: Iterable[RankPlace], silent: Mapping[str, GpurunError]) -> str:
+def host_of(
+    lease: Lease,
+    rank: int,
+    places: Iterable[RankPlace],
+    silent: Mapping[str, GpurunError],
+    roles: Roles | None = None,
+) -> str:
     """The host on which a rank lives: the newest of that number. Of a job whose ranks report nothing, by the grant.
 
     Raises:
@@ -58,7 +66,7 @@ def host_of(lease: Lease, rank: int, places: Iterable[RankPlace], silent: Mappin
     """
     known = sorted(places, key=lambda place: place.age_s)
     if not known:
-        granted = [grant.host for grant in lease.members for _ in grant.gpus]
+        granted = [seat.host for seat in seats_of(lease.members, roles)]
         if rank >= len(granted):
             raise BadInput(f"it has ranks 0 to {len(granted) - 1}, not {rank}", job=lease.job)
         return granted[rank]

@@ -6,7 +6,7 @@ agent tells the head. So a rank's end is known whatever a launcher prints, waits
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 TOGETHER_S = 0.5
@@ -79,10 +79,10 @@ def first_failed(ranks: Iterable[Rank]) -> Rank | None:
     return min(together, key=lambda rank: rank.was_broken_off)
 
 
-def have_succeeded(ranks: Iterable[Rank], world: int) -> float | None:
-    """When the last rank of a whole world of `world` ranks ended with 0; None if not all have."""
-    ends = {rank.rank: rank.ended_s for rank in ranks if rank.code == 0}
-    if len(ends) < world:
+def have_succeeded(ranks: Iterable[Rank], awaited: Collection[int]) -> float | None:
+    """When the last of the ranks that a gang waits for ended with 0; None if not all have."""
+    ends = {rank.rank: rank.ended_s for rank in ranks if rank.code == 0 and rank.rank in awaited}
+    if len(ends) < len(awaited):
         return None
     return max((end for end in ends.values() if end is not None), default=None)
 

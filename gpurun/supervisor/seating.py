@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from gpurun.jobs.spec import Grant, JobSpec
+from gpurun.jobs.spec import Grant, JobSpec, Roles
+from gpurun.launch.seats import seats_of
 
 
 @dataclass(frozen=True)
@@ -19,30 +20,32 @@ class Seating:
     """Where the ranks of an attempt run.
 
     Attributes:
-        grants: the gang's, in rank order; each has a rank for each GPU.
+        grants: the gang's, in rank order.
         most: an elastic gang has ranks with numbers below this. Its launcher numbers hosts again after each change, so
             each host may have any of them. None for any other gang.
+        roles: as the job's spec has them.
     """
 
     grants: Sequence[Grant]
     most: int | None = None
+    roles: Roles | None = None
 
     @classmethod
     def of(cls, grants: Sequence[Grant], spec: JobSpec) -> Seating:
         """The seating of a job's attempt."""
-        return cls(tuple(grants), None if spec.min_gpus is None else spec.gpus)
+        return cls(tuple(grants), None if spec.min_gpus is None else spec.gpus, spec.roles)
 
     def has(self, host: str, rank: int) -> bool:
         """Whether a rank of this number may run on a host."""
-        return rank in (self._numbers.get(host, range(0)) if self.most is None else range(self.most))
+        return rank in (self._numbers.get(host, ()) if self.most is None else range(self.most))
 
     def own(self, host: str, ranks: Mapping[str, Any]) -> Iterator[tuple[int, Any]]:
         """What a host says of its own ranks, of what it says by rank number."""
         return ((int(rank), said) for rank, said in ranks.items() if self.has(host, int(rank)))
 
     @cached_property
-    def _numbers(self) -> Mapping[str, range]:
-        found, begin = {}, 0
-        for grant in self.grants:
-            found[grant.host] = range(begin, begin := begin + len(grant.gpus))
+    def _numbers(self) -> Mapping[str, set[int]]:
+        found: dict[str, set[int]] = {}
+        for seat in seats_of(self.grants, self.roles):
+            found.setdefault(seat.host, set()).add(seat.rank)
         return found

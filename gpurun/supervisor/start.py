@@ -11,7 +11,7 @@ from gpurun.errors import GpurunError, HostFailure
 from gpurun.jobs.states import State
 from gpurun.launch import jobssh
 from gpurun.launch.plan import HostPlan, Plan
-from gpurun.leases.allocate import SSH_PORTS
+from gpurun.leases.allocate import SSH_PORTS, free_ports
 from gpurun.node.job_parts import CARDS_FILE
 from gpurun.remote.agent import Agent, RemoteOpFailed
 from gpurun.remote.fleet import Results
@@ -86,9 +86,23 @@ def _create_all(job: SupervisedJob) -> Plan:
             return plan
         job.note(f"port {job.ssh_port} is in use on {taken[0].host}: taking another one")
         _remove_parts(job, job.hosts)
-        # Which ports other jobs of this head use is in their leases; what else listens there, only the hosts know.
-        job.ssh_port = random.choice(SSH_PORTS)  # noqa: S311 (not a secret)
+        job.ssh_port = _other_ports(job)
     raise failed(HostFailure(f"no free port for the job in {PORT_TRIES} tries", job=job.lease.job))
+
+
+def _other_ports(job: SupervisedJob) -> int:
+    """Ports that no lease of this head has. What else listens there, only the hosts know.
+
+    Raises:
+        GangEnd: there are none.
+    """
+    taken = {port for lease in job.leases.read_all().leases for port in lease.ports}
+    count = len(job.lease.ports)
+    begin = random.randrange(SSH_PORTS.start, SSH_PORTS.stop - count)  # noqa: S311 (not a secret)
+    found = free_ports(taken, count, begin=begin) or free_ports(taken, count)
+    if found is None:
+        raise failed(HostFailure("all ports for jobs are in use", job=job.lease.job))
+    return found
 
 
 def create(job: SupervisedJob, agent: Agent, plan: Plan) -> None:
@@ -101,7 +115,7 @@ def create(job: SupervisedJob, agent: Agent, plan: Plan) -> None:
     agent.call(
         "gang.create", job=job.lease.job, attempt=job.lease.attempt, files=files, run=list(host.run),
         sshd=None if first or not plan.has_launcher else job.accounts[agent.host].sshd,
-        port=plan.ssh_port if first and not plan.has_launcher else None,
+        ports=list(host.ports),
         claim=claim_of(job, agent.host), timeout_s=START_TIMEOUT_S,
     )  # fmt: skip
 

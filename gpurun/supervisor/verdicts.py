@@ -50,7 +50,7 @@ def _failed_by_launcher(
 ) -> End:
     launcher, named = seen.exits[seen.first], output.first_failure(lines)
     if failed is not None and not seen.fell_with_others(failed):
-        return rank_failed(failed.rank, failed.host, failed.code or 1)
+        return rank_failed(failed.rank, failed.host, failed.code or 1, who=seen.title_of(failed.rank))
     silent = [host for host in seen.hosts if host in seen.down_since]
     accused = None if named is None else _host_of(named, seen, place)
     if accused in silent or (silent and launcher.code == 0 and not launcher.was_ended):
@@ -61,9 +61,9 @@ def _failed_by_launcher(
         why = f"{seen.first}: {failure.reason}"
         return End(State.FAILED, why, 4, exit_code=launcher.code, failure=failure, suspects=(seen.first,))
     if named is not None and not (failed is not None and _was_told_to_end(seen, named.rank)):
-        return rank_failed(named.rank, _host_of(named, seen, place), named.exit_code)
+        return rank_failed(named.rank, _host_of(named, seen, place), named.exit_code, who=seen.title_of(named.rank))
     if failed is not None:
-        return rank_failed(failed.rank, failed.host, failed.code or 1)
+        return rank_failed(failed.rank, failed.host, failed.code or 1, who=seen.title_of(failed.rank))
     return _launcher_failed(int(launcher.code or 1), output.excerpt(lines, None), spec)
 
 
@@ -78,9 +78,12 @@ def _was_told_to_end(seen: GangSeen, number: int | None) -> bool:
     return any(rank.rank == number and rank.code == SIGTERMED for rank in seen.ranks)
 
 
-def rank_failed(rank: int | None, host: str, code: int, *, ladder: bool = False) -> End:
-    """A rank failed first; `rank` None: the launcher says no more than the host."""
-    who = "a rank" if rank is None else f"rank {rank}"
+def rank_failed(rank: int | None, host: str, code: int, *, who: str, ladder: bool = False) -> End:
+    """A rank failed first; `rank` None: the launcher says no more than the host.
+
+    Args:
+        who: what to call it.
+    """
     why = f"{who} on {host} failed first, with exit code {code}"
     failure = FirstFailure(reason=why, rank=rank, host=host, exit_code=code, kind="rank")
     return End(State.FAILED, why, 1, exit_code=code, failure=failure, ladder=ladder)

@@ -123,6 +123,7 @@ class _Watch:
             now_s=now_s,
             members=job.lease.members,
             has_launcher=job.launcher.argv is not None,
+            roles=job.spec.roles,
             least=job.spec.min_gpus,
             heard_since_s=max(self._begun_s, self._cut_off_s),
             cut_off_s=self._cut_off_s,

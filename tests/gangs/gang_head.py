@@ -45,7 +45,7 @@ class Head:
         self._lease: Lease | None = None
         plan = world.plan
         self.spec = SimpleNamespace(
-            min_gpus=plan.least, time_limit_s=plan.limit_s, max_restarts=plan.max_restarts, image="image",
+            min_gpus=plan.least, roles=None, time_limit_s=plan.limit_s, max_restarts=plan.max_restarts, image="image",
             grace_s=GRACE_S, hang_timeout_s=plan.hang_s, outputs="/outputs", horovod=SimpleNamespace(autotune=False),
             controller="gloo",
         )  # fmt: skip

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.errors import BadInput
-from gpurun.jobs.recipe import CONSTRAINTS, FIELDS, HOROVOD, build, convert_flag, duration_s, read, size_mib
+from gpurun.jobs.recipe import CONSTRAINTS, FIELDS, HOROVOD, ROLES, build, convert_flag, duration_s, read, size_mib
 
 GOOD = """\
 image: gpurun/train:tf2.15
@@ -193,7 +193,9 @@ MANUAL = Path(__file__).parents[2] / "docs/recipes.md"
 ROWS = dict(re.findall(r"\| `(\w+)` \| (?:`(.+?)`)?", MANUAL.read_text()))
 
 
-@pytest.mark.parametrize(("section", "keys"), [("", FIELDS), ("constraints", CONSTRAINTS), ("horovod", HOROVOD)])
+@pytest.mark.parametrize(
+    ("section", "keys"), [("", FIELDS), ("constraints", CONSTRAINTS), ("horovod", HOROVOD), ("roles", ROLES)]
+)
 def test_every_key_is_in_the_manual_with_an_example_that_is_right(tmp_path, section, keys):
     assert keys.keys() - ROWS.keys() == set()
     for key in keys:
@@ -203,7 +205,7 @@ def test_every_key_is_in_the_manual_with_an_example_that_is_right(tmp_path, sect
 
 
 def test_the_manual_has_no_key_too_many():
-    known = {*FIELDS, *CONSTRAINTS, *HOROVOD, "constraints", "horovod"}
+    known = {*FIELDS, *CONSTRAINTS, *HOROVOD, *ROLES}
     assert ROWS.keys() - known == set()
 
 

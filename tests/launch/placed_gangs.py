@@ -26,11 +26,11 @@ racks: {r1: {hosts: {h2: {}, h3: {fabric: other}, h4: {}}}}
 
 
 def told(launcher):
-    return [environment(launcher, GANG, place) for place in GANG.places()]
+    return [environment(launcher, GANG, place) for place in GANG.places]
 
 
-def plan(launcher, *hosts):
-    spec = replace(SPEC, launcher=launcher, gpus=2 * len(hosts))
+def plan(launcher, *hosts, roles=None):
+    spec = replace(SPEC, launcher=launcher, gpus=2 * len(hosts), roles=roles)
     return make_plan(
         claimant=Claimant("j-00000001", 2, "s", "o", 1, "head"), spec=spec,
         grants=[Grant(host, (0, 1)) for host in hosts], inventory=parse(INVENTORY.encode(), Path("i.yaml")),

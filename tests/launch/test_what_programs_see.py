@@ -50,4 +50,4 @@ def test_ranks_of_an_elastic_gang_that_has_grown_are_counted_as_the_driver_count
 
 def test_outside_gpurun_a_program_is_alone(monkeypatch):
     monkeypatch.delenv("GPURUN_GANG", raising=False)
-    assert gpurun_runtime.gang() == (0, 1, 0, 1, 0, ["localhost"], ["127.0.0.1"], 0)
+    assert gpurun_runtime.gang() == (0, 1, 0, 1, 0, ["localhost"], ["127.0.0.1"], 0, "", 0, {})

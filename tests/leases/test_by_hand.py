@@ -12,7 +12,7 @@ import pytest
 from gpurun.errors import StateError
 from gpurun.head.spawn import adopt_orphans, finish_interrupted, own_jobs
 from gpurun.inventory.load import load
-from gpurun.jobs.spec import Grant, JobSpec
+from gpurun.jobs.spec import Grant, JobSpec, Roles
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, finish
 from gpurun.leases import allocate, members
@@ -260,6 +260,36 @@ def test_a_job_waits_when_every_port_for_a_job_s_sshd_is_in_use(home, inventory,
     assert [lease.ssh_port for lease, _ in done.granted] == [23022]
     assert ["ports" in str(problem) for problem in done.problems] == [True]
     done.granted[0][1].close()
+
+
+def test_a_gang_whose_ranks_have_roles_has_its_ports_for_itself(home, inventory, monkeypatch):
+    """A worker and two ranks without a GPU: three ports, and one of the gang's own."""
+    monkeypatch.setattr(allocate, "SSH_PORTS", range(23022, 23031))
+    for _ in range(3):
+        submit(home, inventory, gpus=1, roles=Roles(ps=1, workers=1, chief=True))
+    done = run_pass(home, now_s=2.0)
+    assert [lease.ports for lease, _ in done.granted] == [range(23022, 23026), range(23026, 23030)]
+    assert ["of 9 ports for jobs 4 in a row are not free" in str(problem) for problem in done.problems] == [True]
+    for _, lock in done.granted:
+        lock.close()
+
+
+def test_ports_in_a_row_are_taken_from_the_first_gap_that_is_wide_enough():
+    assert allocate.free_ports({23023, 23026}, 2) == 23024
+    assert allocate.free_ports({23023, 23026}, 3) == 23027
+    last = allocate.SSH_PORTS[-1]
+    assert allocate.free_ports(set(), 2, begin=last - 1) == last - 1
+    assert allocate.free_ports(set(), 2, begin=last) is None
+
+
+@pytest.mark.parametrize("count", [0, -1, 10**12])
+def test_a_lease_of_as_many_ports_as_no_host_has_is_damaged_so_nothing_is_granted(home, inventory, running, count):
+    folder, _, lock = running
+    path = LeaseStore(home).path(folder.id).plain
+    path.write_text(json.dumps({**json.loads(path.read_text()), "port_count": count}))
+    with pytest.raises(StateError, match="no number of ports"):
+        run_pass(home, now_s=3.0)
+    lock.close()
 
 
 def test_hosts_of_a_lease_of_an_older_version_are_as_the_inventory_says(inventory, running):

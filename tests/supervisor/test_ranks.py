@@ -69,9 +69,9 @@ def test_the_first_to_fail_is_the_first_by_time_and_by_itself():
 
 def test_a_world_has_succeeded_when_its_last_rank_has():
     ranks = [Rank("a", "0.1", 0, 0.0, 10.0, 0), Rank("b", "1.1", 1, 0.0, 12.0, 0)]
-    assert have_succeeded(ranks, 2) == 12.0
-    assert have_succeeded(ranks, 3) is None
-    assert have_succeeded([], 1) is None
+    assert have_succeeded(ranks, range(2)) == 12.0
+    assert have_succeeded(ranks, range(3)) is None
+    assert have_succeeded([], {0}) is None
 
 
 def test_a_host_is_without_ranks_only_while_others_have_some():

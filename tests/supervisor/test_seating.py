@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from gpurun.errors import BadInput
-from gpurun.jobs.spec import Grant, JobSpec
+from gpurun.jobs.spec import Grant, JobSpec, Roles
 from gpurun.leases.lease import Lease
 from gpurun.remote.agent import Reply
 from gpurun.remote.fleet import Results
@@ -53,3 +54,15 @@ def test_a_host_that_claims_all_ranks_gets_nobody_who_enters_another():
     assert [host_of(lease, rank, places, silent) for rank in range(3)] == ["a", "a", "b"]
     with pytest.raises(BadInput, match="no rank 5 has started"):
         host_of(lease, 5, places, silent)
+
+
+def test_ranks_without_a_gpu_are_spoken_of_by_the_hosts_on_which_they_were_placed():
+    """Workers 0 to 2, then the chief on the first host, and servers from the last host on."""
+    roles = Roles(ps=2, chief=True)
+    seating = Seating.of(GRANTS, replace(SPEC, roles=roles))
+    assert [rank for rank in range(9) if seating.has("a", rank)] == [0, 1, 3, 5]
+    assert [rank for rank in range(9) if seating.has("b", rank)] == [2, 4]
+    lease = Lease("j-0000000a", 1, "alice", 1, "pascal", ("r1",), GRANTS, 23000, 1.0, "/i.yaml")
+    assert [host_of(lease, rank, [], {}, roles) for rank in range(6)] == ["a", "a", "b", "a", "b", "a"]
+    with pytest.raises(BadInput, match="ranks 0 to 5, not 6"):
+        host_of(lease, 6, [], {}, roles)

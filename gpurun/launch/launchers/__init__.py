@@ -13,12 +13,15 @@ from gpurun.errors import BadInput
 from gpurun.jobs.spec import HorovodKnobs, JobSpec
 from gpurun.launch.launchers.direct import DEEPSPEED, JAX, TASKS, TORCHRUN
 from gpurun.launch.launchers.horovod import GLOO, MPI
-from gpurun.launch.launchers.launcher import Launcher, PlacedGang, RankSeat, Typed
+from gpurun.launch.launchers.launcher import Launcher, PlacedGang, Typed
 from gpurun.launch.launchers.mpirun import MPIRUN
+from gpurun.launch.launchers.tensorflow import TENSORFLOW
 
-__all__ = ["NAMES", "Launcher", "PlacedGang", "RankSeat", "launcher_of", "settled"]
+__all__ = ["NAMES", "Launcher", "PlacedGang", "launcher_of", "settled"]
 
-_TABLE: Mapping[str, Launcher] = {each.name: each for each in (GLOO, MPIRUN, TORCHRUN, DEEPSPEED, JAX, TASKS)}
+_TABLE: Mapping[str, Launcher] = {
+    each.name: each for each in (GLOO, MPIRUN, TORCHRUN, DEEPSPEED, JAX, TENSORFLOW, TASKS)
+}
 NAMES = tuple(_TABLE)
 
 
@@ -57,7 +60,7 @@ def settled(spec: JobSpec, *, is_named: bool) -> tuple[JobSpec, str]:
     if launcher.interpreter and spec.command[0].endswith(".py"):
         spec = replace(spec, command=(*launcher.interpreter, *spec.command))
     _check(spec, launcher)
-    return spec, said
+    return (spec if launcher.with_roles is None else launcher.with_roles(spec)), said
 
 
 def _behind(typed: Typed, command: tuple[str, ...]) -> tuple[str, ...] | None:
@@ -102,3 +105,6 @@ def _check(spec: JobSpec, launcher: Launcher) -> None:
             f"'controller' and 'horovod' are for the launcher {GLOO.name}, not for {launcher.name}",
             hint="leave them out",
         )
+    if spec.roles is not None and launcher.with_roles is None:
+        able = ", ".join(each.name for each in _TABLE.values() if each.with_roles is not None)
+        raise BadInput(f"the ranks of the launcher {launcher.name} have no roles", hint=f"those of {able} have")

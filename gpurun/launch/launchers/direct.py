@@ -8,8 +8,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from gpurun.launch.launchers.launcher import RANK_VARIABLE, Launcher, PlacedGang, RankSeat, Typed
+from gpurun.launch.launchers.launcher import RANK_VARIABLE, Launcher, PlacedGang, Typed
 from gpurun.launch.rank import RANK_SCRIPT
+from gpurun.launch.seats import RankSeat
 
 START_SCRIPT = "/gpurun/bin/start"
 """Where `start_script` lies in the container."""
@@ -41,13 +42,14 @@ def environment(launcher: Launcher, gang: PlacedGang, place: RankSeat) -> dict[s
         "GPURUN_NODES": str(len(gang.grants)),
         "GPURUN_ADDRESSES": ",".join(gang.addresses[grant.host] for grant in gang.grants),
         "GPURUN_PORT": str(gang.port),
+        **({"GPURUN_ROLE": place.role, "GPURUN_ROLE_INDEX": str(place.index)} if place.role else {}),
         **{name: value for name, value in added.items() if name not in gang.given},
     }
 
 
 def told(launcher: Launcher, gang: PlacedGang, host: str) -> tuple[dict[str, str], ...]:
     """What each rank of a host is told, in rank order."""
-    return tuple(environment(launcher, gang, place) for place in gang.places() if place.host == host)
+    return tuple(environment(launcher, gang, place) for place in gang.places if place.host == host)
 
 
 def start_script(launcher: Launcher, gang: PlacedGang, host: str) -> str:

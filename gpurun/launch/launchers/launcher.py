@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
-from gpurun.jobs.spec import Grant, JobSpec
+from gpurun.jobs.spec import Grant, JobSpec, Roles
+from gpurun.launch.seats import RankSeat, seats_of
 
 Tells = Literal["script", "group", "nobody"]
 RANK_VARIABLE = "GPURUN_RANK"
 """What tells a rank its number where gpurun itself starts it."""
-
-
-@dataclass(frozen=True)
-class RankSeat:
-    """One rank of a placed gang.
-
-    Attributes:
-        rank: its number, counted over the gang from 0, host by host.
-        local_rank: its number on its host, from 0.
-        node: the number of its host, from 0.
-        host: its name in the inventory.
-        local_size: how many ranks its host has.
-    """
-
-    rank: int
-    local_rank: int
-    node: int
-    host: str
-    local_size: int
 
 
 @dataclass(frozen=True)
@@ -41,9 +24,11 @@ class PlacedGang:
         grants: one for each host, in rank order.
         interfaces: host → the network interface of its fabric.
         addresses: host → the IPv4 address of that interface.
-        port: a TCP port that no other job of this head uses.
+        port: a TCP port that no other job of this head uses. Where ranks have roles, so are as many ports after it as
+            a host has ranks.
         is_tcp: the fabric has no RDMA.
         given: the variables that the recipe sets itself: its value stays.
+        roles: what the ranks do; None where they are all alike.
     """
 
     ident: str
@@ -53,24 +38,39 @@ class PlacedGang:
     port: int
     is_tcp: bool
     given: frozenset[str] = frozenset()
+    roles: Roles | None = None
 
     @property
     def size(self) -> int:
         """How many ranks there are."""
-        return sum(len(grant.gpus) for grant in self.grants)
+        return len(self.places)
 
     @property
     def first(self) -> str:
         """The host of rank 0."""
         return self.grants[0].host
 
-    def places(self) -> Iterator[RankSeat]:
+    @cached_property
+    def places(self) -> Sequence[RankSeat]:
         """Its ranks, in order."""
-        rank = 0
-        for node, grant in enumerate(self.grants):
-            for local_rank in range(len(grant.gpus)):
-                yield RankSeat(rank, local_rank, node, grant.host, len(grant.gpus))
-                rank += 1
+        return seats_of(self.grants, self.roles)
+
+    def port_of(self, place: RankSeat) -> int:
+        """The port on which a rank that has a role listens."""
+        return self.port + 1 + place.local_rank
+
+    def ports_of(self, host: str) -> tuple[int, ...]:
+        """The ports on which ranks may listen on a host."""
+        own = [self.port_of(place) for place in self.places if place.host == host and place.role]
+        return (*([self.port] if host == self.first else []), *own)
+
+    def peers(self) -> Mapping[str, Sequence[str]]:
+        """Role → where each of its ranks listens, as ``address:port``; empty where ranks are all alike."""
+        found: dict[str, list[str]] = {}
+        for place in self.places:
+            if place.role:
+                found.setdefault(place.role, []).append(f"{self.addresses[place.host]}:{self.port_of(place)}")
+        return found
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,8 @@ class Launcher:
         tells: whom it signals when it ends a rank: the script that started the rank, or the rank's process group.
             "nobody": it ends no rank, the agent does.
         needs: what the image needs for it, in words.
+        with_roles: the spec of a job whose ranks have roles, complete; raises BadInput for roles that cannot be. None:
+            its ranks are all alike.
         is_elastic: whether it can go on without some ranks.
         all_read_outputs: each rank may read what earlier attempts left. Else rank 0 does and passes it on, as
             Horovod's guide has it.
@@ -119,6 +121,7 @@ class Launcher:
     tells: Tells = "nobody"
     argv: Callable[[JobSpec, PlacedGang], tuple[str, ...]] | None = None
     environment: Callable[[PlacedGang, RankSeat], Mapping[str, str]] = lambda _gang, _place: {}
+    with_roles: Callable[[JobSpec], JobSpec] | None = None
     is_elastic: bool = False
     all_read_outputs: bool = True
     interpreter: tuple[str, ...] = ()

@@ -1,0 +1,77 @@
+"""TensorFlow's own strategies: parameter servers, or workers that average their gradients. Pure.
+
+gpurun starts each task and tells it by ``TF_CONFIG`` (`tf.distribute.cluster_resolver.TFConfigClusterResolver`).
+Facts: TensorFlow 2.15. Servers, and workers that a chief coordinates, never return from `Server.join`: gpurun ends them
+once the chief, or without a chief every worker, has returned 0.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from gpurun.errors import BadInput
+from gpurun.jobs.spec import JobSpec, Roles
+from gpurun.launch.launchers.direct import PYTHON
+from gpurun.launch.launchers.launcher import Launcher, PlacedGang
+from gpurun.launch.seats import EVALUATOR, SERVER, WORKER, RankSeat
+
+WITH_FLAGS = (
+    "sh", "-c",
+    'exec "$@" --ps_hosts="$GPURUN_PS_HOSTS" --worker_hosts="$GPURUN_WORKER_HOSTS" '
+    '--job_name="$GPURUN_ROLE" --task_index="$GPURUN_ROLE_INDEX"',
+    "gpurun",
+)  # fmt: skip
+"""What hands a program of TensorFlow 1 its flags, after its own."""
+
+
+def environment(gang: PlacedGang, place: RankSeat) -> dict[str, str]:
+    """What a task is told. The evaluator is in nobody's cluster but its own.
+
+    A rank without a GPU sees none: TensorFlow would take the memory of all. GRPC_FAIL_FAST keeps a task from waiting
+    for ever for one that is gone.
+    """
+    peers = gang.peers()
+    cluster = {role: where for role, where in peers.items() if role != EVALUATOR or place.role == EVALUATOR}
+    task = {"type": place.role, "index": place.index}
+    return {
+        "TF_CONFIG": json.dumps({"cluster": cluster, "task": task}),
+        "CUDA_VISIBLE_DEVICES": str(place.local_rank) if place.has_gpu else "",
+        "GRPC_FAIL_FAST": "use_caller",
+        "GPURUN_PS_HOSTS": ",".join(peers.get(SERVER, ())),
+        "GPURUN_WORKER_HOSTS": ",".join(peers[WORKER]),
+    }
+
+
+def with_roles(spec: JobSpec) -> JobSpec:
+    """The spec with all roles said, and with the classic flags behind its command if the recipe asks for them.
+
+    Raises:
+        BadInput: there can be no such gang.
+    """
+    roles = spec.roles or Roles()
+    if roles.workers not in (None, spec.gpus):
+        raise BadInput(
+            f"roles: {roles.workers} workers have a GPU each, and the job has {spec.gpus} GPUs",
+            hint="leave 'workers' out, or say the same number under 'gpus'",
+        )
+    if roles.chief and not roles.ps:
+        raise BadInput(
+            "roles: a chief coordinates parameter servers, and there are none",
+            hint="say how many under 'ps'; without parameter servers worker 0 is the chief",
+        )
+    if roles.flags and not roles.ps:
+        raise BadInput("roles: 'flags' name parameter servers, and there are none", hint="say how many under 'ps'")
+    if roles.ps > spec.gpus:
+        raise BadInput(
+            f"roles: {roles.ps} parameter servers are more than the {spec.gpus} workers",
+            hint="a second server behind the same NIC makes nothing faster",
+        )
+    chief = roles.ps > 0 and not roles.flags if roles.chief is None else roles.chief
+    command = (*WITH_FLAGS, *spec.command) if roles.flags else spec.command
+    return replace(spec, command=command, roles=replace(roles, workers=spec.gpus, chief=chief))
+
+
+TENSORFLOW = Launcher(
+    "tensorflow", "/bin/sh, Python and TensorFlow", environment=environment, with_roles=with_roles, interpreter=PYTHON,
+)  # fmt: skip

@@ -1,0 +1,70 @@
+"""Who the ranks of a gang are: their numbers, their hosts, and what each does where they are not all alike. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpurun.jobs.spec import Grant, Roles
+
+WORKER, CHIEF, SERVER, EVALUATOR = "worker", "chief", "ps", "evaluator"
+
+
+@dataclass(frozen=True)
+class RankSeat:
+    """One rank of a placed gang.
+
+    Attributes:
+        rank: its number in the gang, from 0.
+        local_rank: its number on its host, from 0; ranks with a GPU come first.
+        node: the number of its host, from 0.
+        host: its name in the inventory.
+        local_size: how many ranks its host has.
+        role: what it does, where ranks are not all alike; else "".
+        index: its number within its role, from 0.
+        has_gpu: whether one of the gang's GPUs is its own.
+        is_awaited: the gang has succeeded once all such ranks have returned 0. gpurun then ends the others.
+    """
+
+    rank: int
+    local_rank: int
+    node: int
+    host: str
+    local_size: int
+    role: str = ""
+    index: int = 0
+    has_gpu: bool = True
+    is_awaited: bool = True
+
+    @property
+    def title(self) -> str:
+        """What to call it in words for people."""
+        return f"{self.role} {self.index} (rank {self.rank})" if self.role else f"rank {self.rank}"
+
+
+def seats_of(grants: Sequence[Grant], roles: Roles | None = None) -> tuple[RankSeat, ...]:
+    """The ranks of a gang, in order: one for each GPU, host by host; then those without a GPU, if it has roles.
+
+    The chief and the evaluator are on the first host, whose outputs they share. Parameter servers begin on the last
+    host and are spread evenly: no host, and so no NIC, has two of them while another has none.
+    """
+    with_gpu = [node for node, grant in enumerate(grants) for _ in grant.gpus]
+    seats = [(node, "" if roles is None else WORKER, index) for index, node in enumerate(with_gpu)]
+    if roles is not None:
+        last, count = len(grants) - 1, len(grants)
+        seats += [(0, CHIEF, 0)] * bool(roles.chief)
+        seats += [(last - index * count // roles.ps, SERVER, index) for index in range(roles.ps)]
+        seats += [(0, EVALUATOR, 0)] * roles.evaluator
+    sizes, before = Counter(node for node, _, _ in seats), Counter[int]()
+    awaited = CHIEF if roles is not None and roles.chief else WORKER
+    found = []
+    for rank, (node, role, index) in enumerate(seats):
+        found.append(
+            RankSeat(
+                rank, before[node], node, grants[node].host, sizes[node], role if roles is not None else "",
+                index if roles is not None else 0, rank < len(with_gpu), role in ("", awaited),
+            )
+        )  # fmt: skip
+        before[node] += 1
+    return tuple(found)
