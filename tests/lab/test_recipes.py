@@ -35,3 +35,16 @@ def test_a_recipe_loses_a_host_and_goes_on_from_its_checkpoint(mended, recipe):
     assert float(re.search(r"test accuracy (0\.\d+)", log)[1]) >= 0.8
     outputs = cluster.home / "jobs" / job / "outputs"
     assert list(outputs.iterdir()), "the checkpoint came home"
+
+
+def test_compressed_gradients_take_a_fiftieth_of_the_bytes(cluster):
+    """One epoch: the network is not good yet, but what crosses the wire each step is the same in every epoch."""
+    sent = {}
+    for way in ("none", "top-k"):
+        done = cluster.gpurun(
+            "submit", str(RECIPES / "gradient-compression"), "-i", str(cluster.inventory), "--follow", "--",
+            "train.py", "--compress", way, "--epochs", "1", "--accuracy", "0.5",
+        )  # fmt: skip
+        assert done.code == 0, done.err + done.out
+        sent[way] = int(re.search(rf"{way}: (\d+) bytes sent", done.out)[1])
+    assert sent["top-k"] > 0 and sent["none"] / sent["top-k"] >= 50, sent

@@ -8,7 +8,7 @@ from gpurun.launch.launchers import settled
 
 NAMES = (
     "allreduce-check", "elastic", "fashion-mnist", "fashion-mnist-keras", "fashion-mnist-mpi", "fashion-mnist-torch",
-    "noop",
+    "gradient-compression", "noop",
 )  # fmt: skip
 
 
