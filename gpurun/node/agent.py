@@ -145,13 +145,16 @@ class Dispatcher:
 
     def send(self, header: Dict[str, Any], payload: frames.Bytes = b"") -> None:
         """Send one frame. Thread-safe; waits while the channel is full."""
-        self._write(frames.encode(header, payload))
+        self._write(frames.prefix_of(header, len(payload)), payload)
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, head: bytes, payload: frames.Bytes = b"") -> None:
         with self._write_lock:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(self._out, view) :]
+            written = os.writev(self._out, (head, payload))
+            for part in (head, payload):
+                view = memoryview(part)[written:]
+                written = max(0, written - len(part))
+                while view:
+                    view = view[os.write(self._out, view) :]
 
 
 def find(op: str) -> Callable[..., Any]:

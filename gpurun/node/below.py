@@ -21,6 +21,14 @@ CHANGE = 0o700
 LONGEST = 32 << 10
 """No path is longer, in bytes: a container can nest folders without end."""
 _OPEN_AT_ONCE = 64
+_NO_NAMES = frozenset((b"", b".", b".."))
+_KINDS = {
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "dir",
+    stat.S_IFLNK: "link",
+    stat.S_IFIFO: "FIFO",
+    stat.S_IFSOCK: "socket",
+}
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | _FLAGS
 
@@ -59,7 +67,7 @@ def parts_of(path: object) -> Parts:
         parts = tuple(path.encode("utf-8", "surrogateescape").split(b"/")) if isinstance(path, str) else ()
     except UnicodeEncodeError:
         parts = ()
-    if not parts or any(part in (b"", b".", b"..") or b"\0" in part or len(part) > 255 for part in parts):
+    if not parts or not _NO_NAMES.isdisjoint(parts) or "\0" in str(path) or max(map(len, parts)) > 255:
         raise OpError("refused", "%.200r is no path inside the folder" % (path,))
     if len(parts) + sum(map(len, parts)) > LONGEST:
         raise OpError("refused", "%.200r… is longer than %d bytes" % (path, LONGEST))
@@ -169,8 +177,7 @@ def finish(descriptor: int, mode: int, mtime_ns: int) -> None:
 
 def kind_of(mode: int) -> str:
     """``file``, ``dir``, ``link``, ``FIFO``, ``socket`` or ``device``."""
-    tests = (("file", stat.S_ISREG), ("dir", stat.S_ISDIR), ("link", stat.S_ISLNK), ("FIFO", stat.S_ISFIFO))
-    return next((kind for kind, test in tests if test(mode)), "socket" if stat.S_ISSOCK(mode) else "device")
+    return _KINDS.get(stat.S_IFMT(mode), "device")
 
 
 class Cursor:
@@ -257,14 +264,15 @@ def walk(top: int, need: int = 0) -> Iterator[Found]:
         need: as for `Cursor`.
     """
     with Cursor(top, need) as cursor:
-        under_way: List[Tuple[Parts, List[bytes]]] = [((), names_in(top))]
+        under_way: List[Tuple[Parts, int, List[bytes]]] = [((), 0, names_in(top))]
         while under_way:
-            folder, names = under_way[-1]
+            folder, length, names = under_way[-1]
             if not names:
                 under_way.pop()
                 continue
             parts = (*folder, names.pop())
-            if len(parts) + sum(map(len, parts)) > LONGEST:
+            length += 1 + len(parts[-1])
+            if length > LONGEST:
                 yield Found(folder, top, None, "holds a path that is longer than %d bytes" % LONGEST)
                 continue
             try:
@@ -278,7 +286,7 @@ def walk(top: int, need: int = 0) -> Iterator[Found]:
             yield Found(parts, above, status)
             if stat.S_ISDIR(status.st_mode):
                 try:
-                    under_way.append((parts, names_in(cursor.at(parts))))
+                    under_way.append((parts, length, names_in(cursor.at(parts))))
                 except FileNotFoundError:
                     continue
                 except OSError as error:

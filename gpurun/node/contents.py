@@ -76,17 +76,17 @@ class Listed(NamedTuple):
         """The entry as the header of a frame."""
         shown: Dict[str, Any] = {"p": self.path, "k": self.kind}
         if self.kind in ("dir", "file"):
-            shown.update(m=self.mode)
+            shown["m"] = self.mode
         if self.kind in ("dir", "file", "link"):
-            shown.update(t=self.mtime_ns)
+            shown["t"] = self.mtime_ns
         if self.kind == "file":
-            shown.update(s=self.size, i=list(self.mark))
+            shown["s"], shown["i"] = self.size, self.mark
         if self.stored >= 0:
-            shown.update(b=self.stored)
+            shown["b"] = self.stored
         if self.kind == "link":
-            shown.update(to=self.target)
+            shown["to"] = self.target
         if self.why:
-            shown.update(why=self.why)
+            shown["why"] = self.why
         return shown
 
 
@@ -129,12 +129,13 @@ def listed(header: Dict[str, Any]) -> Listed:
         raise OpError("refused", "%.200r is a link to %.200r" % (path, target))
     mark = header.get("i", [])
     stored = header.get("b", -1)
-    numbers = [header.get("m", 0), header.get("t", 0), header.get("s", 0), *(mark if isinstance(mark, list) else [""])]
-    if not all(type(number) is int and abs(number) <= MOST for number in (*numbers, stored)) or numbers[2] < 0:
+    marks: List[Any] = list(mark) if isinstance(mark, (list, tuple)) else [""]
+    numbers = [header.get("m", 0), header.get("t", 0), header.get("s", 0), *marks, stored]
+    if set(map(type, numbers)) != {int} or max(numbers) > MOST or min(numbers) < -MOST or numbers[2] < 0:
         raise OpError("refused", "%.200r has impossible marks" % (path,))
     why = "" if kind in ("file", "dir", "link") else str(header.get("why") or "cannot be copied")[:200]
     return Listed(
-        below.text_of_path(parts), str(kind)[:20], numbers[0] & 0o777, numbers[1], numbers[2], tuple(numbers[3:]),
+        below.text_of_path(parts), str(kind)[:20], numbers[0] & 0o777, numbers[1], numbers[2], tuple(marks),
         target if kind == "link" else "", why, stored if kind == "file" else -1,
     )  # fmt: skip
 
@@ -173,7 +174,7 @@ def entries(top: int, force: bool = False) -> Iterator[Listed]:
         yield Listed(path, kind, mode, mtime_ns, size, tuple(mark) if kind == "file" else (), target, why, stored)
 
 
-def packed(items: Iterable[Item]) -> Iterator[bytes]:
+def packed(items: Iterable[Item]) -> Iterator[bytearray]:
     """Items as frames, in batches, as payloads of a stream. A frame ``{"all": [[header, length], …]}`` has many."""
     batch, since_s = bytearray(), time.monotonic()
     heads: List[Tuple[Dict[str, Any], int]] = []
@@ -194,11 +195,11 @@ def packed(items: Iterable[Item]) -> Iterator[bytes]:
         if len(batch) >= frames.PIECE or now_s - since_s > FLUSH_S:
             batch += _together(heads, small)
             heads, small = [], bytearray()
-            yield bytes(batch)
+            yield batch
             batch, since_s = bytearray(), now_s
     batch += _together(heads, small)
     if batch:
-        yield bytes(batch)
+        yield batch
 
 
 def _together(heads: List[Tuple[Dict[str, Any], int]], payload: frames.Bytes) -> bytes:
@@ -280,8 +281,10 @@ def content(number: int, descriptor: int, known: Optional[Begun] = None) -> Iter
 
 def marks_of(status: os.stat_result) -> List[int]:
     """What tells a change of a file."""
-    times = [max(-MOST, min(MOST, time_ns)) for time_ns in (status.st_mtime_ns, status.st_ctime_ns)]
-    return [status.st_size, *times, status.st_ino & MOST]
+    mtime_ns, ctime_ns = status.st_mtime_ns, status.st_ctime_ns
+    if not (-MOST <= mtime_ns <= MOST and -MOST <= ctime_ns <= MOST):
+        mtime_ns, ctime_ns = (max(-MOST, min(MOST, time_ns)) for time_ns in (mtime_ns, ctime_ns))
+    return [status.st_size, mtime_ns, ctime_ns, status.st_ino & MOST]
 
 
 def _settled(descriptor: int) -> os.stat_result:

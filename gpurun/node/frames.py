@@ -93,22 +93,30 @@ class Decoder:
         Raises:
             FrameError: the peer sent something else than frames; nothing after it can be trusted.
         """
-        buffer = self._buffer
-        buffer += data
-        position = 0
+        data = self._gathered(data)
+        view, position = memoryview(data), 0
         try:
-            while len(buffer) - position >= PREFIX.size:
-                head, payload = PREFIX.unpack_from(buffer, position)
+            while len(view) - position >= PREFIX.size:
+                head, payload = PREFIX.unpack_from(view, position)
                 if head > MAX_HEADER or payload > MAX_PAYLOAD:
                     raise FrameError("a frame claims %d + %d bytes" % (head, payload))
                 start = position + PREFIX.size
-                if len(buffer) < start + head + payload:
+                if len(view) < start + head + payload:
                     break
                 position = start + head + payload
                 self.frame_bytes = PREFIX.size + head + payload
-                yield Frame(header_of(buffer[start : start + head]), bytes(buffer[start + head : position]))
+                yield Frame(header_of(bytes(view[start : start + head])), bytes(view[start + head : position]))
         finally:
-            del buffer[:position]
+            view.release()
+            if position or data is not self._buffer:
+                self._buffer = bytearray(data[position:])
+
+    def _gathered(self, data: Bytes) -> Bytes:
+        """What is to be decoded; whole frames that come alone are not copied together first."""
+        if not self._buffer:
+            return data
+        self._buffer += data
+        return self._buffer
 
 
 def header_of(raw: Bytes) -> Dict[str, Any]:

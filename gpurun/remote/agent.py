@@ -118,7 +118,12 @@ class Agent:
             self._forget(operation)
 
     def stream(
-        self, op: str, *, payload_in: Iterable[bytes] | None = None, silence_s: float | None = None, **params: Json
+        self,
+        op: str,
+        *,
+        payload_in: Iterable[frames.Bytes] | None = None,
+        silence_s: float | None = None,
+        **params: Json,
     ) -> Stream:
         """Run an operation and iterate over what it sends, item by item; the last one is its return value.
 
@@ -182,7 +187,7 @@ class Agent:
             Thread(target=self._feed, args=(operation, frames.pieces(payload)), daemon=True).start()
         return operation
 
-    def _feed(self, operation: Operation, payload: Iterable[bytes | memoryview]) -> None:
+    def _feed(self, operation: Operation, payload: Iterable[frames.Bytes]) -> None:
         """Send an operation's payload as fast as the host consumes it."""
         try:
             for item in payload:

@@ -9,6 +9,7 @@ import ctypes
 import errno
 import os
 import stat
+from itertools import islice
 from pathlib import Path
 
 from gpurun.node import below
@@ -40,10 +41,13 @@ def sync_tree(top: Path) -> None:
     """
     descriptor = below.open_top(str(top))
     try:
+        if sum(1 for _ in islice(below.walk(descriptor), SYNCED_ONE_BY_ONE + 1)) > SYNCED_ONE_BY_ONE:
+            sync_file_system(descriptor)
+            return
         with below.Cursor(descriptor) as cursor:
             sync_open_folder(descriptor)
-            for count, found in enumerate(below.walk(descriptor)):
-                if found.status is None or count > SYNCED_ONE_BY_ONE:
+            for found in below.walk(descriptor):
+                if found.status is None:
                     sync_file_system(descriptor)  # the modes of some keep even their owner out
                     return
                 if stat.S_ISREG(found.status.st_mode):

@@ -131,7 +131,7 @@ def plan_copy(
     wanted = _wanted(old, {each.host: each.entries for each in hosts}, origins, onto, late, given)
     planner = _Planner(old, origins, room)
     planner.hold(wanted)
-    for path in sorted(wanted, key=lambda path: path.split("/")):
+    for path in sorted(wanted, key=lambda path: path.replace("/", "\0")):
         planner.add(path, *wanted[path])
     return planner.plan()
 

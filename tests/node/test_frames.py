@@ -51,3 +51,20 @@ def test_lone_surrogates_travel():
 def test_pieces():
     assert [bytes(piece) for piece in frames.pieces(b"abcde", 2)] == [b"ab", b"cd", b"e"]
     assert list(frames.pieces(b"")) == []
+
+
+def test_whole_frames_before_a_damaged_one_arrive():
+    came = []
+    with pytest.raises(frames.FrameError, match="not JSON"):
+        came.extend(frames.Decoder().feed(frames.encode({}, b"x" * 999) + frames.PREFIX.pack(3, 0) + b"{,}"))
+    assert [frame.payload for frame in came] == [b"x" * 999]
+
+
+def test_what_a_frame_carried_outlives_the_next_one():
+    decoder = frames.Decoder()
+    data = bytearray(frames.encode({}, b"first") + frames.encode({}, b"second")[:-2])
+    (frame,) = decoder.feed(data)
+    assert decoder.waits
+    data[:] = bytes(len(data))
+    (other,) = decoder.feed(b"nd")
+    assert (frame.payload, other.payload) == (b"first", b"second")
