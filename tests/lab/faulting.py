@@ -101,6 +101,22 @@ def kill_supervisor(cluster: Cluster, job: str) -> None:
         time.sleep(0.01)
 
 
+_KILLS = """
+import glob, os, signal, sys
+for path in glob.glob('/proc/[0-9]*/environ'):
+    environ = open(path, 'rb').read().split(b'\\0')
+    is_program = any(each.startswith(b'GPURUN_RANK_ID') for each in environ)
+    if is_program and b'GPURUN_RANK=' + sys.argv[1].encode() in environ:
+        os.kill(int(path.split('/')[2]), signal.SIGKILL)
+"""
+
+
+def kill_rank(cluster: Cluster, job: str, rank: int) -> None:
+    """SIGKILL to the program of one rank, from within its container. The image has Python."""
+    inside = cluster.gpurun("exec", job, "--rank", str(rank), "--", "python3", "-c", _KILLS, str(rank))
+    assert inside.code == 0, inside.err
+
+
 def is_adopted(cluster: Cluster, job: str) -> bool:
     """Whether a supervisor holds the job's lease."""
     return LeaseStore(cluster.home).is_alive(job)

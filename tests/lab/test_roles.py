@@ -7,6 +7,7 @@ import time
 
 import pytest
 from cluster import TINY, TRAIN
+from faulting import kill_rank
 
 pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("launchers")]
 
@@ -34,15 +35,6 @@ if role == 'chief':
     time.sleep(float(sys.argv[1]))
     sys.exit(int(sys.argv[2]))
 time.sleep(600)
-"""
-
-KILLS = """
-import glob, os, signal, sys
-for path in glob.glob('/proc/[0-9]*/environ'):
-    environ = open(path, 'rb').read().split(b'\\0')
-    is_program = any(each.startswith(b'GPURUN_RANK_ID') for each in environ)
-    if is_program and b'GPURUN_RANK=' + sys.argv[1].encode() in environ:
-        os.kill(int(path.split('/')[2]), signal.SIGKILL)
 """
 
 
@@ -111,8 +103,7 @@ def test_a_rank_that_is_killed_before_the_end_is_named_by_its_role(cluster, tmp_
     job = submit(cluster, recipe(tmp_path / "r", "{ps: 2}", gpus=2), "serves.py", "600", "0")
     cluster.wait_for_log(job, "all answer")
     seat = seats_in(cluster.log(job))[name.split()[0], int(name.split()[1])]
-    inside = cluster.gpurun("exec", job, "--rank", str(rank), "--", "python3", "-c", KILLS, str(rank))
-    assert inside.code == 0, inside.err
+    kill_rank(cluster, job, rank)
     cluster.wait_for(job, "FAILED")
     record = cluster.job(job)
     failure = record["first_failure"]

@@ -1,0 +1,53 @@
+"""TensorFlow's own strategies on Fashion-MNIST: a task is killed, a host is lost, and training comes back."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from faulting import kill_rank
+
+pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("launchers")]
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+def start(cluster, recipe):
+    """Two epochs of a recipe; returns the job once the first is over."""
+    done = cluster.gpurun(
+        "submit", str(RECIPES / recipe), "-i", str(cluster.inventory), "--",
+        "python3", "train.py", "--epochs", "2", "--accuracy", "0.84",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    job = done.out.strip()
+    cluster.wait_for_log(job, "epoch 1/2: ", timeout_s=300)
+    return job
+
+
+@pytest.mark.parametrize(("recipe", "who_tell"), [("fashion-mnist-ps", 1), ("fashion-mnist-mwms", 4)])
+def test_a_gang_that_loses_a_host_with_its_tasks_goes_on_from_its_checkpoint(mended, recipe, who_tell):
+    cluster = mended
+    job = start(cluster, recipe)
+    victim = cluster.job(job)["hosts"][1]
+    cluster.lab.crash(victim)
+    cluster.wait_for(job, "SUCCEEDED", timeout_s=300)
+    record, log = cluster.job(job), cluster.log(job)
+    assert record["restarts"] == 1 and victim not in record["hosts"]
+    assert re.search(r"resuming from /checkpoints/\S+: epoch 2", log), log[-3000:]
+    assert len(re.findall(r"epoch 1/2: ", log)) == who_tell, "what was trained before is trained again"
+    assert float(re.search(r"test accuracy (0\.\d+)", log)[1]) >= 0.84
+    assert list((cluster.home / "jobs" / job / "outputs").iterdir()), "the checkpoint came home"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rank", "name"), [("fashion-mnist-ps", 1, "worker 1"), ("fashion-mnist-mwms", 3, "worker 3")]
+)
+def test_a_task_that_is_killed_while_it_trains_is_the_one_that_is_named(cluster, recipe, rank, name):
+    """The others fail, too, because it is gone."""
+    job = start(cluster, recipe)
+    kill_rank(cluster, job, rank)
+    cluster.wait_for(job, "FAILED")
+    record = cluster.job(job)
+    assert record["reason"].startswith(f"{name} (rank {rank}) on "), record
+    assert (record["exit_code"], record["first_failure"]["rank"]) == (137, rank)
