@@ -109,7 +109,7 @@ def _print_plan(plan: PrunePlan) -> None:
             f"{ago} ago  {size_text(each.frees)}"
         )
         if record.outputs_left is not None and record.outputs_left.hosts:
-            where = f"~/.gpurun/outputs/{record.id}"
+            where = f"outputs/{record.id}, below its gpurun folder"
             typer.echo(f"  {printable(', '.join(record.outputs_left.hosts))} keeps outputs of it in {where}")
     typer.echo(f"{len(plan.going)} jobs, {_sum(list(plan.going))}" if plan.going else "nothing to remove")
     for job, why in plan.skipped.items():

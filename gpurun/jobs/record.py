@@ -172,8 +172,7 @@ class OutputsLeft:
     def words(self, job: str) -> str:
         """For people."""
         more = f" and {self.count - len(self.first)} more" if self.count > len(self.first) else ""
-        where = f"~/.gpurun/outputs/{job}; `gpurun outputs {job}` brings it"
-        kept = f"; {', '.join(self.hosts)} keeps its copy in {where}" if self.hosts else ""
+        kept = f"; {', '.join(self.hosts)} keeps its copy, and `gpurun outputs {job}` brings it" if self.hosts else ""
         return f"not all outputs are on the head: {', '.join(self.first)}{more}{kept}"
 
 

@@ -19,6 +19,8 @@ SECRETS = "/run/secrets"
 AUTOTUNE_FILE = "autotune.csv"
 RUN = "/run/gpurun"
 """Where `gpurun.runtime` leaves progress and heartbeats; writable, on the host's side `run` in the job's folder."""
+PIDS_PER_GPU = 16384
+"""Processes and threads of a container: far more than ranks with data loaders have, far fewer than a fork bomb."""
 SCRATCH = "run/scratch"
 """Below the job's folder: what `JobSpec.scratch` is on the host's side."""
 _AS_THE_USER = ("--userns", "host", "--security-opt", "label=disable")
@@ -115,6 +117,7 @@ def run_argv(
     argv += ["--init", "--network", "host", "--user", f"{account.uid}:{account.gid}"]
     argv += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", *_AS_THE_USER]
     argv += ["--gpus", f'"device={",".join(str(index) for index, _ in cards)}"']
+    argv += ["--pids-limit", str(PIDS_PER_GPU * len(cards))]
     argv += ["--shm-size", f"{spec.shm_size_mib}m", *fabric_flags]
     for name, address in names.items():
         argv += ["--add-host", f"{name}:{address}"]

@@ -247,8 +247,8 @@ class Members:
     def _say_unbrought(self, unbrought: Sequence[Unbrought]) -> None:
         """Say, once, what hosts that leave have and the head has not."""
         for each in unbrought:
-            place = f"~/.gpurun/outputs/{self._job.lease.job}"
-            then = "its GPUs stay taken and the copy is tried again" if each.may_come else f"it stays there in {place}"
+            brings = f"it stays there, and `gpurun outputs {self._job.lease.job}` brings it later"
+            then = "its GPUs stay taken and the copy is tried again" if each.may_come else brings
             said = f"{each.host}, which leaves the gang, has outputs that the head has not: {each.words}; {then}"
             if said not in self._told:
                 self._told.add(said)

@@ -135,7 +135,7 @@ def test_what_stays_is_named_and_why(gpurun, store):
     assert f"`gpurun outputs {folder.id}` brings them" in err
     code, out, _ = gpurun("prune", folder.id, "--yes", "--also-unbrought")
     assert code == 0
-    assert f"h1 keeps outputs of it in ~/.gpurun/outputs/{folder.id}" in out
+    assert f"h1 keeps outputs of it in outputs/{folder.id}, below its gpurun folder" in out
     assert store.ids() == ()
 
 

@@ -121,6 +121,11 @@ def test_one_host_needs_no_interface_and_no_peers():
     assert "sshd/config" not in alone.first.files
 
 
+def test_a_fork_bomb_has_an_end():
+    limits = [options(host.run, "--pids-limit") for host in plan().hosts]
+    assert limits == [["32768"], ["65536"]], "for two GPUs and for four"
+
+
 def test_rank_order():
     made = plan()
     assert [made.place_of(rank) for rank in range(6)] == [("h2", 1), ("h2", 3), *(("h3", gpu) for gpu in range(4))]

@@ -245,4 +245,8 @@ def test_a_file_that_nobody_can_copy_holds_no_gpus_and_stays_where_the_person_is
     leaving.turn()
     assert leaving.fenced == [leaving.host]
     (said,) = leaving.notes
-    assert leaving.host in said and "'secret' Permission denied" in said and f"outputs/{leaving.job.lease.job}" in said
+    assert (
+        leaving.host in said
+        and "'secret' Permission denied" in said
+        and f"`gpurun outputs {leaving.job.lease.job}` brings it" in said
+    )
