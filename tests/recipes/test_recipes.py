@@ -7,8 +7,8 @@ from gpurun.jobs.recipe import read
 from gpurun.launch.launchers import settled
 
 NAMES = (
-    "allreduce-check", "elastic", "fashion-mnist", "fashion-mnist-keras", "fashion-mnist-mpi", "fashion-mnist-torch",
-    "gradient-compression", "noop",
+    "allreduce-check", "elastic", "fashion-mnist", "fashion-mnist-keras", "fashion-mnist-mpi", "fashion-mnist-mwms",
+    "fashion-mnist-ps", "fashion-mnist-torch", "gradient-compression", "noop",
 )  # fmt: skip
 
 

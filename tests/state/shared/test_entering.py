@@ -103,7 +103,7 @@ freeze(folder, load(Path(lease.inventory)), lease)
     assert "-- h1 docker exec" in done.stdout
 
 
-HOSTILE_LINE = "a\x1b]0;title\x07b\x1b[2Jc\rd\u202ee\x9bf\u2028g\ttab 💥"
+HOSTILE_LINE = "x\ra\x1b]0;title\x07b\x1b[2Jcd\u202ee\x9bf\u2028g\ttab 💥"
 
 
 @pytest.mark.parametrize("stdout", ["terminal", "pipe"])
@@ -121,4 +121,4 @@ def test_another_s_log_steers_no_terminal(alice, bob, stdout):
     assert "tab 💥" in shown, shown
     assert shown.count("\n") == 1
     assert all(c.isprintable() or c in "\t\n" for c in shown), repr(shown)
-    assert "\\x1b[2Jc\\rd\\u202ee\\x9bf\\u2028g" in shown
+    assert "a\\x1b]0;title\\x07b\\x1b[2Jcd\\u202ee\\x9bf\\u2028g" in shown
