@@ -1,4 +1,7 @@
-"""Faults of hosts, network and head while a gang trains under real horovodrun; what happened, in seconds and steps."""
+"""Faults of hosts, network and head while a gang trains; what happened, in seconds and steps.
+
+Under real horovodrun; `GPURUN_LAUNCHER=mpirun pytest tests/lab/test_faults.py` has another launcher start the ranks.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,15 @@ from cluster import TRAIN, Cluster
 from gpurun.leases.store import LeaseStore
 from gpurun.node.processes import is_same, list_processes
 
+LAUNCHER = os.environ.get("GPURUN_LAUNCHER", "horovod")
+RANK = "${GPURUN_RANK:-${OMPI_COMM_WORLD_RANK:-$HOROVOD_RANK}}"
 STEPS = 40
 STEP_S = 0.5
 TRAINING = f"""
 i=$(cat "$GPURUN_OUTPUTS/step" 2>/dev/null || echo 0)
 while [ "$i" -lt "$0" ]; do
   i=$((i+1)); echo "step $i"
-  test "$HOROVOD_RANK" != 0 || echo "$i" >"$GPURUN_OUTPUTS/step"
+  test "{RANK}" != 0 || echo "$i" >"$GPURUN_OUTPUTS/step"
   sleep {STEP_S}
 done
 """
@@ -53,8 +58,8 @@ def train(cluster: Cluster, folder, *flags: str, gpus: int = 2, steps: int = STE
     """Start a gang that trains, one rank on each host, and wait until it does; its id."""
     folder.mkdir(exist_ok=True)
     (folder / "recipe.yaml").write_text(
-        f"image: {TRAIN}\ngpus: {gpus}\noutputs: /out\noutputs_every: 2s\nmax_restarts: 3\ngrace: 3s\n"
-        f"constraints: {{gpus_per_host: 1}}\ncommand: {json.dumps(['sh', '-c', TRAINING, str(steps)])}\n"
+        f"launcher: {LAUNCHER}\nimage: {TRAIN}\ngpus: {gpus}\noutputs: /out\noutputs_every: 2s\nmax_restarts: 3\n"
+        f"grace: 3s\nconstraints: {{gpus_per_host: 1}}\ncommand: {json.dumps(['sh', '-c', TRAINING, str(steps)])}\n"
     )
     done = cluster.gpurun("submit", str(folder), "-i", str(cluster.inventory), *flags)
     job = done.out.strip()

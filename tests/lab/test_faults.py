@@ -10,7 +10,18 @@ from pathlib import Path
 
 import pytest
 from cluster import TRAIN
-from faulting import STEPS, assert_no_step_lost, events, is_adopted, kill_supervisor, tell, train, wait_until
+from faulting import (
+    LAUNCHER,
+    RANK,
+    STEPS,
+    assert_no_step_lost,
+    events,
+    is_adopted,
+    kill_supervisor,
+    tell,
+    train,
+    wait_until,
+)
 
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.store import JobStore
@@ -160,8 +171,9 @@ def test_a_rank_that_kills_is_no_fault_of_the_host(cluster, tmp_path, victim, st
     The one that kills everything else ends the launcher's connections: without them ranks elsewhere are told to end.
     """
     (tmp_path / "recipe.yaml").write_text(
-        f"image: {TRAIN}\ngpus: 2\nmax_restarts: 3\ngrace: 1s\nconstraints: {{gpus_per_host: 1}}\n"
-        f"command: [sh, -c, 'sleep 1; test $HOROVOD_RANK != 0 || kill -TERM {victim}; sleep 30']\n"
+        f"launcher: {LAUNCHER}\nimage: {TRAIN}\ngpus: 2\nmax_restarts: 3\ngrace: 1s\n"
+        "constraints: {gpus_per_host: 1}\n"
+        f"command: [sh, -c, 'sleep 1; test {RANK} != 0 || kill -TERM {victim}; sleep 30']\n"
     )
     job = cluster.gpurun("submit", str(tmp_path), "-i", str(cluster.inventory)).out.strip()
     cluster.gpurun("wait", job)
@@ -196,15 +208,15 @@ def test_cancel_is_bounded_by_the_grace(cluster, tmp_path):
     assert stopping_s - asked_s < 3, "the supervisor waited for the end of a log that had none"
 
 
-STUBBORN = """
+STUBBORN = f"""
 trap '' TERM; i=0
-while :; do i=$((i+1)); echo "line $i"; test "$HOROVOD_RANK" != 0 || echo "$i" >"$GPURUN_OUTPUTS/last"; sleep 0.05; done
+while :; do i=$((i+1)); echo "line $i"; test "{RANK}" != 0 || echo "$i" >"$GPURUN_OUTPUTS/last"; sleep 0.05; done
 """
 
 
 def test_a_cancelled_gang_s_log_holds_what_ranks_printed_until_they_were_killed(cluster, tmp_path):
     (tmp_path / "recipe.yaml").write_text(
-        f"image: {TRAIN}\ngpus: 2\noutputs: /out\ngrace: 3s\nconstraints: {{gpus_per_host: 1}}\n"
+        f"launcher: {LAUNCHER}\nimage: {TRAIN}\ngpus: 2\noutputs: /out\ngrace: 3s\nconstraints: {{gpus_per_host: 1}}\n"
         f"command: {json.dumps(['sh', '-c', STUBBORN])}\n"
     )
     job = cluster.gpurun("submit", str(tmp_path), "-i", str(cluster.inventory)).out.strip()
