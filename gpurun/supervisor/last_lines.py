@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpurun.supervisor.job import SupervisedJob
 
 REST_S = 600.0
-"""How long what ranks have printed may still be copied; their GPUs are held meanwhile."""
+"""How long what ranks have printed may still be copied, while it comes; their GPUs are held meanwhile."""
 ASKED_REST_S = 20.0
 """The same where a person or another gang waits for the GPUs."""
 LOG_SILENT_S = 5.0

@@ -26,6 +26,8 @@ RETRY_S = 0.2
 FULL_RETRY_S = 5.0
 RELEASE_BYTES = 16 << 20
 """How much ranks of a host print until the host may forget what is safe on the head: their disks are finite."""
+REST_BYTES, REST_S = 1 << 20, 20.0
+"""What is left on a host is copied as long as so much comes in this time: a host can lie, or fall silent, for ever."""
 MOST_NAMES = 1 << 15
 """No host has started more ranks of one attempt; an elastic gang starts some again after each change."""
 ENDED = ("exited", "dead", "created")
@@ -210,19 +212,22 @@ class LogCopy:
     def _take_all(self, agent: Agent, turn: object, *, once: bool = False, until_s: float | None = None) -> None:
         with self._writing() as log:
             have = log.have(agent.host)
-        came = 0
-        silence_s = None if until_s is None else max(1.0, until_s - time.monotonic())
+        came = since = 0
+        came_s = time.monotonic()
+        silence_s = None if until_s is None else min(REST_S, max(1.0, until_s - came_s))
         with agent.stream(
             "ranks.follow", job=self._job, attempt=self._attempt, have=have, once=once, silence_s=silence_s
         ) as stream:
             for reply in stream:
                 if not self._is_followed(agent.host, turn):
                     return
-                if until_s is not None and time.monotonic() > until_s:
+                if since >= REST_BYTES:
+                    since, came_s = 0, time.monotonic()
+                if until_s is not None and time.monotonic() > min(until_s, came_s + REST_S):
                     self._note(f"{agent.host}: ranks have printed more than could be copied in time: the rest is lost")
                     return
                 self._take(log, agent.host, turn, reply)
-                came += len(reply.payload)
+                came, since = came + len(reply.payload), since + len(reply.payload)
                 if came >= RELEASE_BYTES:
                     came = 0
                     self._release(agent, log)

@@ -112,6 +112,7 @@ def liar(train_lab):
     yield make
     for each in made:
         each.repent()
+        each.clean()
         each.lab.run(each.host, ["rm", "-rf", "/opt/lies"])
 
 

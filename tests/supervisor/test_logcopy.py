@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -59,6 +60,7 @@ class Host:
         self.scripts = list(scripts)
         self.since = []
         self.host, self.ranks, self.had = "h", [], []
+        self.rest = []  # for who takes the rest, and not for who follows
         self.released, self.refuses_release, self.log = [], False, None
 
     def agent(self, _host):
@@ -67,6 +69,8 @@ class Host:
     def stream(self, op, **given):
         if op == "ranks.follow":
             self.had.append(given)
+            if given["once"] and self.rest:
+                return Stream(self.rest.pop(0))
             with suppress(IndexError):
                 return Stream(self.ranks.pop(0))
             return Stream([])
@@ -290,7 +294,42 @@ def test_the_last_lines_of_a_host_that_falls_silent_are_not_waited_for(follow, m
     until(lambda: host.had)
     made.take_rest(["h"], 7.0)
     assert 1.0 <= max(had["silence_s"] or 0.0 for had in host.had) <= 7.0
+    made.take_rest(["h"], 600.0)
+    assert max(had["silence_s"] or 0.0 for had in host.had) <= 20.0, "no host is waited for that long in silence"
     made.close()
+
+
+def test_a_host_that_talks_without_end_and_says_nothing_is_left(follow, monkeypatch):
+    made, host = follow([])
+    until(lambda: host.had)
+    notes = []
+    made._note = notes.append
+    monkeypatch.setattr(logcopy, "REST_S", 0.05)
+    host.rest = [[said("start")] * 1_000_000]
+    began = time.monotonic()
+    made.take_rest(["h"], 600.0)
+    assert time.monotonic() - began < LIMIT_S
+    assert notes == ["h: ranks have printed more than could be copied in time: the rest is lost"]
+    made.close()
+
+
+def test_the_rest_may_take_long_as_long_as_it_comes(follow, tmp_path, monkeypatch):
+    made, host = follow([])
+    until(lambda: host.had)
+    monkeypatch.setattr(logcopy, "REST_BYTES", 4)
+    monkeypatch.setattr(logcopy, "REST_S", 0.5)
+
+    def slowly():
+        yield said("start")
+        for number in range(1, 9):
+            time.sleep(0.15)
+            yield output(4 * number, b"aaa\n")
+        yield said("end", code=0)
+
+    host.rest = [slowly()]
+    made.take_rest(["h"], 600.0)
+    made.close()
+    assert len(text(tmp_path)) == 8, "it took longer than the patience with a silent host"
 
 
 def test_a_connection_that_breaks_is_gone_on_with(follow, tmp_path):
