@@ -150,7 +150,7 @@ class Trainer:
         return self.strategy.run(on_device, args=next(batches))
 
     def run_epoch(self, stop: Stop) -> bool:
-        """Train the rest of the current epoch. False if the chief was told to stop before it ended."""
+        """Train the rest of the current epoch, and save. False if the chief was told to stop before it ended."""
         until, started, first, losses = (self.epoch + 1) * self.steps, time.monotonic(), int(self.done), []
         while int(self.done) < until:
             if stop.told:
@@ -163,6 +163,7 @@ class Trainer:
             if gpurun:
                 gpurun.progress(int(self.done), of=self.arguments.epochs * self.steps, loss=float(losses[-1]))
         rate = (until - first) * self.arguments.batch / (time.monotonic() - started)
+        self.save()
         say(f"epoch {self.epoch}/{self.arguments.epochs}: loss {np.mean(losses):.4f}, {rate:.0f} images/s")
         return True
 
@@ -192,9 +193,8 @@ def main() -> int:
     trainer.resume()
     started = time.monotonic()
     while trainer.epoch < arguments.epochs:
-        finished = trainer.run_epoch(stop)
-        trainer.save()
-        if not finished:
+        if not trainer.run_epoch(stop):
+            trainer.save()
             say(f"told to stop after {int(trainer.done)} steps")
             return STOPPED
     accuracy = trainer.accuracy()
