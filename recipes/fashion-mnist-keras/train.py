@@ -145,8 +145,8 @@ def main() -> int:
         hvd.callbacks.LearningRateWarmupCallback(
             initial_lr=arguments.learning_rate * hvd.size(), warmup_epochs=1, steps_per_epoch=steps
         ),
-        Told(first * steps),
         *([checkpoint] if checkpoint else []),
+        Told(first * steps),
     ]
     mine = np.random.default_rng(arguments.seed).permutation(len(labels))[hvd.rank() :: hvd.size()]
     mine = mine[: steps * arguments.batch]  # as many steps on every rank, or some would wait for ever

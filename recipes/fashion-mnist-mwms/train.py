@@ -158,7 +158,7 @@ def main() -> int:
     images = read_images(arguments.data, "train", batch, arguments.seed)
     checkpoints = Checkpoints(arguments.outputs, model, is_chief=is_chief) if arguments.outputs else None
     first = checkpoints.resume() if checkpoints else 0
-    callbacks = [Told(first * len(images)), *([checkpoints] if checkpoints else [])]
+    callbacks = [*([checkpoints] if checkpoints else []), Told(first * len(images))]
     started = time.monotonic()
     model.fit(images, initial_epoch=first, epochs=arguments.epochs, callbacks=callbacks, verbose=0)
     _, accuracy = model.evaluate(read_images(arguments.data, "t10k", 500), verbose=0)
