@@ -25,7 +25,7 @@ from gpurun.jobs.spec import MOST_GPUS, Constraints, Controller, HorovodKnobs, J
 RECIPE_FILE = "recipe.yaml"
 MAX_GPUS = 1_000_000
 MAX_BYTES = 1 << 20
-MAX_COMMAND_BYTES = 64 << 10
+MAX_COMMAND_BYTES, MOST_QUOTED_BYTES = 64 << 10, 96 << 10
 RANK_NUMBERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK")
 """What launchers tell a rank its number by, besides gpurun's own variables."""
 MAX_CHARS = 40
@@ -312,12 +312,16 @@ def _check_env(spec: JobSpec) -> None:
 def _check_length(spec: JobSpec) -> None:
     """A launcher hands a rank's command and environment to ``ssh`` as one argument, and quotes it once more.
 
-    Linux takes 128 KiB in one argument (execve(2), MAX_ARG_STRLEN).
+    Linux takes 128 KiB in one argument (execve(2), MAX_ARG_STRLEN). A quote takes five bytes each time it is quoted:
+    what is quoted once has half of that, so that launchers can add words of their own, and what is quoted twice has
+    three quarters.
     """
-    size = len(shlex.join([*(f"{name}={value}" for name, value in spec.env.items()), *spec.command]).encode())
-    if size > MAX_COMMAND_BYTES:
+    joined = shlex.join([*(f"{name}={value}" for name, value in spec.env.items()), *spec.command])
+    size, quoted = len(joined.encode()), len(shlex.quote(joined).encode())
+    if size > MAX_COMMAND_BYTES or quoted > MOST_QUOTED_BYTES:
         raise BadInput(
-            f"the command and its environment are {size} bytes; at most {MAX_COMMAND_BYTES} reach the ranks",
+            f"the command and its environment are {max(size, quoted)} bytes when quoted; at most {MAX_COMMAND_BYTES} "
+            "reach the ranks",
             hint="put the long part into a file of the workdir or of the image",
         )
 

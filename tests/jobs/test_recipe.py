@@ -218,6 +218,14 @@ def test_what_no_launcher_could_pass_on_is_refused_before_anything_starts(extra)
         build(None, longer, {})
 
 
+def test_a_command_of_quotes_is_as_long_as_launchers_make_it():
+    """Horovod quotes it a second time, and hands all of it to one ``sh -c``."""
+    given = {"image": "i", "gpus": 1, "command": ("echo", "'" * 13000)}
+    with pytest.raises(BadInput, match="at most 65536 reach the ranks"):
+        build(None, given, {})
+    assert build(None, {**given, "command": ("echo", "'" * 3000)}, {})
+
+
 @pytest.mark.parametrize("name", ["GPURUN_RUN", "GPURUN_ATTEMPT", "GPURUN_RANK", "GPURUN_NEW", "HOROVOD_RANK"])
 def test_what_a_rank_needs_to_say_how_it_ends_is_not_a_persons_to_set(tmp_path, name):
     """A rank without its folder was a container that ended with 70, and its host was blamed and left."""
