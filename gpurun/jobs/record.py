@@ -198,7 +198,7 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
         restart: from the end of a failed attempt to the next grant: when it will be started again.
         setback: the last failed attempt, kept over the next ones to recognise one that fails the same way.
         refusals: hosts that refused GPUs, because somebody else claims them there (`gpurun.leases.refusals`).
-        placements: how often pre-flight had the job placed elsewhere.
+        placements: how often pre-flight had the job placed elsewhere since it last ran.
         outputs_left: what of the outputs is not on the head, since an attempt ended; None = they are all here.
         rehearsal: "due": the next attempt, or this one, is one rank on one GPU; "passed": it was, and is being ended.
         uncut: hosts of an elastic gang whose ranks may still wait for those of a host that has left.

@@ -43,7 +43,7 @@ def start(job: SupervisedJob, is_asked: Callable[[], bool]) -> State:
     job.connect()
     job.ask_accounts()
     if _is_launched(job):
-        return job.move(State.RUNNING, started_s=job.clock(), uncut=())
+        return job.move(State.RUNNING, started_s=job.clock(), uncut=(), placements=0)
     examine(job, job.hosts)
     if unknown := [host for host in job.hosts if host not in job.image_ids]:  # whoever prepared them is gone
         ship_image(job, unknown, cancelled=is_asked)
@@ -52,7 +52,7 @@ def start(job: SupervisedJob, is_asked: Callable[[], bool]) -> State:
     durable.write_record(job.folder.path / "plan.json", plan)
     raise_first(go(job, plan, [host.host for host in plan.hosts[1:]]).failed)
     raise_first(_explained(job, go(job, plan, [plan.first.host])).failed)
-    return job.move(State.RUNNING, started_s=job.clock(), uncut=())
+    return job.move(State.RUNNING, started_s=job.clock(), uncut=(), placements=0)
 
 
 def _is_launched(job: SupervisedJob) -> bool:
