@@ -49,11 +49,12 @@ def exec_(
     if lease is None:
         raise StateError("its lease is gone", job=record.id, hint="`gpurun recover` restores it")
     spec, links = folder.spec(), Links(_inventory(folder, record, lease), [grant.host for grant in lease.members])
+    seating = Seating.of(lease.members, spec)
     try:
-        places, silent = ask(links, record.id, record.attempt, Seating.of(lease.members, spec))
+        places, silent = ask(links, record.id, record.attempt, seating)
     finally:
         links.close()
-    target = links.targets[host_of(lease, rank, places, silent, spec.roles)]
+    target = links.targets[host_of(record.id, rank, places, silent, seating)]
     tty = sys.stdin.isatty()
     engine = ["--host", target.docker_host] if target.docker_host else []
     inside = [

@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from gpurun.errors import BadInput, GpurunError
-from gpurun.jobs.spec import Roles
-from gpurun.launch.seats import seats_of
-from gpurun.leases.lease import Lease
 from gpurun.remote.agent import Agent
 from gpurun.supervisor.links import Links
 from gpurun.supervisor.seating import Seating
@@ -52,24 +49,19 @@ def ask(links: Links, job: str, attempt: int, seating: Seating) -> tuple[list[Ra
 
 
 def host_of(
-    lease: Lease,
-    rank: int,
-    places: Iterable[RankPlace],
-    silent: Mapping[str, GpurunError],
-    roles: Roles | None = None,
+    job: str, rank: int, places: Iterable[RankPlace], silent: Mapping[str, GpurunError], seating: Seating
 ) -> str:
-    """The host on which a rank lives: the newest of that number. Of a job whose ranks report nothing, by the grant.
+    """The host on which a rank lives: the newest of that number. If no rank has reported, where it must be.
 
     Raises:
         BadInput: the rank has ended, or there is none of this number; says which ranks live where.
         GpurunError: it may be on a host that does not answer.
     """
     known = sorted(places, key=lambda place: place.age_s)
-    if not known:
-        granted = [seat.host for seat in seats_of(lease.members, roles)]
-        if rank >= len(granted):
-            raise BadInput(f"it has ranks 0 to {len(granted) - 1}, not {rank}", job=lease.job)
-        return granted[rank]
+    if rank >= seating.size:
+        raise BadInput(f"it has ranks 0 to {seating.size - 1}, not {rank}", job=job)
+    if not known and (only := seating.host_of(rank)) is not None:
+        return only
     mine = [place for place in known if place.rank == rank]
     for place in mine:
         if place.code is None:
@@ -80,10 +72,10 @@ def host_of(
     if mine:
         raise BadInput(
             f"rank {rank} has ended with code {mine[0].code} on {mine[0].host}",
-            job=lease.job,
+            job=job,
             hint=_whereabouts(living),
         )
-    raise BadInput(f"no rank {rank} has started", job=lease.job, hint=_whereabouts(living))
+    raise BadInput(f"no rank {rank} has started", job=job, hint=_whereabouts(living))
 
 
 def _whereabouts(living: Iterable[RankPlace]) -> str:
@@ -92,7 +84,7 @@ def _whereabouts(living: Iterable[RankPlace]) -> str:
     for place in living:
         by_host.setdefault(place.host, set()).add(place.rank)
     if not by_host:
-        return "no rank of this job lives any more"
+        return "no rank of this job lives now"
     parts = [f"{_folded(ranks)} on {host}" for host, ranks in sorted(by_host.items(), key=lambda item: min(item[1]))]
     return f"ranks that live: {'; '.join(parts)}"
 

@@ -39,6 +39,15 @@ class Seating:
         """Whether a rank of this number may run on a host."""
         return rank in (self._numbers.get(host, ()) if self.most is None else range(self.most))
 
+    def host_of(self, rank: int) -> str | None:
+        """The only host that may have this rank; None if there is none, or if each host may have any of them."""
+        return next((host for host, own in self._numbers.items() if rank in own), None) if self.most is None else None
+
+    @property
+    def size(self) -> int:
+        """So many ranks it has at most: their numbers are below this."""
+        return sum(len(own) for own in self._numbers.values()) if self.most is None else self.most
+
     def own(self, host: str, ranks: Mapping[str, Any]) -> Iterator[tuple[int, Any]]:
         """What a host says of its own ranks, of what it says by rank number."""
         return ((int(rank), said) for rank, said in ranks.items() if self.has(host, int(rank)))

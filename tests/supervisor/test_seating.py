@@ -9,7 +9,6 @@ import pytest
 
 from gpurun.errors import BadInput
 from gpurun.jobs.spec import Grant, JobSpec, Roles
-from gpurun.leases.lease import Lease
 from gpurun.remote.agent import Reply
 from gpurun.remote.fleet import Results
 from gpurun.supervisor.rank_places import ask, host_of
@@ -50,10 +49,10 @@ def test_a_host_that_claims_all_ranks_gets_nobody_who_enters_another():
         ),
     )
     places, silent = ask(links, "j-0000000a", 1, Seating.of(GRANTS, SPEC))
-    lease = Lease("j-0000000a", 1, "alice", 1, "pascal", ("r1",), GRANTS, 23000, 1.0, "/i.yaml")
-    assert [host_of(lease, rank, places, silent) for rank in range(3)] == ["a", "a", "b"]
-    with pytest.raises(BadInput, match="no rank 5 has started"):
-        host_of(lease, 5, places, silent)
+    seating = Seating.of(GRANTS, SPEC)
+    assert [host_of("j-0000000a", rank, places, silent, seating) for rank in range(3)] == ["a", "a", "b"]
+    with pytest.raises(BadInput, match="ranks 0 to 2, not 5"):
+        host_of("j-0000000a", 5, places, silent, seating)
 
 
 def test_ranks_without_a_gpu_are_spoken_of_by_the_hosts_on_which_they_were_placed():
@@ -62,7 +61,6 @@ def test_ranks_without_a_gpu_are_spoken_of_by_the_hosts_on_which_they_were_place
     seating = Seating.of(GRANTS, replace(SPEC, roles=roles))
     assert [rank for rank in range(9) if seating.has("a", rank)] == [0, 1, 3, 5]
     assert [rank for rank in range(9) if seating.has("b", rank)] == [2, 4]
-    lease = Lease("j-0000000a", 1, "alice", 1, "pascal", ("r1",), GRANTS, 23000, 1.0, "/i.yaml")
-    assert [host_of(lease, rank, [], {}, roles) for rank in range(6)] == ["a", "a", "b", "a", "b", "a"]
+    assert [host_of("j-0000000a", rank, [], {}, seating) for rank in range(6)] == ["a", "a", "b", "a", "b", "a"]
     with pytest.raises(BadInput, match="ranks 0 to 5, not 6"):
-        host_of(lease, 6, [], {}, roles)
+        host_of("j-0000000a", 6, [], {}, seating)
