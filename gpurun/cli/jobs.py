@@ -158,7 +158,7 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
     now = record.ended_s or time.time()
     rows = {
         "job": f"{record.id}  {printable(record.name)}",
-        "state": f"{record.state.value}  {printable(record.story(now))}",
+        "state": f"{record.state.value}  {printable(_story(record, now))}",
         "owner": record.owner,
         "gpus": f"{record.gpus}",
         "hosts": ", ".join(f"{g.host}:{','.join(map(str, g.gpus))}" for g in record.granted) or "none yet",
@@ -178,6 +178,15 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
         typer.echo(f"{'evidence':>10}  {printable(record.first_failure.evidence)}")
     for text in record.first_failure.excerpt if record.first_failure else ():
         typer.echo(f"{'':>10}  | {printed(text)}")
+
+
+def _story(record: JobRecord, now_s: float) -> str:
+    """Its reason; of a job in the queue also what it waits for."""
+    if record.state.value != "QUEUED" or record.waits_for_restart(now_s):
+        return record.story(now_s)
+    from gpurun.cli.why import waits_for
+
+    return "; ".join(filter(None, (record.story(now_s), waits_for(record))))
 
 
 def logs(

@@ -12,11 +12,13 @@ import typer
 
 from gpurun.cli.jobs import JobArgument, JsonOption, find_job
 from gpurun.cli.printing import duration, print_json, printable, say
+from gpurun.errors import GpurunError
 
 if TYPE_CHECKING:
     from gpurun.jobs.record import JobRecord
     from gpurun.leases.allocate import Pass
     from gpurun.scheduler.explain import Explanation
+    from gpurun.scheduler.model import Decisions
 
 
 def why(job: JobArgument, as_json: JsonOption = False) -> None:
@@ -71,6 +73,7 @@ def queue(
 ) -> None:
     """List what waits, in the order in which it would start, each with its reason."""
     from gpurun.cli.jobs import open_store
+    from gpurun.scheduler.explain import places
 
     store = open_store()
     looked = _look()
@@ -80,16 +83,17 @@ def queue(
     for path, decisions in looked.decisions.items():
         if only not in (None, path):
             continue
-        for position, job in enumerate(decisions.order, 1):
+        position = places(decisions)
+        for job in decisions.order:
             if (record := records.get(job)) is None:  # it has ended meanwhile
                 continue
-            wait, refusal = decisions.waits.get(job), decisions.never.get(job)
-            said = wait or refusal
+            wait = decisions.waits.get(job)
             rows.append({
-                "job": job, "name": record.name, "owner": record.owner, "gpus": record.gpus, "position": position,
+                "job": job, "name": record.name, "owner": record.owner, "gpus": record.gpus,
+                "position": position.get(job),
                 "pool": record.pool, "priority": record.priority, "inventory": path,
                 "waiting_s": round(time.time() - record.queued_s, 1),
-                "message": said.message if said else "starts now",
+                "message": _decided(decisions, job),
                 "expected_start_s": wait.expected_start_s if wait else None,
             })  # fmt: skip
     rows += _waiting_for_restart(records.values(), only)
@@ -100,6 +104,20 @@ def queue(
         typer.echo("\n".join(_line(row, time.time()) for row in rows))
     else:
         say("nothing waits")
+
+
+def waits_for(record: JobRecord) -> str:
+    """What a queued job waits for, in one sentence; "" if its inventory says nothing."""
+    try:
+        decisions = _look().decisions.get(os.path.realpath(record.inventory))
+    except GpurunError as error:  # a damaged lease, say
+        return f"nothing is decided: {error}"
+    return "" if decisions is None or record.id not in decisions.order else _decided(decisions, record.id)
+
+
+def _decided(decisions: Decisions, job: str) -> str:
+    said = decisions.waits.get(job) or decisions.never.get(job)
+    return said.message if said else "starts now"
 
 
 def _line(row: Mapping[str, Any], now_s: float) -> str:

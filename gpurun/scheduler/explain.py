@@ -66,7 +66,7 @@ class Explanation:
     """What a pass decided about one gang, and why.
 
     Attributes:
-        position: 1 = first in the queue.
+        position: 1 = first in the queue; None = it has no place in it.
         ahead: ids of the gangs in front of it, in the pass's order.
         message: the decision in one sentence.
         behind: the gang or pool in the way.
@@ -103,18 +103,19 @@ def explain(decisions: Decisions, snapshot: Snapshot, gang_id: str, policy: Poli
     gang = next((gang for gang in snapshot.queue if gang.id == gang_id), None)
     if gang is None:
         return Explanation(gang_id, "unknown", message="is neither queued nor running")
-    ahead = decisions.order[: decisions.order.index(gang_id)]
-    base = Explanation(gang_id, "waits", gang.gpus, len(ahead) + 1, ahead, pool=_pool_use(decisions, snapshot, gang))
+    capacity = arrange(snapshot, policy).capacity
+    refusal = decisions.never.get(gang_id)
+    if refusal is not None:
+        groups = host_groups(Index(snapshot), gang, snapshot.unusable, capacity)
+        return Explanation(gang_id, "never", gang.gpus, message=refusal.message, groups=groups)
+    queue = places(decisions)
+    ahead = tuple(queue)[: queue[gang_id] - 1]
+    base = Explanation(gang_id, "waits", gang.gpus, queue[gang_id], ahead, pool=_pool_use(decisions, snapshot, gang))
     placement = next((placement for started, placement in decisions.starts if started.id == gang_id), None)
     if placement is not None:
         return replace(base, state="starts", message="starts now", placement=placement)
-    refusal = decisions.never.get(gang_id)
-    if refusal is not None:
-        groups = host_groups(Index(Snapshot(snapshot.inventory)), gang, {}, arrange(snapshot, policy).capacity)
-        return replace(base, state="never", message=refusal.message, groups=groups)
     wait = decisions.waits[gang_id]
     met = _met(decisions, snapshot, gang_id, wait.starts_before)
-    capacity = arrange(snapshot, policy).capacity
     expected_s, because = wait.expected_start_s, ""
     if expected_s is None:
         expected_s, because = _expected_start(decisions, snapshot, gang, policy)
@@ -128,6 +129,12 @@ def explain(decisions: Decisions, snapshot: Snapshot, gang_id: str, policy: Poli
         unknown_because=because,
         changes=changes_that_start(snapshot, gang, decisions, policy),
     )
+
+
+def places(decisions: Decisions) -> dict[str, int]:
+    """Place in the queue, 1 = first, by gang, in this order; what can never start is in nobody's way and has none."""
+    waiting = (gang for gang in decisions.order if gang not in decisions.never)
+    return {gang: place for place, gang in enumerate(waiting, 1)}
 
 
 def host_groups(index: Index, gang: Gang, unusable: Mapping[str, str], capacity: Capacity) -> tuple[HostGroup, ...]:

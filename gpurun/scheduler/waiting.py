@@ -119,9 +119,16 @@ def _reserve(state: PassState, gang: Gang) -> bool:
         return False
     at_s, placement = found
     state.keeping.hold(Hold(gang, placement, state.index.masks(placement), at_s))
-    message = f"{gang.least} GPUs wanted; {some_hosts(placement)} are reserved for when time limits end"
+    message = f"{gang.least} GPUs wanted; {some_hosts(placement)} are reserved for when {_ends(state, placement, at_s)}"
     state.wait(gang, Reason.NO_ROOM, message, expected_start_s=at_s)
     return True
+
+
+def _ends(state: PassState, placement: Placement, at_s: float) -> str:
+    """What must end on some hosts by a time, for people."""
+    hosts = set(placement.hosts)
+    runs = [r for r in state.running if r.free_s(state.now_s) <= at_s and hosts.intersection(r.placement.hosts)]
+    return "the gangs that stop have ended" if all(run.stopping for run in runs) else "time limits end"
 
 
 def _sooner(state: PassState, gang: Gang, hold: Hold) -> Kept | None:

@@ -4,12 +4,16 @@ import json
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
 from typer.main import get_command
 
 from gpurun.cli.main import COMMANDS, app, split_command
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.store import JobStore
+from gpurun.state.cordons import Cordon, changing_cordons
 
 INVENTORY = """\
 version: 1
@@ -236,3 +240,21 @@ def test_a_mistyped_command_is_compared_with_all(gpurun):
     assert (code, "Did you mean 'status'" in err) == (2, True)
     code, _, err = gpurun("inventory", "vaildate")
     assert (code, "Did you mean 'validate'" in err) == (2, True)
+
+
+def test_a_job_in_the_queue_says_what_it_waits_for(gpurun, inventory, tmp_path, monkeypatch):
+    """Its record has no reason: passes decide anew each time."""
+    monkeypatch.setattr("gpurun.head.waiter.resume", lambda *_: None)  # no process is left behind
+    store = JobStore(tmp_path / "home")
+    with changing_cordons(store.home) as cordons:
+        cordons.update(dict.fromkeys(("h1", "h3"), Cordon("cordoned", "me", 1.0, "fan")))
+    specs = [JobSpec(name="n", image="i:1", gpus=gpus, command=("true",)) for gpus in (8, 99)]
+    later, never = (each.id for each in store.create_many(specs, inventory=Path(inventory), now_s=1.0))
+    assert "needs hosts that are out of use" in gpurun("status", later)[1]
+    assert "99 GPUs wanted" in gpurun("status", never)[1]
+    assert "99 GPUs wanted" in gpurun("why", never)[1]
+    (store.home / "cordons.json").write_text("no JSON")
+    assert "nothing is decided: " in (said := gpurun("status", later)[1]) and "cordons.json" in said
+    (store.home / "cordons.json").unlink()
+    rows = {row["job"]: row for row in json.loads(gpurun("queue", "--json")[1])["queue"]}
+    assert (rows[later]["position"], rows[never]["position"]) == (1, None)

@@ -115,6 +115,14 @@ def test_what_starts_runs_or_is_nowhere():
     assert why(busy(Gang("g", 99)), "g").state == "never"
 
 
+def test_what_can_never_start_has_no_place_in_the_queue_and_hosts_are_told_as_they_are():
+    snapshot = busy(Gang("huge", 99, 1.0), Gang("g", 8, 2.0), unusable={"r0h1": "lost"})
+    text = said(snapshot, "huge")
+    assert "huge: never: " in text and "place in the queue" not in text
+    assert "r0h0: pascal: every GPU in use" in text and "r0h1: lost" in text
+    assert "place in the queue: 1\n" in said(snapshot) and "huge" not in said(snapshot)
+
+
 def test_every_change_that_is_offered_starts_it():
     queue = (Gang("first", 6, 1.0), Gang("g", 5, 2.0, constraints=Constraints(locality="host", gpus_per_host=5)))
     found = why(busy(*queue), "g")
@@ -156,6 +164,17 @@ def test_while_a_gang_stops_the_start_is_expected_after_grace_and_fence():
     stops = Running(Gang("s", 4, stop_allowance_s=30.0), runs(Gang("s", 4), ("r0h0", range(4))).placement, 0.0, 0.0)
     snapshot = Snapshot(cluster([0], 1, 4), (replace(stops, stopping=True),), (Gang("g", 4),), now_s=10.0)
     assert "expected start: in 30 s when the gangs that stop have ended" in said(snapshot)
+
+
+def test_a_gang_without_a_limit_beside_one_that_stops_promises_no_time_limit():
+    stops = replace(runs(Gang("s", 4, stop_allowance_s=30.0), ("r0h0", range(4))), stopping=True)
+    endless = runs(Gang("endless", 4), ("r0h1", range(4)))
+    snapshot = Snapshot(cluster([0], 2, 4), (stops, endless), (Gang("g", 4),), now_s=10.0)
+    text = said(snapshot)
+    assert "expected start: in 30 s when the gangs that stop have ended" in text
+    assert "r0h0 are reserved for when the gangs that stop have ended" in text and "time limits" not in text
+    limited = replace(snapshot, running=(replace(stops, stopping=False, gang=stops.gang.but(time_limit_s=60)), endless))
+    assert "reserved for when time limits end" in said(limited)
 
 
 def test_the_expected_end_of_a_gang_that_stops_comes_nearer():
