@@ -1,18 +1,21 @@
-"""Hosts that join and leave an elastic gang while it runs: each step is one lease file for another.
+"""What of a lease changes while its job runs: each step is one lease file for another.
 
-A host that joins is `apart` until its container runs there, one that leaves until it has been fenced; so whoever adopts
-the job knows of every host that it must fence before it goes on.
+Ports move while the job starts. Hosts join and leave an elastic gang: one that joins is `apart` until its container
+runs there, one that leaves until it has been fenced; so whoever adopts the job knows of every host that it must fence
+before it goes on.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 from gpurun import faults
+from gpurun.errors import StateError
 from gpurun.inventory.model import Inventory
-from gpurun.leases.allocate import look, snapshot
+from gpurun.leases.allocate import SSH_PORTS, free_ports, look, snapshot
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.lease import Lease, machines_of, places_of
 from gpurun.leases.store import LeaseLock, LeaseStore
@@ -73,6 +76,26 @@ def grow(home: Path, held: Held, inventory: Inventory, *, now_s: float) -> tuple
         held = changed, LeaseStore(home).grow(lock, changed, view.occupancy)
     audit.note(home, "grow", job=lease.job, hosts=list(more.hosts))
     return held, more.hosts
+
+
+def move_ports(home: Path, held: Held) -> Held:
+    """Give a job other ports, where something that is not this head's job listens on its own.
+
+    They are chosen at random: what another head has given its jobs lies close together.
+
+    Raises:
+        StateError: all ports for jobs are in use.
+    """
+    lease, lock = held
+    with allocator_lock(home, patience_s=None):
+        store, count = LeaseStore(home), len(lease.ports)
+        taken = {port for other in store.read_all().leases for port in other.ports}
+        begin = random.randrange(SSH_PORTS.start, SSH_PORTS.stop - count)  # noqa: S311 (not a secret)
+        first = free_ports(taken, count, begin=begin) or free_ports(taken, count)
+        if first is None:
+            raise StateError("all ports for jobs are in use", job=lease.job)
+        changed = replace(lease, ssh_port=first)
+        return changed, store.change(lock, changed)
 
 
 def _change(home: Path, held: Held, changed: Lease) -> Held:

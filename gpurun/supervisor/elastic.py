@@ -56,9 +56,7 @@ class Members:
         self._job = job
         self._stop = stop
         self._on_join = on_join
-        started = _started(job)
-        job.ssh_port = started.ssh_port
-        self._addresses = started.addresses
+        self._addresses = _started(job).addresses
         self._lock = threading.Lock()
         self._joining: set[str] = set()
         self._listed: object = None  # the lease whose members the driver's list has
@@ -340,10 +338,9 @@ class _StartedHost:
 class _Started:
     """The parts of ``plan.json`` that a later supervisor cannot know otherwise.
 
-    The lease's port may have been taken, and a host that is gone cannot be asked for its address.
+    A host that is gone cannot be asked for its address.
     """
 
-    ssh_port: int
     hosts: tuple[_StartedHost, ...] = ()
 
     @property
@@ -358,4 +355,4 @@ def _started(job: SupervisedJob) -> _Started:
     try:
         return durable.read_record(job.folder.path / "plan.json", _Started)
     except (FileNotFoundError, StateError):
-        return _Started(job.ssh_port)
+        return _Started()

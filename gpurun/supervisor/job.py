@@ -64,7 +64,6 @@ class SupervisedJob:
         self.hardware: dict[str, Hardware] = {}
         self.image_ids: dict[str, str] = {}  # what each host's engine calls the image
         self.state_id = state_id(home)
-        self.ssh_port = lease.ssh_port
         self.lost: tuple[Lease, LeaseLock] | None = None
         self.outputs = HeadCopy(self.folder, self.spec.outputs_limit)
         self.asked = Asked(home, lease.job)
@@ -140,7 +139,7 @@ class SupervisedJob:
         grants = [grant for grant in self.lease.grants if grant.host in hosts or grant.host in self.members]
         return make_plan(
             claimant=self.claimant, spec=self._tuned(), grants=grants,
-            inventory=self.inventory, accounts=self.accounts, ssh_port=self.ssh_port,
+            inventory=self.inventory, accounts=self.accounts, ssh_port=self.lease.ssh_port,
             hardware=self.hardware, nccl=self.nccl, images=self.image_ids, joins=(*self.lease.joins, *hosts),
         )  # fmt: skip
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable, Sequence
 from importlib import resources
 
@@ -11,7 +10,7 @@ from gpurun.errors import GpurunError, HostFailure
 from gpurun.jobs.states import State
 from gpurun.launch import jobssh
 from gpurun.launch.plan import HostPlan, Plan
-from gpurun.leases.allocate import SSH_PORTS, free_ports
+from gpurun.leases.members import move_ports
 from gpurun.node.job_parts import CARDS_FILE
 from gpurun.remote.agent import Agent, RemoteOpFailed
 from gpurun.remote.fleet import Results
@@ -84,25 +83,10 @@ def _create_all(job: SupervisedJob) -> Plan:
         if not taken:
             raise_first(_explained(job, results).failed)
             return plan
-        job.note(f"port {job.ssh_port} is in use on {taken[0].host}: taking another one")
+        job.note(f"port {job.lease.ssh_port} is in use on {taken[0].host}: taking another one")
         _remove_parts(job, job.hosts)
-        job.ssh_port = _other_ports(job)
+        job.lease, job.lock = move_ports(job.home, (job.lease, job.lock))
     raise failed(HostFailure(f"no free port for the job in {PORT_TRIES} tries", job=job.lease.job))
-
-
-def _other_ports(job: SupervisedJob) -> int:
-    """Ports that no lease of this head has. What else listens there, only the hosts know.
-
-    Raises:
-        GangEnd: there are none.
-    """
-    taken = {port for lease in job.leases.read_all().leases for port in lease.ports}
-    count = len(job.lease.ports)
-    begin = random.randrange(SSH_PORTS.start, SSH_PORTS.stop - count)  # noqa: S311 (not a secret)
-    found = free_ports(taken, count, begin=begin) or free_ports(taken, count)
-    if found is None:
-        raise failed(HostFailure("all ports for jobs are in use", job=job.lease.job))
-    return found
 
 
 def create(job: SupervisedJob, agent: Agent, plan: Plan) -> None:

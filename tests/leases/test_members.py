@@ -68,6 +68,22 @@ def test_a_host_leaves_is_fenced_and_comes_back_under_one_lock(home):
     assert held[1].is_current() and store.read(job) == held[0]
 
 
+def test_ports_that_move_are_the_jobs_own_for_every_later_pass(home, monkeypatch):
+    """Something listens on them: the next job must not be given those to which this one went."""
+    job, store = submit(home, 2), LeaseStore(home)
+    held = granted(home)
+    before = held[0].ssh_port
+    monkeypatch.setattr(members.random, "randrange", lambda low, high: low)  # the first free one
+    moved = members.move_ports(home, held)
+    assert store.read(job).ssh_port == moved[0].ssh_port == before + 1 and moved[1].is_current()
+    monkeypatch.setattr(members, "free_ports", lambda *_, **__: None)
+    with pytest.raises(StateError, match="all ports for jobs are in use"):
+        members.move_ports(home, moved)
+    assert store.read(job) == moved[0]
+    submit(home, 2)
+    assert granted(home)[0].ssh_port == before
+
+
 def test_it_does_not_grow_while_a_lease_is_damaged_or_anybody_waits(home):
     submit(home, 6, least=2)
     held = members.let_go(home, members.put_apart(home, granted(home), ["h3"]), ["h3"])
