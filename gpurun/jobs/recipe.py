@@ -310,11 +310,11 @@ def _check_env(spec: JobSpec) -> None:
 
 
 def _check_length(spec: JobSpec) -> None:
-    """A launcher hands a rank's command and environment to ``ssh`` as one argument, and quotes it once more.
+    """Refuse what a launcher could not hand to a rank: it passes the command and the environment as one argument.
 
-    Linux takes 128 KiB in one argument (execve(2), MAX_ARG_STRLEN). A quote takes five bytes each time it is quoted:
-    what is quoted once has half of that, so that launchers can add words of their own, and what is quoted twice has
-    three quarters.
+    Linux takes 128 KiB in one argument (execve(2), MAX_ARG_STRLEN). Launchers add words of their own, and Horovod
+    quotes the whole a second time, so that each quote character takes five bytes. So a command may have half of the
+    limit after the first quoting, and three quarters after the second.
     """
     joined = shlex.join([*(f"{name}={value}" for name, value in spec.env.items()), *spec.command])
     size, quoted = len(joined.encode()), len(shlex.quote(joined).encode())

@@ -248,10 +248,11 @@ class JobSpec:
     @property
     def rehearsal(self) -> JobSpec:
         """The same job on one GPU, whose outputs nobody keeps."""
+        small = self.wants.rehearsal
         return replace(
-            self, gpus=1, min_gpus=self.min_gpus and 1, constraints=self.constraints.for_one, outputs=None,
-            scratch=self.outputs, time_limit_s=None, horovod=replace(self.horovod, autotune=None, timeline=None),
-            roles=self.roles and self.roles.rehearsal,
+            self, gpus=small.gpus, min_gpus=small.min_gpus, constraints=small.constraints, roles=small.roles,
+            outputs=None, scratch=self.outputs, time_limit_s=None,
+            horovod=replace(self.horovod, autotune=None, timeline=None),
         )  # fmt: skip
 
     @property

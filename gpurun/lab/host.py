@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,7 +98,7 @@ def kill(record: Path, netns: str) -> None:
     if init is not None:
         init.send(signal.SIGKILL)
     deadline = time.monotonic() + _GONE_TIMEOUT_S
-    while living := [*_processes(lambda entry: _is_in(entry, netns) or _starts(entry, record)), *_alive(init)]:
+    while living := _living(init, netns, record):
         for process in living:
             process.send(signal.SIGKILL)
         if time.monotonic() > deadline:
@@ -107,17 +107,18 @@ def kill(record: Path, netns: str) -> None:
     record.unlink(missing_ok=True)
 
 
-def processes(netns: str) -> list[ProcessId]:
-    """Every process in a host's network namespace. Those in namespaces below die with the host's process 1."""
-    return _processes(lambda entry: _is_in(entry, netns))
+def processes(netns: str, record: Path | None = None) -> list[ProcessId]:
+    """Every process in a host's network namespace. Those in namespaces below die with the host's process 1.
 
-
-def _processes(is_wanted: Callable[[Path], bool]) -> list[ProcessId]:
-    """The processes whose folder in ``/proc`` is wanted."""
+    Args:
+        record: also those by which `spawn_init` starts the host that it is to put on record there.
+    """
+    place = network.NETNS_FOLDER / netns
+    inode = place.stat().st_ino if place.exists() else None
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            wanted = entry.name.isdigit() and is_wanted(entry)
+            wanted = entry.name.isdigit() and ((entry / "ns/net").stat().st_ino == inode or _starts(entry, record))
         except OSError:  # it has ended
             continue
         if wanted and (process := ProcessId.of(int(entry.name))):
@@ -125,18 +126,13 @@ def _processes(is_wanted: Callable[[Path], bool]) -> list[ProcessId]:
     return found
 
 
-def _is_in(entry: Path, netns: str) -> bool:
-    place = network.NETNS_FOLDER / netns
-    return place.exists() and (entry / "ns/net").stat().st_ino == place.stat().st_ino
+def _starts(entry: Path, record: Path | None) -> bool:
+    return record is not None and os.fsencode(record) in (entry / "cmdline").read_bytes().split(b"\0")
 
 
-def _starts(entry: Path, record: Path) -> bool:
-    """Whether a process is one of those by which `spawn_init` starts a host."""
-    return os.fsencode(record) in (entry / "cmdline").read_bytes().split(b"\0")
-
-
-def _alive(init: ProcessId | None) -> list[ProcessId]:
-    return [init] if init and init.alive() else []
+def _living(init: ProcessId | None, netns: str, record: Path) -> list[ProcessId]:
+    found = processes(netns, record)
+    return [*found, init] if init and init.alive() else found
 
 
 def enter_argv(init: ProcessId, argv: Sequence[str], *, user: str = "root") -> list[str]:

@@ -50,21 +50,26 @@ def seats_of(grants: Sequence[Grant], roles: Roles | None = None) -> tuple[RankS
     host and are spread evenly: no host, and so no NIC, has two of them while another has none.
     """
     with_gpu = [node for node, grant in enumerate(grants) for _ in grant.gpus]
-    seats = [(node, "" if roles is None else WORKER, index) for index, node in enumerate(with_gpu)]
-    if roles is not None:
-        last, count = len(grants) - 1, len(grants)
-        seats += [(0, CHIEF, 0)] * bool(roles.chief)
-        seats += [(last - index * count // roles.ps, SERVER, index) for index in range(roles.ps)]
-        seats += [(0, EVALUATOR, 0)] * roles.evaluator
-    sizes, before = Counter(node for node, _, _ in seats), Counter[int]()
+    parts = [(node, "", 0) for node in with_gpu] if roles is None else _parts(with_gpu, len(grants), roles)
+    sizes, before = Counter(node for node, _, _ in parts), Counter[int]()
     awaited = CHIEF if roles is not None and roles.chief else WORKER
     found = []
-    for rank, (node, role, index) in enumerate(seats):
+    for rank, (node, role, index) in enumerate(parts):
         found.append(
             RankSeat(
-                rank, before[node], node, grants[node].host, sizes[node], role if roles is not None else "",
-                index if roles is not None else 0, rank < len(with_gpu), role in ("", awaited),
+                rank, local_rank=before[node], node=node, host=grants[node].host, local_size=sizes[node],
+                role=role, index=index, has_gpu=rank < len(with_gpu), is_awaited=role in ("", awaited),
             )
         )  # fmt: skip
         before[node] += 1
     return tuple(found)
+
+
+def _parts(with_gpu: Sequence[int], nodes: int, roles: Roles) -> list[tuple[int, str, int]]:
+    """For each rank the number of its host, its role, and its number in that role."""
+    return [
+        *((node, WORKER, index) for index, node in enumerate(with_gpu)),
+        *[(0, CHIEF, 0)] * bool(roles.chief),
+        *((nodes - 1 - index * nodes // roles.ps, SERVER, index) for index in range(roles.ps)),
+        *[(0, EVALUATOR, 0)] * roles.evaluator,
+    ]

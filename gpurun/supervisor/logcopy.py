@@ -26,7 +26,7 @@ RETRY_S = 0.2
 FULL_RETRY_S = 5.0
 RELEASE_BYTES = 16 << 20
 """How much ranks of a host print until the host may forget what is safe on the head: their disks are finite."""
-REST_BYTES, REST_S = 1 << 20, 20.0
+PACE_BYTES, PACE_S = 1 << 20, 20.0
 """What is left on a host is copied as long as so much comes in this time: a host can lie, or fall silent, for ever."""
 MOST_NAMES = 1 << 15
 """No host has started more ranks of one attempt; an elastic gang starts some again after each change."""
@@ -214,16 +214,16 @@ class LogCopy:
             have = log.have(agent.host)
         came = since = 0
         came_s = time.monotonic()
-        silence_s = None if until_s is None else min(REST_S, max(1.0, until_s - came_s))
+        silence_s = None if until_s is None else min(PACE_S, max(1.0, until_s - came_s))
         with agent.stream(
             "ranks.follow", job=self._job, attempt=self._attempt, have=have, once=once, silence_s=silence_s
         ) as stream:
             for reply in stream:
                 if not self._is_followed(agent.host, turn):
                     return
-                if since >= REST_BYTES:
+                if since >= PACE_BYTES:
                     since, came_s = 0, time.monotonic()
-                if until_s is not None and time.monotonic() > min(until_s, came_s + REST_S):
+                if until_s is not None and time.monotonic() > min(until_s, came_s + PACE_S):
                     self._note(f"{agent.host}: ranks have printed more than could be copied in time: the rest is lost")
                     return
                 self._take(log, agent.host, turn, reply)

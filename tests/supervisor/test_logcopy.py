@@ -304,7 +304,7 @@ def test_a_host_that_talks_without_end_and_says_nothing_is_left(follow, monkeypa
     until(lambda: host.had)
     notes = []
     made._note = notes.append
-    monkeypatch.setattr(logcopy, "REST_S", 0.05)
+    monkeypatch.setattr(logcopy, "PACE_S", 0.05)
     host.rest = [[said("start")] * 1_000_000]
     began = time.monotonic()
     made.take_rest(["h"], 600.0)
@@ -316,8 +316,8 @@ def test_a_host_that_talks_without_end_and_says_nothing_is_left(follow, monkeypa
 def test_the_rest_may_take_long_as_long_as_it_comes(follow, tmp_path, monkeypatch):
     made, host = follow([])
     until(lambda: host.had)
-    monkeypatch.setattr(logcopy, "REST_BYTES", 4)
-    monkeypatch.setattr(logcopy, "REST_S", 0.5)
+    monkeypatch.setattr(logcopy, "PACE_BYTES", 4)
+    monkeypatch.setattr(logcopy, "PACE_S", 0.5)
 
     def slowly():
         yield said("start")
