@@ -37,7 +37,7 @@ test-unit: setup
 	$(VENV)/bin/pytest -m 'not lab' -n 4
 
 test-lab: setup images
-	$(VENV)/bin/pytest -m 'lab and not alone' -n 2 --dist loadgroup --durations=10
+	$(VENV)/bin/pytest -m 'lab and not alone' -n 3 --dist loadgroup --no-loadscope-reorder --durations=10
 	$(VENV)/bin/pytest -m 'lab and alone' --durations=10
 
 check: setup

@@ -20,8 +20,12 @@ rm -rf ~train/.gpurun
 
 
 def pytest_collection_modifyitems(items):
-    """Without root there is no lab: say so once, and run the rest."""
+    """Begin with what takes long: of several processes, none then works alone at the end.
+
+    Without root there is no lab: say so once, and run the rest.
+    """
     here = Path(__file__).parent
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
         if here in item.path.parents and os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(reason="a lab needs root: sudo -E make test-lab"))

@@ -11,7 +11,7 @@ import pytest
 from cluster import TRAIN
 from faulting import STEPS, events, kill_supervisor, train, wait_until
 
-pytestmark = [pytest.mark.lab, pytest.mark.alone, pytest.mark.slow, pytest.mark.xdist_group("train")]
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.xdist_group("recipes")]
 
 GRACE_S = 3
 

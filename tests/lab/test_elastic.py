@@ -17,7 +17,7 @@ from faulting import events, is_adopted, kill_supervisor, wait_until
 
 from gpurun.leases.store import LeaseStore
 
-pytestmark = [pytest.mark.lab, pytest.mark.alone, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("train")]
+pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("elastic")]
 
 RECIPE = Path(__file__).parents[2] / "recipes/elastic"
 

@@ -26,7 +26,7 @@ from faulting import (
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.store import JobStore
 
-pytestmark = [pytest.mark.lab, pytest.mark.alone, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("train")]
+pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("faults")]
 
 
 @pytest.fixture
