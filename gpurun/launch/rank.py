@@ -7,6 +7,7 @@ the rank and leaves in the job's `run` folder what the agent reads (`gpurun.node
     ranks/ATTEMPT/RANK.PID.STARTED/      PID and STARTED are the script's own, as in its /proc/PID/stat
         start                            "started"; a folder without it is no rank
         o, e                             what the rank and its children print
+        m                                the metrics that the rank reports, if it does (`gpurun.runtime`)
         told                             empty: the launcher's signal was passed on to the rank
         end.CODE                         empty: the rank has ended, 128 + n by signal n
         now                              the rank's present number, if `gpurun.runtime` knows that it has changed

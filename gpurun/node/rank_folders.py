@@ -27,7 +27,8 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITTEN = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _PUNCH_HOLE = 0x01 | 0x02
 """``FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE``: linux/falloc.h."""
-STREAMS = ("o", "e")
+STREAMS = ("o", "e", "m")
+"""What a rank prints, to stdout and to stderr, and the metrics that it reports."""
 
 
 class Name(NamedTuple):
@@ -52,7 +53,7 @@ class RankState(NamedTuple):
     begun_s: float
     code: Optional[int]
     ended_s: float
-    sizes: Tuple[int, int]
+    sizes: Tuple[int, ...]
 
 
 def run_folder(job: str) -> str:
@@ -99,8 +100,7 @@ class RankFolders:
             code, ended_s = _end(folder)
             # The sizes are read after the end: all that the rank printed is in them.
             found = [_plain(folder, stream) for stream in STREAMS]
-            sizes = [0 if one is None else one.st_size for one in found]
-            return RankState(start.st_mtime, code, ended_s, (sizes[0], sizes[1]))
+            return RankState(start.st_mtime, code, ended_s, tuple(0 if one is None else one.st_size for one in found))
         finally:
             os.close(folder)
 

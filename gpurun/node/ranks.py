@@ -8,7 +8,7 @@ container: an agent in another PID namespace than the Docker engine sees none.
 import os
 import signal
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from gpurun.node import job_parts, processes, rank_folders, rank_processes, rank_sockets
 from gpurun.node.call import Call, OpReply
@@ -55,14 +55,14 @@ def follow(call: Call, job: str, attempt: int, have: Dict[str, List[int]], once:
     """What ranks report and print, as it comes; lasts until it is cancelled.
 
     Args:
-        have: by rank's id, how much of its stdout and of its stderr is already known. Output continues there; starts
-            and ends are told again.
+        have: by rank's id, how much of each of `STREAMS` is already known. Output continues there; starts and ends are
+            told again.
         once: end when all that is there has been sent.
 
     Yields:
         ``{"kind": "start", "id", "rank", "age_s"}``;
-        ``{"kind": "output", "id", "rank", "stream", "end"}``: ``stream`` is "o" or "e"; the payload of at most 64 KiB
-        ends at the offset ``end``;
+        ``{"kind": "output", "id", "rank", "stream", "end"}``: ``stream`` is one of `STREAMS`; the payload of at
+        most 64 KiB ends at the offset ``end``;
         ``{"kind": "end", "id", "rank", "code", "age_s"}``: after all that was printed until then; if there
         is so much that it takes long, before the rest of it, with ``"more": True``. A rank whose script was killed too
         has code 137 and ``"killed": True``, with ``"container": True`` if it was seen to go together with all that ran
@@ -78,7 +78,7 @@ def follow(call: Call, job: str, attempt: int, have: Dict[str, List[int]], once:
             for name in folder.names():
                 rank = ranks.get(name.id)
                 if rank is None:
-                    rank = ranks[name.id] = _Rank(name, have.get(name.id, [0, 0]))
+                    rank = ranks[name.id] = _Rank(name, have.get(name.id, ()))
                 if rank.code is None or rank.more or look % ENDED_LOOKS == 0:
                     yield from rank.news(folder, scripts)
                     more, is_due = more or rank.more, is_due or rank.is_due
@@ -92,7 +92,7 @@ def release(call: Call, job: str, attempt: int, known: Dict[str, List[int]]) -> 
     """Give the disk back what the head has of the ranks' output, safely. `follow` goes on behind it.
 
     Args:
-        known: by rank's id, how much of its stdout and of its stderr the head has on its disk.
+        known: by rank's id, how much of each of `STREAMS` the head has on its disk.
 
     Returns:
         ``{"bytes"}``: how many the disk got back.
@@ -144,7 +144,7 @@ class _Due(NamedTuple):
     """An end that is to be told. `ended_s` is by the host's clock; `since_s`, when it was seen, by the monotonic."""
 
     code: int
-    sizes: Tuple[int, int]
+    sizes: Tuple[int, ...]
     ended_s: float
     since_s: float
     is_killed: bool = False
@@ -153,9 +153,9 @@ class _Due(NamedTuple):
 class _Rank:
     """How far one rank has been told of."""
 
-    def __init__(self, name: Name, have: List[int]) -> None:
+    def __init__(self, name: Name, have: Sequence[int]) -> None:
         self._name = name
-        self._offsets = [max(0, int(have[0])), max(0, int(have[1]))]
+        self._offsets = [max(0, int(have[index])) if index < len(have) else 0 for index in range(len(STREAMS))]
         self._begun = False
         self._due: Optional[_Due] = None
         self.code: Optional[int] = None

@@ -182,7 +182,7 @@ class RankOutput(Struct, tag_field="kind", tag="output"):
 
     id: Name
     rank: RankNumber
-    stream: Literal["o", "e"]
+    stream: Literal["o", "e", "m"]
     end: Count
 
 

@@ -4,6 +4,7 @@
 
     gpurun.gang().rank, gpurun.gang().size, gpurun.gang().addresses
     gpurun.progress(step, of=total)      # the job is alive, and this far
+    gpurun.report(step, accuracy=0.9)    # what a sweep compares its trials by, and what is kept of a run
     gpurun.parameters()                  # this trial's hyperparameters
     gpurun.outputs()                     # the folder that is kept across attempts
     gpurun.checkpointed(step)            # work up to here is safe
@@ -20,7 +21,7 @@ import threading
 import time
 from typing import Any, Dict, List, NamedTuple, Optional
 
-__all__ = ["GangOfRank", "checkpointed", "gang", "job", "outputs", "parameters", "progress", "stopping"]
+__all__ = ["GangOfRank", "checkpointed", "gang", "job", "outputs", "parameters", "progress", "report", "stopping"]
 
 _FOLDER = os.environ.get("GPURUN_RUN")
 _MIN_INTERVAL_S = 1.0
@@ -117,12 +118,36 @@ def progress(step: int, of: Optional[int] = None, **metrics: float) -> None:
         of: how many there are in all.
         metrics: numbers to show beside it, such as ``loss=0.3``.
     """
+    _progress(step, of, metrics)
+
+
+def _progress(step: int, of: Optional[int], metrics: Dict[str, float]) -> None:
     global _last_s
     now = time.monotonic()
     if now - _last_s >= _MIN_INTERVAL_S:
         _last_s = now
         _tell_rank()
         _write("progress", {"step": int(step), "of": of, "metrics": {k: float(v) for k, v in metrics.items()}})
+
+
+def report(step: int, **metrics: float) -> None:
+    """Report metrics of a step, such as ``accuracy=0.9``: each call is kept, and says that this rank is alive.
+
+    Where several ranks report one metric, that of the lowest counts.
+    """
+    told = {"time": time.time(), "step": int(step), "metrics": {k: float(v) for k, v in metrics.items()}}
+    _progress(step, None, metrics)
+    folder = _rank_folder()
+    if folder is None:
+        return
+    try:
+        descriptor = os.open(os.path.join(folder, "m"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(descriptor, (json.dumps(told) + "\n").encode())
+        finally:
+            os.close(descriptor)
+    except OSError:
+        pass  # telling must never end the training
 
 
 def checkpointed(step: int) -> None:
@@ -149,11 +174,10 @@ def _rank() -> str:
 def _tell_rank() -> None:
     """Say this rank's number if it has changed: elastic Horovod counts the ranks anew after each change of the gang."""
     global _told_rank
-    now = _rank_now()
-    ident = os.environ.get("GPURUN_RANK_ID", "").split("/")
-    if now is None or now == _told_rank or len(ident) != 3 or not _FOLDER:
+    now, folder = _rank_now(), _rank_folder()
+    if now is None or now == _told_rank or folder is None:
         return
-    path = os.path.join(_FOLDER, "ranks", ident[1], ident[2], "now")
+    path = os.path.join(folder, "now")
     try:
         with open(path + ".tmp", "w") as stream:
             stream.write(now)
@@ -161,6 +185,12 @@ def _tell_rank() -> None:
         _told_rank = now
     except OSError:
         pass  # it is tried again with the next progress
+
+
+def _rank_folder() -> Optional[str]:
+    """Where the script of this rank tells of it (`gpurun.launch.rank`)."""
+    ident = os.environ.get("GPURUN_RANK_ID", "").split("/")
+    return os.path.join(_FOLDER, "ranks", ident[1], ident[2]) if _FOLDER and len(ident) == 3 else None
 
 
 def _rank_now() -> Optional[str]:

@@ -19,6 +19,7 @@ from contextlib import suppress
 from datetime import datetime, timezone
 
 from gpurun import faults
+from gpurun.node.rank_folders import STREAMS
 from gpurun.state import durable
 from gpurun.state.path import StatePath
 from gpurun.supervisor.loglines import CHECKPOINT, RawLine, has_hole, last, split
@@ -33,9 +34,9 @@ BAR_BYTES = 1 << 12
 """A progress bar prints carriage returns and no newline: so much of it is a line, or nobody sees it for minutes."""
 _CHECKPOINT_HEAD = f"- {CHECKPOINT} {{".encode()
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z", re.ASCII)
-_NAMES = {"o": b"stdout", "e": b"stderr"}
+_NAMES = {"o": b"stdout", "e": b"stderr", "m": b"metrics"}
 _Key = tuple[str, str]
-"""``ATTEMPT/HOST/ID`` of a rank, and ``o`` or ``e``."""
+"""``ATTEMPT/HOST/ID`` of a rank, and one of `STREAMS`."""
 
 
 class JobLog:
@@ -71,12 +72,12 @@ class JobLog:
         return _unix(self._known.last) if self._known.last else None
 
     def have(self, host: str) -> Mapping[str, list[int]]:
-        """ID → offsets behind what is here of its stdout and of its stderr, for the ranks of a host."""
+        """ID → offsets behind what is here of each of its `STREAMS`, for the ranks of a host."""
         found: dict[str, list[int]] = {}
         begin = f"{self._attempt}{host}/"
         for (source, stream), end in self._known.ends.items():
             if source.startswith(begin):
-                found.setdefault(source[len(begin) :], [0, 0])[stream == "e"] = end
+                found.setdefault(source[len(begin) :], [0] * len(STREAMS))[STREAMS.index(stream)] = end
         return found
 
     def resume(self) -> None:
@@ -108,7 +109,7 @@ class JobLog:
 
         Args:
             where: ``HOST/ID``; without a space.
-            stream: ``o`` or ``e``.
+            stream: one of `STREAMS`.
             end: the offset behind the piece in all that the rank has printed.
         """
         self._time = self._time_now()
@@ -136,7 +137,7 @@ class JobLog:
 
     def end_lines(self, where: str) -> None:
         """A rank has ended: its last words are lines, also without a newline behind them."""
-        for stream in _NAMES:
+        for stream in STREAMS:
             if (key := (self._attempt + where, stream)) in self._open:
                 self._flush(key)
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from gpurun.errors import HostFailure, StateError
+from gpurun.node.rank_folders import STREAMS
 from gpurun.remote.agent import BAD_ANSWER, Agent, RemoteOpFailed, Reply
 from gpurun.state.path import StatePath
 from gpurun.supervisor.joblog import JobLog
@@ -336,7 +337,7 @@ class _Closed(Exception):
 def _is_output(said: dict[object, object], length: int) -> bool:
     ident, rank, end = said.get("id"), said.get("rank"), said.get("end")
     return (
-        said.get("kind") == "output" and said.get("stream") in ("o", "e")
+        said.get("kind") == "output" and said.get("stream") in STREAMS
         and isinstance(ident, str) and 0 < len(ident) <= 64 and not set(ident) - set("0123456789.")
         and type(rank) is int and rank >= 0 and type(end) is int and end >= length
     )  # fmt: skip

@@ -2,15 +2,17 @@
 
 A line is ``TIME STREAM TEXT``: an RFC 3339 time with nanoseconds; ``o`` or ``e`` for stdout or stderr; and the bytes
 that were printed. A rank's STREAM goes on with where the line came from, ``o@ATTEMPT/HOST/ID:END``: END is the offset
-behind the line in what that rank has printed. Its TEXT begins with ``[RANK]<stdout>:``, as horovodrun writes it. A line
-of the stream ``c`` is a checkpoint of the writer's: who goes on with the log need not read what is before it.
+behind the line in what that rank has printed. Its TEXT begins with ``[RANK]<stdout>:``, as horovodrun writes it. Lines
+of the stream ``m`` have the metrics that ranks report. A line of the stream ``c`` is a checkpoint of the writer's: who
+goes on with the log need not read what is before it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO, NamedTuple
 
 from gpurun.launch import output
@@ -19,12 +21,14 @@ from gpurun.state.path import StatePath
 TAIL_BYTES = 1 << 20
 MOST_BYTES = 1 << 28
 PIECE_BYTES = 1 << 22
+MOST_REPORT_BYTES = 1 << 14
 SECTOR_BYTES = 512
 HOLE = bytes(SECTOR_BYTES)
 """Blocks that were not written when the power was cut are zeros."""
 _ZEROS = re.compile(rb"\0+")
-_HEAD = re.compile(rb"(\S+) ([oec])(?:@(\S+):(\d{1,18}))?(?: (.*))?", re.DOTALL)
-CHECKPOINT = "c"
+_HEAD = re.compile(rb"(\S+) ([oecm])(?:@(\S+):(\d{1,18}))?(?: (.*))?", re.DOTALL)
+CHECKPOINT, METRICS = "c", "m"
+_UNPRINTED = (CHECKPOINT.encode(), METRICS.encode())
 
 
 class LoggedLine(NamedTuple):
@@ -32,6 +36,16 @@ class LoggedLine(NamedTuple):
 
     time: str
     line: output.Line
+
+
+class RankReport(NamedTuple):
+    """What a rank has reported (`gpurun.runtime`): metrics by name, of a step."""
+
+    attempt: int
+    rank: int
+    step: int
+    time_s: float
+    metrics: dict[str, float]
 
 
 class RawLine(NamedTuple):
@@ -71,14 +85,29 @@ def has_hole(raw: bytes, offset: int) -> bool:
 
 
 def parse(raw: bytes) -> LoggedLine | None:
-    """A line as people read it, whatever is damaged in it; None for a checkpoint."""
+    """A line as people read it, whatever is damaged in it; None for one that nobody has printed."""
     raw = raw.replace(HOLE, b"").lstrip(b"\0")
     time, _, rest = raw.partition(b" ")
     stream, _, text = rest.partition(b" ")
-    if stream == CHECKPOINT.encode():
+    if stream[:1] in _UNPRINTED:
         return None
     said = output.parse(text.decode("utf-8", "replace"), "stderr" if stream.startswith(b"e") else "stdout")
     return LoggedLine(time.decode("utf-8", "replace"), said)
+
+
+def parse_report(raw: bytes) -> RankReport | None:
+    """What a rank reports in a line; None for any other line, and for one that the runtime did not write."""
+    line = split(raw)
+    if line is None or line.stream != METRICS or len(line.text) > MOST_REPORT_BYTES:
+        return None
+    tag, _, text = line.text.partition(b"<metrics>:")
+    try:
+        told = json.loads(text)
+        metrics = {str(name): float(value) for name, value in told["metrics"].items()}
+        attempt, rank = int(line.source.partition("/")[0]), int(tag.strip(b"[]"))
+        return RankReport(attempt, rank, int(told["step"]), float(told["time"]), metrics)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+        return None
 
 
 class LogTail:
@@ -89,9 +118,16 @@ class LogTail:
         self._offset = 0
 
     def new(self) -> Iterator[LoggedLine]:
-        """Whole lines written since those before, read piece by piece. No file yet: no lines."""
+        """Whole lines printed since those before, read piece by piece. No file yet: no lines."""
+        yield from _parsed(self._lines())
+
+    def new_reports(self) -> Iterator[RankReport]:
+        """What ranks have reported since."""
+        yield from filter(None, map(parse_report, self._lines()))
+
+    def _lines(self) -> Iterator[bytes]:
         while data := self._piece():
-            yield from _parsed(data.split(b"\n")[:-1])
+            yield from data.split(b"\n")[:-1]
 
     def _piece(self) -> bytes:
         try:
@@ -110,13 +146,13 @@ class LogTail:
 
 
 def last_lines(path: StatePath, count: int) -> list[LoggedLine]:
-    """The last whole lines of a log, `count` at most. No file: none."""
+    """The last whole lines that were printed, `count` at most. No file: none."""
     try:
         with path.reader() as stream:
-            _, lines = last(stream, lambda lines: len(lines) > count)
+            _, lines = last(stream, lambda lines: sum(map(_is_printed, lines)) > count)
     except FileNotFoundError:
         return []
-    return list(_parsed(lines[-count - 1 :]))[-count:]
+    return list(_parsed([raw for raw in lines if _is_printed(raw)][-count - 1 :]))[-count:]
 
 
 def last(
@@ -136,7 +172,11 @@ def last(
         looked *= 4
 
 
-def _parsed(lines: list[bytes]) -> Iterator[LoggedLine]:
+def _is_printed(raw: bytes) -> bool:
+    return raw.partition(b" ")[2][:1] not in _UNPRINTED
+
+
+def _parsed(lines: Iterable[bytes]) -> Iterator[LoggedLine]:
     for raw in lines:
         if raw and (line := parse(raw)) is not None:
             yield line

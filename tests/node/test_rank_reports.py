@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -265,6 +266,37 @@ def test_a_rank_that_its_launcher_has_renumbered_is_listed_by_its_present_number
     until(lambda: printed(host) == 2)
     assert sorted(one["rank"] for one in ranks.list_ranks(call(), JOB, 1)) == [0, 1]
     assert {reply.value["rank"] for reply in follow()} == {1, 3}  # whose output it is does not change
+
+
+REPORTS = """\
+import gpurun_runtime
+for step in range(3):
+    gpurun_runtime.report(step, accuracy=step / 2, of=7)
+gpurun_runtime.report(3, loss=float("nan"))
+print("done", flush=True)
+"""
+
+
+def test_every_report_of_a_rank_is_told_once_and_apart_from_what_it_prints(host):
+    host.start(2, sys.executable, "-c", REPORTS, PYTHONPATH=str(Path(gpurun_runtime.__file__).parent)).wait()
+    told = [reply for reply in follow() if reply.value["kind"] == "output"]
+    said = b"".join(reply.payload for reply in told if reply.value["stream"] == "m")
+    reports = [json.loads(line) for line in said.splitlines()]
+    assert [(one["step"], one["metrics"]) for one in reports[:3]] == [
+        (n, {"accuracy": n / 2, "of": 7}) for n in range(3)
+    ]
+    assert reports[3]["metrics"]["loss"] != reports[3]["metrics"]["loss"] and all(one["time"] > 1e9 for one in reports)
+    assert b"".join(reply.payload for reply in told if reply.value["stream"] == "o") == b"done\n"
+    (name,) = (reply.value["id"] for reply in told if reply.value["stream"] == "o")
+    assert [r for r in follow({name: [5, 0, len(said)]}) if r.value["kind"] == "output"] == []
+
+
+def test_outside_gpurun_a_report_is_no_error(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpurun_runtime, "_FOLDER", str(tmp_path / "nothing"))
+    monkeypatch.setenv("GPURUN_RANK_ID", "1/2/3.4.5")
+    gpurun_runtime.report(1, accuracy=0.5)
+    monkeypatch.setattr(gpurun_runtime, "_FOLDER", None)
+    gpurun_runtime.report(1, accuracy=0.5)
 
 
 @pytest.mark.parametrize("number", ["", "x", "-1", "9" * 50, "1\n", "\0"])

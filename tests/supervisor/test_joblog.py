@@ -254,6 +254,39 @@ def test_a_ranks_lines_have_its_number_and_their_bytes_pass(tmp_path):
     assert [line.text for line in lines[1:]] == ["launcher", "oops"]
 
 
+def test_what_ranks_report_is_in_the_log_and_nobody_takes_it_for_printed(tmp_path):
+    log = JobLog(at(tmp_path / "log"), attempt=2, now=now)
+    said = b'{"time": 1.5, "step": 3, "metrics": {"accuracy": 0.5, "loss": NaN}}\n'
+    log.take_output("n1/3.17", 3, "o", 6, b"hello\n")
+    log.take_output("n1/3.17", 3, "m", len(said), said)
+    assert log.have("n1") == {"3.17": [6, 0, len(said)]}
+    log.close()
+    tail = LogTail(at(tmp_path / "log"))
+    (report,) = tail.new_reports()
+    assert report[:4] == (2, 3, 3, 1.5) and report.metrics["accuracy"] == 0.5 and report.metrics["loss"] != 0
+    assert list(tail.new_reports()) == []
+    assert [line.line.text for line in LogTail(at(tmp_path / "log")).new()] == ["hello"]
+    assert [line.line.text for line in last_lines(at(tmp_path / "log"), 1)] == ["hello"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"", b"[]", b'"x"', b"{}", b'{"step": 1}', b'{"time": 1, "step": "x", "metrics": {}}', b"\xff", b"[" * 100_000,
+        b'{"time": 1, "step": 1, "metrics": {"a": "many"}}', b'{"time": 1, "step": 1, "metrics": [1]}',
+        b'{"time": 1, "step": 1e999, "metrics": {}}', b'{"time": 1, "step": 1, "metrics": {"a": 1' + b"0" * 400 + b"}}",
+        b'{"time": 1, "step": 1, "metrics": {"' + b"a" * 20_000 + b'": 1}}',
+    ],
+)  # fmt: skip
+def test_what_no_runtime_reports_is_no_report(tmp_path, said):
+    log = JobLog(at(tmp_path / "log"), attempt=1, now=now)
+    log.take_output("n1/3.17", 3, "m", len(said) + 1, said + b"\n")
+    good = b'{"time": 1, "step": 1, "metrics": {"a": 2}}\n'
+    log.take_output("n1/3.17", 3, "m", len(said) + 1 + len(good), good)
+    log.close()
+    assert [report.metrics for report in LogTail(at(tmp_path / "log")).new_reports()] == [{"a": 2.0}]
+
+
 @given(
     pieces=st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("oe"), st.binary(max_size=30)), max_size=25),
     stops=st.lists(st.integers(0, 25), max_size=3),
@@ -302,7 +335,7 @@ def test_a_log_leaves_room_for_the_state_of_all_jobs_and_goes_on_when_there_is_s
     os.close(log.descriptor)
     monkeypatch.undo()
     again = JobLog(at(tmp_path / "log"), attempt=1, now=now)
-    assert again.have("h") == {"0.1": [4, 0]}
+    assert again.have("h") == {"0.1": [4, 0, 0]}
     again.take_output("h/0.1", 0, "o", 8, b"two\n")
     again.close()
     assert texts(tmp_path / "log") == ["one", "two"]
@@ -318,7 +351,7 @@ def test_a_rank_cannot_forge_what_the_log_goes_on_from(tmp_path, monkeypatch):
     log.close()
     again = JobLog(at(tmp_path / "log"), attempt=1, now=now)
     assert again.since == "1795222923.000000001"
-    assert again.have("h") == {"0.1": [len(forged), 0]}
+    assert again.have("h") == {"0.1": [len(forged), 0, 0]}
 
 
 @pytest.mark.parametrize("damage", [b"- c {}\n", b"- c [\n", b"- c " + b"[" * 100_000 + b"\n", b'- c {"last": 1}\n'])
@@ -330,7 +363,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, damage):
     with (tmp_path / "log").open("ab") as stream:
         stream.write(damage)
     again = JobLog(at(tmp_path / "log"), attempt=1, now=now, on_damage=told.append)
-    assert again.have("h") == {"0.1": [2, 0]}
+    assert again.have("h") == {"0.1": [2, 0, 0]}
     assert len(told) == 1
 
 
@@ -351,12 +384,12 @@ def test_a_ranks_lines_lost_in_a_hole_come_again(tmp_path):
     data[8192:12288] = bytes(4096)
     path.write_bytes(data)
     again = JobLog(at(path), attempt=1, now=now)
-    (had, _) = again.have("h")["0.1"]
+    had, *_ = again.have("h")["0.1"]
     assert had < 8192
     again.take_output("h/0.1", 0, "o", len(lines), lines[had:])
     again.close()
     third = JobLog(at(path), attempt=1, now=now)
-    assert third.have("h")["0.1"] == [len(lines), 0], "what came again counts, and comes no third time"
+    assert third.have("h")["0.1"] == [len(lines), 0, 0], "what came again counts, and comes no third time"
     assert set(lines.split(b"\n")) <= set(output(path)["1/h/0.1", "o"].split(b"\n")) | {b""}
 
 
@@ -366,7 +399,7 @@ def test_supervisors_that_die_early_do_not_make_a_log_come_twice(tmp_path, monke
     line, printed = b"x" * 1000 + b"\n", 0
     for _ in range(9):
         log = JobLog(at(tmp_path / "log"), attempt=1, now=now)
-        assert log.have("h").get("0.1", [0, 0]) == [printed, 0]
+        assert log.have("h").get("0.1", [0, 0, 0]) == [printed, 0, 0]
         for _ in range(200):
             printed += len(line)
             log.take_output("h/0.1", 0, "o", printed, line)
@@ -466,7 +499,7 @@ def copy_from_the_host(path, attempt, count=3):
         if number + 1 >= since:
             log.take("stdout", message(number + 1, f"{line}\n"))
     printed = "".join(f"{line}\n" for line in lines[count:]).encode()
-    (had, _) = log.have("h").get("0.1", (0, 0))
+    had, *_ = log.have("h").get("0.1", (0,))
     log.take_output("h/0.1", 0, "o", len(printed), printed[had:])
     log.close()
 
@@ -480,4 +513,4 @@ def test_a_progress_bar_is_seen_before_its_newline_comes(tmp_path):
     log.take_output("h/0.1", 0, "e", 10 * len(bar) + 1, b"\n")
     log.close()
     assert b"".join(output(tmp_path / "log")["1/h/0.1", "e"].split(b"\n")) == bar * 10
-    assert JobLog(at(tmp_path / "log"), attempt=1, now=now).have("h") == {"0.1": [0, 10 * len(bar) + 1]}
+    assert JobLog(at(tmp_path / "log"), attempt=1, now=now).have("h") == {"0.1": [0, 10 * len(bar) + 1, 0]}

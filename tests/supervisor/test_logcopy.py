@@ -340,7 +340,7 @@ def test_a_connection_that_breaks_is_gone_on_with(follow, tmp_path):
     until(lambda: made.ranks and made.ranks[0].code == 5)
     made.close()
     assert text(tmp_path) == [f"[3]<stdout>:{letter}" for letter in "abc"]
-    assert host.had[1]["have"] == {"3.17": [4, 0]}
+    assert host.had[1]["have"] == {"3.17": [4, 0, 0]}
 
 
 def test_a_host_may_leave_and_come_back(follow, tmp_path):
@@ -454,6 +454,6 @@ def test_a_host_may_forget_what_the_heads_disk_has_and_no_more(follow, tmp_path,
     until(lambda: made.ranks and made.ranks[0].code == 0)
     made.close()
     ((known, log),) = host.released
-    assert known == {"3.17": [6, 0]}, "half a line is not in the log yet"
+    assert known == {"3.17": [6, 0, 0]}, "half a line is not in the log yet"
     assert log.count(b"<stdout>:") == 3 and len(log) in synced
     assert text(tmp_path)[-1] == "[3]<stdout>:half"
