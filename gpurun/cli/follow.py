@@ -14,7 +14,6 @@ from gpurun.cli.caretaker import Caretaker
 from gpurun.cli.printing import duration, printable, printed, say
 from gpurun.errors import NotYours
 from gpurun.jobs.events import EventTail
-from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.states import ENDED, State
 from gpurun.state.people import myself, user_name
 from gpurun.supervisor.loglines import LoggedLine, LogTail
@@ -81,14 +80,10 @@ def cancel_job(folder: JobFolder, *, reason: str) -> None:
     Raises:
         NotYours: it is another user's.
     """
-    from gpurun.head.requests import end_queued
-    from gpurun.state import audit
+    from gpurun.head.requests import cancel
 
     refuse_others(folder)
-    home = folder.path.home
-    folder.ask_to_cancel(CancelRequest("cancel", by=myself(), asked_s=time.time(), reason=reason))
-    audit.note(home, "cancel", job=folder.id, owner=folder.record().owner)
-    end_queued(home, folder, now_s=time.time(), environ=os.environ)
+    cancel(folder, by=myself(), reason=reason, environ=os.environ)
 
 
 class _JobView:

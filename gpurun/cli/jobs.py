@@ -48,6 +48,10 @@ def open_store() -> JobStore:
 
         with suppress(StateError):  # damage is status's and recover's to report, not every command's
             resume(state, os.environ)
+    if (state / "sweeps").is_dir():
+        from gpurun.sweeps.starting import ensure_conductors
+
+        ensure_conductors(state, os.environ)
     return JobStore(state)
 
 

@@ -14,11 +14,12 @@ from gpurun.cli.printing import printable
 from gpurun.errors import GpurunError
 
 INTERRUPTED = 130
-TAKES_COMMAND = ("submit", "exec")
+TAKES_COMMAND = ("submit", "exec", "sweep")
 """Commands whose words after ``--`` are a program's argv, kept byte for byte."""
 
 COMMANDS = {
     "submit": Place("gpurun.cli.submit:submit", "Run a recipe or a command on a gang of GPUs"),
+    "sweep": Place("gpurun.cli.sweep:app", "One recipe over a set of parameters"),
     "status": Place("gpurun.cli.jobs:status", "Hosts and jobs"),
     "queue": Place("gpurun.cli.why:queue", "What waits, in order"),
     "why": Place("gpurun.cli.why:why", "Why a job waits"),

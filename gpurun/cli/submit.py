@@ -15,6 +15,7 @@ from gpurun.errors import BadInput, GpurunError, NeverFits
 if TYPE_CHECKING:
     from gpurun.inventory.model import Inventory
     from gpurun.jobs.folder import JobFolder
+    from gpurun.jobs.recipe import Recipe
     from gpurun.jobs.spec import JobSpec
 
 
@@ -86,9 +87,7 @@ def submit(
     """
     from gpurun.inventory.load import load
     from gpurun.inventory.locate import find
-    from gpurun.jobs.recipe import build, convert_flag
     from gpurun.jobs.recipe import read as read_recipe
-    from gpurun.launch.launchers import settled
 
     found = load(find(inventory, os.environ))
     flags = {
@@ -98,30 +97,50 @@ def submit(
         "--workdir": ("workdir", str(Path(workdir).absolute()) if workdir is not None else None),
         "--name": ("name", name), "--launcher": ("launcher", launcher), "--controller": ("controller", controller),
         "the command": ("command", list(context.obj) if context.obj is not None else None),
-        "--env": ("env", _pairs("--env", env) if env else None),
+        "--env": ("env", pairs_of("--env", env) if env else None),
         "--rehearse": ("rehearse", rehearse), "--outputs": ("outputs", outputs), "--mount": ("mounts", mount),
-        "--secret": ("secrets", _files(_pairs("--secret", secret, "FILE")) if secret else None),
+        "--secret": ("secrets", _files(pairs_of("--secret", secret, "FILE")) if secret else None),
     }  # fmt: skip
     places = {
         "--generation": ("generation", generation or None), "--gpus-per-host": ("gpus_per_host", gpus_per_host),
         "--locality": ("locality", locality),
         "--host": ("hosts", _hosts(host, found)), "--avoid": ("avoid", _hosts(avoid, found)),
     }  # fmt: skip
-    overrides = dict(convert_flag(flag, key, value) for flag, (key, value) in flags.items() if value is not None)
-    constraints = dict(convert_flag(flag, key, value) for flag, (key, value) in places.items() if value is not None)
-    read = read_recipe(Path(recipe)) if recipe is not None else None
-    is_named = "launcher" in overrides or (read is not None and "launcher" in read.given)
-    spec, said = settled(build(read, overrides, constraints), is_named=is_named)
-    if said:
-        say(said)
-    _refuse_impossible(spec, found)
-    _warn_of_secrets(spec)
+    spec = spec_of(read_recipe(Path(recipe)) if recipe is not None else None, found, flags, places)
     if dry_run:
         from gpurun.cli.dry_run import show_plan
 
         show_plan(spec, found, as_json=as_json)
         return
     _submit(spec, found, follow=follow, as_json=as_json)
+
+
+Flags = Mapping[str, tuple[str, object]]
+"""Flag → the recipe's key of the same meaning, and what was given; None = it was not."""
+
+
+def spec_of(recipe: Recipe | None, inventory: Inventory, flags: Flags, places: Flags) -> JobSpec:
+    """A recipe and flags as one spec; says what was understood, and what is in the wrong place.
+
+    Args:
+        places: flags of the recipe's constraints.
+
+    Raises:
+        BadInput: something is missing or wrong.
+        NeverFits: the inventory could never hold it.
+    """
+    from gpurun.jobs.recipe import build, convert_flag
+    from gpurun.launch.launchers import settled
+
+    overrides = dict(convert_flag(flag, key, value) for flag, (key, value) in flags.items() if value is not None)
+    constraints = dict(convert_flag(flag, key, value) for flag, (key, value) in places.items() if value is not None)
+    is_named = "launcher" in overrides or (recipe is not None and "launcher" in recipe.given)
+    spec, said = settled(build(recipe, overrides, constraints), is_named=is_named)
+    if said:
+        say(said)
+    _refuse_impossible(spec, inventory)
+    _warn_of_secrets(spec)
+    return spec
 
 
 def _submit(spec: JobSpec, inventory: Inventory, *, follow: bool, as_json: bool) -> None:
@@ -216,7 +235,8 @@ def _warn_of_secrets(spec: JobSpec) -> None:
         )
 
 
-def _pairs(flag: str, texts: Sequence[str], value: str = "VALUE") -> dict[str, str]:
+def pairs_of(flag: str, texts: Sequence[str], value: str = "VALUE") -> dict[str, str]:
+    """Texts such as ``NAME=VALUE`` taken apart. Raises BadInput, naming the flag."""
     pairs = {}
     for text in texts:
         key, equals, given = text.partition("=")

@@ -1,17 +1,28 @@
-"""Requests that need no supervisor: ending a job that only waits."""
+"""Asking for a job's end, and ending a job that only waits, which needs no supervisor."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from gpurun.head.spawn import run_pass_and_start
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.folder import JobFolder
+from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, end_queued_job
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.store import LeaseStore
+from gpurun.state import audit
+
+
+def cancel(folder: JobFolder, *, by: str, reason: str, environ: Mapping[str, str]) -> None:
+    """Ask for a job's end, and carry it out at once if it only waits in the queue. The caller may do so."""
+    home = folder.path.home
+    folder.ask_to_cancel(CancelRequest("cancel", by=by, asked_s=time.time(), reason=reason))
+    audit.note(home, "cancel", job=folder.id, owner=folder.record().owner)
+    end_queued(home, folder, now_s=time.time(), environ=environ)
 
 
 def end_queued(home: Path, folder: JobFolder, *, now_s: float, environ: Mapping[str, str]) -> bool:

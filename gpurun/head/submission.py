@@ -16,6 +16,7 @@ from gpurun.images.code import write_code
 from gpurun.images.engine import Engine
 from gpurun.images.tree import scan
 from gpurun.inventory.model import Inventory
+from gpurun.jobs.drafts import AddCode
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
@@ -61,23 +62,54 @@ def submit_jobs(
         UnsafeState: the state directory does not keep its users apart.
     """
     enter(home)
+    pinned, codes = pin(specs, inventory)
+    return queue_jobs(pinned, Path(inventory.source), home, environ, codes=codes, on_stored=on_stored)
+
+
+def pin(specs: Sequence[JobSpec], inventory: Inventory) -> tuple[list[JobSpec], Mapping[str, AddCode]]:
+    """Specs with the image that each name means now and the code that each workdir holds now; and what writes the code.
+
+    Raises:
+        BadInput: an image is not on this machine, or a workdir cannot be read.
+    """
     engine = Engine(inventory.docker_host)
     ids = {image: engine.image(image).id for image in dict.fromkeys(spec.image for spec in specs)}
     trees = {top: scan(Path(top)) for top in dict.fromkeys(spec.workdir for spec in specs) if top is not None}
     code = {top: tree.digest for top, tree in trees.items()}
-    codes = {code[top]: partial(write_code, tree=tree) for top, tree in trees.items()}
-    specs = [
+    pinned = [
         replace(
             spec, image_id=ids[spec.image], code=code.get(spec.workdir or "", ""),
             outputs_limit_mib=_lower(spec.outputs_limit_mib, inventory.outputs_limit_mib),
         )
         for spec in specs
     ]  # fmt: skip
+    return pinned, {code[top]: partial(write_code, tree=tree) for top, tree in trees.items()}
+
+
+def queue_jobs(
+    specs: Sequence[JobSpec],
+    inventory: Path,
+    home: Path,
+    environ: Mapping[str, str],
+    *,
+    codes: Mapping[str, AddCode],
+    ids: Sequence[str] = (),
+    on_stored: Callable[[Sequence[JobFolder]], object] = lambda _: None,
+) -> Submission:
+    """Queue jobs of pinned specs, as `submit_jobs` does.
+
+    Args:
+        inventory: the file that they are submitted against.
+        codes, ids: as for `JobStore.create_many`.
+
+    Raises:
+        StateError: as `submit_jobs`.
+    """
     refuse_while_damaged(LeaseStore(home).read_all())
     store = JobStore(home)
     store.sweep(now_s=time.time())
     alone = partial(allocator_lock, home) if len(specs) > 1 else None
-    folders = store.create_many(specs, inventory=Path(inventory.source), now_s=time.time(), alone=alone, codes=codes)
+    folders = store.create_many(specs, inventory=inventory, now_s=time.time(), alone=alone, codes=codes, ids=ids)
     for folder, spec in zip(folders, specs, strict=True):
         audit.note(home, "submit", job=folder.id, name=spec.name, gpus=spec.gpus)
     on_stored(folders)

@@ -74,8 +74,11 @@ class Drafts:
             (self._folder / LOCK).unlink(missing_ok=True)
             self._folder.rmdir()
 
-    def new_id(self) -> str:
-        """An id that no job has."""
+    def new_id(self, wanted: str | None = None) -> str:
+        """An id that no job has; or the one that is wanted, which the caller knows to be new."""
+        if wanted is not None:
+            self._ids[wanted] = None
+            return wanted
         while True:
             job_id = f"j-{secrets.token_hex(4)}"
             if job_id not in self._ids and not (self._jobs / job_id).exists():

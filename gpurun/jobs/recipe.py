@@ -9,7 +9,7 @@ import re
 import shlex
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -161,6 +161,20 @@ class RoleKeys(TypedDict, total=False):
     flags: bool
 
 
+class SweepKeys(TypedDict, total=False):
+    """The keys of a recipe's sweep. What stands in them is read as on the command line (`gpurun.sweeps`)."""
+
+    grid: dict[Text, tuple[Text, ...]]
+    random: Gpus
+    tpe: Gpus
+    space: dict[Text, Text]
+    metric: Text
+    stop: Text
+    max_parallel: Gpus
+    seed: Knob
+    as_flags: bool
+
+
 class RecipeKeys(TypedDict, total=False):
     """The keys of a recipe. docs/recipes.md says what each means."""
 
@@ -190,6 +204,7 @@ class RecipeKeys(TypedDict, total=False):
     grace: Duration
     shm_size: Size
     mounts: tuple[Mount, ...]
+    sweep: SweepKeys
 
 
 FIELDS, CONSTRAINTS, HOROVOD = keys_of(RecipeKeys), keys_of(ConstraintKeys), keys_of(HorovodKeys)
@@ -206,10 +221,15 @@ FIELD_OF = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe as read: JobSpec fields that were given, with nested constraints and knobs complete."""
+    """A recipe as read: JobSpec fields that were given, with nested constraints and knobs complete.
+
+    Attributes:
+        sweep: the keys of its sweep; what `gpurun submit` does not look at.
+    """
 
     source: Path
     given: Mapping[str, Any]
+    sweep: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read(path: Path) -> Recipe:
@@ -238,7 +258,8 @@ def read(path: Path) -> Recipe:
         given["horovod"] = HorovodKnobs(**_by_field(given["horovod"]))
     if "roles" in given:
         given["roles"] = Roles(**given["roles"])
-    return Recipe(file, {"name": file.absolute().parent.name, **given})
+    sweep = given.pop("sweep", {})
+    return Recipe(file, {"name": file.absolute().parent.name, **given}, sweep)
 
 
 def _by_field(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -289,7 +310,7 @@ def _check(spec: JobSpec) -> None:
     if not spec.command[0] or spec.command[0].startswith("-"):
         raise BadInput(f"command: {spec.command[0]!r} is no program")
     _check_env(spec)
-    _check_length(spec)
+    check_length(spec)
     per_host = spec.constraints.gpus_per_host
     if per_host and spec.gpus % per_host:
         raise BadInput(f"{spec.gpus} GPUs cannot be split into hosts of exactly {per_host}")
@@ -309,12 +330,15 @@ def _check_env(spec: JobSpec) -> None:
         raise BadInput(f"env: gpurun itself sets {', '.join(wrong)}", hint="choose other names")
 
 
-def _check_length(spec: JobSpec) -> None:
+def check_length(spec: JobSpec) -> None:
     """Refuse what a launcher could not hand to a rank: it passes the command and the environment as one argument.
 
     Linux takes 128 KiB in one argument (execve(2), MAX_ARG_STRLEN). Launchers add words of their own, and Horovod
     quotes the whole a second time, so that each quote character takes five bytes. So a command may have half of the
     limit after the first quoting, and three quarters after the second.
+
+    Raises:
+        BadInput: says how long it may be.
     """
     joined = shlex.join([*(f"{name}={value}" for name, value in spec.env.items()), *spec.command])
     size, quoted = len(joined.encode()), len(shlex.quote(joined).encode())

@@ -7,9 +7,10 @@ the job. A mark without a job means nothing.
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import count
+from itertools import chain, count, repeat
 from pathlib import Path
 from types import MappingProxyType
 
@@ -46,7 +47,7 @@ class JobStore:
 
     def create_many(
         self, specs: Sequence[JobSpec], *, inventory: Path, now_s: float, alone: Alone | None = None,
-        codes: Mapping[str, AddCode] = MappingProxyType({}),
+        codes: Mapping[str, AddCode] = MappingProxyType({}), ids: Sequence[str] = (),
     ) -> tuple[JobFolder, ...]:  # fmt: skip
         """Store new jobs as QUEUED: each whole, or not at all. Equal ones start in the order of `specs`.
 
@@ -54,6 +55,7 @@ class JobStore:
             alone: keeps passes out, such as the allocator lock. With it a failure leaves none of the jobs, because no
                 pass can have started any. Only a process that is killed can leave the first of them.
             codes: writes the code of the specs that have some, by its digest (`JobSpec.code`).
+            ids: new ids for the specs, in order (`new_id`). So a caller that is killed knows later which jobs are its.
 
         Raises:
             StateError: they cannot be written, for want of disk say.
@@ -61,9 +63,17 @@ class JobStore:
         durable.make_folder(self.folder)
         durable.make_folder(self.live)
         with Drafts(self.folder, self.live) as drafts:
-            for spec, submitted_s in zip(specs, _one_after_the_other(now_s), strict=False):
-                drafts.add(_new_record(drafts.new_id(), spec, inventory, submitted_s), spec, codes.get(spec.code))
+            for spec, submitted_s, job_id in zip(
+                specs, _one_after_the_other(now_s), chain(ids, repeat(None)), strict=False
+            ):
+                drafts.add(_new_record(drafts.new_id(job_id), spec, inventory, submitted_s), spec, codes.get(spec.code))
             return tuple(self.get(job_id) for job_id in drafts.publish(alone))
+
+    def new_id(self) -> str:
+        """An id that no job has now."""
+        while (self.folder / (job_id := f"j-{secrets.token_hex(4)}")).exists():
+            pass
+        return job_id
 
     def sweep(self, *, now_s: float) -> None:
         """Remove what submissions of this user's that were killed have left: half-made jobs, and marks of none."""

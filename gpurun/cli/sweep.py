@@ -1,0 +1,32 @@
+"""``gpurun sweep``: the commands, and where each is. ``gpurun sweep RECIPE …`` is ``gpurun sweep run RECIPE …``."""
+
+from __future__ import annotations
+
+import click
+import typer
+
+from gpurun.cli.lazy import Place, lazy_group
+
+COMMANDS = {
+    "run": Place("gpurun.cli.sweep_run:run", "Try a recipe with each point of a set of parameters"),
+    "status": Place("gpurun.cli.sweep_reading:status", "How far sweeps are; best trials first"),
+    "best": Place("gpurun.cli.sweep_reading:best", "The best trial"),
+    "table": Place("gpurun.cli.sweep_reading:table", "All trials, also as CSV"),
+    "stop": Place("gpurun.cli.sweep_run:stop", "End a sweep and its jobs"),
+    "resume": Place("gpurun.cli.sweep_run:resume", "Go on with a sweep that was stopped"),
+}
+
+
+class _RunByDefault(lazy_group(COMMANDS)):  # type: ignore[misc]
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in COMMANDS and args[0] not in ("-h", "--help"):
+            args = ["run", *args]
+        return list(super().parse_args(ctx, args))
+
+
+app = typer.Typer(cls=_RunByDefault, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+
+@app.callback()
+def _sweep() -> None:
+    """Try one recipe with many parameters: gpurun sweep RECIPE --grid lr=0.1,0.01 --metric accuracy:max."""

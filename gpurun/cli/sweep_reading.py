@@ -1,0 +1,189 @@
+"""``gpurun sweep status | best | table``."""
+
+from __future__ import annotations
+
+import csv
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpurun.cli.jobs import JsonOption
+from gpurun.cli.printing import duration, print_json, printable
+from gpurun.cli.sweep_run import SweepArgument, open_sweeps
+from gpurun.errors import BadInput
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gpurun.sweeps.plan import SweepPlan
+    from gpurun.sweeps.store import SweepFolder
+    from gpurun.sweeps.trials import Trial, Trials
+
+SHOWN = 20
+REFRESH_S = 1.0
+
+
+def status(
+    sweep: Annotated[
+        str | None, typer.Argument(metavar="[SWEEP]", help="Only this sweep, trial by trial.", show_default=False)
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Live, until it has ended.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how far sweeps are, and the trials of one, the best first."""
+    store = open_sweeps()
+    if sweep is None:
+        folders = [store.get(name) for name in store.ids()]
+        rows = [(folder, folder.plan(), folder.trials()) for folder in folders]
+        if as_json:
+            print_json({"sweeps": [as_document(*row) for row in rows]})
+        for row in () if as_json else rows:
+            typer.echo(printable(summary(*row)))
+        return
+    folder = store.find(sweep)
+    plan, trials = folder.plan(), folder.trials()
+    if as_json:
+        shown = [trial_document(trial) for trial in trials.ranked(plan.metric)]
+        print_json({**as_document(folder, plan, trials), "trials": shown})
+    elif watch:
+        _watch(folder, plan)
+    else:
+        _print(folder, plan, trials)
+
+
+def _print(folder: SweepFolder, plan: SweepPlan, trials: Trials) -> None:
+    from rich.console import Console
+
+    console = Console()
+    console.print(_table(plan, trials.ranked(plan.metric)[:SHOWN]))
+    if (more := len(trials.by_number) - SHOWN) > 0:
+        typer.echo(f"{more} more; `gpurun sweep table {folder.id}` has all")
+    typer.echo(printable(summary(folder, plan, trials)))
+
+
+def _watch(folder: SweepFolder, plan: SweepPlan) -> None:
+    from rich.console import Console, Group
+    from rich.live import Live
+
+    with Live(console=Console(), auto_refresh=False) as live:
+        while True:
+            is_done = folder.done.exists()
+            trials = folder.trials()
+            shown = _table(plan, trials.ranked(plan.metric)[:SHOWN])
+            live.update(Group(shown, printable(summary(folder, plan, trials))), refresh=True)
+            if is_done:
+                return
+            open_sweeps()
+            time.sleep(REFRESH_S)
+
+
+def _table(plan: SweepPlan, trials: Sequence[Trial]) -> Table:
+    from rich.table import Table
+
+    columns = ["trial", *([plan.metric.name, "step"] if plan.metric else []), *plan.space, "state", "time", "job"]
+    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    for trial in trials:
+        table.add_row(*map(printable, _row(plan, trial)))
+    return table
+
+
+def _row(plan: SweepPlan, trial: Trial) -> list[str]:
+    from gpurun.sweeps.space import text
+
+    value = "" if trial.step is None else "NaN" if trial.value is None else f"{trial.value:.6g}"
+    took_s = (trial.ended_s or time.time()) - trial.asked_s if trial.job else 0.0
+    return [
+        str(trial.number),
+        *([value, "" if trial.step is None else str(trial.step)] if plan.metric else []),
+        *(text(trial.parameters[name]) if name in trial.parameters else "" for name in plan.space),
+        f"{_state(trial)}{': ' + trial.reason if trial.outcome == 'failed' else ''}",
+        duration(took_s),
+        trial.job,
+    ]
+
+
+def _state(trial: Trial) -> str:
+    return trial.outcome or ("stopping" if trial.stopping else "open" if trial.job else "waits")
+
+
+def summary(folder: SweepFolder, plan: SweepPlan, trials: Trials) -> str:
+    """One line: how far it is, and the best so far."""
+    counts = trials.counts()
+    told = [f"{count} {what}" for what, count in counts.items() if count]
+    left = plan.trials - len(trials.by_number)
+    parts = [*told, *([f"{left} to come"] if left else [])]
+    best = trials.best(plan.metric) if plan.metric else None
+    shown = f"; best: {_best_words(plan, best)}" if best is not None else ""
+    trouble = f"; {folder.trouble()}" if folder.trouble() else ""
+    state = ("stopped" if folder.stop.exists() else "done") if folder.done.exists() else "runs"
+    return f"{folder.id} {plan.name} {state}: {', '.join(parts)} of {plan.trials}{shown}{trouble}"
+
+
+def _best_words(plan: SweepPlan, best: Trial) -> str:
+    from gpurun.sweeps.space import words
+
+    name = plan.metric.name if plan.metric else ""
+    return f"{name} {best.value:.6g} with {' '.join(words(best.parameters))} (trial {best.number}, {best.job})"
+
+
+def best(sweep: SweepArgument, as_json: JsonOption = False) -> None:
+    """Print the parameters of the best trial that came to its end, its job and where its outputs are."""
+    from gpurun.jobs.store import JobStore
+
+    store = open_sweeps()
+    folder = store.find(sweep)
+    plan = folder.plan()
+    if plan.metric is None:
+        raise BadInput(f"{folder.id} compares nothing", hint="a sweep with --metric NAME:max has a best trial")
+    found = folder.trials().best(plan.metric)
+    if found is None:
+        raise BadInput(f"no trial of {folder.id} has come to its end with a value of {plan.metric.name}")
+    outputs = JobStore(store.home).get(found.job).outputs
+    where = str(outputs) if outputs.is_dir() else ""
+    if as_json:
+        print_json({**trial_document(found), "outputs": where})
+        return
+    typer.echo(printable(_best_words(plan, found)))
+    if where:
+        typer.echo(where)
+
+
+def table(
+    sweep: SweepArgument, as_csv: Annotated[bool, typer.Option("--csv", help="As CSV, for other programs.")] = False
+) -> None:
+    """Print every trial, the best first."""
+    folder = open_sweeps().find(sweep)
+    plan, trials = folder.plan(), folder.trials()
+    ranked = trials.ranked(plan.metric)
+    if not as_csv:
+        from rich.console import Console
+
+        Console().print(_table(plan, ranked))
+        return
+    columns = ["trial", "state", "value", "step", "job", "reason", *plan.space]
+    writer = csv.DictWriter(sys.stdout, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for trial in ranked:
+        writer.writerow({**trial_document(trial), **trial.parameters})
+
+
+def as_document(folder: SweepFolder, plan: SweepPlan, trials: Trials) -> dict[str, Any]:
+    """A sweep for scripts."""
+    best = trials.best(plan.metric) if plan.metric else None
+    return {
+        "sweep": folder.id, "name": plan.name, "search": plan.search, "points": plan.trials,
+        "metric": plan.metric and plan.metric.name, "done": folder.done.exists(), "stopped": folder.stop.exists(),
+        "counts": trials.counts(), "best": trial_document(best) if best else None, "trouble": folder.trouble(),
+    }  # fmt: skip
+
+
+def trial_document(trial: Trial) -> dict[str, Any]:
+    """A trial for scripts."""
+    return {
+        "trial": trial.number, "state": _state(trial), "value": trial.value, "step": trial.step, "job": trial.job,
+        "parameters": dict(trial.parameters), "reason": trial.reason, "asked_s": trial.asked_s,
+        "ended_s": trial.ended_s,
+    }  # fmt: skip

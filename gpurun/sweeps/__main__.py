@@ -1,0 +1,36 @@
+"""``python -m gpurun.sweeps ID LOCK``: carry a sweep, holding the inherited lock."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from gpurun import faults
+from gpurun.errors import GpurunError
+from gpurun.state.shared import enter
+from gpurun.sweeps.conductor import Conductor
+from gpurun.sweeps.store import SweepStore
+
+
+def main(argv: list[str]) -> int:
+    """Carry the sweep to its end; 1 if it cannot be carried at all."""
+    faults.arm("conductor")
+    name, descriptor = argv[0], int(argv[1])
+    os.set_inheritable(descriptor, False)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    home = Path(os.environ["GPURUN_HOME"])
+    enter(home)
+    folder = SweepStore(home).get(name)
+    try:
+        Conductor(home, folder, os.environ).run()
+    except GpurunError as error:  # no Optuna, or a damaged plan
+        folder.say(str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,226 @@
+"""The process of one sweep: ``python -m gpurun.sweeps ID``.
+
+It asks for points, submits their jobs, reads what they report, ends those that are not worth going on with, and notes
+what became of each. All that it knows is in the journal and in the jobs. So it may be killed at any moment: the next
+one reads the journal, and submits a job only if there is none of that id.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from gpurun import faults
+from gpurun.errors import GpurunError, StateError
+from gpurun.head.requests import cancel
+from gpurun.head.submission import queue_jobs
+from gpurun.images.code import Code, write_code
+from gpurun.inventory.load import load
+from gpurun.jobs.drafts import AddCode
+from gpurun.jobs.record import JobRecord
+from gpurun.jobs.store import JobStore
+from gpurun.state import durable
+from gpurun.state.path import StatePath
+from gpurun.sweeps.judge import outcome_of
+from gpurun.sweeps.plan import job_of
+from gpurun.sweeps.reports import MetricTail
+from gpurun.sweeps.search import searcher_for
+from gpurun.sweeps.space import Point
+from gpurun.sweeps.store import Journal, SweepFolder
+from gpurun.sweeps.trials import Entry, Trial, Trials
+
+TICK_S = 0.5
+RETRY_S = 15.0
+MOST_AT_ONCE = 32
+MOST_WAITING = 16
+"""So many trials wait in the queue beyond those that have GPUs: the next one starts as soon as one ends."""
+BY = "its sweep"
+
+
+class Conductor:
+    """One sweep while it is carried. Its user holds the sweep's lock.
+
+    Raises:
+        BadInput: the sweep needs Optuna, which is not installed.
+        StateError: its plan is damaged.
+    """
+
+    def __init__(self, home: Path, folder: SweepFolder, environ: Mapping[str, str]) -> None:
+        self._home, self._folder, self._environ = home, folder, environ
+        self._store = JobStore(home)
+        self._plan = folder.plan()
+        self._searcher = searcher_for(self._plan)
+        self._trials = Trials()
+        for entry in folder.entries():
+            self._trials.take(entry)
+            self._searcher.take(entry)
+        self._journal = Journal(folder)
+        self._submitted: set[str] = set()
+        self._cancelled: set[str] = set()
+        self._tails: dict[str, MetricTail] = {}
+        self._room = 1
+
+    def run(self) -> None:
+        """Carry the sweep to its end."""
+        wait_s = 0.0
+        while True:
+            time.sleep(wait_s)
+            try:
+                if self.step():
+                    return
+                self._folder.say("")
+                wait_s = TICK_S
+            except (GpurunError, OSError) as error:  # a damaged lease, a full disk: it is tried again
+                self._folder.say(str(error))
+                wait_s = RETRY_S
+
+    def step(self) -> bool:
+        """Do what is to be done now; whether the sweep is done."""
+        live = set(self._store.live_ids())
+        is_stopped = self._folder.stop.exists()
+        self._read_reports()
+        self._note_ends(live)
+        if is_stopped:
+            self._end_all()
+        else:
+            self._ask()
+            self._submit(live)
+        self._cancel_losers()
+        faults.point()
+        if self._trials.unended() or not (is_stopped or len(self._trials.by_number) >= self._plan.trials):
+            return False
+        durable.write_bytes(self._folder.done, b"")
+        return True
+
+    def _add(self, entries: Sequence[Entry], *, is_safe: bool = True) -> list[Entry]:
+        """Note entries; those of them that call for a trial's early end."""
+        self._journal.add(*entries, is_safe=is_safe)
+        losers = []
+        for entry in entries:
+            self._trials.take(entry)
+            if self._searcher.take(entry):
+                losers.append(entry)
+        return losers
+
+    def _read_reports(self) -> None:
+        for trial in self._trials.unended():
+            if trial.job:
+                self._read(trial)
+
+    def _read(self, trial: Trial) -> None:
+        """Note what a trial has reported, and that it loses if it does."""
+        metric = self._plan.metric
+        if metric is None:
+            return
+        tail = self._tails.get(trial.job)
+        if tail is None:
+            log = self._store.get(trial.job).log
+            tail = self._tails[trial.job] = MetricTail(log, metric.name, trial.step)
+        news = [Entry("reported", time.time(), trial.number, step=step, value=value) for step, value in tail.new()]
+        if not news:
+            return
+        losers = self._add(news, is_safe=False)
+        if losers and not self._trials.by_number[trial.number].stopping:
+            lost = losers[0]
+            shown = "not a number" if lost.value is None else f"{lost.value:g}"
+            reason = f"stopped early: {metric.name} was {shown} at step {lost.step}"
+            self._add([Entry("stopping", time.time(), trial.number, reason=reason)])
+
+    def _note_ends(self, live: set[str]) -> None:
+        ended = []
+        for trial in self._trials.unended():
+            if trial.job and trial.job not in live and (found := self._ended(trial)) is not None:
+                ended.append(found)
+                self._tails.pop(trial.job, None)
+        if ended:
+            self._add(ended)
+
+    def _ended(self, trial: Trial) -> Entry | None:
+        """The end of a trial whose job is not live: None if the job was never stored, or has not ended yet."""
+        record = self._record(trial.job)
+        if record is None:
+            if trial.job not in self._submitted:
+                return None
+            return Entry("ended", time.time(), trial.number, outcome="failed", reason="its job was removed")
+        if not record.state.ended:
+            return None
+        self._read(trial)
+        outcome, reason = outcome_of(self._trials.by_number[trial.number], record, self._plan.metric)
+        return Entry("ended", time.time(), trial.number, value=trial.value, outcome=outcome, reason=reason)
+
+    def _record(self, job: str) -> JobRecord | None:
+        folder = self._store.get(job)
+        return folder.record() if folder.path.exists() else None
+
+    def _ask(self) -> None:
+        """Give a job to trials that have none, and ask for more points, as many as there is room for."""
+        room = self._free() - sum(1 for trial in self._trials.unended() if trial.job)
+        for number, point in islice(self._to_ask(), max(0, min(room, MOST_AT_ONCE))):
+            asked = Entry("asked", time.time(), number, job=self._store.new_id(), parameters=point)
+            self._add([asked], is_safe=False)
+        if room > 0:
+            self._journal.sync()
+
+    def _to_ask(self) -> Iterator[tuple[int, Point]]:
+        """Trials that are to run again, then new ones. Each is drawn once those before are told."""
+        for trial in self._trials.unended():
+            if not trial.job:
+                yield trial.number, trial.parameters
+        for number in range(len(self._trials.by_number), self._plan.trials):
+            yield number, self._searcher.next_point(number)
+
+    def _free(self) -> int:
+        """How many trials may have a job at a time."""
+        if self._plan.max_parallel is not None:
+            return self._plan.max_parallel
+        with suppress(GpurunError, OSError):
+            self._room = max(1, load(Path(self._plan.inventory)).total_gpus // self._plan.template.gpus)
+        return self._room + (1 if self._plan.search == "tpe" else min(self._room, MOST_WAITING))
+
+    def _submit(self, live: set[str]) -> None:
+        """Queue the jobs that were asked for and are not there; also those of a conductor that was killed."""
+        missing = [trial for trial in self._trials.unended() if trial.job and trial.job not in live | self._submitted]
+        new = [trial for trial in missing if self._record(trial.job) is None]
+        self._submitted.update(trial.job for trial in missing if trial not in new)
+        if not new:
+            return
+        specs = [job_of(self._plan, self._folder.id, trial.number, trial.parameters) for trial in new]
+        codes = {self._plan.template.code: _link_code(self._folder.code)} if self._plan.template.code else {}
+        done = queue_jobs(
+            specs, Path(self._plan.inventory), self._home, self._environ, codes=codes, ids=[t.job for t in new]
+        )
+        self._submitted.update(trial.job for trial in new)
+        if done.problem is not None:
+            raise done.problem
+
+    def _cancel_losers(self) -> None:
+        for trial in self._trials.unended():
+            if trial.stopping:
+                self._cancel(trial, trial.stopping)
+
+    def _end_all(self) -> None:
+        """The sweep is to stop: its jobs are cancelled; trials without one end now."""
+        now_s = time.time()
+        idle = [trial for trial in self._trials.unended() if not trial.job or self._record(trial.job) is None]
+        if idle:
+            self._add([Entry("ended", now_s, t.number, outcome="cancelled", reason="stopped") for t in idle])
+        for trial in self._trials.unended():
+            self._cancel(trial, "the sweep was stopped")
+
+    def _cancel(self, trial: Trial, reason: str) -> None:
+        if trial.job not in self._cancelled and self._record(trial.job) is not None:
+            cancel(self._store.get(trial.job), by=BY, reason=reason, environ=self._environ)
+            self._cancelled.add(trial.job)
+
+
+def _link_code(code: StatePath) -> AddCode:
+    def add(path: StatePath) -> None:
+        try:
+            code.link(path)
+        except StateError:  # a file system without links, or with too many of this file
+            write_code(path, Code(code))
+
+    return add

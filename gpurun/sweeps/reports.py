@@ -1,0 +1,37 @@
+"""What the ranks of a trial report of the sweep's metric, as the job's log has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isfinite
+
+from gpurun.state.path import StatePath
+from gpurun.supervisor.loglines import LogTail
+
+
+class MetricTail:
+    """Reads one job's reports as they come. Where several ranks report the metric, the lowest of them counts.
+
+    Args:
+        after: the last step that is known already; None = none.
+    """
+
+    def __init__(self, log: StatePath, metric: str, after: int | None) -> None:
+        self._tail = LogTail(log)
+        self._metric = metric
+        self._step = after
+        self._rank: int | None = None
+
+    def new(self) -> Iterator[tuple[int, float | None]]:
+        """Steps, each higher than the one before, and their values; None for what is not a finite number.
+
+        An attempt that begins anew tells of steps that are known: those are passed over.
+        """
+        for report in self._tail.new_reports():
+            value = report.metrics.get(self._metric)
+            if value is None or (self._rank is not None and report.rank > self._rank):
+                continue
+            self._rank = report.rank
+            if self._step is None or report.step > self._step:
+                self._step = report.step
+                yield report.step, value if isfinite(value) else None

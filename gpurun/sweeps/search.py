@@ -1,0 +1,64 @@
+"""Which point comes next, and which trials are stopped early.
+
+A grid that stops nothing early needs nothing. All else is Optuna's (`gpurun.sweeps.study`), an extra:
+``pip install 'gpurun[sweep]'``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from gpurun.errors import BadInput
+from gpurun.sweeps import space
+from gpurun.sweeps.plan import SweepPlan
+from gpurun.sweeps.space import Value
+from gpurun.sweeps.trials import Entry
+
+
+class Searcher(Protocol):
+    """Asked for points, and told of trials in the order of the journal."""
+
+    def next_point(self, number: int) -> Mapping[str, Value]:
+        """The parameters of trial `number`, the next one."""
+        ...
+
+    def take(self, entry: Entry) -> bool:
+        """Go on by one entry, also by one of an earlier conductor; whether a report calls for the trial's early end."""
+        ...
+
+
+def searcher_for(plan: SweepPlan) -> Searcher:
+    """What a plan needs.
+
+    Raises:
+        BadInput: it needs Optuna, which is not installed.
+    """
+    if plan.search == "grid" and plan.stop is None:
+        return Grid(plan)
+    try:
+        from gpurun.sweeps.study import Study  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise BadInput(
+            f"this sweep needs Optuna, which is not installed: {error}", hint="pip install 'gpurun[sweep]'"
+        ) from error
+    return Study(plan, Grid(plan) if plan.search == "grid" else None)
+
+
+class Grid:
+    """All points in order; nothing is stopped early."""
+
+    def __init__(self, plan: SweepPlan) -> None:
+        self._space = plan.space
+        self._points: Iterator[dict[str, Value]] | None = None
+
+    def next_point(self, number: int) -> Mapping[str, Value]:
+        """Point `number`. Points are drawn in order; the first call may pass some over."""
+        if self._points is None:
+            self._points = itertools.islice(space.grid(self._space), number, None)
+        return next(self._points)
+
+    def take(self, entry: Entry) -> bool:  # noqa: ARG002 - a grid learns nothing
+        """Nothing is stopped early."""
+        return False

@@ -1,0 +1,212 @@
+"""A sweep's files: ``sweeps/ID`` in the state directory.
+
+``plan.json`` and ``code`` (`gpurun.images.code`) are written once. ``journal`` has a line for each step of each
+trial; only who holds the lock of ``conductor.log`` appends to it. ``stop`` asks the conductor to end the sweep;
+``done`` says that nothing is left to do. All of it belongs to the user who has made the sweep.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from gpurun import faults
+from gpurun.errors import BadInput, StateError
+from gpurun.jobs.drafts import AddCode
+from gpurun.jobs.folder import CODE
+from gpurun.state import durable, lock
+from gpurun.state.path import StatePath
+from gpurun.sweeps.plan import SweepPlan
+from gpurun.sweeps.trials import Entry, Trials
+
+ID_PATTERN = re.compile(r"s-[0-9a-f]{8}\Z")
+MOST_LOG_BYTES = 1 << 20
+
+
+class SweepFolder:
+    """One sweep's files. Cheap to make; nothing is read until asked for."""
+
+    def __init__(self, path: StatePath) -> None:
+        self.path = path
+        self.id = path.name
+        self.code = path / CODE
+        self.log = path / "conductor.log"
+        self.journal = path / "journal"
+        self.stop = path / "stop"
+        self.done = path / "done"
+        self._trouble = path / "trouble"
+
+    def is_mine(self) -> bool:
+        """Whether this user, and nobody else, can have written it."""
+        try:
+            found = self.path.stat()
+        except (FileNotFoundError, StateError):
+            return False
+        return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+    def plan(self) -> SweepPlan:
+        """What the sweep is. Raises StateError if it is damaged or missing."""
+        path = self.path / "plan.json"
+        try:
+            return durable.read_record(path, SweepPlan)
+        except FileNotFoundError as error:
+            raise StateError("is missing", where=str(path)) from error
+
+    def entries(self) -> Iterator[Entry]:
+        """The whole lines of the journal, in order; a damaged one is passed over."""
+        decoder = msgspec.json.Decoder(Entry)
+        try:
+            data = self.journal.read_bytes()
+        except FileNotFoundError:
+            return
+        for line in data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]:
+            with suppress(msgspec.MsgspecError, ValueError):
+                yield decoder.decode(line)
+
+    def trials(self) -> Trials:
+        """What is known of each trial by now."""
+        return Trials(self.entries())
+
+    def trouble(self) -> str:
+        """What keeps the sweep from going on; "" if nothing does."""
+        try:
+            return self._trouble.read_text()
+        except (FileNotFoundError, StateError, ValueError):
+            return ""
+
+    def say(self, trouble: str) -> None:
+        """Keep what `trouble` tells. What cannot be written is not told."""
+        with suppress(OSError, StateError):
+            if trouble != self.trouble():
+                durable.write_bytes(self._trouble, trouble.encode())
+
+    def take_lock(self) -> int | None:
+        """Take the lock that says that the sweep's conductor lives: its descriptor; None if it does."""
+        descriptor = self.log.open_file(os.O_RDWR | os.O_CREAT)
+        if not lock.try_take(descriptor):
+            os.close(descriptor)
+            return None
+        if os.fstat(descriptor).st_size > MOST_LOG_BYTES:
+            os.ftruncate(descriptor, 0)
+        return descriptor
+
+    def is_conducted(self) -> bool:
+        """Whether the conductor lives."""
+        try:
+            descriptor = self.log.open_file(os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            return lock.is_held(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class Journal:
+    """Appends to a sweep's journal. Its user holds the conductor's lock."""
+
+    def __init__(self, folder: SweepFolder) -> None:
+        self._path = folder.journal
+        self._descriptor = folder.journal.open_file(os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        data = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
+        os.ftruncate(self._descriptor, data.rfind(b"\n") + 1)  # a torn line of one that was killed
+
+    def add(self, *entries: Entry, is_safe: bool = True) -> None:
+        """Append entries.
+
+        Args:
+            is_safe: they outlive a power cut once this returns.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        faults.point()
+        durable.write_all(self._descriptor, b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
+        if is_safe:
+            self.sync()
+        faults.point()
+
+    def sync(self) -> None:
+        """Have all that was added outlive a power cut. Raises OSError."""
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+
+class SweepStore:
+    """All sweeps of a state directory."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.folder = StatePath(home) / "sweeps"
+
+    def create(self, plan: SweepPlan, add_code: AddCode | None) -> SweepFolder:
+        """Store a new sweep: whole, or not at all.
+
+        Raises:
+            StateError: it cannot be written, for want of disk say.
+        """
+        durable.make_folder(self.folder)
+        name = f"s-{secrets.token_hex(4)}"
+        draft = self.folder / f".new-{name}"
+        draft.mkdir(0o755)
+        try:
+            if add_code is not None:
+                add_code(draft / CODE)
+            durable.write_record(draft / "plan.json", plan)
+            faults.point()
+            draft.rename(self.folder / name)
+        except BaseException:
+            draft.rmtree()
+            raise
+        durable.sync_folder(self.folder)
+        return SweepFolder(self.folder / name)
+
+    def ids(self) -> list[str]:
+        """Ids of all sweeps."""
+        try:
+            return sorted(name for name in self.folder.names() if ID_PATTERN.match(name))
+        except FileNotFoundError:
+            return []
+
+    def get(self, name: str) -> SweepFolder:
+        """The folder of a known id; existence is not checked."""
+        return SweepFolder(self.folder / name)
+
+    def unfinished(self) -> list[SweepFolder]:
+        """This user's sweeps that are not done."""
+        found = map(self.get, self.ids())
+        return [folder for folder in found if folder.is_mine() and not folder.done.exists()]
+
+    def find(self, text: str) -> SweepFolder:
+        """The sweep that a person means by `text`: its id, an unambiguous beginning of it, or its name.
+
+        Of several sweeps of one name the newest is meant.
+
+        Raises:
+            BadInput: none or several match.
+        """
+        ids = self.ids()
+        begins = [name for name in ids if text and name.startswith((text, f"s-{text}"))]
+        if text in ids or len(begins) == 1:
+            return self.get(text if text in ids else begins[0])
+        if begins:
+            raise BadInput(f"{text!r} could mean {', '.join(begins[:5])}", hint="give more of the id")
+        named = [(plan.created_s, name) for name, plan in self._plans(ids) if plan.name == text]
+        if not named:
+            raise BadInput(f"there is no sweep {text!r}", hint="`gpurun sweep status` lists all sweeps")
+        return self.get(max(named)[1])
+
+    def _plans(self, ids: list[str]) -> Iterator[tuple[str, SweepPlan]]:
+        for name in ids:
+            with suppress(StateError):
+                yield name, self.get(name).plan()

@@ -1,0 +1,70 @@
+"""A sweep is stored, and begins; one that was stopped begins again."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpurun.errors import BadInput
+from gpurun.head.submission import pin
+from gpurun.inventory.model import Inventory
+from gpurun.jobs.recipe import check_length
+from gpurun.jobs.spec import JobSpec
+from gpurun.state import audit
+from gpurun.state.shared import enter
+from gpurun.sweeps.plan import job_of, longest_point
+from gpurun.sweeps.search import searcher_for
+from gpurun.sweeps.starting import ensure_conductors
+from gpurun.sweeps.store import Journal, SweepFolder, SweepStore
+from gpurun.sweeps.trials import Entry, Outcome
+from gpurun.sweeps.wish import Wish
+
+
+def submit_sweep(
+    wish: Wish, spec: JobSpec, inventory: Inventory, store: SweepStore, environ: Mapping[str, str]
+) -> SweepFolder:
+    """Store a sweep of a job, with the job's image and code as they are now, and start its conductor.
+
+    Raises:
+        BadInput: the sweep contradicts itself, needs Optuna which is not installed, or its parameters make a command
+            too long; an image is not on this machine, or the workdir cannot be read.
+        StateError: it cannot be stored.
+    """
+    enter(store.home)
+    plan = wish.plan(spec, inventory.source, time.time())
+    searcher_for(plan)
+    check_length(job_of(plan, "s-00000000", plan.trials, longest_point(plan)))
+    (pinned,), codes = pin([spec], inventory)
+    folder = store.create(replace(plan, template=pinned), codes.get(pinned.code))
+    audit.note(store.home, "sweep", sweep=folder.id, name=plan.name, trials=plan.trials)
+    ensure_conductors(store.home, environ)
+    return folder
+
+
+def reopen(folder: SweepFolder, *, also_failed: bool) -> int:
+    """Let a sweep that has ended go on; how many trials run again.
+
+    Raises:
+        BadInput: its conductor lives, or nothing is left to do.
+    """
+    descriptor = folder.take_lock()
+    if descriptor is None:
+        raise BadInput(f"{folder.id} has not ended", hint=f"gpurun sweep stop {folder.id}")
+    try:
+        outcomes: tuple[Outcome, ...] = ("cancelled", "failed") if also_failed else ("cancelled",)
+        trials, now_s = folder.trials(), time.time()
+        again = [Entry("again", now_s, t.number) for t in trials.by_number.values() if t.outcome in outcomes]
+        if not again and len(trials.by_number) >= folder.plan().trials:
+            raise BadInput(f"{folder.id}: all its trials have ended", hint="--failed tries again what failed")
+        journal = Journal(folder)
+        try:
+            journal.add(*again)
+        finally:
+            journal.close()
+        folder.stop.unlink(missing_ok=True)
+        folder.done.unlink(missing_ok=True)
+        return len(again)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,111 @@
+"""What became of each trial: the fold of a sweep's journal. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gpurun.sweeps.plan import Metric
+from gpurun.sweeps.space import Value
+
+Outcome = Literal["complete", "pruned", "failed", "cancelled"]
+Kind = Literal["asked", "reported", "stopping", "ended", "again"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a sweep's journal.
+
+    ``asked``: a trial has these parameters and is this job, which is submitted next. ``reported``: its metric has a
+    value at a step. ``stopping``: it is being stopped early, for a reason. ``ended``: with this outcome. ``again``:
+    it is to run once more.
+
+    Attributes:
+        value: None = not a number.
+    """
+
+    kind: Kind
+    at_s: float
+    trial: int
+    job: str = ""
+    parameters: Mapping[str, Value] = field(default_factory=dict)
+    step: int = 0
+    value: float | None = None
+    outcome: Outcome | None = None
+    reason: str = ""
+
+
+@dataclass
+class Trial:
+    """One point and what is known of it.
+
+    Attributes:
+        job: its newest job; "" = it has none and waits for one.
+        step, value: of the newest report; a value of None behind a report is not a number.
+        stopping: why it is being stopped early; "" = it is not.
+        outcome: None = it has not ended.
+    """
+
+    number: int
+    parameters: Mapping[str, Value]
+    job: str = ""
+    asked_s: float = 0.0
+    ended_s: float | None = None
+    step: int | None = None
+    value: float | None = None
+    stopping: str = ""
+    outcome: Outcome | None = None
+    reason: str = ""
+    reports: int = 0
+
+
+class Trials:
+    """All trials of a sweep, by number, as its journal tells of them."""
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self.by_number: dict[int, Trial] = {}
+        for entry in entries:
+            self.take(entry)
+
+    def take(self, entry: Entry) -> None:
+        """Go on by one entry. An entry of a trial that nobody has asked for says nothing."""
+        trial = self.by_number.get(entry.trial)
+        if entry.kind == "asked":
+            self.by_number[entry.trial] = Trial(entry.trial, entry.parameters, entry.job, entry.at_s)
+        elif trial is None:
+            return
+        elif entry.kind == "reported":
+            trial.step, trial.value, trial.reports = entry.step, entry.value, trial.reports + 1
+        elif entry.kind == "stopping":
+            trial.stopping = entry.reason
+        elif entry.kind == "ended":
+            trial.outcome, trial.reason, trial.ended_s = entry.outcome, entry.reason, entry.at_s
+        else:
+            self.by_number[entry.trial] = Trial(entry.trial, trial.parameters)
+
+    def unended(self) -> list[Trial]:
+        """Those that wait, run or are stopped, in order."""
+        return [trial for trial in self.by_number.values() if trial.outcome is None]
+
+    def ranked(self, metric: Metric | None) -> list[Trial]:
+        """Those with a value, best first; then the others in order. Without a metric all in order."""
+        if metric is None:
+            return list(self.by_number.values())
+        sign = -1 if metric.more_is_better else 1
+        return sorted(
+            self.by_number.values(),
+            key=lambda trial: (trial.value is None, sign * (trial.value or 0.0), trial.number),
+        )
+
+    def best(self, metric: Metric) -> Trial | None:
+        """The best of those that came to their end; None if there is none."""
+        done = [trial for trial in self.ranked(metric) if trial.outcome == "complete" and trial.value is not None]
+        return done[0] if done else None
+
+    def counts(self) -> dict[str, int]:
+        """How many there are of each outcome; ``open``: that have not ended."""
+        found = dict.fromkeys(("open", "complete", "pruned", "failed", "cancelled"), 0)
+        for trial in self.by_number.values():
+            found[trial.outcome or "open"] += 1
+        return found

@@ -1,0 +1,64 @@
+"""What a person asks for, in a recipe's ``sweep:`` or by flags, becomes a plan. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpurun.errors import BadInput
+from gpurun.jobs.spec import JobSpec
+from gpurun.sweeps import space
+from gpurun.sweeps.plan import Search, SweepPlan, parse_metric, parse_stop
+from gpurun.sweeps.space import Space
+
+Texts = Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A sweep as it was asked for.
+
+    Attributes:
+        grid, space: parameters by name, each a list of values or one range, as written.
+        random, tpe: how many points to draw.
+    """
+
+    grid: Texts = field(default_factory=dict)
+    space: Texts = field(default_factory=dict)
+    random: int | None = None
+    tpe: int | None = None
+    metric: str | None = None
+    stop: str | None = None
+    max_parallel: int | None = None
+    seed: int = 0
+    as_flags: bool = False
+
+    def plan(self, template: JobSpec, inventory: str, now_s: float) -> SweepPlan:
+        """The sweep of a pinned job.
+
+        Raises:
+            BadInput: it is no sweep, or contradicts itself.
+        """
+        search, points, trials = self._points()
+        if self.metric is None and (self.stop is not None or search == "tpe"):
+            why = "--stop" if self.stop is not None else "--tpe"
+            raise BadInput(f"{why} compares trials by a metric, and there is none", hint="--metric accuracy:max")
+        return SweepPlan(
+            name=template.name, template=template, inventory=inventory, space=points, search=search, trials=trials,
+            created_s=now_s, metric=None if self.metric is None else parse_metric(self.metric),
+            stop=None if self.stop is None else parse_stop(self.stop), max_parallel=self.max_parallel, seed=self.seed,
+            as_flags=self.as_flags,
+        )  # fmt: skip
+
+    def _points(self) -> tuple[Search, Space, int]:
+        if self.random is not None and self.tpe is not None:
+            raise BadInput("--random and --tpe are two ways to draw points", hint="choose one")
+        both = {**self.grid, **self.space}
+        if len(both) < len(self.grid) + len(self.space):
+            raise BadInput("a parameter is given twice")
+        points = space.parse(both)
+        if not points:
+            raise BadInput("there is no parameter", hint="--grid lr=0.1,0.01, or --random 50 lr=log:1e-5..1e-1")
+        if self.random is None and self.tpe is None:
+            return "grid", points, space.check_grid(points)
+        return ("random", points, self.random) if self.random is not None else ("tpe", points, self.tpe or 0)

@@ -1,0 +1,323 @@
+"""A sweep from its first point to its end, whoever is killed in between. Jobs are stored, and end as the tests say."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gpurun.errors import StateError
+from gpurun.head.submission import Submission
+from gpurun.jobs.record import CancelRequest
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.states import State
+from gpurun.jobs.store import JobStore
+from gpurun.state.path import StatePath
+from gpurun.supervisor.joblog import JobLog
+from gpurun.sweeps import conductor as conducting
+from gpurun.sweeps import store as storing
+from gpurun.sweeps.conductor import Conductor
+from gpurun.sweeps.store import SweepStore
+from gpurun.sweeps.submitting import reopen
+from gpurun.sweeps.wish import Wish
+
+TEMPLATE = JobSpec(name="n", image="i:1", gpus=1, command=("train",))
+INVENTORY = """\
+version: 1
+defaults: {user: train, generation: pascal, gpus: 2, fabric: tcp}
+fabrics: {tcp: {kind: tcp, interface: eth0}}
+racks: {r1: {hosts: {h1: {}}}}
+"""
+GRID = {"lr": ("1", "2", "3", "4", "5")}
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL."""
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    """A state directory in which jobs are queued, and nobody starts them."""
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    jobs = JobStore(tmp_path / "home")
+
+    def queue(specs, inventory, home, environ, *, codes, ids):
+        del environ
+        return Submission(JobStore(home).create_many(specs, inventory=inventory, now_s=1.0, codes=codes, ids=ids))
+
+    def ask(folder, *, by, reason, environ):
+        del environ
+        folder.ask_to_cancel(CancelRequest("cancel", by, 1.0, reason))
+
+    monkeypatch.setattr(conducting, "queue_jobs", queue)
+    monkeypatch.setattr(conducting, "cancel", ask)
+    return SimpleNamespace(
+        home=tmp_path / "home",
+        inventory=str(tmp_path / "inventory.yaml"),
+        jobs=jobs,
+        store=SweepStore(tmp_path / "home"),
+    )
+
+
+def begin(world, template=TEMPLATE, add_code=None, **wish):
+    plan = Wish(**wish).plan(template, world.inventory, 1.0)
+    return world.store.create(plan, add_code)
+
+
+def carry(world, folder):
+    return Conductor(world.home, folder, {})
+
+
+def live(world):
+    """Jobs that have not ended, by trial."""
+    return {int(world.jobs.get(job).spec().env["GPURUN_TRIAL"].partition("/")[2]): job for job in world.jobs.live_ids()}
+
+
+def end(world, job, state=State.SUCCEEDED, reason=""):
+    folder = world.jobs.get(job)
+    folder.write(folder.record().but(state=state, reason=reason, ended_s=2.0))
+    world.jobs.retire(job)
+
+
+def report(world, job, *steps, metric="accuracy", rank=0, attempt=1):
+    log = JobLog(world.jobs.get(job).log, attempt=attempt, now=lambda: 1.0)
+    data = "".join(json.dumps({"time": 1, "step": s, "metrics": {metric: v}}) + "\n" for s, v in steps).encode()
+    known = log.have("h").get(f"{rank}.1.1", [0, 0, 0])[2]
+    log.take_output(f"h/{rank}.1.1", rank, "m", known + len(data), data)
+    log.close()
+
+
+def outcomes(folder):
+    return {trial.number: (trial.outcome, trial.value) for trial in folder.trials().by_number.values()}
+
+
+def test_every_point_runs_once_and_no_more_at_a_time_than_may(world):
+    folder = begin(world, grid=GRID, max_parallel=2)
+    one = carry(world, folder)
+    seen, rounds = {}, 0
+    while not one.step():
+        now = live(world)
+        assert 1 <= len(now) <= 2
+        seen.update(now)
+        end(world, now[min(now)])
+        rounds += 1
+    assert rounds == 5 and sorted(seen) == [0, 1, 2, 3, 4] and len(set(seen.values())) == 5
+    assert {outcome for outcome, _ in outcomes(folder).values()} == {"complete"}
+    assert folder.done.exists() and world.store.unfinished() == []
+    parameters = {n: json.loads(world.jobs.get(job).spec().env["GPURUN_PARAMETERS"])["lr"] for n, job in seen.items()}
+    assert parameters == {0: 1, 1: 2, 2: 3, 3: 4, 4: 5}
+
+
+def test_without_a_bound_as_many_wait_as_the_inventory_has_gpus_for(world):
+    folder = begin(world, grid={"lr": tuple(map(str, range(50)))})
+    carry(world, folder).step()
+    assert len(live(world)) == 4  # two GPUs, and as many that wait
+
+
+@pytest.mark.parametrize("search", [{"grid": GRID}, {"tpe": 5, "space": {"lr": ("0..1",)}}])
+def test_killed_at_any_point_no_trial_is_lost_and_none_runs_twice(world, monkeypatch, search):
+    """Each conductor dies one fault point later than the one before."""
+    folder = begin(world, **search, max_parallel=2, metric="accuracy")
+    left = [0]
+
+    def point():
+        left[0] -= 1
+        if left[0] == 0:
+            raise Killed
+
+    for module in (conducting, storing):
+        monkeypatch.setattr(module.faults, "point", point)
+    done, deaths, jobs = False, 0, {}
+    for life in range(1, 400):
+        left[0] = life
+        try:
+            one = carry(world, folder)
+            while not (done := one.step()):
+                for trial, job in live(world).items():
+                    jobs.setdefault(trial, set()).add(job)
+                    report(world, job, (1, trial / 10))
+                    end(world, job)
+            break
+        except Killed:
+            deaths += 1
+    assert done and deaths > 10
+    assert {trial: len(ids) for trial, ids in jobs.items()} == dict.fromkeys(range(5), 1)
+    assert len(world.jobs.ids()) == 5
+    assert outcomes(folder) == {n: ("complete", n / 10) for n in range(5)}
+
+
+def test_a_torn_line_of_one_that_was_killed_is_cut_off(world):
+    folder = begin(world, grid=GRID, max_parallel=1)
+    carry(world, folder).step()
+    path = Path(str(folder.journal))
+    path.write_bytes(path.read_bytes() + b'{"kind": "asked", "at_s": 1.0, "tri')
+    one = carry(world, folder)
+    one.step()
+    assert list(live(world)) == [0]
+    assert path.read_bytes().endswith(b"\n") and len(folder.trials().by_number) == 1
+
+
+def test_what_fails_is_an_outcome_and_the_sweep_goes_on(world):
+    folder = begin(world, grid=GRID, metric="accuracy", max_parallel=5)
+    one = carry(world, folder)
+    one.step()
+    now = live(world)
+    report(world, now[0], (1, 0.5), (2, 0.75))
+    end(world, now[0])
+    end(world, now[1])  # never reported
+    report(world, now[2], (1, 0.5), (2, float("nan")))
+    end(world, now[2])
+    end(world, now[3], State.FAILED, "rank 0 failed first, with exit code 1")
+    end(world, now[4], State.CANCELLED, "cancelled by somebody")
+    assert one.step()
+    assert outcomes(folder) == {
+        0: ("complete", 0.75), 1: ("failed", None), 2: ("failed", None), 3: ("failed", None), 4: ("cancelled", None),
+    }  # fmt: skip
+    reasons = {trial.number: trial.reason for trial in folder.trials().by_number.values()}
+    assert "never reported accuracy" in reasons[1] and "not a number at step 2" in reasons[2]
+    assert "exit code 1" in reasons[3] and "somebody" in reasons[4]
+
+
+def test_the_lowest_rank_counts_and_steps_of_an_attempt_that_begins_anew_are_known(world):
+    folder = begin(world, grid={"lr": ("1",)}, metric="accuracy")
+    one = carry(world, folder)
+    one.step()
+    (job,) = live(world).values()
+    report(world, job, (1, 0.1), rank=3)
+    one.step()
+    assert folder.trials().by_number[0].value == 0.1
+    report(world, job, (2, 0.2), rank=0)
+    report(world, job, (3, 0.9), rank=3)
+    report(world, job, (3, 0.5), metric="loss", rank=0)
+    one.step()
+    assert folder.trials().by_number[0].value == 0.2
+    report(world, job, (1, 0.7), (3, 0.3), attempt=2)
+    one.step()
+    trial = folder.trials().by_number[0]
+    assert (trial.step, trial.value, trial.reports) == (3, 0.3, 3)
+
+
+def test_a_loser_is_cancelled_once_and_counts_as_stopped_early(world):
+    folder = begin(world, grid={"lr": ("1", "2")}, metric="accuracy:max", stop="asha:min=1,factor=2", max_parallel=2)
+    one = carry(world, folder)
+    one.step()
+    now = live(world)
+    report(world, now[0], (1, 0.9))
+    one.step()
+    report(world, now[1], (1, 0.1), (2, 0.2))
+    one.step()
+    request = world.jobs.get(now[1]).cancel_request()
+    assert (request.by, request.reason) == ("its sweep", "stopped early: accuracy was 0.1 at step 1")
+    carry(world, folder).step()  # the next conductor asks again, which changes nothing
+    assert world.jobs.get(now[0]).cancel_request() is None
+    end(world, now[1], State.CANCELLED, "cancelled by its sweep")
+    end(world, now[0])
+    assert carry(world, folder).step()
+    assert outcomes(folder) == {0: ("complete", 0.9), 1: ("pruned", 0.2)}
+
+
+def test_stop_and_resume(world):
+    folder = begin(world, grid=GRID, max_parallel=2)
+    one = carry(world, folder)
+    one.step()
+    first = live(world)
+    end(world, first[0], State.FAILED, "no")
+    one.step()
+    folder.stop.touch()
+    assert not one.step()
+    for job in live(world).values():
+        assert world.jobs.get(job).cancel_request() is not None
+        end(world, job, State.CANCELLED, "the sweep was stopped")
+    assert one.step() and folder.done.exists()
+    assert [o for o, _ in outcomes(folder).values()] == ["failed", "cancelled", "cancelled"]
+    assert reopen(folder, also_failed=False) == 2
+    one = carry(world, folder)
+    ran = []
+    while not one.step():
+        ran += sorted(live(world))
+        for job in live(world).values():
+            end(world, job)
+    assert ran == [1, 2, 3, 4]
+    assert reopen(folder, also_failed=True) == 1
+    one = carry(world, folder)
+    one.step()
+    assert list(live(world)) == [0]
+
+
+def test_a_trial_whose_job_somebody_removed_is_no_hang(world):
+    folder = begin(world, grid={"lr": ("1",)})
+    one = carry(world, folder)
+    one.step()
+    (job,) = live(world).values()
+    end(world, job)
+    world.jobs.get(job).path.rmtree()
+    assert one.step()
+    assert folder.trials().by_number[0].reason == "its job was removed"
+
+
+def test_what_cannot_be_done_now_is_told_and_tried_again(world, monkeypatch):
+    folder = begin(world, grid={"lr": ("1",)})
+    real, failing = conducting.queue_jobs, [True]
+
+    def queue(*args, **kwargs):
+        if failing:
+            failing.clear()
+            raise StateError("the disk is full")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(conducting, "queue_jobs", queue)
+    slept = []
+
+    def sleep(seconds):
+        slept.append(folder.trouble())
+        for job in live(world).values():
+            end(world, job)
+
+    monkeypatch.setattr(conducting.time, "sleep", sleep)
+    carry(world, folder).run()
+    assert slept[:2] == ["", "the disk is full"] and folder.trouble() == "" and len(world.jobs.ids()) == 1
+
+
+def test_trials_run_the_code_that_was_submitted(world):
+    """Whatever the workdir holds by then: each job has a name of the sweep's own copy."""
+    template = replace(TEMPLATE, code="c0de")
+
+    def add_code(path: StatePath):
+        descriptor = path.open_file(os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        os.write(descriptor, b"[]\n")
+        os.close(descriptor)
+
+    folder = begin(world, template, add_code, grid={"lr": ("1", "2")}, max_parallel=1)
+    one = carry(world, folder)
+    while not one.step():
+        for job in live(world).values():
+            end(world, job)
+    inodes = {Path(str(world.jobs.get(job).code)).stat().st_ino for job in world.jobs.ids()}
+    assert inodes == {Path(str(folder.code)).stat().st_ino}
+
+
+@pytest.mark.parametrize("damage", [b"", b"[]", b"\xff", b'{"name": 7}'])
+def test_a_damaged_plan_is_named(world, damage):
+    folder = begin(world, grid=GRID)
+    Path(str(folder.path), "plan.json").write_bytes(damage)
+    with pytest.raises(StateError, match=r"plan\.json"):
+        carry(world, folder)
+
+
+def test_damaged_lines_of_a_journal_are_passed_over(world):
+    folder = begin(world, grid=GRID, max_parallel=1)
+    carry(world, folder).step()
+    with Path(str(folder.journal)).open("ab") as file:
+        file.write(b'\xff\n[]\n{"kind": "asked"}\n\0\0\0\n{"kind":"ended","at_s":1,"trial":0,"outcome":"won"}\n')
+    assert [trial.outcome for trial in folder.trials().by_number.values()] == [None]
+
+
+def test_only_the_owner_can_have_written_a_sweep(world):
+    folder = begin(world, grid=GRID)
+    assert folder.is_mine()
+    Path(str(folder.path)).chmod(0o775)
+    assert not folder.is_mine() and world.store.unfinished() == []
