@@ -17,7 +17,7 @@ from gpurun.images.lane import HEAD, HEAD_OVER_SSH, ChainLane, lanes_of
 from gpurun.images.packing import PackingTrial, sample
 from gpurun.images.pulls import Event, Pull, PullProgress
 from gpurun.images.seats import Options, Seats
-from gpurun.images.slow import HostPace, Trial, slow_host
+from gpurun.images.slow import HostPace, LinkTrial, slow_host
 from gpurun.images.store import Stored
 from gpurun.images.trial import FirstHostTrial
 from gpurun.remote import Agent, Fleet, RemoteOpFailed
@@ -70,7 +70,7 @@ class Relay:
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._announced: dict[str, set[str]] = {}
         self._accusers: dict[str, set[str]] = {}
-        self._trials: dict[int, list[Trial]] = {number: [] for number in range(self._count)}
+        self._trials: dict[int, list[LinkTrial]] = {number: [] for number in range(self._count)}
         self._packing = PackingTrial(self._pack, lambda: sample(list(self.seats.blobs.values())))
         self._first_hosts = [FirstHostTrial(number, self._count, self.seats, fleet) for number in range(self._count)]
 
@@ -270,7 +270,7 @@ class Relay:
             found = slow_host(paces, trials) or self._first_hosts[number].slow(lanes, paces)
             if found is not None:
                 slow = next(lane for lane in lanes if lane.host == found.host)
-                trials.append(Trial(found.host, self._demote(slow, lanes, found), found.rate or 0.0))
+                trials.append(LinkTrial(found.host, self._demote(slow, lanes, found), found.rate or 0.0))
 
     def _demote(self, slow: ChainLane, lanes: Sequence[ChainLane], pace: HostPace) -> str | None:
         """Let nobody pull from a host any more; the rack it was first in, if it was."""

@@ -37,7 +37,7 @@ class HostPace:
 
 
 @dataclass(frozen=True)
-class Trial:
+class LinkTrial:
     """A host that was taken out of the way: how fast it was. `rack` is where it was first, None if it was not."""
 
     host: str
@@ -45,7 +45,7 @@ class Trial:
     rate: float
 
 
-def slow_host(paces: Sequence[HostPace], trials: Sequence[Trial]) -> HostPace | None:
+def slow_host(paces: Sequence[HostPace], trials: Sequence[LinkTrial]) -> HostPace | None:
     """The first host of a chain that drags those after it, and was not tried elsewhere yet.
 
     Args:
@@ -70,7 +70,7 @@ def _drags(pace: HostPace, ahead: HostPace) -> bool:
     return ahead.received - pace.received > BACKLOG_BYTES and ahead.rate > FACTOR * pace.rate
 
 
-def _worth_another(pace: HostPace, trials: Sequence[Trial]) -> bool:
+def _worth_another(pace: HostPace, trials: Sequence[LinkTrial]) -> bool:
     """Whether exchanging the first host of this rack has helped so far."""
     before = [trial for trial in trials if trial.rack == pace.rack]
     return not before or (pace.rate or 0.0) > FACTOR * before[-1].rate

@@ -208,7 +208,7 @@ class RecipeKeys(TypedDict, total=False):
 
 
 FIELDS, CONSTRAINTS, HOROVOD = keys_of(RecipeKeys), keys_of(ConstraintKeys), keys_of(HorovodKeys)
-ROLES = keys_of(RoleKeys)
+ROLES, SWEEP = keys_of(RoleKeys), keys_of(SweepKeys)
 _SPEC_FIELDS = {field.name for kind in (JobSpec, Constraints, HorovodKnobs) for field in fields(kind)}
 _WITH_UNIT = {key + unit for key in (*FIELDS, *CONSTRAINTS, *HOROVOD) for unit in ("_s", "_mib")} & _SPEC_FIELDS
 FIELD_OF = {

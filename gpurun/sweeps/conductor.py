@@ -30,7 +30,7 @@ from gpurun.sweeps.reports import MetricTail
 from gpurun.sweeps.search import searcher_for
 from gpurun.sweeps.space import Point
 from gpurun.sweeps.store import Journal, SweepFolder
-from gpurun.sweeps.trials import Entry, Trial, Trials
+from gpurun.sweeps.trials import JournalEntry, Trial, Trials
 
 TICK_S = 0.5
 RETRY_S = 15.0
@@ -95,7 +95,7 @@ class Conductor:
         durable.write_bytes(self._folder.done, b"")
         return True
 
-    def _add(self, entries: Sequence[Entry], *, is_safe: bool = True) -> list[Entry]:
+    def _add(self, entries: Sequence[JournalEntry], *, is_safe: bool = True) -> list[JournalEntry]:
         """Note entries; those of them that call for a trial's early end."""
         self._journal.add(*entries, is_safe=is_safe)
         losers = []
@@ -119,7 +119,9 @@ class Conductor:
         if tail is None:
             log = self._store.get(trial.job).log
             tail = self._tails[trial.job] = MetricTail(log, metric.name, trial.step)
-        news = [Entry("reported", time.time(), trial.number, step=step, value=value) for step, value in tail.new()]
+        news = [
+            JournalEntry("reported", time.time(), trial.number, step=step, value=value) for step, value in tail.new()
+        ]
         if not news:
             return
         losers = self._add(news, is_safe=False)
@@ -127,7 +129,7 @@ class Conductor:
             lost = losers[0]
             shown = "not a number" if lost.value is None else f"{lost.value:g}"
             reason = f"stopped early: {metric.name} was {shown} at step {lost.step}"
-            self._add([Entry("stopping", time.time(), trial.number, reason=reason)])
+            self._add([JournalEntry("stopping", time.time(), trial.number, reason=reason)])
 
     def _note_ends(self, live: set[str]) -> None:
         ended = []
@@ -138,18 +140,18 @@ class Conductor:
         if ended:
             self._add(ended)
 
-    def _ended(self, trial: Trial) -> Entry | None:
+    def _ended(self, trial: Trial) -> JournalEntry | None:
         """The end of a trial whose job is not live: None if the job was never stored, or has not ended yet."""
         record = self._record(trial.job)
         if record is None:
             if trial.job not in self._submitted:
                 return None
-            return Entry("ended", time.time(), trial.number, outcome="failed", reason="its job was removed")
+            return JournalEntry("ended", time.time(), trial.number, outcome="failed", reason="its job was removed")
         if not record.state.ended:
             return None
         self._read(trial)
         outcome, reason = outcome_of(self._trials.by_number[trial.number], record, self._plan.metric)
-        return Entry("ended", time.time(), trial.number, value=trial.value, outcome=outcome, reason=reason)
+        return JournalEntry("ended", time.time(), trial.number, value=trial.value, outcome=outcome, reason=reason)
 
     def _record(self, job: str) -> JobRecord | None:
         folder = self._store.get(job)
@@ -159,7 +161,7 @@ class Conductor:
         """Give a job to trials that have none, and ask for more points, as many as there is room for."""
         room = self._free() - sum(1 for trial in self._trials.unended() if trial.job)
         for number, point in islice(self._to_ask(), max(0, min(room, MOST_AT_ONCE))):
-            asked = Entry("asked", time.time(), number, job=self._store.new_id(), parameters=point)
+            asked = JournalEntry("asked", time.time(), number, job=self._store.new_id(), parameters=point)
             self._add([asked], is_safe=False)
         if room > 0:
             self._journal.sync()
@@ -206,7 +208,7 @@ class Conductor:
         now_s = time.time()
         idle = [trial for trial in self._trials.unended() if not trial.job or self._record(trial.job) is None]
         if idle:
-            self._add([Entry("ended", now_s, t.number, outcome="cancelled", reason="stopped") for t in idle])
+            self._add([JournalEntry("ended", now_s, t.number, outcome="cancelled", reason="stopped") for t in idle])
         for trial in self._trials.unended():
             self._cancel(trial, "the sweep was stopped")
 

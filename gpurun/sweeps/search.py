@@ -14,7 +14,7 @@ from gpurun.errors import BadInput
 from gpurun.sweeps import space
 from gpurun.sweeps.plan import SweepPlan
 from gpurun.sweeps.space import Value
-from gpurun.sweeps.trials import Entry
+from gpurun.sweeps.trials import JournalEntry
 
 
 class Searcher(Protocol):
@@ -24,7 +24,7 @@ class Searcher(Protocol):
         """The parameters of trial `number`, the next one."""
         ...
 
-    def take(self, entry: Entry) -> bool:
+    def take(self, entry: JournalEntry) -> bool:
         """Go on by one entry, also by one of an earlier conductor; whether a report calls for the trial's early end."""
         ...
 
@@ -59,6 +59,6 @@ class Grid:
             self._points = itertools.islice(space.grid(self._space), number, None)
         return next(self._points)
 
-    def take(self, entry: Entry) -> bool:  # noqa: ARG002 - a grid learns nothing
+    def take(self, entry: JournalEntry) -> bool:  # noqa: ARG002 - a grid learns nothing
         """Nothing is stopped early."""
         return False

@@ -21,10 +21,11 @@ from gpurun import faults
 from gpurun.errors import BadInput, StateError
 from gpurun.jobs.drafts import AddCode
 from gpurun.jobs.folder import CODE
+from gpurun.msgspec_types import ready
 from gpurun.state import durable, lock
 from gpurun.state.path import StatePath
 from gpurun.sweeps.plan import SweepPlan
-from gpurun.sweeps.trials import Entry, Trials
+from gpurun.sweeps.trials import JournalEntry, Trials
 
 ID_PATTERN = re.compile(r"s-[0-9a-f]{8}\Z")
 MOST_LOG_BYTES = 1 << 20
@@ -59,9 +60,9 @@ class SweepFolder:
         except FileNotFoundError as error:
             raise StateError("is missing", where=str(path)) from error
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[JournalEntry]:
         """The whole lines of the journal, in order; a damaged one is passed over."""
-        decoder = msgspec.json.Decoder(Entry)
+        decoder = msgspec.json.Decoder(ready(JournalEntry))
         try:
             data = self.journal.read_bytes()
         except FileNotFoundError:
@@ -118,7 +119,7 @@ class Journal:
         data = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
         os.ftruncate(self._descriptor, data.rfind(b"\n") + 1)  # a torn line of one that was killed
 
-    def add(self, *entries: Entry, is_safe: bool = True) -> None:
+    def add(self, *entries: JournalEntry, is_safe: bool = True) -> None:
         """Append entries.
 
         Args:

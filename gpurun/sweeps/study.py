@@ -16,7 +16,7 @@ from optuna.trial import TrialState
 from gpurun.sweeps.plan import SweepPlan
 from gpurun.sweeps.search import Grid
 from gpurun.sweeps.space import Dimension, Value
-from gpurun.sweeps.trials import Entry
+from gpurun.sweeps.trials import JournalEntry
 
 
 class Study:
@@ -50,7 +50,7 @@ class Study:
         self._next = dict(trial.params), trial
         return self._next[0]
 
-    def take(self, entry: Entry) -> bool:
+    def take(self, entry: JournalEntry) -> bool:
         """Tell the study."""
         if entry.kind == "asked":
             self._trials[entry.trial] = self._known(dict(entry.parameters))
@@ -74,7 +74,7 @@ class Study:
         self._study.enqueue_trial(point)
         return self._study.ask(self._distributions)
 
-    def _end(self, trial: optuna.Trial, entry: Entry) -> None:
+    def _end(self, trial: optuna.Trial, entry: JournalEntry) -> None:
         if entry.outcome == "complete" and entry.value is not None:
             self._study.tell(trial, entry.value)
         elif entry.outcome == "pruned":

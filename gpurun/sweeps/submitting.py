@@ -18,7 +18,7 @@ from gpurun.sweeps.plan import job_of, longest_point
 from gpurun.sweeps.search import searcher_for
 from gpurun.sweeps.starting import ensure_conductors
 from gpurun.sweeps.store import Journal, SweepFolder, SweepStore
-from gpurun.sweeps.trials import Entry, Outcome
+from gpurun.sweeps.trials import JournalEntry, Outcome
 from gpurun.sweeps.wish import Wish
 
 
@@ -55,7 +55,7 @@ def reopen(folder: SweepFolder, *, also_failed: bool) -> int:
     try:
         outcomes: tuple[Outcome, ...] = ("cancelled", "failed") if also_failed else ("cancelled",)
         trials, now_s = folder.trials(), time.time()
-        again = [Entry("again", now_s, t.number) for t in trials.by_number.values() if t.outcome in outcomes]
+        again = [JournalEntry("again", now_s, t.number) for t in trials.by_number.values() if t.outcome in outcomes]
         if not again and len(trials.by_number) >= folder.plan().trials:
             raise BadInput(f"{folder.id}: all its trials have ended", hint="--failed tries again what failed")
         journal = Journal(folder)

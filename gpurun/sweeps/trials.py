@@ -14,7 +14,7 @@ Kind = Literal["asked", "reported", "stopping", "ended", "again"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class JournalEntry:
     """One line of a sweep's journal.
 
     ``asked``: a trial has these parameters and is this job, which is submitted next. ``reported``: its metric has a
@@ -63,12 +63,12 @@ class Trial:
 class Trials:
     """All trials of a sweep, by number, as its journal tells of them."""
 
-    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+    def __init__(self, entries: Iterable[JournalEntry] = ()) -> None:
         self.by_number: dict[int, Trial] = {}
         for entry in entries:
             self.take(entry)
 
-    def take(self, entry: Entry) -> None:
+    def take(self, entry: JournalEntry) -> None:
         """Go on by one entry. An entry of a trial that nobody has asked for says nothing."""
         trial = self.by_number.get(entry.trial)
         if entry.kind == "asked":

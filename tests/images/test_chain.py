@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.images.chain import Want, chain, star
-from gpurun.images.slow import HostPace, Trial, rate_of, slow_host
+from gpurun.images.slow import HostPace, LinkTrial, rate_of, slow_host
 
 MIB = 1 << 20
 SIZES = {"a": 10, "b": 20, "c": 30, "d": 5}
@@ -85,15 +85,15 @@ def test_who_is_left_alone(slow):
 
 def test_a_host_is_tried_elsewhere_once():
     paces = [pace("a", None, 100, 90 * MIB), pace("b", "a", 10, 9 * MIB)]
-    assert slow_host(paces, [Trial("b", None, 10.0)]) is None
+    assert slow_host(paces, [LinkTrial("b", None, 10.0)]) is None
 
 
 def test_a_slow_uplink_is_not_taken_for_a_slow_host():
     paces = [pace("a", None, 100, 90 * MIB), pace("c", "a", 10, 9 * MIB, rack="r2")]
     assert slow_host(paces, []) is not None  # the first of its rack is tried,
-    assert slow_host(paces, [Trial("b", "r2", 9.0)]) is None  # the second is not when that has not helped,
+    assert slow_host(paces, [LinkTrial("b", "r2", 9.0)]) is None  # the second is not when that has not helped,
     faster = [pace("a", None, 100, 90 * MIB), pace("c", "a", 40, 9 * MIB, rack="r2")]
-    assert slow_host(faster, [Trial("b", "r2", 9.0)]) is not None  # but is when it has.
+    assert slow_host(faster, [LinkTrial("b", "r2", 9.0)]) is not None  # but is when it has.
 
 
 def test_rates():

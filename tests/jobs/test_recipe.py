@@ -9,7 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.errors import BadInput
-from gpurun.jobs.recipe import CONSTRAINTS, FIELDS, HOROVOD, ROLES, build, convert_flag, duration_s, read, size_mib
+from gpurun.jobs.recipe import (
+    CONSTRAINTS,
+    FIELDS,
+    HOROVOD,
+    ROLES,
+    SWEEP,
+    build,
+    convert_flag,
+    duration_s,
+    read,
+    size_mib,
+)
 
 GOOD = """\
 image: gpurun/train:tf2.15
@@ -194,18 +205,20 @@ ROWS = dict(re.findall(r"\| `(\w+)` \| (?:`(.+?)`)?", MANUAL.read_text()))
 
 
 @pytest.mark.parametrize(
-    ("section", "keys"), [("", FIELDS), ("constraints", CONSTRAINTS), ("horovod", HOROVOD), ("roles", ROLES)]
+    ("section", "keys"),
+    [("", FIELDS), ("constraints", CONSTRAINTS), ("horovod", HOROVOD), ("roles", ROLES), ("sweep", SWEEP)],
 )
 def test_every_key_is_in_the_manual_with_an_example_that_is_right(tmp_path, section, keys):
     assert keys.keys() - ROWS.keys() == set()
     for key in keys:
         line = f"{key}: {ROWS[key]}\n"
         (tmp_path / "recipe.yaml").write_text(f"{section}:\n  {line}" if section else line)
-        assert read(tmp_path).given
+        found = read(tmp_path)
+        assert found.sweep if "sweep" in (section, key) else found.given
 
 
 def test_the_manual_has_no_key_too_many():
-    known = {*FIELDS, *CONSTRAINTS, *HOROVOD, *ROLES}
+    known = {*FIELDS, *CONSTRAINTS, *HOROVOD, *ROLES, *SWEEP}
     assert ROWS.keys() - known == set()
 
 

@@ -21,21 +21,21 @@ def start(cluster, recipe):
     )  # fmt: skip
     assert done.code == 0, done.err
     job = done.out.strip()
-    cluster.wait_for_log(job, "epoch 1/2: ", timeout_s=300)
+    cluster.wait_for_log(job, "epoch 1/2: ", timeout_s=400)
     return job
 
 
-@pytest.mark.parametrize(("recipe", "who_tell"), [("fashion-mnist-ps", 1), ("fashion-mnist-mwms", 4)])
-def test_a_gang_that_loses_a_host_with_its_tasks_goes_on_from_its_checkpoint(mended, recipe, who_tell):
+@pytest.mark.parametrize("recipe", ["fashion-mnist-ps", "fashion-mnist-mwms"])
+def test_a_gang_that_loses_a_host_with_its_tasks_goes_on_from_its_checkpoint(mended, recipe):
     cluster = mended
     job = start(cluster, recipe)
     victim = cluster.job(job)["hosts"][1]
     cluster.lab.crash(victim)
-    cluster.wait_for(job, "SUCCEEDED", timeout_s=300)
+    cluster.wait_for(job, "SUCCEEDED", timeout_s=600)
     record, log = cluster.job(job), cluster.log(job)
     assert record["restarts"] == 1 and victim not in record["hosts"]
     assert re.search(r"resuming from /checkpoints/\S+: epoch 2", log), log[-3000:]
-    assert len(re.findall(r"epoch 1/2: ", log)) == who_tell, "what was trained before is trained again"
+    assert not re.search(r"@2/\S+ .*epoch 1/2: ", log), "what was trained before is trained again"
     assert float(re.search(r"test accuracy (0\.\d+)", log)[1]) >= 0.84
     assert list((cluster.home / "jobs" / job / "outputs").iterdir()), "the checkpoint came home"
 

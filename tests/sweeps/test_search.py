@@ -10,7 +10,7 @@ import pytest
 from gpurun.errors import BadInput
 from gpurun.jobs.spec import JobSpec
 from gpurun.sweeps.search import Grid, searcher_for
-from gpurun.sweeps.trials import Entry
+from gpurun.sweeps.trials import JournalEntry
 from gpurun.sweeps.wish import Wish
 
 TEMPLATE = JobSpec(name="n", image="i:1", gpus=1, command=("train",))
@@ -23,7 +23,7 @@ def plan(**wish):
 
 def ask(searcher, number):
     point = searcher.next_point(number)
-    asked = Entry("asked", 1.0, number, parameters=point)
+    asked = JournalEntry("asked", 1.0, number, parameters=point)
     searcher.take(asked)
     return asked
 
@@ -56,11 +56,11 @@ def run_asha(searcher, values, *, steps=9):
         ask(searcher, number)
         for step in range(1, steps + 1):
             came[number] = step
-            if searcher.take(Entry("reported", 1.0, number, step=step, value=value)):
-                searcher.take(Entry("ended", 1.0, number, outcome="pruned"))
+            if searcher.take(JournalEntry("reported", 1.0, number, step=step, value=value)):
+                searcher.take(JournalEntry("ended", 1.0, number, outcome="pruned"))
                 break
         else:
-            searcher.take(Entry("ended", 1.0, number, outcome="complete", value=value))
+            searcher.take(JournalEntry("ended", 1.0, number, outcome="complete", value=value))
     return came
 
 
@@ -81,16 +81,23 @@ def test_a_study_that_is_told_again_decides_as_before():
     """The next conductor reads the journal, also of trials that ran a second time."""
     wish = plan(grid={"a": tuple("1234")}, metric="accuracy:max", stop="asha:min=1,factor=2")
     first, second = searcher_for(wish), searcher_for(wish)
-    entries = [ask(first, 0), Entry("reported", 1.0, 0, step=1, value=0.9), Entry("ended", 1.0, 0, outcome="failed")]
-    entries += [Entry("again", 1.0, 0), Entry("asked", 1.0, 0, parameters=entries[0].parameters)]
-    entries += [Entry("reported", 1.0, 0, step=1, value=0.9), Entry("reported", 1.0, 77, step=1, value=1.0)]
+    entries = [
+        ask(first, 0),
+        JournalEntry("reported", 1.0, 0, step=1, value=0.9),
+        JournalEntry("ended", 1.0, 0, outcome="failed"),
+    ]
+    entries += [JournalEntry("again", 1.0, 0), JournalEntry("asked", 1.0, 0, parameters=entries[0].parameters)]
+    entries += [
+        JournalEntry("reported", 1.0, 0, step=1, value=0.9),
+        JournalEntry("reported", 1.0, 77, step=1, value=1.0),
+    ]
     for entry in entries[1:]:
         first.take(entry)
     for entry in entries:
         second.take(entry)
     for searcher in (first, second):
         ask(searcher, 1)
-        assert searcher.take(Entry("reported", 1.0, 1, step=1, value=0.1))
+        assert searcher.take(JournalEntry("reported", 1.0, 1, step=1, value=0.1))
 
 
 def test_tpe_draws_near_the_best():
@@ -99,8 +106,8 @@ def test_tpe_draws_near_the_best():
     for number in range(60):
         x = ask(searcher, number).parameters["x"]
         drawn.append(x)
-        searcher.take(Entry("reported", 1.0, number, step=1, value=(x - 0.3) ** 2))
-        searcher.take(Entry("ended", 1.0, number, outcome="complete", value=(x - 0.3) ** 2))
+        searcher.take(JournalEntry("reported", 1.0, number, step=1, value=(x - 0.3) ** 2))
+        searcher.take(JournalEntry("ended", 1.0, number, outcome="complete", value=(x - 0.3) ** 2))
     late = sum(abs(x - 0.3) for x in drawn[40:]) / 20
     assert late < sum(abs(x - 0.3) for x in drawn[:10]) / 10 and late < 0.15
 
