@@ -1,16 +1,17 @@
 """What a folder holds and the content of its files, as frames; both sides check what they are told.
 
 A list of a folder has one header for each entry (`Listed.header`). A file's content has one or more, with payloads.
-Small ones share a frame (`packed`). The headers of a content:
+Small ones share a frame (`gpurun.node.batches`). The headers of a content:
 
 ========== =================================================================================================
 ``n``      which file, by the number under which it was asked for
-``marks``  the first frame: ``[size, mtime_ns, ctime_ns, inode]`` before the file was read
+``whole``  the frame is a small file's content: the marks, ``[size, mtime_ns, ctime_ns, inode]``, before and after it
+``marks``  the first frame: the marks before the file was read
 ``from``   the content before this position is as the reader has it, who asked for the rest (`Begun`)
 payload    the next bytes
 ``skip``   the next bytes are a hole of that length
 ``sha``    the last frame: SHA-256 of the content, in which a hole counts as ``hole:LENGTH;``, and what was there before
-           ``from`` as ``from:POSITION:SHA;``
+           ``from`` as ``from:POSITION:SHA;``. A ``whole`` one has it too, unless it shares a frame that has a digest
 ``after``  the last frame: the marks once the file was read; others than before: it changed meanwhile
 ``gone``   instead of all that: why there is no content
 ========== =================================================================================================
@@ -20,21 +21,17 @@ import hashlib
 import os
 import stat
 import time
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from gpurun.node import below, frames
+from gpurun.node.batches import SMALL, Item
 from gpurun.node.call import OpError
-
-Item = Tuple[Dict[str, Any], frames.Bytes]
 
 WHOLE = frames.PIECE // 2
 """A file up to this size is one frame."""
-SMALL, MOST_TOGETHER = 16 << 10, 256
-"""Items share a frame until they have so many bytes, or are so many: each frame costs both sides some microseconds."""
 AT_ONCE = 1 << 20
 """So much of a beginning is read at once."""
-FLUSH_S = 5.0
-"""What a batch holds is sent after this long: silence means that the host hangs."""
+CHANGING = "changed while it was read"
 SETTLE_S = 0.03
 """No file system that the hosts have gives two changes that are this far apart the same time (a tick is 10 ms)."""
 MOST = (1 << 63) - 1
@@ -174,74 +171,6 @@ def entries(top: int, force: bool = False) -> Iterator[Listed]:
         yield Listed(path, kind, mode, mtime_ns, size, tuple(mark) if kind == "file" else (), target, why, stored)
 
 
-def packed(items: Iterable[Item]) -> Iterator[bytearray]:
-    """Items as frames, in batches, as payloads of a stream. A frame ``{"all": [[header, length], …]}`` has many."""
-    batch, since_s = bytearray(), time.monotonic()
-    heads: List[Tuple[Dict[str, Any], int]] = []
-    small = bytearray()
-    for header, payload in items:
-        if len(payload) >= SMALL:
-            batch += _together(heads, small)
-            heads, small = [], bytearray()
-            batch += frames.prefix_of(header, len(payload))
-            batch += payload
-        else:
-            heads.append((header, len(payload)))
-            small += payload
-            if len(small) >= SMALL or len(heads) == MOST_TOGETHER:
-                batch += _together(heads, small)
-                heads, small = [], bytearray()
-        now_s = time.monotonic()
-        if len(batch) >= frames.PIECE or now_s - since_s > FLUSH_S:
-            batch += _together(heads, small)
-            heads, small = [], bytearray()
-            yield batch
-            batch, since_s = bytearray(), now_s
-    batch += _together(heads, small)
-    if batch:
-        yield batch
-
-
-def _together(heads: List[Tuple[Dict[str, Any], int]], payload: frames.Bytes) -> bytes:
-    if not heads:
-        return b""
-    return frames.encode(heads[0][0] if len(heads) == 1 else {"all": heads}, payload)
-
-
-def unpacked(pieces: Iterable[frames.Bytes]) -> Iterator[frames.Frame]:
-    """The items that `packed` packed.
-
-    Raises:
-        OpError: ``corrupt``: these are no frames, or the last one is not whole.
-    """
-    decoder = frames.Decoder()
-    try:
-        for piece in pieces:
-            for frame in decoder.feed(piece):
-                if "all" in frame.header:
-                    yield from _apart(frame.header["all"], frame.payload)
-                else:
-                    yield frame
-    except frames.FrameError as error:
-        raise OpError("corrupt", "%s" % error) from None
-    if decoder.waits:
-        raise OpError("corrupt", "the last frame is not whole")
-
-
-def _apart(heads: object, payload: bytes) -> Iterator[frames.Frame]:
-    position = 0
-    for head in heads if isinstance(heads, list) else [heads]:
-        if not (isinstance(head, list) and len(head) == 2 and isinstance(head[0], dict) and type(head[1]) is int):
-            raise OpError("corrupt", "a frame of many is damaged")
-        header, size = head
-        if not 0 <= size <= len(payload) - position:
-            raise OpError("corrupt", "a frame of many has %d bytes" % len(payload))
-        yield frames.Frame(header, payload[position : position + size])
-        position += size
-    if position != len(payload):
-        raise OpError("corrupt", "a frame of many has %d bytes" % len(payload))
-
-
 def content(number: int, descriptor: int, known: Optional[Begun] = None) -> Iterator[Item]:
     """A regular file's content. Its marks before and after are equal only if nobody changed it meanwhile.
 
@@ -250,13 +179,16 @@ def content(number: int, descriptor: int, known: Optional[Begun] = None) -> Iter
     """
     before = _settled(descriptor)
     marks, size = marks_of(before), before.st_size
-    whole = hashlib.sha256()
     if size <= WHOLE:
         piece = os.pread(descriptor, size, 0) if size else b""
-        whole.update(piece)
-        after = marks_of(os.fstat(descriptor))
-        yield {"n": number, "marks": marks, "sha": whole.hexdigest(), "after": after}, piece
+        if marks_of(os.fstat(descriptor)) != marks or len(piece) != size:
+            yield {"n": number, "gone": CHANGING}, b""
+        elif size < SMALL:
+            yield {"n": number, "whole": marks}, piece
+        else:
+            yield {"n": number, "whole": marks, "sha": hashlib.sha256(piece).hexdigest()}, piece
         return
+    whole = hashlib.sha256()
     yield {"n": number, "marks": marks}, b""
     position = 0
     if known is not None and known.marks == marks and known.size <= size:
@@ -332,6 +264,13 @@ def _seek(descriptor: int, position: int, what: int, size: int) -> int:
         return size  # no data comes after this
 
 
+def write_all(descriptor: int, payload: frames.Bytes, position: int) -> None:
+    """Write bytes at a position of a file."""
+    written = os.pwrite(descriptor, payload, position)
+    while written < len(payload):
+        written += os.pwrite(descriptor, memoryview(payload)[written:], position + written)
+
+
 class Incoming:
     """One file's content on its way to a file.
 
@@ -370,11 +309,8 @@ class Incoming:
         if payload:
             self._ends_with_hole = False
         self._whole.update(payload)
-        view = memoryview(payload)
-        while view:
-            written = os.pwrite(self._descriptor, view, self._position)
-            self._position += written
-            view = view[written:]
+        write_all(self._descriptor, payload, self._position)
+        self._position += len(payload)
 
     def _go_on(self, position: object) -> None:
         if self._known is None or position != self._known.size or self._known.size > self._size:

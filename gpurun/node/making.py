@@ -1,13 +1,12 @@
 """Makes files, folders and links below a directory descriptor, as another folder has them."""
 
+import hashlib
 import os
 from typing import Any, Dict, List, Optional, Tuple
 
 from gpurun.node import below, frames
 from gpurun.node.call import OpError
-from gpurun.node.contents import MOST, Begun, Incoming, Listed
-
-CHANGING = "changed while it was read"
+from gpurun.node.contents import CHANGING, MOST, Begun, Incoming, Listed, write_all
 
 
 class Sink:
@@ -146,6 +145,8 @@ class Receiver:
             return str(header["gone"])[:200] or "it is gone"
         if "marks" in header:
             self._begin(entry, header["marks"])
+        if "whole" in header:
+            return self._keep(entry, header, payload)
         incoming = self._incoming
         if incoming is None:
             raise OpError("corrupt", "it does not begin at its beginning")
@@ -160,6 +161,19 @@ class Receiver:
         self._sink.keep(entry, self._marks)
         return ""
 
+    def _keep(self, entry: Listed, header: Dict[str, Any], payload: frames.Bytes) -> str:
+        """Make a small file, whose content is one frame. If the frame is of many, it had their digest."""
+        self._marks = marks = self._sound(header["whole"])
+        if marks[0] != len(payload):
+            raise OpError("corrupt", "%d of its %d bytes came" % (len(payload), marks[0]))
+        if "sha" in header and header["sha"] != hashlib.sha256(payload).hexdigest():
+            raise OpError("corrupt", "other bytes came than were sent")
+        descriptor, _ = self._sink.begin(entry, marks)
+        if payload:
+            write_all(descriptor, payload, 0)
+        self._sink.keep(entry, marks)
+        return ""
+
     def forget(self) -> None:
         """Forget the file that is under way, if one is."""
         self._incoming = None
@@ -171,9 +185,12 @@ class Receiver:
         return self._marks
 
     def _begin(self, entry: Listed, marks: object) -> None:
-        sound = isinstance(marks, list) and len(marks) == 4 and all(type(mark) is int for mark in marks)
-        if self._incoming is not None or not sound or not 0 <= marks[0] <= MOST or abs(marks[1]) > MOST:  # type: ignore[index]
-            raise OpError("corrupt", "its marks are %.100r" % (marks,))
-        self._marks = list(marks)  # type: ignore[call-overload]
+        self._marks = self._sound(marks)
         descriptor, known = self._sink.begin(entry, self._marks)
         self._incoming = Incoming(descriptor, self._marks[0], known)
+
+    def _sound(self, marks: Any) -> List[int]:
+        sound = isinstance(marks, list) and len(marks) == 4 and set(map(type, marks)) == {int}
+        if self._incoming is not None or not sound or not 0 <= marks[0] <= MOST or abs(marks[1]) > MOST:
+            raise OpError("corrupt", "its marks are %.100r" % (marks,))
+        return list(marks)

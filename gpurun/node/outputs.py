@@ -4,10 +4,11 @@ import errno
 import os
 from typing import Any, Dict, Generator, Iterator, Optional
 
-from gpurun.node import below, contents, job_lock, job_parts
+from gpurun.node import batches, below, contents, job_lock, job_parts
+from gpurun.node.batches import Item
 from gpurun.node.call import Call, OpError, OpReply
-from gpurun.node.contents import Item, Listed
-from gpurun.node.making import CHANGING, Maker, Receiver
+from gpurun.node.contents import CHANGING, Listed
+from gpurun.node.making import Maker, Receiver
 
 
 def listing(call: Call, job: str, force: bool = False) -> Generator[OpReply, None, Any]:
@@ -24,7 +25,7 @@ def listing(call: Call, job: str, force: bool = False) -> Generator[OpReply, Non
     except FileNotFoundError:
         return {"present": False}
     try:
-        for piece in contents.packed((entry.header(), b"") for entry in contents.entries(top, force)):
+        for piece in batches.packed((entry.header(), b"") for entry in contents.entries(top, force)):
             yield OpReply(None, piece)
     finally:
         os.close(top)
@@ -39,7 +40,7 @@ def read(call: Call, job: str, force: bool = False) -> Generator[OpReply, None, 
     """
     top = below.open_top(job_parts.outputs_folder(job), need=below.READ if force else 0)
     try:
-        for piece in contents.packed(_contents(call, top, force)):
+        for piece in batches.packed(_contents(call, top, force)):
             yield OpReply(None, piece)
     finally:
         os.close(top)
@@ -47,7 +48,7 @@ def read(call: Call, job: str, force: bool = False) -> Generator[OpReply, None, 
 
 def _contents(call: Call, top: int, force: bool) -> Iterator[Item]:
     with below.Cursor(top, below.READ if force else 0) as cursor:
-        for number, frame in enumerate(contents.unpacked(call.chunks())):
+        for number, frame in enumerate(batches.unpacked(call.chunks())):
             parts = below.parts_of(frame.header.get("p"))
             try:
                 descriptor = below.open_file(cursor.at(parts[:-1]), parts[-1], force)
@@ -85,7 +86,7 @@ def write(call: Call, job: str, attempt: int) -> Dict[str, Any]:
         with Maker(top, scratch) as maker:
             receiver = Receiver(maker)
             entry: Optional[Listed] = None
-            for header, payload in contents.unpacked(_while_owned(call, job, attempt)):
+            for header, payload in batches.unpacked(_while_owned(call, job, attempt)):
                 if "p" in header:
                     entry = _make(maker, contents.listed(header))
                 elif entry is None:

@@ -9,12 +9,15 @@ import ctypes
 import errno
 import os
 import stat
+import threading
 from itertools import islice
 from pathlib import Path
 
 from gpurun.node import below
 
 SYNCED_ONE_BY_ONE = 500
+EARLY_SYNC_BYTES, SYNC_COST_BYTES = 64 << 20, 16 << 10
+"""After so many bytes a sync begins early. Each file counts for so many more: to sync it costs as much."""
 _NO_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
 
 
@@ -69,6 +72,51 @@ def sync_file_system(descriptor: int) -> None:
     if libc.syncfs(descriptor):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+class EarlySync:
+    """Syncs a file system in a thread now and then, while more is written: less is left to wait for at the end.
+
+    Args:
+        descriptor: of a file or folder there; it must stay open until `end`.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._unsynced = 0
+        self._thread: threading.Thread | None = None
+        self._error: OSError | None = None
+
+    def wrote(self, size: int) -> None:
+        """A file of so many bytes was written.
+
+        Raises:
+            OSError: the disk failed.
+        """
+        self._unsynced += SYNC_COST_BYTES + size
+        if self._unsynced > EARLY_SYNC_BYTES and (self._thread is None or not self._thread.is_alive()):
+            self.end()
+            self._unsynced = 0
+            self._thread = threading.Thread(target=self._sync, name="early sync", daemon=True)
+            self._thread.start()
+
+    def _sync(self) -> None:
+        try:
+            sync_file_system(self._descriptor)
+        except OSError as error:
+            self._error = error
+
+    def end(self) -> None:
+        """Wait for the sync that is under way. The kernel tells a failure once: whoever syncs later may not hear of it.
+
+        Raises:
+            OSError: the disk failed.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
 
 
 def sync_plain_folder(folder: Path) -> None:

@@ -20,7 +20,7 @@ from gpurun.jobs.store import JobStore
 from gpurun.launch.docker import AUTOTUNE_FILE
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.lease import Lease
-from gpurun.node import contents
+from gpurun.node import batches
 from gpurun.node.contents import Listed
 from gpurun.remote.agent import Agent
 from gpurun.state import durable
@@ -62,7 +62,7 @@ def _send(job: SupervisedJob, agent: Agent, mine: Mapping[str, Listed]) -> HostO
     sent = lacking(mine, theirs.entries)
     if not sent:
         return theirs
-    payload = contents.packed(job.outputs.contents_of(sent))
+    payload = batches.packed(job.outputs.contents_of(sent))
     written = None
     for reply in agent.stream("outputs.write", job=job.lease.job, attempt=job.lease.attempt, payload_in=payload):
         written = reply.value

@@ -14,12 +14,14 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import lru_cache
+from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any
 
 from gpurun.node import below, contents
 from gpurun.node.contents import Begun, Listed
 from gpurun.node.making import Sink
+from gpurun.state.syncing import EarlySync
 
 NAME = b"outputs.arriving"
 NEW, BEFORE, INDEX = b"new", b"before", b"index"
@@ -41,14 +43,16 @@ class Arriving(Sink):
         with suppress(FileExistsError):
             os.mkdir(NAME, 0o700, dir_fd=home)
         self._folder = self._opened(home, NAME)
+        self._early = EarlySync(self._folder)
         self._known = _read_index(self._folder)
         self._old = self._stack.enter_context(below.Cursor(self._put_aside(), below.READ))
         self.cursor = self._stack.enter_context(below.Cursor(self._opened(self._folder, NEW), below.CHANGE))
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         index = os.open(INDEX, flags, 0o600, dir_fd=self._folder)
         self._index = self._stack.enter_context(os.fdopen(index, "w"))
-        self._say(boot=_boot())
-        self._folders: set[below.Parts] = {()}
+        self._index.write(json.dumps({"boot": _boot()}) + "\n")
+        self._folders: set[below.Parts] = set()
+        self._at: tuple[str, below.Parts] = ("", ())
         self._begun: dict[str, Begun] = {}
         self._hosts: dict[str, str] = {}
         self._host = ""
@@ -94,9 +98,9 @@ class Arriving(Sink):
             begun = None if is_whole else Begun(entry.marks, status.st_size, _digest(descriptor, status.st_size, check))
         finally:
             os.close(descriptor)
-        os.rename(parts[-1], parts[-1], src_dir_fd=above, dst_dir_fd=self._above(parts))
+        os.rename(parts[-1], parts[-1], src_dir_fd=above, dst_dir_fd=self._place(entry.path)[0])
         self._hosts[entry.path] = host
-        self._say(h=host, p=entry.path, m=entry.marks, w=int(is_whole))
+        self._say(host, entry.path, entry.marks, is_whole)
         if begun is None:
             return True
         self._begun[entry.path] = begun
@@ -108,21 +112,20 @@ class Arriving(Sink):
 
     def begin(self, entry: Listed, marks: list[int]) -> tuple[int, Begun | None]:
         """A descriptor for a file's content, and the beginning of it that is there if it is of the same state."""
-        parts = below.parts_of(entry.path)
         begun = self._begun.get(entry.path)
-        above = self._above(parts)
         if begun is not None and begun.marks != marks:
             self._remove(entry.path)
             begun = None
+        above, name = self._place(entry.path)
         if begun is None:
-            descriptor = below.create(above, parts[-1])
+            descriptor = below.create(above, name)
         else:
-            descriptor = os.open(parts[-1], os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+            descriptor = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
         self._begun.pop(entry.path, None)
         self._file = (descriptor, entry.path)
         self._hosts[entry.path] = self._host
         if marks[0] > LEAST_BEGUN:
-            self._say(h=self._host, p=entry.path, m=marks)
+            self._say(self._host, entry.path, marks, False)
             self._index.flush()
         return descriptor, begun
 
@@ -131,7 +134,8 @@ class Arriving(Sink):
         assert self._file is not None
         below.finish(self._file[0], entry.mode, marks[1])
         self._close()
-        self._say(h=self._host, p=entry.path, m=marks, w=1)
+        self._say(self._host, entry.path, marks, True)
+        self._early.wrote(marks[0])
 
     def drop(self) -> None:
         """Forget the file that was begun, if one was."""
@@ -147,8 +151,8 @@ class Arriving(Sink):
 
     def held(self, path: str) -> int:
         """Bytes on disk of a file that has arrived."""
-        parts = below.parts_of(path)
-        return os.stat(parts[-1], dir_fd=self._above(parts), follow_symlinks=False).st_blocks * 512
+        above, name = self._place(path)
+        return os.stat(name, dir_fd=above, follow_symlinks=False).st_blocks * 512
 
     def remove(self, path: str) -> None:
         """Forget a file that has arrived."""
@@ -168,36 +172,48 @@ class Arriving(Sink):
         return bool(self._hosts)
 
     def _remove(self, path: str) -> None:
-        parts = below.parts_of(path)
-        os.unlink(parts[-1], dir_fd=self._above(parts))
+        above, name = self._place(path)
+        os.unlink(name, dir_fd=above)
         del self._hosts[path]
 
-    def _above(self, parts: below.Parts) -> int:
-        """A descriptor of the folder that a file arrives in, which is made if need be."""
-        if parts[:-1] not in self._folders:
-            for depth in range(1, len(parts)):
-                if parts[:depth] not in self._folders:
-                    os.mkdir(parts[depth - 1], 0o700, dir_fd=self.cursor.at(parts[: depth - 1]))
-                    self._folders.add(parts[:depth])
-        return self.cursor.at(parts[:-1])
+    def _place(self, path: str) -> tuple[int, bytes]:
+        """A descriptor of the folder that a file arrives in, which is made if need be, and the file's name."""
+        folder, _, name = path.rpartition("/")
+        if folder != self._at[0]:
+            self._at = (folder, self._made(below.parts_of(folder) if folder else ()))
+        return self.cursor.at(self._at[1]), name.encode("utf-8", "surrogateescape")
+
+    def _made(self, parts: below.Parts) -> below.Parts:
+        for depth in range(1, len(parts) + 1):
+            if parts[:depth] not in self._folders:
+                os.mkdir(parts[depth - 1], 0o700, dir_fd=self.cursor.at(parts[: depth - 1]))
+                self._folders.add(parts[:depth])
+        return parts
 
     def _close(self) -> None:
         if self._file is not None:
             descriptor, self._file = self._file[0], None
             os.close(descriptor)
 
-    def _say(self, **line: object) -> None:
-        self._index.write(json.dumps(line) + "\n")
+    def _say(self, host: str, path: str, marks: list[int], is_whole: bool) -> None:
+        named, at = encode_basestring_ascii(host), encode_basestring_ascii(path)
+        self._index.write(f'{{"h": {named}, "p": {at}, "m": {marks}, "w": {is_whole:d}}}\n')
 
     def forget_others(self) -> None:
         """Remove what an earlier copy left and nobody has asked for by now."""
         below.remove(self._folder, BEFORE)
+
+    def end(self) -> None:
+        """Everything has arrived. Raises OSError if the disk failed."""
+        self._early.end()
 
     def __enter__(self) -> Arriving:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._close()
+        with suppress(OSError):  # a copy that succeeds has called `end`
+            self._early.end()
         self._stack.close()
 
 

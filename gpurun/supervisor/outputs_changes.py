@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from gpurun.node import below, contents
+from gpurun.node import batches, below
 from gpurun.node.call import OpError
 from gpurun.node.contents import Listed, listed
 from gpurun.node.making import Maker
@@ -91,7 +91,7 @@ def write(arriving: int, changes: Sequence[Change]) -> None:
     below.remove(arriving, DRAFT)
     descriptor = below.create(arriving, DRAFT)
     try:
-        for piece in contents.packed((change, b"") for change in map(dict, changes)):
+        for piece in batches.packed((change, b"") for change in map(dict, changes)):
             view = memoryview(piece)
             while view:
                 view = view[os.write(descriptor, view) :]
@@ -110,7 +110,7 @@ def read(arriving: int) -> list[Change]:
         return []
     with open(descriptor, "rb") as file:  # noqa: PTH123
         try:
-            return [frame.header for frame in contents.unpacked(iter(lambda: file.read(1 << 20), b""))]
+            return [frame.header for frame in batches.unpacked(iter(lambda: file.read(1 << 20), b""))]
         except OpError as error:
             raise OSError(errno.EIO, error.message) from error
 

@@ -14,9 +14,10 @@ from typing import Any
 from gpurun.errors import HostFailure
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.usage import measure
-from gpurun.node import below, contents, frames
+from gpurun.node import batches, below, contents, frames
+from gpurun.node.batches import Item
 from gpurun.node.call import OpError
-from gpurun.node.contents import Begun, Item, Listed
+from gpurun.node.contents import Begun, Listed
 from gpurun.node.making import Receiver
 from gpurun.remote.agent import Agent
 from gpurun.state import durable, lock, syncing
@@ -66,7 +67,7 @@ def list_outputs(agent: Agent, job: str, *, force: bool = False) -> HostOutputs 
             yield reply.payload
 
     try:
-        found = outputs_of(agent.host, (frame.header for frame in contents.unpacked(pieces())))
+        found = outputs_of(agent.host, (frame.header for frame in batches.unpacked(pieces())))
     except OpError as error:
         raise HostFailure(f"its list of outputs is damaged: {error.message}", host=agent.host) from error
     return found if present else None
@@ -151,6 +152,7 @@ class HeadCopy:
             arrival = _Arrival(arriving, room, job=self._folder.id, force=force, cancelled=cancelled)
             try:
                 arrival.fetch_all(plan, agents)
+                arriving.end()
             except OSError:
                 discard(home)  # a full disk needs the room
                 raise
@@ -292,7 +294,7 @@ class _Arrival:
 
     def _fetch(self, agent: Agent, wanted: Sequence[Listed], begun: Mapping[str, Begun]) -> None:
         """Bring files from one host."""
-        asked = contents.packed((_question(entry, begun.get(entry.path)), b"") for entry in wanted)
+        asked = batches.packed((_question(entry, begun.get(entry.path)), b"") for entry in wanted)
         stream = agent.stream("outputs.read", job=self._job, force=self._force, payload_in=asked, silence_s=SILENCE_S)
         receiver, number, is_refused = Receiver(self._arriving), 0, False
 
@@ -302,7 +304,7 @@ class _Arrival:
                 yield reply.payload
 
         try:
-            for frame in contents.unpacked(pieces()):
+            for frame in batches.unpacked(pieces()):
                 if number == len(wanted) or frame.header.get("n") != number:
                     raise OpError("corrupt", "it sends files that nobody asked for")
                 ended, is_refused = self._take(agent.host, wanted[number], receiver, frame, is_refused)
@@ -321,37 +323,30 @@ class _Arrival:
         if number < len(wanted):
             raise HostFailure(f"it sent {number} of {len(wanted)} files", host=agent.host)
 
-    def _attempt(self, host: str, path: str, act: Callable[[], object]) -> bool:
-        """Do something for one entry. What the head's file system refuses to hold is named; a full disk ends it all."""
-        try:
-            act()
-        except OSError as error:
-            if error.errno in DISK:
-                raise
-            self.unbrought.append(Unbrought(host, path, f"cannot be kept on the head ({error.strerror})"))
-            return False
-        return True
-
     def _take(
         self, host: str, entry: Listed, receiver: Receiver, frame: frames.Frame, is_refused: bool
     ) -> tuple[bool, bool]:
         """Take one frame; whether the file's content has ended, and whether the rest of it is passed over."""
-        ends = "sha" in frame.header or "gone" in frame.header
+        header, payload = frame
+        ends = "whole" in header or "sha" in header or "gone" in header
         if is_refused:
             return ends, not ends
-        self._came += len(frame.payload)
-        if refused := self._room.refuses(entry, self._came, len(frame.payload)):
+        self._came += len(payload)
+        if refused := self._room.refuses(entry, self._came, len(payload)):
             receiver.forget()
             self._came = 0
             raise _NoRoomError(refused)
-        came: list[str | None] = []
-        if not self._attempt(host, entry.path, lambda: came.append(receiver.take(entry, frame.header, frame.payload))):
+        try:
+            why = receiver.take(entry, header, payload)
+        except OSError as error:
+            if error.errno in DISK:
+                raise  # it ends everything; what else the head's file system refuses is one name
+            self.unbrought.append(Unbrought(host, entry.path, f"cannot be kept on the head ({error.strerror})"))
             receiver.forget()
             self._arriving.forget(entry.path)
             self._came = 0
             return ends, not ends
-        self._came += frame.header.get("from", 0)  # the receiver knows that so much is there
-        why = came[0]
+        self._came += header.get("from", 0)  # the receiver knows that so much is there
         if why is None:
             return False, False
         if why:

@@ -10,8 +10,7 @@ from typing import Any
 from gpurun.errors import HostFailure
 from gpurun.jobs.record import OutputsLeft
 from gpurun.node.call import OpError
-from gpurun.node.contents import Listed, listed
-from gpurun.node.making import CHANGING
+from gpurun.node.contents import CHANGING, Listed, listed
 from gpurun.supervisor.outputs_room import OutputsRoom
 
 FIRST = 5

@@ -16,6 +16,8 @@ ENTRY_BYTES = 4096
 RESERVE_SHARE = 20
 RESERVE_LEAST_BYTES, RESERVE_MOST_BYTES = 1 << 30, 20 << 30
 SMALL_DISK_SHARE = 4
+ASKED_AGAIN_BYTES = 4 << 20
+"""After so many bytes the head asks again how much room the disk has. The reserve is far larger."""
 NO_ROOM = "does not fit"
 
 
@@ -52,6 +54,7 @@ class OutputsRoom:
         free, disk = disk_of(top)
         self._reserve = reserve_of(disk)
         self._new = free + came_before - self._reserve
+        self._unasked = 0
 
     def hold(self, entry: Listed) -> None:
         """Count something that the present copy has and the next one keeps: it takes no more of the disk."""
@@ -77,10 +80,18 @@ class OutputsRoom:
             came: bytes of it that have come, with those that are to be written now.
             more: bytes that are to be written now.
         """
-        over = cost_of(came) - cost_of(entry.data)
-        if self._left is not None and over > max(0, self._left):
+        if self._left is not None and cost_of(came) - cost_of(entry.data) > max(0, self._left):
             return self._over_limit
-        return self._over_disk if more and disk_of(self._top)[0] - more < self._reserve else ""
+        if not more:
+            return ""
+        cost = cost_of(more)
+        if cost > self._unasked:
+            free = disk_of(self._top)[0] - self._reserve
+            if more > free:
+                return self._over_disk
+            self._unasked = min(free, ASKED_AGAIN_BYTES)
+        self._unasked -= cost
+        return ""
 
     def end(self, entry: Listed, came: int) -> None:
         """A file is there: count what it has beyond what its host had listed."""

@@ -22,7 +22,7 @@ from gpurun.head import spawn, submission, waiter
 from gpurun.jobs.states import State
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
-from gpurun.node import contents
+from gpurun.node import batches
 from gpurun.node.contents import Listed
 from gpurun.remote.agent import Reply
 from gpurun.remote.fleet import Results
@@ -177,7 +177,7 @@ class PowerAgent:
         yield Reply({"present": step > 0})
 
     def outputs_read(self, job: str, payload_in: Iterator[bytes], **_: object) -> Iterator[Reply]:
-        asked = [frame.header["p"] for frame in contents.unpacked(payload_in)]
+        asked = [frame.header["p"] for frame in batches.unpacked(payload_in)]
         assert asked in ([], ["checkpoint"])
         step = self.world.saved_step(self.host, job)
         text, marks = str(step).encode(), self._checkpoint(step).marks
@@ -187,7 +187,7 @@ class PowerAgent:
         yield Reply()
 
     def outputs_write(self, job: str, attempt: int, payload_in: Iterator[bytes]) -> Iterator[Reply]:
-        content = b"".join(bytes(frame.payload) for frame in contents.unpacked(payload_in))
+        content = b"".join(bytes(frame.payload) for frame in batches.unpacked(payload_in))
         self.world.save(self.host, job, int(content))
         yield Reply({"files": 1})
 
@@ -198,8 +198,8 @@ class PowerAgent:
         return Listed("checkpoint", "file", 0o644, step, len(str(step)), (step, 1))
 
 
-def _stream(items: list[contents.Item]) -> Iterator[Reply]:
-    for piece in contents.packed(items):
+def _stream(items: list[batches.Item]) -> Iterator[Reply]:
+    for piece in batches.packed(items):
         yield Reply(None, piece)
 
 

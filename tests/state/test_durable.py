@@ -147,6 +147,27 @@ class FailingLibrary:
         return -1
 
 
+def test_a_disk_that_fails_during_an_early_sync_is_told_at_the_end_or_before(tmp_path, monkeypatch):
+    """The kernel tells it once, so a later sync may succeed."""
+    monkeypatch.setattr(syncing, "EARLY_SYNC_BYTES", 1 << 20)
+    monkeypatch.setattr(syncing.ctypes, "CDLL", FailingLibrary)
+    monkeypatch.setattr(syncing.ctypes, "get_errno", lambda: errno.EIO)
+    top = os.open(tmp_path, os.O_RDONLY)
+    early = syncing.EarlySync(top)
+    early.wrote(10)
+    early.end()  # nothing was synced yet
+    with pytest.raises(OSError) as failed:
+        for _ in range(100):
+            early.wrote(1 << 20)
+            early._thread.join()
+    assert failed.value.errno == errno.EIO
+    early.wrote(2 << 20)
+    with pytest.raises(OSError):
+        early.end()
+    early.end()
+    os.close(top)
+
+
 @pytest.mark.parametrize("has_secrets", [False, True])
 def test_a_disk_that_fails_is_told_to_whoever_syncs_a_tree_too_large_to_sync_by_file(
     tmp_path, monkeypatch, has_secrets

@@ -17,7 +17,7 @@ from outputs_trees import change
 from outputs_world import outputs_job, shape
 
 from gpurun.errors import HostFailure, HostUnreachable
-from gpurun.node import contents, frames
+from gpurun.node import batches, contents, frames
 from gpurun.remote.agent import Reply
 from gpurun.supervisor import outputs_arriving, outputs_changes
 from gpurun.supervisor.outputs import collect_outputs, copy_outputs
@@ -44,7 +44,7 @@ class Wire:
             yield from self._stream(op, payload_in=payload_in, **params)
             return
         asked = list(payload_in)
-        self.sent, self.asked = 0, [frame.header for frame in contents.unpacked(asked)]
+        self.sent, self.asked = 0, [frame.header for frame in batches.unpacked(asked)]
         for reply in self._stream(op, payload_in=asked, **params):
             self.sent += len(reply.payload)
             if self.cut_after is not None and self.sent > self.cut_after:
@@ -283,7 +283,7 @@ def lying_about_the_rest(job, wire, position, sha=None):
         if op != "outputs.read":
             yield from wire._stream(op, payload_in=payload_in, **params)
             return
-        (asked,) = (frame.header for frame in contents.unpacked(payload_in))
+        (asked,) = (frame.header for frame in batches.unpacked(payload_in))
         place = asked["at"] if position == "asked" else position
         whole = hashlib.sha256(contents.begun(asked).counted() + rest) if "at" in asked else hashlib.sha256(rest)
         marks = contents.marks_of((job.host() / "model").stat())
@@ -322,7 +322,7 @@ def test_a_head_that_asks_for_nonsense_gets_the_whole(job, asked):
     sound = {"p": "model", "marks": marks, "at": 5, "sha": hashlib.sha256(path.read_bytes()[:5]).hexdigest()}
     question = frames.encode({**sound, **asked})
     stream = job.links.agent("h1").stream("outputs.read", job="j-00000001", payload_in=[question])
-    came = list(contents.unpacked(reply.payload for reply in stream))
+    came = list(batches.unpacked(reply.payload for reply in stream))
     assert all("from" not in frame.header for frame in came)
     assert b"".join(frame.payload for frame in came) == path.read_bytes()
 

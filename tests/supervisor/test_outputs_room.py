@@ -161,7 +161,7 @@ def test_a_disk_that_fills_while_files_arrive_stops_the_copy_and_loses_nothing(t
     job = limited(tmp_path, world, None)
     put(job.host(), a=MIB, b=4 * MIB, c=10)
     asked = iter(range(1000))
-    monkeypatch.setattr(outputs_room, "disk_of", lambda _: (50 * GIB if next(asked) < 20 else 5 * GIB, 100 * GIB))
+    monkeypatch.setattr(outputs_room, "disk_of", lambda _: (50 * GIB if next(asked) < 2 else 5 * GIB, 100 * GIB))
     assert collect_outputs(job) == {"h1"}
     assert names(job) == {"a"}
     assert job.record.outputs_left.count == 2
