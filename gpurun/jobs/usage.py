@@ -15,6 +15,7 @@ from typing import Literal
 
 from gpurun.errors import StateError
 from gpurun.node import below
+from gpurun.node.walk import walk
 from gpurun.state.path import StatePath
 
 Kind = Literal["outputs", "logs", "other"]
@@ -94,7 +95,7 @@ def _measured(top: int) -> FolderUsage:
     unread: list[str] = []
     files = 0
     sizes["other"] += os.fstat(top).st_blocks * BLOCK_BYTES
-    for found in below.walk(top):
+    for found in walk(top):
         status = found.status
         if status is None:
             unread.append(f"{below.text_of_path(found.parts)[-200:]!r}: {found.why}")

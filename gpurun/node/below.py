@@ -8,7 +8,7 @@ Links are data. Names are bytes; as text they are UTF-8, with ``surrogateescape`
 import errno
 import os
 import stat
-from typing import Iterator, List, NamedTuple, Optional, Tuple
+from typing import List, Optional, Tuple
 
 from gpurun.node.call import OpError
 
@@ -243,59 +243,9 @@ def _common(one: Parts, other: Parts) -> int:
     return count
 
 
-class Found(NamedTuple):
-    """Something below a folder.
-
-    Attributes:
-        above: a descriptor of the folder that holds it, good until the next item.
-        status: None if it could not be looked at, or is a folder that could not be read: see `why`.
-    """
-
-    parts: Parts
-    above: int
-    status: Optional[os.stat_result]
-    why: str = ""
-
-
-def walk(top: int, need: int = 0) -> Iterator[Found]:
-    """Everything below a folder, each folder before what is in it, names in order. What vanishes meanwhile is left out.
-
-    Args:
-        need: as for `Cursor`.
-    """
-    with Cursor(top, need) as cursor:
-        under_way: List[Tuple[Parts, int, List[bytes]]] = [((), 0, names_in(top))]
-        while under_way:
-            folder, length, names = under_way[-1]
-            if not names:
-                under_way.pop()
-                continue
-            parts = (*folder, names.pop())
-            length += 1 + len(parts[-1])
-            if length > LONGEST:
-                yield Found(folder, top, None, "holds a path that is longer than %d bytes" % LONGEST)
-                continue
-            try:
-                above = cursor.at(folder)
-                status = os.stat(parts[-1], dir_fd=above, follow_symlinks=False)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                yield Found(parts, top, None, str(error.strerror))
-                continue
-            yield Found(parts, above, status)
-            if stat.S_ISDIR(status.st_mode):
-                try:
-                    under_way.append((parts, length, names_in(cursor.at(parts))))
-                except FileNotFoundError:
-                    continue
-                except OSError as error:
-                    yield Found(parts, top, None, str(error.strerror))
-
-
 def names_in(folder: int) -> List[bytes]:
-    """The names in a folder, the last one first."""
-    return sorted(map(os.fsencode, os.listdir(folder)), reverse=True)
+    """The names in a folder, in order."""
+    return sorted(map(os.fsencode, os.listdir(folder)))
 
 
 def remove(above: int, name: bytes) -> None:

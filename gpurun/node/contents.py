@@ -19,13 +19,13 @@ payload    the next bytes
 
 import hashlib
 import os
-import stat
 import time
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from gpurun.node import below, frames
 from gpurun.node.batches import SMALL, Item
 from gpurun.node.call import OpError
+from gpurun.node.walk import look
 
 WHOLE = frames.PIECE // 2
 """A file up to this size is one frame."""
@@ -151,24 +151,38 @@ def entries(top: int, force: bool = False) -> Iterator[Listed]:
     Args:
         force: look into folders of ours whose modes keep us out.
     """
-    for found in below.walk(top, below.READ if force else 0):
-        path = below.text_of_path(found.parts)
-        if found.status is None:
-            yield Listed(path, "unreadable", why=found.why)
-            continue
-        kind, status = below.kind_of(found.status.st_mode), found.status
-        target = ""
-        if kind == "link":
-            try:
-                target = os.readlink(found.parts[-1], dir_fd=found.above).decode("utf-8", "surrogateescape")
-            except OSError:
-                continue  # it was replaced: whoever looks again sees by what
-        why = "" if kind in ("file", "dir", "link") else "is a %s" % kind
+    for seen in look(top, below.READ if force else 0):
+        folder = below.text_of_path((*seen.parts, b""))
+        for name, status, why in seen.found:
+            entry = entry_of(folder + below.text_of_path((name,)), seen.above, status, why)
+            if entry is not None:
+                yield entry
+
+
+def entry_of(path: str, above: int, status: Optional[os.stat_result], why: str) -> Optional[Listed]:
+    """What was found below the open folder `above`. None if it is a link that was replaced meanwhile."""
+    if status is None:
+        return Listed(path, "unreadable", why=why)
+    kind = below.kind_of(status.st_mode)
+    if kind == "file":
         size, mtime_ns, *mark = marks_of(status)
-        mode = stat.S_IMODE(status.st_mode) & 0o777
-        held = status.st_blocks * 512
-        stored = held if kind == "file" and held < size else -1
-        yield Listed(path, kind, mode, mtime_ns, size, tuple(mark) if kind == "file" else (), target, why, stored)
+        return Listed(path, kind, status.st_mode & 0o777, mtime_ns, size, tuple(mark), stored=stored_of(status))
+    target = ""
+    if kind == "link":
+        name = path.rpartition("/")[2].encode("utf-8", "surrogateescape")
+        try:
+            target = os.readlink(name, dir_fd=above).decode("utf-8", "surrogateescape")
+        except OSError:
+            return None  # whoever looks again sees by what
+    why = "" if kind in ("dir", "link") else "is a %s" % kind
+    size, mtime_ns = marks_of(status)[:2]
+    return Listed(path, kind, status.st_mode & 0o777, mtime_ns, size, (), target, why)
+
+
+def stored_of(status: os.stat_result) -> int:
+    """How many bytes are stored of a file with holes; -1 for one without."""
+    held = status.st_blocks * 512
+    return held if held < status.st_size else -1
 
 
 def content(number: int, descriptor: int, known: Optional[Begun] = None) -> Iterator[Item]:

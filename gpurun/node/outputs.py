@@ -4,7 +4,7 @@ import errno
 import os
 from typing import Any, Dict, Generator, Iterator, Optional
 
-from gpurun.node import batches, below, contents, job_lock, job_parts
+from gpurun.node import batches, below, contents, job_lock, job_parts, listings
 from gpurun.node.batches import Item
 from gpurun.node.call import Call, OpError, OpReply
 from gpurun.node.contents import CHANGING, Listed
@@ -12,7 +12,9 @@ from gpurun.node.making import Maker, Receiver
 
 
 def listing(call: Call, job: str, force: bool = False) -> Generator[OpReply, None, Any]:
-    """What the outputs hold, as a stream of frames (`gpurun.node.contents.Listed`).
+    """What the outputs hold, as a stream of frames (`gpurun.node.listings`).
+
+    The payload is a sequence of frames: rows that the reader has.
 
     Args:
         force: the gang has ended: look into folders whose modes keep their owner out, too.
@@ -25,7 +27,8 @@ def listing(call: Call, job: str, force: bool = False) -> Generator[OpReply, Non
     except FileNotFoundError:
         return {"present": False}
     try:
-        for piece in batches.packed((entry.header(), b"") for entry in contents.entries(top, force)):
+        known = listings.known_rows(batches.unpacked(call.chunks()))
+        for piece in batches.packed(listings.told(top, force, known)):
             yield OpReply(None, piece)
     finally:
         os.close(top)

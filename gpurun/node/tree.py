@@ -16,6 +16,7 @@ from gpurun.node.call import Call, OpError
 from gpurun.node.contents import Listed
 from gpurun.node.making import Maker
 from gpurun.node.spool import CHUNK, checked
+from gpurun.node.walk import walk
 
 # The store never takes more than this share of its disk, least recently used contents going first.
 SHARE = 0.05
@@ -157,7 +158,7 @@ def _make(call: Call, maker: Maker, entries: List[Entry], kinds: Dict[str, str])
 
 def _remove_others(top: int, kinds: Dict[str, str]) -> None:
     """Remove what is not wanted, or is of another kind."""
-    for found in below.walk(top, below.CHANGE):
+    for found in walk(top, below.CHANGE):
         kind = None if found.status is None else below.kind_of(found.status.st_mode)
         if kind is None or kind != kinds.get(below.text_of_path(found.parts)):
             if kind is None:

@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 from gpurun.node import below
+from gpurun.node.walk import walk
 
 SYNCED_ONE_BY_ONE = 500
 EARLY_SYNC_BYTES, SYNC_COST_BYTES = 64 << 20, 16 << 10
@@ -44,12 +45,12 @@ def sync_tree(top: Path) -> None:
     """
     descriptor = below.open_top(str(top))
     try:
-        if sum(1 for _ in islice(below.walk(descriptor), SYNCED_ONE_BY_ONE + 1)) > SYNCED_ONE_BY_ONE:
+        if sum(1 for _ in islice(walk(descriptor), SYNCED_ONE_BY_ONE + 1)) > SYNCED_ONE_BY_ONE:
             sync_file_system(descriptor)
             return
         with below.Cursor(descriptor) as cursor:
             sync_open_folder(descriptor)
-            for found in below.walk(descriptor):
+            for found in walk(descriptor):
                 if found.status is None:
                     sync_file_system(descriptor)  # the modes of some keep even their owner out
                     return

@@ -33,7 +33,7 @@ from gpurun.supervisor.job import SupervisedJob, raise_first
 from gpurun.supervisor.last_lines import end_output
 from gpurun.supervisor.lost import found_again
 from gpurun.supervisor.outputs import collect_leaving
-from gpurun.supervisor.outputs_plan import Unbrought
+from gpurun.supervisor.outputs_listed import Unbrought
 from gpurun.supervisor.preflight import examine
 from gpurun.supervisor.prepare import bring
 from gpurun.supervisor.start import KNOWN_HOSTS_FILE, SSH_CONFIG_FILE, create, go, known_hosts

@@ -28,8 +28,9 @@ from gpurun.state.path import told
 from gpurun.supervisor.ends import failed
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.links import Links
-from gpurun.supervisor.outputs_copy import HeadCopy, list_outputs
-from gpurun.supervisor.outputs_plan import HostOutputs, Unbrought, is_changing, lacking, left_of
+from gpurun.supervisor.outputs_copy import HeadCopy
+from gpurun.supervisor.outputs_listed import HostOutputs, Unbrought, list_outputs
+from gpurun.supervisor.outputs_plan import is_changing, lacking, left_of
 
 TRIES = 3
 AGAIN_S = 0.5
@@ -184,9 +185,7 @@ def _bring(
     """Bring what hosts have; one that fails or lies holds up no other. What could not be brought."""
     silent = [host for host in hosts if not links.is_open(host)]
     unbrought = [Unbrought(host, "", "did not answer, so it may have newer ones") for host in silent]
-    asked = links.each(
-        lambda agent: list_outputs(agent, job, force=force), [host for host in hosts if host not in silent]
-    )
+    asked = links.each(_lister(copy, job, force=force), [host for host in hosts if host not in silent])
     unbrought += [Unbrought(host, "", error.message) for host, error in asked.failed.items()]
     there = [said for said in asked.ok.values() if said is not None]
     found = {said.host: said for said in there if said.entries}
@@ -230,7 +229,7 @@ def copy_outputs(job: SupervisedJob, *, cancelled: Callable[[], bool] = lambda: 
         HostFailure: a host failed or lies, or it was cancelled; what it gave before stays.
         StateError: the head could not write it.
     """
-    asked = job.links.each(lambda agent: list_outputs(agent, job.lease.job), job.members)
+    asked = job.links.each(_lister(job.outputs, job.lease.job), job.members)
     found = [said for said in asked.ok.values() if said is not None and said.entries]
     unbrought: Sequence[Unbrought] = ()
     if found and tuple(found) != job.outputs.seen:
@@ -241,6 +240,18 @@ def copy_outputs(job: SupervisedJob, *, cancelled: Callable[[], bool] = lambda: 
     for error in asked.failed.values():
         raise error
     return [each for each in unbrought if each.no_room]
+
+
+def _lister(copy: HeadCopy, job: str, *, force: bool = False) -> Callable[[Agent], HostOutputs | None]:
+    """Asks hosts what they have; what they had the last time need not travel again."""
+
+    def ask(agent: Agent) -> HostOutputs | None:
+        said = list_outputs(agent, job, force=force, before=copy.listed.get(agent.host))
+        if said is not None:
+            copy.listed[agent.host] = said
+        return said
+
+    return ask
 
 
 def _remover(job: str, attempt: int) -> Callable[[Agent], object]:

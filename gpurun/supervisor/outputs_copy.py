@@ -25,52 +25,17 @@ from gpurun.state.path import told
 from gpurun.supervisor import outputs_changes
 from gpurun.supervisor.outputs_arriving import NAME, NEW, Arriving, discard
 from gpurun.supervisor.outputs_changes import DISK, Change, changes_of
+from gpurun.supervisor.outputs_listed import SILENCE_S, HostOutputs, Unbrought
 from gpurun.supervisor.outputs_plan import (
     CopyPlan,
-    HostOutputs,
     Origin,
-    Unbrought,
     is_changing,
     is_same,
-    outputs_of,
     plan_copy,
 )
 from gpurun.supervisor.outputs_room import OutputsRoom
 
-SILENCE_S = 120.0
-"""A host that sends nothing for so long hangs."""
-MOST_LISTED_BYTES = 512 << 20
-"""No list of outputs is longer: some millions of files."""
 OUTPUTS = b"outputs"
-
-
-def list_outputs(agent: Agent, job: str, *, force: bool = False) -> HostOutputs | None:
-    """What a host has of a job's outputs; None if it has no folder of them.
-
-    Args:
-        force: the gang has ended: look into folders whose modes keep their owner out, too.
-
-    Raises:
-        HostFailure: it fails, hangs or lies.
-    """
-    present = True
-
-    def pieces() -> Iterator[bytes]:
-        nonlocal present
-        size = 0
-        for reply in agent.stream("outputs.list", job=job, force=force, silence_s=SILENCE_S):
-            if not reply.payload:
-                present = isinstance(reply.value, dict) and bool(reply.value.get("present"))
-            size += len(reply.payload)
-            if size > MOST_LISTED_BYTES:
-                raise HostFailure("its list of outputs does not end", host=agent.host)
-            yield reply.payload
-
-    try:
-        found = outputs_of(agent.host, (frame.header for frame in batches.unpacked(pieces())))
-    except OpError as error:
-        raise HostFailure(f"its list of outputs is damaged: {error.message}", host=agent.host) from error
-    return found if present else None
 
 
 class HeadCopy:
@@ -81,6 +46,7 @@ class HeadCopy:
 
     Attributes:
         seen: what the hosts had when the copy was made; empty if it does not hold all of that.
+        listed: what each host had when it was asked the last time.
     """
 
     def __init__(self, folder: JobFolder, limit: int | None = None) -> None:
@@ -89,6 +55,7 @@ class HeadCopy:
         self._origins: dict[str, Origin] = {}
         self._given: dict[str, Mapping[str, Listed]] = {}
         self.seen: tuple[HostOutputs, ...] = ()
+        self.listed: dict[str, HostOutputs] = {}
 
     @contextmanager
     def alone(self) -> Iterator[None]:

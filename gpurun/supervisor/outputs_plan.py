@@ -5,86 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
-from gpurun.errors import HostFailure
 from gpurun.jobs.record import OutputsLeft
-from gpurun.node.call import OpError
-from gpurun.node.contents import CHANGING, Listed, listed
+from gpurun.node.contents import CHANGING, Listed
+from gpurun.supervisor.outputs_listed import HostOutputs, Unbrought
 from gpurun.supervisor.outputs_room import OutputsRoom
 
 FIRST = 5
 """So many of the files that could not be brought are named."""
-COPIED = ("file", "dir", "link")
 
 Origin = tuple[str, list[int]]
 """Which host a file of the head's copy came from, and how it was there: `Listed.marks`."""
 Given = Mapping[str, Mapping[str, Listed]]
 """What hosts got back of the head's copy when the attempt began, as it was there then: by host and path."""
-
-
-@dataclass(frozen=True)
-class Unbrought:
-    """Something that a host has and the head has not.
-
-    Attributes:
-        is_lost: it has a content, which is on the host alone.
-        no_room: the head has no room for it.
-    """
-
-    host: str
-    path: str
-    why: str
-    is_lost: bool = True
-    no_room: bool = False
-
-    @property
-    def may_come(self) -> bool:
-        """Whether another try may bring it: the copy broke off, or the file was being changed."""
-        return not self.path or self.why == CHANGING
-
-    @property
-    def words(self) -> str:
-        """For people. The name may have any bytes, and the host may say anything."""
-        shown = self.path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-        text = f"{shown[-100:]!r} {self.why}" if self.path else f"{self.host}: {self.why}"
-        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-@dataclass(frozen=True)
-class HostOutputs:
-    """What one host says its copy holds.
-
-    Attributes:
-        entries: by path; each folder before what is in it.
-    """
-
-    host: str
-    entries: Mapping[str, Listed]
-    unbrought: tuple[Unbrought, ...] = ()
-
-
-def outputs_of(host: str, headers: Iterable[Mapping[str, Any]]) -> HostOutputs:
-    """Check what a host says.
-
-    Raises:
-        HostFailure: there can be no such folder, so the host lies, or its agent is broken.
-    """
-    entries: dict[str, Listed] = {}
-    unbrought = []
-    for header in headers:
-        try:
-            entry = listed(dict(header))
-        except OpError as error:
-            raise HostFailure(f"its list of outputs is impossible: {error.message}", host=host) from error
-        if entry.kind not in COPIED:
-            unbrought.append(Unbrought(host, entry.path, entry.why, is_lost=entry.kind == "unreadable"))
-            continue
-        folder = entry.path.rpartition("/")[0]
-        if entry.path in entries or (folder and (folder not in entries or entries[folder].kind != "dir")):
-            raise HostFailure(f"its list of outputs is impossible: {entry.path!r:.200} cannot be there", host=host)
-        entries[entry.path] = entry
-    return HostOutputs(host, entries, tuple(unbrought))
 
 
 @dataclass(frozen=True)

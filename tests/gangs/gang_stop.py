@@ -16,7 +16,7 @@ from gpurun.errors import HostFailure, StateError
 from gpurun.jobs.record import JobRecord
 from gpurun.node.contents import Listed
 from gpurun.state.cordons import Cordon
-from gpurun.supervisor.outputs_plan import HostOutputs
+from gpurun.supervisor.outputs_listed import HostOutputs
 
 if TYPE_CHECKING:
     from gang_head import Head
@@ -56,8 +56,8 @@ def finish(world: EventfulWorld, _record: JobRecord, *, now_s: float) -> JobReco
     return world.record
 
 
-def list_outputs(agent: Any, job: str, *, force: bool) -> HostOutputs | None:
-    """Stands for `gpurun.supervisor.outputs_copy.list_outputs`."""
+def list_outputs(agent: Any, job: str, *, force: bool, before: object) -> HostOutputs | None:
+    """Stands for `gpurun.supervisor.outputs_listed.list_outputs`."""
     if not agent.call("outputs.list", job=job, force=force).value:
         return None
     return HostOutputs(agent.host, {"model": Listed("model", "file")})
@@ -68,6 +68,7 @@ class HeadOutputs:
 
     def __init__(self, job: Head) -> None:
         self._job = job
+        self.listed: dict[str, HostOutputs] = {}
 
     def alone(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -17,7 +17,7 @@ from gpurun.jobs.spec import Constraints
 from gpurun.remote.fleet import Results
 from gpurun.state.cordons import read_cordons
 from gpurun.supervisor.elastic import FENCE_AGAIN_FIRST_S, Members
-from gpurun.supervisor.outputs_plan import Unbrought
+from gpurun.supervisor.outputs_listed import Unbrought
 
 
 @pytest.fixture

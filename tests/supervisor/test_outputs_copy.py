@@ -12,7 +12,7 @@ from outputs_world import JOB, meanwhile, outputs_job, removed_later, shape
 
 from gpurun.errors import HostFailure, StateDiskError, StateError
 from gpurun.supervisor.outputs import collect_leaving, collect_outputs, copy_outputs, send_outputs
-from gpurun.supervisor.outputs_plan import Unbrought
+from gpurun.supervisor.outputs_listed import Unbrought
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from outputs_world import JOB, meanwhile, outputs_job, removed_later
 from gpurun.errors import HostFailure
 from gpurun.node import below, frames
 from gpurun.remote.agent import Reply
-from gpurun.supervisor import outputs_copy
+from gpurun.supervisor import outputs_listed
 from gpurun.supervisor.ends import GangEnd
 from gpurun.supervisor.outputs import collect_outputs, copy_outputs, send_outputs
 
@@ -250,7 +250,7 @@ def test_words_of_a_host_steer_no_terminal_and_can_be_written(kept):
 
 
 def test_a_list_that_does_not_end(kept, monkeypatch):
-    monkeypatch.setattr(outputs_copy, "MOST_LISTED_BYTES", 1 << 20)
+    monkeypatch.setattr(outputs_listed, "MOST_LISTED_BYTES", 1 << 20)
 
     def forever():
         number = 0

@@ -15,7 +15,8 @@ from gpurun.launch.launchers.horovod import GLOO, MPI
 from gpurun.launch.launchers.mpirun import MPIRUN
 from gpurun.node.contents import Listed
 from gpurun.supervisor.outputs import collect_outputs, copy_outputs, send_outputs
-from gpurun.supervisor.outputs_plan import HostOutputs, plan_copy
+from gpurun.supervisor.outputs_listed import HostOutputs
+from gpurun.supervisor.outputs_plan import plan_copy
 
 
 @pytest.fixture

@@ -1,0 +1,98 @@
+"""What lies below a folder that somebody else may change at any moment, found as `gpurun.node.below` opens things."""
+
+import os
+import stat
+from typing import Iterator, List, NamedTuple, Optional, Tuple
+
+from gpurun.node import below
+
+_LOOK_AT_ONCE = 1000
+
+
+class Found(NamedTuple):
+    """Something below a folder.
+
+    Attributes:
+        above: a descriptor of the folder that holds it, good until the next item.
+        status: None if it could not be looked at, or is a folder that could not be read: see `why`.
+    """
+
+    parts: below.Parts
+    above: int
+    status: Optional[os.stat_result]
+    why: str = ""
+
+
+class Look(NamedTuple):
+    """Some of what one folder holds, names in order.
+
+    Attributes:
+        above: a descriptor of the folder, good until the next item.
+        at: how many names came before these.
+        found: each name with its status, or with why it has none (as in `Found`).
+    """
+
+    parts: below.Parts
+    above: int
+    at: int
+    found: List[Tuple[bytes, Optional[os.stat_result], str]]
+
+
+def look(top: int, need: int = 0) -> Iterator[Look]:
+    """Everything below a folder, each folder before what is in it. What vanishes meanwhile is left out.
+
+    Args:
+        need: as for `gpurun.node.below.Cursor`.
+    """
+    with below.Cursor(top, need) as cursor:
+        waiting: List[Tuple[below.Parts, int]] = [((), 0)]
+        while waiting:
+            folder, length = waiting.pop()
+            try:
+                names = below.names_in(cursor.at(folder))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if not folder:
+                    raise
+                yield _unread(folder, top, str(error.strerror))
+                continue
+            if length + 256 > below.LONGEST:
+                fits = [name for name in names if length + 1 + len(name) <= below.LONGEST]
+                if len(fits) < len(names):
+                    yield _unread(folder, top, "holds a path that is longer than %d bytes" % below.LONGEST)
+                names = fits
+            inner: List[Tuple[below.Parts, int]] = []
+            for at in range(0, len(names), _LOOK_AT_ONCE):
+                yield _looked(folder, length, cursor.at(folder), at, names, inner)
+            waiting += reversed(inner)
+
+
+def _unread(folder: below.Parts, top: int, why: str) -> Look:
+    return Look(folder[:-1], top, 0, [(folder[-1], None, why)])
+
+
+def _looked(
+    folder: below.Parts, length: int, above: int, at: int, names: List[bytes], inner: List[Tuple[below.Parts, int]]
+) -> Look:
+    """Look at some names of a folder; those that are folders are added to `inner`."""
+    found: List[Tuple[bytes, Optional[os.stat_result], str]] = []
+    for name in names[at : at + _LOOK_AT_ONCE]:
+        try:
+            status = os.stat(name, dir_fd=above, follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            found.append((name, None, str(error.strerror)))
+            continue
+        if stat.S_ISDIR(status.st_mode):
+            inner.append(((*folder, name), length + 1 + len(name)))
+        found.append((name, status, ""))
+    return Look(folder, above, at, found)
+
+
+def walk(top: int, need: int = 0) -> Iterator[Found]:
+    """As `look`, one by one."""
+    for parts, above, _, found in look(top, need):
+        for name, status, why in found:
+            yield Found((*parts, name), above, status, why)

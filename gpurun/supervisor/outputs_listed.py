@@ -1,0 +1,210 @@
+"""What hosts say they have of a job's outputs: asked, and checked as it enters."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from gpurun.errors import HostFailure
+from gpurun.node import batches, below, frames
+from gpurun.node.call import OpError
+from gpurun.node.contents import CHANGING, MOST, Listed, listed
+from gpurun.node.listings import Rows
+from gpurun.remote.agent import Agent
+
+COPIED = ("file", "dir", "link")
+SILENCE_S = 120.0
+"""A host that sends nothing for so long hangs."""
+MOST_LISTED_BYTES = 512 << 20
+"""No list of outputs is longer: some millions of files."""
+LEAST_ROWS = 16
+"""Fewer rows cost less than telling the host that they are known."""
+
+_Number = Annotated[int, Meta(ge=-MOST, le=MOST)]
+_Size = Annotated[int, Meta(ge=0, le=MOST)]
+_Name = Annotated[str, Meta(min_length=1, max_length=255)]
+_Row = tuple[_Name, Annotated[int, Meta(ge=0, le=0o777)], _Number, _Size, _Number, _Number, _Number]
+
+
+@dataclass(frozen=True)
+class Unbrought:
+    """Something that a host has and the head has not.
+
+    Attributes:
+        is_lost: it has a content, which is on the host alone.
+        no_room: the head has no room for it.
+    """
+
+    host: str
+    path: str
+    why: str
+    is_lost: bool = True
+    no_room: bool = False
+
+    @property
+    def may_come(self) -> bool:
+        """Whether another try may bring it: the copy broke off, or the file was being changed."""
+        return not self.path or self.why == CHANGING
+
+    @property
+    def words(self) -> str:
+        """For people. The name may have any bytes, and the host may say anything."""
+        shown = self.path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        text = f"{shown[-100:]!r} {self.why}" if self.path else f"{self.host}: {self.why}"
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+@dataclass(frozen=True)
+class KnownRows:
+    """Rows of a list as a host told them, and the SHA-256 of that."""
+
+    sha: str
+    entries: tuple[Listed, ...]
+
+
+@dataclass(frozen=True)
+class HostOutputs:
+    """What one host says its copy holds.
+
+    Attributes:
+        entries: by path; each folder before what is in it.
+        rows: the parts of its list that need not travel again while they are the same.
+    """
+
+    host: str
+    entries: Mapping[str, Listed]
+    unbrought: tuple[Unbrought, ...] = ()
+    rows: Mapping[Rows, KnownRows] = field(default_factory=dict, compare=False, repr=False)
+
+
+def list_outputs(
+    agent: Agent, job: str, *, force: bool = False, before: HostOutputs | None = None
+) -> HostOutputs | None:
+    """What a host has of a job's outputs; None if it has no folder of them.
+
+    Args:
+        force: the gang has ended: look into folders whose modes keep their owner out, too.
+        before: what it had when it was asked before.
+
+    Raises:
+        HostFailure: it fails, hangs or lies.
+    """
+    present = True
+    rows = {} if before is None else before.rows
+    asked = (({"in": folder, "at": at, "sha": known.sha}, b"") for (folder, at), known in rows.items())
+    stream = agent.stream(
+        "outputs.list", payload_in=batches.packed(asked) if rows else None, silence_s=SILENCE_S, job=job, force=force
+    )
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal present
+        size = 0
+        for reply in stream:
+            if not reply.payload:
+                present = isinstance(reply.value, dict) and bool(reply.value.get("present"))
+            size += len(reply.payload)
+            if size > MOST_LISTED_BYTES:
+                raise HostFailure("its list of outputs does not end", host=agent.host)
+            yield reply.payload
+
+    try:
+        found = outputs_of(agent.host, batches.unpacked(pieces()), rows)
+    except OpError as error:
+        raise HostFailure(f"its list of outputs is damaged: {error.message}", host=agent.host) from error
+    return found if present else None
+
+
+def outputs_of(host: str, said: Iterable[frames.Frame], known: Mapping[Rows, KnownRows]) -> HostOutputs:
+    """Check what a host says.
+
+    Raises:
+        HostFailure: there can be no such folder, so the host lies, or its agent is broken.
+    """
+    listing = _Listing(host)
+    for frame in said:
+        try:
+            if "in" in frame.header:
+                listing.add_rows(frame, known)
+            else:
+                listing.add(listed(dict(frame.header)))
+        except OpError as error:
+            raise HostFailure(f"its list of outputs is impossible: {error.message}", host=host) from error
+    return HostOutputs(host, listing.entries, tuple(listing.unbrought), listing.rows)
+
+
+class _Listing:
+    """One host's list, while it comes."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self.entries: dict[str, Listed] = {}
+        self.unbrought: list[Unbrought] = []
+        self.rows: dict[Rows, KnownRows] = {}
+
+    def add(self, entry: Listed) -> None:
+        """An entry that is no row."""
+        if entry.kind not in COPIED:
+            self.unbrought.append(Unbrought(self._host, entry.path, entry.why, is_lost=entry.kind == "unreadable"))
+            return
+        self._needs_folder(entry.path.rpartition("/")[0], entry.path)
+        if entry.path in self.entries:
+            raise OpError("refused", f"{entry.path!r:.200} cannot be there")
+        self.entries[entry.path] = entry
+
+    def add_rows(self, frame: frames.Frame, known: Mapping[Rows, KnownRows]) -> None:
+        """Files of one folder."""
+        folder, at = frame.header["in"], frame.header.get("at")
+        if not isinstance(folder, str) or type(at) is not int:
+            raise OpError("refused", f"rows of {folder!r:.200}")
+        self._needs_folder(folder, folder)
+        if "same" in frame.header:
+            if (folder, at) not in known:
+                raise OpError("refused", f"nobody has told it rows of {folder!r:.200}")
+            rows = known[folder, at]
+        else:
+            rows = KnownRows(hashlib.sha256(frame.payload).hexdigest(), tuple(_files(folder, frame.payload)))
+        count = len(self.entries)
+        self.entries.update((entry.path, entry) for entry in rows.entries)
+        if len(self.entries) != count + len(rows.entries):
+            raise OpError("refused", f"a name of {folder!r:.200} comes twice")
+        if len(rows.entries) >= LEAST_ROWS:
+            self.rows[folder, at] = rows
+
+    def _needs_folder(self, folder: str, path: str) -> None:
+        if folder and (folder not in self.entries or self.entries[folder].kind != "dir"):
+            raise OpError("refused", f"{path!r:.200} cannot be there")
+
+
+def _files(folder: str, payload: bytes) -> Iterator[Listed]:
+    """The files that rows tell of.
+
+    Raises:
+        OpError: ``refused``: no folder has such files.
+    """
+    above = f"{folder}/" if folder else ""
+    is_near = len(above) < below.LONGEST // 8
+    for name, mode, mtime_ns, size, ctime_ns, inode, stored in _rows(payload):
+        path = above + name
+        if not (is_near and name.isascii()) or "/" in name or "\0" in name or name in (".", ".."):
+            below.parts_of(path)
+            if "/" in name:
+                raise OpError("refused", f"{name!r:.200} is no name")
+        yield Listed(path, "file", mode, mtime_ns, size, (ctime_ns, inode), stored=stored)
+
+
+def _rows(payload: bytes) -> list[_Row]:
+    try:
+        return msgspec.json.decode(payload, type=list[_Row])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass  # names that are not UTF-8, or no rows
+    try:
+        said: Any = json.loads(payload)
+        return msgspec.convert(said, list[_Row])
+    except (ValueError, RecursionError) as error:
+        raise OpError("refused", f"its rows are none: {error}"[:300]) from None
