@@ -159,6 +159,36 @@ def entries(top: int, force: bool = False) -> Iterator[Listed]:
                 yield entry
 
 
+def names(top: int) -> Iterator[Listed]:
+    """As `entries` by force, but files have neither marks nor modes: nothing is asked of them."""
+    with below.Cursor(top, below.READ) as cursor:
+        waiting: List[below.Parts] = [()]
+        while waiting:
+            parts = waiting.pop()
+            try:
+                above, folder = cursor.at(parts), below.text_of_path((*parts, b""))
+            except FileNotFoundError:
+                continue
+            others = []
+            with os.scandir(above) as found:
+                for each in found:
+                    name = os.fsencode(each.name)
+                    if each.is_file(follow_symlinks=False):
+                        path = folder + below.text_of_path((name,))
+                        yield Listed(path, "file")
+                    else:
+                        others.append(name)
+            for name in others:
+                try:
+                    status = os.stat(name, dir_fd=above, follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                entry = entry_of(folder + below.text_of_path((name,)), above, status, "")
+                if entry is not None:
+                    yield entry
+                    waiting += [(*parts, name)] if entry.kind == "dir" else []
+
+
 def entry_of(path: str, above: int, status: Optional[os.stat_result], why: str) -> Optional[Listed]:
     """What was found below the open folder `above`. None if it is a link that was replaced meanwhile."""
     if status is None:

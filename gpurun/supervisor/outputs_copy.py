@@ -25,7 +25,7 @@ from gpurun.state.path import told
 from gpurun.supervisor import outputs_changes
 from gpurun.supervisor.outputs_arriving import NAME, NEW, Arriving, discard
 from gpurun.supervisor.outputs_changes import DISK, Change, changes_of
-from gpurun.supervisor.outputs_listed import SILENCE_S, HostOutputs, Unbrought
+from gpurun.supervisor.outputs_listed import COPIED, SILENCE_S, HostOutputs, Unbrought
 from gpurun.supervisor.outputs_plan import (
     CopyPlan,
     Origin,
@@ -111,7 +111,7 @@ class HeadCopy:
         with ExitStack() as stack:
             home = _opened(stack, self._folder.path.open_folder())
             self.settle(home)
-            mine = _entries(_old(stack, home))
+            mine = _held(_old(stack, home), has_sizes=late or self._limit is not None)
             came_before = measure(self._folder.path / os.fsdecode(NAME)).total
             room = OutputsRoom(home, self._limit, came_before)
             plan = plan_copy(mine, hosts, self._origins, onto=onto, late=late, given=self._given, room=room)
@@ -183,7 +183,7 @@ class HeadCopy:
     def entries(self) -> Mapping[str, Listed]:
         """What the copy holds; nothing if there is none."""
         with ExitStack() as stack:
-            return _entries(_old(stack, _opened(stack, self._folder.path.open_folder())))
+            return _held(_old(stack, _opened(stack, self._folder.path.open_folder())), has_sizes=True)
 
     def contents_of(self, entries: Sequence[Listed]) -> Iterator[Item]:
         """Entries as frames, each file's followed by its content."""
@@ -343,10 +343,12 @@ def _old(stack: ExitStack, home: int) -> int | None:
         return None
 
 
-def _entries(top: int | None) -> Mapping[str, Listed]:
+def _held(top: int | None, *, has_sizes: bool) -> Mapping[str, Listed]:
+    """What the copy holds. Without sizes, files are names alone, which takes a quarter of the time."""
     if top is None:
         return {}
-    return {entry.path: entry for entry in contents.entries(top, force=True) if entry.kind in ("file", "dir", "link")}
+    found = contents.entries(top, force=True) if has_sizes else contents.names(top)
+    return {entry.path: entry for entry in found if entry.kind in COPIED}
 
 
 def _question(entry: Listed, begun: Begun | None) -> dict[str, Any]:

@@ -85,8 +85,10 @@ class _Planner:
 
     def hold(self, wanted: Mapping[str, tuple[str, Listed]]) -> None:
         """Count what the next copy has in common with the present one."""
+        if self._room is None or not self._room.has_limit:
+            return
         for path, (host, entry) in wanted.items():
-            if self._room and path in self._old and (entry.kind != "file" or self._is_kept(host, entry)):
+            if path in self._old and (entry.kind != "file" or self._is_kept(host, entry)):
                 self._room.hold(self._old[path])
 
     def add(self, path: str, host: str, entry: Listed) -> None:
@@ -151,6 +153,8 @@ def _wanted(
         if not _is_as_given(entry, said[host].get(path))
     }
     needed: set[str] = set()
+    if not wanted and not touched and len(said) == 1:
+        return {path: (host, entry) for host, entries in said.items() for path, entry in entries.items()}
     for host, entries in said.items():
         for path in reversed(list(entries)):  # what is in a folder, then the folder
             entry, other = entries[path], wanted.get(path)
@@ -179,7 +183,10 @@ def is_kept(old: Mapping[str, Listed], origins: Mapping[str, Origin], host: str,
     """Whether the present copy already has this file of a host."""
     if entry.path not in old or old[entry.path].kind != "file":
         return False
-    return not host or origins.get(entry.path) == (host, entry.marks)
+    if not host:
+        return True
+    origin = origins.get(entry.path)
+    return origin is not None and origin[0] == host and origin[1] == entry.marks
 
 
 def lacking(mine: Mapping[str, Listed], theirs: Mapping[str, Listed]) -> list[Listed]:

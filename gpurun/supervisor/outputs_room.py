@@ -56,6 +56,11 @@ class OutputsRoom:
         self._new = free + came_before - self._reserve
         self._unasked = 0
 
+    @property
+    def has_limit(self) -> bool:
+        """Whether what the copy keeps counts."""
+        return self._limit is not None
+
     def hold(self, entry: Listed) -> None:
         """Count something that the present copy has and the next one keeps: it takes no more of the disk."""
         if self._left is not None:
