@@ -31,6 +31,7 @@ _KINDS = {
 }
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | _FLAGS
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def absolute(path: str) -> str:
@@ -127,9 +128,15 @@ def _set_mode(descriptor: int, mode: int) -> bool:
 
 
 def open_file(above: int, name: bytes, force: bool = False) -> int:
-    """A descriptor for reading of a regular file below `above`. Never waits for a pipe, never opens a device.
+    """As `open_regular`, without the status."""
+    return open_regular(above, name, force)[0]
 
-    Nor does it wait for a program that has a lease on the file (fcntl(2), ``F_SETLEASE``): 45 s for each.
+
+def open_regular(above: int, name: bytes, force: bool = False) -> Tuple[int, os.stat_result]:
+    """A descriptor for reading of a regular file below `above`, and its status before anything was read.
+
+    Never waits for a pipe, never opens a device. Nor does it wait for a program that has a lease on the file (fcntl(2),
+    ``F_SETLEASE``): 45 s for each.
 
     Args:
         force: read a file of ours whose mode keeps us out; the file has its mode again when this returns.
@@ -140,15 +147,17 @@ def open_file(above: int, name: bytes, force: bool = False) -> int:
     """
     looked = os.open(name, os.O_PATH | _FLAGS, dir_fd=above)
     try:
-        mode = os.fstat(looked).st_mode
+        status = os.fstat(looked)
+        mode = status.st_mode
         if not stat.S_ISREG(mode):
             raise OSError(errno.ELOOP, "it is %s now" % kind_of(mode))
-        opened_up = force and not mode & 0o400 and os.geteuid() != 0 and _set_mode(looked, 0o400)
+        if not force or mode & 0o400 or os.geteuid() == 0 or not _set_mode(looked, 0o400):
+            return os.open("/proc/self/fd/%d" % looked, _READ), status
         try:
-            return os.open("/proc/self/fd/%d" % looked, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = os.open("/proc/self/fd/%d" % looked, _READ)
         finally:
-            if opened_up:
-                _set_mode(looked, stat.S_IMODE(mode))
+            _set_mode(looked, stat.S_IMODE(mode))
+        return descriptor, os.fstat(looked)
     finally:
         os.close(looked)
 

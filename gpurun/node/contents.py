@@ -215,17 +215,20 @@ def stored_of(status: os.stat_result) -> int:
     return held if held < status.st_size else -1
 
 
-def content(number: int, descriptor: int, known: Optional[Begun] = None) -> Iterator[Item]:
+def content(number: int, descriptor: int, status: os.stat_result, known: Optional[Begun] = None) -> Iterator[Item]:
     """A regular file's content. Its marks before and after are equal only if nobody changed it meanwhile.
 
     Args:
+        status: of the file, before anything was read.
         known: what the reader has; it is sent the rest, if the file has not changed since and begins with just that.
     """
-    before = _settled(descriptor)
+    before = _settled(descriptor, status)
     marks, size = marks_of(before), before.st_size
     if size <= WHOLE:
         piece = os.pread(descriptor, size, 0) if size else b""
-        if marks_of(os.fstat(descriptor)) != marks or len(piece) != size:
+        after = os.fstat(descriptor)
+        is_same = after.st_ctime_ns == before.st_ctime_ns and after.st_mtime_ns == before.st_mtime_ns
+        if not is_same or not len(piece) == size == after.st_size:
             yield {"n": number, "gone": CHANGING}, b""
         elif size < SMALL:
             yield {"n": number, "whole": marks}, piece
@@ -263,9 +266,8 @@ def marks_of(status: os.stat_result) -> List[int]:
     return [status.st_size, mtime_ns, ctime_ns, status.st_ino & MOST]
 
 
-def _settled(descriptor: int) -> os.stat_result:
+def _settled(descriptor: int, status: os.stat_result) -> os.stat_result:
     """The status of a file; a change that comes after this gives it another time."""
-    status = os.fstat(descriptor)
     if 0 <= time.time_ns() - status.st_ctime_ns < SETTLE_S * 1e9:
         time.sleep(SETTLE_S)
         status = os.fstat(descriptor)

@@ -54,13 +54,13 @@ def _contents(call: Call, top: int, force: bool) -> Iterator[Item]:
         for number, frame in enumerate(batches.unpacked(call.chunks())):
             parts = below.parts_of(frame.header.get("p"))
             try:
-                descriptor = below.open_file(cursor.at(parts[:-1]), parts[-1], force)
+                descriptor, status = below.open_regular(cursor.at(parts[:-1]), parts[-1], force)
             except OSError as error:
                 replaced = error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EAGAIN)
                 yield {"n": number, "gone": CHANGING if replaced else str(error.strerror)}, b""
                 continue
             try:
-                yield from contents.content(number, descriptor, contents.begun(frame.header))
+                yield from contents.content(number, descriptor, status, contents.begun(frame.header))
             except OSError as error:
                 yield {"n": number, "gone": str(error.strerror)}, b""
             finally:

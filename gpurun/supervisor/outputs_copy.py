@@ -194,9 +194,9 @@ class HeadCopy:
                 yield entry.header(), b""
                 if entry.kind == "file":
                     parts = below.parts_of(entry.path)
-                    descriptor = below.open_file(cursor.at(parts[:-1]), parts[-1], force=True)
+                    descriptor, status = below.open_regular(cursor.at(parts[:-1]), parts[-1], force=True)
                     try:
-                        yield from contents.content(number, descriptor)
+                        yield from contents.content(number, descriptor, status)
                     finally:
                         os.close(descriptor)
 
