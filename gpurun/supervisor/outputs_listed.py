@@ -22,7 +22,9 @@ COPIED = ("file", "dir", "link")
 SILENCE_S = 120.0
 """A host that sends nothing for so long hangs."""
 MOST_LISTED_BYTES = 512 << 20
-"""No list of outputs is longer: some millions of files."""
+"""No list of outputs is longer."""
+MOST_LISTED = 2_000_000
+"""Nor has it more entries: the head needs up to 1 KiB of memory for each."""
 LEAST_ROWS = 16
 """Fewer rows cost less than telling the host that they are known."""
 
@@ -128,6 +130,8 @@ def outputs_of(host: str, said: Iterable[frames.Frame], known: Mapping[Rows, Kno
     """
     listing = _Listing(host)
     for frame in said:
+        if len(listing.entries) + len(listing.unbrought) > MOST_LISTED:
+            raise HostFailure(f"its outputs are more than {MOST_LISTED:,} files and folders", host=host)
         try:
             if "in" in frame.header:
                 listing.add_rows(frame, known)

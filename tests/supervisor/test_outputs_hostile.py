@@ -216,6 +216,19 @@ def test_a_list_that_cannot_be(kept, listing):
         ([{**GOOD, "n": "0"}], b"abc"),
         ([GOOD, {**GOOD, "n": 1}], b"abc"),
         ([{"n": 0}], b"abc"),
+        ([{"n": 0, "whole": MARKS}], b"abcd"),
+        ([{"n": 0, "whole": MARKS}], b""),
+        ([{"n": 0, "whole": MARKS, "sha": "0" * 64}], b"abc"),
+        ([{"n": 0, "whole": [3, 5, 6]}], b"abc"),
+        ([{"n": 0, "whole": [True, 5, 6, 7]}], b"abc"),
+        ([{"n": 0, "whole": [3, 1 << 70, 6, 7]}], b"abc"),
+        ([{"n": 0, "whole": {}}], b"abc"),
+        ([{"n": 0, "marks": [6, 5, 6, 7]}, {"n": 0, "whole": MARKS}], b"abc"),
+        ([{"n": 0, "whole": MARKS}, {"n": 0, "whole": MARKS}], b"abc"),
+        ([{"all": [[{"n": 0, "whole": MARKS}, 3]], "sha": "0" * 64}], b"abc"),
+        ([{"all": [[{"n": 0, "whole": MARKS}, 3]]}], b"abc"),
+        ([{"all": [[{"n": 0, "whole": MARKS}, 4]], "sha": SHA}], b"abc"),
+        ([{"all": [[{"n": 0, "whole": MARKS}, True]], "sha": SHA}], b"abc"),
         ([{"n": 0, "marks": MARKS}, {"n": 0, "marks": MARKS}], b"abc"),
         ([{"n": 0, "marks": [-3, 5, 6, 7]}], b"abc"),
         ([{"n": 0, "marks": [3, 1 << 70, 6, 7]}], b"abc"),
@@ -247,6 +260,15 @@ def test_words_of_a_host_steer_no_terminal_and_can_be_written(kept):
     left = kept.record.outputs_left
     assert left.words(JOB).isprintable() and left.words(JOB).encode()
     assert left.count == 2 and left.hosts == ("h1",)
+
+
+def test_more_files_than_the_head_can_remember_stay_and_are_said(job, monkeypatch):
+    monkeypatch.setattr(outputs_listed, "MOST_LISTED", 100)
+    for number in range(150):
+        (job.host() / f"{number}").mkdir()
+    assert collect_outputs(job) == {"h1"}
+    assert "more than 100 files" in job.record.outputs_left.first[0]
+    assert len(list(job.host().iterdir())) == 150
 
 
 def test_a_list_that_does_not_end(kept, monkeypatch):
