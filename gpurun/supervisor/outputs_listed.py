@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from gpurun.errors import HostFailure
+from gpurun.msgspec_types import ready
 from gpurun.node import batches, below, frames
 from gpurun.node.call import OpError
 from gpurun.node.contents import CHANGING, MOST, Listed, listed
@@ -32,6 +33,7 @@ _Number = Annotated[int, Meta(ge=-MOST, le=MOST)]
 _Size = Annotated[int, Meta(ge=0, le=MOST)]
 _Name = Annotated[str, Meta(min_length=1, max_length=255)]
 _Row = tuple[_Name, Annotated[int, Meta(ge=0, le=0o777)], _Number, _Size, _Number, _Number, _Number]
+_Rows = list[_Row]
 
 
 @dataclass(frozen=True)
@@ -202,13 +204,13 @@ def _files(folder: str, payload: bytes) -> Iterator[Listed]:
         yield Listed(path, "file", mode, mtime_ns, size, (ctime_ns, inode), stored=stored)
 
 
-def _rows(payload: bytes) -> list[_Row]:
+def _rows(payload: bytes) -> _Rows:
     try:
-        return msgspec.json.decode(payload, type=list[_Row])
+        return msgspec.json.decode(payload, type=ready(_Rows))
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass  # names that are not UTF-8, or no rows
     try:
         said: Any = json.loads(payload)
-        return msgspec.convert(said, list[_Row])
+        return msgspec.convert(said, ready(_Rows))
     except (ValueError, RecursionError) as error:
         raise OpError("refused", f"its rows are none: {error}"[:300]) from None
