@@ -17,12 +17,13 @@ payload    the next bytes
 ========== =================================================================================================
 """
 
+import collections
 import hashlib
 import os
 import time
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from gpurun.node import below, frames
+from gpurun.node import below, frames, mapped
 from gpurun.node.batches import SMALL, Item
 from gpurun.node.call import OpError
 from gpurun.node.walk import look
@@ -215,28 +216,48 @@ def stored_of(status: os.stat_result) -> int:
     return held if held < status.st_size else -1
 
 
-def content(number: int, descriptor: int, status: os.stat_result, known: Optional[Begun] = None) -> Iterator[Item]:
+def content(
+    number: int, descriptor: int, status: os.stat_result, known: Optional[Begun] = None, is_live: bool = False
+) -> Iterator[Item]:
     """A regular file's content. Its marks before and after are equal only if nobody changed it meanwhile.
 
     Args:
         status: of the file, before anything was read.
         known: what the reader has; it is sent the rest, if the file has not changed since and begins with just that.
+        is_live: programs may have the file mapped; a change after this is seen by its marks.
     """
     before = _settled(descriptor, status)
+    if before.st_size <= WHOLE:
+        yield _whole(number, descriptor, before, is_live)
+    else:
+        yield from _large(number, descriptor, before, known, is_live)
+
+
+def _whole(number: int, descriptor: int, before: os.stat_result, is_live: bool) -> Item:
+    """The content of a small file."""
+    size = before.st_size
+    if is_live:
+        collections.deque(mapped.changes_are_seen(descriptor, size), 0)
+    piece = os.pread(descriptor, size, 0) if size else b""
+    after = os.fstat(descriptor)
+    is_same = after.st_ctime_ns == before.st_ctime_ns and after.st_mtime_ns == before.st_mtime_ns
+    if not is_same or not len(piece) == size == after.st_size:
+        return {"n": number, "gone": CHANGING}, b""
+    if size < SMALL:
+        return {"n": number, "whole": marks_of(before)}, piece
+    return {"n": number, "whole": marks_of(before), "sha": hashlib.sha256(piece).hexdigest()}, piece
+
+
+def _large(
+    number: int, descriptor: int, before: os.stat_result, known: Optional[Begun], is_live: bool
+) -> Iterator[Item]:
+    """The content of a large file, piece by piece."""
     marks, size = marks_of(before), before.st_size
-    if size <= WHOLE:
-        piece = os.pread(descriptor, size, 0) if size else b""
-        after = os.fstat(descriptor)
-        is_same = after.st_ctime_ns == before.st_ctime_ns and after.st_mtime_ns == before.st_mtime_ns
-        if not is_same or not len(piece) == size == after.st_size:
-            yield {"n": number, "gone": CHANGING}, b""
-        elif size < SMALL:
-            yield {"n": number, "whole": marks}, piece
-        else:
-            yield {"n": number, "whole": marks, "sha": hashlib.sha256(piece).hexdigest()}, piece
-        return
     whole = hashlib.sha256()
     yield {"n": number, "marks": marks}, b""
+    if is_live:
+        for _ in mapped.changes_are_seen(descriptor, size):
+            yield {"n": number}, b""  # a sign of life
     position = 0
     if known is not None and known.marks == marks and known.size <= size:
         beginning = hashlib.sha256()

@@ -60,7 +60,7 @@ def _contents(call: Call, top: int, force: bool) -> Iterator[Item]:
                 yield {"n": number, "gone": CHANGING if replaced else str(error.strerror)}, b""
                 continue
             try:
-                yield from contents.content(number, descriptor, status, contents.begun(frame.header))
+                yield from contents.content(number, descriptor, status, contents.begun(frame.header), not force)
             except OSError as error:
                 yield {"n": number, "gone": str(error.strerror)}, b""
             finally:
