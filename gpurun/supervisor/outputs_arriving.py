@@ -169,6 +169,10 @@ class Arriving(Sink):
         """The copy breaks off; whether anything has arrived that can help the next one."""
         if self._file is not None and os.fstat(self._file[0]).st_size < LEAST_BEGUN:
             self.drop()
+        try:
+            self.end()
+        except OSError:
+            return False  # what was written may not be there
         return bool(self._hosts)
 
     def _remove(self, path: str) -> None:

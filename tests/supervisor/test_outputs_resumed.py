@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ from outputs_world import outputs_job, shape
 from gpurun.errors import HostFailure, HostUnreachable
 from gpurun.node import batches, contents, frames
 from gpurun.remote.agent import Reply
+from gpurun.state import syncing
 from gpurun.supervisor import outputs_arriving, outputs_changes
 from gpurun.supervisor.outputs import collect_outputs, copy_outputs
 from gpurun.supervisor.outputs_copy import HeadCopy
@@ -149,6 +151,21 @@ copy_outputs(job)
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
     assert not job.head.exists()
     assert check_whole(job, wire) <= 0.45
+
+
+def test_what_arrived_while_the_disk_failed_is_not_used(job, wire, monkeypatch):
+    """The kernel tells a failure once: the last sync of the next copy may succeed."""
+
+    def fails(_descriptor):
+        raise OSError(errno.EIO, "I/O error")
+
+    (job.host() / "a").write_text("small")
+    with monkeypatch.context() as failing:
+        failing.setattr(syncing, "EARLY_SYNC_BYTES", 0)
+        failing.setattr(syncing, "sync_file_system", fails)
+        break_off(job, wire)
+    assert not arriving(job).exists()
+    assert check_whole(job, wire) >= 1
 
 
 def test_a_file_that_has_changed_comes_from_its_beginning(job, wire):
