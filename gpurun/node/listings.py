@@ -43,8 +43,9 @@ def told(top: int, force: bool, known: Dict[Rows, str]) -> Iterator[Item]:
         for raw, status, why in seen.found:
             name = raw.decode("utf-8", "surrogateescape")
             if status is not None and stat.S_ISREG(status.st_mode):
-                size, mtime_ns, *mark = contents.marks_of(status)
-                rows.append((name, status.st_mode & 0o777, mtime_ns, size, *mark, contents.stored_of(status)))
+                size, mtime_ns, ctime_ns, inode = contents.marks_of(status)
+                stored = contents.stored_of(status)
+                rows.append((name, status.st_mode & 0o777, mtime_ns, size, ctime_ns, inode, stored))
                 continue
             entry = contents.entry_of(folder + "/" + name if folder else name, seen.above, status, why)
             if entry is not None:

@@ -79,7 +79,7 @@ def _looked(
     found: List[Tuple[bytes, Optional[os.stat_result], str]] = []
     for name in names[at : at + _LOOK_AT_ONCE]:
         try:
-            status = os.stat(name, dir_fd=above, follow_symlinks=False)
+            status = os.lstat(name, dir_fd=above)
         except FileNotFoundError:
             continue
         except OSError as error:
