@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpurun import faults
 from gpurun.errors import GpurunError, StateError
+from gpurun.head.origin import origin_of
 from gpurun.head.spawn import run_pass_and_start
 from gpurun.head.waiter import ensure_waiter
 from gpurun.images.code import write_code
@@ -18,6 +19,7 @@ from gpurun.images.tree import scan
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.drafts import AddCode
 from gpurun.jobs.folder import JobFolder
+from gpurun.jobs.origin import Origin
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
@@ -63,7 +65,11 @@ def submit_jobs(
     """
     enter(home)
     pinned, codes = pin(specs, inventory)
-    return queue_jobs(pinned, Path(inventory.source), home, environ, codes=codes, on_stored=on_stored)
+    origins = {top: origin_of(None if top is None else Path(top)) for top in {spec.workdir for spec in pinned}}
+    return queue_jobs(
+        pinned, Path(inventory.source), home, environ, codes=codes, on_stored=on_stored,
+        origins=[origins[spec.workdir] for spec in pinned],
+    )  # fmt: skip
 
 
 def pin(specs: Sequence[JobSpec], inventory: Inventory) -> tuple[list[JobSpec], Mapping[str, AddCode]]:
@@ -94,13 +100,14 @@ def queue_jobs(
     *,
     codes: Mapping[str, AddCode],
     ids: Sequence[str] = (),
+    origins: Sequence[Origin] = (),
     on_stored: Callable[[Sequence[JobFolder]], object] = lambda _: None,
 ) -> Submission:
     """Queue jobs of pinned specs, as `submit_jobs` does.
 
     Args:
         inventory: the file that they are submitted against.
-        codes, ids: as for `JobStore.create_many`.
+        codes, ids, origins: as for `JobStore.create_many`.
 
     Raises:
         StateError: as `submit_jobs`.
@@ -109,7 +116,9 @@ def queue_jobs(
     store = JobStore(home)
     store.sweep(now_s=time.time())
     alone = partial(allocator_lock, home) if len(specs) > 1 else None
-    folders = store.create_many(specs, inventory=inventory, now_s=time.time(), alone=alone, codes=codes, ids=ids)
+    folders = store.create_many(
+        specs, inventory=inventory, now_s=time.time(), alone=alone, codes=codes, ids=ids, origins=origins
+    )
     for folder, spec in zip(folders, specs, strict=True):
         audit.note(home, "submit", job=folder.id, name=spec.name, gpus=spec.gpus)
     on_stored(folders)

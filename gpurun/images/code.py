@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 
 import msgspec
@@ -47,6 +47,18 @@ def _pieces(first: bytes, tree: FileTree) -> Iterator[bytes]:
     yield first
     for digest in tree.files:
         yield from tree.content(digest)
+
+
+def kept_code(path: StatePath) -> Callable[[StatePath], None]:
+    """What gives another job the code that a file like this one keeps: another name of it, or a copy."""
+
+    def add(new: StatePath) -> None:
+        try:
+            path.link(new)
+        except StateError:  # a file system without links, or with too many of this file
+            write_code(new, Code(path))
+
+    return add
 
 
 class Code(FileTree):

@@ -14,7 +14,8 @@ from contextlib import AbstractContextManager, suppress
 
 from gpurun import faults
 from gpurun.errors import StateError
-from gpurun.jobs.folder import CODE
+from gpurun.jobs.folder import CODE, ORIGIN
+from gpurun.jobs.origin import Origin
 from gpurun.jobs.record import ID_PATTERN, JobRecord
 from gpurun.jobs.spec import JobSpec
 from gpurun.state import durable, lock
@@ -85,7 +86,7 @@ class Drafts:
                 self._ids[job_id] = None
                 return job_id
 
-    def add(self, record: JobRecord, spec: JobSpec, add_code: AddCode | None = None) -> None:
+    def add(self, record: JobRecord, spec: JobSpec, origin: Origin, add_code: AddCode | None = None) -> None:
         """Write a job's files; `publish` syncs them.
 
         Raises:
@@ -98,6 +99,7 @@ class Drafts:
             faults.point()
         durable.write_unsynced(folder / "spec.json", spec)
         faults.point()
+        durable.write_unsynced(folder / ORIGIN, origin)
         durable.write_unsynced(folder / "state.json", record)
         faults.point()
 
@@ -123,7 +125,7 @@ class Drafts:
         for job_id in self._ids:
             (self._live / job_id).touch()
         faults.point()
-        files = [folder / name for folder in folders for name in ("spec.json", "state.json")]
+        files = [folder / name for folder in folders for name in ("spec.json", ORIGIN, "state.json")]
         durable.sync_all(files=files, folders=[*folders, self._live])
         faults.point()
         if alone is None:

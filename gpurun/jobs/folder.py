@@ -1,9 +1,9 @@
 """One job's folder: its spec, its record, requests to end it, and the paths of everything else.
 
-``spec.json`` and ``code`` (`gpurun.images.code`) are written once. ``state.json`` is replaced whole on every change, by
-the process that carries the job: a pass under the allocator lock while the job is queued, then its supervisor.
-``cancel.json`` and ``preempt.json`` are requests to that process. Only the job's owner or root writes here. Other users
-can read all but the code.
+``spec.json``, ``origin.json`` and ``code`` (`gpurun.images.code`) are written once. ``state.json`` is replaced whole on
+every change, by the process that carries the job: a pass under the allocator lock while the job is queued, then its
+supervisor. ``cancel.json`` and ``preempt.json`` are requests to that process. Only the job's owner or root writes here.
+Other users can read all but the code.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import stat
 from contextlib import suppress
 
 from gpurun.errors import StateError
+from gpurun.jobs.origin import Origin
 from gpurun.jobs.record import CancelRequest, JobRecord, RequestKind
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State, check_way
@@ -19,7 +20,7 @@ from gpurun.state import durable
 from gpurun.state.path import StatePath
 from gpurun.state.people import user_name
 
-CODE = "code"
+CODE, ORIGIN = "code", "origin.json"
 REQUESTS: tuple[RequestKind, ...] = ("cancel", "preempt")
 """Each has a file of its own; the weightier one first."""
 
@@ -44,6 +45,13 @@ class JobFolder:
             return durable.read_record(path, JobSpec)
         except FileNotFoundError as error:
             raise StateError("is missing", job=self.id, where=str(path)) from error
+
+    def origin(self) -> Origin:
+        """Where the job comes from; nothing is known of one that an older gpurun has stored. Raises StateError."""
+        try:
+            return durable.read_record(self.path / ORIGIN, Origin)
+        except FileNotFoundError:
+            return Origin()
 
     def record(self) -> JobRecord:
         """Where the job stands.

@@ -20,6 +20,7 @@ from gpurun.jobs.drafts import AddCode, Alone, Drafts, sweep
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.index import LiveIndex
 from gpurun.jobs.live import LiveJob
+from gpurun.jobs.origin import Origin
 from gpurun.jobs.record import ID_PATTERN, CancelRequest, JobRecord
 from gpurun.jobs.spec import JobSpec, Wants
 from gpurun.jobs.states import State
@@ -48,6 +49,7 @@ class JobStore:
     def create_many(
         self, specs: Sequence[JobSpec], *, inventory: Path, now_s: float, alone: Alone | None = None,
         codes: Mapping[str, AddCode] = MappingProxyType({}), ids: Sequence[str] = (),
+        origins: Sequence[Origin] = (),
     ) -> tuple[JobFolder, ...]:  # fmt: skip
         """Store new jobs as QUEUED: each whole, or not at all. Equal ones start in the order of `specs`.
 
@@ -56,6 +58,7 @@ class JobStore:
                 pass can have started any. Only a process that is killed can leave the first of them.
             codes: writes the code of the specs that have some, by its digest (`JobSpec.code`).
             ids: new ids for the specs, in order (`new_id`). So a caller that is killed knows later which jobs are its.
+            origins: where the specs come from, in order; what is not given is not known.
 
         Raises:
             StateError: they cannot be written, for want of disk say.
@@ -63,10 +66,16 @@ class JobStore:
         durable.make_folder(self.folder)
         durable.make_folder(self.live)
         with Drafts(self.folder, self.live) as drafts:
-            for spec, submitted_s, job_id in zip(
-                specs, _one_after_the_other(now_s), chain(ids, repeat(None)), strict=False
-            ):
-                drafts.add(_new_record(drafts.new_id(job_id), spec, inventory, submitted_s), spec, codes.get(spec.code))
+            each = zip(
+                specs,
+                _one_after_the_other(now_s),
+                chain(ids, repeat(None)),
+                chain(origins, repeat(Origin())),
+                strict=False,
+            )
+            for spec, submitted_s, job_id, origin in each:
+                record = _new_record(drafts.new_id(job_id), spec, inventory, submitted_s)
+                drafts.add(record, spec, origin, codes.get(spec.code))
             return tuple(self.get(job_id) for job_id in drafts.publish(alone))
 
     def new_id(self) -> str:

@@ -14,16 +14,14 @@ from itertools import islice
 from pathlib import Path
 
 from gpurun import faults
-from gpurun.errors import GpurunError, StateError
+from gpurun.errors import GpurunError
 from gpurun.head.requests import cancel
 from gpurun.head.submission import queue_jobs
-from gpurun.images.code import Code, write_code
+from gpurun.images.code import kept_code
 from gpurun.inventory.load import load
-from gpurun.jobs.drafts import AddCode
 from gpurun.jobs.record import JobRecord
 from gpurun.jobs.store import JobStore
 from gpurun.state import durable
-from gpurun.state.path import StatePath
 from gpurun.sweeps.judge import outcome_of
 from gpurun.sweeps.plan import job_of
 from gpurun.sweeps.reports import MetricTail
@@ -190,9 +188,15 @@ class Conductor:
         if not new:
             return
         specs = [job_of(self._plan, self._folder.id, trial.number, trial.parameters) for trial in new]
-        codes = {self._plan.template.code: _link_code(self._folder.code)} if self._plan.template.code else {}
+        codes = {self._plan.template.code: kept_code(self._folder.code)} if self._plan.template.code else {}
         done = queue_jobs(
-            specs, Path(self._plan.inventory), self._home, self._environ, codes=codes, ids=[t.job for t in new]
+            specs,
+            Path(self._plan.inventory),
+            self._home,
+            self._environ,
+            codes=codes,
+            ids=[t.job for t in new],
+            origins=[self._plan.origin] * len(new),
         )
         self._submitted.update(trial.job for trial in new)
         if done.problem is not None:
@@ -216,13 +220,3 @@ class Conductor:
         if trial.job not in self._cancelled and self._record(trial.job) is not None:
             cancel(self._store.get(trial.job), by=BY, reason=reason, environ=self._environ)
             self._cancelled.add(trial.job)
-
-
-def _link_code(code: StatePath) -> AddCode:
-    def add(path: StatePath) -> None:
-        try:
-            code.link(path)
-        except StateError:  # a file system without links, or with too many of this file
-            write_code(path, Code(code))
-
-    return add

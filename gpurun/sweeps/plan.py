@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gpurun.errors import BadInput
+from gpurun.jobs.origin import Origin
 from gpurun.jobs.spec import JobSpec
 from gpurun.sweeps import space
 from gpurun.sweeps.space import Dimension, Point, Value
@@ -59,6 +60,7 @@ class SweepPlan:
         max_parallel: the most trials that are in the queue or run at a time; None = as the inventory has GPUs for.
         seed: of what is drawn at random.
         as_flags: parameters stand behind the command, too, as ``--NAME=VALUE``.
+        origin: where the template comes from.
     """
 
     name: str
@@ -73,6 +75,7 @@ class SweepPlan:
     max_parallel: int | None = None
     seed: int = 0
     as_flags: bool = False
+    origin: Origin = field(default_factory=Origin)
 
 
 def job_of(plan: SweepPlan, sweep: str, number: int, parameters: Point) -> JobSpec:
@@ -110,12 +113,14 @@ def parse_metric(text: str) -> Metric:
     return Metric(found[1], found[2] != "min")
 
 
-def parse_stop(text: str) -> Asha:
-    """``asha``, ``asha:min=1,factor=3``.
+def parse_stop(text: str) -> Asha | None:
+    """``asha``, ``asha:min=1,factor=3``; ``none``, against what a recipe says.
 
     Raises:
         BadInput: it is none.
     """
+    if text == "none":
+        return None
     found = _STOP.match(text)
     given: dict[str, int] = {}
     for part in filter(None, (found[1] or "").split(",") if found else ()):

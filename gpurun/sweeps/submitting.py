@@ -6,8 +6,10 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from gpurun.errors import BadInput
+from gpurun.head.origin import origin_of
 from gpurun.head.submission import pin
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.recipe import check_length
@@ -37,7 +39,8 @@ def submit_sweep(
     searcher_for(plan)
     check_length(job_of(plan, "s-00000000", plan.trials, longest_point(plan)))
     (pinned,), codes = pin([spec], inventory)
-    folder = store.create(replace(plan, template=pinned), codes.get(pinned.code))
+    origin = origin_of(None if spec.workdir is None else Path(spec.workdir))
+    folder = store.create(replace(plan, template=pinned, origin=origin), codes.get(pinned.code))
     audit.note(store.home, "sweep", sweep=folder.id, name=plan.name, trials=plan.trials)
     ensure_conductors(store.home, environ)
     return folder

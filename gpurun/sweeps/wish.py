@@ -40,13 +40,14 @@ class Wish:
             BadInput: it is no sweep, or contradicts itself.
         """
         search, points, trials = self._points()
-        if self.metric is None and (self.stop is not None or search == "tpe"):
-            why = "--stop" if self.stop is not None else "--tpe"
+        stop = None if self.stop is None else parse_stop(self.stop)
+        if self.metric is None and (stop is not None or search == "tpe"):
+            why = "--stop" if stop is not None else "--tpe"
             raise BadInput(f"{why} compares trials by a metric, and there is none", hint="--metric accuracy:max")
         return SweepPlan(
             name=template.name, template=template, inventory=inventory, space=points, search=search, trials=trials,
             created_s=now_s, metric=None if self.metric is None else parse_metric(self.metric),
-            stop=None if self.stop is None else parse_stop(self.stop), max_parallel=self.max_parallel, seed=self.seed,
+            stop=stop, max_parallel=self.max_parallel, seed=self.seed,
             as_flags=self.as_flags,
         )  # fmt: skip
 

@@ -46,7 +46,7 @@ def test_du_shows_the_largest_first_and_the_sum(gpurun, store):
     assert code == 0
     assert [row["id"] for row in found["jobs"]] == [large.id, small.id, ".doomed-j-0000000a-1"]
     first = found["jobs"][0]
-    assert (first["state"], first["files"], first["unread"]) == ("SUCCEEDED", 3, [])
+    assert (first["state"], first["files"], first["unread"]) == ("SUCCEEDED", 4, [])
     assert 3 * MIB <= first["bytes"]["outputs"] <= first["bytes"]["total"] < 3.1 * MIB
     assert found["total"]["total"] == sum(row["bytes"]["total"] for row in found["jobs"])
     assert found["disk_free_bytes"] > 0

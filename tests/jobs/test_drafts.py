@@ -213,7 +213,7 @@ def test_what_is_still_being_made_stays(store, monkeypatch):
     for name in ("write_unsynced", "sync_all", "sync_folder"):
         monkeypatch.setattr(durable, name, sweeping(getattr(durable, name)))
     create(store, 3)
-    assert swept == ["write_unsynced"] * 6 + ["sync_all", "sync_folder"]
+    assert swept == ["write_unsynced"] * 9 + ["sync_all", "sync_folder"]
     assert len(store.live_ids()) == len(store.ids()) == 4
 
 

@@ -279,7 +279,7 @@ def copy_log(world: World, job: SupervisedJob) -> None:
         if line.partition(" ")[0] >= log._known.last:  # as Docker, asked for what came since then
             log.take("stdout", f"{line}\n".encode())
     text = printed_by_rank(attempt)
-    (had, _) = log.have(first).get("0.1", [0, 0])
+    had, *_ = log.have(first).get("0.1", [0])
     log.take_output(f"{first}/0.1", 0, "o", len(text), text[had:])
     log.close()
 

@@ -9,14 +9,14 @@ from gpurun.launch.launchers import settled
 NAMES = (
     "allreduce-check", "elastic", "fashion-mnist", "fashion-mnist-keras", "fashion-mnist-mpi", "fashion-mnist-mwms",
     "fashion-mnist-ps", "fashion-mnist-torch", "gradient-compression", "noop",
-)  # fmt: skip
+ "sweep")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_is_a_complete_job(recipes, build, name):
     spec, _ = settled(spec_of(read(recipes / name), {}, {}), is_named=True)
     assert spec.name == name
-    assert spec.gpus == 4
+    assert spec.gpus == (1 if name == "sweep" else 4)
     assert spec.image in build.IMAGE.values()
 
 

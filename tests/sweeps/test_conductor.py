@@ -45,9 +45,10 @@ def world(tmp_path, monkeypatch):
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
     jobs = JobStore(tmp_path / "home")
 
-    def queue(specs, inventory, home, environ, *, codes, ids):
+    def queue(specs, inventory, home, environ, *, codes, ids, origins):
         del environ
-        return Submission(JobStore(home).create_many(specs, inventory=inventory, now_s=1.0, codes=codes, ids=ids))
+        made = JobStore(home).create_many(specs, inventory=inventory, now_s=1.0, codes=codes, ids=ids, origins=origins)
+        return Submission(made)
 
     def ask(folder, *, by, reason, environ):
         del environ

@@ -23,6 +23,7 @@ def plan(**wish):
 def test_a_grid_has_as_many_trials_as_points():
     found = plan(grid=LR, space={"d": ("1", "2", "3")}, metric="loss:min", stop="asha:min=2,factor=4")
     assert (found.search, found.trials, found.metric, found.stop) == ("grid", 6, Metric("loss", False), Asha(2, 4))
+    assert plan(grid=LR, stop="none").stop is None
 
 
 def test_points_are_drawn_from_ranges_and_from_lists():

@@ -1,0 +1,220 @@
+"""``gpurun show``, ``rerun``, ``diff``: everything that made a job, the same once more, and what two jobs differ in."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpurun.cli.jobs import JobArgument, JsonOption, find_job
+from gpurun.cli.printing import duration, job_json, print_json, printable, say
+from gpurun.errors import BadInput, StateError
+
+if TYPE_CHECKING:
+    from gpurun.images.code import Code
+    from gpurun.jobs.folder import JobFolder
+
+LEFT_OUT = ("name",)
+"""Fields of a spec that say nothing about what runs."""
+MOST_SHOWN_BYTES = 64 << 10
+"""Of a file whose lines are compared."""
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What is known of a job.
+
+    Attributes:
+        inputs: path of a field, such as ``constraints.locality`` → value; only what is set.
+        metrics: name → the last value that was reported.
+    """
+
+    folder: JobFolder
+    inputs: Mapping[str, Any]
+    code: Code | None
+    metrics: Mapping[str, float]
+
+
+def show(job: JobArgument, as_json: JsonOption = False) -> None:
+    """Show everything that made a job: image, code, commit, settings, placement, and what came of it."""
+    told = _told(find_job(job))
+    folder, record, origin = told.folder, told.folder.record(), _origin(told.folder)
+    ran_on = [_placement(event) for event in _events(folder) if event.get("kind") == "placement"]
+    files = None if told.code is None else len(told.code.entries)
+    if as_json:
+        print_json({
+            "job": job_json(record), "inputs": told.inputs, "origin": origin, "metrics": told.metrics,
+            "code_files": files, "placements": ran_on,
+        })  # fmt: skip
+        return
+    ran = duration((record.ended_s or time.time()) - record.started_s) if record.started_s else "not yet"
+    said = "; ".join(filter(None, (record.state.value, printable(record.reason))))
+    lines = [("job", f"{record.id}  {printable(record.name)}"), ("state", said), ("ran", ran)]
+    lines += [(f"last {printable(name)}", f"{value:.6g}") for name, value in told.metrics.items()]
+    lines += [(name, printable(_text(value))) for name, value in told.inputs.items()]
+    lines += [("code holds", f"{files} files and folders")] if files is not None else []
+    lines += [(name, printable(_text(value))) for name, value in origin.items() if name != "diff" and value]
+    if origin["diff"]:
+        lines.append(("changed since", f"{origin['diff'].count(chr(10))} lines of diff, in {folder.path}/origin.json"))
+    lines += [("ran on", text) for text in ran_on]
+    width = max(len(name) for name, _ in lines)
+    typer.echo("\n".join(f"{name:>{width}}  {value}" for name, value in lines))
+
+
+def rerun(
+    job: JobArgument,
+    name: Annotated[str | None, typer.Option("--name", metavar="N", help="What to call it.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay, show it, exit with its outcome.")] = False,
+) -> None:
+    """Run exactly what a job ran: the same image by its ID, the same code, the same settings."""
+    from dataclasses import replace
+
+    from gpurun.cli.follow import follow_job
+    from gpurun.head.submission import queue_jobs
+    from gpurun.images.code import kept_code
+    from gpurun.images.engine import Engine
+    from gpurun.inventory.load import load
+
+    folder = find_job(job)
+    spec, record = folder.spec(), folder.record()
+    if not spec.image_id or (spec.workdir is not None and not spec.code):
+        raise BadInput(f"{folder.id} is from a gpurun that did not keep what it ran", hint="submit it anew")
+    inventory = load(Path(record.inventory))
+    Engine(inventory.docker_host).image(spec.image, spec.image_id)
+    if missing := [file for file in spec.secret_files.values() if not Path(file).is_file()]:
+        raise BadInput(f"its secret {missing[0]} is not there any more")
+    if spec.code:
+        _code(folder)  # readable, and sound
+    again = spec if name is None else replace(spec, name=name)
+    codes = {spec.code: kept_code(folder.code)} if spec.code else {}
+    made = queue_jobs(
+        [again], Path(record.inventory), folder.path.home, os.environ, codes=codes, origins=[folder.origin()]
+    )
+    if made.problem is not None:
+        say(f"gpurun: {made.problem}\n  → {made.problem.hint}")
+    (new,) = made.folders
+    if follow:
+        raise typer.Exit(follow_job(new, print_id=True, cancel_on_interrupt=True))
+    typer.echo(new.id)
+
+
+def diff(
+    one: Annotated[str, typer.Argument(metavar="JOB", help="A job.")],
+    other: Annotated[str, typer.Argument(metavar="JOB", help="The job to compare it with.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Say what two jobs differ in: settings, image, code line by line, and what came of them."""
+    first, second = _told(find_job(one)), _told(find_job(other))
+    fields = {**_differing(first.inputs, second.inputs), **_differing(_origin(first.folder), _origin(second.folder))}
+    fields |= _differing(first.metrics, second.metrics) | _differing(_outcome(first), _outcome(second))
+    fields.pop("diff", None)
+    files = _differing(_digests(first.code), _digests(second.code))
+    if as_json:
+        print_json({"differs": fields, "files": sorted(files)})
+        return
+    for name, (left, right) in fields.items():
+        typer.echo(printable(f"{name}: {_text(left)} → {_text(right)}"))
+    for path in sorted(files):
+        for line in _file_diff(path, first.code, second.code):
+            typer.echo(printable(line))
+    if not fields and not files:
+        say("the same")
+
+
+def _told(folder: JobFolder) -> _Told:
+    import msgspec
+
+    from gpurun.jobs.spec import JobSpec
+    from gpurun.supervisor.loglines import LogTail
+
+    spec = msgspec.to_builtins(folder.spec())
+    unset = dict(_flat(msgspec.to_builtins(JobSpec(name="", image="", gpus=0, command=()))))
+    inputs = {path: value for path, value in _flat(spec) if path not in LEFT_OUT and value != unset.get(path)}
+    metrics = {name: value for report in LogTail(folder.log).new_reports() for name, value in report.metrics.items()}
+    return _Told(folder, inputs, _code(folder) if spec["code"] else None, metrics)
+
+
+def _code(folder: JobFolder) -> Code:
+    from gpurun.images.code import Code
+
+    try:
+        return Code(folder.code)
+    except FileNotFoundError as error:
+        raise StateError("its code is gone", job=folder.id, where=str(folder.code)) from error
+
+
+def _origin(folder: JobFolder) -> dict[str, Any]:
+    import msgspec
+
+    found: dict[str, Any] = msgspec.to_builtins(folder.origin())
+    return found
+
+
+def _outcome(told: _Told) -> dict[str, Any]:
+    record = told.folder.record()
+    return {"outcome": record.state.value, "exit code": record.exit_code}
+
+
+def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested fields by their path."""
+    for key, one in value.items():
+        if isinstance(one, dict) and one:
+            yield from _flat(one, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", one
+
+
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    names = dict.fromkeys((*one, *other))
+    return {name: (one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)}
+
+
+def _digests(code: Code | None) -> dict[str, tuple[str, int, str, str]]:
+    entries = () if code is None else code.entries
+    return {each.path: (each.kind, each.mode, each.digest, each.target) for each in entries}
+
+
+def _file_diff(path: str, one: Code | None, other: Code | None) -> Iterator[str]:
+    """What changed in a file: its lines if it is a text that is not long, else that it changed."""
+    texts = [_lines(path, code) for code in (one, other)]
+    if None in texts:
+        yield f"{path}: differs"
+        return
+    shown = list(difflib.unified_diff(texts[0] or [], texts[1] or [], f"a/{path}", f"b/{path}", lineterm=""))
+    yield from shown or [f"{path}: differs in its mode alone"]
+
+
+def _lines(path: str, code: Code | None) -> list[str] | None:
+    """A file's lines; none of one that is not there; None for what is no short text."""
+    entry = next((each for each in code.entries if each.path == path), None) if code is not None else None
+    if entry is None:
+        return []
+    if code is None or entry.kind != "file" or entry.size > MOST_SHOWN_BYTES:
+        return None
+    try:
+        return b"".join(code.content(entry.digest)).decode().splitlines()
+    except UnicodeDecodeError:
+        return None
+
+
+def _events(folder: JobFolder) -> Iterator[dict[str, Any]]:
+    from gpurun.jobs.events import EventTail
+
+    yield from EventTail(folder.events).new()
+
+
+def _placement(event: Mapping[str, Any]) -> str:
+    hosts = event.get("hosts") or ()
+    return ", ".join(printable(f"{each.get('host')}:{','.join(map(str, each.get('gpus', ())))}") for each in hosts)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value))
+    return "-" if value is None else str(value)
