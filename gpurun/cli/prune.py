@@ -80,6 +80,10 @@ def prune(
             "not pruned: nobody is there to be asked", "give --yes to prune without being asked",
         )  # fmt: skip
     done = Pruned(jobs=list(plan.going)) if dry_run else carry_out(store.home, plan, wish)
+    if not dry_run and not outputs_only and (store.home / "sweeps").is_dir():
+        from gpurun.sweeps.store import SweepStore
+
+        SweepStore(store.home).remove_spent(lambda job: store.get(job).path.exists())
     if as_json:
         print_json({"dry_run": dry_run, **_document(plan, done)})
     elif not dry_run:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpurun.cli.jobs import JsonOption
-from gpurun.cli.printing import duration, print_json, printable
+from gpurun.cli.printing import duration, print_json, printable, say
 from gpurun.cli.sweep_run import SweepArgument, open_sweeps
-from gpurun.errors import BadInput
+from gpurun.errors import BadInput, StateError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from gpurun.sweeps.plan import SweepPlan
-    from gpurun.sweeps.store import SweepFolder
+    from gpurun.sweeps.store import SweepFolder, SweepStore
     from gpurun.sweeps.trials import Trial, Trials
 
 SHOWN = 20
@@ -36,12 +36,17 @@ def status(
     """Show how far sweeps are, and the trials of one, the best first."""
     store = open_sweeps()
     if sweep is None:
-        folders = [store.get(name) for name in store.ids()]
-        rows = [(folder, folder.plan(), folder.trials()) for folder in folders]
+        rows, damaged = _all(store)
         if as_json:
             print_json({"sweeps": [as_document(*row) for row in rows]})
         for row in () if as_json else rows:
             typer.echo(printable(summary(*row)))
+        if not rows and not as_json:
+            say("there is no sweep; `gpurun sweep RECIPE --grid NAME=A,B` begins one")
+        for error in damaged:
+            say(f"gpurun: {printable(str(error))}")
+        if damaged:
+            raise typer.Exit(StateError.exit_code)
         return
     folder = store.find(sweep)
     plan, trials = folder.plan(), folder.trials()
@@ -52,6 +57,17 @@ def status(
         _watch(folder, plan)
     else:
         _print(folder, plan, trials)
+
+
+def _all(store: SweepStore) -> tuple[list[tuple[SweepFolder, SweepPlan, Trials]], list[StateError]]:
+    """Every sweep that can be read, and what is wrong with the others."""
+    rows, damaged = [], []
+    for folder in map(store.get, store.ids()):
+        try:
+            rows.append((folder, folder.plan(), folder.trials()))
+        except StateError as error:
+            damaged.append(error)
+    return rows, damaged
 
 
 def _print(folder: SweepFolder, plan: SweepPlan, trials: Trials) -> None:

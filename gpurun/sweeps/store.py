@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -187,6 +187,20 @@ class SweepStore:
         """This user's sweeps that are not done."""
         found = map(self.get, self.ids())
         return [folder for folder in found if folder.is_mine() and not folder.done.exists()]
+
+    def remove_spent(self, is_job: Callable[[str], bool]) -> int:
+        """Remove this user's sweeps that are done and of whose jobs none is left; how many went."""
+        removed = 0
+        for folder in filter(SweepFolder.is_mine, map(self.get, self.ids())):
+            if not folder.done.exists() or any(is_job(t.job) for t in folder.trials().by_number.values()):
+                continue
+            if (descriptor := folder.take_lock()) is not None:
+                try:
+                    folder.path.rmtree()
+                finally:
+                    os.close(descriptor)
+                removed += 1
+        return removed
 
     def find(self, text: str) -> SweepFolder:
         """The sweep that a person means by `text`: its id, an unambiguous beginning of it, or its name.

@@ -260,6 +260,28 @@ def test_a_trial_whose_job_somebody_removed_is_no_hang(world):
     assert folder.trials().by_number[0].reason == "its job was removed"
 
 
+def test_a_sweep_goes_with_its_last_job(world):
+    folder = begin(world, grid={"lr": ("1", "2")})
+    one = carry(world, folder)
+    one.step()
+    jobs = list(live(world).values())
+    gone = set()
+    spent = lambda: world.store.remove_spent(lambda job: job not in gone)  # noqa: E731
+    gone.update(jobs)
+    assert spent() == 0, "it is not done"
+    for job in jobs:
+        end(world, job)
+    assert one.step()
+    gone.clear()
+    gone.add(jobs[0])
+    assert spent() == 0 and world.store.ids() == [folder.id]
+    gone.add(jobs[1])
+    lock = folder.take_lock()
+    assert spent() == 0, "somebody resumes it just now"
+    os.close(lock)
+    assert spent() == 1 and world.store.ids() == []
+
+
 def test_what_cannot_be_done_now_is_told_and_tried_again(world, monkeypatch):
     folder = begin(world, grid={"lr": ("1",)})
     real, failing = conducting.queue_jobs, [True]

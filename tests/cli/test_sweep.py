@@ -1,0 +1,76 @@
+"""What ``gpurun sweep`` says of sweeps that are stored, damaged ones and strange ones included."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpurun.jobs.spec import JobSpec
+from gpurun.sweeps.store import Journal, SweepStore
+from gpurun.sweeps.trials import JournalEntry
+from gpurun.sweeps.wish import Wish
+
+TEMPLATE = JobSpec(name="n\x1b[2J", image="i:1", gpus=1, command=("train",))
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPURUN_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("gpurun.sweeps.starting.ensure_conductors", lambda *_: None)
+    return SweepStore(tmp_path / "home")
+
+
+def begin(store, *entries, template=TEMPLATE):
+    plan = Wish(grid={"lr": ("1", "2", "3")}, metric="loss:min").plan(template, "/i.yaml", 1.0)
+    folder = store.create(plan, None)
+    journal = Journal(folder)
+    journal.add(*entries)
+    journal.close()
+    return folder
+
+
+ENTRIES = [
+    JournalEntry("asked", 1.0, 0, job="j-00000001", parameters={"lr": 1}),
+    JournalEntry("asked", 1.0, 1, job="j-00000002", parameters={"lr": 2}),
+    JournalEntry("reported", 2.0, 0, step=3, value=0.5),
+    JournalEntry("reported", 2.0, 1, step=3, value=0.25),
+    JournalEntry("ended", 3.0, 0, outcome="complete"),
+    JournalEntry("ended", 3.0, 1, outcome="failed", reason="rank 0 \x1b[31mfailed"),
+]
+
+
+def test_the_best_is_first_and_what_failed_is_not_the_best(gpurun, store):
+    folder = begin(store, *ENTRIES)
+    code, out, _ = gpurun("sweep", "status", folder.id, "--json")
+    told = json.loads(out)
+    assert code == 0 and [trial["trial"] for trial in told["trials"]] == [1, 0]
+    assert told["best"]["trial"] == 0 and told["counts"]["failed"] == 1
+    assert "loss 0.5 with --lr=1 (trial 0, j-00000001)" in gpurun("sweep", "best", folder.id)[1]
+    assert gpurun("sweep", "table", folder.id, "--csv")[1].splitlines()[1].startswith("1,failed,0.25,3,j-00000002")
+    for words in (("status",), ("status", folder.id), ("table", folder.id)):
+        code, out, _ = gpurun("sweep", *words)
+        assert code == 0 and "\x1b" not in out
+
+
+def test_one_that_is_damaged_hides_no_other(gpurun, store):
+    sound, broken = begin(store, *ENTRIES), begin(store)
+    Path(str(broken.path), "plan.json").write_text("[]")
+    code, out, err = gpurun("sweep", "status")
+    assert code == 5 and sound.id in out and broken.id not in out and "plan.json" in err
+
+
+def test_nothing_there_is_no_error(gpurun, store):
+    del store
+    assert gpurun("sweep", "status")[0] == 0
+    assert gpurun("sweep", "best", "x")[0] == 2
+
+
+@pytest.mark.parametrize("command", ["status", "best", "table", "stop", "resume"])
+@pytest.mark.parametrize("name", ["nope", "", "../../etc", "a'; touch /tmp/x #", "s-"])
+def test_a_sweep_that_does_not_exist(gpurun, store, command, name):
+    begin(store)
+    begin(store)
+    code, _, err = gpurun("sweep", command, name)
+    assert code == 2 and "gpurun: " in err
