@@ -123,6 +123,8 @@ def collect_leaving(
     with job.outputs.alone():
         hosts = [*(host for host in job.members if job.links.is_open(host)), *leaving]
         unbrought = _bring(job.outputs, job.links, job.lease.job, hosts, onto=True, force=False, cancelled=cancelled)
+    for host in leaving:
+        job.outputs.listed.pop(host, None)
     left = [each for each in unbrought if each.host in leaving and each.is_lost]
     kept = {each.host for each in left}
     remover = _remover(job.lease.job, job.lease.attempt)

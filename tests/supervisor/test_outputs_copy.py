@@ -231,6 +231,7 @@ def test_of_a_host_that_leaves_the_head_has_all_but_what_others_have_written_sin
     assert collect_leaving(elastic, ["h2"]) == []
     assert files(elastic) == {"model": b"newer", "profile": b"of h2 alone"}
     assert elastic.host("h1").exists() and not elastic.host("h2").exists()
+    assert set(elastic.outputs.listed) == {"h1"}, "nothing is remembered of hosts that have left"
     copy_outputs(elastic)
     assert files(elastic) == {"model": b"newer", "profile": b"of h2 alone"}
 
