@@ -90,6 +90,16 @@ class Cluster:
             if job["ended_s"] is None:
                 self.gpurun("cancel", job["id"])
 
+    def end_processes(self) -> None:
+        """End what still runs with this state directory, such as the keeper of a host that never proves anything."""
+        mine = f"GPURUN_HOME={self.home}".encode()
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and mine in (entry / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(entry.name), signal.SIGKILL)
+            except OSError:  # it has ended
+                continue
+
     def assert_nothing_left(self) -> None:
         """No lease, container, process, key or file of any job, on the head's books or on any host."""
         assert list((self.home / "leases").glob("[!.]*")) == []

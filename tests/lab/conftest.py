@@ -75,6 +75,7 @@ def cluster(train_lab, tmp_path):
     yield made
     made.cancel_all()
     made.assert_nothing_left()
+    made.end_processes()
 
 
 @pytest.fixture
@@ -88,3 +89,4 @@ def mended(train_lab, tmp_path):
     made.cancel_all()
     wait_until(lambda: not list((made.home / "leases").glob("[!.]*")), 90)
     made.assert_nothing_left()
+    made.end_processes()
