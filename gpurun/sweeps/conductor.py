@@ -14,12 +14,11 @@ from itertools import islice
 from pathlib import Path
 
 from gpurun import faults
-from gpurun.errors import GpurunError
+from gpurun.errors import GpurunError, StateError
 from gpurun.head.requests import cancel
 from gpurun.head.submission import queue_jobs
 from gpurun.images.code import kept_code
 from gpurun.inventory.load import load
-from gpurun.jobs.record import JobRecord
 from gpurun.jobs.store import JobStore
 from gpurun.state import durable
 from gpurun.sweeps.judge import outcome_of
@@ -140,20 +139,25 @@ class Conductor:
 
     def _ended(self, trial: Trial) -> JournalEntry | None:
         """The end of a trial whose job is not live: None if the job was never stored, or has not ended yet."""
-        record = self._record(trial.job)
-        if record is None:
+        folder, now_s = self._store.get(trial.job), time.time()
+        if not folder.path.exists():
             if trial.job not in self._submitted:
                 return None
-            return JournalEntry("ended", time.time(), trial.number, outcome="failed", reason="its job was removed")
+            return JournalEntry("ended", now_s, trial.number, outcome="failed", reason="its job was removed")
+        try:
+            record = folder.record()
+        except StateError as error:
+            return JournalEntry(
+                "ended", now_s, trial.number, outcome="failed", reason=f"its record is damaged: {error}"
+            )
         if not record.state.ended:
             return None
         self._read(trial)
         outcome, reason = outcome_of(self._trials.by_number[trial.number], record, self._plan.metric)
-        return JournalEntry("ended", time.time(), trial.number, value=trial.value, outcome=outcome, reason=reason)
+        return JournalEntry("ended", now_s, trial.number, value=trial.value, outcome=outcome, reason=reason)
 
-    def _record(self, job: str) -> JobRecord | None:
-        folder = self._store.get(job)
-        return folder.record() if folder.path.exists() else None
+    def _exists(self, job: str) -> bool:
+        return self._store.get(job).path.exists()
 
     def _ask(self) -> None:
         """Give a job to trials that have none, and ask for more points, as many as there is room for."""
@@ -183,7 +187,7 @@ class Conductor:
     def _submit(self, live: set[str]) -> None:
         """Queue the jobs that were asked for and are not there; also those of a conductor that was killed."""
         missing = [trial for trial in self._trials.unended() if trial.job and trial.job not in live | self._submitted]
-        new = [trial for trial in missing if self._record(trial.job) is None]
+        new = [trial for trial in missing if not self._exists(trial.job)]
         self._submitted.update(trial.job for trial in missing if trial not in new)
         if not new:
             return
@@ -210,13 +214,14 @@ class Conductor:
     def _end_all(self) -> None:
         """The sweep is to stop: its jobs are cancelled; trials without one end now."""
         now_s = time.time()
-        idle = [trial for trial in self._trials.unended() if not trial.job or self._record(trial.job) is None]
+        idle = [trial for trial in self._trials.unended() if not trial.job or not self._exists(trial.job)]
         if idle:
             self._add([JournalEntry("ended", now_s, t.number, outcome="cancelled", reason="stopped") for t in idle])
         for trial in self._trials.unended():
             self._cancel(trial, "the sweep was stopped")
 
     def _cancel(self, trial: Trial, reason: str) -> None:
-        if trial.job not in self._cancelled and self._record(trial.job) is not None:
-            cancel(self._store.get(trial.job), by=BY, reason=reason, environ=self._environ)
+        if trial.job not in self._cancelled and self._exists(trial.job):
+            with suppress(StateError):  # a damaged record: its supervisor ends the job, or nobody can
+                cancel(self._store.get(trial.job), by=BY, reason=reason, environ=self._environ)
             self._cancelled.add(trial.job)

@@ -260,6 +260,22 @@ def test_a_trial_whose_job_somebody_removed_is_no_hang(world):
     assert folder.trials().by_number[0].reason == "its job was removed"
 
 
+def test_a_trial_whose_record_is_damaged_does_not_hold_up_the_others(world):
+    folder = begin(world, grid=GRID, max_parallel=2)
+    one = carry(world, folder)
+    one.step()
+    job = live(world)[0]
+    (Path(str(world.jobs.get(job).path)) / "state.json").write_text("{")
+    while not one.step():
+        for each in set(live(world).values()) - {job}:
+            end(world, each)
+        if len(folder.trials().by_number) == 5 and len(live(world)) == 1:
+            world.jobs.retire(job)
+    found = outcomes(folder)
+    assert found.pop(0) == ("failed", None) and {outcome for outcome, _ in found.values()} == {"complete"}
+    assert "its record is damaged" in folder.trials().by_number[0].reason
+
+
 def test_a_sweep_goes_with_its_last_job(world):
     folder = begin(world, grid={"lr": ("1", "2")})
     one = carry(world, folder)
