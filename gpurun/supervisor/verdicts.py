@@ -11,12 +11,15 @@ from gpurun.jobs.states import State
 from gpurun.launch import output
 from gpurun.launch.elastic import host_of
 from gpurun.launch.launchers import launcher_of
+from gpurun.launch.rank import RANK_SCRIPT
 from gpurun.supervisor.causes import Cause, explained
 from gpurun.supervisor.ends import End
 from gpurun.supervisor.gang_seen import ContainerEnd, GangSeen
 from gpurun.supervisor.ranks import Rank, first_failed
 
 SIGKILLED, SIGTERMED = 128 + 9, 128 + 15
+NOT_FOUND = 127
+"""What a shell exits with that cannot find the program it was to become."""
 STOPPED_S = 5.0
 """How long a launcher may outlive the ranks beside it, when something ends them all."""
 SUCCEEDED = End(State.SUCCEEDED, "", 0, exit_code=0)
@@ -89,11 +92,22 @@ def rank_failed(rank: int | None, host: str, code: int, *, who: str, ladder: boo
     return End(State.FAILED, why, 1, exit_code=code, failure=failure, ladder=ladder)
 
 
-def with_last_words(end: End, lines: Sequence[output.Line]) -> End:
-    """The end, with the last lines of the rank that failed first."""
+def with_last_words(end: End, lines: Sequence[output.Line], spec: JobSpec) -> End:
+    """The end, with the last lines of the rank that failed first; they may tell that the image lacks the command."""
     if end.failure is None or end.failure.kind != "rank" or end.failure.excerpt:
         return end
-    return replace(end, failure=replace(end.failure, excerpt=output.excerpt(lines, end.failure.rank)))
+    failure = replace(end.failure, excerpt=output.excerpt(lines, end.failure.rank))
+    if not _lacks_command(failure, spec.command[0]):
+        return replace(end, failure=failure)
+    reason = f"the image {spec.image} has no {spec.command[0]}: {end.reason}"
+    return replace(end, reason=reason, code=2, failure=replace(failure, reason=reason))
+
+
+def _lacks_command(failure: FirstFailure, command: str) -> bool:
+    """Whether the shell that was to become the rank says so: nothing of the command has run."""
+    said = failure.excerpt[-1] if failure.excerpt else ""
+    is_shells = said.startswith((f"{RANK_SCRIPT}: ", "sh: ")) and " exec: " in said
+    return failure.exit_code == NOT_FOUND and is_shells and said.endswith(f" {command}: not found")
 
 
 def container_ended(host: str, found: ContainerEnd) -> End:

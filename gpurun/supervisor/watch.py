@@ -183,7 +183,7 @@ class _Watch:
         end = by_launcher(seen, lines, job.spec, place) if finish.by_launcher else finish.end
         if end.outcome is not State.FAILED:
             return end
-        end = with_last_words(end, lines)
+        end = with_last_words(end, lines, job.spec)
         asked_s, was_late = time.monotonic(), self._was_late
         cause = self._health.first([line.text for line in lines[-TAIL_LINES:]])
         if explains_alone(cause):

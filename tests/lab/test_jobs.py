@@ -74,7 +74,7 @@ def test_a_rank_killed_by_a_signal(cluster):
 
 def test_a_program_that_does_not_exist(cluster):
     done = cluster.submit(command=["no-such-program"])
-    assert done.code == 1
+    assert done.code == 2
     assert only_job(cluster)["exit_code"] == 127
 
 

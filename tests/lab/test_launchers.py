@@ -134,6 +134,19 @@ def test_a_rank_that_a_signal_ends_has_the_code_of_a_shell(cluster):
     assert (done.code, only_job(cluster)["exit_code"]) == (1, 128 + signal.SIGKILL)
 
 
+@pytest.mark.parametrize(
+    ("launcher", "image", "command", "lacks"),
+    [("torchrun", TINY, "train.py", "python3"), ("tensorflow", TINY, "python3", "python3"),
+     ("mpirun", TINY, "true", "mpirun"), ("tasks", TRAIN, "it's; true", "it's; true"),
+     ("horovod", TRAIN, "it's; true", "it's; true")],
+)  # fmt: skip
+def test_a_program_that_the_image_lacks_is_named(cluster, launcher, image, command, lacks):
+    done = cluster.submit("--launcher", launcher, image=image, command=[command])
+    record = only_job(cluster)
+    assert (done.code, record["state"], record["exit_code"]) == (2, "FAILED", 127), done.err + done.out
+    assert record["reason"].startswith(f"the image {image} has no {lacks}"), record["reason"]
+
+
 def test_a_port_that_something_else_has_on_the_first_host_is_not_used(cluster):
     listens = "import socket, time; s = socket.create_server(('', 23022)); time.sleep(600)"
     background = f'python3 -c "{listens}" </dev/null >/dev/null 2>&1 & echo $!'

@@ -138,6 +138,6 @@ def test_an_image_without_python_is_named_in_the_report(cluster, tmp_path):
     done = cluster.gpurun(
         "submit", recipe(tmp_path / "r", "{ps: 1}", image=TINY, gpus=2), "-i", str(cluster.inventory), "--follow"
     )
-    assert done.code == 1
+    assert done.code == 2
     failure = only_job(cluster)["first_failure"]
     assert failure["exit_code"] == 127 and any("python3" in line for line in failure["excerpt"]), failure

@@ -212,7 +212,26 @@ def test_what_a_host_saw_ends_the_gang_and_explains_a_failure():
 def test_the_last_words_are_those_of_the_rank_that_failed():
     seen = replace(GANG, ranks=[rank(0, "a"), rank(1, "b", 1)])
     lines = [Line(1, "stderr", "ValueError: x"), Line(None, "stderr", "launcher"), Line(0, "stdout", "step 3")]
-    assert with_last_words(end_of(decide(seen)), lines).failure.excerpt == ("ValueError: x",)
+    assert with_last_words(end_of(decide(seen)), lines, SPEC).failure.excerpt == ("ValueError: x",)
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["/gpurun/bin/rank: exec: line 144: {}: not found", "/gpurun/bin/rank: 144: exec: {}: not found",
+     "/gpurun/bin/rank: line 144: exec: {}: not found", "sh: 1: exec: {}: not found"],
+    ids=["busybox", "dash", "bash", "a shell between"],
+)  # fmt: skip
+def test_a_command_that_the_image_lacks_is_named(said):
+    command = "./it's; true"
+    spec = replace(SPEC, command=(command, "train.py"))
+    end = end_of(decide(replace(GANG, ranks=[rank(0, "a"), rank(1, "b", 127)])))
+    named = with_last_words(end, [Line(1, "stderr", said.format(command))], spec)
+    assert (named.code, named.exit_code, named.failure.rank) == (2, 127, 1)
+    assert named.reason == named.failure.reason == f"the image {spec.image} has no {command}: {end.reason}"
+    for other in (said.format("true"), f"train.py: {command}: not found", "", said.format(command) + " yet"):
+        assert with_last_words(end, [Line(1, "stderr", other)], spec).reason == end.reason
+    ran = end_of(decide(replace(GANG, ranks=[rank(0, "a"), rank(1, "b", 1)])))
+    assert with_last_words(ran, [Line(1, "stderr", said.format(command))], spec).reason == ran.reason
 
 
 # -- whatever was seen ------------------------------------------------------------------------------------
