@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import time
 from pathlib import Path
 
@@ -245,3 +246,73 @@ def test_a_preempted_gang_gives_way_and_resumes(cluster, tmp_path):
     steps = [int(n) for n in re.findall(r"\[0\]<stdout>:step (\d+)", cluster.log(job))]
     assert steps[-1] == STEPS
     assert len(steps) <= STEPS + 2, "it began again from the beginning"
+
+
+GROWS = """
+import os, sys, time
+rank = next(os.environ[name] for name in ("GPURUN_RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK") if name in os.environ)
+print("up", flush=True)
+held = []
+while True:
+    if rank == "1" and os.path.exists("/tmp/grow"):
+        held.append(bytearray(16 << 20))
+    time.sleep(0.05)
+"""
+MEMORY_LIMIT = "192m"
+
+
+def submit_python(cluster, folder, program, *lines):
+    """Start a gang of two ranks of a Python program, one on each host, and wait until both are up; its id."""
+    recipe = [f"launcher: {LAUNCHER}", f"image: {TRAIN}", "gpus: 2", "grace: 3s", "constraints: {gpus_per_host: 1}"]
+    recipe += ["max_restarts: 2", *lines, f"command: {json.dumps(['python3', '-c', program])}"]
+    (folder / "recipe.yaml").write_text("\n".join(recipe) + "\n")
+    done = cluster.gpurun("submit", str(folder), "-i", str(cluster.inventory))
+    assert done.code == 0, done.err
+    job = done.out.strip()
+    wait_until(lambda: len(re.findall(r"\[[01]\]<stdout>:up", cluster.log(job))) == 2, 120)
+    return job
+
+
+def test_a_rank_outgrows_the_memory_limit_of_its_container(cluster, tmp_path):
+    """The kernel kills the rank, not the container: its own fault, and nobody else's."""
+    job = submit_python(cluster, tmp_path, GROWS)
+    victim, container = cluster.job(job)["hosts"][1], f"gpurun-{job}-1"
+    limits = ["--memory", MEMORY_LIMIT, "--memory-swap", MEMORY_LIMIT]
+    limited = cluster.lab.run(victim, ["docker", "update", *limits, container])
+    assert limited.code == 0, limited.stderr
+    since = time.time()
+    assert cluster.lab.run(victim, ["docker", "exec", container, "touch", "/tmp/grow"]).code == 0
+    story = tell(cluster, job, "a rank outgrew its container's memory limit", since)
+    record(story)
+    found = cluster.job(job)
+    assert (story.state, story.restarts) == ("FAILED", 0), found["reason"]
+    assert found["exit_code"] == 128 + signal.SIGKILL
+    assert (found["first_failure"]["rank"], found["first_failure"]["host"]) == (1, victim), found["first_failure"]
+    assert story.noticed_s <= 20
+
+
+HANGS = """
+import os, sys, time
+sys.path.append("/gpurun/python")
+import gpurun_runtime as gpurun
+rank = next(os.environ[name] for name in ("GPURUN_RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK") if name in os.environ)
+print("up", flush=True)
+for step in range(1, 6 - int(rank)):
+    gpurun.progress(step)
+    time.sleep(1.2)  # progress is written once a second at most
+print("waits since", time.time(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_rank_hangs_and_the_others_wait_for_it(cluster, tmp_path):
+    """Rank 1 takes a step less than rank 0, which waits for it: the gang ends, and is not started again."""
+    job = submit_python(cluster, tmp_path, HANGS, "hang_timeout: 6s")
+    wait_until(lambda: cluster.log(job).count("waits since") == 2, 60)
+    since = max(float(each) for each in re.findall(r"waits since ([\d.]+)", cluster.log(job)))
+    story = tell(cluster, job, "a rank hangs", since)
+    record(story)
+    found = cluster.job(job)
+    assert (story.state, story.restarts) == ("FAILED", 0), found["reason"]
+    assert f"rank 1 on {found['hosts'][1]} is furthest behind, at step 4" in found["reason"]
+    assert 6 <= story.noticed_s <= 6 + 15
