@@ -28,7 +28,8 @@ import rootfs
 import wheelhouse
 
 HERE = Path(__file__).resolve().parent
-BASE, TRAIN, TORCH = HERE / "base", HERE / "tf2.15", HERE / "torch"
+BASE = HERE / "base"
+FRAMEWORK = {"tf2.15": "tensorflow", "torch": "torch"}  # images with a framework, and Horovod built against it
 ADDITIONS = ("openmpi", "data", "binutils", "compilers")  # each on top of those before it
 IMAGE = {
     "tf2.15": "gpurun/train:tf2.15", "torch": "gpurun/train:torch", "base": "gpurun/base:bookworm",
@@ -117,31 +118,20 @@ def debian_inputs() -> str:
     return wheelhouse.digest(HERE / "rootfs.py", *lists)
 
 
-def wheel_inputs() -> str:
-    """Hash of what Horovod's wheel depends on."""
-    mine = ("Dockerfile.wheel", "horovod-source.txt", "tensorflow.txt")
+def wheel_inputs(name: str) -> str:
+    """Hash of what Horovod's wheel for an image depends on."""
+    mine = ("Dockerfile.wheel", "horovod-source.txt", f"{FRAMEWORK[name]}.txt")
     shared = ("debian-openmpi.txt", "debian-compilers.txt")
-    return wheelhouse.digest(*(TRAIN / name for name in mine), *(BASE / name for name in shared))
-
-
-def train_inputs() -> str:
-    """Hash of everything the image with TensorFlow is made from."""
-    return _digest(TRAIN / "Dockerfile", TRAIN / "horovod.txt") + wheel_inputs()
-
-
-def torch_inputs() -> str:
-    """Hash of everything the image with PyTorch is made from."""
-    return _digest(TORCH / "Dockerfile", TORCH / "torch.txt")
-
-
-def _digest(*files: Path) -> str:
-    shared = ("install.py", "openmpi-mca-params.conf", "build.txt")
-    return wheelhouse.digest(*files, *(BASE / name for name in shared)) + debian_inputs()
+    return wheelhouse.digest(*(HERE / name / file for file in mine), *(BASE / file for file in shared))
 
 
 def inputs_of(name: str) -> str:
     """Hash of everything the image is made from."""
-    return {"tf2.15": train_inputs, "torch": torch_inputs}.get(name, debian_inputs)()
+    if name not in FRAMEWORK:
+        return debian_inputs()
+    mine = (HERE / name / "Dockerfile", HERE / name / "horovod.txt")
+    shared = ("install.py", "openmpi-mca-params.conf", "build.txt")
+    return wheelhouse.digest(*mine, *(BASE / file for file in shared)) + debian_inputs() + wheel_inputs(name)
 
 
 def import_root(name: str, engine: Engine, layers: Path) -> None:
@@ -156,26 +146,19 @@ def import_root(name: str, engine: Engine, layers: Path) -> None:
     engine.replace(IMAGE[name], "import", *commands, str(tar), IMAGE[name])
 
 
-def build_train(engine: Engine, cache: Cache) -> None:
-    """Build the image with TensorFlow and Horovod, and first Horovod's wheel if the cache has none."""
-    built = horovod_wheel(engine, cache)
-    say("wheels of TensorFlow and what Horovod needs")
+def build_train(name: str, engine: Engine, cache: Cache) -> None:
+    """Build a training image, and first Horovod's wheel for its framework if the cache has none."""
+    built = horovod_wheel(name, engine, cache)
+    say(f"wheels of {FRAMEWORK[name]} and what Horovod needs")
     wheels = {
-        name: sorted(wheelhouse.fetch(TRAIN / f"{name}.txt", cache.wheels).iterdir())
-        for name in ("tensorflow", "horovod")
+        group: sorted(wheelhouse.fetch(HERE / name / f"{group}.txt", cache.wheels).iterdir())
+        for group in (FRAMEWORK[name], "horovod")
     }
     wheels["horovod"].append(built)
-    build_image("tf2.15", TRAIN, wheels, engine, cache)
+    build_image(name, wheels, engine, cache)
 
 
-def build_torch(engine: Engine, cache: Cache) -> None:
-    """Build the image with PyTorch."""
-    say("wheels of PyTorch")
-    wheels = sorted(wheelhouse.fetch(TORCH / "torch.txt", cache.wheels).iterdir())
-    build_image("torch", TORCH, {"torch": wheels}, engine, cache)
-
-
-def build_image(name: str, source: Path, wheels: Mapping[str, Sequence[Path]], engine: Engine, cache: Cache) -> None:
+def build_image(name: str, wheels: Mapping[str, Sequence[Path]], engine: Engine, cache: Cache) -> None:
     """Build a training image from its Dockerfile, the Debian layers, and each group of wheels."""
     layers = cache.layers()
     import_root("base", engine, layers)
@@ -183,7 +166,7 @@ def build_image(name: str, source: Path, wheels: Mapping[str, Sequence[Path]], e
     with build_context(cache) as context:
         for addition in TRAINED_IN:
             place(layers / f"{addition}.tar", context)
-        for file in (source / "Dockerfile", BASE / "install.py", BASE / "openmpi-mca-params.conf"):
+        for file in (HERE / name / "Dockerfile", BASE / "install.py", BASE / "openmpi-mca-params.conf"):
             place(file, context)
         for group, files in wheels.items():
             for file in (*files, *tools.glob("pip-*.whl")):
@@ -193,25 +176,25 @@ def build_image(name: str, source: Path, wheels: Mapping[str, Sequence[Path]], e
         engine.replace(IMAGE[name], "build", *options, str(context))
 
 
-def horovod_wheel(engine: Engine, cache: Cache) -> Path:
+def horovod_wheel(name: str, engine: Engine, cache: Cache) -> Path:
     """Horovod's wheel from the cache, else built in a container of the image's own lower layers."""
-    folder = cache.wheels / f"horovod-built-{wheel_inputs()}"
+    folder = cache.wheels / f"horovod-built-{wheel_inputs(name)}"
     if not folder.is_dir():
         layers = cache.layers(ADDITIONS)
         import_root("base", engine, layers)
         say("wheels to build Horovod with")
-        lists = (TRAIN / "tensorflow.txt", TRAIN / "horovod.txt", BASE / "build.txt")
-        sources = [wheelhouse.fetch(each, cache.wheels) for each in lists]
-        sources.append(wheelhouse.fetch(TRAIN / "horovod-source.txt", cache.wheels, wheelhouse.SOURCE_ONLY))
+        source = HERE / name
+        lists = (source / f"{FRAMEWORK[name]}.txt", source / "horovod.txt", BASE / "build.txt")
+        folders = [wheelhouse.fetch(each, cache.wheels) for each in lists]
+        folders.append(wheelhouse.fetch(source / "horovod-source.txt", cache.wheels, wheelhouse.SOURCE_ONLY))
         with build_context(cache) as context:
-            for name in ADDITIONS:
-                place(layers / f"{name}.tar", context)
-            place(TRAIN / "Dockerfile.wheel", context)
-            for file in (file for source in sources for file in source.iterdir()):
+            for addition in ADDITIONS:
+                place(layers / f"{addition}.tar", context)
+            place(source / "Dockerfile.wheel", context)
+            for file in (file for fetched in folders for file in fetched.iterdir()):
                 place(file, context / "wheels", "pip.whl" if file.name.startswith("pip-") else file.name)
             say("Horovod: compiling, some minutes on two cores")
             compile_wheel(engine, context, folder)
-        (layers / "compilers.tar").unlink()  # 0.5 GB that only a new wheel needs again
     (wheel,) = folder.glob("*.whl")
     return wheel
 
@@ -281,8 +264,8 @@ def main() -> None:
         for name in images:
             if engine.label(IMAGE[name], INPUTS) == inputs_of(name):
                 say(f"{IMAGE[name]} is up to date")
-            elif build := {"tf2.15": build_train, "torch": build_torch}.get(name):
-                build(engine, cache)
+            elif name in FRAMEWORK:
+                build_train(name, engine, cache)
             else:
                 import_root(name, engine, cache.layers())
 

@@ -14,7 +14,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 
 @pytest.mark.parametrize(
     "recipe",
-    ["fashion-mnist-torch", "fashion-mnist-mpi", "fashion-mnist-keras"],
+    ["fashion-mnist-torch", "fashion-mnist-mpi", "fashion-mnist-keras", "fashion-mnist-horovod-torch"],
 )
 def test_a_recipe_loses_a_host_and_goes_on_from_its_checkpoint(mended, recipe):
     cluster = mended

@@ -103,16 +103,17 @@ def test_a_download_that_fails_leaves_no_folder_that_looks_complete(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "others"),
     [("base/debian-data.txt", {"tf2.15", "torch", "base", "tiny"}), ("base/install.py", {"tf2.15", "torch"}),
-     ("tf2.15/tensorflow.txt", {"tf2.15"}), ("tf2.15/Dockerfile", {"tf2.15"}), ("torch/torch.txt", {"torch"})],
+     ("tf2.15/tensorflow.txt", {"tf2.15"}), ("tf2.15/Dockerfile", {"tf2.15"}), ("torch/torch.txt", {"torch"}),
+     ("torch/Dockerfile.wheel", {"torch"}), ("torch/horovod.txt", {"torch"}),
+     ("base/debian-compilers.txt", {"tf2.15", "torch", "base", "tiny"})],
 )  # fmt: skip
 def test_a_changed_input_means_another_image_for_those_that_are_made_from_it(
     build, monkeypatch, tmp_path, changed, others
 ):
     before = {name: build.inputs_of(name) for name in build.IMAGES}
-    for name in ("BASE", "TRAIN", "TORCH"):
-        source = getattr(build, name)
-        shutil.copytree(source, tmp_path / source.name)
-        monkeypatch.setattr(build, name, tmp_path / source.name)
+    shutil.copytree(build.HERE, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(build, "HERE", tmp_path)
+    monkeypatch.setattr(build, "BASE", tmp_path / "base")
     assert {name: build.inputs_of(name) for name in build.IMAGES} == before
     with (tmp_path / changed).open("a") as file:
         file.write("# hello\n")
