@@ -325,6 +325,8 @@ def _by_hang(seen: GangSeen) -> Step:
     has_failed = seen.least is None and first_failed(seen.ranks) is not None
     if seen.hung is None or seen.down_since or seen.exits or has_failed or seen.now_s - seen.heard_since_s < RETURN_S:
         return None
-    failure = FirstFailure(seen.hung, kind="hang")
-    end = End(State.FAILED, f"the gang hangs: {seen.hung}", 1, failure=failure, ladder=True)
+    done = sorted(rank.rank for rank in seen.ranks if rank.code == 0 and seen.least is None)
+    left = f"; {len(done)} of {seen.world} ranks have returned 0 already, rank {done[0]} among them" if done else ""
+    failure = FirstFailure(f"{seen.hung}{left}", kind="hang")
+    end = End(State.FAILED, f"the gang hangs: {failure.reason}", 1, failure=failure, ladder=True)
     return Finish(end, is_explained=False)

@@ -194,6 +194,8 @@ def test_a_gang_that_is_ending_and_one_that_was_not_heard_do_not_hang():
     assert decide(replace(hung, exits={"b": container(1, T)})) is None, "its end is judged when hosts had time to tell"
     assert decide(replace(hung, ranks=[rank(0, "a", 143, T - 1), rank(1, "b")])) is None
     assert decide(replace(hung, heard_since_s=T - 1)) is None, "what it printed meanwhile is still on its way"
+    alone = end_of(decide(replace(hung, ranks=[rank(0, "a"), rank(1, "b", 0, T - 1)])))
+    assert alone.reason.endswith("; 1 of 2 ranks have returned 0 already, rank 1 among them"), "it never joined, say"
     elastic = replace(hung, members=THREE, least=2, ranks=[rank(0, "a"), rank(1, "b", 1, T - 1), rank(2, "c")])
     assert end_of(decide(elastic)).failure.kind == "hang", "no rank's failure ends an elastic gang"
 
