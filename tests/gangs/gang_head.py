@@ -46,6 +46,7 @@ class Head:
         plan = world.plan
         self.spec = SimpleNamespace(
             min_gpus=plan.least, roles=None, time_limit_s=plan.limit_s, max_restarts=plan.max_restarts, image="image",
+            command=("train",),
             grace_s=GRACE_S, hang_timeout_s=plan.hang_s, outputs="/outputs", horovod=SimpleNamespace(autotune=False),
             controller="gloo",
         )  # fmt: skip
