@@ -94,15 +94,26 @@ class Cache:
         """Downloaded wheels, and Horovod's own."""
         return self.folder / "wheels"
 
-    def layers(self, additions: tuple[str, ...] = ADDITIONS[:-1]) -> Path:
-        """The folder with ``base.tar``, ``tiny.tar`` and a tar per addition; made anew if one is missing."""
-        folder = self.folder / "images" / f"debian-{debian_inputs()}"
-        if all((folder / name).is_file() for name in ("id", *(f"{tar}.tar" for tar in ("base", "tiny", *additions)))):
+    @property
+    def bootstrap(self) -> str:
+        """Which bootstrap the layers here come from; empty if one is missing, and all are to be made anew."""
+        folder = self._debian
+        tars = (f"{tar}.tar" for tar in ("base", "tiny", *ADDITIONS))
+        return (folder / "id").read_text() if all((folder / name).is_file() for name in ("id", *tars)) else ""
+
+    @property
+    def _debian(self) -> Path:
+        return self.folder / "images" / f"debian-{debian_inputs()}"
+
+    def layers(self) -> Path:
+        """The folder with ``base.tar``, ``tiny.tar`` and a tar per addition; all made anew if one is missing."""
+        folder = self._debian
+        if self.bootstrap:
             return folder
         say("Debian packages: root file system and layers")
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="debian-", dir=folder.parent) as scratch:
-            lists = {name: rootfs.package_list(BASE / f"debian-{name}.txt") for name in additions}
+            lists = {name: rootfs.package_list(BASE / f"debian-{name}.txt") for name in ADDITIONS}
             rootfs.build(rootfs.package_list(BASE / "debian.txt"), lists, Path(scratch))
             (Path(scratch) / "id").write_text(uuid.uuid4().hex)
             for older in folder.parent.glob("debian-????????????????"):
@@ -135,15 +146,31 @@ def inputs_of(name: str) -> str:
 
 
 def import_root(name: str, engine: Engine, layers: Path) -> None:
-    """Import one of the root file systems, ``tiny`` or ``base``, as an image of one layer, unless it is there."""
+    """Import one of the root file systems, ``tiny`` or ``base``, as an image of one layer."""
     bootstrap = (layers / "id").read_text()
-    if engine.label(IMAGE[name], LAYERS) == bootstrap:
-        return
     tar = layers / f"{name}.tar"
     say(f"{IMAGE[name]}: importing {tar.stat().st_size / 1e6:.0f} MB")
     labels = f"LABEL {INPUTS}={debian_inputs()} {LAYERS}={bootstrap}"
     commands = ("--change", labels, "--change", 'CMD ["/bin/sh"]')
     engine.replace(IMAGE[name], "import", *commands, str(tar), IMAGE[name])
+
+
+def is_up_to_date(name: str, engine: Engine, cache: Cache) -> bool:
+    """Is the image made from today's inputs, and from the same bootstrap as images that are built from now on?
+
+    Hosts keep a layer once only if all images share it. Without layers in the cache, today's inputs suffice.
+    """
+    if engine.label(IMAGE[name], INPUTS) != inputs_of(name):
+        return False
+    return not cache.bootstrap or engine.label(IMAGE[name], LAYERS) == cache.bootstrap
+
+
+def base_image(engine: Engine, cache: Cache) -> Path:
+    """The folder of layers, once the engine has the image of the lowest one."""
+    layers = cache.layers()
+    if not is_up_to_date("base", engine, cache):
+        import_root("base", engine, layers)
+    return layers
 
 
 def build_train(name: str, engine: Engine, cache: Cache) -> None:
@@ -160,8 +187,7 @@ def build_train(name: str, engine: Engine, cache: Cache) -> None:
 
 def build_image(name: str, wheels: Mapping[str, Sequence[Path]], engine: Engine, cache: Cache) -> None:
     """Build a training image from its Dockerfile, the Debian layers, and each group of wheels."""
-    layers = cache.layers()
-    import_root("base", engine, layers)
+    layers = base_image(engine, cache)
     tools = wheelhouse.fetch(BASE / "build.txt", cache.wheels)
     with build_context(cache) as context:
         for addition in TRAINED_IN:
@@ -180,8 +206,7 @@ def horovod_wheel(name: str, engine: Engine, cache: Cache) -> Path:
     """Horovod's wheel from the cache, else built in a container of the image's own lower layers."""
     folder = cache.wheels / f"horovod-built-{wheel_inputs(name)}"
     if not folder.is_dir():
-        layers = cache.layers(ADDITIONS)
-        import_root("base", engine, layers)
+        layers = base_image(engine, cache)
         say("wheels to build Horovod with")
         source = HERE / name
         lists = (source / f"{FRAMEWORK[name]}.txt", source / "horovod.txt", BASE / "build.txt")
@@ -254,15 +279,16 @@ def main() -> None:
     parser.add_argument(
         "images", nargs="*", metavar="IMAGE", choices=[*IMAGES, []], help=", ".join(IMAGES) + "; all if none is named"
     )
-    # The training image first: with Horovod's wheel missing it needs more layers made than the others do.
-    images = sorted(parser.parse_args().images or IMAGES, key=IMAGES.index)
+    images = parser.parse_args().images or IMAGES
     cache = Cache(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpurun")
     cache.folder.mkdir(parents=True, exist_ok=True)
     engine = Engine(engine_host())
     with (cache.folder / "images.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        if not all(is_up_to_date(name, engine, cache) for name in images):
+            cache.layers()  # a new bootstrap, if one is needed, before the first image is looked at
         for name in images:
-            if engine.label(IMAGE[name], INPUTS) == inputs_of(name):
+            if is_up_to_date(name, engine, cache):
                 say(f"{IMAGE[name]} is up to date")
             elif name in FRAMEWORK:
                 build_train(name, engine, cache)

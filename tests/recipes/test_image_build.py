@@ -125,3 +125,78 @@ def test_a_file_is_placed_in_a_build_context_under_another_name(build, tmp_path)
     source.write_text("wheel")
     build.place(source, tmp_path / "context" / "wheels", "pip.whl")
     assert (tmp_path / "context/wheels/pip.whl").read_text() == "wheel"
+
+
+class Engine:
+    """Labels of the images that an engine holds, as `build` asks for them and makes them."""
+
+    def __init__(self, host):
+        self.labels = {}
+        self.built = []
+
+    def label(self, image, name):
+        return self.labels.get(image, {}).get(name, "")
+
+
+@pytest.fixture
+def machine(build, monkeypatch, tmp_path):
+    """A cache and an engine, both empty, on which `main` builds in no time."""
+    engine = Engine("")
+
+    def label(name, layers):
+        engine.built.append(name)
+        engine.labels[build.IMAGE[name]] = {
+            build.INPUTS: build.inputs_of(name),
+            build.LAYERS: (layers / "id").read_text(),
+        }
+
+    def tars(base, additions, into):
+        for name in ("base", "tiny", *additions):
+            (into / f"{name}.tar").write_text(name)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "engine_host", lambda: "")
+    monkeypatch.setattr(build, "Engine", lambda host: engine)
+    monkeypatch.setattr(rootfs, "build", tars)
+    monkeypatch.setattr(build, "import_root", lambda name, engine, layers: label(name, layers))
+    monkeypatch.setattr(build, "build_train", lambda name, engine, cache: label(name, build.base_image(engine, cache)))
+
+    def run(*argv):
+        engine.built.clear()
+        monkeypatch.setattr("sys.argv", ["build.py", *argv])
+        build.main()
+        return sorted(engine.built)
+
+    return run, engine, build.Cache(tmp_path / "gpurun")
+
+
+def test_all_images_share_one_bootstrap_and_nothing_is_built_twice(build, machine):
+    run, engine, cache = machine
+    assert run() == sorted(build.IMAGES)
+    assert {labels[build.LAYERS] for labels in engine.labels.values()} == {cache.bootstrap}
+    assert run() == []
+
+
+def test_images_of_an_older_bootstrap_are_built_again_beside_one_that_needs_a_new_one(build, machine):
+    run, engine, cache = machine
+    run("tf2.15", "base", "tiny")
+    (cache.layers() / "compilers.tar").unlink()  # as caches of an older version lacked it
+    assert run("tf2.15", "base") == []
+    assert run() == sorted(build.IMAGES)
+    assert {labels[build.LAYERS] for labels in engine.labels.values()} == {cache.bootstrap}
+
+
+def test_an_image_that_was_left_on_an_older_bootstrap_is_built_when_it_is_named(build, machine):
+    run, _engine, cache = machine
+    run("tf2.15")
+    (cache.layers() / "id").unlink()
+    assert run("torch") == ["base", "torch"]
+    assert run("tf2.15") == ["tf2.15"]
+
+
+def test_engines_with_all_images_need_no_layers(machine):
+    run, _engine, cache = machine
+    run()
+    shutil.rmtree(cache.folder)
+    assert run() == []
+    assert not (cache.folder / "images").exists()
