@@ -145,6 +145,7 @@ class Wants:
     grace_s: float = 15.0
     max_restarts: int = 0
     roles: Roles | None = None
+    reforms: bool = False
 
     @property
     def rehearsal(self) -> Wants:
@@ -212,6 +213,8 @@ class JobSpec:
         shm_size_mib: size of ``/dev/shm`` in each container.
         mounts: (path on the hosts, path in the container, ``ro`` or ``rw``), such as a shared data set.
         rehearse_s: how long one rank runs the command on one GPU before the gang starts; None = it does not.
+        reforms: an elastic gang whose ranks cannot go on when hosts come or go: it is ended, and started again at the
+            size that there is. Horovod's ranks can.
         scratch: absolute path inside the container of a writable folder that goes with the attempt; None = none.
     """
 
@@ -244,6 +247,16 @@ class JobSpec:
     rehearse_s: float | None = None
     scratch: str | None = None
     roles: Roles | None = None
+    reforms: bool = False
+
+    @property
+    def is_live_elastic(self) -> bool:
+        """Whether ranks go on when hosts come and go."""
+        return self.min_gpus is not None and not self.reforms
+
+    def sized(self, gpus: int) -> JobSpec:
+        """The job of one attempt: a gang that is formed again is like any other of the size that it has got."""
+        return replace(self, gpus=gpus, min_gpus=None) if self.reforms else self
 
     @property
     def rehearsal(self) -> JobSpec:
@@ -265,5 +278,5 @@ class JobSpec:
         """What the scheduler needs to know."""
         return Wants(
             self.gpus, self.min_gpus, self.constraints, self.pool, self.priority, self.preemptible, self.time_limit_s,
-            self.grace_s, self.max_restarts, self.roles,
+            self.grace_s, self.max_restarts, self.roles, self.reforms,
         )  # fmt: skip

@@ -130,7 +130,7 @@ def make_plan(
         host.name: fabric.settings(inventory.fabric_of(host), host, grant.gpus, hardware.get(host.name), spec.env, nccl)
         for host, grant in zip(hosts, grants, strict=True)
     }
-    notice_s = 0.0 if spec.min_gpus is not None else rank.NOTICE_S
+    notice_s = 0.0 if spec.is_live_elastic else rank.NOTICE_S
     scripts = {
         host: rank.rank_script(found.environment, launcher, grace_s=spec.grace_s, notice_s=notice_s)
         for host, found in settings.items()
@@ -227,10 +227,10 @@ def _launcher_files(
 ) -> dict[str, tuple[str, int]]:
     names = elastic.names(grants, joins)
     peers = [(n, g.host, known[g.host].address, known[g.host].user) for n, g in zip(names, grants, strict=True)][1:]
-    alive = (elastic.ALIVE_S, 2) if spec.min_gpus else (15, 8)
+    alive = (elastic.ALIVE_S, 2) if spec.is_live_elastic else (15, 8)
     files = {
         "launch/ssh/config": (jobssh.client_config(peers, port=ssh_port, alive_s=alive[0], alive_count=alive[1]), 0o644)
     }
-    if spec.min_gpus:
+    if spec.is_live_elastic:
         files[elastic.HOSTS_FILE] = (elastic.hosts_text(grants, joins), 0o644)
     return files

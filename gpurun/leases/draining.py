@@ -92,7 +92,8 @@ def _tenant(lease: Lease, job: LiveJob, hosts: tuple[str, ...]) -> Tenant:
     record, request = job.record, job.request
     return Tenant(
         gang_of(record, job.wants), lease.members, hosts,
-        may_restart=job.wants.max_restarts > 0, begun=record.reached == "containers",
+        may_restart=job.wants.max_restarts > 0 or job.wants.reforms, reforms=job.wants.reforms,
+        begun=record.reached == "containers",
         stopping=record.state is State.STOPPING or (request is not None and not request.drain),
     )  # fmt: skip
 

@@ -20,7 +20,7 @@ from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.lease import Lease, machines_of, places_of
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.scheduler.gangs import gang_of
-from gpurun.scheduler.growth import growth
+from gpurun.scheduler.growth import growth, regrown
 from gpurun.scheduler.model import Placement
 from gpurun.state import audit
 
@@ -76,6 +76,22 @@ def grow(home: Path, held: Held, inventory: Inventory, *, now_s: float) -> tuple
         held = changed, LeaseStore(home).grow(lock, changed, view.occupancy)
     audit.note(home, "grow", job=lease.job, hosts=list(more.hosts))
     return held, more.hosts
+
+
+def larger(home: Path, lease: Lease, inventory: Inventory, *, now_s: float) -> Placement | None:
+    """Where the gang would run if it were ended and placed anew, if it were larger then; nothing is changed.
+
+    Hosts that it failed on before count: a pass uses them only where the gang cannot do without.
+
+    Raises:
+        StateError: a lease is damaged, so that it cannot be known which GPUs are free.
+    """
+    view = look(home, now_s=now_s)
+    job = view.jobs.get(lease.job)
+    if job is None or job.wants is None:  # its files are damaged
+        return None
+    gang = gang_of(job.record, job.wants).but(avoid=())
+    return regrown(snapshot(view, inventory), gang, Placement(lease.generation, lease.racks, lease.grants))
 
 
 def move_ports(home: Path, held: Held) -> Held:

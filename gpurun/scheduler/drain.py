@@ -31,6 +31,7 @@ class Tenant:
         may_restart: its recipe allows restarts.
         begun: its containers may exist; before that it has no work to lose.
         stopping: it is on its way out already.
+        reforms: it cannot release hosts: it is ended, and started again at another size.
     """
 
     gang: Gang
@@ -39,6 +40,7 @@ class Tenant:
     may_restart: bool = False
     begun: bool = True
     stopping: bool = False
+    reforms: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def in_words(departure: Departure, now_s: float) -> str:
 def _fate(tenant: Tenant, empty: Snapshot) -> tuple[Fate, str]:
     if tenant.stopping:
         return "stops", "it is ending"
-    if tenant.begun and may_lose(tenant.members, tenant.hosts, tenant.gang.min_gpus):
+    if tenant.begun and not tenant.reforms and may_lose(tenant.members, tenant.hosts, tenant.gang.min_gpus):
         return "shrinks", "it is elastic and has enough GPUs on other hosts"
     if tenant.begun and not (tenant.may_restart or tenant.gang.preemptible):
         return "waits", "it is not preemptible, and max_restarts is 0"

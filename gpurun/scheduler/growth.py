@@ -1,4 +1,4 @@
-"""More GPUs for an elastic gang that runs with fewer than it asked for. Pure."""
+"""More GPUs for an elastic gang that runs with fewer than it asked for: beside those it has, or anew. Pure."""
 
 from __future__ import annotations
 
@@ -40,6 +40,31 @@ def growth(snapshot: Snapshot, gang: Gang, now: Placement, policy: Policy = DEFA
         if starts:
             return starts[0][1]
     return None
+
+
+def regrown(snapshot: Snapshot, gang: Gang, now: Placement, policy: Policy = DEFAULT) -> Placement | None:
+    """Where an elastic gang would run if it were ended and queued now; None unless that is more than it has.
+
+    It comes last, too: what it would get besides is on no host on which a waiting gang may run.
+
+    Args:
+        snapshot: the gang is among its running ones.
+        gang: with the `gpus` it asked for.
+        now: what it holds.
+    """
+    decisions = schedule(snapshot, policy)
+    if now.gpus >= gang.gpus or _pool_is_waited_for(snapshot, gang, decisions):
+        return None
+    after = carried_out(snapshot, decisions)
+    others = tuple(run for run in after.running if run.gang.id != gang.id)
+    queue = (*after.queue, gang.but(requeued=True, kept=None))
+    starts = schedule(replace(after, running=others, queue=queue), policy).starts
+    found = next((placement for started, placement in starts if started.id == gang.id), None)
+    if found is None or found.gpus <= now.gpus:
+        return None
+    mine = set(now.grants)
+    more = tuple(grant.host for grant in found.grants if grant not in mine)
+    return found if _nobody_waits_for(after, more, decisions, policy) == more else None
 
 
 def _waiting(snapshot: Snapshot, decisions: Decisions) -> Iterator[tuple[Gang, Reason]]:

@@ -57,7 +57,7 @@ class SupervisedJob:
         self.leases = LeaseStore(home)
         self.folder: JobFolder = self.store.get(lease.job)
         self.record: JobRecord = self.folder.record()
-        self.spec, self.damage = _spec_of(self.folder, self.record)
+        self.spec, self.damage = _spec_of(self.folder, self.record, sum(len(grant.gpus) for grant in lease.grants))
         self.events = EventLog(self.folder.events, clock=clock)
         self.public_keys: dict[str, str] = {}
         self.accounts: dict[str, HostAccount] = {}
@@ -271,11 +271,14 @@ class SupervisedJob:
             raise GangEnd(asked_end(request, ladder=ladder))
 
 
-def _spec_of(folder: JobFolder, record: JobRecord) -> tuple[JobSpec, StateError | None]:
-    """The job's spec, or its rehearsal's. For a damaged one, a stand-in that can give its GPUs back, and the damage."""
+def _spec_of(folder: JobFolder, record: JobRecord, gpus: int) -> tuple[JobSpec, StateError | None]:
+    """The spec of the attempt: the job's, or its rehearsal's.
+
+    For a damaged one, a stand-in that can give its GPUs back, and the damage.
+    """
     try:
         spec = folder.spec()
-        return spec.rehearsal if record.rehearsal else spec, None
+        return (spec.rehearsal if record.rehearsal else spec).sized(gpus), None
     except StateError as error:
         return unknown_spec(record), error
 

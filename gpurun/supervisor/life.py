@@ -126,7 +126,7 @@ def _stopping(job: SupervisedJob, end: End) -> State:
     if rehearsal:
         rehearsal = "passed" if end.outcome is State.SUCCEEDED else "due"
         end = judged(end, job.record.gpus)
-    if restarts.is_worth_another(job.record, end, max_restarts=job.spec.max_restarts):
+    if restarts.is_worth_another(job.record, end, max_restarts=_most_restarts(job)):
         end, restart, setback = _another(job, end)
     again = restart is not None
     return job.move(
@@ -145,4 +145,9 @@ def _another(job: SupervisedJob, end: End) -> tuple[End, Restart | None, Setback
     if before is not None and restarts.repeats(before, setback):
         reason = f"{end.reason}; attempt {before.attempt} failed the same way and no progress was made since"
         return replace(end, reason=reason), None, setback
-    return end, restarts.restart_of(job.record, max_restarts=job.spec.max_restarts, now_s=now_s), setback
+    return end, restarts.restart_of(job.record, max_restarts=_most_restarts(job), now_s=now_s), setback
+
+
+def _most_restarts(job: SupervisedJob) -> int:
+    """How often the job may start again after hosts' faults: a gang that is formed again, as often as they come."""
+    return job.record.restarts + 1 if job.spec.reforms else job.spec.max_restarts

@@ -33,7 +33,7 @@ class Seating:
     @classmethod
     def of(cls, grants: Sequence[Grant], spec: JobSpec) -> Seating:
         """The seating of a job's attempt."""
-        return cls(tuple(grants), None if spec.min_gpus is None else spec.gpus, spec.roles)
+        return cls(tuple(grants), spec.gpus if spec.is_live_elastic else None, spec.roles)
 
     def has(self, host: str, rank: int) -> bool:
         """Whether a rank of this number may run on a host."""

@@ -17,6 +17,7 @@ from gpurun.supervisor.elastic import Members
 from gpurun.supervisor.ends import End, GangEnd
 from gpurun.supervisor.engines import stopped_engines
 from gpurun.supervisor.gang_seen import GangSeen
+from gpurun.supervisor.grows_anew import GrowsAnew
 from gpurun.supervisor.hang import HangWatch
 from gpurun.supervisor.health import HealthWatch
 from gpurun.supervisor.job import SupervisedJob
@@ -70,7 +71,9 @@ class _Watch:
         self._was_late = False
         self._follow(job.members)
         self._checkpoints.thread().start()
-        self._tending = [*self._members.threads(), *OutputsWatch(job, self._stop).threads()]
+        self._tending = [
+            *self._members.threads(), *GrowsAnew(job, self._stop).threads(), *OutputsWatch(job, self._stop).threads()
+        ]  # fmt: skip
         for thread in self._tending:
             thread.start()
 

@@ -192,7 +192,6 @@ def test_torchrun_takes_a_python_file_for_a_program_of_python():
     ("changes", "word"),
     [
         ({"launcher": "slurm"}, "there is no launcher 'slurm'"),
-        ({"launcher": "torchrun", "min_gpus": 2}, "cannot be elastic"),
         ({"controller": "mpi", "min_gpus": 2}, "cannot use the controller mpi"),
         ({"launcher": "tasks", "controller": "mpi"}, "for the launcher horovod"),
         ({"launcher": "mpirun", "horovod": HorovodKnobs(cycle_time_ms=1.0)}, "for the launcher horovod"),
@@ -205,6 +204,26 @@ def test_torchrun_takes_a_python_file_for_a_program_of_python():
 def test_what_cannot_be_is_refused_with_the_word_that_is_wrong(changes, word):
     with pytest.raises(BadInput, match=word):
         settled(replace(SPEC, **changes), is_named="launcher" in changes)
+
+
+@pytest.mark.parametrize("launcher", NAMES)
+def test_an_elastic_gang_goes_on_or_is_formed_again_as_its_launcher_can(launcher):
+    """Only Horovod's ranks go on; nobody but the launcher's own value says so, whatever a recipe claims."""
+    elastic = replace(SPEC, launcher=launcher, min_gpus=2, reforms=launcher == "horovod")
+    if launcher == "tensorflow":
+        with pytest.raises(BadInput, match="tensorflow cannot be elastic"):
+            settled(elastic, is_named=True)
+        return
+    spec, _ = settled(elastic, is_named=True)
+    assert (spec.reforms, spec.is_live_elastic) == (launcher != "horovod", launcher == "horovod")
+    assert not settled(replace(elastic, min_gpus=None), is_named=True)[0].reforms
+
+
+def test_each_attempt_of_a_gang_that_is_formed_again_is_a_gang_of_the_size_it_has_got():
+    spec, _ = settled(replace(SPEC, launcher="torchrun", min_gpus=2, gpus=8), is_named=True)
+    assert (spec.sized(6).gpus, spec.sized(6).min_gpus, spec.wants.reforms) == (6, None, True)
+    live, _ = settled(replace(SPEC, launcher="horovod", min_gpus=2, gpus=8), is_named=True)
+    assert live.sized(6) == live
 
 
 def test_every_launcher_says_what_an_image_needs_for_it():

@@ -41,6 +41,13 @@ def test_a_gang_whose_containers_do_not_exist_yet_has_nothing_to_lose_and_moves(
     assert one(tenant(Gang("j", 4), begun=False)).fate == "moves"
 
 
+def test_an_elastic_gang_that_cannot_release_hosts_moves_and_one_that_can_shrinks():
+    members = ("r0h0", range(4)), ("r0h1", range(4))
+    elastic = Gang("j", 8, min_gpus=4)
+    assert one(tenant(elastic, *members, drained=("r0h1",))).fate == "shrinks"
+    assert one(tenant(elastic, *members, drained=("r0h1",), reforms=True, may_restart=True)).fate == "moves"
+
+
 @pytest.mark.parametrize(
     "gang",
     [

@@ -7,7 +7,7 @@ from clusters import cluster, runs
 
 from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Pool, Rack
 from gpurun.jobs.spec import Constraints
-from gpurun.scheduler.growth import growth
+from gpurun.scheduler.growth import growth, regrown
 from gpurun.scheduler.model import Gang, Grant, Placement, Reason, Snapshot
 from gpurun.scheduler.schedule import schedule
 
@@ -183,3 +183,42 @@ def test_a_host_it_failed_on_is_taken_again_only_if_no_other_could_be():
     busy = runs(Gang("o", 4), ("r0h2", range(4)))
     assert grown(Snapshot(alike(1, 3, 4), (mine, busy)), gang) is None
     assert grown(Snapshot(alike(1, 2, 4), (mine,)), gang).hosts == ("r0h1",)
+
+
+def formed_again(snapshot, gang=ELASTIC):
+    (mine,) = [run for run in snapshot.running if run.gang.id == gang.id]
+    return regrown(snapshot, gang, mine.placement)
+
+
+def test_a_gang_that_is_formed_again_may_also_have_more_of_its_own_hosts():
+    mine = running(("r0h0", range(3)))
+    assert formed_again(Snapshot(alike(1, 2, 4), (mine,))).hosts == ("r0h0", "r0h1")
+    assert growth(Snapshot(alike(1, 1, 4), (mine,)), ELASTIC, mine.placement) is None
+    assert formed_again(Snapshot(alike(1, 1, 4), (mine,))).gpus == 4
+
+
+def test_it_is_not_ended_for_as_many_gpus_elsewhere_nor_for_fewer():
+    mine = running(("r0h0", range(4)))
+    assert formed_again(Snapshot(alike(1, 2, 4), (mine,), taken={"r0h1": range(4)})) is None
+    assert formed_again(Snapshot(alike(1, 2, 4), (mine,), unusable={"r0h1": "lost"})) is None
+    assert formed_again(Snapshot(alike(1, 2, 4), (mine,), unusable={"r0h0": "cordoned"})) is None
+    whole = running(("r0h0", range(4)), ("r0h1", range(4)))
+    assert formed_again(Snapshot(alike(2, 2, 4), (whole,))) is None
+
+
+def test_it_is_ended_neither_for_gpus_that_others_wait_for_nor_if_others_would_take_its_own():
+    mine = running(("r0h0", range(4)))
+    waits = Gang("w", 8)
+    assert formed_again(Snapshot(alike(1, 2, 4), (mine,), (waits,))) is None
+    urgent = Gang("u", 8, priority=9)
+    assert formed_again(Snapshot(alike(1, 2, 4), (mine,), (urgent,))) is None
+    elsewhere = waits.but(constraints=Constraints(generations=("volta",)))
+    assert formed_again(Snapshot(alike(1, 2, 4), (mine,), (elsewhere,))).gpus == 8
+
+
+def test_what_would_stop_others_for_it_is_no_growth():
+    pools = (Pool("a", 8), Pool("b", 0))
+    gang = ELASTIC.but(pool="a", preemptible=True)
+    mine = replace(running(("r0h0", range(4))), gang=gang.but(gpus=4))
+    borrower = runs(Gang("r", 4, pool="b", preemptible=True), ("r0h1", range(4)))
+    assert formed_again(Snapshot(alike(1, 2, 4, pools), (mine, borrower), now_s=1e4), gang) is None

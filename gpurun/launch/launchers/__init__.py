@@ -60,6 +60,7 @@ def settled(spec: JobSpec, *, is_named: bool) -> tuple[JobSpec, str]:
     if launcher.interpreter and spec.command[0].endswith(".py"):
         spec = replace(spec, command=(*launcher.interpreter, *spec.command))
     _check(spec, launcher)
+    spec = replace(spec, reforms=spec.min_gpus is not None and launcher.elastic == "anew")
     return (spec if launcher.with_roles is None else launcher.with_roles(spec)), said
 
 
@@ -94,12 +95,12 @@ def _without(typed: Typed, behind: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _check(spec: JobSpec, launcher: Launcher) -> None:
-    if spec.min_gpus is not None and not launcher.is_elastic:
+    if spec.min_gpus is not None and launcher.elastic == "no":
         if spec.launcher == GLOO.name:
             raise BadInput(
                 "an elastic gang (min_gpus) cannot use the controller mpi", hint="Horovod's elastic mode is Gloo's"
             )
-        raise BadInput(f"the launcher {launcher.name} cannot be elastic (min_gpus)", hint=f"{GLOO.name} can")
+        raise BadInput(f"the launcher {launcher.name} cannot be elastic (min_gpus)", hint="its gang has one size")
     if spec.launcher != GLOO.name and (spec.controller != "gloo" or spec.horovod != HorovodKnobs()):
         raise BadInput(
             f"'controller' and 'horovod' are for the launcher {GLOO.name}, not for {launcher.name}",

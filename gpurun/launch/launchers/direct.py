@@ -79,7 +79,7 @@ def one_gpu(_gang: PlacedGang, place: RankSeat) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": str(place.local_rank)}
 
 
-TASKS = Launcher("tasks", "/bin/sh", environment=one_gpu)
+TASKS = Launcher("tasks", "/bin/sh", environment=one_gpu, elastic="anew")
 
 
 def torch_environment(gang: PlacedGang, place: RankSeat) -> dict[str, str]:
@@ -114,7 +114,7 @@ _WITH_VALUE = (
     "role log-dir redirects tee local-ranks-filter node-rank master-addr master-port local-addr"
 )
 TORCHRUN = Launcher(
-    "torchrun", "/bin/sh, Python and PyTorch", environment=torch_environment, interpreter=PYTHON,
+    "torchrun", "/bin/sh, Python and PyTorch", environment=torch_environment, interpreter=PYTHON, elastic="anew",
     typed=Typed(
         "torchrun",
         with_value=frozenset(
@@ -141,6 +141,7 @@ def _deepspeed(found: Mapping[str, str], words: tuple[str, ...]) -> tuple[str, .
 
 DEEPSPEED = Launcher(
     "deepspeed", "/bin/sh, Python, PyTorch and DeepSpeed", environment=torch_environment, interpreter=WITH_LOCAL_RANK,
+    elastic="anew",
     typed=Typed(
         "deepspeed",
         with_value=frozenset({
@@ -165,4 +166,4 @@ def jax_environment(gang: PlacedGang, place: RankSeat) -> dict[str, str]:
     }  # fmt: skip
 
 
-JAX = Launcher("jax", "/bin/sh, Python and JAX", environment=jax_environment, interpreter=PYTHON)
+JAX = Launcher("jax", "/bin/sh, Python and JAX", environment=jax_environment, interpreter=PYTHON, elastic="anew")

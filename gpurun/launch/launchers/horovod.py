@@ -21,7 +21,7 @@ def argv(spec: JobSpec, gang: PlacedGang) -> tuple[str, ...]:
 
 
 GLOO = Launcher(
-    "horovod", NEEDS, rank_variable="HOROVOD_RANK", tells="script", argv=argv, is_elastic=True, all_read_outputs=False,
+    "horovod", NEEDS, rank_variable="HOROVOD_RANK", tells="script", argv=argv, elastic="live", all_read_outputs=False,
     typed=TYPED,
 )  # fmt: skip
 MPI = Launcher(

@@ -108,7 +108,8 @@ class Launcher:
         needs: what the image needs for it, in words.
         with_roles: the spec of a job whose ranks have roles, complete; raises BadInput for roles that cannot be. None:
             its ranks are all alike.
-        is_elastic: whether it can go on without some ranks.
+        elastic: what it does when hosts come or go. "live": its ranks go on; "anew": they are ended, and a gang of
+            another size is started; "no": its gang has one size.
         all_read_outputs: each rank may read what earlier attempts left. Else rank 0 does and passes it on, as
             Horovod's guide has it.
         interpreter: what runs a command whose first word is a Python file; empty = the file itself.
@@ -122,7 +123,7 @@ class Launcher:
     argv: Callable[[JobSpec, PlacedGang], tuple[str, ...]] | None = None
     environment: Callable[[PlacedGang, RankSeat], Mapping[str, str]] = lambda _gang, _place: {}
     with_roles: Callable[[JobSpec], JobSpec] | None = None
-    is_elastic: bool = False
+    elastic: Literal["live", "anew", "no"] = "no"
     all_read_outputs: bool = True
     interpreter: tuple[str, ...] = ()
     typed: Typed | None = None

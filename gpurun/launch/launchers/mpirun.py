@@ -37,5 +37,5 @@ def argv(spec: JobSpec, gang: PlacedGang) -> tuple[str, ...]:
 
 MPIRUN = Launcher(
     "mpirun", "/bin/sh, Open MPI and OpenSSH's client", rank_variable="OMPI_COMM_WORLD_RANK", tells="group",
-    argv=argv, typed=TYPED,
+    argv=argv, typed=TYPED, elastic="anew",
 )  # fmt: skip

@@ -1,0 +1,74 @@
+"""An elastic gang that cannot take in hosts while it runs is ended and formed again, once it could be larger.
+
+It gives way as for a preemption: its ranks get SIGTERM and the grace to save, and it is queued in front of its peers.
+That costs what was done since the last checkpoint, and a start. So it happens only to a program that has told of a
+checkpoint, and not soon after a start.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from gpurun.errors import GpurunError
+from gpurun.jobs.record import CancelRequest
+from gpurun.leases.members import larger
+from gpurun.supervisor.job import SupervisedJob
+
+LOOK_S = 5.0
+
+
+class GrowsAnew:
+    """Looks for more GPUs for a gang that has fewer than it asked for. For any other gang it has nothing to do."""
+
+    def __init__(self, job: SupervisedJob, stop: threading.Event) -> None:
+        self._job = job
+        self._stop = stop
+        self._begun_s = time.monotonic()
+
+    def threads(self) -> list[threading.Thread]:
+        """What looks, not started; none for a gang that has all its GPUs, or takes in hosts while it runs."""
+        job = self._job
+        if not job.spec.reforms or job.spec.gpus >= job.record.gpus or job.record.rehearsal:
+            return []
+        job.note(f"the gang has {job.spec.gpus} of {job.record.gpus} GPUs, on {', '.join(job.members)}")
+        return [threading.Thread(target=self._look, name="growth", daemon=True)]
+
+    def _look(self) -> None:
+        told = ""
+        while not self._stop.wait(LOOK_S):
+            try:
+                if self._is_time() and self._ask():
+                    return
+                told = ""
+            except GpurunError as error:  # a damaged lease, say: it is tried again, and said once
+                if str(error) != told:
+                    self._job.note(f"it cannot grow yet: {error}")
+                told = str(error)
+
+    def _is_time(self) -> bool:
+        """Whether the gang has run for a while, and would lose little."""
+        record = self._job.record
+        saved_s, started_s = record.checkpoint_s, record.started_s
+        has_saved = saved_s is not None and started_s is not None and saved_s >= started_s
+        return has_saved and time.monotonic() - self._begun_s >= patience_s(record.restarts)
+
+    def _ask(self) -> bool:
+        job = self._job
+        if job.folder.cancel_request() is not None:
+            return False
+        found = larger(job.home, job.lease, job.inventory, now_s=job.clock())
+        if found is None:
+            return False
+        job.amend(avoid=tuple(host for host in job.record.avoid if host not in found.hosts))
+        reason = f"it is formed again with {found.gpus} GPUs, on {', '.join(found.hosts)}"
+        job.folder.ask_to_cancel(CancelRequest("preempt", by="its growth", asked_s=job.clock(), reason=reason))
+        return True
+
+
+def patience_s(restarts: int) -> float:
+    """How long a gang runs before it is ended to grow: a minute, doubled with each host's fault, at most an hour.
+
+    So a host that comes back only to fail again costs the gang less each time.
+    """
+    return min(60.0 * 2.0 ** min(max(restarts - 1, 0), 30), 3600.0)

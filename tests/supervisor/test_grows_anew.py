@@ -1,0 +1,93 @@
+"""An elastic gang that cannot take in hosts: when it is ended to be formed again, and as what."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from gpurun.jobs.record import FirstFailure
+from gpurun.jobs.spec import Constraints
+from gpurun.jobs.states import State
+from gpurun.state.cordons import Cordon, changing_cordons
+from gpurun.supervisor.ends import End
+from gpurun.supervisor.grows_anew import GrowsAnew, patience_s
+from gpurun.supervisor.life import _stopping
+
+FOUR_OF_SIX = {"launcher": "tasks", "gpus": 6, "min_gpus": 4, "reforms": True}
+
+
+@pytest.fixture
+def gang(carry, tmp_path):
+    """A gang that wants three hosts and has two, because two were out of use; it failed there, has run and saved."""
+    with changing_cordons(tmp_path) as cordons:
+        cordons.update({host: Cordon("cordoned", "alice", 0.0, "fan") for host in ("h3", "h4")})
+    job = carry(**FOUR_OF_SIX, constraints=Constraints(gpus_per_host=2))
+    with changing_cordons(tmp_path) as cordons:
+        cordons.clear()
+    job.amend(avoid=("h3", "h4"), checkpoint_s=3.0)
+    return job
+
+
+def watch(job, *, ran_s=1e6):
+    growth = GrowsAnew(job, threading.Event())
+    growth._begun_s -= ran_s
+    return growth
+
+
+def test_each_attempt_has_the_size_that_was_granted(carry):
+    job = carry(**FOUR_OF_SIX)
+    assert (job.spec.gpus, job.spec.min_gpus, job.record.gpus) == (6, None, 6)
+    assert watch(job).threads() == [], "it has all it asked for"
+    assert not job.seating.most
+
+
+def test_it_is_ended_once_it_could_be_larger_and_the_hosts_it_failed_on_count_again(gang):
+    growth = watch(gang)
+    assert len(growth.threads()) == 1
+    assert growth._is_time() and growth._ask()
+    request = gang.folder.cancel_request()
+    assert (request.kind, request.by) == ("preempt", "its growth")
+    assert "formed again with 6 GPUs" in request.reason
+    assert len(set(gang.folder.record().avoid)) == 1, "the host that it does not need stays avoided"
+
+
+@pytest.mark.parametrize(
+    ("ran_s", "checkpoint_s", "is_time"),
+    [(59.0, 3.0, False), (61.0, 3.0, True), (61.0, None, False), (61.0, 1.0, False)],
+)
+def test_it_has_run_for_a_minute_and_saved_since_it_started(gang, ran_s, checkpoint_s, is_time):
+    gang.amend(checkpoint_s=checkpoint_s)
+    assert watch(gang, ran_s=ran_s)._is_time() is is_time
+
+
+def test_an_end_that_was_asked_for_stays_as_it_is(gang):
+    growth = watch(gang)
+    assert growth._ask()
+    first = gang.folder.cancel_request()
+    assert not growth._ask() and gang.folder.cancel_request() == first
+
+
+def test_it_stays_as_it_is_while_nothing_is_to_be_had(gang, tmp_path):
+    with changing_cordons(tmp_path) as cordons:
+        cordons.update({host: Cordon("cordoned", "alice", 0.0, "fan") for host in ("h3", "h4")})
+    assert not watch(gang)._ask()
+    assert gang.folder.cancel_request() is None
+    assert gang.folder.record().avoid == ("h3", "h4")
+
+
+def test_a_hosts_fault_does_not_count_as_a_restart_that_a_recipe_allows(gang):
+    lost = End(State.FAILED, "h1 is lost", 4, failure=FirstFailure("h1 is lost", kind="host-lost"), suspects=("h1",))
+    assert gang.spec.max_restarts == 0
+    assert _stopping(gang, lost) is State.STOPPING
+    assert gang.folder.record().restart.attempt == 2
+
+
+def test_a_program_that_fails_is_not_started_again(gang):
+    wrong = End(State.FAILED, "rank 0 exited with 3", 4, failure=FirstFailure("rank 0 exited with 3", exit_code=3))
+    assert _stopping(gang, wrong) is State.STOPPING
+    assert gang.folder.record().restart is None
+
+
+def test_hosts_that_fail_again_and_again_cost_less_each_time():
+    assert [patience_s(n) for n in (0, 1, 2, 3, 7, 99)] == [60.0, 60.0, 120.0, 240.0, 3600.0, 3600.0]
