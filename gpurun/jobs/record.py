@@ -117,12 +117,12 @@ class Restart:
     Attributes:
         at_s: not before then, seconds since the epoch.
         attempt: which start it is of those that ``max_restarts`` allows, the first one included.
-        of: how many it allows.
+        of: how many it allows; None = as many as hosts fail, because the gang is formed again.
     """
 
     at_s: float
     attempt: int
-    of: int
+    of: int | None
 
     def is_due(self, now_s: float) -> bool:
         """Whether it may start; a clock that was set back makes nobody wait for hours."""
@@ -130,7 +130,7 @@ class Restart:
 
     def words(self, now_s: float) -> str:
         """For people: ``restarts in 12 s (attempt 3 of 5)``. When that time is over, it may still wait for GPUs."""
-        which = f"(attempt {self.attempt} of {self.of})"
+        which = f"(attempt {self.attempt})" if self.of is None else f"(attempt {self.attempt} of {self.of})"
         if self.is_due(now_s):
             return f"waits to be restarted {which}"
         return f"restarts in {max(1, round(self.at_s - now_s))} s {which}"
@@ -144,6 +144,7 @@ class Setback:
         said: the reason, where the kind alone says too little.
         step: the furthest step that a rank told of; None = none did.
         ran_s: seconds it was RUNNING.
+        fruitless: how many attempts in a row, this one included, have achieved nothing.
     """
 
     attempt: int
@@ -153,6 +154,7 @@ class Setback:
     exit_code: int | None
     step: int | None
     ran_s: float
+    fruitless: int = 0
 
 
 @dataclass(frozen=True)
@@ -263,6 +265,12 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
     def waits_for_restart(self, now_s: float) -> bool:
         """True while it is queued but shall not start yet."""
         return self.state is State.QUEUED and self.restart is not None and not self.restart.is_due(now_s)
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether this attempt has told of a checkpoint."""
+        saved_s, started_s = self.checkpoint_s, self.started_s
+        return saved_s is not None and started_s is not None and saved_s >= started_s
 
     def is_past(self, attempt: int) -> bool:
         """Whether an attempt is over: the job has ended, waits for the next one, or has begun it."""

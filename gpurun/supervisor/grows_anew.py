@@ -49,9 +49,7 @@ class GrowsAnew:
     def _is_time(self) -> bool:
         """Whether the gang has run for a while, and would lose little."""
         record = self._job.record
-        saved_s, started_s = record.checkpoint_s, record.started_s
-        has_saved = saved_s is not None and started_s is not None and saved_s >= started_s
-        return has_saved and time.monotonic() - self._begun_s >= patience_s(record.restarts)
+        return record.has_saved and time.monotonic() - self._begun_s >= patience_s(record.restarts)
 
     def _ask(self) -> bool:
         job = self._job

@@ -139,15 +139,21 @@ def _stopping(job: SupervisedJob, end: End) -> State:
 
 def _another(job: SupervisedJob, end: End) -> tuple[End, Restart | None, Setback]:
     """When a failed attempt is followed by another one; none if it failed as the one before did."""
-    now_s, before = job.clock(), job.record.setback
-    ran_s = now_s - job.record.started_s if job.record.started_s is not None else 0.0
-    setback = restarts.setback_of(end.failure, attempt=job.record.attempt, step=furthest_step(job), ran_s=ran_s)
+    record, now_s, before = job.record, job.clock(), job.record.setback
+    ran_s = now_s - record.started_s if record.started_s is not None else 0.0
+    setback = restarts.setback_of(end.failure, attempt=record.attempt, step=furthest_step(job), ran_s=ran_s)
+    if not restarts.achieved(before, setback, has_saved=record.has_saved):
+        setback = replace(setback, fruitless=1 + (before.fruitless if before is not None else 0))
+    why = ""
     if before is not None and restarts.repeats(before, setback):
-        reason = f"{end.reason}; attempt {before.attempt} failed the same way and no progress was made since"
-        return replace(end, reason=reason), None, setback
-    return end, restarts.restart_of(job.record, max_restarts=_most_restarts(job), now_s=now_s), setback
+        why = f"attempt {before.attempt} failed the same way and no progress was made since"
+    elif job.spec.reforms and setback.fruitless >= restarts.MOST_FRUITLESS:
+        why = f"hosts failed {setback.fruitless} times in a row before anything was achieved"
+    if why:
+        return replace(end, reason=f"{end.reason}; {why}"), None, setback
+    return end, restarts.restart_of(record, max_restarts=_most_restarts(job), now_s=now_s), setback
 
 
-def _most_restarts(job: SupervisedJob) -> int:
+def _most_restarts(job: SupervisedJob) -> int | None:
     """How often the job may start again after hosts' faults: a gang that is formed again, as often as they come."""
-    return job.record.restarts + 1 if job.spec.reforms else job.spec.max_restarts
+    return None if job.spec.reforms else job.spec.max_restarts

@@ -1,8 +1,9 @@
 """Whether a failed attempt is worth another one, and when. Pure.
 
 Only what was a host's fault is tried again, as often as ``max_restarts`` says; a preemption, and hosts that pre-flight
-refuses before anything has run, do not count. Twice the same failure with nothing achieved in between is not the host's
-fault, whatever it looks like: the third start would end as the second did.
+refuses before anything has run, do not count. A gang that is formed again is tried as often as hosts fail, unless they
+do so time after time before anything is achieved: then it may be the gang that fails them. Twice the same failure with
+nothing achieved in between is not the host's fault, whatever it looks like: the third start would end as the second did.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ JITTER = 0.25
 LONG_ENOUGH_S = 600.0
 """A job whose ranks do not tell of their progress counts as having made some if it has run for this long."""
 
+MOST_FRUITLESS = 5
+"""So many attempts in a row that achieve nothing end a gang that is formed again."""
+
 NEVER_THE_JOBS = frozenset({"host-lost", "gpu-lost", "ecc", "xid", "engine"})
 """Causes that a job does not bring about: two of them are bad luck."""
 
@@ -33,15 +37,20 @@ def backoff_s(job: str, restart: int) -> float:
     return plain_s * (1 - JITTER + 2 * JITTER * share)
 
 
-def is_worth_another(record: JobRecord, end: End, *, max_restarts: int) -> bool:
-    """Whether an attempt failed for a host's fault and the job may be started again."""
-    return end.outcome is State.FAILED and bool(end.suspects) and record.restarts < max_restarts
+def is_worth_another(record: JobRecord, end: End, *, max_restarts: int | None) -> bool:
+    """Whether an attempt failed for a host's fault and the job may be started again; `max_restarts` None = as often."""
+    is_left = max_restarts is None or record.restarts < max_restarts
+    return end.outcome is State.FAILED and bool(end.suspects) and is_left
 
 
-def restart_of(record: JobRecord, *, max_restarts: int, now_s: float) -> Restart:
+def restart_of(record: JobRecord, *, max_restarts: int | None, now_s: float) -> Restart:
     """The next start of a job whose attempt has failed."""
     number = record.restarts + 1
-    return Restart(at_s=now_s + backoff_s(record.id, number), attempt=number + 1, of=max_restarts + 1)
+    return Restart(
+        at_s=now_s + backoff_s(record.id, number),
+        attempt=number + 1,
+        of=None if max_restarts is None else max_restarts + 1,
+    )
 
 
 def setback_of(failure: FirstFailure | None, *, attempt: int, step: int | None, ran_s: float) -> Setback:
@@ -54,6 +63,12 @@ def setback_of(failure: FirstFailure | None, *, attempt: int, step: int | None, 
     failure = failure or FirstFailure("")
     said = failure.reason if failure.kind in ("", "launcher") else ""
     return Setback(attempt, failure.kind, said, failure.rank, failure.exit_code, step, ran_s)
+
+
+def achieved(before: Setback | None, now: Setback, *, has_saved: bool) -> bool:
+    """Whether an attempt got anywhere: it saved, ran for long, or went further than the one before."""
+    further = now.step is not None and (before is None or before.step is None or now.step > before.step)
+    return has_saved or further or now.ran_s >= LONG_ENOUGH_S
 
 
 def repeats(before: Setback | None, now: Setback) -> bool:

@@ -12,7 +12,8 @@ from gpurun.jobs.states import State
 from gpurun.state.cordons import Cordon, changing_cordons
 from gpurun.supervisor.ends import End
 from gpurun.supervisor.grows_anew import GrowsAnew, patience_s
-from gpurun.supervisor.life import _stopping
+from gpurun.supervisor.life import _another, _stopping
+from gpurun.supervisor.restarts import MOST_FRUITLESS
 
 FOUR_OF_SIX = {"launcher": "tasks", "gpus": 6, "min_gpus": 4, "reforms": True}
 
@@ -91,3 +92,20 @@ def test_a_program_that_fails_is_not_started_again(gang):
 
 def test_hosts_that_fail_again_and_again_cost_less_each_time():
     assert [patience_s(n) for n in (0, 1, 2, 3, 7, 99)] == [60.0, 60.0, 120.0, 240.0, 3600.0, 3600.0]
+
+
+def test_hosts_that_fail_before_anything_is_achieved_end_it_at_last_and_a_checkpoint_forgives(gang):
+    """A gang that brings its hosts down must not go through the whole cluster."""
+    lost = End(State.FAILED, "h1 is lost", 4, failure=FirstFailure("h1 is lost", kind="host-lost"), suspects=("h1",))
+    gang.amend(checkpoint_s=None)
+    for number in range(1, MOST_FRUITLESS):
+        _, restart, setback = _another(gang, lost)
+        assert restart is not None and setback.fruitless == number
+        gang.amend(setback=setback)
+    end, restart, _ = _another(gang, lost)
+    assert restart is None
+    assert end.reason == "h1 is lost; hosts failed 5 times in a row before anything was achieved"
+    gang.amend(checkpoint_s=3.0)
+    _, restart, setback = _another(gang, lost)
+    assert restart is not None and setback.fruitless == 0
+    assert restart.words(0.0).endswith("(attempt 2)")
