@@ -3,7 +3,7 @@
 Only what was a host's fault is tried again, as often as ``max_restarts`` says; a preemption, and hosts that pre-flight
 refuses before anything has run, do not count. A gang that is formed again is tried as often as hosts fail, unless they
 do so time after time before anything is achieved: then it may be the gang that fails them. Twice the same failure with
-nothing achieved in between is not the host's fault, whatever it looks like: the third start would end as the second did.
+nothing achieved in between is not the host's fault, whatever it looks like: the third start would end as the second.
 """
 
 from __future__ import annotations
