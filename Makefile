@@ -52,7 +52,7 @@ bench: setup image
 lab: setup
 	$(GPURUN) lab up
 
-# What the demo and most recipes need; `images` has that of recipes/fashion-mnist-torch, too.
+# What the demo and most recipes need; `images` has those with PyTorch and JAX, too.
 image: setup
 	@$(PYTHON) recipes/images/build.py tf2.15 base tiny
 

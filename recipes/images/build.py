@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Build the images that gpurun's recipes and tests use, from Debian packages and PyPI only.
 
-    python recipes/images/build.py [tiny] [base] [tf2.15] [torch]        (all of them if none is named)
+    python recipes/images/build.py [tiny] [base] [tf2.15] [torch] [jax]        (all of them if none is named)
 
 Nothing is built twice: each image carries a label with the hash of what it was made from, and packages, layers
 and Horovod's wheel are kept in ~/.cache/gpurun. Docker needs no network of its own. The engine is DOCKER_HOST, else
@@ -29,11 +29,12 @@ import wheelhouse
 
 HERE = Path(__file__).resolve().parent
 BASE = HERE / "base"
-FRAMEWORK = {"tf2.15": "tensorflow", "torch": "torch"}  # images with a framework, and Horovod built against it
+FRAMEWORK = {"tf2.15": "tensorflow", "torch": "torch", "jax": "jax"}  # images with a framework
+WITH_HOROVOD = ("tf2.15", "torch")  # those with Horovod, built against it
 ADDITIONS = ("openmpi", "data", "binutils", "compilers")  # each on top of those before it
 IMAGE = {
-    "tf2.15": "gpurun/train:tf2.15", "torch": "gpurun/train:torch", "base": "gpurun/base:bookworm",
-    "tiny": "gpurun/tiny:1",
+    "tf2.15": "gpurun/train:tf2.15", "torch": "gpurun/train:torch", "jax": "gpurun/train:jax",
+    "base": "gpurun/base:bookworm", "tiny": "gpurun/tiny:1",
 }  # fmt: skip
 IMAGES = tuple(IMAGE)
 TRAINED_IN = ("openmpi", "data", "binutils")  # the additions that training images are built with
@@ -140,9 +141,11 @@ def inputs_of(name: str) -> str:
     """Hash of everything the image is made from."""
     if name not in FRAMEWORK:
         return debian_inputs()
-    mine = (HERE / name / "Dockerfile", HERE / name / "horovod.txt")
+    packages = "horovod.txt" if name in WITH_HOROVOD else f"{FRAMEWORK[name]}.txt"
+    mine = (HERE / name / "Dockerfile", HERE / name / packages)
     shared = ("install.py", "openmpi-mca-params.conf", "build.txt")
-    return wheelhouse.digest(*mine, *(BASE / file for file in shared)) + debian_inputs() + wheel_inputs(name)
+    found = wheelhouse.digest(*mine, *(BASE / file for file in shared)) + debian_inputs()
+    return found + wheel_inputs(name) if name in WITH_HOROVOD else found
 
 
 def import_root(name: str, engine: Engine, layers: Path) -> None:
@@ -174,14 +177,12 @@ def base_image(engine: Engine, cache: Cache) -> Path:
 
 
 def build_train(name: str, engine: Engine, cache: Cache) -> None:
-    """Build a training image, and first Horovod's wheel for its framework if the cache has none."""
-    built = horovod_wheel(name, engine, cache)
-    say(f"wheels of {FRAMEWORK[name]} and what Horovod needs")
-    wheels = {
-        group: sorted(wheelhouse.fetch(HERE / name / f"{group}.txt", cache.wheels).iterdir())
-        for group in (FRAMEWORK[name], "horovod")
-    }
-    wheels["horovod"].append(built)
+    """Build a training image, and first Horovod's wheel for its framework if it has Horovod and the cache none."""
+    groups = (FRAMEWORK[name], "horovod") if name in WITH_HOROVOD else (FRAMEWORK[name],)
+    built = [horovod_wheel(name, engine, cache)] if name in WITH_HOROVOD else []
+    say(f"wheels of {' and '.join(groups)}")
+    wheels = {group: sorted(wheelhouse.fetch(HERE / name / f"{group}.txt", cache.wheels).iterdir()) for group in groups}
+    wheels[groups[-1]].extend(built)
     build_image(name, wheels, engine, cache)
 
 

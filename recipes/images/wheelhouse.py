@@ -14,7 +14,7 @@ from pathlib import Path
 
 # What Debian bookworm's interpreter accepts (glibc 2.36, PEP 600), whatever Python runs on the build machine.
 PYTHON = "3.11"
-_MANYLINUX = ("manylinux_2_28", "manylinux_2_17", "manylinux2014", "manylinux2010", "manylinux1")
+_MANYLINUX = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux2010", "manylinux1")
 WHEELS_ONLY = (
     "--only-binary=:all:", "--python-version", PYTHON, "--implementation", "cp",
     "--abi", "cp311", "--abi", "abi3", "--abi", "none",

@@ -10,7 +10,7 @@ import signal
 import time
 
 import pytest
-from cluster import TRAIN
+from cluster import TORCH, TRAIN
 from faulting import wait_until
 
 from gpurun.node.processes import list_processes
@@ -54,7 +54,7 @@ def submit(cluster, hosts, steps, *flags):
     """Four ranks on two hosts, or two on one."""
     args = cluster.submit_args(
         "--min-gpus", "2", "--outputs", "/out", "--host", ",".join(hosts), *flags,
-        "--gpus-per-host", "2", gpus=4, image="gpurun/train:torch",
+        "--gpus-per-host", "2", gpus=4, image=TORCH,
     )  # fmt: skip
     done = cluster.gpurun(*args, "--", "torchrun", "--no-python", "python3", "-u", "-c", PROGRAM, str(steps))
     assert done.code == 0, done.err

@@ -14,7 +14,13 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 
 @pytest.mark.parametrize(
     "recipe",
-    ["fashion-mnist-torch", "fashion-mnist-mpi", "fashion-mnist-keras", "fashion-mnist-horovod-torch"],
+    [
+        "fashion-mnist-torch",
+        "fashion-mnist-mpi",
+        "fashion-mnist-keras",
+        "fashion-mnist-horovod-torch",
+        "fashion-mnist-jax",
+    ],
 )
 def test_a_recipe_loses_a_host_and_goes_on_from_its_checkpoint(mended, recipe):
     cluster = mended

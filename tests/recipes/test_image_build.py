@@ -6,6 +6,7 @@ import pytest
 import rootfs
 import wheelhouse
 
+FRAMEWORKS = {"tf2.15", "torch", "jax"}
 BOOKWORM = {"ID": "debian", "VERSION_CODENAME": "bookworm"}
 
 
@@ -102,10 +103,11 @@ def test_a_download_that_fails_leaves_no_folder_that_looks_complete(tmp_path):
 
 @pytest.mark.parametrize(
     ("changed", "others"),
-    [("base/debian-data.txt", {"tf2.15", "torch", "base", "tiny"}), ("base/install.py", {"tf2.15", "torch"}),
+    [("base/debian-data.txt", {*FRAMEWORKS, "base", "tiny"}), ("base/install.py", FRAMEWORKS),
      ("tf2.15/tensorflow.txt", {"tf2.15"}), ("tf2.15/Dockerfile", {"tf2.15"}), ("torch/torch.txt", {"torch"}),
      ("torch/Dockerfile.wheel", {"torch"}), ("torch/horovod.txt", {"torch"}),
-     ("base/debian-compilers.txt", {"tf2.15", "torch", "base", "tiny"})],
+     ("base/debian-compilers.txt", {*FRAMEWORKS, "base", "tiny"}), ("jax/jax.txt", {"jax"}),
+     ("jax/Dockerfile", {"jax"})],
 )  # fmt: skip
 def test_a_changed_input_means_another_image_for_those_that_are_made_from_it(
     build, monkeypatch, tmp_path, changed, others
