@@ -27,6 +27,7 @@ COMMANDS = {
     "cancel": Place("gpurun.cli.cancel:cancel", "End jobs and free their GPUs"),
     "wait": Place("gpurun.cli.jobs:wait", "Wait until jobs have ended"),
     "outputs": Place("gpurun.cli.outputs:outputs", "What a job has left behind"),
+    "tensorboard": Place("gpurun.cli.tensorboard:tensorboard", "The curves of jobs and sweeps in a browser"),
     "show": Place("gpurun.cli.show:show", "Everything that made a job"),
     "rerun": Place("gpurun.cli.show:rerun", "Run exactly what a job ran"),
     "diff": Place("gpurun.cli.show:diff", "What two jobs differ in"),

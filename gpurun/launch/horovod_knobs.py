@@ -11,6 +11,8 @@ from dataclasses import replace
 
 from gpurun.jobs.spec import HorovodKnobs
 
+TIMELINE_FILE = "horovod-timeline.json"
+"""In the outputs, so that it comes home."""
 TIMELINE = "/tmp/horovod-timeline.json"  # noqa: S108  inside the job's own container
 
 

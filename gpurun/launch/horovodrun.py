@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.launch import elastic
 from gpurun.launch.docker import AUTOTUNE_FILE, RUN
-from gpurun.launch.horovod_knobs import GLOO_TIMEOUT_S, flags
+from gpurun.launch.horovod_knobs import GLOO_TIMEOUT_S, TIMELINE, TIMELINE_FILE, flags
 from gpurun.launch.jobssh import MOUNT
 from gpurun.launch.rank import RANK_SCRIPT
 
@@ -37,5 +37,6 @@ def argv(spec: JobSpec, grants: Sequence[Grant], interface: str) -> tuple[str, .
     if len(grants) > 1 or spec.min_gpus:
         command += ["--network-interfaces", interface]
     timeout_s = elastic.GLOO_TIMEOUT_S if spec.min_gpus else GLOO_TIMEOUT_S
-    knobs = flags(spec.horovod, autotune_log=AUTOTUNE_LOG, gloo_timeout_s=timeout_s)
+    timeline = f"{spec.outputs}/{TIMELINE_FILE}" if spec.outputs else TIMELINE
+    knobs = flags(spec.horovod, autotune_log=AUTOTUNE_LOG, gloo_timeout_s=timeout_s, timeline=timeline)
     return (*command, *knobs, RANK_SCRIPT, *spec.command)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.cli import tensorboard
+from gpurun.errors import BadInput
 from gpurun.jobs.spec import JobSpec
 from gpurun.sweeps.store import Journal, SweepStore
 from gpurun.sweeps.trials import JournalEntry
@@ -74,3 +76,14 @@ def test_a_sweep_that_does_not_exist(gpurun, store, command, name):
     begin(store)
     code, _, err = gpurun("sweep", command, name)
     assert code == 2 and "gpurun: " in err
+
+
+def test_tensorboard_shows_each_trial_that_has_a_job_by_its_number_and_parameters(store):
+    folder = begin(store, *ENTRIES, JournalEntry("asked", 4.0, 2, job="", parameters={"lr": 3}))
+    runs = tensorboard._runs([folder.id])
+    assert [run.name for run in runs] == [f"{folder.id}-0000-lr=1", f"{folder.id}-0001-lr=2"]
+    assert [run.outputs.parent.name for run in runs] == ["j-00000001", "j-00000002"], "also of jobs that were pruned"
+    with pytest.raises(BadInput, match="no trial of it has been started yet"):
+        tensorboard._runs([begin(store).id])
+    with pytest.raises(BadInput, match="there is no job 'neither'"):
+        tensorboard._runs([folder.id, "neither"])

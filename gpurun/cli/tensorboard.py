@@ -1,0 +1,142 @@
+"""``gpurun tensorboard``: the curves of jobs and sweeps in a browser, while they train and after."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpurun.cli.printing import printable, say
+from gpurun.errors import BadInput
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from gpurun.tensorboard.shown import ShownRun
+
+LOOK_S = 5.0
+FOLDER = "gpurun-tensorboard-"
+
+
+def tensorboard(
+    names: Annotated[
+        list[str], typer.Argument(metavar="JOB|SWEEP...", help="Ids, beginnings of them, or names.", show_default=False)
+    ],
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port", metavar="N", min=1024, max=65535, help="On 127.0.0.1.", show_default="6006 or a free one"
+        ),
+    ] = None,
+    idle: Annotated[str, typer.Option("--idle", metavar="T", help="End when nobody has looked for so long.")] = "1h",
+) -> None:
+    """Serve TensorBoard for the outputs that are on this machine, until Ctrl-C.
+
+    Outputs come here while a job trains, as often as its recipe's `outputs_every` says.
+    """
+    from gpurun.jobs.recipe import duration_s
+    from gpurun.tensorboard.shown import Shown
+
+    idle_s = duration_s(idle)
+    runs = _runs(names)
+    try:
+        from gpurun.tensorboard.server import serve
+    except ModuleNotFoundError as error:
+        raise BadInput(
+            f"TensorBoard is not installed here ({error.name})", hint="pip install 'gpurun[tensorboard]'"
+        ) from error
+    with _folder() as folder, _told_to_end() as end:
+        shown = Shown(folder, runs)
+        events = shown.refresh()
+        token = secrets.token_urlsafe(24)
+        board = serve(shown, token, port=port, title="gpurun: " + ", ".join(printable(name) for name in names))
+        _say_where(board.port, token, events, len(shown.traces))
+        while not end.wait(LOOK_S) and time.monotonic() - board.guard.asked_s < idle_s:
+            shown.refresh()
+    if not end.is_set():
+        say(f"nobody has looked for {idle}: ended")
+
+
+def _say_where(port: int, token: str, events: int, traces: int) -> None:
+    typer.echo(f"http://127.0.0.1:{port}/?token={token}")
+    if "SSH_CONNECTION" in os.environ:
+        say(f"from your own machine: ssh -L {port}:127.0.0.1:{port} THIS_HOST, then open that URL there")
+    if not events:
+        say("no event file has come here yet; they are shown as they come")
+    if traces:
+        say(f"{traces} traces (Horovod's timeline, PyTorch's profile): http://127.0.0.1:{port}/traces, after that URL")
+    say("Ctrl-C ends it")
+
+
+def _runs(names: Sequence[str]) -> list[ShownRun]:
+    """What to show: a run for a job, one for each trial of a sweep that has been started.
+
+    Raises:
+        BadInput: none or several of that name, or nothing of it can have outputs.
+    """
+    from gpurun.cli.jobs import open_store
+    from gpurun.sweeps.store import SweepStore
+    from gpurun.tensorboard.shown import ShownRun, run_name
+
+    store = open_store()
+    sweeps, found = SweepStore(store.home), dict[str, ShownRun]()
+    for text in names:
+        try:
+            folder = store.find(text)
+        except BadInput as no_job:
+            try:
+                sweep = sweeps.find(text)
+            except BadInput:
+                raise no_job from None
+            for trial in sweep.trials().by_number.values():
+                if trial.job:
+                    point = ",".join(f"{name}={value}" for name, value in trial.parameters.items())
+                    name = run_name(f"{sweep.id}-{trial.number:04d}-{point}")
+                    found[name] = ShownRun(name, store.get(trial.job).outputs)
+            continue
+        if folder.spec().outputs is None:
+            raise BadInput("it keeps no outputs", job=folder.id, hint="'outputs: /DIR' in its recipe, or --outputs")
+        name = run_name(f"{folder.record().name}-{folder.id}")
+        found[name] = ShownRun(name, folder.outputs)
+    if not found:
+        raise BadInput("no trial of it has been started yet", hint="`gpurun sweep status` says how far it is")
+    return list(found.values())
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """A folder of our own; those that killed calls have left go, too."""
+    top = Path(tempfile.gettempdir())
+    for older in top.glob(f"{FOLDER}*"):
+        with suppress(OSError, ValueError):
+            pid = int(older.name.removeprefix(FOLDER).partition("-")[0])
+            if older.lstat().st_uid == os.getuid() and not Path(f"/proc/{pid}").exists():
+                shutil.rmtree(older)
+    with tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def _told_to_end() -> Iterator[threading.Event]:
+    """Is set on Ctrl-C, SIGTERM, and when the terminal is closed."""
+    end = threading.Event()
+
+    def tell(_number: int, _frame: FrameType | None) -> None:
+        end.set()
+
+    before = {number: signal.signal(number, tell) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield end
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,63 @@
+"""TensorBoard in this process. The one file that imports it."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from gpurun.errors import BadInput
+from gpurun.tensorboard.guard import Guard
+from gpurun.tensorboard.shown import Shown
+
+warnings.filterwarnings("ignore", module="tensorboard")
+from tensorboard import default, program  # noqa: E402  it warns while it is imported
+
+RELOAD_S = 5
+
+
+@dataclass(frozen=True)
+class Board:
+    """A TensorBoard that serves.
+
+    Attributes:
+        port: on 127.0.0.1.
+    """
+
+    guard: Guard
+    port: int
+
+
+def serve(shown: Shown, token: str, *, port: int | None, title: str) -> Board:
+    """Begin to serve on 127.0.0.1, in threads that end with the process.
+
+    Args:
+        port: None = 6006 or, if that is taken, the next that is free.
+
+    Raises:
+        BadInput: the port is taken.
+    """
+    guards: list[Guard] = []
+
+    class Guarded(program.WerkzeugServer):  # type: ignore[misc]  # TensorBoard has no types
+        def __init__(self, wsgi_app: Any, flags: Any) -> None:
+            guard = Guard(wsgi_app, shown, token)
+            super().__init__(guard, flags)
+            guards.append(guard)
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)
+    board = program.TensorBoard(default.get_plugins(), server_class=program.with_port_scanning(Guarded))
+    flags = {
+        "logdir": str(shown.folder), "host": "127.0.0.1", "window_title": title, "reload_interval": RELOAD_S,
+        "reload_multifile": True,  # ranks may write into one folder
+        "load_fast": "false",  # the other loader keeps files open, and copies of outputs replace them
+    } | ({} if port is None else {"port": port})  # fmt: skip
+    board.configure(**flags)
+    try:
+        url = board.launch()
+    except program.TensorBoardServerException as error:
+        raise BadInput(error.msg, hint="leave --port out: gpurun finds a free one") from error
+    return Board(guards[-1], urlsplit(url).port or 0)
