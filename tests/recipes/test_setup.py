@@ -22,7 +22,7 @@ def machine(tmp_path):
     """PATH of a machine on which apt-get only writes down how it was called."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name in ("sh", "mktemp", "rm", "cat", "test"):
+    for name in ("sh", "mktemp", "rm", "cat", "test", "grep"):
         (programs / name).symlink_to(shutil.which(name))
     put(programs / "id", 'echo "${AS-0}"')
     put(programs / "python3", f'exec "{sys.executable}" "$@"')

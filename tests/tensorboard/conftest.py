@@ -22,5 +22,5 @@ def call(home):
 
     yield begin
     for one in calls:
-        one.process.kill()
+        one.process.terminate()
         one.process.communicate()

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from boards import new_job, until, write
 
-CHROMIUM = shutil.which("chromium")
+CHROMIUM = shutil.which("chromium-headless-shell")
 SCREENSHOT = os.environ.get("GPURUN_SCREENSHOT")
 """Where to keep the picture for the documentation."""
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium")
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium-headless-shell")
 def test_a_browser_draws_the_curve(home, call, tmp_path):
     for name, last in (("lr-0.1", 60), ("lr-0.01", 90)):
         write(new_job(home, name=name).outputs, 1, last)
