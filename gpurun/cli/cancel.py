@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpurun.cli.caretaker import Caretaker, is_carried
 from gpurun.cli.inventory_options import InventoryOption
 from gpurun.cli.jobs import POLL_S, open_store
 from gpurun.cli.printing import printable, say
 from gpurun.errors import StateError
+from gpurun.head.caretaker import Caretaker, is_carried
 from gpurun.jobs.states import State
 
 if TYPE_CHECKING:

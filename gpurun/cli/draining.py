@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from gpurun.cli.caretaker import Caretaker
 from gpurun.cli.printing import print_json, printable, say
 from gpurun.errors import BadInput, NotYours, StateError
+from gpurun.head.caretaker import Caretaker
 
 if TYPE_CHECKING:
     from pathlib import Path

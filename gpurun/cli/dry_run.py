@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gpurun.cli.printing import DRY_RUN_ID, print_json
+from gpurun.cli.printing import print_json
 from gpurun.cli.why import print_explanation
+from gpurun.head.wish import NO_JOB
 from gpurun.launch.plan import Plan, make_plan
 from gpurun.leases.allocate import SSH_PORTS, look, snapshot
 from gpurun.node.claim_rules import Claimant
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 def show_plan(spec: JobSpec, inventory: Inventory, *, as_json: bool) -> None:
     """Print the plan of a job that would start now, or why it would wait (exit 0 either way)."""
     now_s = time.time()
-    gang = new_gang(spec.wants, job=DRY_RUN_ID, submitted_s=now_s)
+    gang = new_gang(spec.wants, job=NO_JOB, submitted_s=now_s)
     seen = snapshot(look(home(os.environ), now_s=now_s), inventory, extra=(gang,))
     decisions = schedule(seen)
     placement = next((placement for started, placement in decisions.starts if started.id == gang.id), None)
@@ -46,7 +47,7 @@ def show_plan(spec: JobSpec, inventory: Inventory, *, as_json: bool) -> None:
             print_explanation(explanation, "it")
         return
     state = home(os.environ)
-    who = Claimant(DRY_RUN_ID, 1, known_id(state) or "", myself(), os.getuid(), os.uname().nodename)
+    who = Claimant(NO_JOB, 1, known_id(state) or "", myself(), os.getuid(), os.uname().nodename)
     plan = make_plan(
         claimant=who, spec=spec, grants=placement.grants, inventory=inventory, accounts={},
         ssh_port=SSH_PORTS[0],

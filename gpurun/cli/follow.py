@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gpurun.cli.caretaker import Caretaker
 from gpurun.cli.printing import duration, printable, printed, say
 from gpurun.errors import NotYours
+from gpurun.head.caretaker import Caretaker
 from gpurun.jobs.events import EventTail
 from gpurun.jobs.states import ENDED, State
 from gpurun.state.people import myself, user_name

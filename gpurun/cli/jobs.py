@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.caretaker import Caretaker
 from gpurun.cli.printing import duration, job_json, print_json, printable, printed, say, waited_s
 from gpurun.errors import GpurunError, StateError
+from gpurun.head.caretaker import Caretaker
 
 if TYPE_CHECKING:
     from gpurun.inventory.model import Inventory

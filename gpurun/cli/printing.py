@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
+from gpurun.documents.plain import printable as printable  # noqa: PLC0414  for all commands
+from gpurun.documents.plain import printed as printed  # noqa: PLC0414
+
 if TYPE_CHECKING:
     from gpurun.jobs.record import JobRecord
-
-DRY_RUN_ID = "j-00000000"
-_COLOURS = re.compile(r"\x1b\[(?:[0-9;]*m|[0-2]?K)")
-"""Colours and weights, and "erase to the end of the line" (ECMA-48, SGR and EL): what progress bars write."""
 
 
 def print_json(document: object) -> None:
@@ -33,32 +31,6 @@ def say(text: str) -> None:
 def wants_colour(stream: TextIO) -> bool:
     """Whether to colour text on this stream: it is a terminal, and nobody asked for none (https://no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def printable(text: str) -> str:
-    """Text from outside with what could steer a terminal made visible."""
-    return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)
-
-
-def printed(text: str) -> str:
-    """A line that a rank printed, as a terminal shows it: without colours, and with what progress bars write over."""
-    plain = _COLOURS.sub("", text)
-    return printable(_overwritten(plain) if "\r" in plain or "\b" in plain else plain)
-
-
-def _overwritten(text: str) -> str:
-    """What is left after carriage returns and backspaces."""
-    shown: list[str] = []
-    at = 0
-    for letter in text:
-        if letter == "\r":
-            at = 0
-        elif letter == "\b":
-            at = max(0, at - 1)
-        else:
-            shown[at : at + 1] = [letter]
-            at += 1
-    return "".join(shown).rstrip()
 
 
 def job_json(record: JobRecord) -> dict[str, Any]:

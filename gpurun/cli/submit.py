@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.printing import DRY_RUN_ID, print_json, say
-from gpurun.errors import BadInput, GpurunError, NeverFits
+from gpurun.cli.printing import print_json, say
+from gpurun.errors import BadInput, GpurunError
 
 if TYPE_CHECKING:
+    from gpurun.head.wish import Flags
     from gpurun.inventory.model import Inventory
     from gpurun.jobs.folder import JobFolder
     from gpurun.jobs.recipe import Recipe
@@ -115,30 +116,13 @@ def submit(
     _submit(spec, found, follow=follow, as_json=as_json)
 
 
-Flags = Mapping[str, tuple[str, object]]
-"""Flag → the recipe's key of the same meaning, and what was given; None = it was not."""
-
-
 def spec_of(recipe: Recipe | None, inventory: Inventory, flags: Flags, places: Flags) -> JobSpec:
-    """A recipe and flags as one spec; says what was understood, and what is in the wrong place.
+    """As `gpurun.head.wish.spec_of`; says what was understood, and what is in the wrong place."""
+    from gpurun.head import wish
 
-    Args:
-        places: flags of the recipe's constraints.
-
-    Raises:
-        BadInput: something is missing or wrong.
-        NeverFits: the inventory could never hold it.
-    """
-    from gpurun.jobs.recipe import build, convert_flag
-    from gpurun.launch.launchers import settled
-
-    overrides = dict(convert_flag(flag, key, value) for flag, (key, value) in flags.items() if value is not None)
-    constraints = dict(convert_flag(flag, key, value) for flag, (key, value) in places.items() if value is not None)
-    is_named = "launcher" in overrides or (recipe is not None and "launcher" in recipe.given)
-    spec, said = settled(build(recipe, overrides, constraints), is_named=is_named)
+    spec, said = wish.spec_of(recipe, inventory, flags, places)
     if said:
         say(said)
-    _refuse_impossible(spec, inventory)
     _warn_of_secrets(spec)
     return spec
 
@@ -200,28 +184,6 @@ def _store(
         advice = f"{folder.id} is queued and starts in its turn: do not submit it again"
         problem.hint = f"{advice}; {problem.hint}" if problem.hint else advice
     return folder, problem
-
-
-def _refuse_impossible(spec: JobSpec, inventory: Inventory) -> None:
-    """Exit 3 at once for what could never run, however long it waited."""
-    from gpurun.scheduler.gangs import new_gang
-    from gpurun.scheduler.model import Reason, Refusal, Snapshot
-    from gpurun.scheduler.schedule import schedule
-
-    gang = new_gang(spec.wants, job=DRY_RUN_ID, submitted_s=0.0)
-    refusal = schedule(Snapshot(inventory, queue=(gang,))).never.get(gang.id)
-    if isinstance(refusal, Refusal):
-        wanted = spec.constraints.generations
-        unknown = ", ".join(sorted(set(wanted) - set(inventory.generations)))
-        why = f" (there is no generation {unknown})" if unknown else ""
-        have = ", ".join(inventory.generations)
-        hint = f"the inventory has {inventory.total_gpus} GPUs: {have}"
-        if refusal.reason is Reason.POOL and inventory.pools:
-            names = ", ".join(sorted(pool.name for pool in inventory.pools))
-            hint = f"its pools are: {names}; choose one with --pool, or borrow with --preemptible"
-        elif refusal.reason is Reason.POOL:
-            hint = "it has no pools: leave out --pool"
-        raise NeverFits(refusal.message + why, hint=hint)
 
 
 def _warn_of_secrets(spec: JobSpec) -> None:

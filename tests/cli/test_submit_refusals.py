@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpurun.cli.submit import _refuse_impossible
 from gpurun.errors import NeverFits
+from gpurun.head.wish import refuse_impossible
 from gpurun.inventory.load import parse
 from gpurun.jobs.spec import JobSpec
 
@@ -34,5 +34,5 @@ def test_a_hint_is_about_pools_or_gpus_as_the_refusal_is(tmp_path, pools, more, 
     inventory = parse((TEXT + pools).encode(), source=tmp_path / "inventory.yaml")
     spec = JobSpec(**{"name": "n", "image": "i", "gpus": 1, "command": ("true",), **more})
     with pytest.raises(NeverFits) as caught:
-        _refuse_impossible(spec, inventory)
+        refuse_impossible(spec, inventory)
     assert hint in caught.value.hint

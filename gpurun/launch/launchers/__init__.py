@@ -17,12 +17,14 @@ from gpurun.launch.launchers.launcher import Launcher, PlacedGang, Typed
 from gpurun.launch.launchers.mpirun import MPIRUN
 from gpurun.launch.launchers.tensorflow import TENSORFLOW
 
-__all__ = ["NAMES", "Launcher", "PlacedGang", "launcher_of", "settled"]
+__all__ = ["ALONE", "NAMES", "Launcher", "PlacedGang", "launcher_of", "settled"]
 
 _TABLE: Mapping[str, Launcher] = {
     each.name: each for each in (GLOO, MPIRUN, TORCHRUN, DEEPSPEED, JAX, TENSORFLOW, TASKS)
 }
 NAMES = tuple(_TABLE)
+ALONE = TASKS.name
+"""The launcher of a program that needs nothing of its image and joins no others."""
 
 
 def launcher_of(spec: JobSpec) -> Launcher:

@@ -35,7 +35,7 @@ class Caretaker:
             return
         neglected = next(filter(_is_neglected, folders), None)
         if neglected is not None:
-            from gpurun.head.waiter import resume
+            from gpurun.head.waiter import resume  # noqa: PLC0415  commands that never wait load this file, too
 
             with suppress(GpurunError, OSError):  # damage is status's and recover's to report
                 resume(neglected.path.home, os.environ)
@@ -45,7 +45,7 @@ class Caretaker:
 
 def is_carried(folder: JobFolder) -> bool:
     """Whether a process carries a job that holds GPUs."""
-    from gpurun.leases.store import LeaseStore
+    from gpurun.leases.store import LeaseStore  # noqa: PLC0415  commands that never wait load this file, too
 
     leases = LeaseStore(folder.path.home)
     return leases.is_alive(folder.id) or leases.is_carried(folder.id)
@@ -53,7 +53,7 @@ def is_carried(folder: JobFolder) -> bool:
 
 def _is_neglected(folder: JobFolder) -> bool:
     """Whether this user's job goes on only if somebody picks it up."""
-    from gpurun.leases.waiters import waiter_lives
+    from gpurun.leases.waiters import waiter_lives  # noqa: PLC0415  commands that never wait load this file, too
 
     record = folder.record()
     if record.owner_uid != os.getuid() or record.state.ended:

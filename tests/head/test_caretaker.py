@@ -7,9 +7,8 @@ import threading
 
 import pytest
 
-from gpurun.cli import caretaker
 from gpurun.cli.main import main
-from gpurun.head import waiter
+from gpurun.head import caretaker, waiter
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore

@@ -1,0 +1,136 @@
+"""`gpurun.submit`, `gpurun.map`, `gpurun.job`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from gpurun.api.job import Job
+from gpurun.api.packing import COMMAND, pack
+from gpurun.errors import BadInput
+from gpurun.head.submission import submit_jobs
+from gpurun.head.waiter import resume
+from gpurun.head.wish import spec_of
+from gpurun.inventory.load import load
+from gpurun.inventory.locate import find
+from gpurun.inventory.model import Inventory
+from gpurun.jobs.recipe import CONSTRAINTS, FIELDS, Recipe
+from gpurun.jobs.recipe import read as read_recipe
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.store import JobStore
+from gpurun.launch.launchers import ALONE
+from gpurun.state.home import home
+
+OUTPUTS = "/outputs"
+
+
+def submit(
+    what: Callable[..., Any] | Sequence[str] | str | Path,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    inventory: str | None = None,
+    **settings: Any,
+) -> Job:
+    """Run a function, a command or a recipe on a gang of GPUs. The same as ``gpurun submit``.
+
+    Args:
+        what: a function, which each rank calls; a command as a list of words; or a recipe's path.
+        args, kwargs: the function's arguments.
+        inventory: the inventory's file; else where the command line looks, too.
+        settings: keys of a recipe and of its ``constraints``: ``gpus=8, image="me/train:1", gpus_per_host=4``. A
+            function on one GPU has the launcher `ALONE` if none is given: its image needs Python alone.
+
+    Returns:
+        A future. Of a function its `result` is what rank 0 returned; of others the exit code.
+
+    Raises:
+        BadInput: something is missing or wrong, or the function cannot be pickled.
+        NeverFits: the inventory could never hold it.
+        StateError: the job cannot be stored.
+    """
+    return _submit([(what, args, kwargs or {})], inventory, settings)[0]
+
+
+def map(
+    function: Callable[..., Any],
+    points: Iterable[Mapping[str, Any]] | Mapping[str, Iterable[Any]],
+    *,
+    inventory: str | None = None,
+    **settings: Any,
+) -> list[Job]:
+    """A job for each point: ``[job.result() for job in gpurun.map(train, {"lr": [0.1, 0.01]}, image=…)]``.
+
+    Args:
+        points: keyword arguments of each call; or a name and its values, and each combination is a point.
+        settings: as for `submit`; one GPU each unless `gpus` says more.
+
+    Raises:
+        BadInput: as `submit`; then there is no job at all.
+    """
+    if isinstance(points, Mapping):
+        names = list(points)
+        points = [dict(zip(names, values, strict=True)) for values in itertools.product(*points.values())]
+    calls = [(function, (), point) for point in points]
+    return _submit(calls, inventory, {"gpus": 1, **settings}) if calls else []
+
+
+def job(text: str) -> Job:
+    """A job that was submitted before, by its id, the beginning of it, or its name.
+
+    Raises:
+        BadInput: none or several match.
+    """
+    store = JobStore(home(os.environ))
+    resume(store.home, os.environ)
+    folder = store.find(text)
+    return Job(folder, returns=folder.spec().command[-3:] == COMMAND)
+
+
+def _submit(
+    calls: Sequence[tuple[Any, Sequence[Any], Mapping[str, Any]]], named: str | None, settings: Any
+) -> list[Job]:
+    found = load(find(named, os.environ))
+    with ExitStack() as folders:
+        specs = [_spec(call, found, dict(settings), folders) for call in calls]
+        submission = submit_jobs(specs, found, home(os.environ), os.environ)
+    returns = callable(calls[0][0])
+    return [Job(folder, returns=returns) for folder in submission.folders]
+
+
+def _spec(
+    call: tuple[Any, Sequence[Any], Mapping[str, Any]],
+    inventory: Inventory,
+    settings: dict[str, Any],
+    folders: ExitStack,
+) -> JobSpec:
+    what, args, kwargs = call
+    recipe: Recipe | None = None
+    workdir = settings.get("workdir")
+    settings["workdir"] = None if workdir is None else str(Path(workdir).absolute())
+    if callable(what):
+        top = Path(folders.enter_context(tempfile.TemporaryDirectory(prefix="gpurun-call-")))
+        pack(top, what, args, kwargs, None if workdir is None else Path(workdir).absolute())
+        settings = {"name": getattr(what, "__name__", "call").strip("<>"), "outputs": OUTPUTS, **settings}
+        settings |= {"workdir": str(top), "command": list(COMMAND)}
+        if settings.get("gpus") == 1:
+            settings.setdefault("launcher", ALONE)
+    elif args or kwargs:
+        raise BadInput("arguments are for a function: a command has them among its words")
+    elif isinstance(what, (str, Path)):
+        recipe = read_recipe(Path(what))
+    else:
+        settings["command"] = list(what)
+    unknown = sorted(settings.keys() - FIELDS.keys() - CONSTRAINTS.keys())
+    if unknown:
+        raise BadInput(
+            f"there is no setting {unknown[0]!r}", hint="the keys of a recipe, and of its constraints: docs/recipes.md"
+        )
+    flags = {key: (key, value) for key, value in settings.items() if key in FIELDS}
+    places = {key: (key, value) for key, value in settings.items() if key in CONSTRAINTS}
+    return spec_of(recipe, inventory, flags, places)[0]

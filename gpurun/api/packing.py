@@ -1,0 +1,86 @@
+"""A function and its arguments as a workdir: any image with the same Python can run it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gpurun.errors import BadInput
+from gpurun.runtime import gpurun_call
+
+COMMAND = ("python3", "-u", "gpurun_call.py")
+MOST_BYTES = 256 << 20
+"""Of a pickled call: larger data belongs into a file system that hosts mount, or into the workdir."""
+
+
+def pack(
+    folder: Path, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], workdir: Path | None
+) -> None:
+    """Fill an empty folder with what runs `function(*args, **kwargs)`.
+
+    Modules from beside the notebook or script travel by value, with the function.
+
+    Args:
+        workdir: a folder whose files are to be there, too.
+
+    Raises:
+        BadInput: something cannot be pickled or is too large, or cloudpickle is not installed.
+    """
+    try:
+        import cloudpickle  # noqa: PLC0415  an extra
+    except ModuleNotFoundError as error:
+        raise BadInput("cloudpickle is not installed here", hint="pip install 'gpurun[python]'") from error
+    if workdir is not None:
+        shutil.copytree(workdir, folder, symlinks=True, dirs_exist_ok=True)
+    with _by_value(cloudpickle):
+        try:
+            data = cloudpickle.dumps((function, tuple(args), dict(kwargs)))
+        except (pickle.PicklingError, TypeError, RecursionError, AttributeError) as error:
+            name = getattr(function, "__qualname__", repr(function))
+            raise BadInput(
+                f"{name} and its arguments cannot be pickled: {error}", hint="make what is named inside the function"
+            ) from error
+    if len(data) > MOST_BYTES:
+        raise BadInput(
+            f"the function and its arguments are {len(data) >> 20} MiB, more than {MOST_BYTES >> 20}",
+            hint="let it read its data: from a mount, from the image or from its workdir",
+        )
+    (folder / gpurun_call.CALL).write_bytes(data)
+    (folder / "call.json").write_text(json.dumps({"python": "{}.{}".format(*sys.version_info[:2])}))
+    shutil.copyfile(Path(gpurun_call.__file__), folder / "gpurun_call.py")
+    source = Path(cloudpickle.__file__).parent
+    shutil.copytree(source, folder / "cloudpickle", ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+
+
+@contextmanager
+def _by_value(cloudpickle: Any) -> Iterator[None]:
+    """Modules that no image has are pickled with what is in them."""
+    mine = [module for module in list(sys.modules.values()) if _is_own(module)]
+    known = set(cloudpickle.list_registry_pickle_by_value())
+    new = [module for module in mine if module.__name__ not in known]
+    for module in new:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in new:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_own(module: object) -> bool:
+    """Whether a module is a file below the current folder that nothing has installed."""
+    file = getattr(module, "__file__", None)
+    if not isinstance(module, ModuleType) or not file or module.__name__ in ("__main__", "gpurun"):
+        return False
+    path = Path(file).absolute()
+    installed = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    is_installed = any(path.is_relative_to(top) for top in installed) or "site-packages" in path.parts
+    return path.is_relative_to(Path.cwd()) and not is_installed and not module.__name__.startswith("gpurun.")

@@ -1,0 +1,94 @@
+"""What the ranks of a function have left, read as what a stranger says: it comes from hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpurun.documents.plain import printable
+from gpurun.errors import JobFailed
+from gpurun.node.below import Cursor, open_regular, open_top
+from gpurun.runtime.gpurun_call import RESULTS, decoded
+
+if TYPE_CHECKING:
+    from gpurun.jobs.folder import JobFolder
+
+MOST_BYTES = 1 << 30
+
+
+class RemoteError(JobFailed):
+    """The function raised, on a rank.
+
+    Attributes:
+        rank: which.
+        kind: the name of the exception's class there.
+        trace: its traceback, as text.
+    """
+
+    def __init__(self, *, job: str, rank: int, kind: str, text: str, trace: str) -> None:
+        super().__init__(f"{kind}: {text}", job=job, where=f"rank {rank}")
+        self.rank, self.kind, self.trace = rank, kind, trace
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}\n\n{self.trace}" if self.trace else super().__str__()
+
+
+class NoResult(JobFailed):
+    """The job succeeded, and what a rank returned is not there or cannot be read."""
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What one rank has left: a value, or an error."""
+
+    value: Any = None
+    error: RemoteError | None = None
+
+
+def answer_of(folder: JobFolder, rank: int) -> Returned | None:
+    """What a rank has left; None if it has left nothing.
+
+    Raises:
+        NoResult: it cannot be read.
+    """
+    try:
+        text = _read(folder, rank)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise NoResult(
+            f"what it returned cannot be read: {error.strerror}", job=folder.id, where=f"rank {rank}"
+        ) from error
+    try:
+        told = json.loads(text)
+        if "error" in told:
+            said = {key: _plain(told["error"][key]) for key in ("kind", "text", "trace")}
+            return Returned(error=RemoteError(job=folder.id, rank=rank, **said))
+        return Returned(decoded(told["value"]))
+    except ModuleNotFoundError as error:
+        raise NoResult("what it returned has NumPy arrays", job=folder.id, hint="pip install numpy") from error
+    except (ValueError, TypeError, KeyError, RecursionError, EOFError) as error:
+        why = f"what it returned is damaged: {type(error).__name__}"
+        raise NoResult(why, job=folder.id, where=f"rank {rank}") from error
+
+
+def _read(folder: JobFolder, rank: int) -> bytes:
+    top = open_top(str(folder.outputs))
+    try:
+        with Cursor(top) as cursor:
+            descriptor, found = open_regular(cursor.at((RESULTS.encode(),)), b"%d.json" % rank)
+        with os.fdopen(descriptor, "rb") as file:
+            if found.st_size > MOST_BYTES:
+                raise OSError(27, f"it is larger than {MOST_BYTES >> 20} MiB")
+            return file.read(MOST_BYTES)
+    finally:
+        os.close(top)
+
+
+def _plain(text: object) -> str:
+    """Text that steers no terminal and no notebook."""
+    if not isinstance(text, str):
+        raise TypeError("no text")
+    return "\n".join(printable(line) for line in text.split("\n"))

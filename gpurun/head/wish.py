@@ -1,0 +1,56 @@
+"""What a person asks for, as a spec: a recipe and flags, or a call from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpurun.errors import NeverFits
+from gpurun.inventory.model import Inventory
+from gpurun.jobs.recipe import Recipe, build, convert_flag
+from gpurun.jobs.spec import JobSpec
+from gpurun.launch.launchers import settled
+from gpurun.scheduler.gangs import new_gang
+from gpurun.scheduler.model import Reason, Refusal, Snapshot
+from gpurun.scheduler.schedule import schedule
+
+NO_JOB = "j-00000000"
+"""The id of a job that is only thought of."""
+
+Flags = Mapping[str, tuple[str, object]]
+"""Flag → the recipe's key of the same meaning, and what was given; None = it was not."""
+
+
+def spec_of(recipe: Recipe | None, inventory: Inventory, flags: Flags, places: Flags) -> tuple[JobSpec, str]:
+    """A recipe and flags as one spec, and what was understood of a launcher that was typed; "" = none was.
+
+    Args:
+        places: flags of the recipe's constraints.
+
+    Raises:
+        BadInput: something is missing or wrong.
+        NeverFits: the inventory could never hold it.
+    """
+    overrides = dict(convert_flag(flag, key, value) for flag, (key, value) in flags.items() if value is not None)
+    constraints = dict(convert_flag(flag, key, value) for flag, (key, value) in places.items() if value is not None)
+    is_named = "launcher" in overrides or (recipe is not None and "launcher" in recipe.given)
+    spec, said = settled(build(recipe, overrides, constraints), is_named=is_named)
+    refuse_impossible(spec, inventory)
+    return spec, said
+
+
+def refuse_impossible(spec: JobSpec, inventory: Inventory) -> None:
+    """Exit 3 at once for what could never run, however long it waited."""
+    gang = new_gang(spec.wants, job=NO_JOB, submitted_s=0.0)
+    refusal = schedule(Snapshot(inventory, queue=(gang,))).never.get(gang.id)
+    if isinstance(refusal, Refusal):
+        wanted = spec.constraints.generations
+        unknown = ", ".join(sorted(set(wanted) - set(inventory.generations)))
+        why = f" (there is no generation {unknown})" if unknown else ""
+        have = ", ".join(inventory.generations)
+        hint = f"the inventory has {inventory.total_gpus} GPUs: {have}"
+        if refusal.reason is Reason.POOL and inventory.pools:
+            names = ", ".join(sorted(pool.name for pool in inventory.pools))
+            hint = f"its pools are: {names}; choose one with --pool, or borrow with --preemptible"
+        elif refusal.reason is Reason.POOL:
+            hint = "it has no pools: leave out --pool"
+        raise NeverFits(refusal.message + why, hint=hint)

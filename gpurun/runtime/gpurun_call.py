@@ -1,0 +1,160 @@
+"""Runs a function that came from Python on the head, and leaves what it returns among the outputs. On every rank.
+
+Standard library only, but for ``cloudpickle``, which travels beside this file. The head reads results with `decoded`:
+plain data, never a pickle, because a result comes from a host, and a pickle can run any code where it is loaded.
+"""
+
+import base64
+import io
+import json
+import math
+import os
+import pickle
+import sys
+import traceback
+from typing import Any, Dict, List
+
+RESULTS = ".gpurun-results"
+"""Below the outputs: a file for each rank."""
+CALL = "call.pickle"
+MOST_TEXT = 1 << 20
+
+
+class NotPlain(TypeError):
+    """A value that is no plain data."""
+
+
+def main() -> int:
+    """Call the function; 0 if it has returned, 1 if it raised."""
+    import gpurun_runtime  # noqa: PLC0415  only there
+
+    rank = gpurun_runtime.gang().rank
+    path = os.path.join(gpurun_runtime.outputs(), RESULTS, "%d.json" % rank)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    if os.path.exists(path):  # of an earlier attempt
+        os.remove(path)
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "call.json")) as file:
+        told = json.load(file)
+    mine = "%d.%d" % sys.version_info[:2]
+    if told["python"] != mine:
+        text = "the function comes from Python %s, and the image has %s: byte code does not travel" % (
+            told["python"],
+            mine,
+        )
+        return _failed(path, "PythonMismatch", text, "")
+    try:
+        with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), CALL), "rb") as file:
+            function, args, kwargs = pickle.load(file)  # noqa: S301  from the head, for which it runs
+        answer = {"value": encoded(function(*args, **kwargs))}
+    except SystemExit as error:
+        if error.code in (None, 0):
+            answer = {"value": None}
+        else:
+            raise
+    except BaseException as error:  # noqa: BLE001  the head is told
+        traceback.print_exc()
+        return _failed(path, type(error).__name__, str(error), traceback.format_exc())
+    _write(path, answer)
+    return 0
+
+
+def _failed(path: str, kind: str, text: str, trace: str) -> int:
+    sys.stderr.write("" if trace else text + "\n")
+    _write(path, {"error": {"kind": kind[:200], "text": text[-MOST_TEXT:], "trace": trace[-MOST_TEXT:]}})
+    return 1
+
+
+def _write(path: str, answer: Dict[str, Any]) -> None:
+    with open(path + ".new", "w") as file:
+        json.dump(answer, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".new", path)
+
+
+def encoded(value: Any, where: str = "the result") -> Any:
+    """Plain data as JSON has it: numbers, text, bytes, None, lists, tuples, sets, dictionaries, and NumPy's arrays.
+
+    Raises:
+        NotPlain: something else is in it.
+    """
+    if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    if isinstance(value, list):
+        return _all(value, where)
+    if isinstance(value, dict):
+        return _dictionary(value, where)
+    for kinds, mark, as_json in _MARKED:
+        if isinstance(value, kinds):
+            return {mark: as_json(value, where)}
+    return {"$array": _array(value, where)}
+
+
+def _all(values: Any, where: str) -> List[Any]:
+    return [encoded(each, "%s[%d]" % (where, number)) for number, each in enumerate(values)]
+
+
+def _dictionary(value: Dict[Any, Any], where: str) -> Dict[str, Any]:
+    if all(isinstance(key, str) and not key.startswith("$") for key in value):
+        return {key: encoded(each, "%s[%r]" % (where, key)) for key, each in value.items()}
+    return {"$dict": [[encoded(key, where), encoded(each, "%s[%r]" % (where, key))] for key, each in value.items()]}
+
+
+def _base64(value: Any, _where: str = "") -> str:
+    return base64.b64encode(value).decode("ascii")
+
+
+def _array(value: Any, where: str) -> str:
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(value, (numpy.ndarray, numpy.generic)) or value.dtype.hasobject:
+        raise NotPlain(
+            "%s is a %s.%s: return plain data or NumPy arrays, or write it into gpurun_runtime.outputs()"
+            % (where, type(value).__module__, type(value).__qualname__)
+        )
+    file = io.BytesIO()
+    numpy.save(file, numpy.asarray(value), allow_pickle=False)
+    return _base64(file.getvalue())
+
+
+_MARKED = (
+    ((float,), "$float", lambda value, _where: repr(value)),  # those that JSON does not know
+    ((bytes, bytearray), "$bytes", _base64),
+    ((tuple,), "$tuple", _all),
+    ((set, frozenset), "$set", _all),
+)
+
+
+def decoded(value: Any) -> Any:
+    """What `encoded` was given. A NumPy scalar is an array of no dimension then.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is nothing that `encoded` makes.
+    """
+    if isinstance(value, list):
+        return [decoded(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if not any(key.startswith("$") for key in value):
+        return {key: decoded(each) for key, each in value.items()}
+    ((mark, inner),) = value.items()
+    return _UNMARKED[mark](inner)
+
+
+def _loaded(text: str) -> Any:
+    import numpy  # noqa: PLC0415  whoever returns arrays has it
+
+    return numpy.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False)
+
+
+_UNMARKED = {
+    "$float": {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.__getitem__,
+    "$bytes": lambda text: base64.b64decode(text, validate=True),
+    "$tuple": lambda values: tuple(decoded(each) for each in values),
+    "$set": lambda values: {decoded(each) for each in values},
+    "$dict": lambda pairs: {decoded(key): decoded(each) for key, each in pairs},
+    "$array": _loaded,
+}  # type: Dict[str, Any]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

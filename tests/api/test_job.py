@@ -1,0 +1,179 @@
+"""A job as a future: it ends as the job ends, and `concurrent.futures` can wait for it."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import FIRST_COMPLETED, CancelledError, as_completed, wait
+
+import pytest
+
+import gpurun
+from gpurun.api import asking
+from gpurun.api import job as jobs
+from gpurun.api.job import Job
+from gpurun.api.packing import COMMAND
+from gpurun.errors import BadInput, JobFailed, NeverFits
+from gpurun.head.submission import Submission
+from gpurun.jobs.record import FirstFailure
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.states import State
+from gpurun.jobs.store import JobStore
+from gpurun.runtime.gpurun_call import RESULTS
+
+INVENTORY = """
+version: 1
+defaults: {user: train, generation: pascal, gpus: 4, fabric: tcp}
+fabrics: {tcp: {kind: tcp, interface: eth0}}
+racks: {r1: {hosts: {"h[1-2]": {}}}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    monkeypatch.setenv("GPURUN_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("GPURUN_INVENTORY", str(tmp_path / "inventory.yaml"))
+    monkeypatch.setattr(jobs.Caretaker, "look", lambda *_: None)
+    monkeypatch.setattr(jobs, "POLL_S", 0.02)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def folder(home):
+    spec = JobSpec("train", "i", 2, COMMAND, outputs="/outputs")
+    return JobStore(home).create(spec, inventory=home.parent / "inventory.yaml", now_s=0.0)
+
+
+def end(folder, state, **fields):
+    folder.write(folder.record().but(state=state, ended_s=9.0, **fields))
+
+
+def leave(folder, rank, **told):
+    (folder.outputs / RESULTS).mkdir(parents=True, exist_ok=True)
+    (folder.outputs / RESULTS / f"{rank}.json").write_text(json.dumps(told))
+
+
+def test_the_value_of_rank_0_and_of_all_come_when_the_job_has_succeeded(folder):
+    job = Job(folder, returns=True)
+    assert (job.done(), job.running(), job.state) == (False, False, "QUEUED")
+    with pytest.raises(TimeoutError):
+        job.result(timeout=0.1)
+    for rank in (0, 1):
+        leave(folder, rank, value={"$tuple": [rank]})
+    end(folder, State.SUCCEEDED, granted=())
+    assert job.result(5) == (0,)
+    assert job.results() == []
+    assert job.exception() is None and job.done() and not job.cancel()
+
+
+def test_the_exception_of_the_rank_that_failed_first_is_raised_with_its_traceback(folder):
+    job = Job(folder, returns=True)
+    leave(folder, 0, error={"kind": "ConnectionError", "text": "peer", "trace": "a"})
+    leave(folder, 1, error={"kind": "ValueError", "text": "lr", "trace": "Traceback:\n  line 3"})
+    end(folder, State.FAILED, reason="rank 1 exited with 1", first_failure=FirstFailure("x", rank=1))
+    with pytest.raises(gpurun.RemoteError, match="rank 1: ValueError: lr\n\nTraceback:\n  line 3") as caught:
+        job.result(5)
+    assert (caught.value.rank, caught.value.kind) == (1, "ValueError")
+
+
+def test_a_rank_that_left_nothing_is_reported_as_the_job_is(folder):
+    job = Job(folder, returns=True)
+    end(folder, State.FAILED, reason="rank 0 on h1 failed first, with signal 9\x1b[2J")
+    with pytest.raises(JobFailed, match="failed first") as caught:
+        job.result(5)
+    assert "\x1b" not in str(caught.value) and folder.id in caught.value.hint
+
+
+def test_success_without_a_result_is_said_and_not_none(folder):
+    job = Job(folder, returns=True)
+    end(folder, State.SUCCEEDED)
+    with pytest.raises(gpurun.NoResult, match="rank 0: it has left no result"):
+        job.result(5)
+
+
+def test_a_queued_job_is_cancelled_and_the_future_with_it(folder, monkeypatch):
+    monkeypatch.setattr("gpurun.head.requests.run_pass_and_start", lambda *_, **__: None)
+    job = Job(folder, returns=True)
+    assert job.cancel()
+    assert wait([job], 5).done == {job}
+    assert job.cancelled() and job.cancel() and folder.record().state is State.CANCELLED
+    with pytest.raises(CancelledError):
+        job.result()
+
+
+def test_concurrent_futures_waits_for_jobs(home, folder):
+    spec = JobSpec("other", "i", 1, ("true",))
+    other = JobStore(home).create(spec, inventory=home.parent / "inventory.yaml", now_s=0.0)
+    one, two = Job(folder, returns=True), Job(other, returns=False)
+    told = []
+    two.add_done_callback(told.append)
+    end(other, State.SUCCEEDED, exit_code=0)
+    assert wait([one, two], 5, FIRST_COMPLETED).done == {two}
+    assert two.result() == 0 and told == [two]
+    end(folder, State.TIMED_OUT, reason="over its time limit")
+    assert set(as_completed([one, two], 5)) == {one, two}
+    assert isinstance(one.exception(), JobFailed)
+
+
+@pytest.fixture
+def asked(home, monkeypatch):
+    """What is submitted, as specs; jobs without an image."""
+    specs = []
+
+    def submit_jobs(given, inventory, home, environ):
+        specs.extend(given)
+        return Submission(tuple(JobStore(home).create_many(given, inventory=home.parent / "inventory.yaml", now_s=0.0)))
+
+    monkeypatch.setattr(asking, "submit_jobs", submit_jobs)
+    return specs
+
+
+def test_settings_are_those_of_a_recipe_and_of_its_constraints(asked):
+    job = gpurun.submit(
+        lambda: 1, gpus=8, image="i", gpus_per_host=4, time_limit="1h", env={"A": "1"}, launcher="torchrun"
+    )
+    (spec,) = asked
+    assert (spec.gpus, spec.constraints.gpus_per_host, spec.time_limit_s, spec.env["A"]) == (8, 4, 3600.0, "1")
+    assert (spec.name, spec.outputs, spec.launcher) == ("lambda", "/outputs", "torchrun")
+    assert spec.command == COMMAND
+    assert gpurun.job(job.id).id == job.id and gpurun.job("lambda")._returns
+
+
+def test_a_function_on_one_gpu_needs_python_alone_and_a_gang_is_horovod_s(asked):
+    gpurun.submit(len, ("abc",), gpus=1, image="i")
+    gpurun.submit(len, ("abc",), gpus=2, image="i")
+    assert [spec.launcher for spec in asked] == ["tasks", "horovod"]
+
+
+def test_a_command_and_a_recipe_run_as_they_are(asked, tmp_path):
+    (tmp_path / "recipe.yaml").write_text("name: r\nimage: i\ngpus: 4\ncommand: [true]\n")
+    gpurun.submit(["python3", "train.py"], gpus=1, image="i", launcher="tasks")
+    gpurun.submit(tmp_path, gpus=2)
+    assert [spec.command for spec in asked] == [("python3", "train.py"), ("true",)]
+    assert asked[1].gpus == 2
+
+
+def test_a_map_is_a_job_for_each_point(asked):
+    def train(lr, layers):
+        return lr * layers
+
+    jobs = gpurun.map(train, {"lr": [0.1, 0.2], "layers": [1, 2, 3]}, image="i")
+    assert len(jobs) == len({job.id for job in jobs}) == 6 and {spec.gpus for spec in asked} == {1}
+    assert gpurun.map(train, [], image="i") == []
+    assert len(gpurun.map(train, [{"lr": 1, "layers": 1}], image="i", gpus=2)) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"gpu": 1, "image": "i"}, "there is no setting 'gpu'"), ({"gpus": 1}, "no image"),
+     ({"gpus": 0, "image": "i"}, "gpus"),
+     ({"gpus": 1, "image": "i", "time_limit": "soon"}, "time_limit")],
+)  # fmt: skip
+def test_a_wrong_setting_is_named_and_nothing_is_submitted(asked, settings, said):
+    with pytest.raises(BadInput, match=said):
+        gpurun.submit(len, ("x",), **settings)
+    with pytest.raises(BadInput, match="arguments are for a function"):
+        gpurun.submit(["true"], (1,), gpus=1, image="i")
+    with pytest.raises(NeverFits):
+        gpurun.submit(len, ("x",), gpus=99, image="i")
+    assert asked == []

@@ -1,0 +1,129 @@
+"""A function travels to a process that has neither gpurun nor its module, and its value or traceback comes back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+from gpurun.api.packing import pack
+from gpurun.errors import BadInput
+from gpurun.runtime.gpurun_call import RESULTS, decoded
+
+RUNTIME = """
+class Gang:
+    rank, size = 3, 4
+def gang(): return Gang
+def outputs(): return {outputs!r}
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Pack a call and run it as an image would: another process, an empty environment; what it has left."""
+
+    def run(function, *args, workdir=None, change=None, **kwargs):
+        folder, outputs = tmp_path / "call", tmp_path / "outputs"
+        for each in (folder, outputs, tmp_path / "runtime"):
+            each.mkdir(exist_ok=True)
+        (tmp_path / "runtime" / "gpurun_runtime.py").write_text(RUNTIME.format(outputs=str(outputs)))
+        pack(folder, function, args, kwargs, workdir)
+        if change:
+            change(folder)
+        program = "import sys; sys.path[:0] = sys.argv[1:]; import gpurun_call; sys.exit(gpurun_call.main())"
+        argv = [sys.executable, "-I", "-c", program, str(folder), str(tmp_path / "runtime")]
+        done = subprocess.run(argv, env={}, capture_output=True, text=True, cwd="/", check=False)
+        file = outputs / RESULTS / "3.json"
+        return done.returncode, json.loads(file.read_text()) if file.exists() else None, done.stderr
+
+    return run
+
+
+def test_closures_classes_and_modules_beside_the_script_travel(run, tmp_path, monkeypatch):
+    (tmp_path / "beside.py").write_text("FACTOR = 3\nclass Net:\n    def grow(self, x):\n        return x * FACTOR\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import beside
+
+    bias = {"b": 0.5}
+
+    def train(x, *, scale=1):
+        return {"loss": (beside.Net().grow(x) + bias["b"]) * scale, "where": (1, "ü")}
+
+    code, told, err = run(train, 2, scale=10)
+    assert code == 0, err
+    assert decoded(told["value"]) == {"loss": 65.0, "where": (1, "ü")}
+    del sys.modules["beside"]
+
+
+def test_an_exception_comes_back_as_text_and_fails_the_rank(run):
+    def train():
+        raise ValueError("not \x1b[31mgood")
+
+    code, told, err = run(train)
+    assert code == 1 and "ValueError" in err
+    assert told["error"]["kind"] == "ValueError" and "in train" in told["error"]["trace"]
+
+
+def test_what_cannot_come_back_is_named_there(run):
+    code, told, _ = run(lambda: {"model": [object()]})
+    assert code == 1
+    assert (
+        told["error"]["kind"] == "NotPlain" and "the result['model'][0] is a builtins.object" in told["error"]["text"]
+    )
+
+
+def test_leaving_with_a_code_is_the_code_and_leaves_no_result(run):
+    assert run(lambda: sys.exit(7))[:2] == (7, None)
+    assert run(lambda: sys.exit(0))[:2] == (0, {"value": None})
+
+
+def test_an_image_with_another_python_is_told(run):
+    def other(folder):
+        (folder / "call.json").write_text('{"python": "3.7"}')
+
+    code, told, err = run(lambda: 1, change=other)
+    assert code == 1 and "Python 3.7" in err
+    assert told["error"]["kind"] == "PythonMismatch"
+
+
+def test_the_workdir_is_there_too(run, tmp_path):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "mine.py").write_text("ANSWER = 42")
+
+    def train():
+        import mine
+
+        return mine.ANSWER
+
+    assert run(train, workdir=tmp_path / "code")[1] == {"value": 42}
+
+
+def test_what_cannot_be_pickled_or_is_too_large_is_said_before_anything_runs(tmp_path, monkeypatch):
+    with pytest.raises(BadInput, match=r"acquire and its arguments cannot be pickled: .*lock"):
+        pack(tmp_path, threading.Lock().acquire, (), {}, None)
+    monkeypatch.setattr("gpurun.api.packing.MOST_BYTES", 1000)
+    with pytest.raises(BadInput, match="MiB, more than"):
+        pack(tmp_path, len, (b"x" * 2000,), {}, None)
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(BadInput) as caught:
+        pack(tmp_path, len, (), {}, None)
+    assert "gpurun[python]" in caught.value.hint
+
+
+def test_importing_gpurun_loads_nothing_of_it():
+    """Every command imports this package."""
+    program = textwrap.dedent("""
+        import sys, gpurun
+        assert not [name for name in sys.modules if name.startswith("gpurun.")], sys.modules
+        gpurun.submit, gpurun.map, gpurun.job, gpurun.Job, gpurun.RemoteError
+        try:
+            gpurun.nothing
+        except AttributeError as error:
+            assert "nothing" in str(error)
+    """)
+    subprocess.run([sys.executable, "-c", program], check=True)
