@@ -32,9 +32,9 @@ test: setup
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line images test-unit
 	@$(MAKE) --no-print-directory test-lab
 
-# These tests wait more than they compute: four processes keep two cores busy.
+# These tests wait more than they compute: six processes keep two cores busy.
 test-unit: setup
-	$(VENV)/bin/pytest -m 'not lab' -n 4
+	$(VENV)/bin/pytest -m 'not lab' -n 6 --dist worksteal
 
 test-lab: setup images
 	$(VENV)/bin/pytest -m 'lab and not alone' -n 3 --dist loadgroup --no-loadscope-reorder --durations=10

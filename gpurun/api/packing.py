@@ -63,7 +63,8 @@ def pack(
 @contextmanager
 def _by_value(cloudpickle: Any) -> Iterator[None]:
     """Modules that no image has are pickled with what is in them."""
-    mine = [module for module in list(sys.modules.values()) if _is_own(module)]
+    here = Path.cwd()
+    mine = [module for module in list(sys.modules.values()) if _is_own(module, here)]
     known = set(cloudpickle.list_registry_pickle_by_value())
     new = [module for module in mine if module.__name__ not in known]
     for module in new:
@@ -75,12 +76,12 @@ def _by_value(cloudpickle: Any) -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _is_own(module: object) -> bool:
-    """Whether a module is a file below the current folder that nothing has installed."""
+def _is_own(module: object, here: Path) -> bool:
+    """Whether a module is a file below a folder that nothing has installed."""
     file = getattr(module, "__file__", None)
-    if not isinstance(module, ModuleType) or not file or module.__name__ in ("__main__", "gpurun"):
+    if not isinstance(module, ModuleType) or not file or module.__name__.partition(".")[0] in ("__main__", "gpurun"):
         return False
     path = Path(file).absolute()
-    installed = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    is_installed = any(path.is_relative_to(top) for top in installed) or "site-packages" in path.parts
-    return path.is_relative_to(Path.cwd()) and not is_installed and not module.__name__.startswith("gpurun.")
+    if not path.is_relative_to(here) or "site-packages" in path.parts:
+        return False
+    return not any(path.is_relative_to(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
