@@ -89,8 +89,8 @@ def _print(spec: JobSpec, inventory: Inventory, placement: Placement, plan: Plan
     if spec.rehearse_s is not None and spec.gpus > 1:
         typer.echo(f"  before that one rank rehearses on one GPU, for {spec.rehearse_s:g} s or up to a step")
     for grant in placement.grants:
-        gpus = ",".join(str(gpu) for gpu in grant.gpus)
-        typer.echo(f"  {grant.host} ({inventory.by_name[grant.host].rack}): GPUs {gpus}")
+        gpus = f"GPUs {','.join(str(gpu) for gpu in grant.gpus)}" if grant.gpus else "parameter servers, no GPU"
+        typer.echo(f"  {grant.host} ({inventory.by_name[grant.host].rack}): {gpus}")
     typer.echo("settings, with where they come from:")
     for setting in plan.first.settings:
         typer.echo(f"  {setting.name}={setting.value}  ({setting.source}: {setting.reason})")

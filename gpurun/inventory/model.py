@@ -179,7 +179,7 @@ class Inventory:
     @property
     def generations(self) -> tuple[str, ...]:
         """The GPU generations there are, sorted."""
-        return tuple(sorted({host.generation for host in self.hosts}))
+        return tuple(sorted({host.generation for host in self.hosts if host.gpus}))
 
     def fabric_of(self, host: Host) -> Fabric:
         """The fabric a host trains over."""

@@ -94,6 +94,13 @@ def _mount(text: str) -> tuple[str, str, str]:
 
 _NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}\Z"
 Name = Annotated[str, Meta(pattern=_NAME_PATTERN, title="a name (letters, digits, '.', '_', '-')")]
+HostOrLabel = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}(=[^\x00-\x1f\x7f]{1,200})?\Z",
+        title="a host's name, or a label as name=value",
+    ),
+]
 JobName = Annotated[
     str, Meta(pattern=r"^[^\x00-\x1f\x7f]{1,200}\Z", title="1 to 200 characters without control characters")
 ]
@@ -159,6 +166,7 @@ class RoleKeys(TypedDict, total=False):
     chief: bool
     evaluator: bool
     flags: bool
+    ps_hosts: tuple[HostOrLabel, ...]
 
 
 class SweepKeys(TypedDict, total=False):

@@ -108,6 +108,7 @@ class Roles:
 
     Attributes:
         ps: how many parameter servers there are.
+        ps_hosts: where they run: names of hosts without GPUs, or labels as ``role=ps``; empty = on the workers' hosts.
         workers: how many workers there are, if a person says so; always one for each GPU.
         chief: whether a rank of its own coordinates the others; None = whatever the launcher takes for usual.
         evaluator: whether a rank evaluates checkpoints beside the training.
@@ -119,6 +120,7 @@ class Roles:
     chief: bool | None = None
     evaluator: bool = False
     flags: bool = False
+    ps_hosts: tuple[str, ...] = ()
 
     @property
     def without_gpu(self) -> int:

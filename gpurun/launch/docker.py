@@ -116,8 +116,9 @@ def run_argv(
     argv += ["--log-driver", "json-file", *(word for option in _LOG_OPTIONS for word in ("--log-opt", option))]
     argv += ["--init", "--network", "host", "--user", f"{account.uid}:{account.gid}"]
     argv += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", *_AS_THE_USER]
-    argv += ["--gpus", f'"device={",".join(str(index) for index, _ in cards)}"']
-    argv += ["--pids-limit", str(PIDS_PER_GPU * len(cards))]
+    if cards:
+        argv += ["--gpus", f'"device={",".join(str(index) for index, _ in cards)}"']
+    argv += ["--pids-limit", str(PIDS_PER_GPU * max(1, len(cards)))]
     argv += ["--shm-size", f"{spec.shm_size_mib}m", *fabric_flags]
     for name, address in names.items():
         argv += ["--add-host", f"{name}:{address}"]

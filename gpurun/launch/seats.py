@@ -46,11 +46,13 @@ class RankSeat:
 def seats_of(grants: Sequence[Grant], roles: Roles | None = None) -> tuple[RankSeat, ...]:
     """The ranks of a gang, in order: one for each GPU, host by host; then those without a GPU, if it has roles.
 
-    The chief and the evaluator are on the first host, whose outputs they share. Parameter servers begin on the last
-    host and are spread evenly: no host, and so no NIC, has two of them while another has none.
+    The chief and the evaluator are on the first host, whose outputs they share. Parameter servers are on the hosts
+    without GPUs, if the gang has some. They begin on the last host and are spread evenly: no host, and so no NIC, has
+    two of them while another has none.
     """
     with_gpu = [node for node, grant in enumerate(grants) for _ in grant.gpus]
-    parts = [(node, "", 0) for node in with_gpu] if roles is None else _parts(with_gpu, len(grants), roles)
+    servers_on = [node for node, grant in enumerate(grants) if not grant.gpus] or range(len(grants))
+    parts = [(node, "", 0) for node in with_gpu] if roles is None else _parts(with_gpu, servers_on, roles)
     sizes, before = Counter(node for node, _, _ in parts), Counter[int]()
     awaited = CHIEF if roles is not None and roles.chief else WORKER
     found = []
@@ -65,11 +67,12 @@ def seats_of(grants: Sequence[Grant], roles: Roles | None = None) -> tuple[RankS
     return tuple(found)
 
 
-def _parts(with_gpu: Sequence[int], nodes: int, roles: Roles) -> list[tuple[int, str, int]]:
+def _parts(with_gpu: Sequence[int], servers_on: Sequence[int], roles: Roles) -> list[tuple[int, str, int]]:
     """For each rank the number of its host, its role, and its number in that role."""
+    hosts = len(servers_on)
     return [
         *((node, WORKER, index) for index, node in enumerate(with_gpu)),
         *[(0, CHIEF, 0)] * bool(roles.chief),
-        *((nodes - 1 - index * nodes // roles.ps, SERVER, index) for index in range(roles.ps)),
+        *((servers_on[hosts - 1 - index * hosts // roles.ps], SERVER, index) for index in range(roles.ps)),
         *[(0, EVALUATOR, 0)] * roles.evaluator,
     ]

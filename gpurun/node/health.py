@@ -106,7 +106,7 @@ def watch(call: Call, job: str, gpus: List[int], age_s: float) -> Iterator[List[
         ``{"kind": "nvml", "text"}``.
     """
     log = KernelLog(age_s)
-    nvml: Optional[Nvml] = Nvml()
+    nvml: Optional[Nvml] = Nvml() if gpus else None
     cards = job_parts.cards(job, gpus)
     seen = _Seen(cards=job_parts.known_cards(job))
     try:

@@ -24,6 +24,8 @@ def new_gang(wants: Wants, *, job: str, submitted_s: float) -> Gang:
         time_limit_s=wants.time_limit_s,
         start_allowance_s=PREPARE_S,
         stop_allowance_s=wants.grace_s + FENCE_S,
+        servers=_servers(wants)[0],
+        server_hosts=_servers(wants)[1],
     )
 
 
@@ -40,5 +42,11 @@ def gangs_of(jobs: Iterable[tuple[JobRecord, Wants]]) -> Iterator[Gang]:
         yield Gang(
             record.id, wants.gpus, record.submitted_s, wants.min_gpus, wants.constraints, wants.pool, wants.priority,
             wants.preemptible, wants.time_limit_s, PREPARE_S, wants.grace_s + FENCE_S, None, record.attempt,
-            record.attempt > 0, record.avoid, record.kept,
+            record.attempt > 0, record.avoid, record.kept, *_servers(wants),
         )  # fmt: skip
+
+
+def _servers(wants: Wants) -> tuple[int, tuple[str, ...]]:
+    """How many ranks run on hosts without GPUs, and which hosts those may be."""
+    roles = wants.roles
+    return (roles.ps, roles.ps_hosts) if roles is not None and roles.ps_hosts else (0, ())

@@ -47,6 +47,8 @@ class Gang(msgspec.Struct, frozen=True, gc=False):
         avoid: hosts it failed on before, the last one last. Left out as far as the rest of the inventory could hold the
             gang; the first ones are used again first.
         kept: the GPUs kept for it until it starts. The caller stores `Decisions.kept` and hands it back here.
+        servers: ranks that run on hosts without GPUs, beside its GPUs.
+        server_hosts: those hosts: names, or labels as ``name=value``.
     """
 
     id: str
@@ -65,6 +67,8 @@ class Gang(msgspec.Struct, frozen=True, gc=False):
     requeued: bool = False
     avoid: tuple[str, ...] = ()
     kept: Kept | None = None
+    servers: int = 0
+    server_hosts: tuple[str, ...] = ()
 
     @property
     def step(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpurun.scheduler import waiting
+from gpurun.scheduler import servers, waiting
 from gpurun.scheduler.keeping import Hold
 from gpurun.scheduler.model import Gang, Placement, Reason, Refusal, Wait
 from gpurun.scheduler.state import PassState
@@ -12,6 +12,8 @@ def consider(state: PassState, gang: Gang) -> None:
     """Start a gang, refuse it, or say why it waits."""
     if state.waits_like_another(gang):
         return
+    if gang.servers and not _has_servers(state, gang):
+        return
     hold = state.release(gang)
     barred = state.book.gate(gang) if state.book is not None else None
     if isinstance(barred, Refusal):
@@ -20,6 +22,16 @@ def consider(state: PassState, gang: Gang) -> None:
         waiting.barred(state, gang, barred, hold)
     elif not try_start(state, gang, hold) and gang.id not in state.waits and state.could_ever(gang):
         waiting.blocked(state, gang, hold)
+
+
+def _has_servers(state: PassState, gang: Gang) -> bool:
+    """False, and a refusal or a wait, if no host for its servers can be used."""
+    wrong = servers.refuse(gang, state.snapshot)
+    if wrong is not None and wrong.never:
+        state.never[gang.id] = wrong
+    elif wrong is not None:
+        state.wait(gang, wrong.reason, wrong.message, refusal=wrong)
+    return wrong is None
 
 
 def leave_waiting(state: PassState, gangs: list[Gang]) -> None:

@@ -27,6 +27,7 @@ from gpurun.scheduler.model import (
 from gpurun.scheduler.placement import try_place
 from gpurun.scheduler.policy import Policy
 from gpurun.scheduler.room import Room
+from gpurun.scheduler.servers import with_servers
 
 
 @dataclass
@@ -92,9 +93,11 @@ class PassState:
         """Start a gang."""
         gang = gang.sized(placement.gpus)
         self.waits.pop(gang.id, None)
+        self.room.take(placement)
+        if gang.servers:
+            placement = with_servers(gang, placement, self.snapshot, self.running)
         self.starts.append((gang, placement))
         self.running.append(Running(gang, placement, self.now_s))
-        self.room.take(placement)
         self._alike.clear()
         if self.book is not None:
             self.book.start(gang)
@@ -234,7 +237,7 @@ def _wishes(gangs: Iterable[Gang]) -> dict[str, int]:
         constraints = asked.get(id(gang.constraints))
         if constraints is None:
             constraints = asked[id(gang.constraints)] = numbers.setdefault(gang.constraints, len(numbers))
-        wish = constraints, gang.gpus, gang.min_gpus, gang.pool, gang.preemptible, gang.avoid
+        wish = constraints, gang.gpus, gang.min_gpus, gang.pool, gang.preemptible, gang.avoid, gang.server_hosts
         found[gang.id] = numbers.setdefault(wish, len(numbers))
     return found
 

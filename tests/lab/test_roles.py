@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import shutil
 import time
 
 import pytest
-from cluster import TINY, TRAIN
+import yaml
+from cluster import TINY, TRAIN, Cluster
 from faulting import kill_rank
 
 pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("launchers")]
@@ -64,6 +66,61 @@ def seats_in(log):
 def only_job(cluster):
     (record,) = cluster.status()["jobs"]
     return record
+
+
+@pytest.fixture
+def served(train_lab, tmp_path):
+    """The last host of the lab has no GPU, no NVIDIA driver and no toolkit, and is labelled for parameter servers."""
+    cluster = Cluster(train_lab, tmp_path)
+    ignored = shutil.ignore_patterns("hosts", "*.sock")
+    shutil.copytree(train_lab.inventory.parent, tmp_path / "inventory", ignore=ignored)
+    cluster.inventory = tmp_path / "inventory" / train_lab.inventory.name
+    written = yaml.safe_load(cluster.inventory.read_text())
+    server = train_lab.hosts[-1].name
+    for rack in written["racks"].values():
+        if server in rack["hosts"]:
+            rack["hosts"][server] = {"gpus": 0, "generation": "none", "labels": {"role": "ps"}}
+    cluster.inventory.write_text(yaml.safe_dump(written))
+    hide = (
+        "for f in $(find /usr -name libnvidia-ml.so.1 -o -name nvidia-container-runtime-hook); do mv $f $f.gone; done"
+    )
+    show = "for f in $(find /usr -name '*.gone'); do mv $f ${f%.gone}; done"
+    train_lab.run(server, ["sh", "-c", hide])
+    yield cluster, server
+    train_lab.run(server, ["sh", "-c", show])
+    cluster.cancel_all()
+    cluster.assert_nothing_left()
+
+
+def test_servers_run_on_a_host_without_gpus_which_two_gangs_share(served, tmp_path):
+    cluster, server = served
+    roles = "{ps: 2, ps_hosts: [role=ps]}"
+    jobs = [
+        submit(cluster, recipe(tmp_path / name, roles, gpus=3, extra="name: " + name), "serves.py", "8", "0")
+        for name in "ab"
+    ]
+    for job in jobs:
+        cluster.wait_for_log(job, "all answer")
+        assert cluster.job(job)["hosts"][-1] == server
+        on = {name: seat[1] for name, seat in seats_in(cluster.log(job)).items()}
+        assert {name for name, host in on.items() if host == server} == {("ps", 0), ("ps", 1)}, on
+    assert all(cluster.gpurun("wait", job).code == 0 for job in jobs), cluster.log(jobs[0])
+    assert cluster.gpurun("inventory", "cordon", server, "-i", str(cluster.inventory), "--reason", "fan").code == 0
+    waits = submit(cluster, recipe(tmp_path / "c", roles, gpus=1))
+    why = cluster.gpurun("why", waits)
+    assert "parameter servers need a host without GPUs (role=ps), and none can be used: cordoned" in why.out, why
+    assert cluster.gpurun("inventory", "uncordon", server, "-i", str(cluster.inventory)).code == 0
+    assert cluster.gpurun("wait", waits, "--timeout", "60").code == 0
+
+
+def test_a_server_that_is_killed_on_its_own_host_is_named(served, tmp_path):
+    cluster, server = served
+    path = recipe(tmp_path / "r", "{ps: 1, ps_hosts: [role=ps]}", gpus=2)
+    job = submit(cluster, path, "serves.py", "600", "0")
+    cluster.wait_for_log(job, "all answer")
+    kill_rank(cluster, job, 3)
+    record = cluster.wait_for(job, "FAILED")
+    assert f"ps 0 (rank 3) on {server} failed first, with exit code 137" in record["reason"]
 
 
 def test_servers_and_workers_are_ended_once_the_chief_has_returned_0(cluster, tmp_path):

@@ -21,7 +21,7 @@ INVENTORY = """
 version: 1
 defaults: {user: train, generation: pascal, gpus: 4, fabric: tcp}
 fabrics: {tcp: {kind: tcp, interface: eth0}, other: {kind: tcp, interface: ens5}}
-racks: {r1: {hosts: {h2: {}, h3: {fabric: other}, h4: {}}}}
+racks: {r1: {hosts: {h2: {}, h3: {fabric: other}, h4: {}, c5: {gpus: 0, generation: none}}}}
 """
 
 
@@ -33,6 +33,7 @@ def plan(launcher, *hosts, roles=None):
     spec = replace(SPEC, launcher=launcher, gpus=2 * len(hosts), roles=roles)
     return make_plan(
         claimant=Claimant("j-00000001", 2, "s", "o", 1, "head"), spec=spec,
-        grants=[Grant(host, (0, 1)) for host in hosts], inventory=parse(INVENTORY.encode(), Path("i.yaml")),
+        grants=[Grant(host, (0, 1) if host.startswith("h") else ()) for host in hosts],
+        inventory=parse(INVENTORY.encode(), Path("i.yaml")),
         accounts={}, ssh_port=23022,
     )  # fmt: skip

@@ -20,12 +20,13 @@ from gpurun.jobs.spec import Grant, Roles
 from gpurun.launch.launchers import NAMES, launcher_of, settled
 from gpurun.launch.launchers.direct import environment
 from gpurun.launch.seats import seats_of
+from gpurun.node.claim_rules import read_cards
 
 TENSORFLOW = replace(SPEC, launcher="tensorflow")
 ALL = Roles(ps=2, chief=True, evaluator=True)
-grants = st.lists(st.integers(1, 4), min_size=1, max_size=9).map(
-    lambda sizes: [Grant(f"h{number}", tuple(range(size))) for number, size in enumerate(sizes)]
-)
+sizes = st.lists(st.integers(1, 4), min_size=1, max_size=9)
+grants = sizes.map(lambda sizes: [Grant(f"h{number}", tuple(range(size))) for number, size in enumerate(sizes)])
+without_gpu = st.integers(0, 4).map(lambda hosts: [Grant(f"c{number}", ()) for number in range(hosts)])
 roles = st.builds(Roles, ps=st.integers(0, 20), chief=st.booleans(), evaluator=st.booleans())
 
 
@@ -33,8 +34,9 @@ def settle(**changes):
     return settled(replace(TENSORFLOW, **changes), is_named=True)[0]
 
 
-@given(grants, roles)
-def test_every_rank_has_one_place_and_servers_are_spread_over_all_hosts(grants, roles):
+@given(grants, without_gpu, roles)
+def test_every_rank_has_one_place_and_servers_are_spread_over_their_hosts(with_gpu, for_servers, roles):
+    grants = [*with_gpu, *for_servers]
     seats = seats_of(grants, roles)
     gpus = sum(len(grant.gpus) for grant in grants)
     assert [seat.rank for seat in seats] == list(range(gpus + roles.without_gpu))
@@ -48,7 +50,9 @@ def test_every_rank_has_one_place_and_servers_are_spread_over_all_hosts(grants, 
         assert {seat.local_size for seat in mine} <= {len(mine)}
         assert [seat.has_gpu for seat in mine] == sorted((seat.has_gpu for seat in mine), reverse=True)
     servers = Counter(seat.host for seat in seats if seat.role == "ps")
-    assert max(servers.values(), default=0) <= min((servers[grant.host] for grant in grants), default=0) + 1
+    able = [grant.host for grant in for_servers or with_gpu]
+    assert {*servers} <= {*able}
+    assert max(servers.values(), default=0) <= min(servers[host] for host in able) + 1
 
 
 @given(grants)
@@ -125,6 +129,17 @@ def test_a_gang_has_ports_for_all_its_ranks(grants, roles):
         assert len({*ports}) == len(ports) and {*ports} <= {*mine}
 
 
+def test_the_container_of_a_host_without_gpus_asks_docker_for_none():
+    made = plan("tensorflow", "h2", "c5", roles=Roles(ps=2, chief=True))
+    with_gpus, without = (host.run for host in made.hosts)
+    assert with_gpus[with_gpus.index("--gpus") + 1] == '"device=0,1"'
+    assert "--gpus" not in without and "gpurun.gpus=" in without
+    assert int(without[without.index("--pids-limit") + 1]) > 0
+    assert [rank["GPURUN_ROLE"] for rank in made.hosts[1].ranks] == ["ps", "ps"]
+    assert {rank["CUDA_VISIBLE_DEVICES"] for rank in made.hosts[1].ranks} == {""}
+    assert read_cards({"gpurun.gpus": ""}) == ()
+
+
 def test_programs_find_roles_in_the_gangs_file():
     made = plan("tensorflow", "h2", "h3", roles=Roles(ps=1))
     (text,) = {host.files["launch/gang.json"][0] for host in made.hosts}
@@ -167,6 +182,7 @@ def test_a_rehearsal_plays_every_role_once():
         ({"roles": Roles(ps=0, chief=True)}, "a chief coordinates parameter servers, and there are none"),
         ({"roles": Roles(flags=True)}, "'flags' name parameter servers, and there are none"),
         ({"roles": Roles(ps=4)}, "4 parameter servers are more than the 3 workers"),
+        ({"roles": Roles(ps_hosts=("c5",))}, "'ps_hosts' are for parameter servers, and there are none"),
         ({"roles": Roles(ps=1, workers=4)}, "4 workers have a GPU each, and the job has 3 GPUs"),
         ({"min_gpus": 1}, "tensorflow cannot be elastic"),
         ({"controller": "mpi"}, "for the launcher horovod"),
@@ -183,6 +199,8 @@ def test_roles_that_cannot_be_are_refused_with_what_is_wrong(changes, word):
     [
         "{ps: -1}", "{ps: yes}", "{workers: 0}", "{chief: 1}", "{evaluator: 2}", "{servers: 2}", "[ps]", "ps",
         "{ps: 99999999999}", "{ps: '$(reboot)'}",
+        "{ps: 1, ps_hosts: {}}", "{ps: 1, ps_hosts: [a b]}", "{ps: 1, ps_hosts: ['=x']}", "{ps: 1, ps_hosts: ['a=']}",
+        '{ps: 1, ps_hosts: ["a=\\e[0m"]}',
     ],
 )  # fmt: skip
 def test_roles_in_a_recipe_that_mean_nothing_are_refused_where_they_stand(tmp_path, line):
@@ -194,3 +212,7 @@ def test_roles_in_a_recipe_that_mean_nothing_are_refused_where_they_stand(tmp_pa
 def test_a_recipe_has_its_roles(tmp_path):
     (tmp_path / "recipe.yaml").write_text("roles: {ps: 2, workers: 4, chief: true, evaluator: false}\n")
     assert read(tmp_path).given["roles"] == Roles(ps=2, workers=4, chief=True)
+    (tmp_path / "recipe.yaml").write_text("roles: {ps: 5, ps_hosts: [c1, role=ps]}\n")
+    given = read(tmp_path).given["roles"]
+    assert given == Roles(ps=5, ps_hosts=("c1", "role=ps"))
+    assert settle(roles=given).roles.ps == 5, "more than there are workers"

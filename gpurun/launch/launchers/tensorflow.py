@@ -62,10 +62,14 @@ def with_roles(spec: JobSpec) -> JobSpec:
         )
     if roles.flags and not roles.ps:
         raise BadInput("roles: 'flags' name parameter servers, and there are none", hint="say how many under 'ps'")
-    if roles.ps > spec.gpus:
+    if roles.ps_hosts and not roles.ps:
+        raise BadInput(
+            "roles: 'ps_hosts' are for parameter servers, and there are none", hint="say how many under 'ps'"
+        )
+    if roles.ps > spec.gpus and not roles.ps_hosts:
         raise BadInput(
             f"roles: {roles.ps} parameter servers are more than the {spec.gpus} workers",
-            hint="a second server behind the same NIC makes nothing faster",
+            hint="a second server behind the same NIC makes nothing faster; 'ps_hosts' are hosts without GPUs for them",
         )
     chief = roles.ps > 0 and not roles.flags if roles.chief is None else roles.chief
     command = (*WITH_FLAGS, *spec.command) if roles.flags else spec.command

@@ -1,0 +1,59 @@
+"""Hosts without GPUs that carry the servers of gangs. Nobody owns them: gangs share them, and a lease only names them.
+
+A gang with servers starts when its GPUs fit and at least one such host can be used.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gpurun.inventory.model import Host
+from gpurun.jobs.spec import Grant, Placement
+from gpurun.scheduler.model import Gang, Reason, Refusal, Running, Snapshot
+
+
+def refuse(gang: Gang, snapshot: Snapshot) -> Refusal | None:
+    """Why the servers of a gang have no host; None if they have one."""
+    inventory = snapshot.inventory
+    names = [name for name in gang.server_hosts if "=" not in name]
+    for name in names:
+        host = inventory.by_name.get(name)
+        if host is None:
+            return Refusal(True, Reason.IMPOSSIBLE, f"host {name!r}, for parameter servers, is not in the inventory")
+        if host.gpus:
+            return Refusal(True, Reason.IMPOSSIBLE, f"host {name!r} is for parameter servers, but has GPUs")
+    able = _able(gang, snapshot)
+    asked = " or ".join(gang.server_hosts)
+    if not able:
+        return Refusal(True, Reason.IMPOSSIBLE, f"no host without GPUs is labelled {asked}, for parameter servers")
+    why = sorted({snapshot.unusable[host.name] for host in able if host.name in snapshot.unusable})
+    if all(host.name in snapshot.unusable for host in able):
+        words = f"parameter servers need a host without GPUs ({asked}), and none can be used: {', '.join(why)}"
+        return Refusal(False, Reason.HOSTS, words)
+    return None
+
+
+def with_servers(gang: Gang, placement: Placement, snapshot: Snapshot, running: Iterable[Running]) -> Placement:
+    """A placement of a gang's GPUs, and behind them the hosts of its servers.
+
+    Hosts it failed on come last; before them those that carry fewest gangs' servers, in a rack of the gang if there is
+    one, in the inventory's order.
+
+    Args:
+        running: all gangs that hold GPUs.
+    """
+    busy = Counter(grant.host for run in running for grant in run.placement.grants if not grant.gpus)
+    able = [host for host in _able(gang, snapshot) if host.name not in snapshot.unusable]
+    able.sort(key=lambda host: (host.name in gang.avoid, busy[host.name], host.rack not in placement.racks))
+    chosen = tuple(Grant(host.name, ()) for host in able[: gang.servers])
+    return replace(placement, grants=(*placement.grants, *chosen))
+
+
+def _able(gang: Gang, snapshot: Snapshot) -> list[Host]:
+    return [host for host in snapshot.inventory.hosts if not host.gpus and _is_asked(host, gang.server_hosts)]
+
+
+def _is_asked(host: Host, asked: tuple[str, ...]) -> bool:
+    return host.name in asked or any(f"{key}={value}" in asked for key, value in host.labels.items())
