@@ -63,16 +63,40 @@ def start(cluster, *flags, command, gpus=2, image=TINY, launcher="tasks"):
     return done.out.strip()
 
 
-def test_ranks_find_each_other_by_what_torchrun_tells_also_with_unequal_numbers(cluster):
+UNEQUAL = {
+    "torchrun": MEET,
+    "mpirun": "from mpi4py import MPI; w = MPI.COMM_WORLD; l = w.Split_type(MPI.COMM_TYPE_SHARED)\n"
+    "print('rank', w.rank, 'of', w.size, 'local', l.rank, 'has', w.allreduce(w.rank), flush=True)",
+    "horovod": "import horovod.tensorflow as h; h.init()\n"
+    "print('rank', h.rank(), 'of', h.size(), 'local', h.local_rank(), 'has', sum(h.allgather_object(h.rank())))",
+}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "flags"),
+    [("torchrun", ()), ("mpirun", ()), ("horovod", ()), ("horovod", ("--controller", "mpi"))],
+    ids=["torchrun", "mpirun", "horovod", "horovod by mpi"],
+)
+def test_a_gang_with_unequal_numbers_of_ranks_on_its_hosts_is_one_gang(cluster, launcher, flags):
     done = cluster.gpurun(
-        "submit", "-i", str(cluster.inventory), "-n", "3", "--image", TRAIN, "--follow", "--", "torchrun",
+        "submit", "-i", str(cluster.inventory), "-n", "3", "--image", TRAIN, "--launcher", launcher, *flags, "--follow",
+        "--", "python3", "-c", UNEQUAL[launcher],
+    )  # fmt: skip
+    assert done.code == 0, done.err + done.out
+    (record,) = cluster.status()["jobs"]
+    assert len(record["hosts"]) == 2
+    found = sorted(re.findall(r"rank (\d) of 3 local (\d) has (\d+)", done.out))
+    assert [rank for rank, _, _ in found] == list("012") and {total for *_, total in found} == {"3"}
+    assert sorted(local for _, local, _ in found) == list("001")
+
+
+def test_a_launcher_that_is_typed_is_understood(cluster):
+    done = cluster.gpurun(
+        "submit", "-i", str(cluster.inventory), "-n", "1", "--image", TRAIN, "--follow", "--", "torchrun",
         "--nproc-per-node=2", "--no-python", "python3", "-c", MEET,
     )  # fmt: skip
     assert done.code == 0, done.err + done.out
-    found = sorted(re.findall(r"rank (\d) of 3 local (\d) has (\d)", done.out))
-    assert [(rank, total) for rank, _, total in found] == [("0", "3"), ("1", "3"), ("2", "3")]
-    assert "gpurun starts the ranks (torchrun)" in done.err
-    assert only_job(cluster)["exit_code"] == 0
+    assert "rank 0 of 1 local 0 has 0" in done.out and "gpurun starts the ranks (torchrun)" in done.err
 
 
 def test_an_image_with_no_more_than_a_shell_runs_tasks_and_each_sees_its_gpu(cluster):
