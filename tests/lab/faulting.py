@@ -17,7 +17,7 @@ from itertools import pairwise
 from cluster import TRAIN, Cluster
 
 from gpurun.leases.store import LeaseStore
-from gpurun.node.processes import is_same, list_processes
+from gpurun.node.processes import Process, is_same, list_processes
 
 LAUNCHER = os.environ.get("GPURUN_LAUNCHER", "horovod")
 RANK = "${GPURUN_RANK:-${OMPI_COMM_WORLD_RANK:-$HOROVOD_RANK}}"
@@ -98,9 +98,16 @@ def assert_no_step_lost(cluster: Cluster, job: str, steps: int = STEPS) -> None:
         assert printed == list(range(1, steps + 1)), printed
 
 
+def supervisor_of(job: str) -> Process:
+    """The job's supervisor. A child that it has just forked still shows its command line, and is not it."""
+    found = {process.pid: process for process in list_processes() if f"gpurun.supervisor {job} " in process.command}
+    (process,) = [process for process in found.values() if process.parent not in found]
+    return process
+
+
 def kill_supervisor(cluster: Cluster, job: str) -> None:
     """kill -9 the job's supervisor, and nothing else."""
-    (process,) = [p for p in list_processes() if f"gpurun.supervisor {job} " in p.command]
+    process = supervisor_of(job)
     os.kill(process.pid, signal.SIGKILL)
     while is_same(process):
         time.sleep(0.01)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from faulting import kill_supervisor, supervisor_of
 from own_labs import own_lab
 from users import (
     ALICE,
@@ -32,7 +33,6 @@ from users import (
 
 from gpurun.lab import engine
 from gpurun.leases.store import LeaseStore
-from gpurun.node.processes import is_same, list_processes
 from gpurun.state.path import StatePath
 from gpurun.state.shared import append_only, make_shared
 
@@ -198,18 +198,13 @@ def head(users_lab, folder):
     made.accounts.close()
 
 
-def supervisor(job: str):
-    (found,) = [p for p in list_processes() if f"gpurun.supervisor {job} " in p.command]
-    return found
-
-
 def test_three_users_share_a_head(head):
     alice, bob, train = head.users[ALICE], head.users[BOB], head.users[TRAIN]
     everything = 2 * len(head.lab.hosts)
 
     bobs = head.submit(bob, everything, "long", "--pool", "b", "--preemptible")
     head.wait_for(bobs, "RUNNING")
-    assert Path(f"/proc/{supervisor(bobs).pid}").stat().st_uid == BOB
+    assert Path(f"/proc/{supervisor_of(bobs).pid}").stat().st_uid == BOB
 
     head.age(bobs, 3600)
     # Alice's pool is owed half of the GPUs. Her pass finds that bob's gang must give way; his supervisor sees to it.
@@ -229,10 +224,7 @@ def test_three_users_share_a_head(head):
         assert f"belongs to user{head.record(job)['owner_uid']}" in refused.stderr
 
     # Bob's supervisor is killed: others see it and can do nothing, his own next command adopts the job.
-    victim = supervisor(bobs)
-    os.kill(victim.pid, signal.SIGKILL)
-    while is_same(victim):
-        time.sleep(0.01)
+    kill_supervisor(head, bobs)
     alice.gpurun("status", "-i", str(head.inventory))
     assert not LeaseStore(head.state).is_alive(bobs)
     bob.gpurun("status", "-i", str(head.inventory))
@@ -271,10 +263,7 @@ def test_root_ends_the_job_of_a_user_who_has_no_account(head):
     alice, root = head.users[ALICE], head.root
     job = head.submit(alice, 2 * len(head.lab.hosts), "long", "--pool", "a", "--preemptible")
     head.wait_for(job, "RUNNING")
-    victim = supervisor(job)
-    os.kill(victim.pid, signal.SIGKILL)
-    while is_same(victim):
-        time.sleep(0.01)
+    kill_supervisor(head, job)
     head.accounts.remove(alice)
     recovered = root.gpurun("recover", "-i", str(head.inventory))
     assert f"`gpurun cancel {job}` as root" in recovered.stderr
