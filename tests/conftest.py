@@ -6,6 +6,7 @@ import compileall
 import os
 import signal
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -40,6 +41,18 @@ def usual_umask():
     before = os.umask(0o022)
     yield
     os.umask(before)
+
+
+@pytest.fixture
+def own_copy(monkeypatch):
+    """Replace functions of a module such as `time` in one other module alone: threads elsewhere keep the real ones."""
+
+    def replace(user, name, **functions):
+        copy = ModuleType(name)
+        vars(copy).update({**vars(getattr(user, name)), **functions})
+        monkeypatch.setattr(user, name, copy)
+
+    return replace
 
 
 @pytest.fixture(autouse=True)

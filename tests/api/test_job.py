@@ -20,6 +20,7 @@ from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.runtime.gpurun_call import RESULTS
 
+LIMIT_S = 30
 INVENTORY = """
 version: 1
 defaults: {user: train, generation: pascal, gpus: 4, fabric: tcp}
@@ -33,9 +34,27 @@ def home(tmp_path, monkeypatch):
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
     monkeypatch.setenv("GPURUN_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("GPURUN_INVENTORY", str(tmp_path / "inventory.yaml"))
-    monkeypatch.setattr(jobs.Caretaker, "look", lambda *_: None)
     monkeypatch.setattr(jobs, "POLL_S", 0.02)
     return tmp_path / "home"
+
+
+@pytest.fixture(autouse=True)
+def watcher(monkeypatch):
+    """A watcher of the test's own, which ends with it: its thread looked after jobs beside all later tests."""
+    monkeypatch.setattr(jobs, "Caretaker", Idle)
+    own = jobs._Watcher()
+    monkeypatch.setattr(jobs, "_WATCHER", own)
+    yield own
+    with own._lock:
+        own._open, thread = [], own._thread
+    if thread is not None:
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
+
+
+class Idle:
+    def look(self, folders):
+        """Pick up nothing: nobody carries these jobs."""
 
 
 @pytest.fixture

@@ -166,16 +166,16 @@ def test_hosts_that_the_inventory_does_not_have_are_refused(gpurun, home, hosts)
     assert read_cordons(home) == {}
 
 
-def test_only_root_sets_deadlines_in_a_shared_directory(home, monkeypatch):
+def test_only_root_sets_deadlines_in_a_shared_directory(home, own_copy):
     (home / MARK).mkdir(parents=True)
-    monkeypatch.setattr(draining.os, "getuid", lambda: 1000)
+    own_copy(draining, "os", getuid=lambda: 1000)
     with pytest.raises(draining.NotYours):
         draining.deadline_s("1h", home)
-    monkeypatch.setattr(draining.os, "getuid", lambda: 0)
+    own_copy(draining, "os", getuid=lambda: 0)
     assert draining.deadline_s("1h", home) > time.time()
 
 
-def test_wait_ends_when_the_last_gang_has_left(gpurun, home, locks, monkeypatch):
+def test_wait_ends_when_the_last_gang_has_left(gpurun, home, locks, own_copy):
     folder, host = runs(home, locks, max_restarts=1)
     looks = []
 
@@ -184,31 +184,36 @@ def test_wait_ends_when_the_last_gang_has_left(gpurun, home, locks, monkeypatch)
         if len(looks) == 2:
             leaves(home, locks, folder, State.QUEUED)
 
-    monkeypatch.setattr(draining.time, "sleep", sleep)
+    own_copy(draining, "time", sleep=sleep)
     said = gpurun("inventory", "drain", host, "--wait")
     assert said.code == 0 and f"{host}: drained" in said.err
     assert said.err.count(f"{folder.id} stops, is queued again") == 1, "it is said once"
     assert looks[0].kind == "preempt"
 
 
-def test_wait_has_a_job_picked_up_whose_supervisor_died(gpurun, home, locks, monkeypatch):
+def test_wait_has_a_job_picked_up_whose_supervisor_died(gpurun, home, locks, monkeypatch, own_copy):
     folder, host = runs(home, locks)
     locks.pop().close()
     looked = []
-    monkeypatch.setattr(draining.Caretaker, "look", lambda _, folders: looked.append([one.id for one in folders]))
-    monkeypatch.setattr(draining.time, "sleep", lambda _: leaves(home, locks, folder, State.FAILED))
+
+    class Caretaker:
+        def look(self, folders):
+            looked.append([one.id for one in folders])
+
+    monkeypatch.setattr(draining, "Caretaker", Caretaker)
+    own_copy(draining, "time", sleep=lambda _: leaves(home, locks, folder, State.FAILED))
     assert gpurun("inventory", "drain", host, "--wait").code == 0
     assert looked == [[folder.id]]
 
 
-def test_wait_ends_with_an_error_when_somebody_uncordons_a_host(gpurun, home, locks, monkeypatch):
+def test_wait_ends_with_an_error_when_somebody_uncordons_a_host(gpurun, home, locks, own_copy):
     folder, host = runs(home, locks)
 
     def uncordon(_):
         with changing_cordons(home) as cordons:
             cordons.clear()
 
-    monkeypatch.setattr(draining.time, "sleep", uncordon)
+    own_copy(draining, "time", sleep=uncordon)
     said = gpurun("inventory", "drain", host, "--wait")
     assert said.code == 5 and "not all of these hosts are being drained" in said.err
     assert folder.cancel_request() is None

@@ -85,9 +85,9 @@ def test_a_job_that_is_looked_after_is_left_alone(home, job, resumed, queued):
     assert locks
 
 
-def test_what_does_not_help_is_tried_less_and_less_often(job, resumed, monkeypatch):
+def test_what_does_not_help_is_tried_less_and_less_often(job, resumed, monkeypatch, own_copy):
     now = [100.0]
-    monkeypatch.setattr(caretaker.time, "monotonic", lambda: now[0])
+    own_copy(caretaker, "time", monotonic=lambda: now[0])
     monkeypatch.setattr(caretaker, "FIRST_PAUSE_S", 2.0)
     care, looks = caretaker.Caretaker(), []
     resumed += ["never the third"] * 3

@@ -12,7 +12,7 @@ from gpurun.head import everybody
 
 
 @pytest.fixture
-def started(monkeypatch):
+def started(own_copy):
     """How the command was started, in the place of starting it."""
     found = SimpleNamespace()
 
@@ -20,7 +20,7 @@ def started(monkeypatch):
         found.argv, found.options = argv, options
         return SimpleNamespace(returncode=0, stderr="")
 
-    monkeypatch.setattr(everybody.subprocess, "run", run)
+    own_copy(everybody, "subprocess", run=run)
     return found
 
 
@@ -43,9 +43,9 @@ def test_a_user_without_an_account_is_named(started, tmp_path):
 
 
 @pytest.mark.parametrize("error", [OSError("no processes"), subprocess.TimeoutExpired("gpurun", 120)])
-def test_one_who_cannot_be_served_does_not_keep_others_from_it(monkeypatch, tmp_path, error):
+def test_one_who_cannot_be_served_does_not_keep_others_from_it(own_copy, tmp_path, error):
     def run(*_, **__):
         raise error
 
-    monkeypatch.setattr(everybody.subprocess, "run", run)
+    own_copy(everybody, "subprocess", run=run)
     assert everybody.recover_as(os.getuid(), tmp_path, {}) is not None

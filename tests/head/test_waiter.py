@@ -25,12 +25,12 @@ def lock(tmp_path):
 
 
 @pytest.fixture
-def passes(tmp_path, monkeypatch):
+def passes(tmp_path, monkeypatch, own_copy):
     """Passes that grant all there is, and no process that starts: the moments at which each was run."""
     started = []
     monkeypatch.setattr(waiter, "TICK_S", 0.0)
     monkeypatch.setattr(waiter, "PASS_EVERY_S", 0.01)
-    monkeypatch.setattr(waiter.subprocess, "Popen", lambda *_, **__: started.append("waiter"))
+    own_copy(waiter, "subprocess", Popen=lambda *_, **__: started.append("waiter"))
 
     def run(home, **_):
         started.append("pass")

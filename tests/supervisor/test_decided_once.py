@@ -56,9 +56,9 @@ def ends_with(end, monkeypatch, **steps):
 
 
 @pytest.fixture
-def pauses(monkeypatch):
+def pauses(own_copy):
     found = []
-    monkeypatch.setattr(life.time, "sleep", found.append)
+    own_copy(life, "time", sleep=found.append)
     return found
 
 
@@ -79,10 +79,10 @@ def test_what_fails_while_stopping_is_tried_again_and_decides_nothing(running, m
     assert LeaseStore(running.home).read_all().leases == ()
 
 
-def test_damaged_cordons_neither_lose_a_cordon_nor_change_the_end(running, monkeypatch, pauses, home):
+def test_damaged_cordons_neither_lose_a_cordon_nor_change_the_end(running, monkeypatch, own_copy, pauses, home):
     cordons = home / "cordons.json"
     cordons.write_text("{torn")
-    monkeypatch.setattr(life.time, "sleep", lambda s: (pauses.append(s), len(pauses) == 3 and cordons.unlink()))
+    own_copy(life, "time", sleep=lambda s: (pauses.append(s), len(pauses) == 3 and cordons.unlink()))
     ends_with(BROKEN, monkeypatch)
     assert life.live(running) is State.QUEUED, "it has a restart left"
     record = running.folder.record()
@@ -93,14 +93,14 @@ def test_damaged_cordons_neither_lose_a_cordon_nor_change_the_end(running, monke
     assert len([text for text in texts if "tried again" in text]) == len(pauses) == 3
 
 
-def test_a_gang_is_fenced_before_its_damaged_cordons_are_mended(running, monkeypatch, pauses, home):
+def test_a_gang_is_fenced_before_its_damaged_cordons_are_mended(running, monkeypatch, own_copy, home):
     (home / "cordons.json").write_text("{torn")
     fenced = []
 
     def give_up(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(life.time, "sleep", give_up)
+    own_copy(life, "time", sleep=give_up)
     monkeypatch.setattr(stop, "fence", lambda *_, **__: fenced.append("fenced") or {})
     monkeypatch.setattr(stop, "collect_outputs", lambda _: set())
     monkeypatch.setattr(stop, "_end_log", lambda *_: set())

@@ -30,9 +30,9 @@ def said(*ranks, age_s=99.0):
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_odd_progress_neither_saves_nor_breaks_the_verdict(odd, monkeypatch):
+def test_odd_progress_neither_saves_nor_breaks_the_verdict(odd, own_copy):
     now = [1000.0]
-    monkeypatch.setattr(hang.time, "monotonic", lambda: now[0])
+    own_copy(hang, "time", monotonic=lambda: now[0])
     watch = hang.HangWatch(job({"a": said({"step": 9}, odd), "b": said({"step": 8})}))
     now[0] += 60
     assert watch.hung(60.0) == (
@@ -58,9 +58,9 @@ def test_a_host_does_not_say_how_far_the_ranks_of_others_are():
 
 
 @pytest.fixture
-def clock(monkeypatch):
+def clock(own_copy):
     now = [1000.0]
-    monkeypatch.setattr(hang.time, "monotonic", lambda: now[0])
+    own_copy(hang, "time", monotonic=lambda: now[0])
     return now
 
 

@@ -298,7 +298,7 @@ def test_a_sweep_goes_with_its_last_job(world):
     assert spent() == 1 and world.store.ids() == []
 
 
-def test_what_cannot_be_done_now_is_told_and_tried_again(world, monkeypatch):
+def test_what_cannot_be_done_now_is_told_and_tried_again(world, monkeypatch, own_copy):
     folder = begin(world, grid={"lr": ("1",)})
     real, failing = conducting.queue_jobs, [True]
 
@@ -316,7 +316,7 @@ def test_what_cannot_be_done_now_is_told_and_tried_again(world, monkeypatch):
         for job in live(world).values():
             end(world, job)
 
-    monkeypatch.setattr(conducting.time, "sleep", sleep)
+    own_copy(conducting, "time", sleep=sleep)
     carry(world, folder).run()
     assert slept[:2] == ["", "the disk is full"] and folder.trouble() == "" and len(world.jobs.ids()) == 1
 
