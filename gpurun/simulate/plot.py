@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from gpurun.errors import BadInput
-from gpurun.simulate.replay import Replay, Sample
+from gpurun.simulate.replay import ClusterSample, Replay
 
 WIDTH, PANEL, LEFT, TOP, GAP = 960, 150, 70, 40, 42
 COLUMNS = 600
@@ -121,11 +121,11 @@ def _title(done: Replay) -> str:
     )
 
 
-def _span(samples: Sequence[Sample]) -> float:
+def _span(samples: Sequence[ClusterSample]) -> float:
     return samples[-1].at_s - samples[0].at_s if samples else 0.0
 
 
-def _columns(samples: Sequence[Sample], value: Callable[[Sample], float]) -> list[float]:
+def _columns(samples: Sequence[ClusterSample], value: Callable[[ClusterSample], float]) -> list[float]:
     """Means over equal stretches of time; each sample holds until the next."""
     span_s = _span(samples)
     if span_s <= 0:

@@ -49,7 +49,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Sample:
+class ClusterSample:
     """The cluster from one event to the next.
 
     Attributes:
@@ -71,7 +71,7 @@ class Replay:
     inventory: Inventory
     policy: Policy
     outcomes: list[Outcome]
-    samples: list[Sample]
+    samples: list[ClusterSample]
     preemptions: int = 0
 
 
@@ -121,7 +121,7 @@ class _Cluster:
         self.running: dict[str, Running] = {}
         self.ends: list[tuple[float, str, int]] = []  # (time, id, attempt)
         self.stops: set[str] = set()
-        self.samples: list[Sample] = []
+        self.samples: list[ClusterSample] = []
         self.wake_s: float | None = None
         self.submitted = self.ended = self.preemptions = 0
 
@@ -208,7 +208,7 @@ class _Cluster:
         index = self.arranged.index
         free = index.total_free
         self.samples.append(
-            Sample(
+            ClusterSample(
                 at_s=now,
                 used=index.capacity - free,
                 free=free,

@@ -1,0 +1,144 @@
+"""One measured run of a scaling campaign, as a frozen value and as a line of JSON. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Literal
+
+import msgspec
+
+from gpurun.errors import BadInput
+from gpurun.msgspec_types import ready
+from gpurun.scaling.shape import LinkRates, Shape
+
+Exchange = Literal["ring", "hierarchical", "servers"]
+"""How gradients are exchanged: one ring of all ranks; rings inside hosts and one of the hosts; parameter servers."""
+
+MOST_SECONDS = 1e6
+MOST_BYTES = 1 << 50
+MOST_RATE = 1e12
+MOST_FACTOR = 1e6
+MOST_WINDOWS = 10_000
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measured run.
+
+    Attributes:
+        ranks_per_host: ranks that train, host by host in rank order; 0 for a host that has only parameter servers.
+        racks: the rack of each host.
+        batch_per_rank: images of one step of one rank.
+        gradient_bytes: bytes of one rank's gradients in one step, before compression.
+        step_s: median seconds of a step, warm-up left out.
+        images_per_s: of all ranks together.
+        windows_s: seconds of a step in each window of the measurement.
+        gpus: GPUs that the job held; 0 where its ranks have none.
+        exchange: how ranks exchange gradients.
+        servers_per_host: parameter servers on each host; empty without servers.
+        launcher: the launcher's name, such as ``horovod``. One model is fitted for each launcher.
+        compute_s: seconds of computation in a step of one rank; None = not known.
+        compute_spread: standard deviation of ranks' compute times over their mean; None = not known.
+        exchange_s: seconds of communication in a step, hidden or not; None = not known.
+        rates: nominal link rates during the run.
+        compression: gradient bytes over bytes sent: 2 for fp16.
+        job: the id of the job that was measured.
+
+    Raises:
+        ValueError: a figure cannot be.
+    """
+
+    ranks_per_host: tuple[int, ...]
+    racks: tuple[str, ...]
+    batch_per_rank: int
+    gradient_bytes: int
+    step_s: float
+    images_per_s: float
+    windows_s: tuple[float, ...] = ()
+    gpus: int = 0
+    exchange: Exchange = "ring"
+    servers_per_host: tuple[int, ...] = ()
+    launcher: str = ""
+    compute_s: float | None = None
+    compute_spread: float | None = None
+    exchange_s: float | None = None
+    rates: LinkRates = field(default_factory=LinkRates)
+    compression: float = 1.0
+    job: str = ""
+
+    def __post_init__(self) -> None:
+        _between("batch_per_rank", self.batch_per_rank, 1, MOST_BYTES)
+        _between("gradient_bytes", self.gradient_bytes, 1, MOST_BYTES)
+        _between("gpus", self.gpus, 0, MOST_BYTES)
+        _positive("step_s", self.step_s, MOST_SECONDS)
+        _positive("images_per_s", self.images_per_s, MOST_RATE)
+        _positive("compression", self.compression, MOST_FACTOR)
+        _between("the number of windows_s", len(self.windows_s), 0, MOST_WINDOWS)
+        for window_s in self.windows_s:
+            _positive("windows_s", window_s, MOST_SECONDS)
+        for name in ("compute_s", "exchange_s", "compute_spread"):
+            if (value := getattr(self, name)) is not None:
+                _between(name, value, 0.0, MOST_SECONDS)
+        if self.compute_s == 0:
+            raise ValueError("compute_s must be above 0")
+        if (self.exchange == "servers") != any(self.servers_per_host):
+            raise ValueError("servers_per_host must name servers for exchange 'servers', and only then")
+        _ = self.shape
+
+    @property
+    def shape(self) -> Shape:
+        """Where its ranks and servers are, on which links."""
+        return Shape(self.ranks_per_host, self.racks, self.servers_per_host, self.rates)
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that train."""
+        return sum(self.ranks_per_host)
+
+    @property
+    def bytes_sent(self) -> float:
+        """Bytes of one rank's gradients as the network carries them."""
+        return self.gradient_bytes / self.compression
+
+
+def _between(name: str, value: float, least: float, most: float) -> None:
+    if not (isfinite(value) and least <= value <= most):
+        raise ValueError(f"{name} {value!r} must be from {least:g} to {most:g}")
+
+
+def _positive(name: str, value: float, most: float) -> None:
+    if not (isfinite(value) and 0 < value <= most):
+        raise ValueError(f"{name} {value!r} must be above 0 and at most {most:g}")
+
+
+def encode(sample: Sample) -> bytes:
+    """A sample as a line of JSON, with its newline."""
+    return msgspec.json.encode(sample) + b"\n"
+
+
+def decode(data: bytes, where: str) -> tuple[Sample, ...]:
+    """Read samples, one a line; empty lines do not count.
+
+    Args:
+        where: what messages call the file.
+
+    Raises:
+        BadInput: a line is no sample; names the line.
+    """
+    return tuple(_decoded(enumerate(data.split(b"\n"), 1), where))
+
+
+def _decoded(lines: Iterable[tuple[int, bytes]], where: str) -> Iterable[Sample]:
+    decoder = msgspec.json.Decoder(ready(Sample))
+    for number, line in lines:
+        if line.strip():
+            try:
+                yield decoder.decode(line)
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                raise BadInput(
+                    f"not a measured run: {error}",
+                    where=f"{where}:{number}",
+                    hint="remove the line, or measure again with `gpurun scale`",
+                ) from None

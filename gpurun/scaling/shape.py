@@ -1,0 +1,110 @@
+"""Where the ranks of a gang are, and over which links they talk. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from itertools import pairwise
+from math import isfinite
+
+MOST_RANKS = 1_000_000
+LEAST_BIT_PER_S, MOST_BIT_PER_S = 1e3, 1e16
+
+
+class LinkClass(str, Enum):
+    """A kind of link. Links of one kind are taken to be alike."""
+
+    HOST = "inside a host"
+    RACK = "between hosts of a rack"
+    RACKS = "between racks"
+
+
+@dataclass(frozen=True)
+class LinkRates:
+    """Nominal rates in bit/s, of each direction; None = not known.
+
+    Attributes:
+        host: between GPUs of one host.
+        rack: a host's own link.
+        racks: a rack's link to the others, which all its hosts share.
+    """
+
+    host: float | None = None
+    rack: float | None = None
+    racks: float | None = None
+
+    def __post_init__(self) -> None:
+        for rate in (self.host, self.rack, self.racks):
+            if rate is not None and not (isfinite(rate) and LEAST_BIT_PER_S <= rate <= MOST_BIT_PER_S):
+                raise ValueError(f"a link of {rate!r} bit/s: from {LEAST_BIT_PER_S:g} to {MOST_BIT_PER_S:g}, or null")
+
+    def of(self, link: LinkClass) -> float | None:
+        """The rate of a class."""
+        return {LinkClass.HOST: self.host, LinkClass.RACK: self.rack, LinkClass.RACKS: self.racks}[link]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Where a gang's ranks are.
+
+    Attributes:
+        ranks_per_host: host by host in rank order; 0 for a host that has only servers.
+        racks: the rack of each host.
+        servers_per_host: parameter servers on each host; empty = none.
+
+    Raises:
+        ValueError: there can be no such gang.
+    """
+
+    ranks_per_host: tuple[int, ...]
+    racks: tuple[str, ...]
+    servers_per_host: tuple[int, ...] = ()
+    rates: LinkRates = field(default_factory=LinkRates)
+
+    def __post_init__(self) -> None:
+        hosts = len(self.ranks_per_host)
+        if len(self.racks) != hosts or len(self.servers_per_host) not in (0, hosts):
+            raise ValueError(f"{hosts} hosts need as many racks, and as many servers_per_host or none")
+        if any(not 0 <= count <= MOST_RANKS for count in (*self.ranks_per_host, *self.servers_per_host)):
+            raise ValueError(f"a host has from 0 to {MOST_RANKS} ranks or servers")
+        if not 0 < sum(self.ranks_per_host) <= MOST_RANKS:
+            raise ValueError(f"a gang has from 1 to {MOST_RANKS} ranks")
+
+    @cached_property
+    def ranks(self) -> int:
+        """Ranks that train."""
+        return sum(self.ranks_per_host)
+
+    @cached_property
+    def ring(self) -> tuple[tuple[int, str], ...]:
+        """Ranks and rack of each host that has ranks, in rank order."""
+        return tuple((ranks, rack) for ranks, rack in zip(self.ranks_per_host, self.racks, strict=True) if ranks)
+
+    @cached_property
+    def flows_between_racks(self) -> int:
+        """Flows of the ring that share the busiest rack's link in one direction; 0 in one rack."""
+        racks = [rack for _, rack in self.ring]
+        leaving = [a for a, b in pairwise([*racks, racks[0]]) if a != b]
+        return max((leaving.count(rack) for rack in set(leaving)), default=0)
+
+    @cached_property
+    def links(self) -> frozenset[LinkClass]:
+        """The classes of links that its ranks and servers talk over."""
+        return frozenset(self._links())
+
+    def _links(self) -> Iterator[LinkClass]:
+        servers = self.servers_per_host or (0,) * len(self.ranks_per_host)
+        used = [at for at, ranks in enumerate(self.ranks_per_host) if ranks + servers[at]]
+        if any(ranks + servers[at] > 1 for at, ranks in enumerate(self.ranks_per_host)):
+            yield LinkClass.HOST
+        racks = [self.racks[at] for at in used]
+        if len(set(racks)) < len(racks):
+            yield LinkClass.RACK
+        if len(set(racks)) > 1:
+            yield LinkClass.RACKS
+
+    def on(self, rates: LinkRates) -> Shape:
+        """The same gang with other links."""
+        return Shape(self.ranks_per_host, self.racks, self.servers_per_host, rates)
