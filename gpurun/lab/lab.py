@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpurun.errors import BadInput
-from gpurun.lab import disk, engine, folder, hardware, host, machine, network, record, subnet
+from gpurun.lab import disk, engine, folder, hardware, host, machine, neighbours, network, record, subnet
 from gpurun.lab.errors import LabFailed, NoSuchLab
 from gpurun.lab.gpus import stand_in
 from gpurun.lab.keys import make_key
@@ -176,8 +176,10 @@ class Lab:
         (place / "hosts").mkdir(parents=True, exist_ok=True)
         place.chmod(0o700)
         with record.all_locked():
-            others = (other.subnet for other in record.labs() if other.spec.name != self.name)
-            known = Record(spec, subnet.choose(self.name, (*subnet.taken(), *others)), place)
+            others = [other for other in record.labs() if other.spec.name != self.name]
+            neighbours.check([spec, *(other.spec for other in others)])
+            taken = (*subnet.taken(), *(other.subnet for other in others))
+            known = Record(spec, subnet.choose(self.name, taken), place)
             known.save()
         network.build(spec, known.subnet)
         hosts = hosts_of(spec, known.subnet)

@@ -1,0 +1,38 @@
+"""Whether the kernel can remember all the neighbours that the hosts of labs may have: one table for the whole machine.
+
+When it is full, hosts lose each other at random, and only the kernel's log says why (arp(7), gc_thresh3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from gpurun.lab.errors import LabFailed
+from gpurun.lab.spec import LabSpec
+
+SETTING = "net.ipv4.neigh.default.gc_thresh3"
+
+
+def check(labs: Iterable[LabSpec], proc: Path = Path("/proc/sys")) -> None:
+    """Refuse labs whose hosts could fill the table. A kernel that does not say how large it is, is not asked.
+
+    Raises:
+        LabFailed: with the command that makes room.
+    """
+    try:
+        most = int((proc / SETTING.replace(".", "/")).read_text())
+    except (OSError, ValueError):
+        return
+    needed = sum(_entries(lab.racks * lab.hosts) for lab in labs)
+    if needed > most:
+        room = 1 << (2 * needed).bit_length()
+        raise LabFailed(
+            f"the kernel remembers {most} neighbours, and the hosts of this machine's labs may have {needed}",
+            hint=f"sudo sysctl -w {SETTING}={room}",
+        )
+
+
+def _entries(hosts: int) -> int:
+    """The head knows each host; each host knows the head and each other host."""
+    return hosts * (hosts + 1)
