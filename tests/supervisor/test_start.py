@@ -1,0 +1,106 @@
+"""Starting containers with each launcher: a port that something else has, and an image without what it needs."""
+
+from __future__ import annotations
+
+import socket
+from types import SimpleNamespace
+
+import pytest
+
+from gpurun.errors import GpurunError
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.states import State
+from gpurun.launch.account import HostAccount
+from gpurun.launch.launchers import NAMES, settled
+from gpurun.node import gang
+from gpurun.node.call import OpError
+from gpurun.remote.agent import RemoteOpFailed
+from gpurun.remote.fleet import Results
+from gpurun.supervisor import start
+from gpurun.supervisor.ends import GangEnd
+
+
+class Hosts:
+    """Two hosts without containers; `busy` says which ports are in use on the second one."""
+
+    def __init__(self, job, busy):
+        self.job, self.busy, self.calls = job, busy, []
+
+    def each(self, call, hosts=None):
+        ok, failed = {}, {}
+        for host in self.job.hosts if hosts is None else hosts:
+            try:
+                ok[host] = call(SimpleNamespace(host=host, call=lambda op, host=host, **asked: self.answer(host, op)))
+            except GpurunError as error:
+                failed[host] = error
+        return Results(ok, failed)
+
+    def answer(self, host, op):
+        self.calls.append((op, host))
+        if op == "gang.create" and host == self.job.hosts[1] and self.busy(self.job.lease.ssh_port):
+            raise RemoteOpFailed("it's taken\n", kind="port-in-use", host=host)
+        return SimpleNamespace(value={})
+
+    def counted(self, op):
+        return sum(each == op for each, _ in self.calls)
+
+
+@pytest.fixture
+def prepared(carry):
+    """A gang of two hosts that have said who they are, just before its containers are made."""
+
+    def prepared(launcher, busy):
+        spec = JobSpec("n", "i", 4, ("true", "it's\nü"), launcher=launcher)
+        job = carry(gpus=4, launcher=launcher, command=spec.command, roles=settled(spec, is_named=True)[0].roles)
+        job.links = Hosts(job, busy)
+        job.nccl = None
+        for number, host in enumerate(job.hosts):
+            job.accounts[host] = HostAccount("1500", "1500", "train", "/home/train/.gpurun", host, f"10.0.0.{number}")
+            job.public_keys[host] = "ssh-ed25519 AAAA"
+        return job
+
+    return prepared
+
+
+@pytest.mark.parametrize("launcher", NAMES)
+def test_a_port_that_something_else_has_is_left_to_it(prepared, launcher):
+    job = prepared(launcher, lambda port: port == taken)
+    taken = job.lease.ssh_port
+    plan = start._create_all(job)
+    assert job.lease.ssh_port != taken
+    assert job.leases.read(job.lease.job).ssh_port == job.lease.ssh_port, "later passes know of it"
+    assert f"port {taken} is in use on {job.hosts[1]}: taking another one" in job.folder.events.read_text()
+    assert job.links.counted("gang.create") == 4 and job.links.counted("gang.fence") == 2, "all is made again"
+    assert str(taken) not in str(plan) and str(job.lease.ssh_port) in str(plan)
+
+
+@pytest.mark.parametrize("launcher", NAMES)
+def test_where_every_port_is_taken_the_gang_ends_with_nothing_left(prepared, launcher):
+    job = prepared(launcher, lambda port: True)
+    with pytest.raises(GangEnd) as ended:
+        start._create_all(job)
+    end = ended.value.end
+    assert (end.outcome, end.code) == (State.FAILED, 4)
+    assert "no free port for the job in 5 tries" in end.reason
+    assert job.links.counted("gang.fence") == job.links.counted("gang.create") == 2 * start.PORT_TRIES
+
+
+@pytest.mark.parametrize("launcher", NAMES)
+def test_an_image_that_cannot_start_the_main_process_is_at_fault_and_no_host(prepared, launcher):
+    job = prepared(launcher, lambda port: False)
+    error = RemoteOpFailed('exec: "/gpurun/bin/it\'s": no such file', kind="no-command", host="h1")
+    meant = start._meant(job, error)
+    assert meant.exit_code == 2 and meant.host is None
+    assert meant.message.startswith(f"the image i cannot start {job.launcher.program}: ")
+    assert meant.hint == f"the image needs {job.launcher.needs}"
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1"])
+def test_a_host_says_that_a_port_is_taken(address):
+    with socket.socket() as other:
+        other.bind((address, 0))
+        other.listen()
+        with pytest.raises(OpError, match="Address already in use") as refused:
+            gang._check_port(other.getsockname()[1])
+        assert refused.value.kind == "port-in-use"
+    gang._check_port(0)
