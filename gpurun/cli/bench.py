@@ -232,7 +232,8 @@ def _print_heat_map(console: Any, result: BenchResult) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from gpurun.doctor.heat_map import colour, matrix, short
+    from gpurun.doctor.heat_map import matrix, short
+    from gpurun.drawing.colours import viridis
 
     figures = matrix(result)
     best = max(figures.values(), default=0.0) or 1.0
@@ -247,7 +248,7 @@ def _print_heat_map(console: Any, result: BenchResult) -> None:
             if figure is None:
                 cells.append(Text("·" if numbers else "  "))
                 continue
-            red, green, blue = colour(figure / best)
+            red, green, blue = viridis(figure / best)
             ink = "black" if figure / best > 0.55 else "white"
             style = Style(color=ink, bgcolor=f"rgb({red},{green},{blue})")
             cells.append(Text(short(figure) if numbers else "  ", style=style))

@@ -12,6 +12,7 @@ COMMANDS = {
     "status": Place("gpurun.cli.sweep_reading:status", "How far sweeps are; best trials first"),
     "best": Place("gpurun.cli.sweep_reading:best", "The best trial"),
     "table": Place("gpurun.cli.sweep_reading:table", "All trials, also as CSV"),
+    "plot": Place("gpurun.cli.sweep_reading:plot", "Draw parameters and curves of all trials"),
     "stop": Place("gpurun.cli.sweep_run:stop", "End a sweep and its jobs"),
     "resume": Place("gpurun.cli.sweep_run:resume", "Go on with a sweep that was stopped"),
 }

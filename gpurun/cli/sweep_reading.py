@@ -1,4 +1,4 @@
-"""``gpurun sweep status | best | table``."""
+"""``gpurun sweep status | best | table | plot``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,7 +19,7 @@ from gpurun.errors import BadInput, StateError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from gpurun.sweeps.plan import SweepPlan
+    from gpurun.sweeps.plan import Metric, SweepPlan
     from gpurun.sweeps.store import SweepFolder, SweepStore
     from gpurun.sweeps.trials import Trial, Trials
 
@@ -152,11 +153,10 @@ def best(sweep: SweepArgument, as_json: JsonOption = False) -> None:
     store = open_sweeps()
     folder = store.find(sweep)
     plan = folder.plan()
-    if plan.metric is None:
-        raise BadInput(f"{folder.id} compares nothing", hint="a sweep with --metric NAME:max has a best trial")
-    found = folder.trials().best(plan.metric)
+    metric = _metric_of(folder, plan)
+    found = folder.trials().best(metric)
     if found is None:
-        raise BadInput(f"no trial of {folder.id} has come to its end with a value of {plan.metric.name}")
+        raise BadInput(f"no trial of {folder.id} has come to its end with a value of {metric.name}")
     outputs = JobStore(store.home).get(found.job).outputs
     where = str(outputs) if outputs.is_dir() else ""
     if as_json:
@@ -184,6 +184,41 @@ def table(
     writer.writeheader()
     for trial in ranked:
         writer.writerow({**trial_document(trial), **trial.parameters})
+
+
+def plot(
+    sweep: SweepArgument,
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="FILE.svg", help="Else SWEEP.svg, here.", show_default=False)
+    ] = None,
+) -> None:
+    """Draw a sweep as SVG: each trial's parameters and metric, and the metric over steps and time.
+
+    Each line is a trial: darker lines are better, the red line is the best. In a browser, point at a line to see
+    its parameters.
+    """
+    from gpurun.sweeps.curves import curves
+    from gpurun.sweeps.picture import picture
+    from gpurun.sweeps.trials import Trials
+
+    folder = open_sweeps().find(sweep)
+    plan = folder.plan()
+    metric = _metric_of(folder, plan)
+    entries = list(folder.entries())
+    path = to or Path(f"{folder.id}.svg")
+    try:
+        path.write_text(picture(folder.id, plan, metric, Trials(entries), curves(entries)), encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"cannot write the plot: {error.strerror}", where=str(path), hint="--to FILE.svg") from error
+    typer.echo(printable(str(path)))
+
+
+def _metric_of(folder: SweepFolder, plan: SweepPlan) -> Metric:
+    if plan.metric is None:
+        raise BadInput(
+            f"{folder.id} compares nothing", hint="a sweep with --metric NAME:max has a best trial and a plot"
+        )
+    return plan.metric
 
 
 def as_document(folder: SweepFolder, plan: SweepPlan, trials: Trials) -> dict[str, Any]:

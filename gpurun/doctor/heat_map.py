@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Mapping
 
 from gpurun.doctor.bench_result import BenchResult
+from gpurun.drawing.colours import shade
+from gpurun.drawing.svg import Drawing
 
-# Five stops of viridis (matplotlib, CC0): readable in grey and by colour-blind people. Slow is dark, fast is light.
-STOPS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 CELL, LABEL, TITLE = 46, 130, 60
 NUMBERS_UP_TO = 40
 
@@ -18,59 +17,35 @@ def matrix(result: BenchResult) -> Mapping[tuple[str, str], float]:
     return {(link.source, link.target): link.gbit_per_s for link in result.links}
 
 
-def colour(part: float) -> tuple[int, int, int]:
-    """Red, green, blue of a figure, as a part of the best."""
-    place = min(1.0, max(0.0, part)) * (len(STOPS) - 1)
-    low = min(int(place), len(STOPS) - 2)
-    share = place - low
-    first, second = STOPS[low], STOPS[low + 1]
-    red, green, blue = (round(a + (b - a) * share) for a, b in zip(first, second, strict=True))
-    return red, green, blue
-
-
 def svg(result: BenchResult, title: str) -> str:
     """A standalone picture: a row sends, a column receives. Figures in the cells, exact ones as tooltips."""
     hosts, figures = result.hosts, matrix(result)
     best = max(figures.values(), default=0.0) or 1.0
     width, height = LABEL + CELL * len(hosts) + 20, TITLE + LABEL + CELL * len(hosts) + 20
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        'font-family="sans-serif" font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        f'<text x="10" y="24" font-size="16">{escape(title)}</text>',
-        f'<text x="10" y="44" fill="#555">Gbit/s; rows send, columns receive; the best is {best:.2f}</text>',
-        *_labels(hosts),
-    ]
-    for row, source in enumerate(hosts):
-        for column, target in enumerate(hosts):
-            parts.append(_cell(row, column, source, target, figures.get((source, target)), best, len(hosts)))
-    return "\n".join([*parts, "</svg>", ""])
-
-
-def _labels(hosts: Sequence[str]) -> list[str]:
-    found = []
+    sheet = Drawing(width, height, title)
+    sheet.text(10, 44, f"Gbit/s; rows send, columns receive; the best is {best:.2f}", colour="#555")
+    corner = TITLE + LABEL - 6
     for place, host in enumerate(hosts):
         middle = CELL * place + CELL // 2
-        down, across = TITLE + LABEL + middle + 4, LABEL + middle + 4
-        found.append(f'<text x="{LABEL - 6}" y="{down}" text-anchor="end">{escape(host)}</text>')
-        corner = TITLE + LABEL - 6
-        found.append(f'<text x="{across}" y="{corner}" transform="rotate(-90 {across} {corner})">{escape(host)}</text>')
-    return found
+        sheet.text(LABEL - 6, TITLE + LABEL + middle + 4, host, anchor="end")
+        sheet.text(LABEL + middle + 4, corner, host, turn=-90)
+    for row, source in enumerate(hosts):
+        for column, target in enumerate(hosts):
+            _cell(sheet, row, column, f"{source} → {target}", figures.get((source, target)), best, len(hosts))
+    return str(sheet)
 
 
-def _cell(row: int, column: int, source: str, target: str, figure: float | None, best: float, count: int) -> str:
-    x, y = LABEL + CELL * column, TITLE + LABEL + CELL * row
+def _cell(sheet: Drawing, row: int, column: int, link: str, figure: float | None, best: float, count: int) -> None:
+    """Slow is dark, fast is light."""
+    x, y, side = LABEL + CELL * column, TITLE + LABEL + CELL * row, CELL - 1
     if figure is None:
-        return f'<rect x="{x}" y="{y}" width="{CELL - 1}" height="{CELL - 1}" fill="#eee"/>'
+        sheet.box(x, y, side, side, "#eee")
+        return
     part = figure / best
-    tip = f"<title>{escape(source)} → {escape(target)}: {figure:.3f} Gbit/s</title>"
-    fill = "rgb({},{},{})".format(*colour(part))
-    cell = f'<rect x="{x}" y="{y}" width="{CELL - 1}" height="{CELL - 1}" fill="{fill}">{tip}</rect>'
-    if count > NUMBERS_UP_TO:
-        return cell
-    ink = "black" if part > 0.55 else "white"
-    text = f'<text x="{x + CELL // 2}" y="{y + CELL // 2 + 4}" text-anchor="middle" fill="{ink}">{short(figure)}</text>'
-    return cell + text
+    sheet.box(x, y, side, side, shade(part), tip=f"{link}: {figure:.3f} Gbit/s")
+    if count <= NUMBERS_UP_TO:
+        ink = "black" if part > 0.55 else "white"
+        sheet.text(x + CELL // 2, y + CELL // 2 + 4, short(figure), anchor="middle", colour=ink)
 
 
 def short(figure: float) -> str:

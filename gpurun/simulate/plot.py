@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 
+from gpurun.drawing.svg import Drawing
 from gpurun.errors import BadInput
 from gpurun.simulate.replay import ClusterSample, Replay
 
@@ -64,37 +64,26 @@ def svg(done: Replay) -> str:
     """The picture as an SVG document."""
     span_s = _span(done.samples)
     height = TOP + 3 * (PANEL + GAP) + 10
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
-        'font-size="12">',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        f'<text x="{LEFT}" y="22" font-size="15">{escape(_title(done))}</text>',
-    ]
+    sheet = Drawing(WIDTH, height, _title(done))
     for number, panel in enumerate(panels(done)):
-        parts += _panel_svg(panel, TOP + number * (PANEL + GAP) + 14, span_s)
-    return "\n".join([*parts, "</svg>", ""])
+        _draw(sheet, panel, TOP + number * (PANEL + GAP) + 14, span_s)
+    return str(sheet)
 
 
-def _panel_svg(panel: Panel, top: float, span_s: float) -> list[str]:
-    right, bottom = WIDTH - 20, top + PANEL
+def _draw(sheet: Drawing, panel: Panel, top: float, span_s: float) -> None:
+    right, bottom = float(WIDTH - 20), top + PANEL
     step = (right - LEFT) / max(1, len(panel.values))
-    points = [f"{LEFT:.1f},{bottom:.1f}"]
+    places = [(float(LEFT), bottom)]
     for number, value in enumerate(panel.values):
         y = bottom - PANEL * min(1.0, value / panel.most)
-        points += [f"{LEFT + number * step:.1f},{y:.1f}", f"{LEFT + (number + 1) * step:.1f},{y:.1f}"]
-    points.append(f"{right:.1f},{bottom:.1f}")
-    parts = [
-        f'<text x="{LEFT}" y="{top - 5:.1f}">{escape(panel.title)}</text>',
-        f'<polygon points="{" ".join(points)}" fill="{panel.colour}" fill-opacity="0.35" stroke="{panel.colour}"/>',
-        f'<path d="M{LEFT},{top}V{bottom}H{right}" fill="none" stroke="#444"/>',
-    ]
+        places += [(LEFT + number * step, y), (LEFT + (number + 1) * step, y)]
+    sheet.text(LEFT, top - 5, panel.title)
+    sheet.area([*places, (right, bottom)], panel.colour)
+    sheet.line([(LEFT, top), (LEFT, bottom), (right, bottom)], "#444")
     for part in (0.0, 0.5, 1.0):
-        y = bottom - PANEL * part
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{panel.most * part:.4g}</text>')
+        sheet.text(LEFT - 6, bottom - PANEL * part + 4, f"{panel.most * part:.4g}", anchor="end")
     for part in (0.0, 0.25, 0.5, 0.75, 1.0):
-        x, days = LEFT + (right - LEFT) * part, span_s * part / DAY_S
-        parts.append(f'<text x="{x:.1f}" y="{bottom + 15:.1f}" text-anchor="middle">{_time(days)}</text>')
-    return parts
+        sheet.text(LEFT + (right - LEFT) * part, bottom + 15, _time(span_s * part / DAY_S), anchor="middle")
 
 
 def _png(done: Replay, path: Path) -> None:

@@ -69,7 +69,23 @@ def test_nothing_there_is_no_error(gpurun, store):
     assert gpurun("sweep", "best", "x")[0] == 2
 
 
-@pytest.mark.parametrize("command", ["status", "best", "table", "stop", "resume"])
+def test_a_plot_is_written_where_it_is_asked_for(gpurun, store, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = begin(store, *ENTRIES)
+    assert gpurun("sweep", "plot", folder.id)[:2] == (0, f"{folder.id}.svg\n")
+    code, out, _ = gpurun("sweep", "plot", folder.id, "--to", "a'; x.svg")
+    assert code == 0 and out == "a'; x.svg\n"
+    assert (tmp_path / "a'; x.svg").read_text().startswith("<svg") and "\x1b" not in (
+        tmp_path / "a'; x.svg"
+    ).read_text()
+    code, out, err = gpurun("sweep", "plot", folder.id, "--to", str(tmp_path / "no" / "such.svg"))
+    assert code == 2 and "cannot write the plot: No such file or directory" in err
+    plan = Wish(grid={"lr": ("1", "2")}).plan(TEMPLATE, "/i.yaml", 1.0)
+    code, _, err = gpurun("sweep", "plot", store.create(plan, None).id)
+    assert code == 2 and "compares nothing" in err
+
+
+@pytest.mark.parametrize("command", ["status", "best", "table", "plot", "stop", "resume"])
 @pytest.mark.parametrize("name", ["nope", "", "../../etc", "a'; touch /tmp/x #", "s-"])
 def test_a_sweep_that_does_not_exist(gpurun, store, command, name):
     begin(store)

@@ -10,7 +10,8 @@ from gpurun.cli.bench import spec_of
 from gpurun.doctor import bench_history
 from gpurun.doctor.bench_job import bench
 from gpurun.doctor.bench_result import BenchResult, Collective, Link, result_from_document, slow_links
-from gpurun.doctor.heat_map import colour, short, svg
+from gpurun.doctor.heat_map import short, svg
+from gpurun.drawing.colours import viridis
 from gpurun.errors import BadInput, GpurunError
 from gpurun.inventory.model import Fabric, FabricKind, Host, Inventory, Rack
 
@@ -182,7 +183,7 @@ def test_short_figures(figure, text):
 
 def test_colours_stay_in_range():
     for part in (-1.0, 0.0, 0.5, 1.0, 7.0):
-        assert all(0 <= shade <= 255 for shade in colour(part))
+        assert all(0 <= shade <= 255 for shade in viridis(part))
 
 
 # -- the job -----------------------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""Pictures as SVG, without a library: `svg` draws, `axes` says where values stand, `colours` which colour they have."""

@@ -1,0 +1,110 @@
+"""Where values stand on an axis, from 0 to 1, and which values are written beside it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+MOST_MARKS = 12
+Mark = tuple[float, str]
+
+
+class Axis(Protocol):
+    """One direction of a plot."""
+
+    def place(self, value: object) -> float | None:
+        """Where a value stands, 0 to 1; None if it has no place on the axis."""
+        ...
+
+    def marks(self) -> Sequence[Mark]:
+        """Places and what is written there."""
+        ...
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Numbers from `low` to `high`, by their logarithm where `is_log` (then both are positive)."""
+
+    low: float
+    high: float
+    is_log: bool = False
+
+    def place(self, value: object) -> float | None:
+        """Where a number stands; what is none, not finite or beyond the ends has no place."""
+        number = as_finite(value)
+        if number is None or not self.low <= number <= self.high:
+            return None
+        low, high, at = (math.log(each) if self.is_log else each / 2 for each in (self.low, self.high, number))
+        return (at - low) / (high - low) if high > low else 0.5
+
+    def marks(self) -> list[Mark]:
+        """Round numbers; the two ends if there are not two of them."""
+        found = self._powers() if self.is_log else self._round()
+        values = found if len(found) > 1 else [self.low, self.high] if self.high > self.low else [self.low]
+        placed = [(self.place(value), written(value)) for value in values]
+        return [(at, text) for at, text in placed if at is not None]
+
+    def _round(self) -> list[float]:
+        """Multiples of 1, 2 or 5 times a power of ten: four to nine of them."""
+        rough = (self.high / 2 - self.low / 2) / 1.5
+        if not rough > abs(self.high) * 1e-9:
+            return []
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = max(factor for factor in (1, 2, 5) if factor * power <= rough) * power
+        if not math.isfinite(self.low / step) or not math.isfinite(self.high / step):
+            return []
+        return [step * number for number in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
+
+    def _powers(self) -> list[float]:
+        first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+        stride = max(1, (last - first) // (MOST_MARKS - 2))
+        factors = (1, 2, 5) if last - first <= 2 else (1,)
+        values = [float(f"{factor}e{power}") for power in range(first, last + 1, stride) for factor in factors]
+        return [value for value in values if self.low <= value <= self.high]
+
+
+class Choices:
+    """Values one beside the other, at equal distances."""
+
+    def __init__(self, values: Sequence[object]) -> None:
+        self._values = values
+        self._at = {(type(value), value): number for number, value in enumerate(values)}
+
+    def place(self, value: object) -> float | None:
+        """Where one of the values stands."""
+        number = self._at.get((type(value), value))
+        return None if number is None else (number + 0.5) / len(self._values)
+
+    def marks(self) -> list[Mark]:
+        """The values; of many only some."""
+        stride = -(-len(self._values) // MOST_MARKS)
+        return [((number + 0.5) / len(self._values), written(self._values[number]))
+                for number in range(0, len(self._values), stride)]  # fmt: skip
+
+
+def around(values: Sequence[float]) -> Numbers:
+    """An axis for these finite numbers: by their logarithm if they are positive and differ a thousandfold."""
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    return Numbers(low, high, is_log=0 < low < high / 1000)
+
+
+def as_finite(value: object) -> float | None:
+    """A finite number as a float; None for all else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def written(value: object) -> str:
+    """A value as it stands beside an axis: ``0.001``, ``1e-5``, ``true``, ``adam``."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.10g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
