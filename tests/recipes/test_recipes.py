@@ -9,7 +9,7 @@ from gpurun.launch.launchers import settled
 NAMES = (
     "allreduce-check", "elastic", "fashion-mnist", "fashion-mnist-horovod-torch", "fashion-mnist-jax",
     "fashion-mnist-keras", "fashion-mnist-mpi", "fashion-mnist-mwms", "fashion-mnist-ps", "fashion-mnist-torch",
-    "gradient-compression", "noop", "sweep",
+    "gradient-compression", "noop", "sweep", "synthetic-benchmark",
 )  # fmt: skip
 
 

@@ -1,0 +1,76 @@
+"""TensorFlow and Horovod: every rank computes, and gradients are averaged in a ring."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import horovod
+import horovod.tensorflow as hvd
+import measures
+import tensorflow as tf
+import tf_network
+
+ALONE_STEPS = 5
+TRACED_STEPS = 3
+
+
+class Rank:
+    """One rank's network and batch."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.alone = tf_network.Alone(arguments)
+        self.net, self.batch = self.alone.net, self.alone.batch
+        hvd.broadcast_variables(self.net.trained, root_rank=0)
+
+    @tf.function
+    def step(self) -> None:
+        tf_network.apply(self.net, tf_network.gradients(self.net, *self.batch, hvd.DistributedGradientTape))
+
+    def exchange_s(self) -> float | None:
+        """Seconds of exchange per step, from Horovod's timeline; only rank 0's has one."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "timeline.json"
+            hvd.start_timeline(str(file))
+            for _ in range(TRACED_STEPS):
+                self.step()
+            hvd.stop_timeline()
+            hvd.allreduce(tf.zeros(1), name="traced")
+            if hvd.rank() != 0 or not file.exists():
+                return None
+            return measures.busy_s(measures.timeline_s(file.read_text())) / TRACED_STEPS
+
+
+def use_own_device(threads: int) -> None:
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
+        tf.config.experimental.set_memory_growth(gpus[hvd.local_rank()], enable=True)
+    else:
+        tf_network.use_threads(threads)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    hvd.init()
+    use_own_device(arguments.threads)
+    rank = Rank(arguments)
+    compute_s = measures.median_s(rank.alone.step, ALONE_STEPS)
+    steps = measures.Steps(arguments.steps, arguments.warmup, arguments.batch)
+    steps.run(rank.step)
+    exchange_s = rank.exchange_s() if hvd.size() > 1 else 0.0
+    sent = steps.sent / arguments.steps if hvd.local_rank() == 0 else None
+    size = tf_network.gradient_bytes(rank.net)
+    measures.tell(
+        arguments.steps + arguments.warmup, step_s=steps.step_s, compute_s=compute_s, exchange_s=exchange_s,
+        fabric_bytes=sent, batch=arguments.batch, gradient_bytes=size,
+    )  # fmt: skip
+    rates = hvd.allgather(tf.constant([arguments.batch / steps.step_s]), name="rates").numpy()
+    measures.write(measures.outputs_folder(), str(hvd.rank()), {
+        "size": hvd.size(), "way": "horovod", "model": arguments.model, "batch": arguments.batch,
+        "gradient_bytes": size, "images_per_s": arguments.batch / steps.step_s, "images_per_s_all": float(sum(rates)),
+        "step_s": steps.step_s, "step_s_spread": measures.spread(steps.times_s), "compute_s": compute_s,
+        "exchange_s": exchange_s, "fabric_bytes": sent, "steps_s": steps.times_s,
+        "versions": {"tensorflow": tf.__version__, "horovod": horovod.__version__},
+    })  # fmt: skip
+    return 0

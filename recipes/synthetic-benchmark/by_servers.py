@@ -1,0 +1,148 @@
+"""TensorFlow's parameter servers: workers take weights from servers and give gradients back, each at its own pace."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import statistics
+import sys
+import time
+from itertools import pairwise
+
+import measures
+import tensorflow as tf
+import tf_network
+
+ALONE_STEPS = 5
+MOVES = 3
+
+
+class Chief:
+    """Hands out steps, and times them by each worker's own clock."""
+
+    def __init__(self, arguments: argparse.Namespace, resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
+        self.arguments = arguments
+        self.workers = resolver.cluster_spec().num_tasks("worker")
+        self.strategy = tf.distribute.ParameterServerStrategy(resolver)
+        self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
+        with self.strategy.scope():
+            self.net = tf_network.network(arguments)
+        self.batches = iter(self.coordinator.create_per_worker_dataset(tf.function(self._batches)))
+
+    def _batches(self, _context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
+        """A worker's number and its one batch, again and again."""
+        number = tf.random.uniform((), maxval=1 << 62, dtype=tf.int64)
+        return tf.data.Dataset.from_tensors((number, *tf_network.synthetic(self.arguments))).repeat()
+
+    @tf.function
+    def step(self, batches: tf.data.Iterator) -> tuple[tf.Tensor, tf.Tensor]:
+        """One step of one worker; returns its number, and its clock at the end."""
+
+        def on_worker(pixels: tf.Tensor, classes: tf.Tensor) -> tf.Tensor:
+            tf_network.apply(self.net, tf_network.gradients(self.net, pixels, classes))
+            return tf.timestamp()
+
+        number, *batch = next(batches)
+        return number, self.strategy.run(on_worker, args=batch)
+
+    @tf.function
+    def pull(self, batches: tf.data.Iterator) -> tuple[tf.Tensor, tf.Tensor]:
+        """Take all weights, without a step."""
+        sums = self.strategy.run(lambda: tf.add_n([tf.reduce_sum(variable) for variable in self.net.trained]))
+        return next(batches)[0], sums
+
+    @tf.function
+    def push(self, batches: tf.data.Iterator) -> tuple[tf.Tensor, tf.Tensor]:
+        """Give gradients for all weights, without a step."""
+        nothing = tf.cast(tf.timestamp() * 0.0, tf.float32)  # not known before: it cannot be left out
+
+        def on_worker() -> None:
+            tf_network.apply(self.net, [tf.fill(variable.shape, nothing) for variable in self.net.trained])
+
+        self.strategy.run(on_worker)
+        return next(batches)[0], nothing
+
+    def move_s(self, work) -> float:
+        """Seconds that `work` takes while all workers do it at once."""
+        self.run(work, 1)
+        began = time.perf_counter()
+        self.run(work, MOVES)
+        return (time.perf_counter() - began) / MOVES
+
+    def run(self, work, count: int) -> list[tuple[int, float]]:
+        """Have workers do `work`, `count` times each on average; what they return."""
+        results = [self.coordinator.schedule(work, args=(self.batches,)) for _ in range(count * self.workers)]
+        found = []
+        for number, result in enumerate(results):
+            worker, value = result.fetch()
+            found.append((int(worker), float(value)))
+            if measures.gpurun:
+                measures.gpurun.progress(number, of=len(results))
+        return found
+
+
+def rates(ends: list[tuple[int, float]], warmup: int) -> dict[int, list[float]]:
+    """Seconds of each step by worker, from when its steps ended, the warm-up dropped."""
+    by_worker: dict[int, list[float]] = {}
+    for worker, at in ends:
+        by_worker.setdefault(worker, []).append(at)
+    times = {}
+    for worker, found in by_worker.items():
+        kept = sorted(found)[max(0, warmup - 1) :]
+        times[worker] = [later - earlier for earlier, later in pairwise(kept)]
+    return {worker: steps for worker, steps in times.items() if steps}
+
+
+def serve(arguments: argparse.Namespace, resolver: tf.distribute.cluster_resolver.ClusterResolver) -> int:
+    """Be a server or a worker until gpurun ends it; a worker first measures how long it computes alone."""
+    rank = str(measures.gpurun.gang().rank) if measures.gpurun else f"{resolver.task_type}-{resolver.task_id}"
+    tf_network.use_threads(arguments.threads)
+    if resolver.task_type == "worker":
+        alone = tf_network.Alone(arguments)
+        compute_s = measures.median_s(alone.step, ALONE_STEPS)
+        measures.tell(0, compute_s=compute_s, batch=arguments.batch)
+        measures.write(measures.outputs_folder(), rank, {"role": "worker", "compute_s": compute_s})
+    server = tf.distribute.Server(
+        resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc"
+    )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    del server  # it goes on serving
+    while True:
+        time.sleep(3600)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    if resolver.task_type != "chief":
+        return serve(arguments, resolver)
+    chief = Chief(arguments, resolver)
+    seen = measures.watch_bytes()
+    began = time.time()
+    times = rates(chief.run(chief.step, arguments.warmup + arguments.steps), arguments.warmup)
+    ended = time.time()
+    medians = {worker: statistics.median(steps) for worker, steps in times.items()}
+    total = sum(arguments.batch / step_s for step_s in medians.values())
+    pull_s, push_s = chief.move_s(chief.pull), chief.move_s(chief.push)
+    inside = [sent for at, sent in seen if began <= at <= ended]
+    sent = (inside[-1] - inside[0]) / (arguments.warmup + arguments.steps) if inside else None
+    size = tf_network.gradient_bytes(chief.net)
+    shortest = min(len(steps) for steps in times.values())
+    for number in range(shortest):
+        rate = sum(arguments.batch / steps[number] for steps in times.values())
+        measures.tell(arguments.warmup + number, images_per_s=rate)
+    step_s = statistics.median(medians.values())
+    exchange_s = pull_s + push_s
+    measures.tell(
+        arguments.warmup + arguments.steps, step_s=step_s, exchange_s=exchange_s, pull_s=pull_s, push_s=push_s,
+        fabric_bytes=sent, gradient_bytes=size, batch=arguments.batch,
+    )  # fmt: skip
+    measures.write(measures.outputs_folder(), "chief", {
+        "size": chief.workers, "way": "servers", "model": arguments.model, "batch": arguments.batch,
+        "servers": resolver.cluster_spec().num_tasks("ps"), "gradient_bytes": size, "images_per_s_all": total,
+        "images_per_s": [arguments.batch / value for value in medians.values()], "step_s": step_s,
+        "step_s_spread": measures.spread([took for steps in times.values() for took in steps]),
+        "pull_s": pull_s, "push_s": push_s, "exchange_s": exchange_s, "fabric_bytes": sent,
+        "steps_s": list(times.values()),
+        "versions": {"tensorflow": tf.__version__},
+    })  # fmt: skip
+    return 0

@@ -1,0 +1,151 @@
+"""What a rank measures, in any framework: times of steps, bytes on the network, one JSON file. Needs no framework."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+try:
+    import gpurun_runtime as gpurun  # in the container of a gpurun job; the script runs without it, too
+except ImportError:
+    gpurun = None
+
+NET = Path("/sys/class/net")
+INFINIBAND = Path("/sys/class/infiniband")
+
+
+def fabric_bytes(net: Path = NET, infiniband: Path = INFINIBAND) -> int:
+    """Bytes that this host has sent so far, over the interfaces of its network namespace and its HCAs, but for ``lo``.
+
+    Bytes of RDMA pass the interface's own counter; an HCA counts them in units of four bytes.
+    """
+    files = [(file, 1) for file in net.glob("*/statistics/tx_bytes") if file.parts[-3] != "lo"]
+    files += [(file, 4) for file in infiniband.glob("*/ports/*/counters/port_xmit_data")]
+    return sum(_number(file) * unit for file, unit in files)
+
+
+def _number(file: Path) -> int:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def busy_s(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds in which at least one span lasts."""
+    total, until = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """The 10th and the 90th percentile; of few values the least and the most."""
+    if len(values) < 2:
+        return (values[0], values[0]) if values else (0.0, 0.0)
+    cuts = statistics.quantiles(values, n=10, method="inclusive")
+    return cuts[0], cuts[-1]
+
+
+def timeline_s(text: str) -> list[tuple[float, float]]:
+    """When collective operations ran, in seconds, from a timeline that Horovod has written.
+
+    Horovod traces each tensor as a process: ``B`` begins an activity and ``E`` ends the innermost one. Negotiation
+    is waiting for other ranks, not exchange. A timeline that is still open lacks its last bracket.
+    """
+    lines = [line.strip().rstrip(",") for line in text.splitlines()]
+    begun: dict[object, list[tuple[str, float]]] = {}
+    spans = []
+    for line in lines:
+        try:
+            event = json.loads(line)
+            phase, at, who = event["ph"], float(event.get("ts", 0)) / 1e6, event["pid"]
+        except (ValueError, TypeError, KeyError):
+            continue
+        if phase == "B":
+            begun.setdefault(who, []).append((str(event.get("name", "")), at))
+        elif phase == "E" and begun.get(who):
+            name, begin = begun[who].pop()
+            if name.endswith("ALLREDUCE") and not name.startswith("NEGOTIATE") and name != "ALLREDUCE":
+                spans.append((begin, at))
+    return spans
+
+
+class Steps:
+    """Times this rank's steps, drops the warm-up, tells gpurun each rate."""
+
+    def __init__(self, steps: int, warmup: int, batch: int) -> None:
+        self.steps, self.warmup, self.batch = steps, warmup, batch
+        self.times_s: list[float] = []
+        self.sent = 0
+        self._bytes = 0
+
+    def run(self, step) -> None:
+        """Run `step` for the warm-up and the measured steps; it returns when its work is done."""
+        for number in range(self.warmup + self.steps):
+            if number == self.warmup:
+                self._bytes = fabric_bytes()
+            began = time.perf_counter()
+            step()
+            took_s = time.perf_counter() - began
+            if number >= self.warmup:
+                self.times_s.append(took_s)
+                tell(number, images_per_s=self.batch / took_s)
+            elif gpurun:
+                gpurun.progress(number, of=self.warmup + self.steps)
+        self.sent = fabric_bytes() - self._bytes
+
+    @property
+    def step_s(self) -> float:
+        return statistics.median(self.times_s)
+
+
+def median_s(work, count: int) -> float:
+    """The median time that `work` takes, the first time left out."""
+    times = []
+    for _ in range(count + 1):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[1:])
+
+
+def tell(step: int, **metrics: float | None) -> None:
+    """Report metrics to gpurun, where it runs the job."""
+    if gpurun:
+        gpurun.report(step, **{name: value for name, value in metrics.items() if value is not None})
+
+
+def write(outputs: Path | None, rank: str, document: dict[str, object]) -> None:
+    """One JSON file for a rank, and one line of it on stdout."""
+    document = {"rank": rank, "host": socket.gethostname(), **document}
+    print(json.dumps(document) + "\n", end="", flush=True)
+    if outputs:
+        part = outputs / f".rank-{rank}.json"
+        part.write_text(json.dumps(document, indent=1) + "\n")
+        part.replace(outputs / f"rank-{rank}.json")
+
+
+def outputs_folder() -> Path | None:
+    folder = os.environ.get("GPURUN_OUTPUTS")
+    return Path(folder) if folder else None
+
+
+def watch_bytes(every_s: float = 0.25) -> list[tuple[float, int]]:
+    """A list that grows: when, and how many bytes this host had sent. For ranks that serve others."""
+    seen: list[tuple[float, int]] = []
+
+    def look() -> None:
+        while True:
+            seen.append((time.time(), fabric_bytes()))
+            time.sleep(every_s)
+
+    threading.Thread(target=look, daemon=True).start()
+    return seen

@@ -1,0 +1,142 @@
+"""What the benchmark measures by, without a framework: sizes and pauses of its networks, spans, bytes, its choice."""
+
+import importlib
+import json
+import sys
+
+import pytest
+
+from gpurun.jobs.recipe import build as spec_of
+from gpurun.jobs.recipe import read
+from gpurun.launch.launchers import settled
+
+OWN = ("benchmark", "measures", "models")
+
+
+@pytest.fixture
+def recipe(recipes, monkeypatch):
+    monkeypatch.syspath_prepend(str(recipes / "synthetic-benchmark"))
+    yield {name: importlib.import_module(name) for name in OWN}
+    for name in OWN:
+        sys.modules.pop(name)
+
+
+def test_paced_networks_have_a_tenth_of_the_real_ones_parameters(recipe):
+    paced = recipe["models"].PACED
+    assert paced["resnet-like"].parameters == pytest.approx(25_557_032 / 10, rel=0.001)
+    assert paced["vgg-like"].parameters == pytest.approx(138_357_544 / 10, rel=0.001)
+
+
+def test_a_paced_step_computes_as_long_as_a_p100_but_for_the_slowdown(recipe):
+    network = recipe["models"].PACED["vgg-like"]
+    assert sum(map(sum, network.pauses(64, slowdown=1))) == pytest.approx(64 / 154)
+    forward_s, backward_s = map(sum, zip(*network.pauses(64, slowdown=2.5), strict=True))
+    assert backward_s == pytest.approx(2 * forward_s)
+    assert network.layers[-3].parameters > 0.7 * network.parameters  # the first dense layer
+
+
+def test_exchange_is_to_computing_as_on_a_p100_at_25_gbit(recipe):
+    models = recipe["models"]
+    for name, real_bytes in (("resnet-like", 102e6), ("vgg-like", 553e6)):
+        network = models.PACED[name]
+        lab = sum(map(sum, network.pauses(64))) / (network.parameters * 4 * 8 / 1e9)
+        assert lab == pytest.approx(64 / network.rate / (real_bytes * 8 / 25e9), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("spans", "seconds"),
+    [([], 0), ([(1, 2)], 1), ([(1, 3), (2, 4)], 3), ([(5, 6), (1, 2)], 2), ([(0, 10), (2, 3)], 10), ([(2, 2)], 0)],
+)
+def test_time_in_which_anything_is_exchanged_counts_once(recipe, spans, seconds):
+    assert recipe["measures"].busy_s(spans) == seconds
+
+
+def test_spread_of_few_values(recipe):
+    spread = recipe["measures"].spread
+    assert spread([]) == (0.0, 0.0)
+    assert spread([2.0]) == (2.0, 2.0)
+    assert spread([float(n) for n in range(1, 12)]) == (2.0, 10.0)
+
+
+def event(phase, at, who=1, name=""):
+    return json.dumps({"ph": phase, "ts": at, "pid": who, "name": name}) + ","
+
+
+def test_horovods_timeline_gives_exchange_without_negotiation(recipe):
+    text = "\n".join([
+        "[", event("B", 0, name="NEGOTIATE_ALLREDUCE"), event("X", 5), event("E", 10),
+        event("B", 10, name="ALLREDUCE"), event("B", 11, name="MEMCPY_IN_FUSION_BUFFER"), event("E", 12),
+        event("B", 20, name="GLOO_ALLREDUCE"), event("B", 25, who=2, name="NCCL_ALLREDUCE"), event("E", 2_000_020),
+        event("E", 2_000_021), event("E", 3_000_025, who=2),
+    ])  # fmt: skip
+    assert recipe["measures"].timeline_s(text) == [(20e-6, 2.00002), (25e-6, 3.000025)]
+
+
+@pytest.mark.parametrize("text", ["", "[", "{", "null,\n3,\n[]", '{"ph": "E", "pid": 1}', '{"ph":"B","ts":"x","pid":1}',
+                                  '{"ph": "B", "ts": 1, "pid": 1, "name": null}'])  # fmt: skip
+def test_a_damaged_timeline_gives_nothing(recipe, text):
+    assert recipe["measures"].timeline_s(text) == []
+
+
+def test_bytes_of_interfaces_and_hcas_without_lo(recipe, tmp_path):
+    net, hcas = tmp_path / "net", tmp_path / "infiniband"
+    for name, sent in (("lo", "7"), ("eth0", "100\n"), ("eth1", "20"), ("odd", "many")):
+        (net / name / "statistics").mkdir(parents=True)
+        (net / name / "statistics" / "tx_bytes").write_text(sent)
+    counters = hcas / "mlx5_0" / "ports" / "1" / "counters"
+    counters.mkdir(parents=True)
+    (counters / "port_xmit_data").write_text("3")
+    assert recipe["measures"].fabric_bytes(net, hcas) == 132
+    assert recipe["measures"].fabric_bytes(tmp_path / "none", tmp_path / "none") == 0
+
+
+def test_warm_up_is_run_and_not_measured(recipe, monkeypatch, capsys, tmp_path):
+    measures, ran = recipe["measures"], []
+    monkeypatch.setattr(measures, "gpurun", None)
+    steps = measures.Steps(3, 2, 8)
+    steps.run(lambda: ran.append(1))
+    assert len(ran) == 5 and len(steps.times_s) == 3
+    measures.write(tmp_path, "1", {"step_s": steps.step_s})
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "rank-1.json").read_text())
+    assert [file.name for file in tmp_path.iterdir()] == ["rank-1.json"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "way"),
+    [
+        ({}, "horovod"),
+        ({"HOROVOD_RANK": "1"}, "horovod"),
+        ({"MASTER_ADDR": "10.0.0.1", "WORLD_SIZE": "2"}, "torch"),
+        ({"TF_CONFIG": '{"cluster": {"ps": ["a:1"], "worker": ["b:1"]}}'}, "servers"),
+    ],
+)
+def test_the_way_is_that_of_the_launcher(recipe, environ, way):
+    assert recipe["benchmark"].chosen(environ) == way
+
+
+def test_workers_without_servers_are_refused_with_the_recipe_to_use(recipe):
+    with pytest.raises(SystemExit, match=r"ps\.yaml"):
+        recipe["benchmark"].chosen({"TF_CONFIG": '{"cluster": {"worker": ["b:1"]}}'})
+
+
+@pytest.mark.parametrize("flags", [["--steps", "1"], ["--warmup", "0"], ["--batch", "0"], ["--slowdown", "0"],
+                                   ["--model", "alexnet"]])  # fmt: skip
+def test_flags_that_cannot_be_measured_with_are_refused(recipe, flags, capsys):
+    with pytest.raises(SystemExit) as ended:
+        recipe["benchmark"].parse_arguments(flags)
+    assert ended.value.code == 2 and "error:" in capsys.readouterr().err
+
+
+def test_a_batch_has_the_usual_size_of_its_model(recipe):
+    parse = recipe["benchmark"].parse_arguments
+    assert parse([]).batch == 32
+    assert parse(["--model", "vgg-16"]).batch == 64
+    assert parse(["--model", "vgg-16", "--batch", "2"]).batch == 2
+
+
+@pytest.mark.parametrize("name", ["recipe", "ps", "torch"])
+def test_every_variant_is_a_complete_job_of_the_same_script(recipes, build, name):
+    spec, _ = settled(spec_of(read(recipes / "synthetic-benchmark" / f"{name}.yaml"), {}, {}), is_named=True)
+    assert spec.command == ("python3", "benchmark.py", "--model", "resnet-like")
+    assert spec.image in build.IMAGE.values()
+    assert (spec.roles.ps if spec.roles else 0) == (4 if name == "ps" else 0)
