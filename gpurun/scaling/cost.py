@@ -1,0 +1,187 @@
+"""What a step costs: computation, communication, and how much of one hides behind the other. Pure.
+
+Three sources: the overlap is Pollux's, T = (Tcompute^γ + Texchange^γ)^(1/γ) (Qiao et al., OSDI 2021, section 3.2); a
+ring costs 2(p-1)α + 2(p-1)/p · n/B (Patarasuk and Yuan, 2009; Thakur et al., 2005); the slowest of p ranks takes the
+expected maximum of p normal times (Blom, 1958).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from gpurun.scaling.samples import Exchange
+from gpurun.scaling.shape import LinkClass, Shape
+
+COMPUTE, SPREAD, OVERLAP, BYTE = range(4)
+"""Places of parameters: seconds of compute; ranks' relative spread; γ - 1; seconds a byte of copies and sums."""
+
+LINKS = tuple(LinkClass)
+
+
+def latency_at(link: LinkClass) -> int:
+    """The place of α, the seconds of one message."""
+    return 4 + 2 * LINKS.index(link)
+
+
+def inverse_at(link: LinkClass) -> int:
+    """The place of 1/B: seconds a bit, or nominal rate over real rate where the nominal one is known."""
+    return 5 + 2 * LINKS.index(link)
+
+
+PARAMETERS = 4 + 2 * len(LINKS)
+
+
+@dataclass(frozen=True)
+class ExchangeStage:
+    """Messages that follow each other.
+
+    Attributes:
+        messages: how many, one after the other.
+        latencies: places of the α of links that each message may cross; the largest counts.
+        loads: bits on a link, or bits over its nominal rate, and the place of its 1/B; the slowest link counts.
+        bytes: bytes that the busiest rank or server copies or sums.
+    """
+
+    messages: float
+    latencies: tuple[int, ...]
+    loads: tuple[tuple[float, int], ...]
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """All that the cost of a step depends on, except the parameters.
+
+    Attributes:
+        slowest: standard deviations from the mean to the expected slowest of the ranks.
+    """
+
+    slowest: float
+    stages: tuple[ExchangeStage, ...]
+
+    @property
+    def links(self) -> frozenset[LinkClass]:
+        """Classes of links that carry something."""
+        return frozenset(LINKS[(at - 5) // 2] for stage in self.stages for _, at in stage.loads)
+
+
+def traffic_of(shape: Shape, sent_bytes: float, exchange: Exchange, rated: frozenset[LinkClass]) -> Traffic:
+    """What a gang of this shape sends in a step.
+
+    Args:
+        sent_bytes: of one rank's gradients, after compression.
+        rated: classes whose nominal rate counts; `shape.rates` has it for those that the gang uses.
+    """
+    stages = _STAGES[exchange](shape, sent_bytes, rated) if shape.links else ()
+    return Traffic(expected_slowest(shape.ranks), stages)
+
+
+def expected_slowest(ranks: int) -> float:
+    """The expected maximum of so many standard normal values, by Blom's formula."""
+    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
+
+
+def exchange_seconds(values: Sequence[float], traffic: Traffic) -> float:
+    """Seconds of communication in a step, hidden or not."""
+    total = 0.0
+    for stage in traffic.stages:
+        total += stage.messages * max(values[at] for at in stage.latencies)
+        total += max(load * values[at] for load, at in stage.loads) + stage.bytes * values[BYTE]
+    return total
+
+
+def compute_seconds(values: Sequence[float], traffic: Traffic) -> float:
+    """Seconds until the slowest rank has computed."""
+    return values[COMPUTE] * (1.0 + values[SPREAD] * traffic.slowest)
+
+
+def step_seconds(values: Sequence[float], traffic: Traffic) -> float:
+    """Seconds of a step."""
+    long, short = compute_seconds(values, traffic), exchange_seconds(values, traffic)
+    if short > long:
+        long, short = short, long
+    gamma = 1.0 + values[OVERLAP]
+    return float(long * (1.0 + (short / long) ** gamma) ** (1.0 / gamma))
+
+
+def _stage(
+    shape: Shape, messages: float, bits: Mapping[LinkClass, float], processed: float, rated: frozenset[LinkClass]
+) -> ExchangeStage:
+    loads = tuple((count / _bit_per_s(shape, link, rated), inverse_at(link)) for link, count in bits.items())
+    return ExchangeStage(messages, tuple(latency_at(link) for link in bits), loads, processed)
+
+
+def _bit_per_s(shape: Shape, link: LinkClass, rated: frozenset[LinkClass]) -> float:
+    rate = shape.rates.of(link) if link in rated else None
+    return 1.0 if rate is None else rate
+
+
+def _between_hosts(shape: Shape, own: float, shared: float, rated: frozenset[LinkClass]) -> dict[LinkClass, float]:
+    """Bits between hosts.
+
+    Args:
+        own: on the busiest host's own link.
+        shared: on the busiest rack's link. A host's own link carries them too: where it is the slower one, it counts.
+    """
+    bits = {LinkClass.RACK: own} if LinkClass.RACK in shape.links else {}
+    if LinkClass.RACKS in shape.links:
+        host_rate, rack_rate = shape.rates.rack, shape.rates.racks
+        if host_rate and rack_rate and LinkClass.RACKS in rated:
+            own *= rack_rate / host_rate
+        bits[LinkClass.RACKS] = max(shared, own)
+    return bits
+
+
+def _ring(shape: Shape, sent_bytes: float, rated: frozenset[LinkClass]) -> tuple[ExchangeStage, ...]:
+    """One ring of all ranks. Ranks of a host are neighbours, so one flow each way crosses a host's own link."""
+    if shape.ranks == 1:
+        return ()
+    volume = 2 * (shape.ranks - 1) / shape.ranks * sent_bytes
+    bits = {LinkClass.HOST: 8 * volume} if max(shape.ranks_per_host) > 1 else {}
+    bits |= _between_hosts(shape, 8 * volume, 8 * volume * shape.flows_between_racks, rated)
+    return (_stage(shape, 2.0 * (shape.ranks - 1), bits, volume, rated),)
+
+
+def _hierarchical(shape: Shape, sent_bytes: float, rated: frozenset[LinkClass]) -> tuple[ExchangeStage, ...]:
+    """A ring inside each host, then a ring of hosts."""
+    stages = []
+    largest, hosts = max(shape.ranks_per_host), len(shape.ring)
+    if largest > 1:
+        volume = 2 * (largest - 1) / largest * sent_bytes
+        stages.append(_stage(shape, 2.0 * (largest - 1), {LinkClass.HOST: 8 * volume}, volume, rated))
+    if hosts > 1:
+        volume = 2 * (hosts - 1) / hosts * sent_bytes
+        bits = _between_hosts(shape, 8 * volume, 8 * volume * shape.flows_between_racks, rated)
+        stages.append(_stage(shape, 2.0 * (hosts - 1), bits, volume, rated))
+    return tuple(stages)
+
+
+def _servers(shape: Shape, sent_bytes: float, rated: frozenset[LinkClass]) -> tuple[ExchangeStage, ...]:
+    """Each rank pushes its gradients to the servers and pulls what they made of them, once a step.
+
+    Servers have equal parts. Links are full duplex and pushes of one rank overlap pulls of another: so a link carries
+    in one direction what its servers receive and what its ranks pull, and as much in the other.
+    """
+    servers = shape.servers_per_host
+    part = sent_bytes / sum(servers)
+    racks: dict[str, tuple[int, int]] = {}
+    for ranks, count, rack in zip(shape.ranks_per_host, servers, shape.racks, strict=True):
+        before = racks.get(rack, (0, 0))
+        racks[rack] = (before[0] + ranks, before[1] + count)
+
+    def inward(ranks: int, count: int) -> float:
+        return 8 * part * (count * (shape.ranks - ranks) + ranks * (sum(servers) - count))
+
+    hosts = list(zip(shape.ranks_per_host, servers, strict=True))
+    own = max(inward(*host) for host in hosts)
+    bits = _between_hosts(shape, own, max(inward(*rack) for rack in racks.values()), rated)
+    if inside := max(ranks * count for ranks, count in hosts):
+        bits[LinkClass.HOST] = 8 * part * inside
+    return (_stage(shape, 2.0, bits, shape.ranks * part, rated),)
+
+
+_STAGES: Mapping[Exchange, Callable[[Shape, float, frozenset[LinkClass]], tuple[ExchangeStage, ...]]] = {
+    "ring": _ring, "hierarchical": _hierarchical, "servers": _servers
+}  # fmt: skip

@@ -1,0 +1,332 @@
+"""Fit the cost of a step to measured runs, and predict other gangs and links, always with a range. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+from math import exp, fsum, log, log2, sqrt
+from statistics import NormalDist, mean, median
+
+from gpurun.errors import BadInput
+from gpurun.scaling import cost, posterior
+from gpurun.scaling.cost import Traffic, traffic_of
+from gpurun.scaling.samples import Sample
+from gpurun.scaling.shape import LinkClass, LinkRates, Shape
+
+COVERAGE = 0.95
+"""A range is to hold a run's figure with this probability."""
+
+LEAST_SPREAD = 0.02
+"""No model of this kind is more exact."""
+
+COMPUTE_WEIGHT, EXCHANGE_WEIGHT = 0.5, 0.2
+"""What a profiler says of a part of a step counts less than the step's own time."""
+
+
+class Unknown(str, Enum):
+    """Why there is no prediction."""
+
+    NO_SAMPLES = "no samples"
+    MIXED_SAMPLES = "mixed samples"
+    LINK = "link class without a sample"
+    RATE = "samples without the link's rate"
+    EXCHANGE = "exchange without a sample"
+
+
+class CannotPredict(BadInput):
+    """The samples say nothing of what is asked."""
+
+    def __init__(self, reason: Unknown, message: str, hint: str) -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class PairFigure:
+    """What `gpurun bench` measured between two hosts, or inside one."""
+
+    link: LinkClass
+    bit_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True)
+class Range:
+    """A figure: the median, and bounds that hold a run's figure with the probability `COVERAGE`."""
+
+    low: float
+    median: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a gang is expected to do.
+
+    Attributes:
+        efficiency: images/s over ranks times the images/s of one rank.
+        host_efficiency: images/s a rank, over that of one host with as many ranks; None = no sample inside a host.
+        exchange_s: median seconds of communication in a step, hidden or not.
+    """
+
+    ranks: int
+    step_s: Range
+    images_per_s: Range
+    efficiency: Range
+    host_efficiency: Range | None
+    exchange_s: float
+
+
+def fit(samples: Iterable[Sample], figures: Iterable[PairFigure] = (), *, seed: int = 0) -> ScalingModel:
+    """Fit the model.
+
+    Args:
+        samples: runs of one recipe with one launcher, batch and network.
+        figures: what links do by themselves. A class that has one counts as measured.
+
+    Raises:
+        CannotPredict: there are no samples, or they differ in what the model holds equal.
+    """
+    known = tuple(samples)
+    if not known:
+        raise CannotPredict(Unknown.NO_SAMPLES, "there is no measured run", "measure with `gpurun scale` first")
+    for name in ("launcher", "batch_per_rank", "gradient_bytes", "exchange"):
+        if len(values := {getattr(sample, name) for sample in known}) > 1:
+            shown = ", ".join(sorted(map(str, values))[:4])
+            raise CannotPredict(Unknown.MIXED_SAMPLES, f"samples differ in {name}: {shown}", f"choose one {name}")
+    pairs = tuple(figures)
+    rated = _rated(known)
+    priors = _priors(known, rated, pairs)
+    found = posterior.sample(_misfit(known, rated, priors), seed)
+    draws = tuple((priors.values(z), spread) for z, spread in found.draws)
+    return ScalingModel(known, pairs, rated, draws, found.effective, seed)
+
+
+def _traffic(sample: Sample, rated: frozenset[LinkClass]) -> Traffic:
+    return traffic_of(sample.shape, sample.bytes_sent, sample.exchange, rated)
+
+
+def _rated(samples: Sequence[Sample]) -> frozenset[LinkClass]:
+    """Classes whose nominal rate every sample knows that uses them, and some sample does."""
+    unrated = {
+        link for sample in samples for link in _traffic(sample, frozenset()).links if sample.rates.of(link) is None
+    }
+    known = {link for sample in samples for link in LinkClass if sample.rates.of(link) is not None}
+    return frozenset(known) - unrated
+
+
+@dataclass(frozen=True)
+class Priors:
+    """Medians and spreads, as logarithms, of the parameters that the samples say something of."""
+
+    places: tuple[int, ...]
+    medians: tuple[float, ...]
+    spreads: tuple[float, ...]
+
+    def values(self, z: Sequence[float]) -> tuple[float, ...]:
+        """Parameters in the order of `gpurun.scaling.cost`."""
+        values = [1.0] * cost.PARAMETERS
+        for at, middle, spread, x in zip(self.places, self.medians, self.spreads, z, strict=True):
+            values[at] = exp(max(-200.0, min(200.0, middle + spread * x)))
+        return tuple(values)
+
+
+LATENCY_S = {LinkClass.HOST: 1e-5, LinkClass.RACK: 5e-5, LinkClass.RACKS: 6e-5}
+BIT_PER_S = {LinkClass.HOST: 1e11, LinkClass.RACK: 1e10, LinkClass.RACKS: 1e10}
+
+
+def _priors(samples: Sequence[Sample], rated: frozenset[LinkClass], figures: Sequence[PairFigure]) -> Priors:
+    measured = {link for sample in samples for link in _traffic(sample, rated).links}
+    links = sorted(measured | {figure.link for figure in figures}, key=cost.LINKS.index)
+    computes = [sample.compute_s for sample in samples if sample.compute_s]
+    spreads = [sample.compute_spread for sample in samples if sample.compute_spread]
+    rows = [
+        (cost.COMPUTE, median(computes) if computes else min(sample.step_s for sample in samples), 1.0),
+        (cost.SPREAD, median(spreads) if spreads else 0.03, 0.4 if spreads else 0.8),
+        (cost.OVERLAP, 1.0, 1.0),
+        (cost.BYTE, 1e-10, 1.5),
+    ]
+    for link in links:
+        pairs = [figure for figure in figures if figure.link is link]
+        latency_s = median(pair.latency_s for pair in pairs) if pairs else LATENCY_S[link]
+        rows.append((cost.latency_at(link), max(latency_s, 1e-9), 1.0 if pairs else 1.5))
+        rows.append((cost.inverse_at(link), *_inverse_rate(samples, link, link in rated, pairs)))
+    places, medians, widths = zip(*rows, strict=True)
+    return Priors(places, tuple(map(log, medians)), widths)
+
+
+def _inverse_rate(
+    samples: Sequence[Sample], link: LinkClass, is_rated: bool, pairs: Sequence[PairFigure]
+) -> tuple[float, float]:
+    measured = median(max(pair.bit_per_s, 1.0) for pair in pairs) if pairs else None
+    if not is_rated:
+        return (1 / measured, 0.3) if measured else (1 / BIT_PER_S[link], 2.5)
+    nominal = median(rate for sample in samples if (rate := sample.rates.of(link)))
+    return (nominal / measured, 0.3) if measured else (1.2, 0.25)
+
+
+def _misfit(samples: Sequence[Sample], rated: frozenset[LinkClass], priors: Priors) -> posterior.Misfit:
+    """Runs of one configuration count as one, with the weight of all."""
+    told: dict[tuple[object, ...], list[float]] = {}
+    parts: dict[tuple[object, ...], tuple[Callable[[Sequence[float]], float], float]] = {}
+    for sample in samples:
+        traffic = _traffic(sample, rated)
+        for name, value, computed, weight in _figures(sample, traffic):
+            told.setdefault((name, traffic), []).append(log(value))
+            parts[name, traffic] = (computed, weight)
+    rows = [(parts[key][0], parts[key][1] * sqrt(len(logs)), mean(logs)) for key, logs in told.items()]
+
+    def residuals(z: Sequence[float]) -> list[float]:
+        values = priors.values(z)
+        return [weight * (measured - log(max(computed(values), 1e-12))) for computed, weight, measured in rows]
+
+    extra = fsum(parts[key][1] ** 2 * fsum((x - mean(logs)) ** 2 for x in logs) for key, logs in told.items())
+    count = sum(map(len, told.values()))
+    return posterior.Misfit(len(priors.places), residuals, extra, count, _expected_spread(samples))
+
+
+def _figures(
+    sample: Sample, traffic: Traffic
+) -> Iterator[tuple[str, float, Callable[[Sequence[float]], float], float]]:
+    yield "step", sample.step_s, lambda values: cost.step_seconds(values, traffic), 1.0
+    if sample.compute_s:
+        yield "compute", sample.compute_s, lambda values: values[cost.COMPUTE], COMPUTE_WEIGHT
+    if sample.exchange_s and traffic.stages:
+        yield "exchange", sample.exchange_s, lambda values: cost.exchange_seconds(values, traffic), EXCHANGE_WEIGHT
+
+
+def _expected_spread(samples: Sequence[Sample]) -> float:
+    """How far runs are expected to be from each other: as far as windows of one run are."""
+    within = [
+        1.4826 * median(abs(window_s / sample.step_s - 1) for window_s in sample.windows_s)
+        for sample in samples
+        if len(sample.windows_s) > 2
+    ]
+    return min(0.3, sqrt(LEAST_SPREAD**2 + (median(within) if within else LEAST_SPREAD) ** 2))
+
+
+@dataclass(frozen=True)
+class ScalingModel:
+    """A fitted model.
+
+    Attributes:
+        samples, figures: what it is fitted to.
+        rated: classes of links whose rate may be another than in the samples.
+        draws: parameters that the samples allow, each with the relative spread of a run.
+        effective: independent draws that they are worth.
+    """
+
+    samples: tuple[Sample, ...]
+    figures: tuple[PairFigure, ...]
+    rated: frozenset[LinkClass]
+    draws: tuple[tuple[tuple[float, ...], float], ...]
+    effective: float
+    seed: int = 0
+
+    @cached_property
+    def links(self) -> frozenset[LinkClass]:
+        """Classes of links that a run used or `gpurun bench` measured."""
+        used = {link for sample in self.samples for link in _traffic(sample, self.rated).links}
+        return frozenset(used | {figure.link for figure in self.figures})
+
+    @cached_property
+    def rates(self) -> LinkRates:
+        """The median rate of each class in the samples."""
+        of = {link: [rate for sample in self.samples if (rate := sample.rates.of(link))] for link in LinkClass}
+        known = {link: median(rates) if rates else None for link, rates in of.items()}
+        return LinkRates(known[LinkClass.HOST], known[LinkClass.RACK], known[LinkClass.RACKS])
+
+    def predict(self, shape: Shape, *, compression: float | None = None) -> Prediction:
+        """What a gang of this shape does. Rates that the shape does not know are those of the samples.
+
+        Args:
+            compression: gradient bytes over bytes sent; None = as in the samples.
+
+        Raises:
+            CannotPredict: no sample has such links, or none knows their rate.
+        """
+        sample = self.samples[0]
+        factor = sample.compression if compression is None else compression
+        if not 0 < factor < float("inf"):
+            raise BadInput(f"compression {factor!r} must be above 0")
+        sent = sample.gradient_bytes / factor
+        self._refuse_unknown(shape, sent)
+        there = shape.on(self._filled(shape.rates))
+        traffic = traffic_of(there, sent, sample.exchange, self.rated)
+        steps = [cost.step_seconds(values, traffic) for values, _ in self.draws]
+        noise = self._noise(sqrt(1 + self._octaves(there, sent)))
+        images = sample.batch_per_rank * shape.ranks
+        host = self._host_steps(there, sent)
+        return Prediction(
+            ranks=shape.ranks,
+            step_s=_range(steps, noise),
+            images_per_s=_range([images / step for step in steps], noise),
+            efficiency=_range([v[cost.COMPUTE] / s for (v, _), s in zip(self.draws, steps, strict=True)], noise),
+            host_efficiency=None if host is None else _range([h / s for h, s in zip(host, steps, strict=True)], noise),
+            exchange_s=median(cost.exchange_seconds(values, traffic) for values, _ in self.draws),
+        )
+
+    def _filled(self, rates: LinkRates) -> LinkRates:
+        mine = self.rates
+        return LinkRates(rates.host or mine.host, rates.rack or mine.rack, rates.racks or mine.racks)
+
+    def _refuse_unknown(self, shape: Shape, sent: float) -> None:
+        exchange = self.samples[0].exchange
+        if (exchange == "servers") != any(shape.servers_per_host):
+            has = "no parameter servers" if exchange == "servers" else "parameter servers"
+            message = f"the gang has {has}, and the samples are of exchange {exchange!r}"
+            raise CannotPredict(Unknown.EXCHANGE, message, "measure such a gang with `gpurun scale`")
+        used = traffic_of(shape, sent, exchange, frozenset()).links
+        for link in sorted(used - self.links, key=cost.LINKS.index):
+            hint = "measure one such gang with `gpurun scale`: one class of links says nothing of another"
+            raise CannotPredict(Unknown.LINK, f"no measured run used links {link.value}", hint)
+        for link in sorted(used - self.rated, key=cost.LINKS.index):
+            if shape.rates.of(link) not in (None, self.rates.of(link)):
+                message = f"the samples do not say at which rate the links {link.value} ran"
+                raise CannotPredict(Unknown.RATE, message, "measure again and give the rate of the links")
+
+    def _octaves(self, shape: Shape, sent: float) -> float:
+        """How far a gang is outside what was measured: doublings of ranks, of links' rates, of bytes."""
+        ranks = max(0.0, log2(shape.ranks / max(sample.ranks for sample in self.samples)))
+        total = ranks + _outside(sent, [sample.bytes_sent for sample in self.samples])
+        for link in traffic_of(shape, sent, self.samples[0].exchange, self.rated).links & self.rated:
+            if (rate := shape.rates.of(link)) is not None:
+                total += _outside(rate, [known for sample in self.samples if (known := sample.rates.of(link))])
+        return total
+
+    def _noise(self, widened: float) -> list[float]:
+        """A factor for each draw: how one run differs from the model."""
+        normal = NormalDist()
+        uniform = posterior.sequence(2, self.seed, len(self.draws))
+        return [
+            exp(widened * spread * normal.inv_cdf(u)) for (_, spread), (_, u) in zip(self.draws, uniform, strict=True)
+        ]
+
+    def _host_steps(self, shape: Shape, sent: float) -> list[float] | None:
+        """Seconds of a step on one host alone, for each draw; None if no sample says."""
+        alone = Shape((max(shape.ranks_per_host),), ("",), rates=shape.rates)
+        exchange = self.samples[0].exchange
+        traffic = traffic_of(alone, sent, "ring" if exchange == "servers" else exchange, self.rated)
+        if not traffic.links <= self.links or (exchange == "servers" and traffic.stages):
+            return None
+        return [cost.step_seconds(values, traffic) for values, _ in self.draws]
+
+
+def _outside(value: float, measured: Sequence[float]) -> float:
+    return max(0.0, log2(value / max(measured)), log2(min(measured) / value)) if measured else 0.0
+
+
+def _range(values: Sequence[float], noise: Sequence[float]) -> Range:
+    """Bounds have a run's spread in them; the median is the model's own."""
+    middle = median(values)
+    noisy = sorted(value * factor for value, factor in zip(values, noise, strict=True))
+    tail = (1 - COVERAGE) / 2
+    low, high = noisy[int(tail * len(noisy))], noisy[min(len(noisy) - 1, int((1 - tail) * len(noisy)))]
+    return Range(min(low, middle), middle, max(high, middle))
+
+
+def at_rate(rates: LinkRates, link: LinkClass, bit_per_s: float) -> LinkRates:
+    """Rates with that of one class changed. Raises ValueError for a rate that cannot be."""
+    return replace(rates, **{link.name.lower(): bit_per_s})

@@ -1,0 +1,207 @@
+"""Draws from what measurements leave open of a few parameters: Laplace's approximation, then importance sampling. Pure.
+
+Parameters are standard normal before the measurements (`z`). The spread of the measurements is unknown: its inverse
+gamma prior is integrated out, so that log p(z) = -|z|²/2 - (ν + N)/2 · log(ν s² + Σ r²). Points come from a
+quasi-random sequence, not from chains: no walker can get stuck, and a seed only shifts the sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import exp, fsum, log, sqrt
+from statistics import NormalDist
+
+from gpurun.scaling.matrix import Matrix, Vector, cholesky, covariance, inverse, solve, times
+
+PRIOR_WEIGHT = 4.0
+"""ν: the prior of the spread counts as so many measurements."""
+
+SCALES = ((1.0, 0.6), (1.6, 0.3), (2.6, 0.1))
+"""Widths of the proposal's parts, each with its share: the wide ones reach the tails."""
+
+ROUNDS = (500, 1000, 2000, 2000, 4000, 4000)
+"""Points in each round; each round's proposal is made of the one before."""
+
+LEAST_ROUNDS, ENOUGH = 3, 250.0
+"""After so many rounds the first is the last whose points are worth so many independent draws."""
+
+DRAWS = 800
+STEPS = 60
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
+_NORMAL = NormalDist()
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """What is to be fitted.
+
+    Attributes:
+        size: parameters.
+        residuals: z → differences of logarithms, measured less computed.
+        extra: the squared residuals that no parameter changes: runs of one configuration around their mean.
+        count: measurements in all.
+        spread: the expected relative spread of measurements.
+    """
+
+    size: int
+    residuals: Callable[[Sequence[float]], Vector]
+    extra: float
+    count: float
+    spread: float
+
+    def scale(self, z: Sequence[float]) -> float:
+        """ν s² + Σ r²."""
+        return PRIOR_WEIGHT * self.spread**2 + self.extra + fsum(r * r for r in self.residuals(z))
+
+    @property
+    def freedom(self) -> float:
+        """ν + N."""
+        return PRIOR_WEIGHT + self.count
+
+    def log_density(self, z: Sequence[float]) -> float:
+        """The logarithm of the posterior's density, but for a constant."""
+        return -0.5 * fsum(x * x for x in z) - 0.5 * self.freedom * log(self.scale(z))
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """What a fit leaves.
+
+    Attributes:
+        draws: parameters, all equally likely, each with the relative spread of a run.
+        effective: independent draws that the weighted points are worth.
+    """
+
+    draws: tuple[tuple[tuple[float, ...], float], ...]
+    effective: float
+
+
+def sample(misfit: Misfit, seed: int = 0) -> Posterior:
+    """Draw from the posterior. The same seed gives the same draws."""
+    middle, spread = _laplace(misfit)
+    points: list[Vector] = []
+    weights: list[float] = []
+    effective = 0.0
+    for number, count in enumerate(ROUNDS):
+        points, weights = _weighted(misfit, middle, spread, seed * len(ROUNDS) + number, count)
+        middle, spread = covariance(points, weights)
+        effective = 1.0 / fsum(weight * weight for weight in weights)
+        if number + 1 >= LEAST_ROUNDS and effective >= ENOUGH:
+            break
+    chosen = [points[at] for at in _systematic(weights, DRAWS)]
+    uniform = sequence(1, seed, DRAWS)
+    draws = tuple((tuple(z), _run_spread(misfit, z, u)) for z, (u,) in zip(chosen, uniform, strict=True))
+    return Posterior(draws, effective)
+
+
+def sequence(size: int, seed: int, count: int) -> Iterator[Vector]:
+    """Richtmyer's quasi-random points in the open unit cube, shifted by the seed (Cranley and Patterson)."""
+    roots = [sqrt(prime) for prime in PRIMES[:size]]
+    shifts = [(seed + 1) * sqrt(prime * 2.0 + 1) * 0.618033988749895 for prime in PRIMES[:size]]
+    for number in range(1, count + 1):
+        yield [
+            min(max((shift + number * root) % 1.0, 1e-9), 1 - 1e-9) for root, shift in zip(roots, shifts, strict=True)
+        ]
+
+
+def _laplace(misfit: Misfit) -> tuple[Vector, Matrix]:
+    """The mode and the covariance there, by Levenberg's and Marquardt's method from several starts."""
+    starts = [[0.0] * misfit.size]
+    for at in range(misfit.size):
+        for value in (-1.5, 1.5):
+            starts.append([value if other == at else 0.0 for other in range(misfit.size)])
+    starts.sort(key=misfit.log_density, reverse=True)
+    found = [_climb(misfit, start) for start in starts[:4]]
+    mode = max(found, key=misfit.log_density)
+    return mode, inverse(_curvature(misfit, mode)[0])
+
+
+def _curvature(misfit: Misfit, z: Vector) -> tuple[Matrix, Vector]:
+    """The Gauss-Newton matrix of -log p, and its gradient."""
+    base = misfit.residuals(z)
+    step = 1e-4
+    slopes = []
+    for at in range(misfit.size):
+        moved = misfit.residuals([value + step * (other == at) for other, value in enumerate(z)])
+        slopes.append([(b - a) / step for a, b in zip(base, moved, strict=True)])
+    weight = misfit.freedom / misfit.scale(z)
+    matrix = [
+        [weight * fsum(x * y for x, y in zip(a, b, strict=True)) + (row == column) for column, b in enumerate(slopes)]
+        for row, a in enumerate(slopes)
+    ]
+    gradient = [
+        value + weight * fsum(x * r for x, r in zip(a, base, strict=True)) for value, a in zip(z, slopes, strict=True)
+    ]
+    return matrix, gradient
+
+
+def _climb(misfit: Misfit, start: Vector) -> Vector:
+    z, height, damping = start, misfit.log_density(start), 1e-2
+    for _ in range(STEPS):
+        matrix, gradient = _curvature(misfit, z)
+        for _ in range(8):
+            damped = [[v * (1 + damping * (r == c)) for c, v in enumerate(row)] for r, row in enumerate(matrix)]
+            step = solve(cholesky(damped), gradient)
+            moved = [value - change for value, change in zip(z, step, strict=True)]
+            reached = misfit.log_density(moved)
+            if reached > height:
+                break
+            damping *= 4
+        else:
+            return z
+        gained, z, height, damping = reached - height, moved, reached, damping / 3
+        if gained < 1e-6:
+            return z
+    return z
+
+
+def _weighted(
+    misfit: Misfit, middle: Vector, spread: Matrix, seed: int, count: int
+) -> tuple[list[Vector], list[float]]:
+    lower = cholesky(spread)
+    points, logs = [], []
+    for uniform in sequence(misfit.size + 1, seed, count):
+        scale = _scale(uniform[0])
+        away = [scale * _NORMAL.inv_cdf(u) for u in uniform[1:]]
+        point = [value + x for value, x in zip(middle, times(lower, away), strict=True)]
+        points.append(point)
+        logs.append(misfit.log_density(point) - _proposed(away))
+    most = max(logs)
+    weights = [exp(value - most) for value in logs]
+    total = fsum(weights)
+    return points, [weight / total for weight in weights]
+
+
+def _scale(uniform: float) -> float:
+    for scale, share in SCALES:
+        if uniform < share:
+            return scale
+        uniform -= share
+    return SCALES[-1][0]
+
+
+def _proposed(away: Vector) -> float:
+    """The logarithm of the proposal's density, but for a constant."""
+    squared, size = fsum(x * x for x in away), len(away)
+    terms = [log(share) - size * log(scale) - 0.5 * squared / scale**2 for scale, share in SCALES]
+    most = max(terms)
+    return most + log(fsum(exp(term - most) for term in terms))
+
+
+def _systematic(weights: Sequence[float], count: int) -> Iterator[int]:
+    """Places drawn by weight: so many, evenly through the cumulated weights."""
+    sums = list(accumulate(weights))
+    at = 0
+    for number in range(count):
+        while at < len(sums) - 1 and sums[at] < (number + 0.5) / count:
+            at += 1
+        yield at
+
+
+def _run_spread(misfit: Misfit, z: Vector, uniform: float) -> float:
+    """A draw of the relative spread of runs: inverse gamma, its quantile by Wilson's and Hilferty's formula."""
+    freedom = misfit.freedom
+    chi = freedom * (1 - 2 / (9 * freedom) + _NORMAL.inv_cdf(uniform) * sqrt(2 / (9 * freedom))) ** 3
+    return sqrt(misfit.scale(z) / max(chi, 1e-3 * freedom))
