@@ -51,7 +51,7 @@ class ExchangeStage:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class StepTraffic:
     """All that the cost of a step depends on, except the parameters.
 
     Attributes:
@@ -67,7 +67,7 @@ class Traffic:
         return frozenset(LINKS[(at - 5) // 2] for stage in self.stages for _, at in stage.loads)
 
 
-def traffic_of(shape: Shape, sent_bytes: float, exchange: Exchange, rated: frozenset[LinkClass]) -> Traffic:
+def traffic_of(shape: Shape, sent_bytes: float, exchange: Exchange, rated: frozenset[LinkClass]) -> StepTraffic:
     """What a gang of this shape sends in a step.
 
     Args:
@@ -75,7 +75,7 @@ def traffic_of(shape: Shape, sent_bytes: float, exchange: Exchange, rated: froze
         rated: classes whose nominal rate counts; `shape.rates` has it for those that the gang uses.
     """
     stages = _STAGES[exchange](shape, sent_bytes, rated) if shape.links else ()
-    return Traffic(expected_slowest(shape.ranks), stages)
+    return StepTraffic(expected_slowest(shape.ranks), stages)
 
 
 def expected_slowest(ranks: int) -> float:
@@ -83,7 +83,7 @@ def expected_slowest(ranks: int) -> float:
     return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
 
 
-def exchange_seconds(values: Sequence[float], traffic: Traffic) -> float:
+def exchange_seconds(values: Sequence[float], traffic: StepTraffic) -> float:
     """Seconds of communication in a step, hidden or not."""
     total = 0.0
     for stage in traffic.stages:
@@ -92,12 +92,12 @@ def exchange_seconds(values: Sequence[float], traffic: Traffic) -> float:
     return total
 
 
-def compute_seconds(values: Sequence[float], traffic: Traffic) -> float:
+def compute_seconds(values: Sequence[float], traffic: StepTraffic) -> float:
     """Seconds until the slowest rank has computed."""
     return values[COMPUTE] * (1.0 + values[SPREAD] * traffic.slowest)
 
 
-def step_seconds(values: Sequence[float], traffic: Traffic) -> float:
+def step_seconds(values: Sequence[float], traffic: StepTraffic) -> float:
     """Seconds of a step."""
     long, short = compute_seconds(values, traffic), exchange_seconds(values, traffic)
     if short > long:

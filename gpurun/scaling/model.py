@@ -11,7 +11,7 @@ from statistics import NormalDist, mean, median
 
 from gpurun.errors import BadInput
 from gpurun.scaling import cost, posterior
-from gpurun.scaling.cost import Traffic, traffic_of
+from gpurun.scaling.cost import StepTraffic, traffic_of
 from gpurun.scaling.samples import Sample
 from gpurun.scaling.shape import LinkClass, LinkRates, Shape
 
@@ -104,7 +104,7 @@ def fit(samples: Iterable[Sample], figures: Iterable[PairFigure] = (), *, seed: 
     return ScalingModel(known, pairs, rated, draws, found.effective, seed)
 
 
-def _traffic(sample: Sample, rated: frozenset[LinkClass]) -> Traffic:
+def _traffic(sample: Sample, rated: frozenset[LinkClass]) -> StepTraffic:
     return traffic_of(sample.shape, sample.bytes_sent, sample.exchange, rated)
 
 
@@ -188,7 +188,7 @@ def _misfit(samples: Sequence[Sample], rated: frozenset[LinkClass], priors: Prio
 
 
 def _figures(
-    sample: Sample, traffic: Traffic
+    sample: Sample, traffic: StepTraffic
 ) -> Iterator[tuple[str, float, Callable[[Sequence[float]], float], float]]:
     yield "step", sample.step_s, lambda values: cost.step_seconds(values, traffic), 1.0
     if sample.compute_s:
