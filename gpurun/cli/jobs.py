@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpurun.cli.printing import duration, job_json, print_json, printable, printed, say, waited_s
-from gpurun.errors import GpurunError, StateError
+from gpurun.errors import StateError
 from gpurun.head.caretaker import Caretaker
 
 if TYPE_CHECKING:
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from gpurun.jobs.record import JobRecord
     from gpurun.jobs.store import JobStore
     from gpurun.leases.cluster import HostRow
-    from gpurun.leases.view import View
 
-ENDED_SHOWN = 10
 QUEUED_SHOWN = 20
 POLL_S = 0.1
 
@@ -74,36 +72,37 @@ def status(
     """Show hosts and jobs: what is free, what runs, what waits, and what is not known."""
     store = open_store()
     if job is not None:
-        record = _with_trouble(store, store.find(job).record())
+        from gpurun.views.reading import with_trouble
+
+        record = with_trouble(store, store.find(job).record())
         if as_json:
             print_json({"hosts": [], "jobs": [job_json(record)]})
         else:
             _print_job(store, record)
         return
     from gpurun.cli.inventory_options import cluster
-    from gpurun.leases.allocate import look
 
-    problems: list[GpurunError] = []
     found = cluster(inventory)
     if watch:
         from gpurun.cli.watch import watch as watch_gpus
 
         watch_gpus(found.inventory, lambda: _leased(found.inventory, store))
         return
-    view = look(store.home, now_s=time.time(), on_problem=problems.append, despite_damage=True)
-    records = _records(store, view, problems, all_jobs=all_jobs)
-    hosts = [host_json(row) for row in found.rows(view)]
+    from gpurun.views.reading import read
+
+    reading = read(found, store, all_jobs=all_jobs)
+    hosts = [host_json(row) for row in reading.rows]
     if as_json:
-        print_json({"hosts": hosts, "jobs": [job_json(record) for record in records]})
+        print_json({"hosts": hosts, "jobs": [job_json(record) for record in reading.records]})
     else:
         from gpurun.cli.tables import print_status
 
-        print_status(hosts, records, most_queued=len(records) if all_jobs else QUEUED_SHOWN)
-    for problem in {str(problem): problem for problem in problems}.values():
+        print_status(reading.picture, hosts, most_queued=None if all_jobs else QUEUED_SHOWN)
+    for problem in reading.problems:
         say(f"gpurun: {problem}")
         if problem.hint:
             say(f"  → {problem.hint}")
-    if problems:
+    if reading.problems:
         raise typer.Exit(StateError.exit_code)
 
 
@@ -136,25 +135,6 @@ def host_json(row: HostRow) -> dict[str, Any]:
             {"gpus": list(each.gpus), "job": each.job, "user": each.user, "head": each.head} for each in row.foreign
         ]
     return shown
-
-
-def _records(store: JobStore, view: View, problems: list[GpurunError], *, all_jobs: bool) -> list[JobRecord]:
-    """Jobs that have not ended, and the last ones that have; oldest first."""
-    ended = set(store.ids()).difference(view.jobs) if all_jobs else store.recently_ended(ENDED_SHOWN)
-    records = [_with_trouble(store, job.record) for job in view.jobs.values()]
-    records += store.records(problems.append, ids=ended)
-    return sorted(records, key=lambda record: record.submitted_s)
-
-
-def _with_trouble(store: JobStore, record: JobRecord) -> JobRecord:
-    """A record whose reason says so when the job's supervisor cannot start or go on."""
-    from gpurun.leases.store import LeaseStore
-    from gpurun.supervisor.trouble import CARRIED, supervisor_trouble
-
-    if record.state not in CARRIED:
-        return record
-    trouble = supervisor_trouble(store.get(record.id), record, LeaseStore(store.home))
-    return record.but(reason=trouble) if trouble else record
 
 
 def _print_job(store: JobStore, record: JobRecord) -> None:

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 def print_json(document: object) -> None:
     """One JSON document on stdout, indented for people on a terminal."""
-    json.dump(document, sys.stdout, indent=2 if sys.stdout.isatty() else None, default=list)
-    sys.stdout.write("\n")
+    sys.stdout.write(json.dumps(document, indent=2 if sys.stdout.isatty() else None, default=list) + "\n")
     sys.stdout.flush()
 
 
@@ -102,8 +101,3 @@ def waited_s(record: JobRecord, now_s: float) -> float:
     is_granted = record.granted_s is not None and record.granted_s >= record.queued_s
     until_s = record.granted_s if is_granted else record.ended_s or now_s
     return max(0.0, (until_s or now_s) - record.queued_s)
-
-
-def shown_for_s(record: JobRecord, now_s: float) -> float:
-    """For how long a job runs, or did run; before that, for how long it is queued."""
-    return max(0.0, (record.ended_s or now_s) - (record.started_s or record.queued_s))

@@ -1,85 +1,63 @@
-"""``gpurun status`` for people: one folded line per kind of host, one line per job."""
+"""``gpurun status`` for people: racks and hosts with a cell for each GPU, then one line for each job."""
 
 from __future__ import annotations
 
-import time
+import shutil
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from gpurun.cli.printing import duration, printable, shown_for_s
-from gpurun.inventory.hostset import fold
+from gpurun.cli.printing import duration, printable, wants_colour
+from gpurun.inventory.folding import fold
+from gpurun.views.lines import Line, job_lines, mark_line, plain, rack_lines, total_line
 
 if TYPE_CHECKING:
-    from gpurun.jobs.record import JobRecord
+    from gpurun.views.picture import Picture
 
-STATE_STYLES = {
-    "RUNNING": "green", "SUCCEEDED": "dim green", "FAILED": "red", "TIMED_OUT": "red", "CANCELLED": "dim",
-    "QUEUED": "yellow",
-}  # fmt: skip
+LEAST_COLUMNS = 40
+_SGR = {"head": "1", "dim": "2", "bad": "31", "good": "32", "wait": "33", "free": "2"}
+JOB_COLOURS = (39, 208, 76, 201, 226, 51, 141, 203, 118, 215, 123, 183)
+"""Of xterm's 256 colours: light ones, on which a black letter is read."""
 
 
-def print_status(hosts: Sequence[dict[str, Any]], records: Sequence[JobRecord], *, most_queued: int) -> None:
-    """Both tables and a line that sums them up.
+def print_status(picture: Picture, hosts: Sequence[dict[str, Any]], *, most_queued: int | None) -> None:
+    """Print racks, jobs, and a line that sums them up. No line is cut or wrapped when the output is piped.
 
     Args:
-        most_queued: so many of the jobs that wait are shown, the first of `records`.
+        hosts: as ``status --json`` has them; they name who else holds GPUs.
+        most_queued: so many of the jobs that wait are shown, the first of the picture's; None = all.
     """
-    console = Console()
-    console.print(_hosts(hosts))
-    waiting = [record.id for record in records if record.state.value == "QUEUED"]
-    left_out = set(waiting[most_queued:])
-    if records:
-        console.print(_jobs([record for record in records if record.id not in left_out]))
+    columns = max(shutil.get_terminal_size().columns, LEAST_COLUMNS) if sys.stdout.isatty() else None
+    waiting = [job.id for job in picture.jobs if job.state.value == "QUEUED"]
+    left_out = set() if most_queued is None else set(waiting[most_queued:])
+    lines = [*rack_lines(picture, fold, columns)]
+    if (marks := mark_line(picture)) and plain(marks):
+        lines.append(marks)
+    if picture.jobs:
+        jobs = [job for job in picture.jobs if job.id not in left_out]
+        lines += [[], *job_lines(picture, jobs, columns, duration)]
     if left_out:
-        console.print(f"{len(left_out)} more wait; `gpurun queue` lists all that wait, in order", highlight=False)
+        lines.append([(f"{len(left_out)} more wait; `gpurun queue` lists all that wait, in order", "")])
     for host in hosts:
         for each in host.get("foreign", ()):
             text = f"{host['host']}: GPUs {', '.join(map(str, each['gpus']))} belong to {each['job']}"
-            console.print(printable(f"{text} of {each['user']} on {each['head']}"), highlight=False, markup=False)
-    free, gpus = sum(host["free"] for host in hosts if host["state"] == "ok"), sum(host["gpus"] for host in hosts)
-    rest = sum(host["free"] for host in hosts) - free
-    more = f"; {rest} more on hosts that get no new gangs" if rest else ""
-    console.print(f"{free} of {gpus} GPUs free on {len(hosts)} host{'s' * (len(hosts) != 1)}{more}", highlight=False)
+            lines.append([(printable(f"{text} of {each['user']} on {each['head']}"), "")])
+    lines.append(total_line(picture))
+    print_lines(lines)
 
 
-def _hosts(hosts: Sequence[dict[str, Any]]) -> Table:
-    groups: dict[tuple[Any, ...], list[str]] = {}
-    for host in hosts:
-        key = (host["rack"], host["generation"], host["gpus"], host["free"], host.get("drain", host["state"]))
-        groups.setdefault(key, []).append(host["host"])
-    table = Table("hosts", "rack", "generation", "GPUs", "free", "state", box=None, header_style="bold", pad_edge=False)
-    for (rack, generation, gpus, free, state), names in groups.items():
-        bar = Text("█" * (gpus - free) + "░" * free if gpus <= 16 else "")
-        style = "" if state == "ok" else "red"
-        table.add_row(fold(names), rack, generation, bar, f"{free}/{gpus}", Text(state, style=style))
-    return table
+def print_lines(lines: Sequence[Line]) -> None:
+    """Write lines to stdout, coloured if a terminal wants that."""
+    paint = painted if wants_colour(sys.stdout) else plain
+    sys.stdout.write("".join(f"{paint(line)}\n" for line in lines))
 
 
-def _gpus(record: JobRecord) -> str:
-    """``8``; ``6 of 8`` for an elastic gang that runs with fewer than it asked for."""
-    have = sum(len(grant.gpus) for grant in record.granted)
-    return f"{have} of {record.gpus}" if 0 < have < record.gpus else str(record.gpus)
+def painted(line: Line) -> str:
+    """A line with the colours of its marks, as SGR sequences."""
+    return "".join(f"\x1b[{code}m{text}\x1b[0m" if (code := _code(mark)) else text for text, mark in line).rstrip()
 
 
-def _jobs(records: Sequence[JobRecord]) -> Table:
-    """One line per job; with the owner where the jobs are of more than one."""
-    several = len({record.owner_uid for record in records}) > 1
-    columns = ("job", *(["owner"] if several else []), "name", "state", "GPUs", "hosts", "for", "reason")
-    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
-    now = time.time()
-    for record in records:
-        table.add_row(
-            record.id,
-            *([Text(printable(record.owner))] if several else []),
-            Text(printable(record.name)),
-            Text(record.state.value, style=STATE_STYLES.get(record.state.value, "")),
-            _gpus(record),
-            fold(grant.host for grant in record.granted),
-            duration(shown_for_s(record, now)),
-            Text(printable(record.story(now))),
-        )
-    return table
+def _code(mark: str) -> str:
+    if mark.startswith("job:"):
+        return f"30;48;5;{JOB_COLOURS[int(mark[4:]) % len(JOB_COLOURS)]}"
+    return _SGR.get(mark, "")

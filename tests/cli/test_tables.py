@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from gpurun.cli.printing import job_json, shown_for_s, waited_s
+from gpurun.cli.printing import job_json, waited_s
 from gpurun.cli.tables import print_status
 from gpurun.cli.why import _line
 from gpurun.jobs.record import JobRecord, Restart
 from gpurun.jobs.states import State
+from gpurun.views.picture import FREE, HostCells, picture_of, shown_for_s
 
-HOST = {"host": "h1", "rack": "r1", "generation": "pascal", "gpus": 4, "free": 4, "state": "ok"}
+HOST = HostCells("h1", "r1", "pascal", 4, 4, "ok", "ok", (FREE,) * 4)
 
 
-@pytest.fixture(autouse=True)
-def _wide(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+@pytest.fixture
+def shown(capsys):
+    """What status prints into a pipe."""
+
+    def show(hosts, records, most_queued=9, foreign=()):
+        print_status(picture_of(hosts, records, 100.0, ",".join), foreign, most_queued=most_queued)
+        return capsys.readouterr().out.splitlines()
+
+    return show
 
 
 def record(ident, owner, uid):
@@ -25,45 +32,46 @@ def record(ident, owner, uid):
     )  # fmt: skip
 
 
-def test_jobs_of_several_owners_say_whose_they_are(capsys):
-    print_status([HOST], [record("j-0000000a", "alice", 1), record("j-0000000b", "bo\x1b[2Jb", 2)], most_queued=9)
-    shown = capsys.readouterr().out.splitlines()
-    (header,) = (line.split() for line in shown if line.startswith("job"))
+def test_jobs_of_several_owners_say_whose_they_are(shown):
+    lines = shown([HOST], [record("j-0000000a", "alice", 1), record("j-0000000b", "bo\x1b[2Jb", 2)])
+    (header,) = (line.split() for line in lines if line.startswith("job"))
     assert header[:3] == ["job", "owner", "name"]
-    assert [line.split()[:2] for line in shown if line.startswith("j-")] == [
+    assert [line.split()[:2] for line in lines if line.startswith("j-")] == [
         ["j-0000000a", "alice"], ["j-0000000b", "bo\\x1b[2Jb"]
     ]  # fmt: skip
 
 
-def test_jobs_of_one_owner_do_not(capsys):
-    print_status([HOST], [record("j-0000000a", "alice", 1), record("j-0000000b", "alice", 1)], most_queued=9)
-    assert "owner" not in capsys.readouterr().out
+def test_jobs_of_one_owner_do_not(shown):
+    assert "owner" not in "".join(shown([HOST], [record("j-0000000a", "alice", 1), record("j-0000000b", "alice", 1)]))
 
 
-def test_a_long_queue_is_cut_short_and_says_so(capsys):
+def test_a_long_queue_is_cut_short_and_says_so(shown):
     waiting = [record(f"j-{number:08x}", "alice", 1) for number in range(30)]
     running = record("j-000000ff", "alice", 1).but(state=State.RUNNING)
-    print_status([HOST], [*waiting, running], most_queued=20)
-    shown = capsys.readouterr().out
-    rows = [line.split()[0] for line in shown.splitlines() if line.startswith("j-")]
+    lines = shown([HOST], [*waiting, running], most_queued=20)
+    rows = [line.split()[0] for line in lines if line.startswith("j-")]
     assert rows == [job.id for job in (*waiting[:20], running)]
-    assert "10 more wait; `gpurun queue` lists all that wait" in shown
+    assert "10 more wait; `gpurun queue` lists all that wait, in order" in lines
 
 
 def test_scripts_always_see_the_owner():
     assert job_json(record("j-0000000a", "alice", 1))["owner"] == "alice"
 
 
-def test_free_gpus_of_hosts_that_get_no_gangs_are_not_counted_as_free(capsys):
-    hosts = [HOST, {**HOST, "host": "h2", "free": 1, "state": "lost"}, {**HOST, "host": "h3", "state": "cordoned"}]
-    print_status(hosts, [], most_queued=9)
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "4 of 12 GPUs free on 3 hosts; 5 more on hosts that get no new gangs"
+def test_free_gpus_of_hosts_that_get_no_gangs_are_not_counted_as_free(shown):
+    hosts = [
+        HOST, HOST._replace(name="h2", free=1, state="lost"), HOST._replace(name="h3", state="cordoned")
+    ]  # fmt: skip
+    assert shown(hosts, [])[-1] == "4 of 12 GPUs free on 3 hosts; 5 more on hosts that get no new gangs"
 
 
-def test_all_free_says_nothing_of_others(capsys):
-    print_status([HOST], [], most_queued=9)
-    assert capsys.readouterr().out.splitlines()[-1] == "4 of 4 GPUs free on 1 host"
+def test_all_free_says_nothing_of_others(shown):
+    assert shown([HOST], [])[-1] == "4 of 4 GPUs free on 1 host"
+
+
+def test_who_else_holds_gpus_is_named(shown):
+    foreign = {"host": "h1", "foreign": [{"gpus": [2], "job": "j-1", "user": "bo\x1b[2Jb", "head": "h"}]}
+    assert "h1: GPUs 2 belong to j-1 of bo\\x1b[2Jb on h" in shown([HOST], [], foreign=[foreign])
 
 
 def test_a_job_that_is_back_in_the_queue_is_shown_for_as_long_as_it_waits_now():

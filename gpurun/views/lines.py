@@ -1,0 +1,229 @@
+"""A picture as lines of marked text: racks with cells, and tables. Pure; whoever paints a mark knows its colour.
+
+A line is a sequence of (text, mark). Marks are ``job:N`` (the N-th job's colour), ``free``, ``bad``, ``head``, ``dim``,
+``good``, ``wait`` and "". Without colours nothing is lost: cells have letters, and states are words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from unicodedata import category, east_asian_width
+
+from gpurun.documents.plain import printable
+from gpurun.jobs.states import State
+from gpurun.views.picture import FREE, KEPT, MARKS, JobRow, Picture
+from gpurun.views.racks import Alike, RackView, racks_of
+
+Span = tuple[str, str]
+Line = list[Span]
+Fold = Callable[[Iterable[str]], str]
+
+INDENT = "  "
+GAP = 2
+MOST_REASON_LINES = 3
+STATE_MARKS = {
+    State.RUNNING: "good", State.SUCCEEDED: "dim", State.FAILED: "bad", State.TIMED_OUT: "bad", State.CANCELLED: "dim",
+    State.QUEUED: "wait",
+}  # fmt: skip
+
+
+def width_of(text: str) -> int:
+    """Columns that a text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if category(c) in ("Mn", "Me", "Cf") else 2 if east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def plain(line: Line) -> str:
+    """The text of a line, without what hangs over at its end."""
+    return "".join(text for text, _ in line).rstrip()
+
+
+# -- racks ------------------------------------------------------------------------------------------------------
+
+
+def rack_lines(picture: Picture, fold: Fold, columns: int | None) -> Iterator[Line]:
+    """A line for each rack, then its hosts: as many beside each other as the terminal has room for.
+
+    Args:
+        columns: of the terminal; None: one entry a line, and nothing is wrapped.
+    """
+    marks = _cell_marks(picture)
+    racks = [(rack, [_entry(group, fold, marks) for group in rack.groups]) for rack in racks_of(picture.hosts)]
+    widths = sorted(_width(entry) for _, entries in racks for entry in entries)
+    unit = widths[len(widths) * 3 // 4] + GAP if widths else 1
+    for rack, entries in racks:
+        yield _heading(rack, fold)
+        yield from _beside(entries, unit, columns)
+
+
+def mark_line(picture: Picture) -> Line:
+    """What the marks mean that occur in the cells; empty if no cell has one."""
+    seen = {cell for host in picture.hosts for cell in host.cells}
+    return [(", ".join(f"{mark} {words}" for mark, words in MARKS.items() if mark in seen), "dim")]
+
+
+def total_line(picture: Picture) -> Line:
+    """How many GPUs are free, in one sentence."""
+    hosts = len(picture.hosts)
+    rest = picture.free_elsewhere
+    more = f"; {rest} more on hosts that get no new gangs" if rest else ""
+    return [(f"{picture.free} of {picture.gpus} GPUs free on {hosts} host{'s' * (hosts != 1)}{more}", "")]
+
+
+def _cell_marks(picture: Picture) -> dict[str, Span]:
+    """How each cell is written, and how it is painted; all as wide as a job's letter."""
+    wide = max(map(len, picture.letters.values()), default=1)
+    spans: dict[str, Span] = {job: (letter, f"job:{at}") for at, (job, letter) in enumerate(picture.letters.items())}
+    for mark in MARKS:
+        spans[mark] = (mark.ljust(wide), "free" if mark == FREE else "wait" if mark == KEPT else "bad")
+    return spans
+
+
+def _entry(group: Alike, fold: Fold, marks: dict[str, Span]) -> Line:
+    line: Line = [(printable(fold(group.names)) + " ", "")]
+    for cell in group.cells:
+        text, mark = marks[cell]
+        if line[-1][1] == mark and mark:
+            line[-1] = (line[-1][0] + text, mark)
+        else:
+            line.append((text, mark))
+    if not group.cells:
+        line.append(("no GPUs", "dim"))
+    if group.state != "ok":
+        line.append((f" {printable(group.shown)}", "bad"))
+    return line
+
+
+def _width(line: Line) -> int:
+    return sum(width_of(text) for text, _ in line)
+
+
+def _heading(rack: RackView, fold: Fold) -> Line:
+    names = fold(rack.racks) if len(rack.racks) > 1 else rack.racks[0]
+    each = f"{rack.hosts} host{'s' * (rack.hosts != 1)}"
+    kind = ", ".join(rack.generations)
+    return [(printable(names), "head"), (f"  {printable(kind)}  {each}  {rack.free} of {rack.gpus} GPUs free", "dim")]
+
+
+def _beside(entries: Sequence[Line], unit: int, columns: int | None) -> Iterator[Line]:
+    """Entries in columns of one width; a wide entry takes several, and is never cut."""
+    if columns is None:
+        yield from ([(INDENT, ""), *entry] for entry in entries)
+        return
+    room = columns - len(INDENT)
+    line: Line = [(INDENT, "")]
+    used = 0
+    for whole in entries:
+        entry = whole
+        while _width(entry) > room and "," in entry[0][0]:  # many hosts that do not fold well: their names take lines
+            first, entry = _in_two(entry, room)
+            if used:
+                yield line
+            line, used = [(INDENT, "")], 0
+            yield [(INDENT, ""), first]
+        wide = _width(entry)
+        if used and used + wide > room:
+            yield line
+            line, used = [(INDENT, "")], 0
+        takes = -(-(wide + GAP) // unit) * unit
+        line = [*line, *entry, (" " * (takes - wide), "")]
+        used += takes
+    if used:
+        yield line
+
+
+def _in_two(entry: Line, room: int) -> tuple[Span, Line]:
+    """As many of an entry's names as fit, and the entry with the rest of them."""
+    names = entry[0][0]
+    at = names.rfind(",", 0, room) + 1 or names.find(",") + 1
+    return (names[:at], ""), [(names[at:], ""), *entry[1:]]
+
+
+# -- tables -----------------------------------------------------------------------------------------------------
+
+
+def job_lines(
+    picture: Picture, jobs: Sequence[JobRow], columns: int | None, duration: Callable[[float], str]
+) -> Iterator[Line]:
+    """A table of jobs. What a narrow terminal has no column for goes below the job's line; nothing is cut when piped.
+
+    Args:
+        jobs: those of the picture's that are shown.
+        columns: of the terminal; None: each job is one line, however long.
+    """
+    marks = _cell_marks(picture)
+    most_name = max(columns // 4, 8) if columns else None
+    several = len({job.owner for job in jobs}) > 1
+    heads = ["", "job", *(["owner"] if several else []), "name", "state", "GPUs", "for"]
+    rows = [
+        [
+            marks.get(job.id, ("", "")), (job.id, ""), *([(printable(job.owner), "")] if several else []),
+            (_short(printable(job.name), most_name), ""), (job.state.value, STATE_MARKS.get(job.state, "")),
+            (job.gpus, ""), (duration(job.for_s), ""),
+        ]
+        for job in jobs
+    ]  # fmt: skip
+    if not any(job.letter for job in jobs):
+        heads, rows = heads[1:], [row[1:] for row in rows]
+    hosts = [printable(job.hosts) for job in jobs]
+    reasons = [printable(job.reason) for job in jobs]
+    texts = [heads, *([text for text, _ in row] for row in rows)]
+    widths = [max(map(width_of, column)) for column in zip(*texts, strict=True)]
+    base = sum(widths) + GAP * len(widths)
+    wide_hosts = max(map(width_of, ("hosts", *hosts)))
+    with_hosts = columns is None or base + wide_hosts <= columns
+    with_reasons = columns is None or (with_hosts and base + wide_hosts + GAP + max(map(width_of, reasons)) <= columns)
+    titles = [*heads, *(["hosts"] if with_hosts else []), *(["reason"] if with_reasons else [])]
+    widths += [wide_hosts] if with_hosts else []
+    yield _row([(title, "head") for title in titles], widths)
+    for job, row, where, why in zip(jobs, rows, hosts, reasons, strict=True):
+        cells = [*row, *([(where, "")] if with_hosts else []), *([(why, "")] if with_reasons else [])]
+        yield _row(cells, widths)
+        left = [text for text, is_shown in ((where and f"on {where}", with_hosts), (why, with_reasons)) if not is_shown]
+        yield from _below("; ".join(filter(None, left)), columns, most=MOST_REASON_LINES, job=job.id)
+
+
+def _short(text: str, most: int | None) -> str:
+    """A name that fits its column on a terminal; the job's id beside it says which job it is."""
+    if most is None or width_of(text) <= most:
+        return text
+    while width_of(text) >= most:
+        text = text[:-1]
+    return f"{text}…"
+
+
+def _row(cells: Sequence[Span], widths: Sequence[int]) -> Line:
+    line: Line = []
+    for at, (text, mark) in enumerate(cells):
+        fill = widths[at] - width_of(text) + GAP if at < len(cells) - 1 else 0
+        line += [(text, mark), (" " * fill, "")] if fill else [(text, mark)]
+    return line
+
+
+def _below(text: str, columns: int | None, *, most: int, job: str) -> Iterator[Line]:
+    """A text under its job, wrapped at words, and within long words."""
+    if not text or columns is None:
+        return
+    room = max(columns - 4, 20)
+    lines = list(wrapped(text, room))
+    for line in lines[:most]:
+        yield [("    " + line, "dim")]
+    if len(lines) > most:
+        yield [(f"    … `gpurun status {job}` shows all of it", "dim")]
+
+
+def wrapped(text: str, room: int) -> Iterator[str]:
+    """A text in lines of at most so many columns."""
+    line = ""
+    for word in text.split(" "):
+        rest = word
+        if line and width_of(line) + 1 + width_of(rest) > room:
+            yield line
+            line = ""
+        while width_of(rest) > room:
+            yield rest[:room] if rest.isascii() else rest[: room // 2]
+            rest = rest[room:] if rest.isascii() else rest[room // 2 :]
+        line = f"{line} {rest}" if line else rest
+    if line:
+        yield line

@@ -1,0 +1,136 @@
+"""A cluster at one moment, as people see it: a cell for each GPU, a letter for each job. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from string import ascii_letters
+from typing import NamedTuple
+
+from gpurun.jobs.record import JobRecord
+from gpurun.jobs.states import State
+
+FREE, LOST, FOREIGN, KEPT, UNKNOWN = ".", "!", "#", "+", "?"
+MARKS: Mapping[str, str] = {
+    FREE: "free",
+    LOST: "lost: its host gave no proof that the GPU is free",
+    FOREIGN: "held by another gpurun",
+    KEPT: "kept for a gang of another inventory",
+    UNKNOWN: "not known: a lease is damaged",
+}
+"""What a cell shows that is no job's, and what it means."""
+
+
+class HostCells(NamedTuple):
+    """A host and its GPUs.
+
+    Attributes:
+        free: GPUs that nobody holds.
+        state: as `gpurun.leases.cluster.HostRow.state`.
+        shown: the state in words.
+        cells: for each GPU the id of the job that holds it, or one of `MARKS`.
+    """
+
+    name: str
+    rack: str
+    generation: str
+    gpus: int
+    free: int
+    state: str
+    shown: str
+    cells: tuple[str, ...]
+
+
+class JobRow(NamedTuple):
+    """A job, as every view shows it. Its texts are raw: each view makes them printable.
+
+    Attributes:
+        letter: the job's name in the cells; "" if it holds no GPU.
+        gpus: ``8``; ``6 of 8`` for an elastic gang that runs with fewer than it asked for.
+        hosts: folded.
+        for_s: how long it has run, or waited.
+        reason: why it waits, or how it ended.
+    """
+
+    letter: str
+    id: str
+    owner: str
+    name: str
+    state: State
+    gpus: str
+    hosts: str
+    for_s: float
+    reason: str
+
+
+class Picture(NamedTuple):
+    """Hosts in the inventory's order; jobs, oldest first; the job's letter by id."""
+
+    hosts: tuple[HostCells, ...]
+    jobs: tuple[JobRow, ...]
+    letters: Mapping[str, str]
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all hosts."""
+        return sum(host.gpus for host in self.hosts)
+
+    @property
+    def free(self) -> int:
+        """GPUs that a gang could get: free ones of hosts that get gangs."""
+        return sum(host.free for host in self.hosts if host.state == "ok")
+
+    @property
+    def free_elsewhere(self) -> int:
+        """Free GPUs of hosts that get no new gangs."""
+        return sum(host.free for host in self.hosts if host.state != "ok")
+
+
+def letters(jobs: Sequence[str]) -> dict[str, str]:
+    """A short name for each job, all of one length: ``a`` … ``Z``; for more than 52 jobs ``a0`` … ``Z9``, and so on."""
+    digits = 0
+    while len(ascii_letters) * 10**digits < len(jobs):
+        digits += 1
+    return {
+        job: ascii_letters[at // 10**digits] + (f"{at % 10**digits:0{digits}}" if digits else "")
+        for at, job in enumerate(jobs)
+    }
+
+
+def picture_of(
+    hosts: Iterable[HostCells],
+    records: Sequence[JobRecord],
+    now_s: float,
+    fold: Callable[[Iterable[str]], str],
+    reasons: Mapping[str, str] | None = None,
+) -> Picture:
+    """Put hosts and jobs together.
+
+    Args:
+        records: in the order in which the jobs are shown.
+        fold: `gpurun.inventory.fold.fold`.
+        reasons: job → why it waits, which its record does not know.
+    """
+    shown = tuple(hosts)
+    holding = {cell for host in shown for cell in host.cells if cell not in MARKS}
+    known = [record.id for record in records if record.id in holding]
+    named = letters([*known, *sorted(holding.difference(known))])
+    reasons = reasons or {}
+    rows = tuple(
+        JobRow(
+            named.get(record.id, ""), record.id, record.owner, record.name, record.state, _gpus(record),
+            fold(grant.host for grant in record.granted) if record.granted else "", shown_for_s(record, now_s),
+            "; ".join(filter(None, (record.story(now_s), reasons.get(record.id, "")))),
+        )
+        for record in records
+    )  # fmt: skip
+    return Picture(shown, rows, named)
+
+
+def shown_for_s(record: JobRecord, now_s: float) -> float:
+    """For how long a job runs, or did run; before that, for how long it is queued."""
+    return max(0.0, (record.ended_s or now_s) - (record.started_s or record.queued_s))
+
+
+def _gpus(record: JobRecord) -> str:
+    have = sum(len(grant.gpus) for grant in record.granted)
+    return f"{have} of {record.gpus}" if 0 < have < record.gpus else str(record.gpus)

@@ -1,0 +1,87 @@
+"""Read a picture from an inventory and the state directory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from gpurun.errors import GpurunError
+from gpurun.inventory.folding import fold
+from gpurun.jobs.record import JobRecord
+from gpurun.jobs.store import JobStore
+from gpurun.leases.allocate import look
+from gpurun.leases.cluster import Cluster, HostRow
+from gpurun.leases.occupancy import Holder
+from gpurun.leases.store import LeaseStore
+from gpurun.leases.view import View
+from gpurun.supervisor.trouble import CARRIED, supervisor_trouble
+from gpurun.views.picture import FOREIGN, FREE, KEPT, LOST, UNKNOWN, HostCells, Picture, picture_of
+
+ENDED_SHOWN = 10
+_MARK_OF = {"lost": LOST, "foreign": FOREIGN, "promised": KEPT}
+
+
+class Reading(NamedTuple):
+    """What was read.
+
+    Attributes:
+        problems: damage that was found, each problem once.
+    """
+
+    rows: tuple[HostRow, ...]
+    records: tuple[JobRecord, ...]
+    picture: Picture
+    problems: tuple[GpurunError, ...]
+
+
+def read(
+    cluster: Cluster, store: JobStore, *, all_jobs: bool = False, reasons: Mapping[str, str] | None = None
+) -> Reading:
+    """Read hosts, their GPUs, and jobs. Damage is reported, and what depends on it is shown as unknown.
+
+    Args:
+        all_jobs: also every job that has ended, not only the last ones.
+        reasons: job → why it waits.
+    """
+    problems: list[GpurunError] = []
+    now_s = time.time()
+    view = look(store.home, now_s=now_s, on_problem=problems.append, despite_damage=True)
+    records = _records(store, view, problems.append, all_jobs=all_jobs)
+    rows = cluster.rows(view)
+    picture = picture_of((_cells(row, view) for row in rows), records, now_s, fold, reasons)
+    return Reading(tuple(rows), tuple(records), picture, tuple({str(each): each for each in problems}.values()))
+
+
+def with_trouble(store: JobStore, record: JobRecord) -> JobRecord:
+    """A record whose reason says so when the job's supervisor cannot start or continue."""
+    if record.state not in CARRIED:
+        return record
+    trouble = supervisor_trouble(store.get(record.id), record, LeaseStore(store.home))
+    return record.but(reason=trouble) if trouble else record
+
+
+def _records(
+    store: JobStore, view: View, on_problem: Callable[[GpurunError], None], *, all_jobs: bool
+) -> list[JobRecord]:
+    """Jobs that have not ended, and the last ones that have; oldest first."""
+    ended = set(store.ids()).difference(view.jobs) if all_jobs else store.recently_ended(ENDED_SHOWN)
+    records = [with_trouble(store, job.record) for job in view.jobs.values()]
+    records += store.records(on_problem, ids=ended)
+    return sorted(records, key=lambda record: record.submitted_s)
+
+
+def _cells(row: HostRow, view: View) -> HostCells:
+    host = row.host
+    held = view.occupancy.on(host)
+    foreign = {gpu for holder in row.foreign for gpu in holder.gpus}
+    nobody = UNKNOWN if view.damaged else FREE
+    cells = tuple(
+        FOREIGN if gpu in foreign and gpu not in held else _cell(held[gpu]) if gpu in held else nobody
+        for gpu in range(host.gpus)
+    )
+    return HostCells(host.name, host.rack, host.generation, host.gpus, row.free, row.state, row.shown, cells)
+
+
+def _cell(holder: Holder) -> str:
+    return _MARK_OF.get(holder.how, holder.job)
