@@ -1,10 +1,11 @@
-"""STARTING: containers and the job's own sshd on every host, then rank 0's launcher."""
+"""STARTING: containers and the job's own sshd on every host, then rank 0's launcher, if there is one."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
+from typing import Any
 
 from gpurun.errors import GpurunError, HostFailure
 from gpurun.jobs.states import State
@@ -28,7 +29,7 @@ START_TIMEOUT_S = 180.0
 
 
 def start(job: SupervisedJob, is_asked: Callable[[], bool]) -> State:
-    """Create every container, start the workers, then the launcher.
+    """Create every container and start it; the launcher's last, or all at once where there is none.
 
     A supervisor that died in here leaves a launcher that runs, which is adopted, or parts, which are removed
     and made again.
@@ -40,7 +41,7 @@ def start(job: SupervisedJob, is_asked: Callable[[], bool]) -> State:
         GangEnd: naming the host that could not.
     """
     job.connect()
-    job.ask_accounts()
+    job.ask_accounts([host for host in job.hosts if host not in job.accounts])
     if _is_launched(job):
         return job.move(State.RUNNING, started_s=job.clock(), uncut=(), placements=0)
     examine(job, job.hosts)
@@ -49,21 +50,28 @@ def start(job: SupervisedJob, is_asked: Callable[[], bool]) -> State:
     job.reach("containers")
     plan = _create_all(job)
     durable.write_record(job.folder.path / "plan.json", plan)
-    raise_first(go(job, plan, [host.host for host in plan.hosts[1:]]).failed)
-    raise_first(_explained(job, go(job, plan, [plan.first.host])).failed)
+    first, others = plan.first.host, [host.host for host in plan.hosts[1:]]
+    for hosts in (
+        [others, [first]] if plan.has_launcher else [[first, *others]]
+    ):  # a launcher reaches the others at once
+        raise_first(_explained(job, go(job, plan, hosts)).failed)
     return job.move(State.RUNNING, started_s=job.clock(), uncut=(), placements=0)
 
 
 def _is_launched(job: SupervisedJob) -> bool:
-    """True if this attempt's launcher was started before, running or not; lesser remains are removed."""
+    """True if this attempt's launcher was started before, or all of its ranks' scripts; lesser remains are removed."""
     results = job.links.each(lambda agent: agent.call("gang.inspect", job=job.lease.job).value)
     raise_first(results.failed)
-    attempt = str(job.lease.attempt)
-    if any(c["attempt"] == attempt and c["status"] not in ("created", "dead") for c in results.ok[job.hosts[0]]):
+    last = job.hosts if job.launcher.argv is None else job.hosts[:1]
+    if all(any(_was_started(job, container) for container in results.ok[host]) for host in last):
         return True
     remains = [host for host, containers in results.ok.items() if containers]
     _remove_parts(job, remains)
     return False
+
+
+def _was_started(job: SupervisedJob, container: Mapping[str, Any]) -> bool:
+    return container["attempt"] == str(job.lease.attempt) and container["status"] not in ("created", "dead")
 
 
 def _remove_parts(job: SupervisedJob, hosts: Sequence[str]) -> None:

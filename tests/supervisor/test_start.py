@@ -24,7 +24,7 @@ class Hosts:
     """Two hosts without containers; `busy` says which ports are in use on the second one."""
 
     def __init__(self, job, busy):
-        self.job, self.busy, self.calls = job, busy, []
+        self.job, self.busy, self.calls, self.there = job, busy, [], {}
 
     def each(self, call, hosts=None):
         ok, failed = {}, {}
@@ -37,6 +37,8 @@ class Hosts:
 
     def answer(self, host, op):
         self.calls.append((op, host))
+        if op == "gang.inspect":
+            return SimpleNamespace(value=self.there.get(host, []))
         if op == "gang.create" and host == self.job.hosts[1] and self.busy(self.job.lease.ssh_port):
             raise RemoteOpFailed("it's taken\n", kind="port-in-use", host=host)
         return SimpleNamespace(value={})
@@ -104,3 +106,22 @@ def test_a_host_says_that_a_port_is_taken(address):
             gang._check_port(other.getsockname()[1])
         assert refused.value.kind == "port-in-use"
     gang._check_port(0)
+
+
+def container(status, attempt="1"):
+    return {"attempt": attempt, "status": status}
+
+
+@pytest.mark.parametrize("launcher", NAMES)
+@pytest.mark.parametrize("other", [[], [container("created")], [container("dead")], [container("running", "2'; true")]])
+def test_a_start_that_was_cut_off_is_made_again_unless_all_that_start_ranks_run(prepared, launcher, other):
+    """Where there is a launcher, it starts last. Else a host may lack its ranks although the first one has its own."""
+    job = prepared(launcher, lambda port: False)
+    job.links.there = {job.hosts[0]: [container("running")], job.hosts[1]: other}
+    starts_all = job.launcher.argv is not None
+    assert start._is_launched(job) is starts_all
+    assert [host for op, host in job.links.calls if op == "gang.fence"] == (
+        [] if starts_all else [job.hosts[0], *([job.hosts[1]] if other else [])]
+    )
+    job.links.there[job.hosts[1]] = [container("exited")]
+    assert start._is_launched(job), "its ranks have ended already"
