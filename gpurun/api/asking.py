@@ -12,6 +12,7 @@ from typing import Any
 
 from gpurun.api.job import Job
 from gpurun.api.packing import COMMAND, pack
+from gpurun.environments.log import BuildLines
 from gpurun.errors import BadInput
 from gpurun.head.submission import submit_jobs
 from gpurun.head.waiter import resume
@@ -98,7 +99,7 @@ def _submit(
     found = load(find(named, os.environ))
     with ExitStack() as folders:
         specs = [_spec(call, found, dict(settings), folders) for call in calls]
-        submission = submit_jobs(specs, found, home(os.environ), os.environ)
+        submission = submit_jobs(specs, found, home(os.environ), os.environ, on_build=BuildLines())
     returns = callable(calls[0][0])
     return [Job(folder, returns=returns) for folder in submission.folders]
 

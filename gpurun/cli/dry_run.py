@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gpurun.cli.printing import print_json
+from gpurun.cli.printing import print_json, printable
 from gpurun.cli.why import print_explanation
 from gpurun.head.wish import NO_JOB
 from gpurun.launch.plan import Plan, make_plan
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 def show_plan(spec: JobSpec, inventory: Inventory, *, as_json: bool) -> None:
     """Print the plan of a job that would start now, or why it would wait (exit 0 either way)."""
+    environment = _environment(spec, inventory)
+    if environment and not as_json:
+        typer.echo(_environment_line(environment))
     now_s = time.time()
     gang = new_gang(spec.wants, job=NO_JOB, submitted_s=now_s)
     seen = snapshot(look(home(os.environ), now_s=now_s), inventory, extra=(gang,))
@@ -40,9 +43,10 @@ def show_plan(spec: JobSpec, inventory: Inventory, *, as_json: bool) -> None:
         explanation = explain(decisions, seen, gang.id)
         if as_json:
             waits = asdict(explanation)
-            print_json(
-                {"job": _job(spec), "placement": None, "wait": waits, "containers": {}, "launch": [], "ranks": {}}
-            )
+            print_json({
+                "job": _job(spec), "placement": None, "wait": waits, "containers": {}, "launch": [], "ranks": {},
+                **environment,
+            })  # fmt: skip
         else:
             print_explanation(explanation, "it")
         return
@@ -53,9 +57,31 @@ def show_plan(spec: JobSpec, inventory: Inventory, *, as_json: bool) -> None:
         ssh_port=SSH_PORTS[0],
     )  # fmt: skip
     if as_json:
-        print_json(_document(spec, inventory, placement, plan))
+        print_json({**_document(spec, inventory, placement, plan), **environment})
     else:
         _print(spec, inventory, placement, plan)
+
+
+def _environment(spec: JobSpec, inventory: Inventory) -> dict[str, Any]:
+    """What is built on top of the image; nothing if the recipe has no python."""
+    from gpurun.environments.build import lookup, planned
+    from gpurun.images.engine import Engine
+
+    if spec.python is None:
+        return {}
+    engine = Engine(inventory.docker_host)
+    plan = planned(spec.python, spec.image, engine, os.environ)
+    found = lookup(engine, plan)
+    return {"environment": {
+        "image": plan.reference, "base": spec.image, "base_id": plan.base.id, "key": plan.key,
+        "built": found is not None, "requirements": list(plan.requirements.lines), "index": plan.settings.named,
+    }}  # fmt: skip
+
+
+def _environment_line(told: dict[str, Any]) -> str:
+    what = told["environment"]
+    does = "is there, with" if what["built"] else "is built on the head, once, with"
+    return printable(f"{what['image']} on {what['base']} {does}: {', '.join(what['requirements'])}")
 
 
 def _document(spec: JobSpec, inventory: Inventory, placement: Placement, plan: Plan) -> dict[str, Any]:

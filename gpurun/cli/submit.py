@@ -63,6 +63,9 @@ def submit(
     outputs: Annotated[
         str | None, _option("--outputs", metavar="PATH", text="Folder in the container that comes home.")
     ] = None,
+    requirements: Annotated[
+        str | None, _option("--requirements", metavar="FILE", text="Install these packages on top of the image.")
+    ] = None,
     mount: Annotated[
         list[str] | None, _option("--mount", metavar="A:B[:rw]", text="The hosts' folder A as B; may be repeated.")
     ] = None,
@@ -100,6 +103,7 @@ def submit(
         "the command": ("command", list(context.obj) if context.obj is not None else None),
         "--env": ("env", pairs_of("--env", env) if env else None),
         "--rehearse": ("rehearse", rehearse), "--outputs": ("outputs", outputs), "--mount": ("mounts", mount),
+        "--requirements": ("python", {"requirements": requirements} if requirements is not None else None),
         "--secret": ("secrets", _files(pairs_of("--secret", secret, "FILE")) if secret else None),
     }  # fmt: skip
     places = {
@@ -159,6 +163,7 @@ def _store(
     Args:
         follow: Ctrl-C is to cancel the job.
     """
+    from gpurun.environments.log import BuildLines
     from gpurun.head.submission import submit_jobs
     from gpurun.state.home import home
 
@@ -170,7 +175,7 @@ def _store(
             typer.echo(folders[0].id)
 
     try:
-        submission = submit_jobs([spec], inventory, home(os.environ), os.environ, on_stored=note)
+        submission = submit_jobs([spec], inventory, home(os.environ), os.environ, on_stored=note, on_build=BuildLines())
     except KeyboardInterrupt:
         for folder in stored:
             say(f"{folder.id} is stored; {'it is cancelled now' if follow else 'it stays in the queue'}")

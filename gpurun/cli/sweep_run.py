@@ -70,6 +70,7 @@ def run(
 
     gpurun sweep -n 1 --image me/train:1 --tpe 50 lr=log:1e-5..1e-1 --metric loss:min --as-flags -- python3 train.py
     """
+    from gpurun.environments.log import BuildLines
     from gpurun.inventory.load import load
     from gpurun.inventory.locate import find
     from gpurun.jobs.recipe import read as read_recipe
@@ -91,7 +92,7 @@ def run(
     })  # fmt: skip
     spec = spec_of(recipe, found, flags, {})
     store = SweepStore(_home())
-    folder = submit_sweep(wish, spec, found, store, os.environ)
+    folder = submit_sweep(wish, spec, found, store, os.environ, BuildLines())
     count = folder.plan().trials
     say(f"{folder.id}: {count} trial{'s' * (count != 1)} of {spec.name}; `gpurun sweep status {folder.id}` shows them")
     if follow:

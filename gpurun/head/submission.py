@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from gpurun import faults
+from gpurun.environments.build import ensure
+from gpurun.environments.log import Report
 from gpurun.errors import GpurunError, StateError
 from gpurun.head.origin import origin_of
 from gpurun.head.spawn import run_pass_and_start
@@ -50,6 +52,7 @@ def submit_jobs(
     environ: Mapping[str, str],
     *,
     on_stored: Callable[[Sequence[JobFolder]], object] = lambda _: None,
+    on_build: Report = lambda *_: None,
 ) -> Submission:
     """Queue jobs, all of them or none; those that fit start now.
 
@@ -57,14 +60,16 @@ def submit_jobs(
 
     Args:
         on_stored: told as soon as the jobs are stored. A pass follows, which may have to wait for the allocator lock.
+        on_build: told how the build of an environment goes on, before the jobs are stored.
 
     Raises:
         BadInput: an image is not on this machine, or a workdir cannot be read: said now, not when GPUs come free.
+        HostNotReady: an environment cannot be built.
         StateError: a lease is damaged, so that nothing could be granted; or the jobs cannot be stored.
         UnsafeState: the state directory does not keep its users apart.
     """
     enter(home)
-    pinned, codes = pin(specs, inventory)
+    pinned, codes = pin(specs, inventory, environ, on_build)
     origins = {top: origin_of(None if top is None else Path(top)) for top in {spec.workdir for spec in pinned}}
     return queue_jobs(
         pinned, Path(inventory.source), home, environ, codes=codes, on_stored=on_stored,
@@ -72,13 +77,22 @@ def submit_jobs(
     )  # fmt: skip
 
 
-def pin(specs: Sequence[JobSpec], inventory: Inventory) -> tuple[list[JobSpec], Mapping[str, AddCode]]:
+def pin(
+    specs: Sequence[JobSpec],
+    inventory: Inventory,
+    environ: Mapping[str, str],
+    on_build: Report = lambda *_: None,
+) -> tuple[list[JobSpec], Mapping[str, AddCode]]:
     """Specs with the image that each name means now and the code that each workdir holds now; and what writes the code.
 
+    Environments are built unless the head has them.
+
     Raises:
-        BadInput: an image is not on this machine, or a workdir cannot be read.
+        BadInput: an image is not on this machine, or a workdir or what an environment is made of cannot be used.
+        HostNotReady: an environment cannot be built.
     """
     engine = Engine(inventory.docker_host)
+    specs = _with_environments(specs, engine, environ, on_build)
     ids = {image: engine.image(image).id for image in dict.fromkeys(spec.image for spec in specs)}
     trees = {top: scan(Path(top)) for top in dict.fromkeys(spec.workdir for spec in specs) if top is not None}
     code = {top: tree.digest for top, tree in trees.items()}
@@ -90,6 +104,19 @@ def pin(specs: Sequence[JobSpec], inventory: Inventory) -> tuple[list[JobSpec], 
         for spec in specs
     ]  # fmt: skip
     return pinned, {code[top]: partial(write_code, tree=tree) for top, tree in trees.items()}
+
+
+def _with_environments(
+    specs: Sequence[JobSpec], engine: Engine, environ: Mapping[str, str], on_build: Report
+) -> list[JobSpec]:
+    wanted = {(spec.image, spec.python): spec.python for spec in specs}
+    built = {key: ensure(python, key[0], engine, environ, on_build) for key, python in wanted.items() if python}
+    return [
+        replace(spec, image=built[spec.image, spec.python][0].reference, python=built[spec.image, spec.python][1])
+        if spec.python
+        else spec
+        for spec in specs
+    ]
 
 
 def queue_jobs(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -70,9 +70,17 @@ class Engine:
         Raises:
             HostNotReady: the head's Docker does not answer.
         """
-        connection = self._connect()
+        return self.exchange("GET", path)
+
+    def exchange(self, method: str, path: str, body: Any = None, timeout_s: float | None = 60.0) -> tuple[int, Any]:
+        """The status and parsed answer of a request with a JSON body, or none.
+
+        Raises:
+            HostNotReady: the head's Docker does not answer.
+        """
+        connection = self._connect(timeout_s)
         try:
-            status, answer = docker.exchange(connection, "GET", path)
+            status, answer = docker.exchange(connection, method, path, body)
         except (OSError, http.client.HTTPException) as error:
             raise HostNotReady(f"the head's Docker broke off: {error}") from None
         finally:
@@ -148,6 +156,23 @@ class Engine:
                 yield piece
         except (OSError, http.client.HTTPException) as error:
             raise HostNotReady(f"docker save of {reference} broke off: {error}") from None
+        finally:
+            connection.close()
+
+    def upload(self, path: str, tar: Iterable[bytes]) -> tuple[int, Any]:
+        """PUT a tar, piece by piece: the status and parsed answer.
+
+        Raises:
+            HostNotReady: the engine breaks off.
+        """
+        connection = self._connect(timeout_s=None)
+        try:
+            headers = {"Content-Type": "application/x-tar", "Transfer-Encoding": "chunked"}
+            connection.request("PUT", docker.API + path, body=iter(tar), headers=headers, encode_chunked=True)
+            response = connection.getresponse()
+            return response.status, docker.parse(response.read())
+        except (OSError, http.client.HTTPException) as error:
+            raise HostNotReady(f"the head's Docker broke off: {error}") from None
         finally:
             connection.close()
 

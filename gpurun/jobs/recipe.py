@@ -20,6 +20,7 @@ from gpurun.documents.convert import convert, keys_of, mapping, written
 from gpurun.documents.nodes import ProblemReport, compose
 from gpurun.errors import BadInput
 from gpurun.inventory.load import read as read_bytes
+from gpurun.jobs.environment import environment_of
 from gpurun.jobs.spec import MOST_GPUS, Constraints, Controller, HorovodKnobs, JobSpec, Locality, Roles
 
 RECIPE_FILE = "recipe.yaml"
@@ -183,6 +184,16 @@ class SweepKeys(TypedDict, total=False):
     as_flags: bool
 
 
+class PythonKeys(TypedDict, total=False):
+    """The keys of a recipe's python: packages on top of the image (`gpurun.environments`)."""
+
+    requirements: Text
+    lock: Text
+    project: Text
+    index: Text
+    secret: Text
+
+
 class RecipeKeys(TypedDict, total=False):
     """The keys of a recipe. docs/recipes.md says what each means."""
 
@@ -213,10 +224,11 @@ class RecipeKeys(TypedDict, total=False):
     shm_size: Size
     mounts: tuple[Mount, ...]
     sweep: SweepKeys
+    python: PythonKeys
 
 
 FIELDS, CONSTRAINTS, HOROVOD = keys_of(RecipeKeys), keys_of(ConstraintKeys), keys_of(HorovodKeys)
-ROLES, SWEEP = keys_of(RoleKeys), keys_of(SweepKeys)
+ROLES, SWEEP, PYTHON = keys_of(RoleKeys), keys_of(SweepKeys), keys_of(PythonKeys)
 _SPEC_FIELDS = {field.name for kind in (JobSpec, Constraints, HorovodKnobs) for field in fields(kind)}
 _WITH_UNIT = {key + unit for key in (*FIELDS, *CONSTRAINTS, *HOROVOD) for unit in ("_s", "_mib")} & _SPEC_FIELDS
 FIELD_OF = {
@@ -266,6 +278,8 @@ def read(path: Path) -> Recipe:
         given["horovod"] = HorovodKnobs(**_by_field(given["horovod"]))
     if "roles" in given:
         given["roles"] = Roles(**given["roles"])
+    if "python" in given:
+        given["python"] = environment_of(given["python"], file.absolute().parent)
     sweep = given.pop("sweep", {})
     return Recipe(file, {"name": file.absolute().parent.name, **given}, sweep)
 
@@ -280,7 +294,8 @@ def convert_flag(flag: str, key: str, value: object) -> tuple[str, Any]:
     Raises:
         BadInput: naming the flag.
     """
-    return FIELD_OF.get(key, key), convert(value, {**FIELDS, **CONSTRAINTS}[key], flag)
+    converted = convert(value, {**FIELDS, **CONSTRAINTS}[key], flag)
+    return FIELD_OF.get(key, key), environment_of(converted, Path.cwd()) if key == "python" else converted
 
 
 def build(recipe: Recipe | None, overrides: Mapping[str, Any], constraints: Mapping[str, Any]) -> JobSpec:
@@ -329,6 +344,8 @@ def _check(spec: JobSpec) -> None:
     for name, file in spec.secret_files.items():
         if not stat.S_ISREG(_mode(Path(file))):
             raise BadInput(f"the secret {name!r} is not a file", where=file)
+    if spec.python is not None and spec.python.secret and not stat.S_ISREG(_mode(Path(spec.python.secret))):
+        raise BadInput("python: the secret is not a file", where=spec.python.secret)
 
 
 def _check_env(spec: JobSpec) -> None:

@@ -134,6 +134,30 @@ class Roles:
 
 
 @dataclass(frozen=True)
+class Environment:
+    """Python packages that a job has on top of an image (`gpurun.environments`).
+
+    Attributes:
+        kind: what `path` is: a requirements file, a ``uv.lock``, or the folder of a ``pyproject.toml``.
+        path: absolute, on the head.
+        index: where pip looks for packages: a URL, or an absolute folder of wheels on the head; None = where the
+            user's own pip does.
+        secret: an absolute netrc file on the head, with passwords for the index.
+        base: the image that it was built on, as the person wrote it; "" until it is built.
+        base_id: the head's ID of that image.
+        packages: what was installed, each as ``name==version``.
+    """
+
+    kind: Literal["requirements", "lock", "project"]
+    path: str
+    index: str | None = None
+    secret: str | None = None
+    base: str = ""
+    base_id: str = ""
+    packages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Wants:
     """The part of a spec that passes read. The attributes are those of `JobSpec`."""
 
@@ -218,6 +242,8 @@ class JobSpec:
         reforms: an elastic gang whose ranks cannot go on when hosts come or go: it is ended, and started again at the
             size that there is. Horovod's ranks can.
         scratch: absolute path inside the container of a writable folder that goes with the attempt; None = none.
+        python: the packages on top of the image. In a job that was submitted, `image` and `image_id` are those with the
+            packages. None = the image as it is.
     """
 
     name: str
@@ -250,6 +276,7 @@ class JobSpec:
     scratch: str | None = None
     roles: Roles | None = None
     reforms: bool = False
+    python: Environment | None = None
 
     @property
     def is_live_elastic(self) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from gpurun.environments.log import Report
 from gpurun.errors import BadInput
 from gpurun.head.origin import origin_of
 from gpurun.head.submission import pin
@@ -25,7 +26,12 @@ from gpurun.sweeps.wish import Wish
 
 
 def submit_sweep(
-    wish: Wish, spec: JobSpec, inventory: Inventory, store: SweepStore, environ: Mapping[str, str]
+    wish: Wish,
+    spec: JobSpec,
+    inventory: Inventory,
+    store: SweepStore,
+    environ: Mapping[str, str],
+    on_build: Report = lambda *_: None,
 ) -> SweepFolder:
     """Store a sweep of a job, with the job's image and code as they are now, and start its conductor.
 
@@ -38,7 +44,7 @@ def submit_sweep(
     plan = wish.plan(spec, inventory.source, time.time())
     searcher_for(plan)
     check_length(job_of(plan, "s-00000000", plan.trials, longest_point(plan)))
-    (pinned,), codes = pin([spec], inventory)
+    (pinned,), codes = pin([spec], inventory, environ, on_build)
     origin = origin_of(None if spec.workdir is None else Path(spec.workdir))
     folder = store.create(replace(plan, template=pinned, origin=origin), codes.get(pinned.code))
     audit.note(store.home, "sweep", sweep=folder.id, name=plan.name, trials=plan.trials)

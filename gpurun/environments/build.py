@@ -1,0 +1,273 @@
+"""Build an environment on the head: pip in a container of the base, then one layer on top of the base.
+
+What is asked for a second time is there already. Builds of one environment wait for each other. Nothing is left of one
+that fails or is interrupted; what one leaves that is killed, the same user's next build removes.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import json
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from gpurun.environments import inside
+from gpurun.environments.container import build_container, create_request, layer_request
+from gpurun.environments.failures import failure_of
+from gpurun.environments.layer import layer_tar
+from gpurun.environments.log import BuildLog, Report
+from gpurun.environments.pip_settings import secrets_of
+from gpurun.environments.plan import LABEL, NAME, PACKAGES, EnvironmentPlan, plan_environment
+from gpurun.errors import BadInput, GpurunError, HostNotReady
+from gpurun.images.engine import Engine, HeadImage
+from gpurun.images.export import default_folder
+from gpurun.jobs.spec import Environment
+from gpurun.state import lock
+
+CONTAINERS = "gpurun-environment"
+POLL_S = 0.2
+MOST_LOG_BYTES = 1 << 20
+
+
+def planned(wanted: Environment, image: str, engine: Engine, environ: Mapping[str, str]) -> EnvironmentPlan:
+    """What would be built on the image that this name means now.
+
+    Raises:
+        BadInput: the image is not on the head, or is an environment; or what the user wrote cannot be used.
+    """
+    base = engine.image(image)
+    if (base.facts.get("Labels") or {}).get(LABEL):
+        raise BadInput(f"{image} is an environment already", hint="name the image that it was built on")
+    return plan_environment(wanted, base, str(base.facts.get("Architecture", "")), environ)
+
+
+def ensure(
+    wanted: Environment, image: str, engine: Engine, environ: Mapping[str, str], report: Report
+) -> tuple[HeadImage, Environment]:
+    """The image with these packages, built unless it is there; and the environment with what is known of it then.
+
+    Raises:
+        BadInput: the packages cannot be had: what pip says of it.
+        HostNotReady: the index, the network, the disk or Docker fails.
+    """
+    plan = planned(wanted, image, engine, environ)
+    found = lookup(engine, plan)
+    if found is None:
+        folder = _folder()
+        with _turn(folder, plan.key, report):
+            found = lookup(engine, plan)
+            if found is None:
+                clear(engine, folder, also=plan.key)
+                _build(plan, engine, folder / plan.key, report)
+                found = lookup(engine, plan)
+    if found is None:
+        raise HostNotReady(f"the head's Docker has lost {plan.reference}, which was just built")
+    packages = json.loads(found.facts["Labels"][PACKAGES])
+    return found, replace(wanted, base=image, base_id=plan.base.id, packages=tuple(map(str, packages)))
+
+
+def lookup(engine: Engine, plan: EnvironmentPlan) -> HeadImage | None:
+    """The image, if the head has it."""
+    try:
+        found = engine.image(plan.reference)
+    except BadInput:
+        return None
+    is_it = (found.facts.get("Labels") or {}).get(LABEL) == plan.key
+    return found if is_it and found.layers[:-1] == plan.base.layers else None
+
+
+def clear(engine: Engine, folder: Path, *, also: str = "") -> None:
+    """Remove the containers and folders of this user's builds that have ended without doing so.
+
+    Args:
+        also: the key whose lock this process holds.
+    """
+    mine = f"{CONTAINERS}-{os.getuid()}-"
+    filters = quote(json.dumps({"name": [mine]}))
+    _, found = engine.get(f"/containers/json?all=1&filters={filters}")
+    names = [name.strip("/") for each in found or () if isinstance(each, dict) for name in each.get("Names") or ()]
+    by_key: dict[str, list[str]] = {}
+    for name in names:
+        if name.startswith(mine):
+            by_key.setdefault(name.removeprefix(mine).partition("-")[0], []).append(name)
+    for path in folder.iterdir():
+        if path.is_dir():
+            by_key.setdefault(path.name, [])
+    for key, containers in by_key.items():
+        with _free(folder, key) if key != also else _nothing() as is_free:
+            if is_free:
+                for name in containers:
+                    _remove(engine, name)
+                shutil.rmtree(folder / key, ignore_errors=True)
+
+
+def _build(plan: EnvironmentPlan, engine: Engine, work: Path, report: Report) -> None:
+    try:
+        for part in ("in", "scratch", "environment"):
+            (work / part).mkdir(mode=0o700, parents=True, exist_ok=True)
+        packages = _install(plan, engine, work, report)
+        report("adding the layer", 0.0)
+        _commit(plan, engine, work / "environment", packages)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise failure_of(1, str(error), plan.base.reference) from None
+        raise HostNotReady(f"the environment cannot be built: {error.strerror}", where=str(error.filename)) from None
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _install(plan: EnvironmentPlan, engine: Engine, work: Path, report: Report) -> tuple[str, ...]:
+    """Run pip; what was installed."""
+    spec = importlib.util.find_spec("pip")
+    pip = Path(spec.origin).parent if spec is not None and spec.origin else None
+    made = build_container(plan, work, pip)
+    _write(work / "in/pip.conf", made.settings.as_file())
+    _write(work / "in/requirements.txt", "\n".join([*plan.requirements.lines, ""]))
+    _write(work / "in/constraints.txt", "\n".join([*plan.constraints, ""]))
+    _write(work / "in/inside.py", Path(inside.__file__).read_text())
+    name = f"{CONTAINERS}-{os.getuid()}-{plan.key}-build"
+    with _container(engine, name, create_request(plan, made, _user(engine))) as ident:
+        status, answer = engine.exchange("POST", f"/containers/{ident}/start")
+        if status != 204:
+            raise _unstarted(str((answer or {}).get("message", status)), plan.base.reference)
+        code = _followed(engine, ident, work / "scratch/log", report)
+    if code:
+        secrets = (*plan.settings.secrets, *secrets_of(plan.secret))
+        raise failure_of(code, _read(work / "scratch/log").decode(errors="replace"), plan.base.reference, secrets)
+    try:
+        return tuple(map(str, json.loads(_read(work / "scratch/packages.json"))))
+    except (ValueError, TypeError, RecursionError):
+        raise BadInput("a package's own code has damaged the list of packages", where=plan.base.reference) from None
+
+
+def _followed(engine: Engine, ident: str, log: Path, report: Report) -> int:
+    """Until the container has ended; its exit code."""
+    begun, said, seen = time.monotonic(), BuildLog(), 0
+    while True:
+        status, found = engine.get(f"/containers/{ident}/json")
+        piece = _read(log, start=seen)
+        seen += len(piece)
+        said.feed(piece.decode(errors="replace"))
+        report(said.stage, time.monotonic() - begun)
+        if status != 200:
+            raise HostNotReady("the container of the build is gone: somebody removed it", hint="submit again")
+        if not found["State"]["Running"]:
+            return int(found["State"]["ExitCode"])
+        time.sleep(POLL_S)
+
+
+def _commit(plan: EnvironmentPlan, engine: Engine, folder: Path, packages: tuple[str, ...]) -> None:
+    name = f"{CONTAINERS}-{os.getuid()}-{plan.key}-layer"
+    with _container(engine, name, layer_request(plan, packages)) as ident:
+        status, answer = engine.upload(f"/containers/{ident}/archive?path=/", layer_tar(folder, inside.ENVIRONMENT))
+        if status != 200:
+            raise _refused(answer, "takes no layer")
+        query = f"container={ident}&repo={quote(NAME, safe='')}&tag={plan.reference.partition(':')[2]}"
+        status, answer = engine.exchange("POST", f"/commit?{query}", {}, timeout_s=None)
+        if status != 201:
+            raise _refused(answer, "makes no image")
+
+
+@contextmanager
+def _container(engine: Engine, name: str, body: Mapping[str, Any]) -> Iterator[str]:
+    """A container that is removed at the end, whatever happens."""
+    _remove(engine, name)
+    try:
+        status, answer = engine.exchange("POST", f"/containers/create?name={name}", body)
+        if status != 201:
+            raise _refused(answer, "makes no container")
+        yield str(answer["Id"])
+    finally:
+        with suppress(GpurunError):
+            _remove(engine, name)
+
+
+def _remove(engine: Engine, name: str) -> None:
+    engine.exchange("DELETE", f"/containers/{name}?force=1&v=1")
+
+
+def _refused(answer: Any, what: str) -> GpurunError:
+    message = str(answer.get("message", "")) if isinstance(answer, dict) else ""
+    if "no space left" in message.lower():
+        return failure_of(1, "No space left on device", "")
+    return HostNotReady(f"the head's Docker {what}: {message[:400]}")
+
+
+def _unstarted(message: str, base: str) -> GpurunError:
+    if "python3" in message and ("not found" in message or "no such file" in message):
+        return BadInput(f"the image {base} has no python3", hint="`python` in a recipe needs an image with Python")
+    return _refused({"message": message}, "does not start the build")
+
+
+def _user(engine: Engine) -> str:
+    """Whoever submits; what a rootless engine calls root is that user."""
+    options = engine.info().get("SecurityOptions") or ()
+    return "0:0" if any("name=rootless" in str(each) for each in options) else f"{os.getuid()}:{os.getgid()}"
+
+
+def _write(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _read(path: Path, start: int | None = None) -> bytes:
+    """A piece of a file that the build has left, else its end; nothing of what is no regular file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return b""
+        file.seek(max(0, status.st_size - MOST_LOG_BYTES) if start is None else start)
+        return file.read(MOST_LOG_BYTES)
+
+
+def _folder() -> Path:
+    folder = default_folder().parent / "environments"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+@contextmanager
+def _turn(folder: Path, key: str, report: Report) -> Iterator[None]:
+    """Hold the lock of a key, for as long as its environment is built."""
+    descriptor = _lock_file(folder, key)
+    try:
+        lock.take_within(
+            descriptor, None, while_waiting=lambda waited_s: report("waiting for another build of the same", waited_s)
+        )
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _free(folder: Path, key: str) -> Iterator[bool]:
+    """Whether nobody builds it; nobody else can, until the end."""
+    descriptor = _lock_file(folder, key)
+    try:
+        yield lock.try_take(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _nothing() -> Iterator[bool]:
+    yield True
+
+
+def _lock_file(folder: Path, key: str) -> int:
+    """The file is never removed: two processes that have it open have the same."""
+    return os.open(folder / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

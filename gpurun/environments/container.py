@@ -1,0 +1,116 @@
+"""The containers of a build, as Docker's API wants them. Pure but for which of the user's local indexes are there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from gpurun.environments.inside import ENVIRONMENT, PLACE
+from gpurun.environments.pip_settings import PipSettings
+from gpurun.environments.plan import BASE, LABEL, PACKAGES, WHEELS, EnvironmentPlan
+
+USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+MOST_PROCESSES = 4096
+_NETRC, SCRATCH = f"{PLACE}/netrc", f"{PLACE}/scratch"
+_LOCAL = ("index-url", "extra-index-url", "find-links", "cert", "client-cert")
+
+
+@dataclass(frozen=True)
+class BuildContainer:
+    """What the build's container is made of.
+
+    Attributes:
+        settings: of pip, with paths as the container sees them.
+        mounts: (path on the head, path in the container, writable).
+    """
+
+    settings: PipSettings
+    mounts: tuple[tuple[str, str, bool], ...]
+
+
+def build_container(plan: EnvironmentPlan, work: Path, pip: Path | None) -> BuildContainer:
+    """Mounts of a build in the folder `work`; `pip` is the folder of the head's own pip."""
+    settings, found = _localised(plan.settings)
+    mounts = [
+        (str(work / "in"), f"{PLACE}/in", False),
+        (str(work / "scratch"), SCRATCH, True),
+        (str(work / "environment"), ENVIRONMENT, True),
+        *((source, target, False) for source, target in found.items()),
+    ]
+    mounts += [(str(plan.wheels.resolve()), WHEELS, False)] if plan.wheels else []
+    mounts += [(str(plan.secret.resolve()), _NETRC, False)] if plan.secret else []
+    mounts += [(str(pip), f"{PLACE}/pip/pip", False)] if pip else []
+    return BuildContainer(settings, tuple(mounts))
+
+
+def create_request(plan: EnvironmentPlan, made: BuildContainer, user: str) -> dict[str, Any]:
+    """Body of ``POST /containers/create`` for the build.
+
+    It runs as the user who submits, without capabilities, and sees of the head only what it needs. Docker keeps no log.
+    """
+    environ = {
+        "PIP_CONFIG_FILE": f"{PLACE}/in/pip.conf", "HOME": SCRATCH, "TMPDIR": SCRATCH, "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1", "PYTHONNOUSERSITE": "1", "PIP_ROOT_USER_ACTION": "ignore",
+        **({"NETRC": _NETRC} if plan.secret else {}),
+    }  # fmt: skip
+    return {
+        "Image": plan.base.id,
+        "User": user,
+        "WorkingDir": "/",
+        "Entrypoint": ["python3"],
+        "Cmd": [f"{PLACE}/in/inside.py", *plan.options],
+        "Env": [f"{name}={value}" for name, value in environ.items()],
+        "HostConfig": {
+            "Mounts": [
+                {"Type": "bind", "Source": source, "Target": target, "ReadOnly": not writable}
+                for source, target, writable in made.mounts
+            ],
+            "NetworkMode": "none" if plan.settings.is_offline else "host",
+            "UsernsMode": "host",
+            "CapDrop": ["ALL"],
+            "SecurityOpt": ["label=disable", "no-new-privileges"],
+            "PidsLimit": MOST_PROCESSES,
+            "LogConfig": {"Type": "none"},
+        },
+    }
+
+
+def layer_request(plan: EnvironmentPlan, packages: tuple[str, ...]) -> dict[str, Any]:
+    """Body of ``POST /containers/create`` for the container that is committed, and never runs."""
+    facts: Mapping[str, Any] = plan.base.facts
+    path = next((each[5:] for each in facts.get("Env") or () if each.startswith("PATH=")), USUAL_PATH)
+    command = {} if facts.get("Cmd") or facts.get("Entrypoint") else {"Cmd": ["/bin/sh"]}
+    return {
+        "Image": plan.base.id,
+        "Env": [f"PATH={ENVIRONMENT}/bin:{path}", f"VIRTUAL_ENV={ENVIRONMENT}"],
+        "Labels": {LABEL: plan.key, BASE: plan.base.reference, PACKAGES: json.dumps(packages)},
+        **command,
+    }
+
+
+def _localised(settings: PipSettings) -> tuple[PipSettings, dict[str, str]]:
+    """The settings with the head's own paths as the container sees them; path on the head → path in the container.
+
+    An index in a folder refers to files beside that folder, so the folder above it is what is mounted.
+    """
+    mounts: dict[str, str] = {}
+
+    def seen(word: str, key: str) -> str:
+        is_url = word.startswith("file://")
+        path = Path(unquote(urlsplit(word).path) if is_url else word)
+        if not path.is_absolute() or not path.exists():
+            return word
+        source = path.parent if key.endswith("index-url") and path.parent != Path("/") else path
+        target = mounts.setdefault(str(source.resolve()), f"{PLACE}/local/{len(mounts)}")
+        there = f"{target}/{path.name}" if source != path else target
+        return f"file://{there}" if is_url else there
+
+    values = {
+        key: tuple(seen(word, key) for word in words) if key in _LOCAL else words
+        for key, words in settings.values.items()
+    }
+    return replace(settings, values=values), mounts

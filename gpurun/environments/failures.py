@@ -1,0 +1,94 @@
+"""What pip says when it fails, as the error that a person meets. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from gpurun.environments.inside import NO_PIP, NO_VENV
+from gpurun.errors import BadInput, GpurunError, HostNotReady
+
+MOST_LINES, MOST_CHARS = 12, 300
+_FULL = ("No space left on device", "Disk quota exceeded")
+_NETWORK = (
+    "Retrying (Retry(", "NewConnectionError", "Connection refused", "Temporary failure in name resolution",
+    "ReadTimeout", "ConnectTimeout", "SSLError", "CERTIFICATE_VERIFY_FAILED", "Connection broken", "ProxyError",
+    "Network is unreachable",
+)  # fmt: skip
+_REFUSED = re.compile(r"\b(401|403) (Client )?Error\b|\bUser for \S+:|Credentials not correct")
+_NOT_FOUND = re.compile(r"No matching distribution found for (.+)")
+_CONFLICT = ("ResolutionImpossible", "conflicting dependencies")
+_HASHES = ("DO NOT MATCH THE HASHES", "Hashes are required in --require-hashes mode")
+_BUILD = ("subprocess-exited-with-error", "Failed building wheel", "Failed to build", "metadata-generation-failed")
+
+
+def failure_of(code: int, log: str, base: str, secrets: Iterable[str] = ()) -> GpurunError:
+    """The error for an exit code of `gpurun.environments.inside`, and what it printed.
+
+    Args:
+        base: the image that the environment is for.
+        secrets: texts that no message may show.
+    """
+    text = hidden(log, secrets)
+    said = tail(text)
+    if code == NO_PIP:
+        return BadInput(
+            f"neither the image {base} nor the head has pip", hint="python3 -m pip: install it in either of them"
+        )
+    if code == NO_VENV:
+        return BadInput(f"the image {base} needs Python 3.8 or newer, with venv: {said}")
+    if _any(_FULL, text):
+        return HostNotReady("the head's disk is full: no room for the packages", hint="gpurun du, gpurun prune")
+    if code == 137:
+        return HostNotReady("the build was killed: the head ran out of memory, or somebody removed its container")
+    return _of_pip(text, said, base)
+
+
+def _of_pip(text: str, said: str, base: str) -> GpurunError:
+    found = _NOT_FOUND.search(text)
+    missing = found[1].strip()[:MOST_CHARS] if found else ""
+    if not _REFUSED.search(text) and _any(_NETWORK, text):
+        return HostNotReady(f"the index cannot be reached: {said}", hint="pip's settings of this user say which it is")
+    kinds = (
+        (
+            _REFUSED.search(text),
+            f"the index wants a password, or another one: {said}",
+            "`python: {secret: NETRC_FILE}`",
+        ),
+        (_any(_CONFLICT, text), f"no set of versions satisfies these requirements: {_conflict(text) or said}", None),
+        (missing, f"no index has {missing} for the Python of {base}", "check its name and its version"),
+        (_any(_HASHES, text), f"a package is not the one that was locked: {said}", "lock the packages anew"),
+        (_any(_BUILD, text), f"a package could not be built in {base}: {said}", "name a version that has a wheel"),
+        (True, f"pip could not install the packages: {said or 'it said nothing'}", None),
+    )
+    message, hint = next((message, hint) for is_so, message, hint in kinds if is_so)
+    return BadInput(message, hint=hint)
+
+
+def _any(words: Iterable[str], text: str) -> bool:
+    return any(word in text for word in words)
+
+
+def _conflict(text: str) -> str:
+    """pip's own words for what contradicts what."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        if "because these package versions have conflicting dependencies" in line:
+            found = [each.strip() for each in lines[number + 1 : number + 8]]
+            return "; ".join(each for each in found if each and not each.startswith("To fix"))
+    return ""
+
+
+def tail(text: str) -> str:
+    """The end of what was said, as one line."""
+    lines: Sequence[str] = [line.strip()[:MOST_CHARS] for line in text.splitlines() if line.strip()]
+    shown = [line for line in lines[-MOST_LINES:] if not line.startswith("[notice]")]
+    return " | ".join(line.removeprefix("ERROR: ") for line in shown)[-1500:]
+
+
+def hidden(text: str, secrets: Iterable[str]) -> str:
+    """The text without these secrets."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) > 3:
+            text = text.replace(secret, "***")
+    return text

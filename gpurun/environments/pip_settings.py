@@ -1,0 +1,134 @@
+"""Where pip gets packages from: what the recipe says, else what the pip of the user who submits is told.
+
+Only settings of the index and of the way to it count. gpurun reads pip's configuration files and variables itself, in
+pip's order (pip.pypa.io, "Configuration"): the head need not have pip.
+"""
+
+from __future__ import annotations
+
+import configparser
+import itertools
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+INDEX_KEYS = ("index-url", "extra-index-url", "find-links", "no-index", "constraint")
+WAY_KEYS = ("trusted-host", "proxy", "cert", "client-cert", "timeout", "retries")
+_RENAMED = {"default-timeout": "timeout"}
+_PROXIES = ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY")
+_USER_INFO = re.compile(r"(?<=://)[^/\s@]*@")
+
+
+@dataclass(frozen=True)
+class PipSettings:
+    """What pip is told of indexes. May hold passwords, in URLs: it is written to a file that only the build sees.
+
+    Attributes:
+        values: pip's key → its words.
+    """
+
+    values: Mapping[str, tuple[str, ...]]
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether pip needs no network."""
+        return self.values.get("no-index", ("false",))[0].lower() in ("1", "true", "yes", "on")
+
+    @property
+    def named(self) -> dict[str, list[str]]:
+        """The indexes without passwords: what makes one environment another."""
+        return {
+            key: [_USER_INFO.sub("", word) for word in self.values[key]]
+            for key in INDEX_KEYS
+            if key in self.values and key != "constraint"
+        }
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Passwords and names in its URLs, as written and as meant."""
+        found = [urlsplit(word) for words in self.values.values() for word in words if _USER_INFO.search(word)]
+        parts = [part for url in found for part in (url.password or url.username,) if part]
+        return tuple(dict.fromkeys((*parts, *map(unquote, parts))))
+
+    def as_file(self) -> str:
+        """As a configuration file of pip's."""
+        lines = ["[global]"]
+        for key, words in self.values.items():
+            lines.append(f"{key} = {words[0]}" if words else f"{key} =")
+            lines.extend(f"    {word}" for word in words[1:])
+        return "\n".join([*lines, ""])
+
+
+def users_settings(environ: Mapping[str, str], roots: Iterable[Path] | None = None) -> PipSettings:
+    """What the user's own pip would use.
+
+    Args:
+        roots: the configuration files, the last of which wins; None = pip's own places.
+    """
+    values: dict[str, tuple[str, ...]] = {}
+    for path in _places(environ) if roots is None else roots:
+        values.update(_of_file(path))
+    for key in (*INDEX_KEYS, *WAY_KEYS, *_RENAMED):
+        variable = environ.get(f"PIP_{key.upper().replace('-', '_')}")
+        if variable:
+            values[_RENAMED.get(key, key)] = tuple(variable.split())
+    proxy = next((environ[name] for name in _PROXIES if environ.get(name)), "")
+    if proxy:
+        values.setdefault("proxy", (proxy,))
+    return PipSettings(values)
+
+
+def with_index(users: PipSettings, url: str) -> PipSettings:
+    """One index alone, reached the user's way."""
+    way = {key: words for key, words in users.values.items() if key in WAY_KEYS}
+    return PipSettings({"index-url": (url,), **way})
+
+
+def with_folder(folder: str) -> PipSettings:
+    """A folder of wheels alone."""
+    return PipSettings({"no-index": ("true",), "find-links": (folder,)})
+
+
+def secrets_of(netrc: Path | None) -> tuple[str, ...]:
+    """Every password in a netrc file, however its lines are laid out; none of a file that cannot be read."""
+    try:
+        words = [] if netrc is None else netrc.read_text(errors="replace").split()
+    except OSError:
+        return ()
+    return tuple(after.strip('"') for word, after in itertools.pairwise(words) if word == "password")
+
+
+def _places(environ: Mapping[str, str]) -> Iterator[Path]:
+    """pip's configuration files, the last of which wins."""
+    named = environ.get("PIP_CONFIG_FILE")
+    if named == os.devnull:
+        return
+    for folder in reversed((environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")):
+        yield Path(folder) / "pip/pip.conf"
+    yield Path("/etc/pip.conf")
+    home = Path(environ.get("HOME") or Path.home())
+    if not (named and Path(named).exists()):
+        yield home / ".pip/pip.conf"
+        yield Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "pip/pip.conf"
+    yield Path(sys.prefix) / "pip.conf"
+    if named:
+        yield Path(named)
+
+
+def _of_file(path: Path) -> dict[str, tuple[str, ...]]:
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read_string(path.read_text(encoding="utf-8"))
+    except (OSError, configparser.Error, UnicodeDecodeError):
+        return {}  # pip itself says what is wrong with it
+    found: dict[str, tuple[str, ...]] = {}
+    for section in ("global", "install"):
+        for key, value in parser.items(section) if parser.has_section(section) else ():
+            name = _RENAMED.get(key.replace("_", "-"), key.replace("_", "-"))
+            if name in (*INDEX_KEYS, *WAY_KEYS) and value.split():
+                found[name] = tuple(value.split())
+    return found

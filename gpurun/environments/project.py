@@ -1,0 +1,95 @@
+"""The dependencies of a project, from its ``pyproject.toml`` or its ``uv.lock``; nothing of the project is run."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from gpurun.environments.requirements import Requirements, checked, parse, text_of
+from gpurun.errors import BadInput
+
+LOCK, PROJECT = "uv.lock", "pyproject.toml"
+_UV_LIMIT_S = 60.0
+_EXPORT = (
+    "export", "--frozen", "--offline", "--no-config", "--no-dev", "--no-emit-project", "--no-emit-workspace",
+    "--no-header", "--no-annotate", "--color", "never", "--format", "requirements-txt",
+)  # fmt: skip
+
+
+def read_project(folder: Path) -> Requirements:
+    """The dependencies that a project's ``pyproject.toml`` lists (PEP 621).
+
+    Raises:
+        BadInput: there is none, it is no TOML, or it leaves its dependencies to a build.
+    """
+    path = folder / PROJECT
+    document = _toml(text_of(path), path)
+    project = document.get("project")
+    if not isinstance(project, dict):
+        raise BadInput("has no [project]", where=str(path), hint="list the packages in a requirements file")
+    if "dependencies" in (project.get("dynamic") or ()):
+        raise BadInput(
+            "computes its dependencies when it is built", where=str(path), hint="list them in a requirements file"
+        )
+    listed = project.get("dependencies", [])
+    if not isinstance(listed, list) or not all(isinstance(each, str) and each.strip() for each in listed):
+        raise BadInput("dependencies must be a list of texts", where=str(path))
+    where = f"{path}: dependencies"
+    lines = tuple(value for each in listed for _, option, value in _requirements(each, where))
+    return checked(Requirements(lines), where)
+
+
+def read_lock(path: Path) -> Requirements:
+    """What a ``uv.lock`` pins, without development packages, each with its hashes. ``uv`` reads it, and runs nothing.
+
+    Raises:
+        BadInput: uv is not installed, or cannot read the lock.
+    """
+    if path.name != LOCK:
+        raise BadInput(f"the lock must be called {LOCK}", where=str(path))
+    if not path.is_file():
+        raise BadInput("is not a file", where=str(path))
+    try:
+        done = subprocess.run(
+            [_uv(), *_EXPORT, "--directory", str(path.parent)],
+            capture_output=True, stdin=subprocess.DEVNULL, timeout=_UV_LIMIT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise BadInput(f"uv did not read it within {_UV_LIMIT_S:g} s", where=str(path)) from None
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise BadInput(f"uv cannot read it: {' '.join(said[-3:])[:400]}", where=str(path))
+    lines = tuple(value for _, option, value in _requirements(done.stdout.decode(errors="replace"), str(path)))
+    return checked(Requirements(lines, locked=True), str(path))
+
+
+def _requirements(text: str, where: str) -> list[tuple[str, str, str]]:
+    found = list(parse(text, where))
+    for place, option, _ in found:
+        if option:
+            raise BadInput(f"{option} is no requirement", where=place)
+    return found
+
+
+def _uv() -> str:
+    try:
+        return str(importlib.import_module("uv").find_uv_bin())
+    except (ImportError, FileNotFoundError):
+        pass
+    found = shutil.which("uv")
+    if found is None:
+        raise BadInput("a uv.lock needs uv on the head", hint="pip install 'gpurun[lock]'")
+    return found
+
+
+def _toml(text: str, path: Path) -> dict[str, Any]:
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        document: dict[str, Any] = toml.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"is not TOML: {str(error)[:200]}", where=str(path)) from None
+    return document

@@ -1,0 +1,191 @@
+"""Requirement files: read on the head, checked line by line, and joined into the one list that pip gets.
+
+pip reads nothing else: a file that names another one outside its folder, a path of the head, or a password is refused
+here, with its line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpurun.errors import BadInput
+from gpurun.inventory.load import read
+
+MAX_BYTES = 1 << 20
+MOST_FILES = 64
+_COMMENT = re.compile(r"(^|\s+)#.*$")
+_NAMED = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?=$|[\s<>=!~;@(\[])")
+_PLAIN = ("--pre", "--prefer-binary", "--require-hashes")
+_VALUED = ("--only-binary", "--no-binary")
+_INDEX = {"-i": "--index-url", "-f": "--find-links"}
+_INDEXES = ("--index-url", "--extra-index-url", "--find-links")
+_INCLUDES = {"-r": "--requirement", "-c": "--constraint"}
+_OPTION = re.compile(r"(--?[A-Za-z][A-Za-z-]*)(?:[=\s]\s*|(?=[^\sA-Za-z=-]))?(.*)")
+_URL = re.compile(r"@\s*(\S+)")
+_CREDENTIALS = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s@]*@", re.IGNORECASE)
+_VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
+_REMOTE = re.compile(r"(?:git\+)?https?://", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What pip is asked for.
+
+    Attributes:
+        lines: requirements and options, without comments, as pip reads them.
+        constraints: the same of constraint files.
+        locked: complete, and with hashes: pip resolves nothing and installs exactly these.
+    """
+
+    lines: tuple[str, ...]
+    constraints: tuple[str, ...] = ()
+    locked: bool = False
+
+    @property
+    def has_index(self) -> bool:
+        """Whether a line names an index of its own."""
+        return any(line.startswith(_INDEXES) for line in self.lines)
+
+
+def read_requirements(path: Path) -> Requirements:
+    """The requirements of a file and of those that it includes, which must be in its folder or below.
+
+    Raises:
+        BadInput: a file cannot be read, is too large, or has a line that gpurun does not pass on.
+    """
+    real = path.resolve()
+    found = _Reading(real.parent)
+    found.add(real, into=found.lines)
+    return checked(Requirements(tuple(found.lines), tuple(found.constraints)), str(path))
+
+
+def checked(requirements: Requirements, where: str) -> Requirements:
+    """The same. Raises BadInput if no package is named."""
+    if not any(not line.startswith("-") for line in requirements.lines):
+        raise BadInput("names no package", where=where, hint="leave `python` out of the recipe")
+    return requirements
+
+
+def parse(text: str, where: str) -> Iterator[tuple[str, str, str]]:
+    """(place, option, value) of each line; the option of a requirement is "".
+
+    Raises:
+        BadInput: the first line that gpurun does not pass on.
+    """
+    for place, line in _logical_lines(text, where):
+        if any((ord(letter) < 0x20 and letter != "\t") or ord(letter) == 0x7F for letter in line):
+            raise BadInput("contains a control character", where=place)
+        if "\\" in line:
+            raise BadInput("has a backslash that is not at its end", where=place)
+        if _CREDENTIALS.search(line):
+            raise BadInput(
+                "has a user name or password in a URL", where=place,
+                hint="put it into a netrc file, and name that as `python: {secret: FILE}`",
+            )  # fmt: skip
+        if _VARIABLE.search(line):
+            raise BadInput("has a variable, which nothing sets during the build", where=place)
+        yield (place, *(_option(line, place) if line.startswith("-") else ("", _requirement(line, place))))
+
+
+class _Reading:
+    """Files as they are read, each once."""
+
+    def __init__(self, top: Path) -> None:
+        self._top = top
+        self._seen: set[Path] = set()
+        self.lines: list[str] = []
+        self.constraints: list[str] = []
+
+    def add(self, path: Path, *, into: list[str]) -> None:
+        """A file, and what it includes."""
+        if path in self._seen:
+            return
+        self._seen.add(path)
+        if len(self._seen) > MOST_FILES:
+            raise BadInput(f"includes more than {MOST_FILES} files", where=str(path))
+        for place, option, value in parse(text_of(path), str(path)):
+            if option in _INCLUDES.values():
+                within = self._included(path, value, place)
+                self.add(within, into=self.constraints if option == "--constraint" else into)
+            else:
+                into.append(f"{option} {value}".strip() if option else value)
+
+    def _included(self, path: Path, value: str, place: str) -> Path:
+        found = (path.parent / value).resolve()
+        if Path(value).is_absolute() or not found.is_relative_to(self._top):
+            raise BadInput(
+                f"includes {value!r}, which is not below {self._top}",
+                where=place,
+                hint="copy that file into the folder",
+            )
+        return found
+
+
+def text_of(path: Path) -> str:
+    """A text file of the user's. Raises BadInput if it is none, or large."""
+    data = read(path, "the requirements", most_bytes=MAX_BYTES)
+    if len(data) > MAX_BYTES:
+        raise BadInput(f"is larger than {MAX_BYTES >> 20} MiB", where=str(path))
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise BadInput("is not UTF-8 text", where=str(path)) from None
+
+
+def _logical_lines(text: str, where: str) -> Iterator[tuple[str, str]]:
+    """Lines joined at a backslash, without comments, as pip's requirements file format says."""
+    begun: list[str] = []
+    place = where
+    for number, raw in enumerate(text.splitlines(), 1):
+        place = place if begun else f"{where}:{number}"
+        line = _COMMENT.sub("", raw)
+        if line.endswith("\\") and line == raw:
+            begun.append(line[:-1])
+            continue
+        whole = "".join([*begun, line]).strip()
+        begun = []
+        if whole:
+            yield place, whole
+    if begun and (whole := "".join(begun).strip()):
+        yield place, whole
+
+
+def _option(line: str, place: str) -> tuple[str, str]:
+    match = _OPTION.fullmatch(line)
+    option, value = (match[1], match[2].strip()) if match else (line, "")
+    option = {**_INDEX, **_INCLUDES}.get(option, option)
+    if option in ("-e", "--editable"):
+        raise BadInput("an editable package is code, not an environment", where=place, hint="send it as `workdir`")
+    if option in _PLAIN and not value:
+        return option, ""
+    if value and (option in _VALUED or option in _INCLUDES.values()):
+        return option, value
+    if option in _INDEXES:
+        if not _REMOTE.match(value):
+            raise BadInput(
+                f"{option} is not a URL with http or https", where=place,
+                hint="a folder of wheels is `python: {index: FOLDER}`",
+            )  # fmt: skip
+        return option, value
+    raise BadInput(f"{option[:80]!r} is no option that gpurun passes to pip", where=place)
+
+
+def _requirement(line: str, place: str) -> str:
+    """A requirement by name; one by URL must be on the network."""
+    bare, _, _ = line.partition(" --hash")
+    if not _NAMED.match(bare):
+        is_url = "://" in bare or bare.startswith((".", "/"))
+        raise BadInput(
+            f"{line[:80]!r} does not begin with the name of a package", where=place,
+            hint="NAME @ https://…, or a folder of wheels: `python: {index: FOLDER}`" if is_url else None,
+        )  # fmt: skip
+    requirement, _, _ = bare.partition(";")
+    if "/" in requirement and "@" not in requirement:
+        raise BadInput(f"{line[:80]!r} is a path", where=place, hint="a folder of wheels: `python: {index: FOLDER}`")
+    url = _URL.search(requirement)
+    if url and not _REMOTE.match(url[1]):
+        raise BadInput(f"{url[1][:80]!r} is not on the network", where=place, hint="`python: {index: FOLDER}`")
+    return line

@@ -1,0 +1,33 @@
+"""What a recipe's ``python`` section says, as a value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from gpurun.errors import BadInput
+from gpurun.jobs.spec import Environment
+
+_WEB = re.compile(r"https?://[^\s\x00-\x1f]+\Z")
+_WITH_PASSWORD = re.compile(r"[a-z+]+://[^/]*@", re.IGNORECASE)
+
+
+def environment_of(keys: Mapping[str, str], folder: Path) -> Environment:
+    """What `PythonKeys` say, with paths relative to `folder` made absolute.
+
+    Raises:
+        BadInput: not one source of packages is named, or a URL has a password.
+    """
+    kinds: list[Literal["requirements", "lock", "project"]] = ["requirements", "lock", "project"]
+    named = [kind for kind in kinds if kind in keys]
+    if len(named) != 1:
+        raise BadInput(f"python: names {' and '.join(named) or 'nothing'}", hint=f"one of {', '.join(kinds)}")
+    index = keys.get("index")
+    if index is not None and _WITH_PASSWORD.match(index):
+        raise BadInput("python: the index has a password in its URL", hint="a netrc file: `python: {secret: FILE}`")
+    if index is not None and not _WEB.match(index):
+        index = str(folder / index)
+    secret = str(folder / keys["secret"]) if "secret" in keys else None
+    return Environment(named[0], str(folder / keys[named[0]]), index, secret)
