@@ -100,8 +100,7 @@ def clear(engine: Engine, folder: Path, *, also: str = "") -> None:
         if name.startswith(mine):
             by_key.setdefault(name.removeprefix(mine).partition("-")[0], []).append(name)
     for path in folder.iterdir():
-        if path.is_dir():
-            by_key.setdefault(path.name, [])
+        by_key.setdefault(path.name.removesuffix(".lock"), [])
     for key, containers in by_key.items():
         with _free(folder, key) if key != also else _nothing() as is_free:
             if is_free:
@@ -243,24 +242,37 @@ def _folder() -> Path:
 @contextmanager
 def _turn(folder: Path, key: str, report: Report) -> Iterator[None]:
     """Hold the lock of a key, for as long as its environment is built."""
-    descriptor = _lock_file(folder, key)
-    try:
-        lock.take_within(
-            descriptor, None, while_waiting=lambda waited_s: report("waiting for another build of the same", waited_s)
-        )
+    with _free(folder, key) as is_free:
+        if is_free:
+            yield
+            return
+    report("waiting for another build of the same", 0.0)
+    with lock.alone(_lock_file(folder, key), remove=True):
         yield
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
 def _free(folder: Path, key: str) -> Iterator[bool]:
-    """Whether nobody builds it; nobody else can, until the end."""
-    descriptor = _lock_file(folder, key)
+    """Whether nobody builds it; then nobody else can, until the end."""
+    path = _lock_file(folder, key)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        yield lock.try_take(descriptor)
+        is_free = lock.try_take(descriptor) and _has_name(descriptor, path)
+        try:
+            yield is_free
+        finally:
+            if is_free:
+                path.unlink(missing_ok=True)
     finally:
         os.close(descriptor)
+
+
+def _has_name(descriptor: int, path: Path) -> bool:
+    """Whether the open file is still the one of that name: whoever held its lock may have removed it."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager
@@ -268,6 +280,6 @@ def _nothing() -> Iterator[bool]:
     yield True
 
 
-def _lock_file(folder: Path, key: str) -> int:
-    """The file is never removed: two processes that have it open have the same."""
-    return os.open(folder / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def _lock_file(folder: Path, key: str) -> Path:
+    """Removed by whoever holds it."""
+    return folder / f"{key}.lock"

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from gpurun.environments.inside import NO_PIP, NO_VENV
 from gpurun.errors import BadInput, GpurunError, HostNotReady
 
-MOST_LINES, MOST_CHARS = 12, 300
+MOST_LINES, MOST_CHARS = 4, 300
+ASKED = "docs/environments.md"
 _FULL = ("No space left on device", "Disk quota exceeded")
 _NETWORK = (
     "Retrying (Retry(", "NewConnectionError", "Connection refused", "Temporary failure in name resolution",
@@ -17,6 +18,7 @@ _NETWORK = (
 )  # fmt: skip
 _REFUSED = re.compile(r"\b(401|403) (Client )?Error\b|\bUser for \S+:|Credentials not correct")
 _NOT_FOUND = re.compile(r"No matching distribution found for (.+)")
+_UNREAD = re.compile(r"((?:Invalid requirement|InvalidMarker|InvalidSpecifier|UndefinedEnvironmentName): .{0,200})")
 _CONFLICT = ("ResolutionImpossible", "conflicting dependencies")
 _HASHES = ("DO NOT MATCH THE HASHES", "Hashes are required in --require-hashes mode")
 _BUILD = ("subprocess-exited-with-error", "Failed building wheel", "Failed to build", "metadata-generation-failed")
@@ -48,7 +50,9 @@ def _of_pip(text: str, said: str, base: str) -> GpurunError:
     found = _NOT_FOUND.search(text)
     missing = found[1].strip()[:MOST_CHARS] if found else ""
     if not _REFUSED.search(text) and _any(_NETWORK, text):
-        return HostNotReady(f"the index cannot be reached: {said}", hint="pip's settings of this user say which it is")
+        line = next(line for line in text.splitlines() if _any(_NETWORK, line)).strip()
+        return HostNotReady(f"the index cannot be reached: {line[:MOST_CHARS]}", hint=f"{ASKED} says which are asked")
+    unread = _UNREAD.search(text)
     kinds = (
         (
             _REFUSED.search(text),
@@ -57,6 +61,7 @@ def _of_pip(text: str, said: str, base: str) -> GpurunError:
         ),
         (_any(_CONFLICT, text), f"no set of versions satisfies these requirements: {_conflict(text) or said}", None),
         (missing, f"no index has {missing} for the Python of {base}", "check its name and its version"),
+        (unread, f"a requirement cannot be read: {unread[1] if unread else ''}", None),
         (_any(_HASHES, text), f"a package is not the one that was locked: {said}", "lock the packages anew"),
         (_any(_BUILD, text), f"a package could not be built in {base}: {said}", "name a version that has a wheel"),
         (True, f"pip could not install the packages: {said or 'it said nothing'}", None),
@@ -75,7 +80,9 @@ def _conflict(text: str) -> str:
     for number, line in enumerate(lines):
         if "because these package versions have conflicting dependencies" in line:
             found = [each.strip() for each in lines[number + 1 : number + 8]]
-            return "; ".join(each for each in found if each and not each.startswith("To fix"))
+            return "; ".join(
+                each for each in found if each and not each.startswith(("To fix", "1. ", "2. ", "The conflict is"))
+            )
     return ""
 
 

@@ -49,8 +49,8 @@ class EnvironmentPlan:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """pip's, behind the requirements."""
-        locked = ("--no-deps", "--require-hashes") if self.requirements.locked else ()
+        """pip's, behind the requirements. Where one of them has a hash, pip wants a hash of each."""
+        locked = ("--no-deps",) if self.requirements.locked else ()
         return (*locked, *(("-c", f"{PLACE}/in/constraints.txt") if self.constraints else ()))
 
 

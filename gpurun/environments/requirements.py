@@ -37,7 +37,7 @@ class Requirements:
     Attributes:
         lines: requirements and options, without comments, as pip reads them.
         constraints: the same of constraint files.
-        locked: complete, and with hashes: pip resolves nothing and installs exactly these.
+        locked: complete: pip resolves nothing and installs exactly these.
     """
 
     lines: tuple[str, ...]

@@ -13,6 +13,7 @@ from gpurun.jobs.recipe import (
     CONSTRAINTS,
     FIELDS,
     HOROVOD,
+    PYTHON,
     ROLES,
     SWEEP,
     build,
@@ -194,6 +195,33 @@ def test_a_recipe_without_end():
         read(Path("/dev/zero"))
 
 
+def test_packages_are_named_relative_to_the_recipe(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("python: {requirements: r.txt, index: ./wheels, secret: ../n}")
+    found = read(tmp_path).given["python"]
+    assert (found.kind, found.path, found.index) == ("requirements", f"{tmp_path}/r.txt", f"{tmp_path}/wheels")
+    assert found.secret == f"{tmp_path}/../n"
+    assert convert_flag("--requirements", "python", {"requirements": "/r.txt"})[1].path == "/r.txt"
+
+
+@pytest.mark.parametrize(
+    ("python", "why"),
+    [
+        ("{}", "python: names nothing"),
+        ("{index: ./wheels}", "python: names nothing"),
+        ("{requirements: r.txt, project: .}", "python: names requirements and project"),
+        ("{requirements: r.txt, index: 'https://me:s3cret@x.example/simple'}", "has a password in its URL"),
+        ("{requirement: r.txt}", "did you mean 'requirements'"),
+        ("[numpy]", "python must be a mapping"),
+        ("{requirements: [numpy]}", "requirements must be a text"),
+    ],
+)
+def test_packages_come_from_one_source(tmp_path, python, why):
+    (tmp_path / "recipe.yaml").write_text(f"python: {python}")
+    with pytest.raises(BadInput, match=why) as caught:
+        read(tmp_path)
+    assert "s3cret" not in str(caught.value)
+
+
 @pytest.mark.parametrize("given", [{"command": ("a\udcff",)}, {"name": "\udcff"}, {"env": {"A": "\udcff"}}])
 def test_what_is_not_utf_8_is_refused_before_anything_is_stored(given):
     with pytest.raises(BadInput, match="is not UTF-8"):
@@ -206,19 +234,27 @@ ROWS = dict(re.findall(r"\| `(\w+)` \| (?:`(.+?)`)?", MANUAL.read_text()))
 
 @pytest.mark.parametrize(
     ("section", "keys"),
-    [("", FIELDS), ("constraints", CONSTRAINTS), ("horovod", HOROVOD), ("roles", ROLES), ("sweep", SWEEP)],
+    [
+        ("", FIELDS),
+        ("constraints", CONSTRAINTS),
+        ("horovod", HOROVOD),
+        ("roles", ROLES),
+        ("sweep", SWEEP),
+        ("python", PYTHON),
+    ],
 )
 def test_every_key_is_in_the_manual_with_an_example_that_is_right(tmp_path, section, keys):
     assert keys.keys() - ROWS.keys() == set()
     for key in keys:
         line = f"{key}: {ROWS[key]}\n"
+        line += "  requirements: r.txt\n" if key in ("index", "secret") else ""
         (tmp_path / "recipe.yaml").write_text(f"{section}:\n  {line}" if section else line)
         found = read(tmp_path)
         assert found.sweep if "sweep" in (section, key) else found.given
 
 
 def test_the_manual_has_no_key_too_many():
-    known = {*FIELDS, *CONSTRAINTS, *HOROVOD, *ROLES, *SWEEP}
+    known = {*FIELDS, *CONSTRAINTS, *HOROVOD, *ROLES, *SWEEP, *PYTHON}
     assert ROWS.keys() - known == set()
 
 

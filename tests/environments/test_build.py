@@ -1,0 +1,314 @@
+"""A build against an engine that is none: what is asked of it, what is left, and who waits for whom."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+
+from gpurun.environments import build
+from gpurun.environments.plan import LABEL, PACKAGES
+from gpurun.errors import BadInput, GpurunError, HostNotReady
+from gpurun.images.engine import Engine
+from gpurun.jobs.environment import environment_of
+
+BASE = "me/base:1"
+CONF = {"PIP_CONFIG_FILE": "/dev/null"}
+
+
+class FakeEngine(Engine):
+    """Docker as a build sees it. `pip` is called with the folders that are mounted, by their place in the container."""
+
+    def __init__(self, pip=None, code=0):
+        super().__init__(None)
+        self.pip, self.code = pip or (lambda folders: None), code
+        self.made, self.containers, self.refuse, self.bodies = {}, {}, {}, []
+        self.builds, self.rootless = 0, False
+        self._add(BASE, "sha256:" + "b" * 64, ["sha256:l0"], {"Cmd": ["/bin/sh"], "Env": ["PATH=/base/bin", "A=b"]})
+
+    def _add(self, name, ident, layers, config):
+        self.made[name] = {
+            "Id": ident, "RootFS": {"Layers": layers}, "Size": 1, "RepoTags": [name], "Config": config,
+            "Architecture": "amd64", "Os": "linux",
+        }  # fmt: skip
+
+    def info(self):
+        return {"SecurityOptions": ["name=rootless"] if self.rootless else []}
+
+    def upload(self, path, tar):
+        self.layer = hashlib.sha256(b"".join(tar)).hexdigest()
+        return self.refuse.get("upload", (200, None))
+
+    def exchange(self, method, path, body=None, timeout_s=60.0):
+        url = urlsplit(path)
+        query = {key: values[0] for key, values in parse_qs(url.query).items()}
+        parts = url.path.strip("/").split("/")
+        if parts[0] == "images":
+            found = self.made.get(unquote("/".join(parts[1:-1])))
+            return (200, found) if found else (404, {"message": "no such image"})
+        if parts[-1] == "create":
+            if "create" in self.refuse:
+                return self.refuse["create"]
+            self.containers[query["name"]] = body
+            self.bodies.append(body)
+            return 201, {"Id": query["name"]}
+        if parts == ["containers", "json"]:
+            (prefix,) = json.loads(query["filters"])["name"]
+            return 200, [{"Names": [f"/{name}"]} for name in self.containers if name.startswith(prefix)]
+        if parts[-1] == "start":
+            return self.refuse.get("start") or self._run(self.containers[parts[1]])
+        if parts[-1] == "json":
+            state = {"Running": False, "ExitCode": self.code}
+            return (200, {"State": state}) if parts[1] in self.containers else (404, None)
+        if method == "DELETE":
+            self.containers.pop(parts[1], None)
+            return 204, None
+        assert parts == ["commit"], path
+        config = self.containers[query["container"]]
+        ident = "sha256:" + hashlib.sha256(self.layer.encode()).hexdigest()
+        self._add(f"{query['repo']}:{query['tag']}", ident, ["sha256:l0", self.layer], config)
+        return 201, {"Id": ident}
+
+    def _run(self, body):
+        self.builds += 1
+        folders = {each["Target"]: Path(each["Source"]) for each in body["HostConfig"]["Mounts"]}
+        scratch = folders["/run/gpurun-build/scratch"]
+        (scratch / "packages.json").write_text('["tinyone==1.0"]')
+        (folders["/opt/gpurun/environment"] / "tinyone.py").write_text("1")
+        self.pip(folders)
+        return 204, None
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/gpurun/environments"
+
+
+@pytest.fixture
+def wanted(write, wheel, cache):
+    wheel("tinyone")
+    path = write({"requirements.txt": "tinyone==1.0\n"})
+    return environment_of({"requirements": path.name, "index": "wheels"}, path.parent)
+
+
+def ensure(wanted, engine, image=BASE, environ=CONF, report=lambda *_: None):
+    return build.ensure(wanted, image, engine, environ, report)
+
+
+def test_it_is_built_once_and_is_the_base_and_one_layer(wanted, cache):
+    engine = FakeEngine()
+    image, environment = ensure(wanted, engine)
+    assert image.layers[:-1] == ("sha256:l0",) and len(image.layers) == 2 and image.names == (image.reference,)
+    assert (environment.base, environment.base_id, environment.packages) == (
+        BASE,
+        "sha256:" + "b" * 64,
+        ("tinyone==1.0",),
+    )
+    again, _ = ensure(wanted, engine)
+    assert again == image and engine.builds == 1
+    assert engine.containers == {} and list(cache.iterdir()) == []
+
+
+def test_the_image_keeps_what_the_base_says_and_finds_the_packages_first(wanted):
+    image, _ = ensure(wanted, FakeEngine())
+    assert image.facts["Env"] == ["PATH=/opt/gpurun/environment/bin:/base/bin", "VIRTUAL_ENV=/opt/gpurun/environment"]
+    assert image.facts["Labels"][PACKAGES] == '["tinyone==1.0"]' and "Cmd" not in image.facts
+
+
+def test_pip_runs_as_the_user_with_nothing_of_the_head_but_what_it_needs(wanted, tmp_path):
+    seen = {}
+    engine = FakeEngine(
+        lambda folders: seen.update({str(p): p.read_text() for p in folders["/run/gpurun-build/in"].iterdir()})
+    )
+    ensure(wanted, engine)
+    body = engine.bodies[0]
+    host = body["HostConfig"]
+    assert (
+        body["User"] == f"{os.getuid()}:{os.getgid()}" and host["CapDrop"] == ["ALL"] and host["NetworkMode"] == "none"
+    )
+    assert host["LogConfig"] == {"Type": "none"} and "no-new-privileges" in host["SecurityOpt"]
+    assert [m["Target"] for m in host["Mounts"] if not m["ReadOnly"]] == [
+        "/run/gpurun-build/scratch", "/opt/gpurun/environment"
+    ]  # fmt: skip
+    assert {Path(path).name for path in seen} == {"pip.conf", "requirements.txt", "constraints.txt", "inside.py"}
+    assert all(str(tmp_path) not in text for text in seen.values())
+
+
+def test_a_rootless_engines_root_is_the_user(wanted):
+    engine = FakeEngine()
+    engine.rootless = True
+    ensure(wanted, engine)
+    assert engine.bodies[0]["User"] == "0:0"
+
+
+def test_a_secret_is_in_a_file_that_only_the_build_sees(write, cache):
+    path = write({"r.txt": "tinyone", "netrc": "machine x.example login me password s3cret"})
+    wanted = environment_of(
+        {"requirements": "r.txt", "index": "https://x.example/simple", "secret": "netrc"}, path.parent
+    )
+    environ = {**CONF, "PIP_PROXY": "http://me:pr0xy@p.example"}
+    kept = []
+
+    def pip(folders):
+        kept.append((folders["/run/gpurun-build/in"] / "pip.conf").stat().st_mode & 0o777)
+        (folders["/run/gpurun-build/scratch"] / "log").write_text("401 Error s3cret pr0xy for x.example")
+
+    engine = FakeEngine(pip, code=1)
+    with pytest.raises(BadInput, match="wants a password") as caught:
+        ensure(wanted, engine, environ=environ)
+    said = json.dumps(engine.bodies) + str(caught.value) + repr(wanted)
+    assert "s3cret" not in said and "pr0xy" not in said and kept == [0o600]
+    assert engine.bodies[0]["HostConfig"]["NetworkMode"] == "host"
+    assert engine.containers == {} and list(cache.iterdir()) == []
+    engine.code = 0
+    ensure(wanted, engine, environ=environ)
+    assert "s3cret" not in json.dumps(engine.made) and "pr0xy" not in json.dumps(engine.made)
+
+
+def test_the_key_is_what_goes_in(wanted, write, wheel, tmp_path):
+    def key(image=BASE, environ=CONF, engine=None, **changed):
+        return build.planned(replace(wanted, **changed), image, engine or FakeEngine(), environ).key
+
+    first = key()
+    write({"copy/requirements.txt": "# the same\ntinyone==1.0"})
+    assert key(path=str(tmp_path / "copy/requirements.txt"), secret="/anything") == first
+    other = FakeEngine()
+    other.made[BASE] = {**other.made[BASE], "Id": "sha256:" + "c" * 64}
+    arm = FakeEngine()
+    arm.made[BASE] = {**arm.made[BASE], "Architecture": "arm64"}
+    keys = {first, key(engine=other), key(engine=arm), key(index=None), key(index="https://x.example")}
+    keys |= {key(index=None, environ={**CONF, "PIP_INDEX_URL": "https://x.example"})}
+    wheel("tinytwo")
+    assert key() not in keys
+    assert len({*keys, key()}) == 6  # pip's own index and the recipe's are one
+    one, other = ({**CONF, "PIP_INDEX_URL": f"https://{who}@x.example"} for who in ("a:b", "c:d"))
+    assert key(index=None, environ=one) == key(index=None, environ=other)
+
+
+@pytest.mark.parametrize(
+    ("step", "answer", "kind", "why"),
+    [
+        ("start", (400, {"message": 'exec: "python3": executable file not found'}), BadInput, "has no python3"),
+        ("start", (500, {"message": "no space left on device"}), HostNotReady, "disk is full"),
+        ("start", (500, None), HostNotReady, "does not start the build"),
+        ("create", (500, {"message": "No space left on device"}), HostNotReady, "disk is full"),
+        ("create", (409, {"message": "name in use"}), HostNotReady, "makes no container: name in use"),
+        ("upload", (500, {"message": "write /x: no space left on device"}), HostNotReady, "disk is full"),
+    ],
+)
+def test_whatever_docker_refuses_nothing_is_left(wanted, cache, step, answer, kind, why):
+    engine = FakeEngine()
+    engine.refuse[step] = answer
+    with pytest.raises(kind, match=why):
+        ensure(wanted, engine)
+    assert engine.containers == {} and list(cache.iterdir()) == [] and list(engine.made) == [BASE]
+
+
+@pytest.mark.parametrize(
+    "raised", [KeyboardInterrupt(), OSError(28, "No space left on device", "/x"), HostNotReady("gone")]
+)
+def test_an_interrupted_build_leaves_nothing(wanted, cache, raised):
+    def pip(folders):
+        raise raised
+
+    engine = FakeEngine(pip)
+    with pytest.raises((KeyboardInterrupt, GpurunError)):
+        ensure(wanted, engine)
+    assert engine.containers == {} and list(cache.iterdir()) == [] and list(engine.made) == [BASE]
+
+
+def test_the_next_build_removes_what_a_killed_one_left_and_not_what_another_is_doing(wanted, cache):
+    engine = FakeEngine()
+    mine = f"gpurun-environment-{os.getuid()}-"
+    engine.containers = dict.fromkeys(
+        (f"{mine}dead-build", f"{mine}dead2-layer", f"{mine}busy-build", "gpurun-environment-99999-x-build", "other")
+    )
+    for name in ("dead/in", "dead/environment", "busy/in"):
+        (cache / name).mkdir(parents=True)
+    (cache / "dead.lock").touch()
+    with build._free(cache, "busy") as is_free:
+        assert is_free
+        ensure(wanted, engine)
+        assert sorted(path.name for path in cache.iterdir()) == ["busy", "busy.lock"]
+    assert set(engine.containers) == {f"{mine}busy-build", "gpurun-environment-99999-x-build", "other"}
+
+
+def test_two_that_want_the_same_build_it_once(wanted, cache):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def pip(folders):
+        begun.set()
+        assert go_on.wait(30)
+
+    engine, told = FakeEngine(pip), []
+    results = []
+    first = threading.Thread(target=lambda: results.append(ensure(wanted, engine)))
+    first.start()
+    assert begun.wait(30)
+
+    def report(stage, _):
+        told.append(stage)
+        go_on.set()  # only now: the second is there
+
+    results.append(ensure(wanted, engine, report=report))
+    first.join(30)
+    assert engine.builds == 1 and results[0] == results[1] and told == ["waiting for another build of the same"]
+    assert list(cache.iterdir()) == []
+
+
+def test_what_a_package_leaves_is_not_followed_and_not_believed(wanted, cache, tmp_path):
+    (tmp_path / "private").write_text("top s3cret")
+
+    def pip(folders):
+        scratch = folders["/run/gpurun-build/scratch"]
+        (scratch / "log").symlink_to(tmp_path / "private")
+        (scratch / "packages.json").unlink()
+        os.mkfifo(scratch / "packages.json")
+
+    with pytest.raises(BadInput, match="it said nothing") as caught:
+        ensure(wanted, FakeEngine(pip, code=1))
+    assert "s3cret" not in str(caught.value)
+    with pytest.raises(BadInput, match="has damaged the list"):
+        ensure(wanted, FakeEngine(pip))
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize("labels", [None, {LABEL: "other"}])
+def test_an_image_that_only_has_the_name_is_not_used(wanted, labels):
+    engine = FakeEngine()
+    plan = build.planned(wanted, BASE, engine, CONF)
+    engine._add(plan.reference, "sha256:" + "f" * 64, ["sha256:other"], {"Labels": labels})
+    image, _ = ensure(wanted, engine)
+    assert engine.builds == 1 and image.id != "sha256:" + "f" * 64
+
+
+def test_an_environment_is_no_base(wanted):
+    engine = FakeEngine()
+    image, _ = ensure(wanted, engine)
+    with pytest.raises(BadInput, match="is an environment already"):
+        ensure(wanted, engine, image=image.reference)
+    with pytest.raises(BadInput, match="is not on the head"):
+        ensure(wanted, engine, image="no/such:1")
+
+
+def test_what_runs_in_the_image_needs_nothing_of_gpurun_and_says_when_there_is_no_pip(tmp_path):
+    code = Path(build.inside.__file__).read_text()
+    code = code.replace("/run/gpurun-build", str(tmp_path / "place")).replace(
+        "/opt/gpurun/environment", str(tmp_path / "e")
+    )
+    (tmp_path / "place/scratch").mkdir(parents=True)
+    (tmp_path / "inside.py").write_text(code)
+    python = Path(sys.base_prefix) / "bin/python3"
+    no_pip = "import importlib.util as u, runpy; u.find_spec = lambda _: None"
+    argv = [python, "-I", "-c", f"{no_pip}; runpy.run_path({str(tmp_path / 'inside.py')!r}, run_name='__main__')"]
+    assert subprocess.run(argv, check=False).returncode == build.inside.NO_PIP
+    assert (tmp_path / "e/bin/python3").exists()

@@ -1,0 +1,108 @@
+"""Requirement files, as people write them and as an attacker would."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from gpurun.environments.requirements import read_requirements
+from gpurun.errors import BadInput
+
+
+def test_comments_joined_lines_and_included_files_become_one_list(write):
+    path = write({
+        "requirements.txt": "# all\nnumpy<2  # old\n-r sub/more.txt\n-c limits.txt\n\nfoo==1 \\\n --hash=sha256:ab\n",
+        "sub/more.txt": "requests[socks]>=2 ; python_version > '3.8'\n-r ../requirements.txt\n--pre\n",
+        "limits.txt": "urllib3<3\n",
+    })  # fmt: skip
+    found = read_requirements(path)
+    assert found.lines == (
+        "numpy<2", "requests[socks]>=2 ; python_version > '3.8'", "--pre", "foo==1  --hash=sha256:ab"
+    )  # fmt: skip
+    assert found.constraints == ("urllib3<3",) and not found.has_index and not found.locked
+
+
+@pytest.mark.parametrize("same", ["numpy<2\n", "numpy<2", "\ufeffnumpy<2\r\n", "# numpy\n\n  numpy<2   # numpy\n"])
+def test_what_changes_nothing_changes_no_line(write, same):
+    assert read_requirements(write({"r.txt": same})).lines == ("numpy<2",)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("-r /etc/shadow", "includes '/etc/shadow', which is not below"),
+        ("--requirement=/etc/shadow", "is not below"),
+        ("-c ../outside.txt", "is not below"),
+        ("-r link.txt", "is not below"),
+        ("-r .", "must be a regular file"),
+        ("-r missing.txt", "cannot read the requirements"),
+        ("-e .", "an editable package is code"),
+        ("--editable=git+https://example.org/x", "an editable package is code"),
+        ("--index-url file:///etc", "is not a URL with http"),
+        ("-i /etc", "is not a URL with http"),
+        ("--extra-index-url https://me:s3cret@example.org/simple", "user name or password in a URL"),
+        ("foo @ https://tok3n@example.org/foo.whl", "user name or password in a URL"),
+        ("--trusted-host example.org", "no option that gpurun passes"),
+        ("--config-settings x=y", "no option that gpurun passes"),
+        ("--pre yes", "no option that gpurun passes"),
+        ("--no-index", "no option that gpurun passes"),
+        ("--find-links", "is not a URL"),
+        ("./local.whl", "does not begin with the name of a package"),
+        ("/etc/passwd", "does not begin with the name of a package"),
+        ("file:///etc/passwd", "is a path|does not begin"),
+        ("folder/package", "does not begin with the name|is a path"),
+        ("foo @ file:///etc/passwd", "is not on the network"),
+        ("foo @ ../other", "is not on the network"),
+        ("'; rm -rf ~ #", "does not begin with the name of a package"),
+        ('"quoted"', "does not begin with the name of a package"),
+        ("$(touch /tmp/x)", "does not begin with the name of a package"),
+        ("foo==${HOME}", "has a variable"),
+        ("foo\x00bar", "control character"),
+        ("foo\x1b[31m==1", "control character"),
+        ("foo==1 \\ # comment", "backslash"),
+        ("-", "no option that gpurun passes"),
+        ("--", "no option that gpurun passes"),
+    ],
+)
+def test_hostile_lines_are_refused_with_their_place(write, line, why):
+    path = write({"in/requirements.txt": f"numpy\n{line}\n", "outside.txt": "a\n"})
+    (path.parent / "link.txt").symlink_to("/etc/passwd")
+    with pytest.raises(BadInput, match=why) as caught:
+        read_requirements(path)
+    assert caught.value.exit_code == 2 and "s3cret" not in str(caught.value) and "tok3n" not in str(caught.value)
+    assert ":2" in str(caught.value) or "must be" in why or "cannot read" in why
+
+
+@pytest.mark.parametrize("name", ["a'; echo foo #.txt", 'q"uote.txt', "new\nline.txt", "ünïcode.txt", "-r.txt"])
+def test_a_file_may_have_any_name(write, name):
+    assert read_requirements(write({name: "numpy"})).lines == ("numpy",)
+
+
+def test_a_requirement_that_pip_must_judge_is_passed_on_as_it_is(write):
+    lines = ("foo ; bogus == 'x;y'", "foo===what ever", "foo @ git+https://example.org/x@main#egg=foo")
+    assert read_requirements(write({"r.txt": "\n".join(lines)})).lines == lines
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"numpy==1.0\n" * 1_000_000, "larger than 1 MiB"), (b"", "names no package"),
+        (b"--pre\n# all\n", "names no package"), (b"\xff\xfe\x00", "not UTF-8"),
+    ],
+)  # fmt: skip
+def test_what_is_no_list_of_packages_is_refused(write, content, why):
+    with pytest.raises(BadInput, match=why):
+        read_requirements(write({"r.txt": content}))
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "r.txt")
+    with pytest.raises(BadInput, match="regular file"):
+        read_requirements(tmp_path / "r.txt")
+
+
+def test_a_thousand_files_that_include_each_other_are_refused(write):
+    files = {f"r{n}.txt": f"-r r{n + 1}.txt\nfoo{n}" for n in range(200)}
+    with pytest.raises(BadInput, match="more than 64 files"):
+        read_requirements(write(files))
