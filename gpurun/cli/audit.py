@@ -1,17 +1,16 @@
-"""``gpurun audit`` and ``gpurun init``: who did what in a state directory, and making one for several users."""
+"""``gpurun audit``: who did what in a state directory."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from gpurun.cli.printing import print_json, printable, say
-from gpurun.errors import BadInput
+from gpurun.cli.options import JsonOption
+from gpurun.cli.printing import print_json, printable
 
 COMMON = ("time_s", "what", "user", "uid", "sudo_user", "host", "pid", "command", "job")
 
@@ -20,7 +19,7 @@ def audit(
     job: Annotated[
         str | None, typer.Option("--job", "-j", metavar="JOB", help="Only this job: its id or the beginning of it.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Who did what: jobs submitted, granted, preempted, cancelled, ended; hosts cordoned; the inventory changed."""
     from gpurun.state.audit import read
@@ -32,31 +31,6 @@ def audit(
         return
     for entry in entries:
         typer.echo(printable(_line(entry)))
-
-
-def init(
-    shared: Annotated[Path, typer.Option("--shared", metavar="DIR", help="The folder, such as /var/lib/gpurun.")],
-    group: Annotated[str, typer.Option("--group", metavar="G", help="Name or number of the group that may use it.")],
-) -> None:
-    """Make a state directory for several users, or mend the modes of one. As root, once."""
-    from gpurun.state.shared import make_shared
-
-    kept = make_shared(shared.absolute(), _gid(group))
-    say(f"{shared} is shared by group {group}")
-    if not kept:
-        say("its audit.jsonl could not be made append-only (chattr +a): a member of the group could rewrite it")
-    say(f"  → export GPURUN_HOME={shared.absolute()}, for every user (not needed for /var/lib/gpurun)")
-
-
-def _gid(group: str) -> int:
-    import grp
-
-    if group.isascii() and group.isdigit():
-        return int(group)
-    try:
-        return grp.getgrnam(group).gr_gid
-    except KeyError:
-        raise BadInput(f"there is no group {group!r}", hint=f"groupadd {group}") from None
 
 
 def _is_about(entry: Mapping[str, Any], job: str) -> bool:

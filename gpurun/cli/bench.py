@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpurun.cli.doctor import UNHEALTHY, finding_json, load_chosen
-from gpurun.cli.inventory_options import InventoryOption, JsonOption, SomeHostsArgument
+from gpurun.cli.options import InventoryOption, JsonOption, SomeHostsArgument
 from gpurun.cli.printing import print_json, printable, say
 from gpurun.errors import BadInput, JobFailed
 
@@ -40,7 +40,7 @@ def bench(
     gpus_per_host: Annotated[int, typer.Option(min=1, help="Ranks on each host; pairs are always one per host.")] = 1,
     seconds: Annotated[float, typer.Option(min=0.05, help="For each figure, after warming up.")] = 0.5,
     sizes: Annotated[str, typer.Option(help="Allreduce sizes in bytes, with commas.")] = SIZES,
-    engine: Annotated[str, typer.Option(help="auto, mpi (host memory) or horovod.")] = "auto",
+    engine: Annotated[str, typer.Option(help="Allreduce by auto, mpi (host memory) or horovod.")] = "auto",
     svg: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also draw the heat map there.", show_default=False)
     ] = None,

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpurun.cli.inventory_options import InventoryOption
+from gpurun.cli.agreement import agree
 from gpurun.cli.jobs import POLL_S, open_store
+from gpurun.cli.options import InventoryOption, SomeJobsArgument, YesOption
 from gpurun.cli.printing import printable, say
-from gpurun.errors import StateError
+from gpurun.errors import BadInput, StateError
 from gpurun.head.caretaker import Caretaker, is_carried
 from gpurun.jobs.states import State
 
@@ -21,24 +22,35 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpurun.jobs.folder import JobFolder
+    from gpurun.jobs.store import JobStore
 
 PATIENCE_S = 60.0
 """How long, beyond its grace, root waits for the supervisor of a job whose owner has no account."""
 
 
 def cancel(
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB…", help="Jobs to end.")],
+    jobs: SomeJobsArgument = None,
+    mine: Annotated[bool, typer.Option("--mine", help="Cancel all your jobs that have not ended.")] = False,
+    everybody: Annotated[bool, typer.Option("--all", help="As root: cancel all jobs that have not ended.")] = False,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Only ask; do not wait until the GPUs are free.")] = False,
+    yes: YesOption = False,
     inventory: InventoryOption = None,
 ) -> None:
-    """End jobs: SIGTERM, the grace period, SIGKILL, and the proof that every GPU is free again.
+    """Stop jobs and free their GPUs: SIGTERM, the grace period, SIGKILL, then a check that all is gone.
 
-    Root can end everybody's jobs. If a job's owner has no account any more, root's own inventory names the hosts.
+    Root can stop everybody's jobs. If a job's owner has no account any more, root's own inventory names the hosts.
     """
     from gpurun.cli.follow import cancel_job, refuse_others
 
     store = open_store()
-    folders = [store.find(job) for job in jobs]
+    if not jobs and not (mine or everybody):
+        raise BadInput("says not which jobs", where="cancel", hint="name jobs, or give --mine")
+    if jobs and (mine or everybody):
+        raise BadInput("takes either jobs or --mine and --all", where="cancel")
+    folders = [store.find(job) for job in jobs or ()]
+    if mine or everybody:
+        folders = _live(store, everybody=everybody)
+        _ask(folders, yes=yes)
     for folder in folders:
         refuse_others(folder)
     for folder in folders:
@@ -51,6 +63,23 @@ def cancel(
     _end_ownerless([folder for folder in folders if _is_ownerless(folder)], inventory, may_wait=not no_wait)
     if not no_wait:
         _wait_until_ended(store.home, folders)
+
+
+def _live(store: JobStore, *, everybody: bool) -> list[JobFolder]:
+    """All jobs that have not ended, or this user's."""
+    records = sorted(store.live_records(), key=lambda record: record.submitted_s)
+    return [store.get(record.id) for record in records if everybody or record.owner_uid == os.getuid()]
+
+
+def _ask(folders: list[JobFolder], *, yes: bool) -> None:
+    if not folders:
+        say("no job is left to cancel")
+    for folder in folders:
+        record = folder.record()
+        say(printable(f"{record.id}  {record.owner}  {record.name}  {record.state.value}"))
+    if folders and not yes:
+        question = f"Cancel these {len(folders)} jobs?" if len(folders) > 1 else "Cancel this job?"
+        agree(question, "not cancelled: nobody is there to be asked", "give --yes to cancel without being asked")
 
 
 def _wait_until_ended(home: Path, folders: Iterable[JobFolder]) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.jobs import JsonOption, open_store
+from gpurun.cli.jobs import open_store
+from gpurun.cli.options import JsonOption
 from gpurun.cli.printing import print_json, printable, say, size_text
 from gpurun.errors import StateError
 

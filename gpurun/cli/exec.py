@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpurun.cli.jobs import JobArgument, find_job
+from gpurun.cli.jobs import find_job
+from gpurun.cli.options import JobArgument
 from gpurun.errors import BadInput, StateError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""``--follow``: a job's events and its ranks' lines, live, until it has ended."""
+"""``gpurun follow`` and ``submit --follow``: a job's events and its ranks' lines, live, until it has ended."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpurun.cli.options import JobArgument
 from gpurun.cli.printing import duration, printable, printed, say
 from gpurun.errors import NotYours
 from gpurun.head.caretaker import Caretaker
@@ -25,22 +26,27 @@ if TYPE_CHECKING:
 
 POLL_S = 0.05
 INTERRUPTED = 130
+FIRST_LINES = 100
 
 
 def follow_job(
-    folder: JobFolder, *, print_id: bool = False, lines_to_stderr: bool = False, cancel_on_interrupt: bool = False
-) -> int:
+    folder: JobFolder, *, print_id: bool = False, lines_to_stderr: bool = False, cancel_on_interrupt: bool = False,
+    first_lines: int | None = None,
+) -> int:  # fmt: skip
     """Show a job until it has ended.
 
     Args:
         print_id: first of all, print the job's id: who has seen it may press Ctrl-C.
         lines_to_stderr: ranks' lines go there too, so that stdout is free for one JSON document.
+        first_lines: how many lines that ranks have printed already are shown; None = all.
         cancel_on_interrupt: the first Ctrl-C cancels the job and waits for its end; the second leaves it to that.
 
     Returns:
         The exit code: the job's outcome, or 130 when interrupted.
     """
     view = _JobView(folder, sys.stderr if lines_to_stderr else sys.stdout)
+    if first_lines is not None:
+        view.log.skip_to_last(first_lines, lambda _: True)
     interrupted = False
     while True:
         try:
@@ -57,6 +63,21 @@ def follow_job(
             interrupted = True
             say(f"\ncancelling {folder.id}; Ctrl-C again leaves that to its supervisor")
             cancel_job(folder, reason="Ctrl-C")
+
+
+def follow(
+    job: JobArgument,
+    tail: Annotated[
+        int, typer.Option("--tail", "-n", min=0, metavar="N", help="Begin with the last N lines of the ranks.")
+    ] = FIRST_LINES,
+) -> None:
+    """Show a job live until it ends: its states, its hosts, what its ranks print. Exit with the job's outcome.
+
+    Ctrl-C ends the view; the job continues. (Ctrl-C in `submit --follow` cancels the job.)
+    """
+    from gpurun.cli.jobs import find_job
+
+    raise typer.Exit(follow_job(find_job(job), first_lines=tail))
 
 
 def refuse_others(folder: JobFolder, what: str = "end it") -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpurun.cli.inventory_options import HostsArgument, InventoryOption, cluster
+from gpurun.cli.inventory_options import cluster
+from gpurun.cli.options import HostsArgument, InventoryOption
 from gpurun.cli.printing import say
 from gpurun.errors import AuthenticationFailed, BadInput, HostFailure
 

@@ -14,16 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpurun.cli.agreement import agree
-from gpurun.cli.inventory_options import (
-    DryRunOption,
-    HostsArgument,
-    InventoryOption,
-    JsonOption,
-    Leases,
-    YesOption,
-    located,
-    state_home,
-)
+from gpurun.cli.inventory_options import DryRunOption, Leases, located, state_home
+from gpurun.cli.options import HostsArgument, InventoryOption, JsonOption, YesOption
 from gpurun.cli.printing import print_json, printable, say, wants_colour
 from gpurun.errors import BadInput, GpurunError, StateError
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpurun.cli.inventory_options import InventoryOption, SomeHostsArgument, cluster, state_home
+from gpurun.cli.inventory_options import cluster, state_home
+from gpurun.cli.options import InventoryOption, SomeHostsArgument
 from gpurun.cli.printing import print_json, printable, say
 from gpurun.errors import BadInput
 
@@ -22,14 +23,15 @@ _NOTES_SHOWN = 20
 def import_(
     source: Annotated[Path, typer.Argument(help="What to import: a file, or a folder such as /etc/slurm.")],
     kind: Annotated[
-        str | None, typer.Option("--from", metavar="FORMAT", help="ansible, ssh-config, slurm, hostfile or csv.")
+        str | None,
+        typer.Option("--from", metavar="FORMAT", help="Format: ansible, ssh-config, slurm, hostfile or csv."),
     ] = None,
     inventory: InventoryOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the inventory, write nothing.")] = False,
-    gpus: Annotated[int | None, typer.Option(help="GPUs of hosts that the source does not tell them of.")] = None,
-    generation: Annotated[str | None, typer.Option(help="Their GPU generation.")] = None,
-    user: Annotated[str | None, typer.Option(help="Whom SSH logs in as.")] = None,
-    fabric: Annotated[str, typer.Option(help="tcp, roce or infiniband.")] = "tcp",
+    gpus: Annotated[int | None, typer.Option(help="GPUs per host, for hosts whose source does not say.")] = None,
+    generation: Annotated[str | None, typer.Option(help="GPU generation of those hosts.")] = None,
+    user: Annotated[str | None, typer.Option(help="User that SSH logs in as.")] = None,
+    fabric: Annotated[str, typer.Option(help="Fabric of the hosts: tcp, roce or infiniband.")] = "tcp",
     interface: Annotated[str | None, typer.Option(help="Network interface that ranks use.")] = None,
     hca: Annotated[list[str] | None, typer.Option(help="RDMA device, such as mlx5_0; may be repeated.")] = None,
     racks: Annotated[str | None, typer.Option(metavar="GLOB", help="Ansible: which groups are racks.")] = None,
@@ -64,7 +66,7 @@ def import_(
 
 
 def export(
-    kind: Annotated[str, typer.Argument(metavar="FORMAT", help="ansible, hostfile, deepspeed or json.")],
+    kind: Annotated[str, typer.Argument(metavar="FORMAT", help="Format: ansible, hostfile, deepspeed or json.")],
     hosts: SomeHostsArgument = None,
     inventory: InventoryOption = None,
 ) -> None:

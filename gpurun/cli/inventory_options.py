@@ -15,14 +15,6 @@ if TYPE_CHECKING:
     from gpurun.inventory.leased import JobsByMachine
     from gpurun.leases.cluster import Cluster
 
-InventoryOption = Annotated[
-    str | None, typer.Option("--inventory", "-i", metavar="FILE", help="Inventory file.", show_default=False)
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-_HOST_SET = "Host set, such as @rack:r1 or 'gpu-r1-[01-16]&!@cordoned'. Quote it if it contains [ ] & ! * or ?."
-HostsArgument = Annotated[str, typer.Argument(metavar="HOSTS", help=_HOST_SET)]
-SomeHostsArgument = Annotated[str | None, typer.Argument(metavar="[HOSTS]", help=_HOST_SET, show_default=False)]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the difference, change nothing.")]
 
 

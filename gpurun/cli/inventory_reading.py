@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.inventory_options import InventoryOption, JsonOption, SomeHostsArgument, cluster
+from gpurun.cli.inventory_options import cluster
+from gpurun.cli.options import InventoryOption, JsonOption, SomeHostsArgument
 from gpurun.cli.printing import print_json, printable, say
 
 if TYPE_CHECKING:

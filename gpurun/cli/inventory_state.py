@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from gpurun.cli.inventory_options import HostsArgument, InventoryOption, JsonOption, cluster
+from gpurun.cli.inventory_options import cluster
+from gpurun.cli.options import HostsArgument, InventoryOption, JsonOption
 from gpurun.cli.printing import print_json, say
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpurun.cli.agreement import agree
-from gpurun.cli.inventory_options import HostsArgument, InventoryOption, JsonOption, YesOption, cluster
+from gpurun.cli.inventory_options import cluster
+from gpurun.cli.options import HostsArgument, InventoryOption, JsonOption, YesOption
 from gpurun.cli.printing import print_json, printable, say
 from gpurun.errors import BadInput, HostFailure
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.printing import duration, job_json, print_json, printable, printed, say, waited_s
+from gpurun.cli.options import InventoryOption, JsonOption
+from gpurun.cli.printing import duration, job_json, print_json, printable, printed, say_problem, waited_s
 from gpurun.errors import StateError
-from gpurun.head.caretaker import Caretaker
 
 if TYPE_CHECKING:
     from gpurun.inventory.model import Inventory
@@ -23,12 +22,6 @@ if TYPE_CHECKING:
 
 QUEUED_SHOWN = 20
 POLL_S = 0.1
-
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-InventoryOption = Annotated[
-    str | None, typer.Option("--inventory", "-i", metavar="FILE", help="Inventory file.", show_default=False)
-]
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, the beginning of it, or its name.")]
 
 
 def open_store() -> JobStore:
@@ -99,9 +92,7 @@ def status(
 
         print_status(reading.picture, hosts, most_queued=None if all_jobs else QUEUED_SHOWN)
     for problem in reading.problems:
-        say(f"gpurun: {problem}")
-        if problem.hint:
-            say(f"  → {problem.hint}")
+        say_problem(problem)
     if reading.problems:
         raise typer.Exit(StateError.exit_code)
 
@@ -171,54 +162,3 @@ def _story(record: JobRecord, now_s: float) -> str:
     from gpurun.cli.why import waits_for
 
     return "; ".join(filter(None, (record.story(now_s), waits_for(record))))
-
-
-def logs(
-    job: JobArgument,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, metavar="N", help="Only this rank.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay until the job has ended.")] = False,
-    timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="When each line was written.")] = False,
-) -> None:
-    """Print what a job's ranks have printed."""
-    from gpurun.supervisor.loglines import LogTail
-
-    folder = open_store().find(job)
-    tail, caretaker = LogTail(folder.log), Caretaker()
-    while True:
-        ended = folder.record().state.ended
-        for time_text, line in tail.new():
-            if rank is None or line.rank == rank:
-                who = "" if rank is not None else f"[{'launcher' if line.rank is None else line.rank}] "
-                sys.stdout.write(f"{time_text + ' ' if timestamps else ''}{who}{printed(line.text)}\n")
-        sys.stdout.flush()
-        if ended or not follow:
-            return
-        caretaker.look([folder])
-        time.sleep(POLL_S)
-
-
-def wait(
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB…", help="Jobs to wait for.")],
-    timeout_s: Annotated[
-        float | None, typer.Option("--timeout", metavar="SECONDS", help="Give up then (exit 4).")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Wait until jobs have ended; exit with the first failure's code, 0 if all succeeded."""
-    store = open_store()
-    folders = [store.find(job) for job in jobs]
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    caretaker = Caretaker()
-    while not all(folder.record().state.ended for folder in folders):
-        if deadline is not None and time.monotonic() > deadline:
-            say(f"still running after {timeout_s:g} s")
-            raise typer.Exit(4)
-        caretaker.look(folders)
-        time.sleep(POLL_S)
-    records = [folder.record() for folder in folders]
-    if as_json:
-        print_json({"jobs": [job_json(record) for record in records]})
-    else:
-        for record in records:
-            typer.echo(f"{record.id} {record.state.value}{' ' if record.reason else ''}{printable(record.reason)}")
-    raise typer.Exit(next((int(record.code or 0) for record in records if record.code), 0))

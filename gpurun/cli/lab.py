@@ -39,7 +39,7 @@ def up(
     fabric: Annotated[str, typer.Option(help="Fabric in the inventory: tcp, or roce (a stand-in).")] = "tcp",
     resolve_names: Annotated[bool, typer.Option(help="Let the hosts know each other's names.")] = True,
 ) -> None:
-    """Bring a lab up, and print the folder with its inventory and ssh_config."""
+    """Start a lab; print the folder with its inventory."""
     from gpurun.lab.lab import Lab
     from gpurun.lab.spec import LabSpec, parse_rate, parse_size_mib
 
@@ -95,7 +95,9 @@ def run(
     name: Name = "default",
     user: Annotated[str, typer.Option(help="Who runs it.")] = "root",
 ) -> None:
-    """Run a command inside a host, past its network and sshd; exits as the command does."""
+    """Run a command inside a host.
+
+    It goes past the host's network and sshd, and exits as the command does."""
     from gpurun.lab.host import enter_argv
     from gpurun.lab.lab import Lab
 
@@ -121,7 +123,9 @@ def heal(host: Port, name: Name = "default") -> None:
 
 @app.command()
 def crash(host: Host, name: Name = "default") -> None:
-    """Cut a host's power: every process in it is gone at once, its disk stays."""
+    """Cut a host's power.
+
+    Every process in it is gone at once; its disk stays."""
     from gpurun.lab.lab import Lab
 
     Lab(name).crash(host)
@@ -137,7 +141,9 @@ def boot(host: Host, name: Name = "default") -> None:
 
 @app.command()
 def engine(stop: Annotated[bool, typer.Option("--stop", help="Stop the one the lab started.")] = False) -> None:
-    """Print the DOCKER_HOST of the head's Docker engine, starting one where none answers."""
+    """Print the DOCKER_HOST of the head's engine.
+
+    If no engine answers, this starts one."""
     from gpurun.lab import engine as engines
 
     if stop:

@@ -2,48 +2,55 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import click
 import typer
 
 from gpurun import __version__, faults
+from gpurun.cli import printing
 from gpurun.cli.lazy import Place, lazy_group
-from gpurun.cli.printing import printable
 from gpurun.errors import GpurunError
 
 INTERRUPTED = 130
-TAKES_COMMAND = ("submit", "exec", "sweep")
+TAKES_COMMAND = ("submit", "exec", "ssh", "sweep")
 """Commands whose words after ``--`` are a program's argv, kept byte for byte."""
 
 COMMANDS = {
     "submit": Place("gpurun.cli.submit:submit", "Run a recipe or a command on a gang of GPUs"),
-    "sweep": Place("gpurun.cli.sweep:app", "One recipe over a set of parameters"),
-    "status": Place("gpurun.cli.jobs:status", "Hosts and jobs"),
-    "queue": Place("gpurun.cli.why:queue", "What waits, in order"),
-    "why": Place("gpurun.cli.why:why", "Why a job waits"),
-    "logs": Place("gpurun.cli.jobs:logs", "What a job's ranks have printed"),
-    "cancel": Place("gpurun.cli.cancel:cancel", "End jobs and free their GPUs"),
-    "wait": Place("gpurun.cli.jobs:wait", "Wait until jobs have ended"),
-    "outputs": Place("gpurun.cli.outputs:outputs", "What a job has left behind"),
-    "tensorboard": Place("gpurun.cli.tensorboard:tensorboard", "The curves of jobs and sweeps in a browser"),
-    "show": Place("gpurun.cli.show:show", "Everything that made a job"),
+    "sweep": Place("gpurun.cli.sweep:app", "Run one recipe over a set of parameters"),
+    "status": Place("gpurun.cli.jobs:status", "Show hosts and jobs"),
+    "queue": Place("gpurun.cli.why:queue", "List waiting jobs in their order, with reasons"),
+    "why": Place("gpurun.cli.why:why", "Explain why a job waits"),
+    "follow": Place("gpurun.cli.follow:follow", "Show a job live until it ends"),
+    "logs": Place("gpurun.cli.logs:logs", "Print what a job's ranks have printed"),
+    "cancel": Place("gpurun.cli.cancel:cancel", "Stop jobs and free their GPUs"),
+    "wait": Place("gpurun.cli.wait:wait", "Wait until jobs have ended"),
+    "outputs": Place("gpurun.cli.outputs:outputs", "Show or copy a job's outputs"),
+    "tensorboard": Place("gpurun.cli.tensorboard:tensorboard", "Show curves of jobs and sweeps in a browser"),
+    "show": Place("gpurun.cli.show:show", "Show everything that made a job"),
     "rerun": Place("gpurun.cli.show:rerun", "Run exactly what a job ran"),
-    "diff": Place("gpurun.cli.show:diff", "What two jobs differ in"),
-    "du": Place("gpurun.cli.du:du", "What jobs take of the head's disk"),
+    "diff": Place("gpurun.cli.show:diff", "Show how two jobs differ"),
+    "exec": Place("gpurun.cli.exec:exec_", "Run a command in a job's container"),
+    "ssh": Place("gpurun.cli.ssh:ssh", "Open a shell on a host"),
+    "du": Place("gpurun.cli.du:du", "Show what jobs take of the head's disk"),
     "prune": Place("gpurun.cli.prune:prune", "Remove jobs that have ended, or their outputs"),
-    "exec": Place("gpurun.cli.exec:exec_", "A command in a job's container"),
-    "doctor": Place("gpurun.cli.doctor:doctor", "What is wrong, and what mends it"),
-    "bench": Place("gpurun.cli.bench:bench", "Latency and bandwidth between hosts"),
-    "ship": Place("gpurun.cli.ship:ship", "Bring an image to hosts"),
-    "images": Place("gpurun.cli.ship:images", "What gpurun put on hosts; --prune"),
+    "doctor": Place("gpurun.cli.doctor:doctor", "Check hosts, links and drivers; suggest fixes"),
+    "bench": Place("gpurun.cli.bench:bench", "Measure latency and bandwidth between hosts"),
+    "ship": Place("gpurun.cli.ship:ship", "Copy an image to hosts"),
+    "images": Place("gpurun.cli.ship:images", "List or prune the images that gpurun put on hosts"),
     "simulate": Place("gpurun.cli.simulate:simulate", "Replay a trace of jobs"),
-    "recover": Place("gpurun.cli.recover:recover", "Pick up what a crash left"),
-    "audit": Place("gpurun.cli.audit:audit", "Who did what"),
-    "init": Place("gpurun.cli.audit:init", "A state directory for several users"),
     "inventory": Place("gpurun.cli.inventory:app", "Show, check and change the inventory"),
-    "lab": Place("gpurun.cli.lab:app", "A cluster on this machine, for tests"),
+    "recover": Place("gpurun.cli.recover:recover", "Continue what a crash interrupted"),
+    "timer": Place("gpurun.cli.timer:app", "Have systemd run `gpurun recover`"),
+    "audit": Place("gpurun.cli.audit:audit", "Show who did what"),
+    "share": Place("gpurun.cli.share:share", "Make a state directory for several users"),
+    "config": Place("gpurun.cli.config:app", "Show which files and variables commands use"),
+    "version": Place("gpurun.cli.config:version", "Print versions"),
+    "lab": Place("gpurun.cli.lab:app", "Start a cluster on this machine, for tests"),
 }
 
 app = typer.Typer(
@@ -59,8 +66,15 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")] = False,
+    no_color: Annotated[bool, typer.Option("--no-color", help="Print without colours, as with NO_COLOR=1.")] = False,
+) -> None:
     """Gang-scheduled distributed training on bare-metal GPU hosts, over SSH."""
+    if no_color:
+        os.environ["NO_COLOR"] = "1"
+    printing.quiet = quiet
     if version:
         typer.echo(f"gpurun {__version__}")
         raise typer.Exit
@@ -82,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         code = app(args=args, prog_name="gpurun", obj=command, standalone_mode=False)
     except GpurunError as error:
-        print_error(error)
+        printing.say_problem(error)
         code = error.exit_code
     except click.ClickException as error:
         error.show()
@@ -93,14 +107,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.stdout = None
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def print_error(error: GpurunError) -> None:
-    """What failed, where and why; then what to do next. Names of files and hosts in it may be anybody's."""
-    for line in f"gpurun: {error}".split("\n"):
-        typer.echo(printable(line), err=True)
-    if error.hint:
-        typer.echo(f"  → {printable(error.hint)}", err=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.jobs import JobArgument, JsonOption, find_job
+from gpurun.cli.jobs import find_job
+from gpurun.cli.options import JobArgument, JsonOption
 from gpurun.cli.printing import print_json, printable, say
 from gpurun.errors import BadInput, GpurunError
 

@@ -13,6 +13,7 @@ from gpurun.documents.plain import printable as printable  # noqa: PLC0414  for 
 from gpurun.documents.plain import printed as printed  # noqa: PLC0414
 
 if TYPE_CHECKING:
+    from gpurun.errors import GpurunError
     from gpurun.jobs.record import JobRecord
 
 
@@ -22,9 +23,23 @@ def print_json(document: object) -> None:
     sys.stdout.flush()
 
 
+quiet = False
+"""Set by ``gpurun --quiet``: `say` prints nothing."""
+
+
 def say(text: str) -> None:
-    """A message for people, on stderr."""
-    typer.echo(text, err=True)
+    """Print a message for people on stderr."""
+    if not quiet:
+        typer.echo(text, err=True)
+
+
+def say_problem(problem: GpurunError) -> None:
+    """Print what failed, where and why, then what to do next. Names of files and hosts in it may be anybody's."""
+    for line in f"gpurun: {problem}".split("\n"):
+        typer.echo(printable(line), err=True)
+    if problem.hint:
+        for line in f"  → {problem.hint}".split("\n"):
+            typer.echo(printable(line), err=True)
 
 
 def wants_colour(stream: TextIO) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpurun.cli.doctor import UNHEALTHY, load_chosen
-from gpurun.cli.inventory_options import InventoryOption, JsonOption, SomeHostsArgument
+from gpurun.cli.options import InventoryOption, JsonOption, SomeHostsArgument
 from gpurun.cli.printing import print_json, printable, say
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from gpurun.cli.agreement import agree
-from gpurun.cli.inventory_options import YesOption
-from gpurun.cli.jobs import JsonOption, open_store
+from gpurun.cli.jobs import open_store
+from gpurun.cli.options import JsonOption, SomeJobsArgument, YesOption
 from gpurun.cli.printing import duration, print_json, printable, say, size_text
 from gpurun.errors import BadInput
 
@@ -23,9 +23,7 @@ ENDS = ("SUCCEEDED", "FAILED", "CANCELLED", "TIMED_OUT")
 
 
 def prune(
-    jobs: Annotated[
-        list[str] | None, typer.Argument(metavar="[JOB…]", help="Only these jobs.", show_default=False)
-    ] = None,
+    jobs: SomeJobsArgument = None,
     older_than: Annotated[
         str | None, typer.Option("--older-than", metavar="TIME", help="Jobs that ended so long ago, such as 30d.")
     ] = None,

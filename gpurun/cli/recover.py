@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from gpurun.cli.options import InventoryOption, JsonOption
 from gpurun.cli.printing import print_json, printable, say
 from gpurun.errors import BadInput, StateError
 
@@ -26,16 +27,8 @@ def recover(
             "--claims", help="Ask all hosts for GPUs that they still claim for forgotten jobs, and fence them."
         ),
     ] = False,
-    inventory: Annotated[
-        str | None,
-        typer.Option("--inventory", "-i", metavar="FILE", help="With --claims: the inventory.", show_default=False),
-    ] = None,
-    install: Annotated[
-        bool, typer.Option("--install", help="Have systemd run this at boot and every minute: root's for everybody.")
-    ] = False,
-    uninstall: Annotated[bool, typer.Option("--uninstall", help="Take that back.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --install: print the units only.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    inventory: InventoryOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Replace supervisors that died, give queued jobs another look, and name every damaged lease."""
     from gpurun.head.forged import forged_leases
@@ -47,9 +40,6 @@ def recover(
     from gpurun.state.home import home
     from gpurun.state.shared import enter
 
-    if install or uninstall or dry_run:
-        _change_timer(install=install, uninstall=uninstall, dry_run=dry_run)
-        return
     state = home(os.environ)
     enter(state)
     if discard is not None:
@@ -115,17 +105,6 @@ def _is_mine(uid: int) -> bool:
     from gpurun.state.people import has_account
 
     return uid == os.getuid() or (os.getuid() == 0 and uid >= 0 and not has_account(uid))
-
-
-def _change_timer(*, install: bool, uninstall: bool, dry_run: bool) -> None:
-    from gpurun.cli import recover_timer
-
-    if install and uninstall:
-        raise BadInput("--install and --uninstall contradict each other")
-    if uninstall:
-        recover_timer.uninstall()
-    else:
-        recover_timer.install(dry_run=dry_run)
 
 
 def _claims_options(inventory: str | None) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""``gpurun recover --install | --uninstall``: let systemd run it, at boot and every minute."""
+"""The units with which systemd runs ``gpurun recover`` at boot and every minute."""
 
 from __future__ import annotations
 
@@ -58,12 +58,16 @@ def install(*, dry_run: bool) -> None:
         say("  → only while you are logged in; as root: loginctl enable-linger " + str(os.getuid()))
 
 
-def uninstall() -> None:
-    """Disable and remove the units. What they started goes on; not installed is fine."""
+def uninstall(*, dry_run: bool) -> None:
+    """Disable and remove the units; with `dry_run`, print their paths. What they started continues."""
     folder = unit_folder()
     units = [folder / f"{NAME}.{kind}" for kind in ("timer", "service")]
     if not any(unit.exists() for unit in units):
         say("nothing is installed")
+        return
+    if dry_run:
+        for unit in units:
+            typer.echo(f"would remove {unit}")
         return
     if BOOTED.is_dir():
         _systemctl("disable", "--now", f"{NAME}.timer")
@@ -78,6 +82,4 @@ def _systemctl(*words: str) -> None:
     argv = ["systemctl", *([] if os.getuid() == 0 else ["--user"]), *words]
     done = subprocess.run(argv, check=False, capture_output=True, text=True)
     if done.returncode != 0:
-        raise StateError(
-            f"`{' '.join(argv)}` failed: {done.stderr.strip()}", hint="gpurun recover --uninstall takes it back"
-        )
+        raise StateError(f"`{' '.join(argv)}` failed: {done.stderr.strip()}", hint="gpurun timer remove takes it back")

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.jobs import JobArgument, JsonOption, find_job
-from gpurun.cli.printing import duration, job_json, print_json, printable, say
+from gpurun.cli.jobs import find_job
+from gpurun.cli.options import JobArgument, JsonOption
+from gpurun.cli.printing import duration, job_json, print_json, printable, say, say_problem
 from gpurun.errors import BadInput, StateError
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def rerun(
         [again], Path(record.inventory), folder.path.home, os.environ, codes=codes, origins=[folder.origin()]
     )
     if made.problem is not None:
-        say(f"gpurun: {made.problem}\n  → {made.problem.hint}")
+        say_problem(made.problem)
     (new,) = made.folders
     if follow:
         raise typer.Exit(follow_job(new, print_id=True, cancel_on_interrupt=True))

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpurun.cli.inventory_options import InventoryOption, JsonOption, located
+from gpurun.cli.inventory_options import located
+from gpurun.cli.options import InventoryOption, JsonOption
 from gpurun.cli.printing import duration, print_json
 from gpurun.errors import BadInput
 
@@ -23,9 +24,13 @@ if TYPE_CHECKING:
 
 
 def simulate(
-    trace: Annotated[Path, typer.Argument(metavar="TRACE.csv", help="Jobs: job_id,submit_time_s,duration_s,gpus,…")],
+    trace: Annotated[
+        Path, typer.Argument(metavar="TRACE.csv", help="Jobs: a CSV file with job_id,submit_time_s,duration_s,gpus.")
+    ],
     inventory: InventoryOption = None,
-    policy: Annotated[str, typer.Option(help="fifo, sjf (knows durations) or default (what submit uses).")] = "default",
+    policy: Annotated[
+        str, typer.Option(help="Policy: fifo, sjf (knows durations) or default (what submit uses).")
+    ] = "default",
     patience: Annotated[
         float | None,
         typer.Option(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.printing import print_json, say
+from gpurun.cli.printing import print_json, say, say_problem
 from gpurun.errors import BadInput, GpurunError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def submit(
     ] = None,
     gpus: Annotated[str | None, _option("-n", "--gpus", metavar="GPUS", text="World size: one rank per GPU.")] = None,
     min_gpus: Annotated[
-        str | None, _option("--min-gpus", metavar="GPUS", text="Elastic: goes on with as few as this.")
+        str | None, _option("--min-gpus", metavar="GPUS", text="Elastic: continue with as few as this.")
     ] = None,
     image: Annotated[str | None, _option("--image", metavar="IMAGE", text="Docker image on this machine.")] = None,
     generation: Annotated[
@@ -40,46 +40,54 @@ def submit(
     gpus_per_host: Annotated[
         str | None, _option("--gpus-per-host", metavar="K", text="Exactly K GPUs on each host.")
     ] = None,
-    locality: Annotated[str | None, _option("--locality", metavar="host|rack|any", text="How close.")] = None,
-    pool: Annotated[str | None, _option("--pool", metavar="P", text="The pool that pays.")] = None,
+    locality: Annotated[
+        str | None, _option("--locality", metavar="host|rack|any", text="Keep the gang on one host or in one rack.")
+    ] = None,
+    pool: Annotated[str | None, _option("--pool", metavar="P", text="Charge the job to this pool.")] = None,
     priority: Annotated[str | None, _option("--priority", metavar="N", text="Higher starts earlier.")] = None,
     preemptible: Annotated[
-        bool | None, typer.Option("--preemptible/--not-preemptible", help="May borrow, and be stopped for it.")
+        bool | None,
+        typer.Option("--preemptible/--not-preemptible", help="Let the job borrow GPUs; owners may stop it."),
     ] = None,
-    time_limit: Annotated[str | None, _option("--time-limit", metavar="12h", text="Ended after this long.")] = None,
+    time_limit: Annotated[
+        str | None, _option("--time-limit", metavar="12h", text="Stop the job after this long.")
+    ] = None,
     rehearse: Annotated[
-        str | None, _option("--rehearse", metavar="60s", text="First one rank on one GPU, for so long.")
+        str | None, _option("--rehearse", metavar="60s", text="Try one rank on one GPU for this long first.")
     ] = None,
     max_restarts: Annotated[
-        str | None, _option("--max-restarts", metavar="N", text="Starts again after a host's fault.")
+        str | None, _option("--max-restarts", metavar="N", text="Restart after a host's fault, N times.")
     ] = None,
     env: Annotated[
         list[str] | None, _option("-e", "--env", metavar="K=V", text="Environment of every rank. Not for secrets.")
     ] = None,
-    name: Annotated[str | None, _option("--name", metavar="N", text="What to call it.")] = None,
+    name: Annotated[str | None, _option("--name", metavar="N", text="Name of the job.")] = None,
     workdir: Annotated[
-        str | None, _option("--workdir", metavar="DIR", text="Folder that every host gets, read-only.")
+        str | None, _option("--workdir", metavar="DIR", text="Folder that gpurun copies to every host, read-only.")
     ] = None,
     outputs: Annotated[
-        str | None, _option("--outputs", metavar="PATH", text="Folder in the container that comes home.")
+        str | None, _option("--outputs", metavar="PATH", text="Folder in the container that gpurun copies to the head.")
     ] = None,
     requirements: Annotated[
         str | None, _option("--requirements", metavar="FILE", text="Install these packages on top of the image.")
     ] = None,
     mount: Annotated[
-        list[str] | None, _option("--mount", metavar="A:B[:rw]", text="The hosts' folder A as B; may be repeated.")
+        list[str] | None,
+        _option("--mount", metavar="A:B[:rw]", text="Mount the hosts' folder A as B; may be repeated."),
     ] = None,
     secret: Annotated[
-        list[str] | None, _option("--secret", metavar="N=FILE", text="FILE as /run/secrets/N; may be repeated.")
+        list[str] | None, _option("--secret", metavar="N=FILE", text="Give FILE as /run/secrets/N; may be repeated.")
     ] = None,
-    host: Annotated[str | None, _option("--host", metavar="HOSTS", text="Only these, such as gpu-[01-04].")] = None,
-    avoid: Annotated[str | None, _option("--avoid", metavar="HOSTS", text="None of these.")] = None,
+    host: Annotated[
+        str | None, _option("--host", metavar="HOSTS", text="Use only these, such as 'gpu-[01-04]'.")
+    ] = None,
+    avoid: Annotated[str | None, _option("--avoid", metavar="HOSTS", text="Use none of these.")] = None,
     launcher: Annotated[
         str | None, _option("--launcher", metavar="L", text="What starts the ranks, such as torchrun or mpirun.")
     ] = None,
     controller: Annotated[str | None, _option("--controller", metavar="gloo|mpi", text="How ranks start.")] = None,
     inventory: Annotated[str | None, _option("-i", "--inventory", metavar="FILE", text="Inventory file.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay, show it, exit with its outcome.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay and show it; Ctrl-C cancels the job.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done; do nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
@@ -139,7 +147,7 @@ def _submit(spec: JobSpec, inventory: Inventory, *, follow: bool, as_json: bool)
         from gpurun.cli.follow import follow_job
 
         if problem is not None:
-            say(f"gpurun: {problem}\n  → {problem.hint}")
+            say_problem(problem)
         code = follow_job(folder, print_id=not as_json, lines_to_stderr=as_json, cancel_on_interrupt=True)
         if as_json:
             print_json({"job": job_json(folder.record())})

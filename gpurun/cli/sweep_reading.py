@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.jobs import JsonOption
-from gpurun.cli.printing import duration, print_json, printable, say
+from gpurun.cli.options import JsonOption
+from gpurun.cli.printing import duration, print_json, printable, say, say_problem
 from gpurun.cli.sweep_run import SweepArgument, open_sweeps
 from gpurun.errors import BadInput, StateError
 
@@ -45,7 +45,7 @@ def status(
         if not rows and not as_json:
             say("there is no sweep; `gpurun sweep RECIPE --grid NAME=A,B` begins one")
         for error in damaged:
-            say(f"gpurun: {printable(str(error))}")
+            say_problem(error)
         if damaged:
             raise typer.Exit(StateError.exit_code)
         return

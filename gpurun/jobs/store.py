@@ -28,6 +28,9 @@ from gpurun.state import audit, durable
 from gpurun.state.path import StatePath
 from gpurun.state.people import myself
 
+LAST = "@last"
+"""What a person types for the job that they submitted last."""
+
 
 class JobStore:
     """All jobs of one state directory."""
@@ -157,7 +160,7 @@ class JobStore:
     def find(self, text: str) -> JobFolder:
         """The job that a person means by `text`: its id, an unambiguous beginning of it, or its name.
 
-        Of several jobs of one name the newest is meant.
+        Of several jobs of one name, the newest. ``@last`` is the newest job of this user.
 
         Raises:
             BadInput: none or several match.
@@ -170,10 +173,34 @@ class JobStore:
             return self.get(begins[0])
         if begins:
             raise BadInput(f"{text!r} could mean {', '.join(begins[:5])}", hint="give more of the id")
-        named = [record for record in self.records(lambda _: None) if record.name == text]
-        if not named:
-            raise BadInput(f"there is no job {text!r}", hint="`gpurun status` lists all jobs")
-        return self.get(max(named, key=lambda record: record.submitted_s).id)
+        if text == LAST:
+            newest = self._newest(ids, lambda record: record.owner_uid == os.getuid())
+        else:
+            newest = self._newest(ids, lambda record: record.name == text)
+        if newest is None:
+            raise self._unknown(text, ids)
+        return self.get(newest.id)
+
+    def _newest(self, ids: Iterable[str], is_meant: Callable[[JobRecord], bool]) -> JobRecord | None:
+        """The job that was submitted last, of those that are meant. A folder changes after its job was submitted."""
+        newest: JobRecord | None = None
+        for changed_s, job_id in sorted(_changed(self.folder, ids), reverse=True):
+            if newest is not None and changed_s < newest.submitted_s:
+                break
+            for record in self.records(lambda _: None, ids=[job_id]):
+                if is_meant(record) and (newest is None or record.submitted_s > newest.submitted_s):
+                    newest = record
+        return newest
+
+    def _unknown(self, text: str, ids: Iterable[str]) -> BadInput:
+        from difflib import get_close_matches  # noqa: PLC0415  (only an error needs it)
+
+        if text == LAST:
+            return BadInput("you have submitted no job", hint="`gpurun submit --help` shows how")
+        names = {record.name for record in self.records(lambda _: None, ids=ids)}
+        close = get_close_matches(text, sorted(names.union(ids)), n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else "`gpurun status` lists all jobs"
+        return BadInput(f"there is no job {text!r}", hint=hint)
 
 
 def _one_after_the_other(now_s: float) -> Iterator[float]:

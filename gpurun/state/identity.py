@@ -39,7 +39,7 @@ def state_id(home: Path) -> str:
         durable.write_record(made, Identity(secrets.token_hex(8)))
     except StateError as error:
         if not isinstance(error, StateDiskError):
-            error.hint = "the owner of a shared state directory makes it with `gpurun init --shared`"
+            error.hint = "the owner of a shared state directory makes it with `gpurun share`"
         raise
     with suppress(FileExistsError):  # another process was quicker: its id counts
         made.link(path)

@@ -71,7 +71,7 @@ def enter(home: Path) -> None:
     elif os.getuid() not in (found.st_uid, 0):
         raise UnsafeState(
             f"the state directory belongs to {user_name(found.st_uid)} and is not a shared one", where=str(home),
-            hint="set GPURUN_HOME to a folder of your own, or have one made with `gpurun init --shared`",
+            hint="set GPURUN_HOME to a folder of your own, or have one made with `gpurun share`",
         )  # fmt: skip
 
 
@@ -142,7 +142,7 @@ def _check_shared(home: Path, found: os.stat_result) -> None:
 def _wrong(home: Path, path: Path, what: str, gid: int) -> UnsafeState:
     return UnsafeState(
         f"the shared state directory does not keep its users apart: {path.relative_to(home)} {what}", where=str(home),
-        hint=f"as its owner: gpurun init --shared {home} --group {gid}",
+        hint=f"as its owner: gpurun share {home} --group {gid}",
     )  # fmt: skip
 
 

@@ -121,6 +121,21 @@ class LogTail:
         """Whole lines printed since those before, read piece by piece. No file yet: no lines."""
         yield from _parsed(self._lines())
 
+    def skip_to_last(self, count: int, wanted: Callable[[LoggedLine], bool]) -> None:
+        """Continue at the last `count` of the lines that are there and wanted. No file: nothing to skip."""
+
+        def matching(lines: list[bytes]) -> list[int]:
+            return [at for at, logged in enumerate(map(parse, lines)) if logged is not None and wanted(logged)]
+
+        try:
+            with self.path.reader() as stream:
+                end, lines = last(stream, lambda lines: len(matching(lines)) >= count)
+        except FileNotFoundError:
+            return
+        found = matching(lines)
+        skipped = lines[found[-count] :] if 0 < count <= len(found) else [] if not count else lines
+        self._offset = end - sum(len(line) + 1 for line in skipped)
+
     def new_reports(self) -> Iterator[RankReport]:
         """What ranks have reported since."""
         yield from filter(None, map(parse_report, self._lines()))

@@ -195,7 +195,7 @@ def test_a_command_that_only_reads_works(disk, jobs, how, words):
 def test_waiting_goes_on_until_the_job_has_ended(disk, jobs, how):
     disk.fill(how)
     waiting = disk.gpurun("wait", "--timeout", "0.5", jobs.waits)
-    assert waiting.returncode == 4, waiting.stderr
+    assert waiting.returncode == 124, waiting.stderr
     disk.free()
     disk.gpurun("cancel", "--no-wait", jobs.waits)
     assert disk.gpurun("wait", "--timeout", "100", jobs.waits).returncode == 1
@@ -226,13 +226,13 @@ def test_recover_says_so_and_recovers_all_when_there_is_space(disk, how):
 def test_a_shared_directory_is_made_whole_or_not_used(disk, how):
     shared = disk.folder / "shared"
     disk.fill(how)
-    done = disk.gpurun("init", "--shared", str(shared), "--group", GROUP)
+    done = disk.gpurun("share", str(shared), "--group", GROUP)
     assert says_what_to_do(done), (done.returncode, done.stderr)
     disk.environ["GPURUN_HOME"] = str(shared)
     used = disk.gpurun(*SUBMIT)
     assert used.returncode == 5, "a directory that was made in part keeps nobody apart"
     disk.free()
-    done = disk.gpurun("init", "--shared", str(shared), "--group", GROUP)
+    done = disk.gpurun("share", str(shared), "--group", GROUP)
     assert done.returncode == 0, done.stderr
     stored = disk.gpurun(*SUBMIT)
     assert stored.returncode == 0, stored.stderr

@@ -98,8 +98,10 @@ def test_install_and_uninstall(systemd):
     assert sorted(os.listdir(systemd / "units")) == ["gpurun-recover.service", "gpurun-recover.timer"]
     told = (systemd / "told").read_text()
     assert told.count("enable --now gpurun-recover.timer") == 2
-    recover_timer.uninstall()
-    recover_timer.uninstall()
+    recover_timer.uninstall(dry_run=True)
+    assert sorted(os.listdir(systemd / "units")) == ["gpurun-recover.service", "gpurun-recover.timer"]
+    recover_timer.uninstall(dry_run=False)
+    recover_timer.uninstall(dry_run=False)
     assert os.listdir(systemd / "units") == []
     assert (systemd / "told").read_text().count("disable --now gpurun-recover.timer") == 1
 

@@ -32,7 +32,7 @@ def test_a_wrong_mode_is_refused_and_mended(state, name):
     (state / name).chmod(0o2777)
     with pytest.raises(UnsafeState) as caught:
         enter(state)
-    assert caught.value.hint in (f"as its owner: gpurun init --shared {state} --group {GROUP}", f"chmod o-w {state}")
+    assert caught.value.hint in (f"as its owner: gpurun share {state} --group {GROUP}", f"chmod o-w {state}")
     make_shared(state, GROUP)
     enter(state)
 

@@ -84,7 +84,7 @@ def test_the_command_that_makes_it(tmp_path, monkeypatch, capsys):
 
     for group, code in (("no such group", 2), (str(GROUP), 0)):
         with pytest.raises(SystemExit) as ended:
-            main(["init", "--shared", str(tmp_path / "made"), "--group", group])
+            main(["share", str(tmp_path / "made"), "--group", group])
         assert ended.value.code == code
     assert is_shared(tmp_path / "made")
     assert "groupadd" in capsys.readouterr().err

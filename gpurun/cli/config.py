@@ -1,0 +1,94 @@
+"""``gpurun version`` and ``gpurun config``: what is installed, and which files commands use."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import typer
+
+from gpurun import __version__
+from gpurun.cli.options import JsonOption
+from gpurun.cli.printing import print_json, printable
+
+SHOWN = ("paramiko", "ClusterShell", "typer", "rich", "nvidia-ml-py", "msgspec", "optuna", "textual", "tensorboard")
+VARIABLES = ("GPURUN_HOME", "GPURUN_INVENTORY", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "NO_COLOR")
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+
+@app.callback()
+def _config() -> None:
+    """Show which files and variables commands use."""
+
+
+class Used(NamedTuple):
+    """One thing that commands use, where it is, and why there."""
+
+    name: str
+    value: str
+    why: str
+
+
+def version(as_json: JsonOption = False) -> None:
+    """Print the versions of gpurun, Python and the packages it uses."""
+    packages = {name: _installed(name) for name in SHOWN}
+    if as_json:
+        python = {"version": platform.python_version(), "implementation": platform.python_implementation()}
+        print_json({"version": __version__, "python": python, "packages": packages})
+        return
+    typer.echo(f"gpurun {__version__}, Python {platform.python_version()}")
+    for name, found in packages.items():
+        typer.echo(f"  {name} {found or 'is not installed'}")
+
+
+@app.command("view")
+def view(as_json: JsonOption = False) -> None:
+    """Show what commands use, and why.
+
+    That is the state directory, the inventory and variables of the environment.
+    """
+    settings = [_home(), _inventory(), *_variables()]
+    if as_json:
+        print_json({"settings": [setting._asdict() for setting in settings]})
+        return
+    for setting in settings:
+        typer.echo(printable(f"{setting.name:>16}  {setting.value or 'none'}  ({setting.why})"))
+
+
+def _home() -> Used:
+    from gpurun.state.home import SYSTEM_HOME, home
+    from gpurun.state.shared import is_shared
+
+    found = home(os.environ)
+    if os.environ.get("GPURUN_HOME"):
+        why = "$GPURUN_HOME"
+    else:
+        why = f"{SYSTEM_HOME} exists" if found == SYSTEM_HOME else "your own; $GPURUN_HOME names another"
+    return Used("state directory", str(found), f"{why}; {'shared' if is_shared(found) else 'one user'}")
+
+
+def _inventory() -> Used:
+    from gpurun.errors import BadInput
+    from gpurun.inventory.locate import find
+
+    try:
+        found: Path | None = find(None, os.environ)
+    except BadInput as error:
+        return Used("inventory", "", error.message.split("\n")[0])
+    why = "$GPURUN_INVENTORY" if os.environ.get("GPURUN_INVENTORY") else "the first that there is"
+    return Used("inventory", str(found), why)
+
+
+def _variables() -> list[Used]:
+    return [Used(name, os.environ[name], "environment") for name in VARIABLES if name in os.environ]
+
+
+def _installed(name: str) -> Any:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,134 @@
+"""``gpurun logs``: what a job's ranks have printed."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpurun.cli.jobs import POLL_S, find_job
+from gpurun.cli.options import JobArgument
+from gpurun.cli.printing import printable, printed, say
+from gpurun.errors import BadInput
+from gpurun.head.caretaker import Caretaker
+
+if TYPE_CHECKING:
+    from gpurun.jobs.folder import JobFolder
+    from gpurun.jobs.record import JobRecord
+    from gpurun.supervisor.loglines import LoggedLine
+
+
+def logs(
+    job: JobArgument,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, metavar="N", help="Print only this rank.")] = None,
+    tail: Annotated[
+        int | None, typer.Option("--tail", "-n", min=0, metavar="N", help="Begin with the last N lines.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="TIME", help="Print lines since then: 10m ago, or 2026-11-25T08:00 (UTC)."),
+    ] = None,
+    grep: Annotated[
+        str | None, typer.Option("--grep", metavar="PATTERN", help="Print only lines that match (Python's re).")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay until the job has ended.")] = False,
+    timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="Begin each line with its time.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+) -> None:
+    """Print what a job's ranks have printed.
+
+    After a failure, the last words on stderr name the rank that failed first.
+    """
+    from gpurun.supervisor.loglines import LogTail
+
+    folder = find_job(job)
+    wanted = _Wanted(_checked_rank(folder, rank), _since(since, time.time()), _pattern(grep))
+    lines, caretaker = LogTail(folder.log), Caretaker()
+    if tail is not None:
+        lines.skip_to_last(tail, wanted.has)
+    while True:
+        record = folder.record()
+        for logged in lines.new():
+            if wanted.has(logged):
+                sys.stdout.write(_json(logged) if as_json else _text(logged, rank, timestamps=timestamps))
+        sys.stdout.flush()
+        if record.state.ended or not follow:
+            break
+        caretaker.look([folder])
+        time.sleep(POLL_S)
+    if record.state.ended:
+        _say_first_failure(record)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Which lines a person wants."""
+
+    rank: int | None
+    since: str
+    pattern: re.Pattern[str] | None
+
+    def has(self, logged: LoggedLine) -> bool:
+        return (
+            (self.rank is None or logged.line.rank == self.rank)
+            and logged.time >= self.since
+            and (self.pattern is None or self.pattern.search(logged.line.text) is not None)
+        )
+
+
+def _checked_rank(folder: JobFolder, rank: int | None) -> int | None:
+    """Raises BadInput: no attempt of the job can have such a rank."""
+    if rank is None:
+        return None
+    spec = folder.spec()
+    ranks = spec.gpus + (spec.roles.without_gpu if spec.roles is not None else 0)
+    if rank >= ranks:
+        raise BadInput(f"has no rank {rank}", job=folder.id, hint=f"its ranks are 0 to {ranks - 1}")
+    return rank
+
+
+def _since(text: str | None, now_s: float) -> str:
+    """The beginning that a person means, as a log has it (RFC 3339, UTC). "" for the whole log."""
+    from gpurun.jobs.recipe import duration_s
+
+    if text is None:
+        return ""
+    if re.fullmatch(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?Z?)?", text):
+        return text.replace(" ", "T").rstrip("Z")
+    try:
+        return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now_s - duration_s(text)))
+    except (ValueError, OverflowError, OSError):
+        raise BadInput(f"--since {text[:40]!r} is not a time", hint="such as 10m, or 2026-11-25T08:00") from None
+
+
+def _pattern(text: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if text is None else re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise BadInput(f"--grep {text[:40]!r} is not a pattern: {error}" if text else f"--grep: {error}") from None
+
+
+def _text(logged: LoggedLine, rank: int | None, *, timestamps: bool) -> str:
+    line = logged.line
+    who = "" if rank is not None else f"[{'launcher' if line.rank is None else line.rank}] "
+    return f"{logged.time + ' ' if timestamps else ''}{who}{printed(line.text)}\n"
+
+
+def _json(logged: LoggedLine) -> str:
+    line = logged.line
+    return json.dumps({"time": logged.time, "rank": line.rank, "stream": line.stream, "text": line.text}) + "\n"
+
+
+def _say_first_failure(record: JobRecord) -> None:
+    """Name the rank that failed first: a launcher prints much after that rank's own last words."""
+    failure = record.first_failure
+    if failure is None:
+        return
+    say(printable(f"{record.id} {record.state.value}: {record.reason or failure.reason}"))
+    for text in failure.excerpt:
+        say(f"        | {printed(text)}")

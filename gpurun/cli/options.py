@@ -1,0 +1,32 @@
+"""Options and arguments that several commands share: each is defined here, once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpurun.cli import completion
+
+HOST_SET = "Host set, such as @rack:r1 or 'gpu-r1-[01-16]&!@cordoned'. Quote it if it contains [ ] & ! * or ?."
+JOB = "Job: its id, the beginning of its id, its name, or @last for the job that you submitted last."
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+InventoryOption = Annotated[
+    str | None, typer.Option("--inventory", "-i", metavar="FILE", help="Inventory file.", show_default=False)
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help=JOB, autocompletion=completion.jobs)]
+JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB…", help=JOB, autocompletion=completion.jobs)]
+SomeJobsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[JOB…]", help=JOB, show_default=False, autocompletion=completion.jobs),
+]
+HostsArgument = Annotated[str, typer.Argument(metavar="HOSTS", help=HOST_SET, autocompletion=completion.hosts)]
+HostArgument = Annotated[
+    str, typer.Argument(metavar="HOST", help="Host of the inventory.", autocompletion=completion.hosts)
+]
+SomeHostsArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="[HOSTS]", help=HOST_SET, show_default=False, autocompletion=completion.hosts),
+]

@@ -1,0 +1,33 @@
+"""``gpurun ssh``: a shell on a host, the way gpurun itself gets there."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+
+import typer
+
+from gpurun.cli.options import HostArgument, InventoryOption
+
+
+def ssh(context: typer.Context, host: HostArgument, inventory: InventoryOption = None) -> None:
+    """Open a shell on a host, or run a command there: gpurun ssh gpu-r1-01 -- nvidia-smi.
+
+    The connection is the one gpurun uses: user, key, jump hosts and verified host key.
+    """
+    from gpurun.cli.inventory_options import cluster
+    from gpurun.errors import BadInput
+    from gpurun.remote import ssh_argv
+    from gpurun.remote.masters import live
+    from gpurun.remote.ssh_config import resolve
+    from gpurun.supervisor.links import target_of
+
+    found = cluster(inventory)
+    names = found.choose(host)
+    if len(names) != 1:
+        raise BadInput(f"{host!r} is {len(names)} hosts", hint="name one host; `pdsh` or Ansible reach many")
+    route = resolve(target_of(names[0], found.inventory))
+    command = context.obj or ()
+    tty = sys.stdin.isatty() and not command
+    os.execvp("ssh", ssh_argv.terminal(route, live(route), shlex.join(command), tty=tty))

@@ -1,0 +1,43 @@
+"""``gpurun wait``: until jobs have ended."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from gpurun.cli.jobs import POLL_S, open_store
+from gpurun.cli.options import JobsArgument, JsonOption
+from gpurun.cli.printing import job_json, print_json, printable, say
+from gpurun.head.caretaker import Caretaker
+
+TIMED_OUT = 124
+"""The exit code after `--timeout`, as of timeout(1)."""
+
+
+def wait(
+    jobs: JobsArgument,
+    timeout_s: Annotated[
+        float | None, typer.Option("--timeout", metavar="SECONDS", help="Stop waiting after this time: exit code 124.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Wait until jobs have ended. Exit with the code of the first that failed, or 0."""
+    store = open_store()
+    folders = [store.find(job) for job in jobs]
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    caretaker = Caretaker()
+    while not all(folder.record().state.ended for folder in folders):
+        if deadline is not None and time.monotonic() > deadline:
+            say(f"still running after {timeout_s:g} s")
+            raise typer.Exit(TIMED_OUT)
+        caretaker.look(folders)
+        time.sleep(POLL_S)
+    records = [folder.record() for folder in folders]
+    if as_json:
+        print_json({"jobs": [job_json(record) for record in records]})
+    else:
+        for record in records:
+            typer.echo(f"{record.id} {record.state.value}{' ' if record.reason else ''}{printable(record.reason)}")
+    raise typer.Exit(next((int(record.code or 0) for record in records if record.code), 0))

@@ -1,0 +1,57 @@
+"""Every page of help: each argument and option is explained, each command says what it does."""
+
+from __future__ import annotations
+
+import re
+
+import click
+import pytest
+from typer.main import get_command
+
+from gpurun.cli.main import app
+
+
+def pages():
+    """Every command below `gpurun`: its words, and itself."""
+    found, left = [], [(("gpurun",), get_command(app))]
+    while left:
+        words, command = left.pop()
+        found.append((words, command))
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            left += [((*words, name), command.get_command(context, name)) for name in command.list_commands(context)]
+    return sorted(found, key=lambda page: page[0])
+
+
+PAGES = pages()
+
+
+@pytest.mark.parametrize(("words", "command"), PAGES, ids=[" ".join(words) for words, _ in PAGES])
+def test_help_explains_every_argument_and_option(words, command):
+    context = click.Context(command, info_name=" ".join(words))
+    page = command.get_help(context)
+    flat = " ".join(page.split())
+    for parameter in command.params:
+        if parameter.name in ("help", "install_completion", "show_completion") or getattr(parameter, "hidden", False):
+            continue
+        help_text = getattr(parameter, "help", None)
+        assert help_text, f"{words}: {parameter.name} has no help"
+        assert help_text[0].isupper() and help_text.rstrip(")")[-1] in ".?", f"{words}: {parameter.name}: {help_text!r}"
+        assert re.sub(r"\s", "", help_text) in re.sub(r"\s", "", flat), f"{words}: {parameter.name} is not shown"
+    assert command.help and command.help[0].isupper(), words
+    assert re.search(r"[.:]$", command.help.strip().split("\n\n")[0]) or words[0] == "gpurun", words
+
+
+def test_a_group_shows_one_whole_line_for_each_command():
+    for words, command in PAGES:
+        if isinstance(command, click.Group):
+            context = click.Context(command, info_name=" ".join(words))
+            assert "..." not in command.get_help(context).split("Commands:")[1], words
+
+
+@pytest.mark.parametrize(("words", "command"), PAGES, ids=[" ".join(words) for words, _ in PAGES])
+def test_one_option_has_one_meaning_in_all_commands(words, command):
+    shared = {"--json": "as_json", "--inventory": "inventory", "--yes": "yes"}
+    for parameter in command.params:
+        for name in parameter.opts:
+            assert shared.get(name, parameter.name) == parameter.name, words

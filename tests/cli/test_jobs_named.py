@@ -1,0 +1,174 @@
+"""Jobs as people name them, and what commands print of their logs."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from gpurun.cli import completion
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.states import State
+from gpurun.jobs.store import JobStore
+
+INVENTORY = """\
+version: 1
+defaults: {generation: pascal, gpus: 4}
+fabrics: {tcp: {kind: tcp, interface: eno1}}
+racks: {r1: {hosts: {"h[1-2]": {}}}}
+pools: {vision: {reservation: 4}}
+"""
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPURUN_HOME", str(tmp_path / "home"))
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    monkeypatch.setenv("GPURUN_INVENTORY", str(tmp_path / "inventory.yaml"))
+    monkeypatch.chdir(tmp_path)
+    return JobStore(tmp_path / "home")
+
+
+def made(store, name="train", *, at_s=None):
+    spec = JobSpec(name=name, image="i", gpus=2, command=("true",))
+    return store.create(spec, inventory=store.home.parent / "inventory.yaml", now_s=at_s or time.time())
+
+
+def logged(folder, *lines):
+    with Path(str(folder.log)).open("ab") as log:
+        for second, text in lines:
+            log.write(f"2026-11-25T08:00:{second:02d}.000000000Z o {text}\n".encode())
+
+
+def test_last_is_the_job_that_one_submitted_last(store, gpurun):
+    first = made(store, at_s=time.time() - 100)
+    newest = made(store, at_s=time.time())
+    os.utime(str(first.path), (time.time() + 100,) * 2)  # the older job changed after the newer was submitted
+    assert store.find("@last").id == newest.id
+    assert json.loads(gpurun("status", "@last", "--json")[1])["jobs"][0]["id"] == newest.id
+
+
+def test_last_is_nobody_elses(store, gpurun, monkeypatch):
+    made(store)
+    monkeypatch.setattr("gpurun.jobs.store.os", type("Os", (), {**vars(os), "getuid": staticmethod(lambda: 4711)}))
+    code, _, err = gpurun("status", "@last")
+    assert code == 2 and "you have submitted no job" in err
+
+
+def test_of_jobs_of_one_name_the_newest_is_meant(store):
+    made(store, "net", at_s=10.0)
+    newest = made(store, "net", at_s=20.0)
+    made(store, "other", at_s=30.0)
+    assert store.find("net").id == newest.id
+
+
+@pytest.mark.parametrize("text", ["tarin", "trian", "j-zzzz", "@latest", "a'; echo", "\x1b[31m", "../x", "ü" * 300])
+def test_a_name_that_is_nobodys_is_an_error_with_a_suggestion(store, gpurun, text):
+    made(store)
+    code, out, err = gpurun("status", text)
+    assert (code, out) == (2, "")
+    assert "there is no job" in err and "\x1b" not in err
+    assert ("did you mean train?" in err) == (text in ("tarin", "trian"))
+
+
+def test_logs_show_the_last_lines_of_one_rank(store, gpurun):
+    folder = made(store)
+    logged(folder, (1, "[0]<stdout>:a"), (2, "[1]<stdout>:b"), (3, "[0]<stdout>:c"), (4, "[0]<stdout>:d"))
+    assert gpurun("logs", "train", "--rank", "0", "--tail", "2")[1] == "c\nd\n"
+    assert gpurun("logs", "train", "--tail", "0")[1] == ""
+    assert gpurun("logs", "train", "-n", "99")[1] == "[0] a\n[1] b\n[0] c\n[0] d\n"
+    assert gpurun("logs", "train", "--grep", "^[bc]$")[1] == "[1] b\n[0] c\n"
+    assert gpurun("logs", "train", "--since", "2026-11-25T08:00:03")[1] == "[0] c\n[0] d\n"
+    assert json.loads(gpurun("logs", "train", "--tail", "1", "--json")[1]) == {
+        "time": "2026-11-25T08:00:04.000000000Z", "rank": 0, "stream": "stdout", "text": "d",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--rank", "2"),
+        ("--rank", "99"),
+        ("--since", "soon"),
+        ("--since", "99999999999d"),
+        ("--grep", "("),
+        ("--grep", "*"),
+    ],
+)
+def test_logs_refuse_what_can_never_be(store, gpurun, argv):
+    made(store)
+    code, out, err = gpurun("logs", "train", *argv)
+    assert (code, out) == (2, "") and err.startswith("gpurun: ")
+
+
+def test_logs_of_a_failed_job_end_with_the_rank_that_failed_first(store, gpurun):
+    folder = made(store)
+    logged(folder, (1, "[0]<stdout>:a"))
+    assert "failed" not in gpurun("logs", "train")[2]
+
+
+def test_wait_ends_like_timeout_of_coreutils(store, gpurun):
+    made(store)
+    code, _, err = gpurun("wait", "train", "--timeout", "0.1")
+    assert code == 124 and "still running" in err
+
+
+def test_cancel_needs_to_know_which_jobs_and_asks_before_it_takes_all(store, gpurun):
+    jobs = [made(store, at_s=time.time() - second) for second in (2, 1)]
+    assert gpurun("cancel")[0] == 2
+    assert gpurun("cancel", jobs[0].id, "--mine")[0] == 2
+    assert "nobody is there to be asked" in gpurun("cancel", "--mine")[2]
+    assert all(not job.record().state.ended for job in jobs)
+    assert gpurun("cancel", "--mine", "--yes")[0] == 0
+    assert {job.record().state for job in jobs} == {State.CANCELLED}
+    assert "no job is left" in gpurun("cancel", "--mine", "--yes")[2]
+
+
+def test_quiet_prints_results_and_errors_only(store, gpurun):
+    made(store)
+    assert gpurun("--quiet", "cancel", "--mine", "--yes") == (0, "", "")
+    assert "there is no job" in gpurun("--quiet", "status", "x")[2]
+    assert gpurun("cancel", "--mine", "--yes")[2] != ""
+
+
+def test_the_shell_completes_jobs_and_hosts_and_pools(store, tmp_path, monkeypatch):
+    job = made(store, "train")
+    made(store, "evil\nname")
+    assert completion.jobs("@") == ["@last"]
+    assert completion.jobs("j-") == sorted(completion.jobs("j-"), key=completion.jobs("j-").index)
+    assert job.id in completion.jobs("j-") and completion.jobs("tr") == ["train"]
+    assert not any("\n" in word for word in completion.jobs(""))
+    assert completion.hosts("h1,h") == ["h1,h1", "h1,h2"]
+    assert "@rack:r1" in completion.hosts("@") and completion.pools("v") == ["vision"]
+    (tmp_path / "inventory.yaml").write_text("{")
+    assert completion.hosts("") == completion.pools("") == []
+    monkeypatch.setenv("GPURUN_HOME", "/proc/self/mem")
+    assert completion.jobs("j") == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_goes_through_the_shell_script(store, shell, tmp_path):
+    import subprocess
+    import sys
+
+    job = made(store)
+    words = f"gpurun logs {job.id[:4]}"
+    env = {
+        **os.environ, "_GPURUN_COMPLETE": f"complete_{shell}", "COMP_WORDS": words, "COMP_CWORD": "2",
+        "_TYPER_COMPLETE_ARGS": words, "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "gpurun"], env=env, capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert job.id in done.stdout, done
+
+
+def test_config_and_version_say_what_is_used(store, gpurun):
+    settings = {one["name"]: one for one in json.loads(gpurun("config", "view", "--json")[1])["settings"]}
+    assert settings["state directory"]["value"] == str(store.home)
+    assert settings["inventory"]["why"] == "$GPURUN_INVENTORY"
+    assert json.loads(gpurun("version", "--json")[1])["packages"]["paramiko"]
+    assert "gpurun 0." in gpurun("version")[1]
