@@ -8,8 +8,9 @@ import os
 import stat
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,12 @@ class Entry:
         return [self.path, self.kind, self.mode, self.mtime_ns, self.size, self.digest, self.target]
 
 
+def digest_of(entries: Iterable[Entry]) -> str:
+    """Names all of a folder's content but the times: two folders with the same digest hold the same."""
+    told = [[entry.path, entry.kind, entry.mode, entry.digest, entry.target] for entry in entries]
+    return f"sha256:{hashlib.sha256(json.dumps(sorted(told)).encode()).hexdigest()}"
+
+
 class FileTree(ABC):
     """A folder's content: each folder before what is in it.
 
@@ -60,9 +67,8 @@ class FileTree(ABC):
 
     @property
     def digest(self) -> str:
-        """Names all of it but the times: two folders with the same digest hold the same."""
-        told = [[entry.path, entry.kind, entry.mode, entry.digest, entry.target] for entry in self.entries]
-        return f"sha256:{hashlib.sha256(json.dumps(sorted(told)).encode()).hexdigest()}"
+        """As `digest_of`."""
+        return digest_of(self.entries)
 
     @abstractmethod
     def content(self, digest: str) -> Iterator[bytes]:
@@ -76,7 +82,7 @@ class FolderTree(FileTree):
         memory: remembers the digests of its files.
     """
 
-    def __init__(self, top: Path, entries: Iterable[Entry], memory: Path) -> None:
+    def __init__(self, top: Path, entries: Iterable[Entry], memory: DigestMemory) -> None:
         super().__init__(entries)
         self._top, self._memory = top, memory
 
@@ -96,7 +102,7 @@ class FolderTree(FileTree):
         except OSError as error:
             raise BadInput(f"cannot be read: {error.strerror}", where=str(path)) from None
         if f"sha256:{seen.hexdigest()}" != digest:
-            self._memory.unlink(missing_ok=True)  # or it remembers wrongly
+            self._memory.forget()  # or it remembers wrongly
             raise BadInput("the file changed while it was read", where=str(path), hint="try again when it is written")
 
 
@@ -111,9 +117,7 @@ def scan(top: Path) -> FolderTree:
     if not top.is_dir():
         raise BadInput("the workdir is no folder", where=str(top))
     top = top.resolve()
-    memory = default_folder().parent / "trees" / f"{hashlib.sha256(os.fsencode(top)).hexdigest()[:32]}.json"
-    known = _load(memory)
-    seen: dict[str, list[Any]] = {}
+    memory = DigestMemory(top)
     entries: list[Entry] = []
     try:
         for path, found in Walk(top).entries():
@@ -124,22 +128,48 @@ def scan(top: Path) -> FolderTree:
             elif stat.S_ISLNK(status.st_mode):
                 entries.append(Entry(path, "link", 0, target=os.readlink(found.path)))  # noqa: PTH115 - bytes as they are
             elif stat.S_ISREG(status.st_mode):
-                seen[path] = _known_digest(known.get(path), found.path, status)
-                entries.append(Entry(path, "file", mode, status.st_mtime_ns, status.st_size, seen[path][-1]))
+                digest = memory.digest(path, status, partial(_digest, found.path))
+                entries.append(Entry(path, "file", mode, status.st_mtime_ns, status.st_size, digest))
     except OSError as error:
         raise BadInput(f"cannot be read: {error.strerror}", where=str(error.filename or top)) from None
-    _save(memory, seen)
+    memory.keep()
     return FolderTree(top, entries, memory)
 
 
-def _known_digest(known: list[Any] | None, path: str, status: os.stat_result) -> list[Any]:
-    """[what tells that a file has changed …, its digest]."""
-    mark = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
-    if known is not None and known[:-1] == mark:
-        return known
-    digest = _digest(path)
-    changed_s = max(status.st_mtime, status.st_ctime)
-    return [*(mark if time.time() - changed_s > RACY_S else [-1]), digest]
+class DigestMemory:
+    """The digests of a folder's files that have not changed since: in the user's cache folder.
+
+    Args:
+        what: tells apart what is read of the same folder for different ends.
+    """
+
+    def __init__(self, top: Path, what: str = "") -> None:
+        name = hashlib.sha256(os.fsencode(f"{top}\0{what}" if what else top)).hexdigest()[:32]
+        self._place = default_folder().parent / "trees" / f"{name}.json"
+        self._known = _load(self._place)
+        self._seen: dict[str, list[Any]] = {}
+
+    def digest(self, path: str, status: os.stat_result, read: Callable[[], str]) -> str:
+        """A file's digest, which `read` gives if it is not known."""
+        mark = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+        known = self._known.get(path)
+        if known is None or known[:-1] != mark:
+            digest = read()
+            changed_s = max(status.st_mtime, status.st_ctime)
+            known = [*(mark if time.time() - changed_s > RACY_S else [-1]), digest]
+        self._seen[path] = known
+        return str(known[-1])
+
+    def keep(self) -> None:
+        """Remember what was asked for since this was made, and nothing else."""
+        self._place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = self._place.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps(self._seen))
+        temporary.replace(self._place)
+
+    def forget(self) -> None:
+        """Have every file read again."""
+        self._place.unlink(missing_ok=True)
 
 
 def _digest(path: str) -> str:
@@ -157,10 +187,3 @@ def _load(memory: Path) -> dict[str, list[Any]]:
         return {}
     known = found.items() if isinstance(found, dict) else ()
     return {path: marks for path, marks in known if isinstance(marks, list) and marks and isinstance(marks[-1], str)}
-
-
-def _save(memory: Path, seen: dict[str, list[Any]]) -> None:
-    memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = memory.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(seen))
-    temporary.replace(memory)

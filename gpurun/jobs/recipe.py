@@ -21,6 +21,7 @@ from gpurun.documents.nodes import ProblemReport, compose
 from gpurun.errors import BadInput
 from gpurun.inventory.load import read as read_bytes
 from gpurun.jobs.environment import environment_of
+from gpurun.jobs.mounted import ContainerPath, Data, DataName, Mount, check_data, mode_of, sources_below
 from gpurun.jobs.spec import MOST_GPUS, Constraints, Controller, HorovodKnobs, JobSpec, Locality, Roles
 
 RECIPE_FILE = "recipe.yaml"
@@ -70,27 +71,12 @@ def _without_nul(text: str) -> str:
     return text
 
 
-def _container_path(path: str) -> str:
-    if not path.startswith("/") or "\0" in path or "\n" in path or ".." in path.split("/") or path.strip("/") == "":
-        raise ValueError
-    return path
-
-
 def _words(line: str) -> list[str]:
     """One line as a shell splits words; no shell ever runs it. Raises ValueError."""
     try:
         return shlex.split(_without_nul(line))
     except ValueError as error:
         raise ValueError(f"cannot be split into words: {error}") from error
-
-
-def _mount(text: str) -> tuple[str, str, str]:
-    """``/host/path:/container/path[:ro|rw]``, read-only unless it says otherwise. Raises ValueError."""
-    source, _, rest = text.partition(":")
-    target, _, mode = rest.partition(":")
-    if mode not in ("", "ro", "rw"):
-        raise ValueError
-    return _container_path(source), _container_path(target), mode or "ro"
 
 
 _NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}\Z"
@@ -115,9 +101,7 @@ PoolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,252}\Z", 
 EnvName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z", title="a variable's name")]
 SecretName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z", title="a file name")]
 Text = Annotated[str, written(_without_nul, "a text", null=True)]
-ContainerPath = Annotated[str, written(_container_path, "an absolute path such as /checkpoints")]
 Command = Annotated[tuple[Text, ...], Meta(min_length=1), written(_words, "a command that names a program")]
-Mount = Annotated[tuple[str, str, str], written(_mount, "a mount such as /host/path:/container/path:ro")]
 Duration = Annotated[float, written(duration_s, "a time such as 90s, 15m, 1h30m or 2d")]
 WholeSeconds = Annotated[int, written(lambda text: round(duration_s(text)), "a time such as 90s, 15m, 1h30m or 2d")]
 Size = Annotated[int, written(size_mib, "a size such as 512MiB or 16GiB")]
@@ -223,6 +207,7 @@ class RecipeKeys(TypedDict, total=False):
     grace: Duration
     shm_size: Size
     mounts: tuple[Mount, ...]
+    data: dict[DataName, Data]
     sweep: SweepKeys
     python: PythonKeys
 
@@ -258,7 +243,7 @@ def read(path: Path) -> Recipe:
     Raises:
         BadInput: there is none; or it is wrong, with every problem's line and column.
     """
-    file = path / RECIPE_FILE if stat.S_ISDIR(_mode(path)) else path
+    file = path / RECIPE_FILE if stat.S_ISDIR(mode_of(path)) else path
     data = read_bytes(file, "the recipe", most_bytes=MAX_BYTES)
     if len(data) > MAX_BYTES:
         raise BadInput(f"the recipe is larger than {MAX_BYTES >> 20} MiB", where=str(file))
@@ -272,6 +257,8 @@ def read(path: Path) -> Recipe:
         given["workdir"] = str((file.parent / given["workdir"]).absolute())
     if "secret_files" in given:
         given["secret_files"] = {k: str((file.parent / v).absolute()) for k, v in given["secret_files"].items()}
+    if "data" in given:
+        given["data"] = sources_below(file.parent, given["data"])
     if "constraints" in given:
         given["constraints"] = Constraints(**_by_field(given["constraints"]))
     if "horovod" in given:
@@ -309,7 +296,7 @@ def build(recipe: Recipe | None, overrides: Mapping[str, Any], constraints: Mapp
         BadInput: something a job needs is missing, or two things contradict each other.
     """
     given = dict(recipe.given) if recipe else {}
-    merged = {field: {**given.get(field, {}), **overrides.get(field, {})} for field in ("env", "secret_files")}
+    merged = {field: {**given.get(field, {}), **overrides.get(field, {})} for field in ("env", "secret_files", "data")}
     given |= {**overrides, **merged}
     given["constraints"] = replace(given.get("constraints", Constraints()), **constraints)
     given.setdefault("name", given["command"][0].rsplit("/", 1)[-1] if "command" in given else "job")
@@ -339,12 +326,13 @@ def _check(spec: JobSpec) -> None:
         raise BadInput(f"{spec.gpus} GPUs cannot be split into hosts of exactly {per_host}")
     if spec.min_gpus and spec.min_gpus > spec.gpus:
         raise BadInput(f"min_gpus ({spec.min_gpus}) is more than gpus ({spec.gpus})")
-    if spec.workdir is not None and not stat.S_ISDIR(_mode(Path(spec.workdir))):
+    if spec.workdir is not None and not stat.S_ISDIR(mode_of(Path(spec.workdir))):
         raise BadInput("workdir is not a folder", where=spec.workdir)
+    check_data(spec)
     for name, file in spec.secret_files.items():
-        if not stat.S_ISREG(_mode(Path(file))):
+        if not stat.S_ISREG(mode_of(Path(file))):
             raise BadInput(f"the secret {name!r} is not a file", where=file)
-    if spec.python is not None and spec.python.secret and not stat.S_ISREG(_mode(Path(spec.python.secret))):
+    if spec.python is not None and spec.python.secret and not stat.S_ISREG(mode_of(Path(spec.python.secret))):
         raise BadInput("python: the secret is not a file", where=spec.python.secret)
 
 
@@ -373,11 +361,3 @@ def check_length(spec: JobSpec) -> None:
             "reach the ranks",
             hint="put the long part into a file of the workdir or of the image",
         )
-
-
-def _mode(path: Path) -> int:
-    """What lies there, as stat(2) says; 0 if nothing, or nothing that can be looked at."""
-    try:
-        return path.stat().st_mode
-    except (OSError, ValueError):
-        return 0

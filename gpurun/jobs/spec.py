@@ -12,6 +12,8 @@ from typing import Literal
 
 Controller = Literal["gloo", "mpi"]
 Locality = Literal["host", "rack", "any"]
+DATA = "/data"
+"""Where containers have data sets, each under its name."""
 MOST_GPUS = 1024
 """More GPUs than any host has; an inventory allows 128."""
 
@@ -172,6 +174,7 @@ class Wants:
     max_restarts: int = 0
     roles: Roles | None = None
     reforms: bool = False
+    data_digests: tuple[str, ...] = ()
 
     @property
     def rehearsal(self) -> Wants:
@@ -184,6 +187,23 @@ class Wants:
     def ports_on(self, grants: Iterable[Grant]) -> int:
         """How many TCP ports in a row a gang needs on each of its hosts: one, and one for each rank that has a role."""
         return 1 if self.roles is None else 1 + max(len(grant.gpus) for grant in grants) + self.roles.without_gpu
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """Where a data set comes from.
+
+    Attributes:
+        kind: ``folder`` of the head; ``host``: a folder that the hosts have; ``job``: outputs on the head.
+        path: an absolute path; of a job's outputs ``JOB:outputs/…``.
+        digest: names what it held when the job was submitted, and so what runs; None for what the hosts have.
+        size_bytes: of all its files together.
+    """
+
+    kind: Literal["folder", "host", "job"]
+    path: str
+    digest: str | None = None
+    size_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -244,6 +264,7 @@ class JobSpec:
         scratch: absolute path inside the container of a writable folder that goes with the attempt; None = none.
         python: the packages on top of the image. In a job that was submitted, `image` and `image_id` are those with the
             packages. None = the image as it is.
+        data: name → where the data set comes from that each rank reads at ``/data/NAME``.
     """
 
     name: str
@@ -277,6 +298,7 @@ class JobSpec:
     roles: Roles | None = None
     reforms: bool = False
     python: Environment | None = None
+    data: Mapping[str, DataSource] = field(default_factory=dict)
 
     @property
     def is_live_elastic(self) -> bool:
@@ -298,6 +320,11 @@ class JobSpec:
         )  # fmt: skip
 
     @property
+    def data_digests(self) -> tuple[str, ...]:
+        """The data sets that hosts must have, each once."""
+        return tuple(sorted({source.digest for source in self.data.values() if source.digest is not None}))
+
+    @property
     def outputs_limit(self) -> int | None:
         """`outputs_limit_mib` in bytes."""
         return None if self.outputs_limit_mib is None else self.outputs_limit_mib << 20
@@ -307,5 +334,5 @@ class JobSpec:
         """What the scheduler needs to know."""
         return Wants(
             self.gpus, self.min_gpus, self.constraints, self.pool, self.priority, self.preemptible, self.time_limit_s,
-            self.grace_s, self.max_restarts, self.roles, self.reforms,
+            self.grace_s, self.max_restarts, self.roles, self.reforms, self.data_digests,
         )  # fmt: skip

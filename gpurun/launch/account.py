@@ -40,6 +40,10 @@ class HostAccount:
         """Where a job's outputs lie on this host while it runs."""
         return f"{self.folder}/outputs/{job}"
 
+    def data_folder(self, digest: str | None) -> str:
+        """Where a data set lies on this host (`gpurun.node.data_store`). None: its digest is not known yet."""
+        return f"{self.folder}/data/{(digest or 'DIGEST').removeprefix('sha256:')}/tree"
+
 
 def assumed_account(host: Host, fabric: Fabric) -> HostAccount:
     """Stand-ins for a plan that is only shown: shell words that mean the right thing on the host itself."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.spec import DATA, DataSource, JobSpec
 from gpurun.launch.account import HostAccount
 from gpurun.launch.jobssh import MOUNT
 from gpurun.node.claim_rules import Card, Claimant, container_labels
@@ -81,8 +81,13 @@ def mounts(job: str, spec: JobSpec, account: HostAccount) -> tuple[Mount, ...]:
         found.append(Mount(account.outputs_folder(job), spec.outputs, writable=True))
     if spec.scratch is not None:
         found.append(Mount(f"{folder}/{SCRATCH}", spec.scratch, writable=True))
+    found.extend(Mount(_data_on_host(source, account), f"{DATA}/{name}") for name, source in spec.data.items())
     found.extend(Mount(source, target, writable=mode == "rw") for source, target, mode in spec.mounts)
     return tuple(found)
+
+
+def _data_on_host(source: DataSource, account: HostAccount) -> str:
+    return source.path if source.kind == "host" else account.data_folder(source.digest)
 
 
 def run_argv(

@@ -167,10 +167,18 @@ class Blob:
         view, position = memoryview(piece), index * CHUNK
         with self.file() as descriptor:
             while view:
-                written = os.pwrite(descriptor, view, position)
+                written = self._write_at(descriptor, view, position)
                 view, position = view[written:], position + written
         self._mark(index)
         return True
+
+    def _write_at(self, descriptor: int, view: memoryview, position: int) -> int:
+        """Write the beginning of `view`; how many bytes."""
+        return os.pwrite(descriptor, view, position)
+
+    def _read_at(self, descriptor: int, view: memoryview, position: int) -> int:
+        """Fill the beginning of `view`; how many bytes, 0 at the end of the content."""
+        return os.preadv(descriptor, [view], position)
 
     def wait(self, index: int, timeout_s: float) -> bool:
         """Wait until a chunk is there; False when it is not within `timeout_s`.
@@ -203,7 +211,7 @@ class Blob:
         done = 0
         with self.file() as descriptor:
             while done < len(view):
-                count = os.preadv(descriptor, [view[done:]], index * CHUNK + done)
+                count = self._read_at(descriptor, view[done:], index * CHUNK + done)
                 if count == 0:
                     raise OSError("the file of %s has been cut short" % self.digest)
                 done += count

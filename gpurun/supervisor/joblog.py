@@ -19,11 +19,11 @@ from contextlib import suppress
 from datetime import datetime, timezone
 
 from gpurun import faults
+from gpurun.node.disk_reserve import disk_of, reserve_of
 from gpurun.node.rank_folders import STREAMS
 from gpurun.state import durable
 from gpurun.state.path import StatePath
 from gpurun.supervisor.loglines import CHECKPOINT, RawLine, has_hole, last, split
-from gpurun.supervisor.outputs_room import disk_of, reserve_of
 
 LINE_BYTES = 1 << 20
 RESERVE_PART = 8

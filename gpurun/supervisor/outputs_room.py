@@ -7,30 +7,14 @@ So gpurun counts twice: what the host lists, before anything is sent, and what a
 
 from __future__ import annotations
 
-import os
-
 from gpurun.node.contents import Listed
+from gpurun.node.disk_reserve import disk_of, reserve_of
 
 ENTRY_BYTES = 4096
 """Each entry counts for a multiple of this: empty files and folders fill a disk, too."""
-RESERVE_SHARE = 20
-RESERVE_LEAST_BYTES, RESERVE_MOST_BYTES = 1 << 30, 20 << 30
-SMALL_DISK_SHARE = 4
 ASKED_AGAIN_BYTES = 4 << 20
 """After so many bytes the head asks again how much room the disk has. The reserve is far larger."""
 NO_ROOM = "does not fit"
-
-
-def reserve_of(disk_bytes: int) -> int:
-    """How much of a disk stays free: 5 %, at least 1 GiB and at most 20 GiB; of a small disk at most a quarter."""
-    usual = min(max(disk_bytes // RESERVE_SHARE, RESERVE_LEAST_BYTES), RESERVE_MOST_BYTES)
-    return min(usual, disk_bytes // SMALL_DISK_SHARE)
-
-
-def disk_of(top: int) -> tuple[int, int]:
-    """Bytes of the disk on which an open folder lies: free for this user, and in all."""
-    found = os.fstatvfs(top)
-    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
 
 def cost_of(size: int) -> int:

@@ -16,7 +16,7 @@ from gpurun.supervisor import outputs, outputs_room
 from gpurun.supervisor.outputs import collect_outputs, copy_outputs
 from gpurun.supervisor.outputs_arriving import Arriving
 from gpurun.supervisor.outputs_copy import HeadCopy
-from gpurun.supervisor.outputs_room import ENTRY_BYTES, OutputsRoom, cost_of, reserve_of
+from gpurun.supervisor.outputs_room import ENTRY_BYTES, OutputsRoom, cost_of
 from gpurun.supervisor.outputs_watch import OutputsWatch
 
 MIB, GIB = 1 << 20, 1 << 30

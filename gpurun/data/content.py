@@ -1,0 +1,113 @@
+"""A data set that can be sent: from the person's folder on the head, or from a host that has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gpurun.data.folder import CHANGED, HINT, DataFolder, hashes_of
+from gpurun.errors import BadInput, GpurunError, HostFailure
+from gpurun.images.export import default_folder
+from gpurun.images.store import Stored
+from gpurun.images.tree import Entry, digest_of
+from gpurun.node import data_store
+from gpurun.node.call import OpError
+from gpurun.node.spool import Blob
+from gpurun.remote import Fleet
+from gpurun.remote.agent import bad_answer
+
+
+@dataclass(frozen=True)
+class DataContent:
+    """A set, and who has it.
+
+    Attributes:
+        entries: what it holds, packed.
+        hashes: of its blob's chunks.
+        made: makes the blob as the head sends it.
+        fleet: reaches the holders, and all hosts that lack the set.
+        holders: hosts that have it, the first choice first.
+        folder: where on the head it is; "" = only hosts have it.
+    """
+
+    digest: str
+    size: int
+    entries: bytes
+    hashes: bytes
+    made: Callable[[], Blob]
+    fleet: Fleet
+    holders: Sequence[str]
+    folder: str = ""
+
+    @property
+    def is_on_head(self) -> bool:
+        """Whether the head itself has read it: then the hashes are right."""
+        return bool(self.folder)
+
+    @property
+    def announced(self) -> Stored:
+        """Its blob, for `Relay.announce`. Hosts know the hashes already."""
+        return _AnnouncedData(self.digest, self.size, b"", default_folder(), self.made)
+
+    @property
+    def damage(self) -> GpurunError:
+        """What is wrong when the blob turns out to be another one."""
+        if self.is_on_head:
+            return BadInput(CHANGED, where=self.folder, hint=HINT)
+        return HostFailure(
+            "its copy of the data is damaged, and no other is known", host=self.holders[0], hint="submit the job again"
+        )
+
+
+@dataclass(frozen=True)
+class _AnnouncedData(Stored):
+    made: Callable[[], Blob]
+
+    def open(self) -> Blob:
+        """The blob, to be sent."""
+        return self.made()
+
+
+class _AbsentBlob(Blob):
+    """A blob that the head has not: it reads as no chunk that was announced."""
+
+    def __init__(self, digest: str, size: int, hashes: bytes) -> None:
+        super().__init__(digest, size, hashes, -1, complete=True)
+
+    def _read_at(self, descriptor: int, view: memoryview, position: int) -> int:  # noqa: ARG002
+        view[:] = bytes(len(view))
+        return len(view)
+
+
+def content_of_folder(tree: DataFolder, fleet: Fleet, holders: Sequence[str]) -> DataContent:
+    """A set that is on the head.
+
+    Raises:
+        BadInput: it has changed.
+    """
+    entries, hashes = data_store.packed(entry.as_json() for entry in tree.entries), hashes_of(tree)
+    return DataContent(
+        tree.digest, tree.size, entries, hashes, lambda: tree.blob(tree.digest, hashes), fleet, holders, str(tree.top)
+    )
+
+
+def content_of_host(fleet: Fleet, holder: str, digest: str) -> DataContent:
+    """A set that only hosts have, as one of them describes it. What it holds must have the set's digest.
+
+    Raises:
+        RemoteOpFailed: the host describes another set, or none.
+    """
+    agent = fleet.agents[holder]
+    entries, hashes = (
+        b"".join(bytes(item.payload) for item in agent.stream("data.manifest", digest=digest, part=part))
+        for part in (data_store.ENTRIES, data_store.HASHES)
+    )
+    try:
+        listed = [Entry(*row) for row in data_store.unpacked(entries)]
+        size = sum(entry.size for entry in listed)
+        blob = _AbsentBlob(digest, size, hashes)
+    except OpError as error:
+        raise bad_answer(holder, f"data.manifest: {error.message}") from None
+    if digest_of(listed) != digest:
+        raise bad_answer(holder, "data.manifest: it describes another data set")
+    return DataContent(digest, size, entries, hashes, lambda: blob, fleet, [holder])

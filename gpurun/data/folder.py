@@ -1,0 +1,168 @@
+"""A folder of the head as a data set: what it holds, and how it is sent from where it is.
+
+Other than code (`gpurun.images.tree.scan`), a data set holds everything that the folder holds, whatever git ignores.
+Modes are made alike: everybody may read, and run what somebody may run. So the same content has the same digest for
+everybody, and no host has a file that its jobs cannot read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+import stat
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from gpurun.errors import BadInput
+from gpurun.images.tree import DigestMemory, Entry, FolderTree
+from gpurun.node import below
+from gpurun.node.many_files import FilesBlob, ManyFiles
+from gpurun.node.spool import CHUNK
+from gpurun.node.walk import Found, walk
+from gpurun.state import own_cache
+
+FOLDER_MODE, FILE_MODE, PROGRAM_MODE = 0o555, 0o444, 0o555
+CHANGED = "the data changed since they were read"
+HINT = "try again when nobody writes there"
+
+
+class DataFolder(FolderTree):
+    """A folder as a data set, as it was a moment ago.
+
+    Attributes:
+        top: the folder.
+    """
+
+    def __init__(self, top: Path, entries: list[Entry], memory: DigestMemory) -> None:
+        super().__init__(top, entries, memory)
+        self.top = top
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files together."""
+        return sum(entry.size for entry in self.entries)
+
+    def blob(self, name: str, hashes: bytes) -> FilesBlob:
+        """All contents one after the other, to be sent. What has changed by then is refused by those who receive it."""
+        top = below.open_top(str(self.top))
+        files = [(entry.path, entry.size) for entry in self.entries if entry.kind == "file"]
+        return _SourceBlob(name, hashes, ManyFiles(top, files), os.dup(top), complete=True)
+
+
+class _SourceBlob(FilesBlob):
+    """A file that is gone, or shorter than it was, reads as zeros: no chunk that was announced."""
+
+    def _read_at(self, descriptor: int, view: memoryview, position: int) -> int:
+        try:
+            count = super()._read_at(descriptor, view, position)
+        except OSError:
+            count = 0
+        if count == 0:
+            view[:] = bytes(len(view))
+        return count or len(view)
+
+
+def read_folder(top: Path) -> DataFolder:
+    """Read a folder as a data set. Digests of files that have not changed are remembered in the user's cache.
+
+    Raises:
+        BadInput: it is no folder, or holds what a data set cannot: a socket, FIFO or device, a link that leads out of
+            it, something that cannot be read.
+    """
+    try:
+        resolved = top.resolve()
+        memory = DigestMemory(resolved, "data")
+        descriptor = below.open_top(str(resolved))
+        try:
+            entries = [_entry(resolved, found, memory) for found in walk(descriptor)]
+        finally:
+            os.close(descriptor)
+        memory.keep()
+    except OSError as error:
+        raise BadInput(f"the data cannot be read: {error.strerror}", where=str(error.filename or top)) from None
+    return DataFolder(resolved, entries, memory)
+
+
+def _entry(top: Path, found: Found, memory: DigestMemory) -> Entry:
+    path, status = below.text_of_path(found.parts), found.status
+    if status is None:
+        raise BadInput(f"the data cannot be read: {found.why}", where=f"{top}/{path}")
+    kind = below.kind_of(status.st_mode)
+    if kind == "dir":
+        return Entry(path, kind, FOLDER_MODE, status.st_mtime_ns)
+    if kind == "link":
+        target = os.fsdecode(os.readlink(found.parts[-1], dir_fd=found.above))
+        if _leads_out(path, target):
+            raise BadInput(
+                f"is a link to {target}, which is outside of the data: hosts would not have it", where=f"{top}/{path}",
+                hint="copy there what it leads to, or give that folder as a data set of its own",
+            )  # fmt: skip
+        return Entry(path, kind, 0, target=target)
+    if kind != "file":
+        raise BadInput(f"is a {kind}: data sets hold files, folders and links", where=f"{top}/{path}")
+    mode = PROGRAM_MODE if status.st_mode & (stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH) else FILE_MODE
+    digest = memory.digest(path, status, partial(_digest, top, found))
+    return Entry(path, kind, mode, status.st_mtime_ns, status.st_size, digest)
+
+
+def _leads_out(path: str, target: str) -> bool:
+    """Whether a link's target lies outside of the folder, as its names say."""
+    meant = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+    return target.startswith("/") or meant == ".." or meant.startswith("../")
+
+
+def _digest(top: Path, found: Found) -> str:
+    whole = hashlib.sha256()
+    descriptor, before = below.open_regular(found.above, found.parts[-1])
+    try:
+        while piece := os.read(descriptor, CHUNK):
+            whole.update(piece)
+        after = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    if (before.st_size, before.st_mtime_ns, before.st_ctime_ns) != (
+        after.st_size,
+        after.st_mtime_ns,
+        after.st_ctime_ns,
+    ):
+        where = f"{top}/{below.text_of_path(found.parts)}"
+        raise BadInput("the file changed while it was read", where=where, hint=HINT)
+    return f"sha256:{whole.hexdigest()}"
+
+
+def hashes_of(tree: DataFolder) -> bytes:
+    """The SHA-256 of each chunk of a set's blob, one after the other; read once for each content.
+
+    Raises:
+        BadInput: a file has changed.
+    """
+    known = known_hashes(tree.digest)
+    if known is None:
+        known = b"".join(_hashes(tree))
+        if (kept := own_cache.folder(os.environ, "data")) is not None:
+            own_cache.keep(own_cache.place(kept, tree.digest), known)
+    return known
+
+
+def known_hashes(digest: str) -> bytes | None:
+    """What `hashes_of` gave for a set of this digest, if that is remembered."""
+    kept = own_cache.folder(os.environ, "data")
+    return None if kept is None else own_cache.read(own_cache.place(kept, digest))
+
+
+def _hashes(tree: DataFolder) -> Iterator[bytes]:
+    chunk, size = hashlib.sha256(), 0
+    for entry in tree.entries:
+        for piece in tree.content(entry.digest) if entry.kind == "file" else ():
+            view = memoryview(piece)
+            while view:
+                part = view[: CHUNK - size % CHUNK]
+                chunk.update(part)
+                size, view = size + len(part), view[len(part) :]
+                if size % CHUNK == 0:
+                    yield chunk.digest()
+                    chunk = hashlib.sha256()
+    if size % CHUNK:
+        yield chunk.digest()

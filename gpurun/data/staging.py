@@ -1,0 +1,274 @@
+"""Bring a data set to hosts: ask who has it, send it through those that lack it, and give it its name once it is whole.
+
+The set goes the way of images (`gpurun.images.relay`), as one blob: from the person's folder on the head, or from a
+host that has it. No copy is made on the head.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from gpurun.data import sites
+from gpurun.data.content import DataContent, content_of_folder, content_of_host
+from gpurun.data.folder import DataFolder
+from gpurun.data.routes import routes
+from gpurun.errors import BadInput, GpurunError, HostFailure, HostNotReady
+from gpurun.images import topology
+from gpurun.images.events import ShipEvent
+from gpurun.images.export import default_folder
+from gpurun.images.progress import Progress
+from gpurun.images.relay import DamagedBlob, Relay
+from gpurun.images.shared import alone
+from gpurun.inventory.model import Inventory
+from gpurun.remote import Agent, Fleet, RemoteOpFailed, Results
+from gpurun.remote.agent import bad_answer
+
+ASK_LIMIT_S, MAKE_LIMIT_S = 60.0, 3600.0
+LIMIT_S = 6 * 3600.0
+FULL_HINT = "free some space there, or remove data sets that nobody uses: gpurun data evict"
+
+
+@dataclass(frozen=True)
+class DataUser:
+    """A job's attempt for which sets are brought: hosts keep them until its fence."""
+
+    job: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class StagedHost:
+    """What became of one host.
+
+    Attributes:
+        state: ``present`` (it had the set), ``done`` or ``failed``.
+        bytes_received: that were sent to it.
+        error: why it failed.
+    """
+
+    host: str
+    state: str
+    bytes_received: int = 0
+    error: GpurunError | None = None
+
+
+@dataclass(frozen=True)
+class StageReport:
+    """What became of a set on its way to hosts."""
+
+    digest: str
+    size_bytes: int
+    hosts: tuple[StagedHost, ...]
+    elapsed_s: float
+
+    @property
+    def failed(self) -> Mapping[str, GpurunError]:
+        """The hosts that do not have the set now, and why."""
+        return {each.host: each.error for each in self.hosts if each.error is not None}
+
+
+@dataclass(frozen=True)
+class Staging:
+    """How sets are brought to hosts.
+
+    Attributes:
+        fleet: reaches the hosts, and those that may have the set already.
+        user: the attempt that needs the set; None = nobody needs it yet.
+        quotas: host → bytes that all sets may take there; a quarter of the disk where it is not given.
+        keep: digests of sets that hosts must not remove to make room.
+        reach: connects to more hosts, if the set is on none of the fleet.
+        progress: told where each host stands.
+        check: called now and then; raises to end it.
+    """
+
+    fleet: Fleet
+    inventory: Inventory | None = None
+    user: DataUser | None = None
+    quotas: Mapping[str, int] = field(default_factory=dict)
+    keep: Collection[str] = ()
+    reach: Callable[[Sequence[str]], Fleet] = lambda _: Fleet({}, {})
+    progress: Callable[[ShipEvent], None] = lambda _: None
+    check: Callable[[], object] = lambda: None
+
+
+def stage(
+    digest: str, tree: DataFolder | None, hosts: Iterable[str], how: Staging, *, neighbours: Iterable[str] = ()
+) -> StageReport:
+    """Make sure that hosts have a set. A host's failure is in the report and stops no other host. Idempotent.
+
+    Args:
+        tree: the folder of the head that holds the set; None: it must come from a host.
+        neighbours: hosts of the fleet that may have it.
+
+    Raises:
+        BadInput: the set changes while it is sent; or no host has it any more, and the head has not either.
+    """
+    began, names = time.monotonic(), list(dict.fromkeys(hosts))
+    sender = _Sender(digest, tree, how)
+    results = sender.run(names, [name for name in neighbours if name not in names])
+    size = sender.size
+    return StageReport(digest, size, tuple(results[name] for name in names), time.monotonic() - began)
+
+
+class _Sender:
+    """One set on its way."""
+
+    def __init__(self, digest: str, tree: DataFolder | None, how: Staging) -> None:
+        self.size = tree.size if tree is not None else 0
+        self._digest, self._tree, self._how = digest, tree, how
+        self._progress = Progress(how.progress)
+        self._results: dict[str, StagedHost] = {}
+
+    def run(self, hosts: Sequence[str], neighbours: Sequence[str]) -> Mapping[str, StagedHost]:
+        """Ask, and send."""
+        lacking = self._ask(hosts)
+        if lacking:
+            with alone(default_folder(), self._digest, lacking, self._wait) as waited:
+                if waited:  # meanwhile another job may have brought it
+                    lacking = self._ask(lacking)
+                if lacking:
+                    have = [host for host, one in self._results.items() if one.state == "present"]
+                    self._bring(lacking, [*have, *self._holders(neighbours)])
+        return self._results
+
+    def _ask(self, hosts: Sequence[str]) -> list[str]:
+        """The hosts that lack the set; those that have it, or do not answer, are in the results."""
+        asked = self._asked(hosts, self._how.user)
+        for host, error in asked.failed.items():
+            self._done(host, "failed", error)
+        for host in (host for host, has in asked.ok.items() if has):
+            self._done(host, "present")
+        return [host for host, has in asked.ok.items() if not has]
+
+    def _asked(self, hosts: Sequence[str], user: DataUser | None, fleet: Fleet | None = None) -> Results[bool]:
+        def ask(agent: Agent) -> bool:
+            said = agent.call(
+                "data.use", digests=[self._digest], job=user.job if user is not None else "",
+                attempt=user.attempt if user is not None else 0, timeout_s=ASK_LIMIT_S,
+            ).value  # fmt: skip
+            if said not in ([], [self._digest]):
+                raise bad_answer(agent.host, "data.use: it names data sets that nobody asked for")
+            return bool(said)
+
+        asked = (fleet or self._how.fleet).map(ask, hosts)
+        sites.note(
+            self._digest,
+            has=[host for host, has in asked.ok.items() if has],
+            lacks=[host for host, has in asked.ok.items() if not has],
+        )  # fmt: skip
+        return asked
+
+    def _holders(self, hosts: Sequence[str], fleet: Fleet | None = None) -> list[str]:
+        return [host for host, has in self._asked(hosts, None, fleet).ok.items() if has]
+
+    def _bring(self, lacking: Sequence[str], holders: Sequence[str]) -> None:
+        """Send it from the head, from the hosts in `holders`, or from any other that is known to have it."""
+        fleet, others = self._how.fleet, Fleet({}, {})
+        try:
+            if self._tree is None and not holders:
+                known = sorted(sites.hosts_of(self._digest) - fleet.agents.keys())
+                others = self._how.reach(known)
+                holders = self._holders(list(others.agents), others)
+                fleet = Fleet({}, {})
+                fleet.agents = {**self._how.fleet.agents, **others.agents}
+            content = self._content(fleet, holders)
+            self.size = content.size
+            failed = self._send(content, lacking)
+            for host in lacking:
+                self._done(host, "failed" if host in failed else "done", failed.get(host))
+        finally:
+            others.close()
+
+    def _content(self, fleet: Fleet, holders: Sequence[str]) -> DataContent:
+        if self._tree is not None:
+            return content_of_folder(self._tree, fleet, holders)
+        for holder in holders:
+            with suppress(GpurunError):
+                return content_of_host(fleet, holder, self._digest)
+        raise BadInput(
+            f"the data set {self._digest[7:19]} is gone: its source does not hold it any more, and no host has it",
+            hint="submit the job again to train with what the source holds now",
+        )
+
+    def _send(self, content: DataContent, lacking: Sequence[str]) -> Mapping[str, GpurunError]:
+        """Through the hosts; those that failed. Nothing of what did not arrive is left anywhere."""
+        lanes = routes(self._how.inventory, lacking, content.holders, self._digest, content.size)
+        everybody = list(dict.fromkeys(hop.host for hops in lanes for hop in hops))
+        options = topology.options_for(self._how.inventory, everybody)
+        relay = Relay(content.fleet, lanes, options, self._received)
+        self._lacking = frozenset(lacking)
+        for host in lacking:
+            self._progress.expect(host, content.size, 0)
+        try:
+            relay.open()
+            self._begin(relay, content, everybody)
+            relay.announce(content.announced)
+            deadline = time.monotonic() + LIMIT_S
+            while not relay.finished([self._digest]):
+                self._how.check()
+                if time.monotonic() > deadline:
+                    raise HostFailure(f"sending the data took longer than {LIMIT_S:g} s")
+                relay.step()
+            self._finish(relay, content)
+        except DamagedBlob:
+            raise content.damage from None
+        finally:
+            relay.close()
+            alive = [host for host in lacking if content.fleet.agents[host].alive]
+            content.fleet.map(
+                lambda agent: agent.call("data.drop", transfer=relay.transfer, timeout_s=ASK_LIMIT_S), alive
+            )
+        return {host: _typed(error) for host, error in relay.failed.items() if host in self._lacking}
+
+    def _begin(self, relay: Relay, content: DataContent, everybody: Iterable[str]) -> None:
+        """Have room made, files made, and the blob expected. A host that cannot is out."""
+
+        def begin(agent: Agent) -> None:
+            if agent.host in self._lacking:
+                agent.call(
+                    "data.begin", transfer=relay.transfer, digest=self._digest, quota=self._how.quotas.get(agent.host),
+                    keep=sorted({*self._how.keep} - {self._digest}), payload=content.entries, timeout_s=MAKE_LIMIT_S,
+                )  # fmt: skip
+            agent.call(
+                "data.expect", transfer=relay.transfer, digest=self._digest, blob=self._digest, payload=content.hashes,
+                timeout_s=ASK_LIMIT_S,
+            )  # fmt: skip
+
+        begun = content.fleet.map(begin, [host for host in everybody if host not in relay.failed])
+        for host, error in begun.failed.items():
+            relay.give_up(host, error)
+
+    def _finish(self, relay: Relay, content: DataContent) -> None:
+        def finish(agent: Agent) -> None:
+            agent.call("data.finish", transfer=relay.transfer, verify=not content.is_on_head, timeout_s=MAKE_LIMIT_S)
+
+        finished = content.fleet.map(finish, [host for host in relay.hosts if host in self._lacking])
+        for host, error in finished.failed.items():
+            relay.give_up(host, error)
+        sites.note(self._digest, has=finished.ok)
+
+    def _received(self, host: str, count: int) -> None:
+        if host in self._lacking:
+            self._progress.received(host, count)
+
+    def _done(self, host: str, state: str, error: GpurunError | None = None) -> None:
+        self._results[host] = StagedHost(
+            host, state, self._progress.received_by(host), _typed(error) if error else None
+        )
+        self._progress.ended(host, state, error.message if error else None)
+
+    def _wait(self, seconds: float) -> None:
+        self._how.check()
+        time.sleep(seconds)
+
+
+def _typed(error: GpurunError) -> GpurunError:
+    """What a host's agent reported, as the error a person meets."""
+    if not isinstance(error, RemoteOpFailed):
+        return error
+    if error.kind == "no-space":
+        return HostNotReady(error.message, host=error.host, hint=FULL_HINT)
+    return HostFailure(error.message, host=error.host)

@@ -1,0 +1,92 @@
+"""What a recipe says of folders in the containers: mounts, outputs and data sets."""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
+
+from gpurun.documents.convert import written
+from gpurun.errors import BadInput
+from gpurun.jobs.spec import DATA, DataSource, JobSpec
+
+_JOB_OUTPUTS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*:outputs((?:/.*)?)\Z")
+
+
+def _container_path(path: str) -> str:
+    if not path.startswith("/") or "\0" in path or "\n" in path or ".." in path.split("/") or path.strip("/") == "":
+        raise ValueError
+    return path
+
+
+def _mount(text: str) -> tuple[str, str, str]:
+    """``/host/path:/container/path[:ro|rw]``, read-only unless it says otherwise. Raises ValueError."""
+    source, _, rest = text.partition(":")
+    target, _, mode = rest.partition(":")
+    if mode not in ("", "ro", "rw"):
+        raise ValueError
+    return _container_path(source), _container_path(target), mode or "ro"
+
+
+def _data_source(text: str) -> dict[str, str]:
+    """``./folder``, ``host:/path`` or ``JOB:outputs/path``. Raises ValueError."""
+    if not text or "\0" in text or "\n" in text:
+        raise ValueError
+    if text.startswith("host:"):
+        return {"kind": "host", "path": _container_path(text.removeprefix("host:"))}
+    found = _JOB_OUTPUTS.match(text)
+    if found is None:
+        return {"kind": "folder", "path": text}
+    if ".." in found[1].split("/"):
+        raise ValueError("leads out of the job's outputs")
+    return {"kind": "job", "path": text}
+
+
+ContainerPath = Annotated[str, written(_container_path, "an absolute path such as /checkpoints")]
+Mount = Annotated[tuple[str, str, str], written(_mount, "a mount such as /host/path:/container/path:ro")]
+DataName = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z", title="a name (letters, digits, '.', '_', '-')")
+]
+Data = Annotated[
+    DataSource,
+    written(
+        _data_source, "a source of data such as ./data, host:/nfs/data or JOB:outputs/data",
+        schema={"type": "string", "minLength": 1},
+    ),
+]  # fmt: skip
+
+
+def sources_below(folder: Path, data: Mapping[str, DataSource]) -> dict[str, DataSource]:
+    """Sources of data whose relative paths begin in `folder`."""
+    return {
+        name: replace(source, path=str((folder / source.path).absolute())) if source.kind == "folder" else source
+        for name, source in data.items()
+    }
+
+
+def check_data(spec: JobSpec) -> None:
+    """Refuse a data set whose place in the container has something else already, or that is no folder.
+
+    Raises:
+        BadInput: says which.
+    """
+    taken = {target.rstrip("/"): "a mount" for _, target, _ in spec.mounts}
+    taken |= {spec.outputs.rstrip("/"): "outputs"} if spec.outputs is not None else {}
+    for name, source in spec.data.items():
+        if f"{DATA}/{name}" in taken:
+            raise BadInput(f"{DATA}/{name} is both {taken[f'{DATA}/{name}']} and the data set {name!r}")
+        if source.kind == "folder" and not stat.S_ISDIR(mode_of(Path(source.path))):
+            raise BadInput(f"the data set {name!r} is not a folder", where=source.path)
+
+
+def mode_of(path: Path) -> int:
+    """What lies there, as stat(2) says; 0 if nothing, or nothing that can be looked at."""
+    try:
+        return path.stat().st_mode
+    except (OSError, ValueError):
+        return 0

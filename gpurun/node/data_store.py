@@ -1,0 +1,270 @@
+"""Which data sets lie on this host, which jobs use them, and which go when another one needs the room.
+
+``data/HEX`` in gpurun's folder is the set with the digest ``sha256:HEX``. ``tree`` is what jobs see, ``entries`` lists
+what it holds (`packed`), and ``hashes`` has the SHA-256 of each chunk of its blob. ``set.json`` says how large the set
+is and, by its time, when it was last used. A set arrives as ``.arriving-*`` and goes as ``.doomed-*``. Whoever receives
+or sends a set holds the lock of its ``set.json``.
+
+A job that uses a set has an empty file ``data/HEX`` in its own folder, which goes with the folder in the job's fence.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+import zlib
+from contextlib import contextmanager
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+from gpurun.node import below, disk_reserve, place
+from gpurun.node.call import Call, OpError
+from gpurun.node.spool import checked
+
+ARRIVING, DOOMED = ".arriving-", ".doomed-"
+TREE, ENTRIES, HASHES, META = "tree", "entries", "hashes", "set.json"
+SHARE = 4
+"""Without a quota, all sets together may take this part of the disk: a quarter."""
+_POLL_S = 0.05
+_MOST_ENTRIES_BYTES = 4 << 30
+
+Row = Tuple[str, str, int, int, int, str, str]
+"""``(path, kind, mode, mtime_ns, size, digest, target)`` of a file, folder or link of a set."""
+
+
+class DataSet(NamedTuple):
+    """A set that is here.
+
+    Attributes:
+        used_s: when a job or person last asked for it, in seconds since the epoch.
+        jobs: the jobs that use it here.
+        is_moving: it is being received or sent just now.
+    """
+
+    digest: str
+    size: int
+    files: int
+    used_s: float
+    jobs: Tuple[str, ...]
+    is_moving: bool
+
+    def as_json(self) -> Dict[str, Any]:
+        """The set as the head is told of it."""
+        return {"digest": self.digest, "bytes": self.size, "files": self.files, "used_s": self.used_s,
+                "jobs": list(self.jobs)}  # fmt: skip
+
+
+def folder() -> str:
+    """Where all sets lie."""
+    return os.path.join(place.root(), "data")
+
+
+def place_of(digest: str) -> str:
+    """The folder of one set."""
+    return os.path.join(folder(), checked(digest)[len("sha256:") :])
+
+
+def packed(rows: Iterable[Sequence[Any]]) -> bytes:
+    """The entries of a set as they travel."""
+    return zlib.compress(json.dumps(list(rows), separators=(",", ":")).encode("ascii"))
+
+
+def unpacked(content: bytes) -> List[Row]:
+    """The entries of a set.
+
+    Raises:
+        OpError: ``corrupt``: they are no entries.
+    """
+    try:
+        unpacker = zlib.decompressobj()
+        rows = json.loads(unpacker.decompress(content, _MOST_ENTRIES_BYTES))
+        return [(str(p), str(k), int(m), int(t), int(s), str(d), str(to)) for p, k, m, t, s, d, to in rows]
+    except (zlib.error, ValueError, TypeError) as error:
+        raise OpError("corrupt", "the entries of a data set cannot be read: %s" % error) from None
+
+
+def files_of(rows: Iterable[Row]) -> List[Tuple[str, int]]:
+    """Path and size of the files, in order."""
+    return [(path, size) for path, kind, _, _, size, _, _ in rows if kind == "file"]
+
+
+@contextmanager
+def alone(call: Call) -> Iterator[None]:
+    """Keep out whoever else looks for sets, or removes some, for a moment."""
+    os.makedirs(folder(), mode=0o700, exist_ok=True)
+    descriptor = os.open(os.path.join(folder(), ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        while not _try_lock(descriptor, fcntl.LOCK_EX):
+            call.wait(_POLL_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_here(digest: str) -> bool:
+    """Whether a set is here; one that is counts as used now."""
+    try:
+        os.utime(os.path.join(place_of(digest), META))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def hold(path: str, shared: bool = True) -> int:
+    """A descriptor that keeps the set in the folder `path` from being removed until it is closed.
+
+    Raises:
+        OpError: ``not-found``: it is gone.
+    """
+    try:
+        descriptor = os.open(os.path.join(path, META), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise OpError("not-found", "the data set is not here") from None
+    _try_lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+    return descriptor
+
+
+def begin(digest: str, rows: Sequence[Row], entries: bytes) -> Tuple[str, int]:
+    """The folder of a set that is to arrive, and the descriptor that holds its lock. The caller is `alone`."""
+    path = os.path.join(folder(), ARRIVING + secrets.token_hex(8))
+    os.mkdir(path, 0o700)
+    os.mkdir(os.path.join(path, TREE), 0o700)
+    files = files_of(rows)
+    meta = {"digest": checked(digest), "bytes": sum(size for _, size in files), "files": len(files)}
+    for name, content in ((META, json.dumps(meta).encode("ascii")), (ENTRIES, entries)):
+        with open(os.path.join(path, name), "xb") as stream:
+            stream.write(content)
+    return path, hold(path, shared=False)
+
+
+def sets(pins: Optional[Dict[str, List[str]]] = None) -> List[DataSet]:
+    """The sets that are here, and those that arrive."""
+    users = pinned() if pins is None else pins
+    found = []
+    for name in os.listdir(folder()):
+        if name.startswith(DOOMED) or name == ".lock":
+            continue
+        path = os.path.join(folder(), name)
+        try:
+            with open(os.path.join(path, META), "rb") as stream:
+                meta = json.load(stream)
+                used_s = os.fstat(stream.fileno()).st_mtime
+            digest, size, files = checked(meta["digest"]), int(meta["bytes"]), int(meta["files"])
+        except (OSError, ValueError, KeyError, TypeError, OpError):
+            continue
+        moving = name.startswith(ARRIVING) or is_held(path)
+        found.append(DataSet(digest, size, files, used_s, tuple(users.get(digest, ())), moving))
+    return found
+
+
+def is_held(path: str) -> bool:
+    """Whether somebody receives or sends the set in the folder `path`."""
+    try:
+        descriptor = os.open(os.path.join(path, META), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _try_lock(descriptor, fcntl.LOCK_EX)
+    finally:
+        os.close(descriptor)
+
+
+def pinned() -> Dict[str, List[str]]:
+    """Digest → the jobs that use the set here."""
+    jobs, found = os.path.join(place.root(), "jobs"), {}  # type: Tuple[str, Dict[str, List[str]]]
+    for job in _names(jobs):
+        for name in _names(os.path.join(jobs, job, "data")):
+            found.setdefault("sha256:" + name, []).append(job)
+    return found
+
+
+def _names(path: str) -> List[str]:
+    try:
+        return sorted(os.listdir(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def make_room(size: int, quota: Optional[int], keep: Iterable[str]) -> None:
+    """Remove least recently used sets until another one fits. The caller is `alone`.
+
+    Args:
+        size: of the set that is to arrive.
+        quota: how much all sets may take; None = a quarter of the disk.
+        keep: sets that jobs elsewhere are going to use.
+
+    Raises:
+        OpError: ``no-space``; nothing was removed.
+    """
+    sweep()
+    top = os.open(folder(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        free, disk = disk_reserve.disk_of(top)
+    finally:
+        os.close(top)
+    going = choose(size, sets(), disk // SHARE if quota is None else quota, free - disk_reserve.reserve_of(disk), keep)
+    for digest in going:
+        remove(digest)
+
+
+def choose(size: int, here: Iterable[DataSet], quota: int, spare: int, keep: Iterable[str]) -> List[str]:
+    """Which sets go so that another one fits: those that nobody uses, least recently used first.
+
+    Args:
+        spare: bytes that are free, without the reserve; below 0 if less than the reserve is.
+
+    Raises:
+        OpError: ``no-space``: it would not fit however many went.
+    """
+    all_sets, kept, going = sorted(here, key=lambda each: each.used_s), frozenset(keep), []
+    left = min(quota - sum(each.size for each in all_sets), spare)
+    for each in all_sets:
+        if left >= size:
+            break
+        if not each.jobs and not each.is_moving and each.digest not in kept:
+            going.append(each.digest)
+            left += each.size
+    if left < size:
+        used = sum(each.size for each in all_sets if each.digest not in going)
+        raise OpError(
+            "no-space",
+            "a data set of %d MiB does not fit: %d MiB of its disk may be filled, and jobs use sets of %d MiB; at most "
+            "%d MiB are for data sets" % (size >> 20, max(0, spare) >> 20, used >> 20, quota >> 20),
+        )
+    return going
+
+
+def remove(digest: str) -> None:
+    """Remove a set, whoever uses it. A removal that breaks off leaves nothing that could be taken for the set."""
+    doomed = os.path.join(folder(), DOOMED + secrets.token_hex(8))
+    try:
+        os.rename(place_of(digest), doomed)
+    except FileNotFoundError:
+        return
+    below.remove_path(doomed)
+
+
+def sweep() -> int:
+    """Remove what killed agents have left; how many bytes those sets had. The caller is `alone`."""
+    freed = 0
+    for name in _names(folder()):
+        path = os.path.join(folder(), name)
+        if name.startswith(DOOMED) or (name.startswith(ARRIVING) and not is_held(path)):
+            freed += _size(path)
+            below.remove_path(path)
+    return freed
+
+
+def _size(path: str) -> int:
+    try:
+        with open(os.path.join(path, META), "rb") as stream:
+            return int(json.load(stream)["bytes"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
