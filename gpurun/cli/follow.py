@@ -143,12 +143,8 @@ class _JobView:
 
     def _show_event(self, event: Mapping[str, Any]) -> None:
         kind = event.get("kind")
-        if kind == "ship":
-            if self.progress is None:
-                from gpurun.cli.progress import ShipProgress
-
-                self.progress = ShipProgress()
-            self.progress.show(event)
+        if kind in ("ship", "stage"):
+            self._show_progress("image" if kind == "ship" else f"data {event.get('data')}", event)
         elif kind == "placement":
             self._say(placement_text(event))
         elif kind == "state":
@@ -157,6 +153,14 @@ class _JobView:
             self._say(f"{event['host']}: {event['state']}{_because(event)}")
         elif kind == "note":
             self._say(str(event.get("text")))
+
+    def _show_progress(self, what: str, event: Mapping[str, Any]) -> None:
+        if self.progress is None or self.progress.what != what:
+            from gpurun.cli.progress import ShipProgress
+
+            self.close()
+            self.progress = ShipProgress(what)
+        self.progress.show(event)
 
     def _say_state(self, event: Mapping[str, Any]) -> None:
         if event["state"] != "PREPARING":

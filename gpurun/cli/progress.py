@@ -1,4 +1,4 @@
-"""The image going out: a bar per host on a terminal, a line now and then elsewhere."""
+"""An image or a data set going out: a bar per host on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -18,16 +18,21 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from gpurun.cli.printing import say
+from gpurun.cli.printing import duration, printable, say
 
 LINE_EVERY_S = 5.0
 MOST_BARS = 16
 
 
 class ShipProgress:
-    """Shows ship events. With many hosts, one bar for all of them."""
+    """Shows events of something that goes to hosts. With many hosts, one bar for all of them.
 
-    def __init__(self) -> None:
+    Attributes:
+        what: goes out.
+    """
+
+    def __init__(self, what: str = "image") -> None:
+        self.what = what
         self._live = sys.stderr.isatty()
         self._done: dict[str, tuple[int, int]] = {}
         self._bars: dict[str, TaskID] = {}
@@ -49,7 +54,9 @@ class ShipProgress:
         elif total and time.monotonic() - self._said > LINE_EVERY_S:
             self._said = time.monotonic()
             all_done, all_total = self._sums()
-            say(f"        image: {all_done >> 20} of {all_total >> 20} MiB on {len(self._done)} hosts")
+            left = f", {duration(float(event['eta_s']))} left" if event.get("eta_s") else ""
+            what, amount = printable(self.what), f"{all_done >> 20} of {all_total >> 20} MiB"
+            say(f"        {what}: {amount} on {len(self._done)} hosts{left}")
 
     def close(self) -> None:
         """Take the bars away."""

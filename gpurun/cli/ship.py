@@ -44,7 +44,7 @@ def ship(
 
     found = cluster(inventory)
     names = [host.name for host in found.choose(hosts)]
-    with _fleet(found, names) as fleet:
+    with fleet_of(found, names) as fleet:
         if dry_run:
             plan = shipping.plan(
                 image, fleet, inventory=found.inventory, hosts=names, docker_host=found.inventory.docker_host
@@ -76,7 +76,7 @@ def images(
 
     found = cluster(inventory)
     names = [host.name for host in found.choose(hosts)]
-    with _fleet(found, names) as fleet:
+    with fleet_of(found, names) as fleet:
         listed = census.placed(fleet, names)
         if prune:
             keep = _wanted(found)
@@ -98,12 +98,13 @@ def images(
         )
     else:
         _print_images(listed.ok, removed=prune)
-    _say_failures(listed.failed)
+    say_failures(listed.failed)
     if listed.failed:
         raise typer.Exit(FAILED)
 
 
-def _fleet(found: Cluster, names: Sequence[str]) -> Fleet:
+def fleet_of(found: Cluster, names: Sequence[str]) -> Fleet:
+    """Agents on these hosts."""
     from gpurun.remote.fleet import Fleet
     from gpurun.supervisor.links import target_of
 
@@ -138,7 +139,7 @@ class _ShipView:
     def __init__(self, as_json: bool) -> None:
         self._close: Callable[[], None] = lambda: None
         if as_json:
-            self._show: Callable[[dict[str, Any]], None] = _json_line
+            self._show: Callable[[dict[str, Any]], None] = json_line
             return
         from gpurun.cli.progress import ShipProgress
 
@@ -154,14 +155,15 @@ class _ShipView:
 
     @property
     def _is_json(self) -> bool:
-        return self._show is _json_line
+        return self._show is json_line
 
     def close(self) -> None:
         """Take the bars away."""
         self._close()
 
 
-def _json_line(event: dict[str, Any]) -> None:
+def json_line(event: dict[str, Any]) -> None:
+    """An event for scripts, on stderr."""
     import json
 
     say(json.dumps(event))
@@ -177,7 +179,7 @@ def _print_report(report: ShipReport) -> None:
             alike.setdefault(said, []).append(host.host)
     for said, names in alike.items():
         typer.echo(f"{fold(names)}: {said}")
-    _say_failures(report.failed)
+    say_failures(report.failed)
     typer.echo(f"{report.image} ({report.id[7:19]}, {report.layers} layers) in {report.elapsed_s:.1f} s")
 
 
@@ -222,7 +224,8 @@ def _image_lines(listed: Mapping[str, Sequence[Placed]]) -> list[str]:
     ]
 
 
-def _say_failures(failed: Mapping[str, GpurunError]) -> None:
+def say_failures(failed: Mapping[str, GpurunError]) -> None:
+    """Say which hosts failed, and why."""
     for host, error in failed.items():
         say(f"gpurun: {host}: {printable(error.message)}")
         if error.hint:

@@ -20,6 +20,7 @@ from gpurun.errors import BadInput, StateError
 if TYPE_CHECKING:
     from gpurun.images.code import Code
     from gpurun.jobs.folder import JobFolder
+    from gpurun.jobs.spec import JobSpec
 
 LEFT_OUT = ("name",)
 """Fields of a spec that say nothing about what runs."""
@@ -73,7 +74,7 @@ def rerun(
     name: Annotated[str | None, typer.Option("--name", metavar="N", help="What to call it.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay, show it, exit with its outcome.")] = False,
 ) -> None:
-    """Run exactly what a job ran: the same image by its ID, the same code, the same settings."""
+    """Run exactly what a job ran: the same image by its ID, the same code and data, the same settings."""
     from dataclasses import replace
 
     from gpurun.cli.follow import follow_job
@@ -92,6 +93,7 @@ def rerun(
         raise BadInput(f"its secret {missing[0]} is not there any more")
     if spec.code:
         _code(folder)  # readable, and sound
+    _look_for_data(folder, spec)
     again = spec if name is None else replace(spec, name=name)
     codes = {spec.code: kept_code(folder.code)} if spec.code else {}
     made = queue_jobs(
@@ -103,6 +105,25 @@ def rerun(
     if follow:
         raise typer.Exit(follow_job(new, print_id=True, cancel_on_interrupt=True))
     typer.echo(new.id)
+
+
+def _look_for_data(folder: JobFolder, spec: JobSpec) -> None:
+    """Refuse what cannot run again: data that their source does not hold any more, and no host.
+
+    Raises:
+        BadInput: says which data set is gone.
+    """
+    from gpurun.data import sites
+    from gpurun.data.pinning import as_pinned
+
+    for name, source in spec.data.items():
+        if source.digest is None or as_pinned(source, folder.path.home) is not None:
+            continue
+        known = sites.hosts_of(source.digest)
+        where = f"the data set {name!r} ({source.digest[7:19]}) is not in {source.path} any more"
+        if not known:
+            raise BadInput(f"{where}, and no host is known to have it", job=folder.id, hint="submit the job anew")
+        say(f"{where}; it comes from {', '.join(sorted(known)[:3])}")
 
 
 def diff(

@@ -75,6 +75,10 @@ def submit(
         list[str] | None,
         _option("--mount", metavar="A:B[:rw]", text="Mount the hosts' folder A as B; may be repeated."),
     ] = None,
+    data: Annotated[
+        list[str] | None,
+        _option("--data", metavar="N=SOURCE", text="A folder, host:/path or JOB:outputs/path as /data/N."),
+    ] = None,
     secret: Annotated[
         list[str] | None, _option("--secret", metavar="N=FILE", text="Give FILE as /run/secrets/N; may be repeated.")
     ] = None,
@@ -112,6 +116,7 @@ def submit(
         "--env": ("env", pairs_of("--env", env) if env else None),
         "--rehearse": ("rehearse", rehearse), "--outputs": ("outputs", outputs), "--mount": ("mounts", mount),
         "--requirements": ("python", {"requirements": requirements} if requirements is not None else None),
+        "--data": ("data", pairs_of("--data", data, "SOURCE") if data else None),
         "--secret": ("secrets", _files(pairs_of("--secret", secret, "FILE")) if secret else None),
     }  # fmt: skip
     places = {

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from gpurun.data import sites
 from gpurun.data.folder import DataFolder, hashes_of, read_folder
 from gpurun.errors import BadInput
 from gpurun.jobs.spec import DataSource
 from gpurun.jobs.store import JobStore
 
 
-def pin(data: Mapping[str, DataSource], home: Path) -> dict[str, DataSource]:
-    """Sources with the digest of what they hold now.
+def pin(sources: Iterable[DataSource], home: Path) -> dict[DataSource, DataSource]:
+    """Each source, and the same with the digest of what it holds now.
 
     All that later steps need of the contents is worked out here, before GPUs are granted, and remembered.
 
     Raises:
         BadInput: a source is missing, cannot be read, or changes while it is read.
     """
-    return {name: _pinned(source, home) for name, source in data.items()}
+    return {source: _pinned(source, home) for source in dict.fromkeys(sources)}
 
 
 def _pinned(source: DataSource, home: Path) -> DataSource:
@@ -32,6 +33,7 @@ def _pinned(source: DataSource, home: Path) -> DataSource:
     if source.kind == "job":
         job, _, below = path.partition(":")
         path = f"{JobStore(home).find(job).id}:{below}"
+    sites.note(tree.digest, source=path)
     return replace(source, path=path, digest=tree.digest, size_bytes=tree.size)
 
 

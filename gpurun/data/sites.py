@@ -16,13 +16,25 @@ from gpurun.state import lock, own_cache
 
 MOST_SETS = 1000
 
-Known = dict[str, dict[str, float]]
-"""Digest → host → when the host said that it has the set, in seconds since the epoch."""
+
+class Site(msgspec.Struct):
+    """What is known of a set.
+
+    Attributes:
+        source: where it came from when it was last pinned.
+        hosts: host → when the host said that it has the set, in seconds since the epoch.
+    """
+
+    source: str = ""
+    hosts: dict[str, float] = {}
+
+
+Known = dict[str, Site]
 
 
 def hosts_of(digest: str) -> frozenset[str]:
     """The hosts that had a set when they were last asked."""
-    return frozenset(known().get(digest, ()))
+    return frozenset(known().get(digest, Site()).hosts)
 
 
 def known() -> Known:
@@ -34,19 +46,20 @@ def known() -> Known:
         return {}
 
 
-def note(digest: str, *, has: Iterable[str] = (), lacks: Iterable[str] = ()) -> None:
-    """Note what hosts have said of a set."""
+def note(digest: str, *, has: Iterable[str] = (), lacks: Iterable[str] = (), source: str = "") -> None:
+    """Note what hosts have said of a set, and where it comes from."""
     place = _place()
     if place is None:
         return
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with lock.alone(place.with_suffix(".lock")):
         found = known()
-        hosts = found.pop(digest, {}) | dict.fromkeys(has, time.time())
+        site = found.pop(digest, Site())
+        site.hosts |= dict.fromkeys(has, time.time())
         for host in lacks:
-            hosts.pop(host, None)
-        if hosts:
-            found[digest] = hosts
+            site.hosts.pop(host, None)
+        site.source = source or site.source
+        found[digest] = site
         own_cache.keep(place, msgspec.json.encode(dict(list(found.items())[-MOST_SETS:])))
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from gpurun.data import sites
 from gpurun.data.content import DataContent, content_of_folder, content_of_host
@@ -68,6 +69,19 @@ class StageReport:
     def failed(self) -> Mapping[str, GpurunError]:
         """The hosts that do not have the set now, and why."""
         return {each.host: each.error for each in self.hosts if each.error is not None}
+
+    def as_json(self) -> dict[str, Any]:
+        """The document that ``gpurun data stage --json`` prints."""
+        hosts = [
+            {
+                "host": each.host,
+                "state": each.state,
+                "bytes_received": each.bytes_received,
+                **({"error": each.error.message} if each.error is not None else {}),
+            }
+            for each in self.hosts
+        ]
+        return {"digest": self.digest, "bytes": self.size_bytes, "hosts": hosts, "elapsed_s": round(self.elapsed_s, 3)}
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from gpurun import faults
+from gpurun.data.pinning import pin as pin_data
 from gpurun.environments.build import ensure
 from gpurun.environments.log import Report
 from gpurun.errors import GpurunError, StateError
@@ -63,13 +64,13 @@ def submit_jobs(
         on_build: told how the build of an environment goes on, before the jobs are stored.
 
     Raises:
-        BadInput: an image is not on this machine, or a workdir cannot be read: said now, not when GPUs come free.
+        BadInput: an image is not on this machine, or a workdir or data cannot be read: said before GPUs come free.
         HostNotReady: an environment cannot be built.
         StateError: a lease is damaged, so that nothing could be granted; or the jobs cannot be stored.
         UnsafeState: the state directory does not keep its users apart.
     """
     enter(home)
-    pinned, codes = pin(specs, inventory, environ, on_build)
+    pinned, codes = pin(specs, inventory, home, environ, on_build)
     origins = {top: origin_of(None if top is None else Path(top)) for top in {spec.workdir for spec in pinned}}
     return queue_jobs(
         pinned, Path(inventory.source), home, environ, codes=codes, on_stored=on_stored,
@@ -80,15 +81,19 @@ def submit_jobs(
 def pin(
     specs: Sequence[JobSpec],
     inventory: Inventory,
+    home: Path,
     environ: Mapping[str, str],
     on_build: Report = lambda *_: None,
 ) -> tuple[list[JobSpec], Mapping[str, AddCode]]:
-    """Specs with the image that each name means now and the code that each workdir holds now; and what writes the code.
+    """Specs with the image that each name means now, the code and the data that each folder holds now.
+
+    Returns:
+        The specs; and by the digest of a code, what writes it.
 
     Environments are built unless the head has them.
 
     Raises:
-        BadInput: an image is not on this machine, or a workdir or what an environment is made of cannot be used.
+        BadInput: an image is not on this machine; a workdir, data or what an environment is made of cannot be used.
         HostNotReady: an environment cannot be built.
     """
     engine = Engine(inventory.docker_host)
@@ -96,10 +101,12 @@ def pin(
     ids = {image: engine.image(image).id for image in dict.fromkeys(spec.image for spec in specs)}
     trees = {top: scan(Path(top)) for top in dict.fromkeys(spec.workdir for spec in specs) if top is not None}
     code = {top: tree.digest for top, tree in trees.items()}
+    data = pin_data((source for spec in specs for source in spec.data.values()), home)
     pinned = [
         replace(
             spec, image_id=ids[spec.image], code=code.get(spec.workdir or "", ""),
             outputs_limit_mib=_lower(spec.outputs_limit_mib, inventory.outputs_limit_mib),
+            data={name: data[source] for name, source in spec.data.items()},
         )
         for spec in specs
     ]  # fmt: skip

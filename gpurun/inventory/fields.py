@@ -160,6 +160,10 @@ class HostKeys(TypedDict, total=False):
         HostFolder,
         Meta(description="A local folder for gpurun's files, if hosts share home folders; ~ if left out"),
     ]
+    data_quota_mib: Annotated[
+        Memory,
+        Meta(description="The most that data sets take of the host's disk, such as 500GiB; a quarter if left out"),
+    ]
     ssh: Annotated[
         Literal["paramiko", "system"],
         Meta(description="How gpurun connects: paramiko, or the system's ssh; gpurun chooses if left out"),

@@ -63,6 +63,7 @@ class Host:
         docker_host: its Docker engine's socket, ``unix:///…``; None = as the SSH user's ``docker`` would choose.
         ssh: how gpurun connects: ``paramiko``, or ``system`` for this machine's ``ssh``; None = gpurun chooses.
         folder: a folder on a disk of the host's own, below which gpurun keeps its files; None = the user's home.
+        data_quota_mib: the most that data sets take of its disk; None = a quarter.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Host:
     python: str | None = None
     docker_host: str | None = None
     folder: str | None = None
+    data_quota_mib: int | None = None
     ssh: Literal["paramiko", "system"] | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
 

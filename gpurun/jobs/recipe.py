@@ -298,6 +298,7 @@ def build(recipe: Recipe | None, overrides: Mapping[str, Any], constraints: Mapp
     given = dict(recipe.given) if recipe else {}
     merged = {field: {**given.get(field, {}), **overrides.get(field, {})} for field in ("env", "secret_files", "data")}
     given |= {**overrides, **merged}
+    given["data"] = sources_below(Path.cwd(), given["data"])
     given["constraints"] = replace(given.get("constraints", Constraints()), **constraints)
     given.setdefault("name", given["command"][0].rsplit("/", 1)[-1] if "command" in given else "job")
     missing = [name for name in ("image", "gpus", "command") if name not in given]

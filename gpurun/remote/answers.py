@@ -224,6 +224,16 @@ class PlacedImage(TypedDict):
     freed: NotRequired[bool]
 
 
+class HeldSet(TypedDict):
+    """One data set of ``data.list``."""
+
+    digest: Digest
+    bytes: Count
+    files: Count
+    used_s: Seconds
+    jobs: list[Name]
+
+
 class Connected(TypedDict):
     """One outcome of ``probe.connect``."""
 
@@ -280,6 +290,15 @@ ANSWERS: Mapping[str, AnswerTypes] = {
     "blobs.close": AnswerTypes(),
     "claims.take": AnswerTypes(),
     "claims.list": AnswerTypes(CONVERTED_BY_FACTS),
+    "data.use": AnswerTypes(list[Digest]),
+    "data.begin": AnswerTypes(),
+    "data.expect": AnswerTypes(),
+    "data.finish": AnswerTypes(),
+    "data.drop": AnswerTypes(),
+    "data.manifest": AnswerTypes(),
+    "data.list": AnswerTypes(fields(sets=list[HeldSet])),
+    "data.evict": AnswerTypes(dict[Digest, Text]),
+    "data.folders": AnswerTypes(dict[Text, Text]),
     "docker.request": AnswerTypes(fields(status=Annotated[int, Meta(ge=100, le=999)], json=Any)),
     "docker.logs": AnswerTypes(None, fields(stream=Literal["stdout", "stderr"])),
     "docker.wait": AnswerTypes(fields(code=Code | None, error=Text | None)),

@@ -1,4 +1,4 @@
-"""PREPARING: the image, the code and the secrets go to every host of the gang, all hosts at once."""
+"""PREPARING: the image, data, code and secrets go to every host of the gang, all hosts at once."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from gpurun.images.ship import ship
 from gpurun.images.tree import scan
 from gpurun.images.workdir import sync_workdir
 from gpurun.jobs.states import State
+from gpurun.supervisor.data import send_data
 from gpurun.supervisor.ends import failed
 from gpurun.supervisor.host_claims import claim
 from gpurun.supervisor.job import SupervisedJob, raise_first
@@ -41,12 +42,13 @@ def prepare(job: SupervisedJob, is_asked: Callable[[], bool]) -> State:
 
 
 def bring(job: SupervisedJob, hosts: Sequence[str], *, cancelled: Callable[[], bool]) -> None:
-    """Send the image, the code and the secrets to hosts that are connected and have said who they are.
+    """Send the image, data, code and secrets to hosts that are connected and have said who they are.
 
     Raises:
         GangEnd: a host failed, the image is not on the head, or it was cancelled.
     """
     ship_image(job, hosts, cancelled=cancelled)
+    send_data(job, hosts, cancelled=cancelled)
     _send_workdir(job, hosts)
     _send_secrets(job, hosts)
 

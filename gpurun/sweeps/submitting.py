@@ -44,7 +44,7 @@ def submit_sweep(
     plan = wish.plan(spec, inventory.source, time.time())
     searcher_for(plan)
     check_length(job_of(plan, "s-00000000", plan.trials, longest_point(plan)))
-    (pinned,), codes = pin([spec], inventory, environ, on_build)
+    (pinned,), codes = pin([spec], inventory, store.home, environ, on_build)
     origin = origin_of(None if spec.workdir is None else Path(spec.workdir))
     folder = store.create(replace(plan, template=pinned, origin=origin), codes.get(pinned.code))
     audit.note(store.home, "sweep", sweep=folder.id, name=plan.name, trials=plan.trials)

@@ -1,0 +1,111 @@
+"""Which data sets hosts have, as they say, and the removal of some."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpurun.data import sites
+from gpurun.errors import GpurunError
+from gpurun.remote import Agent, Fleet
+from gpurun.remote.agent import bad_answer
+
+
+@dataclass(frozen=True)
+class HostedSet:
+    """A set that hosts have.
+
+    Attributes:
+        source: where it came from, if this user has pinned it; else "".
+        hosts: those that have it, each with the jobs that use it there.
+        used_s: when it was last asked for on any of them, by the host's clock, in seconds since the epoch.
+        waiting: jobs of this head that need it and have not ended.
+    """
+
+    digest: str
+    bytes: int
+    files: int
+    source: str
+    hosts: Mapping[str, Sequence[str]]
+    used_s: float
+    waiting: Sequence[str]
+
+    @property
+    def all_jobs(self) -> list[str]:
+        """All jobs that need it."""
+        return sorted({*self.waiting, *(job for jobs in self.hosts.values() for job in jobs)})
+
+    def as_json(self) -> dict[str, Any]:
+        """As ``gpurun data list --json`` shows it."""
+        return {
+            "digest": self.digest, "bytes": self.bytes, "files": self.files, "source": self.source,
+            "hosts": sorted(self.hosts), "used_s": self.used_s, "jobs": self.all_jobs,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Evicted:
+    """What became of a removal.
+
+    Attributes:
+        evicted: digest → the hosts that do not have the set any more.
+        kept: digest → host → why it stays there.
+    """
+
+    evicted: Mapping[str, Sequence[str]]
+    kept: Mapping[str, Mapping[str, str]]
+    failed: Mapping[str, GpurunError]
+
+
+def census(
+    fleet: Fleet, hosts: Sequence[str], waiting: Mapping[str, Sequence[str]]
+) -> tuple[list[HostedSet], Mapping[str, GpurunError]]:
+    """All sets on these hosts, by digest; and the hosts that failed. What hosts say replaces what was known of them.
+
+    Args:
+        waiting: digest → jobs of this head that need it.
+    """
+    listed = fleet.map(lambda agent: agent.call("data.list", timeout_s=600.0).value["sets"], hosts)
+    found: dict[str, dict[str, Any]] = {}
+    for host, sets in listed.ok.items():
+        for one in sets:
+            found.setdefault(one["digest"], {})[host] = one
+    for digest in found.keys() | sites.known().keys():
+        has = found.get(digest, {})
+        sites.note(digest, has=has, lacks=[host for host in listed.ok if host not in has])
+    known = sites.known()
+    made = [
+        HostedSet(
+            digest, max(one["bytes"] for one in by_host.values()), max(one["files"] for one in by_host.values()),
+            known[digest].source if digest in known else "", {host: one["jobs"] for host, one in by_host.items()},
+            max(one["used_s"] for one in by_host.values()), waiting.get(digest, ()),
+        )
+        for digest, by_host in sorted(found.items())
+    ]  # fmt: skip
+    return made, listed.failed
+
+
+def evict(fleet: Fleet, hosts: Sequence[str], digests: Sequence[str]) -> Evicted:
+    """Remove sets from those of the hosts that have them and on which no job uses them."""
+
+    def remove(agent: Agent) -> Mapping[str, str]:
+        kept: Mapping[str, str] = agent.call("data.evict", digests=list(digests), timeout_s=600.0).value
+        if not kept.keys() <= set(digests):
+            raise bad_answer(agent.host, "data.evict: it names data sets that nobody asked for")
+        return kept
+
+    done = fleet.map(remove, hosts)
+    had = {digest: sites.hosts_of(digest) for digest in digests}
+    gone = {digest: [host for host, kept in done.ok.items() if digest not in kept] for digest in digests}
+    for digest, names in gone.items():
+        sites.note(digest, lacks=names)
+    return Evicted(
+        {digest: [host for host in names if host in had[digest]] for digest, names in gone.items()},
+        {
+            digest: by
+            for digest in digests
+            if (by := {h: kept[digest] for h, kept in done.ok.items() if digest in kept})
+        },
+        done.failed,
+    )

@@ -1,0 +1,89 @@
+"""PREPARING: the job's data sets go to every host of the gang, host to host, and folders of the hosts are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from gpurun.data.keeping import wanted_digests
+from gpurun.data.pinning import as_pinned
+from gpurun.data.staging import DataUser, Staging, stage
+from gpurun.errors import GpurunError, HostNotReady
+from gpurun.images.events import ShipEvent
+from gpurun.inventory.model import Inventory
+from gpurun.jobs.spec import DataSource
+from gpurun.remote import Agent, Fleet
+from gpurun.supervisor.ends import failed
+from gpurun.supervisor.job import SupervisedJob, raise_first
+from gpurun.supervisor.links import target_of
+
+
+class StagingCancelled(GpurunError):
+    """The gang is to give way."""
+
+
+def send_data(job: SupervisedJob, hosts: Sequence[str], *, cancelled: Callable[[], bool]) -> None:
+    """Have the data sets that were submitted on hosts that are connected. Idempotent.
+
+    Raises:
+        GangEnd: a host failed or lacks a folder, the data changed since the submit and no host has them, or it was
+            cancelled.
+    """
+    _look_for_folders(job, hosts)
+    by_digest = {source.digest: (name, source) for name, source in job.spec.data.items() if source.digest is not None}
+    for name, source in by_digest.values():
+        try:
+            _send(job, hosts, name, source, cancelled)
+        except GpurunError as error:
+            raise failed(error) from error
+
+
+def _look_for_folders(job: SupervisedJob, hosts: Sequence[str]) -> None:
+    """The folders that hosts have themselves, before any container asks for one."""
+    names = {source.path: name for name, source in job.spec.data.items() if source.kind == "host"}
+    if not names:
+        return
+
+    def look(agent: Agent) -> None:
+        for path, why in agent.call("data.folders", paths=list(names)).value.items():
+            raise HostNotReady(
+                f"the data set {names.get(path, '?')!r} cannot be mounted: {path}: {why}", host=agent.host,
+                hint="have the folder on every host that the job may get, or choose hosts with --host",
+            )  # fmt: skip
+
+    raise_first(job.links.each(look, hosts).failed)
+
+
+def _send(
+    job: SupervisedJob, hosts: Sequence[str], name: str, source: DataSource, cancelled: Callable[[], bool]
+) -> None:
+    def check() -> None:
+        if cancelled():
+            raise StagingCancelled("staging the data was cancelled")
+
+    def told(event: ShipEvent) -> None:
+        job.events.emit("stage", data=name, **event.as_json())
+
+    assert source.digest is not None
+    how = Staging(
+        job.links.fleet, job.inventory, DataUser(job.lease.job, job.lease.attempt), quotas_of(job.inventory),
+        wanted_digests(job.home), lambda names: reach(job.inventory, names), told, check,
+    )  # fmt: skip
+    tree = as_pinned(source, job.home)
+    if tree is None:
+        job.note(
+            f"the data set {name!r} is not what it was at the submit; a host that still has it gives it to the others"
+        )
+    report = stage(
+        source.digest, tree, hosts, how, neighbours=[host for host in job.members if job.links.is_open(host)]
+    )
+    raise_first(report.failed)
+
+
+def quotas_of(inventory: Inventory) -> dict[str, int]:
+    """Host → bytes that its data sets may take, where the inventory says."""
+    return {host.name: host.data_quota_mib << 20 for host in inventory.hosts if host.data_quota_mib is not None}
+
+
+def reach(inventory: Inventory, names: Sequence[str]) -> Fleet:
+    """Connect to those of these hosts that the inventory knows."""
+    return Fleet.open([target_of(inventory.by_name[name], inventory) for name in names if name in inventory.by_name])

@@ -1,0 +1,189 @@
+"""A set is on hosts byte for byte, once per content, from the folder or from a neighbour; else nothing of it is."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from gpurun.data import sites
+from gpurun.data.folder import CHANGED, read_folder
+from gpurun.data.staging import DataUser, Staging, stage
+from gpurun.errors import BadInput, GpurunError, HostNotReady
+
+
+def folder_of(hosts, name):
+    return hosts.home(name) / ".gpurun/data"
+
+
+def names_in(hosts, name):
+    return sorted(each.name for each in folder_of(hosts, name).iterdir() if each.name != ".lock")
+
+
+def shape(top: Path):
+    found = {}
+    for folder, names, files in os.walk(top):
+        for name in [*names, *files]:
+            path = Path(folder) / name
+            content = str(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+            found[os.fsencode(path.relative_to(top))] = (stat.S_IFMT(path.lstat().st_mode), content)
+    return found
+
+
+def put(tree, fleet, *names, **how):
+    return stage(tree.digest, tree, names, Staging(fleet, **how))
+
+
+def test_a_set_is_the_same_on_every_host_and_travels_once(hosts, top):
+    fleet, tree = hosts.fleet("h0", "h1"), read_folder(top)
+    seen = []
+    report = put(tree, fleet, "h0", "h1", progress=seen.append)
+    assert report.failed == {}
+    assert [(each.host, each.state, each.bytes_received) for each in report.hosts] == [
+        ("h0", "done", tree.size), ("h1", "done", tree.size),
+    ]  # fmt: skip
+    for name in ("h0", "h1"):
+        assert names_in(hosts, name) == [tree.digest[7:]]
+        there = folder_of(hosts, name) / tree.digest[7:] / "tree"
+        assert shape(there) == shape(top)
+        assert stat.S_IMODE((there / "tool").stat().st_mode) == 0o555
+        assert stat.S_IMODE((there / "big").stat().st_mode) == 0o444
+        assert stat.S_IMODE((there / "sub").stat().st_mode) == 0o555
+    assert seen[-1].state == "done"
+    assert seen[-1].total == tree.size
+    again = put(read_folder(top), fleet, "h0", "h1")
+    assert [(each.state, each.bytes_received) for each in again.hosts] == [("present", 0), ("present", 0)]
+    assert sites.hosts_of(tree.digest) == {"h0", "h1"}
+
+
+def test_an_empty_folder_is_a_set(hosts, tmp_path):
+    (tmp_path / "none").mkdir()
+    tree = read_folder(tmp_path / "none")
+    assert put(tree, hosts.fleet("h0"), "h0").failed == {}
+    assert names_in(hosts, "h0") == [tree.digest[7:]]
+
+
+def test_data_that_change_while_they_are_sent_are_refused_and_leave_nothing(hosts, top):
+    fleet, tree = hosts.fleet("h0", "h1"), read_folder(top)
+    put(tree, fleet, "h1")  # the hashes are known from here on
+    (top / "big").write_bytes(os.urandom(3_000_000))
+    with pytest.raises(BadInput, match=CHANGED):
+        put(tree, fleet, "h0")
+    assert names_in(hosts, "h0") == []
+
+
+@pytest.mark.parametrize("change", ["gone", "short"])
+def test_a_file_that_goes_while_data_are_sent(hosts, top, change):
+    fleet, tree = hosts.fleet("h0", "h1"), read_folder(top)
+    put(tree, fleet, "h1")
+    (top / "big").unlink() if change == "gone" else os.truncate(top / "big", 5)
+    with pytest.raises(BadInput, match=CHANGED):
+        put(tree, fleet, "h0")
+    assert names_in(hosts, "h0") == []
+
+
+def test_a_full_host_is_named_and_the_others_have_the_set(hosts, top):
+    fleet, tree = hosts.fleet("h0", "h1", "h2"), read_folder(top)
+    report = put(tree, fleet, "h0", "h1", "h2", quotas={"h1": 1 << 20})
+    assert [each.state for each in report.hosts] == ["done", "failed", "done"]
+    error = report.failed["h1"]
+    assert isinstance(error, HostNotReady)
+    assert "does not fit" in error.message
+    assert "gpurun data evict" in error.hint
+    assert names_in(hosts, "h1") == []
+
+
+def test_a_joining_host_gets_the_set_from_its_neighbour_although_the_folder_is_gone(hosts, top, tmp_path):
+    fleet, tree = hosts.fleet("h0", "h1"), read_folder(top)
+    put(tree, fleet, "h0")
+    wanted = shape(top)
+    top.rename(tmp_path / "moved")
+    report = stage(tree.digest, None, ["h1"], Staging(fleet), neighbours=["h0"])
+    assert report.failed == {}
+    assert report.size_bytes == tree.size
+    assert shape(folder_of(hosts, "h1") / tree.digest[7:] / "tree") == wanted
+
+
+def test_a_set_that_nobody_has_any_more(hosts, top):
+    fleet, tree = hosts.fleet("h0"), read_folder(top)
+    sites.note(tree.digest, has=["h1"])  # which has removed it since
+    with pytest.raises(BadInput, match="is gone"):
+        stage(tree.digest, None, ["h0"], Staging(fleet, reach=lambda names: hosts.fleet(*names)))
+    assert sites.hosts_of(tree.digest) == frozenset()
+
+
+def test_a_set_that_only_a_host_beyond_the_gang_has(hosts, top):
+    fleet, tree = hosts.fleet("h0"), read_folder(top)
+    other = hosts.fleet("h1")
+    put(tree, other, "h1")
+    report = stage(tree.digest, None, ["h0"], Staging(fleet, reach=lambda _: other))
+    assert report.failed == {}
+    assert names_in(hosts, "h0") == [tree.digest[7:]]
+
+
+def test_a_neighbour_with_damaged_data_is_found_out(hosts, top):
+    fleet, tree = hosts.fleet("h0", "h1"), read_folder(top)
+    put(tree, fleet, "h0")
+    there = folder_of(hosts, "h0") / tree.digest[7:] / "tree/big"
+    there.chmod(0o600)
+    there.write_bytes(os.urandom(3_000_000))
+    with pytest.raises(GpurunError, match="damaged") as caught:
+        stage(tree.digest, None, ["h1"], Staging(fleet), neighbours=["h0"])
+    assert caught.value.host == "h0"
+    assert names_in(hosts, "h1") == []
+    healed = stage(tree.digest, tree, ["h1"], Staging(fleet), neighbours=["h0"])
+    assert healed.failed == {}
+    assert shape(folder_of(hosts, "h1") / tree.digest[7:] / "tree") == shape(top)
+
+
+def test_a_neighbour_that_describes_another_set(hosts, top, tmp_path):
+    fleet, tree = hosts.fleet("h0", "h1"), read_folder(top)
+    (tmp_path / "evil").mkdir()
+    (tmp_path / "evil/train.csv").write_text("poison")
+    evil = read_folder(tmp_path / "evil")
+    put(evil, fleet, "h0")
+    (folder_of(hosts, "h0") / evil.digest[7:]).rename(folder_of(hosts, "h0") / tree.digest[7:])
+    with pytest.raises(BadInput, match="is gone"):
+        stage(tree.digest, None, ["h1"], Staging(fleet), neighbours=["h0"])
+    assert names_in(hosts, "h1") == []
+
+
+def test_a_set_of_a_job_that_runs_is_not_removed_for_another(hosts, top, tmp_path):
+    fleet, tree = hosts.fleet("h0"), read_folder(top)
+    agent = fleet.agents["h0"]
+    agent.call("gang.prepare", job="j-00000001", attempt=1, interface="", first=True, outputs=False)
+    put(tree, fleet, "h0", user=DataUser("j-00000001", 1))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/file").write_bytes(os.urandom(3_000_000))
+    other = read_folder(tmp_path / "other")
+    assert put(other, fleet, "h0", quotas={"h0": 5_000_000}).failed["h0"]
+    assert agent.call("data.evict", digests=[tree.digest]).value == {tree.digest: "used by j-00000001"}
+    agent.call("gang.fence", job="j-00000001", attempt=1, containers=False)
+    assert put(other, fleet, "h0", quotas={"h0": 5_000_000}, keep=[tree.digest]).failed["h0"]
+    assert put(other, fleet, "h0", quotas={"h0": 5_000_000}).failed == {}
+    assert names_in(hosts, "h0") == [other.digest[7:]]
+
+
+def test_two_jobs_stage_one_set_at_once(hosts, top):
+    from threading import Thread
+
+    tree = read_folder(top)
+    reports = []
+    fleet = hosts.fleet("h0", "h1")
+    threads = [Thread(target=lambda: reports.append(put(tree, fleet, "h0", "h1"))) for _ in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert sorted(each.state for report in reports for each in report.hosts) == ["done", "done", "present", "present"]
+    assert names_in(hosts, "h0") == [tree.digest[7:]]
+
+
+def test_what_a_killed_agent_left_goes_with_the_next(hosts, top):
+    fleet, tree = hosts.fleet("h0"), read_folder(top)
+    left = folder_of(hosts, "h0") / ".arriving-x"
+    (left / "tree").mkdir(parents=True)
+    (left / "set.json").write_text("{}")
+    (folder_of(hosts, "h0") / ".doomed-x/tree").mkdir(parents=True)
+    put(tree, fleet, "h0")
+    assert names_in(hosts, "h0") == [tree.digest[7:]]
+    listed = fleet.agents["h0"].call("data.list").value["sets"]
+    assert [(each["digest"], each["bytes"], each["jobs"]) for each in listed] == [(tree.digest, tree.size, [])]
