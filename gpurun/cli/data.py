@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.inventory_options import InventoryOption, JsonOption, SomeHostsArgument, YesOption, cluster
+from gpurun.cli.inventory_options import cluster
 from gpurun.cli.lazy import Place, lazy_group
+from gpurun.cli.options import InventoryOption, JsonOption, SomeHostsArgument, YesOption
 from gpurun.cli.printing import duration, print_json, printable, say, size_text
 from gpurun.errors import BadInput, HostFailure
 
