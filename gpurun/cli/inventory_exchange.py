@@ -14,6 +14,8 @@ from gpurun.cli.printing import print_json, printable, say
 from gpurun.errors import BadInput
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gpurun.inventory.imports.draft import Draft
 
 EXPORTS = ("ansible", "hostfile", "deepspeed", "json")
@@ -55,12 +57,31 @@ def import_(
     wires = {"kind": fabric, "interface": interface or "eth0"}
     if hca:
         wires["hcas"] = f"[{', '.join(hca)}]"
+    if dry_run:
+        text = compose(draft, stated, wires)
+        parse(text.encode(), target)
+        _notes(draft)
+        typer.echo(text, nl=False)
+        return
+    create_inventory(draft, target, stated, wires)
+
+
+def create_inventory(draft: Draft, target: Path, stated: Mapping[str, str], wires: Mapping[str, str]) -> None:
+    """Write a draft as an inventory; say what was guessed.
+
+    Args:
+        stated: values of hosts that the source says nothing of.
+        wires: the keys of the one fabric.
+
+    Raises:
+        BadInput: the file exists, or the draft is no inventory.
+    """
+    from gpurun.inventory.imports.compose import compose
+    from gpurun.inventory.load import parse
+
     text = compose(draft, stated, wires)
     found = parse(text.encode(), target)
     _notes(draft)
-    if dry_run:
-        typer.echo(text, nl=False)
-        return
     _create(target, text)
     say(f"wrote {target}: {len(found.hosts)} hosts, {found.total_gpus} GPUs, {len(found.racks)} racks")
 

@@ -20,6 +20,7 @@ TAKES_COMMAND = ("submit", "exec", "ssh", "sweep")
 """Commands whose words after ``--`` are a program's argv, kept byte for byte."""
 
 COMMANDS = {
+    "init": Place("gpurun.cli.init:init", "Make your first inventory, step by step"),
     "submit": Place("gpurun.cli.submit:submit", "Run a recipe or a command on a gang of GPUs"),
     "sweep": Place("gpurun.cli.sweep:app", "Run one recipe over a set of parameters"),
     "status": Place("gpurun.cli.jobs:status", "Show hosts and jobs"),

@@ -47,8 +47,8 @@ def probe(
         return
     started = time.monotonic()
     found, chosen = load_chosen(inventory, hosts)
-    survey = _survey(found, chosen, timeout)
-    differences = _differences(found, survey)
+    survey = survey_of(found, chosen, timeout)
+    differences = differing(found, survey)
     elapsed_s = round(time.monotonic() - started, 3)
     if as_json:
         print_json(_document(found, survey, differences, elapsed_s))
@@ -61,7 +61,8 @@ def probe(
         raise typer.Exit(UNHEALTHY)
 
 
-def _survey(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> Survey:
+def survey_of(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> Survey:
+    """Ask hosts what they have."""
     from gpurun.doctor.survey import probe as ask
     from gpurun.remote.fleet import Fleet
     from gpurun.supervisor.links import target_of
@@ -71,7 +72,8 @@ def _survey(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> Sur
         return ask(fleet, inventory, hosts)
 
 
-def _differences(inventory: Inventory, survey: Survey) -> Mapping[str, tuple[Difference, ...]]:
+def differing(inventory: Inventory, survey: Survey) -> Mapping[str, tuple[Difference, ...]]:
+    """Where the inventory and the hosts disagree, by host."""
     from gpurun.doctor.compare import differences
 
     found = {}
@@ -152,15 +154,18 @@ def _plain(value: object) -> str:
 def _write(source: Path, differences: Mapping[str, tuple[Difference, ...]], yes: bool) -> None:
     """Change the inventory file so that it says what was found, after showing how."""
     from gpurun.cli.inventory_editing import change_file
+
+    change_file(source, lambda text: rewritten(text, source, differences), yes=yes)
+
+
+def rewritten(text: bytes, source: Path, differences: Mapping[str, tuple[Difference, ...]]) -> bytes:
+    """An inventory's text that says what was found."""
     from gpurun.inventory.edit import SetFields, apply
     from gpurun.inventory.settings import from_mapping
 
-    def rewrite(text: bytes) -> bytes:
-        for values, names in _grouped(differences):
-            text = apply(text, source, SetFields(tuple(names), from_mapping(values)))
-        return text
-
-    change_file(source, rewrite, yes=yes)
+    for values, names in _grouped(differences):
+        text = apply(text, source, SetFields(tuple(names), from_mapping(values)))
+    return text
 
 
 def _grouped(

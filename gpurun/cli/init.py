@@ -1,0 +1,181 @@
+"""``gpurun init``: from a list of hosts to an inventory that is checked against them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpurun.cli.options import InventoryOption, YesOption
+from gpurun.cli.printing import printable, say
+from gpurun.errors import BadInput, GpurunError, HostFailure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gpurun.doctor.survey import Survey
+    from gpurun.facts.hardware import Hardware
+    from gpurun.inventory.imports.draft import Draft
+
+GUESSED_INTERFACE = "eth0"
+PLACES = ("inventory.ini", "hosts", "hosts.yml", "hosts.ini", "/etc/ansible/hosts", "/etc/slurm", "~/.ssh/config")
+_VIRTUAL = ("lo", "docker", "veth", "br-", "virbr", "cni", "flannel", "tun", "tap")
+
+
+def init(
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[SOURCE]",
+            help="Hosts such as 'gpu-[01-16]', or a file of Ansible, OpenSSH, Slurm, MPI or CSV.",
+            show_default=False,
+        ),
+    ] = None,
+    user: Annotated[str | None, typer.Option("--user", metavar="USER", help="User that SSH logs in as.")] = None,
+    inventory: InventoryOption = None,
+    yes: YesOption = False,
+) -> None:
+    """Make your first inventory: which hosts, their host keys, their GPUs, and what to do next.
+
+    Each step is a command of its own: `inventory import`, `inventory trust`, `inventory probe`. Exits with 4 if a host
+    did not answer; the inventory has it all the same.
+    """
+    from gpurun.inventory.locate import is_there
+
+    target = Path(inventory or "inventory.yaml").absolute()
+    if is_there(target):
+        raise BadInput(
+            "there is an inventory already", where=str(target),
+            hint="`gpurun doctor` checks its hosts; `gpurun init -i FILE` makes another one",
+        )  # fmt: skip
+    draft = _read(source if source is not None else _asked())
+    _step(1, f"{len(draft.values)} hosts")
+    _write(draft, target, user)
+    _step(2, "host keys")
+    _trust(target, yes=yes)
+    _step(3, "what the hosts have")
+    failed = _probe(target, yes=yes)
+    _say_next(target, failed)
+    if failed:
+        raise typer.Exit(HostFailure.exit_code)
+
+
+def _step(number: int, what: str) -> None:
+    say(f"\n[{number}/3] {what}")
+
+
+def _asked() -> str:
+    """Ask which hosts; show the files of this machine that list some."""
+    if not sys.stdin.isatty():
+        raise BadInput("says not which hosts", where="init", hint="gpurun init 'gpu-[01-16]', or gpurun init FILE")
+    for place in found_sources():
+        say(f"  {place}")
+    answer = typer.prompt("Which hosts? (names such as gpu-[01-16], or a file)", err=True)
+    return str(answer).strip()
+
+
+def found_sources() -> list[str]:
+    """The files that often list hosts, of those that are here."""
+    return [place for place in PLACES if os.access(Path(place).expanduser(), os.R_OK)]
+
+
+def _read(source: str) -> Draft:
+    """The hosts that a person means.
+
+    Raises:
+        BadInput: neither a file that lists hosts nor a host set.
+    """
+    from gpurun.inventory.hostset import expand
+    from gpurun.inventory.imports import source as files
+    from gpurun.inventory.imports.draft import Draft
+
+    path = Path(source).expanduser()
+    if "/" in source or path.exists():
+        return files.read(path)
+    draft = Draft("the command line")
+    for name in expand(source):
+        draft.host(name, "the command line")
+    if draft.left:
+        raise BadInput(draft.left[0], hint="give names such as 'gpu-[01-16]', or a file")
+    return draft
+
+
+def _write(draft: Draft, target: Path, user: str | None) -> None:
+    from gpurun.cli.inventory_exchange import create_inventory
+
+    stated = {} if user is None else {"user": user}
+    create_inventory(draft, target, stated, {"kind": "tcp", "interface": GUESSED_INTERFACE})
+
+
+def _trust(target: Path, *, yes: bool) -> None:
+    """Show and trust host keys. Hosts whose keys nobody trusts are left to the probe, which names them."""
+    from gpurun.cli.inventory_trust import trust
+
+    try:
+        trust("@all", inventory=str(target), yes=yes)
+    except typer.Exit:
+        say("hosts without a trusted key are not probed")
+
+
+def _probe(target: Path, *, yes: bool) -> dict[str, GpurunError]:
+    """Write what the hosts have into the inventory; why a host said nothing, by host."""
+    from gpurun.cli.inventory_editing import change_file
+    from gpurun.cli.probe import differing, rewritten, survey_of
+    from gpurun.inventory.load import load
+
+    found = load(target)
+    survey = survey_of(found, [host.name for host in found.hosts], 15.0)
+    interface = interface_of(survey.hardware.values())
+    differences = differing(found, survey)
+
+    def rewrite(text: bytes) -> bytes:
+        if interface is not None:
+            text = text.replace(f"interface: {GUESSED_INTERFACE}".encode(), f"interface: {interface}".encode())
+        return rewritten(text, target, differences)
+
+    change_file(target, rewrite, yes=yes)
+    return _said(survey)
+
+
+def _said(survey: Survey) -> dict[str, GpurunError]:
+    for host, error in survey.failures.items():
+        say(printable(f"{host}: {error.message}"))
+    for host, hardware in survey.hardware.items():
+        if hardware.gpu_problem or hardware.docker.problem:
+            say(printable(f"{host}: {hardware.gpu_problem or hardware.docker.problem}"))
+    return dict(survey.failures)
+
+
+def interface_of(machines: Iterable[Hardware]) -> str | None:
+    """The interface for ranks: on most hosts the fastest that is up and has an address; None if no host has one."""
+    named: Counter[str] = Counter()
+    for machine in machines:
+        usable = [
+            nic for nic in machine.nics
+            if nic.state == "up" and nic.addresses and not nic.name.startswith(_VIRTUAL)
+        ]  # fmt: skip
+        if usable:
+            named[max(usable, key=lambda nic: nic.speed_mbit or 0).name] += 1
+    return named.most_common(1)[0][0] if named else None
+
+
+def _say_next(target: Path, failed: dict[str, GpurunError]) -> None:
+    from gpurun.inventory.load import load
+
+    found = load(target)
+    say(f"\n{target}: {len(found.hosts)} hosts, {found.total_gpus} GPUs, {len(found.racks)} racks")
+    if len(found.racks) == 1 and len(found.hosts) > 1:
+        say("All hosts are in one rack. If there are more, edit `racks:`: gpurun keeps gangs within a rack.")
+    if failed:
+        say(f"{len(failed)} hosts did not answer: `gpurun doctor` says why; `inventory remove` takes them out.")
+    say("Next:")
+    for command, why in (
+        ("gpurun doctor", "check hosts, links and drivers"),
+        ("gpurun submit -n 2 --image IMAGE --follow -- nvidia-smi", "a first job; IMAGE is on this machine"),
+        ("gpurun submit recipes/fashion-mnist --follow", "a recipe: copy it and change it"),
+    ):
+        say(f"  $ {command:58} # {why}")
