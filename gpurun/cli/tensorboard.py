@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import signal
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,11 +15,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpurun.cli.printing import printable, say
+from gpurun.cli.serving import say_url, told_to_end
 from gpurun.errors import BadInput
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from gpurun.tensorboard.shown import ShownRun
 
 LOOK_S = 5.0
@@ -55,7 +52,7 @@ def tensorboard(
         raise BadInput(
             f"TensorBoard is not installed here ({error.name})", hint="pip install 'gpurun[tensorboard]'"
         ) from error
-    with _folder() as folder, _told_to_end() as end:
+    with _folder() as folder, told_to_end() as end:
         shown = Shown(folder, runs)
         events = shown.refresh()
         token = secrets.token_urlsafe(24)
@@ -68,9 +65,7 @@ def tensorboard(
 
 
 def _say_where(port: int, token: str, events: int, traces: int) -> None:
-    typer.echo(f"http://127.0.0.1:{port}/?token={token}")
-    if "SSH_CONNECTION" in os.environ:
-        say(f"from your own machine: ssh -L {port}:127.0.0.1:{port} THIS_HOST, then open that URL there")
+    say_url(port, token)
     if not events:
         say("no event file has come here yet; they are shown as they come")
     if traces:
@@ -124,19 +119,3 @@ def _folder() -> Iterator[Path]:
                 shutil.rmtree(older)
     with tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
-
-
-@contextmanager
-def _told_to_end() -> Iterator[threading.Event]:
-    """Is set on Ctrl-C, SIGTERM, and when the terminal is closed."""
-    end = threading.Event()
-
-    def tell(_number: int, _frame: FrameType | None) -> None:
-        end.set()
-
-    before = {number: signal.signal(number, tell) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield end
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

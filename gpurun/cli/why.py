@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from gpurun.jobs.record import JobRecord
     from gpurun.leases.allocate import Pass
     from gpurun.scheduler.explain import Explanation
-    from gpurun.scheduler.model import Decisions
 
 
 def why(job: JobArgument, as_json: JsonOption = False) -> None:
@@ -74,30 +73,11 @@ def queue(
 ) -> None:
     """List what waits, in the order in which it would start, each with its reason."""
     from gpurun.cli.jobs import open_store
-    from gpurun.scheduler.explain import places
+    from gpurun.views.waiting import look_ahead, waiting_jobs
 
     store = open_store()
-    looked = _look()
-    records = {record.id: record for record in store.live_records()}
     only = None if inventory is None else os.path.realpath(inventory)
-    rows: list[dict[str, Any]] = []
-    for path, decisions in looked.decisions.items():
-        if only not in (None, path):
-            continue
-        position = places(decisions)
-        for job in decisions.order:
-            if (record := records.get(job)) is None:  # it has ended meanwhile
-                continue
-            wait = decisions.waits.get(job)
-            rows.append({
-                "job": job, "name": record.name, "owner": record.owner, "gpus": record.gpus,
-                "position": position.get(job),
-                "pool": record.pool, "priority": record.priority, "inventory": path,
-                "waiting_s": round(time.time() - record.queued_s, 1),
-                "message": _decided(decisions, job),
-                "expected_start_s": wait.expected_start_s if wait else None,
-            })  # fmt: skip
-    rows += _waiting_for_restart(records.values(), only)
+    rows = [row._asdict() for row in waiting_jobs(look_ahead(store.home), store.live_records(), only)]
     if as_json:
         print_json({"queue": rows})
         return
@@ -113,12 +93,9 @@ def waits_for(record: JobRecord) -> str:
         decisions = _look().decisions.get(os.path.realpath(record.inventory))
     except GpurunError as error:  # a damaged lease, say
         return f"nothing is decided: {error}"
-    return "" if decisions is None or record.id not in decisions.order else _decided(decisions, record.id)
+    from gpurun.views.waiting import decided
 
-
-def _decided(decisions: Decisions, job: str) -> str:
-    said = decisions.waits.get(job) or decisions.never.get(job)
-    return said.message if said else "starts now"
+    return "" if decisions is None or record.id not in decisions.order else decided(decisions, record.id)
 
 
 def _line(row: Mapping[str, Any], now_s: float) -> str:
@@ -131,27 +108,11 @@ def _line(row: Mapping[str, Any], now_s: float) -> str:
     )
 
 
-def _waiting_for_restart(records: Iterable[JobRecord], inventory: str | None) -> list[dict[str, Any]]:
-    """Jobs that no pass looks at yet: they have failed a moment ago. They have no place in the queue."""
-    now_s = time.time()
-    return [
-        {
-            "job": record.id, "name": record.name, "owner": record.owner, "gpus": record.gpus, "position": None,
-            "pool": record.pool, "priority": record.priority, "inventory": record.inventory,
-            "waiting_s": round(now_s - record.queued_s, 1), "message": record.story(now_s),
-            "expected_start_s": record.restart.at_s if record.restart else None,
-        }
-        for record in records
-        if record.waits_for_restart(now_s) and inventory in (None, os.path.realpath(record.inventory))
-    ]  # fmt: skip
-
-
 def _look() -> Pass:
-    """The decisions that a pass would make now; nothing is changed."""
-    from gpurun.leases.allocate import run_pass
     from gpurun.state.home import home
+    from gpurun.views.waiting import look_ahead
 
-    return run_pass(home(os.environ), now_s=time.time(), commit=False)
+    return look_ahead(home(os.environ))
 
 
 def print_explanation(explanation: Explanation, job: str) -> None:

@@ -62,6 +62,29 @@ class JobRow(NamedTuple):
     reason: str
 
 
+class WaitingJob(NamedTuple):
+    """A job in the queue.
+
+    Attributes:
+        position: its place; None while it waits to be restarted, or can never start.
+        inventory: the path of its inventory.
+        waiting_s: since it was queued.
+        expected_start_s: seconds since the epoch; None = not known.
+    """
+
+    job: str
+    name: str
+    owner: str
+    gpus: int
+    position: int | None
+    pool: str | None
+    priority: int
+    inventory: str
+    waiting_s: float
+    message: str
+    expected_start_s: float | None
+
+
 class Picture(NamedTuple):
     """Hosts in the inventory's order; jobs, oldest first; the job's letter by id."""
 

@@ -1,0 +1,47 @@
+"""``gpurun web``: hosts, jobs, the queue, logs and curves in a browser, read-only."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Annotated
+
+import typer
+
+from gpurun.cli.jobs import open_store
+from gpurun.cli.options import InventoryOption
+from gpurun.cli.printing import duration, say
+from gpurun.cli.serving import say_url, told_to_end
+
+LOOK_S = 5.0
+
+
+def web(
+    inventory: InventoryOption = None,
+    port: Annotated[
+        int | None,
+        typer.Option("--port", metavar="N", min=1024, max=65535, help="Port on 127.0.0.1.", show_default="a free one"),
+    ] = None,
+    idle: Annotated[str, typer.Option("--idle", metavar="T", help="End after this time without a request.")] = "1h",
+) -> None:
+    """Serve a page of hosts, jobs and the queue until Ctrl-C. The page changes nothing.
+
+    Whoever has the printed URL sees the page; other users of this machine do not.
+    """
+    from gpurun.cli.inventory_options import cluster
+    from gpurun.jobs.recipe import duration_s
+    from gpurun.loopback.door import Door
+    from gpurun.loopback.server import serve
+    from gpurun.web.pages import Pages
+
+    idle_s = duration_s(idle)
+    cluster(inventory)  # an inventory that is wrong is said here, not in the browser
+    token = secrets.token_urlsafe(24)
+    door = Door(Pages(open_store(), lambda: cluster(inventory), duration), token, "gpurun web")
+    with told_to_end() as end:
+        say_url(serve(door, port), token)
+        say("Ctrl-C ends it")
+        while not end.wait(LOOK_S) and time.monotonic() - door.asked_s < idle_s:
+            pass
+    if not end.is_set():
+        say(f"no request for {idle}: ended")

@@ -1,0 +1,96 @@
+"""Who may see a page: whoever has the URL with the token, and nobody else on the machine. WSGI (PEP 3333).
+
+Any user of the head can connect to its loopback. The token is in the URL once; the answer puts it into a cookie, which
+no script can read and no other site can make a browser send.
+"""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Callable, Iterable
+from hashlib import sha256
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qs, quote
+
+Environ = dict[str, Any]
+StartResponse = Callable[..., Any]
+App = Callable[[Environ, StartResponse], Iterable[bytes]]
+
+OUR_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
+
+
+class Door:
+    """An application behind a token.
+
+    Args:
+        command: which command has printed the URL, for people who have lost it.
+
+    Attributes:
+        asked_s: when somebody with the token last asked for something; `time.monotonic`.
+    """
+
+    def __init__(self, inner: App, token: str, command: str) -> None:
+        self._inner, self._token, self._command = inner, token, command
+        # Cookies know no ports: two calls on one machine must not have one name.
+        self._cookie = f"gpurun_{sha256(token.encode()).hexdigest()[:12]}"
+        self.asked_s = time.monotonic()
+
+    def __call__(self, environ: Environ, start: StartResponse) -> Iterable[bytes]:
+        """Answer one request."""
+        path = environ.get("PATH_INFO", "/")
+        if _host_of(environ) not in OUR_NAMES:  # another site's name that now means 127.0.0.1
+            return say(start, "403 Forbidden", "gpurun: this server is reached as 127.0.0.1 or localhost only.\n")
+        if self._is_ours(parse_qs(environ.get("QUERY_STRING", "")).get("token", [""])[0]):
+            self.asked_s = time.monotonic()
+            cookie = f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Strict"
+            start("303 See Other", [("Location", _here(path)), ("Set-Cookie", cookie), ("Content-Length", "0")])
+            return []
+        if not self._is_ours(_cookies(environ).get(self._cookie, "")):
+            return say(start, "403 Forbidden", f"gpurun: open the whole URL that `{self._command}` has printed.\n")
+        self.asked_s = time.monotonic()
+        environ.pop("HTTP_COOKIE", None)
+        return self._inner(environ, start)
+
+    def _is_ours(self, text: str) -> bool:
+        return hmac.compare_digest(text.encode("utf-8", "surrogateescape"), self._token.encode())
+
+
+def say(
+    start: StartResponse,
+    status: str,
+    text: str,
+    *,
+    kind: str = "text/plain; charset=utf-8",
+    style: str = "'unsafe-inline'",
+) -> Iterable[bytes]:
+    """Answer with a text or a page that runs no script and loads nothing.
+
+    Args:
+        style: which styles of the page count, as in Content-Security-Policy's ``style-src``.
+    """
+    body = text.encode("utf-8", "replace")
+    policy = f"default-src 'none'; style-src {style}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    start(status, [
+        ("Content-Type", kind), ("Content-Length", str(len(body))), ("X-Content-Type-Options", "nosniff"),
+        ("Content-Security-Policy", policy), ("Referrer-Policy", "no-referrer"), ("Cache-Control", "no-store"),
+    ])  # fmt: skip
+    return [body]
+
+
+def _here(path: str) -> str:
+    """A path on this server, as a header can have it: ``//evil.example/`` would be another server's."""
+    return "/" + quote(path.lstrip("/\\"), encoding="latin-1")
+
+
+def _host_of(environ: Environ) -> str:
+    host = str(environ.get("HTTP_HOST", ""))
+    return host if host.endswith("]") else host.rpartition(":")[0] or host
+
+
+def _cookies(environ: Environ) -> dict[str, str]:
+    try:
+        return {name: morsel.value for name, morsel in SimpleCookie(environ.get("HTTP_COOKIE", "")).items()}
+    except CookieError:
+        return {}

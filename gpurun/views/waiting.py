@@ -1,0 +1,65 @@
+"""The jobs that wait, in the order in which they would start, with the reasons that a pass would give now."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from gpurun.jobs.record import JobRecord
+from gpurun.leases.allocate import Pass, run_pass
+from gpurun.scheduler.explain import places
+from gpurun.scheduler.model import Decisions
+from gpurun.views.picture import WaitingJob
+
+
+def look_ahead(home: Path) -> Pass:
+    """The decisions that a pass would make now; nothing is changed."""
+    return run_pass(home, now_s=time.time(), commit=False)
+
+
+def waiting_jobs(looked: Pass, records: Iterable[JobRecord], inventory: str | None = None) -> list[WaitingJob]:
+    """Jobs that wait, those that a pass looks at first.
+
+    Args:
+        records: of the jobs that have not ended.
+        inventory: only jobs of this one, with links followed; None = of all.
+    """
+    by_id = {record.id: record for record in records}
+    now_s = time.time()
+    rows: list[WaitingJob] = []
+    for path, decisions in looked.decisions.items():
+        if inventory not in (None, path):
+            continue
+        position = places(decisions)
+        for job in decisions.order:
+            if (record := by_id.get(job)) is not None:  # else it has ended meanwhile
+                wait = decisions.waits.get(job)
+                start_s = wait.expected_start_s if wait else None
+                rows.append(_row(record, path, position.get(job), decided(decisions, job), start_s, now_s))
+    for record in by_id.values():  # no pass looks at them yet: they have failed a moment ago
+        if record.waits_for_restart(now_s) and inventory in (None, os.path.realpath(record.inventory)):
+            at_s = record.restart.at_s if record.restart else None
+            rows.append(_row(record, record.inventory, None, record.story(now_s), at_s, now_s))
+    return rows
+
+
+def decided(decisions: Decisions, job: str) -> str:
+    """Why a job waits, in one sentence."""
+    said = decisions.waits.get(job) or decisions.never.get(job)
+    return said.message if said else "starts now"
+
+
+def reasons_of(rows: Iterable[WaitingJob]) -> Mapping[str, str]:
+    """Job → why it waits."""
+    return {row.job: row.message for row in rows}
+
+
+def _row(
+    record: JobRecord, inventory: str, position: int | None, message: str, start_s: float | None, now_s: float
+) -> WaitingJob:
+    return WaitingJob(
+        record.id, record.name, record.owner, record.gpus, position, record.pool, record.priority, inventory,
+        round(now_s - record.queued_s, 1), message, start_s,
+    )  # fmt: skip
