@@ -76,8 +76,15 @@ def map(
     """
     if isinstance(points, Mapping):
         names = list(points)
+        for name, values in points.items():
+            if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+                raise BadInput(f"the values of {name} are no list", hint=f'such as {{"{name}": [0.1, 0.01]}}')
         points = [dict(zip(names, values, strict=True)) for values in itertools.product(*points.values())]
-    calls = [(function, (), point) for point in points]
+    calls: list[tuple[Any, Sequence[Any], Mapping[str, Any]]] = []
+    for point in points:
+        if not isinstance(point, Mapping):
+            raise BadInput(f"a point is no dictionary of arguments but {type(point).__name__}")
+        calls.append((function, (), point))
     return _submit(calls, inventory, {"gpus": 1, **settings}) if calls else []
 
 
@@ -104,6 +111,16 @@ def _submit(
     return [Job(folder, returns=returns) for folder in submission.folders]
 
 
+def _check_call(args: object, kwargs: object, settings: Mapping[str, Any]) -> None:
+    """Raises BadInput: something that is no list of arguments would become other arguments, letter by letter."""
+    if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
+        raise BadInput(f"args is a list of arguments, not {type(args).__name__}", hint="submit(train, (0.1,), …)")
+    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+        raise BadInput("kwargs is a dictionary of arguments by name", hint='submit(train, kwargs={"lr": 0.1}, …)')
+    if "command" in settings:
+        raise BadInput("a function has no command", hint="submit the command instead: a list of words")
+
+
 def _spec(
     call: tuple[Any, Sequence[Any], Mapping[str, Any]],
     inventory: Inventory,
@@ -115,6 +132,7 @@ def _spec(
     workdir = settings.get("workdir")
     settings["workdir"] = None if workdir is None else str(Path(workdir).absolute())
     if callable(what):
+        _check_call(args, kwargs, settings)
         top = Path(folders.enter_context(tempfile.TemporaryDirectory(prefix="gpurun-call-")))
         pack(top, what, args, kwargs, None if workdir is None else Path(workdir).absolute())
         settings = {"name": getattr(what, "__name__", "call").strip("<>"), "outputs": OUTPUTS, **settings}

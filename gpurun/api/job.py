@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from gpurun.api.results import NoResult, answer_of
@@ -15,14 +16,19 @@ from gpurun.errors import GpurunError, JobFailed
 from gpurun.head import requests
 from gpurun.head.caretaker import Caretaker
 from gpurun.jobs.states import State
+from gpurun.jobs.store import JobStore
 from gpurun.state.people import myself
 from gpurun.supervisor.loglines import LogTail
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gpurun.jobs.folder import JobFolder
     from gpurun.jobs.record import JobRecord
 
 POLL_S = 0.25
+MOST_LOOKS = 50
+"""So many jobs that are live are read at a time: a map may have thousands."""
 
 
 class Job(Future[Any]):
@@ -97,14 +103,24 @@ class Job(Future[Any]):
 
     def _look(self) -> bool:
         """Settle the future once the job has ended; whether it has."""
-        record = self._folder.record()
+        try:
+            record = self._folder.record()
+        except (GpurunError, OSError):  # damaged, or it cannot be read now: its supervisor writes it again
+            if self._folder.path.exists():
+                return False
+            self.set_exception(JobFailed("the job was removed", job=self.id))
+            return True
         if not record.state.ended:
             return False
         try:
             self._settle(record)
-        except GpurunError as error:
+        except Exception as error:  # noqa: BLE001  whatever it is, whoever waits must see it
             self.set_exception(error)
         return True
+
+    @property
+    def _home(self) -> Path:
+        return self._folder.path.home
 
     def _settle(self, record: JobRecord) -> None:
         if record.state is State.CANCELLED:
@@ -141,26 +157,40 @@ class _Watcher:
                 self._thread = threading.Thread(target=self._run, name="gpurun jobs", daemon=True)
                 self._thread.start()
 
+    def forked(self) -> None:
+        """Go on in a child process: its copy of the lock may be held by a thread that it does not have."""
+        self._lock, self._thread = threading.Lock(), None
+
     def _run(self) -> None:
         caretaker = Caretaker()
         while True:
             with self._lock:
-                jobs = list(self._open)
-                if not jobs:
+                if not self._open:
                     self._thread = None
                     return
-            over = [job for job in jobs if _tried(job)]
-            with self._lock:
-                self._open = [job for job in self._open if job not in over]
-            caretaker.look(job._folder for job in jobs if job not in over)
+            self._settle()
+            with suppress(GpurunError, OSError):  # a damaged record: commands report it
+                caretaker.look([job._folder for job in self._open])
             time.sleep(POLL_S)
 
+    def _settle(self) -> None:
+        """Settle what has ended. Jobs that are live are read in turn, some each time; all others now."""
+        with self._lock:
+            jobs = list(self._open)
+        live = {home: _live(home) for home in {job._home for job in jobs}}
+        waiting = [job for job in jobs if job.id in live[job._home]][:MOST_LOOKS]
+        others = [job for job in jobs if job.id not in live[job._home]]
+        over = {job for job in (*others, *waiting) if job._look()}
+        with self._lock:
+            rest = [job for job in self._open if job not in over]
+            self._open = sorted(rest, key=set(waiting).__contains__)  # those just read come last
 
-def _tried(job: Job) -> bool:
-    try:
-        return job._look()
-    except GpurunError:  # the state directory cannot be read now; the job goes on
-        return False
+
+def _live(home: Path) -> set[str]:
+    with suppress(GpurunError, OSError):
+        return set(JobStore(home).live_ids())
+    return set()
 
 
 _WATCHER = _Watcher()
+os.register_at_fork(after_in_child=_WATCHER.forked)

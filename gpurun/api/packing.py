@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-import pickle
+import os
 import shutil
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +19,8 @@ from gpurun.errors import BadInput
 from gpurun.runtime import gpurun_call
 
 COMMAND = ("python3", "-u", "gpurun_call.py")
+OWN = ("call.json", gpurun_call.CALL, "gpurun_call.py", "cloudpickle")
+"""What a packed call has beside the workdir's files."""
 MOST_BYTES = 256 << 20
 """Of a pickled call: larger data belongs into a file system that hosts mount, or into the workdir."""
 
@@ -38,26 +42,55 @@ def pack(
         import cloudpickle  # noqa: PLC0415  an extra
     except ModuleNotFoundError as error:
         raise BadInput("cloudpickle is not installed here", hint="pip install 'gpurun[python]'") from error
-    if workdir is not None:
-        shutil.copytree(workdir, folder, symlinks=True, dirs_exist_ok=True)
-    with _by_value(cloudpickle):
+    with _PACKING, _by_value(cloudpickle):
         try:
             data = cloudpickle.dumps((function, tuple(args), dict(kwargs)))
-        except (pickle.PicklingError, TypeError, RecursionError, AttributeError) as error:
-            name = getattr(function, "__qualname__", repr(function))
+        except Exception as error:
+            name = getattr(function, "__qualname__", type(function).__name__)
             raise BadInput(
-                f"{name} and its arguments cannot be pickled: {error}", hint="make what is named inside the function"
+                f"{name} cannot travel: {_what_stays(cloudpickle, function, args, kwargs)}{error}",
+                hint="make what is named inside the function",
             ) from error
     if len(data) > MOST_BYTES:
         raise BadInput(
             f"the function and its arguments are {len(data) >> 20} MiB, more than {MOST_BYTES >> 20}",
             hint="let it read its data: from a mount, from the image or from its workdir",
         )
+    try:
+        _fill(folder, data, workdir, Path(cloudpickle.__file__).parent)
+    except OSError as error:  # a full disk, or a workdir that cannot be read
+        raise BadInput(f"the call cannot be packed: {error.strerror or error}", where=str(folder)) from error
+
+
+def _fill(folder: Path, data: bytes, workdir: Path | None, cloudpickle: Path) -> None:
+    if workdir is not None:
+        if taken := [name for name in OWN if os.path.lexists(workdir / name)]:
+            raise BadInput(f"has {taken[0]}, a name that gpurun needs", where=str(workdir), hint="rename the file")
+        shutil.copytree(workdir, folder, symlinks=True, dirs_exist_ok=True)
     (folder / gpurun_call.CALL).write_bytes(data)
     (folder / "call.json").write_text(json.dumps({"python": "{}.{}".format(*sys.version_info[:2])}))
     shutil.copyfile(Path(gpurun_call.__file__), folder / "gpurun_call.py")
-    source = Path(cloudpickle.__file__).parent
-    shutil.copytree(source, folder / "cloudpickle", ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    shutil.copytree(cloudpickle, folder / "cloudpickle", ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def _what_stays(cloudpickle: Any, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Which variable or argument cannot be pickled, if one alone cannot."""
+    parts: dict[str, Any] = {}
+    with suppress(TypeError, ValueError):  # no function, or one with an empty cell
+        used = inspect.getclosurevars(function)
+        parts = {f"its variable {name}": value for name, value in {**used.globals, **used.nonlocals}.items()}
+    parts |= {f"argument {number}": value for number, value in enumerate(args)}
+    parts |= {f"argument {name}": value for name, value in kwargs.items()}
+    for where, value in parts.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception:  # noqa: BLE001  its class is the user's
+            return f"{where}: "
+    return ""
+
+
+_PACKING = threading.Lock()
+"""cloudpickle has one list of modules by value for all threads."""
 
 
 @contextmanager

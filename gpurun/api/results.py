@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpurun.documents.plain import printable
 from gpurun.errors import JobFailed
 from gpurun.node.below import Cursor, open_regular, open_top
-from gpurun.runtime.gpurun_call import RESULTS, decoded
+from gpurun.runtime.gpurun_call import MOST_BYTES, MOST_KIND, MOST_TEXT, RESULTS, decoded
 
 if TYPE_CHECKING:
     from gpurun.jobs.folder import JobFolder
 
-MOST_BYTES = 1 << 30
+MOST_VALUES = 10_000_000
+"""A value of two bytes, such as an empty list, takes about 64 in memory."""
 
 
 class RemoteError(JobFailed):
@@ -27,9 +29,13 @@ class RemoteError(JobFailed):
         trace: its traceback, as text.
     """
 
-    def __init__(self, *, job: str, rank: int, kind: str, text: str, trace: str) -> None:
+    def __init__(self, *, job: str | None, rank: int, kind: str, text: str, trace: str) -> None:
         super().__init__(f"{kind}: {text}", job=job, where=f"rank {rank}")
-        self.rank, self.kind, self.trace = rank, kind, trace
+        self.rank, self.kind, self.text, self.trace = rank, kind, text, trace
+
+    def __reduce__(self) -> Any:
+        """Pools of processes pass exceptions on as pickles."""
+        return partial(RemoteError, job=self.job, rank=self.rank, kind=self.kind, text=self.text, trace=self.trace), ()
 
     def __str__(self) -> str:
         return f"{super().__str__()}\n\n{self.trace}" if self.trace else super().__str__()
@@ -62,15 +68,19 @@ def answer_of(folder: JobFolder, rank: int) -> Returned | None:
             f"what it returned cannot be read: {error.strerror}", job=folder.id, where=f"rank {rank}"
         ) from error
     try:
+        most = sum(map(text.count, (b",", b"[", b"{")))
+        if most > MOST_VALUES:
+            raise ValueError(f"it has more than {MOST_VALUES} values")
         told = json.loads(text)
         if "error" in told:
-            said = {key: _plain(told["error"][key]) for key in ("kind", "text", "trace")}
+            lengths = {"kind": MOST_KIND, "text": MOST_TEXT, "trace": MOST_TEXT}
+            said = {key: _plain(told["error"][key], most) for key, most in lengths.items()}
             return Returned(error=RemoteError(job=folder.id, rank=rank, **said))
         return Returned(decoded(told["value"]))
     except ModuleNotFoundError as error:
         raise NoResult("what it returned has NumPy arrays", job=folder.id, hint="pip install numpy") from error
-    except (ValueError, TypeError, KeyError, RecursionError, EOFError) as error:
-        why = f"what it returned is damaged: {type(error).__name__}"
+    except Exception as error:  # whatever a stranger's bytes make a parser raise
+        why = f"what it returned is damaged: {type(error).__name__}: {printable(str(error)[:200])}"
         raise NoResult(why, job=folder.id, where=f"rank {rank}") from error
 
 
@@ -87,8 +97,8 @@ def _read(folder: JobFolder, rank: int) -> bytes:
         os.close(top)
 
 
-def _plain(text: object) -> str:
+def _plain(text: object, most: int) -> str:
     """Text that steers no terminal and no notebook."""
     if not isinstance(text, str):
         raise TypeError("no text")
-    return "\n".join(printable(line) for line in text.split("\n"))
+    return "\n".join(printable(line) for line in text[-most:].split("\n"))

@@ -17,7 +17,9 @@ from typing import Any, Dict, List
 RESULTS = ".gpurun-results"
 """Below the outputs: a file for each rank."""
 CALL = "call.pickle"
-MOST_TEXT = 1 << 20
+MOST_KIND, MOST_TEXT = 200, 1 << 20
+MOST_BYTES = 256 << 20
+"""Of what a rank leaves."""
 
 
 class NotPlain(TypeError):
@@ -45,28 +47,43 @@ def main() -> int:
     try:
         with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), CALL), "rb") as file:
             function, args, kwargs = pickle.load(file)  # noqa: S301  from the head, for which it runs
-        answer = {"value": encoded(function(*args, **kwargs))}
+        text = _as_text({"value": encoded(function(*args, **kwargs))})
     except SystemExit as error:
         if error.code in (None, 0):
-            answer = {"value": None}
+            text = _as_text({"value": None})
         else:
             raise
     except BaseException as error:  # noqa: BLE001  the head is told
         traceback.print_exc()
-        return _failed(path, type(error).__name__, str(error), traceback.format_exc())
-    _write(path, answer)
+        return _failed(path, type(error).__name__, _words(error), traceback.format_exc())
+    _write(path, text)
     return 0
 
 
 def _failed(path: str, kind: str, text: str, trace: str) -> int:
     sys.stderr.write("" if trace else text + "\n")
-    _write(path, {"error": {"kind": kind[:200], "text": text[-MOST_TEXT:], "trace": trace[-MOST_TEXT:]}})
+    told = {"kind": kind[:MOST_KIND], "text": text[-MOST_TEXT:], "trace": trace[-MOST_TEXT:]}
+    _write(path, _as_text({"error": told}))
     return 1
 
 
-def _write(path: str, answer: Dict[str, Any]) -> None:
+def _words(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as other:  # noqa: BLE001  the class is a stranger's
+        return "it has no text: %s" % type(other).__name__
+
+
+def _as_text(answer: Dict[str, Any]) -> str:
+    text = json.dumps(answer)
+    if len(text) > MOST_BYTES:
+        raise NotPlain("the result is larger than %d MiB: write it into gpurun_runtime.outputs()" % (MOST_BYTES >> 20))
+    return text
+
+
+def _write(path: str, text: str) -> None:
     with open(path + ".new", "w") as file:
-        json.dump(answer, file)
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     os.replace(path + ".new", path)
@@ -128,7 +145,7 @@ def decoded(value: Any) -> Any:
     """What `encoded` was given. A NumPy scalar is an array of no dimension then.
 
     Raises:
-        ValueError, TypeError, KeyError: it is nothing that `encoded` makes.
+        Exception: it is nothing that `encoded` makes. NumPy raises many kinds.
     """
     if isinstance(value, list):
         return [decoded(each) for each in value]
@@ -141,17 +158,37 @@ def decoded(value: Any) -> Any:
 
 
 def _loaded(text: str) -> Any:
+    """An array. NumPy's own reader takes as much memory as the header asks for, and opens archives."""
     import numpy  # noqa: PLC0415  whoever returns arrays has it
 
-    return numpy.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False)
+    data = bytearray(base64.b64decode(text, validate=True))
+    file = io.BytesIO(data)
+    form = numpy.lib.format
+    headers = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}
+    shape, is_fortran, kind = headers[form.read_magic(file)](file)
+    size = kind.itemsize
+    for length in shape:
+        size *= length
+    if kind.hasobject or not kind.itemsize or size != len(data) - file.tell():
+        raise ValueError("the array is not as large as it says")
+    return numpy.ndarray(shape, kind, data, file.tell(), order="F" if is_fortran else "C")
+
+
+def _distinct(keys: List[Any]) -> List[Any]:
+    """Keys of a set or a dictionary. Many of one hash would take the head's whole time."""
+    if len(set(map(hash, keys))) < len(keys) // 2:
+        raise ValueError("most keys have the same hash")
+    return keys
 
 
 _UNMARKED = {
     "$float": {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.__getitem__,
     "$bytes": lambda text: base64.b64decode(text, validate=True),
     "$tuple": lambda values: tuple(decoded(each) for each in values),
-    "$set": lambda values: {decoded(each) for each in values},
-    "$dict": lambda pairs: {decoded(key): decoded(each) for key, each in pairs},
+    "$set": lambda values: set(_distinct([decoded(each) for each in values])),
+    "$dict": lambda pairs: dict(
+        zip(_distinct([decoded(key) for key, _ in pairs]), [decoded(each) for _, each in pairs])
+    ),
     "$array": _loaded,
 }  # type: Dict[str, Any]
 

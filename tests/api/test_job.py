@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from concurrent.futures import FIRST_COMPLETED, CancelledError, as_completed, wait
 
 import pytest
@@ -12,8 +13,9 @@ from gpurun.api import asking
 from gpurun.api import job as jobs
 from gpurun.api.job import Job
 from gpurun.api.packing import COMMAND
-from gpurun.errors import BadInput, JobFailed, NeverFits
+from gpurun.errors import BadInput, JobFailed, NeverFits, StateError
 from gpurun.head.submission import Submission
+from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
@@ -134,12 +136,70 @@ def test_concurrent_futures_waits_for_jobs(home, folder):
     assert isinstance(one.exception(), JobFailed)
 
 
+def test_a_job_that_is_removed_or_damaged_settles_and_no_other_waits_for_ever(home, folder):
+    spec = JobSpec("other", "i", 1, ("true",))
+    removed, other = JobStore(home).create_many([spec] * 2, inventory=home.parent / "inventory.yaml", now_s=0.0)
+    gone, damaged, last = Job(removed, returns=False), Job(folder, returns=True), Job(other, returns=False)
+    shutil.rmtree(str(removed.path))
+    with pytest.raises(JobFailed, match="removed"):
+        gone.result(5)
+    (folder.outputs / RESULTS).mkdir(parents=True)
+    (folder.outputs / RESULTS / "0.json").write_text('{"value": {"$array": "' + "A" * 64 + '"}}')
+    end(folder, State.SUCCEEDED)
+    with pytest.raises(gpurun.NoResult):
+        damaged.result(5)
+    end(other, State.SUCCEEDED, exit_code=0)
+    assert last.result(5) == 0
+
+
+def test_whatever_goes_wrong_in_one_look_the_others_are_looked_after(home, folder, monkeypatch):
+    def breaks(_self, _folders):
+        raise StateError("damaged")
+
+    monkeypatch.setattr(Idle, "look", breaks)
+    job = Job(folder, returns=False)
+    broken = Job(folder, returns=True)
+    monkeypatch.setattr(broken, "_settle", lambda _record: 1 / 0)
+    end(folder, State.SUCCEEDED, exit_code=0)
+    assert job.result(5) == 0
+    with pytest.raises(ZeroDivisionError):
+        broken.result(5)
+
+
+def test_thousands_of_jobs_that_wait_are_not_read_at_each_look(home, monkeypatch, watcher):
+    spec = JobSpec("other", "i", 1, ("true",))
+    folders = JobStore(home).create_many([spec] * 300, inventory=home.parent / "inventory.yaml", now_s=0.0)
+    read = []
+    record = JobFolder.record
+    monkeypatch.setattr(JobFolder, "record", lambda self: (read.append(self.id), record(self))[1])
+    monkeypatch.setattr(watcher, "watch", lambda _job: None)
+    made = [Job(folder, returns=False) for folder in folders]
+    watcher._open = list(made)
+    watcher._settle()
+    assert len(read) <= jobs.MOST_LOOKS
+    end(folders[250], State.SUCCEEDED, exit_code=0)
+    JobStore(home).retire(folders[250].id)
+    watcher._settle()
+    assert made[250].result(0) == 0 and len(read) <= 2 * jobs.MOST_LOOKS + 2
+    end(folders[251], State.SUCCEEDED, exit_code=0)
+    for _ in range(300 // jobs.MOST_LOOKS + 1):
+        watcher._settle()
+    assert made[251].result(0) == 0, "its mark is still there"
+
+
+def test_a_child_that_forks_at_any_moment_can_wait_for_jobs(folder, watcher):
+    with watcher._lock:
+        watcher.forked()
+        assert watcher._lock.acquire(timeout=1)
+        watcher._lock.release()
+
+
 @pytest.fixture
 def asked(home, monkeypatch):
     """What is submitted, as specs; jobs without an image."""
     specs = []
 
-    def submit_jobs(given, inventory, home, environ):
+    def submit_jobs(given, inventory, home, environ, **_):
         specs.extend(given)
         return Submission(tuple(JobStore(home).create_many(given, inventory=home.parent / "inventory.yaml", now_s=0.0)))
 
@@ -170,6 +230,22 @@ def test_a_command_and_a_recipe_run_as_they_are(asked, tmp_path):
     gpurun.submit(tmp_path, gpus=2)
     assert [spec.command for spec in asked] == [("python3", "train.py"), ("true",)]
     assert asked[1].gpus == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "said"),
+    [(0.1, None, "args"), ("abc", None, "args"), ({"lr": 1}, None, "args"), ((), [1], "kwargs"), ((), {1: 2}, "kwargs")]
+)  # fmt: skip
+def test_arguments_that_are_none_are_named(asked, args, kwargs, said):
+    with pytest.raises(BadInput, match=said):
+        gpurun.submit(len, args, kwargs, gpus=1, image="i")
+    with pytest.raises(BadInput, match="a point"):
+        gpurun.map(len, [0.1, 0.2], image="i")
+    with pytest.raises(BadInput, match="values of lr"):
+        gpurun.map(len, {"lr": 0.1}, image="i")
+    with pytest.raises(BadInput, match="command"):
+        gpurun.submit(len, ("x",), gpus=1, image="i", command=["true"])
+    assert asked == []
 
 
 def test_a_map_is_a_job_for_each_point(asked):

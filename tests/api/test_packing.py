@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -14,12 +16,87 @@ from gpurun.api.packing import pack
 from gpurun.errors import BadInput
 from gpurun.runtime.gpurun_call import RESULTS, decoded
 
+LIMIT_S = 30
 RUNTIME = """
 class Gang:
     rank, size = 3, 4
 def gang(): return Gang
 def outputs(): return {outputs!r}
 """
+
+
+def test_what_keeps_a_function_from_travelling_is_named(tmp_path):
+    guard, table = threading.Lock(), {"a": threading.Lock()}
+
+    def train(x):
+        with guard:
+            return x
+
+    with pytest.raises(BadInput, match=r"train cannot travel: its variable guard.*lock") as caught:
+        pack(tmp_path, train, (1,), {}, None)
+    assert "inside the function" in caught.value.hint
+    with pytest.raises(BadInput, match=r"argument x: .*lock"):
+        pack(tmp_path, len, (), {"x": table}, None)
+    with pytest.raises(BadInput, match="argument 1: no pickle"):
+        pack(tmp_path, len, (0, Odd()), {}, None)
+
+
+class Odd:
+    def __reduce__(self):
+        raise RuntimeError("no pickle")
+
+
+@pytest.mark.parametrize("name", ["call.json", "call.pickle", "gpurun_call.py", "cloudpickle"])
+def test_no_file_of_the_workdir_is_replaced_or_written_through(tmp_path, name):
+    mine, workdir = tmp_path / "mine", tmp_path / "code"
+    workdir.mkdir()
+    mine.write_text("mine")
+    (workdir / name).symlink_to(mine)
+    (tmp_path / "call").mkdir()
+    with pytest.raises(BadInput, match=name):
+        pack(tmp_path / "call", len, ("x",), {}, workdir)
+    assert mine.read_text() == "mine"
+
+
+def test_a_workdir_that_cannot_be_copied_is_an_error_with_its_reason(tmp_path, monkeypatch):
+    (tmp_path / "code").mkdir()
+    os.mkfifo(tmp_path / "code" / "pipe")
+    with pytest.raises(BadInput, match=r"(?s)cannot be packed.*pipe"):
+        pack(tmp_path, len, ("x",), {}, tmp_path / "code")
+    with pytest.raises(BadInput, match="cannot be packed: No such file"):
+        pack(tmp_path / "none", len, ("x",), {}, None)
+
+
+def test_two_threads_pack_at_once(tmp_path, monkeypatch):
+    """cloudpickle's list of modules to travel by value is one for all threads."""
+    (tmp_path / "alongside.py").write_text("def twice(x):\n    return 2 * x\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import alongside
+
+    first_packs, second_packs = threading.Event(), threading.Event()
+
+    class Slow:
+        def __init__(self, here, there, wait_s):
+            self.parts = here, there, wait_s
+
+        def __reduce__(self):
+            here, there, wait_s = self.parts
+            here.set()
+            there(wait_s)
+            return (int, ())
+
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    one = Slow(first_packs, second_packs.wait, 0.2)
+    thread = threading.Thread(target=pack, args=(tmp_path / "a", print, (one, alongside.twice), {}, None))
+    thread.start()
+    assert first_packs.wait(LIMIT_S)
+    pack(tmp_path / "b", print, (Slow(second_packs, thread.join, LIMIT_S), alongside.twice), {}, None)
+    thread.join(LIMIT_S)
+    for name in "ab":
+        assert b"_make_function" in (tmp_path / name / "call.pickle").read_bytes(), "by value"
+    del sys.modules["alongside"]
 
 
 @pytest.fixture
@@ -31,6 +108,8 @@ def run(tmp_path):
         for each in (folder, outputs, tmp_path / "runtime"):
             each.mkdir(exist_ok=True)
         (tmp_path / "runtime" / "gpurun_runtime.py").write_text(RUNTIME.format(outputs=str(outputs)))
+        shutil.rmtree(folder)
+        folder.mkdir()
         pack(folder, function, args, kwargs, workdir)
         if change:
             change(folder)
@@ -77,6 +156,49 @@ def test_what_cannot_come_back_is_named_there(run):
     )
 
 
+class Unsayable(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+class Unpicklable(Exception):
+    def __reduce__(self):
+        raise TypeError("never")
+
+
+@pytest.mark.parametrize("kind", [Unsayable, Unpicklable])
+def test_an_exception_without_a_text_or_a_pickle_is_told_all_the_same(run, kind):
+    def train():
+        raise kind("x")
+
+    code, told, _ = run(train)
+    assert code == 1 and told["error"]["kind"] == kind.__name__ and "in train" in told["error"]["trace"]
+
+
+def deep():
+    value = []
+    for _ in range(100_000):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [(lambda: 10**5000, "Exceeds the limit"), (deep, "recursion"), (lambda: "x" * 300_000, "larger than 0 MiB"),
+     (lambda: b"x" * 300_000, "larger than 0 MiB")],
+    ids=["digits", "deep", "text", "bytes"],
+)  # fmt: skip
+def test_a_result_that_cannot_be_written_is_told_and_leaves_no_half_file(run, tmp_path, function, said):
+    def change(folder):
+        program = folder / "gpurun_call.py"
+        program.write_text(program.read_text().replace("MOST_BYTES = 256 << 20", "MOST_BYTES = 1 << 18"))
+
+    code, told, err = run(function, change=change)
+    assert code == 1 and told is not None, err
+    assert said in told["error"]["text"]
+    assert [path.name for path in (tmp_path / "outputs" / RESULTS).iterdir()] == ["3.json"]
+
+
 def test_leaving_with_a_code_is_the_code_and_leaves_no_result(run):
     assert run(lambda: sys.exit(7))[:2] == (7, None)
     assert run(lambda: sys.exit(0))[:2] == (0, {"value": None})
@@ -104,7 +226,7 @@ def test_the_workdir_is_there_too(run, tmp_path):
 
 
 def test_what_cannot_be_pickled_or_is_too_large_is_said_before_anything_runs(tmp_path, monkeypatch):
-    with pytest.raises(BadInput, match=r"acquire and its arguments cannot be pickled: .*lock"):
+    with pytest.raises(BadInput, match=r"acquire cannot travel: .*lock"):
         pack(tmp_path, threading.Lock().acquire, (), {}, None)
     monkeypatch.setattr("gpurun.api.packing.MOST_BYTES", 1000)
     with pytest.raises(BadInput, match="MiB, more than"):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import math
 import os
 import pickle
+import struct
 
 import numpy
 import pytest
@@ -81,14 +84,63 @@ def test_no_host_can_have_the_head_run_or_break_anything(folder, text):
 
 
 def test_a_pickled_array_is_not_loaded(folder):
-    import base64
-    import io
-
     file = io.BytesIO()
     numpy.save(file, numpy.array([Bomb()], dtype=object), allow_pickle=True)
     leave(folder, json.dumps({"value": {"$array": base64.b64encode(file.getvalue()).decode()}}))
     with pytest.raises(NoResult):
         answer_of(folder, 0)
+
+
+def numpy_file(header, body=b""):
+    text = header.encode() + b"\n"
+    data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + body
+    return {"$array": base64.b64encode(data).decode()}
+
+
+def zipped():
+    file = io.BytesIO()
+    numpy.savez(file, a=numpy.zeros(3))
+    return {"$array": base64.b64encode(file.getvalue()).decode()}
+
+
+def shaped(shape, descr="<f8"):
+    return f"{{'descr': '{descr}', 'fortran_order': False, 'shape': ({shape},)}}"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [numpy_file(shaped(10**10)), numpy_file(shaped(10**40)), numpy_file(shaped(10**12, "|V0")), zipped(),
+     numpy_file(shaped("-1, -8"), b"x" * 64), numpy_file("("*9000), numpy_file("-" * 9000 + "1"),
+     numpy_file("{'descr': '<f8', 'shape': (1,) " + "'" * 3), numpy_file(shaped(1, "O"), b"x" * 8),
+     {"$set": [n * (2**61 - 1) for n in range(50_000)]}, {"$dict": [[n * (2**61 - 1), 0] for n in range(50_000)]},
+     {"$set": [float(n << 70) for n in range(5)] * 9},
+     json.loads("[" * 900 + "]" * 900)],
+    ids=["larger than memory", "beyond 64 bits", "without bytes", "archive", "negative", "nested", "signs", "unended",
+         "objects", "set of one hash", "dictionary of one hash", "a set with repetitions", "deep"],
+)  # fmt: skip
+def test_no_value_takes_the_heads_memory_or_time(folder, value):
+    """Each of these raised something that ended the thread which settles all futures, or held it for minutes."""
+    leave(folder, json.dumps({"value": value}))
+    with pytest.raises(NoResult, match="what it returned is damaged"):
+        answer_of(folder, 0)
+
+
+def test_small_texts_of_many_values_are_not_read(folder, monkeypatch):
+    """Each ``{}`` of two bytes takes 64 in memory."""
+    monkeypatch.setattr("gpurun.api.results.MOST_VALUES", 100)
+    leave(folder, json.dumps({"value": [{}] * 101}))
+    with pytest.raises(NoResult, match="more than 100 values"):
+        answer_of(folder, 0)
+    leave(folder, json.dumps({"value": list(range(90))}))
+    assert answer_of(folder, 0).value == list(range(90))
+
+
+def test_a_traceback_is_cut_and_an_error_can_go_to_other_processes(folder):
+    leave(folder, json.dumps({"error": {"kind": "K" * 5000, "text": "t", "trace": "x" * (5 << 20)}}))
+    error = answer_of(folder, 0).error
+    assert len(error.kind) == 200 and len(error.trace) == 1 << 20
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.rank, again.kind, again.job) == (str(error), 0, error.kind, folder.id)
 
 
 def test_no_link_leads_to_another_file_and_a_huge_one_is_not_read(folder, tmp_path, monkeypatch):
