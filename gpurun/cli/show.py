@@ -113,13 +113,13 @@ def _look_for_data(folder: JobFolder, spec: JobSpec) -> None:
     Raises:
         BadInput: says which data set is gone.
     """
-    from gpurun.data import sites
     from gpurun.data.pinning import as_pinned
+    from gpurun.state import data_sites
 
     for name, source in spec.data.items():
         if source.digest is None or as_pinned(source, folder.path.home) is not None:
             continue
-        known = sites.hosts_of(source.digest)
+        known = data_sites.hosts_of(source.digest)
         where = f"the data set {name!r} ({source.digest[7:19]}) is not in {source.path} any more"
         if not known:
             raise BadInput(f"{where}, and no host is known to have it", job=folder.id, hint="submit the job anew")

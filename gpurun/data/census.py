@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpurun.data import sites
 from gpurun.errors import GpurunError
 from gpurun.remote import Agent, Fleet
 from gpurun.remote.agent import bad_answer
+from gpurun.state import data_sites
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ def census(
     for host, sets in listed.ok.items():
         for one in sets:
             found.setdefault(one["digest"], {})[host] = one
-    for digest in found.keys() | sites.known().keys():
+    for digest in found.keys() | data_sites.known().keys():
         has = found.get(digest, {})
-        sites.note(digest, has=has, lacks=[host for host in listed.ok if host not in has])
-    known = sites.known()
+        data_sites.note(digest, has=has, lacks=[host for host in listed.ok if host not in has])
+    known = data_sites.known()
     made = [
         HostedSet(
             digest, max(one["bytes"] for one in by_host.values()), max(one["files"] for one in by_host.values()),
@@ -96,10 +96,10 @@ def evict(fleet: Fleet, hosts: Sequence[str], digests: Sequence[str]) -> Evicted
         return kept
 
     done = fleet.map(remove, hosts)
-    had = {digest: sites.hosts_of(digest) for digest in digests}
+    had = {digest: data_sites.hosts_of(digest) for digest in digests}
     gone = {digest: [host for host, kept in done.ok.items() if digest not in kept] for digest in digests}
     for digest, names in gone.items():
-        sites.note(digest, lacks=names)
+        data_sites.note(digest, lacks=names)
     return Evicted(
         {digest: [host for host in names if host in had[digest]] for digest, names in gone.items()},
         {

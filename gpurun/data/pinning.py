@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from gpurun.data import sites
 from gpurun.data.folder import DataFolder, hashes_of, read_folder
 from gpurun.errors import BadInput
 from gpurun.jobs.spec import DataSource
 from gpurun.jobs.store import JobStore
+from gpurun.state import data_sites
 
 
 def pin(sources: Iterable[DataSource], home: Path) -> dict[DataSource, DataSource]:
@@ -33,7 +33,7 @@ def _pinned(source: DataSource, home: Path) -> DataSource:
     if source.kind == "job":
         job, _, below = path.partition(":")
         path = f"{JobStore(home).find(job).id}:{below}"
-    sites.note(tree.digest, source=path)
+    data_sites.note(tree.digest, source=path)
     return replace(source, path=path, digest=tree.digest, size_bytes=tree.size)
 
 

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpurun.data import sites
 from gpurun.data.content import DataContent, content_of_folder, content_of_host
 from gpurun.data.folder import DataFolder
 from gpurun.data.routes import routes
@@ -26,6 +25,7 @@ from gpurun.images.shared import alone
 from gpurun.inventory.model import Inventory
 from gpurun.remote import Agent, Fleet, RemoteOpFailed, Results
 from gpurun.remote.agent import bad_answer
+from gpurun.state import data_sites
 
 ASK_LIMIT_S, MAKE_LIMIT_S = 60.0, 3600.0
 LIMIT_S = 6 * 3600.0
@@ -168,7 +168,7 @@ class _Sender:
             return bool(said)
 
         asked = (fleet or self._how.fleet).map(ask, hosts)
-        sites.note(
+        data_sites.note(
             self._digest,
             has=[host for host, has in asked.ok.items() if has],
             lacks=[host for host, has in asked.ok.items() if not has],
@@ -183,7 +183,7 @@ class _Sender:
         fleet, others = self._how.fleet, Fleet({}, {})
         try:
             if self._tree is None and not holders:
-                known = sorted(sites.hosts_of(self._digest) - fleet.agents.keys())
+                known = sorted(data_sites.hosts_of(self._digest) - fleet.agents.keys())
                 others = self._how.reach(known)
                 holders = self._holders(list(others.agents), others)
                 fleet = Fleet({}, {})
@@ -262,7 +262,7 @@ class _Sender:
         finished = content.fleet.map(finish, [host for host in relay.hosts if host in self._lacking])
         for host, error in finished.failed.items():
             relay.give_up(host, error)
-        sites.note(self._digest, has=finished.ok)
+        data_sites.note(self._digest, has=finished.ok)
 
     def _received(self, host: str, count: int) -> None:
         if host in self._lacking:

@@ -34,9 +34,10 @@ from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.leases.view import View, place_of
 from gpurun.leases.waiters import waiter_lives
+from gpurun.scheduler.gangs import NOBODY
 from gpurun.scheduler.model import Decisions, Gang, Placement, Preemption, Snapshot
 from gpurun.scheduler.schedule import schedule
-from gpurun.state import audit
+from gpurun.state import audit, data_sites
 from gpurun.state.collector import without_collector
 from gpurun.state.cordons import read_cordons
 
@@ -111,7 +112,9 @@ def look(home: Path, *, now_s: float, on_problem: OnProblem = lambda _: None, de
     for overlap in occupancy.overlaps:
         on_problem(overlap)
     lives = cache(lambda uid: waiter_lives(home, uid))
-    return View(jobs, all_leases, occupancy, read_cordons(home), os.getuid(), lives, now_s, holdings.damaged)
+    needs_data = any(job.wants is not None and job.wants.data_digests for job in jobs.values())
+    holders = data_sites.holders() if needs_data else NOBODY
+    return View(jobs, all_leases, occupancy, read_cordons(home), os.getuid(), lives, now_s, holdings.damaged, holders)
 
 
 def snapshot(view: View, inventory: Inventory, *, extra: Iterable[Gang] = ()) -> Snapshot:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpurun.errors import StateError
 from gpurun.inventory.model import Inventory
@@ -14,7 +14,7 @@ from gpurun.jobs.states import State
 from gpurun.leases import refusals
 from gpurun.leases.lease import Lease
 from gpurun.leases.occupancy import Occupancy
-from gpurun.scheduler.gangs import gang_of, gangs_of
+from gpurun.scheduler.gangs import Holders, gang_of, gangs_of
 from gpurun.scheduler.model import Placement, Running, Snapshot
 from gpurun.state.cordons import Cordon
 
@@ -32,6 +32,7 @@ class View:
         looked_after: whether a user has a process that starts what a pass leaves for that user.
         now_s: the head's clock, seconds since the epoch.
         damaged: leases that cannot be read; while there are some, a GPU that seems free need not be.
+        holders: which hosts have which data sets, as far as this user knows.
     """
 
     jobs: Mapping[str, LiveJob]
@@ -42,6 +43,7 @@ class View:
     looked_after: Callable[[int], bool]
     now_s: float
     damaged: tuple[StateError, ...] = ()
+    holders: Holders = field(default_factory=dict)
 
     def queued(self) -> list[LiveJob]:
         """The jobs in the queue, also those that no pass may start yet."""
@@ -65,7 +67,8 @@ class View:
         running = self._running(inventory)
         queue = list(
             gangs_of(
-                (job.record, job.wants) for job in waiting if job.wants and job.record.inventory == inventory.source
+                ((job.record, job.wants) for job in waiting if job.wants and job.record.inventory == inventory.source),
+                self.holders,
             )
         )
         used = {(grant.host, gpu) for run in running for grant in run.placement.grants for gpu in grant.gpus}
@@ -80,7 +83,7 @@ class View:
             if job is None or lease.lost or lease.inventory != inventory.source:
                 continue
             placement = Placement(lease.generation, lease.racks, _still_there(lease, inventory))
-            gang = gang_of(job.record, job.wants or _unknown(job.record))
+            gang = gang_of(job.record, job.wants or _unknown(job.record), self.holders)
             if gang.min_gpus is not None:
                 gang = gang.but(gpus=sum(len(grant.gpus) for grant in lease.grants))
             stopping = job.record.state is State.STOPPING or job.request is not None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 from gpurun.jobs.limits import FENCE_S, PREPARE_S
 from gpurun.jobs.record import JobRecord
@@ -29,12 +30,17 @@ def new_gang(wants: Wants, *, job: str, submitted_s: float) -> Gang:
     )
 
 
-def gang_of(record: JobRecord, wants: Wants) -> Gang:
+Holders = Mapping[str, frozenset[str]]
+"""Digest of a data set → the hosts that have it, as far as is known."""
+NOBODY: Holders = MappingProxyType({})
+
+
+def gang_of(record: JobRecord, wants: Wants, holders: Holders = NOBODY) -> Gang:
     """The gang of a job, as its record stands."""
-    return next(gangs_of([(record, wants)]))
+    return next(gangs_of([(record, wants)], holders))
 
 
-def gangs_of(jobs: Iterable[tuple[JobRecord, Wants]]) -> Iterator[Gang]:
+def gangs_of(jobs: Iterable[tuple[JobRecord, Wants]], holders: Holders = NOBODY) -> Iterator[Gang]:
     """The gangs of many jobs, as their records stand."""
     for record, whole in jobs:
         wants = whole.rehearsal if record.rehearsal else whole
@@ -43,6 +49,7 @@ def gangs_of(jobs: Iterable[tuple[JobRecord, Wants]]) -> Iterator[Gang]:
             record.id, wants.gpus, record.submitted_s, wants.min_gpus, wants.constraints, wants.pool, wants.priority,
             wants.preemptible, wants.time_limit_s, PREPARE_S, wants.grace_s + FENCE_S, None, record.attempt,
             record.attempt > 0, record.avoid, record.kept, *_servers(wants),
+            _near(wants.data_digests, holders),
         )  # fmt: skip
 
 
@@ -50,3 +57,10 @@ def _servers(wants: Wants) -> tuple[int, tuple[str, ...]]:
     """How many ranks run on hosts without GPUs, and which hosts those may be."""
     roles = wants.roles
     return (roles.ps, roles.ps_hosts) if roles is not None and roles.ps_hosts else (0, ())
+
+
+def _near(digests: tuple[str, ...], holders: Holders) -> frozenset[str]:
+    """The hosts that have all of some data sets."""
+    if not digests:
+        return frozenset()
+    return frozenset.intersection(*(holders.get(digest, frozenset()) for digest in digests))

@@ -49,6 +49,7 @@ class Gang(msgspec.Struct, frozen=True, gc=False):
         kept: the GPUs kept for it until it starts. The caller stores `Decisions.kept` and hands it back here.
         servers: ranks that run on hosts without GPUs, beside its GPUs.
         server_hosts: those hosts: names, or labels as ``name=value``.
+        near: hosts that have its data: preferred where nothing else tells two placements apart.
     """
 
     id: str
@@ -69,6 +70,7 @@ class Gang(msgspec.Struct, frozen=True, gc=False):
     kept: Kept | None = None
     servers: int = 0
     server_hosts: tuple[str, ...] = ()
+    near: frozenset[str] = frozenset()
 
     @property
     def step(self) -> int:

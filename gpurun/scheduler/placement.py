@@ -6,7 +6,8 @@ The objective, each line only among the answers that are best by the lines above
 2. the tightest hosts (see `gpurun.scheduler.fit`), so that the largest gangs stay possible on one host, on two, …;
 3. fewest empty racks opened, then fewest empty hosts, then the tightest racks;
 4. inside a host: one NVLink island, GPUs near the HCA (see `gpurun.scheduler.gpus`);
-5. the inventory's order.
+5. fewest hosts that lack its data;
+6. the inventory's order.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ MAX_LAST_RACKS = 48
 Chosen = tuple[tuple[int, int], ...]
 """Host numbers in rank order, each with the GPUs the gang may use there."""
 
-Score = tuple[int, int, Fit, tuple[int, int, list[int]], Chosen]
-"""Racks, hosts, fit, (empty racks, empty hosts, rooms of the racks), hosts: smaller is better."""
+Score = tuple[int, int, Fit, tuple[int, int, list[int]], int, Chosen]
+"""Racks, hosts, fit, (empty racks, empty hosts, rooms of the racks), hosts without data, hosts: smaller is better."""
 
 
 def place(snapshot: Snapshot, gang: Gang) -> Placement | Refusal:
@@ -54,7 +55,7 @@ def try_place(index: Index, gang: Gang, *, avoid: bool = True, locality: Localit
     need = need_of(index, gang, avoid=avoid, locality=locality)
     lanes = index.lanes(gang.constraints)
     if need.plain and not need.per_host and need.gpus <= index.height and not any(lane.mixed for lane in lanes):
-        single = _one_host(index, lanes, need.gpus)
+        single = _one_host(index, lanes, need)
         if single is not None or need.locality == "host":
             return single
     best: tuple[Score, str, Chosen] | None = None
@@ -65,22 +66,25 @@ def try_place(index: Index, gang: Gang, *, avoid: bool = True, locality: Localit
     return None if best is None else _placement(index, best[1], best[2], need)
 
 
-def _one_host(index: Index, lanes: Iterable[Lane], gpus: int) -> Placement | None:
+def _one_host(index: Index, lanes: Iterable[Lane], need: Need) -> Placement | None:
     """The same objective where one host is enough and every host serves: read off the shelves."""
-    best: tuple[int, bool, bool, int, int, str] | None = None
-    for free in range(gpus, index.height + 1):
+    best: tuple[int, bool, bool, int, bool, int, str] | None = None
+    for free in range(need.gpus, index.height + 1):
         for lane in lanes:
             for shelf in lane.shelves:
                 if not shelf.counts[free] or (best is not None and shelf.empty > best[1]):
                     continue
-                host_empty, first = min((index.full[n].bit_count() == free, n) for n in shelf.levels[free])
-                key = (free, shelf.empty, host_empty, shelf.free, first, lane.generation)
+                level = shelf.levels[free]
+                host_empty, lacks, first = min(
+                    (index.full[n].bit_count() == free, n not in need.near, n) for n in level
+                )
+                key = (free, shelf.empty, host_empty, shelf.free, lacks, first, lane.generation)
                 if best is None or key < best:
                     best = key
         if best is not None:
-            number = best[4]
+            number = best[5]
             host = index.hosts[number]
-            grant = Grant(host.name, choose(host, index.free[number], gpus))
+            grant = Grant(host.name, choose(host, index.free[number], need.gpus))
             return Placement(host.generation, (host.rack,), (grant,))
     return None
 
@@ -101,8 +105,9 @@ def _answer(index: Index, lane: Lane, need: Need) -> tuple[Score, Chosen] | None
     levels = [(free, use) for free, use in zip(range(len(fit), 0, -1), fit, strict=True) if use]
     keyed = [(_rack_key(index, chosen, levels), chosen) for found, chosen in fits if found == fit]
     key = min(found for found, _ in keyed)
-    best = min(_hosts(index, chosen, fit) for found, chosen in keyed if found == key)
-    return (number, hosts, fit, key, best), best
+    answers = (_hosts(index, chosen, fit, need) for found, chosen in keyed if found == key)
+    lacks, best = min((sum(host not in need.near for host, _ in answer), answer) for answer in answers)
+    return (number, hosts, fit, key, lacks, best), best
 
 
 def _racks_needed(racks: Sequence[Rack], need: Need) -> int | None:
@@ -197,13 +202,13 @@ def _part_used(index: Index, rack: Rack, free: int) -> int:
     return sum(index.free[host] != index.full[host] for host in rack.levels[free])
 
 
-def _hosts(index: Index, racks: Sequence[Rack], fit: Fit) -> Chosen:
-    """The hosts of a fit: part-used ones first among equals, then the inventory's order."""
+def _hosts(index: Index, racks: Sequence[Rack], fit: Fit, need: Need) -> Chosen:
+    """The hosts of a fit: part-used ones first among equals, then those that have data, then the inventory's order."""
     chosen = []
     for free, use in zip(range(len(fit), 0, -1), fit, strict=True):
         if use:
             level = (host for rack in racks for host in rack.levels[free])
-            ranked = sorted(level, key=lambda host: (index.free[host] == index.full[host], host))
+            ranked = sorted(level, key=lambda host: (index.free[host] == index.full[host], host not in need.near, host))
             chosen += [(host, free) for host in ranked[:use]]
     return tuple(sorted(chosen, key=lambda item: (index.rack_of[item[0]], item[0])))
 

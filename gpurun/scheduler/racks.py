@@ -21,6 +21,7 @@ class Need:
         avoid: host numbers it may not use.
         nvlink: only GPUs of one island count.
         plain: every host of the right kind serves, with all of its free GPUs.
+        near: host numbers it prefers where nothing else tells two answers apart.
     """
 
     gpus: int
@@ -30,6 +31,7 @@ class Need:
     avoid: frozenset[int]
     nvlink: bool
     plain: bool
+    near: frozenset[int] = frozenset()
 
     def admits(self, host: int) -> bool:
         """Returns True if the gang may use a host of the right kind."""
@@ -53,7 +55,8 @@ def need_of(index: Index, gang: Gang, *, avoid: bool = True, locality: Locality 
     hosts = frozenset(number[name] for name in wants.hosts if name in number) if wants.hosts else None
     avoided = frozenset(number[name] for name in shun if name in number)
     plain = hosts is None and not avoided and not wants.nvlink
-    return Need(gang.gpus, wants.gpus_per_host, locality or wants.locality, hosts, avoided, wants.nvlink, plain)
+    near = frozenset(number[name] for name in gang.near if name in number)
+    return Need(gang.gpus, wants.gpus_per_host, locality or wants.locality, hosts, avoided, wants.nvlink, plain, near)
 
 
 class Part:

@@ -6,13 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpurun.data import pinning, sites
+from gpurun.data import pinning
 from gpurun.data.pinning import as_pinned
 from gpurun.errors import BadInput
 from gpurun.jobs.recipe import build, convert_flag, read
 from gpurun.jobs.spec import DataSource
 from gpurun.launch.account import HostAccount
 from gpurun.launch.docker import mounts
+from gpurun.state import data_sites
 
 
 def pin(data, home):
@@ -68,7 +69,7 @@ def test_pinned_data_are_what_the_folder_held(top, tmp_path):
     assert pinned["h"] == DataSource("host", "/nfs")
     assert pinned["a"].digest.startswith("sha256:")
     assert pinned["a"].size_bytes > 3_000_000
-    assert sites.known()[pinned["a"].digest].source == str(top)
+    assert data_sites.known()[pinned["a"].digest].source == str(top)
     assert as_pinned(pinned["a"], tmp_path).digest == pinned["a"].digest
     (top / "new").touch()
     assert as_pinned(pinned["a"], tmp_path) is None

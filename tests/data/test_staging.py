@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.data import sites
 from gpurun.data.folder import CHANGED, read_folder
 from gpurun.data.staging import DataUser, Staging, stage
 from gpurun.errors import BadInput, GpurunError, HostNotReady
+from gpurun.state import data_sites
 
 
 def folder_of(hosts, name):
@@ -53,7 +53,7 @@ def test_a_set_is_the_same_on_every_host_and_travels_once(hosts, top):
     assert seen[-1].total == tree.size
     again = put(read_folder(top), fleet, "h0", "h1")
     assert [(each.state, each.bytes_received) for each in again.hosts] == [("present", 0), ("present", 0)]
-    assert sites.hosts_of(tree.digest) == {"h0", "h1"}
+    assert data_sites.hosts_of(tree.digest) == {"h0", "h1"}
 
 
 def test_an_empty_folder_is_a_set(hosts, tmp_path):
@@ -106,10 +106,10 @@ def test_a_joining_host_gets_the_set_from_its_neighbour_although_the_folder_is_g
 
 def test_a_set_that_nobody_has_any_more(hosts, top):
     fleet, tree = hosts.fleet("h0"), read_folder(top)
-    sites.note(tree.digest, has=["h1"])  # which has removed it since
+    data_sites.note(tree.digest, has=["h1"])  # which has removed it since
     with pytest.raises(BadInput, match="is gone"):
         stage(tree.digest, None, ["h0"], Staging(fleet, reach=lambda names: hosts.fleet(*names)))
-    assert sites.hosts_of(tree.digest) == frozenset()
+    assert data_sites.hosts_of(tree.digest) == frozenset()
 
 
 def test_a_set_that_only_a_host_beyond_the_gang_has(hosts, top):

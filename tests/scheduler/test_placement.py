@@ -71,6 +71,7 @@ def best_by_hand(snapshot, gang):
                     empty,
                     sum(free[host.name] == host.gpus for host in chosen),
                     sorted(room.values(), reverse=True),
+                    sum(host.name not in gang.near for host in chosen),
                     sorted(order[host.name] for host in chosen),
                 )
                 best = key if best is None or key < best else best
@@ -84,7 +85,7 @@ def enough(gang, frees):
     return sum(frees) >= gang.gpus
 
 
-def key_of(snapshot, answer):
+def key_of(snapshot, answer, near=frozenset()):
     free, inventory = free_of(snapshot), snapshot.inventory
     chosen = [inventory.by_name[grant.host] for grant in answer.grants]
     kin = [host for host in inventory.hosts if host.generation == answer.generation]
@@ -97,6 +98,7 @@ def key_of(snapshot, answer):
         sum(all(free[h.name] == h.gpus for h in kin if h.rack == rack) for rack in answer.racks),
         sum(free[host.name] == host.gpus for host in chosen),
         sorted(room.values(), reverse=True),
+        sum(host.name not in near for host in chosen),
         sorted(order[host.name] for host in chosen),
     )
 
@@ -116,7 +118,8 @@ def situations(draw):
         locality=draw(st.sampled_from(["any", "any", "rack", "host"])),
         avoid=draw(st.sampled_from([(), ("r0h0",)])),
     )
-    return with_free(inventory, free), Gang("g", draw(st.integers(1, 20)), constraints=wants)
+    near = draw(st.frozensets(st.sampled_from([*free, "a host that is gone"])))
+    return with_free(inventory, free), Gang("g", draw(st.integers(1, 20)), constraints=wants, near=near)
 
 
 @settings(max_examples=400, deadline=None)
@@ -128,8 +131,19 @@ def test_brute_force_finds_no_better_answer(situation):
         assert isinstance(answer, Refusal)
         return
     assert isinstance(answer, Placement)
-    assert key_of(snapshot, answer) == best
+    assert key_of(snapshot, answer, gang.near) == best
     check(snapshot, gang, answer)
+
+
+@settings(max_examples=200, deadline=None)
+@given(situations())
+def test_hosts_with_data_change_nothing_but_the_choice_among_equals(situation):
+    snapshot, gang = situation
+    answer, without = place(snapshot, gang), place(snapshot, gang.but(near=frozenset()))
+    assert type(answer) is type(without)
+    if isinstance(answer, Placement):
+        assert key_of(snapshot, answer)[:-2] == key_of(snapshot, without)[:-2]
+        assert sum(host in gang.near for host in answer.hosts) >= sum(host in gang.near for host in without.hosts)
 
 
 def check(snapshot, gang, answer):

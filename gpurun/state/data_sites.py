@@ -37,6 +37,11 @@ def hosts_of(digest: str) -> frozenset[str]:
     return frozenset(known().get(digest, Site()).hosts)
 
 
+def holders() -> dict[str, frozenset[str]]:
+    """Digest → the hosts that had the set when they were last asked."""
+    return {digest: frozenset(site.hosts) for digest, site in known().items()}
+
+
 def known() -> Known:
     """All that is known."""
     place = _place()
