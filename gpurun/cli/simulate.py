@@ -6,7 +6,7 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,7 +16,10 @@ from gpurun.cli.printing import duration, print_json
 from gpurun.errors import BadInput
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from gpurun.inventory.model import Inventory
+    from gpurun.scheduler.model import Placement
     from gpurun.scheduler.policy import Policy
     from gpurun.simulate.replay import Replay
     from gpurun.simulate.report import Report
@@ -44,6 +47,21 @@ def simulate(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw GPUs in use, queue and fragmentation: .svg or .png.")
     ] = None,
+    scaling: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="SAMPLES.jsonl",
+            help="Runs that `gpurun scale` measured: each job takes as long as its placement makes it.",
+            show_default=False,
+        ),
+    ] = None,
+    between_racks: Annotated[
+        str | None,
+        typer.Option(metavar="25gbit", help="With --scaling: the rate of racks' links.", show_default=False),
+    ] = None,
+    in_rack: Annotated[
+        bool, typer.Option("--in-rack", help="Keep each gang in one rack if a rack can hold it.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Replay a trace through the scheduler in virtual time."""
@@ -55,7 +73,8 @@ def simulate(
     jobs = read_trace(trace)
     cluster = load(located(inventory))
     began = time.perf_counter()
-    done = _replay(jobs, cluster, chosen, str(trace))
+    factor = _factor(scaling, between_racks, cluster)
+    done = _replay(jobs, cluster, chosen, str(trace), {"factor": factor, "is_kept_in_rack": in_rack})
     figures = report(done, time.perf_counter() - began)
     if plot is not None:
         from gpurun.simulate.plot import write_plot
@@ -76,18 +95,37 @@ def _policy(name: str, patience_h: float | None) -> Policy:
     return policy if patience_h is None else replace(policy, patience_s=patience_h * HOUR_S)
 
 
-def _replay(jobs: tuple[TraceJob, ...], cluster: Inventory, policy: Policy, source: str) -> Replay:
+def _factor(samples: Path | None, between_racks: str | None, cluster: Inventory) -> Callable[[Placement], float]:
+    """How much longer a job takes where it is placed."""
+    if samples is None:
+        if between_racks is not None:
+            raise BadInput("--between-racks needs --scaling", hint="measure with `gpurun scale` first")
+        return lambda _: 1.0
+    from gpurun.lab.spec import parse_rate
+    from gpurun.scaling.measured import read_samples
+    from gpurun.scaling.model import fit
+    from gpurun.simulate.pace import PlacementPace
+
+    rate = None if between_racks is None else parse_rate(between_racks)
+    return PlacementPace(fit(read_samples(samples)), cluster, rate).factor
+
+
+def _replay(
+    jobs: tuple[TraceJob, ...], cluster: Inventory, policy: Policy, source: str, asked: Mapping[str, Any]
+) -> Replay:
     from gpurun.simulate.replay import replay
 
     if not sys.stderr.isatty():
-        return replay(jobs, cluster, policy, source=source)
+        return replay(jobs, cluster, policy, source=source, **asked)
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(f"replay, {policy.name}", total=len(jobs))
-        return replay(jobs, cluster, policy, source=source, progress=lambda ended: bar.update(task, completed=ended))
+        return replay(
+            jobs, cluster, policy, source=source, progress=lambda ended: bar.update(task, completed=ended), **asked
+        )
 
 
 def _print(figures: Report, policy: Policy) -> None:

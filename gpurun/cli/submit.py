@@ -29,7 +29,15 @@ def submit(
     recipe: Annotated[
         str | None, typer.Argument(metavar="[RECIPE]", help="Recipe file, or a folder with a recipe.yaml.")
     ] = None,
-    gpus: Annotated[str | None, _option("-n", "--gpus", metavar="GPUS", text="World size: one rank per GPU.")] = None,
+    gpus: Annotated[
+        str | None,
+        _option(
+            "-n",
+            "--gpus",
+            metavar="GPUS",
+            text="World size: one rank per GPU. auto:80%: the most that `gpurun scale`'s runs predict to use at 80 %.",
+        ),
+    ] = None,
     min_gpus: Annotated[
         str | None, _option("--min-gpus", metavar="GPUS", text="Elastic: continue with as few as this.")
     ] = None,
@@ -124,7 +132,12 @@ def submit(
         "--locality": ("locality", locality),
         "--host": ("hosts", _hosts(host, found)), "--avoid": ("avoid", _hosts(avoid, found)),
     }  # fmt: skip
-    spec = spec_of(read_recipe(Path(recipe)) if recipe is not None else None, found, flags, places)
+    read = read_recipe(Path(recipe)) if recipe is not None else None
+    if gpus is not None and gpus.startswith("auto"):
+        from gpurun.cli.auto_gpus import chosen_gpus
+
+        flags["--gpus"] = ("gpus", chosen_gpus(gpus, read, found, flags, places))
+    spec = spec_of(read, found, flags, places)
     if dry_run:
         from gpurun.cli.dry_run import show_plan
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 def why(job: JobArgument, as_json: JsonOption = False) -> None:
     """Say what a job waits for, what holds it, when it is expected to start, and what change would start it now."""
+    from gpurun.cli.auto_gpus import smaller_gang_of, smaller_in_words
     from gpurun.scheduler.explain import explain
 
     folder = find_job(job)
@@ -44,11 +45,15 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
         else:
             typer.echo(f"{record.id} is {record.state.value}{': ' if said else ''}{printable(said)}")
         return
-    explanation = explain(decisions, looked.snapshots[inventory], record.id)
+    snapshot = looked.snapshots[inventory]
+    explanation = explain(decisions, snapshot, record.id)
+    smaller = smaller_gang_of(folder, snapshot, explanation)
     if as_json:
-        print_json({"job": record.id, **asdict(explanation)})
-    else:
-        print_explanation(explanation, record.id)
+        print_json({"job": record.id, **asdict(explanation), "smaller_gang": smaller and asdict(smaller)})
+        return
+    print_explanation(explanation, record.id)
+    if smaller is not None:
+        typer.echo(f"  {smaller_in_words(smaller, explanation.gpus)}")
 
 
 def _drained(job: str) -> str:

@@ -17,7 +17,7 @@ HEAD = "head"
 FABRICS = ("tcp", "roce")
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?")
-_RATE = re.compile(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)")
+_RATE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)(kbit|mbit|gbit)")
 _SIZE = re.compile(r"(\d+)([mg])")
 _BITS = {"kbit": 1_000, "mbit": 1_000_000, "gbit": 1_000_000_000}
 _MIB = {"m": 1, "g": 1024}

@@ -151,7 +151,7 @@ def _priors(samples: Sequence[Sample], rated: frozenset[LinkClass], figures: Seq
     for link in links:
         pairs = [figure for figure in figures if figure.link is link]
         latency_s = median(pair.latency_s for pair in pairs) if pairs else LATENCY_S[link]
-        rows.append((cost.latency_at(link), max(latency_s, 1e-9), 1.0 if pairs else 1.5))
+        rows.append((cost.latency_at(link), max(latency_s, 1e-9), 1.0 if pairs else 2.0))
         rows.append((cost.inverse_at(link), *_inverse_rate(samples, link, link in rated, pairs)))
     places, medians, widths = zip(*rows, strict=True)
     return Priors(places, tuple(map(log, medians)), widths)

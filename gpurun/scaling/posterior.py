@@ -22,12 +22,12 @@ SCALES = ((1.0, 0.6), (1.6, 0.3), (2.6, 0.1))
 """Widths of the proposal's parts, each with its share: the wide ones reach the tails."""
 
 ROUNDS = (500, 1000, 2000, 2000, 4000, 4000)
-"""Points in each round; each round's proposal is made of the one before."""
+"""Points in each round; each round's proposal is made of the one before. The first only finds the second's."""
 
-LEAST_ROUNDS, ENOUGH = 3, 250.0
-"""After so many rounds the first is the last whose points are worth so many independent draws."""
+LEAST_ROUNDS, ENOUGH = 3, 500.0
+"""Rounds end, after so many, as soon as their points are worth so many independent draws."""
 
-DRAWS = 800
+DRAWS = 1000
 STEPS = 60
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
 _NORMAL = NormalDist()
@@ -85,12 +85,15 @@ def sample(misfit: Misfit, seed: int = 0) -> Posterior:
     weights: list[float] = []
     effective = 0.0
     for number, count in enumerate(ROUNDS):
-        points, weights = _weighted(misfit, middle, spread, seed * len(ROUNDS) + number, count)
-        middle, spread = covariance(points, weights)
-        effective = 1.0 / fsum(weight * weight for weight in weights)
+        found, shares = _weighted(misfit, middle, spread, seed * len(ROUNDS) + number, count)
+        middle, spread = covariance(found, shares)
+        worth = 1.0 / fsum(share * share for share in shares)
+        if number:
+            points, effective = points + found, effective + worth
+            weights += [worth * share for share in shares]
         if number + 1 >= LEAST_ROUNDS and effective >= ENOUGH:
             break
-    chosen = [points[at] for at in _systematic(weights, DRAWS)]
+    chosen = [points[at] for at in _systematic([weight / effective for weight in weights], DRAWS)]
     uniform = sequence(1, seed, DRAWS)
     draws = tuple((tuple(z), _run_spread(misfit, z, u)) for z, (u,) in zip(chosen, uniform, strict=True))
     return Posterior(draws, effective)

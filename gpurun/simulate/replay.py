@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from gpurun.errors import NeverFits
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.spec import Constraints
-from gpurun.scheduler.model import Gang, Placement, Running, Snapshot
+from gpurun.scheduler.model import ENDLESS, Gang, Placement, Running, Snapshot
 from gpurun.scheduler.policy import Policy
 from gpurun.scheduler.schedule import arrange, schedule
 from gpurun.simulate.trace import TraceJob
@@ -86,18 +86,24 @@ def replay(
     *,
     source: str = "",
     progress: Progress | None = None,
+    factor: Callable[[Placement], float] = lambda _: 1.0,
+    is_kept_in_rack: bool = False,
 ) -> Replay:
     """Run a trace to its end.
 
     Args:
         jobs: in order of submission.
         source: what messages call the trace.
+        factor: a job's duration where it is placed, over its duration in the trace.
+        is_kept_in_rack: keep each gang in one rack if some rack can hold it.
 
     Raises:
         NeverFits: a job could never run on this inventory; names its line.
         BadInput: the pools contradict each other.
     """
-    cluster = _Cluster(jobs, inventory, policy)
+    cluster = _Cluster(jobs, inventory, policy, factor)
+    if is_kept_in_rack:
+        cluster.keep_in_racks()
     cluster.refuse_impossible(source)
     for events, _ in enumerate(cluster.events()):
         if progress is not None and events % EVERY == 0:
@@ -110,13 +116,17 @@ def replay(
 class _Cluster:
     """Virtual time: the queue, what runs, and when what ends."""
 
-    def __init__(self, jobs: Sequence[TraceJob], inventory: Inventory, policy: Policy) -> None:
+    def __init__(
+        self, jobs: Sequence[TraceJob], inventory: Inventory, policy: Policy, factor: Callable[[Placement], float]
+    ) -> None:
         self.jobs, self.inventory, self.policy = jobs, inventory, policy
         self.arranged = arrange(Snapshot(inventory), policy)
         self.outcomes = [Outcome(job) for job in jobs]
         shared: dict[object, Constraints] = {}
         self.gangs = [_gang(number, job, shared) for number, job in enumerate(jobs)]
-        self.left = [_runs_for(job) for job in jobs]  # seconds of work that remain
+        self.factor = factor
+        self.left = [job.duration_s for job in jobs]  # seconds of work that remain, as the trace counts them
+        self.limits = [job.time_limit_s or ENDLESS for job in jobs]  # what remains of time limits
         self.queue: dict[str, Gang] = {}
         self.running: dict[str, Running] = {}
         self.ends: list[tuple[float, str, int]] = []  # (time, id, attempt)
@@ -125,17 +135,28 @@ class _Cluster:
         self.wake_s: float | None = None
         self.submitted = self.ended = self.preemptions = 0
 
+    def keep_in_racks(self) -> None:
+        """Ask for one rack for each gang that a rack can hold."""
+        known: dict[object, str | None] = {}
+        for number, gang in enumerate(self.gangs):
+            near = gang.but(constraints=replace(gang.constraints, locality="rack"))
+            if self._never(near, known) is None:
+                self.gangs[number] = near
+
     def refuse_impossible(self, source: str) -> None:
         """Every job must be able to run alone on the empty inventory, pools included."""
-        known: dict[tuple[object, ...], str | None] = {}
+        known: dict[object, str | None] = {}
         for gang, job in zip(self.gangs, self.jobs, strict=True):
-            key = (gang.gpus, gang.constraints, gang.pool, gang.preemptible)
-            if key not in known:
-                never = schedule(Snapshot(self.inventory, queue=(gang,)), self.policy).never
-                known[key] = never[gang.id].message if never else None
-            message = known[key]
-            if message is not None:
+            if (message := self._never(gang, known)) is not None:
                 raise NeverFits(message, where=f"{source}:{job.line}", job=job.job_id)
+
+    def _never(self, gang: Gang, known: dict[object, str | None]) -> str | None:
+        """Why a gang can never run; None if it can."""
+        key = (gang.gpus, gang.constraints, gang.pool, gang.preemptible)
+        if key not in known:
+            never = schedule(Snapshot(self.inventory, queue=(gang,)), self.policy).never
+            known[key] = never[gang.id].message if never else None
+        return known[key]
 
     def events(self) -> Iterator[float]:
         """Go from event to event, with a pass at each; yields the time."""
@@ -165,7 +186,9 @@ class _Cluster:
         self.outcomes[number].spans.append(Span(running.granted_s, now, running.placement))
         if running.gang.id in self.stops:
             self.stops.discard(running.gang.id)
-            self.left[number] -= max(0.0, now - GRACE_S - running.granted_s)
+            ran_s = max(0.0, now - GRACE_S - running.granted_s)
+            self.left[number] -= ran_s / self.factor(running.placement)
+            self.limits[number] -= ran_s
             attempts = running.gang.attempts + 1
             self.queue[running.gang.id] = running.gang.but(attempts=attempts, requeued=True, kept=None)
         else:
@@ -186,7 +209,7 @@ class _Cluster:
             del self.queue[gang.id]
             started = gang.but(kept=None) if gang.kept else gang
             self.running[gang.id] = Running(started, placement, now, now)
-            heapq.heappush(self.ends, (now + self.left[int(gang.id)], gang.id, gang.attempts))
+            heapq.heappush(self.ends, (now + self._runs_for(gang, placement), gang.id, gang.attempts))
         for preemption in decisions.preempts:
             self._stop(preemption.victim, now)
         for job, gang in self.queue.items():
@@ -199,10 +222,14 @@ class _Cluster:
     def _stop(self, victim: str, now: float) -> None:
         running = self.running[victim]
         self.running[victim] = replace(running, stopping=True)
-        if running.granted_s + self.left[int(victim)] > now + GRACE_S:  # else it ends by itself first
+        if running.granted_s + self._runs_for(running.gang, running.placement) > now + GRACE_S:  # else it ends first
             self.stops.add(victim)
             self.preemptions += 1
             heapq.heappush(self.ends, (now + GRACE_S, victim, running.gang.attempts))
+
+    def _runs_for(self, gang: Gang, placement: Placement) -> float:
+        number = int(gang.id)
+        return min(self.left[number] * self.factor(placement), self.limits[number])
 
     def _sample(self, now: float) -> None:
         index = self.arranged.index
@@ -239,7 +266,3 @@ def _gang(number: int, job: TraceJob, shared: dict[object, Constraints]) -> Gang
         time_limit_s=job.time_limit_s,
         duration_s=job.duration_s,
     )
-
-
-def _runs_for(job: TraceJob) -> float:
-    return job.duration_s if job.time_limit_s is None else min(job.duration_s, job.time_limit_s)

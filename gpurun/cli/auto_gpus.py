@@ -1,0 +1,105 @@
+"""``submit --gpus auto:80%``, and what ``why`` says of a smaller gang: sizes that measured runs predict."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpurun.cli.printing import duration, say
+from gpurun.errors import BadInput, GpurunError, NeverFits
+
+if TYPE_CHECKING:
+    from gpurun.head.wish import Flags
+    from gpurun.inventory.model import Inventory
+    from gpurun.jobs.folder import JobFolder
+    from gpurun.jobs.recipe import Recipe
+    from gpurun.jobs.spec import JobSpec
+    from gpurun.scaling.choice import SmallerGang
+    from gpurun.scaling.model import ScalingModel
+    from gpurun.scheduler.explain import Explanation
+    from gpurun.scheduler.model import Snapshot
+
+
+def chosen_gpus(
+    text: str | None, recipe: Recipe | None, inventory: Inventory, flags: Flags, places: Flags
+) -> str | None:
+    """What ``--gpus`` means: ``auto:80%`` as a number of GPUs, all else as it is.
+
+    Raises:
+        BadInput: it is damaged, nothing was measured, or no size is efficient enough.
+        NeverFits: the inventory could never hold the job.
+    """
+    from gpurun.head.wish import spec_of
+    from gpurun.scaling.choice import in_words, least_efficiency, most_gpus, sizes
+
+    least = None if text is None else least_efficiency(text)
+    if least is None:
+        return text
+
+    def spec_with(gpus: int) -> JobSpec:
+        return spec_of(recipe, inventory, {**flags, "--gpus": ("gpus", str(gpus))}, places)[0]
+
+    tried = sizes(inventory)
+    first = _first(spec_with, tried)
+    model = _model(first, first.name if recipe is None else str(recipe.given["name"]))
+    choice = most_gpus(model, inventory, least, spec_with, tried)
+    say(f"--gpus {text}: {in_words(choice, least)}")
+    return str(choice.prediction.ranks)
+
+
+def _first(spec_with: Callable[[int], JobSpec], tried: Sequence[int]) -> JobSpec:
+    """The job at the first size that it may have."""
+    refusal: GpurunError = BadInput("the inventory has no GPUs")
+    for gpus in tried:
+        try:
+            return spec_with(gpus)
+        except (BadInput, NeverFits) as error:
+            refusal = error
+    raise refusal
+
+
+def _model(spec: JobSpec, campaign: str) -> ScalingModel:
+    from gpurun.scaling.measured import campaign_samples
+    from gpurun.state.home import home
+
+    samples = campaign_samples(home(os.environ), campaign, spec.launcher)
+    if not samples:
+        raise BadInput(
+            f"there is no measured run of {campaign!r} with launcher {spec.launcher}",
+            hint="measure some sizes first: gpurun scale RECIPE --gpus 1,2,4",
+        )
+    from gpurun.scaling.model import fit  # after all that may say no: it is the larger part to import
+
+    return fit(samples)
+
+
+def smaller_gang_of(folder: JobFolder, snapshot: Snapshot, explanation: Explanation) -> SmallerGang | None:
+    """What a gang that would start now does, in place of one that waits; None if nothing is known of it."""
+    from gpurun.scaling.choice import predicted, smaller_gang
+
+    fewer = next((int(change.value) for change in explanation.changes if change.what == "gpus"), None)
+    if fewer is None:
+        return None
+    try:
+        spec = folder.spec()
+        model = _model(spec, spec.name)
+        smaller = predicted(model, replace(spec, gpus=fewer, min_gpus=None), snapshot.inventory)
+        whole = predicted(model, spec, snapshot.inventory)
+    except GpurunError:  # nothing was measured, or not on such links
+        return None
+    if smaller is None or whole is None:
+        return None
+    start_s = explanation.expected_start_s
+    return smaller_gang(smaller, whole, start_s and max(0.0, start_s - snapshot.now_s), spec.time_limit_s)
+
+
+def smaller_in_words(smaller: SmallerGang, gpus: int) -> str:
+    """One sentence about a smaller gang."""
+    text = f"{smaller.gpus} GPUs would start now with {smaller.rate:.0%} of the images/s of {gpus}"
+    if smaller.is_sooner:
+        return f"{text}, and would end sooner"
+    if smaller.sooner_below_s is None:
+        return text
+    return f"{text}; they would end sooner if {gpus} GPUs need less than {duration(smaller.sooner_below_s)}"

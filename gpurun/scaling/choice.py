@@ -1,0 +1,159 @@
+"""How many GPUs a job is worth: the most whose predicted efficiency is high enough. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from gpurun.errors import BadInput, NeverFits
+from gpurun.inventory.model import Inventory
+from gpurun.jobs.spec import JobSpec, Placement
+from gpurun.scaling.model import CannotPredict, Prediction, ScalingModel
+from gpurun.scaling.shape import Shape
+from gpurun.scheduler.gangs import new_gang
+from gpurun.scheduler.model import Snapshot
+from gpurun.scheduler.schedule import schedule
+
+AUTO = re.compile(r"auto:([1-9][0-9]?|100)%")
+PER_OCTAVE = 8
+"""Whole hosts: every number of them up to so many, then so many numbers for each doubling."""
+
+
+@dataclass(frozen=True)
+class GpuChoice:
+    """The size that was chosen.
+
+    Attributes:
+        larger: the next size, which is not efficient enough, or why nothing is known of it; None if there is none.
+    """
+
+    prediction: Prediction
+    larger: Prediction | CannotPredict | None
+
+
+def least_efficiency(text: str) -> float | None:
+    """``auto:80%`` as 0.8; None for what does not begin with ``auto``. Raises BadInput."""
+    if not text.startswith("auto"):
+        return None
+    found = AUTO.fullmatch(text)
+    if found is None:
+        raise BadInput(f"--gpus {text[:80]!r} must look like auto:80%, from 1 % to 100 %")
+    return int(found[1]) / 100
+
+
+def sizes(inventory: Inventory) -> list[int]:
+    """Numbers of GPUs to try: all that one host may have, then whole hosts."""
+    largest = max((host.gpus for host in inventory.hosts), default=0)
+    found = list(range(1, largest + 1))
+    hosts, step = 2, 1
+    while largest and hosts * largest <= inventory.total_gpus:
+        found.append(hosts * largest)
+        hosts += step
+        if hosts >= 2 * PER_OCTAVE * step:
+            step *= 2
+    return found
+
+
+def predicted(model: ScalingModel, spec: JobSpec, inventory: Inventory) -> Prediction | None:
+    """What the job would do on the empty inventory; None if it would not start there.
+
+    Raises:
+        CannotPredict: the samples say nothing of it.
+    """
+    gang = new_gang(spec.wants, job="j-00000000", submitted_s=0.0)
+    starts = schedule(Snapshot(inventory, queue=(gang,))).starts
+    return model.predict(shape_of(starts[0][1], inventory, spec.roles.ps if spec.roles else 0)) if starts else None
+
+
+def shape_of(placement: Placement, inventory: Inventory, servers: int = 0) -> Shape:
+    """Where its ranks are. Servers, if any, are spread over its hosts."""
+    hosts = len(placement.grants)
+    return Shape(
+        tuple(len(grant.gpus) for grant in placement.grants),
+        tuple(inventory.by_name[host].rack for host in placement.hosts),
+        tuple(servers // hosts + (at < servers % hosts) for at in range(hosts)) if servers else (),
+    )
+
+
+def most_gpus(
+    model: ScalingModel, inventory: Inventory, least: float, spec_with: Callable[[int], JobSpec], tried: Iterable[int]
+) -> GpuChoice:
+    """The most GPUs that the job uses with at least this efficiency, each size placed on the empty inventory.
+
+    Args:
+        spec_with: the job with so many GPUs.
+
+    Raises:
+        BadInput: no size is possible, or none is efficient enough.
+        CannotPredict: the samples say nothing of the smallest size.
+    """
+    best: Prediction | None = None
+    larger: Prediction | CannotPredict | None = None
+    refusal: BadInput | NeverFits | None = None
+    for gpus in tried:
+        try:
+            found = predicted(model, spec_with(gpus), inventory)
+        except CannotPredict as error:
+            larger = error
+            break
+        except (BadInput, NeverFits) as error:
+            refusal = error
+            continue
+        if found is not None and found.efficiency.median >= least:
+            best, larger = found, None
+        elif larger is None:
+            larger = found
+    if best is not None:
+        return GpuChoice(best, larger)
+    if isinstance(larger, CannotPredict):
+        raise larger
+    if larger is None:
+        raise refusal or BadInput("no number of GPUs fits")
+    raise BadInput(
+        f"no size reaches {least:.0%}: {larger.ranks} GPUs are expected to have {larger.efficiency.median:.0%}",
+        hint="ask for less, such as --gpus auto:50%",
+    )
+
+
+@dataclass(frozen=True)
+class SmallerGang:
+    """A gang that would start now in place of a larger one that waits.
+
+    Attributes:
+        rate: its images/s over those of the larger gang.
+        is_sooner: it ends first, however long the job's work is.
+        sooner_below_s: it ends first if the larger gang would run for less than this; None = nobody knows the wait.
+    """
+
+    gpus: int
+    rate: float
+    is_sooner: bool
+    sooner_below_s: float | None
+
+
+def smaller_gang(
+    smaller: Prediction, whole: Prediction, wait_s: float | None, time_limit_s: float | None
+) -> SmallerGang:
+    """Compare a gang that would start now with one that has to wait.
+
+    Args:
+        time_limit_s: the larger gang runs no longer than this; None = nobody knows.
+    """
+    rate = smaller.images_per_s.median / whole.images_per_s.median
+    below_s = None if wait_s is None or rate >= 1 else wait_s * rate / (1 - rate)
+    is_bounded = below_s is not None and time_limit_s is not None and time_limit_s <= below_s
+    return SmallerGang(smaller.ranks, rate, rate >= 1 or is_bounded, below_s)
+
+
+def in_words(choice: GpuChoice, least: float) -> str:
+    """The choice, with its range and what is beyond it."""
+    found = choice.prediction
+    efficiency = found.efficiency
+    text = (
+        f"{found.ranks} GPUs: {efficiency.median:.0%} of linear is expected ({efficiency.low:.0%} to "
+        f"{efficiency.high:.0%}), {found.images_per_s.median:.4g} images/s"
+    )
+    if isinstance(choice.larger, Prediction):
+        return f"{text}; {choice.larger.ranks} GPUs would have {choice.larger.efficiency.median:.0%}, below {least:.0%}"
+    return text if choice.larger is None else f"{text}; of more nothing is known: {choice.larger.message}"
