@@ -38,6 +38,8 @@ COMMANDS = {
     "diff": Place("gpurun.cli.show:diff", "Show how two jobs differ"),
     "exec": Place("gpurun.cli.exec:exec_", "Run a command in a job's container"),
     "ssh": Place("gpurun.cli.ssh:ssh", "Open a shell on a host"),
+    "history": Place("gpurun.cli.history:history", "Show ended attempts, with GPU use and outcome"),
+    "report": Place("gpurun.cli.report:report", "Sum up who used what, what was idle, what failed"),
     "du": Place("gpurun.cli.du:du", "Show what jobs take of the head's disk"),
     "prune": Place("gpurun.cli.prune:prune", "Remove jobs that have ended, or their outputs"),
     "doctor": Place("gpurun.cli.doctor:doctor", "Check hosts, links and drivers; suggest fixes"),

@@ -52,6 +52,9 @@ def submit(
         str | None, _option("--locality", metavar="host|rack|any", text="Keep the gang on one host or in one rack.")
     ] = None,
     pool: Annotated[str | None, _option("--pool", metavar="P", text="Charge the job to this pool.")] = None,
+    project: Annotated[
+        str | None, _option("--project", metavar="P", text="Count the job under this project in `gpurun report`.")
+    ] = None,
     priority: Annotated[str | None, _option("--priority", metavar="N", text="Higher starts earlier.")] = None,
     preemptible: Annotated[
         bool | None,
@@ -116,7 +119,8 @@ def submit(
     found = load(find(inventory, os.environ))
     flags = {
         "--gpus": ("gpus", gpus), "--min-gpus": ("min_gpus", min_gpus), "--image": ("image", image),
-        "--pool": ("pool", pool), "--priority": ("priority", priority), "--preemptible": ("preemptible", preemptible),
+        "--pool": ("pool", pool), "--project": ("project", project), "--priority": ("priority", priority),
+        "--preemptible": ("preemptible", preemptible),
         "--time-limit": ("time_limit", time_limit), "--max-restarts": ("max_restarts", max_restarts),
         "--workdir": ("workdir", str(Path(workdir).absolute()) if workdir is not None else None),
         "--name": ("name", name), "--launcher": ("launcher", launcher), "--controller": ("controller", controller),

@@ -17,6 +17,8 @@ from pathlib import Path
 
 from gpurun import faults
 from gpurun.errors import BadInput, GpurunError, NotYours, StateError
+from gpurun.history.collect import collect
+from gpurun.jobs import attempts
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.record import JobRecord
 from gpurun.jobs.states import State
@@ -27,7 +29,7 @@ from gpurun.node import below
 from gpurun.state import audit, durable, lock
 from gpurun.state.filesystem import mounts_below
 from gpurun.state.path import StatePath, told
-from gpurun.state.people import user_name
+from gpurun.state.people import has_account, user_name
 
 
 @dataclass(frozen=True)
@@ -176,12 +178,23 @@ def _why_not(folder: JobFolder, record: JobRecord, *, also_unbrought: bool) -> B
     top = Path(os.path.realpath(folder.path.home), *folder.path.parts)
     if mounts := mounts_below(top, Path("/proc/self/mountinfo").read_text(errors="surrogateescape")):
         return refused(f"{mounts[0]} is a mount point", hint=f"umount {mounts[0]}")
-    return None
+    return _why_not_counted(folder, record)
+
+
+def _why_not_counted(folder: JobFolder, record: JobRecord) -> BadInput | None:
+    """Why a job must stay for the history's sake: only its owner can write the owner's."""
+    mark = attempts.history_folder(folder.path.home, record.owner_uid) / f"{attempts.MARK}{folder.id}"
+    if record.owner_uid == os.getuid() or not has_account(record.owner_uid) or not mark.exists():
+        return None
+    owner = user_name(record.owner_uid)
+    return BadInput("is not in the history yet", job=folder.id, hint=f"as {owner}: gpurun history")
 
 
 def carry_out(home: Path, plan: PrunePlan, wish: PruneWish) -> Pruned:
     """Remove what a plan names, and what an earlier prune has left. A job that has changed since stays. Idempotent."""
     done, store = Pruned(), JobStore(home)
+    if not wish.outputs_only:
+        collect(home)  # the history keeps what the folders of these jobs say
     doomed: list[tuple[Prunable, list[StatePath], int]] = []
     for each in plan.going:
         try:

@@ -98,6 +98,7 @@ Image = Annotated[  # docker's reference grammar, loosely: never a flag, never w
     ),
 ]
 PoolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,252}\Z", title="a pool's name")]
+ProjectName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,252}\Z", title="a project's name")]
 EnvName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z", title="a variable's name")]
 SecretName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z", title="a file name")]
 Text = Annotated[str, written(_without_nul, "a text", null=True)]
@@ -198,6 +199,7 @@ class RecipeKeys(TypedDict, total=False):
     roles: RoleKeys
     controller: Controller
     pool: PoolName
+    project: ProjectName
     priority: Annotated[int, Meta(ge=-1000, le=1000)]
     preemptible: bool
     max_restarts: Annotated[int, Meta(ge=0, le=1000)]

@@ -204,6 +204,9 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
         outputs_left: what of the outputs is not on the head, since an attempt ended; None = they are all here.
         rehearsal: "due": the next attempt, or this one, is one rank on one GPU; "passed": it was, and is being ended.
         uncut: hosts of an elastic gang whose ranks may still wait for those of a host that has left.
+        generation: the GPU generation of the last grant; "" = an older gpurun granted it.
+        gpu_s: GPU seconds that the attempt used before its gang last changed its size.
+        gpu_s_until_s: when that was; None = it has not changed.
 
     Raises:
         ValueError: `inventory` is no path; what reads a file takes that for damage.
@@ -244,6 +247,9 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
     outputs_left: OutputsLeft | None = None
     granted_from: tuple[str, ...] = ()
     rehearsal: Rehearsal = ""
+    generation: str = ""
+    gpu_s: float = 0.0
+    gpu_s_until_s: float | None = None
 
     def __post_init__(self) -> None:
         check_path(self.inventory)
@@ -261,6 +267,11 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
         """The reason that it ends with: also what was not brought home, if a host still has it."""
         left = self.outputs_left
         return "; ".join(filter(None, (self.reason, left.words(self.id) if left and left.hosts else "")))
+
+    def gpu_s_at(self, now_s: float) -> float:
+        """GPU seconds of the attempt until `now_s`: each GPU counts from the grant, or from when it came."""
+        since_s = self.gpu_s_until_s or self.granted_s or now_s
+        return self.gpu_s + sum(len(grant.gpus) for grant in self.granted) * max(0.0, now_s - since_s)
 
     def waits_for_restart(self, now_s: float) -> bool:
         """True while it is queued but shall not start yet."""

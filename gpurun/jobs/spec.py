@@ -265,6 +265,7 @@ class JobSpec:
         python: the packages on top of the image. In a job that was submitted, `image` and `image_id` are those with the
             packages. None = the image as it is.
         data: name → where the data set comes from that each rank reads at ``/data/NAME``.
+        project: what the history and `gpurun report` count the job under.
     """
 
     name: str
@@ -299,6 +300,7 @@ class JobSpec:
     reforms: bool = False
     python: Environment | None = None
     data: Mapping[str, DataSource] = field(default_factory=dict)
+    project: str | None = None
 
     @property
     def is_live_elastic(self) -> bool:

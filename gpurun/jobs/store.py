@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from gpurun import faults
 from gpurun.errors import BadInput, StateError
+from gpurun.jobs import attempts
 from gpurun.jobs.drafts import AddCode, Alone, Drafts, sweep
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.index import LiveIndex
@@ -227,6 +228,7 @@ def finish(store: JobStore, record: JobRecord, *, now_s: float) -> JobRecord:
     if outcome is State.QUEUED and request is not None and request.kind == "cancel":
         record = folder.write(record.but(reason=request.outcome, code=1))
         outcome = State.CANCELLED
+    attempts.keep(folder, record.but(state=outcome, ended_s=now_s, reason=record.last_words()))
     if outcome is State.QUEUED:
         folder.clear_preemption()
         record = folder.move(
@@ -242,7 +244,10 @@ def finish(store: JobStore, record: JobRecord, *, now_s: float) -> JobRecord:
 
 def end_queued_job(store: JobStore, record: JobRecord, request: CancelRequest, *, now_s: float) -> None:
     """QUEUED → CANCELLED. The caller holds the allocator lock and knows that the job has no lease."""
-    record = store.get(record.id).move(State.CANCELLED, ended_s=now_s, reason=request.outcome, code=1, kept=None)
+    ended = {"ended_s": now_s, "reason": request.outcome, "code": 1, "kept": None}
+    folder = store.get(record.id)
+    attempts.keep(folder, attempts.never_began(record.but(state=State.CANCELLED, **ended)))
+    record = folder.move(State.CANCELLED, **ended)
     store.retire(record.id)
     _note_end(store, record)
 

@@ -292,6 +292,7 @@ def mark_granted(store: JobStore, lease: Lease) -> None:
         State.GRANTED, granted_from=before if lease.inventory in before else (*before, lease.inventory),
         attempt=lease.attempt, granted=lease.grants, granted_s=lease.granted_s,
         kept=None, reason="", outcome=None, first_failure=None, reached="nothing", restart=None, checkpoint_s=None,
+        generation=lease.generation, gpu_s=0.0, gpu_s_until_s=None,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 from gpurun.node import job_parts, probe_docker, rank_processes
 from gpurun.node.call import Call
+from gpurun.node.gpu_use import UseTally
 from gpurun.node.nvml_apart import NoAnswer, Nvml
 
 EVERY_S = 1.0
@@ -103,12 +104,12 @@ def watch(call: Call, job: str, gpus: List[int], age_s: float) -> Iterator[List[
         lists of ``{"kind": "kernel", "line", "age_s", "rank", "cards": GPU → PCI address}``,
         ``{"kind": "xid", "gpu", "xid"}``, ``{"kind": "lost", "gpu", "text"}``,
         ``{"kind": "ecc", "gpu", "count", "before"}``, ``{"kind": "disk", "what", "path", "free_bytes"}``,
-        ``{"kind": "nvml", "text"}``.
+        ``{"kind": "nvml", "text"}``, and what `UseTally` makes.
     """
     log = KernelLog(age_s)
     nvml: Optional[Nvml] = Nvml() if gpus else None
     cards = job_parts.cards(job, gpus)
-    seen = _Seen(cards=job_parts.known_cards(job))
+    seen, use = _Seen(cards=job_parts.known_cards(job)), UseTally(cards)
     try:
         yield []
         while True:
@@ -120,7 +121,8 @@ def watch(call: Call, job: str, gpus: List[int], age_s: float) -> Iterator[List[
                 call.wait(EVERY_S)
                 continue
             try:
-                found = seen.gpus(nvml.ask(cards, wait_ms=int(EVERY_S * 1000)))
+                said = nvml.ask(cards, wait_ms=int(EVERY_S * 1000))
+                found = seen.gpus(said) + use.add(said)
             except NoAnswer as error:
                 found = [{"kind": "nvml", "text": str(error)}]
                 nvml.close()

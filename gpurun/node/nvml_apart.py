@@ -6,7 +6,8 @@ ends with its caller's end of the pipe. One that waits in a broken driver cannot
 
 A question is one line of JSON, ``{"gpus": [[index, uuid]…], "wait_ms"}``; so is the answer::
 
-    {"gpus": [{"index", "pids": [pid…] | null, "lost": text, "ecc": count | null, "xids": [number…]}…]}
+    {"gpus": [{"index", "pids": [pid…] | null, "lost": text, "ecc": count | null, "xids": [number…],
+               "use": percent | null, "memory_mib": used | null}…]}
     {"missing": text}    there is no driver, or no NVML
 """
 
@@ -154,11 +155,13 @@ def _handle(nvml: Any, card: Card) -> Any:
 
 def _card(nvml: Any, card: Card) -> Dict[str, Any]:
     """One GPU as it is now; `lost` says why nothing can be said of it."""
-    found: Dict[str, Any] = {"index": card[0], "pids": None, "lost": "", "ecc": None}
+    found: Dict[str, Any] = {"index": card[0], "pids": None, "lost": "", "ecc": None, "use": None, "memory_mib": None}
     try:
         handle = _handle(nvml, card)
         found["pids"] = _pids(nvml, handle)
         found["ecc"] = _supported(nvml, lambda: int(nvml.nvmlDeviceGetTotalEccErrors(handle, _UNCORRECTED, _VOLATILE)))
+        found["use"] = _supported(nvml, lambda: int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu))
+        found["memory_mib"] = _supported(nvml, lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).used) >> 20)
     except nvml.NVMLError as error:
         found["lost"] = "NVML: %s" % error
     return found

@@ -10,12 +10,14 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 from gpurun import faults
 from gpurun.errors import GpurunError, StateError
 from gpurun.head.spawn import run_pass_and_start
 from gpurun.head.waiter import ensure_waiter
+from gpurun.history.collect import collect
 from gpurun.jobs.states import State
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
@@ -70,6 +72,8 @@ def _carry_job(job: SupervisedJob) -> tuple[Lease, LeaseLock] | None:
             raise
         return lose_rest(job.home, job.lease, job.lock)
     job.links.close()
+    with suppress(StateError):  # the next command that shows the history tries again
+        collect(job.home)
     run_pass_and_start(job.home, now_s=time.time(), environ=os.environ, patience_s=None)
     if state is State.QUEUED:
         ensure_waiter(job.home, os.environ)

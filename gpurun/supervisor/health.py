@@ -15,6 +15,7 @@ from typing import Any
 from gpurun.errors import HostFailure
 from gpurun.remote.agent import BAD_ANSWER, RemoteOpFailed
 from gpurun.supervisor.causes import Cause, cause_of, first_cause
+from gpurun.supervisor.gpu_use import GpuUseMeter
 from gpurun.supervisor.job import SupervisedJob
 
 RETRY_S = 1.0
@@ -37,6 +38,7 @@ class HealthWatch:
         self._alike: Counter[tuple[str, str, int | None]] = Counter()
         self._containers: dict[str, tuple[str, ...]] = {}
         self._lock = threading.Lock()
+        self._use = GpuUseMeter(job)
 
     def threads(self, hosts: Iterable[str]) -> list[threading.Thread]:
         """One for each of these hosts, not started. It ends when the host leaves the gang."""
@@ -70,6 +72,10 @@ class HealthWatch:
         with self._lock:
             return first_cause(tuple(self._causes), lines)
 
+    def close(self) -> None:
+        """Keep how busy the GPUs were."""
+        self._use.write()
+
     def _follow(self, host: str) -> None:
         gpus = next(list(grant.gpus) for grant in self._job.lease.grants if grant.host == host)
         while not self._stop.is_set() and host in self._job.members:
@@ -100,6 +106,9 @@ class HealthWatch:
 
     def _take(self, host: str, items: list[Mapping[str, Any]]) -> None:
         for item in items:
+            if item["kind"] == "use":
+                self._use.add(host, item)
+                continue
             if item["kind"] == "nvml":
                 self._job.note(f"{host}: {item['text']}")
                 continue

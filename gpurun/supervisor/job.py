@@ -167,6 +167,9 @@ class SupervisedJob:
     def amend(self, **changes: object) -> None:
         """Change fields of the job's record; any thread may."""
         with self._recording:
+            if "granted" in changes:
+                now_s = self.clock()
+                changes |= {"gpu_s": self.record.gpu_s_at(now_s), "gpu_s_until_s": now_s}
             self.record = self.folder.amend(self.record, **changes)
 
     def told(self) -> None:

@@ -100,6 +100,7 @@ class _Watch:
     def close(self) -> None:
         """Stop watching. From here on nobody else touches hosts or outputs."""
         self._stop.set()
+        self._health.close()
         for thread in self._tending:
             while thread.is_alive():
                 self._members.give_up_joining()

@@ -1,0 +1,191 @@
+"""``gpurun history``: every attempt of every job that has ended."""
+
+from __future__ import annotations
+
+import csv
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpurun.cli.options import JsonOption
+from gpurun.cli.printing import duration, print_json, printable, say
+from gpurun.errors import BadInput, StateError
+
+if TYPE_CHECKING:
+    from gpurun.history.row import HistoryRow
+    from gpurun.history.select import Wanted
+
+SHOWN = 50
+UserOption = Annotated[str | None, typer.Option("--user", metavar="U", help="Only jobs of this user.")]
+PoolOption = Annotated[str | None, typer.Option("--pool", metavar="P", help="Only jobs of this pool.")]
+ProjectOption = Annotated[str | None, typer.Option("--project", metavar="P", help="Only jobs of this project.")]
+SinceOption = Annotated[
+    str | None, typer.Option("--since", metavar="WHEN", help="Start of the period: 7d ago, or 2026-11-01.")
+]
+UntilOption = Annotated[str | None, typer.Option("--until", metavar="WHEN", help="End of the period.")]
+
+
+def history(
+    user: UserOption = None,
+    pool: PoolOption = None,
+    project: ProjectOption = None,
+    host: Annotated[str | None, typer.Option("--host", metavar="H", help="Only attempts on this host.")] = None,
+    state: Annotated[
+        list[str] | None,
+        typer.Option("--state", metavar="S", help="Only this outcome, such as FAILED; may be repeated."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="TEXT", help="Only names or ids with this text.")
+    ] = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Read your rows from the jobs' folders again, then stop.")
+    ] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print a CSV table with all columns.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show who ran what, how long it waited, what it used and how it ended: a row for each attempt of each job.
+
+    gpurun history --user alice --since 7d --state FAILED
+    """
+    from gpurun.state.home import home
+
+    if rebuild:
+        _rebuild()
+        return
+    wanted = wanted_of(user, pool, project, since, until, host=host, states=state, name=name)
+    to_all = as_csv or as_json
+    found, problems = _read(wanted, None if to_all else SHOWN + 1)
+    if as_json:
+        print_json({"attempts": [asdict(row) for row in found]})
+    elif as_csv:
+        _print_csv(found)
+    elif found:
+        _print_table(found[:SHOWN])
+        if len(found) > SHOWN:
+            say(f"there are more; --since, --csv and --json show them. The newest {SHOWN} are shown")
+    else:
+        say(f"no attempt that has ended matches, in {home(os.environ)}")
+    end_with(problems)
+
+
+def wanted_of(
+    user: str | None, pool: str | None, project: str | None, since: str | None, until: str | None, *,
+    host: str | None = None, states: Sequence[str] | None = None, name: str | None = None,
+) -> Wanted:  # fmt: skip
+    """The options as conditions. Raises BadInput for one that cannot be."""
+    from gpurun.history.row import OUTCOMES
+    from gpurun.history.select import Wanted
+
+    asked = tuple(state.upper() for state in states or ())
+    if wrong := [state for state in asked if state not in OUTCOMES]:
+        raise BadInput(f"--state: {wrong[0]!r} is no outcome", hint=f"the outcomes are {', '.join(OUTCOMES)}")
+    return Wanted(
+        user=user, pool=pool, project=project, host=host, states=asked, name=name,
+        since_s=moment_s("--since", since), until_s=moment_s("--until", until),
+    )  # fmt: skip
+
+
+def moment_s(flag: str, text: str | None) -> float | None:
+    """``7d`` (ago), ``2026-11-01`` or ``2026-11-01T08:00`` in seconds since the epoch. Raises BadInput."""
+    from datetime import datetime
+
+    from gpurun.jobs.recipe import duration_s
+
+    if text is None:
+        return None
+    try:
+        return time.time() - duration_s(text)
+    except ValueError:
+        pass
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        hint = "give a duration such as 12h or 30d, or a date such as 2026-11-01"
+        raise BadInput(f"{flag}: {text!r} is neither a duration nor a date", hint=hint) from None
+
+
+def _read(wanted: Wanted, most: int | None) -> tuple[list[HistoryRow], list[StateError]]:
+    from gpurun.history.collect import sources
+    from gpurun.history.select import rows
+    from gpurun.state.home import home
+
+    problems: list[StateError] = []
+    with sources(home(os.environ), problems.append) as found:
+        return rows(found, wanted, most=most), problems
+
+
+def end_with(problems: Sequence[StateError]) -> None:
+    """Report histories that could not be read; raises typer.Exit if there are some."""
+    for problem in problems:
+        say(printable(f"gpurun: {problem}"))
+        if problem.hint:
+            say(printable(f"  → {problem.hint}"))
+    if problems:
+        raise typer.Exit(StateError.exit_code)
+
+
+def _rebuild() -> None:
+    from gpurun.history.collect import rebuild
+    from gpurun.state.home import home
+
+    count, aside = rebuild(home(os.environ))
+    if aside is not None:
+        say(f"the old file was damaged; it is kept as {aside}")
+    say(f"your history has {count} attempt{'s' * (count != 1)}")
+
+
+def _print_csv(found: Sequence[HistoryRow]) -> None:
+    from gpurun.history.row import COLUMNS
+
+    table = csv.writer(sys.stdout, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for row in found:
+        table.writerow([_cell(getattr(row, column)) for column in COLUMNS])
+
+
+def _cell(value: object) -> object:
+    """A cell that no spreadsheet takes for a formula (OWASP, CSV injection)."""
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return f"'{value}"
+    return value
+
+
+def _print_table(found: Sequence[HistoryRow]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from gpurun.inventory.folding import fold
+
+    several = len({row.user for row in found}) > 1
+    columns = (
+        "job", "try", *(["owner"] if several else []), "name", "GPUs", "hosts", "ended", "waited", "ran", "GPU h",
+        "busy", "outcome", "reason",
+    )  # fmt: skip
+    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    for row in found:
+        table.add_row(
+            printable(row.job), str(row.attempt), *([Text(printable(row.user))] if several else []),
+            Text(printable(row.name)), str(row.gpus), Text(printable(fold(row.hosts.split()))), day_time(row.ended_s),
+            duration(row.waited_s), duration(row.ended_s - row.started_s) if row.started_s else "",
+            f"{row.gpu_s / 3600:.1f}", "" if row.use_percent is None else f"{row.use_percent:.0f}%",
+            Text(row.outcome), Text(printable(row.reason)),
+        )  # fmt: skip
+    console = Console()
+    console.width = console.width if console.is_terminal else 10_000  # nothing is cut for a program that reads
+    console.print(table)
+
+
+def day_time(when_s: float) -> str:
+    """``11-25 08:00`` on this machine's clock."""
+    try:
+        return time.strftime("%m-%d %H:%M", time.localtime(when_s))
+    except (OverflowError, OSError, ValueError):
+        return "?"

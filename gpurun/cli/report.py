@@ -1,0 +1,142 @@
+"""``gpurun report``: who used what, and what was wasted."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpurun.cli.history import (
+    PoolOption,
+    ProjectOption,
+    SinceOption,
+    UntilOption,
+    UserOption,
+    end_with,
+    wanted_of,
+)
+from gpurun.cli.options import InventoryOption, JsonOption
+from gpurun.cli.printing import print_json, printable, say
+from gpurun.errors import BadInput, GpurunError, StateError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gpurun.history.accounts import Accounts, Share
+
+SHOWN = 10
+
+
+def report(
+    user: UserOption = None,
+    pool: PoolOption = None,
+    project: ProjectOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page of HTML to this file.")
+    ] = None,
+    inventory: InventoryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Sum up who used what, how long jobs waited, how busy leased GPUs were, and which hosts failed.
+
+    Attempts that run now count until now. Without --since, the report begins with the first attempt.
+
+    gpurun report --pool vision --since 30d --html report.html
+    """
+    from gpurun.history.accounts import accounts
+    from gpurun.history.collect import sources
+    from gpurun.state.home import home
+
+    wanted, now_s = wanted_of(user, pool, project, since, until), time.time()
+    problems: list[StateError] = []
+    with sources(home(os.environ), problems.append, now_s=now_s) as found:
+        made = accounts(found, wanted, now_s=now_s, capacity=_capacity(inventory))
+    if html is not None:
+        from gpurun.history.page import page
+
+        try:
+            html.write_text(page(made), encoding="utf-8")
+        except OSError as error:
+            raise BadInput(f"the report cannot be written: {error.strerror}", where=str(html)) from error
+        say(f"the report is in {html}")
+    if as_json:
+        print_json(document(made))
+    elif html is None:
+        _print(made)
+    end_with(problems)
+
+
+def _capacity(inventory: str | None) -> int | None:
+    """How many GPUs the inventory has now; None without one, unless it was named."""
+    from gpurun.inventory.load import load
+    from gpurun.inventory.locate import find
+
+    try:
+        return load(find(inventory, os.environ)).total_gpus
+    except GpurunError:
+        if inventory is not None:
+            raise
+        return None
+
+
+def document(made: Accounts) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    return {**asdict(made), "largest": [{**asdict(row), "use": row.use_words} for row in made.largest]}
+
+
+def _print(made: Accounts) -> None:
+    from rich.console import Console
+
+    from gpurun.history.page import day, summary
+
+    console = Console(highlight=False)
+    console.width = console.width if console.is_terminal else 10_000
+    console.print(f"{day(made.since_s)} to {day(made.until_s)}: {summary(made)}", markup=False)
+    _print_timeline(console, made)
+    for name in ("users", "pools", "projects", "generations"):
+        shares = getattr(made, name)
+        if len(shares) > 1 or name == "users":
+            _print_shares(console, name[:-1], shares)
+    for name, counts in (("outcome", made.outcomes), ("cause of failure", made.causes), ("host", made.failed_hosts)):
+        if counts:
+            shown = [f"{printable(label)} {count}" for label, count in list(counts.items())[:SHOWN]]
+            more = f", {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
+            console.print(f"attempts by {name}: {', '.join(shown)}{more}", markup=False)
+    for row in made.largest[:SHOWN]:
+        text = f"{row.job}  {row.user}  {row.name}  {row.gpu_s / 3600:.1f} GPU h  {row.use_words}  {row.outcome}"
+        console.print(printable(text), markup=False)
+
+
+def _print_timeline(console: Console, made: Accounts) -> None:
+    """One line of blocks: how many GPUs were leased over time."""
+    most, width = max([1.0, float(made.capacity or 0), *made.timeline]), 60
+    blocks = " ▁▂▃▄▅▆▇█"
+    stretches = len(made.timeline)
+    parts = [made.timeline[stretches * n // width : stretches * (n + 1) // width] for n in range(width)]
+    line = "".join(blocks[round(8 * min(1.0, sum(part) / len(part) / most))] if part else " " for part in parts)
+    console.print(f"leased GPUs, 0 to {most:.0f}: |{line}|", markup=False)
+
+
+def _print_shares(console: Console, name: str, shares: Mapping[str, Share]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from gpurun.history.page import hours, percent, span
+
+    table = Table(name, "GPU h", "jobs", "attempts", "failed", "mean wait", "longest", "busy", "idle GPU h", box=None,
+                  header_style="bold", pad_edge=False)  # fmt: skip
+    for label, share in list(shares.items())[:SHOWN]:
+        table.add_row(
+            Text(printable(label)), hours(share.gpu_s), str(share.jobs), str(share.attempts), str(share.failed),
+            span(share.mean_wait_s), span(share.longest_wait_s), percent(share.busy_percent), hours(share.idle_gpu_s),
+        )  # fmt: skip
+    console.print(table)
+    if len(shares) > SHOWN:
+        console.print(f"{len(shares) - SHOWN} more; --json and --html show all", markup=False)

@@ -1,0 +1,217 @@
+"""Who used what: sums over the history, made by SQLite; what `gpurun report` prints and draws.
+
+An attempt that began before the period, or ended after it, counts with the part of its GPU time that lies in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpurun.history.database import GROUPED, HistorySource
+from gpurun.history.row import FINAL, HistoryRow
+from gpurun.history.select import MOST_NUMBER, Wanted, row_of_attempt
+
+COLUMNS_SHOWN = 240
+"""Stretches of time in the timeline."""
+LARGEST_SHOWN = 20
+NO_NAME = "(none)"
+
+
+@dataclass
+class Share:
+    """What a user, pool, project or generation used. Times are seconds.
+
+    Attributes:
+        jobs: those that have ended.
+        failed: attempts whose first failure is known.
+        waited_s, longest_wait_s: of all attempts together, and of one.
+        measured_gpu_s: the part of `gpu_s` whose use is known.
+        idle_gpu_s: the part of that in which GPUs were leased and did nothing.
+    """
+
+    attempts: int = 0
+    jobs: int = 0
+    failed: int = 0
+    gpu_s: float = 0.0
+    waited_s: float = 0.0
+    longest_wait_s: float = 0.0
+    measured_gpu_s: float = 0.0
+    idle_gpu_s: float = 0.0
+
+    @property
+    def busy_percent(self) -> float | None:
+        """How busy the GPUs were while they were leased; None = unknown."""
+        return 100 * (1 - self.idle_gpu_s / self.measured_gpu_s) if self.measured_gpu_s else None
+
+    @property
+    def mean_wait_s(self) -> float:
+        """Of an attempt."""
+        return self.waited_s / self.attempts if self.attempts else 0.0
+
+
+@dataclass
+class Accounts:
+    """Sums over a period.
+
+    Attributes:
+        since_s, until_s: the period, seconds since the epoch.
+        capacity: GPUs of the inventory now; None = unknown.
+        outcomes: attempts by outcome; states for those that go on.
+        causes, failed_hosts: attempts by the kind of their first failure, and by its host.
+        timeline: mean number of leased GPUs in each of equal stretches of the period.
+        largest: the attempts that used most.
+    """
+
+    since_s: float
+    until_s: float
+    capacity: int | None = None
+    total: Share = field(default_factory=Share)
+    users: dict[str, Share] = field(default_factory=dict)
+    pools: dict[str, Share] = field(default_factory=dict)
+    projects: dict[str, Share] = field(default_factory=dict)
+    generations: dict[str, Share] = field(default_factory=dict)
+    outcomes: dict[str, int] = field(default_factory=dict)
+    causes: dict[str, int] = field(default_factory=dict)
+    failed_hosts: dict[str, int] = field(default_factory=dict)
+    timeline: tuple[float, ...] = ()
+    largest: tuple[HistoryRow, ...] = ()
+
+
+_SPENT = """
+max(0.0, min(ended_s, :to) - max(granted_s, :from)) * gpu_s / max(ended_s - granted_s, 0.001)
+"""
+"""GPU seconds in the period, of an attempt that had the same number of GPUs all the time."""
+
+
+def accounts(
+    sources: Sequence[HistorySource], wanted: Wanted, *, now_s: float, capacity: int | None = None
+) -> Accounts:
+    """Sum up what is wanted, until `now_s` or the end of the period."""
+    until_s = min(wanted.until_s or now_s, now_s)
+    since_s = wanted.since_s if wanted.since_s is not None else _first_s(sources, wanted, until_s)
+    made = Accounts(since_s, max(until_s, since_s + 1.0), capacity)
+    _add_shares(sources, wanted, made)
+    _add_failures(sources, wanted, made)
+    made.timeline = _timeline(sources, wanted, made)
+    made.largest = _largest(sources, wanted, made)
+    for name in ("users", "pools", "projects", "generations"):
+        setattr(made, name, dict(sorted(getattr(made, name).items(), key=lambda each: (-each[1].gpu_s, each[0]))))
+    for name in ("outcomes", "causes", "failed_hosts"):
+        setattr(made, name, dict(sorted(getattr(made, name).items(), key=lambda each: (-each[1], each[0]))))
+    return made
+
+
+def _first_s(sources: Iterable[HistorySource], wanted: Wanted, until_s: float) -> float:
+    firsts = [each[0] for each in _ask(sources, wanted, "min(coalesce(granted_s, ended_s))") if each[0] is not None]
+    return min([_finite(first) for first in firsts], default=until_s)
+
+
+def _ask(
+    sources: Iterable[HistorySource], wanted: Wanted, columns: str, rest: str = "", **values: float
+) -> Iterable[tuple[Any, ...]]:
+    """Select from every source; the last column is the owner of the rows, None if each row says so itself."""
+    for source in sources:
+        asked = wanted.where(source)
+        if asked is not None:
+            text = f"SELECT {columns} FROM attempts WHERE {asked[0]} {rest}"  # noqa: S608 - names and placeholders
+            for found in source.rows.execute(text, {**asked[1], **values}):
+                yield (*found, source.user)
+
+
+def _add_shares(sources: Iterable[HistorySource], wanted: Wanted, made: Accounts) -> None:
+    finals = ", ".join(f"'{outcome}'" for outcome in FINAL)
+    sums = {
+        "attempts": "count(*)",
+        "jobs": f"sum(outcome IN ({finals}))",
+        "failed": "sum(cause != '')",
+        "gpu_s": f"total({_SPENT})",
+        "waited_s": "total(waited_s)",
+        "measured_gpu_s": f"total(iif(use_percent IS NULL, 0.0, {_SPENT}))",
+        "idle_gpu_s": f"total(iif(use_percent IS NULL, 0.0, {_SPENT} * (100.0 - use_percent) / 100.0))",
+    }
+    columns = ", ".join((*GROUPED, *sums.values(), "max(waited_s)"))
+    period = {"from": made.since_s, "to": made.until_s}
+    for values in _ask(sources, wanted, columns, f"GROUP BY {', '.join(GROUPED)}", **period):
+        user, *texts = (value if isinstance(value, str) else "" for value in values[: len(GROUPED)])
+        *numbers, longest_s = (_finite(value) for value in values[len(GROUPED) : -1])
+        names = (user if values[-1] is None else values[-1], *texts)
+        shares = [made.total]
+        for kind, name in zip((made.users, made.pools, made.projects, made.generations), names, strict=True):
+            shares.append(kind.setdefault(name or NO_NAME, Share()))
+        for share in shares:
+            share.longest_wait_s = max(share.longest_wait_s, longest_s)
+            for column, number in zip(sums, numbers, strict=True):
+                setattr(share, column, getattr(share, column) + (int(number) if column in _COUNTS else number))
+
+
+_COUNTS = ("attempts", "jobs", "failed")
+
+
+def _add_failures(sources: Sequence[HistorySource], wanted: Wanted, made: Accounts) -> None:
+    for outcome, count, _ in _ask(sources, wanted, "outcome, count(*)", "GROUP BY 1"):
+        if isinstance(outcome, str):
+            made.outcomes[outcome] = made.outcomes.get(outcome, 0) + count
+    for cause, host, count, _ in _ask(sources, wanted, "cause, cause_host, count(*)", "AND cause != '' GROUP BY 1, 2"):
+        if isinstance(cause, str):
+            made.causes[cause] = made.causes.get(cause, 0) + count
+        if isinstance(host, str) and host:
+            made.failed_hosts[host] = made.failed_hosts.get(host, 0) + count
+
+
+def _finite(value: object) -> float:
+    if not isinstance(value, int | float) or math.isnan(value):
+        return 0.0
+    return min(max(float(value), 0.0), MOST_NUMBER)
+
+
+def _timeline(sources: Iterable[HistorySource], wanted: Wanted, made: Accounts) -> tuple[float, ...]:
+    """How many GPUs were leased, as a mean of each stretch.
+
+    GPU seconds until a moment t are Σ rate × (t - start) over starts before t, less the same over ends. So sums of the
+    rates, and of rate × time, in each stretch say it exactly for every boundary.
+    """
+    width = (made.until_s - made.since_s) / COLUMNS_SHOWN
+    rate = "gpu_s / max(ended_s - granted_s, 0.001)"
+    changes: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for moment, sign in (("granted_s", 1.0), ("ended_s", -1.0)):
+        at = f"(max(min({moment}, :to), :from) - :from)"
+        columns = f"CAST({at} / :width AS INTEGER), total({rate}), total({rate} * {at})"
+        period = {"from": made.since_s, "to": made.until_s, "width": width}
+        for stretch, rates, moments, _ in _ask(sources, wanted, columns, "AND granted_s NOT NULL GROUP BY 1", **period):
+            if isinstance(stretch, int) and 0 <= stretch <= COLUMNS_SHOWN:
+                changes[stretch][0] += sign * _finite(rates)
+                changes[stretch][1] += sign * _finite(moments)
+    return _means(changes, width)
+
+
+def _means(changes: Mapping[int, Sequence[float]], width: float) -> tuple[float, ...]:
+    rates = moments = before = 0.0
+    means = []
+    for stretch in range(COLUMNS_SHOWN):
+        rates, moments = (
+            total + more for total, more in zip((rates, moments), changes.get(stretch, (0, 0)), strict=True)
+        )
+        spent = rates * (stretch + 1) * width - moments
+        means.append(round(max(0.0, (spent - before) / width), 3))
+        before = spent
+    return tuple(means)
+
+
+def _largest(sources: Iterable[HistorySource], wanted: Wanted, made: Accounts) -> tuple[HistoryRow, ...]:
+    """The attempts that used most of the period's GPU time."""
+    found: list[tuple[float, HistoryRow]] = []
+    for source in sources:
+        asked = wanted.where(source)
+        if asked is None:
+            continue
+        text = f"SELECT job, attempt, {_SPENT} FROM attempts WHERE {asked[0]} ORDER BY 3 DESC LIMIT {LARGEST_SHOWN:d}"  # noqa: S608
+        values = {**asked[1], "from": made.since_s, "to": made.until_s}
+        for job, attempt, spent in source.rows.execute(text, values).fetchall():
+            if spent:
+                found += [(_finite(spent), row) for row in row_of_attempt(source, job, attempt)]
+    found.sort(key=lambda each: (-each[0], each[1].job, each[1].attempt))
+    return tuple(row for _, row in found[:LARGEST_SHOWN])

@@ -1,0 +1,122 @@
+"""From the jobs' folders into the history: what has ended since, and everything again after damage."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from gpurun.errors import StateError
+from gpurun.history import database
+from gpurun.history.database import HistorySource
+from gpurun.history.row import HistoryRow, row_of
+from gpurun.jobs import attempts
+from gpurun.jobs.folder import JobFolder
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.store import JobStore
+from gpurun.state.path import StatePath
+from gpurun.state.people import user_name
+
+OnProblem = Callable[[StateError], None]
+
+
+def collect(home: Path) -> int:
+    """Bring the history of this user up to date; how many jobs had news. Idempotent, and quick without news.
+
+    Raises:
+        StateError: the history is damaged or cannot be written. The marks stay, so nothing is lost.
+    """
+    marks = attempts.history_folder(home, os.getuid())
+    try:
+        news = list(attempts.marked(marks))
+    except FileNotFoundError:
+        return 0
+    if not news:
+        return 0
+    with database.own(home, write=True) as connection:
+        database.put(connection, _rows(home, news))
+    for job in news:  # after the commit: a mark that comes back costs a look, no more
+        (marks / f"{attempts.MARK}{job}").unlink(missing_ok=True)
+    return len(news)
+
+
+def rebuild(home: Path) -> tuple[int, StatePath | None]:
+    """Write the rows of all jobs of this user that have a folder. Rows of jobs that were pruned stay.
+
+    Returns:
+        How many rows there are then; and the new name of a file that was damaged.
+    """
+    aside = database.set_aside_damaged(home)
+    with database.own(home, write=True) as connection:
+        database.put(connection, _rows(home, JobStore(home).ids()))
+        (count,) = connection.execute("SELECT count(*) FROM attempts").fetchone()
+    collect(home)
+    return count, aside
+
+
+def _rows(home: Path, jobs: Iterable[str], uid: int | None = None) -> Iterator[HistoryRow]:
+    """The attempts of these jobs that have ended, of one user: this one, if `uid` is None."""
+    store, uid = JobStore(home), os.getuid() if uid is None else uid
+    for job in jobs:
+        folder = store.get(job)
+        with suppress(FileNotFoundError, StateError):
+            for record, use in attempts.kept(folder):
+                if record.owner_uid == uid:
+                    yield row_of(record, _spec(folder), use)
+
+
+def _spec(folder: JobFolder) -> JobSpec | None:
+    try:
+        return folder.spec()
+    except StateError:
+        return None
+
+
+def running(home: Path, now_s: float) -> Iterator[HistoryRow]:
+    """A row for each attempt that holds GPUs now, and for each job that waits."""
+    store = JobStore(home)
+    for record in store.live_records():
+        folder = store.get(record.id)
+        if not record.state.ended:
+            yield row_of(record, _spec(folder), attempts.read_use(folder, record.attempt), now_s=now_s)
+
+
+@contextmanager
+def sources(home: Path, on_problem: OnProblem, *, now_s: float | None = None) -> Iterator[list[HistorySource]]:
+    """The history of every user that this one may read, brought up to date.
+
+    Args:
+        on_problem: called for a history that cannot be read; the others are.
+        now_s: also the attempts that go on at this moment.
+    """
+    with ExitStack() as stack:
+        found: list[HistorySource] = []
+        with suppress(FileNotFoundError):
+            for name in sorted((StatePath(home) / attempts.HISTORY).names()):
+                if name.isascii() and name.isdigit():
+                    try:
+                        with suppress(FileNotFoundError):
+                            found.append(_of_user(home, int(name), stack))
+                    except StateError as error:
+                        on_problem(error)
+        if now_s is not None:
+            found.append(HistorySource(database.in_memory(running(home, now_s))))
+        yield found
+
+
+def _of_user(home: Path, uid: int, stack: ExitStack) -> HistorySource:
+    """Raises FileNotFoundError if that user has no history."""
+    if uid == os.getuid():
+        collect(home)
+        return HistorySource(stack.enter_context(database.own(home, write=False)), user_name(uid))
+    folder, user = attempts.history_folder(home, uid), user_name(uid)
+    if _owner_of(folder) != uid:
+        raise StateError(f"is not {user}'s", where=str(folder))
+    copy = stack.enter_context(database.copy_of(folder))
+    database.put(copy, _rows(home, attempts.marked(folder), uid))
+    return HistorySource(copy, user)
+
+
+def _owner_of(folder: StatePath) -> int:
+    return folder.stat().st_uid

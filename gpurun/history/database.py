@@ -1,0 +1,198 @@
+"""A user's history as an SQLite file, ``history/UID/attempts.db``: only that user's processes write it.
+
+SQLite's write-ahead log needs memory that all processes share, so it does not work on NFS. The file therefore has
+SQLite's rollback journal, whose locks are the POSIX locks that gpurun checks the state directory for anyway.
+
+Another user's file is anybody's word. gpurun reads a copy of it, which no path or lock of that user can disturb, and
+believes neither its schema nor that a column has the type that its name says.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from urllib.parse import quote
+
+from gpurun.errors import StateError
+from gpurun.history.row import COLUMNS, HistoryRow
+from gpurun.jobs.attempts import history_folder, make_history_folder
+from gpurun.state import durable
+from gpurun.state.path import StatePath
+
+FILE = "attempts.db"
+BUSY_S = 20.0
+MOST_BYTES = 4 << 30
+_COPY_TRIES = 20
+_TYPES = {"int": "INTEGER", "float": "REAL", "str": "TEXT"}
+
+
+def _schema() -> str:
+    hints = HistoryRow.__annotations__
+    columns = [
+        f"{name} {_TYPES[hints[name].split(' ')[0]]}{'' if 'None' in hints[name] else ' NOT NULL'}" for name in COLUMNS
+    ]
+    return f"CREATE TABLE attempts({', '.join(columns)}, PRIMARY KEY(job, attempt)) WITHOUT ROWID"
+
+
+_REBUILD = "`gpurun history --rebuild` sets a damaged file aside and reads the rows from the jobs again"
+GROUPED = ("user", "pool", "project", "generation")
+COUNTED = (
+    *GROUPED, "ended_s", "granted_s", "outcome", "cause", "cause_host", "waited_s", "gpu_s", "use_percent",
+)  # fmt: skip
+"""What accounts are made of, in an index of its own: a fifth of the table, in the order of the groups."""
+SCHEMA = (
+    _schema(),
+    f"CREATE INDEX counted ON attempts({', '.join(COUNTED)})",
+    "CREATE INDEX ended ON attempts(ended_s)",
+)
+_PUT = f"INSERT OR REPLACE INTO attempts VALUES({', '.join('?' * len(COLUMNS))})"
+
+
+@dataclass(frozen=True)
+class HistorySource:
+    """Rows of the history, to be read.
+
+    Attributes:
+        user: whose they are; None = each row says so itself, and gpurun made it.
+    """
+
+    rows: sqlite3.Connection
+    user: str | None = None
+
+
+def in_memory(rows: Iterable[HistoryRow] = ()) -> sqlite3.Connection:
+    """A history that no file has."""
+    connection = sqlite3.connect(":memory:")
+    for statement in SCHEMA:
+        connection.execute(statement)
+    put(connection, rows)
+    return connection
+
+
+@contextmanager
+def own(home: Path, *, write: bool) -> Iterator[sqlite3.Connection]:
+    """This user's history. With `write` it is made if it is missing, and changes are committed at the end.
+
+    Raises:
+        FileNotFoundError: there is none, and nothing is to be written.
+        StateError: it is damaged, or cannot be written.
+    """
+    folder = make_history_folder(home, os.getuid()) if write else history_folder(home, os.getuid())
+    path = folder / FILE
+    # The file is opened once before SQLite opens it: gpurun refuses links and pipes, and gives it the right mode.
+    os.close(path.open_file(os.O_RDWR | (os.O_CREAT if write else 0)))
+    try:
+        uri = f"file:{quote(str(path.plain.absolute()))}?mode=rw"
+        with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)) as connection:
+            _set_up(connection)
+            if write:
+                connection.execute("BEGIN IMMEDIATE")
+            _make_schema(connection, write=write)
+            yield connection
+            if write:
+                connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        raise StateError(f"the history cannot be used: {error}", where=str(path), hint=_REBUILD) from error
+
+
+def _make_schema(connection: sqlite3.Connection, *, write: bool) -> None:
+    is_new = connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+    if is_new and write:
+        for statement in SCHEMA:
+            connection.execute(statement)
+    elif not _is_sound(connection):
+        raise sqlite3.DatabaseError("it has another schema than this gpurun's")
+
+
+def set_aside_damaged(home: Path) -> StatePath | None:
+    """Rename this user's file if it is damaged; its name then.
+
+    Raises:
+        StateError: it cannot be used for another reason, such as a full disk.
+    """
+    try:
+        with own(home, write=True) as connection:
+            (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if said != "ok":
+                raise sqlite3.DatabaseError(said)
+    except StateError as error:
+        why = error.__cause__
+        if not isinstance(why, sqlite3.DatabaseError) or isinstance(why, sqlite3.OperationalError):
+            raise
+    else:
+        return None
+    path = history_folder(home, os.getuid()) / FILE
+    with suppress(FileNotFoundError):
+        durable.set_aside(path.sibling(f"{FILE}-journal"))
+    return durable.set_aside(path)
+
+
+@contextmanager
+def copy_of(folder: StatePath) -> Iterator[sqlite3.Connection]:
+    """A copy of another user's history, which may be changed; an empty one if that user has none.
+
+    Raises:
+        StateError: it cannot be read, or is no history.
+    """
+    with tempfile.TemporaryDirectory(prefix="gpurun-history-") as private:
+        copy = Path(private) / FILE
+        if not _copied(folder / FILE, copy):
+            yield in_memory()
+            return
+        try:
+            with closing(sqlite3.connect(copy, isolation_level=None)) as connection:
+                _set_up(connection)
+                _make_schema(connection, write=False)
+                yield connection
+        except sqlite3.Error as error:
+            raise StateError(f"the history cannot be read: {error}", where=str(folder / FILE)) from error
+
+
+def _copied(path: StatePath, to: Path) -> bool:
+    """Copy a file while nobody writes it. Raises StateError if somebody always does."""
+    journal = path.sibling(f"{FILE}-journal")
+    for _ in range(_COPY_TRIES):
+        try:
+            with path.reader() as stream:
+                before = os.fstat(stream.fileno())
+                if before.st_size > MOST_BYTES:
+                    raise StateError("is larger than any history that gpurun writes", where=str(path))
+                if not journal.exists():
+                    with to.open("wb") as target:
+                        while data := stream.read(1 << 20):
+                            target.write(data)
+                    after = path.stat()
+                    same = (after.st_mtime_ns, after.st_size) == (before.st_mtime_ns, before.st_size)
+                    if same and not journal.exists():
+                        return before.st_size > 0
+        except FileNotFoundError:
+            return False
+        time.sleep(0.05)
+    raise StateError(
+        "its owner's gpurun writes it, or was killed while it did", where=str(path),
+        hint="the next `gpurun history` of its owner repairs it",
+    )  # fmt: skip
+
+
+def _set_up(connection: sqlite3.Connection) -> None:
+    """Follow https://www.sqlite.org/security.html for files of others; it costs little for one's own."""
+    connection.text_factory = lambda data: data.decode("utf-8", "replace")
+    for setting in ("trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0", "synchronous=FULL", "cache_size=-65536"):
+        connection.execute(f"PRAGMA {setting}")
+
+
+def _is_sound(connection: sqlite3.Connection) -> bool:
+    found = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+    return {text for (text,) in found} == {*SCHEMA}
+
+
+def put(connection: sqlite3.Connection, rows: Iterable[HistoryRow]) -> None:
+    """Write rows; a row of the same job and attempt is replaced."""
+    connection.executemany(_PUT, map(attrgetter(*COLUMNS), rows))

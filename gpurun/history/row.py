@@ -1,0 +1,137 @@
+"""A row of the history: one attempt of a job. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from gpurun.jobs.gpu_use import GpuUse
+from gpurun.jobs.record import JobRecord
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.states import State
+
+OUTCOMES = (
+    "SUCCEEDED", "FAILED", "CANCELLED", "TIMED_OUT",
+    "PREEMPTED", "RETRIED", "REHEARSED", "REPLACED",
+)  # fmt: skip
+"""How an attempt can end. The job has ended with the first four; with the others it is queued again."""
+FINAL = OUTCOMES[:4]
+SPARKS = 24
+
+
+@dataclass(frozen=True)
+class HistoryRow:
+    """One attempt. Times are seconds since the epoch.
+
+    Attributes:
+        gpus: how many it had; how many it wanted if it had none.
+        hosts: with a space between names.
+        granted_s: None = it ended in the queue.
+        waited_s: from when it was queued to the grant, or to its end.
+        gpu_s: GPU seconds from the grant until the GPUs were given back.
+        outcome: one of `OUTCOMES`; a state for an attempt that goes on.
+        cause, cause_host, cause_rank: what failed first, as `gpurun.jobs.record.FirstFailure` has it.
+        use_percent: mean use of all its GPUs; None = unknown.
+        memory_mib: the most memory that one of its GPUs had in use.
+        slow_rank, slow_host, slow_percent: the rank whose GPU was clearly less busy than the others.
+        rank_uses: mean and highest use of each rank: ``31/98 12/60``.
+        sparks: use over time, at most `SPARKS` numbers.
+    """
+
+    job: str
+    attempt: int
+    user: str
+    pool: str
+    project: str
+    name: str
+    image: str
+    gpus: int
+    generation: str
+    hosts: str
+    submitted_s: float
+    granted_s: float | None
+    started_s: float | None
+    ended_s: float
+    waited_s: float
+    gpu_s: float
+    outcome: str
+    reason: str = ""
+    cause: str = ""
+    cause_host: str = ""
+    cause_rank: int | None = None
+    exit_code: int | None = None
+    code: int | None = None
+    use_percent: float | None = None
+    memory_mib: int | None = None
+    slow_rank: int | None = None
+    slow_host: str = ""
+    slow_percent: float | None = None
+    rank_uses: str = ""
+    sparks: str = ""
+
+    @property
+    def use_words(self) -> str:
+        """How busy its GPUs were, for people: ``8 GPUs, 31 % busy: rank 3 on h2 waited (12 % busy)``."""
+        count = f"{self.gpus} GPU{'s' * (self.gpus != 1)}"
+        if self.use_percent is None:
+            return count
+        busy = f"{count}, {self.use_percent:.0f} % busy"
+        if self.slow_rank is None or self.slow_percent is None:
+            return busy
+        return (
+            f"{busy}: rank {self.slow_rank} on {self.slow_host} waited, not for GPUs ({self.slow_percent:.0f} % busy)"
+        )
+
+
+COLUMNS = tuple(column.name for column in fields(HistoryRow))
+
+
+def row_of(record: JobRecord, spec: JobSpec | None, use: GpuUse | None, *, now_s: float | None = None) -> HistoryRow:
+    """The row of an attempt that has ended; or, with `now_s`, of one that goes on.
+
+    Args:
+        record: the job's record as the attempt ended.
+        spec: None if it is damaged.
+    """
+    failure, slow = record.first_failure, use.slowest if use else None
+    is_granted = record.granted_s is not None and record.granted_s >= record.queued_s and bool(record.granted)
+    ended_s = now_s or record.ended_s or record.queued_s
+    granted_s = record.granted_s if is_granted else None
+    return HistoryRow(
+        job=record.id, attempt=record.attempt, user=record.owner, pool=record.pool or "",
+        project=(spec.project or "") if spec else "", name=record.name, image=spec.image if spec else "",
+        gpus=sum(len(grant.gpus) for grant in record.granted) or record.gpus, generation=record.generation,
+        hosts=" ".join(grant.host for grant in record.granted), submitted_s=record.submitted_s, granted_s=granted_s,
+        started_s=record.started_s, ended_s=ended_s, waited_s=max(0.0, (granted_s or ended_s) - record.queued_s),
+        gpu_s=record.gpu_s_at(ended_s) if is_granted else 0.0,
+        outcome=record.state.value if now_s else outcome_of(record), reason=record.reason,
+        cause=(failure.kind or "start") if failure else "", cause_host=(failure.host or "") if failure else "",
+        cause_rank=failure.rank if failure else None, exit_code=record.exit_code, code=record.code,
+        use_percent=use.mean if use else None, memory_mib=use.memory_mib if use else None,
+        slow_rank=slow.rank if slow else None, slow_host=slow.host if slow else "",
+        slow_percent=slow.mean if slow else None, rank_uses=_rank_uses(use), sparks=_sparks(use),
+    )  # fmt: skip
+
+
+def outcome_of(record: JobRecord) -> str:
+    """How an attempt ended, one of `OUTCOMES`."""
+    if record.state is not State.QUEUED:
+        return str(record.state.value)
+    if record.rehearsal == "passed":
+        return "REHEARSED"
+    if record.restart is not None:
+        return "RETRIED"
+    return "PREEMPTED" if record.reason.startswith(("preempted", "moved")) else "REPLACED"
+
+
+def _rank_uses(use: GpuUse | None) -> str:
+    return " ".join(f"{rank.mean:.0f}/{rank.most:.0f}" for rank in use.ranks) if use else ""
+
+
+def _sparks(use: GpuUse | None) -> str:
+    """The series, as so many means as fit."""
+    if use is None or not use.series:
+        return ""
+    values = [value for _, value in use.series]
+    count = min(SPARKS, len(values))
+    parts = [values[len(values) * number // count : len(values) * (number + 1) // count] for number in range(count)]
+    return " ".join(f"{sum(part) / len(part):.0f}" for part in parts)

@@ -1,0 +1,101 @@
+"""Which rows of the history a person wants, and the rows themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpurun.history.database import HistorySource
+from gpurun.history.row import COLUMNS, HistoryRow
+
+MOST_NUMBER = 1e12
+"""Numbers of another user's file are cut to this: 30,000 years, in seconds."""
+_NUMBERS = {name for name, kind in HistoryRow.__annotations__.items() if not kind.startswith("str")}
+_OPTIONAL = {name for name, kind in HistoryRow.__annotations__.items() if "None" in kind}
+_WHOLE = {name for name, kind in HistoryRow.__annotations__.items() if kind.startswith("int")}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Conditions; None or empty = no condition.
+
+    Attributes:
+        host: attempts that had GPUs of this host.
+        states: outcomes.
+        name: part of the job's name or id.
+        since_s, until_s: attempts that had not ended, or had begun, at that time.
+    """
+
+    user: str | None = None
+    pool: str | None = None
+    project: str | None = None
+    host: str | None = None
+    states: tuple[str, ...] = ()
+    name: str | None = None
+    since_s: float | None = None
+    until_s: float | None = None
+
+    def where(self, source: HistorySource) -> tuple[str, dict[str, Any]] | None:
+        """The condition in SQL and its parameters; None if the source has no row that meets it."""
+        if source.user is not None and self.user not in (None, source.user):
+            return None
+        texts = {"user": self.user if source.user is None else None, "pool": self.pool, "project": self.project}
+        parts = [f"{column} = :{column}" for column, value in texts.items() if value is not None]
+        values: dict[str, Any] = {column: value for column, value in texts.items() if value is not None}
+        if self.host is not None:
+            parts.append("instr(' ' || hosts || ' ', ' ' || :host || ' ') > 0")
+            values["host"] = self.host
+        if self.name is not None:
+            parts.append("(instr(lower(name), lower(:name)) > 0 OR instr(job, :name) > 0)")
+            values["name"] = self.name
+        if self.states:
+            parts.append(f"outcome IN ({', '.join(f':state{number}' for number in range(len(self.states)))})")
+            values |= {f"state{number}": state for number, state in enumerate(self.states)}
+        if self.since_s is not None:
+            parts.append("ended_s > :since")
+            values["since"] = self.since_s
+        if self.until_s is not None:
+            parts.append("coalesce(granted_s, ended_s) < :until")
+            values["until"] = self.until_s
+        return " AND ".join(parts) or "1", values
+
+
+def rows(sources: Iterable[HistorySource], wanted: Wanted, *, most: int | None = None) -> list[HistoryRow]:
+    """The rows that are wanted, those that ended last first; at most `most`."""
+    found: list[HistoryRow] = []
+    limit = "" if most is None else f" LIMIT {most:d}"
+    for source in sources:
+        asked = wanted.where(source)
+        if asked is not None:
+            found += _read(source, f"{asked[0]} ORDER BY ended_s DESC, job, attempt{limit}", asked[1])
+    found.sort(key=lambda row: (-row.ended_s, row.job, row.attempt))
+    return found if most is None else found[:most]
+
+
+def row_of_attempt(source: HistorySource, job: object, attempt: object) -> Iterator[HistoryRow]:
+    """The row of one attempt, if there is one."""
+    return _read(source, "job = :job AND attempt = :attempt", {"job": job, "attempt": attempt})
+
+
+def _read(source: HistorySource, condition: str, values: Mapping[str, Any]) -> Iterator[HistoryRow]:
+    for found in source.rows.execute(f"SELECT {', '.join(COLUMNS)} FROM attempts WHERE {condition}", values):  # noqa: S608
+        yield _sound(dict(zip(COLUMNS, found, strict=True)), source.user)
+
+
+def _sound(values: Mapping[str, Any], user: str | None) -> HistoryRow:
+    """A row in which every value has its type: columns of another user's file may hold anything."""
+    row: dict[str, Any] = {n: _number(n, value) if n in _NUMBERS else _text(value) for n, value in values.items()}
+    return HistoryRow(**{**row, "user": row["user"] if user is None else user})
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _number(name: str, value: object) -> float | int | None:
+    if not isinstance(value, int | float) or math.isnan(value):
+        return None if name in _OPTIONAL else 0
+    cut = min(max(value, -MOST_NUMBER), MOST_NUMBER)
+    return int(cut) if name in _WHOLE else float(cut)

@@ -1,0 +1,79 @@
+"""How busy the GPUs of an attempt were, as their hosts said. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+CLEARLY_PERCENT = 20.0
+"""A rank that is less busy than the median by this much is named."""
+MOST_POINTS = 120
+
+
+@dataclass(frozen=True)
+class RankUse:
+    """One rank's GPU over an attempt.
+
+    Attributes:
+        uuid: as NVML has it; "" = unknown.
+        samples: of about one second each.
+        mean, most: use in percent.
+        memory_mib: the most that was in use.
+        last: use in percent over the last half minute that the host told of.
+    """
+
+    rank: int
+    host: str
+    gpu: int
+    uuid: str
+    samples: int
+    mean: float
+    most: float
+    memory_mib: int
+    last: float = 0.0
+
+
+@dataclass(frozen=True)
+class GpuUse:
+    """All ranks' GPUs over an attempt.
+
+    Attributes:
+        series: (seconds since the epoch, mean use of all GPUs in percent), oldest first, at most `MOST_POINTS`.
+        told_s: when a host last told of its GPUs, seconds since the epoch.
+    """
+
+    ranks: tuple[RankUse, ...] = ()
+    series: tuple[tuple[float, float], ...] = ()
+    told_s: float = 0.0
+
+    @property
+    def mean(self) -> float | None:
+        """Mean use of all GPUs in percent."""
+        samples = sum(rank.samples for rank in self.ranks)
+        return sum(rank.mean * rank.samples for rank in self.ranks) / samples if samples else None
+
+    @property
+    def memory_mib(self) -> int | None:
+        """The most memory that a GPU had in use."""
+        return max((rank.memory_mib for rank in self.ranks), default=None)
+
+    @property
+    def slowest(self) -> RankUse | None:
+        """The rank whose GPU was clearly less busy than the others.
+
+        In a gang that works in step, the others wait for it inside NCCL, which keeps their GPUs busy.
+        """
+        if len(self.ranks) < 2:
+            return None
+        least = min(self.ranks, key=lambda rank: (rank.mean, rank.rank))
+        others = [rank.mean for rank in self.ranks if rank is not least]
+        return least if median(others) - least.mean >= CLEARLY_PERCENT else None
+
+
+def thinned(series: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """A series of at most `MOST_POINTS`: when it is longer, each two neighbours become their mean."""
+    if len(series) <= MOST_POINTS:
+        return tuple(series)
+    pairs = zip(series[::2], series[1::2], strict=False)
+    return tuple((first[0], round((first[1] + second[1]) / 2, 1)) for first, second in pairs)

@@ -1,0 +1,97 @@
+"""Adds up how busy the gang's GPUs are, for the history: what each host's watch says every half minute."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from gpurun.errors import StateError
+from gpurun.jobs import attempts
+from gpurun.jobs.gpu_use import GpuUse, RankUse, thinned
+from gpurun.msgspec_types import ready
+from gpurun.supervisor.causes import rank_of
+from gpurun.supervisor.job import SupervisedJob
+
+WRITE_EVERY_S = 60.0
+POINT_EVERY_S = 30.0
+MOST_SAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class _UseLine:
+    """What a host says of one GPU; see `gpurun.node.gpu_use`."""
+
+    index: int
+    uuid: str
+    samples: int
+    mean: float
+    most: float
+    memory_mib: int
+
+
+class GpuUseMeter:
+    """One attempt's GPUs. Threads of several hosts add to it."""
+
+    def __init__(self, job: SupervisedJob) -> None:
+        self._job = job
+        self._lock = threading.Lock()
+        use = attempts.read_use(job.folder, job.lease.attempt) or GpuUse()
+        self._ranks = {rank.rank: rank for rank in use.ranks}
+        self._series, self._told_s, self._written_s = list(use.series), use.told_s, 0.0
+
+    def add(self, host: str, item: Mapping[str, Any]) -> None:
+        """Count what a host says. What cannot be, and GPUs that are not the gang's, are left out."""
+        try:
+            lines = msgspec.convert(item.get("gpus"), ready(list[_UseLine]))
+        except (msgspec.ValidationError, OverflowError):
+            return
+        with self._lock:
+            for line in lines:
+                self._add(host, line)
+            now_s = self._job.clock()
+            self._told_s = now_s
+            if self._ranks and (not self._series or now_s - self._series[-1][0] >= POINT_EVERY_S):
+                last = [rank.last for rank in self._ranks.values()]
+                self._series = list(thinned([*self._series, (round(now_s, 1), round(sum(last) / len(last), 1))]))
+            is_due = now_s - self._written_s >= WRITE_EVERY_S
+        if is_due:
+            self.write()
+
+    def _add(self, host: str, line: _UseLine) -> None:
+        rank = rank_of(self._job.lease.grants, host, line.index)
+        if rank is None or not 0 < line.samples <= MOST_SAMPLES:
+            return
+        mean, most = _percent(line.mean), _percent(line.most)
+        memory_mib = min(max(line.memory_mib, 0), 1 << 40)
+        before = self._ranks.get(rank)
+        if before is None or (before.host, before.gpu) != (host, line.index):
+            before = RankUse(rank, host, line.index, line.uuid[:80], 0, 0.0, 0.0, 0)
+        samples = before.samples + line.samples
+        self._ranks[rank] = replace(
+            before, samples=samples, mean=round((before.mean * before.samples + mean * line.samples) / samples, 2),
+            most=max(before.most, most), memory_mib=max(before.memory_mib, memory_mib), last=mean,
+        )  # fmt: skip
+
+    def write(self) -> None:
+        """Put it into the job's folder. Without space there it is lost, and the job goes on."""
+        with self._lock:
+            if not self._ranks:
+                return
+            self._written_s = self._job.clock()
+            use = GpuUse(_in_order(self._ranks.values()), tuple(self._series), self._told_s)
+            try:
+                attempts.write_use(self._job.folder, self._job.lease.attempt, use)
+            except (FileNotFoundError, StateError):
+                return
+
+
+def _percent(value: float) -> float:
+    return min(max(value, 0.0), 100.0) if value == value else 0.0  # noqa: PLR0124 - not a number is not itself
+
+
+def _in_order(ranks: Iterable[RankUse]) -> tuple[RankUse, ...]:
+    return tuple(sorted(ranks, key=lambda rank: rank.rank))

@@ -1,0 +1,303 @@
+"""A row for each attempt, whatever crashes, whoever wrote it, and after the job's folder is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from dataclasses import asdict, replace
+
+import pytest
+from ended_jobs import SPEC, fail_once, run, submit, uses
+
+from gpurun.errors import StateError
+from gpurun.head.prune import PruneWish, carry_out, plan_prune
+from gpurun.history import collect as collecting
+from gpurun.history import database
+from gpurun.history.collect import collect, rebuild, sources
+from gpurun.history.row import HistoryRow
+from gpurun.history.select import Wanted, rows
+from gpurun.jobs import attempts
+from gpurun.jobs.record import CancelRequest
+from gpurun.jobs.states import State
+from gpurun.jobs.store import JobStore, end_queued_job
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPURUN_HOME", str(tmp_path / "home ?#%"))
+    return tmp_path / "home ?#%"
+
+
+def everything(home, wanted=None, **options):
+    problems = []
+    with sources(home, problems.append, **options) as found:
+        read = rows(found, wanted or Wanted())
+    assert problems == []
+    return read
+
+
+def file_of(home, uid=None):
+    return home / "history" / str(os.getuid() if uid is None else uid) / database.FILE
+
+
+def a_week(home):
+    """Three jobs: one that a GPU's fault stopped once, one of four idle GPUs, one cancelled in the queue."""
+    first, second, third = submit(home), submit(home, name="b", pool=None, project=None), submit(home, now_s=300.0)
+    fail_once(home, first, at_s=110.0, stopped_s=210.0)
+    run(home, first, at_s=250.0, stopped_s=350.0, use=uses(90, 91, 92, 12))
+    run(home, second, at_s=400.0, stopped_s=500.0, use=uses(5, 5, 5, 5))
+    end_queued_job(JobStore(home), third.record(), CancelRequest("cancel", "me", 390.0), now_s=390.0)
+    return first, second, third
+
+
+def test_each_attempt_has_a_row(home):
+    first, second, third = a_week(home)
+    last, cancelled, again, failed = everything(home)
+    assert (failed.job, failed.attempt, failed.outcome, failed.gpu_s) == (first.id, 1, "RETRIED", 400.0)
+    assert (failed.cause, failed.cause_host, failed.cause_rank, failed.exit_code) == ("xid", "h2", 3, 137)
+    assert (failed.waited_s, failed.hosts, failed.generation, failed.pool) == (10.0, "h1 h2", "pascal", "vision")
+    assert (again.attempt, again.outcome, again.waited_s, again.project) == (2, "SUCCEEDED", 40.0, "cats")
+    assert again.use_words == "4 GPUs, 71 % busy: rank 3 on h2 waited, not for GPUs (12 % busy)"
+    assert again.memory_mib == 1003
+    assert again.rank_uses == "90/99 91/99 92/99 12/99"
+    assert again.sparks == " ".join(["50"] * 24)
+    assert (last.job, last.project, last.use_words) == (second.id, "", "4 GPUs, 5 % busy")
+    assert (cancelled.job, cancelled.outcome, cancelled.gpu_s, cancelled.waited_s) == (third.id, "CANCELLED", 0.0, 90.0)
+    assert cancelled.granted_s is None
+
+
+def test_rows_rebuilt_from_the_jobs_are_the_same(home):
+    a_week(home)
+    before = everything(home)
+    file_of(home).unlink()
+    assert rebuild(home) == (4, None)
+    assert everything(home) == before
+    assert rebuild(home) == (4, None)
+
+
+def test_rows_outlive_their_jobs_also_a_rebuild(home):
+    a_week(home)
+    wish = PruneWish()
+    done = carry_out(home, plan_prune(home, wish), wish)  # before anybody looked at the history
+    assert len(done.jobs) == 3
+    assert len(everything(home)) == 4
+    assert rebuild(home) == (4, None)
+
+
+def test_a_crash_between_the_end_and_the_row_loses_nothing(home, monkeypatch):
+    folder = submit(home)
+    real = type(folder).move
+
+    def dies(self, state, **changes):
+        if state.ended:
+            raise KeyboardInterrupt
+        return real(self, state, **changes)
+
+    monkeypatch.setattr(type(folder), "move", dies)
+    with pytest.raises(KeyboardInterrupt):
+        run(home, folder, at_s=110.0, stopped_s=200.0)
+    monkeypatch.undo()
+    assert [row.ended_s for row in everything(home)] == [200.0]  # a reader in between
+    from gpurun.jobs.store import finish
+
+    finish(JobStore(home), folder.record(), now_s=300.0)  # who adopts the job ends it later
+    assert [row.ended_s for row in everything(home)] == [300.0]
+
+
+def test_a_crash_between_row_and_mark_writes_the_row_twice(home, monkeypatch):
+    run(home, submit(home), at_s=110.0, stopped_s=200.0)
+    marks = attempts.history_folder(home, os.getuid())
+    (mark,) = [name for name in marks.names() if name.startswith(attempts.MARK)]
+    assert collect(home) == 1
+    (marks / mark).touch()
+    assert collect(home) == 1
+    assert collect(home) == 0
+    assert len(everything(home)) == 1
+
+
+def test_an_end_is_not_stopped_by_a_damaged_history(home):
+    (home / "history").mkdir(parents=True)
+    (home / "history" / str(os.getuid())).symlink_to("/")
+    assert run(home, submit(home), at_s=110.0, stopped_s=200.0).state is State.SUCCEEDED
+
+
+def test_an_elastic_gang_counts_each_gpu_for_as_long_as_it_was_there(home):
+    folder = submit(home)
+    record = folder.record().but(granted_s=100.0, granted=(), gpu_s=0.0)
+    four = folder.record().but(granted_s=100.0)
+    from gpurun.jobs.spec import Grant
+
+    four = four.but(granted=(Grant("h1", (0, 1)), Grant("h2", (0, 1))))
+    two = four.but(granted=(Grant("h1", (0, 1)),), gpu_s=four.gpu_s_at(150.0), gpu_s_until_s=150.0)
+    assert two.gpu_s_at(250.0) == 4 * 50 + 2 * 100
+    assert record.gpu_s_at(300.0) == 0.0
+
+
+def test_a_damaged_file_is_reported_and_set_aside(home):
+    a_week(home)
+    before = everything(home)
+    file_of(home).write_bytes(b"SQLite format 3\0" + b"\xff" * 5000)
+    problems = []
+    with sources(home, problems.append) as found:
+        assert rows(found, Wanted()) == []
+    assert "--rebuild" in problems[0].hint
+    count, aside = rebuild(home)
+    assert count == 4
+    assert aside.exists()
+    assert everything(home) == before
+
+
+@pytest.mark.parametrize("place", ["link", "pipe", "folder"])
+def test_what_lies_in_the_files_place_is_not_followed(home, tmp_path, place):
+    a_week(home)
+    target = tmp_path / "target.db"
+    sqlite3.connect(target).execute("CREATE TABLE t(x)").connection.close()
+    before = target.read_bytes()
+    path = file_of(home)
+    {"link": lambda: path.symlink_to(target), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[place]()
+    with pytest.raises(StateError):
+        collect(home)
+    assert target.read_bytes() == before
+
+
+def test_running_attempts_count_until_now(home):
+    folder = submit(home)
+    grants = {"granted_s": 110.0, "attempt": 1, "generation": "pascal"}
+    from gpurun.jobs.spec import Grant
+
+    folder.move(State.GRANTED, granted=(Grant("h1", (0, 1)),), **grants)
+    submit(home, now_s=150.0)
+    running, waiting = sorted(everything(home, now_s=200.0), key=lambda row: -row.gpu_s)
+    assert (running.outcome, running.gpu_s, running.gpus) == ("GRANTED", 180.0, 2)
+    assert (waiting.outcome, waiting.gpu_s, waiting.waited_s) == ("QUEUED", 0.0, 50.0)
+
+
+# -- other users' files ------------------------------------------------------------------------------------
+
+OTHER = 4242
+
+
+@pytest.fixture
+def theirs(home, monkeypatch):
+    """Another user's history with two rows; what their gpurun would have written."""
+    a_week(home)
+    collect(home)
+    folder = home / "history" / str(os.getuid())
+    folder.rename(home / "history" / str(OTHER))
+    monkeypatch.setattr(collecting, "_owner_of", lambda folder: int(folder.name))
+    return file_of(home, OTHER)
+
+
+def test_the_history_of_others_is_read_and_is_theirs(home, theirs):
+    with sqlite3.connect(theirs) as connection:
+        connection.execute("UPDATE attempts SET user = 'root'")
+    connection.close()
+    before = theirs.read_bytes()
+    assert {row.user for row in everything(home)} == {f"uid {OTHER}"}
+    assert len(everything(home, Wanted(user=f"uid {OTHER}"))) == 4
+    assert everything(home, Wanted(user="root")) == []
+    assert theirs.read_bytes() == before
+
+
+HOSTILE = {
+    "a view": "DROP TABLE attempts; CREATE VIEW attempts AS SELECT 1",
+    "a trigger": "CREATE TRIGGER t AFTER INSERT ON attempts BEGIN DELETE FROM attempts; END",
+    "another table": "CREATE TABLE t(x)",
+}
+
+
+@pytest.mark.parametrize("sql", HOSTILE.values(), ids=HOSTILE)
+def test_a_strange_schema_of_others_is_refused(home, theirs, sql):
+    connection = sqlite3.connect(theirs)
+    connection.executescript(sql)
+    connection.close()
+    problems = []
+    with sources(home, problems.append) as found:
+        assert rows(found, Wanted()) == []
+    assert "schema" in str(problems[0])
+
+
+@pytest.mark.parametrize("value", ["x'00ff'", "'\x1b[2J; DROP TABLE'", "9e999", "-9e999", "NULL", "1e300"])
+def test_columns_of_others_may_hold_anything(home, theirs, value):
+    from gpurun.history.accounts import accounts
+
+    connection = sqlite3.connect(theirs)
+    sets = ", ".join(f"{name} = {value}" for name in ("gpu_s", "gpus", "use_percent", "ended_s", "granted_s", "reason"))
+    connection.execute(f"UPDATE OR IGNORE attempts SET {sets}")
+    connection.commit()
+    connection.close()
+    for row in everything(home):
+        assert row == HistoryRow(**asdict(row))
+        json.dumps(asdict(row), allow_nan=False)
+    with sources(home, pytest.fail) as found:
+        made = accounts(found, Wanted(), now_s=600.0)
+    json.dumps(asdict(made), allow_nan=False)
+
+
+def test_half_a_write_of_others_is_reported(home, theirs):
+    theirs.with_name(f"{database.FILE}-journal").write_bytes(b"x")
+    database_tries, database._COPY_TRIES = database._COPY_TRIES, 1
+    try:
+        problems = []
+        with sources(home, problems.append) as found:
+            assert rows(found, Wanted()) == []
+        assert "writes it, or was killed" in str(problems[0])
+    finally:
+        database._COPY_TRIES = database_tries
+
+
+# -- the command -------------------------------------------------------------------------------------------
+
+
+def test_filters(home):
+    first, second, third = a_week(home)
+    jobs = lambda **wanted: [row.job for row in everything(home, Wanted(**wanted))]  # noqa: E731
+    assert jobs(pool="vision") == [third.id, first.id, first.id]
+    assert jobs(states=("RETRIED",)) == [first.id]
+    assert jobs(host="h2", since_s=360.0) == [second.id]
+    assert jobs(host="h") == []
+    assert jobs(until_s=120.0) == [first.id]
+    assert jobs(name="B") == jobs(name=second.id[2:]) == [second.id]
+    assert jobs(name="' OR 1 --") == jobs(pool="%") == jobs(user="nobody") == []
+
+
+def test_the_command(gpurun, home):
+    first, *_ = a_week(home)
+    code, out, _ = gpurun("history", "--json")
+    assert code == 0
+    assert [row["attempt"] for row in json.loads(out)["attempts"] if row["job"] == first.id] == [2, 1]
+    code, out, _ = gpurun("history", "--state", "retried", "--csv")
+    assert (code, len(out.splitlines())) == (0, 2)
+    assert out.startswith("job,attempt,user,pool,project,name,")
+    code, out, _ = gpurun("history")
+    assert "Xid 79" in out
+    assert len(out.splitlines()) == 5
+    assert gpurun("history", "--rebuild")[0] == 0
+
+
+def test_a_hostile_name_is_harmless_in_every_form(gpurun, home):
+    name = "=cmd|' /C calc'!A0; \x9b2J <script>"
+    run(home, submit(home, name=name), at_s=110.0, stopped_s=200.0)
+    code, out, _ = gpurun("history")
+    assert (code, "\x9b" in out) == (0, False)
+    assert "'=cmd" in gpurun("history", "--csv")[1]
+    assert json.loads(gpurun("history", "--json")[1])["attempts"][0]["name"] == name
+
+
+@pytest.mark.parametrize("argv", [("--state", "WON"), ("--since", "yesterday"), ("--until", "9" * 30), ("--since", "")])
+def test_a_wrong_option_is_exit_code_2(gpurun, home, argv):
+    code, out, err = gpurun("history", *argv)
+    assert (code, out) == (2, "")
+    assert argv[0] in err
+
+
+def test_without_any_job(gpurun, home):
+    code, out, err = gpurun("history")
+    assert (code, out) == (0, "")
+    assert "no attempt" in err
+    assert json.loads(gpurun("history", "--json")[1]) == {"attempts": []}
+
+
+def test_projects_come_from_the_recipe():
+    assert replace(SPEC, project=None).project is None
