@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 import time
-from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +19,7 @@ from gpurun.errors import BadInput, StateError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from gpurun.jobs.store import JobStore
     from gpurun.sweeps.plan import Metric, SweepPlan
     from gpurun.sweeps.store import SweepFolder, SweepStore
     from gpurun.sweeps.trials import Trial, Trials
@@ -68,14 +69,14 @@ def _all(store: SweepStore) -> tuple[list[tuple[SweepFolder, SweepPlan, Trials]]
             rows.append((folder, folder.plan(), folder.trials()))
         except StateError as error:
             damaged.append(error)
-    return rows, damaged
+    return sorted(rows, key=lambda row: row[1].created_s), damaged
 
 
 def _print(folder: SweepFolder, plan: SweepPlan, trials: Trials) -> None:
     from rich.console import Console
 
     console = Console()
-    console.print(_table(plan, trials.ranked(plan.metric)[:SHOWN]))
+    console.print(_table(folder, plan, trials, SHOWN))
     if (more := len(trials.by_number) - SHOWN) > 0:
         typer.echo(f"{more} more; `gpurun sweep table {folder.id}` has all")
     typer.echo(printable(summary(folder, plan, trials)))
@@ -89,7 +90,7 @@ def _watch(folder: SweepFolder, plan: SweepPlan) -> None:
         while True:
             is_done = folder.done.exists()
             trials = folder.trials()
-            shown = _table(plan, trials.ranked(plan.metric)[:SHOWN])
+            shown = _table(folder, plan, trials, SHOWN)
             live.update(Group(shown, printable(summary(folder, plan, trials))), refresh=True)
             if is_done:
                 return
@@ -97,17 +98,30 @@ def _watch(folder: SweepFolder, plan: SweepPlan) -> None:
             time.sleep(REFRESH_S)
 
 
-def _table(plan: SweepPlan, trials: Sequence[Trial]) -> Table:
+def _table(folder: SweepFolder, plan: SweepPlan, trials: Trials, most: int) -> Table:
+    """The best trials first; the best of those that came to their end in bold. Open ones have their job's state."""
     from rich.table import Table
 
+    from gpurun.jobs.store import JobStore
+
+    jobs, best = JobStore(folder.path.home), trials.best(plan.metric) if plan.metric else None
     columns = ["trial", *([plan.metric.name, "step"] if plan.metric else []), *plan.space, "state", "time", "job"]
     table = Table(*columns, box=None, header_style="bold", pad_edge=False)
-    for trial in trials:
-        table.add_row(*map(printable, _row(plan, trial)))
+    for trial in trials.ranked(plan.metric)[:most]:
+        row = _row(plan, trial, "best" if trial is best else _state_of_job(jobs, trial))
+        table.add_row(*map(printable, row), style="bold" if trial is best else None)
     return table
 
 
-def _row(plan: SweepPlan, trial: Trial) -> list[str]:
+def _state_of_job(jobs: JobStore, trial: Trial) -> str:
+    """``queued``, ``running``; else the trial's own state."""
+    with suppress(StateError):
+        if _state(trial) == "open":
+            return jobs.get(trial.job).record().state.value.lower()
+    return _state(trial)
+
+
+def _row(plan: SweepPlan, trial: Trial, state: str) -> list[str]:
     from gpurun.sweeps.space import text
 
     value = "" if trial.step is None else "NaN" if trial.value is None else f"{trial.value:.6g}"
@@ -116,7 +130,7 @@ def _row(plan: SweepPlan, trial: Trial) -> list[str]:
         str(trial.number),
         *([value, "" if trial.step is None else str(trial.step)] if plan.metric else []),
         *(text(trial.parameters[name]) if name in trial.parameters else "" for name in plan.space),
-        f"{_state(trial)}{': ' + trial.reason if trial.outcome == 'failed' else ''}",
+        f"{state}{': ' + trial.reason if trial.outcome == 'failed' else ''}",
         duration(took_s),
         trial.job,
     ]
@@ -129,7 +143,7 @@ def _state(trial: Trial) -> str:
 def summary(folder: SweepFolder, plan: SweepPlan, trials: Trials) -> str:
     """One line: how far it is, and the best so far."""
     counts = trials.counts()
-    told = [f"{count} {what}" for what, count in counts.items() if count]
+    told = [f"{count} {'queued or running' if what == 'open' else what}" for what, count in counts.items() if count]
     left = plan.trials - len(trials.by_number)
     parts = [*told, *([f"{left} to come"] if left else [])]
     best = trials.best(plan.metric) if plan.metric else None
@@ -173,17 +187,18 @@ def table(
     """Print every trial, the best first."""
     folder = open_sweeps().find(sweep)
     plan, trials = folder.plan(), folder.trials()
-    ranked = trials.ranked(plan.metric)
     if not as_csv:
         from rich.console import Console
 
-        Console().print(_table(plan, ranked))
+        Console().print(_table(folder, plan, trials, len(trials.by_number)))
         return
-    columns = ["trial", "state", "value", "step", "job", "reason", *plan.space]
-    writer = csv.DictWriter(sys.stdout, columns, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    for trial in ranked:
-        writer.writerow({**trial_document(trial), **trial.parameters})
+    own = ["trial", "state", "value", "step", "job", "reason"]
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow([*own, *(f"parameter.{name}" if name in own else name for name in plan.space)])
+    for trial in trials.ranked(plan.metric):
+        told = trial_document(trial)
+        cells = [*(told[name] for name in own), *(trial.parameters.get(name, "") for name in plan.space)]
+        writer.writerow([printable(cell) if isinstance(cell, str) else cell for cell in cells])
 
 
 def plot(

@@ -153,7 +153,9 @@ class Conductor:
         if not record.state.ended:
             return None
         self._read(trial)
-        outcome, reason = outcome_of(self._trials.by_number[trial.number], record, self._plan.metric)
+        tail = self._tails.get(trial.job)
+        others = tail.others if tail is not None else ()
+        outcome, reason = outcome_of(self._trials.by_number[trial.number], record, self._plan.metric, others)
         return JournalEntry("ended", now_s, trial.number, value=trial.value, outcome=outcome, reason=reason)
 
     def _exists(self, job: str) -> bool:

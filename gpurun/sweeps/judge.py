@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from gpurun.jobs.record import JobRecord
 from gpurun.jobs.states import State
 from gpurun.sweeps.plan import Metric
 from gpurun.sweeps.trials import Outcome, Trial
 
 
-def outcome_of(trial: Trial, record: JobRecord, metric: Metric | None) -> tuple[Outcome, str]:
-    """The outcome of a trial whose job has ended, and why."""
+def outcome_of(trial: Trial, record: JobRecord, metric: Metric | None, others: Collection[str] = ()
+) -> tuple[Outcome, str]:  # fmt: skip
+    """The outcome of a trial whose job has ended, and why.
+
+    Args:
+        others: names of other metrics that it reported.
+    """
     if trial.stopping:
         return "pruned", trial.stopping
     if record.state is not State.SUCCEEDED:
@@ -17,7 +24,8 @@ def outcome_of(trial: Trial, record: JobRecord, metric: Metric | None) -> tuple[
     if metric is None:
         return "complete", ""
     if trial.step is None:
-        return "failed", f"it ended with 0 and never reported {metric.name}"
+        told = f"; it reported {', '.join(sorted(others))}" if others else ""
+        return "failed", f"it ended with 0 and never reported {metric.name}{told}"
     if trial.value is None:
         return "failed", f"{metric.name} is not a number at step {trial.step}"
     return "complete", ""

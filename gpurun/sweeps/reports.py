@@ -8,6 +8,8 @@ from math import isfinite
 from gpurun.state.path import StatePath
 from gpurun.supervisor.loglines import LogTail
 
+MOST_OTHERS, MOST_NAME = 5, 64
+
 
 class MetricTail:
     """Reads one job's reports as they come. Where several ranks report the metric, the lowest of them counts.
@@ -21,6 +23,8 @@ class MetricTail:
         self._metric = metric
         self._step = after
         self._rank: int | None = None
+        self.others: set[str] = set()
+        """Names of other metrics that were reported, some of them."""
 
     def new(self) -> Iterator[tuple[int, float | None]]:
         """Steps, each higher than the one before, and their values; None for what is not a finite number.
@@ -29,6 +33,8 @@ class MetricTail:
         """
         for report in self._tail.new_reports():
             value = report.metrics.get(self._metric)
+            if value is None and len(self.others) < MOST_OTHERS:
+                self.others.update(name[:MOST_NAME] for name in list(report.metrics)[:MOST_OTHERS])
             if value is None or (self._rank is not None and report.rank > self._rank):
                 continue
             self._rank = report.rank

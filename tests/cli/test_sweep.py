@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from gpurun.cli import tensorboard
 from gpurun.errors import BadInput
 from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.store import JobStore
 from gpurun.sweeps.store import Journal, SweepStore
 from gpurun.sweeps.trials import JournalEntry
 from gpurun.sweeps.wish import Wish
@@ -67,6 +70,37 @@ def test_nothing_there_is_no_error(gpurun, store):
     del store
     assert gpurun("sweep", "status")[0] == 0
     assert gpurun("sweep", "best", "x")[0] == 2
+
+
+def test_the_table_has_the_best_in_front_and_the_state_of_jobs(gpurun, store):
+    folder = begin(store, *ENTRIES, JournalEntry("asked", 4.0, 2, job="j-00000003", parameters={"lr": 3}))
+    spec = JobSpec("n-2", "i", 1, ("train",))
+    JobStore(store.home).create_many([spec], inventory=store.home / "i.yaml", now_s=4.0, ids=["j-00000003"])
+    rows = [line.split() for line in gpurun("sweep", "status", folder.id)[1].splitlines()]
+    assert [row[-3] for row in rows[2:4]] == ["best", "queued"], rows
+    assert "1 queued or running, 1 complete, 1 failed of 3" in gpurun("sweep", "status")[1]
+
+
+def test_sweeps_are_listed_in_their_order(gpurun, store):
+    made = []
+    for created_s in (5.0, 3.0, 9.0, 1.0):
+        plan = Wish(grid={"lr": ("1",)}).plan(TEMPLATE, "/i.yaml", created_s)
+        made.append((created_s, store.create(plan, None).id))
+    assert [line.split()[0] for line in gpurun("sweep", "status")[1].splitlines()] == [name for _, name in sorted(made)]
+
+
+def test_no_parameter_takes_the_place_of_a_column_and_no_reason_steers_a_terminal(gpurun, store):
+    plan = Wish(grid={"state": ("a\x1b[2J", "b"), "job": ("x,y'\"", "c"), "lr": ("1",)}, metric="loss:min")
+    folder = store.create(plan.plan(TEMPLATE, "/i.yaml", 1.0), None)
+    journal = Journal(folder)
+    point = {"state": "a\x1b[2J", "job": "x,y'\"", "lr": 1}
+    journal.add(JournalEntry("asked", 1.0, 0, job="j-00000001", parameters=point))
+    journal.add(JournalEntry("ended", 3.0, 0, outcome="failed", reason="rank 0\x1b[31m\nfailed"))
+    journal.close()
+    out = gpurun("sweep", "table", folder.id, "--csv")[1]
+    (row,) = csv.DictReader(io.StringIO(out))
+    assert "\x1b" not in out and (row["state"], row["job"], row["lr"]) == ("failed", "j-00000001", "1")
+    assert row["parameter.job"] == "x,y'\"" and row["reason"] == "rank 0\\x1b[31m\\nfailed"
 
 
 def test_a_plot_is_written_where_it_is_asked_for(gpurun, store, tmp_path, monkeypatch):

@@ -169,7 +169,8 @@ def test_what_fails_is_an_outcome_and_the_sweep_goes_on(world):
     now = live(world)
     report(world, now[0], (1, 0.5), (2, 0.75))
     end(world, now[0])
-    end(world, now[1])  # never reported
+    report(world, now[1], (1, 0.5), metric="acc")
+    end(world, now[1])  # never reported the sweep's metric
     report(world, now[2], (1, 0.5), (2, float("nan")))
     end(world, now[2])
     end(world, now[3], State.FAILED, "rank 0 failed first, with exit code 1")
@@ -179,7 +180,7 @@ def test_what_fails_is_an_outcome_and_the_sweep_goes_on(world):
         0: ("complete", 0.75), 1: ("failed", None), 2: ("failed", None), 3: ("failed", None), 4: ("cancelled", None),
     }  # fmt: skip
     reasons = {trial.number: trial.reason for trial in folder.trials().by_number.values()}
-    assert "never reported accuracy" in reasons[1] and "not a number at step 2" in reasons[2]
+    assert "never reported accuracy; it reported acc" in reasons[1] and "not a number at step 2" in reasons[2]
     assert "exit code 1" in reasons[3] and "somebody" in reasons[4]
 
 
