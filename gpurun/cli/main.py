@@ -32,6 +32,7 @@ COMMANDS = {
     "wait": Place("gpurun.cli.wait:wait", "Wait until jobs have ended"),
     "outputs": Place("gpurun.cli.outputs:outputs", "Show or copy a job's outputs"),
     "tensorboard": Place("gpurun.cli.tensorboard:tensorboard", "Show curves of jobs and sweeps in a browser"),
+    "top": Place("gpurun.cli.top:top", "Show jobs, the queue and GPUs live"),
     "web": Place("gpurun.cli.web:web", "Show hosts, jobs and logs in a browser"),
     "show": Place("gpurun.cli.show:show", "Show everything that made a job"),
     "rerun": Place("gpurun.cli.show:rerun", "Run exactly what a job ran"),

@@ -1,0 +1,110 @@
+"""``gpurun top``: jobs, queue and GPUs, live, with the log of a job and keys to act."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpurun.cli.jobs import open_store
+from gpurun.cli.options import InventoryOption
+from gpurun.cli.printing import duration, say
+from gpurun.errors import BadInput
+
+if TYPE_CHECKING:
+    from gpurun.jobs.store import JobStore
+    from gpurun.top.feed import Feed
+
+PLAIN_EVERY_S = 5.0
+FIRST_SAMPLES_S = 10.0
+
+
+def top(
+    inventory: InventoryOption = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Print lines, first all, then what changes. For screen readers and pipes.")
+    ] = False,
+) -> None:
+    """Show jobs, the queue and the use of every leased GPU, live, and the log of the selected job.
+
+    Keys: 1 jobs, 2 queue, 3 hosts, f follow the log, c cancel the job, o cordon the host, s sort, / filter, q quit.
+    """
+    from gpurun.cli.inventory_options import cluster
+    from gpurun.top.feed import Feed
+
+    if not plain and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise BadInput(
+            "gpurun top needs a terminal", hint="`gpurun top --plain` prints lines; `gpurun status` prints once"
+        )
+    cluster(inventory)  # an inventory that is wrong is said before the screen is taken
+    store = open_store()
+    if plain:
+        with Feed(store, lambda: cluster(inventory)) as feed:
+            _print_lines(feed)
+        return
+    try:
+        from gpurun.top.app import Actions, TopApp
+    except ModuleNotFoundError as error:
+        raise BadInput(f"Textual is not installed here ({error.name})", hint="pip install 'gpurun[top]'") from error
+    with Feed(store, lambda: cluster(inventory)) as feed:
+        actions = Actions(cancel=lambda job: _cancel(store, job), cordon=lambda host: _cordon(store.home, host))
+        TopApp(feed, actions, duration).run()
+
+
+def _print_lines(feed: Feed) -> None:
+    """Print until Ctrl-C or until the reader goes away."""
+    from gpurun.top.plain import changed_lines, first_lines
+    from gpurun.top.rows import leased_hosts
+
+    moment = feed.latest()
+    deadline = time.monotonic() + FIRST_SAMPLES_S
+    while set(leased_hosts(moment.picture)) - moment.samples.keys() and time.monotonic() < deadline:
+        threading.Event().wait(0.1)
+        moment = feed.latest()
+    lines = list(first_lines(moment, duration))
+    try:
+        while True:
+            if lines:
+                sys.stdout.write("\n".join(lines) + "\n")
+                sys.stdout.flush()
+            threading.Event().wait(PLAIN_EVERY_S)
+            before, moment = moment, feed.latest()
+            lines = list(changed_lines(before, moment, duration))
+    except KeyboardInterrupt:
+        say("")
+
+
+def _cancel(store: JobStore, job: str) -> str:
+    from gpurun.cli.follow import cancel_job
+
+    folder = store.find(job)
+    if folder.record().state.ended:
+        return f"{job} has ended already"
+    cancel_job(folder, reason="gpurun top")
+    return f"{job} was asked to end; its GPUs are free after its fence"
+
+
+def _cordon(home: Path, host: str) -> str:
+    """Cordon a host, or remove its cordon. A lost or draining host is left to the commands for that."""
+    from gpurun.head.spawn import run_pass_and_start
+    from gpurun.state.cordons import Cordon, changing_cordons
+    from gpurun.state.people import myself
+
+    with changing_cordons(home) as cordons:
+        old = cordons.get(host)
+        if old is not None and old.state != "cordoned":
+            raise BadInput(f"{host} is {old.state}", hint=f"gpurun inventory uncordon {host}, or gpurun recover")
+        if old is None:
+            cordons[host] = Cordon("cordoned", myself(), time.time(), "gpurun top")
+        else:
+            del cordons[host]
+    if old is None:
+        return f"{host} is cordoned: it gets no new gangs"
+    if (home / "live").is_dir():
+        run_pass_and_start(home, now_s=time.time(), environ=os.environ)
+    return f"{host} gets gangs again"

@@ -1,0 +1,121 @@
+"""Reads the state directory again and again in the background, and joins it with the hosts' samples."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from gpurun.documents.plain import printed
+from gpurun.errors import GpurunError
+from gpurun.jobs.store import JobStore
+from gpurun.leases.cluster import Cluster
+from gpurun.remote.fleet import Fleet
+from gpurun.supervisor.links import target_of
+from gpurun.supervisor.loglines import last_lines
+from gpurun.top.rows import Moment, leased_hosts
+from gpurun.top.sampling import Sampling
+from gpurun.views.picture import Picture, WaitingJob
+from gpurun.views.reading import read
+from gpurun.views.waiting import look_ahead, reasons_of, waiting_jobs
+
+READ_EVERY_S = 3.0
+DECIDE_EVERY_S = 15.0
+COST_SHARE = 0.02
+"""The part of a core that reading may take: what costs more is read less often."""
+LOG_LINES = 300
+EMPTY = Moment(Picture((), (), {}), (), {}, ())
+
+
+class Feed:
+    """The newest moment. A context manager; leaving it ends all threads and closes all connections.
+
+    Args:
+        open_cluster: reads the inventory anew, because people change it.
+    """
+
+    def __init__(self, store: JobStore, open_cluster: Callable[[], Cluster]) -> None:
+        self._store, self._open_cluster = store, open_cluster
+        self._cluster: Cluster | None = None
+        self._read: tuple[Picture, tuple[str, ...]] = EMPTY.picture, ()
+        self._queue: tuple[WaitingJob, ...] = ()
+        self._queue_problem = ""
+        self._decide_s = 0.0
+        self._closed = threading.Event()
+        self._hurry = threading.Event()
+        self.sampling = Sampling(self._open_fleet, lambda: leased_hosts(self._read[0]))
+
+    def __enter__(self) -> Feed:
+        self.refresh()
+        threading.Thread(target=self._run, name="top feed", daemon=True).start()
+        self.sampling.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._hurry.set()
+        self.sampling.close()
+
+    def latest(self) -> Moment:
+        """What is known now."""
+        picture, problems = self._read
+        return Moment(picture, self._queue, self.sampling.latest(), problems)
+
+    def hurry(self) -> None:
+        """Read again at once: somebody has changed something."""
+        self._decide_s = 0.0
+        self._hurry.set()
+
+    def log(self, job: str) -> list[str]:
+        """The last lines of a job's log, as a terminal can show them."""
+        try:
+            lines = last_lines(self._store.get(job).log, LOG_LINES)
+        except GpurunError as error:
+            return [str(error)]
+        return [f"{'launcher' if line.rank is None else line.rank:>8} | {printed(line.text)}" for _, line in lines]
+
+    def log_stamp(self, job: str) -> object:
+        """Changes when the job's log does."""
+        try:
+            found = self._store.get(job).log.stat()
+        except (OSError, GpurunError):
+            return None
+        return found.st_size, found.st_mtime_ns
+
+    def refresh(self) -> None:
+        """Read the state directory once. Damage becomes words in the moment; the last picture stays."""
+        try:
+            self._cluster = self._open_cluster()
+            if time.monotonic() >= self._decide_s:
+                self._decide()
+            reading = read(self._cluster, self._store, reasons=reasons_of(self._queue))
+        except (GpurunError, OSError) as error:
+            self._read = self._read[0], (str(error),)
+            return
+        problems = [str(each) for each in reading.problems] + ([self._queue_problem] if self._queue_problem else [])
+        self._read = reading.picture, tuple(dict.fromkeys(problems))
+
+    def _decide(self) -> None:
+        began_s = time.process_time()
+        try:
+            self._queue = tuple(waiting_jobs(look_ahead(self._store.home), self._store.live_records()))
+            self._queue_problem = ""
+        except GpurunError as error:
+            self._queue, self._queue_problem = (), str(error)
+        self._decide_s = time.monotonic() + max(DECIDE_EVERY_S, (time.process_time() - began_s) / COST_SHARE)
+
+    def _run(self) -> None:
+        pause_s = READ_EVERY_S
+        while not self._closed.is_set():
+            self._hurry.wait(pause_s)
+            self._hurry.clear()
+            began_s = time.thread_time()
+            self.refresh()
+            pause_s = max(READ_EVERY_S, (time.thread_time() - began_s) / COST_SHARE)
+
+    def _open_fleet(self, hosts: Iterable[str]) -> Fleet:
+        cluster = self._cluster
+        if cluster is None:
+            return Fleet({}, {})
+        known = [cluster.inventory.by_name[host] for host in hosts if host in cluster.inventory.by_name]
+        return Fleet.open([target_of(host, cluster.inventory) for host in known])

@@ -1,0 +1,165 @@
+"""What the live view shows, as rows of texts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from gpurun.documents.plain import printable
+from gpurun.facts.samples import GpuSample, HostSample
+from gpurun.views.picture import MARKS, HostCells, JobRow, Picture, WaitingJob
+
+NONE = "–"
+JOB_COLUMNS = ("", "job", "owner", "name", "state", "GPUs", "use", "memory", "for", "hosts", "reason")
+QUEUE_COLUMNS = ("place", "job", "owner", "name", "GPUs", "waits", "because")
+HOST_COLUMNS = ("host", "rack", "state", "GPUs", "use of each, %", "memory", "heat", "power", "trouble")
+SORTS = ("state", "owner", "GPUs", "use", "for", "name")
+
+Duration = Callable[[float], str]
+
+
+class Moment(NamedTuple):
+    """Everything that is known at one moment.
+
+    Attributes:
+        problems: what could not be read, in words.
+    """
+
+    picture: Picture
+    queue: tuple[WaitingJob, ...]
+    samples: Mapping[str, HostSample]
+    problems: tuple[str, ...]
+
+
+class TopRow(NamedTuple):
+    """A line of a table. `key`: the job or host that it is about."""
+
+    key: str
+    cells: tuple[str, ...]
+
+
+class Usage(NamedTuple):
+    """What a job's GPUs do together. None: nothing is known yet."""
+
+    percent: float | None
+    memory_mib: int | None
+    memory_of_mib: int | None
+
+
+def leased_hosts(picture: Picture) -> list[str]:
+    """The hosts on which a job holds a GPU."""
+    return [host.name for host in picture.hosts if any(cell not in MARKS for cell in host.cells)]
+
+
+def silent_hosts(moment: Moment) -> list[str]:
+    """The hosts that do not answer, or cannot say how their GPUs are."""
+    return [name for name in leased_hosts(moment.picture) if (sample := moment.samples.get(name)) and sample.problem]
+
+
+def job_rows(moment: Moment, duration: Duration, *, sort: str = "state", wanted: str = "") -> list[TopRow]:
+    """A row for each job that contains the wanted text."""
+    used = usage(moment)
+    order = sorted(moment.picture.jobs, key=lambda job: _order(job, sort, used))
+    rows = [TopRow(job.id, _job(job, used.get(job.id), duration)) for job in order]
+    return _filtered(rows, wanted)
+
+
+def queue_rows(moment: Moment, duration: Duration, *, wanted: str = "") -> list[TopRow]:
+    """A row for each job that waits, with its reason, in the order in which they would start."""
+    rows = [
+        TopRow(job.job, (
+            str(job.position or NONE), job.job, printable(job.owner), printable(job.name), str(job.gpus),
+            duration(job.waiting_s), printable(job.message),
+        ))
+        for job in moment.queue
+    ]  # fmt: skip
+    return _filtered(rows, wanted)
+
+
+def host_rows(moment: Moment, *, wanted: str = "") -> list[TopRow]:
+    """A row for each host, with what its agent says of its GPUs."""
+    rows = [TopRow(host.name, _host(host, moment)) for host in moment.picture.hosts]
+    return _filtered(rows, wanted)
+
+
+def summary(moment: Moment) -> str:
+    """One sentence for the top of the screen."""
+    picture = moment.picture
+    running = sum(job.state.value == "RUNNING" for job in picture.jobs)
+    parts = [f"{picture.free} of {picture.gpus} GPUs free", f"{running} jobs running", f"{len(moment.queue)} waiting"]
+    if silent := silent_hosts(moment):
+        shown = ", ".join(silent[:3]) + (f" and {len(silent) - 3} more" if len(silent) > 3 else "")
+        parts.append(f"no answer from {shown}")
+    return " · ".join([*parts, *map(printable, moment.problems)])
+
+
+def usage(moment: Moment) -> dict[str, Usage]:
+    """Job → what its GPUs do."""
+    found: dict[str, list[GpuSample]] = {}
+    for host in moment.picture.hosts:
+        sample = moment.samples.get(host.name)
+        for gpu in sample.gpus if sample else ():
+            if 0 <= gpu.index < len(host.cells) and host.cells[gpu.index] not in MARKS:
+                found.setdefault(host.cells[gpu.index], []).append(gpu)
+    return {job: _together(gpus) for job, gpus in found.items()}
+
+
+def _together(gpus: Sequence[GpuSample]) -> Usage:
+    percents = [gpu.utilization_percent for gpu in gpus if gpu.utilization_percent is not None]
+    used = [(gpu.memory_used_mib, gpu.memory_mib) for gpu in gpus if gpu.memory_used_mib is not None and gpu.memory_mib]
+    percent = sum(percents) / len(percents) if percents else None
+    return Usage(
+        percent, sum(one for one, _ in used) if used else None, sum(of or 0 for _, of in used) if used else None
+    )
+
+
+def _job(job: JobRow, used: Usage | None, duration: Duration) -> tuple[str, ...]:
+    percent = NONE if used is None or used.percent is None else f"{used.percent:.0f} %"
+    memory = _memory(used.memory_mib, used.memory_of_mib) if used else NONE
+    return (
+        job.letter, job.id, printable(job.owner), printable(job.name), job.state.value, job.gpus, percent, memory,
+        duration(job.for_s), printable(job.hosts), printable(job.reason),
+    )  # fmt: skip
+
+
+def _host(host: HostCells, moment: Moment) -> tuple[str, ...]:
+    letters = "".join(moment.picture.letters.get(cell, cell) for cell in host.cells)
+    start = (host.name, printable(host.rack), printable(host.shown), letters)
+    sample = moment.samples.get(host.name)
+    if sample is None:
+        is_leased = any(cell not in MARKS for cell in host.cells)
+        return (*start, "connecting" if is_leased else "not leased: not asked", NONE, NONE, NONE, "")
+    if sample.problem:
+        return (*start, "no answer", NONE, NONE, NONE, printable(sample.problem))
+    use = " ".join(NONE if gpu.utilization_percent is None else str(gpu.utilization_percent) for gpu in sample.gpus)
+    both = _together(sample.gpus)
+    heat = max((gpu.temperature_c for gpu in sample.gpus if gpu.temperature_c is not None), default=None)
+    watts = [gpu.power_w for gpu in sample.gpus if gpu.power_w is not None]
+    trouble = "; ".join(
+        f"GPU {gpu.index}: {gpu.problem or ', '.join(gpu.throttle)}"
+        for gpu in sample.gpus
+        if gpu.problem or gpu.throttle
+    )
+    return (
+        *start, use, _memory(both.memory_mib, both.memory_of_mib), NONE if heat is None else f"{heat} °C",
+        f"{sum(watts):.0f} W" if watts else NONE, printable(trouble),
+    )  # fmt: skip
+
+
+def _memory(used_mib: int | None, of_mib: int | None) -> str:
+    return NONE if used_mib is None or not of_mib else f"{used_mib / 1024:.0f} of {of_mib / 1024:.0f} GiB"
+
+
+def _order(job: JobRow, sort: str, used: Mapping[str, Usage]) -> tuple[object, ...]:
+    percent = used[job.id].percent if job.id in used else None
+    first: dict[str, object] = {
+        "owner": job.owner, "GPUs": -int(job.gpus.split()[0]), "use": 101.0 if percent is None else percent,
+        "for": -job.for_s, "name": job.name,
+    }  # fmt: skip
+    live = job.state.ended, job.state.value == "QUEUED"
+    return (first[sort], *live, job.id) if sort in first else (*live, job.id)
+
+
+def _filtered(rows: list[TopRow], wanted: str) -> list[TopRow]:
+    text = wanted.casefold()
+    return [row for row in rows if any(text in cell.casefold() for cell in row.cells)] if text else rows

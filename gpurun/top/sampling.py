@@ -1,0 +1,82 @@
+"""Samples of all hosts whose GPUs are leased, over one agent for each host that stays open."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from gpurun.doctor.watch import Watch
+from gpurun.facts.samples import HostSample
+from gpurun.remote.fleet import Fleet
+
+INTERVAL_S = 5.0
+AGAIN_S = 60.0
+"""A host that did not answer is asked again after this time."""
+TICK_S = 1.0
+
+Open = Callable[[Iterable[str]], Fleet]
+
+
+class Sampling:
+    """A background thread opens hosts as they get leases, leaves those that lose theirs, and keeps the latest samples.
+
+    A host that does not answer has a sample with a problem, and holds up nobody: hosts are opened at once, off the
+    caller's thread. No connection is opened for a refresh.
+
+    Args:
+        open_fleet: opens agents on hosts, by name.
+        wanted: the hosts to sample now.
+    """
+
+    def __init__(self, open_fleet: Open, wanted: Callable[[], Iterable[str]], interval_s: float = INTERVAL_S) -> None:
+        self._open, self._wanted, self._interval_s = open_fleet, wanted, interval_s
+        self._fleet = Fleet({}, {})
+        self._watches: dict[str, Watch] = {}
+        self._asked_s: dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="top sampling", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def latest(self) -> Mapping[str, HostSample]:
+        """The newest sample of each host; a host that is being opened has none."""
+        with self._lock:
+            watches = list(self._watches.values())
+        return {host: sample for watch in watches for host, sample in watch.latest().items()}
+
+    def close(self) -> None:
+        """End sampling and close every agent. Idempotent."""
+        self._closed.set()
+        with self._lock:
+            for watch in self._watches.values():
+                watch.close()
+        self._fleet.close()
+
+    def look(self) -> None:
+        """Open hosts that are wanted and not watched, or that failed a while ago; leave the others."""
+        wanted, now_s = list(self._wanted()), time.monotonic()
+        failed = {host for host, sample in self.latest().items() if sample.problem}
+        due = [
+            host for host in wanted
+            if host not in self._watches or (host in failed and now_s - self._asked_s[host] > AGAIN_S)
+        ]  # fmt: skip
+        if due:
+            self._asked_s.update(dict.fromkeys(due, now_s))
+            opened = self._open(due)
+            if self._closed.is_set():
+                opened.close()
+                return
+            self._fleet.absorb(opened)
+        with self._lock:
+            for host in due:
+                self._watches[host] = Watch(self._fleet, [host], self._interval_s)
+            for host in self._watches.keys() - set(wanted):
+                self._watches.pop(host).close()
+
+    def _run(self) -> None:
+        while not self._closed.wait(TICK_S):
+            self.look()

@@ -1,0 +1,143 @@
+"""What the live view says, and its plain lines."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from gpurun.cli.printing import duration
+from gpurun.errors import HostUnreachable
+from gpurun.facts.samples import GpuSample, HostSample
+from gpurun.jobs.states import State
+from gpurun.remote.fleet import Fleet
+from gpurun.top.plain import changed_lines, first_lines
+from gpurun.top.rows import SORTS, host_rows, job_rows, leased_hosts, usage
+from gpurun.top.sampling import Sampling
+
+
+def test_every_sort_is_one_and_keeps_every_job(cluster):
+    for sort in SORTS:
+        assert len(job_rows(cluster.latest(), duration, sort=sort)) == 3
+
+
+def test_what_hosts_say_beyond_their_gpus_counts_for_nobody(cluster):
+    moment = cluster.latest()
+    lies = tuple(GpuSample(at, utilization_percent=100) for at in (-1, 2, 99))
+    used = usage(moment._replace(samples={"n1": HostSample(gpus=lies)}))
+    assert used == {}
+
+
+def test_trouble_of_a_gpu_is_named(cluster):
+    moment = cluster.latest()
+    hurt = HostSample(gpus=(GpuSample(0, problem="fell off\x1b[2J"), GpuSample(1, throttle=("heat",))))
+    (row,) = [row for row in host_rows(moment._replace(samples={"n1": hurt})) if row.key == "n1"]
+    assert row.cells[-1] == "GPU 0: fell off\\x1b[2J; GPU 1: heat"
+
+
+def test_plain_lines_tell_all_once_and_then_only_news(cluster):
+    before = cluster.latest()
+    told = list(first_lines(before, duration))
+    assert "no answer from n3" in told[0]
+    assert any(line.startswith("job j-00000001 resnet of ada: RUNNING, 4 GPUs") for line in told)
+    assert any(line.startswith("queue 1: j-00000003 llm, 64 GPUs") for line in told)
+    assert any(line.startswith("host n3: ok, cells bb, no answer: the connection timed out") for line in told)
+    cluster.now_s, cluster.percent = 103.0, 95
+    assert list(changed_lines(before, cluster.latest(), duration)) == []
+    cluster.states[3], cluster.silent = State.CANCELLED, {}
+    now = list(changed_lines(before, cluster.latest(), duration))
+    assert [line.split(":")[0] for line in now[1:]] == [
+        "job j-00000002 bert of ada", "job j-00000003 llm of ada", "host n3"
+    ]  # fmt: skip
+
+
+def test_hosts_are_opened_once_and_one_that_fails_holds_up_nobody(cluster):
+    opened = []
+
+    def open_fleet(hosts):
+        opened.append(sorted(hosts))
+        return Fleet({}, {host: HostUnreachable("no route", host=host) for host in opened[-1]})
+
+    wanted = leased_hosts(cluster.latest().picture)
+    sampling = Sampling(open_fleet, lambda: wanted)
+    for _ in range(5):
+        sampling.look()
+    assert opened == [["n1", "n2", "n3"]]
+    assert {sample.problem for sample in sampling.latest().values()} == {"no route"}
+    wanted = ["n1"]
+    sampling.look()
+    assert set(sampling.latest()) == {"n1"} and len(opened) == 1
+    sampling.close()
+
+
+def test_a_host_is_asked_again_after_a_while(cluster, monkeypatch):
+    opened = []
+
+    def open_fleet(hosts):
+        opened.append(list(hosts))
+        return Fleet({}, {host: HostUnreachable("no route", host=host) for host in opened[-1]})
+
+    monkeypatch.setattr("gpurun.top.sampling.AGAIN_S", -1.0)
+    sampling = Sampling(open_fleet, lambda: ["n1"])
+    sampling.look()
+    sampling.look()
+    sampling.close()
+    assert opened == [["n1"], ["n1"]]
+
+
+def test_an_opening_that_comes_after_the_end_is_closed():
+    closed = threading.Event()
+
+    class Late(Fleet):
+        def close(self):
+            closed.set()
+            super().close()
+
+    sampling = Sampling(lambda _hosts: sampling.close() or Late({}, {}), lambda: ["n1"])
+    sampling.look()
+    assert closed.is_set()
+
+
+INVENTORY = """
+version: 1
+defaults: {user: train, generation: pascal, gpus: 4, fabric: tcp}
+fabrics: {tcp: {kind: tcp, interface: eth0}}
+racks: {r1: {hosts: {"n[1-8]": {}}}}
+"""
+
+
+@pytest.fixture
+def environ(tmp_path):
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    return {**os.environ, "GPURUN_HOME": str(tmp_path / "home"), "GPURUN_INVENTORY": str(tmp_path / "inventory.yaml")}
+
+
+def test_without_a_terminal_it_says_what_to_do(environ):
+    argv = [sys.executable, "-m", "gpurun", "top"]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    assert done.returncode == 2 and "needs a terminal" in done.stderr and "--plain" in done.stderr
+
+
+def test_without_the_extra_it_says_what_to_install(environ):
+    program = "import sys; sys.modules['textual'] = None; from gpurun.cli.main import main; main(sys.argv[1:])"
+    ours, theirs = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-c", program, "top"], env=environ, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE,
+        text=True, check=False,
+    )  # fmt: skip
+    os.close(ours)
+    os.close(theirs)
+    assert done.returncode == 2 and "pip install 'gpurun[top]'" in done.stderr
+
+
+def test_plain_mode_prints_into_a_pipe_until_its_reader_has_gone(environ):
+    argv = [sys.executable, "-m", "gpurun", "top", "--plain"]
+    with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "32 of 32 GPUs free · 0 jobs running · 0 waiting\n"
+        process.send_signal(2)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode in (0, 130) and "Traceback" not in said
