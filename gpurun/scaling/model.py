@@ -12,7 +12,7 @@ from statistics import NormalDist, mean, median
 from gpurun.errors import BadInput
 from gpurun.scaling import cost, posterior
 from gpurun.scaling.cost import StepTraffic, traffic_of
-from gpurun.scaling.samples import Sample
+from gpurun.scaling.samples import Exchange, Sample
 from gpurun.scaling.shape import LinkClass, LinkRates, Shape
 
 COVERAGE = 0.95
@@ -93,7 +93,8 @@ def fit(samples: Iterable[Sample], figures: Iterable[PairFigure] = (), *, seed: 
     if not known:
         raise CannotPredict(Unknown.NO_SAMPLES, "there is no measured run", "measure with `gpurun scale` first")
     for name in ("launcher", "batch_per_rank", "gradient_bytes", "exchange"):
-        if len(values := {getattr(sample, name) for sample in known}) > 1:
+        alike = known if name != "exchange" else [sample for sample in known if sample.shape.links]
+        if len(values := {getattr(sample, name) for sample in alike}) > 1:
             shown = ", ".join(sorted(map(str, values))[:4])
             raise CannotPredict(Unknown.MIXED_SAMPLES, f"samples differ in {name}: {shown}", f"choose one {name}")
     pairs = tuple(figures)
@@ -238,6 +239,11 @@ class ScalingModel:
         known = {link: median(rates) if rates else None for link, rates in of.items()}
         return LinkRates(known[LinkClass.HOST], known[LinkClass.RACK], known[LinkClass.RACKS])
 
+    @cached_property
+    def exchange(self) -> Exchange:
+        """How ranks exchange gradients: as the samples of several do."""
+        return next((sample.exchange for sample in self.samples if sample.shape.links), self.samples[0].exchange)
+
     def predict(self, shape: Shape, *, compression: float | None = None) -> Prediction:
         """What a gang of this shape does. Rates that the shape does not know are those of the samples.
 
@@ -254,7 +260,7 @@ class ScalingModel:
         sent = sample.gradient_bytes / factor
         self._refuse_unknown(shape, sent)
         there = shape.on(self._filled(shape.rates))
-        traffic = traffic_of(there, sent, sample.exchange, self.rated)
+        traffic = traffic_of(there, sent, self.exchange, self.rated)
         steps = [cost.step_seconds(values, traffic) for values, _ in self.draws]
         noise = self._noise(sqrt(1 + self._octaves(there, sent)))
         images = sample.batch_per_rank * shape.ranks
@@ -273,7 +279,7 @@ class ScalingModel:
         return LinkRates(rates.host or mine.host, rates.rack or mine.rack, rates.racks or mine.racks)
 
     def _refuse_unknown(self, shape: Shape, sent: float) -> None:
-        exchange = self.samples[0].exchange
+        exchange = self.exchange
         if (exchange == "servers") != any(shape.servers_per_host):
             has = "no parameter servers" if exchange == "servers" else "parameter servers"
             message = f"the gang has {has}, and the samples are of exchange {exchange!r}"
@@ -291,7 +297,7 @@ class ScalingModel:
         """How far a gang is outside what was measured: doublings of ranks, of links' rates, of bytes."""
         ranks = max(0.0, log2(shape.ranks / max(sample.ranks for sample in self.samples)))
         total = ranks + _outside(sent, [sample.bytes_sent for sample in self.samples])
-        for link in traffic_of(shape, sent, self.samples[0].exchange, self.rated).links & self.rated:
+        for link in traffic_of(shape, sent, self.exchange, self.rated).links & self.rated:
             if (rate := shape.rates.of(link)) is not None:
                 total += _outside(rate, [known for sample in self.samples if (known := sample.rates.of(link))])
         return total
@@ -307,9 +313,9 @@ class ScalingModel:
     def _host_steps(self, shape: Shape, sent: float) -> list[float] | None:
         """Seconds of a step on one host alone, for each draw; None if no sample says."""
         alone = Shape((max(shape.ranks_per_host),), ("",), rates=shape.rates)
-        exchange = self.samples[0].exchange
-        traffic = traffic_of(alone, sent, "ring" if exchange == "servers" else exchange, self.rated)
-        if not traffic.links <= self.links or (exchange == "servers" and traffic.stages):
+        has_servers = self.exchange == "servers"
+        traffic = traffic_of(alone, sent, "ring" if has_servers else self.exchange, self.rated)
+        if not traffic.links <= self.links or (has_servers and traffic.stages):
             return None
         return [cost.step_seconds(values, traffic) for values, _ in self.draws]
 
