@@ -67,15 +67,18 @@ def stage(
     from gpurun.data.pinning import as_pinned, pin
     from gpurun.data.staging import Staging
     from gpurun.data.staging import stage as bring
+    from gpurun.documents.convert import convert
     from gpurun.jobs.mounted import sources_below
-    from gpurun.jobs.recipe import convert_flag
+    from gpurun.jobs.recipe import FIELDS
     from gpurun.supervisor.data import quotas_of
 
-    _, given = convert_flag("SOURCE", "data", {"set": source})
-    if given["set"].kind == "host":
+    kind = FIELDS["data"].item
+    assert kind is not None
+    meant = convert(source, kind, "SOURCE")
+    if meant.kind == "host":
         raise BadInput("the hosts have this folder already: there is nothing to stage", where=source)
     found = cluster(inventory)
-    (pinned,) = pin(sources_below(Path.cwd(), given).values(), found.home).values()
+    (pinned,) = pin(sources_below(Path.cwd(), {"": meant}).values(), found.home).values()
     names = [host.name for host in found.choose(hosts)]
     view = _StageView(source, json_line if as_json else None)
     with fleet_of(found, names) as fleet:

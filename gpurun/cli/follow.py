@@ -12,6 +12,7 @@ import typer
 
 from gpurun.cli.options import JobArgument
 from gpurun.cli.printing import duration, printable, printed, say
+from gpurun.cli.sending import going_out
 from gpurun.errors import NotYours
 from gpurun.head.caretaker import Caretaker
 from gpurun.jobs.events import EventTail
@@ -143,8 +144,8 @@ class _JobView:
 
     def _show_event(self, event: Mapping[str, Any]) -> None:
         kind = event.get("kind")
-        if kind in ("ship", "stage"):
-            self._show_progress("image" if kind == "ship" else f"data {event.get('data')}", event)
+        if (what := going_out(event)) is not None:
+            self._show_progress(what, event)
         elif kind == "placement":
             self._say(placement_text(event))
         elif kind == "state":

@@ -137,6 +137,7 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
         "owner": record.owner,
         "gpus": f"{record.gpus}",
         "hosts": ", ".join(f"{g.host}:{','.join(map(str, g.gpus))}" for g in record.granted) or "none yet",
+        "sending": _sending(folder) if record.state.value == "PREPARING" else "",
         "waited": duration(waited_s(record, now)),
         "ran": duration(now - record.started_s) if record.started_s else "not yet",
         "attempt": f"{record.attempt}, {record.restarts} restarts",
@@ -153,6 +154,13 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
         typer.echo(f"{'evidence':>10}  {printable(record.first_failure.evidence)}")
     for text in record.first_failure.excerpt if record.first_failure else ():
         typer.echo(f"{'':>10}  | {printed(text)}")
+
+
+def _sending(folder: JobFolder) -> str:
+    from gpurun.cli.sending import sending
+    from gpurun.jobs.events import EventTail
+
+    return printable("; ".join(sending(EventTail(folder.events).new())))
 
 
 def _story(record: JobRecord, now_s: float) -> str:

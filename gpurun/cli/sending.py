@@ -1,0 +1,31 @@
+"""What a job's events say of its image and its data on their way to hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gpurun.cli.printing import duration, size_text
+
+
+def going_out(event: Mapping[str, Any]) -> str | None:
+    """What an event says is going out to hosts; None if it says nothing of that."""
+    return {"ship": "image", "stage": f"data {event.get('data')}"}.get(str(event.get("kind")))
+
+
+def sending(events: Iterable[Mapping[str, Any]]) -> list[str]:
+    """How far the image and each data set are, since the job was last in another state."""
+    last: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for event in events:
+        if event.get("kind") == "state":
+            last.clear()
+        elif (what := going_out(event)) is not None:
+            last.setdefault(what, {})[str(event.get("host"))] = event
+    return [_told(what, list(by_host.values())) for what, by_host in last.items()]
+
+
+def _told(what: str, events: list[Mapping[str, Any]]) -> str:
+    done, total = (sum(int(event.get(key) or 0) for event in events) for key in ("bytes", "total"))
+    left_s = max(float(event.get("eta_s") or 0) for event in events)
+    left = f", {duration(left_s)} left" if left_s else ""
+    return f"{what}: {size_text(done)} of {size_text(total)} on {len(events)} hosts{left}"
