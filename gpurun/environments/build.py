@@ -141,7 +141,8 @@ def _install(plan: EnvironmentPlan, engine: Engine, work: Path, report: Report) 
         code = _followed(engine, ident, work / "scratch/log", report)
     if code:
         secrets = (*plan.settings.secrets, *secrets_of(plan.secret))
-        raise failure_of(code, _read(work / "scratch/log").decode(errors="replace"), plan.base.reference, secrets)
+        log, details = (_read(work / "scratch" / name).decode(errors="replace") for name in ("log", "pip.log"))
+        raise failure_of(code, log, plan.base.reference, secrets, details)
     try:
         return tuple(map(str, json.loads(_read(work / "scratch/packages.json"))))
     except (ValueError, TypeError, RecursionError):

@@ -9,14 +9,14 @@ from gpurun.environments.inside import NO_PIP, NO_VENV
 from gpurun.errors import BadInput, GpurunError, HostNotReady
 
 MOST_LINES, MOST_CHARS = 4, 300
-ASKED = "docs/environments.md"
+ASKED, PASSWORD = "docs/environments.md", "a netrc file: `python: {secret: FILE}`"
 _FULL = ("No space left on device", "Disk quota exceeded")
 _NETWORK = (
     "Retrying (Retry(", "NewConnectionError", "Connection refused", "Temporary failure in name resolution",
     "ReadTimeout", "ConnectTimeout", "SSLError", "CERTIFICATE_VERIFY_FAILED", "Connection broken", "ProxyError",
     "Network is unreachable",
 )  # fmt: skip
-_REFUSED = re.compile(r"\b(401|403) (Client )?Error\b|\bUser for \S+:|Credentials not correct")
+_REFUSED = re.compile(r"[^\n]{0,200}\b40[13] (?:Client )?Error\b[^\n]{0,80}|\bUser for \S+:[^\n]{0,80}")
 _NOT_FOUND = re.compile(r"No matching distribution found for (.+)")
 _UNREAD = re.compile(r"((?:Invalid requirement|InvalidMarker|InvalidSpecifier|UndefinedEnvironmentName): .{0,200})")
 _CONFLICT = ("ResolutionImpossible", "conflicting dependencies")
@@ -24,12 +24,13 @@ _HASHES = ("DO NOT MATCH THE HASHES", "Hashes are required in --require-hashes m
 _BUILD = ("subprocess-exited-with-error", "Failed building wheel", "Failed to build", "metadata-generation-failed")
 
 
-def failure_of(code: int, log: str, base: str, secrets: Iterable[str] = ()) -> GpurunError:
+def failure_of(code: int, log: str, base: str, secrets: Iterable[str] = (), details: str = "") -> GpurunError:
     """The error for an exit code of `gpurun.environments.inside`, and what it printed.
 
     Args:
         base: the image that the environment is for.
         secrets: texts that no message may show.
+        details: pip's own log: it alone says which index refused to answer.
     """
     text = hidden(log, secrets)
     said = tail(text)
@@ -43,22 +44,19 @@ def failure_of(code: int, log: str, base: str, secrets: Iterable[str] = ()) -> G
         return HostNotReady("the head's disk is full: no room for the packages", hint="gpurun du, gpurun prune")
     if code == 137:
         return HostNotReady("the build was killed: the head ran out of memory, or somebody removed its container")
-    return _of_pip(text, said, base)
+    refused = _REFUSED.search(hidden(details, secrets)) or _REFUSED.search(text)
+    return _of_pip(text, said, base, refused[0].strip() if refused else "")
 
 
-def _of_pip(text: str, said: str, base: str) -> GpurunError:
+def _of_pip(text: str, said: str, base: str, refused: str) -> GpurunError:
     found = _NOT_FOUND.search(text)
     missing = found[1].strip()[:MOST_CHARS] if found else ""
-    if not _REFUSED.search(text) and _any(_NETWORK, text):
+    if not refused and _any(_NETWORK, text):
         line = next(line for line in text.splitlines() if _any(_NETWORK, line)).strip()
         return HostNotReady(f"the index cannot be reached: {line[:MOST_CHARS]}", hint=f"{ASKED} says which are asked")
     unread = _UNREAD.search(text)
     kinds = (
-        (
-            _REFUSED.search(text),
-            f"the index wants a password, or another one: {said}",
-            "`python: {secret: NETRC_FILE}`",
-        ),
+        (refused, f"the index wants a password, or another one: {refused}", PASSWORD),
         (_any(_CONFLICT, text), f"no set of versions satisfies these requirements: {_conflict(text) or said}", None),
         (missing, f"no index has {missing} for the Python of {base}", "check its name and its version"),
         (unread, f"a requirement cannot be read: {unread[1] if unread else ''}", None),
@@ -88,6 +86,8 @@ def _conflict(text: str) -> str:
 
 def tail(text: str) -> str:
     """The end of what was said, as one line."""
+    errors = "\n".join(line for line in text.splitlines() if line.startswith("ERROR: "))
+    text = errors or text
     lines: Sequence[str] = [line.strip()[:MOST_CHARS] for line in text.splitlines() if line.strip()]
     shown = [line for line in lines[-MOST_LINES:] if not line.startswith("[notice]")]
     return " | ".join(line.removeprefix("ERROR: ") for line in shown)[-1500:]

@@ -42,6 +42,8 @@ def main(options: List[str]) -> int:
             python,
             *pip,
             "install",
+            "--log",
+            PLACE + "/scratch/pip.log",
             "--no-input",
             "--disable-pip-version-check",
             "--no-cache-dir",

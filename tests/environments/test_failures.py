@@ -54,6 +54,14 @@ def test_each_failure_says_whose_fault_it_is(code, log, exit_code, why):
         raise error
 
 
+def test_what_only_pips_own_log_says_counts_too():
+    details = "a\n2026 Could not fetch URL https://me:s3cret@x/simple/: 401 Client Error: Unauthorized for url\n"
+    error = failure_of(1, "ERROR: No matching distribution found for x", "base", ("s3cret",), details)
+    assert "wants a password" in error.message and "401 Client Error" in error.message and "s3cret" not in str(error)
+    error = failure_of(1, "Traceback\nERROR: it is broken\nTraceback (most recent call last):\n  x", "base")
+    assert error.message.endswith(": it is broken")
+
+
 def test_no_message_shows_a_secret_or_is_endless():
     error = failure_of(1, "see https://me:s3cret@x " + "y" * 1_000_000 + "\n" * 5 + "s3cret", "base", ("s3cret",))
     assert "s3cret" not in str(error) and len(str(error)) < 4 * MOST_CHARS
