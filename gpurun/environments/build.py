@@ -114,8 +114,9 @@ def _build(plan: EnvironmentPlan, engine: Engine, work: Path, report: Report) ->
         for part in ("in", "scratch", "environment"):
             (work / part).mkdir(mode=0o700, parents=True, exist_ok=True)
         packages = _install(plan, engine, work, report)
-        report("adding the layer", 0.0)
-        _commit(plan, engine, work / "environment", packages)
+        if lookup(engine, plan) is None:  # another user may have built it meanwhile
+            report("adding the layer", 0.0)
+            _commit(plan, engine, work / "environment", packages)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise failure_of(1, str(error), plan.base.reference) from None

@@ -60,7 +60,7 @@ def _of_pip(text: str, said: str, base: str, refused: str) -> GpurunError:
         (_any(_CONFLICT, text), f"no set of versions satisfies these requirements: {_conflict(text) or said}", None),
         (missing, f"no index has {missing} for the Python of {base}", "check its name and its version"),
         (unread, f"a requirement cannot be read: {unread[1] if unread else ''}", None),
-        (_any(_HASHES, text), f"a package is not the one that was locked: {said}", "lock the packages anew"),
+        (_any(_HASHES, text), f"a package is not the one that was locked: {_forged(text) or said}", "lock it anew"),
         (_any(_BUILD, text), f"a package could not be built in {base}: {said}", "name a version that has a wheel"),
         (True, f"pip could not install the packages: {said or 'it said nothing'}", None),
     )
@@ -70,6 +70,12 @@ def _of_pip(text: str, said: str, base: str, refused: str) -> GpurunError:
 
 def _any(words: Iterable[str], text: str) -> bool:
     return any(word in text for word in words)
+
+
+def _forged(text: str) -> str:
+    """The package that has another hash, as pip names it below its warning."""
+    found = re.search(r"DO NOT MATCH THE HASHES[^\n]*\n\s+(\S+)", text)
+    return found[1][:MOST_CHARS] if found else ""
 
 
 def _conflict(text: str) -> str:

@@ -265,6 +265,18 @@ def test_two_that_want_the_same_build_it_once(wanted, cache):
     assert list(cache.iterdir()) == []
 
 
+def test_what_another_user_has_built_meanwhile_is_used(wanted):
+    others = FakeEngine()
+    ensure(wanted, others)
+
+    def pip(folders):
+        engine.made = others.made
+
+    engine = FakeEngine(pip)
+    image, _ = ensure(wanted, engine)
+    assert len(engine.bodies) == 1 and image.id == others.made[image.reference]["Id"]
+
+
 def test_what_a_package_leaves_is_not_followed_and_not_believed(wanted, cache, tmp_path):
     (tmp_path / "private").write_text("top s3cret")
 

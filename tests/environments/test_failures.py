@@ -32,7 +32,7 @@ REFUSED = "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewCon
         ),
         (1, CONFLICT, 2, "The user requested tinytwo<1; tinyone 1.0 depends on tinytwo>=1"),
         (1, "ERROR: Invalid requirement: 'a b' (from line 1)", 2, "a requirement cannot be read: Invalid requirement"),
-        (1, "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM\n", 2, "not the one that was locked"),
+        (1, "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM\n    idna==3 from https", 2, "was locked: idna==3$"),
         (1, "ERROR: Failed building wheel for x\ngcc: not found\n", 2, "could not be built in base:1"),
         (1, "ERROR: 401 Error, Credentials not correct for https://x/simple/a/\n" + REFUSED, 2, "wants a password"),
         (
