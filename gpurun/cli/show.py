@@ -95,6 +95,8 @@ def rerun(
         _code(folder)  # readable, and sound
     _look_for_data(folder, spec)
     again = spec if name is None else replace(spec, name=name)
+    if record.owner_uid != os.getuid():
+        again = replace(again, notify=())  # another user's targets may be commands, which would run as this user
     codes = {spec.code: kept_code(folder.code)} if spec.code else {}
     made = queue_jobs(
         [again], Path(record.inventory), folder.path.home, os.environ, codes=codes, origins=[folder.origin()]

@@ -101,6 +101,10 @@ def submit(
         str | None, _option("--launcher", metavar="L", text="What starts the ranks, such as torchrun or mpirun.")
     ] = None,
     controller: Annotated[str | None, _option("--controller", metavar="gloo|mpi", text="How ranks start.")] = None,
+    notify: Annotated[
+        list[str] | None,
+        _option("--notify", metavar="TARGET", text="Tell mail:ADDRESS, slack:FILE, …; may be repeated."),
+    ] = None,
     inventory: Annotated[str | None, _option("-i", "--inventory", metavar="FILE", text="Inventory file.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay and show it; Ctrl-C cancels the job.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done; do nothing.")] = False,
@@ -129,6 +133,7 @@ def submit(
         "--rehearse": ("rehearse", rehearse), "--outputs": ("outputs", outputs), "--mount": ("mounts", mount),
         "--requirements": ("python", {"requirements": requirements} if requirements is not None else None),
         "--data": ("data", pairs_of("--data", data, "SOURCE") if data else None),
+        "--notify": ("notify", notify or None),
         "--secret": ("secrets", _files(pairs_of("--secret", secret, "FILE")) if secret else None),
     }  # fmt: skip
     places = {

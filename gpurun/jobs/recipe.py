@@ -22,6 +22,8 @@ from gpurun.errors import BadInput
 from gpurun.inventory.load import read as read_bytes
 from gpurun.jobs.environment import environment_of
 from gpurun.jobs.mounted import ContainerPath, Data, DataName, Mount, check_data, mode_of, sources_below
+from gpurun.jobs.notify_files import check_notify, notify_below
+from gpurun.jobs.notify_wish import NotifyWish, notify_wish
 from gpurun.jobs.spec import MOST_GPUS, Constraints, Controller, HorovodKnobs, JobSpec, Locality, Roles
 
 RECIPE_FILE = "recipe.yaml"
@@ -103,6 +105,7 @@ EnvName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z", title="a var
 SecretName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z", title="a file name")]
 Text = Annotated[str, written(_without_nul, "a text", null=True)]
 Command = Annotated[tuple[Text, ...], Meta(min_length=1), written(_words, "a command that names a program")]
+Notify = Annotated[NotifyWish, written(notify_wish, "a target such as mail:alice@example.com or failure=slack:FILE")]
 Duration = Annotated[float, written(duration_s, "a time such as 90s, 15m, 1h30m or 2d")]
 WholeSeconds = Annotated[int, written(lambda text: round(duration_s(text)), "a time such as 90s, 15m, 1h30m or 2d")]
 Size = Annotated[int, written(size_mib, "a size such as 512MiB or 16GiB")]
@@ -200,6 +203,7 @@ class RecipeKeys(TypedDict, total=False):
     controller: Controller
     pool: PoolName
     project: ProjectName
+    notify: tuple[Notify, ...]
     priority: Annotated[int, Meta(ge=-1000, le=1000)]
     preemptible: bool
     max_restarts: Annotated[int, Meta(ge=0, le=1000)]
@@ -261,6 +265,7 @@ def read(path: Path) -> Recipe:
         given["secret_files"] = {k: str((file.parent / v).absolute()) for k, v in given["secret_files"].items()}
     if "data" in given:
         given["data"] = sources_below(file.parent, given["data"])
+    given |= notify_below(given, file.parent)
     if "constraints" in given:
         given["constraints"] = Constraints(**_by_field(given["constraints"]))
     if "horovod" in given:
@@ -301,6 +306,7 @@ def build(recipe: Recipe | None, overrides: Mapping[str, Any], constraints: Mapp
     merged = {field: {**given.get(field, {}), **overrides.get(field, {})} for field in ("env", "secret_files", "data")}
     given |= {**overrides, **merged}
     given["data"] = sources_below(Path.cwd(), given["data"])
+    given |= notify_below(given, Path.cwd())
     given["constraints"] = replace(given.get("constraints", Constraints()), **constraints)
     given.setdefault("name", given["command"][0].rsplit("/", 1)[-1] if "command" in given else "job")
     missing = [name for name in ("image", "gpus", "command") if name not in given]
@@ -332,6 +338,7 @@ def _check(spec: JobSpec) -> None:
     if spec.workdir is not None and not stat.S_ISDIR(mode_of(Path(spec.workdir))):
         raise BadInput("workdir is not a folder", where=spec.workdir)
     check_data(spec)
+    check_notify(spec)
     for name, file in spec.secret_files.items():
         if not stat.S_ISREG(mode_of(Path(file))):
             raise BadInput(f"the secret {name!r} is not a file", where=file)

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from gpurun.jobs.notify_wish import NotifyWish
+
 Controller = Literal["gloo", "mpi"]
 Locality = Literal["host", "rack", "any"]
 DATA = "/data"
@@ -266,6 +268,7 @@ class JobSpec:
             packages. None = the image as it is.
         data: name → where the data set comes from that each rank reads at ``/data/NAME``.
         project: what the history and `gpurun report` count the job under.
+        notify: who is told when the job starts, ends, fails or is preempted.
     """
 
     name: str
@@ -301,6 +304,7 @@ class JobSpec:
     python: Environment | None = None
     data: Mapping[str, DataSource] = field(default_factory=dict)
     project: str | None = None
+    notify: tuple[NotifyWish, ...] = ()
 
     @property
     def is_live_elastic(self) -> bool:

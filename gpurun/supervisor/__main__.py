@@ -25,6 +25,7 @@ from gpurun.state.shared import enter
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.life import live
 from gpurun.supervisor.lost import keep_asking, lose_rest
+from gpurun.supervisor.notifying import tell_end
 
 
 def main(argv: list[str]) -> int:
@@ -77,6 +78,7 @@ def _carry_job(job: SupervisedJob) -> tuple[Lease, LeaseLock] | None:
     run_pass_and_start(job.home, now_s=time.time(), environ=os.environ, patience_s=None)
     if state is State.QUEUED:
         ensure_waiter(job.home, os.environ)
+    tell_end(job)
     return job.lost
 
 

@@ -22,6 +22,7 @@ from gpurun.supervisor.ends import End, GangEnd, failed
 from gpurun.supervisor.hang import furthest_step
 from gpurun.supervisor.interrupt import giving_way
 from gpurun.supervisor.job import SupervisedJob
+from gpurun.supervisor.notifying import tell
 from gpurun.supervisor.prepare import prepare
 from gpurun.supervisor.rehearsal import judged
 from gpurun.supervisor.start import start
@@ -81,7 +82,9 @@ def live(job: SupervisedJob) -> State:
     pause_s = RETRY_FIRST_S
     while not state.ended:
         try:
-            state = STEPS[state](job)
+            before, state = state, STEPS[state](job)
+            if before is State.STARTING and state is State.RUNNING:
+                tell(job, "start")
         except GangEnd as ended:
             state = _stopping(job, ended.end)
         except GpurunError as error:

@@ -1,0 +1,1 @@
+"""Messages to people and programs when a job starts, ends, fails or is preempted."""

@@ -1,0 +1,70 @@
+"""Tells the job's targets what happened to it, in threads that delay neither the gang nor the next one."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from gpurun.errors import StateError
+from gpurun.history.row import outcome_of
+from gpurun.jobs.notify_wish import NotifyEvent, NotifyWish
+from gpurun.notify.message import payload
+from gpurun.notify.send import NotSent, send
+from gpurun.supervisor.job import SupervisedJob
+
+MOST_S = 30.0
+"""How long the supervisor of an attempt that has ended waits for its messages; it has freed the GPUs before."""
+
+
+def tell(job: SupervisedJob, *events: NotifyEvent) -> list[threading.Thread]:
+    """Begin to tell all targets that want one of the events. Each message is told once to each target."""
+    wanted = [wish for wish in job.spec.notify if set(events) & set(wish.on)]
+    if not wanted:
+        return []
+    document = payload(
+        events, job.record, job.spec, job.lease.members, head=os.uname().nodename, now_s=job.clock()
+    )  # fmt: skip
+    threads = [
+        threading.Thread(target=_tell, args=(job, wish, document), daemon=True, name="notify") for wish in wanted
+    ]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def tell_end(job: SupervisedJob) -> None:
+    """Tell how an attempt ended, and wait a little for that."""
+    events = events_of(job)
+    threads = tell(job, *events) if events else []
+    deadline = time.monotonic() + MOST_S
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def events_of(job: SupervisedJob) -> Sequence[NotifyEvent]:
+    """What the end of an attempt is, for those who want to be told."""
+    match outcome_of(job.record):
+        case "SUCCEEDED" | "CANCELLED":
+            return ("end",)
+        case "FAILED" | "TIMED_OUT":
+            return ("end", "failure")
+        case "RETRIED":
+            return ("failure",)
+        case "PREEMPTED":
+            return ("preemption",)
+    return ()
+
+
+def _tell(job: SupervisedJob, wish: NotifyWish, document: dict[str, object]) -> None:
+    why = ""
+    try:
+        send(wish, document)
+    except NotSent as error:
+        why = str(error)
+    except Exception as error:  # noqa: BLE001 - a message is never worth a job
+        why = f"it failed: {type(error).__name__}"
+    with suppress(StateError, OSError):
+        job.events.emit("notify", to=wish.kind, event=document["event"], sent=not why, reason=why)
