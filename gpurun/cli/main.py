@@ -41,6 +41,7 @@ COMMANDS = {
     "ssh": Place("gpurun.cli.ssh:ssh", "Open a shell on a host"),
     "history": Place("gpurun.cli.history:history", "Show ended attempts, with GPU use and outcome"),
     "report": Place("gpurun.cli.report:report", "Sum up who used what, what was idle, what failed"),
+    "metrics": Place("gpurun.cli.metrics:metrics", "Print or serve metrics for Prometheus"),
     "du": Place("gpurun.cli.du:du", "Show what jobs take of the head's disk"),
     "prune": Place("gpurun.cli.prune:prune", "Remove jobs that have ended, or their outputs"),
     "doctor": Place("gpurun.cli.doctor:doctor", "Check hosts, links and drivers; suggest fixes"),

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from gpurun.documents.plain import printable
+from gpurun.drawing.svg import Drawing
 from gpurun.history.accounts import Accounts, Share
 from gpurun.history.row import HistoryRow
 
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 960, 200, 60, 12, 24
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 960, 200, 60, 40, 24
+COLOUR = "#2f6fb0"
 SPARK_WIDTH, SPARK_HEIGHT = 96, 18
 STYLE = """
 body{font:15px/1.45 system-ui,sans-serif;margin:2em auto;max-width:62em;padding:0 1em;color:#1b1f24;background:#fff}
@@ -18,8 +20,7 @@ h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}table{border-collapse:coll
 th,td{padding:.25em .6em;border-bottom:1px solid #d8dee4;text-align:right;vertical-align:top}
 th:first-child,td:first-child,td.text,th.text{text-align:left}td.text{overflow-wrap:anywhere}
 th{font-weight:600;color:#57606a}svg{max-width:100%;height:auto}
-@media(prefers-color-scheme:dark){body{background:#0d1117;color:#e6edf3}th,td{border-color:#30363d}th{color:#9198a1}
-svg text{fill:#e6edf3}}
+@media(prefers-color-scheme:dark){body{background:#0d1117;color:#e6edf3}th,td{border-color:#30363d}th{color:#9198a1}}
 """
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _SHARES = (("user", "users"), ("pool", "pools"), ("project", "projects"), ("generation", "generations"))
@@ -47,7 +48,6 @@ def body(made: Accounts) -> str:
     parts = [
         f"<h1>GPU use, {_text(day(made.since_s))} to {_text(day(made.until_s))}</h1>",
         f"<p>{_text(summary(made))}</p>",
-        "<h2>Leased GPUs over time</h2>",
         timeline(made),
     ]
     for name, attribute in _SHARES:
@@ -81,24 +81,18 @@ def timeline(made: Accounts) -> str:
     most = max([1.0, float(made.capacity or 0), *made.timeline])
     right, bottom = WIDTH - 10, TOP + HEIGHT
     step = (right - LEFT) / max(1, len(made.timeline))
-    points = [f"{LEFT},{bottom}"]
+    places: list[tuple[float, float]] = [(LEFT, bottom)]
     for number, value in enumerate(made.timeline):
         y = bottom - HEIGHT * min(1.0, value / most)
-        points += [f"{LEFT + number * step:.1f},{y:.1f}", f"{LEFT + (number + 1) * step:.1f},{y:.1f}"]
-    points.append(f"{right},{bottom}")
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + BOTTOM}" role="img" '
-        'aria-label="leased GPUs over time" font-family="sans-serif" font-size="12">',
-        f'<polygon points="{" ".join(points)}" fill="#2f6fb0" fill-opacity="0.35" stroke="#2f6fb0"/>',
-        f'<path d="M{LEFT},{TOP}V{bottom}H{right}" fill="none" stroke="#888"/>',
-    ]
-    for part in (0.0, 0.5, 1.0):
-        y, x = bottom - HEIGHT * part, LEFT + (right - LEFT) * part
+        places += [(LEFT + number * step, y), (LEFT + (number + 1) * step, y)]
+    drawing = Drawing(WIDTH, bottom + BOTTOM, "Leased GPUs")
+    drawing.area([*places, (right, bottom)], COLOUR)
+    drawing.line([(LEFT, TOP), (LEFT, bottom), (right, bottom)], "#888")
+    for part, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
+        drawing.text(LEFT - 6, bottom - HEIGHT * part + 4, f"{most * part:.4g}", anchor="end")
         when = day(made.since_s + (made.until_s - made.since_s) * part)
-        anchor = {0.0: "start", 0.5: "middle", 1.0: "end"}[part]
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{most * part:.4g}</text>')
-        parts.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="{anchor}">{_text(when)}</text>')
-    return "\n".join([*parts, "</svg>"])
+        drawing.text(LEFT + (right - LEFT) * part, bottom + 16, when, anchor=anchor)
+    return str(drawing)
 
 
 def _shares(name: str, shares: Mapping[str, Share]) -> str:
@@ -140,7 +134,7 @@ def _spark(row: HistoryRow) -> str:
     points = " ".join(f"{number * step:.1f},{SPARK_HEIGHT * (1 - v / 100):.1f}" for number, v in enumerate(values))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{SPARK_WIDTH}" height="{SPARK_HEIGHT}" role="img" '
-        f'aria-label="use over time"><polyline points="{points}" fill="none" stroke="#2f6fb0"/></svg>'
+        f'aria-label="use over time"><polyline points="{points}" fill="none" stroke="{COLOUR}"/></svg>'
     )
 
 

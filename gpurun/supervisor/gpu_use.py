@@ -50,6 +50,7 @@ class GpuUseMeter:
         except (msgspec.ValidationError, OverflowError):
             return
         with self._lock:
+            known = len(self._ranks)
             for line in lines:
                 self._add(host, line)
             now_s = self._job.clock()
@@ -57,7 +58,7 @@ class GpuUseMeter:
             if self._ranks and (not self._series or now_s - self._series[-1][0] >= POINT_EVERY_S):
                 last = [rank.last for rank in self._ranks.values()]
                 self._series = list(thinned([*self._series, (round(now_s, 1), round(sum(last) / len(last), 1))]))
-            is_due = now_s - self._written_s >= WRITE_EVERY_S
+            is_due = now_s - self._written_s >= WRITE_EVERY_S or len(self._ranks) > known
         if is_due:
             self.write()
 

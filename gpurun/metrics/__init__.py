@@ -1,0 +1,1 @@
+"""The cluster's state and history for Prometheus."""

@@ -1,0 +1,173 @@
+"""What Prometheus is told: hosts, GPUs, the queue and jobs now; attempts, GPU time and failures since the beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from gpurun import __version__
+from gpurun.errors import GpurunError, StateError
+from gpurun.history.collect import sources
+from gpurun.history.database import HistorySource
+from gpurun.history.row import OUTCOMES
+from gpurun.jobs import attempts
+from gpurun.jobs.gpu_use import GpuUse
+from gpurun.jobs.record import JobRecord
+from gpurun.jobs.states import State
+from gpurun.jobs.store import JobStore
+from gpurun.leases.allocate import look
+from gpurun.leases.cluster import Cluster, HostRow
+from gpurun.metrics.exposition import MetricFamily
+
+HOST_STATES = ("ok", "cordoned", "draining", "drained", "lost", "unknown")
+GPU_STATES = ("leased", "free", "unavailable")
+STALE_S = 120.0
+"""A GPU whose host has said nothing for this long has no use."""
+_GPU = ("gpu", "UUID", "host", "job_id")
+
+
+def measure_all(cluster: Cluster, *, now_s: float) -> list[MetricFamily]:
+    """Everything.
+
+    Raises:
+        StateError: the cordons cannot be read.
+    """
+    problems: list[GpurunError] = []
+    view = look(cluster.home, now_s=now_s, on_problem=problems.append, despite_damage=True)
+    records = [job.record for job in view.jobs.values()]
+    waiting = [record for record in records if record.state is State.QUEUED]
+    found = [
+        *_hosts(cluster.rows(view)),
+        *_pools(records),
+        *_queue(waiting, now_s),
+        *_jobs(cluster.home, records, now_s),
+    ]
+    history_problems: list[StateError] = []
+    with sources(cluster.home, history_problems.append) as history:
+        found += _history(history)
+    build = MetricFamily("gpurun_build_info", "gauge", "Version of gpurun; the value is 1.", ("version",))
+    build.add(1, __version__)
+    damage = MetricFamily("gpurun_problems", "gauge", "Files of the state directory that cannot be read.")
+    damage.add(len({str(problem) for problem in [*problems, *history_problems]}))
+    return [build, *found, damage]
+
+
+def _hosts(rows: Sequence[HostRow]) -> Iterable[MetricFamily]:
+    hosts = MetricFamily("gpurun_hosts", "gauge", "Hosts of the inventory by state.", ("state",))
+    gpus = MetricFamily(
+        "gpurun_gpus", "gauge",
+        "GPUs of the inventory. Unavailable: free, on a host that gets no new jobs.", ("generation", "state"),
+    )  # fmt: skip
+    for state in HOST_STATES:
+        hosts.add(0, state)
+    for row in rows:
+        hosts.add(1, row.state)
+        if row.host.gpus:
+            for state in GPU_STATES:
+                gpus.add(0, row.host.generation, state)
+            gpus.add(row.host.gpus - row.free, row.host.generation, "leased")
+            gpus.add(row.free, row.host.generation, "free" if row.state == "ok" else "unavailable")
+    return hosts, gpus
+
+
+def _pools(records: Iterable[JobRecord]) -> Iterable[MetricFamily]:
+    leased = MetricFamily("gpurun_pool_leased_gpus", "gauge", "GPUs that jobs of a pool hold.", ("pool",))
+    for record in records:
+        if record.state.holds_gpus:
+            leased.add(sum(len(grant.gpus) for grant in record.granted), record.pool or "")
+    return (leased,)
+
+
+def _queue(waiting: Sequence[JobRecord], now_s: float) -> Iterable[MetricFamily]:
+    jobs = MetricFamily("gpurun_queue_jobs", "gauge", "Jobs that wait for GPUs, by pool.", ("pool",))
+    gpus = MetricFamily("gpurun_queue_gpus", "gauge", "GPUs that waiting jobs ask for, by pool.", ("pool",))
+    age = MetricFamily("gpurun_queue_oldest_wait_seconds", "gauge", "How long the oldest waiting job has waited.")
+    for record in waiting:
+        jobs.add(1, record.pool or "")
+        gpus.add(record.gpus, record.pool or "")
+    if not waiting:
+        jobs.add(0, "")
+        gpus.add(0, "")
+    age.add(max((max(0.0, now_s - record.queued_s) for record in waiting), default=0.0))
+    return jobs, gpus, age
+
+
+def _jobs(home: Path, records: Iterable[JobRecord], now_s: float) -> Iterable[MetricFamily]:
+    jobs = MetricFamily("gpurun_jobs", "gauge", "Jobs that have not ended, by state.", ("state",))
+    info = MetricFamily(
+        "gpurun_job_info", "gauge", "A job that has not ended; the value is 1.",
+        ("job_id", "name", "user", "pool", "state"),
+    )  # fmt: skip
+    gpu = MetricFamily(
+        "gpurun_gpu_info", "gauge", "Which job holds a GPU; the value is 1. UUID is that of dcgm-exporter.", _GPU
+    )
+    use = MetricFamily(
+        "gpurun_gpu_utilization_ratio", "gauge", "Share of the last half minute in which a kernel ran on the GPU.",
+        ("gpu", "UUID", "host"),
+    )  # fmt: skip
+    for state in State:
+        if not state.ended:
+            jobs.add(0, state.value)
+    store = JobStore(home)
+    for record in records:
+        if record.state.ended:
+            continue
+        jobs.add(1, record.state.value)
+        info.add(1, record.id, record.name, record.owner, record.pool or "", record.state.value)
+        if record.state.holds_gpus:
+            _gpus_of(record, attempts.read_use(store.get(record.id), record.attempt) or GpuUse(), now_s, gpu, use)
+    return jobs, info, gpu, use
+
+
+def _gpus_of(record: JobRecord, told: GpuUse, now_s: float, gpu: MetricFamily, use: MetricFamily) -> None:
+    known = {(rank.host, rank.gpu): rank for rank in told.ranks}
+    for grant in record.granted:
+        for index in grant.gpus:
+            rank = known.get((grant.host, index))
+            place = (str(index), rank.uuid if rank else "", grant.host)
+            gpu.samples[(*place, record.id)] = 1.0
+            if rank is not None and now_s - told.told_s < STALE_S:
+                use.samples[place] = rank.last / 100
+
+
+def _history(history: Iterable[HistorySource]) -> Iterable[MetricFamily]:
+    ended = MetricFamily(
+        "gpurun_attempts_total", "counter", "Attempts of jobs that have ended, by outcome.", ("outcome",)
+    )
+    gpu_s = MetricFamily(
+        "gpurun_gpu_seconds_total", "counter", "GPU time of attempts that have ended.", ("generation", "pool")
+    )
+    idle_s = MetricFamily(
+        "gpurun_gpu_idle_seconds_total",
+        "counter",
+        "GPU time of ended attempts in which no kernel ran.",
+        ("generation", "pool"),
+    )
+    wait_s = MetricFamily(
+        "gpurun_wait_seconds_total", "counter", "Time that ended attempts waited for GPUs.", ("pool",)
+    )
+    failed = MetricFamily("gpurun_failures_total", "counter", "Attempts with a first failure, by its kind.", ("cause",))
+    for outcome in OUTCOMES:
+        ended.add(0, outcome)
+    for source in history:
+        for outcome, count in source.rows.execute("SELECT outcome, count(*) FROM attempts GROUP BY 1"):
+            if outcome in OUTCOMES:
+                ended.add(count, outcome)
+        for cause, count in source.rows.execute("SELECT cause, count(*) FROM attempts WHERE cause != '' GROUP BY 1"):
+            failed.add(count, _label(cause))
+        sums = (
+            "total(max(0.0, min(gpu_s, 1e12))), total(max(0.0, min(waited_s, 1e12))), "
+            "total(max(0.0, min(gpu_s, 1e12) * (100.0 - use_percent) / 100.0))"
+        )
+        for generation, pool, spent, waited, idle in source.rows.execute(
+            f"SELECT generation, pool, {sums} FROM attempts GROUP BY 1, 2"  # noqa: S608 - constants
+        ):
+            gpu_s.add(spent, _label(generation), _label(pool))
+            idle_s.add(idle, _label(generation), _label(pool))
+            wait_s.add(waited, _label(pool))
+    return ended, gpu_s, idle_s, wait_s, failed
+
+
+def _label(value: object) -> str:
+    """A column of another user's file may hold anything."""
+    return value if isinstance(value, str) else ""

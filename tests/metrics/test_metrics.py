@@ -1,0 +1,198 @@
+"""What Prometheus reads: names and units by the conventions, numbers that are true, and text that nobody can forge."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from ended_jobs import fail_once, run, submit, uses
+
+from gpurun.errors import BadInput, StateError
+from gpurun.inventory.load import load
+from gpurun.jobs.attempts import write_use
+from gpurun.jobs.spec import Grant
+from gpurun.jobs.states import State
+from gpurun.leases.cluster import Cluster
+from gpurun.metrics.exposition import MetricFamily, exposition
+from gpurun.metrics.measures import measure_all
+from gpurun.metrics.publish import Scraped, address_of, server, write_textfile
+
+INVENTORY = """\
+version: 1
+defaults: {user: train, generation: pascal, gpus: 4, fabric: tcp}
+fabrics: {tcp: {kind: tcp, interface: eth0}}
+racks: {r1: {hosts: {"h[1-4]": {}}}}
+pools: {vision: {reservation: 8}}
+"""
+TOP = Path(__file__).parents[2]
+NAME = 'a"b\\n\n# TYPE x counter\nx 1\x1b[2J'
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    monkeypatch.setenv("GPURUN_HOME", str(home))
+    monkeypatch.setenv("GPURUN_INVENTORY", str(home / "inventory.yaml"))
+    home.mkdir()
+    (home / "inventory.yaml").write_text(INVENTORY)
+    first = submit(home)
+    fail_once(home, first, at_s=110.0, stopped_s=210.0)
+    run(home, first, at_s=250.0, stopped_s=350.0, use=uses(90, 91, 92, 12))
+    running, _ = submit(home, name=NAME), submit(home, now_s=900.0, gpus=8)
+    grants = (Grant("h1", (0, 1)), Grant("h2", (0, 1)))
+    running.move(State.GRANTED, granted=grants, granted_s=950.0, attempt=1, generation="pascal")
+    write_use(running, 1, uses(90, 80, 70, 60))
+    return home
+
+
+def text(home, now_s=1000.0):
+    return exposition(measure_all(Cluster(load(home / "inventory.yaml"), home), now_s=now_s))
+
+
+def test_what_is_told(home):
+    lines = text(home, now_s=550.0).splitlines()
+    for line in (
+        'gpurun_hosts{state="ok"} 4',
+        'gpurun_gpus{generation="pascal",state="free"} 16',  # the job above has no lease file
+        'gpurun_pool_leased_gpus{pool="vision"} 4',
+        'gpurun_jobs{state="GRANTED"} 1',
+        'gpurun_jobs{state="QUEUED"} 1',
+        'gpurun_queue_gpus{pool="vision"} 8',
+        'gpurun_attempts_total{outcome="RETRIED"} 1',
+        'gpurun_attempts_total{outcome="SUCCEEDED"} 1',
+        'gpurun_attempts_total{outcome="FAILED"} 0',
+        'gpurun_gpu_seconds_total{generation="pascal",pool="vision"} 800',
+        'gpurun_failures_total{cause="xid"} 1',
+        'gpurun_wait_seconds_total{pool="vision"} 50',
+        'gpurun_problems 0',
+    ):  # fmt: skip
+        assert line in lines
+    assert "gpurun_queue_oldest_wait_seconds 100" in text(home, now_s=1000.0).splitlines()
+    (info,) = [line for line in lines if line.startswith("gpurun_gpu_info") and 'UUID="GPU-3"' in line]
+    assert 'gpu="1",UUID="GPU-3",host="h2",job_id="j-' in info
+    assert any(line.startswith("gpurun_gpu_utilization_ratio{") for line in lines)
+    assert "gpurun_gpu_utilization_ratio{" not in text(home, now_s=9000.0)  # the host has been silent since
+
+
+def test_job_ids_are_on_info_metrics_only(home):
+    named = {line.partition("{")[0] for line in text(home).splitlines() if "j-" in line and not line.startswith("#")}
+    assert named == {"gpurun_job_info", "gpurun_gpu_info"}
+
+
+def test_no_text_of_a_job_is_a_line_of_its_own(home):
+    found = text(home)
+    assert "\x1b" not in found
+    assert not [
+        line for line in found.splitlines() if not line.startswith(("gpurun_", "# HELP gpurun_", "# TYPE gpurun_"))
+    ]
+    family = MetricFamily("x", "gauge", "h", ("a",), {('\\"\n',): float("inf")})
+    assert exposition([family]).splitlines()[2] == r'x{a="\\\"\\n"} NaN'
+
+
+def test_promtool_finds_nothing_to_say(home):
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool here: Debian's package prometheus has it")
+    done = subprocess.run([promtool, "check", "metrics"], input=text(home), capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = subprocess.run(
+        [promtool, "check", "rules", TOP / "docs/prometheus/gpurun-alerts.yaml"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_dashboard_and_alerts_name_metrics_that_exist(home):
+    known = {line.split()[2] for line in text(home, now_s=550.0).splitlines() if line.startswith("# TYPE")}
+    for file in ("gpurun-dashboard.json", "gpurun-alerts.yaml"):
+        used = set(re.findall(r"\bgpurun_[a-z_]+", (TOP / "docs/prometheus" / file).read_text()))
+        assert used
+        assert used <= known, file
+    json.loads((TOP / "docs/prometheus/gpurun-dashboard.json").read_text())
+
+
+# -- the textfile ------------------------------------------------------------------------------------------
+
+
+def test_the_textfile_is_whole_and_readable(gpurun, home, tmp_path):
+    path = tmp_path / "gpurun.prom"
+    path.write_text("old")
+    os.umask(0o077)
+    assert gpurun("metrics", "--textfile", str(path)) == (0, "", "")
+    assert path.read_text() == gpurun("metrics")[1] or "gpurun_hosts" in path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert [each.name for each in tmp_path.iterdir() if each.suffix in (".tmp", ".prom")] == ["gpurun.prom"]
+
+
+def test_a_textfile_that_cannot_be_written_leaves_nothing(gpurun, home, tmp_path):
+    assert gpurun("metrics", "--textfile", str(tmp_path / "metrics.txt"))[0] == 2
+    assert gpurun("metrics", "--textfile", str(tmp_path / "none" / "x.prom"))[0] == 2
+    (tmp_path / "x.prom").mkdir()
+    with pytest.raises(BadInput):
+        write_textfile(tmp_path / "x.prom", "text")
+    assert list(tmp_path.glob(".*.tmp")) == []
+    assert gpurun("metrics", "--textfile", "x.prom", "--serve", "0")[0] == 2
+
+
+# -- the server --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def serve():
+    made = []
+
+    def start(make):
+        one = server(("127.0.0.1", 0), Scraped(make))
+        threading.Thread(target=one.serve_forever, daemon=True).start()
+        made.append(one)
+        return f"http://127.0.0.1:{one.server_port}"
+
+    yield start
+    for one in made:
+        one.shutdown()
+        one.server_close()
+
+
+def get(url):
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=10) as answer:
+            return answer.status, answer.headers["Content-Type"], answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, "", error.read().decode()
+
+
+def test_the_server_gives_metrics_and_nothing_else(serve):
+    made = []
+    url = serve(lambda: made.append(1) or "gpurun_x 1\n")
+    assert get(f"{url}/metrics") == (200, "text/plain; version=0.0.4; charset=utf-8", "gpurun_x 1\n")
+    assert get(f"{url}/metrics?x=1")[0] == 200
+    assert len(made) == 1  # the second one was cheap
+    for path in ("/", "/metrics/../etc/passwd", "/metricsx"):
+        assert get(f"{url}{path}")[0] == 404
+
+
+def test_a_scrape_that_fails_says_why(serve):
+    def fail():
+        raise StateError("the cordons are damaged")
+
+    assert get(f"{serve(fail)}/metrics")[::2] == (500, "gpurun: the cordons are damaged\n")
+
+
+def test_addresses():
+    assert address_of("9836") == address_of(":9836") == ("127.0.0.1", 9836)
+    assert address_of("0.0.0.0:1") == ("0.0.0.0", 1)
+    assert address_of("[::1]:1") == ("::1", 1)
+    for wrong in ("", "x", "localhost", "1:99999", "1:-1", "1:١"):
+        with pytest.raises(BadInput):
+            address_of(wrong)
+    with pytest.raises(BadInput, match="cannot listen"):
+        server(("203.0.113.1", 1), Scraped(str))
