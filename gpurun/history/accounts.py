@@ -81,10 +81,13 @@ class Accounts:
     largest: tuple[HistoryRow, ...] = ()
 
 
-_SPENT = """
-max(0.0, min(ended_s, :to) - max(granted_s, :from)) * gpu_s / max(ended_s - granted_s, 0.001)
-"""
+_IN_PERIOD = "max(0.0, min(ended_s, :to) - max(granted_s, :from)) * gpu_s / max(ended_s - granted_s, 0.001)"
 """GPU seconds in the period, of an attempt that had the same number of GPUs all the time."""
+
+
+def _spent(wanted: Wanted) -> str:
+    """GPU seconds in the period, in SQL. Without a period, nothing is cut off, which costs a third less."""
+    return "gpu_s" if wanted.since_s is None and wanted.until_s is None else _IN_PERIOD
 
 
 def accounts(
@@ -123,15 +126,15 @@ def _ask(
 
 
 def _add_shares(sources: Iterable[HistorySource], wanted: Wanted, made: Accounts) -> None:
-    finals = ", ".join(f"'{outcome}'" for outcome in FINAL)
+    spent, finals = _spent(wanted), ", ".join(f"'{outcome}'" for outcome in FINAL)
     sums = {
         "attempts": "count(*)",
         "jobs": f"sum(outcome IN ({finals}))",
         "failed": "sum(cause != '')",
-        "gpu_s": f"total({_SPENT})",
+        "gpu_s": f"total({spent})",
         "waited_s": "total(waited_s)",
-        "measured_gpu_s": f"total(iif(use_percent IS NULL, 0.0, {_SPENT}))",
-        "idle_gpu_s": f"total(iif(use_percent IS NULL, 0.0, {_SPENT} * (100.0 - use_percent) / 100.0))",
+        "measured_gpu_s": f"total(iif(use_percent IS NULL, 0.0, {spent}))",
+        "idle_gpu_s": f"total({spent} * (100.0 - use_percent)) / 100.0",
     }
     columns = ", ".join((*GROUPED, *sums.values(), "max(waited_s)"))
     period = {"from": made.since_s, "to": made.until_s}
@@ -208,7 +211,8 @@ def _largest(sources: Iterable[HistorySource], wanted: Wanted, made: Accounts) -
         asked = wanted.where(source)
         if asked is None:
             continue
-        text = f"SELECT job, attempt, {_SPENT} FROM attempts WHERE {asked[0]} ORDER BY 3 DESC LIMIT {LARGEST_SHOWN:d}"  # noqa: S608
+        columns, limit = f"job, attempt, {_spent(wanted)}", f"ORDER BY 3 DESC LIMIT {LARGEST_SHOWN:d}"
+        text = f"SELECT {columns} FROM attempts WHERE {asked[0]} {limit}"  # noqa: S608
         values = {**asked[1], "from": made.since_s, "to": made.until_s}
         for job, attempt, spent in source.rows.execute(text, values).fetchall():
             if spent:
