@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeVar
@@ -27,10 +28,13 @@ from gpurun.top.rows import (
     host_rows,
     job_rows,
     queue_rows,
+    silent_hosts,
     summary,
 )
 
 TICK_S = 1.0
+FIGURES_EVERY_S = 5.0
+"""Figures and times are drawn anew this often; states, reasons and hosts that fall silent at once."""
 COLUMNS = {"jobs": JOB_COLUMNS, "queue": QUEUE_COLUMNS, "hosts": HOST_COLUMNS}
 STYLES = {
     "RUNNING": "green", "QUEUED": "yellow", "FAILED": "red", "TIMED_OUT": "red", "no answer": "red", "lost": "red",
@@ -118,7 +122,8 @@ class TopApp(App[None]):
         self._sort, self._wanted, self._follows = SORTS[0], "", True
         self._shown: dict[str, list[TopRow]] = {}
         self._log_of: tuple[str, object] | None = None
-        self._frame: Moment | None = None
+        self._moment: Moment | None = None
+        self._drawn_s = 0.0
 
     def compose(self) -> ComposeResult:
         """The screen."""
@@ -152,9 +157,12 @@ class TopApp(App[None]):
         """Show what has changed. Only the table that is seen is drawn."""
         if not self.screen_stack or not self.screen_stack[0].query("#summary"):  # the app is ending
             return
-        moment = self._source.latest()
-        if moment != self._frame:
-            self._frame = moment
+        moment, now_s = self._source.latest(), time.monotonic()
+        if self._moment is None or (
+            moment != self._moment
+            and (now_s - self._drawn_s >= FIGURES_EVERY_S or _states(moment) != _states(self._moment))
+        ):
+            self._moment, self._drawn_s = moment, now_s
             text = (
                 summary(moment) + (f" · only {self._wanted!r}" if self._wanted else "") + f" · sorted by {self._sort}"
             )
@@ -230,7 +238,7 @@ class TopApp(App[None]):
 
     def on_tabbed_content_tab_activated(self) -> None:
         """Draw the table that is seen now."""
-        self._frame = None
+        self._moment = None
         self._table(self._active()).focus()
         self.refresh_all()
 
@@ -247,7 +255,7 @@ class TopApp(App[None]):
     def action_sort(self) -> None:
         """Sort jobs by the next column."""
         self._sort = SORTS[(SORTS.index(self._sort) + 1) % len(SORTS)]
-        self._frame = None
+        self._moment = None
         self.refresh_all()
 
     def action_filter(self) -> None:
@@ -268,7 +276,7 @@ class TopApp(App[None]):
         field = self._find("#filter", Input)
         field.value = text
         field.remove_class("shown")
-        self._wanted, self._frame = text, None
+        self._wanted, self._moment = text, None
         self._table(self._active()).focus()
         self.refresh_all()
 
@@ -304,6 +312,14 @@ class TopApp(App[None]):
             said, severity = f"{error}" + (f"\n→ {error.hint}" if error.hint else ""), "error"
         self._source.hurry()
         self.call_from_thread(self.notify, said, severity=severity, markup=False, timeout=10)
+
+
+def _states(moment: Moment) -> object:
+    """What is shown at once when it changes."""
+    jobs = [(job.id, job.state, job.reason) for job in moment.picture.jobs]
+    queue = [(job.job, job.position) for job in moment.queue]
+    hosts = [(host.cells, host.shown) for host in moment.picture.hosts]
+    return jobs, queue, hosts, silent_hosts(moment), moment.problems
 
 
 def _cell(text: str) -> Text:

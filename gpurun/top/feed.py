@@ -19,9 +19,9 @@ from gpurun.views.picture import Picture, WaitingJob
 from gpurun.views.reading import read
 from gpurun.views.waiting import look_ahead, reasons_of, waiting_jobs
 
-READ_EVERY_S = 3.0
+READ_EVERY_S = 4.0
 DECIDE_EVERY_S = 15.0
-COST_SHARE = 0.02
+COST_SHARE = 0.005
 """The part of a core that reading may take: what costs more is read less often."""
 LOG_LINES = 300
 EMPTY = Moment(Picture((), (), {}), (), {}, ())
@@ -96,13 +96,13 @@ class Feed:
         self._read = reading.picture, tuple(dict.fromkeys(problems))
 
     def _decide(self) -> None:
-        began_s = time.process_time()
+        began_s = time.thread_time()
         try:
             self._queue = tuple(waiting_jobs(look_ahead(self._store.home), self._store.live_records()))
             self._queue_problem = ""
         except GpurunError as error:
             self._queue, self._queue_problem = (), str(error)
-        self._decide_s = time.monotonic() + max(DECIDE_EVERY_S, (time.process_time() - began_s) / COST_SHARE)
+        self._decide_s = time.monotonic() + max(DECIDE_EVERY_S, (time.thread_time() - began_s) / COST_SHARE)
 
     def _run(self) -> None:
         pause_s = READ_EVERY_S

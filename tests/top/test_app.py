@@ -30,6 +30,7 @@ class Screen:
         await self.pilot.pause()
 
     async def refresh(self):
+        self.app._drawn_s = -1e9  # figures are due
         self.app.refresh_all()
         await self.pilot.pause()
 
@@ -94,6 +95,18 @@ def test_news_arrive_and_the_selected_job_stays_selected(drive):
         assert [row[1] for row in screen.rows("jobs")] == ["j-00000002", "j-00000003", "j-00000001"]
         assert screen.app._job() == "j-00000002"
         assert screen.rows("jobs")[2][6] == "12 %"
+
+    drive(scene)
+
+
+def test_figures_wait_for_their_turn_and_states_do_not(drive):
+    async def scene(screen):
+        screen.cluster.percent = 12
+        screen.app.refresh_all()
+        assert screen.rows("jobs")[0][6] == "97 %"
+        screen.cluster.states[2] = State.STOPPING
+        screen.app.refresh_all()
+        assert screen.rows("jobs")[0][6] == "12 %" and screen.rows("jobs")[1][4] == "STOPPING"
 
     drive(scene)
 
