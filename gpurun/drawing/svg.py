@@ -20,7 +20,7 @@ class Drawing:
     def __init__(self, width: float, height: float, title: str) -> None:
         self._parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
-            f'height="{height:g}" font-family="sans-serif" font-size="12">'
+            f'height="{height:g}" font-family="sans-serif" font-size="12" stroke-linecap="round">'
         ]
         self.box(0, 0, width, height, "white")
         self.text(10, 24, title, size=16)

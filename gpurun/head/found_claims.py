@@ -108,13 +108,15 @@ def adopt_claims(home: Path, claims: Iterable[FoundClaim]) -> tuple[tuple[Lease,
     return tuple(adopted)
 
 
-def claims_to_adopt(home: Path) -> tuple[FoundClaim, ...]:
+def claims_to_adopt(home: Path, records: Iterable[JobRecord]) -> tuple[FoundClaim, ...]:
     """This user's claims that hosts named to anybody's job a moment ago. They need not be forgotten.
 
     Another user's record can name any inventory. A claim counts only if this user has submitted against the inventory.
+
+    Args:
+        records: of everybody's jobs that have not ended.
     """
     store, uid = JobStore(home), os.getuid()
-    records = (job.record for job in store.live_jobs(lambda _: None).values())
     try:
         found = in_refusals(records, known_id(home), uid, time.time())
     except StateError:  # the id is damaged: the supervisors' errors name it

@@ -48,7 +48,8 @@ def adopt_orphans(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
     A supervisor that died is replaced by the next command that comes along. One that died between giving the GPUs
     back and writing the job's outcome left a job that stops without a lease: it is given its outcome here.
     """
-    jobs = own_jobs(home)
+    live, problems = live_jobs(home)
+    jobs = _own(home, live, problems)
     restore_removed(home, [job.record for job in jobs])
     adopted = []
     for lease, lock in LeaseStore(home).take_orphans(os.getuid()):
@@ -61,7 +62,7 @@ def adopt_orphans(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
             audit.note(home, "adopt", job=lease.job)
             adopted.append(lease.job)
     finish_interrupted(home, jobs)
-    return (*adopted, *adopt_found(home, claims_to_adopt(home), environ))
+    return (*adopted, *adopt_found(home, claims_to_adopt(home, [job.record for job in live]), environ))
 
 
 def adopt_found(home: Path, claims: Iterable[FoundClaim], environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -84,8 +85,17 @@ def restore_removed(home: Path, mine: Iterable[JobRecord]) -> None:
 
 def own_jobs(home: Path) -> list[LiveJob]:
     """This user's jobs that have not ended. Damaged requests are set aside, which their jobs' events say."""
-    store, problems = JobStore(home), list[StateError]()
-    mine = [job for job in store.live_jobs(problems.append).values() if job.record.owner_uid == os.getuid()]
+    return _own(home, *live_jobs(home))
+
+
+def live_jobs(home: Path) -> tuple[list[LiveJob], list[StateError]]:
+    """Everybody's jobs that have not ended, and what is wrong with those that cannot be read."""
+    problems = list[StateError]()
+    return list(JobStore(home).live_jobs(problems.append).values()), problems
+
+
+def _own(home: Path, live: Iterable[LiveJob], problems: Iterable[StateError]) -> list[LiveJob]:
+    store, mine = JobStore(home), [job for job in live if job.record.owner_uid == os.getuid()]
     damaged = {Path(problem.where or "").parent.name for problem in problems}
     for folder in (store.get(job.record.id) for job in mine if job.record.id in damaged):
         if damage := folder.mend_request():

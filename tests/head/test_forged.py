@@ -155,7 +155,7 @@ def test_a_refusal_in_somebody_s_record_does_not_choose_the_inventory(job, monke
 
     def says(record):
         monkeypatch.setattr(JobStore, "live_jobs", lambda *_: {"j-0000000b": SimpleNamespace(record=record)})
-        return [claim.inventory for claim in claims_to_adopt(job.home)]
+        return [claim.inventory for claim in claims_to_adopt(job.home, JobStore(job.home).live_records())]
 
     assert says(record) == [job.lease.inventory], "this user has used that inventory too"
     assert says(record.but(inventory=job.hostile)) == []

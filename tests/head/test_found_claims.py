@@ -153,7 +153,7 @@ def test_any_command_adopts_what_a_host_named_in_a_refusal(home, inventory, subm
     folder = submit()
     holder = GpuHolder((0, 1), "j-0000dead", 1, "me", ME, "head", state_id(home))
     folder.write(folder.record().but(refusals=remember((), {"h1": [holder]}, now_s=time.time())))
-    assert len(claims_to_adopt(home)) == 1
+    assert len(claims_to_adopt(home, JobStore(home).live_records())) == 1
     assert spawn.adopt_orphans(home, {}) == ("j-0000dead",)
     assert [argv[3] for argv in started] == ["j-0000dead.1.lost"]
 
@@ -161,4 +161,4 @@ def test_any_command_adopts_what_a_host_named_in_a_refusal(home, inventory, subm
 def test_a_damaged_identity_stops_no_command(home, submit):
     submit()
     (home / FILE).write_text("{")
-    assert claims_to_adopt(home) == ()
+    assert claims_to_adopt(home, JobStore(home).live_records()) == ()
