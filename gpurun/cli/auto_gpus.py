@@ -43,7 +43,7 @@ def chosen_gpus(
 
     tried = sizes(inventory)
     first = _first(spec_with, tried)
-    model = _model(first, first.name if recipe is None else str(recipe.given["name"]))
+    model = _model(first, first.name if recipe is None else str(recipe.given["name"]), inventory)
     choice = most_gpus(model, inventory, least, spec_with, tried)
     say(f"--gpus {text}: {in_words(choice, least)}")
     return str(choice.prediction.ranks)
@@ -60,7 +60,7 @@ def _first(spec_with: Callable[[int], JobSpec], tried: Sequence[int]) -> JobSpec
     raise refusal
 
 
-def _model(spec: JobSpec, campaign: str) -> ScalingModel:
+def _model(spec: JobSpec, campaign: str, inventory: Inventory) -> ScalingModel:
     from gpurun.scaling.measured import campaign_samples
     from gpurun.state.home import home
 
@@ -70,9 +70,12 @@ def _model(spec: JobSpec, campaign: str) -> ScalingModel:
             f"there is no measured run of {campaign!r} with launcher {spec.launcher}",
             hint="measure some sizes first: gpurun scale RECIPE --gpus 1,2,4",
         )
+    from gpurun.doctor.bench_history import read
     from gpurun.scaling.model import fit  # after all that may say no: it is the larger part to import
+    from gpurun.scaling.pairs import pair_figures
 
-    return fit(samples)
+    links = [link for run in read(home(os.environ)) for link in run.links]
+    return fit(samples, pair_figures(links, {host.name: host.rack for host in inventory.hosts}))
 
 
 def smaller_gang_of(folder: JobFolder, snapshot: Snapshot, explanation: Explanation) -> SmallerGang | None:
@@ -84,7 +87,7 @@ def smaller_gang_of(folder: JobFolder, snapshot: Snapshot, explanation: Explanat
         return None
     try:
         spec = folder.spec()
-        model = _model(spec, spec.name)
+        model = _model(spec, spec.name, snapshot.inventory)
         smaller = predicted(model, replace(spec, gpus=fewer, min_gpus=None), snapshot.inventory)
         whole = predicted(model, spec, snapshot.inventory)
     except GpurunError:  # nothing was measured, or not on such links

@@ -165,7 +165,8 @@ def _inverse_rate(
     if not is_rated:
         return (1 / measured, 0.3) if measured else (1 / BIT_PER_S[link], 2.5)
     nominal = median(rate for sample in samples if (rate := sample.rates.of(link)))
-    return (nominal / measured, 0.3) if measured else (1.2, 0.25)
+    is_same = measured is not None and measured < 1.1 * nominal  # else the link ran at another rate then
+    return (nominal / measured, 0.3) if measured is not None and is_same else (1.2, 0.25)
 
 
 def _misfit(samples: Sequence[Sample], rated: frozenset[LinkClass], priors: Priors) -> posterior.Misfit:

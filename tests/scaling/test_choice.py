@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpurun.cli.auto_gpus import smaller_gang_of, smaller_in_words
+from gpurun.doctor.bench_result import Link
 from gpurun.errors import BadInput, StateError
 from gpurun.inventory.load import parse
 from gpurun.jobs.spec import JobSpec
@@ -16,6 +17,7 @@ from gpurun.scaling.choice import SmallerGang, in_words, least_efficiency, most_
 from gpurun.scaling.cost import COMPUTE, PARAMETERS, inverse_at, latency_at, step_seconds, traffic_of
 from gpurun.scaling.measured import campaign_samples, samples_file
 from gpurun.scaling.model import CannotPredict, fit
+from gpurun.scaling.pairs import pair_figures
 from gpurun.scaling.samples import Sample, encode
 from gpurun.scaling.shape import LinkClass, LinkRates, Shape
 from gpurun.scheduler.model import Snapshot
@@ -95,6 +97,20 @@ def test_of_links_without_a_sample_nothing_is_said(model, tmp_path):
     choice = chosen(model, two, 0.1)
     assert choice.prediction.ranks == 6 and isinstance(choice.larger, CannotPredict)
     assert "of more nothing is known" in in_words(choice, 0.1)
+
+
+def test_what_the_bench_measured_between_racks_allows_a_prediction_there(tmp_path):
+    racks = {"a": "r1", "b": "r1", "c": "r2"}
+    links = [Link("a", "b", 5.0, 40.0), Link("a", "b", 0.9, 50.0), Link("b", "a", 1.1, 70.0), Link("a", "c", 0.2, 90.0),
+             Link("c", "b", 0.0, 1.0), Link("x", "a", 100.0, 1.0), Link("a", "a", 9.0, 1.0)]  # fmt: skip
+    near, far = pair_figures(links, racks)
+    assert (near.link, near.bit_per_s, near.latency_s) == (LinkClass.RACK, pytest.approx(1e9), pytest.approx(60e-6))
+    assert (far.link, far.bit_per_s, far.latency_s) == (LinkClass.RACKS, pytest.approx(0.2e9), pytest.approx(90e-6))
+    apart = Shape((1, 1), ("r1", "r2"))
+    with pytest.raises(CannotPredict):
+        fit(samples(), [near]).predict(apart)
+    assert fit(samples(), [near, far]).predict(apart).efficiency.median < 0.9
+    assert pair_figures([], racks) == pair_figures(links, {}) == ()
 
 
 def test_large_clusters_are_tried_at_few_sizes(tmp_path):
