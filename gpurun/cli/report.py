@@ -104,11 +104,14 @@ def _print(made: Accounts) -> None:
         shares = getattr(made, name)
         if len(shares) > 1 or name == "users":
             _print_shares(console, name[:-1], shares)
-    for name, counts in (("outcome", made.outcomes), ("cause of failure", made.causes), ("host", made.failed_hosts)):
+    for name, counts in (
+        ("attempts by outcome", made.outcomes), ("failures by cause", made.causes),
+        ("failures by host", made.failed_hosts),
+    ):  # fmt: skip
         if counts:
             shown = [f"{printable(label)} {count}" for label, count in list(counts.items())[:SHOWN]]
             more = f", {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
-            console.print(f"attempts by {name}: {', '.join(shown)}{more}", markup=False)
+            console.print(f"{name}: {', '.join(shown)}{more}", markup=False)
     for row in made.largest[:SHOWN]:
         text = f"{row.job}  {row.user}  {row.name}  {row.gpu_s / 3600:.1f} GPU h  {row.use_words}  {row.outcome}"
         console.print(printable(text), markup=False)

@@ -70,16 +70,14 @@ class HistoryRow:
 
     @property
     def use_words(self) -> str:
-        """How busy its GPUs were, for people: ``8 GPUs, 31 % busy: rank 3 on h2 waited (12 % busy)``."""
+        """How busy its GPUs were, for people: ``8 GPUs, 31 % busy; rank 3 on h2 only 12 %``."""
         count = f"{self.gpus} GPU{'s' * (self.gpus != 1)}"
         if self.use_percent is None:
             return count
         busy = f"{count}, {self.use_percent:.0f} % busy"
         if self.slow_rank is None or self.slow_percent is None:
             return busy
-        return (
-            f"{busy}: rank {self.slow_rank} on {self.slow_host} waited, not for GPUs ({self.slow_percent:.0f} % busy)"
-        )
+        return f"{busy}; rank {self.slow_rank} on {self.slow_host} only {self.slow_percent:.0f} %"
 
 
 COLUMNS = tuple(column.name for column in fields(HistoryRow))

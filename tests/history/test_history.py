@@ -58,7 +58,7 @@ def test_each_attempt_has_a_row(home):
     assert (failed.cause, failed.cause_host, failed.cause_rank, failed.exit_code) == ("xid", "h2", 3, 137)
     assert (failed.waited_s, failed.hosts, failed.generation, failed.pool) == (10.0, "h1 h2", "pascal", "vision")
     assert (again.attempt, again.outcome, again.waited_s, again.project) == (2, "SUCCEEDED", 40.0, "cats")
-    assert again.use_words == "4 GPUs, 71 % busy: rank 3 on h2 waited, not for GPUs (12 % busy)"
+    assert again.use_words == "4 GPUs, 71 % busy; rank 3 on h2 only 12 %"
     assert again.memory_mib == 1003
     assert again.rank_uses == "90/99 91/99 92/99 12/99"
     assert again.sparks == " ".join(["50"] * 24)

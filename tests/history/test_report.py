@@ -114,7 +114,7 @@ def test_the_command(gpurun, tmp_path, monkeypatch):
     code, out, _ = gpurun("report", "--until", "2026-01-01")
     assert code == 0
     assert "2 attempts used 8.0 GPU hours" in out
-    assert "4 GPUs, 71 % busy: rank 3 on h2 waited" in out
+    assert "4 GPUs, 71 % busy; rank 3 on h2 only 12 %" in out
     assert "[red]x[/]" in out
     assert "\x1b" not in out
     code, out, _ = gpurun("report", "--json", "--html", str(tmp_path / "r.html"))
