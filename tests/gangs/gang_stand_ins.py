@@ -76,6 +76,9 @@ class HealthWatch:
                 self._head.causes += [cause for cause in world.hosts[host].causes if cause not in self._head.causes]
         return first_cause(tuple(self._head.causes), lines)
 
+    def close(self) -> None:
+        """No GPU was ever busy."""
+
 
 class HangWatch:
     """Stands for `gpurun.supervisor.hang.HangWatch`."""

@@ -272,6 +272,9 @@ class Health(Idle):
     def forget(self, _hosts: object) -> None:
         """Nothing was seen."""
 
+    def close(self) -> None:
+        """No GPU was ever busy."""
+
 
 class Members:
     """Stands for `gpurun.supervisor.elastic.Members`, without its threads and without Horovod's driver."""
