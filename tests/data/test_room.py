@@ -1,0 +1,131 @@
+"""Which sets go when room is needed, and what a host refuses to receive. Its free space is what the test says."""
+
+import json
+import os
+import zlib
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpurun.node import blobs, data, data_store, disk_reserve
+from gpurun.node.call import Call, OpError
+from gpurun.node.data_store import DataSet, choose
+
+GIB = 1 << 30
+DIGESTS = [f"sha256:{number:064x}" for number in range(6)]
+SETS = st.lists(
+    st.builds(
+        lambda number, size, used_s, job, moving: DataSet(DIGESTS[number], size, 1, used_s, job, moving),
+        st.integers(0, 5), st.integers(0, 9), st.floats(0, 9), st.sampled_from([(), (), ("j-00000001",)]),
+        st.sampled_from([False, False, True]),
+    ),
+    unique_by=lambda each: each.digest,
+)  # fmt: skip
+
+
+@given(SETS, st.integers(0, 20), st.integers(0, 30), st.integers(-5, 30), st.frozensets(st.sampled_from(DIGESTS)))
+def test_what_goes_is_used_by_nobody_and_no_more_than_needed(here, size, quota, spare, keep):
+    by_digest = {each.digest: each for each in here}
+    free_to_go = [each for each in here if not each.jobs and not each.is_moving and each.digest not in keep]
+    rest = sum(each.size for each in here) - sum(each.size for each in free_to_go)
+    try:
+        going = choose(size, here, quota, spare, keep)
+    except OpError as error:
+        assert error.kind == "no-space"
+        assert size > quota - rest or size > spare + sum(each.size for each in free_to_go)
+        return
+    freed = sum(by_digest[digest].size for digest in going)
+    assert {*going} <= {each.digest for each in free_to_go}
+    assert size <= quota - sum(each.size for each in here) + freed and size <= spare + freed
+    assert [by_digest[digest].used_s for digest in going] == sorted(each.used_s for each in free_to_go)[: len(going)]
+    if going:
+        last = by_digest[going[-1]].size
+        assert not (size <= quota - sum(e.size for e in here) + freed - last and size <= spare + freed - last)
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch):
+    """This process as a host, whose disk is as large and as free as `disk` says."""
+    monkeypatch.setenv("GPURUN_FOLDER", str(tmp_path / "host"))
+    made = SimpleNamespace(
+        call=Call(1, lambda *_: None, False, b""), disk=(100 * GIB, 200 * GIB), top=tmp_path / "host"
+    )
+    monkeypatch.setattr(disk_reserve, "disk_of", lambda _: made.disk)
+    monkeypatch.setattr(blobs, "find", lambda _: SimpleNamespace(blobs={}))
+    monkeypatch.setattr(data, "_arriving", {})
+    yield made
+    for transfer in list(data._arriving):
+        data.drop(made.call, transfer)
+
+
+def begin(host, rows, digest=DIGESTS[0], transfer="t", **how):
+    call = Call(1, lambda *_: None, False, data_store.packed(rows))
+    data.begin(call, transfer, digest, **how)
+
+
+def names(host):
+    return sorted(name for name in os.listdir(host.top / "data") if name != ".lock")
+
+
+def row(path, kind="file", size=0, target=""):
+    return [path, kind, 0o444, 0, size, DIGESTS[0], target]
+
+
+def test_the_reserve_of_the_disk_stays_free(host):
+    host.disk = (30 * GIB, 200 * GIB)  # 10 GiB of it are the reserve
+    begin(host, [row("a", size=20 * GIB)])
+    with pytest.raises(OpError, match="does not fit") as refused:
+        begin(host, [row("a", size=20 * GIB + 1)], DIGESTS[1], "other", quota=100 * GIB)
+    assert refused.value.kind == "no-space"
+    assert len(names(host)) == 1
+
+
+def test_sets_share_a_quarter_of_the_disk(host):
+    begin(host, [row("a", size=30 * GIB)])
+    with pytest.raises(OpError, match="at most 51200 MiB"):
+        begin(host, [row("a", size=21 * GIB)], DIGESTS[1], "other")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [row("../x")], [row("/etc/x")], [row("a//b")], [row("")], [row("a\0b")], [row("a"), row("a")],
+        [row("a", "link", target="/etc"), row("a/passwd")], [row("a", "socket")], [row("missing/a")],
+        [row("a", size=-1)],
+    ],
+)  # fmt: skip
+def test_entries_that_no_folder_has_leave_nothing(host, rows):
+    with pytest.raises((OpError, OSError)):
+        begin(host, rows)
+    data.drop(host.call, "t")
+    assert names(host) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"x", zlib.compress(b"x"), zlib.compress(json.dumps([[1]]).encode())])
+def test_entries_that_cannot_be_read(content):
+    with pytest.raises(OpError) as refused:
+        data_store.unpacked(content)
+    assert refused.value.kind == "corrupt"
+
+
+@pytest.mark.parametrize("digest", ["../../x", "sha256:" + "A" * 64, "", "sha256:" + "1" * 63])
+def test_a_digest_that_is_none_becomes_no_path(host, digest):
+    for ask in (
+        lambda: data.use(host.call, [digest]), lambda: data.evict(host.call, [digest]), lambda: begin(host, [], digest),
+        lambda: list(data.manifest(host.call, digest, "entries")),
+    ):  # fmt: skip
+        with pytest.raises(OpError) as refused:
+            ask()
+        assert refused.value.kind == "bad-request"
+
+
+def test_a_set_is_none_before_all_of_it_has_come(host):
+    begin(host, [row("a", size=5)])
+    with pytest.raises(OpError, match="has not arrived"):
+        data.finish(host.call, "t")
+    assert data.use(host.call, DIGESTS[:1]) == []
+    assert data.list_(host.call) == {"sets": []}
+    data.drop(host.call, "t")
+    assert names(host) == []
