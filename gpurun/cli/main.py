@@ -16,13 +16,14 @@ from gpurun.cli.lazy import Place, lazy_group
 from gpurun.errors import GpurunError
 
 INTERRUPTED = 130
-TAKES_COMMAND = ("submit", "exec", "ssh", "sweep")
+TAKES_COMMAND = ("submit", "exec", "ssh", "sweep", "scale")
 """Commands whose words after ``--`` are a program's argv, kept byte for byte."""
 
 COMMANDS = {
     "init": Place("gpurun.cli.init:init", "Make your first inventory, step by step"),
     "submit": Place("gpurun.cli.submit:submit", "Run a recipe or a command on a gang of GPUs"),
     "sweep": Place("gpurun.cli.sweep:app", "Run one recipe over a set of parameters"),
+    "scale": Place("gpurun.cli.scale:app", "Measure a recipe's rate at several sizes"),
     "status": Place("gpurun.cli.jobs:status", "Show hosts and jobs"),
     "queue": Place("gpurun.cli.why:queue", "List waiting jobs in their order, with reasons"),
     "why": Place("gpurun.cli.why:why", "Explain why a job waits"),

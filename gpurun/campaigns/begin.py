@@ -1,0 +1,97 @@
+"""A campaign is asked for: each size of each launcher becomes a job, and the campaign is stored, or found again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gpurun.campaigns.plan import CampaignPlan, RefusedSize, check_name, given_for
+from gpurun.campaigns.store import CampaignFolder, CampaignStore
+from gpurun.errors import BadInput, GpurunError
+from gpurun.head.origin import origin_of
+from gpurun.head.submission import pin
+from gpurun.head.wish import Flags, spec_of
+from gpurun.inventory.model import Inventory
+from gpurun.jobs.recipe import Recipe
+from gpurun.jobs.spec import JobSpec
+from gpurun.launch.launchers import launcher_of
+from gpurun.scaling.shape import LinkRates
+from gpurun.state import audit
+from gpurun.state.shared import enter
+
+
+def plan_of(
+    recipe: Recipe | None, inventory: Inventory, flags: Flags, *, sizes: Sequence[int], launchers: Sequence[str],
+    repeat: int, rate: str | None, rates: LinkRates, name: str | None,
+) -> CampaignPlan:  # fmt: skip
+    """The campaign that was asked for; nothing is stored.
+
+    Args:
+        flags: as for `gpurun.head.wish.spec_of`, without the GPUs and the launcher.
+        launchers: empty = the recipe's.
+        name: None = the recipe's.
+
+    Raises:
+        BadInput, NeverFits: no size can run; or something is wrong with the recipe or a flag.
+    """
+    jobs: list[JobSpec] = []
+    refused: list[RefusedSize] = []
+    errors: list[GpurunError] = []
+    for launcher in launchers or (None,):
+        for gpus in sizes:
+            try:
+                jobs.append(_job(recipe, inventory, flags, launcher, gpus))
+            except GpurunError as error:
+                errors.append(error)
+                refused.append(RefusedSize(launcher or "", gpus, error.message, error.exit_code))
+    if not jobs:
+        raise errors[0]
+    chosen = name or jobs[0].name
+    check_name(chosen)
+    racks = {host.name: host.rack for host in inventory.hosts}
+    return CampaignPlan(chosen, tuple(jobs), inventory.source, repeat, time.time(), tuple(refused), rate, rates, racks)
+
+
+def _job(recipe: Recipe | None, inventory: Inventory, flags: Flags, launcher: str | None, gpus: int) -> JobSpec:
+    named = launcher or (str(recipe.given.get("launcher", "horovod")) if recipe is not None else "horovod")
+    has_roles = launcher_of(JobSpec("", "", 1, ("true",), launcher=named)).with_roles is not None
+    if recipe is not None:
+        given = given_for(recipe.given, gpus, has_roles=has_roles, is_horovod=named == "horovod")
+        recipe = replace(recipe, given=given)
+    sized = {**flags, "--gpus": ("gpus", gpus), "--launcher": ("launcher", launcher)}
+    spec, _ = spec_of(recipe, inventory, sized, {})
+    return spec
+
+
+def begin(
+    plan: CampaignPlan, inventory: Inventory, home: Path, environ: Mapping[str, str]
+) -> tuple[CampaignFolder, bool]:
+    """Store a campaign, with image and code as they are now; or find the one of this name, to continue it.
+
+    Returns:
+        The campaign; and whether it was begun with another image or other code, which it keeps.
+
+    Raises:
+        BadInput: the campaign of this name runs something else; or an image is not on this machine, or the workdir
+            cannot be read.
+        StateError: it cannot be stored.
+    """
+    enter(home)
+    store = CampaignStore(home)
+    found = store.find(plan.name)
+    before = None if found is None else found.plan()
+    if before is not None and not before.asks_the_same_as(plan):
+        raise BadInput(
+            f"the campaign {plan.name} runs another command, or other sizes", where="--name",
+            hint=f"choose another name; `gpurun scale show {plan.name}` shows what it runs",
+        )  # fmt: skip
+    pinned, codes = pin(plan.jobs, inventory, home, environ)
+    if found is not None and before is not None:
+        return found, before.jobs != tuple(pinned)
+    top = pinned[0].workdir
+    origin = origin_of(None if top is None else Path(top))
+    made = store.create(replace(plan, jobs=tuple(pinned), origin=origin), codes.get(pinned[0].code))
+    audit.note(home, "scale", campaign=plan.name, sizes=[spec.gpus for spec in pinned])
+    return made, False

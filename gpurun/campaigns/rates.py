@@ -1,0 +1,123 @@
+"""The rate of a run, from what its ranks have reported. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from math import isfinite
+from typing import Protocol
+
+from gpurun.errors import BadInput
+
+SUFFIX = "_per_s"
+WARM_UP = 0.2
+"""The share of a rank's reports that is not counted, from the first on: programs start slowly."""
+ADVICE = "report one: gpurun_runtime.report(step, images_per_s=…); or name another metric with --rate"
+
+
+class SaidByRank(Protocol):
+    """What a rank has reported (`gpurun.supervisor.loglines.RankReport`)."""
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt of the job."""
+
+    @property
+    def rank(self) -> int:
+        """The rank's number."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Values by name."""
+
+
+@dataclass(frozen=True)
+class MeasuredRate:
+    """The rate of a gang.
+
+    Attributes:
+        name: of the metric.
+        value: the sum of all ranks' medians.
+        windows: the sum of all ranks' reports, report by report, warm-up left out.
+        low, high: the 10th and the 90th percentile of `windows`.
+    """
+
+    name: str
+    value: float
+    windows: tuple[float, ...]
+    low: float
+    high: float
+
+
+def rate_of(reports: Iterable[SaidByRank], wanted: str | None) -> MeasuredRate:
+    """The rate that a run's ranks have reported, each its own, or one of them that of all.
+
+    Only the last attempt counts.
+
+    Raises:
+        BadInput: there is none, or it is not clear which metric it is.
+    """
+    last = _last_attempt(reports)
+    name = wanted or _only_rate(last)
+    series: dict[int, list[float]] = {}
+    for report in last:
+        value = report.metrics.get(name)
+        if value is not None and isfinite(value) and value > 0:
+            series.setdefault(report.rank, []).append(value)
+    if not series:
+        raise BadInput(f"no rank reported {name} as a number above 0; {_reported(last)}", hint=ADVICE)
+    kept = [values[int(len(values) * WARM_UP) :] for _, values in sorted(series.items())]
+    windows = _summed(kept)
+    low, high = spread(windows)
+    return MeasuredRate(name, sum(map(statistics.median, kept)), windows, low, high)
+
+
+def last_values(reports: Iterable[SaidByRank]) -> dict[str, dict[int, float]]:
+    """The last finite value of each metric in the last attempt, by rank."""
+    found: dict[str, dict[int, float]] = {}
+    for report in _last_attempt(reports):
+        for name, value in report.metrics.items():
+            if isfinite(value):
+                found.setdefault(name, {})[report.rank] = value
+    return found
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """The 10th and the 90th percentile."""
+    if len(values) < 2:
+        return (values[0], values[0]) if values else (0.0, 0.0)
+    cuts = statistics.quantiles(values, n=10, method="inclusive")
+    return cuts[0], cuts[-1]
+
+
+def _last_attempt(reports: Iterable[SaidByRank]) -> list[SaidByRank]:
+    known = list(reports)
+    last = max((report.attempt for report in known), default=0)
+    return [report for report in known if report.attempt == last]
+
+
+def _only_rate(reports: Sequence[SaidByRank]) -> str:
+    names = sorted({name for report in reports for name in report.metrics if name.endswith(SUFFIX)})
+    if len(names) > 1:
+        raise BadInput(f"ranks reported several rates: {', '.join(names[:8])}", hint="choose one with --rate NAME")
+    if not names:
+        raise BadInput(f"no rank reported a rate, a metric that ends in {SUFFIX}; {_reported(reports)}", hint=ADVICE)
+    return names[0]
+
+
+def _reported(reports: Sequence[SaidByRank]) -> str:
+    names = sorted({name for report in reports for name in report.metrics})
+    return f"reported: {', '.join(names[:8])}" if names else "nothing was reported"
+
+
+def _summed(series: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Window by window, as far as every rank has one."""
+    windows = zip_longest(*series)
+    return tuple(sum(values) for values in windows if None not in values)
+
+
+def middle(values: Mapping[int, float] | None) -> float | None:
+    """The median over ranks."""
+    return statistics.median(values.values()) if values else None

@@ -1,0 +1,84 @@
+"""One run of a campaign as it is kept, and the measured value that a model reads. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gpurun.campaigns.rates import MeasuredRate, middle
+from gpurun.jobs.spec import Grant, JobSpec
+from gpurun.launch.seats import SERVER, seats_of
+from gpurun.scaling.samples import Exchange, Sample
+from gpurun.scaling.shape import LinkRates
+
+Outcome = Literal["open", "measured", "failed", "cancelled", "no-rate"]
+DONE: tuple[Outcome, ...] = ("measured",)
+"""What is not run again."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run: its job, and what came of it.
+
+    Attributes:
+        job: the job's id, known before the job is submitted.
+        hint: what to do about the reason.
+        grants: where it ran.
+        held_s: seconds from its start until its GPUs were free again.
+        metrics: the median over ranks of the last value of each metric.
+        sample: what a cost model reads; None = the recipe reports no batch and no gradient_bytes.
+    """
+
+    launcher: str
+    gpus: int
+    number: int
+    job: str
+    outcome: Outcome = "open"
+    reason: str = ""
+    hint: str = ""
+    rate: MeasuredRate | None = None
+    grants: tuple[Grant, ...] = ()
+    held_s: float = 0.0
+    ended_s: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    sample: Sample | None = None
+
+    @property
+    def gpu_hours(self) -> float:
+        """What the run cost."""
+        return sum(len(grant.gpus) for grant in self.grants) * self.held_s / 3600
+
+    @property
+    def hosts(self) -> int:
+        """Hosts with a GPU of the job."""
+        return sum(1 for grant in self.grants if grant.gpus)
+
+
+def sample_of(
+    spec: JobSpec, job: str, grants: Sequence[Grant], racks: Mapping[str, str], rates: LinkRates,
+    rate: MeasuredRate, values: Mapping[str, Mapping[int, float]],
+) -> Sample | None:  # fmt: skip
+    """The run for a cost model; None if its program does not report what the model needs, or reports nonsense."""
+    batch, size = middle(values.get("batch")), middle(values.get("gradient_bytes"))
+    if batch is None or size is None:
+        return None
+    computes = [value for value in values.get("compute_s", {}).values() if value > 0]
+    servers = Counter(seat.node for seat in seats_of(grants, spec.roles) if seat.role == SERVER)
+    exchange: Exchange = "servers" if servers else "hierarchical" if spec.horovod.hierarchical_allreduce else "ring"
+    images = batch * spec.gpus
+    try:
+        return Sample(
+            ranks_per_host=tuple(len(grant.gpus) for grant in grants),
+            racks=tuple(racks.get(grant.host, "") for grant in grants),
+            batch_per_rank=int(batch), gradient_bytes=int(size), step_s=images / rate.value, images_per_s=rate.value,
+            windows_s=tuple(images / window for window in rate.windows), gpus=spec.gpus, exchange=exchange,
+            servers_per_host=tuple(servers[node] for node in range(len(grants))) if servers else (),
+            launcher=spec.launcher, compute_s=statistics.median(computes) if computes else None,
+            compute_spread=statistics.pstdev(computes) / statistics.mean(computes) if len(computes) > 1 else None,
+            exchange_s=middle(values.get("exchange_s")), rates=rates, job=job,
+        )  # fmt: skip
+    except (ValueError, OverflowError, ZeroDivisionError):
+        return None

@@ -1,0 +1,129 @@
+"""A campaign's files: ``campaigns/NAME`` in the state directory.
+
+``plan.json`` and ``code`` (`gpurun.images.code`) are written once. ``runs`` has one file for each run, replaced whole.
+``lock`` is held by the command that carries the campaign. All of it belongs to the user who began it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpurun import faults
+from gpurun.campaigns.plan import NAME, CampaignPlan, RunKey
+from gpurun.campaigns.runs import RunRecord
+from gpurun.errors import BadInput, NotYours, StateError, StateUnavailable
+from gpurun.jobs.drafts import AddCode
+from gpurun.jobs.folder import CODE
+from gpurun.state import durable, lock
+from gpurun.state.path import StatePath
+
+
+class CampaignFolder:
+    """One campaign's files. Cheap to make; nothing is read until asked for."""
+
+    def __init__(self, path: StatePath) -> None:
+        self.path = path
+        self.name = path.name
+        self.code = path / CODE
+
+    def plan(self) -> CampaignPlan:
+        """What the campaign is. Raises StateError if it is damaged or missing."""
+        path = self.path / "plan.json"
+        try:
+            return durable.read_record(path, CampaignPlan)
+        except FileNotFoundError as error:
+            raise StateError("is missing", where=str(path)) from error
+
+    def record(self, run: RunKey) -> RunRecord | None:
+        """What is known of a run; None if it has not begun. Raises StateError if the file is damaged."""
+        try:
+            return durable.read_record(self._file(run), RunRecord)
+        except FileNotFoundError:
+            return None
+
+    def write(self, record: RunRecord) -> None:
+        """Keep what is known of a run, in place of what was. It outlives a power cut."""
+        durable.write_record(self._file(RunKey(record.launcher, record.gpus, record.number)), record)
+        faults.point()
+
+    def records(self, plan: CampaignPlan) -> list[RunRecord]:
+        """The runs that have begun, in order. Raises StateError if one is damaged."""
+        return [record for record in map(self.record, plan.runs()) if record is not None]
+
+    def is_mine(self) -> bool:
+        """Whether this user, and nobody else, can have written it."""
+        found = self.path.stat()
+        return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+    @contextmanager
+    def carried(self) -> Iterator[None]:
+        """Hold the campaign's lock: one command at a time runs its jobs.
+
+        Raises:
+            NotYours: it is another user's.
+            StateUnavailable: another command carries it.
+        """
+        if not self.is_mine():
+            raise NotYours("belongs to another user; only they may continue it", where=self.name)
+        descriptor = (self.path / "lock").open_file(os.O_RDWR | os.O_CREAT)
+        try:
+            if not lock.try_take(descriptor):
+                raise StateUnavailable(
+                    "another command runs this campaign now", where=self.name,
+                    hint=f"`gpurun scale show {self.name}` says how far it is",
+                )  # fmt: skip
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _file(self, run: RunKey) -> StatePath:
+        return self.path / "runs" / f"{run.launcher}-{run.gpus}-{run.number}.json"
+
+
+class CampaignStore:
+    """All campaigns of a state directory."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.folder = StatePath(home) / "campaigns"
+
+    def create(self, plan: CampaignPlan, add_code: AddCode | None) -> CampaignFolder:
+        """Store a new campaign: whole, or not at all. Raises StateError if it cannot be written."""
+        durable.make_folder(self.folder)
+        draft = self.folder / f".new-{secrets.token_hex(4)}"
+        draft.mkdir(0o755)
+        try:
+            (draft / "runs").mkdir(0o755)
+            if add_code is not None:
+                add_code(draft / CODE)
+            durable.write_record(draft / "plan.json", plan)
+            faults.point()
+            draft.rename(self.folder / plan.name)
+        except BaseException:
+            draft.rmtree()
+            raise
+        durable.sync_folder(self.folder)
+        return CampaignFolder(self.folder / plan.name)
+
+    def names(self) -> list[str]:
+        """Names of all campaigns."""
+        try:
+            return sorted(name for name in self.folder.names() if NAME.match(name))
+        except FileNotFoundError:
+            return []
+
+    def find(self, name: str) -> CampaignFolder | None:
+        """The campaign of a name, if there is one."""
+        return CampaignFolder(self.folder / name) if name in self.names() else None
+
+    def get(self, name: str) -> CampaignFolder:
+        """The campaign of a name. Raises BadInput if there is none."""
+        found = self.find(name)
+        if found is None:
+            raise BadInput(f"there is no campaign {name[:80]!r}", hint="`gpurun scale list` shows all")
+        return found

@@ -1,0 +1,113 @@
+"""``gpurun scale list | show | report``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpurun.cli.jobs import open_store
+from gpurun.cli.options import JsonOption
+from gpurun.cli.printing import print_json, printable, say
+from gpurun.errors import BadInput, StateError
+
+if TYPE_CHECKING:
+    from gpurun.campaigns.report import CampaignReport
+    from gpurun.campaigns.store import CampaignStore
+
+SHOWN = ("launcher", "GPUs", "rate", "of linear", "of one host", "GPU hours", "step s")
+CampaignArgument = Annotated[str, typer.Argument(metavar="CAMPAIGN", help="The campaign's name.")]
+
+
+def list_(as_json: JsonOption = False) -> None:
+    """List campaigns and how far each is."""
+    store, rows, damaged = _store(), [], []
+    for name in store.names():
+        try:
+            rows.append(_report(name))
+        except StateError as error:
+            damaged.append(error)
+    if as_json:
+        documents = [told.document() for told in rows]
+        shown = ("campaign", "created_s", "done", "unit", "runs_in_all", "gpu_hours")
+        print_json({"campaigns": [{key: each[key] for key in shown} for each in documents]})
+    for told in () if as_json else rows:
+        typer.echo(printable(summary(told)))
+    if not rows and not as_json:
+        say("there is no campaign; `gpurun scale RECIPE --gpus 1,2,4` begins one")
+    for damage in damaged:
+        say(f"gpurun: {printable(str(damage))}")
+    if damaged:
+        raise typer.Exit(StateError.exit_code)
+
+
+def show(campaign: CampaignArgument, as_json: JsonOption = False) -> None:
+    """Show a campaign's rate, efficiency and cost at each size."""
+    told = _report(campaign)
+    if as_json:
+        print_json(told.document())
+    else:
+        print_curve(told)
+
+
+def report(
+    campaign: CampaignArgument,
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Folder to write into.")] = Path(),
+) -> None:
+    """Write a campaign as CAMPAIGN.html, which needs no network, CAMPAIGN.json and CAMPAIGN.csv."""
+    told = _report(campaign)
+    texts = {"html": told.html(), "json": json.dumps(told.document(), indent=1) + "\n", "csv": told.csv()}
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        for suffix, text in texts.items():
+            (to / f"{told.plan.name}.{suffix}").write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"cannot write the report: {error.strerror}", where=str(to)) from error
+    typer.echo(to / f"{told.plan.name}.html")
+
+
+def print_curve(told: CampaignReport) -> None:
+    """A table of the curve, then one line about the campaign."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from gpurun.campaigns.report import CURVE_HEADS, curve_row
+
+    shown = [number for number, head in enumerate(CURVE_HEADS) if head in SHOWN]
+    table = Table(
+        *(told.unit if CURVE_HEADS[number] == "rate" else CURVE_HEADS[number] for number in shown),
+        box=None,
+        pad_edge=False,
+    )
+    for point in told.curve:
+        row = curve_row(point)
+        table.add_row(*(printable(row[number]) for number in shown))
+    Console().print(table)
+    for each in told.plan.refused:
+        typer.echo(printable(f"{each.launcher or 'the recipe'}, {each.gpus} GPUs cannot run: {each.reason}"))
+    typer.echo(printable(summary(told)))
+
+
+def summary(told: CampaignReport) -> str:
+    """One line: how far it is."""
+    of = sum(1 for _ in told.plan.runs())
+    done = sum(record.outcome == "measured" for record in told.records)
+    cost = sum(record.gpu_hours for record in told.records)
+    state = "done" if told.is_done else "not done; the command that began it continues it"
+    return f"{told.plan.name}: {done} of {of} runs measured, {cost:.3f} GPU hours; {state}"
+
+
+def _store() -> CampaignStore:
+    from gpurun.campaigns.store import CampaignStore
+
+    return CampaignStore(open_store().home)
+
+
+def _report(name: str) -> CampaignReport:
+    from gpurun.campaigns.report import CampaignReport
+
+    folder = _store().get(name)
+    plan = folder.plan()
+    return CampaignReport(plan, folder.records(plan))

@@ -1,0 +1,153 @@
+"""``gpurun scale RECIPE``: a campaign's jobs, one after the other."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpurun.cli.options import InventoryOption, JsonOption
+from gpurun.cli.printing import duration, print_json, printable, say
+from gpurun.cli.submit import pairs_of
+
+if TYPE_CHECKING:
+    from gpurun.campaigns.plan import CampaignPlan, RunKey
+    from gpurun.campaigns.runs import RunRecord
+    from gpurun.campaigns.store import CampaignFolder
+    from gpurun.jobs.record import JobRecord
+    from gpurun.scaling.shape import LinkRates
+
+
+def _option(*names: str, metavar: str | None = None, text: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=text, show_default=False)
+
+
+def run(
+    context: typer.Context,
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="[RECIPE]", help="Recipe file, or a folder with a recipe.yaml.")
+    ] = None,
+    gpus: Annotated[str, typer.Option("-n", "--gpus", metavar="1,2,4,8", help="Sizes to run.")] = ...,  # type: ignore[assignment]
+    launcher: Annotated[
+        str | None, _option("--launcher", metavar="L,L", text="Launchers to compare; default: the recipe's.")
+    ] = None,
+    repeat: Annotated[int, typer.Option("--repeat", metavar="N", min=1, max=100, help="Run each size N times.")] = 3,
+    rate: Annotated[
+        str | None, _option("--rate", metavar="NAME", text="Metric that counts; default: the one *_per_s.")
+    ] = None,
+    link: Annotated[
+        str | None, _option("--link", metavar="25gbit", text="Nominal rate of the hosts' links, for the report.")
+    ] = None,
+    name: Annotated[
+        str | None, _option("--name", metavar="N", text="Name of the campaign; the same name continues it.")
+    ] = None,
+    image: Annotated[str | None, _option("--image", metavar="IMAGE", text="Docker image on this machine.")] = None,
+    workdir: Annotated[str | None, _option("--workdir", metavar="DIR", text="Folder that every host gets.")] = None,
+    env: Annotated[list[str] | None, _option("-e", "--env", metavar="K=V", text="Environment of every rank.")] = None,
+    pool: Annotated[str | None, _option("--pool", metavar="P", text="Charge the jobs to this pool.")] = None,
+    inventory: InventoryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure a recipe's rate at several sizes: each size a job, one after the other. Ctrl-C stops; repeat to continue.
+
+    gpurun scale recipes/synthetic-benchmark --gpus 1,2,4,8
+
+    gpurun scale recipes/synthetic-benchmark/ps.yaml --gpus 1,2,4 --launcher horovod,tensorflow --link 1gbit
+    """
+    from gpurun.campaigns.begin import begin, plan_of
+    from gpurun.campaigns.plan import parse_sizes
+    from gpurun.inventory.load import load
+    from gpurun.inventory.locate import find
+    from gpurun.jobs.recipe import read as read_recipe
+    from gpurun.state.home import home
+
+    sizes, rates = parse_sizes(gpus), _rates(link)
+    found = load(find(inventory, os.environ))
+    flags = {
+        "--image": ("image", image), "--pool": ("pool", pool),
+        "--workdir": ("workdir", str(Path(workdir).absolute()) if workdir is not None else None),
+        "--env": ("env", pairs_of("--env", env) if env else None),
+        "the command": ("command", list(context.obj) if context.obj is not None else None),
+    }  # fmt: skip
+    launchers = tuple(dict.fromkeys(word.strip() for word in launcher.split(","))) if launcher else ()
+    plan = plan_of(
+        read_recipe(Path(recipe)) if recipe is not None else None, found, flags, sizes=sizes, launchers=launchers,
+        repeat=repeat, rate=rate, rates=rates, name=name,
+    )  # fmt: skip
+    folder, is_older = begin(plan, found, home(os.environ), os.environ)
+    if is_older:
+        say(f"{folder.name} keeps the image and the code it began with; another --name measures what they are now")
+    plan = folder.plan()
+    for each in plan.refused:
+        say(f"gpurun: {each.launcher or 'the recipe'}, {each.gpus} GPUs cannot run: {printable(each.reason)}")
+    _carry(folder)
+    raise typer.Exit(_tell(folder, plan, as_json=as_json))
+
+
+def _rates(link: str | None) -> LinkRates:
+    from gpurun.lab.spec import parse_rate
+    from gpurun.scaling.shape import LinkRates
+
+    return LinkRates(rack=None if link is None else float(parse_rate(link)))
+
+
+def _carry(folder: CampaignFolder) -> None:
+    from gpurun.campaigns.carry import Carrier
+    from gpurun.state.home import home
+
+    try:
+        with folder.carried():
+            Carrier(home(os.environ), folder, os.environ, CampaignProgress()).run()
+    except KeyboardInterrupt:
+        say(
+            f"\n{folder.name} is stopped; the same command continues it, and `gpurun scale show {folder.name}` shows it"
+        )
+        raise
+
+
+def _tell(folder: CampaignFolder, plan: CampaignPlan, *, as_json: bool) -> int:
+    """Print what came of it; the exit code."""
+    from gpurun.campaigns.report import CampaignReport
+    from gpurun.cli.scale_reading import print_curve
+
+    told = CampaignReport(plan, folder.records(plan))
+    if as_json:
+        print_json(told.document())
+    else:
+        print_curve(told)
+    if any(record.outcome in ("failed", "cancelled") for record in told.records):
+        say("gpurun: not every run was measured; the same command runs those again")
+        return 1
+    return max((each.code for each in plan.refused), default=0)
+
+
+class CampaignProgress:
+    """Says on stderr what runs, how far the campaign is and how long it takes."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+
+    def begins(self, run: RunKey, at: int, of: int, left_s: float | None) -> None:
+        """A run begins."""
+        left = f"; about {duration(left_s)} left" if left_s is not None else ""
+        say(f"run {at} of {of}: {run.words}{left}")
+        self._began_s = time.monotonic()
+
+    def moves(self, record: JobRecord) -> None:
+        """Its job has gone to another state."""
+        where = f" on {', '.join(grant.host for grant in record.granted)}" if record.granted else ""
+        text = f"{duration(time.monotonic() - self._began_s):>6}  {record.id} {record.state.value}{where}"
+        if sys.stderr.isatty() and not record.state.ended:
+            sys.stderr.write(f"\r\x1b[K{printable(text)}")
+            sys.stderr.flush()
+        else:
+            say(("\r\x1b[K" if sys.stderr.isatty() else "") + printable(text))
+
+    def ends(self, run: RunKey, record: RunRecord) -> None:
+        """It has ended."""
+        what = f"{record.rate.name} {record.rate.value:.4g}" if record.rate is not None else record.reason
+        say(f"        {run.words}: {record.outcome}, {printable(what)}")

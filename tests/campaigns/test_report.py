@@ -1,0 +1,70 @@
+"""Campaigns written down: hostile names stay names, and the page needs no network."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from xml.etree import ElementTree
+
+from gpurun.campaigns.picture import PredictedPoint, svg_of
+from gpurun.campaigns.plan import CampaignPlan, RefusedSize
+from gpurun.campaigns.rates import MeasuredRate
+from gpurun.campaigns.report import CampaignReport
+from gpurun.campaigns.runs import RunRecord
+from gpurun.jobs.spec import Grant, JobSpec
+from gpurun.scaling.shape import LinkRates
+
+HOSTILE = "<script>alert(1)</script>\x1b[2J&\"'"
+
+
+def record(gpus, value, **changes):
+    rate = MeasuredRate("images_per_s", value, (value,), value * 0.9, value * 1.1)
+    grants = tuple(Grant(f"h{at}", (0,)) for at in range(gpus))
+    return RunRecord("horovod", gpus, 1, "j-00000001", **{"outcome": "measured", "rate": rate, "grants": grants,
+                                                          "held_s": 36.0, **changes})  # fmt: skip
+
+
+def report(*records, **changes):
+    jobs = tuple(JobSpec("n", "i:1", gpus, ("train", HOSTILE), env={"A": "1"}) for gpus in (1, 2, 4))
+    plan = CampaignPlan("curve", jobs, "/i.yaml", 1, 0.0, rates=LinkRates(rack=1e9), **changes)
+    predicted = (PredictedPoint("horovod", 4, 150.0, 160.0, 170.0), PredictedPoint("horovod", 8, 250.0, 290.0, 330.0))
+    return CampaignReport(plan, records, predicted)
+
+
+def test_one_document_has_it_all():
+    told = json.loads(json.dumps(report(record(1, 50.0), record(2, 90.0)).document()))
+    assert [point["rate"] for point in told["curve"]] == [50.0, 90.0]
+    assert told["done"] is False and told["unit"] == "images/s" and told["runs_in_all"] == 3
+    assert told["runs"][1]["placement"] == {"h0": [0], "h1": [0]}
+    assert told["settings"][0]["command"] == ["train", HOSTILE] and told["rates_bit_per_s"]["rack"] == 1e9
+
+
+def test_the_page_needs_no_network_and_runs_no_script():
+    shown = report(
+        record(1, 50.0), record(2, 90.0, reason=HOSTILE), refused=(RefusedSize("horovod", 64, HOSTILE, 3),)
+    ).html()
+    assert "<script" not in shown and "\x1b" not in shown
+    assert not re.search(r"\b(src|href)=", shown) and "@import" not in shown and "url(" not in shown
+    assert "http" not in shown.replace("http://www.w3.org/2000/svg", "")
+    assert "Sizes that cannot run" in shown and "Predicted" in shown
+
+
+def test_no_cell_is_a_formula():
+    found = list(csv.DictReader(io.StringIO(report(record(1, 50.0, reason="=cmd|'/C calc'!A0")).csv())))
+    assert found[0]["reason"] == "'=cmd|'/C calc'!A0" and found[0]["placement"] == "h0:0"
+
+
+def test_the_picture_is_sound_whatever_was_measured():
+    points = report(record(1, 50.0), record(2, 90.0)).curve
+    for drawn in (svg_of(HOSTILE, HOSTILE, points, report().predicted), svg_of("t", "u", []), svg_of("t", "u", points)):
+        ElementTree.fromstring(drawn)
+    drawn = svg_of("t", "images/s", points, report().predicted)
+    assert drawn.count("<circle") == 4 and "horovod, 2 GPUs: 90" in drawn
+    assert drawn.count("<polygon") == 0 or "fill-opacity" in drawn
+
+
+def test_a_campaign_without_any_run_can_be_told():
+    assert report().csv().count("\n") == 1
+    assert "0 of 3 runs" in report().html()
