@@ -87,6 +87,7 @@ class Carrier:
             raise
         done = self._measured(run, record, job)
         self._folder.write(done)
+        self._folder.write_samples(self._plan)
         return done
 
     def _is_open(self, record: RunRecord) -> bool:

@@ -1,6 +1,7 @@
-"""A campaign's files: ``campaigns/NAME`` in the state directory.
+"""A campaign's files: ``scaling/NAME`` in the state directory.
 
 ``plan.json`` and ``code`` (`gpurun.images.code`) are written once. ``runs`` has one file for each run, replaced whole.
+``samples.jsonl`` has what a cost model reads of the measured ones (`gpurun.scaling.measured`).
 ``lock`` is held by the command that carries the campaign. All of it belongs to the user who began it.
 """
 
@@ -19,6 +20,7 @@ from gpurun.campaigns.runs import RunRecord
 from gpurun.errors import BadInput, NotYours, StateError, StateUnavailable
 from gpurun.jobs.drafts import AddCode
 from gpurun.jobs.folder import CODE
+from gpurun.scaling.samples import encode
 from gpurun.state import durable, lock
 from gpurun.state.path import StatePath
 
@@ -50,6 +52,11 @@ class CampaignFolder:
         """Keep what is known of a run, in place of what was. It outlives a power cut."""
         durable.write_record(self._file(RunKey(record.launcher, record.gpus, record.number)), record)
         faults.point()
+
+    def write_samples(self, plan: CampaignPlan) -> None:
+        """Keep the measured runs for a cost model."""
+        samples = [record.sample for record in self.records(plan) if record.sample is not None]
+        durable.write_bytes(self.path / "samples.jsonl", b"".join(map(encode, samples)))
 
     def records(self, plan: CampaignPlan) -> list[RunRecord]:
         """The runs that have begun, in order. Raises StateError if one is damaged."""
@@ -90,7 +97,7 @@ class CampaignStore:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.folder = StatePath(home) / "campaigns"
+        self.folder = StatePath(home) / "scaling"
 
     def create(self, plan: CampaignPlan, add_code: AddCode | None) -> CampaignFolder:
         """Store a new campaign: whole, or not at all. Raises StateError if it cannot be written."""

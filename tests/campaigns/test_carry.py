@@ -18,6 +18,7 @@ from gpurun.head.submission import Submission
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
+from gpurun.scaling.measured import campaign_samples
 from gpurun.supervisor.joblog import JobLog
 
 JOBS = tuple(JobSpec("n", "i:1", gpus, ("train",)) for gpus in (1, 2))
@@ -91,7 +92,8 @@ def test_every_size_runs_as_often_as_asked_one_after_the_other(world):
     assert [line[4] for line in lines[::2]] == [None, 108.0, 72.0, 36.0]
     told = CampaignReport(folder.plan(), folder.records(PLAN))
     assert told.is_done and [(point.gpus, point.rate) for point in told.curve] == [(1, 50.0), (2, 100.0)]
-    assert folder.records(PLAN)[1].sample.ranks_per_host == (1, 1)
+    samples = campaign_samples(world.home, "curve", "horovod")
+    assert [sample.ranks_per_host for sample in samples] == [(1,), (1, 1)] * 2
 
 
 def test_a_finished_campaign_runs_nothing_again(world):

@@ -82,7 +82,7 @@ def test_what_is_not_there_or_damaged_is_said(gpurun, store, tmp_path):
     assert gpurun("scale", "show", "nosuch")[0] == 2
     assert "there is no campaign" in gpurun("scale", "list")[2]
     folder = begin(store)
-    (tmp_path / "home" / "campaigns" / "curve" / "plan.json").write_text("{")
+    (tmp_path / "home" / "scaling" / "curve" / "plan.json").write_text("{")
     assert gpurun("scale", "show", folder.name)[0] == 5
     assert gpurun("scale", "list", "--json")[0] == 5
 
