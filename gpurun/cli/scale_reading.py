@@ -57,7 +57,7 @@ def report(
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Folder to write into.")] = Path(),
 ) -> None:
     """Write a campaign as CAMPAIGN.html, which needs no network, CAMPAIGN.json and CAMPAIGN.csv."""
-    told = _report(campaign)
+    told = _with_predictions(_report(campaign))
     texts = {"html": told.html(), "json": json.dumps(told.document(), indent=1) + "\n", "csv": told.csv()}
     try:
         to.mkdir(parents=True, exist_ok=True)
@@ -111,3 +111,14 @@ def _report(name: str) -> CampaignReport:
     folder = _store().get(name)
     plan = folder.plan()
     return CampaignReport(plan, folder.records(plan))
+
+
+def _with_predictions(told: CampaignReport) -> CampaignReport:
+    """The same, with what the cost model expects of other sizes."""
+    from gpurun.campaigns.predicted import predictions
+    from gpurun.campaigns.report import CampaignReport
+
+    points, unknown = predictions([record.sample for record in told.records if record.sample is not None])
+    for text in unknown:
+        say(printable(text))
+    return CampaignReport(told.plan, told.records, points)

@@ -6,15 +6,18 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 from gpurun.campaigns.picture import PredictedPoint, svg_of
 from gpurun.campaigns.plan import CampaignPlan, RefusedSize
+from gpurun.campaigns.predicted import predictions, repeated
 from gpurun.campaigns.rates import MeasuredRate
 from gpurun.campaigns.report import CampaignReport
 from gpurun.campaigns.runs import RunRecord
 from gpurun.jobs.spec import Grant, JobSpec
-from gpurun.scaling.shape import LinkRates
+from gpurun.scaling.samples import Sample
+from gpurun.scaling.shape import LinkRates, Shape
 
 HOSTILE = "<script>alert(1)</script>\x1b[2J&\"'"
 
@@ -68,3 +71,24 @@ def test_the_picture_is_sound_whatever_was_measured():
 def test_a_campaign_without_any_run_can_be_told():
     assert report().csv().count("\n") == 1
     assert "0 of 3 runs" in report().html()
+
+
+def test_sizes_beyond_the_largest_are_predicted_with_a_range_that_grows():
+    rates = LinkRates(rack=1e9)
+    samples = [
+        Sample((1,) * ranks, ("r1",) * ranks, 64, 10_000_000, step_s, ranks * 64 / step_s, launcher="horovod",
+               compute_s=0.7, exchange_s=None if ranks == 1 else 0.1, rates=rates)
+        for ranks, step_s in ((1, 0.7), (2, 0.75), (4, 0.78))
+    ]  # fmt: skip
+    points, unknown = predictions(samples)
+    assert unknown == [] and [point.gpus for point in points] == [1, 2, 4, 8, 16]
+    assert all(point.low <= point.rate <= point.high for point in points)
+    assert points[-1].high / points[-1].low > points[0].high / points[0].low
+    other = replace(samples[0], batch_per_rank=32)
+    assert predictions([*samples, other])[1][0].startswith("horovod: no prediction: samples differ")
+    assert predictions([]) == ([], [])
+
+
+def test_a_larger_gang_repeats_the_placement():
+    shape = Shape((2, 0), ("r1", "r2"), (0, 1))
+    assert repeated(shape, 2) == Shape((2, 0, 2, 0), ("r1", "r2", "r1", "r2"), (0, 1, 0, 1))

@@ -1,0 +1,48 @@
+"""What the cost model expects of sizes around those that a campaign measured. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gpurun.campaigns.picture import PredictedPoint
+from gpurun.scaling.model import CannotPredict, fit
+from gpurun.scaling.samples import Sample
+from gpurun.scaling.shape import Shape
+
+DOUBLINGS = 2
+"""How far beyond the largest measured size a curve goes."""
+
+
+def predictions(samples: Sequence[Sample]) -> tuple[list[PredictedPoint], list[str]]:
+    """Points for each launcher: the measured sizes, and twice and four times the largest.
+
+    A larger gang has the placement of the largest measured one, repeated.
+
+    Returns:
+        The points; and for each launcher without any, why there are none.
+    """
+    points: list[PredictedPoint] = []
+    unknown: list[str] = []
+    for launcher in sorted({sample.launcher for sample in samples}):
+        own = [sample for sample in samples if sample.launcher == launcher]
+        try:
+            points += _curve(launcher, own)
+        except CannotPredict as error:
+            unknown.append(f"{launcher}: no prediction: {error.message}")
+    return points, unknown
+
+
+def _curve(launcher: str, samples: Sequence[Sample]) -> Iterator[PredictedPoint]:
+    model = fit(samples)
+    largest = max(samples, key=lambda sample: sample.ranks)
+    by_ranks = {sample.ranks: sample.shape for sample in samples}
+    for doubling in range(1, DOUBLINGS + 1):
+        by_ranks[largest.ranks << doubling] = repeated(largest.shape, 1 << doubling)
+    for ranks, shape in sorted(by_ranks.items()):
+        images = model.predict(shape).images_per_s
+        yield PredictedPoint(launcher, ranks, images.low, images.median, images.high)
+
+
+def repeated(shape: Shape, times: int) -> Shape:
+    """So many gangs of this shape as one, in the same racks."""
+    return Shape(shape.ranks_per_host * times, shape.racks * times, shape.servers_per_host * times, shape.rates)
