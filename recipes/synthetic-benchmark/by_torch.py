@@ -56,7 +56,7 @@ class Rank:
         else:
             self.step()
 
-    def _hook(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _hook(self, state, bucket):  # without annotations: PyTorch refuses those that are text
         began, future = time.perf_counter(), allreduce_hook(state, bucket)
         if not self.traced or self.device.type == "cuda":
             return future
