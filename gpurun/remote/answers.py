@@ -166,7 +166,24 @@ class NvmlNews(Struct, tag_field="kind", tag="nvml"):
     text: Text
 
 
-Health = list[KernelNews | XidNews | LostNews | EccNews | DiskNews | NvmlNews]
+class UseOfGpu(Struct):
+    """How busy one GPU was: percent, and MiB."""
+
+    index: Index
+    uuid: Text
+    samples: Count
+    mean: Annotated[float, Meta(ge=0, le=100)]
+    most: Annotated[int, Meta(ge=0, le=100)]
+    memory_mib: Count
+
+
+class UseNews(Struct, tag_field="kind", tag="use"):
+    """``health``: how busy the job's GPUs were (`gpurun.node.gpu_use`)."""
+
+    gpus: list[UseOfGpu]
+
+
+Health = list[KernelNews | XidNews | LostNews | EccNews | DiskNews | NvmlNews | UseNews]
 
 
 class RankStart(Struct, tag_field="kind", tag="start"):

@@ -12,6 +12,7 @@ import gpurun.node
 from gpurun.errors import HostFailure, HostUnreachable
 from gpurun.node import agent as node_agent
 from gpurun.node import frames
+from gpurun.node.gpu_use import UseTally
 from gpurun.remote import Agent, RemoteOpFailed, answers
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "b" * 43
@@ -239,3 +240,12 @@ def test_json_of_any_depth_is_an_answer_or_none():
     deep = json.loads("[" * 900 + "]" * 900)
     with agent_of(done(deep)) as agent, pytest.raises(HostFailure):
         agent.call("gang.progress")
+
+
+def test_what_a_host_says_of_the_use_of_its_gpus_is_an_answer():
+    clock = iter([0.0, 10.0, 10.0])
+    tally = UseTally([(0, "GPU-1")], clock=lambda: next(clock))
+    said = tally.add({"gpus": [{"index": 0, "use": 40, "memory_mib": 7}, {"index": 1, "use": None}]})
+    assert said and answers.checked("health.watch", said, item=True) == said
+    with pytest.raises(answers.NotAnAnswer, match="mean"):
+        answers.checked("health.watch", [{"kind": "use", "gpus": [{**said[0]["gpus"][0], "mean": 101}]}], item=True)
