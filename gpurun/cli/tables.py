@@ -59,5 +59,5 @@ def painted(line: Line) -> str:
 
 def _code(mark: str) -> str:
     if mark.startswith("job:"):
-        return f"30;48;5;{JOB_COLOURS[int(mark[4:]) % len(JOB_COLOURS)]}"
+        return f"38;5;16;48;5;{JOB_COLOURS[int(mark[4:]) % len(JOB_COLOURS)]}"
     return _SGR.get(mark, "")

@@ -181,16 +181,19 @@ class TopApp(App[None]):
         self._put(name, rows)
 
     def _put(self, name: str, rows: list[TopRow]) -> None:
-        """Change the cells that differ; fill the table anew only when rows came, went or moved."""
+        """Change the cells that differ and are seen; fill the table anew only when rows came, went or moved."""
         table, before = self._table(name), self._shown.get(name, [])
-        self._shown[name] = rows
         columns = [column or "letter" for column in COLUMNS[name]]
         if [row.key for row in before] == [row.key for row in rows]:
-            for old, new in zip(before, rows, strict=True):
+            first = max(0, int(table.scroll_y) - 1)
+            seen = slice(first, first + table.size.height + 2)
+            self._shown[name] = [*before[:first], *rows[seen], *before[seen.stop :]]
+            for old, new in zip(before[seen], rows[seen], strict=True):
                 for column, was, now in zip(columns, old.cells, new.cells, strict=True):
                     if was != now:
                         table.update_cell(new.key, column, _cell(now), update_width=len(now) > len(was))
             return
+        self._shown[name] = rows
         selected = self._selected(name, before)
         table.clear()
         for row in rows:
@@ -245,6 +248,8 @@ class TopApp(App[None]):
     def on_data_table_row_highlighted(self) -> None:
         """Another job is selected: show its log."""
         if self.screen_stack and self.screen_stack[0].query("#log"):
+            if self._moment is not None:  # rows that were not seen may be old
+                self._draw(self._moment)
             self._draw_log()
 
     def action_follow(self) -> None:

@@ -157,7 +157,7 @@ def _order(job: JobRow, sort: str, used: Mapping[str, Usage]) -> tuple[object, .
         "for": -job.for_s, "name": job.name,
     }  # fmt: skip
     live = job.state.ended, job.state.value == "QUEUED"
-    return (first[sort], *live, job.id) if sort in first else (*live, job.id)
+    return (first[sort], *live) if sort in first else live
 
 
 def _filtered(rows: list[TopRow], wanted: str) -> list[TopRow]:

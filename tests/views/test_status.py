@@ -158,4 +158,4 @@ def test_colour_is_added_to_letters_and_takes_nothing_away():
     for line in lines:
         assert re.sub(r"\x1b\[[0-9;]*m", "", painted(line)).rstrip() == plain(line)
     cell = next(painted(line) for line in lines if "n1" in plain(line))
-    assert re.search(r"\x1b\[30;48;5;(\d+)ma\x1b\[0m", cell)
+    assert re.search(r"\x1b\[38;5;16;48;5;(\d+)ma\x1b\[0m", cell)
