@@ -37,23 +37,35 @@ def top(
     from gpurun.cli.inventory_options import cluster
     from gpurun.top.feed import Feed
 
-    if not plain and not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise BadInput(
-            "gpurun top needs a terminal", hint="`gpurun top --plain` prints lines; `gpurun status` prints once"
-        )
+    if not plain:
+        _check_screen()
     cluster(inventory)  # an inventory that is wrong is said before the screen is taken
     store = open_store()
     if plain:
         with Feed(store, lambda: cluster(inventory)) as feed:
             _print_lines(feed)
         return
-    try:
-        from gpurun.top.app import Actions, TopApp
-    except ModuleNotFoundError as error:
-        raise BadInput(f"Textual is not installed here ({error.name})", hint="pip install 'gpurun[top]'") from error
+    from gpurun.top.app import Actions, TopApp
+
     with Feed(store, lambda: cluster(inventory)) as feed:
         actions = Actions(cancel=lambda job: _cancel(store, job), cordon=lambda host: _cordon(store.home, host))
         TopApp(feed, actions, duration).run()
+
+
+def _check_screen() -> None:
+    """Refuse before anything is read. Textual draws on stderr.
+
+    Raises:
+        BadInput: Textual is not installed, or there is no terminal.
+    """
+    try:
+        import textual  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise BadInput(f"Textual is not installed here ({error.name})", hint="pip install 'gpurun[top]'") from error
+    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
+        raise BadInput(
+            "gpurun top needs a terminal", hint="`gpurun top --plain` prints lines; `gpurun status` prints once"
+        )
 
 
 def _print_lines(feed: Feed) -> None:
