@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +13,7 @@ import typer
 from gpurun.cli.agreement import agree
 from gpurun.cli.jobs import POLL_S, open_store
 from gpurun.cli.options import InventoryOption, SomeJobsArgument, YesOption
+from gpurun.cli.patience import Patience, jobs_in_words
 from gpurun.cli.printing import printable, say
 from gpurun.errors import BadInput, StateError
 from gpurun.head.caretaker import Caretaker, is_carried
@@ -85,11 +87,12 @@ def _ask(folders: list[JobFolder], *, yes: bool) -> None:
 def _wait_until_ended(home: Path, folders: Iterable[JobFolder]) -> None:
     from gpurun.head.requests import end_queued
 
-    caretaker = Caretaker()
+    caretaker, patience = Caretaker(), Patience()
     while waiting := [folder for folder in folders if not _is_over(folder)]:
         for folder in waiting:
             end_queued(home, folder, now_s=time.time(), environ=os.environ)
         caretaker.look(waiting)
+        patience.tell(partial(jobs_in_words, waiting))
         time.sleep(POLL_S)
 
 

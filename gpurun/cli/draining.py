@@ -6,8 +6,10 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from gpurun.cli.patience import Patience, jobs_in_words
 from gpurun.cli.printing import print_json, printable, say
 from gpurun.errors import BadInput, NotYours, StateError
 from gpurun.head.caretaker import Caretaker
@@ -65,6 +67,7 @@ def wait_until_empty(found: Cluster, names: Sequence[str], changed: Sequence[str
     from gpurun.jobs.store import JobStore
 
     store, caretaker, told, pass_s = JobStore(found.home), Caretaker(), set[tuple[str, str]](), 0.0
+    patience = Patience()
     while True:
         view, leaving = _look(found, names)
         states = _states(found, view, names)
@@ -82,6 +85,7 @@ def wait_until_empty(found: Cluster, names: Sequence[str], changed: Sequence[str
             _have_them_ended(found.home)
             pass_s = time.monotonic() + PASS_EVERY_S
         caretaker.look(folders)
+        patience.tell(partial(jobs_in_words, folders))
         time.sleep(POLL_S)
     if as_json:
         print_json(_document(found, view, names, changed, ()))

@@ -9,6 +9,7 @@ import typer
 
 from gpurun.cli.jobs import POLL_S, open_store
 from gpurun.cli.options import JobsArgument, JsonOption
+from gpurun.cli.patience import Patience, jobs_in_words
 from gpurun.cli.printing import job_json, print_json, printable, say
 from gpurun.head.caretaker import Caretaker
 
@@ -27,12 +28,13 @@ def wait(
     store = open_store()
     folders = [store.find(job) for job in jobs]
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    caretaker = Caretaker()
+    caretaker, patience = Caretaker(), Patience()
     while not all(folder.record().state.ended for folder in folders):
         if deadline is not None and time.monotonic() > deadline:
             say(f"still running after {timeout_s:g} s")
             raise typer.Exit(TIMED_OUT)
         caretaker.look(folders)
+        patience.tell(lambda: jobs_in_words(folders))
         time.sleep(POLL_S)
     records = [folder.record() for folder in folders]
     if as_json:

@@ -1,0 +1,43 @@
+"""What a command that waits says on stderr: for what, and how long already."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from gpurun.cli.printing import duration, printable, say
+
+if TYPE_CHECKING:
+    from gpurun.jobs.folder import JobFolder
+
+FIRST_S, EVERY_S = 5.0, 30.0
+MOST_NAMED = 3
+
+
+class Patience:
+    """Says what a command waits for: after 5 s, then every 30 s."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began_s = clock()
+        self._due_s = self._began_s + FIRST_S
+
+    def tell(self, what: Callable[[], str]) -> None:
+        """Say it if it is time.
+
+        Args:
+            what: what the command waits for, asked only then.
+        """
+        now_s = self._clock()
+        if now_s >= self._due_s:
+            self._due_s = now_s + EVERY_S
+            say(f"waiting for {duration(now_s - self._began_s)}: {printable(what())}")
+
+
+def jobs_in_words(folders: Iterable[JobFolder]) -> str:
+    """``j-1 is STOPPING, j-2 is RUNNING and 4 more jobs``."""
+    records = [record for folder in folders if not (record := folder.record()).state.ended]
+    named = ", ".join(f"{record.id} is {record.state.value}" for record in records[:MOST_NAMED])
+    more = len(records) - MOST_NAMED
+    return f"{named} and {more} more job{'s' * (more != 1)}" if more > 0 else named or "GPUs to be fenced"
