@@ -10,6 +10,7 @@ import typer
 
 from gpurun.cli.options import InventoryOption, JsonOption, SomeHostsArgument
 from gpurun.cli.printing import print_json, printable, say
+from gpurun.errors import BadInput
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,11 +65,18 @@ def doctor(
 
 
 def load_chosen(inventory: str | None, hosts: str | None) -> tuple[Inventory, tuple[str, ...]]:
-    """The inventory, and the names of the hosts that a person means; all of them if none are named."""
+    """The inventory, and the names of the hosts that a person means; all of them if none are named.
+
+    Raises:
+        BadInput: there is no such host: a check of no host would find nothing wrong.
+    """
     from gpurun.cli.inventory_options import cluster
 
     found = cluster(inventory)
-    return found.inventory, tuple(host.name for host in found.choose(hosts))
+    chosen = tuple(host.name for host in found.choose(hosts))
+    if not chosen:
+        raise BadInput(f"no host is {hosts or 'in the inventory'} now", hint="`gpurun inventory list` shows all hosts")
+    return found.inventory, chosen
 
 
 def examine(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> tuple[Finding, ...]:

@@ -13,7 +13,7 @@ import typer
 from gpurun.cli.printing import print_json, printable
 from gpurun.cli.why import print_explanation
 from gpurun.head.wish import NO_JOB
-from gpurun.launch.plan import Plan, make_plan
+from gpurun.launch.plan import HostPlan, Plan, make_plan
 from gpurun.leases.allocate import SSH_PORTS, look, snapshot
 from gpurun.node.claim_rules import Claimant
 from gpurun.scheduler.explain import explain
@@ -25,6 +25,8 @@ from gpurun.state.identity import known_id
 from gpurun.state.people import myself
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gpurun.inventory.model import Inventory
     from gpurun.jobs.spec import JobSpec
 
@@ -120,13 +122,27 @@ def _print(spec: JobSpec, inventory: Inventory, placement: Placement, plan: Plan
     typer.echo("settings, with where they come from:")
     for setting in plan.first.settings:
         typer.echo(f"  {setting.name}={setting.value}  ({setting.source}: {setting.reason})")
+    whole: list[HostPlan] = []
     for host in plan.hosts:
-        typer.echo(f"on {host.host}:")
-        typer.echo(f"  {_shown(host.run)}")
+        like, changes = _alike(host, whole)
+        if like is None:
+            whole.append(host)
+            typer.echo(f"on {host.host}:\n  {_shown(host.run)}")
+        else:
+            typer.echo(f"on {host.host}: as on {like}{', but ' if changes else ''}{_shown(changes)}")
         for told in host.ranks:
             typer.echo(f"  a rank there is told {' '.join(f'{name}={value}' for name, value in told.items())}")
     typer.echo(f"in the container on {plan.first.host}:" if plan.has_launcher else "each rank runs:")
     typer.echo(f"  {_shown(plan.launch)}")
+
+
+def _alike(host: HostPlan, shown: Sequence[HostPlan]) -> tuple[str | None, tuple[str, ...]]:
+    """A host that was shown whole and whose argv is nearly this one's, and the words that differ; None if none is."""
+    for other in shown:
+        changed = tuple(word for old, word in zip(other.run, host.run, strict=False) if old != word)
+        if len(other.run) == len(host.run) and len(changed) <= len(host.run) // 4:
+            return other.host, changed
+    return None, ()
 
 
 def _shown(argv: tuple[str, ...]) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import click
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 
@@ -22,10 +22,12 @@ class Place(NamedTuple):
     Attributes:
         where: ``module:name`` of the function, or of the Typer application of a group.
         short_help: its line in the group's help. Without it, that help imports the command and takes its first line.
+        takes_command: words after ``--`` are a program's argv.
     """
 
     where: str
     short_help: str | None = None
+    takes_command: bool = False
 
 
 def lazy_group(places: Mapping[str, Place]) -> type[TyperGroup]:
@@ -50,13 +52,18 @@ def lazy_group(places: Mapping[str, Place]) -> type[TyperGroup]:
     return LazyGroup
 
 
+class _TakesCommand(TyperCommand):
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND…]"]
+
+
 @cache
 def _load(name: str, place: Place) -> click.Command:
     module, _, attribute = place.where.partition(":")
     found = getattr(import_module(module), attribute)
     if not isinstance(found, typer.Typer):
         one = typer.Typer(add_completion=False, rich_markup_mode=None)
-        one.command(name)(found)
+        one.command(name, cls=_TakesCommand if place.takes_command else None)(found)
         found = one
     command = get_command(found)
     command.name, command.short_help = name, place.short_help

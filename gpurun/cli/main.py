@@ -21,7 +21,7 @@ TAKES_COMMAND = ("submit", "exec", "ssh", "sweep", "scale")
 
 COMMANDS = {
     "init": Place("gpurun.cli.init:init", "Make your first inventory, step by step"),
-    "submit": Place("gpurun.cli.submit:submit", "Run a recipe or a command on a gang of GPUs"),
+    "submit": Place("gpurun.cli.submit:submit", "Run a recipe or a command on a gang of GPUs", takes_command=True),
     "sweep": Place("gpurun.cli.sweep:app", "Run one recipe over a set of parameters"),
     "scale": Place("gpurun.cli.scale:app", "Measure a recipe's rate at several sizes"),
     "status": Place("gpurun.cli.jobs:status", "Show hosts and jobs"),
@@ -38,8 +38,8 @@ COMMANDS = {
     "show": Place("gpurun.cli.show:show", "Show everything that made a job"),
     "rerun": Place("gpurun.cli.show:rerun", "Run exactly what a job ran"),
     "diff": Place("gpurun.cli.show:diff", "Show how two jobs differ"),
-    "exec": Place("gpurun.cli.exec:exec_", "Run a command in a job's container"),
-    "ssh": Place("gpurun.cli.ssh:ssh", "Open a shell on a host"),
+    "exec": Place("gpurun.cli.exec:exec_", "Run a command in a job's container", takes_command=True),
+    "ssh": Place("gpurun.cli.ssh:ssh", "Open a shell on a host", takes_command=True),
     "history": Place("gpurun.cli.history:history", "Show ended attempts, with GPU use and outcome"),
     "report": Place("gpurun.cli.report:report", "Sum up who used what, what was idle, what failed"),
     "metrics": Place("gpurun.cli.metrics:metrics", "Print or serve metrics for Prometheus"),
@@ -108,6 +108,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = error.exit_code
     except click.ClickException as error:
         error.show()
+        if isinstance(error, click.UsageError) and command is None and args and args[0] in TAKES_COMMAND:
+            typer.echo(f"  → a program and its arguments follow --: gpurun {args[0]} … -- python3 train.py", err=True)
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
         code = INTERRUPTED

@@ -17,10 +17,21 @@ from gpurun.jobs.spec import DATA, DataSource, JobSpec
 
 _JOB_OUTPUTS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*:outputs((?:/.*)?)\Z")
 
+_KERNEL = ("proc", "sys", "dev", "gpurun", "workspace")
+_SYSTEM = ("bin", "boot", "etc", "lib", "lib32", "lib64", "run", "sbin", "usr", "var")
+
 
 def _container_path(path: str) -> str:
     if not path.startswith("/") or "\0" in path or "\n" in path or ".." in path.split("/") or path.strip("/") == "":
         raise ValueError
+    return path
+
+
+def _outputs_path(path: str) -> str:
+    """A folder that a container can spare: an empty folder of the host hides what the image has there."""
+    top, *below = _container_path(path).strip("/").split("/")
+    if top in _KERNEL or (top in _SYSTEM and not any(below)):
+        raise ValueError(f"hides the container's own /{top}")
     return path
 
 
@@ -47,6 +58,7 @@ def _data_source(text: str) -> dict[str, str]:
     return {"kind": "job", "path": text}
 
 
+OutputsPath = Annotated[str, written(_outputs_path, "an absolute path such as /checkpoints")]
 ContainerPath = Annotated[str, written(_container_path, "an absolute path such as /checkpoints")]
 Mount = Annotated[tuple[str, str, str], written(_mount, "a mount such as /host/path:/container/path:ro")]
 DataName = Annotated[

@@ -21,7 +21,7 @@ from gpurun.documents.nodes import ProblemReport, compose
 from gpurun.errors import BadInput
 from gpurun.inventory.load import read as read_bytes
 from gpurun.jobs.environment import environment_of
-from gpurun.jobs.mounted import ContainerPath, Data, DataName, Mount, check_data, mode_of, sources_below
+from gpurun.jobs.mounted import Data, DataName, Mount, OutputsPath, check_data, mode_of, sources_below
 from gpurun.jobs.notify_files import check_notify, notify_below
 from gpurun.jobs.notify_wish import NotifyWish, notify_wish
 from gpurun.jobs.spec import MOST_GPUS, Constraints, Controller, HorovodKnobs, JobSpec, Locality, Roles
@@ -40,6 +40,8 @@ DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)\s*d)?\s*(?:(\d+(?:\.\d+)?)\s*h)?\s*(?
                       r"\s*(?:(\d+(?:\.\d+)?)\s*s?)?")  # fmt: skip
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(MiB|GiB|TiB|M|G|T|m|g)")
 _MIB = {"m": 1, "mib": 1, "g": 1024, "gib": 1024, "t": 1024 * 1024, "tib": 1024 * 1024}
+
+_OPERATOR = re.compile(r"""&&?|\|[|&]?|[^\\'"]*;|[0-9]*(>>?|<<?<?)(&[0-9-])?""")
 
 
 def duration_s(text: str) -> float:
@@ -74,11 +76,26 @@ def _without_nul(text: str) -> str:
 
 
 def _words(line: str) -> list[str]:
-    """One line as a shell splits words; no shell ever runs it. Raises ValueError."""
+    """One line as a shell splits words; no shell ever runs it.
+
+    Raises:
+        ValueError: it cannot be split, or has an operator that only a shell carries out.
+    """
     try:
-        return shlex.split(_without_nul(line))
+        words, quoted = shlex.split(_without_nul(line)), shlex.split(line, posix=False)
     except ValueError as error:
         raise ValueError(f"cannot be split into words: {error}") from error
+    if operator := next((word for word in quoted if _OPERATOR.fullmatch(word)), None):
+        raise ValueError(f"has {operator}, which only a shell carries out; write [bash, -c, 'FIRST {operator} SECOND']")
+    return words
+
+
+def _limit_s(text: str) -> float:
+    """`duration_s` of a text with a unit: Slurm's limits without one are minutes. Raises ValueError."""
+    limit_s = duration_s(text)
+    if text.strip().replace(".", "", 1).isdigit():
+        raise ValueError(f"has no unit; write {text.strip()}s, {text.strip()}m or {text.strip()}h")
+    return limit_s
 
 
 _NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}\Z"
@@ -110,6 +127,7 @@ Duration = Annotated[float, written(duration_s, "a time such as 90s, 15m, 1h30m 
 WholeSeconds = Annotated[int, written(lambda text: round(duration_s(text)), "a time such as 90s, 15m, 1h30m or 2d")]
 Size = Annotated[int, written(size_mib, "a size such as 512MiB or 16GiB")]
 Gpus = Annotated[int, Meta(ge=1, le=MAX_GPUS)]
+TimeLimit = Annotated[float, written(_limit_s, "a time such as 15m, 1h30m or 2d")]
 Knob = Annotated[int, Meta(ge=0, le=1_000_000)]
 
 
@@ -191,7 +209,7 @@ class RecipeKeys(TypedDict, total=False):
     min_gpus: Gpus
     command: Command
     workdir: Text
-    outputs: ContainerPath
+    outputs: OutputsPath
     outputs_every: Duration
     outputs_limit: Size
     env: dict[EnvName, Text]
@@ -207,7 +225,7 @@ class RecipeKeys(TypedDict, total=False):
     priority: Annotated[int, Meta(ge=-1000, le=1000)]
     preemptible: bool
     max_restarts: Annotated[int, Meta(ge=0, le=1000)]
-    time_limit: Duration
+    time_limit: TimeLimit
     hang_timeout: Duration
     rehearse: Duration
     grace: Duration

@@ -258,3 +258,25 @@ def test_a_job_in_the_queue_says_what_it_waits_for(gpurun, inventory, tmp_path, 
     (store.home / "cordons.json").unlink()
     rows = {row["job"]: row for row in json.loads(gpurun("queue", "--json")[1])["queue"]}
     assert (rows[later]["position"], rows[never]["position"]) == (1, None)
+
+
+def test_a_forgotten_double_dash_is_explained(gpurun, inventory):
+    for argv in (("python3", "train.py"), ("train.py", "--lr", "3")):
+        code, _, err = gpurun("submit", "-i", inventory, "-n", "2", "--image", "i", *argv)
+        assert (code, "a program and its arguments follow --" in err) == (2, True)
+    assert "[-- COMMAND…]" in gpurun("submit", "--help")[1]
+    assert "follow --" not in gpurun("status", "--nope")[2]
+
+
+@pytest.mark.parametrize("command", [("doctor",), ("inventory", "probe")])
+def test_a_check_of_no_host_is_an_error(gpurun, inventory, command):
+    code, _, err = gpurun(*command, "@lost", "-i", inventory)
+    assert (code, "no host is @lost now" in err) == (2, True)
+
+
+def test_a_dry_run_shows_alike_hosts_by_what_differs(gpurun, inventory):
+    Path(inventory).write_text(INVENTORY.replace("h[1-2]", "h[1-2],h[5-8]"))
+    code, out, err = gpurun("submit", "-i", inventory, "-n", "24", "--image", "i", "--dry-run", "--", "true")
+    assert code == 0, err
+    assert out.count("docker run") == 2, "the host that launches, and one of the others"
+    assert out.count(": as on h2") == 4

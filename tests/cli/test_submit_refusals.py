@@ -5,6 +5,8 @@ import pytest
 from gpurun.errors import NeverFits
 from gpurun.head.wish import refuse_impossible
 from gpurun.inventory.load import parse
+from gpurun.jobs.mounted import _outputs_path
+from gpurun.jobs.recipe import _limit_s, _words
 from gpurun.jobs.spec import JobSpec
 
 TEXT = """\
@@ -36,3 +38,40 @@ def test_a_hint_is_about_pools_or_gpus_as_the_refusal_is(tmp_path, pools, more, 
     with pytest.raises(NeverFits) as caught:
         refuse_impossible(spec, inventory)
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "operator"),
+    [
+        ("echo hi && echo there", "&&"), ("a | b", "|"), ("a > log", ">"), ("a 2>&1", "2>&1"), ("a; b", "a;"),
+        ("sleep 1 &", "&"), ("a || b", "||"), ("a >> log", ">>"),
+    ],
+)  # fmt: skip
+def test_a_command_line_with_what_only_a_shell_carries_out_is_refused(line, operator):
+    with pytest.raises(ValueError, match="which only a shell carries out") as caught:
+        _words(line)
+    assert f"has {operator}," in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line", ["bash -c 'a && b | c > d; e'", "echo \"&&\" '|'", "x --a=b&c", r"find . -exec ls {} \;"]
+)
+def test_a_command_line_whose_operators_are_quoted_is_words(line):
+    assert _words(line)
+
+
+@pytest.mark.parametrize("path", ["/usr", "/usr/", "/etc", "/proc/x", "/dev/shm", "/gpurun/x", "/workspace", "/run"])
+def test_outputs_do_not_hide_what_a_container_needs(path):
+    with pytest.raises(ValueError, match="hides the container's own"):
+        _outputs_path(path)
+
+
+def test_outputs_may_be_anywhere_else():
+    assert [_outputs_path(path) for path in ("/usr/local/out", "/checkpoints", "/var/out", "/opt")]
+
+
+@pytest.mark.parametrize("text", ["120", " 5 ", "1.5"])
+def test_a_time_limit_without_a_unit_is_refused(text):
+    with pytest.raises(ValueError, match="has no unit"):
+        _limit_s(text)
+    assert _limit_s("120s") == 120

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from gpurun.environments.project import read_lock, read_project
 from gpurun.errors import BadInput
 
 PROJECT = '[project]\nname = "mine"\nversion = "1"\nrequires-python = ">=3.8"\n'
-UV = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
+UV = str(Path(sys.executable).parent / "uv")  # of the development extras
 
 
 def test_a_projects_dependencies_are_taken_and_its_code_is_not(write):
@@ -64,7 +63,6 @@ wheels = [{{ url = "https://example.org/{name}-1.5-py3-none-any.whl", hash = "sh
 )
 
 
-@pytest.mark.skipif(UV is None, reason="uv is not installed")
 def test_a_lock_gives_exactly_what_it_pins_with_hashes(write):
     project = PROJECT + 'dependencies = ["tinyone"]\n[dependency-groups]\ndev = ["tinydev"]\n'
     path = write({"uv.lock": LOCK, "pyproject.toml": project, "setup.py": "raise SystemExit('run')"})
@@ -73,7 +71,6 @@ def test_a_lock_gives_exactly_what_it_pins_with_hashes(write):
     assert found.lines[0].startswith("tinyone==1.5") and f"--hash=sha256:{'1' * 64}" in found.lines[0]
 
 
-@pytest.mark.skipif(UV is None, reason="uv is not installed")
 @pytest.mark.parametrize("text", ["", "not toml [", "version = 99\n"])
 def test_a_damaged_lock_is_refused(write, text):
     path = write({"uv.lock": text, "pyproject.toml": PROJECT})
