@@ -8,7 +8,7 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 try:
@@ -60,12 +60,10 @@ def timeline_s(text: str) -> list[tuple[float, float]]:
     Horovod traces each tensor as a process: ``B`` begins an activity and ``E`` ends the innermost one. Negotiation
     is waiting for other ranks, not exchange. A timeline that is still open lacks its last bracket.
     """
-    lines = [line.strip().rstrip(",") for line in text.splitlines()]
     begun: dict[object, list[tuple[str, float]]] = {}
     spans = []
-    for line in lines:
+    for event in _objects(text):
         try:
-            event = json.loads(line)
             phase, at, who = event["ph"], float(event.get("ts", 0)) / 1e6, event["pid"]
         except (ValueError, TypeError, KeyError):
             continue
@@ -76,6 +74,17 @@ def timeline_s(text: str) -> list[tuple[float, float]]:
             if name.endswith("ALLREDUCE") and not name.startswith("NEGOTIATE") and name != "ALLREDUCE":
                 spans.append((begin, at))
     return spans
+
+
+def _objects(text: str) -> Iterator[dict[str, object]]:
+    """The JSON objects in a text, as far as they are whole, whatever stands between them."""
+    decoder, at = json.JSONDecoder(), 0
+    while (at := text.find("{", at)) >= 0:
+        try:
+            found, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return
+        yield found
 
 
 class Steps:

@@ -72,6 +72,12 @@ def test_horovods_timeline_gives_exchange_without_negotiation(recipe):
     assert recipe["measures"].timeline_s(text) == [(20e-6, 2.00002), (25e-6, 3.000025)]
 
 
+def test_events_that_share_a_line_are_all_read(recipe):
+    """Horovod 0.28 ends a line behind some events only."""
+    text = "[\n" + event("B", 20, name="GLOO_ALLREDUCE") + event("E", 30) + '{"ph": "B", "ts": 40, "pi'
+    assert recipe["measures"].timeline_s(text) == [(20e-6, 30e-6)]
+
+
 @pytest.mark.parametrize("text", ["", "[", "{", "null,\n3,\n[]", '{"ph": "E", "pid": 1}', '{"ph":"B","ts":"x","pid":1}',
                                   '{"ph": "B", "ts": 1, "pid": 1, "name": null}'])  # fmt: skip
 def test_a_damaged_timeline_gives_nothing(recipe, text):
