@@ -53,7 +53,12 @@ def rack_lines(picture: Picture, fold: Fold, columns: int | None) -> Iterator[Li
     widths = sorted(_width(entry) for _, entries in racks for entry in entries)
     unit = widths[len(widths) * 3 // 4] + GAP if widths else 1
     for rack, entries in racks:
-        yield _heading(rack, fold)
+        names, figures = _heading(rack, fold)
+        if columns is not None and _width([names, figures]) > columns:
+            yield [names]
+            yield [figures]
+        else:
+            yield [names, figures]
         yield from _beside(entries, unit, columns)
 
 
@@ -99,11 +104,11 @@ def _width(line: Line) -> int:
     return sum(width_of(text) for text, _ in line)
 
 
-def _heading(rack: RackView, fold: Fold) -> Line:
+def _heading(rack: RackView, fold: Fold) -> tuple[Span, Span]:
     names = fold(rack.racks) if len(rack.racks) > 1 else rack.racks[0]
     each = f"{rack.hosts} host{'s' * (rack.hosts != 1)}"
     kind = ", ".join(rack.generations)
-    return [(printable(names), "head"), (f"  {printable(kind)}  {each}  {rack.free} of {rack.gpus} GPUs free", "dim")]
+    return (printable(names), "head"), (f"  {printable(kind)}  {each}  {rack.free} of {rack.gpus} GPUs free", "dim")
 
 
 def _beside(entries: Sequence[Line], unit: int, columns: int | None) -> Iterator[Line]:

@@ -63,6 +63,12 @@ def test_racks_that_are_alike_are_one_line():
     ]  # fmt: skip
 
 
+def test_a_heading_of_many_racks_fits_a_narrow_terminal():
+    hosts = [host(f"r{rack}-n1", [FREE] * 8, f"r{rack}") for rack in range(0, 40, 3)]
+    lines = racks(picture_of(hosts, [], 0.0, fold), 60)
+    assert max(map(width_of, lines[:2])) <= 60 and lines[1] == "  pascal  14 hosts  112 of 112 GPUs free"
+
+
 def test_hosts_of_other_generations_or_sizes_are_not_alike():
     hosts = [host("n1", [FREE] * 2), host("n2", [FREE] * 2, generation="volta"), host("n3", [])]
     found = racks_of(hosts)
