@@ -33,7 +33,7 @@ from gpurun.top.rows import (
 )
 
 TICK_S = 1.0
-FIGURES_EVERY_S = 5.0
+FIGURES_EVERY_S = 10.0
 """Figures and times are drawn anew this often; states, reasons and hosts that fall silent at once."""
 COLUMNS = {"jobs": JOB_COLUMNS, "queue": QUEUE_COLUMNS, "hosts": HOST_COLUMNS}
 STYLES = {
