@@ -15,7 +15,7 @@ from gpurun.head.submission import pin
 from gpurun.head.wish import Flags, spec_of
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.recipe import Recipe
-from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.spec import DEFAULT_LAUNCHER, JobSpec
 from gpurun.launch.launchers import launcher_of
 from gpurun.scaling.shape import LinkRates
 from gpurun.state import audit
@@ -55,10 +55,10 @@ def plan_of(
 
 
 def _job(recipe: Recipe | None, inventory: Inventory, flags: Flags, launcher: str | None, gpus: int) -> JobSpec:
-    named = launcher or (str(recipe.given.get("launcher", "horovod")) if recipe is not None else "horovod")
+    named = launcher or str((recipe.given if recipe is not None else {}).get("launcher", DEFAULT_LAUNCHER))
     has_roles = launcher_of(JobSpec("", "", 1, ("true",), launcher=named)).with_roles is not None
     if recipe is not None:
-        given = given_for(recipe.given, gpus, has_roles=has_roles, is_horovod=named == "horovod")
+        given = given_for(recipe.given, gpus, has_roles=has_roles, has_knobs=named == DEFAULT_LAUNCHER)
         recipe = replace(recipe, given=given)
     sized = {**flags, "--gpus": ("gpus", gpus), "--launcher": ("launcher", launcher)}
     spec, _ = spec_of(recipe, inventory, sized, {})

@@ -120,12 +120,12 @@ def check_name(name: str) -> None:
         )
 
 
-def given_for(given: Mapping[str, object], gpus: int, *, has_roles: bool, is_horovod: bool) -> dict[str, object]:
+def given_for(given: Mapping[str, object], gpus: int, *, has_roles: bool, has_knobs: bool) -> dict[str, object]:
     """A recipe's fields for one size: a gang of one size, with as many servers for each worker as the recipe has.
 
     Roles are dropped where the launcher's ranks have none; Horovod's settings where another launcher starts them.
     """
-    dropped = {"min_gpus", "rehearse_s", *([] if is_horovod else ["horovod", "controller"])}
+    dropped = {"min_gpus", "rehearse_s", *([] if has_knobs else ["horovod", "controller"])}
     kept = {key: value for key, value in given.items() if key not in dropped}
     roles, before = kept.pop("roles", None), kept.get("gpus")
     if isinstance(roles, Roles) and has_roles:

@@ -14,6 +14,8 @@ from gpurun.jobs.notify_wish import NotifyWish
 
 Controller = Literal["gloo", "mpi"]
 Locality = Literal["host", "rack", "any"]
+DEFAULT_LAUNCHER = "horovod"
+"""What starts the ranks of a job that does not say."""
 DATA = "/data"
 """Where containers have data sets, each under its name."""
 MOST_GPUS = 1024
@@ -293,7 +295,7 @@ class JobSpec:
     max_restarts: int = 0
     shm_size_mib: int = 1024
     mounts: tuple[tuple[str, str, str], ...] = ()
-    launcher: str = "horovod"
+    launcher: str = DEFAULT_LAUNCHER
     image_id: str = ""
     code: str = ""
     outputs_limit_mib: int | None = None

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpurun.msgspec_types import ready
 from gpurun.state import lock, own_cache
 
 MOST_SETS = 1000
@@ -46,7 +47,7 @@ def known() -> Known:
     """All that is known."""
     place = _place()
     try:
-        return msgspec.json.decode((place and own_cache.read(place)) or b"{}", type=Known)
+        return msgspec.json.decode((place and own_cache.read(place)) or b"{}", type=ready(Known))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return {}
 

@@ -85,9 +85,9 @@ def test_servers_keep_their_share_of_the_workers_and_other_launchers_have_none(r
 
 def test_settings_of_horovod_stay_with_horovod():
     given = {"gpus": 2, "horovod": 1, "controller": "mpi", "rehearse_s": 3.0}
-    assert given_for(given, 4, has_roles=False, is_horovod=True) == {"gpus": 2, "horovod": 1, "controller": "mpi"}
-    assert given_for(given, 4, has_roles=False, is_horovod=False) == {"gpus": 2}
-    without = given_for({"roles": Roles(ps=3)}, 2, has_roles=True, is_horovod=False)
+    assert given_for(given, 4, has_roles=False, has_knobs=True) == {"gpus": 2, "horovod": 1, "controller": "mpi"}
+    assert given_for(given, 4, has_roles=False, has_knobs=False) == {"gpus": 2}
+    without = given_for({"roles": Roles(ps=3)}, 2, has_roles=True, has_knobs=False)
     assert without["roles"].ps == 3  # the recipe does not say for how many GPUs
 
 

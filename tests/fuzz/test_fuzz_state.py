@@ -62,7 +62,7 @@ COMMANDS = (
     ("inventory", "cordon", "h3"), ("inventory", "uncordon", "h1"), ("recover", "--discard", "RUNS.json"),
     ("inventory", "drain", "h1"), ("inventory", "drain", "h2", "--deadline", "1h"),
 )  # fmt: skip
-CODES = (0, 1, 2, 4, 5)
+CODES = (0, 1, 2, 4, 5, 124)
 EXAMPLE_S = 100
 NEVER_WRITTEN_AGAIN = ("jobs/RUNS/spec.json", "jobs/RUNS/plan.json", "jobs/LOST/spec.json", "jobs/WAITS/spec.json")
 

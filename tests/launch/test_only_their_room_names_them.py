@@ -13,6 +13,7 @@ ROOM = HERE / "launch/launchers"
 NOT_THE_LAUNCHER = {
     "jobs/spec.py": "what a job is started by that says nothing",
     "jobs/recipe.py": "the recipe's section of Horovod's knobs",
+    "campaigns/plan.py": "the recipe's section of Horovod's knobs",
     "cli/bench.py": "the program that `gpurun bench` has the gang run",
     "cli/inventory_exchange.py": "a file format",
     "doctor/bench_job/bench.py": "runs in the container: modules of Python",
