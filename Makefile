@@ -28,9 +28,15 @@ demo: setup image
 	$(GPURUN) status --inventory $$lab/inventory.yaml
 
 # Building Horovod and the quick tests share the wait.
+# `make test ROOM=leases` runs the quick tests of one room.
+ifdef ROOM
+test: setup
+	$(VENV)/bin/pytest -m 'not lab' -n 2 tests/$(ROOM)
+else
 test: setup
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line images test-unit
 	@$(MAKE) --no-print-directory test-lab
+endif
 
 # These tests wait more than they compute: six processes keep two cores busy.
 test-unit: setup
