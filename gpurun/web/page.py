@@ -56,7 +56,7 @@ def cluster_body(
     expected: Callable[[float], str],
 ) -> str:
     """Hosts, jobs and the queue."""
-    parts = [f"<h1>gpurun</h1><p>{text(plain(total_line(picture)))}</p>"]
+    parts = [f'<h1>gpurun</h1><p>{text(plain(total_line(picture)))} · <a href="/report">use of GPUs</a></p>']
     parts += [f'<p class="bad">{text(problem)}</p>' for problem in problems]
     lines = [*rack_lines(picture, fold, ENTRY_COLUMNS), mark_line(picture)]
     parts.append("<h2>Hosts</h2><pre>" + "\n".join(map(_line, lines)) + "</pre>")
@@ -70,6 +70,12 @@ def cluster_body(
         heads = ["place", "job", "owner", "name", "GPUs", "waits for", "expected", "because"]
         parts.append("<h2>Queue</h2>" + _table(heads, rows))
     return "".join(parts)
+
+
+def report_body(accounts: str, problems: Iterable[str]) -> str:
+    """The accounts, which are HTML already, and what could not be read for them."""
+    damaged = "".join(f'<p class="bad">{text(problem)}</p>' for problem in problems)
+    return f'<p><a href="/">all jobs</a></p>{damaged}{accounts}'
 
 
 def problem_body(message: str, hint: str | None) -> str:

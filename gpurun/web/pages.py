@@ -11,6 +11,10 @@ from typing import Generic, TypeVar
 
 from gpurun.documents.plain import printed
 from gpurun.errors import BadInput, GpurunError, StateError
+from gpurun.history.accounts import accounts
+from gpurun.history.collect import sources
+from gpurun.history.page import body
+from gpurun.history.select import Wanted
 from gpurun.inventory.folding import fold
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.record import ID_PATTERN
@@ -23,10 +27,11 @@ from gpurun.views.curves import Curves
 from gpurun.views.picture import WaitingJob, shown_for_s
 from gpurun.views.reading import Reading, read, with_trouble
 from gpurun.views.waiting import look_ahead, reasons_of, waiting_jobs
-from gpurun.web.page import cluster_body, document, job_body, problem_body
+from gpurun.web.page import cluster_body, document, job_body, problem_body, report_body
 
 LOG_LINES = 500
-READ_EVERY_S, DECIDE_EVERY_S = 2.0, 10.0
+READ_EVERY_S, DECIDE_EVERY_S, COUNT_EVERY_S = 2.0, 10.0, 60.0
+REPORT_S = 30 * 86400.0
 MOST_CURVES = 64
 """Jobs whose curves are kept in memory."""
 
@@ -77,6 +82,7 @@ class Pages:
         self._store, self._open_cluster, self._duration = store, open_cluster, duration
         self._queue = Remade(self._decide, DECIDE_EVERY_S)
         self._reading = Remade(self._read, READ_EVERY_S)
+        self._report = Remade(self._count, COUNT_EVERY_S)
         self._metrics: dict[str, _Metrics] = {}
         self._lock = threading.Lock()
 
@@ -102,6 +108,8 @@ class Pages:
     def _page(self, path: str, nonce: str) -> str | None:
         if path == "/":
             return document("gpurun", self._cluster(), nonce)
+        if path == "/report":
+            return document("gpurun: use of GPUs", self._report.get(), nonce, refresh_s=None)
         name = path.removeprefix("/job/")
         if name == path or not ID_PATTERN.fullmatch(name):
             return None
@@ -120,6 +128,15 @@ class Pages:
             reading.picture, queue, dict.fromkeys(problems), fold, self._duration, lambda at_s: expected_in(at_s, now_s)
         )
 
+    def _count(self) -> str:
+        """Who used what in the last 30 days."""
+        problems: list[StateError] = []
+        now_s = time.time()
+        with sources(self._store.home, problems.append, now_s=now_s) as found:
+            capacity = self._open_cluster().inventory.total_gpus
+            made = accounts(found, Wanted(since_s=now_s - REPORT_S), now_s=now_s, capacity=capacity)
+        return report_body(body(made), map(str, problems))
+
     def _job(self, folder: JobFolder, nonce: str) -> str:
         record = with_trouble(self._store, folder.record())
         now_s = record.ended_s or time.time()
@@ -136,8 +153,8 @@ class Pages:
         lines = last_lines(folder.log, LOG_LINES)
         shown = f"the last {len(lines)} lines; `gpurun logs {record.id}` prints all" if lines else "nothing printed yet"
         log = (f"{'launcher' if line.rank is None else line.rank:>8} | {printed(line.text)}" for _, line in lines)
-        body = job_body(f"{record.id} {record.name}", facts, self._drawn(folder), log, shown)
-        return document(f"{record.id} {record.name}", body, nonce, refresh_s=None if record.state.ended else 10)
+        shown_job = job_body(f"{record.id} {record.name}", facts, self._drawn(folder), log, shown)
+        return document(f"{record.id} {record.name}", shown_job, nonce, refresh_s=None if record.state.ended else 10)
 
     def _drawn(self, folder: JobFolder) -> list[str]:
         with self._lock:

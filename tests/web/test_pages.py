@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from sites import HOSTILE, TOKEN, ask, log, new_job
@@ -27,6 +28,18 @@ def test_a_job_with_its_log_and_curves(door, home):
     assert "loss: 0.125 at step 8" in page and "<polyline" in page
     log(job, reports=[(9, {"loss": 0.1})])
     assert "loss: 0.1 at step 9" in ask(door, f"/job/{job.id}")[2], "reports are read as they come"
+
+
+def test_the_report_says_who_used_what(door, home):
+    from ended_jobs import run, submit
+
+    run(home, submit(home, name=HOSTILE), at_s=time.time() - 900, stopped_s=time.time() - 300)
+    status, headers, page = ask(door, "/report")
+    assert status == 200
+    assert "<h1>GPU use, " in page and "<h2>By user</h2>" in page and "<svg" in page
+    assert "<script" not in page and "<img" not in page and "style=" not in page
+    assert "unsafe" not in headers["Content-Security-Policy"]
+    assert '<a href="/report">' in ask(door)[2]
 
 
 def test_hostile_names_and_logs_stay_texts(door, home):
