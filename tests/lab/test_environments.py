@@ -33,11 +33,13 @@ def test_ranks_import_what_the_image_lacks(cluster, tmp_path):
         inputs = json.loads(cluster.gpurun("show", job["id"], "--json").out)["inputs"]
         head.made.append(inputs["image"])
         assert inputs["python.packages"] == [f"{name}==1.0"] and inputs["python.base"] == TRAIN
-        again = cluster.gpurun("ship", inputs["image"], *job["hosts"], "-i", str(cluster.inventory), "--json")
+        again = cluster.gpurun("ship", inputs["image"], ",".join(job["hosts"]), "-i", str(cluster.inventory), "--json")
         assert json.loads(again.out)["bytes_missing"] == 0
         planned = cluster.gpurun(*args, "--dry-run", "--json", "--", "true")
         assert json.loads(planned.out)["environment"]["built"], planned.err
-        listed = json.loads(cluster.gpurun("images", *job["hosts"], "-i", str(cluster.inventory), "--json").out)
+        listed = json.loads(
+            cluster.gpurun("images", ",".join(job["hosts"]), "-i", str(cluster.inventory), "--json").out
+        )
         assert all(inputs["image"] in json.dumps(found) for found in listed["images"].values())
     finally:
         for host in cluster.lab.hosts:
