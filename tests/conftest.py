@@ -61,3 +61,18 @@ def caches_of_the_tests(request, tmp_path_factory, monkeypatch):
     if request.node.get_closest_marker("lab") is None:
         for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
             monkeypatch.setenv(name, str(tmp_path_factory.getbasetemp() / name.lower()))
+
+
+@pytest.fixture(name="gpurun")
+def command_in_this_process(capsys):
+    """Run a command in this process; its exit code, and what it printed on stdout and stderr."""
+    from gpurun.cli.main import main
+
+    def run(*argv):
+        with pytest.raises(SystemExit) as ended:
+            main(argv)
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return ended.value.code, out, err
+
+    return run
