@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from textual.widgets import Input, Log, Static
 
 from gpurun.cli.printing import duration
 from gpurun.errors import NotYours
 from gpurun.jobs.states import State
-
-textual = pytest.importorskip("textual")
-
-from textual.widgets import Input, Log, Static  # noqa: E402
-
-from gpurun.top.app import Actions, Question, TopApp  # noqa: E402
+from gpurun.top.app import Actions, Question, TopApp
 
 HOSTILE = "[red]x[/red]\x1b[2J[@click=app.quit]"
 

@@ -117,7 +117,6 @@ def environ(tmp_path):
 
 
 def test_without_a_terminal_it_says_what_to_do(environ):
-    pytest.importorskip("textual")
     argv = [sys.executable, "-m", "gpurun", "top"]
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     assert done.returncode == 2 and "needs a terminal" in done.stderr and "--plain" in done.stderr
