@@ -2,7 +2,8 @@
 
 Seconds from `gpurun submit` until the last rank has said that it runs, and from `gpurun cancel` until every host is
 fenced; CPU seconds of the submit and of the supervisor, for each host; the supervisor's memory at its peak. All
-hosts share this machine's cores, so wall times hold the work of the hosts, too.
+hosts share this machine's cores, so wall times hold the work of the hosts, too: "busy" is the share of all cores that
+was in use until the ranks ran. Where it is near 1, more hosts with cores of their own would not take longer.
 
     python benchmarks/bench_growth.py [--hosts 2,8,32,64] [--rounds 3] [--lab growth]
 """
@@ -34,6 +35,7 @@ class Cost:
     """What one job of one size has cost."""
 
     running_s: float
+    busy: float
     fenced_s: float
     cpu_s: float
     memory_mib: float
@@ -50,6 +52,12 @@ def wait_until(is_so, what: str) -> float:
         assert time.monotonic() - began < WAIT_S, what
         time.sleep(0.05)
     return time.monotonic()
+
+
+def machine_cpu_s() -> float:
+    """CPU seconds that all processes of this machine have used since it started."""
+    user, nice, system, _, _, irq, soft = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8])
+    return (user + nice + system + irq + soft) * TICK_S
 
 
 def supervisor_of(job: str) -> int:
@@ -90,12 +98,13 @@ class Supervisor:
 
 def measure(inventory: str, hosts: int) -> Cost:
     before = os.times()
-    began = time.monotonic()
+    began, busy_s = time.monotonic(), machine_cpu_s()
     flags = ["-n", str(hosts), "--gpus-per-host", "1", "--image", IMAGE, "--launcher", "tasks", "-i", inventory]
     job = run([*GPURUN, "submit", *flags, "--", "sh", "-c", "echo runs; exec sleep 3600"]).strip()
     supervisor = Supervisor(supervisor_of(job))
     log = Path(os.environ["GPURUN_HOME"]) / "jobs" / job / "log"
     running_s = wait_until(lambda: _read(log).count(b"runs") >= hosts or supervisor.is_gone(), "ranks run") - began
+    busy = (machine_cpu_s() - busy_s) / running_s / (os.cpu_count() or 1)
     assert not supervisor.is_gone(), log.read_text()
     asked_s = time.monotonic()
     run([*GPURUN, "cancel", job, "--no-wait"])
@@ -104,7 +113,7 @@ def measure(inventory: str, hosts: int) -> Cost:
     assert found["state"] == "CANCELLED", found
     after = os.times()
     commands_s = sum(after[2:4]) - sum(before[2:4])
-    return Cost(running_s, fenced_s, commands_s + supervisor.cpu_s, supervisor.memory_mib)
+    return Cost(running_s, busy, fenced_s, commands_s + supervisor.cpu_s, supervisor.memory_mib)
 
 
 def main() -> None:
@@ -115,7 +124,7 @@ def main() -> None:
     arguments = parser.parse_args()
     compileall.compile_dir(Path(gpurun.__file__).parent, quiet=1)  # what pip does at installation
     sizes = [int(size) for size in arguments.hosts.split(",")]
-    print("hosts  running s  fenced s  CPU s of the head a host  memory MiB")
+    print("hosts  running s  busy  fenced s  CPU s of the head a host  memory MiB")
     with tempfile.TemporaryDirectory() as home:
         os.environ["GPURUN_HOME"] = home
         shape = ["--racks", "2", "--hosts", str(max(sizes) // 2), "--gpus", "1"]
@@ -126,10 +135,11 @@ def main() -> None:
                 costs = [measure(inventory, size) for _ in range(arguments.rounds)]
                 middle = [
                     statistics.median(getattr(cost, name) for cost in costs)
-                    for name in ("running_s", "fenced_s", "cpu_s", "memory_mib")
+                    for name in ("running_s", "busy", "fenced_s", "cpu_s", "memory_mib")
                 ]
                 print(
-                    f"{size:5d}  {middle[0]:9.2f}  {middle[1]:8.2f}  {middle[2] / size:24.3f}  {middle[3]:10.1f}",
+                    f"{size:5d}  {middle[0]:9.2f}  {middle[1]:4.2f}  {middle[2]:8.2f}  {middle[3] / size:24.3f}"
+                    f"  {middle[4]:10.1f}",
                     flush=True,
                 )
         finally:
