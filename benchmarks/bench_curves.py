@@ -1,0 +1,160 @@
+"""Scaling curves on the lab by `gpurun scale`, and what the cost model says of sizes and links that it did not see.
+
+Ring (Horovod) against parameter servers (TensorFlow), one rank per host, on links of 1 Gbit/s, then some sizes again
+at 500 Mbit/s. The networks are paced: their computing is a pause, so that the lab's hosts, which share one machine's
+cores, do not slow each other down by computing; README.md of the recipe has the proportion to a P100 with 25 Gbit/s.
+The model is fitted to 1, 2 and 4 hosts at 1 Gbit/s, and asked for 8 hosts and for 500 Mbit/s.
+
+    python benchmarks/bench_curves.py [--models vgg-like,resnet-like] [--sizes 1,2,4,8] [--repeat 1] [--to DIR]
+
+Needs root, Linux, Docker's packages and the image gpurun/train:tf2.15. Takes about three quarters of an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpurun.lab import Lab, LabSpec
+from gpurun.scaling.measured import campaign_samples
+from gpurun.scaling.model import fit
+from gpurun.scaling.samples import Sample
+
+GPURUN = [sys.executable, "-m", "gpurun"]
+RECIPE = Path(__file__).parent.parent / "recipes" / "synthetic-benchmark" / "ps.yaml"
+LAUNCHERS = ("horovod", "tensorflow")
+LINKS = {"1gbit": 1_000_000_000, "500mbit": 500_000_000}
+SEEN_RANKS = 4
+AGAIN = "2,4"
+"""Sizes that run again on the slower links."""
+
+
+def scale(lab: Lab, name: str, model: str, sizes: str, link: str, repeat: int) -> None:
+    """One campaign; what `gpurun scale` prints goes to stderr."""
+    subprocess.run(
+        [
+            *GPURUN, "scale", "run", str(RECIPE), "-i", str(lab.inventory), "--gpus", sizes,
+            "--launcher", ",".join(LAUNCHERS), "--repeat", str(repeat), "--link", link, "--name", name,
+            "--", "python3", "benchmark.py", "--model", model, "--steps", "8", "--warmup", "2",
+        ],
+        check=True, stdout=sys.stderr,
+    )  # fmt: skip
+
+
+def samples_of(home: Path, name: str) -> Iterator[Sample]:
+    """All runs of a campaign."""
+    for launcher in LAUNCHERS:
+        yield from campaign_samples(home, name, launcher)
+
+
+def show_curves(model: str, link: str, samples: Sequence[Sample]) -> None:
+    """Images/s and efficiency against one rank of the same launcher, by size."""
+    print(f"{model}, links of {link}: images/s, of linear, bytes of gradients, seconds of exchange")
+    for launcher in LAUNCHERS:
+        by_ranks: dict[int, list[Sample]] = {}
+        for sample in samples:
+            if sample.launcher == launcher:
+                by_ranks.setdefault(sample.ranks, []).append(sample)
+        least = min(by_ranks)
+        one = statistics.median(sample.images_per_s for sample in by_ranks[least]) / least
+        for ranks, runs in sorted(by_ranks.items()):
+            rate = statistics.median(run.images_per_s for run in runs)
+            moved = statistics.median(run.exchange_s or 0.0 for run in runs)
+            print(
+                f"  {launcher:10} {ranks:3} {rate:8.1f} {100 * rate / ranks / one:6.1f} %"
+                f" {runs[0].gradient_bytes:11} {moved:7.3f}", flush=True,
+            )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A run that the model did not see, with what it expected: images/s of all ranks."""
+
+    model: str
+    launcher: str
+    ranks: int
+    mbit_per_s: float
+    measured: float
+    expected: float
+    low: float
+    high: float
+
+    @property
+    def error(self) -> float:
+        """Of the expectation, relative to what was measured."""
+        return self.expected / self.measured - 1
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the range holds the run."""
+        return self.low <= self.measured <= self.high
+
+
+def judge(home: Path, model: str) -> Iterator[Judged]:
+    """Fit to what is small and fast; ask for the rest."""
+    runs = [run for link in LINKS for run in samples_of(home, f"{model}-{link}")]
+    for launcher in LAUNCHERS:
+        own = [run for run in runs if run.launcher == launcher]
+        seen = [run for run in own if run.ranks <= SEEN_RANKS and run.rates.rack == LINKS["1gbit"]]
+        fitted = fit(seen)
+        for run in own:
+            if run not in seen:
+                told = fitted.predict(run.shape).images_per_s
+                yield Judged(
+                    model, launcher, run.ranks, (run.rates.rack or 0.0) / 1e6, run.images_per_s, told.median,
+                    told.low, told.high,
+                )  # fmt: skip
+
+
+def show_judged(found: Sequence[Judged]) -> None:
+    """Each run, and all together beside the goals."""
+    for each in found:
+        print(
+            f"  {each.model:12} {each.launcher:10} {each.ranks:3} ranks, {each.mbit_per_s:.0f} Mbit/s: measured"
+            f" {each.measured:7.1f}, expected {each.expected:7.1f} ({each.low:.1f} to {each.high:.1f}),"
+            f" {100 * each.error:+.1f} %"
+        )
+    errors = sorted(abs(each.error) for each in found)
+    inside = sum(each.is_inside for each in found) / len(found)
+    print(f"{len(found)} unseen runs; goals: median 10 %, worst 20 %, inside 90 %")
+    print(f"error: median {statistics.median(errors):.1%}, worst {errors[-1]:.1%}; inside the range {inside:.0%}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="vgg-like,resnet-like")
+    parser.add_argument("--sizes", default="1,2,4,8")
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--to", type=Path, help="keep the campaigns and their reports in this folder")
+    options = parser.parse_args()
+    largest = max(int(size) for size in options.sizes.split(","))
+    models = options.models.split(",")
+    lab = Lab("curves")
+    lab.down(purge=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        home = options.to or Path(temporary)
+        os.environ["GPURUN_HOME"] = str(home)
+        try:
+            for link, rate in LINKS.items():
+                lab.up(LabSpec(lab.name, racks=1, hosts=largest, gpus=1, host_link_bps=rate))
+                for model in models:
+                    sizes = options.sizes if link == "1gbit" else AGAIN
+                    scale(lab, f"{model}-{link}", model, sizes, link, options.repeat)
+                    show_curves(model, link, list(samples_of(home, f"{model}-{link}")))
+                lab.down()
+        finally:
+            lab.down(purge=True)
+        show_judged([each for model in models for each in judge(home, model)])
+        for name in [f"{model}-{link}" for model in models for link in LINKS] if options.to else []:
+            subprocess.run([*GPURUN, "scale", "report", name, "--to", str(home)], check=True)
+
+
+if __name__ == "__main__":
+    main()
