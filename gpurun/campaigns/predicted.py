@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gpurun.campaigns.picture import PredictedPoint
-from gpurun.scaling.model import CannotPredict, fit
+from gpurun.scaling.model import CannotPredict, PairFigure, fit
 from gpurun.scaling.samples import Sample
 from gpurun.scaling.shape import Shape
 
@@ -13,10 +13,15 @@ DOUBLINGS = 2
 """How far beyond the largest measured size a curve goes."""
 
 
-def predictions(samples: Sequence[Sample]) -> tuple[list[PredictedPoint], list[str]]:
+def predictions(
+    samples: Sequence[Sample], figures: Sequence[PairFigure] = ()
+) -> tuple[list[PredictedPoint], list[str]]:
     """Points for each launcher: the measured sizes, and twice and four times the largest.
 
     A larger gang has the placement of the largest measured one, repeated.
+
+    Args:
+        figures: what links do by themselves, by `gpurun bench`.
 
     Returns:
         The points; and for each launcher without any, why there are none.
@@ -26,14 +31,14 @@ def predictions(samples: Sequence[Sample]) -> tuple[list[PredictedPoint], list[s
     for launcher in sorted({sample.launcher for sample in samples}):
         own = [sample for sample in samples if sample.launcher == launcher]
         try:
-            points += _curve(launcher, own)
+            points += _curve(launcher, own, figures)
         except CannotPredict as error:
             unknown.append(f"{launcher}: no prediction: {error.message}")
     return points, unknown
 
 
-def _curve(launcher: str, samples: Sequence[Sample]) -> Iterator[PredictedPoint]:
-    model = fit(samples)
+def _curve(launcher: str, samples: Sequence[Sample], figures: Sequence[PairFigure]) -> Iterator[PredictedPoint]:
+    model = fit(samples, figures)
     largest = max(samples, key=lambda sample: sample.ranks)
     by_ranks = {sample.ranks: sample.shape for sample in samples}
     for doubling in range(1, DOUBLINGS + 1):
@@ -44,5 +49,9 @@ def _curve(launcher: str, samples: Sequence[Sample]) -> Iterator[PredictedPoint]
 
 
 def repeated(shape: Shape, times: int) -> Shape:
-    """So many gangs of this shape as one, in the same racks."""
-    return Shape(shape.ranks_per_host * times, shape.racks * times, shape.servers_per_host * times, shape.rates)
+    """So many gangs of this shape as one, in the same racks; hosts of a rack follow each other, as gangs are placed."""
+    servers = shape.servers_per_host or (0,) * len(shape.racks)
+    hosts = list(zip(shape.ranks_per_host, shape.racks, servers, strict=True)) * times
+    hosts.sort(key=lambda host: shape.racks.index(host[1]))
+    ranks_per_host, racks, servers_per_host = zip(*hosts, strict=True)
+    return Shape(ranks_per_host, racks, servers_per_host if shape.servers_per_host else (), shape.rates)

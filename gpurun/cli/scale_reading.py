@@ -117,8 +117,12 @@ def _with_predictions(told: CampaignReport) -> CampaignReport:
     """The same, with what the cost model expects of other sizes."""
     from gpurun.campaigns.predicted import predictions
     from gpurun.campaigns.report import CampaignReport
+    from gpurun.doctor.bench_history import read
+    from gpurun.scaling.pairs import pair_figures
 
-    points, unknown = predictions([record.sample for record in told.records if record.sample is not None])
+    links = [link for run in read(open_store().home) for link in run.links]
+    samples = [record.sample for record in told.records if record.sample is not None]
+    points, unknown = predictions(samples, pair_figures(links, told.plan.racks))
     for text in unknown:
         say(printable(text))
     return CampaignReport(told.plan, told.records, points)

@@ -16,8 +16,9 @@ from gpurun.campaigns.rates import MeasuredRate
 from gpurun.campaigns.report import CampaignReport
 from gpurun.campaigns.runs import RunRecord
 from gpurun.jobs.spec import Grant, JobSpec
+from gpurun.scaling.model import PairFigure
 from gpurun.scaling.samples import Sample
-from gpurun.scaling.shape import LinkRates, Shape
+from gpurun.scaling.shape import LinkClass, LinkRates, Shape
 
 HOSTILE = "<script>alert(1)</script>\x1b[2J&\"'"
 
@@ -84,6 +85,8 @@ def test_sizes_beyond_the_largest_are_predicted_with_a_range_that_grows():
     assert unknown == [] and [point.gpus for point in points] == [1, 2, 4, 8, 16]
     assert all(point.low <= point.rate <= point.high for point in points)
     assert points[-1].high / points[-1].low > points[0].high / points[0].low
+    slower, _ = predictions(samples, [PairFigure(LinkClass.RACK, 1e8, 1e-4)])
+    assert slower[-1].rate < points[-1].rate
     other = replace(samples[0], batch_per_rank=32)
     assert predictions([*samples, other])[1][0].startswith("horovod: no prediction: samples differ")
     assert predictions([]) == ([], [])
@@ -91,4 +94,4 @@ def test_sizes_beyond_the_largest_are_predicted_with_a_range_that_grows():
 
 def test_a_larger_gang_repeats_the_placement():
     shape = Shape((2, 0), ("r1", "r2"), (0, 1))
-    assert repeated(shape, 2) == Shape((2, 0, 2, 0), ("r1", "r2", "r1", "r2"), (0, 1, 0, 1))
+    assert repeated(shape, 2) == Shape((2, 2, 0, 0), ("r1", "r1", "r2", "r2"), (0, 0, 1, 1))
