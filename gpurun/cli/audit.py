@@ -21,7 +21,7 @@ def audit(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Who did what: jobs submitted, granted, preempted, cancelled, ended; hosts cordoned; the inventory changed."""
+    """Show who submitted, granted, preempted and cancelled jobs, cordoned hosts or changed the inventory."""
     from gpurun.state.audit import read
     from gpurun.state.home import home
 

@@ -37,12 +37,12 @@ def bench(
     hosts: SomeHostsArgument = None,
     inventory: InventoryOption = None,
     image: Annotated[str, typer.Option(help="Image with mpi4py, and Horovod where GPUs are measured.")] = IMAGE,
-    gpus_per_host: Annotated[int, typer.Option(min=1, help="Ranks on each host; pairs are always one per host.")] = 1,
-    seconds: Annotated[float, typer.Option(min=0.05, help="For each figure, after warming up.")] = 0.5,
+    gpus_per_host: Annotated[int, typer.Option(min=1, help="Ranks on each host, for allreduce only.")] = 1,
+    seconds: Annotated[float, typer.Option(min=0.05, help="Measure each figure for this long, after a warm-up.")] = 0.5,
     sizes: Annotated[str, typer.Option(help="Allreduce sizes in bytes, with commas.")] = SIZES,
     engine: Annotated[str, typer.Option(help="Allreduce by auto, mpi (host memory) or horovod.")] = "auto",
     svg: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also draw the heat map there.", show_default=False)
+        Path | None, typer.Option(metavar="FILE", help="Also write a heat map to this SVG file.", show_default=False)
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

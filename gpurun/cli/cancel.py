@@ -34,11 +34,13 @@ def cancel(
     jobs: SomeJobsArgument = None,
     mine: Annotated[bool, typer.Option("--mine", help="Cancel all your jobs that have not ended.")] = False,
     everybody: Annotated[bool, typer.Option("--all", help="As root: cancel all jobs that have not ended.")] = False,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Only ask; do not wait until the GPUs are free.")] = False,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Send the request; do not wait until the GPUs are free.")
+    ] = False,
     yes: YesOption = False,
     inventory: InventoryOption = None,
 ) -> None:
-    """Stop jobs and free their GPUs: SIGTERM, the grace period, SIGKILL, then a check that all is gone.
+    """Stop jobs and free their GPUs: SIGTERM, grace period, SIGKILL, then a check that nothing is left.
 
     Root can stop everybody's jobs. If a job's owner has no account any more, root's own inventory names the hosts.
     """

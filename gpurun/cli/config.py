@@ -47,7 +47,7 @@ def version(as_json: JsonOption = False) -> None:
 
 @app.command("view")
 def view(as_json: JsonOption = False) -> None:
-    """Show what commands use, and why.
+    """Show which files and variables commands use, and why.
 
     That is the state directory, the inventory and variables of the environment.
     """

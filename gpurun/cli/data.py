@@ -61,7 +61,7 @@ def stage(
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring a data set to hosts (all, if none are named) before a job needs it. Exits 4 if a host failed."""
+    """Copy a data set to hosts (default: all) before a job needs it. Exits 4 if a host failed."""
     from gpurun.cli.ship import fleet_of, json_line, say_failures
     from gpurun.data.keeping import wanted_digests
     from gpurun.data.pinning import as_pinned, pin
@@ -102,13 +102,15 @@ def evict(
         list[str] | None,
         typer.Argument(metavar="[DIGEST]…", help="Data sets, as `gpurun data list` names them.", show_default=False),
     ] = None,
-    unused: Annotated[bool, typer.Option("--unused", help="All that no job needs that has not ended.")] = False,
+    unused: Annotated[
+        bool, typer.Option("--unused", help="Remove all data sets that no queued or running job needs.")
+    ] = False,
     hosts: Annotated[str | None, typer.Option("--host", metavar="HOSTS", help="Only on these hosts.")] = None,
     inventory: InventoryOption = None,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove data sets from hosts, but none that a job needs. Exits 4 if a host failed."""
+    """Remove data sets from hosts. Keeps each set that a job needs. Exits 4 if a host failed."""
     from gpurun.cli.agreement import agree
     from gpurun.cli.ship import fleet_of, say_failures
     from gpurun.data.census import census

@@ -25,12 +25,12 @@ UNHEALTHY = 4
 def doctor(
     hosts: SomeHostsArgument = None,
     inventory: InventoryOption = None,
-    cordon: Annotated[bool, typer.Option("--cordon", help="Give hosts with errors no new gangs.")] = False,
-    notes: Annotated[bool, typer.Option("--notes", help="Also say what is worth knowing but no fault.")] = False,
+    cordon: Annotated[bool, typer.Option("--cordon", help="Cordon hosts with errors: they get no new gangs.")] = False,
+    notes: Annotated[bool, typer.Option("--notes", help="Also print remarks that are not problems.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds a host has to answer SSH.")] = 15.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Check hosts, and that they reach each other: what is wrong, the evidence, the remedy. Exits 4 if anything is."""
+    """Check hosts, links and drivers; show evidence and suggest fixes. Exits 4 if it finds a problem."""
     started = time.monotonic()
     found, chosen = load_chosen(inventory, hosts)
     findings = examine(found, chosen, timeout)

@@ -72,7 +72,7 @@ def follow(
         int, typer.Option("--tail", "-n", min=0, metavar="N", help="Begin with the last N lines of the ranks.")
     ] = FIRST_LINES,
 ) -> None:
-    """Show a job live until it ends: its states, its hosts, what its ranks print. Exit with the job's outcome.
+    """Show a job's states, hosts and output live until it ends. Exits with the job's exit code.
 
     Ctrl-C ends the view; the job continues. (Ctrl-C in `submit --follow` cancels the job.)
     """

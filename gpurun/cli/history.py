@@ -40,7 +40,7 @@ def history(
         typer.Option("--state", metavar="S", help="Only this outcome, such as FAILED; may be repeated."),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="TEXT", help="Only names or ids with this text.")
+        str | None, typer.Option("--name", metavar="TEXT", help="Only jobs whose name or id contains this text.")
     ] = None,
     since: SinceOption = None,
     until: UntilOption = None,
@@ -50,7 +50,7 @@ def history(
     as_csv: Annotated[bool, typer.Option("--csv", help="Print a CSV table with all columns.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show who ran what, how long it waited, what it used and how it ended: a row for each attempt of each job.
+    """Show past attempts of jobs: owner, waiting time, resources used, outcome.
 
     gpurun history --user alice --since 7d --state FAILED
     """

@@ -39,10 +39,10 @@ def init(
     inventory: InventoryOption = None,
     yes: YesOption = False,
 ) -> None:
-    """Make your first inventory: which hosts, their host keys, their GPUs, and what to do next.
+    """Make your first inventory: find hosts, trust their host keys, detect their GPUs, suggest next steps.
 
-    Each step is a command of its own: `inventory import`, `inventory trust`, `inventory probe`. Exits with 4 if a host
-    did not answer; the inventory has it all the same.
+    Runs `inventory import`, `inventory trust` and `inventory probe`. Exits 4 if a host did not answer; the inventory
+    lists that host, too.
     """
     from gpurun.inventory.locate import is_there
 

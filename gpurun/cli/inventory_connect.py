@@ -23,13 +23,13 @@ def connect(
     hosts: HostsArgument,
     inventory: InventoryOption = None,
     hours: Annotated[
-        float, typer.Option(min=0.01, max=24 * 30, help="Close a connection that nobody has used for so long.")
+        float, typer.Option(min=0.01, max=24 * 30, help="Close a connection after this many hours without use.")
     ] = 12.0,
     close: Annotated[bool, typer.Option("--close", help="Close the connections of these hosts.")] = False,
 ) -> None:
-    """Log in where a host asks for a second factor; gpurun shares the connection. Exits 4 if one fails.
+    """Log in to hosts that ask for a second factor, and share the connection. Exits 4 if a login fails.
 
-    ssh asks on this terminal. A host that lets gpurun in without a question needs no such connection and gets none.
+    ssh asks on this terminal. gpurun opens no such connection to hosts that ask nothing.
     """
     from gpurun.remote.masters import close_own
     from gpurun.remote.ssh_config import resolve

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from gpurun.inventory.model import Inventory
 
 SettingsArgument = Annotated[
-    list[str], typer.Argument(metavar="KEY=VALUE…", help="Such as gpus=8 or labels.team=vision; KEY= takes it away.")
+    list[str],
+    typer.Argument(metavar="KEY=VALUE…", help="Such as gpus=8 or labels.team=vision; KEY= removes the value."),
 ]
 
 
@@ -39,7 +40,7 @@ def add(
     yes: YesOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Add hosts to a rack; the rack is made if there is none of that name."""
+    """Add hosts to a rack. Creates the rack if it does not exist."""
     from gpurun.inventory.edit import AddHosts
     from gpurun.inventory.hostset import expand
     from gpurun.inventory.settings import parse
@@ -59,7 +60,7 @@ def set_values(
     yes: YesOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Give hosts values of their own: KEY=VALUE; KEY= takes one away; rack=R moves hosts."""
+    """Set values of hosts: KEY=VALUE sets a value, KEY= removes it, rack=R moves the hosts."""
     from gpurun.inventory.edit import SetFields
     from gpurun.inventory.settings import parse
 
@@ -69,12 +70,14 @@ def set_values(
 
 def label(
     hosts: HostsArgument,
-    labels: Annotated[list[str], typer.Argument(metavar="NAME=VALUE…", help="NAME- takes a label away.")],
+    labels: Annotated[
+        list[str], typer.Argument(metavar="NAME=VALUE…", help="NAME=VALUE sets a label, NAME- removes it.")
+    ],
     inventory: InventoryOption = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Label hosts: NAME=VALUE; NAME- takes a label away."""
+    """Set labels of hosts: NAME=VALUE sets a label, NAME- removes it."""
     from gpurun.inventory.edit import SetFields
     from gpurun.inventory.settings import parse_labels
 
@@ -85,7 +88,7 @@ def label(
 def remove(
     hosts: HostsArgument, inventory: InventoryOption = None, yes: YesOption = False, dry_run: DryRunOption = False
 ) -> None:
-    """Take hosts out of the inventory."""
+    """Remove hosts from the inventory."""
     from gpurun.inventory.edit import RemoveHosts
 
     change(inventory, lambda now: RemoveHosts(_choose(now, hosts)), yes=yes, dry_run=dry_run)
@@ -94,10 +97,11 @@ def remove(
 def edit(
     inventory: InventoryOption = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Go on with a text that was kept.", show_default=False)
+        Path | None,
+        typer.Option(metavar="FILE", help="Continue to edit a text that an earlier edit kept.", show_default=False),
     ] = None,
 ) -> None:
-    """Open the inventory in $VISUAL or $EDITOR; what is not valid is refused, and kept."""
+    """Open the inventory in $VISUAL or $EDITOR. Refuses an invalid text, but keeps it for --resume."""
     from gpurun.inventory.load import read
 
     path = located(inventory)
@@ -121,12 +125,15 @@ def edit(
 
 
 def diff(
-    number: Annotated[int | None, typer.Argument(metavar="[NUMBER]", help="Which change.", show_default=False)] = None,
+    number: Annotated[
+        int | None,
+        typer.Argument(metavar="[NUMBER]", help="Number of the change, as --all lists it.", show_default=False),
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="List all changes.")] = False,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a change changed, who made it and how; the latest, unless a NUMBER is given."""
+    """Show a change of the inventory, who made it and how. Default: the latest change."""
     changes = _file(located(inventory)).history.changes()
     if not every:
         changes = tuple(c for c in changes if c.number == number) if number is not None else changes[-1:]
@@ -144,7 +151,7 @@ def diff(
 
 
 def undo(inventory: InventoryOption = None, yes: YesOption = False, dry_run: DryRunOption = False) -> None:
-    """Take back the latest change that is not taken back yet; again for the one before."""
+    """Undo the latest change. Run it again to undo the change before."""
     file, by = _file(located(inventory)), author()
     target, preview = file.preview_undo(by)
     say(f"takes back change {_headline(target)}")

@@ -91,7 +91,7 @@ def export(
     hosts: SomeHostsArgument = None,
     inventory: InventoryOption = None,
 ) -> None:
-    """Print the inventory as Ansible, Open MPI, DeepSpeed or other programs read it."""
+    """Print the inventory in the format of Ansible, Open MPI or DeepSpeed, or as JSON."""
     from gpurun.inventory.exports.ansible import ansible
     from gpurun.inventory.exports.document import document
     from gpurun.inventory.exports.hostfile import deepspeed, openmpi

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def list_hosts(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
-    """List hosts with their state; alike ones of a rack folded into one line."""
+    """List hosts with their state. Hosts of a rack that are alike share a line."""
     found = cluster(inventory)
     chosen = found.choose(hosts)
     if as_json:
@@ -33,7 +33,7 @@ def list_hosts(hosts: SomeHostsArgument = None, inventory: InventoryOption = Non
 
 
 def show(hosts: SomeHostsArgument = None, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
-    """Show all that is known of hosts, defaults applied; without HOSTS, of the cluster."""
+    """Show everything known about hosts, defaults included. Without HOSTS: about the cluster."""
     found = cluster(inventory)
     document = _cluster_json(found.inventory)
     if hosts is not None:
@@ -55,7 +55,7 @@ def validate(
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check an inventory; print FILE:LINE:COL: what is wrong, and exit 2, if anything is."""
+    """Check an inventory. Prints each problem as FILE:LINE:COL: problem. Exits 2 if there is a problem."""
     from gpurun.documents.problems import DocumentError, Problem
     from gpurun.inventory.load import load
     from gpurun.inventory.locate import find

@@ -22,7 +22,7 @@ ReasonOption = Annotated[str, typer.Option("--reason", "-r", metavar="TEXT", hel
 def cordon(
     hosts: HostsArgument, reason: ReasonOption = "", inventory: InventoryOption = None, as_json: JsonOption = False
 ) -> None:
-    """Give hosts no new gangs; those that run there go on."""
+    """Give hosts no new gangs. Gangs that run there continue."""
     _put(hosts, "cordoned", reason, inventory, as_json)
 
 
@@ -67,7 +67,7 @@ def drain(
 
 
 def uncordon(hosts: HostsArgument, inventory: InventoryOption = None, as_json: JsonOption = False) -> None:
-    """Give hosts gangs again, whoever cordoned them."""
+    """Remove cordons and end drains: hosts get new gangs again."""
     from gpurun.state.cordons import changing_cordons
 
     found = cluster(inventory)

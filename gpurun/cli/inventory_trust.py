@@ -28,7 +28,7 @@ def trust(
     timeout: Annotated[float, typer.Option(help="Seconds a host has to answer.")] = 5.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Fetch host keys, show their fingerprints, and write new ones to known_hosts. Exits 4 if one is refused."""
+    """Fetch host keys, show their fingerprints, write new keys to known_hosts. Exits 4 if a key is refused."""
     from gpurun.inventory.hostset import fold
     from gpurun.remote.ssh_config import resolve_all
     from gpurun.remote.trust import accept, offers

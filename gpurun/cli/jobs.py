@@ -53,16 +53,16 @@ def find_job(text: str) -> JobFolder:
 
 def status(
     job: Annotated[
-        str | None, typer.Argument(metavar="[JOB]", help="Only this job, in full.", show_default=False)
+        str | None, typer.Argument(metavar="[JOB]", help="Show all details of this job.", show_default=False)
     ] = None,
     inventory: InventoryOption = None,
-    all_jobs: Annotated[bool, typer.Option("--all", "-a", help="Every job that ever was.")] = False,
+    all_jobs: Annotated[bool, typer.Option("--all", "-a", help="Also show all jobs that have ended.")] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Every leased GPU's use, memory, heat and power, live.")
+        bool, typer.Option("--watch", "-w", help="Show use, memory, temperature and power of each leased GPU, live.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show hosts and jobs: what is free, what runs, what waits, and what is not known."""
+    """Show hosts, free GPUs, running jobs, and queued jobs with their reasons."""
     store = open_store()
     if job is not None:
         from gpurun.views.reading import with_trouble

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
-Name = Annotated[str, typer.Option("--name", help="Which lab: several can run side by side.")]
+Name = Annotated[str, typer.Option("--name", help="Name of the lab. Several labs can run side by side.")]
 Host = Annotated[str, typer.Argument(help="Name of a host, such as gpu-r1-01.")]
 Port = Annotated[str, typer.Argument(help="Name of a host, or head: this machine's own link to the lab.")]
 
 
 @app.callback()
 def _lab() -> None:
-    """A cluster of real sshd and dockerd hosts on this machine, for tests, demos and learning. Needs root."""
+    """Run a cluster of real sshd and dockerd hosts on this machine, for tests and demos. Needs root."""
 
 
 @app.command()
@@ -37,7 +37,7 @@ def up(
     rack_uplink: Annotated[str, typer.Option(help="Rate of each rack's uplink, each direction.")] = "2.5gbit",
     disk: Annotated[str | None, typer.Option(help="Give each host a disk of this size, such as 2g.")] = None,
     fabric: Annotated[str, typer.Option(help="Fabric in the inventory: tcp, or roce (a stand-in).")] = "tcp",
-    resolve_names: Annotated[bool, typer.Option(help="Let the hosts know each other's names.")] = True,
+    resolve_names: Annotated[bool, typer.Option(help="Make the hosts' names resolve on every host.")] = True,
 ) -> None:
     """Start a lab; print the folder with its inventory."""
     from gpurun.lab.lab import Lab
@@ -67,7 +67,7 @@ def down(
     name: Name = "default",
     purge: Annotated[bool, typer.Option("--purge", help="Remove the hosts' disks and keys too.")] = False,
 ) -> None:
-    """Take a lab down. Nothing of it is left but its folder, with the hosts' disks."""
+    """Stop a lab. Keeps its folder with the hosts' disks."""
     from gpurun.lab.lab import Lab
 
     Lab(name).down(purge=purge)
@@ -78,7 +78,7 @@ def status(
     name: Name = "default",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
-    """Say how a lab and each of its hosts are."""
+    """Show the state of a lab and its hosts."""
     from gpurun.lab.lab import Lab
 
     now = Lab(name).status()
@@ -93,11 +93,11 @@ def run(
     host: Host,
     command: Annotated[list[str], typer.Argument(metavar="-- CMD ...", help="Program and arguments.")],
     name: Name = "default",
-    user: Annotated[str, typer.Option(help="Who runs it.")] = "root",
+    user: Annotated[str, typer.Option(help="User that runs the command.")] = "root",
 ) -> None:
     """Run a command inside a host.
 
-    It goes past the host's network and sshd, and exits as the command does."""
+    The command does not use the host's network or sshd. gpurun exits with the command's exit code."""
     from gpurun.lab.host import enter_argv
     from gpurun.lab.lab import Lab
 
@@ -107,7 +107,7 @@ def run(
 
 @app.command()
 def cut(host: Port, name: Name = "default") -> None:
-    """Pull a host's network cable. It runs on."""
+    """Pull a host's network cable. The host keeps running."""
     from gpurun.lab.lab import Lab
 
     Lab(name).cut(host)
@@ -125,7 +125,7 @@ def heal(host: Port, name: Name = "default") -> None:
 def crash(host: Host, name: Name = "default") -> None:
     """Cut a host's power.
 
-    Every process in it is gone at once; its disk stays."""
+    All its processes end immediately; its disk stays."""
     from gpurun.lab.lab import Lab
 
     Lab(name).crash(host)
@@ -140,7 +140,7 @@ def boot(host: Host, name: Name = "default") -> None:
 
 
 @app.command()
-def engine(stop: Annotated[bool, typer.Option("--stop", help="Stop the one the lab started.")] = False) -> None:
+def engine(stop: Annotated[bool, typer.Option("--stop", help="Stop the engine that the lab started.")] = False) -> None:
     """Print the DOCKER_HOST of the head's engine.
 
     If no engine answers, this starts one."""

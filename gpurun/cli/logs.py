@@ -31,18 +31,20 @@ def logs(
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="TIME", help="Print lines since then: 10m ago, or 2026-11-25T08:00 (UTC)."),
+        typer.Option(
+            "--since", metavar="TIME", help="Print lines since then: 10m (10 minutes ago), or 2026-11-25T08:00 (UTC)."
+        ),
     ] = None,
     grep: Annotated[
         str | None, typer.Option("--grep", metavar="PATTERN", help="Print only lines that match (Python's re).")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay until the job has ended.")] = False,
-    timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="Begin each line with its time.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")] = False,
+    timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="Print the time before each line.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """Print what a job's ranks have printed.
 
-    After a failure, the last words on stderr name the rank that failed first.
+    After a failure, stderr ends with the rank that failed first.
     """
     from gpurun.supervisor.loglines import LogTail
 

@@ -25,7 +25,7 @@ def metrics(
     ] = None,
     inventory: InventoryOption = None,
 ) -> None:
-    """Print hosts, GPUs, the queue, jobs and sums of the history in Prometheus's text format.
+    """Print hosts, GPUs, the queue, jobs and totals of the history in Prometheus's text format.
 
     gpurun metrics --serve 9836
 

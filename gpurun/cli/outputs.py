@@ -24,13 +24,13 @@ HOSTS_FAILED = 4
 def outputs(
     job: JobArgument,
     to: Annotated[
-        Path | None, typer.Option("--to", metavar="DIR", help="Copy them into this folder, which is made.")
+        Path | None, typer.Option("--to", metavar="DIR", help="Copy the outputs into this new folder.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say where a job's outputs are, and bring what hosts have kept of them once it has ended.
+    """Show where a job's outputs are. After the job, also copy to the head what is still on hosts.
 
-    Exits with 4 if some are still on hosts alone.
+    Exits 4 if a host has outputs that the head does not have.
     """
     folder = find_job(job)
     record = _with_what_was_left(folder)

@@ -26,19 +26,19 @@ def probe(
     hosts: SomeHostsArgument = None,
     inventory: InventoryOption = None,
     write: Annotated[
-        bool, typer.Option("--write", help="Write what differs into the inventory; shows it first.")
+        bool, typer.Option("--write", help="Show what differs, then write it into the inventory.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --write: do not ask.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds a host has to answer SSH.")] = 15.0,
     zipapp: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Ask no host: write the probe as one file, for python3 FILE.", show_default=False
+            metavar="FILE", help="Ask no host: write the probe to this file, for python3 FILE.", show_default=False
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read GPUs, HCAs, interfaces, Docker, limits and clocks off hosts. Exits 4 if one did not answer."""
+    """Detect GPUs, HCAs, interfaces, Docker, limits and clocks of hosts. Exits 4 if a host did not answer."""
     if zipapp is not None:
         from gpurun.doctor.pyz import probe_pyz
 

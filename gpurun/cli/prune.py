@@ -25,28 +25,33 @@ ENDS = ("SUCCEEDED", "FAILED", "CANCELLED", "TIMED_OUT")
 def prune(
     jobs: SomeJobsArgument = None,
     older_than: Annotated[
-        str | None, typer.Option("--older-than", metavar="TIME", help="Jobs that ended so long ago, such as 30d.")
+        str | None,
+        typer.Option("--older-than", metavar="TIME", help="Only jobs that ended at least this long ago, such as 30d."),
     ] = None,
     keep_below: Annotated[
         str | None,
-        typer.Option("--keep-below", metavar="SIZE", help="The oldest, until your jobs take less, such as 500GiB."),
+        typer.Option(
+            "--keep-below",
+            metavar="SIZE",
+            help="Remove the oldest until your jobs take less than this, such as 500GiB.",
+        ),
     ] = None,
     state: Annotated[
-        list[str] | None, typer.Option("--state", metavar="STATE", help="Jobs that ended so, such as FAILED.")
+        list[str] | None, typer.Option("--state", metavar="STATE", help="Only jobs with this outcome, such as FAILED.")
     ] = None,
     outputs_only: Annotated[
         bool, typer.Option("--outputs-only", help="Remove only the outputs; keep logs and records.")
     ] = False,
     also_unbrought: Annotated[
-        bool, typer.Option("--also-unbrought", help="Also jobs with outputs that are only on hosts.")
+        bool, typer.Option("--also-unbrought", help="Also remove jobs with outputs that are only on hosts.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go; remove nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed; remove nothing.")] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove jobs that have ended from the head, or only their outputs. You remove your own jobs; root everybody's.
+    """Remove ended jobs from the head, or only their outputs. Users remove their own jobs, root any job.
 
-    With several conditions, a job must meet all of them.
+    If you give several conditions, a job must meet all of them.
     """
     from gpurun.head.prune import Pruned, PruneWish, carry_out, plan_prune
     from gpurun.jobs.recipe import duration_s, size_mib

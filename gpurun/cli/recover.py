@@ -18,19 +18,19 @@ def recover(
     discard: Annotated[
         str | None,
         typer.Option(
-            "--discard", metavar="FILE", help="Move a damaged lease out of the way, after you checked its GPUs."
+            "--discard", metavar="FILE", help="Discard this damaged lease. Check first that its GPUs are idle."
         ),
     ] = None,
     claims: Annotated[
         bool,
         typer.Option(
-            "--claims", help="Ask all hosts for GPUs that they still claim for forgotten jobs, and fence them."
+            "--claims", help="On all hosts, find claims of jobs that gpurun no longer knows; fence these jobs."
         ),
     ] = False,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Replace supervisors that died, give queued jobs another look, and name every damaged lease."""
+    """Replace supervisors that died, run a scheduling pass, and report damaged leases."""
     from gpurun.head.forged import forged_leases
     from gpurun.head.spawn import adopt_orphans, run_pass_and_start
     from gpurun.head.waiter import ensure_waiter, has_queued

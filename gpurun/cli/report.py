@@ -39,12 +39,12 @@ def report(
     since: SinceOption = None,
     until: UntilOption = None,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page of HTML to this file.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Write the report as HTML to this file.")
     ] = None,
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Sum up who used what, how long jobs waited, how busy leased GPUs were, and which hosts failed.
+    """Summarise GPU hours by user, waiting times, use of leased GPUs, and failures by host.
 
     Attempts that run now count until now. Without --since, the report begins with the first attempt.
 

@@ -22,7 +22,7 @@ CampaignArgument = Annotated[str, typer.Argument(metavar="CAMPAIGN", help="The c
 
 
 def list_(as_json: JsonOption = False) -> None:
-    """List campaigns and how far each is."""
+    """List campaigns and their progress."""
     store, rows, damaged = _store(), [], []
     for name in store.names():
         try:

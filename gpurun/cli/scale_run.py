@@ -37,10 +37,11 @@ def run(
     ] = None,
     repeat: Annotated[int, typer.Option("--repeat", metavar="N", min=1, max=100, help="Run each size N times.")] = 3,
     rate: Annotated[
-        str | None, _option("--rate", metavar="NAME", text="Metric that counts; default: the one *_per_s.")
+        str | None,
+        _option("--rate", metavar="NAME", text="Metric to compare; default: the metric whose name ends in _per_s."),
     ] = None,
     link: Annotated[
-        str | None, _option("--link", metavar="25gbit", text="Nominal rate of the hosts' links, for the report.")
+        str | None, _option("--link", metavar="25gbit", text="Nominal rate of the hosts' links, to note in the report.")
     ] = None,
     name: Annotated[
         str | None, _option("--name", metavar="N", text="Name of the campaign; the same name continues it.")
@@ -52,7 +53,7 @@ def run(
     inventory: InventoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure a recipe's rate at several sizes: each size a job, one after the other. Ctrl-C stops; repeat to continue.
+    """Measure a recipe's rate at several sizes, one job after the other. Ctrl-C stops; run it again to continue.
 
     gpurun scale recipes/synthetic-benchmark --gpus 1,2,4,8
 

@@ -29,17 +29,22 @@ def ship(
     image: Annotated[str, typer.Argument(metavar="IMAGE", help="An image of the head's Docker, by name or ID.")],
     hosts: SomeHostsArgument = None,
     inventory: InventoryOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent to whom, send nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what each host would receive; send nothing.")
+    ] = False,
     rate_limit: Annotated[
         float | None,
         typer.Option(
-            metavar="MIB_S", min=0.001, help="The most the head and each host send, in MiB/s.", show_default=False
+            metavar="MIB_S",
+            min=0.001,
+            help="Highest sending rate of the head and of each host, in MiB/s.",
+            show_default=False,
         ),
     ] = None,
     deadline: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Give up after this long.")] = 6 * 3600.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring an image to hosts (all, if none are named): only what they lack, verified. Exits 4 if a host failed."""
+    """Copy an image to hosts (default: all): only missing layers, verified. Exits 4 if a host failed."""
     from gpurun.images import ship as shipping
 
     found = cluster(inventory)
@@ -67,7 +72,7 @@ def ship(
 def images(
     hosts: SomeHostsArgument = None,
     inventory: InventoryOption = None,
-    prune: Annotated[bool, typer.Option("--prune", help="Remove what no job and no container uses.")] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Remove images that no job and no container uses.")] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:

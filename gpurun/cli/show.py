@@ -44,7 +44,7 @@ class _Told:
 
 
 def show(job: JobArgument, as_json: JsonOption = False) -> None:
-    """Show everything that made a job: image, code, commit, settings, placement, and what came of it."""
+    """Show a job's image, code, commit, settings, placement and results."""
     told = _told(find_job(job))
     folder, record, origin = told.folder, told.folder.record(), _origin(told.folder)
     ran_on = [_placement(event) for event in _events(folder) if event.get("kind") == "placement"]
@@ -71,10 +71,12 @@ def show(job: JobArgument, as_json: JsonOption = False) -> None:
 
 def rerun(
     job: JobArgument,
-    name: Annotated[str | None, typer.Option("--name", metavar="N", help="What to call it.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay, show it, exit with its outcome.")] = False,
+    name: Annotated[str | None, typer.Option("--name", metavar="N", help="Name of the new job.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Show the new job until it ends; exit with its exit code.")
+    ] = False,
 ) -> None:
-    """Run exactly what a job ran: the same image by its ID, the same code and data, the same settings."""
+    """Run a job again: the same image by its ID, the same code, data and settings."""
     from dataclasses import replace
 
     from gpurun.cli.follow import follow_job
@@ -133,7 +135,7 @@ def diff(
     other: Annotated[str, typer.Argument(metavar="JOB", help="The job to compare it with.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Say what two jobs differ in: settings, image, code line by line, and what came of them."""
+    """Compare two jobs: settings, image, code line by line, and results."""
     first, second = _told(find_job(one)), _told(find_job(other))
     fields = {**_differing(first.inputs, second.inputs), **_differing(_origin(first.folder), _origin(second.folder))}
     fields |= _differing(first.metrics, second.metrics) | _differing(_outcome(first), _outcome(second))

@@ -32,14 +32,14 @@ def simulate(
     ],
     inventory: InventoryOption = None,
     policy: Annotated[
-        str, typer.Option(help="Policy: fifo, sjf (knows durations) or default (what submit uses).")
+        str, typer.Option(help="Policy: fifo, sjf (knows durations) or default (the policy of submit).")
     ] = "default",
     patience: Annotated[
         float | None,
         typer.Option(
             metavar="HOURS",
             min=0,
-            help="How long a large gang is overtaken before hosts are kept for it. "
+            help="How long others may overtake a large gang before gpurun keeps hosts for it. "
             "More: shorter waits on average; less: shorter waits of large gangs.",
             show_default="240",
         ),
@@ -51,13 +51,13 @@ def simulate(
         Path | None,
         typer.Option(
             metavar="SAMPLES.jsonl",
-            help="Runs that `gpurun scale` measured: each job takes as long as its placement makes it.",
+            help="File of runs that `gpurun scale` measured: durations then depend on placement.",
             show_default=False,
         ),
     ] = None,
     between_racks: Annotated[
         str | None,
-        typer.Option(metavar="25gbit", help="With --scaling: the rate of racks' links.", show_default=False),
+        typer.Option(metavar="25gbit", help="With --scaling: rate of the links between racks.", show_default=False),
     ] = None,
     in_rack: Annotated[
         bool, typer.Option("--in-rack", help="Keep each gang in one rack if a rack can hold it.")

@@ -39,7 +39,7 @@ def submit(
         ),
     ] = None,
     min_gpus: Annotated[
-        str | None, _option("--min-gpus", metavar="GPUS", text="Elastic: continue with as few as this.")
+        str | None, _option("--min-gpus", metavar="GPUS", text="Elastic: continue with at least this many GPUs.")
     ] = None,
     image: Annotated[str | None, _option("--image", metavar="IMAGE", text="Docker image on this machine.")] = None,
     generation: Annotated[
@@ -55,19 +55,24 @@ def submit(
     project: Annotated[
         str | None, _option("--project", metavar="P", text="Count the job under this project in `gpurun report`.")
     ] = None,
-    priority: Annotated[str | None, _option("--priority", metavar="N", text="Higher starts earlier.")] = None,
+    priority: Annotated[
+        str | None, _option("--priority", metavar="N", text="Jobs with a higher number start earlier.")
+    ] = None,
     preemptible: Annotated[
         bool | None,
-        typer.Option("--preemptible/--not-preemptible", help="Let the job borrow GPUs; owners may stop it."),
+        typer.Option(
+            "--preemptible/--not-preemptible",
+            help="Let the job borrow GPUs of other pools; gpurun stops it when they need them.",
+        ),
     ] = None,
     time_limit: Annotated[
         str | None, _option("--time-limit", metavar="12h", text="Stop the job after this long.")
     ] = None,
     rehearse: Annotated[
-        str | None, _option("--rehearse", metavar="60s", text="Try one rank on one GPU for this long first.")
+        str | None, _option("--rehearse", metavar="60s", text="First try one rank on one GPU for this long.")
     ] = None,
     max_restarts: Annotated[
-        str | None, _option("--max-restarts", metavar="N", text="Restart after a host's fault, N times.")
+        str | None, _option("--max-restarts", metavar="N", text="Restart up to N times after a host's fault.")
     ] = None,
     env: Annotated[
         list[str] | None, _option("-e", "--env", metavar="K=V", text="Environment of every rank. Not for secrets.")
@@ -94,20 +99,24 @@ def submit(
         list[str] | None, _option("--secret", metavar="N=FILE", text="Give FILE as /run/secrets/N; may be repeated.")
     ] = None,
     host: Annotated[
-        str | None, _option("--host", metavar="HOSTS", text="Use only these, such as 'gpu-[01-04]'.")
+        str | None, _option("--host", metavar="HOSTS", text="Use only these hosts, such as 'gpu-[01-04]'.")
     ] = None,
-    avoid: Annotated[str | None, _option("--avoid", metavar="HOSTS", text="Use none of these.")] = None,
+    avoid: Annotated[str | None, _option("--avoid", metavar="HOSTS", text="Do not use these hosts.")] = None,
     launcher: Annotated[
         str | None, _option("--launcher", metavar="L", text="What starts the ranks, such as torchrun or mpirun.")
     ] = None,
-    controller: Annotated[str | None, _option("--controller", metavar="gloo|mpi", text="How ranks start.")] = None,
+    controller: Annotated[
+        str | None, _option("--controller", metavar="gloo|mpi", text="How horovodrun starts ranks: gloo or mpi.")
+    ] = None,
     notify: Annotated[
         list[str] | None,
-        _option("--notify", metavar="TARGET", text="Tell mail:ADDRESS, slack:FILE, …; may be repeated."),
+        _option("--notify", metavar="TARGET", text="Notify mail:ADDRESS, slack:FILE, …; may be repeated."),
     ] = None,
     inventory: Annotated[str | None, _option("-i", "--inventory", metavar="FILE", text="Inventory file.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay and show it; Ctrl-C cancels the job.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done; do nothing.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Show the job until it ends; Ctrl-C cancels it.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what gpurun would do; do nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Run a recipe, or a command in an image, on a gang of GPUs.

@@ -30,12 +30,12 @@ REFRESH_S = 1.0
 
 def status(
     sweep: Annotated[
-        str | None, typer.Argument(metavar="[SWEEP]", help="Only this sweep, trial by trial.", show_default=False)
+        str | None, typer.Argument(metavar="[SWEEP]", help="Show the trials of this sweep.", show_default=False)
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Live, until it has ended.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it live until it ends.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how far sweeps are, and the trials of one, the best first."""
+    """Show the progress of sweeps, or the trials of one sweep, the best first."""
     store = open_sweeps()
     if sweep is None:
         rows, damaged = _all(store)
@@ -161,7 +161,7 @@ def _best_words(plan: SweepPlan, best: Trial) -> str:
 
 
 def best(sweep: SweepArgument, as_json: JsonOption = False) -> None:
-    """Print the parameters of the best trial that came to its end, its job and where its outputs are."""
+    """Print the best complete trial: its parameters, its job, and where its outputs are."""
     from gpurun.jobs.store import JobStore
 
     store = open_sweeps()
@@ -181,10 +181,8 @@ def best(sweep: SweepArgument, as_json: JsonOption = False) -> None:
         typer.echo(where)
 
 
-def table(
-    sweep: SweepArgument, as_csv: Annotated[bool, typer.Option("--csv", help="As CSV, for other programs.")] = False
-) -> None:
-    """Print every trial, the best first."""
+def table(sweep: SweepArgument, as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False) -> None:
+    """Print all trials, the best first."""
     folder = open_sweeps().find(sweep)
     plan, trials = folder.plan(), folder.trials()
     if not as_csv:
@@ -204,7 +202,8 @@ def table(
 def plot(
     sweep: SweepArgument,
     to: Annotated[
-        Path | None, typer.Option("--to", metavar="FILE.svg", help="Else SWEEP.svg, here.", show_default=False)
+        Path | None,
+        typer.Option("--to", metavar="FILE.svg", help="SVG file to write; default: SWEEP.svg.", show_default=False),
     ] = None,
 ) -> None:
     """Draw a sweep as SVG: each trial's parameters and metric, and the metric over steps and time.

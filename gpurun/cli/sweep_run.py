@@ -33,38 +33,52 @@ def run(
     context: typer.Context,
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RECIPE] [NAME=RANGE…]", help="A recipe; what --random and --tpe draw from."),
+        typer.Argument(
+            metavar="[RECIPE] [NAME=RANGE…]", help="The recipe, and ranges such as layers=2..8 for --random and --tpe."
+        ),
     ] = None,
     grid: Annotated[
-        list[str] | None, _option("--grid", metavar="NAME=A,B", text="Each of these values; may be repeated.")
+        list[str] | None,
+        _option("--grid", metavar="NAME=A,B", text="NAME=A,B: try each of these values; may be repeated."),
     ] = None,
-    random: Annotated[int | None, typer.Option("--random", metavar="N", min=1, help="N points at random.")] = None,
+    random: Annotated[int | None, typer.Option("--random", metavar="N", min=1, help="Try N random points.")] = None,
     tpe: Annotated[
-        int | None, typer.Option("--tpe", metavar="N", min=1, help="N points, drawn near the best so far.")
+        int | None, typer.Option("--tpe", metavar="N", min=1, help="Try N points, chosen near the best so far.")
     ] = None,
-    metric: Annotated[str | None, _option("--metric", metavar="NAME:max|min", text="What trials report.")] = None,
+    metric: Annotated[
+        str | None, _option("--metric", metavar="NAME:max|min", text="Metric that trials report, and max or min.")
+    ] = None,
     stop_rule: Annotated[
-        str | None, _option("--stop", metavar="asha:min=1,factor=3", text="Which trials are stopped early.")
+        str | None,
+        _option(
+            "--stop", metavar="asha:min=1,factor=3", text="How to stop weak trials early, such as asha:min=1,factor=3."
+        ),
     ] = None,
     max_parallel: Annotated[
-        int | None, typer.Option("--max-parallel", metavar="K", min=1, help="At most K trials at a time.")
+        int | None, typer.Option("--max-parallel", metavar="K", min=1, help="Run at most K trials at a time.")
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, max=1 << 31, help="Of what is drawn.")] = None,
-    as_flags: Annotated[bool, typer.Option("--as-flags", help="Parameters behind the command: --NAME=VALUE.")] = False,
-    gpus: Annotated[str | None, _option("-n", "--gpus", metavar="GPUS", text="Of each trial.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, max=1 << 31, help="Seed of the random points.")] = None,
+    as_flags: Annotated[
+        bool, typer.Option("--as-flags", help="Append parameters to the command: --NAME=VALUE.")
+    ] = False,
+    gpus: Annotated[str | None, _option("-n", "--gpus", metavar="GPUS", text="GPUs of each trial.")] = None,
     image: Annotated[str | None, _option("--image", metavar="IMAGE", text="Docker image on this machine.")] = None,
     workdir: Annotated[str | None, _option("--workdir", metavar="DIR", text="Folder that every host gets.")] = None,
-    outputs: Annotated[str | None, _option("--outputs", metavar="PATH", text="Folder that comes home.")] = None,
+    outputs: Annotated[
+        str | None, _option("--outputs", metavar="PATH", text="Folder in the container that gpurun copies to the head.")
+    ] = None,
     env: Annotated[list[str] | None, _option("-e", "--env", metavar="K=V", text="Environment of every rank.")] = None,
     launcher: Annotated[str | None, _option("--launcher", metavar="L", text="What starts the ranks.")] = None,
-    pool: Annotated[str | None, _option("--pool", metavar="P", text="The pool that pays.")] = None,
-    priority: Annotated[str | None, _option("--priority", metavar="N", text="Higher starts earlier.")] = None,
-    name: Annotated[str | None, _option("--name", metavar="N", text="What to call it.")] = None,
+    pool: Annotated[str | None, _option("--pool", metavar="P", text="Charge the jobs to this pool.")] = None,
+    priority: Annotated[
+        str | None, _option("--priority", metavar="N", text="Jobs with a higher number start earlier.")
+    ] = None,
+    name: Annotated[str | None, _option("--name", metavar="N", text="Name of the sweep.")] = None,
     inventory: Annotated[str | None, _option("-i", "--inventory", metavar="FILE", text="Inventory file.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay until it has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show the sweep until it ends.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
-    """Try a recipe, or a command in an image, with each point of a set of parameters. Each trial is a job.
+    """Run a recipe, or a command in an image, with many parameters. Each trial is a job.
 
     gpurun sweep recipes/fashion-mnist --grid lr=0.1,0.01 --metric accuracy:max
 
@@ -132,7 +146,7 @@ def _wish(
 
 
 def stop(sweep: SweepArgument) -> None:
-    """End a sweep: its jobs are cancelled, and nothing new is tried. `resume` goes on."""
+    """Stop a sweep and cancel its jobs. `gpurun sweep resume` continues it."""
     from gpurun.sweeps.starting import ensure_conductors
 
     folder = own_sweep(sweep)
@@ -147,9 +161,9 @@ def stop(sweep: SweepArgument) -> None:
 
 def resume(
     sweep: SweepArgument,
-    failed: Annotated[bool, typer.Option("--failed", help="Try again what failed, too.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Also run failed trials again.")] = False,
 ) -> None:
-    """Go on with a sweep that was stopped. Trials that were cancelled run again."""
+    """Continue a stopped sweep. Runs cancelled trials again."""
     from gpurun.sweeps.starting import ensure_conductors
     from gpurun.sweeps.submitting import reopen
 

@@ -27,15 +27,18 @@ FOLDER = "gpurun-tensorboard-"
 
 def tensorboard(
     names: Annotated[
-        list[str], typer.Argument(metavar="JOB|SWEEP...", help="Ids, beginnings of them, or names.", show_default=False)
+        list[str],
+        typer.Argument(
+            metavar="JOB|SWEEP...", help="Jobs or sweeps: an id, the beginning of an id, or a name.", show_default=False
+        ),
     ],
     port: Annotated[
         int | None,
         typer.Option(
-            "--port", metavar="N", min=1024, max=65535, help="On 127.0.0.1.", show_default="6006 or a free one"
+            "--port", metavar="N", min=1024, max=65535, help="Port on 127.0.0.1.", show_default="6006 or a free one"
         ),
     ] = None,
-    idle: Annotated[str, typer.Option("--idle", metavar="T", help="End when nobody has looked for so long.")] = "1h",
+    idle: Annotated[str, typer.Option("--idle", metavar="T", help="End after this time without a request.")] = "1h",
 ) -> None:
     """Serve TensorBoard for the outputs that are on this machine, until Ctrl-C.
 

@@ -24,7 +24,7 @@ def install(dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print 
 
 @app.command("remove")
 def remove(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what goes.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
 ) -> None:
     """Disable and remove the units. Jobs continue."""
     from gpurun.cli import recover_timer

@@ -27,7 +27,7 @@ FIRST_SAMPLES_S = 10.0
 def top(
     inventory: InventoryOption = None,
     plain: Annotated[
-        bool, typer.Option("--plain", help="Print lines, first all, then what changes. For screen readers and pipes.")
+        bool, typer.Option("--plain", help="Print lines: first everything, then changes. For screen readers and pipes.")
     ] = False,
 ) -> None:
     """Show jobs, the queue and the use of every leased GPU, live, and the log of the selected job.

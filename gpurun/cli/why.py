@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def why(job: JobArgument, as_json: JsonOption = False) -> None:
-    """Say what a job waits for, what holds it, when it is expected to start, and what change would start it now."""
+    """Explain why a job waits, when it may start, and what change would start it now."""
     from gpurun.cli.auto_gpus import smaller_gang_of, smaller_in_words
     from gpurun.scheduler.explain import explain
 
@@ -76,7 +76,7 @@ def queue(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List what waits, in the order in which it would start, each with its reason."""
+    """List queued jobs in the order in which they would start, and why each waits."""
     from gpurun.cli.jobs import open_store
     from gpurun.views.waiting import look_ahead, waiting_jobs
 
