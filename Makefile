@@ -1,7 +1,7 @@
 # From a clean clone on Debian or Ubuntu with git, make, python3 and root:
 #   make demo    a lab of four hosts in two racks trains a network, live
 #   make test    every test, those on the lab included
-.PHONY: setup packages demo test test-unit test-lab check bench lab image images fresh clean
+.PHONY: setup packages demo test test-unit test-lab check bench lab image images site man reference fresh clean
 .DEFAULT_GOAL := setup
 
 VENV := .venv
@@ -64,6 +64,18 @@ image: setup
 
 images: setup
 	@$(PYTHON) recipes/images/build.py
+
+# The documentation as a site in build/site. It needs no network: open index.html, or
+# `python3 -m http.server --directory build/site`, which the search needs.
+site: setup
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
+
+man: setup
+	$(GPURUN) man --to build/man
+
+# Pages of docs/ that are written from the code: after a change of a command, an option, or a key of the inventory.
+reference: setup
+	$(PYTHON) .ci/reference.py
 
 # What README.md promises, tried: a clean clone on a new Debian with git, make and python3. See .ci/fresh.py.
 fresh: RUN := make setup && make demo && make test

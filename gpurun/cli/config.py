@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,14 @@ from gpurun.cli.options import JsonOption
 from gpurun.cli.printing import print_json, printable
 
 SHOWN = ("paramiko", "ClusterShell", "typer", "rich", "nvidia-ml-py", "msgspec", "optuna", "textual", "tensorboard")
-VARIABLES = ("GPURUN_HOME", "GPURUN_INVENTORY", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "NO_COLOR")
+VARIABLES: Mapping[str, str] = {
+    "GPURUN_HOME": "The state directory: jobs, leases and history.",
+    "GPURUN_INVENTORY": "The inventory file, if `--inventory` names none.",
+    "XDG_STATE_HOME": "Without GPURUN_HOME, the state directory is the folder `gpurun` in it.",
+    "XDG_CONFIG_HOME": "Without GPURUN_INVENTORY, gpurun looks for `gpurun/inventory.yaml` in it.",
+    "XDG_CACHE_HOME": "Caches are in the folder `gpurun` in it. You can delete them.",
+    "NO_COLOR": "If set, gpurun prints without colours.",
+}
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 

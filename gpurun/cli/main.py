@@ -58,6 +58,7 @@ COMMANDS = {
     "share": Place("gpurun.cli.share:share", "Make a state directory for several users"),
     "config": Place("gpurun.cli.config:app", "Show which files and variables commands use"),
     "version": Place("gpurun.cli.config:version", "Print versions"),
+    "man": Place("gpurun.cli.man:man", "Write the manual pages"),
     "lab": Place("gpurun.cli.lab:app", "Start a cluster on this machine, for tests"),
 }
 

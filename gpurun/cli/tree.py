@@ -1,0 +1,90 @@
+"""Every command as a value: what `gpurun man` and the reference pages print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import click
+from typer.main import get_command
+
+EXAMPLE = "gpurun "
+"""A paragraph of a command's help that begins with this is a command to type."""
+
+
+@dataclass(frozen=True)
+class CommandPage:
+    """What the help of one command says.
+
+    Attributes:
+        words: the command, such as ``("gpurun", "inventory", "set")``.
+        summary: one line, as in the list of its group.
+        usage: what follows `words`.
+        about: the paragraphs of its help, examples left out.
+        examples: the commands in its help.
+        arguments: each argument as written, and its help.
+        options: each option as written, and its help.
+        commands: of a group: each command's name and summary.
+    """
+
+    words: tuple[str, ...]
+    summary: str
+    usage: str
+    about: tuple[str, ...]
+    examples: tuple[str, ...]
+    arguments: tuple[tuple[str, str], ...]
+    options: tuple[tuple[str, str], ...]
+    commands: tuple[tuple[str, str], ...]
+
+    @property
+    def name(self) -> str:
+        """The command as people type it."""
+        return " ".join(self.words)
+
+
+def pages() -> tuple[CommandPage, ...]:
+    """One page for `gpurun` and for each command below it; a group comes before its commands."""
+    from gpurun.cli.main import app
+
+    return tuple(_page(context) for context in contexts("gpurun", get_command(app)))
+
+
+def contexts(name: str, command: click.Command, parent: click.Context | None = None) -> Iterator[click.Context]:
+    """The context of a command and of those below it, in the order of the help."""
+    context = command.context_class(command, info_name=name, parent=parent, **command.context_settings)
+    yield context
+    for below, child in _children(context):
+        yield from contexts(below, child, context)
+
+
+def _children(context: click.Context) -> Iterator[tuple[str, click.Command]]:
+    command = context.command
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            if child is not None and not child.hidden:
+                yield name, child
+
+
+def _page(context: click.Context) -> CommandPage:
+    command = context.command
+    paragraphs = [" ".join(text.split()) for text in (command.help or "").split("\n\n")]
+    entries: dict[bool, list[tuple[str, str]]] = {True: [], False: []}
+    for parameter in command.get_params(context):
+        record = parameter.get_help_record(context)
+        if record is not None:
+            entries[isinstance(parameter, click.Argument)].append(record)
+    return CommandPage(
+        words=tuple(context.command_path.split()),
+        summary=_summary(command),
+        usage=" ".join(command.collect_usage_pieces(context)),
+        about=tuple(text for text in paragraphs if text and not text.startswith(EXAMPLE)),
+        examples=tuple(text for text in paragraphs if text.startswith(EXAMPLE)),
+        arguments=tuple(entries[True]),
+        options=tuple(entries[False]),
+        commands=tuple((name, _summary(child)) for name, child in _children(context)),
+    )
+
+
+def _summary(command: click.Command) -> str:
+    return (command.short_help or (command.help or "").strip().split("\n\n")[0].replace("\n", " ")).rstrip(".")
