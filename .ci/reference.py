@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""Write the pages of docs/reference, and the list of decisions, from the code: `make reference`.
+
+tests/documents/test_reference.py compares the pages with the code.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TOP))
+
+from gpurun.cli.config import VARIABLES  # noqa: E402
+from gpurun.cli.tree import CommandPage, pages  # noqa: E402
+from gpurun.documents.convert import Kind  # noqa: E402
+from gpurun.errors import EXIT_CODES  # noqa: E402
+from gpurun.inventory import fields  # noqa: E402
+
+FOLDER, DECISIONS = TOP / "docs/reference", TOP / "docs/decisions"
+MADE = "<!-- `make reference` writes this page from the code. Do not edit it. -->"
+
+
+def text(plain: str) -> str:
+    """A text as Markdown prints it letter for letter; what stands between backquotes stays code."""
+    parts = re.split(r"(`[^`]+`)", plain)
+    return "".join(part if part.startswith("`") else re.sub(r"([\\*_<\[\]|])", r"\\\1", part) for part in parts)
+
+
+def code(plain: str) -> str:
+    """A text as code, also in a table."""
+    return f"`{plain}`" if "|" not in plain else f"<code>{plain.replace('|', '&#124;').replace('<', '&lt;')}</code>"
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table of texts that are Markdown."""
+    lines = [list(head), *map(list, rows)]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def page(title: str, *parts: str) -> str:
+    """A whole page."""
+    return "\n\n".join((f"# {title}", MADE, *parts)) + "\n"
+
+
+def commands() -> str:
+    """Every command, argument and option."""
+    found = pages()
+    tops = [one for one in found if len(one.words) == 2]
+    overview = table(("command", "what it does"), ((link(one), text(one.summary)) for one in tops))
+    return page(
+        "Commands",
+        "This is what `gpurun COMMAND --help` prints. `gpurun man --to DIR` writes the same as manual pages.",
+        overview,
+        *(command(one) for one in found),
+    )
+
+
+def link(one: CommandPage) -> str:
+    """A link to a command's section."""
+    return f"[`{one.name}`](#{'-'.join(one.words)})"
+
+
+def command(one: CommandPage) -> str:
+    """One command's section."""
+    level = "##" if len(one.words) < 3 else "###"
+    parts = [f"{level} {one.name}", *map(text, one.about), f"```text\n{one.name} {one.usage}\n```"]
+    if one.examples:
+        parts.append("```console\n" + "\n".join(f"$ {example}" for example in one.examples) + "\n```")
+    for title, entries in (("Argument", one.arguments), ("Option", one.options)):
+        if entries:
+            parts.append(table((title, "Meaning"), ((code(name), text(help_text)) for name, help_text in entries)))
+    if len(one.words) == 2 and one.commands:
+        rows = ((f"[`{name}`](#{'-'.join((*one.words, name))})", text(summary)) for name, summary in one.commands)
+        parts.append(table(("Command", "What it does"), rows))
+    return "\n\n".join(parts)
+
+
+def inventory() -> str:
+    """Every key of an inventory."""
+    sections = (
+        ("Keys of a host", fields.HOST, f"All but {both(fields.PER_HOST)} may also be in `defaults`."),
+        ("Keys of a fabric", fields.FABRIC, f"Each fabric needs {both(fields.FABRIC_NEEDS)}."),
+        ("Keys of a pool", fields.POOL, ""),
+        ("Keys of the head", fields.HEAD, "The head is the machine where you type `gpurun`."),
+    )
+    top = {
+        "version": fields.VERSION.about, "defaults": "Keys of a host, for all hosts",
+        "fabrics": "Fabrics by name", "racks": "Racks by name; each has `hosts` and may have `defaults`",
+        "pools": "Pools by name", "ssh_config": fields.SSH_CONFIG.about, "head": "Keys of the head",
+    }  # fmt: skip
+    assert tuple(top) == fields.TOP
+    return page(
+        "Inventory keys",
+        "An inventory is one YAML file; [The inventory](../inventory.md) explains it. Keys that begin with `x-` are "
+        "yours. `gpurun inventory schema` prints all of this as a JSON Schema.",
+        "## Top\n\n" + table(("key", "meaning"), ((f"`{key}`", text(about)) for key, about in top.items())),
+        *(f"## {title}\n\n" + "\n\n".join(filter(None, (note, keys(kinds)))) for title, kinds, note in sections),
+    )
+
+
+def both(names: Iterable[str]) -> str:
+    """Two names in words."""
+    return " and ".join(f"`{name}`" for name in names)
+
+
+def keys(kinds: Mapping[str, Kind]) -> str:
+    """The keys of a mapping: what people write, and what it means."""
+    rows = ((f"`{key}`", text(written(kind)), text(kind.about)) for key, kind in kinds.items())
+    return table(("key", "value", "meaning"), rows)
+
+
+def written(kind: Kind) -> str:
+    """What people write for a value."""
+    what = kind.expected
+    if kind.options:
+        what = "one of " + ", ".join(f"`{option}`" for option in kind.options)
+    elif kind.key is not None and kind.item is not None:
+        what = f"a mapping; each value is {written(kind.item)}"
+    elif kind.keys is not None:
+        what = "a mapping"
+    elif kind.allowed:
+        what = f"{what} ({', '.join(kind.allowed)})"
+    if kind.item is not None and kind.key is None and not kind.spelled:
+        what = f"a list; each item is {written(kind.item)}"
+    return f"{what}, or `null`" if kind.nullable else what
+
+
+def exit_codes() -> str:
+    """Exit codes, and variables of the environment."""
+    return page(
+        "Exit codes and variables",
+        table(("exit code", "meaning"), ((str(number), text(meaning)) for number, meaning in EXIT_CODES.items())),
+        "`gpurun exec`, `gpurun ssh` and `gpurun lab run` exit with the code of the program that they run.",
+        "## Variables of the environment",
+        table(("variable", "meaning"), ((f"`{name}`", text(meaning)) for name, meaning in VARIABLES.items())),
+        "`gpurun config view` shows which of them are set, and which files commands use.",
+    )
+
+
+def decisions() -> str:
+    """The list of decisions: each page's title."""
+    found = sorted(DECISIONS.glob("[0-9]*.md"))
+    titles = [(path, path.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ")) for path in found]
+    rows = ((f"[{path.name[:4]}]({path.name})", text(re.sub(r"^\d+[.:]?\s*", "", title))) for path, title in titles)
+    return page(
+        "Decisions",
+        "Each page says what was chosen, why, and what it costs.",
+        table(("number", "decision"), rows),
+    )
+
+
+PAGES: Mapping[Path, Callable[[], str]] = {
+    FOLDER / "commands.md": commands,
+    FOLDER / "inventory.md": inventory,
+    FOLDER / "exit-codes.md": exit_codes,
+    DECISIONS / "README.md": decisions,
+}
+
+
+def write() -> None:
+    """Write all pages."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for path, made in PAGES.items():
+        path.write_text(made(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()
