@@ -102,7 +102,13 @@ def picture_status(folder: Path) -> None:
     with Path(os.devnull).open("w") as nowhere:
         console = Console(record=True, width=COLUMNS, file=nowhere, color_system="256", force_terminal=True)
         console.print(Text.from_ansi(re.sub(r"\r", "", said)), end="")
-    console.save_svg(str(folder / "status.svg"), title="gpurun status", unique_id="status")
+    drawn = console.export_svg(title="gpurun status", unique_id="status")
+    (folder / "status.svg").write_text(without_fonts(drawn), encoding="utf-8")
+
+
+def without_fonts(svg: str) -> str:
+    """A picture that asks no other server for Rich's font: the reader's own monospaced one does."""
+    return re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.DOTALL)
 
 
 def picture_top(folder: Path, home: Path) -> None:
@@ -117,7 +123,7 @@ def picture_top(folder: Path, home: Path) -> None:
         app = TopApp(feed, Actions(str, str), duration)
         async with app.run_test(size=(120, 34)) as pilot:
             await pilot.pause(0.5)
-            (folder / "top.svg").write_text(app.export_screenshot(title="gpurun top"))
+            (folder / "top.svg").write_text(without_fonts(app.export_screenshot(title="gpurun top")))
 
     with mock.patch.object(feed.sampling, "latest", lambda: samples):
         asyncio.run(draw())
