@@ -72,7 +72,7 @@ class NotYours(BadInput):
 
 
 class NeverFits(GpurunError):
-    """The inventory could never satisfy this request, however long it waited."""
+    """The inventory can never satisfy this request."""
 
     exit_code = 3
 
@@ -84,15 +84,15 @@ class HostFailure(GpurunError):
 
 
 class HostUnreachable(HostFailure):
-    """No SSH session could be had, or an open one was lost."""
+    """gpurun could not open an SSH session to the host, or lost an open one."""
 
 
 class HostKeyMismatch(HostFailure):
-    """The host's key is unknown, or not the one in known_hosts. Never connected."""
+    """The host's key is unknown, or differs from the key in known_hosts. gpurun does not connect."""
 
 
 class AuthenticationFailed(HostFailure):
-    """The host refused every key that was offered."""
+    """The host refused every key that gpurun offered."""
 
 
 class HostNotReady(HostFailure):
@@ -100,18 +100,18 @@ class HostNotReady(HostFailure):
 
 
 class StateError(GpurunError):
-    """State is locked, inconsistent or unreadable; GPUs concerned stay taken."""
+    """State is locked, inconsistent or unreadable; its GPUs stay leased."""
 
     exit_code = 5
 
 
 class StateUnavailable(StateError):
-    """The state directory cannot be used at this moment, for a reason outside the job: try again later."""
+    """The state directory cannot be used at the moment, for a reason outside the job. Retry later."""
 
 
 class StateDiskError(StateUnavailable):
-    """The disk of the state directory is full or failed; what was to be written is as it was before."""
+    """The disk of the state directory is full or failed. The write changed nothing."""
 
 
 class UnsafeState(StateError):
-    """The state directory cannot be trusted: its locks do not lock, or its modes let anybody in."""
+    """The state directory is not safe: its file system does not lock, or its modes let other users write."""

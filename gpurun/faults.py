@@ -1,7 +1,8 @@
-"""Places where a process may die, for the crash tests: real code, really killed, between any two steps.
+"""Fault points: places where the crash tests kill real processes between two steps.
 
 ``GPURUN_FAULT=ROLE:N`` kills a process of that role (``command``, ``supervisor`` or ``waiter``) with SIGKILL at its
-N-th fault point, once it has written to stderr which one that was. Without the variable a point costs one comparison.
+N-th fault point. The process first writes the point to stderr. Without the variable, a fault point costs one
+comparison.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class _Fault:
 
 
 def _place() -> str:
-    """The functions that led to the point, innermost first, as ``file.function:line``."""
+    """Return the call stack of the fault point, innermost first, as ``file.function:line``."""
     frame = sys._getframe(2)
     names = []
     for _ in range(DEPTH):

@@ -1,8 +1,8 @@
-"""Types that msgspec converts to, worked out by one thread at a time.
+"""Types that msgspec converts to, prepared by one thread at a time.
 
-msgspec works out what a type is made of when the type is first used, and keeps that at the type. A second thread that
-uses the type meanwhile gets what is there so far, and crashes (seen with msgspec 0.22; see
-docs/decisions/0015-msgspec-and-threads.md). So every type goes through `ready` on its way to msgspec.
+msgspec analyses a type at its first use and stores the result with the type. If a second thread uses the type during
+the analysis, it gets an incomplete result and crashes (seen with msgspec 0.22; see
+docs/decisions/0015-msgspec-and-threads.md). So pass every type through `ready` before msgspec uses it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ready: set[object] = set()
 
 
 def ready(kind: type[T]) -> type[T]:
-    """The type itself, once msgspec knows all that it is made of."""
+    """Return the type after msgspec has analysed it completely."""
     if kind not in _ready:
         with _lock:
             msgspec.json.Decoder(kind)

@@ -1,5 +1,5 @@
-"""gpurun from Python and from notebooks: `gpurun.submit`, `gpurun.map`, `gpurun.job`.
+"""Use gpurun from Python and from notebooks: `gpurun.submit`, `gpurun.map`, `gpurun.job`.
 
-The same core as the command line. `packing` makes a folder that any image with Python can run from a function,
-`job` is a future for a job, `asking` submits. What comes back is read by `results`.
+This API and the command line share the same core. `packing` turns a function into a workdir that runs in any image with
+Python, `asking` submits it, `job` is its future, and `results` reads what it returned.
 """

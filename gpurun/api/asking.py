@@ -43,17 +43,17 @@ def submit(
     Args:
         what: a function, which each rank calls; a command as a list of words; or a recipe's path.
         args, kwargs: the function's arguments.
-        inventory: the inventory's file; else where the command line looks, too.
-        settings: keys of a recipe and of its ``constraints``: ``gpus=8, image="me/train:1", gpus_per_host=4``. A
-            function on one GPU has the launcher `ALONE` if none is given: its image needs Python alone.
+        inventory: the inventory's file; default: as on the command line.
+        settings: keys of a recipe and of its ``constraints``: ``gpus=8, image="me/train:1", gpus_per_host=4``. The
+            default launcher of a function on one GPU is `ALONE`: its image needs only Python.
 
     Returns:
-        A future. Of a function its `result` is what rank 0 returned; of others the exit code.
+        A future. For a function, its `result` is what rank 0 returned; otherwise it is the exit code.
 
     Raises:
         BadInput: something is missing or wrong, or the function cannot be pickled.
-        NeverFits: the inventory could never hold it.
-        StateError: the job cannot be stored.
+        NeverFits: the inventory can never hold the job.
+        StateError: gpurun cannot store the job.
     """
     return _submit([(what, args, kwargs or {})], inventory, settings)[0]
 
@@ -65,14 +65,16 @@ def map(
     inventory: str | None = None,
     **settings: Any,
 ) -> list[Job]:
-    """A job for each point: ``[job.result() for job in gpurun.map(train, {"lr": [0.1, 0.01]}, image=…)]``.
+    """Submit one job for each point: ``[job.result() for job in gpurun.map(train, {"lr": [0.1, 0.01]}, image=…)]``.
 
     Args:
-        points: keyword arguments of each call; or a name and its values, and each combination is a point.
+        points: a list with the keyword arguments of each call; or a mapping from names to values, which gives a point
+            for
+            each combination.
         settings: as for `submit`; one GPU each unless `gpus` says more.
 
     Raises:
-        BadInput: as `submit`; then there is no job at all.
+        BadInput: as `submit`; then no job is submitted.
     """
     if isinstance(points, Mapping):
         names = list(points)
@@ -89,10 +91,10 @@ def map(
 
 
 def job(text: str) -> Job:
-    """A job that was submitted before, by its id, the beginning of it, or its name.
+    """Find a job that was submitted before, by its id, the beginning of its id, or its name.
 
     Raises:
-        BadInput: none or several match.
+        BadInput: no job matches, or several do.
     """
     store = JobStore(home(os.environ))
     resume(store.home, os.environ)
@@ -112,7 +114,9 @@ def _submit(
 
 
 def _check_call(args: object, kwargs: object, settings: Mapping[str, Any]) -> None:
-    """Raises BadInput: something that is no list of arguments would become other arguments, letter by letter."""
+    """Raise BadInput if `args` is not a list of arguments: a text, for example, would become one argument for each
+    letter.
+    """
     if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
         raise BadInput(f"args is a list of arguments, not {type(args).__name__}", hint="submit(train, (0.1,), …)")
     if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):

@@ -1,4 +1,4 @@
-"""A job as a future (`concurrent.futures`): it outlives the process that waits for it, and can be found again."""
+"""A job as a future (`concurrent.futures`). It outlives the process that waits, and another process can find it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ MOST_LOOKS = 50
 
 
 class Job(Future[Any]):
-    """A job of this user. `result` waits for its end; a process that ends while it waits ends no job.
+    """A job of this user. `result` waits for the job's end. If the waiting process ends, the job continues.
 
     Attributes:
-        id: as `gpurun status` shows it.
+        id: the id that `gpurun status` shows.
     """
 
     def __init__(self, folder: JobFolder, *, returns: bool) -> None:
@@ -54,23 +54,23 @@ class Job(Future[Any]):
         return self._folder.record().state.value
 
     def running(self) -> bool:
-        """Whether it has GPUs and has not ended."""
+        """Return whether the job has GPUs and has not ended."""
         record = self._folder.record()
         return not record.state.ended and record.state is not State.QUEUED
 
     def cancel(self) -> bool:
-        """Ask for the job's end; False if it has ended already. `result` raises CancelledError once it has."""
+        """Request a cancel; return False if the job has ended. `result` raises CancelledError after the job's end."""
         if self.done() or self._folder.record().state.ended:
             return self.cancelled()
         requests.cancel(self._folder, by=myself(), reason="cancel()", environ=os.environ)
         return True
 
     def logs(self) -> str:
-        """What its ranks have printed so far: each line behind its rank."""
+        """Return everything that the job's ranks have printed so far, each line with its rank in front."""
         return "".join(self._new_lines(LogTail(self._folder.log)))
 
     def follow(self) -> Any:
-        """Print what its ranks print, until it has ended; then as `result`."""
+        """Print what the ranks print until the job ends; then do the same as `result`."""
         tail = LogTail(self._folder.log)
         while True:
             is_over = self.done()
@@ -81,10 +81,10 @@ class Job(Future[Any]):
             time.sleep(POLL_S)
 
     def results(self, timeout: float | None = None) -> list[Any]:
-        """What each rank returned, by rank.
+        """Return what each rank returned, by rank.
 
         Raises:
-            NoResult: one of them has left none.
+            NoResult: a rank left no result.
         """
         self.result(timeout)
         sizes = sum(len(grant.gpus) for grant in self._folder.record().granted)
@@ -102,7 +102,7 @@ class Job(Future[Any]):
         return answer.value
 
     def _look(self) -> bool:
-        """Settle the future once the job has ended; whether it has."""
+        """Settle the future if the job has ended; return whether it has."""
         try:
             record = self._folder.record()
         except (GpurunError, OSError):  # damaged, or it cannot be read now: its supervisor writes it again
@@ -132,7 +132,7 @@ class Job(Future[Any]):
             self.set_exception(self._why(record))
 
     def _why(self, record: JobRecord) -> JobFailed:
-        """The exception that the function raised, on the rank that failed first if that is known."""
+        """Return the exception that the function raised, if possible from the rank that failed first."""
         first = record.first_failure
         ranks = [first.rank] if first is not None and first.rank is not None else []
         for rank in (*ranks, *range(record.gpus)) if self._returns else ():
@@ -143,7 +143,7 @@ class Job(Future[Any]):
 
 
 class _Watcher:
-    """One thread of this process looks after all jobs that somebody waits for; a fork begins its own."""
+    """One thread of this process watches all jobs that somebody waits for. A forked process starts its own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -158,7 +158,7 @@ class _Watcher:
                 self._thread.start()
 
     def forked(self) -> None:
-        """Go on in a child process: its copy of the lock may be held by a thread that it does not have."""
+        """Start afresh in a child process: the copied lock may belong to a thread that the child does not have."""
         self._lock, self._thread = threading.Lock(), None
 
     def _run(self) -> None:
@@ -174,7 +174,7 @@ class _Watcher:
             time.sleep(POLL_S)
 
     def _settle(self) -> None:
-        """Settle what has ended. Jobs that are live are read in turn, some each time; all others now."""
+        """Settle jobs that have ended. Read a few of the live jobs each time, in turn, and all others now."""
         with self._lock:
             jobs = list(self._open)
         live = {home: _live(home) for home in {job._home for job in jobs}}

@@ -1,4 +1,4 @@
-"""A function and its arguments as a workdir: any image with the same Python can run it."""
+"""Pack a function and its arguments into a workdir that any image with the same Python can run."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ MOST_BYTES = 256 << 20
 def pack(
     folder: Path, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], workdir: Path | None
 ) -> None:
-    """Fill an empty folder with what runs `function(*args, **kwargs)`.
+    """Fill an empty folder with files that run `function(*args, **kwargs)`.
 
-    Modules from beside the notebook or script travel by value, with the function.
+    Modules next to the notebook or script are pickled by value, with the function.
 
     Args:
-        workdir: a folder whose files are to be there, too.
+        workdir: a folder whose files to add, too.
 
     Raises:
         BadInput: something cannot be pickled or is too large, or cloudpickle is not installed.
@@ -74,7 +74,7 @@ def _fill(folder: Path, data: bytes, workdir: Path | None, cloudpickle: Path) ->
 
 
 def _what_stays(cloudpickle: Any, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Which variable or argument cannot be pickled, if one alone cannot."""
+    """Name the one variable or argument that cannot be pickled, if there is exactly one."""
     parts: dict[str, Any] = {}
     with suppress(TypeError, ValueError):  # no function, or one with an empty cell
         used = inspect.getclosurevars(function)
@@ -95,7 +95,7 @@ _PACKING = threading.Lock()
 
 @contextmanager
 def _by_value(cloudpickle: Any) -> Iterator[None]:
-    """Modules that no image has are pickled with what is in them."""
+    """Pickle modules that the image does not have by value, with their content."""
     here = Path.cwd()
     mine = [module for module in list(sys.modules.values()) if _is_own(module, here)]
     known = set(cloudpickle.list_registry_pickle_by_value())
@@ -110,7 +110,7 @@ def _by_value(cloudpickle: Any) -> Iterator[None]:
 
 
 def _is_own(module: object, here: Path) -> bool:
-    """Whether a module is a file below a folder that nothing has installed."""
+    """Return whether a module is a file below a folder into which no package was installed."""
     file = getattr(module, "__file__", None)
     if not isinstance(module, ModuleType) or not file or module.__name__.partition(".")[0] in ("__main__", "gpurun"):
         return False

@@ -1,4 +1,4 @@
-"""What the ranks of a function have left, read as what a stranger says: it comes from hosts."""
+"""Read what the ranks of a function returned. The data come from hosts, so this module does not trust them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MOST_VALUES = 10_000_000
 
 
 class RemoteError(JobFailed):
-    """The function raised, on a rank.
+    """The function raised an exception on a rank.
 
     Attributes:
-        rank: which.
-        kind: the name of the exception's class there.
-        trace: its traceback, as text.
+        rank: the rank.
+        kind: the name of the exception's class.
+        trace: the traceback as text.
     """
 
     def __init__(self, *, job: str | None, rank: int, kind: str, text: str, trace: str) -> None:
@@ -42,19 +42,19 @@ class RemoteError(JobFailed):
 
 
 class NoResult(JobFailed):
-    """The job succeeded, and what a rank returned is not there or cannot be read."""
+    """The job succeeded, but a rank's result is missing or cannot be read."""
 
 
 @dataclass(frozen=True)
 class Returned:
-    """What one rank has left: a value, or an error."""
+    """The result of one rank: a value, or an error."""
 
     value: Any = None
     error: RemoteError | None = None
 
 
 def answer_of(folder: JobFolder, rank: int) -> Returned | None:
-    """What a rank has left; None if it has left nothing.
+    """Return the result of a rank; None if the rank left none.
 
     Raises:
         NoResult: it cannot be read.
@@ -98,7 +98,7 @@ def _read(folder: JobFolder, rank: int) -> bytes:
 
 
 def _plain(text: object, most: int) -> str:
-    """Text that steers no terminal and no notebook."""
+    """Return text that cannot control a terminal or a notebook."""
     if not isinstance(text, str):
         raise TypeError("no text")
     return "\n".join(printable(line) for line in text[-most:].split("\n"))

@@ -1,4 +1,5 @@
-"""Scaling campaigns: one recipe run at several sizes, one job after the other, and what came of it.
+"""Scaling campaigns: run one recipe at several sizes, one job after the other, and report the results.
 
-`plan`, `rates` and `curve` are pure. `store` keeps a campaign's files, `carry` runs its jobs, `report` writes it down.
+`plan`, `rates` and `curve` are pure. `store` keeps a campaign's files, `carry` runs its jobs, `report` writes the
+report.
 """

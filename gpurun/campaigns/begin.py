@@ -1,4 +1,4 @@
-"""A campaign is asked for: each size of each launcher becomes a job, and the campaign is stored, or found again."""
+"""Begin a campaign: make a job for each size of each launcher, and store the campaign or find an earlier one."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def plan_of(
     recipe: Recipe | None, inventory: Inventory, flags: Flags, *, sizes: Sequence[int], launchers: Sequence[str],
     repeat: int, rate: str | None, rates: LinkRates, name: str | None,
 ) -> CampaignPlan:  # fmt: skip
-    """The campaign that was asked for; nothing is stored.
+    """Plan a campaign. Stores nothing.
 
     Args:
         flags: as for `gpurun.head.wish.spec_of`, without the GPUs and the launcher.
-        launchers: empty = the recipe's.
-        name: None = the recipe's.
+        launchers: empty = the recipe's launcher.
+        name: None = the recipe's name.
 
     Raises:
         BadInput, NeverFits: no size can run; or something is wrong with the recipe or a flag.
@@ -68,15 +68,15 @@ def _job(recipe: Recipe | None, inventory: Inventory, flags: Flags, launcher: st
 def begin(
     plan: CampaignPlan, inventory: Inventory, home: Path, environ: Mapping[str, str]
 ) -> tuple[CampaignFolder, bool]:
-    """Store a campaign, with image and code as they are now; or find the one of this name, to continue it.
+    """Store a campaign with the current image and code; or find the campaign of this name, to continue it.
 
     Returns:
-        The campaign; and whether it was begun with another image or other code, which it keeps.
+        The campaign; and whether it began with another image or other code, which it keeps.
 
     Raises:
         BadInput: the campaign of this name runs something else; or an image is not on this machine, or the workdir
             cannot be read.
-        StateError: it cannot be stored.
+        StateError: gpurun cannot store the campaign.
     """
     enter(home)
     store = CampaignStore(home)

@@ -1,7 +1,7 @@
-"""Runs the jobs of a campaign, one after the other, and keeps what each measured.
+"""Run the jobs of a campaign, one after the other, and store the measurements of each.
 
-All that is known is in the run's record and in its job. The record names the job before the job is submitted: a
-command that follows one that was killed waits for the job that there is, and submits it if there is none.
+The run's record and its job hold all knowledge. The record contains the job's id before gpurun submits the job. So
+after a crash, the next command waits for that job if it exists, and submits it if it does not.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ POLL_S = 0.2
 
 
 class Watcher(Protocol):
-    """Shows a person how far a campaign is."""
+    """Shows a person the progress of a campaign."""
 
     def begins(self, run: RunKey, at: int, of: int, left_s: float | None) -> None:
-        """A run begins: which of how many, and about how long all that is left takes."""
+        """A run begins: run `at` of `of`. `left_s` estimates the time that all remaining runs take."""
 
     def moves(self, record: JobRecord) -> None:
-        """Its job has gone to another state."""
+        """The run's job has a new state."""
 
     def ends(self, run: RunKey, record: RunRecord) -> None:
-        """It has ended."""
+        """The run has ended."""
 
 
 class Carrier:
-    """Carries one campaign. Its user holds the campaign's lock."""
+    """Runs one campaign. The caller holds the campaign's lock."""
 
     def __init__(self, home: Path, folder: CampaignFolder, environ: Mapping[str, str], watcher: Watcher) -> None:
         self._home, self._folder, self._environ, self._watcher = home, folder, environ, watcher
@@ -53,11 +53,12 @@ class Carrier:
         self._jobs = JobStore(home)
 
     def run(self) -> None:
-        """Measure what is missing; what has failed or was cancelled runs again.
+        """Measure missing runs, and repeat runs that failed or were cancelled.
 
         Raises:
-            BadInput: the recipe reports no rate. What is left would be no different.
-            KeyboardInterrupt: Ctrl-C; the running job was cancelled, and has ended unless Ctrl-C came again.
+            BadInput: the recipe reports no rate, so no further run would report one.
+            KeyboardInterrupt: after Ctrl-C. The running job was cancelled, and has ended unless the user pressed Ctrl-C
+                again.
         """
         known = {run: self._folder.record(run) for run in self._plan.runs()}
         missing = [run for run, record in known.items() if record is None or record.outcome not in DONE]
@@ -71,7 +72,7 @@ class Carrier:
                 raise BadInput(record.reason, job=record.job, where=run.words, hint=record.hint or None)
 
     def _carry(self, run: RunKey, before: RunRecord | None) -> RunRecord:
-        """Run one job to its end, or the one that was begun."""
+        """Run one job to its end; continue the job of an earlier command if there is one."""
         record = before if before is not None and self._is_open(before) else None
         if record is None:
             record = RunRecord(run.launcher, run.gpus, run.number, self._jobs.new_id())
@@ -91,7 +92,7 @@ class Carrier:
         return done
 
     def _is_open(self, record: RunRecord) -> bool:
-        """Whether a run that was begun goes on: its job was not submitted yet, or was not cancelled."""
+        """Return whether to continue an earlier run: its job was not submitted yet, or was not cancelled."""
         job = self._jobs.get(record.job)
         return record.outcome == "open" and not (job.path.exists() and job.record().state is State.CANCELLED)
 
@@ -116,13 +117,13 @@ class Carrier:
             time.sleep(POLL_S)
 
     def _cancel(self, job: JobFolder) -> None:
-        """End the running job, and wait until its GPUs are free; its run counts for nothing."""
+        """Cancel the running job, wait until its GPUs are free, and discard its run."""
         with suppress(StateError):
             cancel(job, by="its campaign", reason="Ctrl-C", environ=self._environ)
         self._wait(job)
 
     def _measured(self, run: RunKey, record: RunRecord, job: JobFolder) -> RunRecord:
-        """What a job that has ended says of its run."""
+        """Return the run's record, with the measurements of its ended job."""
         ended, plan = job.record(), self._plan
         done = replace(record, grants=ended.granted, held_s=_held_s(ended), ended_s=ended.ended_s or 0.0)
         if ended.state is not State.SUCCEEDED:
@@ -140,7 +141,7 @@ class Carrier:
 
 
 class RunTimes:
-    """How long runs take, from those that have ended."""
+    """Estimates how long runs take, from the runs that have ended."""
 
     def __init__(self, records: Iterable[RunRecord]) -> None:
         self._took_s: list[float] = []
@@ -148,15 +149,15 @@ class RunTimes:
             self.note(record)
 
     def note(self, record: RunRecord) -> None:
-        """Learn from a run that was measured."""
+        """Add a measured run."""
         if record.outcome == "measured":
             self._took_s.append(record.held_s)
 
     def left_s(self, runs: list[RunKey]) -> float | None:
-        """About how long these take; None before anything was measured."""
+        """Estimate how long these runs take; None before the first measurement."""
         return sum(self._took_s) / len(self._took_s) * len(runs) if self._took_s else None
 
 
 def _held_s(record: JobRecord) -> float:
-    """From the grant to the end: for so long nobody else could have the GPUs."""
+    """Return the seconds from the grant to the end, in which no other job could have the GPUs."""
     return max(0.0, (record.ended_s or 0.0) - (record.granted_s or record.ended_s or 0.0))

@@ -16,9 +16,10 @@ class CurvePoint:
 
     Attributes:
         rate: the median over runs; `low` and `high` are the least and the most.
-        efficiency: the rate over what the smallest measured size would give, grown linearly.
-        host_efficiency: the rate of a GPU over that of the largest size that ran on one host; None = none did.
-        gpu_hours: of one run, the median.
+        efficiency: the rate, divided by the smallest measured size's rate scaled up linearly.
+        host_efficiency: the rate of one GPU, divided by its rate in the largest size that ran on one host; None if none
+            did.
+        gpu_hours: the median cost of a run.
     """
 
     launcher: str
@@ -39,7 +40,7 @@ class CurvePoint:
 
 
 def curve_of(records: Sequence[RunRecord], racks: dict[str, str] | None = None) -> list[CurvePoint]:
-    """One point for each launcher and size that was measured, in order."""
+    """Return one point for each measured launcher and size, in order."""
     measured: dict[tuple[str, int], list[RunRecord]] = {}
     for record in records:
         if record.outcome == "measured" and record.rate is not None:

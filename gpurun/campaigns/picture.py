@@ -1,4 +1,4 @@
-"""Scaling curves as SVG: rate and efficiency by GPUs, measured, predicted, and as linear growth would be. Pure."""
+"""Draw scaling curves as SVG: rate and efficiency by GPUs; measured, predicted, and linear. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GREY = "#888"
 
 @dataclass(frozen=True)
 class PredictedPoint:
-    """What a model expects of one launcher and size."""
+    """The model's prediction for one launcher and size."""
 
     launcher: str
     gpus: int
@@ -28,7 +28,7 @@ class PredictedPoint:
 
 
 class CurvePanel:
-    """One plot of a drawing: places by GPUs and a value."""
+    """One plot of a drawing, with GPUs on the horizontal axis and a value on the vertical axis."""
 
     def __init__(self, drawing: Drawing, left: float, title: str, sizes: Sequence[int], most: float) -> None:
         self.drawing, self._left = drawing, left
@@ -46,14 +46,16 @@ class CurvePanel:
         drawing.text(left + PANEL / 2, bottom + 36, "GPUs", anchor="middle")
 
     def place(self, gpus: int, value: float) -> Place | None:
-        """Where a value stands; None if it is beyond the axes."""
+        """Return the position of a value; None if it is beyond the axes."""
         x, y = self._x.place(gpus), self._y.place(value)
         if x is None or y is None:
             return None
         return self._left + x * PANEL, HEIGHT - BOTTOM - y * (HEIGHT - BOTTOM - TOP)
 
     def curve(self, values: Mapping[int, float], colour: str, *, is_dashed: bool = False, dots: str = "") -> None:
-        """Draw a line through values by GPUs; with `dots` also each value, whose tip begins like that."""
+        """Draw a line through values by GPUs. With `dots`, also draw each value with a tooltip that begins with this
+        text.
+        """
         found = [(gpus, value, self.place(gpus, value)) for gpus, value in sorted(values.items())]
         places = [place for _, _, place in found if place is not None]
         if len(places) > 1:
@@ -63,7 +65,7 @@ class CurvePanel:
                 self.drawing.dot(*place, colour, radius=4, tip=f"{dots}, {gpus} GPUs: {value:.4g}")
 
     def span(self, gpus: int, low: float, high: float, colour: str) -> None:
-        """Draw from a low value up to a high one."""
+        """Draw a vertical line from a low value to a high value."""
         ends = self.place(gpus, low), self.place(gpus, high)
         if ends[0] is not None and ends[1] is not None:
             self.drawing.line([ends[0], ends[1]], colour, width=2)

@@ -1,4 +1,4 @@
-"""What a campaign is, decided when it begins and never changed. Pure."""
+"""The plan of a campaign. It never changes after the campaign has begun. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIZE = re.compile(r"[0-9]{1,9}\Z", re.ASCII)
 
 @dataclass(frozen=True, order=True)
 class RunKey:
-    """Which run of a campaign: the launcher, how many GPUs, and which of the repetitions, from 1."""
+    """Identifies a run of a campaign: the launcher, the number of GPUs, and the repetition, counted from 1."""
 
     launcher: str
     gpus: int
@@ -27,16 +27,16 @@ class RunKey:
 
     @property
     def words(self) -> str:
-        """For people."""
+        """Return a text for people."""
         return f"{self.launcher}, {self.gpus} GPU{'s' * (self.gpus != 1)}, run {self.number}"
 
 
 @dataclass(frozen=True)
 class RefusedSize:
-    """A size that cannot run, and why.
+    """A size that cannot run, and the reason.
 
     Attributes:
-        code: the exit code of such an error.
+        code: the exit code of the error.
     """
 
     launcher: str
@@ -51,11 +51,11 @@ class CampaignPlan:
 
     Attributes:
         jobs: the job of each size of each launcher; image and code are pinned.
-        refused: sizes that were asked for and cannot run.
+        refused: requested sizes that cannot run.
         inventory: the file that jobs are submitted against.
         repeat: how often each size runs.
-        rate: the metric that counts; None = the one metric whose name ends in ``_per_s``.
-        rates: nominal link rates, if a person has said them.
+        rate: the metric to compare; None = the one metric whose name ends in ``_per_s``.
+        rates: nominal link rates, if the user gave them.
         racks: the rack of each host of the inventory.
         origin: where the jobs come from.
     """
@@ -72,18 +72,20 @@ class CampaignPlan:
     origin: Origin = field(default_factory=Origin)
 
     def runs(self) -> Iterator[RunKey]:
-        """All runs, in order. Launchers and sizes take turns, so that a machine that slows down harms all alike."""
+        """Yield all runs in order. Launchers and sizes alternate, so a machine that becomes slower affects all of them
+        equally.
+        """
         for number in range(1, self.repeat + 1):
             for spec in self.jobs:
                 yield RunKey(spec.launcher, spec.gpus, number)
 
     def job(self, run: RunKey) -> JobSpec:
-        """The job of one run."""
+        """Return the job of one run."""
         found = next(spec for spec in self.jobs if (spec.launcher, spec.gpus) == (run.launcher, run.gpus))
         return replace(found, name=f"{self.name}-{run.launcher}-{run.gpus}-{run.number}")
 
     def asks_the_same_as(self, other: CampaignPlan) -> bool:
-        """Whether both run the same command at the same sizes; image, code and data may be others."""
+        """Return whether both plans run the same command at the same sizes. Image, code and data may differ."""
         return self._asked == other._asked
 
     @property
@@ -95,10 +97,10 @@ class CampaignPlan:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """``1,2,4,8`` as numbers, in order.
+    """Parse ``1,2,4,8`` into sorted numbers.
 
     Raises:
-        BadInput: something in it is no size, or stands there twice.
+        BadInput: a part is not a valid size, or a size occurs twice.
     """
     words = [word.strip() for word in text.split(",")]
     hint = "sizes look like 1,2,4,8"
@@ -113,7 +115,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that cannot be a folder's. Raises BadInput."""
+    """Refuse a name that cannot be a folder's name. Raises BadInput."""
     if not NAME.match(name):
         raise BadInput(
             f"--name {name[:80]!r} is no name of a campaign", hint="up to 64 letters, digits, '.', '_' and '-'"
@@ -121,9 +123,9 @@ def check_name(name: str) -> None:
 
 
 def given_for(given: Mapping[str, object], gpus: int, *, has_roles: bool, has_knobs: bool) -> dict[str, object]:
-    """A recipe's fields for one size: a gang of one size, with as many servers for each worker as the recipe has.
+    """Return a recipe's fields for one size. It is not elastic, and has as many servers for each worker as the recipe.
 
-    Roles are dropped where the launcher's ranks have none; Horovod's settings where another launcher starts them.
+    Drops roles if the launcher's ranks have none, and Horovod's settings if another launcher starts the ranks.
     """
     dropped = {"min_gpus", "rehearse_s", *([] if has_knobs else ["horovod", "controller"])}
     kept = {key: value for key, value in given.items() if key not in dropped}

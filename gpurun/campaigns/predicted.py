@@ -1,4 +1,4 @@
-"""What the cost model expects of sizes around those that a campaign measured. Pure."""
+"""The cost model's predictions for sizes around those that a campaign measured. Pure."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ DOUBLINGS = 2
 def predictions(
     samples: Sequence[Sample], figures: Sequence[PairFigure] = ()
 ) -> tuple[list[PredictedPoint], list[str]]:
-    """Points for each launcher: the measured sizes, and twice and four times the largest.
+    """Predict, for each launcher, the measured sizes, and twice and four times the largest size.
 
-    A larger gang has the placement of the largest measured one, repeated.
+    The placement of a larger gang repeats the placement of the largest measured gang.
 
     Args:
-        figures: what links do by themselves, by `gpurun bench`.
+        figures: latency and bandwidth of links, as `gpurun bench` measured them.
 
     Returns:
-        The points; and for each launcher without any, why there are none.
+        The points; and for each launcher without points, the reason.
     """
     points: list[PredictedPoint] = []
     unknown: list[str] = []
@@ -49,7 +49,9 @@ def _curve(launcher: str, samples: Sequence[Sample], figures: Sequence[PairFigur
 
 
 def repeated(shape: Shape, times: int) -> Shape:
-    """So many gangs of this shape as one, in the same racks; hosts of a rack follow each other, as gangs are placed."""
+    """Return the shape of a gang that is `times` as large, in the same racks. Hosts of a rack are neighbours, as in a
+    real placement.
+    """
     servers = shape.servers_per_host or (0,) * len(shape.racks)
     hosts = list(zip(shape.ranks_per_host, shape.racks, servers, strict=True)) * times
     hosts.sort(key=lambda host: shape.racks.index(host[1]))

@@ -1,4 +1,4 @@
-"""The rate of a run, from what its ranks have reported. Pure."""
+"""Compute the rate of a run from its ranks' reports. Pure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ ADVICE = "report one: gpurun_runtime.report(step, images_per_s=…); or name ano
 
 
 class SaidByRank(Protocol):
-    """What a rank has reported (`gpurun.supervisor.loglines.RankReport`)."""
+    """A report of one rank (`gpurun.supervisor.loglines.RankReport`)."""
 
     @property
     def attempt(self) -> int:
-        """Which attempt of the job."""
+        """The attempt of the job."""
 
     @property
     def rank(self) -> int:
@@ -38,9 +38,9 @@ class MeasuredRate:
     """The rate of a gang.
 
     Attributes:
-        name: of the metric.
+        name: the metric's name.
         value: the sum of all ranks' medians.
-        windows: the sum of all ranks' reports, report by report, warm-up left out.
+        windows: the sum of all ranks' reports, report by report, without the warm-up.
         low, high: the 10th and the 90th percentile of `windows`.
     """
 
@@ -52,12 +52,12 @@ class MeasuredRate:
 
 
 def rate_of(reports: Iterable[SaidByRank], wanted: str | None) -> MeasuredRate:
-    """The rate that a run's ranks have reported, each its own, or one of them that of all.
+    """Return the gang's rate. Either each rank reports its own rate, or one rank reports the total.
 
-    Only the last attempt counts.
+    Uses only the last attempt.
 
     Raises:
-        BadInput: there is none, or it is not clear which metric it is.
+        BadInput: no rank reported a rate, or several metrics could be the rate.
     """
     last = _last_attempt(reports)
     name = wanted or _only_rate(last)
@@ -113,11 +113,11 @@ def _reported(reports: Sequence[SaidByRank]) -> str:
 
 
 def _summed(series: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Window by window, as far as every rank has one."""
+    """Sum the series window by window, up to the end of the shortest."""
     windows = zip_longest(*series)
     return tuple(sum(values) for values in windows if None not in values)
 
 
 def middle(values: Mapping[int, float] | None) -> float | None:
-    """The median over ranks."""
+    """Return the median over ranks."""
     return statistics.median(values.values()) if values else None

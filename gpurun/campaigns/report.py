@@ -1,4 +1,4 @@
-"""A campaign written down: one HTML file that needs no network, and the same as JSON and CSV. Pure."""
+"""Write a campaign's report: one HTML file that needs no network, and the same as JSON and CSV. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class CampaignReport:
-    """All that is told of a campaign."""
+    """The content of a campaign's report."""
 
     plan: CampaignPlan
     records: Sequence[RunRecord]
@@ -39,22 +39,22 @@ class CampaignReport:
 
     @property
     def curve(self) -> list[CurvePoint]:
-        """Its points."""
+        """Return the points of the curve."""
         return curve_of(self.records, dict(self.plan.racks))
 
     @property
     def unit(self) -> str:
-        """Of the rate: ``images/s`` for ``images_per_s``."""
+        """Return the unit of the rate: ``images/s`` for ``images_per_s``."""
         name = next((record.rate.name for record in self.records if record.rate is not None), self.plan.rate or "rate")
         return name.removesuffix("_per_s") + "/s" if name.endswith("_per_s") else name
 
     @property
     def is_done(self) -> bool:
-        """Whether every run was measured."""
+        """Return whether every run was measured."""
         return sum(record.outcome in DONE for record in self.records) == sum(1 for _ in self.plan.runs())
 
     def document(self) -> dict[str, Any]:
-        """For scripts."""
+        """Return the JSON document for scripts."""
         plan = self.plan
         return {
             "campaign": plan.name, "created_s": plan.created_s, "done": self.is_done, "unit": self.unit,
@@ -84,12 +84,12 @@ class CampaignReport:
 
     @staticmethod
     def _settings(spec: dict[str, Any]) -> dict[str, Any]:
-        """What tells one job from another: all but names of the person's own files."""
+        """Return the job's settings without the names of the user's own files."""
         left_out = ("name", "secret_files", "workdir")
         return {key: value for key, value in spec.items() if key not in left_out and value not in (None, "", [], {})}
 
     def csv(self) -> str:
-        """One line for each run, for other programs."""
+        """Return one CSV line for each run."""
         stream = io.StringIO()
         writer = csv.DictWriter(stream, COLUMNS, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
@@ -100,7 +100,7 @@ class CampaignReport:
         return stream.getvalue()
 
     def html(self) -> str:
-        """One page."""
+        """Return the HTML page."""
         told = self.document()
         began = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.plan.created_s))
         runs = [
@@ -144,7 +144,7 @@ CURVE_HEADS = (
 
 
 def curve_row(point: CurvePoint) -> list[str]:
-    """A point as people read it, under `CURVE_HEADS`."""
+    """Return a point's cells, for a table with the headings `CURVE_HEADS`."""
     shares = [f"{share:.1%}" if share is not None else "" for share in (point.efficiency, point.host_efficiency)]
     sent = None if point.fabric_bytes is None else point.fabric_bytes / 1e6
     return [
@@ -169,5 +169,5 @@ def _escaped(value: object) -> str:
 
 
 def _unformula(value: object) -> object:
-    """No spreadsheet takes a text for a formula."""
+    """Change a text that a spreadsheet would take for a formula."""
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value

@@ -1,4 +1,4 @@
-"""One run of a campaign as it is kept, and the measured value that a model reads. Pure."""
+"""The stored record of one run of a campaign, and the sample that the cost model reads. Pure."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ DONE: tuple[Outcome, ...] = ("measured",)
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run: its job, and what came of it.
+    """One run: its job, and its result.
 
     Attributes:
         job: the job's id, known before the job is submitted.
         hint: what to do about the reason.
-        grants: where it ran.
-        held_s: seconds from its start until its GPUs were free again.
-        metrics: the median over ranks of the last value of each metric.
-        sample: what a cost model reads; None = the recipe reports no batch and no gradient_bytes.
+        grants: hosts and GPUs of the run.
+        held_s: seconds from the run's start until its GPUs were free again.
+        metrics: for each metric, the median over ranks of the last value.
+        sample: what the cost model reads; None = the recipe reports no batch and no gradient_bytes.
     """
 
     launcher: str
@@ -48,12 +48,12 @@ class RunRecord:
 
     @property
     def gpu_hours(self) -> float:
-        """What the run cost."""
+        """Return the GPU hours that the run used."""
         return sum(len(grant.gpus) for grant in self.grants) * self.held_s / 3600
 
     @property
     def hosts(self) -> int:
-        """Hosts with a GPU of the job."""
+        """Return the number of hosts with a GPU of the job."""
         return sum(1 for grant in self.grants if grant.gpus)
 
 
@@ -61,7 +61,7 @@ def sample_of(
     spec: JobSpec, job: str, grants: Sequence[Grant], racks: Mapping[str, str], rates: LinkRates,
     rate: MeasuredRate, values: Mapping[str, Mapping[int, float]],
 ) -> Sample | None:  # fmt: skip
-    """The run for a cost model; None if its program does not report what the model needs, or reports nonsense."""
+    """Return the run as a sample for the cost model; None if the program reports no valid batch and gradient size."""
     batch, size = middle(values.get("batch")), middle(values.get("gradient_bytes"))
     if batch is None or size is None:
         return None

@@ -1,8 +1,8 @@
 """A campaign's files: ``scaling/NAME`` in the state directory.
 
-``plan.json`` and ``code`` (`gpurun.images.code`) are written once. ``runs`` has one file for each run, replaced whole.
-``samples.jsonl`` has what a cost model reads of the measured ones (`gpurun.scaling.measured`).
-``lock`` is held by the command that carries the campaign. All of it belongs to the user who began it.
+gpurun writes ``plan.json`` and ``code`` (`gpurun.images.code`) once. ``runs`` has one file for each run, which gpurun
+replaces as a whole. ``samples.jsonl`` has the cost model's samples of the measured runs (`gpurun.scaling.measured`).
+The command that runs the campaign holds ``lock``. All files belong to the user who began the campaign.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpurun.state.path import StatePath
 
 
 class CampaignFolder:
-    """One campaign's files. Cheap to make; nothing is read until asked for."""
+    """One campaign's files. Creating this object reads nothing."""
 
     def __init__(self, path: StatePath) -> None:
         self.path = path
@@ -34,7 +34,7 @@ class CampaignFolder:
         self.code = path / CODE
 
     def plan(self) -> CampaignPlan:
-        """What the campaign is. Raises StateError if it is damaged or missing."""
+        """Read the campaign's plan. Raises StateError if it is damaged or missing."""
         path = self.path / "plan.json"
         try:
             return durable.read_record(path, CampaignPlan)
@@ -42,28 +42,28 @@ class CampaignFolder:
             raise StateError("is missing", where=str(path)) from error
 
     def record(self, run: RunKey) -> RunRecord | None:
-        """What is known of a run; None if it has not begun. Raises StateError if the file is damaged."""
+        """Read a run's record; None if the run has not begun. Raises StateError if the file is damaged."""
         try:
             return durable.read_record(self._file(run), RunRecord)
         except FileNotFoundError:
             return None
 
     def write(self, record: RunRecord) -> None:
-        """Keep what is known of a run, in place of what was. It outlives a power cut."""
+        """Replace a run's record. The new record survives a power cut."""
         durable.write_record(self._file(RunKey(record.launcher, record.gpus, record.number)), record)
         faults.point()
 
     def write_samples(self, plan: CampaignPlan) -> None:
-        """Keep the measured runs for a cost model."""
+        """Write the measured runs as samples for the cost model."""
         samples = [record.sample for record in self.records(plan) if record.sample is not None]
         durable.write_bytes(self.path / "samples.jsonl", b"".join(map(encode, samples)))
 
     def records(self, plan: CampaignPlan) -> list[RunRecord]:
-        """The runs that have begun, in order. Raises StateError if one is damaged."""
+        """Read the records of all runs that have begun, in order. Raises StateError if one is damaged."""
         return [record for record in map(self.record, plan.runs()) if record is not None]
 
     def is_mine(self) -> bool:
-        """Whether this user, and nobody else, can have written it."""
+        """Return whether only this user can have written the campaign."""
         found = self.path.stat()
         return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
@@ -72,8 +72,8 @@ class CampaignFolder:
         """Hold the campaign's lock: one command at a time runs its jobs.
 
         Raises:
-            NotYours: it is another user's.
-            StateUnavailable: another command carries it.
+            NotYours: the campaign is another user's.
+            StateUnavailable: another command runs the campaign.
         """
         if not self.is_mine():
             raise NotYours("belongs to another user; only they may continue it", where=self.name)
@@ -100,7 +100,7 @@ class CampaignStore:
         self.folder = StatePath(home) / "scaling"
 
     def create(self, plan: CampaignPlan, add_code: AddCode | None) -> CampaignFolder:
-        """Store a new campaign: whole, or not at all. Raises StateError if it cannot be written."""
+        """Store a new campaign, completely or not at all. Raises StateError if it cannot be written."""
         durable.make_folder(self.folder)
         draft = self.folder / f".new-{secrets.token_hex(4)}"
         draft.mkdir(0o755)
@@ -118,18 +118,18 @@ class CampaignStore:
         return CampaignFolder(self.folder / plan.name)
 
     def names(self) -> list[str]:
-        """Names of all campaigns."""
+        """Return the names of all campaigns."""
         try:
             return sorted(name for name in self.folder.names() if NAME.match(name))
         except FileNotFoundError:
             return []
 
     def find(self, name: str) -> CampaignFolder | None:
-        """The campaign of a name, if there is one."""
+        """Return the campaign of this name; None if there is none."""
         return CampaignFolder(self.folder / name) if name in self.names() else None
 
     def get(self, name: str) -> CampaignFolder:
-        """The campaign of a name. Raises BadInput if there is none."""
+        """Return the campaign of this name. Raises BadInput if there is none."""
         found = self.find(name)
         if found is None:
             raise BadInput(f"there is no campaign {name[:80]!r}", hint="`gpurun scale list` shows all")

@@ -1,1 +1,1 @@
-"""Data sets: pinned by their digest at submit, brought to the hosts once per content, shared by jobs."""
+"""Data sets: pinned by their digest at submit, copied to hosts once for each content, shared by jobs."""

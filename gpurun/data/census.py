@@ -1,4 +1,4 @@
-"""Which data sets hosts have, as they say, and the removal of some."""
+"""List the data sets that hosts have, and remove some."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class HostedSet:
     """A set that hosts have.
 
     Attributes:
-        source: where it came from, if this user has pinned it; else "".
-        hosts: those that have it, each with the jobs that use it there.
-        used_s: when it was last asked for on any of them, by the host's clock, in seconds since the epoch.
-        waiting: jobs of this head that need it and have not ended.
+        source: where the set came from, if this user has pinned it; else "".
+        hosts: the hosts that have the set, each with the jobs that use it there.
+        used_s: the last use on any of these hosts, by the host's clock, in seconds since the epoch.
+        waiting: jobs of this head that need the set and have not ended.
     """
 
     digest: str
@@ -33,11 +33,11 @@ class HostedSet:
 
     @property
     def all_jobs(self) -> list[str]:
-        """All jobs that need it."""
+        """Return all jobs that need the set."""
         return sorted({*self.waiting, *(job for jobs in self.hosts.values() for job in jobs)})
 
     def as_json(self) -> dict[str, Any]:
-        """As ``gpurun data list --json`` shows it."""
+        """Return the set as ``gpurun data list --json`` shows it."""
         return {
             "digest": self.digest, "bytes": self.bytes, "files": self.files, "source": self.source,
             "hosts": sorted(self.hosts), "used_s": self.used_s, "jobs": self.all_jobs,
@@ -46,11 +46,11 @@ class HostedSet:
 
 @dataclass(frozen=True)
 class Evicted:
-    """What became of a removal.
+    """The result of a removal.
 
     Attributes:
-        evicted: digest → the hosts that do not have the set any more.
-        kept: digest → host → why it stays there.
+        evicted: digest → the hosts that no longer have the set.
+        kept: digest → host → why the set stays there.
     """
 
     evicted: Mapping[str, Sequence[str]]
@@ -61,10 +61,11 @@ class Evicted:
 def census(
     fleet: Fleet, hosts: Sequence[str], waiting: Mapping[str, Sequence[str]]
 ) -> tuple[list[HostedSet], Mapping[str, GpurunError]]:
-    """All sets on these hosts, by digest; and the hosts that failed. What hosts say replaces what was known of them.
+    """Return all sets on these hosts, by digest, and the hosts that failed. The hosts' answers replace earlier
+    knowledge.
 
     Args:
-        waiting: digest → jobs of this head that need it.
+        waiting: digest → jobs of this head that need the set.
     """
     listed = fleet.map(lambda agent: agent.call("data.list", timeout_s=600.0).value["sets"], hosts)
     found: dict[str, dict[str, Any]] = {}
@@ -87,7 +88,7 @@ def census(
 
 
 def evict(fleet: Fleet, hosts: Sequence[str], digests: Sequence[str]) -> Evicted:
-    """Remove sets from those of the hosts that have them and on which no job uses them."""
+    """Remove sets from each host that has them, unless a job uses them there."""
 
     def remove(agent: Agent) -> Mapping[str, str]:
         kept: Mapping[str, str] = agent.call("data.evict", digests=list(digests), timeout_s=600.0).value

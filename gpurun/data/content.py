@@ -1,4 +1,4 @@
-"""A data set that can be sent: from the person's folder on the head, or from a host that has it."""
+"""A data set that gpurun can send: from a folder on the head, or from a host that has the set."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from gpurun.remote.agent import bad_answer
 
 @dataclass(frozen=True)
 class DataContent:
-    """A set, and who has it.
+    """A data set, and the machines that have it.
 
     Attributes:
-        entries: what it holds, packed.
-        hashes: of its blob's chunks.
-        made: makes the blob as the head sends it.
+        entries: the packed list of what the set holds.
+        hashes: the hashes of the chunks of the set's blob.
+        made: makes the blob that the head sends.
         fleet: reaches the holders, and all hosts that lack the set.
-        holders: hosts that have it, the first choice first.
-        folder: where on the head it is; "" = only hosts have it.
+        holders: hosts that have the set, the preferred host first.
+        folder: the set's folder on the head; "" = only hosts have the set.
     """
 
     digest: str
@@ -41,17 +41,17 @@ class DataContent:
 
     @property
     def is_on_head(self) -> bool:
-        """Whether the head itself has read it: then the hashes are right."""
+        """Return whether the head has read the set itself. Then the hashes are right."""
         return bool(self.folder)
 
     @property
     def announced(self) -> Stored:
-        """Its blob, for `Relay.announce`. Hosts know the hashes already."""
+        """Return the set's blob, for `Relay.announce`. Hosts know the hashes already."""
         return _AnnouncedData(self.digest, self.size, b"", default_folder(), self.made)
 
     @property
     def damage(self) -> GpurunError:
-        """What is wrong when the blob turns out to be another one."""
+        """Return the error for a blob with other content than announced."""
         if self.is_on_head:
             return BadInput(CHANGED, where=self.folder, hint=HINT)
         return HostFailure(
@@ -64,12 +64,12 @@ class _AnnouncedData(Stored):
     made: Callable[[], Blob]
 
     def open(self) -> Blob:
-        """The blob, to be sent."""
+        """Open the blob for sending."""
         return self.made()
 
 
 class _AbsentBlob(Blob):
-    """A blob that the head has not: it reads as no chunk that was announced."""
+    """A blob that the head does not have. No chunk that it returns matches an announced hash."""
 
     def __init__(self, digest: str, size: int, hashes: bytes) -> None:
         super().__init__(digest, size, hashes, -1, complete=True)
@@ -80,10 +80,10 @@ class _AbsentBlob(Blob):
 
 
 def content_of_folder(tree: DataFolder, fleet: Fleet, holders: Sequence[str]) -> DataContent:
-    """A set that is on the head.
+    """Return a set that is on the head.
 
     Raises:
-        BadInput: it has changed.
+        BadInput: the folder has changed.
     """
     entries, hashes = data_store.packed(entry.as_json() for entry in tree.entries), hashes_of(tree)
     return DataContent(
@@ -92,7 +92,7 @@ def content_of_folder(tree: DataFolder, fleet: Fleet, holders: Sequence[str]) ->
 
 
 def content_of_host(fleet: Fleet, holder: str, digest: str) -> DataContent:
-    """A set that only hosts have, as one of them describes it. What it holds must have the set's digest.
+    """Return a set that only hosts have, as `holder` describes it. The described content must have the set's digest.
 
     Raises:
         RemoteOpFailed: the host describes another set, or none.

@@ -1,8 +1,8 @@
-"""A folder of the head as a data set: what it holds, and how it is sent from where it is.
+"""A folder of the head as a data set: its content, and how gpurun sends it without a copy.
 
-Other than code (`gpurun.images.tree.scan`), a data set holds everything that the folder holds, whatever git ignores.
-Modes are made alike: everybody may read, and run what somebody may run. So the same content has the same digest for
-everybody, and no host has a file that its jobs cannot read.
+A data set holds every file of the folder, also files that git ignores (unlike code: `gpurun.images.tree.scan`). gpurun
+makes modes equal: everybody may read a file, and execute it if somebody may execute it. So the same content has the
+same digest for every user, and a job can read every file on its hosts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HINT = "try again when nobody writes there"
 
 
 class DataFolder(FolderTree):
-    """A folder as a data set, as it was a moment ago.
+    """A folder as a data set, as it was when gpurun read it.
 
     Attributes:
         top: the folder.
@@ -41,18 +41,18 @@ class DataFolder(FolderTree):
 
     @property
     def size(self) -> int:
-        """Bytes of all files together."""
+        """Return the total size of all files in bytes."""
         return sum(entry.size for entry in self.entries)
 
     def blob(self, name: str, hashes: bytes) -> FilesBlob:
-        """All contents one after the other, to be sent. What has changed by then is refused by those who receive it."""
+        """Return all contents one after the other, for sending. Receivers refuse content that has changed since."""
         top = below.open_top(str(self.top))
         files = [(entry.path, entry.size) for entry in self.entries if entry.kind == "file"]
         return _SourceBlob(name, hashes, ManyFiles(top, files), os.dup(top), complete=True)
 
 
 class _SourceBlob(FilesBlob):
-    """A file that is gone, or shorter than it was, reads as zeros: no chunk that was announced."""
+    """A missing or shortened file reads as zeros, so its chunks do not match the announced hashes."""
 
     def _read_at(self, descriptor: int, view: memoryview, position: int) -> int:
         try:
@@ -65,11 +65,12 @@ class _SourceBlob(FilesBlob):
 
 
 def read_folder(top: Path) -> DataFolder:
-    """Read a folder as a data set. Digests of files that have not changed are remembered in the user's cache.
+    """Read a folder as a data set. The user's cache keeps digests of files that have not changed.
 
     Raises:
-        BadInput: it is no folder, or holds what a data set cannot: a socket, FIFO or device, a link that leads out of
-            it, something that cannot be read.
+        BadInput: the path is not a folder; or the folder holds a socket, FIFO or device, a link that leads out of it,
+            or
+            something unreadable.
     """
     try:
         resolved = top.resolve()
@@ -108,7 +109,7 @@ def _entry(top: Path, found: Found, memory: DigestMemory) -> Entry:
 
 
 def _leads_out(path: str, target: str) -> bool:
-    """Whether a link's target lies outside of the folder, as its names say."""
+    """Return whether a link's target is outside the folder, judged by names alone."""
     meant = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
     return target.startswith("/") or meant == ".." or meant.startswith("../")
 
@@ -133,7 +134,7 @@ def _digest(top: Path, found: Found) -> str:
 
 
 def hashes_of(tree: DataFolder) -> bytes:
-    """The SHA-256 of each chunk of a set's blob, one after the other; read once for each content.
+    """Return the SHA-256 of each chunk of a set's blob, one after the other. Reads the files once for each content.
 
     Raises:
         BadInput: a file has changed.
@@ -147,7 +148,7 @@ def hashes_of(tree: DataFolder) -> bytes:
 
 
 def known_hashes(digest: str) -> bytes | None:
-    """What `hashes_of` gave for a set of this digest, if that is remembered."""
+    """Return the cached result of `hashes_of` for a set of this digest, if there is one."""
     kept = own_cache.folder(os.environ, "data")
     return None if kept is None else own_cache.read(own_cache.place(kept, digest))
 

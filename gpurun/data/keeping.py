@@ -1,4 +1,4 @@
-"""Which data sets are needed by jobs that have not ended: hosts do not remove them to make room."""
+"""Find the data sets that queued and running jobs need. Hosts do not remove these to free space."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpurun.jobs.store import JobStore
 
 
 def jobs_by_digest(home: Path) -> dict[str, list[str]]:
-    """The data sets of jobs that have not ended, each with the jobs."""
+    """Return the data sets of jobs that have not ended, each with its jobs."""
     found: dict[str, list[str]] = {}
     for job_id, job in JobStore(home).live_jobs(lambda _: None).items():
         for digest in job.wants.data_digests if job.wants is not None and not job.record.state.ended else ():
@@ -17,5 +17,5 @@ def jobs_by_digest(home: Path) -> dict[str, list[str]]:
 
 
 def wanted_digests(home: Path) -> frozenset[str]:
-    """The data sets of jobs that have not ended."""
+    """Return the digests of data sets of jobs that have not ended."""
     return frozenset(jobs_by_digest(home))

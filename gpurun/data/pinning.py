@@ -1,4 +1,4 @@
-"""What a data set held when its job was submitted: its digest, and where on the head it can still be read."""
+"""Pin data sets at submit: record the digest of each, and find on the head the content with this digest later."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gpurun.state import data_sites
 
 
 def pin(sources: Iterable[DataSource], home: Path) -> dict[DataSource, DataSource]:
-    """Each source, and the same with the digest of what it holds now.
+    """Return each source, and the same source with the digest of its current content.
 
-    All that later steps need of the contents is worked out here, before GPUs are granted, and remembered.
+    Computes and caches here everything that later steps need of the contents, so that no GPU waits for it.
 
     Raises:
-        BadInput: a source is missing, cannot be read, or changes while it is read.
+        BadInput: a source is missing, cannot be read, or changes while gpurun reads it.
     """
     return {source: _pinned(source, home) for source in dict.fromkeys(sources)}
 
@@ -38,10 +38,10 @@ def _pinned(source: DataSource, home: Path) -> DataSource:
 
 
 def folder_of(source: DataSource, home: Path) -> Path:
-    """The folder of the head that a source means.
+    """Return the folder of the head that a source names.
 
     Raises:
-        BadInput: it means a job that has not ended, or nothing of the job's outputs.
+        BadInput: it names a job that has not ended, or a path that is not in the job's outputs.
     """
     if source.kind != "job":
         return Path(source.path)
@@ -59,7 +59,7 @@ def folder_of(source: DataSource, home: Path) -> Path:
 
 
 def as_pinned(source: DataSource, home: Path) -> DataFolder | None:
-    """The folder of the head, if it holds what it held at the submit; None if it does not, or is gone."""
+    """Return the folder of the head if its content is still the one pinned at submit; else None."""
     try:
         tree = read_folder(folder_of(source, home))
     except BadInput:

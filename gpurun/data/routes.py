@@ -1,7 +1,7 @@
-"""From which host each host gets a data set. Pure.
+"""Decide from which host each host gets a data set. Pure.
 
-A host that has the set stands before the others of its rack, and nothing crosses the rack's uplink. Where no host has
-it, it comes from the head, through the chain in which images travel.
+A host that has the set comes before the other hosts of its rack, so the set does not cross the rack's uplink. If no
+host has the set, it comes from the head through the same chain as images.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from gpurun.inventory.model import Inventory
 def routes(
     inventory: Inventory | None, lacking: Sequence[str], holders: Iterable[str], blob: str, size: int
 ) -> tuple[tuple[Hop, ...], ...]:
-    """The hops of each lane, holders included: they pull nothing.
+    """Return the hops of each lane, including the holders, which pull nothing.
 
     Args:
-        lacking: hosts that are to get the set.
-        holders: hosts that have it, the first choice first.
+        lacking: hosts that need the set.
+        holders: hosts that have the set, the preferred host first.
         blob: the set's blob, of `size` bytes.
     """
     wants = [Want(host, topology.rack_of(inventory, host), (blob,)) for host in lacking]
@@ -33,7 +33,7 @@ def routes(
 
 
 def _behind(sources: Sequence[Hop], hops: Sequence[Hop]) -> tuple[Hop, ...]:
-    """The hops of a chain, those of each rack behind a holder in that rack, the others behind any holder."""
+    """Return the hops of a chain: those of each rack behind a holder in that rack, the others behind any holder."""
     ordered: dict[str, Hop] = {}
     for rack, group in groupby(hops, key=lambda hop: hop.rack):
         near = next((source for source in sources if source.rack == rack), None)

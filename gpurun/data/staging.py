@@ -1,7 +1,7 @@
-"""Bring a data set to hosts: ask who has it, send it through those that lack it, and give it its name once it is whole.
+"""Copy a data set to hosts: ask which hosts have it, send it to those that lack it, and name it once it is complete.
 
-The set goes the way of images (`gpurun.images.relay`), as one blob: from the person's folder on the head, or from a
-host that has it. No copy is made on the head.
+The set travels like an image (`gpurun.images.relay`), as one blob: from the user's folder on the head, or from a host
+that has it. The head makes no copy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FULL_HINT = "free some space there, or remove data sets that nobody uses: gpurun
 
 @dataclass(frozen=True)
 class DataUser:
-    """A job's attempt for which sets are brought: hosts keep them until its fence."""
+    """The attempt of a job that needs the sets. Hosts keep the sets until its fence."""
 
     job: str
     attempt: int
@@ -42,11 +42,11 @@ class DataUser:
 
 @dataclass(frozen=True)
 class StagedHost:
-    """What became of one host.
+    """The result on one host.
 
     Attributes:
         state: ``present`` (it had the set), ``done`` or ``failed``.
-        bytes_received: that were sent to it.
+        bytes_received: the bytes that it received.
         error: why it failed.
     """
 
@@ -58,7 +58,7 @@ class StagedHost:
 
 @dataclass(frozen=True)
 class StageReport:
-    """What became of a set on its way to hosts."""
+    """The result of copying a set to hosts."""
 
     digest: str
     size_bytes: int
@@ -67,7 +67,7 @@ class StageReport:
 
     @property
     def failed(self) -> Mapping[str, GpurunError]:
-        """The hosts that do not have the set now, and why."""
+        """Return the hosts that do not have the set now, with their errors."""
         return {each.host: each.error for each in self.hosts if each.error is not None}
 
     def as_json(self) -> dict[str, Any]:
@@ -86,16 +86,16 @@ class StageReport:
 
 @dataclass(frozen=True)
 class Staging:
-    """How sets are brought to hosts.
+    """How gpurun copies sets to hosts.
 
     Attributes:
-        fleet: reaches the hosts, and those that may have the set already.
-        user: the attempt that needs the set; None = nobody needs it yet.
-        quotas: host → bytes that all sets may take there; a quarter of the disk where it is not given.
-        keep: digests of sets that hosts must not remove to make room.
-        reach: connects to more hosts, if the set is on none of the fleet.
-        progress: told where each host stands.
-        check: called now and then; raises to end it.
+        fleet: reaches the hosts, and hosts that may already have the set.
+        user: the attempt that needs the set; None = no attempt needs it yet.
+        quotas: host → bytes that all sets may take there; default: a quarter of the disk.
+        keep: digests of sets that hosts must not remove to free space.
+        reach: connects to more hosts, if no host of the fleet has the set.
+        progress: receives the state of each host.
+        check: called repeatedly; raises to stop the copy.
     """
 
     fleet: Fleet
@@ -111,14 +111,14 @@ class Staging:
 def stage(
     digest: str, tree: DataFolder | None, hosts: Iterable[str], how: Staging, *, neighbours: Iterable[str] = ()
 ) -> StageReport:
-    """Make sure that hosts have a set. A host's failure is in the report and stops no other host. Idempotent.
+    """Make sure that hosts have a set. If a host fails, the report says so and the others continue. Idempotent.
 
     Args:
         tree: the folder of the head that holds the set; None: it must come from a host.
-        neighbours: hosts of the fleet that may have it.
+        neighbours: hosts of the fleet that may have the set.
 
     Raises:
-        BadInput: the set changes while it is sent; or no host has it any more, and the head has not either.
+        BadInput: the set changes while gpurun sends it; or neither the head nor any host has it any more.
     """
     began, names = time.monotonic(), list(dict.fromkeys(hosts))
     sender = _Sender(digest, tree, how)
@@ -128,7 +128,7 @@ def stage(
 
 
 class _Sender:
-    """One set on its way."""
+    """Copies one set."""
 
     def __init__(self, digest: str, tree: DataFolder | None, how: Staging) -> None:
         self.size = tree.size if tree is not None else 0
@@ -137,7 +137,7 @@ class _Sender:
         self._results: dict[str, StagedHost] = {}
 
     def run(self, hosts: Sequence[str], neighbours: Sequence[str]) -> Mapping[str, StagedHost]:
-        """Ask, and send."""
+        """Ask the hosts, then send the set."""
         lacking = self._ask(hosts)
         if lacking:
             with alone(default_folder(), self._digest, lacking, self._wait) as waited:
@@ -149,7 +149,7 @@ class _Sender:
         return self._results
 
     def _ask(self, hosts: Sequence[str]) -> list[str]:
-        """The hosts that lack the set; those that have it, or do not answer, are in the results."""
+        """Return the hosts that lack the set. The results record hosts that have it or do not answer."""
         asked = self._asked(hosts, self._how.user)
         for host, error in asked.failed.items():
             self._done(host, "failed", error)
@@ -179,7 +179,7 @@ class _Sender:
         return [host for host, has in self._asked(hosts, None, fleet).ok.items() if has]
 
     def _bring(self, lacking: Sequence[str], holders: Sequence[str]) -> None:
-        """Send it from the head, from the hosts in `holders`, or from any other that is known to have it."""
+        """Send the set from the head, from the hosts in `holders`, or from any other known holder."""
         fleet, others = self._how.fleet, Fleet({}, {})
         try:
             if self._tree is None and not holders:
@@ -208,7 +208,7 @@ class _Sender:
         )
 
     def _send(self, content: DataContent, lacking: Sequence[str]) -> Mapping[str, GpurunError]:
-        """Through the hosts; those that failed. Nothing of what did not arrive is left anywhere."""
+        """Send the set through the hosts; return the hosts that failed. Incomplete sets are removed everywhere."""
         lanes = routes(self._how.inventory, lacking, content.holders, self._digest, content.size)
         everybody = list(dict.fromkeys(hop.host for hops in lanes for hop in hops))
         options = topology.options_for(self._how.inventory, everybody)
@@ -238,7 +238,7 @@ class _Sender:
         return {host: _typed(error) for host, error in relay.failed.items() if host in self._lacking}
 
     def _begin(self, relay: Relay, content: DataContent, everybody: Iterable[str]) -> None:
-        """Have room made, files made, and the blob expected. A host that cannot is out."""
+        """Make hosts free space, create the files, and expect the blob. Hosts that cannot are given up."""
 
         def begin(agent: Agent) -> None:
             if agent.host in self._lacking:
@@ -280,7 +280,7 @@ class _Sender:
 
 
 def _typed(error: GpurunError) -> GpurunError:
-    """What a host's agent reported, as the error a person meets."""
+    """Turn an error of a host's agent into the error that the user sees."""
     if not isinstance(error, RemoteOpFailed):
         return error
     if error.kind == "no-space":

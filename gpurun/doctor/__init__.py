@@ -1,4 +1,4 @@
-"""Is the hardware what the inventory says, and will a gang run on it? Probing, checks, pre-flight, benchmarks.
+"""Check whether the hardware matches the inventory and a gang can run: probes, checks, pre-flight, benchmarks.
 
-Checks are pure functions from what probes found to findings; only `survey`, `mesh` and `watch` talk to hosts.
+Checks are pure functions from probes' results to findings; only `survey`, `mesh` and `watch` talk to hosts.
 """

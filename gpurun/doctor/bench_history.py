@@ -1,4 +1,4 @@
-"""What earlier benchmarks measured on each link, and which links have become slower since."""
+"""The history of link benchmarks, and links that have become slower."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Run:
 
 
 def history_file(home: Path) -> StatePath:
-    """Where runs are kept: one JSON document a line, below the state directory."""
+    """Return the file that keeps runs below the state directory: one JSON document per line."""
     return StatePath(home) / "bench" / "links.jsonl"
 
 
 def append(home: Path, run: Run) -> None:
-    """Keep a run; the oldest go when there are more than `KEPT_RUNS`. Several processes may do so at once."""
+    """Add a run, and remove the oldest beyond `KEPT_RUNS`. Several processes may do so at the same time."""
     path = history_file(home)
     durable.make_folder(path.parent)
     with change_lock(home, "bench.lock"):
@@ -47,10 +47,10 @@ def append(home: Path, run: Run) -> None:
 
 
 def read(home: Path) -> tuple[Run, ...]:
-    """Runs, oldest first; a line that is damaged is passed over: it is only history.
+    """Read runs, oldest first. Skips damaged lines.
 
     Raises:
-        StateError: it cannot be read.
+        StateError: the file cannot be read.
     """
     try:
         text = history_file(home).read_text()
@@ -72,7 +72,7 @@ def _run(line: str) -> Run | None:
 
 
 def slower(runs: Sequence[Run], hosts: Iterable[str]) -> tuple[Finding, ...]:
-    """Links of these hosts whose last figure is well below what earlier runs gave."""
+    """Find links of these hosts whose last figure is well below that of earlier runs."""
     wanted = frozenset(hosts)
     figures: dict[tuple[str, str], list[Link]] = {}
     for run in runs:

@@ -1,4 +1,4 @@
-"""What a benchmark measured, and what it means: bus bandwidth, the links' matrix, who is slow. Pure."""
+"""Interpret a benchmark: bus bandwidth, the matrix of links, slow hosts and links. Pure."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """One run. `hosts` in rank order; `skipped`: engine → why it was not measured."""
+    """One run. `hosts` are in rank order; `skipped` maps an engine to the reason it was not measured."""
 
     hosts: tuple[str, ...]
     links: tuple[Link, ...]
@@ -79,14 +79,14 @@ class BenchResult:
 
 
 def result_from_document(document: Mapping[str, object], hosts: Sequence[str], host_of: Sequence[str]) -> BenchResult:
-    """Read what the job wrote.
+    """Read the document that the job wrote.
 
     Args:
         hosts: the gang's hosts in rank order, each once.
         host_of: rank → host.
 
     Raises:
-        GpurunError: it is not what this version of the job writes.
+        GpurunError: the document does not fit this version of the job.
     """
     version = document.get("version") if isinstance(document, dict) else None
     if version != VERSION:
@@ -117,14 +117,14 @@ def _link(entry: Mapping[str, float], host_of: Sequence[str]) -> Link:
 
 
 def slow_links(result: BenchResult, racks: Mapping[str, str], rates: Mapping[str, float]) -> tuple[Finding, ...]:
-    """Hosts and links that are slower than their like.
+    """Find hosts and links that are slower than similar ones.
 
-    Links are compared with links between the same two racks (or within one rack, in all racks). If most links into or
-    out of a host are slow, the host is named once, and not each of its links.
+    Compares links with links between the same two racks (for links within a rack: in all racks). If most links into or
+    out of a host are slow, reports the host once instead of each link.
 
     Args:
         racks: host → rack.
-        rates: host → its fabric interface's own rate, Gbit/s, as far as it is known.
+        rates: host → the known rate of its fabric interface, Gbit/s.
     """
     slow = dict(_below_their_like(result.links, racks))
     for link in result.links:
@@ -136,7 +136,7 @@ def slow_links(result: BenchResult, racks: Mapping[str, str], rates: Mapping[str
 
 
 def _below_their_like(links: Iterable[Link], racks: Mapping[str, str]) -> Iterator[tuple[Link, float]]:
-    """Slow links, each with what is usual for its kind."""
+    """Yield slow links, each with the usual rate of similar links."""
     kinds: dict[tuple[str, ...], list[Link]] = {}
     for link in links:
         ends = sorted((racks.get(link.source, ""), racks.get(link.target, "")))
@@ -150,10 +150,10 @@ def _below_their_like(links: Iterable[Link], racks: Mapping[str, str]) -> Iterat
 
 
 def _good(links: Sequence[Link]) -> list[float]:
-    """The figures that show what links like these do.
+    """Return the figures that show how fast links of this kind are.
 
-    A bad host spoils 2·(n−1) links, which may be more than half: so a link counts if it is near the median of what
-    each host does at its best.
+    A bad host slows 2·(n−1) links, which may be more than half. So use a link only if it is near the median of each
+    host's best links.
     """
     best: dict[str, float] = {}
     for link in links:
@@ -166,7 +166,7 @@ def _good(links: Sequence[Link]) -> list[float]:
 def told(
     check: str, slow: Mapping[Link, float], links: Sequence[Link], rates: Mapping[str, float]
 ) -> Iterator[Finding]:
-    """Findings about slow links (link → what is usual for it), a host's links together where it is to blame."""
+    """Yield findings about slow links (link → usual rate). Combines a host's links if the host is to blame."""
     left = dict(slow)
     while (worst := _worst_host(left, links)) is not None:
         host, mine = worst
@@ -188,9 +188,9 @@ def told(
 
 
 def _worst_host(slow: Mapping[Link, float], links: Sequence[Link]) -> tuple[str, list[Link]] | None:
-    """The host most of whose links in one direction or both are slow, and those links; None if there is none.
+    """Return the host with most of its links slow in one direction or both, and those links; None if there is none.
 
-    At least two are needed: of one slow link either end, or the path, may be the cause.
+    Requires at least two slow links: with one, either end or the path may be the cause.
     """
     best: tuple[float, int, str, list[Link]] | None = None
     for host in {end for link in slow for end in (link.source, link.target)}:

@@ -1,4 +1,4 @@
-"""Claims on GPUs that this state directory's leases do not explain: somebody else's, stale ones, forgotten ones."""
+"""Check claims on GPUs that do not match a lease of this state directory: other users', stale or forgotten claims."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Carried = Collection[tuple[str, int]]
 
 
 def ask(fleet: Fleet, hosts: Iterable[str]) -> Results[tuple[HeldGpus, ...]]:
-    """Who holds GPUs of which host."""
+    """Ask each host who holds its GPUs."""
 
     def one(agent: Agent) -> tuple[HeldGpus, ...]:
         return held(agent.host, agent.call("claims.list").value)
@@ -28,13 +28,13 @@ def ask(fleet: Fleet, hosts: Iterable[str]) -> Results[tuple[HeldGpus, ...]]:
 def check(
     found: Mapping[str, tuple[HeldGpus, ...]], *, state: str | None, uid: int, carried: Carried
 ) -> Iterator[Finding]:
-    """What to say about the hosts' claims. Pure.
+    """Report problems with the hosts' claims. Pure.
 
     Args:
         found: host → who holds its GPUs.
         state: the id of this state directory; None if it has none yet.
-        uid: the user who asks.
-        carried: read before the hosts were asked and again afterwards: an attempt may begin or end meanwhile.
+        uid: the current user.
+        carried: read before and after the hosts were asked, because an attempt may begin or end in between.
     """
     for host, holders in found.items():
         for one in holders:

@@ -1,4 +1,4 @@
-"""What a probe found beside what the inventory says. Pure."""
+"""Compare a probe's result with the inventory. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAME_NODE = 2
 
 @dataclass(frozen=True)
 class Difference:
-    """One key of a host where the inventory and the machine disagree. `found` can be written as it is."""
+    """One key of a host for which inventory and machine differ. `found` can be written into the inventory."""
 
     host: str
     key: str
@@ -25,7 +25,7 @@ class Difference:
 
 
 def differences(host: Host, fabric: Fabric, found: Hardware) -> Iterator[Difference]:
-    """Every difference; none about GPUs if they could not be read, or one of them is lost."""
+    """Yield every difference. Skips GPUs if they could not be read or one is lost."""
     if found.gpu_problem or not found.gpus or any(gpu.problem for gpu in found.gpus):
         return
     for key, value in _facts(fabric, found).items():
@@ -46,7 +46,7 @@ def _facts(fabric: Fabric, found: Hardware) -> Mapping[str, object]:
 
 
 def _only(values: set[str]) -> str | None:
-    """The one value all GPUs share; None if they differ or do not say: the inventory cannot express that."""
+    """Return the one value that all GPUs share; else None, because the inventory cannot express several values."""
     return next(iter(values)) or None if len(values) == 1 else None
 
 
@@ -57,7 +57,7 @@ def _close(key: str, stated: object, found: object) -> bool:
 
 
 def nvlink_groups(gpus: tuple[Gpu, ...]) -> tuple[tuple[int, ...], ...]:
-    """Islands of GPUs that NVLink connects, directly or over each other; single GPUs are no island."""
+    """Return groups of GPUs that NVLink connects, directly or through other GPUs. Single GPUs form no group."""
     group: dict[int, set[int]] = {gpu.index: {gpu.index} for gpu in gpus}
     for gpu in gpus:
         for peer in gpu.nvlink_peers:
@@ -69,7 +69,7 @@ def nvlink_groups(gpus: tuple[Gpu, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 def _near_hca(fabric: Fabric, found: Hardware) -> tuple[int, ...]:
-    """GPUs that reach one of the fabric's HCAs without crossing sockets; empty if that is all or none of them."""
+    """Return GPUs that reach a HCA of the fabric without crossing sockets; empty if that is all or none of them."""
     wanted = {split_name(name)[0] for name in fabric.hcas}
     hcas = [hca for hca in found.hcas if hca.name in wanted]
     near = tuple(gpu.index for gpu in found.gpus if any(distance(gpu, hca)[0] <= SAME_NODE for hca in hcas))

@@ -1,4 +1,4 @@
-"""From a survey to findings: every check there is. Pure."""
+"""Run every check on a survey and collect the findings. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpurun.inventory.model import Inventory
 
 
 def diagnose(inventory: Inventory, survey: Survey) -> tuple[Finding, ...]:
-    """All findings, worst first, equal ones of several hosts as one."""
+    """Return all findings, the worst first. Equal findings of several hosts become one."""
     return merged(_all(inventory, survey))
 
 
@@ -35,7 +35,7 @@ def _all(inventory: Inventory, survey: Survey) -> Iterator[Finding]:
 
 
 def unreachable(host: str, error: GpurunError) -> Finding:
-    """A host that could not be probed at all."""
+    """Return the finding for a host that gpurun could not probe."""
     remedy = error.hint or _REMEDIES.get(type(error)) or f"check power, network and sshd: ssh {host} true"
     return Finding("ssh", Severity.ERROR, (host,), error.message, remedy)
 

@@ -1,4 +1,4 @@
-"""What is wrong with which hosts, how one knows, and what mends it."""
+"""Findings of checks: the problem, the hosts, the evidence and the remedy."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from gpurun.inventory.hostset import quoted
 
 
 class Severity(str, Enum):
-    """How much it matters."""
+    """How much a finding matters."""
 
     ERROR = "error"
-    """A job here fails, hangs or crawls."""
+    """Jobs on this host fail, hang or run very slowly."""
     WARNING = "warning"
-    """Jobs run, but slower or less safely than they should, or the inventory is not right."""
+    """Jobs run, but too slowly or not safely, or the inventory is wrong."""
     NOTE = "note"
-    """Worth knowing; nothing to mend. Never makes a host unhealthy."""
+    """A remark, not a problem. Never makes a host unhealthy."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong.
+    """One problem.
 
     Attributes:
-        check: the check's name, stable, such as ``link-rate``.
-        hosts: who has it.
-        evidence: what was seen, with numbers.
-        remedy: what to do, a command where there is one; `merged` puts the quoted hosts for ``{hosts}``.
-        gpus: host → GPU indices, where only some GPUs are concerned.
-        links: (from, to), where only the path between two hosts is concerned.
+        check: the check's stable name, such as ``link-rate``.
+        hosts: the hosts with this problem.
+        evidence: what gpurun saw, with numbers.
+        remedy: what to do, if possible a command; `merged` replaces ``{hosts}`` by the quoted hosts.
+        gpus: host → GPU indices, if the problem concerns only some GPUs.
+        links: (from, to), if the problem concerns only the path between two hosts.
     """
 
     check: str
@@ -43,7 +43,7 @@ class Finding:
 
     @property
     def is_fault(self) -> bool:
-        """Whether its hosts count as unhealthy."""
+        """Return whether the finding makes its hosts unhealthy."""
         return self.severity is not Severity.NOTE
 
 
@@ -51,7 +51,7 @@ _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2}
 
 
 def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Worst first; findings that differ only in their hosts become one."""
+    """Sort findings, the worst first, and merge findings that differ only in their hosts."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
         groups.setdefault((finding.severity, finding.check, finding.evidence, finding.remedy), []).append(finding)
@@ -60,7 +60,7 @@ def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def unhealthy(findings: Iterable[Finding]) -> frozenset[str]:
-    """Hosts with at least one error or warning."""
+    """Return hosts with at least one error or warning."""
     return frozenset(host for finding in findings if finding.is_fault for host in finding.hosts)
 
 

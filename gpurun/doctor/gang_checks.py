@@ -1,4 +1,4 @@
-"""Checks across hosts that may train together: what should be alike and is not. Pure."""
+"""Checks across hosts that may train together: find differences where hosts should be alike. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Found = Mapping[str, Hardware]
 
 
 def check_gang(inventory: Inventory, found: Found) -> Iterator[Finding]:
-    """Every check that compares hosts: of one fabric, and of one GPU generation."""
+    """Run every check that compares hosts of one fabric, or of one GPU generation."""
     by_fabric = _groups(inventory, found, lambda name: inventory.by_name[name].fabric)
     for fabric_name, hosts in by_fabric.items():
         interface = inventory.fabrics[fabric_name].interface
@@ -46,9 +46,9 @@ def _groups(inventory: Inventory, found: Found, key: Callable[[str], str]) -> di
 
 
 def odd_ones(values: Mapping[str, object]) -> tuple[dict[object, tuple[str, ...]], object]:
-    """Hosts that differ from what most have: (value → hosts, the usual value).
+    """Return the hosts that differ from the majority: (value → hosts, the usual value).
 
-    Without a clear majority nobody can say who is right: every host is then listed, and the usual value is None.
+    Without a clear majority, returns every host, and None as the usual value.
     """
     counts = Counter(values.values())
     if len(counts) < 2:
@@ -88,7 +88,7 @@ def _mtu(hosts: Found, interface: str) -> Iterator[Finding]:
 def _slower(
     check: str, what: str, rates: Mapping[str, float], unit: str, remedy: str, severity: Severity
 ) -> Iterator[Finding]:
-    """Hosts below the group's usual rate; a faster one harms nobody. Without a usual rate, below the best."""
+    """Yield hosts below the group's usual rate; without a usual rate, below the best. Faster hosts are no problem."""
     counts = Counter(rates.values()).most_common(2)
     if not counts:
         return
@@ -123,7 +123,7 @@ def _hca_rate(hosts: Found, inventory: Inventory, fabric_name: str) -> Iterator[
 
 
 def _gid_index(hosts: Found, inventory: Inventory, fabric_name: str) -> Iterator[Finding]:
-    """Different GID tables are handled host by host; a person who sets the variable by hand must know."""
+    """Report different GID tables: gpurun sets the index for each host, but users who set the variable must know."""
     fabric = inventory.fabrics[fabric_name]
     if fabric.kind is not FabricKind.ROCE or fabric.gid_index is not None:
         return
@@ -162,7 +162,7 @@ def _drivers(hosts: Found) -> Iterator[Finding]:
 
 
 def _clocks(found: Found) -> Iterator[Finding]:
-    """Each clock against the middle of all of them: the head's own may be the wrong one."""
+    """Compare each clock with the median of all clocks, because the head's own clock may be wrong."""
     offsets = {name: each.clock_offset_s for name, each in found.items() if each.clock_offset_s is not None}
     if not offsets:
         return
@@ -178,6 +178,6 @@ def _clocks(found: Found) -> Iterator[Finding]:
 
 
 def _middle(offsets: Iterable[float]) -> float:
-    """The median; a single host is measured against the head, and of two the head's clock decides."""
+    """Return the median. Compare a single host with the head; with two hosts, the head's clock decides."""
     known = list(offsets)
     return 0.0 if len(known) == 1 else median([*known, 0.0])

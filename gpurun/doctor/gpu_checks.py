@@ -13,7 +13,7 @@ MEMORY_TOLERANCE = 0.05
 
 
 def check_gpus(host: Host, found: Hardware) -> Iterator[Finding]:
-    """Everything about GPUs; nothing for a host without any in the inventory."""
+    """Run all checks of GPUs; none for a host without GPUs in the inventory."""
     if not host.gpus:
         return
     if found.gpu_problem:
@@ -27,7 +27,7 @@ def check_gpus(host: Host, found: Hardware) -> Iterator[Finding]:
 
 
 def strangers(host: Host, found: Hardware, gpus: frozenset[int], severity: Severity) -> Iterator[Finding]:
-    """GPUs that a process uses which belongs to no gpurun job."""
+    """Yield GPUs that are used by a process outside any gpurun job."""
     for gpu in found.gpus:
         foreign = [process for process in gpu.processes if not process.job]
         if gpu.index in gpus and foreign:

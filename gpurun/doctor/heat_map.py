@@ -1,4 +1,4 @@
-"""Host × host as colours: from whom to whom, how fast. Pure."""
+"""Draw bandwidth from host to host as a heat map. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ NUMBERS_UP_TO = 40
 
 
 def matrix(result: BenchResult) -> Mapping[tuple[str, str], float]:
-    """(from, to) → Gbit/s."""
+    """Return (from, to) → Gbit/s."""
     return {(link.source, link.target): link.gbit_per_s for link in result.links}
 
 
 def svg(result: BenchResult, title: str) -> str:
-    """A standalone picture: a row sends, a column receives. Figures in the cells, exact ones as tooltips."""
+    """Return a standalone picture. A row is a sender, a column a receiver. Cells show figures, tooltips the exact
+    figures.
+    """
     hosts, figures = result.hosts, matrix(result)
     best = max(figures.values(), default=0.0) or 1.0
     width, height = LABEL + CELL * len(hosts) + 20, TITLE + LABEL + CELL * len(hosts) + 20
@@ -36,7 +38,7 @@ def svg(result: BenchResult, title: str) -> str:
 
 
 def _cell(sheet: Drawing, row: int, column: int, link: str, figure: float | None, best: float, count: int) -> None:
-    """Slow is dark, fast is light."""
+    """Draw one cell: slow is dark, fast is light."""
     x, y, side = LABEL + CELL * column, TITLE + LABEL + CELL * row, CELL - 1
     if figure is None:
         sheet.box(x, y, side, side, "#eee")
@@ -49,7 +51,7 @@ def _cell(sheet: Drawing, row: int, column: int, link: str, figure: float | None
 
 
 def short(figure: float) -> str:
-    """A figure in at most four characters: ``0.09``, ``2.31``, ``24.7``, ``187``."""
+    """Return a figure in at most four characters: ``0.09``, ``2.31``, ``24.7``, ``187``."""
     if figure < 9.995:
         return f"{figure:.2f}"
     return f"{figure:.1f}" if figure < 99.95 else f"{figure:.0f}"

@@ -107,7 +107,7 @@ def plain_addresses(nic: Nic) -> tuple[str, ...]:
 
 
 def _name(host: Host, found: Hardware) -> Iterator[Finding]:
-    """Gloo and Open MPI look their own host name up; a container shares the host's ``/etc/hosts``."""
+    """Gloo and Open MPI look up their own host's name; a container shares the host's ``/etc/hosts``."""
     if not found.resolves_to:
         return
     own = {address for nic in found.nics for address in plain_addresses(nic)}
@@ -201,7 +201,7 @@ def _gpudirect(host: Host, found: Hardware) -> Iterator[Finding]:
 
 
 def _memlock(host: Host, found: Hardware) -> Iterator[Finding]:
-    """RDMA pins memory: the engine must be able to give its containers more than its own limit."""
+    """RDMA pins memory, so the engine must be able to raise the limit of its containers above its own."""
     docker = found.docker
     if docker.can_grant(docker.memlock_bytes, RDMA_MEMLOCK_BYTES):
         return

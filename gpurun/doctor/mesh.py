@@ -1,4 +1,4 @@
-"""Let hosts really connect to each other over their fabric, on ports as jobs use them."""
+"""Test connections between hosts over their fabric, on ports that jobs use."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class _Listening:
 
 
 def spread(first: int, last: int, count: int = 3) -> Ports:
-    """A range of ports cut into `count`, so that a firewall that blocks a part of it is met."""
+    """Split a range of ports into `count` parts, so that a firewall that blocks only some of the ports is found."""
     width = (last - first + 1) // count
     return tuple((first + at * width, first + (at + 1) * width - 1) for at in range(count))
 
 
 def by_fabric(inventory: Inventory, hosts: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
-    """Fabric → those of the hosts that are on it."""
+    """Return fabric → those of the hosts that are on it."""
     groups: dict[str, tuple[str, ...]] = {}
     for host in hosts:
         fabric = inventory.by_name[host].fabric
@@ -50,7 +50,7 @@ def by_fabric(inventory: Inventory, hosts: Iterable[str]) -> Mapping[str, tuple[
 
 
 def fabric_addresses(inventory: Inventory, found: Mapping[str, Hardware]) -> Mapping[str, str]:
-    """Host → the address that ranks of other hosts use; hosts that have none are left out."""
+    """Return host → the address that ranks of other hosts use. Leaves out hosts without an address."""
     addresses = {}
     for name, hardware in found.items():
         host = inventory.by_name[name]
@@ -64,7 +64,7 @@ def fabric_addresses(inventory: Inventory, found: Mapping[str, Hardware]) -> Map
 def try_all(
     fleet: Fleet, inventory: Inventory, found: Mapping[str, Hardware], ports: Ports = SYSTEM_PORTS
 ) -> tuple[Mapping[str, tuple[paths.ReachAttempt, ...]], Mapping[str, str]]:
-    """(fabric → attempts, host → address). Hosts that cannot listen on their address are left out."""
+    """Return (fabric → attempts, host → address). Leaves out hosts that cannot listen on their address."""
     addresses = fabric_addresses(inventory, found)
     attempts = {}
     for fabric, hosts in by_fabric(inventory, addresses).items():
@@ -113,7 +113,7 @@ def _wanted(
 
 
 def _connect(agent: Agent, wanted: list[dict[str, Any]], address: str) -> list[Any]:
-    """Outcomes in the order of `wanted`; what failed is tried a second time, so that one lost packet is no fault."""
+    """Return outcomes in the order of `wanted`. Retries failures once, so one lost packet is no problem."""
 
     def call(some: list[dict[str, Any]]) -> list[Any]:
         limit_s = CONNECT_TIMEOUT_S + 20

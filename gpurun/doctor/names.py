@@ -1,4 +1,4 @@
-"""Whether hosts find each other by name. Pure."""
+"""Check that hosts can resolve each other's names. Pure."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Lookups = Mapping[str, Mapping[str, Sequence[str] | None]]
 
 
 def wanted(hosts: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-    """Host → the names it should look up."""
+    """Return host → the names that it should look up."""
     doubled = (*hosts, *hosts)
     reach = min(NEIGHBOURS, len(hosts) - 1)
     return {host: doubled[at + 1 : at + 1 + reach] for at, host in enumerate(hosts)}
 
 
 def judge(lookups: Lookups, found: Mapping[str, Hardware], interface: str) -> Iterator[Finding]:
-    """Names that do not resolve, or resolve to an address that their host does not have.
+    """Report names that do not resolve, or resolve to an address that their host does not have.
 
-    gpurun gives its containers every name of the gang (``--add-host``), so its own jobs do not suffer; what is
-    started by hand does. A name that leads to another interface of the right host is common and no fault.
+    gpurun gives its containers every name of the gang (``--add-host``), so only programs that users start by hand have
+    a problem. A name that resolves to another interface of the right host is common and no problem.
     """
     for host, names in lookups.items():
         unknown = [name for name, addresses in names.items() if addresses is not None and not addresses]

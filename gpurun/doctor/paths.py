@@ -1,7 +1,7 @@
-"""Which hosts should try to reach which, and what it means when some cannot. Pure.
+"""Decide which hosts try to reach which, and interpret failures. Pure.
 
-A firewall, a dead link or a wrong route shows as a pattern in who reaches whom; a pattern is told once, for the host
-that causes it, instead of once for each of its victims.
+A firewall, a dead link or a wrong route causes a pattern of failed connections. gpurun reports a pattern once, for the
+host that causes it, instead of once for each affected host.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ OPEN_PORTS = "open all TCP ports between the hosts of the fabric: sudo nft list 
 
 @dataclass(frozen=True)
 class ReachAttempt:
-    """One host's try to connect to another, over all ports that were tried.
+    """One host's attempt to connect to another, over all tried ports.
 
     Attributes:
-        failed: port → ``timeout``, ``refused`` or what the system said; empty when all ports could be reached.
+        failed: port → ``timeout``, ``refused`` or the system's error; empty if all ports could be reached.
         tried: how many ports were tried.
-        answers: whether the target's sshd port let itself be reached or refused: packets get through then, and what
-            stops the others is a firewall.
+        answers: whether the target's sshd port answered or refused. Then packets get through, and a firewall blocks the
+            other ports.
     """
 
     source: str
@@ -38,12 +38,12 @@ class ReachAttempt:
 
     @property
     def ok(self) -> bool:
-        """Whether every port could be reached."""
+        """Return whether every port could be reached."""
         return not self.failed
 
 
 def pairs(hosts: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Who tries to reach whom, each direction for itself."""
+    """Return all pairs of hosts that should connect, each direction separately."""
     count = len(hosts)
     if count <= FULL_MESH_HOSTS:
         return tuple((a, b) for a in hosts for b in hosts if a != b)
@@ -52,10 +52,10 @@ def pairs(hosts: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def judge(attempts: Iterable[ReachAttempt], interface: str, addresses: Mapping[str, str]) -> tuple[Finding, ...]:
-    """Findings about hosts that cannot be reached, cannot reach others, or pairs that cannot talk.
+    """Report hosts that cannot be reached or cannot reach others, and pairs that cannot connect.
 
     Args:
-        interface: the fabric's, for the evidence.
+        interface: the fabric's interface, for the evidence.
         addresses: host → its address on the fabric.
     """
     left = list(attempts)
@@ -92,9 +92,9 @@ def _touched(attempt: ReachAttempt, pattern: _Pattern) -> tuple[str, ...]:
 
 
 def _worst(attempts: Sequence[ReachAttempt], pattern: _Pattern) -> str | None:
-    """The host whose attempts of this pattern all failed, and which explains the most failures.
+    """Return the host whose attempts of this pattern all failed, and which explains the most failures.
 
-    At least two failures in each direction are asked for: with one, either end may be the cause.
+    Requires at least two failures in each direction: with one, either end may be the cause.
     """
     total: Counter[str] = Counter()
     failed: Counter[str] = Counter()
@@ -134,7 +134,7 @@ def _explained(
 def _rest(
     failures: Sequence[ReachAttempt], attempts: Sequence[ReachAttempt], addresses: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Failures that no single host explains: a fabric in parts, or paths between pairs."""
+    """Report failures that no single host explains: a fabric in parts, or paths between pairs."""
     if not failures:
         return
     parts = _parts(attempts)
@@ -160,7 +160,7 @@ def _rest(
 
 
 def _parts(attempts: Iterable[ReachAttempt]) -> tuple[tuple[str, ...], ...]:
-    """Groups of hosts that can reach each other, in either direction, over others if need be."""
+    """Return groups of hosts that can reach each other in some direction, directly or through others."""
     group: dict[str, set[str]] = {}
     for attempt in attempts:
         for host in (attempt.source, attempt.target):
@@ -172,7 +172,7 @@ def _parts(attempts: Iterable[ReachAttempt]) -> tuple[tuple[str, ...], ...]:
 
 
 def _how(attempts: Iterable[ReachAttempt]) -> str:
-    """What the tries ended in, the most frequent first."""
+    """List the outcomes of the attempts, the most frequent first."""
     causes = Counter(cause for attempt in attempts for cause in attempt.failed.values())
     words = {"timeout": "no answer (dropped)", "refused": "refused"}
     return ", ".join(words.get(cause, cause) for cause, _ in causes.most_common(2))

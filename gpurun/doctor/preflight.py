@@ -1,4 +1,4 @@
-"""The checks before a gang starts: only its hosts, only its GPUs, only what would make it fail or hang."""
+"""The checks before a gang starts: only its hosts, only its GPUs, only problems that would make it fail or hang."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ BLOCKING = frozenset(
 
 @dataclass(frozen=True)
 class Preflight:
-    """What was found before a gang's start.
+    """The findings before a gang's start.
 
     Attributes:
-        blocking: what would make this gang fail or hang.
-        other: what is wrong besides.
+        blocking: findings that would make this gang fail or hang.
+        other: all other findings.
         hardware: each host's probe, for `gpurun.launch.fabric.settings`.
     """
 
@@ -38,19 +38,19 @@ class Preflight:
 
     @property
     def bad_hosts(self) -> Mapping[str, str]:
-        """Host → why the gang should be placed elsewhere."""
+        """Return host → why gpurun should place the gang on other hosts."""
         return {host: f"{one.check}: {one.evidence}" for one in reversed(self.blocking) for host in one.hosts}
 
 
 def preflight(
     fleet: Fleet, inventory: Inventory, grants: Mapping[str, tuple[int, ...]], *, ports: mesh.Ports = mesh.SYSTEM_PORTS
 ) -> Preflight:
-    """Probe a gang's hosts and let them connect to each other; never raises for a host.
+    """Probe a gang's hosts and let them connect to each other. A failing host is a finding, never an exception.
 
     Args:
         fleet: open agents; a host that failed to open is a finding.
         grants: host → granted GPU indices.
-        ports: ranges of ports the job will use between hosts.
+        ports: ranges of ports that the job will use between hosts.
     """
     found = probe(fleet, inventory, list(grants))
     attempts, addresses = mesh.try_all(fleet, inventory, found.hardware, ports)
@@ -58,7 +58,7 @@ def preflight(
 
 
 def judge(inventory: Inventory, survey: Survey, grants: Mapping[str, tuple[int, ...]]) -> Preflight:
-    """The pure part: findings about this gang, in what blocks it and what does not."""
+    """Split the findings about this gang into those that block it and the others. Pure."""
     findings = [one for one in diagnose(inventory, survey) if one.is_fault and _concerns(one, grants)]
     findings = [one for one in findings if one.check != "gpu-stranger"]
     for name, found in survey.hardware.items():
@@ -73,7 +73,7 @@ def judge(inventory: Inventory, survey: Survey, grants: Mapping[str, tuple[int, 
 
 
 def _concerns(finding: Finding, grants: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a finding is about GPUs that were granted, or about a network that the gang needs."""
+    """Return whether a finding concerns granted GPUs, or a network that the gang needs."""
     if finding.check == "docker-network":
         return len(grants) > 1
     if not finding.gpus:

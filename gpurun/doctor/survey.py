@@ -1,4 +1,4 @@
-"""Ask every host what it is and how it stands, at once."""
+"""Probe every host at the same time."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ CLOCK_TRIES = 3
 
 @dataclass(frozen=True)
 class Survey:
-    """What all hosts said.
+    """The answers of all hosts.
 
     Attributes:
         hardware: host → what its probe found.
-        failures: host → why there is nothing.
-        attempts: fabric → who tried to reach whom on it.
+        failures: host → why there is no probe.
+        attempts: fabric → attempts to connect on it.
         addresses: host → its address on its fabric.
         lookups: host → name → addresses.
     """
@@ -39,7 +39,7 @@ class Survey:
 
 
 def probe(fleet: Fleet, inventory: Inventory, hosts: Iterable[str] | None = None) -> Survey:
-    """Every host's hardware, with its clock's offset. One host's failure is data, never an exception."""
+    """Return every host's hardware, with its clock's offset. A failing host is data, never an exception."""
     interfaces = sorted({fabric.interface for fabric in inventory.fabrics.values()})
 
     def one(agent: Agent) -> Hardware:
@@ -60,10 +60,10 @@ def survey(
     ports: mesh.Ports = mesh.SYSTEM_PORTS,
     look_up: bool = True,
 ) -> Survey:
-    """Everything doctor wants: hardware, then who can reach whom, and who finds whom by name.
+    """Collect everything that doctor needs: hardware, then connections between hosts, and name lookups.
 
     Args:
-        ports: ranges of ports that jobs use between hosts; one in each is tried.
+        ports: ranges of ports that jobs use between hosts; tries one port of each.
         look_up: also look up the other hosts' names.
     """
     found = probe(fleet, inventory, hosts)
@@ -73,7 +73,9 @@ def survey(
 
 
 def clock_offset(agent: Agent, tries: int = CLOCK_TRIES) -> tuple[float, float]:
-    """(host's clock minus this one's, how wrong that may be), seconds; from the quickest of some round trips."""
+    """Return (host's clock minus this machine's clock, possible error) in seconds, from the quickest of some round
+    trips.
+    """
     best: tuple[float, float] | None = None
     for _ in range(tries):
         started = time.monotonic()

@@ -1,4 +1,4 @@
-"""How every GPU fares right now, over one agent per host that stays open."""
+"""Sample the use of every GPU, over one agent per host that stays open."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpurun.remote.fleet import Fleet
 
 
 class Watch:
-    """Samples of many hosts, always the latest. A context manager; leaving it ends sampling on the hosts."""
+    """The latest samples of many hosts. A context manager; leaving it stops sampling on the hosts."""
 
     def __init__(self, fleet: Fleet, hosts: Iterable[str], interval_s: float = 2.0) -> None:
         self._interval_s = interval_s
@@ -37,12 +37,12 @@ class Watch:
         self.close()
 
     def latest(self) -> Mapping[str, HostSample]:
-        """The newest sample of each host that has given one."""
+        """Return the newest sample of each host that has sent one."""
         with self._lock:
             return dict(self._latest)
 
     def close(self) -> None:
-        """End sampling. Each host's stream ends with its next sample. Idempotent."""
+        """Stop sampling. Each host's stream ends with its next sample. Idempotent."""
         self._closed.set()
 
     def _put(self, host: str, sample: HostSample) -> None:

@@ -1,20 +1,22 @@
-"""Which Xid errors of NVIDIA's driver are the hardware's fault, which a program's, and what NVIDIA advises. Data.
+"""Xid errors of NVIDIA's driver: caused by the hardware or by the program, and NVIDIA's advice. Data.
 
-From NVIDIA's document "Xid Errors", read in November 2026: meaning and advice are the catalog's for Ampere and newer
-("Analyzing Xid Errors with the Xid Catalog": description, trigger conditions, bucket of the immediate action); where it
-has nothing, as for 61, the listing of causes for Volta and older. From them blame follows by these rules:
+From NVIDIA's document "Xid Errors", read in November 2026. Meaning and advice are the catalog's for Ampere and newer
+("Analyzing Xid Errors with the Xid Catalog": description, trigger conditions, bucket of the immediate action). If the
+catalog has no entry, as for 61, they are from the listing of causes for Volta and older. These rules assign the blame:
 
-- RESET_GPU, RESTART_BM, WORKFLOW_XID_48, WORKFLOW_NVLINK_ERR, CHECK_MECHANICALS: the hardware's. The GPU is no good for
-  anybody until somebody has acted. Fatal if it computes no more for who uses it.
-- RESTART_APP: the program's where the trigger conditions say so or the next action is CHECK_APP/CUDA; the host's where
-  they say that it is not (32: the quality of the PCI bus; 94: memory); else unclear.
-- IGNORE, and what has to be decoded further (144 to 150): unclear, but for what is the program's by its text (43, 137).
+- RESET_GPU, RESTART_BM, WORKFLOW_XID_48, WORKFLOW_NVLINK_ERR, CHECK_MECHANICALS: the hardware. The GPU is unusable
+  until
+  an operator acts. Fatal if the GPU stops computing for its user.
+- RESTART_APP: the program, if the trigger conditions say so or the next action is CHECK_APP/CUDA; the host, if they say
+  that the program is not the cause (32: the quality of the PCI bus; 94: memory); else unclear.
+- IGNORE, and errors that need further decoding (144 to 150): unclear, except errors whose text blames the program (43,
+  137).
 
-Exceptions: 155 and 156 ask for a reset, but are told of links that were taken down on purpose and of repairs that wait
-for the next reset. 109 asks for one too, but NVIDIA's own device plugin for Kubernetes counts it, with 13, 31, 43, 45
-and 68, as an application's error after which the GPU is healthy: so the gang is started elsewhere and the host stays in
-use. Blame is what an operator acts on: a host is taken out of use for what a healthy GPU does not do, never for what a
-program can bring about.
+Exceptions: 155 and 156 ask for a reset, but the driver also reports them for links that an operator took down and for
+repairs that wait for the next reset. 109 asks for a reset, too. But NVIDIA's own device plugin for Kubernetes counts
+it, with 13, 31, 43, 45 and 68, as an application's error after which the GPU is healthy. So gpurun restarts the gang on
+other hosts, and the host stays in use. gpurun cordons a host only for errors that a healthy GPU does not have, never
+for errors that a program can cause.
 """
 
 from __future__ import annotations
@@ -28,13 +30,15 @@ Blame = Literal["hardware", "host", "program", "unclear"]
 
 @dataclass(frozen=True)
 class Xid:
-    """What one number means.
+    """The meaning of one number.
 
     Attributes:
-        blame: ``hardware`` takes the host out of use; after ``host`` a gang is started again without it, but others may
-            use it; ``program`` and ``unclear`` lead to neither.
-        fatal: the GPU computes no more for who used it: a gang is ended at once, before its other ranks time out.
-        advice: NVIDIA's, for what an operator has to do; "" = nothing, or more than a sentence.
+        blame: ``hardware`` takes the host out of use. After ``host``, gpurun restarts the gang on other hosts, but
+            other
+            gangs may use the host. ``program`` and ``unclear`` do neither.
+        fatal: the GPU stops computing for its user, so gpurun stops the gang immediately, before its other ranks time
+            out.
+        advice: NVIDIA's advice to the operator; "" = none, or more than a sentence.
     """
 
     meaning: str
@@ -105,5 +109,5 @@ UNKNOWN = Xid("not in NVIDIA's catalog as gpurun knows it", "unclear")
 
 
 def xid(number: int) -> Xid:
-    """What a number means; one that is not listed blames nobody."""
+    """Return the meaning of a number. An unlisted number blames nobody."""
     return XIDS.get(number, UNKNOWN)

@@ -1,1 +1,1 @@
-"""YAML documents that people write, as checked values: nodes with places, one converter, problems with places."""
+"""Read YAML documents that people write into checked values. Every problem has its line and column."""

@@ -1,10 +1,11 @@
 """Convert YAML nodes to checked values, and report every problem with its place, the value and what is allowed.
 
 A type is the rule: a ``TypedDict`` lists the keys of a mapping, ``Annotated`` with `msgspec.Meta` gives a value its
-bounds, pattern and description, and `written` its spelling, such as ``80GiB``. msgspec checks each single value; this
-module goes through the nodes, because msgspec would stop at the first problem and knows no places.
+bounds, pattern and description, and `written` its spelling, such as ``80GiB``. msgspec checks each single value. This
+module walks through the nodes, because msgspec would stop at the first problem and knows no places.
 
-A scalar is its text as written. YAML's own types do not count: ``generation: 2080`` is a text, and ``no`` is not false.
+A scalar is its text as written. gpurun ignores YAML's own types: ``generation: 2080`` is a text, and ``no`` is not
+false.
 """
 
 from __future__ import annotations
@@ -37,30 +38,30 @@ _NUMBER = re.compile(r"-?[0-9]{1,9}(?:\.[0-9]{1,9})?\Z")
 def written(
     parse: Parse, expected: str, *allowed: str, schema: Mapping[str, Any] | None = None, null: bool = False
 ) -> Meta:
-    """Say how people write a value of the annotated type.
+    """Declare how people write a value of the annotated type.
 
     Args:
-        parse: makes the value of its text. A ValueError refuses the text; its message, if any, is the reason.
+        parse: converts the text to the value. A ValueError refuses the text; its message, if any, is the reason.
         expected: completes "VALUE is not …".
         allowed: examples or bounds for the message.
-        schema: the JSON Schema of what people write, if it is not the type's own.
-        null: whether a null is a text like any other.
+        schema: the JSON Schema of the written form, if it differs from the type's own.
+        null: whether null is a text like any other.
     """
     return Meta(title=expected, extra={"parse": parse, "allowed": allowed, "schema": schema, "null": null})
 
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """What the converter knows of a type, worked out once.
+    """What the converter knows about a type, computed once.
 
     Attributes:
-        type: for msgspec, with bounds and pattern.
-        options: the only texts there are; empty = not a closed list.
+        type: the type for msgspec, with bounds and pattern.
+        options: the only allowed texts; empty = any.
         item: the kind of a list's or a mapping's values.
         key: the kind of a mapping's keys.
-        keys: of a mapping with known keys: each key's kind.
-        spelled: whether `parse` makes the whole value of one text, even if the type is a list.
-        nullable: a null is None; otherwise it is refused, or a text if `null_is_text`.
+        keys: for a mapping with known keys: each key's kind.
+        spelled: whether `parse` converts the whole value from one text, even if the type is a list.
+        nullable: null means None; otherwise null is refused, or a text if `null_is_text`.
     """
 
     type: Any
@@ -80,12 +81,12 @@ class Kind:
 
 @cache
 def keys_of(mapping: type) -> Mapping[str, Kind]:
-    """The keys that a TypedDict allows, with their kinds."""
+    """Return the keys that a TypedDict allows, with their kinds."""
     return {key: kind_of(hint) for key, hint in typing.get_type_hints(mapping, include_extras=True).items()}
 
 
 def kind_of(hint: Any) -> Kind:
-    """The kind of a type hint."""
+    """Return the kind of a type hint."""
     base, metas = (hint.__origin__, hint.__metadata__) if typing.get_origin(hint) is typing.Annotated else (hint, ())
     about = next((meta.description for meta in reversed(metas) if meta.description), "")
     origin, arguments = typing.get_origin(base), typing.get_args(base)
@@ -141,7 +142,7 @@ def _bounds(metas: Iterable[Meta]) -> tuple[str, ...]:
 
 
 def mapping(node: Node, keys: Mapping[str, Kind], report: ProblemReport, where: str) -> dict[str, Any]:
-    """Convert a mapping with known keys. A wrong value is None; the report names it."""
+    """Convert a mapping with known keys. A wrong value becomes None, and the report names it."""
     found = entries(node, report, where)
     if not found.keys() <= keys.keys():
         refuse_unknown(found, keys, report, where)
@@ -149,7 +150,7 @@ def mapping(node: Node, keys: Mapping[str, Kind], report: ProblemReport, where: 
 
 
 def refuse_unknown(found: Entries, known: Iterable[str], report: ProblemReport, where: str) -> None:
-    """Report every key that is not known, with the known one that looks like it."""
+    """Report every unknown key, with the most similar known key."""
     allowed = tuple(known)
     for key, (node, _) in found.items():
         if key not in allowed:
@@ -157,10 +158,10 @@ def refuse_unknown(found: Entries, known: Iterable[str], report: ProblemReport, 
 
 
 def value(node: Node, kind: Kind, report: ProblemReport, name: str) -> Any:
-    """Convert one value. A wrong value is None, and a list with a wrong item empty; the report names them.
+    """Convert one value. A wrong value becomes None, a list with a wrong item becomes empty; the report names them.
 
     Args:
-        name: what messages call the value.
+        name: the value's name in messages.
     """
     if kind.nullable and is_null(node):
         return None
@@ -193,7 +194,7 @@ def _named_values(node: Node, key: Kind, item: Kind, report: ProblemReport, name
 
 
 def _list(node: Node, kind: Kind, item: Kind, report: ProblemReport, name: str) -> tuple[Any, ...]:
-    """A list; one value alone is a list of one, and a null an empty list."""
+    """Convert a list. A single value is a list of one, null is an empty list."""
     if isinstance(node, ScalarNode):
         children = [] if is_null(node) else [node]
     elif isinstance(node, SequenceNode):
@@ -214,7 +215,9 @@ def _list(node: Node, kind: Kind, item: Kind, report: ProblemReport, name: str) 
 
 @lru_cache(maxsize=4096)
 def _scalar(kind: Kind, text: str) -> Any:
-    """The value of a text. Raises ValueError. Large inventories repeat the same few texts."""
+    """Return the value of a text. Raises ValueError. Caches results, because large inventories repeat the same few
+    texts.
+    """
     return msgspec.convert(kind.parse(text), ready(kind.type))
 
 
@@ -232,12 +235,12 @@ def _meant(text: str, known: Iterable[str]) -> str:
 
 
 def convert(plain: object, kind: Kind, name: str) -> Any:
-    """Convert a value that stands in no file, such as a flag's. Raises BadInput naming it `name`."""
+    """Convert a value that is not from a file, such as a flag's. Raises BadInput that calls it `name`."""
     return convert_node(node_of(plain), kind, name)
 
 
 def convert_node(node: Node, kind: Kind, name: str) -> Any:
-    """Convert a node that stands in no file. Raises BadInput naming it `name`."""
+    """Convert a node that is not from a file. Raises BadInput that calls it `name`."""
     report = ProblemReport("")
     converted = value(node, kind, report, name)
     if report.problems:
@@ -246,7 +249,7 @@ def convert_node(node: Node, kind: Kind, name: str) -> Any:
 
 
 def schema(kind: Kind) -> dict[str, Any]:
-    """The JSON Schema of what people write."""
+    """Return the JSON Schema of the written form."""
     made = _schema(kind)
     if kind.nullable:
         made = {"anyOf": [made, {"type": "null"}]}
@@ -254,7 +257,7 @@ def schema(kind: Kind) -> dict[str, Any]:
 
 
 def mapping_schema(keys: Mapping[str, Kind], needs: Iterable[str] = ()) -> dict[str, Any]:
-    """The JSON Schema of a mapping with known keys."""
+    """Return the JSON Schema of a mapping with known keys."""
     needed = list(needs)
     return {
         "type": "object" if needed else ["object", "null"],

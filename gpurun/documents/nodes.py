@@ -1,7 +1,7 @@
-"""Compose the bytes of a YAML file to nodes that know their place, and refuse what no document here needs.
+"""Parse the bytes of a YAML file into nodes with line and column, and refuse features that no document here needs.
 
-PyYAML's C scanner is used because it is fast and says where each value stands. It is also trusting: it
-crashes the interpreter on deep nesting and lets aliases multiply. So the text is looked over first.
+PyYAML's C scanner is fast and knows the place of each value. But it crashes the interpreter on deep nesting and lets
+aliases multiply. So this module checks the text first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BRACKETS = re.compile(r"[\[\]{}]")
 
 
 class _Loader(yaml.CSafeLoader):
-    """A scalar is its text: of YAML's own types only null and the merge key count. That is also faster."""
+    """A scalar is its text. Of YAML's own types only null and the merge key exist, which also makes this faster."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  PyYAML reads the class's own
         first: [(tag, pattern) for tag, pattern in known if tag in (_NULL, _MERGE)]
@@ -39,12 +39,12 @@ class _Loader(yaml.CSafeLoader):
 
 
 def compose(data: bytes, file: str, *, tags: bool = False) -> Node | None:
-    """The root node of a YAML document, or None if the file has no value at all.
+    """Return the root node of a YAML document, or None if the file has no value at all.
 
     Args:
-        tags: let tags pass, for other tools' files; nothing is ever constructed from one.
-    Raises DocumentError: not UTF-8, control characters, several documents, tags, aliases that
-    multiply or contain themselves, or not YAML.
+        tags: accept tags, for other tools' files; gpurun never constructs objects from them.
+    Raises DocumentError: not UTF-8, control characters, several documents, tags, aliases that multiply or contain
+    themselves, or not YAML.
     """
     text = _decoded(data, file)
     _refuse_depth(text, file)
@@ -89,7 +89,9 @@ def _refuse(file: str, before: str, message: str) -> NoReturn:
 
 
 def _refuse_depth(text: str, file: str) -> None:
-    """Deep nesting overflows the C composer's stack. A cheap bound first, the exact depth if in doubt."""
+    """Refuse deep nesting, which overflows the C composer's stack. Checks a cheap bound first, the exact depth if in
+    doubt.
+    """
     block = max((len(found.group()) for found in _BLOCK_NESTING.finditer(text)), default=0)
     flow = deepest = 0
     for found in _BRACKETS.finditer(text):
@@ -140,7 +142,7 @@ def _children(node: Node) -> list[Node]:
 
 
 def _refuse_bombs(root: Node, file: str) -> None:
-    """Counts the values that remain when every alias is written out; memoised, so linear in the file."""
+    """Count the values that remain when every alias is expanded. Memoised, so linear in the file."""
     weights: dict[int, int] = {}
     open_nodes: set[int] = set()
 
@@ -165,20 +167,20 @@ def _refuse_bombs(root: Node, file: str) -> None:
 
 
 class ProblemReport:
-    """Gathers problems while a document is read, so that a person sees all of them at once."""
+    """Collects the problems of a document, so that a person sees all of them at once."""
 
     def __init__(self, file: str) -> None:
         self.file = file
         self.problems: list[Problem] = []
 
     def wrong(self, node: Node, message: str, *, allowed: tuple[str, ...] = ()) -> None:
-        """Notes a problem at the node's place."""
+        """Record a problem at the node's place."""
         value = node.value if isinstance(node, ScalarNode) else None
         place = node.start_mark
         self.problems.append(Problem(self.file, place.line + 1, place.column + 1, message, value, allowed))
 
     def raise_if_any(self) -> None:
-        """Raises DocumentError with everything noted so far, if anything was."""
+        """Raise DocumentError with all recorded problems, if there are any."""
         if self.problems:
             raise DocumentError(self.problems)
 
@@ -187,10 +189,10 @@ Entries = dict[str, tuple[ScalarNode, Node]]
 
 
 def entries(node: Node, report: ProblemReport, what: str) -> Entries:
-    """The keys of a mapping with their key and value nodes, merge keys (``<<``) applied.
+    """Return the keys of a mapping with their key and value nodes, with merge keys (``<<``) applied.
 
-    Keys written in the mapping win over merged ones; of several merged mappings the first wins. A null is an
-    empty mapping. Anything else, a key that is not a scalar, or a key given twice, is reported.
+    Keys written in the mapping override merged keys; of several merged mappings the first wins. null is an empty
+    mapping. Reports anything else, a key that is not a scalar, and a duplicate key.
     """
     found: Entries = {}
     if not isinstance(node, MappingNode):
@@ -215,12 +217,12 @@ def entries(node: Node, report: ProblemReport, what: str) -> Entries:
 
 
 def is_null(node: Node) -> bool:
-    """Whether a value was left out, or written ``null`` or ``~``."""
+    """Return whether a value is missing, or written as ``null`` or ``~``."""
     return isinstance(node, ScalarNode) and node.tag == _NULL
 
 
 def node_of(value: object) -> Node:
-    """A node for a value that stands in no file: texts, numbers, truth values, None, lists and mappings of them."""
+    """Return a node for a value that is not from a file: text, number, truth value, None, list or mapping of these."""
     if isinstance(value, Mapping):
         pairs = [(node_of(key), node_of(each)) for key, each in value.items()]
         return MappingNode(f"{_TAG}map", pairs, _NOWHERE, _NOWHERE)

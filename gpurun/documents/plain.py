@@ -1,4 +1,4 @@
-"""Text from outside, as it can be shown to people: it steers no terminal and no notebook. Pure."""
+"""Make text from outside safe to print: it cannot control a terminal or a notebook. Pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ _COLOURS = re.compile(r"\x1b\[(?:[0-9;]*m|[0-2]?K)")
 
 
 def printable(text: str) -> str:
-    """Text from outside with what could steer a terminal made visible."""
+    """Return text from outside with control characters made visible."""
     return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def printed(text: str) -> str:
-    """A line that a rank printed, as a terminal shows it: without colours, and with what progress bars write over."""
+    """Return a rank's line as a terminal shows it: without colours, and with the final state of progress bars."""
     plain = _COLOURS.sub("", text)
     return printable(_overwritten(plain) if "\r" in plain or "\b" in plain else plain)
 
 
 def _overwritten(text: str) -> str:
-    """What is left after carriage returns and backspaces."""
+    """Apply carriage returns and backspaces; return the visible text."""
     shown: list[str] = []
     at = 0
     for letter in text:

@@ -1,4 +1,4 @@
-"""What is wrong with a document, each problem with its place in the file."""
+"""Problems of a document, each with its place in the file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SHOWN_CHARACTERS = 80
 
 
 def shown(value: str) -> str:
-    """Quote a value from a file for a message: one line, printable ASCII, cut when it is long."""
+    """Quote a value from a file for a message: one line, printable ASCII, shortened if long."""
     short = value if len(value) <= _SHOWN_CHARACTERS else value[:_SHOWN_CHARACTERS] + "…"
     printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in short)
     return f"'{printable}'"
@@ -19,13 +19,13 @@ def shown(value: str) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong.
+    """One problem.
 
     Attributes:
-        line: 1 is the first.
-        column: 1 is the first; counted in characters.
-        value: what the file says there, if the problem is about one value.
-        allowed: what could stand there instead, as a person would write it; empty = not a closed list.
+        line: counted from 1.
+        column: counted from 1, in characters.
+        value: the text in the file, if the problem is about one value.
+        allowed: what a person could write instead; empty = not a closed list.
     """
 
     file: str
@@ -37,7 +37,7 @@ class Problem:
 
     @property
     def text(self) -> str:
-        """The message and what is allowed, without the place."""
+        """Return the message and what is allowed, without the place."""
         return f"{self.message} (allowed: {', '.join(self.allowed)})" if self.allowed else self.message
 
     def __str__(self) -> str:
@@ -45,9 +45,9 @@ class Problem:
 
 
 class DocumentError(BadInput):
-    """A document that is not valid. `problems` lists everything that is wrong, in the file's order.
+    """A document that is not valid. `problems` lists all problems in the file's order.
 
-    Its text is one line for each problem, ``FILE:LINE:COL: what is wrong``.
+    Its text has one line for each problem, ``FILE:LINE:COL: problem``.
     """
 
     def __init__(self, problems: Sequence[Problem]) -> None:

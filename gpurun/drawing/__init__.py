@@ -1,1 +1,1 @@
-"""Pictures as SVG, without a library: `svg` draws, `axes` says where values stand, `colours` which colour they have."""
+"""Draw SVG pictures without a library: `svg` draws, `axes` computes positions, `colours` maps values to colours."""

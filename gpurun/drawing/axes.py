@@ -1,4 +1,4 @@
-"""Where values stand on an axis, from 0 to 1, and which values are written beside it. Pure."""
+"""Positions of values on an axis, from 0 to 1, and the axis's labels. Pure."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ Mark = tuple[float, str]
 
 
 class Axis(Protocol):
-    """One direction of a plot."""
+    """One axis of a plot."""
 
     def place(self, value: object) -> float | None:
-        """Where a value stands, 0 to 1; None if it has no place on the axis."""
+        """Return the position of a value, 0 to 1; None if the axis has no position for it."""
         ...
 
     def marks(self) -> Sequence[Mark]:
-        """Places and what is written there."""
+        """Return positions and their labels."""
         ...
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """Numbers from `low` to `high`, by their logarithm where `is_log` (then both are positive)."""
+    """Numbers from `low` to `high`, on a logarithmic scale if `is_log` (then both are positive)."""
 
     low: float
     high: float
     is_log: bool = False
 
     def place(self, value: object) -> float | None:
-        """Where a number stands; what is none, not finite or beyond the ends has no place."""
+        """Return the position of a number; None for values that are not finite numbers between the ends."""
         number = as_finite(value)
         if number is None or not self.low <= number <= self.high:
             return None
@@ -40,14 +40,14 @@ class Numbers:
         return (at - low) / (high - low) if high > low else 0.5
 
     def marks(self) -> list[Mark]:
-        """Round numbers; the two ends if there are not two of them."""
+        """Return round numbers; the two ends if there are fewer than two round numbers."""
         found = self._powers() if self.is_log else self._round()
         values = found if len(found) > 1 else [self.low, self.high] if self.high > self.low else [self.low]
         placed = [(self.place(value), written(value)) for value in values]
         return [(at, text) for at, text in placed if at is not None]
 
     def _round(self) -> list[float]:
-        """Multiples of 1, 2 or 5 times a power of ten: four to nine of them."""
+        """Return four to nine multiples of 1, 2 or 5 times a power of ten."""
         rough = (self.high / 2 - self.low / 2) / 1.5
         if not rough > abs(self.high) * 1e-9:
             return []
@@ -66,32 +66,32 @@ class Numbers:
 
 
 class Choices:
-    """Values one beside the other, at equal distances."""
+    """Values at equal distances."""
 
     def __init__(self, values: Sequence[object]) -> None:
         self._values = values
         self._at = {(type(value), value): number for number, value in enumerate(values)}
 
     def place(self, value: object) -> float | None:
-        """Where one of the values stands."""
+        """Return the position of one of the values."""
         number = self._at.get((type(value), value))
         return None if number is None else (number + 0.5) / len(self._values)
 
     def marks(self) -> list[Mark]:
-        """The values; of many only some."""
+        """Return the values; only some if there are many."""
         stride = -(-len(self._values) // MOST_MARKS)
         return [((number + 0.5) / len(self._values), written(self._values[number]))
                 for number in range(0, len(self._values), stride)]  # fmt: skip
 
 
 def around(values: Sequence[float]) -> Numbers:
-    """An axis for these finite numbers: by their logarithm if they are positive and differ a thousandfold."""
+    """Return an axis for these finite numbers, logarithmic if they are positive and differ a thousandfold."""
     low, high = min(values, default=0.0), max(values, default=1.0)
     return Numbers(low, high, is_log=0 < low < high / 1000)
 
 
 def as_finite(value: object) -> float | None:
-    """A finite number as a float; None for all else."""
+    """Return a finite number as a float; None for everything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -102,7 +102,7 @@ def as_finite(value: object) -> float | None:
 
 
 def written(value: object) -> str:
-    """A value as it stands beside an axis: ``0.001``, ``1e-5``, ``true``, ``adam``."""
+    """Return the label of a value: ``0.001``, ``1e-5``, ``true``, ``adam``."""
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, float):

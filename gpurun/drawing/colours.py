@@ -1,4 +1,4 @@
-"""A figure as a colour. Pure."""
+"""Map a number to a colour. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ STOPS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 3
 
 
 def viridis(part: float) -> tuple[int, int, int]:
-    """Red, green and blue: from dark, 0, to light, 1."""
+    """Return red, green and blue: from dark (0) to light (1)."""
     place = min(1.0, max(0.0, part)) * (len(STOPS) - 1)
     low = min(int(place), len(STOPS) - 2)
     share = place - low
@@ -16,5 +16,5 @@ def viridis(part: float) -> tuple[int, int, int]:
 
 
 def shade(part: float) -> str:
-    """`viridis` as SVG writes it."""
+    """Return `viridis` in SVG's notation."""
     return "rgb({},{},{})".format(*viridis(part))

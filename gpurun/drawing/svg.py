@@ -1,4 +1,4 @@
-"""An SVG document. Every text that is put in is escaped, so that a hostile name stays a name. Pure."""
+"""Write an SVG document. Escapes every text, so a hostile name cannot add elements. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Place = tuple[float, float]
 
 
 class Drawing:
-    """A white sheet of so many pixels; what is drawn later covers what was drawn before.
+    """A white sheet of this many pixels. Later shapes cover earlier ones.
 
     Args:
         title: written at the top left.
@@ -32,7 +32,9 @@ class Drawing:
         self, x: float, y: float, text: str, *, anchor: str = "start", size: int = 12, colour: str = "#222",
         turn: int = 0, tip: str = "", is_over_lines: bool = False,
     ) -> None:  # fmt: skip
-        """Write from (``start``), to (``end``) or around (``middle``) a place, turned by `turn` degrees."""
+        """Write a text that starts at, ends at or is centred on a place (``start``, ``end``, ``middle``), turned by
+        `turn` degrees.
+        """
         halo = ' paint-order="stroke" stroke="white" stroke-width="3"' if is_over_lines else ""
         turned = f' transform="rotate({turn} {x:.1f} {y:.1f})"' if turn else ""
         self._parts.append(
@@ -44,7 +46,7 @@ class Drawing:
         self, places: Iterable[Place], colour: str, *, width: float = 1.0, opacity: float = 1.0,
         is_dashed: bool = False, tip: str = "",
     ) -> None:  # fmt: skip
-        """Draw from place to place."""
+        """Draw a line through these places."""
         dashed = ' stroke-dasharray="5 4"' if is_dashed else ""
         self._parts.append(
             f'<polyline points="{_points(places)}" fill="none" stroke="{colour}" stroke-width="{width:g}" '
@@ -52,7 +54,7 @@ class Drawing:
         )
 
     def area(self, places: Iterable[Place], colour: str) -> None:
-        """Fill what these places surround, lightly."""
+        """Fill the area inside these places with a light colour."""
         self._parts.append(
             f'<polygon points="{_points(places)}" fill="{colour}" fill-opacity="0.35" stroke="{colour}"/>'
         )
@@ -70,7 +72,7 @@ class Drawing:
 
 
 def clipped(text: str, most: int) -> str:
-    """At most so many characters of a text."""
+    """Return at most this many characters of a text."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

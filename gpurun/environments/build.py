@@ -1,7 +1,7 @@
-"""Build an environment on the head: pip in a container of the base, then one layer on top of the base.
+"""Build an environment on the head: run pip in a container of the base image, then add one layer to the base image.
 
-What is asked for a second time is there already. Builds of one environment wait for each other. Nothing is left of one
-that fails or is interrupted; what one leaves that is killed, the same user's next build removes.
+A second request for the same environment finds it. Builds of one environment wait for each other. A build that fails or
+is interrupted leaves nothing; the user's next build removes what a killed build left.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ MOST_LOG_BYTES = 1 << 20
 
 
 def planned(wanted: Environment, image: str, engine: Engine, environ: Mapping[str, str]) -> EnvironmentPlan:
-    """What would be built on the image that this name means now.
+    """Plan the environment on the image that this name means now.
 
     Raises:
-        BadInput: the image is not on the head, or is an environment; or what the user wrote cannot be used.
+        BadInput: the image is not on the head, or is itself an environment; or the user's input cannot be used.
     """
     base = engine.image(image)
     if (base.facts.get("Labels") or {}).get(LABEL):
@@ -53,10 +53,10 @@ def planned(wanted: Environment, image: str, engine: Engine, environ: Mapping[st
 def ensure(
     wanted: Environment, image: str, engine: Engine, environ: Mapping[str, str], report: Report
 ) -> tuple[HeadImage, Environment]:
-    """The image with these packages, built unless it is there; and the environment with what is known of it then.
+    """Return the image with these packages, built if necessary, and the environment with its installed packages.
 
     Raises:
-        BadInput: the packages cannot be had: what pip says of it.
+        BadInput: pip cannot install the packages; the message is pip's.
         HostNotReady: the index, the network, the disk or Docker fails.
     """
     plan = planned(wanted, image, engine, environ)
@@ -76,7 +76,7 @@ def ensure(
 
 
 def lookup(engine: Engine, plan: EnvironmentPlan) -> HeadImage | None:
-    """The image, if the head has it."""
+    """Return the image, if the head has it."""
     try:
         found = engine.image(plan.reference)
     except BadInput:
@@ -86,7 +86,7 @@ def lookup(engine: Engine, plan: EnvironmentPlan) -> HeadImage | None:
 
 
 def clear(engine: Engine, folder: Path, *, also: str = "") -> None:
-    """Remove the containers and folders of this user's builds that have ended without doing so.
+    """Remove containers and folders of this user's killed builds.
 
     Args:
         also: the key whose lock this process holds.
@@ -126,7 +126,7 @@ def _build(plan: EnvironmentPlan, engine: Engine, work: Path, report: Report) ->
 
 
 def _install(plan: EnvironmentPlan, engine: Engine, work: Path, report: Report) -> tuple[str, ...]:
-    """Run pip; what was installed."""
+    """Run pip; return the installed packages."""
     spec = importlib.util.find_spec("pip")
     pip = Path(spec.origin).parent if spec is not None and spec.origin else None
     made = build_container(plan, work, pip)
@@ -151,7 +151,7 @@ def _install(plan: EnvironmentPlan, engine: Engine, work: Path, report: Report) 
 
 
 def _followed(engine: Engine, ident: str, log: Path, report: Report) -> int:
-    """Until the container has ended; its exit code."""
+    """Follow the container until it ends; return its exit code."""
     begun, said, seen = time.monotonic(), BuildLog(), 0
     while True:
         status, found = engine.get(f"/containers/{ident}/json")
@@ -180,7 +180,7 @@ def _commit(plan: EnvironmentPlan, engine: Engine, folder: Path, packages: tuple
 
 @contextmanager
 def _container(engine: Engine, name: str, body: Mapping[str, Any]) -> Iterator[str]:
-    """A container that is removed at the end, whatever happens."""
+    """Run a container, and remove it at the end in any case."""
     _remove(engine, name)
     try:
         status, answer = engine.exchange("POST", f"/containers/create?name={name}", body)
@@ -210,7 +210,7 @@ def _unstarted(message: str, base: str) -> GpurunError:
 
 
 def _user(engine: Engine) -> str:
-    """Whoever submits; what a rootless engine calls root is that user."""
+    """Return the user who submits. A rootless engine calls that user root."""
     options = engine.info().get("SecurityOptions") or ()
     return "0:0" if any("name=rootless" in str(each) for each in options) else f"{os.getuid()}:{os.getgid()}"
 
@@ -222,7 +222,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _read(path: Path, start: int | None = None) -> bytes:
-    """A piece of a file that the build has left, else its end; nothing of what is no regular file."""
+    """Read a piece of a build's file from `start`, else its end. Returns nothing for files that are not regular."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -243,7 +243,7 @@ def _folder() -> Path:
 
 @contextmanager
 def _turn(folder: Path, key: str, report: Report) -> Iterator[None]:
-    """Hold the lock of a key, for as long as its environment is built."""
+    """Hold the lock of a key while its environment is built."""
     with _free(folder, key) as is_free:
         if is_free:
             yield
@@ -255,7 +255,7 @@ def _turn(folder: Path, key: str, report: Report) -> Iterator[None]:
 
 @contextmanager
 def _free(folder: Path, key: str) -> Iterator[bool]:
-    """Whether nobody builds it; then nobody else can, until the end."""
+    """Return whether nobody builds this environment. If so, hold its lock until the end."""
     path = _lock_file(folder, key)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -270,7 +270,7 @@ def _free(folder: Path, key: str) -> Iterator[bool]:
 
 
 def _has_name(descriptor: int, path: Path) -> bool:
-    """Whether the open file is still the one of that name: whoever held its lock may have removed it."""
+    """Return whether the open file still has this name: the previous holder of its lock may have removed it."""
     try:
         return os.path.samestat(path.lstat(), os.fstat(descriptor))
     except FileNotFoundError:
@@ -283,5 +283,5 @@ def _nothing() -> Iterator[bool]:
 
 
 def _lock_file(folder: Path, key: str) -> Path:
-    """Removed by whoever holds it."""
+    """Return the lock file of a key. The holder of the lock removes the file."""
     return folder / f"{key}.lock"

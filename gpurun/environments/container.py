@@ -1,4 +1,4 @@
-"""The containers of a build, as Docker's API wants them. Pure but for which of the user's local indexes are there."""
+"""Requests to Docker's API for the containers of a build. Pure, except that it looks which local indexes exist."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _LOCAL = ("index-url", "extra-index-url", "find-links", "cert", "client-cert")
 
 @dataclass(frozen=True)
 class BuildContainer:
-    """What the build's container is made of.
+    """Settings and mounts of the build's container.
 
     Attributes:
-        settings: of pip, with paths as the container sees them.
+        settings: pip's settings, with paths inside the container.
         mounts: (path on the head, path in the container, writable).
     """
 
@@ -33,7 +33,7 @@ class BuildContainer:
 
 
 def build_container(plan: EnvironmentPlan, work: Path, pip: Path | None) -> BuildContainer:
-    """Mounts of a build in the folder `work`; `pip` is the folder of the head's own pip."""
+    """Return the container of a build in the folder `work`; `pip` is the folder of the head's own pip."""
     settings, found = _localised(plan.settings)
     mounts = [
         (str(work / "in"), f"{PLACE}/in", False),
@@ -48,9 +48,10 @@ def build_container(plan: EnvironmentPlan, work: Path, pip: Path | None) -> Buil
 
 
 def create_request(plan: EnvironmentPlan, made: BuildContainer, user: str) -> dict[str, Any]:
-    """Body of ``POST /containers/create`` for the build.
+    """Return the body of ``POST /containers/create`` for the build.
 
-    It runs as the user who submits, without capabilities, and sees of the head only what it needs. Docker keeps no log.
+    The container runs as the submitting user, without capabilities, and sees only the files of the head that it needs.
+    Docker keeps no log.
     """
     environ = {
         "PIP_CONFIG_FILE": f"{PLACE}/in/pip.conf", "HOME": SCRATCH, "TMPDIR": SCRATCH, "PYTHONHASHSEED": "0",
@@ -80,7 +81,7 @@ def create_request(plan: EnvironmentPlan, made: BuildContainer, user: str) -> di
 
 
 def layer_request(plan: EnvironmentPlan, packages: tuple[str, ...]) -> dict[str, Any]:
-    """Body of ``POST /containers/create`` for the container that is committed, and never runs."""
+    """Return the body of ``POST /containers/create`` for the container to commit. It never runs."""
     facts: Mapping[str, Any] = plan.base.facts
     path = next((each[5:] for each in facts.get("Env") or () if each.startswith("PATH=")), USUAL_PATH)
     command = {} if facts.get("Cmd") or facts.get("Entrypoint") else {"Cmd": ["/bin/sh"]}
@@ -93,9 +94,9 @@ def layer_request(plan: EnvironmentPlan, packages: tuple[str, ...]) -> dict[str,
 
 
 def _localised(settings: PipSettings) -> tuple[PipSettings, dict[str, str]]:
-    """The settings with the head's own paths as the container sees them; path on the head → path in the container.
+    """Return the settings with paths inside the container, and a map from paths on the head to paths in the container.
 
-    An index in a folder refers to files beside that folder, so the folder above it is what is mounted.
+    A local index can refer to files next to its folder, so gpurun mounts the parent folder.
     """
     mounts: dict[str, str] = {}
 

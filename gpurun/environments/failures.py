@@ -1,4 +1,4 @@
-"""What pip says when it fails, as the error that a person meets. Pure."""
+"""Turn pip's error messages into the error that the user sees. Pure."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _BUILD = ("subprocess-exited-with-error", "Failed building wheel", "Failed to bu
 
 
 def failure_of(code: int, log: str, base: str, secrets: Iterable[str] = (), details: str = "") -> GpurunError:
-    """The error for an exit code of `gpurun.environments.inside`, and what it printed.
+    """Return the error for an exit code of `gpurun.environments.inside` and its output.
 
     Args:
-        base: the image that the environment is for.
+        base: the base image of the environment.
         secrets: texts that no message may show.
-        details: pip's own log: it alone says which index refused to answer.
+        details: pip's own log: only this log says which index refused to answer.
     """
     text = hidden(log, secrets)
     said = tail(text)
@@ -73,13 +73,13 @@ def _any(words: Iterable[str], text: str) -> bool:
 
 
 def _forged(text: str) -> str:
-    """The package that has another hash, as pip names it below its warning."""
+    """Return the package with another hash, as pip names it below its warning."""
     found = re.search(r"DO NOT MATCH THE HASHES[^\n]*\n\s+(\S+)", text)
     return found[1][:MOST_CHARS] if found else ""
 
 
 def _conflict(text: str) -> str:
-    """pip's own words for what contradicts what."""
+    """Return pip's description of the conflict."""
     lines = text.splitlines()
     for number, line in enumerate(lines):
         if "because these package versions have conflicting dependencies" in line:
@@ -91,7 +91,7 @@ def _conflict(text: str) -> str:
 
 
 def tail(text: str) -> str:
-    """The end of what was said, as one line."""
+    """Return the end of a text as one line."""
     errors = "\n".join(line for line in text.splitlines() if line.startswith("ERROR: "))
     text = errors or text
     lines: Sequence[str] = [line.strip()[:MOST_CHARS] for line in text.splitlines() if line.strip()]
@@ -100,7 +100,7 @@ def tail(text: str) -> str:
 
 
 def hidden(text: str, secrets: Iterable[str]) -> str:
-    """The text without these secrets."""
+    """Return the text without these secrets."""
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) > 3:
             text = text.replace(secret, "***")

@@ -1,7 +1,7 @@
-"""Runs in a container of the base image, and imports nothing of gpurun: installs packages into an environment.
+"""Install packages into an environment. Runs in a container of the base image and imports nothing of gpurun.
 
-The environment is a virtual one that also sees the image's own packages. Nothing outside its folder changes. What it
-holds depends on the packages alone: no time, no name of a machine, byte code that needs no time stamps.
+The environment is a virtual environment that also sees the image's packages. Nothing outside its folder changes. Its
+content depends only on the packages: it has no times and no machine names, and byte code without time stamps.
 """
 
 import glob
@@ -19,7 +19,7 @@ NO_PIP, NO_VENV = 41, 42
 
 
 def main(options: List[str]) -> int:
-    """Make the environment; the exit code is pip's."""
+    """Create the environment; return pip's exit code."""
     os.umask(0o022)
     log = os.open(PLACE + "/scratch/log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)

@@ -1,4 +1,4 @@
-"""An environment's folder as the tar of one layer: the same bytes for the same files, whenever it was built."""
+"""Write an environment's folder as the tar of one layer. The same files always give the same bytes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _END = bytes(1024)
 
 
 def layer_tar(folder: Path, target: str) -> Iterator[bytes]:
-    """The tar, piece by piece: sorted, owned by root, with one time, readable for everybody, without set-ID bits.
+    """Yield the tar in pieces: sorted, owned by root, with one time, readable for everybody, without set-ID bits.
 
-    Links stay links. Sockets, FIFOs and devices are left out.
+    Keeps links. Leaves out sockets, FIFOs and devices.
 
     Args:
-        target: absolute path of the folder in the image; those above it are there, too.
+        target: absolute path of the folder in the image; the tar also contains the folders above it.
     """
     above = target.strip("/").split("/")
     for depth in range(1, len(above)):

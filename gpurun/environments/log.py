@@ -1,4 +1,4 @@
-"""What a build says as it goes, in a word or two for people."""
+"""Short progress messages of a build."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LINE_EVERY_S, SAME_EVERY_S = 2.0, 10.0
 
 
 class BuildLines:
-    """A `Report` for people: a line on stderr when something new is done, and now and then while it lasts."""
+    """A `Report` for people: prints a line on stderr when a new stage begins, and repeats it while the stage lasts."""
 
     def __init__(self) -> None:
         self._said_s = float("-inf")
         self._stage = ""
 
     def __call__(self, stage: str, elapsed_s: float) -> None:
-        """What is done now."""
+        """Report the current stage."""
         since_s = time.monotonic() - self._said_s
         if since_s >= (SAME_EVERY_S if stage == self._stage else LINE_EVERY_S):
             self._said_s, self._stage = time.monotonic(), stage
@@ -38,7 +38,7 @@ class BuildLines:
 
 
 class BuildLog:
-    """The stage that the lines so far have reached."""
+    """Derives the current stage from pip's lines."""
 
     def __init__(self) -> None:
         self.stage = "starting"
@@ -46,7 +46,7 @@ class BuildLog:
         self._rest = ""
 
     def feed(self, text: str) -> None:
-        """More of what pip printed, in whatever pieces."""
+        """Add more of pip's output, in pieces of any size."""
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             self._read(line[:4096])

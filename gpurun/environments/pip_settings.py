@@ -1,7 +1,7 @@
-"""Where pip gets packages from: what the recipe says, else what the pip of the user who submits is told.
+"""Find out where pip gets packages: from the recipe, else from the settings of the submitting user's pip.
 
-Only settings of the index and of the way to it count. gpurun reads pip's configuration files and variables itself, in
-pip's order (pip.pypa.io, "Configuration"): the head need not have pip.
+Uses only settings of the index and the connection to it. gpurun reads pip's configuration files and variables itself,
+in pip's order (pip.pypa.io, "Configuration"), so the head needs no pip.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _USER_INFO = re.compile(r"(?<=://)[^/\s@]*@")
 
 @dataclass(frozen=True)
 class PipSettings:
-    """What pip is told of indexes. May hold passwords, in URLs: it is written to a file that only the build sees.
+    """pip's settings of indexes. URLs may contain passwords, so gpurun writes them only to a file that the build reads.
 
     Attributes:
         values: pip's key → its words.
@@ -35,12 +35,12 @@ class PipSettings:
 
     @property
     def is_offline(self) -> bool:
-        """Whether pip needs no network."""
+        """Return whether pip needs no network."""
         return self.values.get("no-index", ("false",))[0].lower() in ("1", "true", "yes", "on")
 
     @property
     def named(self) -> dict[str, list[str]]:
-        """The indexes without passwords: what makes one environment another."""
+        """Return the indexes without passwords. They are part of the environment's key."""
         return {
             key: [_USER_INFO.sub("", word) for word in self.values[key]]
             for key in INDEX_KEYS
@@ -49,13 +49,13 @@ class PipSettings:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Passwords and names in its URLs, as written and as meant."""
+        """Return passwords and user names of the URLs, both encoded and decoded."""
         found = [urlsplit(word) for words in self.values.values() for word in words if _USER_INFO.search(word)]
         parts = [part for url in found for part in (url.password or url.username,) if part]
         return tuple(dict.fromkeys((*parts, *map(unquote, parts))))
 
     def as_file(self) -> str:
-        """As a configuration file of pip's."""
+        """Return the settings as a configuration file for pip."""
         lines = ["[global]"]
         for key, words in self.values.items():
             lines.append(f"{key} = {words[0]}" if words else f"{key} =")
@@ -64,7 +64,7 @@ class PipSettings:
 
 
 def users_settings(environ: Mapping[str, str], roots: Iterable[Path] | None = None) -> PipSettings:
-    """What the user's own pip would use.
+    """Return the settings of the user's own pip.
 
     Args:
         roots: the configuration files, the last of which wins; None = pip's own places.
@@ -83,18 +83,18 @@ def users_settings(environ: Mapping[str, str], roots: Iterable[Path] | None = No
 
 
 def with_index(users: PipSettings, url: str) -> PipSettings:
-    """One index alone, reached the user's way."""
+    """Return settings with this index only, and the user's connection settings."""
     way = {key: words for key, words in users.values.items() if key in WAY_KEYS}
     return PipSettings({"index-url": (url,), **way})
 
 
 def with_folder(folder: str) -> PipSettings:
-    """A folder of wheels alone."""
+    """Return settings with a folder of wheels as the only index."""
     return PipSettings({"no-index": ("true",), "find-links": (folder,)})
 
 
 def secrets_of(netrc: Path | None) -> tuple[str, ...]:
-    """Every password in a netrc file, however its lines are laid out; none of a file that cannot be read."""
+    """Return every password in a netrc file, whatever its line breaks; none if the file cannot be read."""
     try:
         words = [] if netrc is None else netrc.read_text(errors="replace").split()
     except OSError:
@@ -103,7 +103,7 @@ def secrets_of(netrc: Path | None) -> tuple[str, ...]:
 
 
 def _places(environ: Mapping[str, str]) -> Iterator[Path]:
-    """pip's configuration files, the last of which wins."""
+    """Yield pip's configuration files; the last one wins."""
     named = environ.get("PIP_CONFIG_FILE")
     if named == os.devnull:
         return

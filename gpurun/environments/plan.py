@@ -1,4 +1,4 @@
-"""What an environment is made of, and the key that names it: decided before anything is built."""
+"""Compute what an environment consists of, and the key that names it, before the build."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EnvironmentPlan:
     """One environment, not yet built.
 
     Attributes:
-        constraints: of the recipe and of the user's pip.
+        constraints: constraints of the recipe and of the user's pip.
         wheels: a folder on the head that is the only index; None = the network.
     """
 
@@ -44,12 +44,12 @@ class EnvironmentPlan:
 
     @property
     def reference(self) -> str:
-        """The name of the image."""
+        """Return the name of the image."""
         return f"{NAME}:{self.key[:16]}"
 
     @property
     def options(self) -> tuple[str, ...]:
-        """pip's, behind the requirements. Where one of them has a hash, pip wants a hash of each."""
+        """Return pip's options after the requirements. If one requirement has a hash, pip requires a hash for each."""
         locked = ("--no-deps",) if self.requirements.locked else ()
         return (*locked, *(("-c", f"{PLACE}/in/constraints.txt") if self.constraints else ()))
 
@@ -57,10 +57,10 @@ class EnvironmentPlan:
 def plan_environment(
     wanted: Environment, base: HeadImage, architecture: str, environ: Mapping[str, str]
 ) -> EnvironmentPlan:
-    """Read what the user wrote, and name what comes of it.
+    """Read the user's input and compute the environment's name.
 
     Raises:
-        BadInput: a file cannot be read, or says what gpurun does not pass on.
+        BadInput: a file cannot be read, or contains something that gpurun does not pass on.
     """
     requirements = _requirements(wanted)
     users = users_settings(environ)
@@ -98,7 +98,7 @@ def _requirements(wanted: Environment) -> Requirements:
 
 
 def _wheels(folder: Path) -> list[tuple[str, str]]:
-    """Name and digest of each file that pip may look at."""
+    """Return name and digest of each file that pip may read."""
     if not folder.is_dir():
         raise BadInput("the index is no folder", where=str(folder))
     try:
@@ -123,5 +123,5 @@ def _users_constraints(users: PipSettings) -> tuple[str, ...]:
 
 
 def _without_constraints(settings: PipSettings) -> dict[str, tuple[str, ...]]:
-    """What stays in the file for pip: constraints come by another one."""
+    """Return the settings for pip's file. Constraints go into another file."""
     return {key: words for key, words in settings.values.items() if key != "constraint"}

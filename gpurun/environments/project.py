@@ -1,4 +1,4 @@
-"""The dependencies of a project, from its ``pyproject.toml`` or its ``uv.lock``; nothing of the project is run."""
+"""Read a project's dependencies from its ``pyproject.toml`` or ``uv.lock``, without running code of the project."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _EXPORT = (
 
 
 def read_project(folder: Path) -> Requirements:
-    """The dependencies that a project's ``pyproject.toml`` lists (PEP 621).
+    """Return the dependencies that a project's ``pyproject.toml`` lists (PEP 621).
 
     Raises:
-        BadInput: there is none, it is no TOML, or it leaves its dependencies to a build.
+        BadInput: the file is missing or not TOML, or a build must compute the dependencies.
     """
     path = folder / PROJECT
     document = _toml(text_of(path), path)
@@ -44,7 +44,8 @@ def read_project(folder: Path) -> Requirements:
 
 
 def read_lock(path: Path) -> Requirements:
-    """What a ``uv.lock`` pins, without development packages, each with its hashes. ``uv`` reads it, and runs nothing.
+    """Return the packages that a ``uv.lock`` pins, with hashes, without development packages. ``uv`` reads it and runs
+    nothing.
 
     Raises:
         BadInput: uv is not installed, or cannot read the lock.

@@ -1,7 +1,7 @@
-"""Requirement files: read on the head, checked line by line, and joined into the one list that pip gets.
+"""Read requirement files on the head, check each line, and join them into the one list for pip.
 
-pip reads nothing else: a file that names another one outside its folder, a path of the head, or a password is refused
-here, with its line.
+pip reads no other file. This module refuses a line that names a file outside the folder, a path of the head, or a
+password.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _REMOTE = re.compile(r"(?:git\+)?https?://", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Requirements:
-    """What pip is asked for.
+    """Requirements for pip.
 
     Attributes:
         lines: requirements and options, without comments, as pip reads them.
-        constraints: the same of constraint files.
-        locked: complete: pip resolves nothing and installs exactly these.
+        constraints: the lines of constraint files.
+        locked: the list is complete: pip resolves nothing and installs exactly these packages.
     """
 
     lines: tuple[str, ...]
@@ -46,12 +46,12 @@ class Requirements:
 
     @property
     def has_index(self) -> bool:
-        """Whether a line names an index of its own."""
+        """Return whether a line names an index."""
         return any(line.startswith(_INDEXES) for line in self.lines)
 
 
 def read_requirements(path: Path) -> Requirements:
-    """The requirements of a file and of those that it includes, which must be in its folder or below.
+    """Return the requirements of a file and of the files it includes, which must be in its folder or below.
 
     Raises:
         BadInput: a file cannot be read, is too large, or has a line that gpurun does not pass on.
@@ -63,17 +63,17 @@ def read_requirements(path: Path) -> Requirements:
 
 
 def checked(requirements: Requirements, where: str) -> Requirements:
-    """The same. Raises BadInput if no package is named."""
+    """Return the requirements. Raises BadInput if they name no package."""
     if not any(not line.startswith("-") for line in requirements.lines):
         raise BadInput("names no package", where=where, hint="leave `python` out of the recipe")
     return requirements
 
 
 def parse(text: str, where: str) -> Iterator[tuple[str, str, str]]:
-    """(place, option, value) of each line; the option of a requirement is "".
+    """Yield (place, option, value) of each line; a requirement has the option "".
 
     Raises:
-        BadInput: the first line that gpurun does not pass on.
+        BadInput: for the first line that gpurun does not pass on.
     """
     for place, line in _logical_lines(text, where):
         if any((ord(letter) < 0x20 and letter != "\t") or ord(letter) == 0x7F for letter in line):
@@ -91,7 +91,7 @@ def parse(text: str, where: str) -> Iterator[tuple[str, str, str]]:
 
 
 class _Reading:
-    """Files as they are read, each once."""
+    """Reads requirement files, each once."""
 
     def __init__(self, top: Path) -> None:
         self._top = top
@@ -100,7 +100,7 @@ class _Reading:
         self.constraints: list[str] = []
 
     def add(self, path: Path, *, into: list[str]) -> None:
-        """A file, and what it includes."""
+        """Add a file and the files it includes."""
         if path in self._seen:
             return
         self._seen.add(path)
@@ -125,7 +125,7 @@ class _Reading:
 
 
 def text_of(path: Path) -> str:
-    """A text file of the user's. Raises BadInput if it is none, or large."""
+    """Read a user's text file. Raises BadInput if it is not a text file, or too large."""
     data = read(path, "the requirements", most_bytes=MAX_BYTES)
     if len(data) > MAX_BYTES:
         raise BadInput(f"is larger than {MAX_BYTES >> 20} MiB", where=str(path))
@@ -136,7 +136,7 @@ def text_of(path: Path) -> str:
 
 
 def _logical_lines(text: str, where: str) -> Iterator[tuple[str, str]]:
-    """Lines joined at a backslash, without comments, as pip's requirements file format says."""
+    """Yield lines joined at backslashes, without comments, as defined by pip's requirements file format."""
     begun: list[str] = []
     place = where
     for number, raw in enumerate(text.splitlines(), 1):
@@ -174,7 +174,7 @@ def _option(line: str, place: str) -> tuple[str, str]:
 
 
 def _requirement(line: str, place: str) -> str:
-    """A requirement by name; one by URL must be on the network."""
+    """Check a requirement. A requirement with a URL must use the network."""
     bare, _, _ = line.partition(" --hash")
     if not _NAMED.match(bare):
         is_url = "://" in bare or bare.startswith((".", "/"))

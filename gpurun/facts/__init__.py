@@ -1,4 +1,4 @@
-"""What hosts say of themselves: hardware, samples of GPUs, lines of the kernel's log. Checked, frozen values.
+"""Facts that hosts report: hardware, samples of GPUs, lines of the kernel's log. Checked, frozen values.
 
-Pure: `gpurun.node` finds the facts on the host, `gpurun.doctor` asks for them and judges them.
+Pure: `gpurun.node` finds the facts on the host, `gpurun.doctor` requests and judges them.
 """

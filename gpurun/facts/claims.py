@@ -1,4 +1,4 @@
-"""What hosts say about claims on their GPUs: who holds which, and how one knows. A host is not trusted."""
+"""Read a host's report about claims on its GPUs: who holds which GPU, and the evidence. A host is not trusted."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}\Z")
 
 @dataclass(frozen=True)
 class HeldGpus:
-    """All that one attempt holds on one host.
+    """Everything that one attempt holds on one host.
 
     Attributes:
-        gpus: their indices.
-        why: how one knows that the attempt still needs them; "" if nothing of it is to be seen: the claim is stale.
+        gpus: the GPUs' indices.
+        why: the evidence that the attempt still needs them; "" if there is none: the claim is stale.
         volumes: the names of its claims.
         containers: the ids of its containers.
-        since_s: when the first claim was made, by the host's clock, seconds since the epoch; 0 if nobody knows.
+        since_s: when the first claim was made, by the host's clock, seconds since the epoch; 0 if unknown.
     """
 
     claimant: Claimant
@@ -45,7 +45,7 @@ class _Gathered:
 
 
 def held(host: str, document: object) -> tuple[HeldGpus, ...]:
-    """Who holds GPUs of a host: its answer to ``claims.list``.
+    """Return who holds GPUs of a host, from its answer to ``claims.list``.
 
     Raises:
         HostNotReady: the answer is not valid.
@@ -69,7 +69,7 @@ def held(host: str, document: object) -> tuple[HeldGpus, ...]:
 
 
 def refused(host: str, document: object) -> Iterator[HeldGpus]:
-    """Who holds the GPUs that a host refused: the detail of its error ``claimed``; each holder once.
+    """Yield the holders of GPUs that a host refused, each once, from the detail of its error ``claimed``.
 
     Raises:
         HostNotReady: the answer is not valid.
@@ -83,15 +83,15 @@ def refused(host: str, document: object) -> Iterator[HeldGpus]:
 
 
 def printable(text: str) -> str:
-    """A host's text, fit to be shown: no control characters, and not the whole screen."""
+    """Return a host's text without control characters, and shortened."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:_MOST_TEXT])
 
 
 def _name(host: str, said: str) -> str:
-    """What Docker may call a volume or container: people are shown commands with such names, to run them.
+    """Return a valid name of a Docker volume or container. gpurun shows people commands with such names.
 
     Raises:
-        HostNotReady: it is no such name.
+        HostNotReady: the name is not valid.
     """
     if not _NAME.match(said):
         raise HostNotReady(f"the host's answer is not valid: Docker calls nothing {printable(said)!r}", host=host)
@@ -99,7 +99,7 @@ def _name(host: str, said: str) -> str:
 
 
 def _said(claimant: Claimant) -> Claimant:
-    """The host may have said anything: read it as from the labels of a container."""
+    """Read a claimant as untrusted text, like the labels of a container."""
     return read_claimant(claimant.labels())
 
 

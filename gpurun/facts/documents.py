@@ -15,7 +15,7 @@ T = TypeVar("T")
 def convert(host: str, kind: type[T], document: object) -> T:
     """Convert a host's JSON document to a dataclass of this kind.
 
-    Unknown keys are ignored, so that the head can read a newer node's answer. Missing keys take their defaults.
+    Ignores unknown keys, so that the head can read a newer node's answer. Missing keys take their defaults.
 
     Raises:
         HostNotReady: a value has the wrong type; the message names its path.

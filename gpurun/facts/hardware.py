@@ -1,7 +1,7 @@
-"""What a probe found on one host, as frozen values: the truth beside what the inventory says.
+"""The hardware that a probe found on one host, as frozen values, to compare with the inventory.
 
-`gpurun.node.probe` makes the JSON document on the host; `hardware_from_document` checks it and makes these
-values from it. Field names here and keys there are the same. Nothing here reads a file or a clock.
+`gpurun.node.probe` makes the JSON document on the host. `hardware_from_document` checks it and converts it to these
+values. Fields here and keys there have the same names. This module reads no file and no clock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpurun.facts.documents import convert
 
 @dataclass(frozen=True)
 class Gid:
-    """One filled entry of a port's GID table.
+    """One entry in use of a port's GID table.
 
     Attributes:
         address: the GID as an IPv6 address; ``::ffff:a.b.c.d`` is an IPv4 address's GID.
@@ -147,14 +147,14 @@ class DockerFacts:
     """The host's container engine.
 
     Attributes:
-        socket: where it answers.
-        architecture: of its containers, as ``uname -m`` writes it.
+        socket: the engine's socket.
+        architecture: the architecture of its containers, as ``uname -m`` writes it.
         gpu_support: how containers get GPUs: ``runtime``, ``cdi``, ``hook``, or empty for not at all.
-        is_rootless: it runs as a user; uid 0 in its containers is that user.
+        is_rootless: the engine runs as a user; uid 0 in its containers is that user.
         has_own_network: containers with the "host's" network do not have this host's; None = not known.
         memlock_bytes, nofile: the engine's own hard limits; -1 = unlimited, None = not known.
-        may_raise_limits: whether it can give containers more than that (CAP_SYS_RESOURCE).
-        problem: why nothing is known, when nothing is.
+        may_raise_limits: whether the engine can give containers more than that (CAP_SYS_RESOURCE).
+        problem: why nothing is known, if nothing is.
     """
 
     version: str = ""
@@ -173,7 +173,7 @@ class DockerFacts:
     problem: str = ""
 
     def can_grant(self, hard_limit: int | None, wanted: int) -> bool:
-        """Whether a container can have this limit (-1 = unlimited); what is not known is taken for possible."""
+        """Return whether a container can have this limit (-1 = unlimited). Assumes yes if the answer is not known."""
         if self.may_raise_limits is not False or hard_limit is None or hard_limit == -1:
             return True
         return 0 <= wanted <= hard_limit
@@ -181,10 +181,10 @@ class DockerFacts:
 
 @dataclass(frozen=True)
 class Limits:
-    """Resource limits an SSH session of the training user gets; -1 = unlimited.
+    """Resource limits of an SSH session of the training user; -1 = unlimited.
 
     Attributes:
-        machine_may_raise: whether anybody on this host may raise limits; not in most containers.
+        machine_may_raise: whether any process on this host may raise limits; not in most containers.
     """
 
     memlock_bytes: int | None = None

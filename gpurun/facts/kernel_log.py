@@ -1,8 +1,8 @@
-"""Lines of the kernel's log that explain why a gang ended: Xid errors, lost GPUs, killed processes. Pure.
+"""Parse lines of the kernel's log that explain why a gang ended: Xid errors, lost GPUs, killed processes. Pure.
 
-Process names and cgroup paths in these lines are chosen by users, so every pattern is anchored where no user's text
-can stand before it. Wordings: NVIDIA's driver (open-gpu-kernel-modules, ``nv.c`` and ``osapi.c``), the kernel's
-``mm/oom_kill.c`` since 5.0, before that (``Kill process … or sacrifice child``) and memcg's.
+Users choose the process names and cgroup paths in these lines. So every pattern is anchored at a place that no user's
+text can precede. Wordings are from NVIDIA's driver (open-gpu-kernel-modules, ``nv.c`` and ``osapi.c``), the kernel's
+``mm/oom_kill.c`` since 5.0 and before (``Kill process … or sacrifice child``), and memcg.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class XidLine:
 
 @dataclass(frozen=True)
 class OomLine:
-    """The kernel killed a process for memory.
+    """The kernel killed a process because memory ran out.
 
     Attributes:
-        limit: it was the memory limit of its group; else the whole host had no memory left.
-        container: the Docker container it ran in; "" = the line does not say.
+        limit: the memory limit of the process's group was reached; otherwise the whole host had no memory left.
+        container: the Docker container of the process; "" = the line does not say.
     """
 
     pid: int
@@ -43,7 +43,7 @@ class OomLine:
 
 
 def parse(text: str) -> XidLine | OomLine | None:
-    """What a line of the kernel's log says, without its prefix; None if nothing that matters here."""
+    """Return the meaning of a line of the kernel's log without its prefix; None if it is not relevant."""
     if found := _XID.match(text):
         return XidLine(_pci(found[1]), int(found[2]))
     if found := _FELL_OFF.match(text):
@@ -58,7 +58,7 @@ def parse(text: str) -> XidLine | OomLine | None:
 
 
 def same_gpu(pci: str, bus: str) -> bool:
-    """Whether a line's address is that of a GPU that the inventory or NVML knows as ``0000:3b:00.0``."""
+    """Return whether the line's address is that of the GPU that inventory or NVML know as ``0000:3b:00.0``."""
     return bool(bus) and _pci(bus.rpartition(".")[0] or bus) == pci
 
 

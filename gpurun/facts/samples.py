@@ -1,4 +1,4 @@
-"""What a host says of its GPUs at one moment, many times over. Pure."""
+"""Samples of a host's GPUs. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpurun.facts.documents import convert
 
 @dataclass(frozen=True)
 class GpuSample:
-    """One GPU at one moment; None where it does not say."""
+    """One GPU at one moment; None = the GPU does not report this value."""
 
     index: int
     utilization_percent: int | None = None
@@ -23,7 +23,7 @@ class GpuSample:
 
 @dataclass(frozen=True)
 class HostSample:
-    """One host's GPUs.
+    """The samples of one host's GPUs.
 
     Attributes:
         problem: why the host sent no sample.

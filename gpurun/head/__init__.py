@@ -1,1 +1,1 @@
-"""What the head does for all jobs: submit them, run passes, start supervisors, adopt, wait, and be woken by a timer."""
+"""Work of the head for all jobs: submit, run passes, start supervisors, adopt, wait, recover by a timer."""

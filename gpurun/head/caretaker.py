@@ -1,4 +1,4 @@
-"""While a command waits for jobs: has those picked up that nobody carries any more."""
+"""While a command waits for jobs: replace their supervisors if they die."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LONGEST_PAUSE_S = 60.0
 
 
 class Caretaker:
-    """Any command that comes along picks up what a crash left. One that stays does so again and again.
+    """Replaces dead supervisors while a command waits; other commands do this once, when they start.
 
-    It looks only at the jobs that it waits for, at most every two seconds. What does not help is tried again later
-    and later: a supervisor that dies as soon as it is started must not be started in a loop.
+    Looks only at the jobs that the command waits for, at most every two seconds. If a new supervisor dies immediately,
+    waits longer before each further try.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Caretaker:
         self._due_s = time.monotonic() + FIRST_PAUSE_S
 
     def look(self, folders: Iterable[JobFolder]) -> None:
-        """Have these jobs picked up if one of them needs it. Quick unless it is time to look."""
+        """Replace the supervisors of these jobs if necessary. Quick unless it is time to look."""
         if time.monotonic() < self._due_s:
             return
         neglected = next(filter(_is_neglected, folders), None)
@@ -44,7 +44,7 @@ class Caretaker:
 
 
 def is_carried(folder: JobFolder) -> bool:
-    """Whether a process carries a job that holds GPUs."""
+    """Return whether a job that holds GPUs has a live supervisor."""
     from gpurun.leases.store import LeaseStore  # noqa: PLC0415  commands that never wait load this file, too
 
     leases = LeaseStore(folder.path.home)
@@ -52,7 +52,7 @@ def is_carried(folder: JobFolder) -> bool:
 
 
 def _is_neglected(folder: JobFolder) -> bool:
-    """Whether this user's job goes on only if somebody picks it up."""
+    """Return whether this user's job needs a new supervisor to continue."""
     from gpurun.leases.waiters import waiter_lives  # noqa: PLC0415  commands that never wait load this file, too
 
     record = folder.record()

@@ -1,4 +1,4 @@
-"""Root's `gpurun recover` in a shared state directory: every user's, as that user."""
+"""Root's `gpurun recover` in a shared state directory: recover every user's jobs, as that user."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ TIMEOUT_S = 120.0
 
 
 def owners(home: Path) -> tuple[int, ...]:
-    """The users with jobs that have not ended, root not among them."""
+    """Return the users with jobs that have not ended, without root."""
     return tuple(sorted({record.owner_uid for record in JobStore(home).live_records()} - {0}))
 
 
 def recover_as(uid: int, home: Path, environ: Mapping[str, str], options: Sequence[str] = ()) -> str | None:
-    """Run ``gpurun recover`` as another user, with that user's groups and home; what was wrong, None if nothing."""
+    """Run ``gpurun recover`` as another user, with that user's groups and home. Returns the problem, or None."""
     try:
         user = pwd.getpwuid(uid)
     except KeyError:
@@ -44,6 +44,8 @@ def recover_as(uid: int, home: Path, environ: Mapping[str, str], options: Sequen
 
 
 def _python_path(environ: Mapping[str, str]) -> dict[str, str]:
-    """The folders of ``PYTHONPATH`` that only root can write: another one would run its owner's code as every user."""
+    """Return the folders of ``PYTHONPATH`` that only root can write. The owner of any other could run code as every
+    user.
+    """
     kept = only_root_s(environ.get("PYTHONPATH", ""))
     return {"PYTHONPATH": kept} if kept else {}

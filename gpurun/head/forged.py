@@ -1,6 +1,6 @@
-"""Whether a lease may be carried: a lease's inventory says how to reach hosts, so it can make gpurun run commands.
+"""Check a lease before gpurun adopts it: its inventory says how to reach hosts, so a forged lease could run commands.
 
-Every member of a shared state directory can make names in ``leases/``. A member can move a file there that another
+Every member of a shared state directory can create names in ``leases/``. A member can move a file there that another
 user owns and whose content the member chose. So gpurun adopts a lease only if its owner chose the inventory.
 """
 
@@ -21,10 +21,10 @@ from gpurun.state.trusted import not_only_root_s
 def check_lease(home: Path, lease: Lease) -> None:
     """Refuse a lease that its owner may not have written.
 
-    The record of the lease's job must name the same owner and the same inventory, by the path that the person gave or
-    as the inventory of one of its grants: the path may have been a link, which leads elsewhere now. A lost lease may
-    outlive its job's record, or have been made because another job was refused the GPUs. Then any job of its owner must
-    name the inventory. A lost lease of root's can be of anybody's job, if only root can change the inventory.
+    The record of the lease's job must name the same owner and the same inventory: by the path that the person gave or
+    as the inventory of one of its grants, because the path may have been a link that has changed since. A lost lease
+    may outlive its job's record, or exist because another job was refused the GPUs. Then any job of its owner must name
+    the inventory. Root's lost leases can be of any user's job, if only root can change the inventory.
 
     Raises:
         StateError: the lease may be forged, or its job is gone or damaged.
@@ -47,9 +47,9 @@ def check_lease(home: Path, lease: Lease) -> None:
 
 
 def forged_leases(home: Path) -> Iterable[StateError]:
-    """What `check_lease` says about the leases that nobody carries; their GPUs stay taken.
+    """Yield the errors of `check_lease` for leases without a supervisor. Their GPUs stay leased.
 
-    Only a lease's owner can hold its lock. So a lease that a process of the owner carries is the owner's word.
+    Only a lease's owner can hold its lock. So if a process of the owner holds the lock, the owner wrote the lease.
     """
     leases = LeaseStore(home)
     for lease in leases.read_all().leases:
@@ -63,12 +63,14 @@ def forged_leases(home: Path) -> Iterable[StateError]:
 
 
 def _is_root_s(lease: Lease) -> bool:
-    """Whether root made a lost lease to fence another user's hosts: root's file, with an inventory of root's alone."""
+    """Return whether root made a lost lease to fence another user's hosts: root's file, and only root can change its
+    inventory.
+    """
     return lease.owner_uid == 0 and lease.lost and not_only_root_s(Path(lease.inventory)) is None
 
 
 def is_chosen(store: JobStore, inventory: str, uid: int) -> bool:
-    """Whether a user has submitted a job against this inventory."""
+    """Return whether a user has submitted a job with this inventory."""
     return any(record.owner_uid == uid and _same(record, inventory) for record in store.records(lambda _: None))
 
 
@@ -77,7 +79,7 @@ def _same(record: JobRecord, inventory: str) -> bool:
 
 
 def _path(home: Path, lease: Lease) -> Path:
-    """The file of a lease; an interrupted step leaves a lost lease under its job's name."""
+    """Return the file of a lease. An interrupted step leaves a lost lease under its job's name."""
     leases = LeaseStore(home)
     path = leases.path(lease.name)
     return (path if path.exists() else leases.path(lease.job)).plain

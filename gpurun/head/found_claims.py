@@ -1,7 +1,7 @@
-"""Claims that hosts have for jobs which this state directory has forgotten: somebody removed a lease, or a record.
+"""Claims on hosts for jobs that this state directory no longer knows, because somebody removed a lease or a record.
 
-The GPUs are not free: what runs there is still there. Such a claim becomes a lost lease. Its keeper fences the host as
-any lost host, and frees the GPUs after the proof (docs/decisions/0003-lost-leases.md).
+The GPUs may still be in use. So gpurun turns such a claim into a lost lease. The lost lease's keeper fences the host
+and then frees the GPUs (docs/decisions/0003-lost-leases.md).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class FoundClaim:
 
     Attributes:
         inventory: the canonical path of the inventory that names the host.
-        seen_s: when the host said so, seconds since the epoch.
+        seen_s: when the host reported the claim, seconds since the epoch.
     """
 
     inventory: str
@@ -48,7 +48,7 @@ class FoundClaim:
 
 
 def in_refusals(records: Iterable[JobRecord], state: str | None, uid: int, now_s: float) -> tuple[FoundClaim, ...]:
-    """The claims of one user's jobs that hosts named when they refused GPUs, to whomever, in the last minutes.
+    """Return claims of one user's jobs that hosts named when they refused GPUs to any job in the last minutes.
 
     Args:
         state: the id of this state directory; None if it has none, so that no host can know it.
@@ -63,13 +63,13 @@ def in_refusals(records: Iterable[JobRecord], state: str | None, uid: int, now_s
 
 
 def is_forgotten(claim: FoundClaim, leases: Iterable[Lease], record: JobRecord | None) -> bool:
-    """Whether nobody carries the attempt that a host claims GPUs for.
+    """Return whether no supervisor runs the attempt for which a host claims GPUs.
 
-    A claim is released before its lease is, and before its job's record says that the attempt is over. So the claim
+    gpurun releases a claim before the lease, and before the job's record says that the attempt has ended. So the claim
     counts only if the host still had it afterwards.
 
     Args:
-        record: the job's; None if there is none.
+        record: the job's record; None if there is none.
     """
     holder = claim.holder
     if any((lease.job, lease.attempt) == (holder.job, holder.attempt) for lease in leases):
@@ -86,11 +86,12 @@ def is_forgotten(claim: FoundClaim, leases: Iterable[Lease], record: JobRecord |
 
 
 def adopt_claims(home: Path, claims: Iterable[FoundClaim]) -> tuple[tuple[Lease, LeaseLock], ...]:
-    """Make lost leases of this user's claims that are forgotten. Idempotent.
+    """Turn forgotten claims of this user into lost leases. Idempotent.
 
     Returns:
-        The new leases with their locks held, for `gpurun.head.spawn.start_supervisor`. A claim on GPUs that are
-        granted at this moment is left: its host refuses that gang, too, and the next look finds the GPUs free.
+        The new leases with their locks held, for `gpurun.head.spawn.start_supervisor`. Skips a claim on GPUs that a
+            pass
+        grants at this moment: the host refuses that gang, too, and the next look finds the GPUs free.
     """
     claims = tuple(claims)
     if not claims:
@@ -109,12 +110,13 @@ def adopt_claims(home: Path, claims: Iterable[FoundClaim]) -> tuple[tuple[Lease,
 
 
 def claims_to_adopt(home: Path, records: Iterable[JobRecord]) -> tuple[FoundClaim, ...]:
-    """This user's claims that hosts named to anybody's job a moment ago. They need not be forgotten.
+    """Return this user's claims that hosts recently reported to anybody's job. Some may not be forgotten.
 
-    Another user's record can name any inventory. A claim counts only if this user has submitted against the inventory.
+    Another user's record can name any inventory. So a claim counts only if this user has submitted a job with the
+    inventory.
 
     Args:
-        records: of everybody's jobs that have not ended.
+        records: records of all jobs that have not ended.
     """
     store, uid = JobStore(home), os.getuid()
     try:
@@ -135,7 +137,7 @@ def _is_forgotten_here(home: Path, claim: FoundClaim, leases: Iterable[Lease]) -
 
 
 def _as_leases(claims: Iterable[FoundClaim]) -> Iterator[Lease]:
-    """One lost lease for each attempt."""
+    """Yield one lost lease for each attempt."""
     attempts: dict[tuple[str, int, str], dict[str, set[int]]] = {}
     for claim in claims:
         key = (claim.holder.job, claim.holder.attempt, claim.inventory)

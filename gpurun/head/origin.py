@@ -1,4 +1,4 @@
-"""Looks where a job comes from: the workdir's Git repository, the versions on this machine."""
+"""Find where a job comes from: the workdir's Git repository, the versions on this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_DIFF_BYTES = 1 << 20
 
 
 def origin_of(workdir: Path | None) -> Origin:
-    """The origin of a job with this workdir. A repository that cannot be read is none."""
+    """Return the origin of a job with this workdir. Ignores a repository that cannot be read."""
     found = Origin(gpurun.__version__, platform.python_version(), platform.node())
     commit = b"" if workdir is None else _git(workdir, "rev-parse", "--verify", "HEAD")
     if workdir is None or not commit.strip():
@@ -28,7 +28,7 @@ def origin_of(workdir: Path | None) -> Origin:
 
 
 def _git(top: Path, *words: str) -> bytes:
-    """What Git prints; nothing if it fails. A repository's own settings start no program here."""
+    """Return Git's output; nothing if Git fails. Git starts no program that the repository's settings name."""
     argv = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", *words]
     try:
         done = subprocess.run(

@@ -1,8 +1,8 @@
 """`gpurun prune`: remove the folders of jobs that have ended, or the head's copy of their outputs.
 
-gpurun looks at a job again under two locks: that of its outputs, then the allocator lock. Whoever could still need the
-folder holds one of them. There gpurun renames the folder to a name that no command reads, and syncs that before the
-first file goes. So a crash leaves a job whole or gone, and the next prune removes the rest.
+gpurun checks a job again under two locks: the lock of its outputs, then the allocator lock. Every process that still
+needs the folder holds one of them. gpurun then renames the folder to a name that no command reads, syncs the rename,
+and removes the files. So after a crash a job is either complete or gone, and the next prune removes leftover files.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from gpurun.state.people import has_account, user_name
 
 @dataclass(frozen=True)
 class PruneWish:
-    """What a person wants removed.
+    """What a person wants to remove.
 
     Attributes:
-        jobs: only these, by id; empty = all of this user's. A job that is named must be one that can be removed.
-        states: only jobs that ended so; empty = however.
+        jobs: only these, by id; empty = all of this user's jobs. Each named job must be removable.
+        states: only jobs with these outcomes; empty = all.
         ended_before_s: only jobs that ended before this moment, seconds since the epoch.
-        keep_below_bytes: only so many, the oldest first, that what this user's jobs take is at most this.
+        keep_below_bytes: remove the oldest jobs until this user's jobs take at most this.
         outputs_only: remove the head's copy of the outputs; the job stays.
-        also_unbrought: also jobs whose hosts have outputs that the head has not.
+        also_unbrought: also remove jobs whose hosts have outputs that the head does not have.
     """
 
     jobs: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class PruneWish:
 
 @dataclass(frozen=True)
 class Prunable:
-    """A job that may be removed, and what its removal frees after those before it."""
+    """A job that can be removed, and the bytes that its removal frees after the removals before it."""
 
     record: JobRecord
     usage: FolderUsage
@@ -64,11 +64,11 @@ class Prunable:
 
 @dataclass(frozen=True)
 class PrunePlan:
-    """What a prune would remove, in this order.
+    """The jobs that a prune would remove, in this order.
 
     Attributes:
-        skipped: jobs that match the wish and must stay, and why.
-        kept: bytes that are left, where the wish is to stay below a limit.
+        skipped: jobs that match the wish but must stay, and why.
+        kept: remaining bytes, if the wish has a limit.
     """
 
     going: tuple[Prunable, ...]
@@ -78,10 +78,10 @@ class PrunePlan:
 
 @dataclass
 class Pruned:
-    """What a prune has done.
+    """The result of a prune.
 
     Attributes:
-        failed: by job, or by name of what an earlier prune had left.
+        failed: errors by job, or by the name of an earlier prune's leftover.
     """
 
     jobs: list[Prunable] = field(default_factory=list)
@@ -89,10 +89,10 @@ class Pruned:
 
 
 def plan_prune(home: Path, wish: PruneWish) -> PrunePlan:
-    """Choose what goes. Reads records, and measures folders.
+    """Choose the jobs to remove. Reads records and measures folders.
 
     Raises:
-        BadInput: a job that was named cannot be removed.
+        BadInput: a named job cannot be removed.
     """
     store = JobStore(home)
     skipped: dict[str, str] = {}
@@ -159,7 +159,7 @@ def _is_mine(uid: int) -> bool:
 
 
 def _why_not(folder: JobFolder, record: JobRecord, *, also_unbrought: bool) -> BadInput | None:
-    """Why a job must stay; None if it may go."""
+    """Return why a job must stay; None if it can be removed."""
     refused = partial(BadInput, job=folder.id)
     left = record.outputs_left
     if not _is_mine(record.owner_uid):
@@ -182,7 +182,7 @@ def _why_not(folder: JobFolder, record: JobRecord, *, also_unbrought: bool) -> B
 
 
 def _why_not_counted(folder: JobFolder, record: JobRecord) -> BadInput | None:
-    """Why a job must stay for the history's sake: only its owner can write the owner's."""
+    """Return why a job must stay because the history lacks it: only its owner can write the owner's history."""
     mark = attempts.history_folder(folder.path.home, record.owner_uid) / f"{attempts.MARK}{folder.id}"
     if record.owner_uid == os.getuid() or not has_account(record.owner_uid) or not mark.exists():
         return None
@@ -191,7 +191,7 @@ def _why_not_counted(folder: JobFolder, record: JobRecord) -> BadInput | None:
 
 
 def carry_out(home: Path, plan: PrunePlan, wish: PruneWish) -> Pruned:
-    """Remove what a plan names, and what an earlier prune has left. A job that has changed since stays. Idempotent."""
+    """Remove the jobs of a plan, and leftovers of an earlier prune. Keeps jobs that have changed since. Idempotent."""
     done, store = Pruned(), JobStore(home)
     if not wish.outputs_only:
         collect(home)  # the history keeps what the folders of these jobs say
@@ -220,12 +220,12 @@ def carry_out(home: Path, plan: PrunePlan, wish: PruneWish) -> Pruned:
 
 
 def _doom(store: JobStore, record: JobRecord, wish: PruneWish) -> tuple[list[StatePath], int]:
-    """Give what is to go a name that nobody reads; these names, and when the job's folder was last changed.
+    """Rename what to remove to names that nobody reads. Returns these names, and when the job's folder last changed.
 
     Raises:
         FileNotFoundError: it is gone.
-        BadInput: it must stay, because it has changed.
-        StateError: it could not be renamed, or somebody brings its outputs at this moment.
+        BadInput: it has changed and must stay.
+        StateError: the rename failed, or another process copies the job's outputs at this moment.
     """
     folder = store.get(record.id)
     with _alone(folder), allocator_lock(store.home):
@@ -252,10 +252,10 @@ def _renamed(path: StatePath, to: StatePath) -> StatePath:
 
 @contextmanager
 def _alone(folder: JobFolder) -> Iterator[None]:
-    """Keep out whoever brings the job's outputs. Without a lock file nobody has ever brought any.
+    """Lock the job's outputs, so that no other process copies them. Without a lock file, no process ever has.
 
     Raises:
-        StateError: somebody does so now.
+        StateError: another process copies them now.
     """
     try:
         descriptor = (folder.path / "outputs.lock").open_file(os.O_RDWR)
@@ -271,7 +271,7 @@ def _alone(folder: JobFolder) -> Iterator[None]:
 
 
 def _left_over(store: JobStore) -> Iterator[StatePath]:
-    """What prunes that were cut off have left, of this user's; root's are everybody's."""
+    """Yield what interrupted prunes of this user left; for root, of all users."""
     for folder in (store.folder, *(store.get(job).path for job in store.ids())):
         with suppress(FileNotFoundError, StateError):
             for name in folder.names():
@@ -281,7 +281,7 @@ def _left_over(store: JobStore) -> Iterator[StatePath]:
 
 
 def _set_time(folder: StatePath, changed_ns: int) -> None:
-    """`gpurun status` shows the jobs that changed last: those whose outputs are pruned are not among them."""
+    """Restore the folder's time: `gpurun status` shows recently changed jobs, and a prune of outputs must not count."""
     with suppress(FileNotFoundError, StateError):
         descriptor = folder.open_folder()
         try:
@@ -300,7 +300,8 @@ def _try(done: Pruned, what: str, paths: Sequence[StatePath]) -> bool:
 
 
 def remove_tree(path: StatePath) -> None:
-    """Remove something of the state directory with everything in it, whatever a container has put there. Idempotent.
+    """Remove a file or folder of the state directory with everything in it, whatever a container has put there.
+    Idempotent.
 
     Raises:
         StateError: something in it could not be removed.

@@ -1,4 +1,4 @@
-"""Asking for a job's end, and ending a job that only waits, which needs no supervisor."""
+"""Request a job's cancel, and end queued jobs, which need no supervisor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpurun.state import audit
 
 
 def cancel(folder: JobFolder, *, by: str, reason: str, environ: Mapping[str, str]) -> None:
-    """Ask for a job's end, and carry it out at once if it only waits in the queue. The caller may do so."""
+    """Request a job's cancel, and end the job immediately if it is queued. The caller checks permission."""
     home = folder.path.home
     folder.ask_to_cancel(CancelRequest("cancel", by=by, asked_s=time.time(), reason=reason))
     audit.note(home, "cancel", job=folder.id, owner=folder.record().owner)
@@ -26,9 +26,10 @@ def cancel(folder: JobFolder, *, by: str, reason: str, environ: Mapping[str, str
 
 
 def end_queued(home: Path, folder: JobFolder, *, now_s: float, environ: Mapping[str, str]) -> bool:
-    """End a job that was asked to end, if it is queued and holds nothing; True if it has ended now.
+    """End a job with a cancel request if it is queued and holds nothing. Returns True if it has ended now.
 
-    A job with a lease is its supervisor's business. Others may have waited behind this one, so a pass follows.
+    A job with a lease has a supervisor that ends it. Runs a pass afterwards, because other jobs may have waited behind
+    this one.
     """
     if folder.record().state is not State.QUEUED:
         return folder.record().state.ended

@@ -1,4 +1,4 @@
-"""Starting supervisors: detached processes that inherit their lease's lock."""
+"""Start supervisors: detached processes that inherit their lease's lock."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gpurun.state import audit
 def run_pass_and_start(
     home: Path, *, now_s: float, environ: Mapping[str, str], patience_s: float | None = PATIENCE_S
 ) -> Pass:
-    """Run a pass and start the supervisor of every job of this user that it granted.
+    """Run a pass, and start the supervisor of every job of this user that the pass granted.
 
     Raises:
         StateError: as `run_pass`.
@@ -43,10 +43,10 @@ def run_pass_and_start(
 
 
 def adopt_orphans(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Start a supervisor for every lease of this user that none holds; their jobs' ids. Idempotent and quick.
+    """Start a supervisor for every lease of this user without one; return their jobs' ids. Idempotent and quick.
 
-    A supervisor that died is replaced by the next command that comes along. One that died between giving the GPUs
-    back and writing the job's outcome left a job that stops without a lease: it is given its outcome here.
+    If a supervisor dies, the next command replaces it. If it dies after it released the GPUs and before it wrote the
+    job's outcome, the job is stopping without a lease; this function writes its outcome.
     """
     live, problems = live_jobs(home)
     jobs = _own(home, live, problems)
@@ -66,7 +66,7 @@ def adopt_orphans(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def adopt_found(home: Path, claims: Iterable[FoundClaim], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Have the GPUs fenced that hosts claim for jobs of this user which nobody carries; those jobs' ids."""
+    """Start fences for GPUs that hosts claim for this user's forgotten jobs; return those jobs' ids."""
     found = adopt_claims(home, claims)
     for lease, lock in found:
         start_supervisor(home, lease, lock, environ)
@@ -74,7 +74,7 @@ def adopt_found(home: Path, claims: Iterable[FoundClaim], environ: Mapping[str, 
 
 
 def restore_removed(home: Path, mine: Iterable[JobRecord]) -> None:
-    """Give leases of this user's running jobs their name back, if somebody removed it."""
+    """Restore lease files of this user's running jobs that somebody removed."""
     store, leases = JobStore(home), LeaseStore(home)
     for record in mine:
         if record.state.holds_gpus and leases.restore(record.id):
@@ -84,12 +84,12 @@ def restore_removed(home: Path, mine: Iterable[JobRecord]) -> None:
 
 
 def own_jobs(home: Path) -> list[LiveJob]:
-    """This user's jobs that have not ended. Damaged requests are set aside, which their jobs' events say."""
+    """Return this user's jobs that have not ended. Sets damaged requests aside and adds an event to their jobs."""
     return _own(home, *live_jobs(home))
 
 
 def live_jobs(home: Path) -> tuple[list[LiveJob], list[StateError]]:
-    """Everybody's jobs that have not ended, and what is wrong with those that cannot be read."""
+    """Return all users' jobs that have not ended, and the errors of jobs that cannot be read."""
     problems = list[StateError]()
     return list(JobStore(home).live_jobs(problems.append).values()), problems
 
@@ -104,10 +104,10 @@ def _own(home: Path, live: Iterable[LiveJob], problems: Iterable[StateError]) ->
 
 
 def finish_interrupted(home: Path, mine: Iterable[LiveJob]) -> None:
-    """Give their outcome to this user's jobs that are over, though nobody lived to say so.
+    """Write the outcome of this user's jobs that have ended, but whose supervisor died before it could write it.
 
-    A lease is removed only after the fence, so a job that is past the queue and has none is over; or a person has
-    discarded it. A job that waits is over when somebody has asked for its end.
+    gpurun removes a lease only after the fence. So a granted job without a lease has ended, or a person has discarded
+    its lease. A queued job has ended if somebody requested its cancel.
     """
     store, leases = JobStore(home), LeaseStore(home)
     suspects = [
@@ -123,7 +123,7 @@ def finish_interrupted(home: Path, mine: Iterable[LiveJob]) -> None:
 
 
 def _end(store: JobStore, leases: LeaseStore, record: JobRecord) -> None:
-    """Under the allocator lock, look again; then say how it ended."""
+    """Check the job again under the allocator lock, then write its outcome."""
     folder = store.get(record.id)
     if record.state.ended:
         store.retire(record.id)
@@ -152,7 +152,7 @@ def _is_over(store: JobStore, leases: LeaseStore, record: JobRecord) -> bool:
 
 
 def start_supervisor(home: Path, lease: Lease, lock: LeaseLock, environ: Mapping[str, str]) -> None:
-    """Start the supervisor of a leased job; the lock passes to it without a moment in between."""
+    """Start the supervisor of a leased job. It inherits the lock, so the lock is never free in between."""
     faults.point()
     log = _log_of(JobStore(home).get(lease.job), needed=not lease.lost)
     try:
@@ -173,7 +173,7 @@ def start_supervisor(home: Path, lease: Lease, lock: LeaseLock, environ: Mapping
 
 
 def _log_of(folder: JobFolder, *, needed: bool) -> int:
-    """A supervisor's log, open for appending; nowhere, if something else lies in its place.
+    """Open a supervisor's log for appending; open nothing if something else is in its place.
 
     Args:
         needed: the supervisor needs the job's folder. The keeper of a lost lease does not.
@@ -190,7 +190,7 @@ def _log_of(folder: JobFolder, *, needed: bool) -> int:
 
 
 def _is_there(folder: JobFolder) -> bool:
-    """Whether something lies in the place of a supervisor's log."""
+    """Return whether something is in the place of a supervisor's log."""
     try:
         return folder.supervisor_log.exists()
     except StateError:

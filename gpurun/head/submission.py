@@ -1,4 +1,4 @@
-"""Specs become jobs: stored, given a pass, and looked after from then on."""
+"""Turn specs into jobs: store them, run a pass, and start a waiter."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from gpurun.state.shared import enter
 
 @dataclass(frozen=True)
 class Submission:
-    """Jobs that are stored. They run when their turn comes, whatever `problem` says.
+    """Stored jobs. They will run, even if `problem` names an error.
 
     Attributes:
         folders: in the order of the specs.
@@ -55,19 +55,19 @@ def submit_jobs(
     on_stored: Callable[[Sequence[JobFolder]], object] = lambda _: None,
     on_build: Report = lambda *_: None,
 ) -> Submission:
-    """Queue jobs, all of them or none; those that fit start now.
+    """Queue all of these jobs or none, and start those that fit.
 
-    Whoever gets an error may submit again. Whoever gets a Submission must not: its jobs are stored.
+    After an exception the caller may submit again. After a Submission it must not, because the jobs are stored.
 
     Args:
-        on_stored: told as soon as the jobs are stored. A pass follows, which may have to wait for the allocator lock.
-        on_build: told how the build of an environment goes on, before the jobs are stored.
+        on_stored: called when the jobs are stored. A pass follows, which may wait for the allocator lock.
+        on_build: receives the progress of an environment's build, before the jobs are stored.
 
     Raises:
-        BadInput: an image is not on this machine, or a workdir or data cannot be read: said before GPUs come free.
+        BadInput: an image is not on this machine, or a workdir or data cannot be read. Checked before GPUs become free.
         HostNotReady: an environment cannot be built.
-        StateError: a lease is damaged, so that nothing could be granted; or the jobs cannot be stored.
-        UnsafeState: the state directory does not keep its users apart.
+        StateError: a lease is damaged, so the pass granted nothing; or the jobs cannot be stored.
+        UnsafeState: the state directory does not protect its users from each other.
     """
     enter(home)
     pinned, codes = pin(specs, inventory, home, environ, on_build)
@@ -85,12 +85,12 @@ def pin(
     environ: Mapping[str, str],
     on_build: Report = lambda *_: None,
 ) -> tuple[list[JobSpec], Mapping[str, AddCode]]:
-    """Specs with the image that each name means now, the code and the data that each folder holds now.
+    """Return specs with the current image of each name, and the current code and data of each folder.
 
     Returns:
-        The specs; and by the digest of a code, what writes it.
+        The specs; and for each digest of code, a function that writes the code.
 
-    Environments are built unless the head has them.
+    Builds environments that the head does not have.
 
     Raises:
         BadInput: an image is not on this machine; a workdir, data or what an environment is made of cannot be used.
@@ -161,12 +161,12 @@ def queue_jobs(
 
 
 def _lower(*limits: int | None) -> int | None:
-    """The limit that holds: what a recipe says cannot raise what the inventory says."""
+    """Return the lower limit: a recipe cannot raise the inventory's limit."""
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _start(home: Path, folders: Sequence[JobFolder], environ: Mapping[str, str]) -> GpurunError | None:
-    """Run a pass, and start a waiter for jobs that must wait. What failed, if anything did: the jobs are stored."""
+    """Run a pass, and start a waiter for jobs that must wait. Returns the error, if any; the jobs are stored anyway."""
     problem: GpurunError | None = None
     try:
         run_pass_and_start(home, now_s=time.time(), environ=environ)

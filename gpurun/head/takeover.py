@@ -1,8 +1,8 @@
-"""Root ends jobs whose owner has no account any more.
+"""Root ends jobs whose owner no longer has an account.
 
-Nobody can run a supervisor as such an owner. So root's `gpurun cancel` makes each of the job's leases a lost lease of
-root's, and gives the job its end. The keeper of a lost lease kills the containers, fences the hosts, and frees the
-GPUs. An inventory can run commands, so only the one that root names says how to reach the hosts, never the owner's.
+No supervisor can run as such an owner. So root's `gpurun cancel` turns each of the job's leases into a lost lease of
+root's, and ends the job. The keeper of a lost lease kills the containers, fences the hosts, and frees the GPUs. An
+inventory can run commands. So gpurun uses only the inventory that root names, never the owner's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ POLL_S = 0.05
 
 
 def ownerless_jobs(home: Path) -> dict[int, tuple[str, ...]]:
-    """The jobs that have not ended, or still hold GPUs, of each uid without an account."""
+    """Return, for each uid without an account, the jobs that have not ended or still hold GPUs."""
     found = {(record.owner_uid, record.id) for record in JobStore(home).live_records()}
     found |= {(lease.owner_uid, lease.job) for lease in LeaseStore(home).read_all().leases}
     jobs: dict[int, tuple[str, ...]] = {}
@@ -47,7 +47,7 @@ def ownerless_jobs(home: Path) -> dict[int, tuple[str, ...]]:
 
 
 def held_by(home: Path, job: str) -> tuple[str, ...]:
-    """The hosts on which a job's leases hold GPUs, lost leases included."""
+    """Return the hosts on which a job's leases hold GPUs, including lost leases."""
     leases = LeaseStore(home).read_all().leases
     return tuple(dict.fromkeys(grant.host for lease in leases if lease.job == job for grant in lease.grants))
 
@@ -55,11 +55,11 @@ def held_by(home: Path, job: str) -> tuple[str, ...]:
 def take_over(home: Path, folder: JobFolder, inventory: Inventory, environ: Mapping[str, str]) -> None:
     """End a job whose owner has no account, and start the fence of its hosts. Idempotent.
 
-    A supervisor that still lives is killed: the gang gets no grace. Outputs stay on the hosts.
+    Kills a live supervisor, so the gang gets no grace period. Outputs stay on the hosts.
 
     Raises:
-        BadInput: others than root can change the inventory, or it does not name a machine that the job holds.
-        StateError: somebody keeps a lease locked, or a lease is damaged.
+        BadInput: other users than root can change the inventory, or it lacks a machine that the job holds.
+        StateError: another process keeps a lease locked, or a lease is damaged.
     """
     check_inventory(inventory)
     leases = LeaseStore(home)
@@ -90,7 +90,7 @@ def take_over(home: Path, folder: JobFolder, inventory: Inventory, environ: Mapp
 
 
 def check_inventory(inventory: Inventory) -> None:
-    """Refuse an inventory that others than root can change: it can run commands as root.
+    """Refuse an inventory that other users than root can change: it can run commands as root.
 
     Raises:
         BadInput: it is such an inventory.
@@ -104,7 +104,7 @@ def check_inventory(inventory: Inventory) -> None:
 
 
 def lost_lease(lease: Lease, inventory: Inventory) -> Lease:
-    """What a lease becomes in root's hands: the same GPUs, on the hosts as this inventory names them.
+    """Return the lease as root's lost lease: the same GPUs, on the hosts as this inventory names them.
 
     Raises:
         BadInput: the inventory names no host for one of the lease's machines.
@@ -120,7 +120,7 @@ def lost_lease(lease: Lease, inventory: Inventory) -> Lease:
 
 
 def _host(name: str, machine: str | None, inventory: Inventory) -> Host:
-    """The host that is this machine. A name without an address is one that SSH's own configuration resolves."""
+    """Return the host that is this machine. For a name without an address, SSH's own configuration resolves it."""
     for host in inventory.hosts:
         if host.machine == machine:
             return host
@@ -134,7 +134,7 @@ def _host(name: str, machine: str | None, inventory: Inventory) -> Host:
 
 
 def _take_lock(leases: LeaseStore, lease: Lease) -> LeaseLock | None:
-    """The lock of a lease, after its owner's processes that hold it were killed. None if the lease is gone by now."""
+    """Kill the owner's processes that hold a lease's lock, and take the lock. Returns None if the lease is gone."""
     path = leases.path(lease.name) if leases.path(lease.name).exists() else leases.path(lease.job)
     name = path.name.removesuffix(".json")
     deadline = time.monotonic() + KILL_S
@@ -179,7 +179,7 @@ def _kill_holders(leases: LeaseStore, name: str, uid: int) -> tuple[int, ...]:
 
 
 def _end(store: JobStore, folder: JobFolder) -> None:
-    """Give the job its end. An end that was decided before stays. The caller holds the allocator lock."""
+    """Write the job's outcome; keep an outcome that was decided before. The caller holds the allocator lock."""
     record = folder.record()
     if record.state.ended:
         return

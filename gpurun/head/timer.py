@@ -1,6 +1,6 @@
-"""systemd units, or crontab lines, that run ``gpurun recover`` at boot and every minute.
+"""Write systemd units, or crontab lines, that run ``gpurun recover`` at boot and every minute.
 
-Only texts are made here; `gpurun.cli.recover_timer` puts them in place.
+This module only makes texts; `gpurun.cli.recover_timer` installs them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ KEPT_VARIABLES = ("GPURUN_HOME", "GPURUN_INVENTORY", "XDG_STATE_HOME", "DOCKER_H
 
 @dataclass(frozen=True)
 class Recovery:
-    """What is to be run, and with which environment.
+    """The command to run, and its environment.
 
     Attributes:
-        everybody: by the system's manager, for all users, instead of by the user's own.
+        everybody: use the system's manager for all users, instead of the user's own.
     """
 
     argv: tuple[str, ...]
@@ -29,10 +29,10 @@ class Recovery:
     everybody: bool
 
     def units(self) -> Mapping[str, str]:
-        """File name → text, for systemd.unit(5).
+        """Return file name → text, for systemd.unit(5).
 
-        ``KillMode=process``: the supervisors that it starts must outlive it. ``Persistent`` makes up for minutes that a
-        machine slept or was off (systemd.timer(5)).
+        ``KillMode=process``: the supervisors that the unit starts must outlive it. ``Persistent`` makes up for minutes
+        in which the machine slept or was off (systemd.timer(5)).
 
         Raises:
             BadInput: a value cannot be written in a unit.
@@ -52,7 +52,7 @@ class Recovery:
         return {f"{NAME}.service": service, f"{NAME}.timer": timer}
 
     def crontab(self) -> str:
-        """The same as lines of crontab(5), where a percent sign would end the command."""
+        """Return the same as lines of crontab(5), in which a percent sign ends the command."""
         _refuse_controls(*self.environ.values(), *self.argv)
         words = [*(f"{key}={shlex.quote(value)}" for key, value in self.environ.items()), shlex.join(self.argv)]
         command = " ".join(words).replace("%", r"\%") + " >/dev/null 2>&1"
@@ -60,12 +60,12 @@ class Recovery:
 
 
 def kept(environ: Mapping[str, str], home: str) -> Mapping[str, str]:
-    """The part of an environment that matters, with the state directory as it is found now."""
+    """Return the relevant part of an environment, with the current state directory."""
     return {key: value for key, value in {**environ, "GPURUN_HOME": home}.items() if key in KEPT_VARIABLES and value}
 
 
 def _quoted(text: str, *, dollar: str = "$") -> str:
-    """One word as systemd.syntax(7) and systemd.service(5) read it."""
+    """Return one word in the syntax of systemd.syntax(7) and systemd.service(5)."""
     _refuse_controls(text)
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", dollar)
     return f'"{escaped}"'

@@ -1,10 +1,9 @@
 """``python -m gpurun.head.waiter``: one small process per user with queued jobs.
 
-Nobody runs anything as somebody else, or writes in somebody else's folder. A pass looks at everybody's jobs but
-grants only those of the user who runs it; what it leaves for others, their waiters take in passes of their own as soon
-as something changes. It is also the timer for what only time changes: time limits of
-others, locality that was worth waiting for, a lost host's return. It is alive by the lock it holds and ends when
-its user has nothing queued.
+No process runs anything as another user, or writes in another user's folder. A pass looks at all users' jobs, but
+grants only those of the user who runs it. When something changes, the other users' waiters run passes of their own. The
+waiter is also the timer for changes by time alone: time limits of others, the end of `locality_wait`, a lost host's
+return. The lock that it holds shows that it lives. It exits when its user has nothing queued.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ PASS_EVERY_S = 15.0
 
 
 def ensure_waiter(home: Path, environ: Mapping[str, str]) -> None:
-    """Start this user's waiter unless it lives. Its lock passes to it without a moment in between."""
+    """Start this user's waiter unless it lives. It inherits its lock, so the lock is never free in between."""
     taken = take_waiter_lock(home)
     if taken is None:
         return  # it looks at the queue once more after it has released the lock
@@ -62,9 +61,10 @@ def ensure_waiter(home: Path, environ: Mapping[str, str]) -> None:
 
 
 def resume(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Pick up what crashes left of this user's: orphaned leases, and queued jobs that nobody looks after.
+    """Replace this user's dead supervisors, and look after queued jobs without a waiter. Returns the ids of adopted
+    jobs.
 
-    Any command that comes along does this; it is quick when there is nothing to do. The ids of adopted jobs.
+    Every command does this when it starts. It is quick if there is nothing to do.
     """
     adopted = adopt_orphans(home, environ)
     if not waiter_lives(home, os.getuid()) and has_queued(home, os.getuid()):
@@ -74,13 +74,13 @@ def resume(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def has_queued(home: Path, uid: int) -> bool:
-    """Whether that user has a job in the queue."""
+    """Return whether that user has a queued job."""
     records = JobStore(home).live_records()
     return any(record.owner_uid == uid and record.state is State.QUEUED for record in records)
 
 
 def wait_for_queue(home: Path, environ: Mapping[str, str]) -> None:
-    """Run passes whenever something changed, and now and then, until this user has nothing queued."""
+    """Run passes after every change, and from time to time, until this user has nothing queued."""
     seen: tuple[float, ...] = ()
     next_pass_s = 0.0
     while True:
@@ -100,13 +100,13 @@ def wait_for_queue(home: Path, environ: Mapping[str, str]) -> None:
 
 
 def _due_s(done: Pass) -> float:
-    """Seconds until time alone may change a decision, at most `PASS_EVERY_S`."""
+    """Return the seconds until time alone may change a decision, at most `PASS_EVERY_S`."""
     wakes = [answer.wake_s - time.time() for answer in done.decisions.values() if answer.wake_s is not None]
     return max(0.0, min([PASS_EVERY_S, *wakes]))
 
 
 def _try_in_s(home: Path) -> float:
-    """Seconds until the first of this user's jobs may start after a failure, or again where a host refused it."""
+    """Return the seconds until one of this user's jobs may restart after a failure or after a host refused it."""
     now_s, uid = time.time(), os.getuid()
     records = JobStore(home).live_records()
     mine = [record for record in records if record.owner_uid == uid and record.state is State.QUEUED]
@@ -116,7 +116,7 @@ def _try_in_s(home: Path) -> float:
 
 
 def _stamps(home: Path) -> tuple[float, ...]:
-    """When leases, jobs and cordons last changed."""
+    """Return when leases, jobs and cordons last changed."""
     top = StatePath(home)
     return tuple(_changed_s(path) for path in (top / "leases", top / "live", cordons_file(home)))
 
@@ -131,8 +131,8 @@ def _changed_s(path: StatePath) -> float:
 def hold(home: Path, descriptor: int, environ: Mapping[str, str]) -> None:
     """Be the waiter until this user has nothing queued and another waiter may begin.
 
-    A job that is queued between the last look and the release of the lock finds a waiter that lives, and starts none.
-    So the queue is looked at once more when the lock is free: whoever comes later starts a waiter.
+    If a job is queued between the last look at the queue and the release of the lock, the submit sees a live waiter and
+    starts none. So this function looks at the queue once more after the release.
     """
     while True:
         wait_for_queue(home, environ)

@@ -1,4 +1,4 @@
-"""What a person asks for, as a spec: a recipe and flags, or a call from Python."""
+"""Turn a recipe and flags, or a call from Python, into a spec."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Flags = Mapping[str, tuple[str, object]]
 
 
 def spec_of(recipe: Recipe | None, inventory: Inventory, flags: Flags, places: Flags) -> tuple[JobSpec, str]:
-    """A recipe and flags as one spec, and what was understood of a launcher that was typed; "" = none was.
+    """Return a recipe and flags as one spec, and a note about a launcher command that the user typed ("" = none).
 
     Args:
         places: flags of the recipe's constraints.
 
     Raises:
         BadInput: something is missing or wrong.
-        NeverFits: the inventory could never hold it.
+        NeverFits: the inventory can never hold it.
     """
     overrides = dict(convert_flag(flag, key, value) for flag, (key, value) in flags.items() if value is not None)
     constraints = dict(convert_flag(flag, key, value) for flag, (key, value) in places.items() if value is not None)
@@ -39,7 +39,7 @@ def spec_of(recipe: Recipe | None, inventory: Inventory, flags: Flags, places: F
 
 
 def refuse_impossible(spec: JobSpec, inventory: Inventory) -> None:
-    """Exit 3 at once for what could never run, however long it waited."""
+    """Refuse a job that can never run, with exit code 3."""
     gang = new_gang(spec.wants, job=NO_JOB, submitted_s=0.0)
     refusal = schedule(Snapshot(inventory, queue=(gang,))).never.get(gang.id)
     if isinstance(refusal, Refusal):

@@ -1,1 +1,1 @@
-"""What every attempt of every job used and how it ended: kept for ever, counted, and shown."""
+"""The history: what every attempt of every job used and how it ended. Kept for ever."""

@@ -1,6 +1,6 @@
-"""Who used what: sums over the history, made by SQLite; what `gpurun report` prints and draws.
+"""Totals over the history, computed by SQLite, for `gpurun report`.
 
-An attempt that began before the period, or ended after it, counts with the part of its GPU time that lies in it.
+If an attempt began before the period or ended after it, only its GPU time inside the period counts.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ NO_NAME = "(none)"
 
 @dataclass
 class Share:
-    """What a user, pool, project or generation used. Times are seconds.
+    """Use by a user, pool, project or generation. Times are seconds.
 
     Attributes:
-        jobs: those that have ended.
+        jobs: ended jobs.
         failed: attempts whose first failure is known.
-        waited_s, longest_wait_s: of all attempts together, and of one.
+        waited_s, longest_wait_s: waiting time of all attempts together, and the longest of one.
         measured_gpu_s: the part of `gpu_s` whose use is known.
-        idle_gpu_s: the part of that in which GPUs were leased and did nothing.
+        idle_gpu_s: the part of `measured_gpu_s` in which leased GPUs did nothing.
     """
 
     attempts: int = 0
@@ -44,26 +44,26 @@ class Share:
 
     @property
     def busy_percent(self) -> float | None:
-        """How busy the GPUs were while they were leased; None = unknown."""
+        """Return how busy the GPUs were while they were leased; None = unknown."""
         return 100 * (1 - self.idle_gpu_s / self.measured_gpu_s) if self.measured_gpu_s else None
 
     @property
     def mean_wait_s(self) -> float:
-        """Of an attempt."""
+        """Return the mean waiting time of an attempt."""
         return self.waited_s / self.attempts if self.attempts else 0.0
 
 
 @dataclass
 class Accounts:
-    """Sums over a period.
+    """Totals over a period.
 
     Attributes:
         since_s, until_s: the period, seconds since the epoch.
         capacity: GPUs of the inventory now; None = unknown.
-        outcomes: attempts by outcome; states for those that go on.
+        outcomes: attempts by outcome; for running attempts, by state.
         causes, failed_hosts: attempts by the kind of their first failure, and by its host.
-        timeline: mean number of leased GPUs in each of equal stretches of the period.
-        largest: the attempts that used most.
+        timeline: mean number of leased GPUs in equal parts of the period.
+        largest: the attempts with the most GPU time.
     """
 
     since_s: float
@@ -86,14 +86,16 @@ _IN_PERIOD = "max(0.0, min(ended_s, :to) - max(granted_s, :from)) * gpu_s / max(
 
 
 def _spent(wanted: Wanted) -> str:
-    """GPU seconds in the period, in SQL. Without a period, nothing is cut off, which costs a third less."""
+    """Return the SQL for GPU seconds in the period. Without a period it needs no clipping, which saves a third of the
+    time.
+    """
     return "gpu_s" if wanted.since_s is None and wanted.until_s is None else _IN_PERIOD
 
 
 def accounts(
     sources: Sequence[HistorySource], wanted: Wanted, *, now_s: float, capacity: int | None = None
 ) -> Accounts:
-    """Sum up what is wanted, until `now_s` or the end of the period."""
+    """Compute the wanted totals, until `now_s` or the end of the period."""
     until_s = min(wanted.until_s or now_s, now_s)
     since_s = wanted.since_s if wanted.since_s is not None else _first_s(sources, wanted, until_s)
     made = Accounts(since_s, max(until_s, since_s + 1.0), capacity)
@@ -116,7 +118,7 @@ def _first_s(sources: Iterable[HistorySource], wanted: Wanted, until_s: float) -
 def _ask(
     sources: Iterable[HistorySource], wanted: Wanted, columns: str, rest: str = "", **values: float
 ) -> Iterable[tuple[Any, ...]]:
-    """Select from every source; the last column is the owner of the rows, None if each row says so itself."""
+    """Select from every source. The last column is the owner of the rows; None if each row names its owner."""
     for source in sources:
         asked = wanted.where(source)
         if asked is not None:
@@ -172,10 +174,10 @@ def _finite(value: object) -> float:
 
 
 def _timeline(sources: Iterable[HistorySource], wanted: Wanted, made: Accounts) -> tuple[float, ...]:
-    """How many GPUs were leased, as a mean of each stretch.
+    """Return the mean number of leased GPUs in each part of the period.
 
     GPU seconds until a moment t are Σ rate × (t - start) over starts before t, less the same over ends. So sums of the
-    rates, and of rate × time, in each stretch say it exactly for every boundary.
+    rates, and of rate × time, in each part give the exact value at every boundary.
     """
     width = (made.until_s - made.since_s) / COLUMNS_SHOWN
     rate = "gpu_s / max(ended_s - granted_s, 0.001)"
@@ -205,7 +207,7 @@ def _means(changes: Mapping[int, Sequence[float]], width: float) -> tuple[float,
 
 
 def _largest(sources: Iterable[HistorySource], wanted: Wanted, made: Accounts) -> tuple[HistoryRow, ...]:
-    """The attempts that used most of the period's GPU time."""
+    """Return the attempts with the most GPU time in the period."""
     found: list[tuple[float, HistoryRow]] = []
     for source in sources:
         asked = wanted.where(source)

@@ -1,4 +1,4 @@
-"""From the jobs' folders into the history: what has ended since, and everything again after damage."""
+"""Copy ended attempts from the jobs' folders into the history; or all of them again after damage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ OnProblem = Callable[[StateError], None]
 
 
 def collect(home: Path) -> int:
-    """Bring the history of this user up to date; how many jobs had news. Idempotent, and quick without news.
+    """Bring the history of this user up to date. Returns the number of jobs with news. Idempotent, and quick without
+    news.
 
     Raises:
         StateError: the history is damaged or cannot be written. The marks stay, so nothing is lost.
@@ -42,10 +43,10 @@ def collect(home: Path) -> int:
 
 
 def rebuild(home: Path) -> tuple[int, StatePath | None]:
-    """Write the rows of all jobs of this user that have a folder. Rows of jobs that were pruned stay.
+    """Write the rows of all jobs of this user that have a folder. Rows of pruned jobs stay.
 
     Returns:
-        How many rows there are then; and the new name of a file that was damaged.
+        The number of rows; and the new name of a damaged file.
     """
     aside = database.set_aside_damaged(home)
     with database.own(home, write=True) as connection:
@@ -56,7 +57,7 @@ def rebuild(home: Path) -> tuple[int, StatePath | None]:
 
 
 def _rows(home: Path, jobs: Iterable[str], uid: int | None = None) -> Iterator[HistoryRow]:
-    """The attempts of these jobs that have ended, of one user: this one, if `uid` is None."""
+    """Yield the ended attempts of these jobs, for one user; `uid` None = this user."""
     store, uid = JobStore(home), os.getuid() if uid is None else uid
     for job in jobs:
         folder = store.get(job)
@@ -74,7 +75,7 @@ def _spec(folder: JobFolder) -> JobSpec | None:
 
 
 def running(home: Path, now_s: float) -> Iterator[HistoryRow]:
-    """A row for each attempt that holds GPUs now, and for each job that waits."""
+    """Yield a row for each attempt that holds GPUs now, and for each queued job."""
     store = JobStore(home)
     for record in store.live_records():
         folder = store.get(record.id)
@@ -84,11 +85,11 @@ def running(home: Path, now_s: float) -> Iterator[HistoryRow]:
 
 @contextmanager
 def sources(home: Path, on_problem: OnProblem, *, now_s: float | None = None) -> Iterator[list[HistorySource]]:
-    """The history of every user that this one may read, brought up to date.
+    """Yield the history of every user that this user may read, up to date.
 
     Args:
-        on_problem: called for a history that cannot be read; the others are.
-        now_s: also the attempts that go on at this moment.
+        on_problem: called for a history that cannot be read; the others follow.
+        now_s: also include the attempts that run at this moment.
     """
     with ExitStack() as stack:
         found: list[HistorySource] = []
@@ -106,7 +107,7 @@ def sources(home: Path, on_problem: OnProblem, *, now_s: float | None = None) ->
 
 
 def _of_user(home: Path, uid: int, stack: ExitStack) -> HistorySource:
-    """Raises FileNotFoundError if that user has no history."""
+    """Return that user's history. Raises FileNotFoundError if there is none."""
     if uid == os.getuid():
         collect(home)
         return HistorySource(stack.enter_context(database.own(home, write=False)), user_name(uid))

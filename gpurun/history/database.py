@@ -1,10 +1,10 @@
-"""A user's history as an SQLite file, ``history/UID/attempts.db``: only that user's processes write it.
+"""A user's history as an SQLite file, ``history/UID/attempts.db``. Only that user's processes write it.
 
-SQLite's write-ahead log needs memory that all processes share, so it does not work on NFS. The file therefore has
-SQLite's rollback journal, whose locks are the POSIX locks that gpurun checks the state directory for anyway.
+SQLite's write-ahead log needs memory that all processes share, so it does not work on NFS. So the file uses SQLite's
+rollback journal. Its locks are POSIX locks, which gpurun checks for the state directory anyway.
 
-Another user's file is anybody's word. gpurun reads a copy of it, which no path or lock of that user can disturb, and
-believes neither its schema nor that a column has the type that its name says.
+Another user's file is not trusted. gpurun reads a copy, so paths and locks of that user have no effect. It compares the
+schema, and checks the type of every value.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ _PUT = f"INSERT OR REPLACE INTO attempts VALUES({', '.join('?' * len(COLUMNS))})
 
 @dataclass(frozen=True)
 class HistorySource:
-    """Rows of the history, to be read.
+    """Readable rows of the history.
 
     Attributes:
-        user: whose they are; None = each row says so itself, and gpurun made it.
+        user: the owner of the rows; None = each row names its owner, and gpurun made the rows.
     """
 
     rows: sqlite3.Connection
@@ -68,7 +68,7 @@ class HistorySource:
 
 
 def in_memory(rows: Iterable[HistoryRow] = ()) -> sqlite3.Connection:
-    """A history that no file has."""
+    """Return a history without a file."""
     connection = sqlite3.connect(":memory:")
     for statement in SCHEMA:
         connection.execute(statement)
@@ -78,10 +78,10 @@ def in_memory(rows: Iterable[HistoryRow] = ()) -> sqlite3.Connection:
 
 @contextmanager
 def own(home: Path, *, write: bool) -> Iterator[sqlite3.Connection]:
-    """This user's history. With `write` it is made if it is missing, and changes are committed at the end.
+    """Open this user's history. With `write`, creates it if missing, and commits changes at the end.
 
     Raises:
-        FileNotFoundError: there is none, and nothing is to be written.
+        FileNotFoundError: there is no history, and `write` is false.
         StateError: it is damaged, or cannot be written.
     """
     folder = make_history_folder(home, os.getuid()) if write else history_folder(home, os.getuid())
@@ -112,7 +112,7 @@ def _make_schema(connection: sqlite3.Connection, *, write: bool) -> None:
 
 
 def set_aside_damaged(home: Path) -> StatePath | None:
-    """Rename this user's file if it is damaged; its name then.
+    """Rename this user's file if it is damaged; return the new name.
 
     Raises:
         StateError: it cannot be used for another reason, such as a full disk.
@@ -136,10 +136,10 @@ def set_aside_damaged(home: Path) -> StatePath | None:
 
 @contextmanager
 def copy_of(folder: StatePath) -> Iterator[sqlite3.Connection]:
-    """A copy of another user's history, which may be changed; an empty one if that user has none.
+    """Open a private copy of another user's history; an empty one if that user has none.
 
     Raises:
-        StateError: it cannot be read, or is no history.
+        StateError: it cannot be read, or is not a history.
     """
     with tempfile.TemporaryDirectory(prefix="gpurun-history-") as private:
         copy = Path(private) / FILE
@@ -156,7 +156,7 @@ def copy_of(folder: StatePath) -> Iterator[sqlite3.Connection]:
 
 
 def _copied(path: StatePath, to: Path) -> bool:
-    """Copy a file while nobody writes it. Raises StateError if somebody always does."""
+    """Copy a file while nobody writes it. Raises StateError if it is always being written."""
     journal = path.sibling(f"{FILE}-journal")
     for _ in range(_COPY_TRIES):
         try:
@@ -182,7 +182,7 @@ def _copied(path: StatePath, to: Path) -> bool:
 
 
 def _set_up(connection: sqlite3.Connection) -> None:
-    """Follow https://www.sqlite.org/security.html for files of others; it costs little for one's own."""
+    """Follow https://www.sqlite.org/security.html for other users' files; it costs little for the user's own."""
     connection.text_factory = lambda data: data.decode("utf-8", "replace")
     for setting in ("trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0", "synchronous=FULL", "cache_size=-65536"):
         connection.execute(f"PRAGMA {setting}")
@@ -194,5 +194,5 @@ def _is_sound(connection: sqlite3.Connection) -> bool:
 
 
 def put(connection: sqlite3.Connection, rows: Iterable[HistoryRow]) -> None:
-    """Write rows; a row of the same job and attempt is replaced."""
+    """Write rows. Replaces a row of the same job and attempt."""
     connection.executemany(_PUT, map(attrgetter(*COLUMNS), rows))

@@ -1,4 +1,4 @@
-"""Accounts as one page of HTML: no script, nothing from the network. Pure."""
+"""Write the report as one page of HTML without scripts or network access. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHARES = (("user", "users"), ("pool", "pools"), ("project", "projects"), ("gene
 
 
 def page(made: Accounts) -> str:
-    """The whole document."""
+    """Return the whole document."""
     title = f"GPU use, {day(made.since_s)} to {day(made.until_s)}"
     return "\n".join(
         [
@@ -44,7 +44,7 @@ def page(made: Accounts) -> str:
 
 
 def body(made: Accounts) -> str:
-    """What the page shows, for a page that has a head of its own."""
+    """Return the report's content, for a page with its own head."""
     parts = [
         f"<h1>GPU use, {_text(day(made.since_s))} to {_text(day(made.until_s))}</h1>",
         f"<p>{_text(summary(made))}</p>",
@@ -65,7 +65,7 @@ def body(made: Accounts) -> str:
 
 
 def summary(made: Accounts) -> str:
-    """One line: how much, how busy, how long the queue."""
+    """Return one line: GPU hours, how busy, waiting time."""
     total = made.total
     of = made.capacity * (made.until_s - made.since_s) if made.capacity else 0
     share = f" ({100 * total.gpu_s / of:.0f} % of {made.capacity} GPUs)" if of and made.capacity else ""
@@ -77,7 +77,7 @@ def summary(made: Accounts) -> str:
 
 
 def timeline(made: Accounts) -> str:
-    """How many GPUs were leased over the period, as SVG."""
+    """Draw the number of leased GPUs over the period as SVG."""
     most = max([1.0, float(made.capacity or 0), *made.timeline])
     right, bottom = WIDTH - 10, TOP + HEIGHT
     step = (right - LEFT) / max(1, len(made.timeline))
@@ -149,17 +149,17 @@ def _text(text: str) -> str:
 
 
 def hours(seconds: float) -> str:
-    """``12.3``, in hours."""
+    """Return seconds as hours: ``12.3``."""
     return f"{seconds / 3600:,.1f}"
 
 
 def percent(value: float | None) -> str:
-    """``31 %``; nothing where it is not known."""
+    """Return ``31 %``; nothing if unknown."""
     return "" if value is None else f"{value:.0f} %"
 
 
 def span(seconds: float) -> str:
-    """``42 s``, ``12 min``, ``5.2 h`` or ``3.1 d``."""
+    """Return ``42 s``, ``12 min``, ``5.2 h`` or ``3.1 d``."""
     for unit, size in (("d", 86400), ("h", 3600)):
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"
@@ -167,7 +167,7 @@ def span(seconds: float) -> str:
 
 
 def day(when_s: float) -> str:
-    """``2026-11-25 08:00`` on this machine's clock."""
+    """Return ``2026-11-25 08:00`` in local time."""
     try:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(when_s))
     except (OverflowError, OSError, ValueError):

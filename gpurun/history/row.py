@@ -23,15 +23,15 @@ class HistoryRow:
     """One attempt. Times are seconds since the epoch.
 
     Attributes:
-        gpus: how many it had; how many it wanted if it had none.
-        hosts: with a space between names.
+        gpus: how many GPUs it had; how many it wanted if it had none.
+        hosts: names, separated by spaces.
         granted_s: None = it ended in the queue.
         waited_s: from when it was queued to the grant, or to its end.
-        gpu_s: GPU seconds from the grant until the GPUs were given back.
-        outcome: one of `OUTCOMES`; a state for an attempt that goes on.
-        cause, cause_host, cause_rank: what failed first, as `gpurun.jobs.record.FirstFailure` has it.
+        gpu_s: GPU seconds from the grant until the GPUs were released.
+        outcome: one of `OUTCOMES`; a state for a running attempt.
+        cause, cause_host, cause_rank: what failed first, as in `gpurun.jobs.record.FirstFailure`.
         use_percent: mean use of all its GPUs; None = unknown.
-        memory_mib: the most memory that one of its GPUs had in use.
+        memory_mib: the most memory in use on one of its GPUs.
         slow_rank, slow_host, slow_percent: the rank whose GPU was clearly less busy than the others.
         rank_uses: mean and highest use of each rank: ``31/98 12/60``.
         sparks: use over time, at most `SPARKS` numbers.
@@ -70,7 +70,7 @@ class HistoryRow:
 
     @property
     def use_words(self) -> str:
-        """How busy its GPUs were, for people: ``8 GPUs, 31 % busy; rank 3 on h2 only 12 %``."""
+        """Describe how busy its GPUs were: ``8 GPUs, 31 % busy; rank 3 on h2 only 12 %``."""
         count = f"{self.gpus} GPU{'s' * (self.gpus != 1)}"
         if self.use_percent is None:
             return count
@@ -84,7 +84,7 @@ COLUMNS = tuple(column.name for column in fields(HistoryRow))
 
 
 def row_of(record: JobRecord, spec: JobSpec | None, use: GpuUse | None, *, now_s: float | None = None) -> HistoryRow:
-    """The row of an attempt that has ended; or, with `now_s`, of one that goes on.
+    """Return the row of an ended attempt; or, with `now_s`, of a running one.
 
     Args:
         record: the job's record as the attempt ended.
@@ -111,7 +111,7 @@ def row_of(record: JobRecord, spec: JobSpec | None, use: GpuUse | None, *, now_s
 
 
 def outcome_of(record: JobRecord) -> str:
-    """How an attempt ended, one of `OUTCOMES`."""
+    """Return how an attempt ended: one of `OUTCOMES`."""
     if record.state is not State.QUEUED:
         return str(record.state.value)
     if record.rehearsal == "passed":
@@ -126,7 +126,7 @@ def _rank_uses(use: GpuUse | None) -> str:
 
 
 def _sparks(use: GpuUse | None) -> str:
-    """The series, as so many means as fit."""
+    """Return the series as at most `SPARKS` means."""
     if use is None or not use.series:
         return ""
     values = [value for _, value in use.series]

@@ -1,4 +1,4 @@
-"""Which rows of the history a person wants, and the rows themselves."""
+"""Select rows of the history."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _WHOLE = {name for name, kind in HistoryRow.__annotations__.items() if kind.star
 
 @dataclass(frozen=True)
 class Wanted:
-    """Conditions; None or empty = no condition.
+    """Conditions on rows; None or empty = no condition.
 
     Attributes:
-        host: attempts that had GPUs of this host.
+        host: attempts with GPUs of this host.
         states: outcomes.
         name: part of the job's name or id.
-        since_s, until_s: attempts that had not ended, or had begun, at that time.
+        since_s, until_s: attempts that ended after, or began before, that time.
     """
 
     user: str | None = None
@@ -38,7 +38,7 @@ class Wanted:
     until_s: float | None = None
 
     def where(self, source: HistorySource) -> tuple[str, dict[str, Any]] | None:
-        """The condition in SQL and its parameters; None if the source has no row that meets it."""
+        """Return the condition in SQL and its parameters; None if no row of the source can meet it."""
         if source.user is not None and self.user not in (None, source.user):
             return None
         texts = {"user": self.user if source.user is None else None, "pool": self.pool, "project": self.project}
@@ -63,7 +63,7 @@ class Wanted:
 
 
 def rows(sources: Iterable[HistorySource], wanted: Wanted, *, most: int | None = None) -> list[HistoryRow]:
-    """The rows that are wanted, those that ended last first; at most `most`."""
+    """Return the matching rows, the latest end first; at most `most`."""
     found: list[HistoryRow] = []
     limit = "" if most is None else f" LIMIT {most:d}"
     for source in sources:
@@ -75,7 +75,7 @@ def rows(sources: Iterable[HistorySource], wanted: Wanted, *, most: int | None =
 
 
 def row_of_attempt(source: HistorySource, job: object, attempt: object) -> Iterator[HistoryRow]:
-    """The row of one attempt, if there is one."""
+    """Yield the row of one attempt, if there is one."""
     return _read(source, "job = :job AND attempt = :attempt", {"job": job, "attempt": attempt})
 
 
@@ -85,7 +85,7 @@ def _read(source: HistorySource, condition: str, values: Mapping[str, Any]) -> I
 
 
 def _sound(values: Mapping[str, Any], user: str | None) -> HistoryRow:
-    """A row in which every value has its type: columns of another user's file may hold anything."""
+    """Return a row in which every value has its type. Columns of another user's file may hold anything."""
     row: dict[str, Any] = {n: _number(n, value) if n in _NUMBERS else _text(value) for n, value in values.items()}
     return HistoryRow(**{**row, "user": row["user"] if user is None else user})
 

@@ -1,1 +1,1 @@
-"""Docker images: what is missing where, shipping it, verifying it."""
+"""Docker images: find what hosts lack, ship it, verify it."""

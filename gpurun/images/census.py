@@ -1,4 +1,4 @@
-"""What gpurun has put into hosts' Docker, and taking back what no job uses."""
+"""List the images that gpurun has put on hosts, and remove those that no job uses."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Placed:
     """One image that gpurun put on one host.
 
     Attributes:
-        id: the head's ID of it.
-        names: those gpurun gave it there and that are still its.
+        id: the image's ID on the head.
+        names: tags that gpurun gave it there and that still point to it.
         present: it is still there.
-        temporary: it only held layers of a ship that was cut off.
+        temporary: it only holds layers of an interrupted ship.
         shipped_s: when, in seconds since the epoch, by the host's clock.
         used_by: containers, running or not.
-        freed: after pruning: whether the image itself is gone, not only gpurun's names for it.
+        freed: after pruning: whether the image itself is gone, not only gpurun's tags.
     """
 
     id: str
@@ -48,17 +48,17 @@ class Placed:
 
 
 def placed(fleet: Fleet, hosts: Iterable[str]) -> Results[tuple[Placed, ...]]:
-    """What gpurun has put on each host."""
+    """Return the images that gpurun has put on each host."""
     return fleet.map(lambda agent: _all(agent.call("images.listing", timeout_s=LIMIT_S).value), hosts)
 
 
 def prune(fleet: Fleet, hosts: Iterable[str], keep: Iterable[str]) -> Results[tuple[Placed, ...]]:
-    """Remove what gpurun has put on hosts and nothing uses; what was removed. Idempotent.
+    """Remove unused images that gpurun has put on hosts; return the removed images. Idempotent.
 
-    What gpurun did not put there, what has got a name from somebody else, and what a container uses stays.
+    Keeps images that others put there, that have a tag from others, or that a container uses.
 
     Args:
-        keep: the head's IDs of images that jobs will want.
+        keep: the head's IDs of images that jobs need.
     """
     kept = list(keep)
 

@@ -1,4 +1,4 @@
-"""The certificate of one transfer: made on the head, given to its hosts over SSH, good for nothing else."""
+"""The certificate of one transfer: made on the head, sent to its hosts over SSH, valid for nothing else."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Certificate:
 
 
 def make_certificate() -> Certificate:
-    """A new key (P-256) and certificate.
+    """Return a new key (P-256) and certificate.
 
-    Its dates say nothing, for hosts' clocks may be wrong: it is trusted by being pinned, and only while its transfer
-    is open.
+    Its dates have no meaning, because hosts' clocks may be wrong. Hosts trust it because it is pinned, and only during
+    its transfer.
     """
     from cryptography import x509  # noqa: PLC0415 - only where a transfer begins
     from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415

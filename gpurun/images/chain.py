@@ -1,7 +1,7 @@
-"""In which order blobs go from host to host. Pure: values in, values out.
+"""Order the hosts through which blobs travel. Pure.
 
-Every blob crosses each rack's uplink once: the chain visits rack after rack. Inside a rack, and among racks, those
-that lack most come first, so that hosts rarely have to pass on what they do not need themselves.
+Every blob crosses each rack's uplink once: the chain visits rack after rack. Hosts and racks that lack most come first,
+so hosts rarely pass on blobs that they do not need themselves.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class Want:
     """What one host lacks.
 
     Attributes:
-        digests: the blobs, in the order they are to arrive.
+        digests: the blobs, in the order in which they should arrive.
     """
 
     host: str
@@ -29,7 +29,7 @@ class Hop:
 
     Attributes:
         upstream: the host it pulls from; None = the head.
-        digests: what it pulls: what it lacks and what hosts after it lack.
+        digests: the blobs it pulls: those it lacks and those that hosts after it lack.
     """
 
     host: str
@@ -39,12 +39,12 @@ class Hop:
 
 
 def chain(wants: Sequence[Want], sizes: Mapping[str, int], *, lane: int = 0, lanes: int = 1) -> tuple[Hop, ...]:
-    """The hops of one chain, first the one that pulls from the head.
+    """Return the hops of one chain, beginning with the one that pulls from the head.
 
     Args:
         sizes: bytes of each blob.
         lane, lanes: which of several parallel chains; each begins with another host of every rack, so that the
-            lanes between racks go over different hosts' links.
+            lanes between racks use different hosts' links.
     """
     ordered = _order(wants, sizes, lane, lanes)
     needed: list[tuple[str, ...]] = []
@@ -61,7 +61,7 @@ def chain(wants: Sequence[Want], sizes: Mapping[str, int], *, lane: int = 0, lan
 
 
 def star(wants: Sequence[Want]) -> tuple[Hop, ...]:
-    """Every host pulls from the head: for hosts that may not talk to each other."""
+    """Return hops in which every host pulls from the head, for hosts that cannot connect to each other."""
     return tuple(Hop(want.host, want.rack, None, want.digests) for want in wants)
 
 
@@ -84,7 +84,7 @@ def _order(wants: Sequence[Want], sizes: Mapping[str, int], lane: int, lanes: in
 
 
 def _in_order(digests: Mapping[str, None], wants: Sequence[Want]) -> tuple[str, ...]:
-    """The digests in the order hosts need them: that of the longest list that has them."""
+    """Return the digests in the order in which hosts need them: that of the longest list that has them."""
     longest = sorted(wants, key=lambda want: len(want.digests), reverse=True)
     ranked = dict.fromkeys(digest for want in longest for digest in want.digests)
     return tuple(digest for digest in ranked if digest in digests)

@@ -1,8 +1,8 @@
-"""A job's code as it was at its submission: one file in the job's folder, which every attempt and every join reads.
+"""A job's code as it was at submit: one file in the job's folder, which every attempt and every join reads.
 
 Its first line is the JSON of the entries, each ``[path, kind, mode, mtime_ns, size, digest, target]``. The contents of
-the files follow, one after the other, each digest once, in the order of the entries. Jobs that are submitted together
-with the same workdir share the file: each job's folder has a name of it (a hard link), and the last one takes it away.
+the files follow, each digest once, in the order of the entries. Jobs submitted together with the same workdir share the
+file: each job's folder has a hard link to it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Rows = list[tuple[str, str, int, int, int, str, str]]
 
 
 def write_code(path: StatePath, tree: FileTree) -> None:
-    """Write a new file and sync it; its name is durable once its folder is synced.
+    """Write a new file and sync it. Its name is durable once its folder is synced.
 
     Raises:
         BadInput: a file changed while it was read, or cannot be read.
-        StateError: it cannot be written, for want of disk say.
+        StateError: it cannot be written, for example because the disk is full.
     """
     first = json.dumps([entry.as_json() for entry in tree.entries]).encode() + b"\n"
     with os.fdopen(path.open_file(os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
@@ -50,7 +50,7 @@ def _pieces(first: bytes, tree: FileTree) -> Iterator[bytes]:
 
 
 def kept_code(path: StatePath) -> Callable[[StatePath], None]:
-    """What gives another job the code that a file like this one keeps: another name of it, or a copy."""
+    """Return a function that gives another job this code: by a hard link, or by a copy."""
 
     def add(new: StatePath) -> None:
         try:
@@ -81,7 +81,7 @@ class Code(FileTree):
         self._starts = dict(zip(self.files, ends, strict=False))
 
     def content(self, digest: str) -> Iterator[bytes]:
-        """The content of one of `files`.
+        """Yield the content of one of `files`.
 
         Raises:
             StateError: it is damaged.

@@ -1,4 +1,4 @@
-"""The head's own Docker engine: what an image is, and its content."""
+"""The head's own Docker engine: properties and content of images."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class HeadImage:
         layers: diffIDs, lowest first.
         size_bytes: all layers unpacked, as the engine counts them.
         tags: every ``name:tag`` it has.
-        facts: what makes its configuration: see `gpurun.node.image_api.facts_of`.
-        has_moved: the reference means another image by now.
+        facts: the facts of its configuration: see `gpurun.node.image_api.facts_of`.
+        has_moved: the reference now means another image.
     """
 
     reference: str
@@ -42,7 +42,9 @@ class HeadImage:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The name it is to have on hosts; none for one that was asked for by its ID or digest, or lost its name."""
+        """Return the tag that the image should have on hosts; none if it was requested by ID or digest, or lost its
+        tag.
+        """
         last = self.reference.rsplit("/", 1)[-1]
         if "@" in self.reference or self.id.removeprefix("sha256:").startswith(self.reference.removeprefix("sha256:")):
             return ()
@@ -50,7 +52,7 @@ class HeadImage:
         return () if self.has_moved else (name,)
 
     def spec(self, config_id: str) -> dict[str, Any]:
-        """What hosts are told about it. `config_id`: the digest of its configuration."""
+        """Return the description for hosts. `config_id`: the digest of its configuration."""
         return {"id": config_id, "layers": list(self.layers), "names": list(self.names), "facts": dict(self.facts)}
 
 
@@ -65,7 +67,7 @@ class Engine:
         self._docker_host = docker_host
 
     def get(self, path: str) -> tuple[int, Any]:
-        """The status and parsed answer of a GET.
+        """Return the status and parsed answer of a GET.
 
         Raises:
             HostNotReady: the head's Docker does not answer.
@@ -73,7 +75,7 @@ class Engine:
         return self.exchange("GET", path)
 
     def exchange(self, method: str, path: str, body: Any = None, timeout_s: float | None = 60.0) -> tuple[int, Any]:
-        """The status and parsed answer of a request with a JSON body, or none.
+        """Return the status and parsed answer of a request with a JSON body, or without a body.
 
         Raises:
             HostNotReady: the head's Docker does not answer.
@@ -88,13 +90,13 @@ class Engine:
         return status, docker.parse(answer)
 
     def image(self, reference: str, ident: str = "") -> HeadImage:
-        """An image by name or ID.
+        """Return an image by name or ID.
 
         Args:
-            ident: the ID of the image that the reference meant once; "" = what it means now.
+            ident: the ID of the image that the reference meant earlier; "" = what it means now.
 
         Raises:
-            BadInput: there is no such image, or the reference is none.
+            BadInput: there is no such image, or the reference is not valid.
         """
         if not _REFERENCE.match(reference):
             raise BadInput(f"{reference!r} is no image reference")
@@ -126,12 +128,12 @@ class Engine:
         return status == 200 and isinstance(found, dict) and found.get("Id") == ident
 
     def info(self) -> dict[str, Any]:
-        """``docker info``."""
+        """Return ``docker info``."""
         _, info = self.get("/info")
         return info if isinstance(info, dict) else {}
 
     def layer_sizes(self, image: HeadImage) -> dict[str, int]:
-        """About how many bytes each layer has: its files' sizes by the image's history, else an even share of all."""
+        """Estimate the bytes of each layer: the sizes in the image's history, else equal shares."""
         _, history = self.get(f"/images/{image.id}/history")
         sizes = [int(entry.get("Size", 0)) for entry in reversed(history or []) if isinstance(entry, dict)]
         # Steps without a layer are not told apart from empty layers, so the sizes are only sure if the counts agree.
@@ -141,7 +143,7 @@ class Engine:
         return dict(zip(image.layers, filled, strict=True))
 
     def save(self, reference: str, piece_bytes: int = 1 << 20) -> Iterator[bytes]:
-        """The image as ``docker save`` writes it, piece by piece.
+        """Yield the image as ``docker save`` writes it, in pieces.
 
         Raises:
             HostNotReady: the engine fails in the middle.
@@ -160,10 +162,10 @@ class Engine:
             connection.close()
 
     def upload(self, path: str, tar: Iterable[bytes]) -> tuple[int, Any]:
-        """PUT a tar, piece by piece: the status and parsed answer.
+        """PUT a tar in pieces; return the status and parsed answer.
 
         Raises:
-            HostNotReady: the engine breaks off.
+            HostNotReady: the engine closes the connection.
         """
         connection = self._connect(timeout_s=None)
         try:

@@ -1,4 +1,4 @@
-"""What a ship says while it runs, and what it reports at the end. Values only."""
+"""Progress events and the final report of a ship. Values only."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gpurun.errors import GpurunError
 
 @dataclass(frozen=True)
 class ShipEvent:
-    """Where one host stands.
+    """The progress of one host.
 
     Attributes:
         state: ``present`` (it had the image), ``receiving``, ``loading``, ``done`` or ``failed``.
         bytes: received so far, of `total`.
         rate_bytes_s: over the last seconds; None while unknown.
         eta_s: seconds until the last byte is received; None while unknown.
-        layer, layers: layer k of n that are sent to this host.
+        layer, layers: layer k of the n layers that this host receives.
         message: why it failed.
     """
 
@@ -39,11 +39,11 @@ class ShipEvent:
 
 @dataclass(frozen=True)
 class HostShip:
-    """What became of one host.
+    """The result on one host.
 
     Attributes:
         state: ``present``, ``done`` or ``failed``.
-        bytes_received: that this ship sent to it for itself.
+        bytes_received: the bytes that the host received for itself.
         local: the ID that the host's engine has for the image; "" if it failed.
         error: why it failed.
     """
@@ -58,12 +58,12 @@ class HostShip:
 
 @dataclass(frozen=True)
 class ShipReport:
-    """What became of a ship.
+    """The result of a ship.
 
     Attributes:
         id: the image's ID on the head.
         layers: how many layers the image has.
-        bytes_missing: of the layers that at least one host lacked, each counted once.
+        bytes_missing: the size of the layers that at least one host lacked, each counted once.
     """
 
     image: str
@@ -75,7 +75,7 @@ class ShipReport:
 
     @property
     def failed(self) -> Mapping[str, GpurunError]:
-        """The hosts that do not have the image now, and why."""
+        """Return the hosts that do not have the image now, with their errors."""
         return {host.host: host.error for host in self.hosts if host.error is not None}
 
     def as_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From the head's Docker into the layer store, the fastest way this machine allows."""
+"""Export layers from the head's Docker into the layer store, in the fastest way that this machine allows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpurun.state import lock
 
 
 def default_folder() -> Path:
-    """Where the layer store is unless told otherwise: below the user's cache folder."""
+    """Return the default folder of the layer store, below the user's cache folder."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(cache) / "gpurun" / "layers"
 
@@ -27,9 +27,9 @@ def default_folder() -> Path:
 class Exporter:
     """An image's layers and configuration, from the store or from Docker.
 
-    Layers that this process may read in Docker's own folder are read one by one, only those that are wanted.
-    Otherwise one ``docker save`` fills the store with all of them. What this exporter has given stays in the store
-    until it is closed, however small the store's limit is.
+    If this process may read Docker's own folder, it reads only the wanted layers there, one by one. Otherwise one
+    ``docker save`` fills the store with all layers. Layers that this exporter returned stay in the store until it is
+    closed, even beyond the store's limit.
     """
 
     def __init__(self, engine: Engine, image: HeadImage, folder: Path | None = None) -> None:
@@ -43,20 +43,20 @@ class Exporter:
         self._layers: dict[str, OverlayLayer] | None = None
 
     def close(self) -> None:
-        """Let the store remove the layers again when it needs room. Idempotent."""
+        """Allow the store to remove the layers again. Idempotent."""
         self._store.close()
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each layer's tar: exact for those in the store, near for the others."""
+        """Return the bytes of each layer's tar: exact for layers in the store, estimated for others."""
         found = {digest: self._store.find(digest) for digest in self._image.layers}
         estimated = self._engine.layer_sizes(self._image)
         return {digest: blob.size if blob else estimated.get(digest, 0) for digest, blob in found.items()}
 
     def layer(self, digest: str) -> Stored:
-        """One layer, exported if need be.
+        """Return one layer; export it if necessary.
 
         Raises:
-            HostNotReady: Docker fails, or gives other bytes than the digest's.
+            HostNotReady: Docker fails, or its bytes do not have this digest.
         """
         found = self._store.pin(digest)
         if found is not None:
@@ -77,11 +77,11 @@ class Exporter:
         return found
 
     def discard(self, digest: str) -> None:
-        """Forget the store's copy of a layer, which is damaged: the next `layer` exports it again."""
+        """Discard the store's damaged copy of a layer. The next `layer` exports it again."""
         self._store.remove(digest)
 
     def config(self) -> bytes:
-        """The image's configuration, byte for byte.
+        """Return the image's configuration, byte for byte.
 
         Raises:
             HostNotReady: Docker fails.
@@ -97,11 +97,13 @@ class Exporter:
         return content
 
     def config_id(self) -> str:
-        """The digest of the configuration: what engines with a graph driver call the image."""
+        """Return the digest of the configuration, which engines with a graph driver use as the image's ID."""
         return f"sha256:{hashlib.sha256(self.config()).hexdigest()}" if self._containerd else self._image.id
 
     def _save(self) -> None:
-        """One ``docker save``, everything in it into the store. Waits for another process that does the same."""
+        """Run one ``docker save`` and put all its layers into the store. Waits for another process that does the
+        same.
+        """
         with self._alone():
             if (self._configs() / self._image.id.removeprefix("sha256:")).exists() and all(
                 self._store.pin(digest) for digest in self._image.layers

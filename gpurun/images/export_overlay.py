@@ -1,9 +1,9 @@
-"""Layers read straight from Docker's own folder: tar-split's metadata and the overlay2 files.
+"""Read layers directly from Docker's own folder: tar-split's metadata and the overlay2 files.
 
-For each layer Docker keeps what a tar has besides the files' content (``tar-split.json.gz``: headers and padding
-byte for byte), so that the very tar can be put together again. Source: github.com/vbatts/tar-split and
-moby ``layer/layer_store.go``. Needs to be able to read Docker's folder, that is, root on the head. Whatever is wrong
-in there shows as another digest, and is refused by the store.
+For each layer Docker keeps everything of the tar except the files' content (``tar-split.json.gz``: headers and padding
+byte for byte), so gpurun can rebuild exactly the same tar. Source: github.com/vbatts/tar-split and moby
+``layer/layer_store.go``. This needs permission to read Docker's folder, that is, root on the head. Damage there leads
+to another digest, which the store refuses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SEGMENT, _FILE = 2, 1
 
 @dataclass(frozen=True)
 class OverlayLayer:
-    """Where a layer lies.
+    """The location of a layer.
 
     Attributes:
         metadata: ``tar-split.json.gz``.
@@ -40,10 +40,10 @@ class OverlayLayer:
 
 
 def find_layers(root: str | None, layers: Sequence[str]) -> dict[str, OverlayLayer]:
-    """diffID → where it lies, for those layers of an image that can be read here. Needs no Docker.
+    """Return diffID → location, for those layers of an image that this process can read. Needs no Docker.
 
     Args:
-        root: Docker's ``DockerRootDir``; only the overlay2 driver's is understood.
+        root: Docker's ``DockerRootDir``; only that of the overlay2 driver works.
     """
     found: dict[str, OverlayLayer] = {}
     base = Path(root or "/nonexistent")
@@ -62,7 +62,7 @@ def find_layers(root: str | None, layers: Sequence[str]) -> dict[str, OverlayLay
 
 
 def config_of(root: str | None, image_id: str) -> bytes | None:
-    """An image's configuration byte for byte, if Docker's folder can be read; its SHA-256 is the ID."""
+    """Return an image's configuration byte for byte, if Docker's folder can be read. Its SHA-256 is the ID."""
     path = Path(root or "/nonexistent") / "image/overlay2/imagedb/content/sha256" / image_id.removeprefix("sha256:")
     try:
         content = path.read_bytes()
@@ -72,7 +72,7 @@ def config_of(root: str | None, image_id: str) -> bytes | None:
 
 
 def chain_ids(layers: Sequence[str]) -> list[str]:
-    """The name of each layer on its parents: OCI image-spec, config.md, "Layer ChainID"."""
+    """Return the name of each layer on its parents: OCI image-spec, config.md, "Layer ChainID"."""
     ids: list[str] = []
     for diff_id in layers:
         ids.append("sha256:" + hashlib.sha256(f"{ids[-1]} {diff_id}".encode()).hexdigest() if ids else diff_id)
@@ -80,10 +80,10 @@ def chain_ids(layers: Sequence[str]) -> list[str]:
 
 
 def tar_of(layer: OverlayLayer) -> Iterator[bytes]:
-    """The layer's tar, in pieces.
+    """Yield the layer's tar in pieces.
 
     Raises:
-        HostNotReady: something in Docker's folder is not as it should be.
+        HostNotReady: something in Docker's folder is damaged.
     """
     try:
         yield from _tar_of(layer)
@@ -111,7 +111,7 @@ def _tar_of(layer: OverlayLayer) -> Iterator[bytes]:
 
 
 def _file(root: int, entry: dict[str, Any], pieces: bytearray) -> Iterator[bytes]:
-    """A file's content: small ones are added to `pieces`, large ones are yielded after what is in there."""
+    """Handle a file's content: add small files to `pieces`; yield large files after the content of `pieces`."""
     raw = entry.get("name_raw")
     name = base64.b64decode(raw) if raw else os.fsencode(entry["name"])
     # O_NOFOLLOW and O_NONBLOCK: an image's author may have put anything at this name.

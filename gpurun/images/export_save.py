@@ -1,8 +1,8 @@
-"""Layers out of ``docker save``: the way that works for whoever may use Docker.
+"""Read layers from ``docker save``: works for everybody who may use Docker.
 
-Docker always writes the whole image, so its stream is split on the fly and every layer in it goes to the store at
-once. Both formats are read: the one of the graph drivers (``manifest.json``, ``ID/layer.tar``) and the OCI layout of
-newer engines (``blobs/sha256/…``, uncompressed or gzip).
+Docker always writes the whole image, so gpurun splits the stream and puts each layer into the store immediately. It
+reads both formats: that of the graph drivers (``manifest.json``, ``ID/layer.tar``) and the OCI layout of newer engines
+(``blobs/sha256/…``, uncompressed or gzip).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 class _Reader(io.RawIOBase):
-    """An iterable of pieces as a readable file."""
+    """Makes a readable file of an iterable of pieces."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = iter(pieces)
@@ -57,10 +57,10 @@ def import_save(pieces: Iterable[bytes], store: LayerStore, folder: Path) -> dic
         folder: for temporary files, on the store's file system.
 
     Returns:
-        digest → content of every small file in it, that is, the configurations.
+        digest → content of every small file, that is, of the configurations.
 
     Raises:
-        HostNotReady: the stream is no image, or the disk is full.
+        HostNotReady: the stream is not an image, or the disk is full.
     """
     small: dict[str, bytes] = {}
     source: Any = io.BufferedReader(_Reader(pieces), PIECE_BYTES)
@@ -76,7 +76,7 @@ def import_save(pieces: Iterable[bytes], store: LayerStore, folder: Path) -> dic
 
 
 def _take(file: IO[bytes], size: int, store: LayerStore, folder: Path, small: dict[str, bytes]) -> None:
-    """One file of the stream: kept in memory if it may be a configuration, else as a layer."""
+    """Take one file of the stream: keep it in memory if it may be a configuration, else store it as a layer."""
     start = file.read(MAX_JSON_BYTES if size <= MAX_JSON_BYTES else PIECE_BYTES)
     if size <= MAX_JSON_BYTES and _is_json(start):
         small[f"sha256:{hashlib.sha256(start).hexdigest()}"] = start
@@ -109,10 +109,10 @@ def _is_json(content: bytes) -> bool:
 
 
 def _unpacked(start: bytes, file: IO[bytes]) -> Iterator[bytes]:
-    """A layer that begins with `start`, unpacked if it is gzip.
+    """Yield a layer that begins with `start`, unpacked if it is gzip.
 
     Raises:
-        HostNotReady: it is packed with zstd.
+        HostNotReady: it is compressed with zstd.
     """
     if start.startswith(_ZSTD_MAGIC):
         raise HostNotReady(

@@ -1,7 +1,7 @@
-"""Which files of a folder are code: what git would not ignore. Source: gitignore(5).
+"""Find which files of a folder are code: those that git does not ignore. Source: gitignore(5).
 
-``.gitignore`` files count in every folder, up to the repository's root, as does ``.git/info/exclude``. A file that git
-tracks is never ignored, and ``.git`` itself always is.
+Reads ``.gitignore`` in every folder up to the repository's root, and ``.git/info/exclude``. Never ignores tracked
+files; always ignores ``.git`` itself.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class Rule:
     """One line of a ``.gitignore``.
 
     Attributes:
-        base: the folder it stands in, relative to the top, ``""`` or ending in ``/``.
-        regex: what it matches, of paths relative to `base`.
-        keep: it begins with ``!``.
-        folders_only: it ends in ``/``.
+        base: the folder of the ``.gitignore``, relative to the top, ``""`` or ending in ``/``.
+        regex: matches paths relative to `base`.
+        keep: the line begins with ``!``.
+        folders_only: the line ends in ``/``.
     """
 
     base: str
@@ -32,14 +32,14 @@ class Rule:
     folders_only: bool
 
     def matches(self, path: str, is_folder: bool) -> bool:
-        """Whether it is about a path, relative to the top."""
+        """Return whether the rule matches a path, relative to the top."""
         if self.folders_only and not is_folder:
             return False
         return path.startswith(self.base) and self.regex.fullmatch(path[len(self.base) :]) is not None
 
 
 def parse(text: str, base: str) -> tuple[Rule, ...]:
-    """The rules of one file, in its order."""
+    """Return the rules of one file, in its order."""
     return tuple(rule for line in text.splitlines() if (rule := _rule(line, base)) is not None)
 
 
@@ -66,7 +66,9 @@ def _rule(line: str, base: str) -> Rule | None:
 
 
 def _translate(pattern: str) -> str | None:
-    """A pattern as a regular expression; None when it can match nothing (an unclosed bracket, a lone backslash)."""
+    """Return a pattern as a regular expression; None if it can match nothing (an unclosed bracket, a lone
+    backslash).
+    """
     out: list[str] = []
     position = 0
     while position < len(pattern):
@@ -108,7 +110,7 @@ _CLASSES = {
 
 
 def _bracket(rest: str) -> tuple[str, int] | None:
-    """``[…]`` at the start of a pattern as (regular expression, its length there)."""
+    """Return ``[…]`` at the start of a pattern as (regular expression, its length there)."""
     end = 1
     negated = rest[end : end + 1] in ("!", "^")
     end += negated
@@ -137,7 +139,7 @@ def _bracket(rest: str) -> tuple[str, int] | None:
 
 
 def ignored(path: str, is_folder: bool, rules: Sequence[Rule]) -> bool:
-    """Whether a path is ignored: the last rule that is about it decides."""
+    """Return whether a path is ignored: the last matching rule decides."""
     for rule in reversed(rules):
         if rule.matches(path, is_folder):
             return not rule.keep
@@ -158,7 +160,7 @@ class Walk:
             self._above(repository)
 
     def _above(self, repository: Path) -> None:
-        """What the repository says from outside the folder."""
+        """Read the repository's rules from outside the folder."""
         relative = self._top.relative_to(repository)
         self._prefix = "" if relative == Path() else f"{relative}/"
         rules = [*parse(_text(repository / ".git/info/exclude"), "")]
@@ -171,7 +173,7 @@ class Walk:
         self._tracked_folders = frozenset(name[: at.start()] for name in self._tracked for at in re.finditer("/", name))
 
     def entries(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
-        """(path relative to the folder, entry), folders before what is in them, names sorted.
+        """Yield (path relative to the folder, entry), folders before their content, names sorted.
 
         Raises:
             OSError: a folder cannot be read.
@@ -179,7 +181,7 @@ class Walk:
         yield from self._entries("", self._rules, out=False)
 
     def _entries(self, inside: str, rules: tuple[Rule, ...], *, out: bool) -> Iterator[tuple[str, os.DirEntry[str]]]:
-        """`out`: the folder is ignored, and only looked into for what git tracks in it."""
+        """Yield entries. `out`: the folder is ignored; yield only its tracked files."""
         folder = self._top / inside
         rules = (*rules, *parse(_text(folder / ".gitignore"), self._prefix + inside))
         with os.scandir(folder) as found:
@@ -209,7 +211,7 @@ def _text(file: Path) -> str:
 
 
 def _tracked(top: Path) -> frozenset[str]:
-    """What git tracks below a folder, relative to it; nothing where git is not installed."""
+    """Return the files that git tracks below a folder, relative to it; none if git is not installed."""
     try:
         done = subprocess.run(["git", "ls-files", "-z"], cwd=top, capture_output=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""One host in one chain: what it pulls, from whom, and how far it is. Kept by the driver's one thread."""
+"""One host in one chain: what it pulls, from which source, and its progress. Used by the driver's one thread."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class ChainLane:
     """A host's part in a chain.
 
     Attributes:
-        number: which chain.
-        upstreams: those it may pull from, the best first: hosts, `HEAD`, `HEAD_OVER_SSH`.
-        tries: failures in a row with the first of them.
-        corrupt: how often a chunk was not what was announced.
-        generation: of the current pull; events of others do not count.
-        asked: what the current pull is for.
+        number: the number of the chain.
+        upstreams: possible sources, the best first: hosts, `HEAD`, `HEAD_OVER_SSH`.
+        tries: consecutive failures with the first source.
+        corrupt: how often a chunk did not match its announced hash.
+        generation: the number of the current pull; events of other pulls are ignored.
+        asked: the blobs of the current pull.
         done: blobs that have arrived.
     """
 
@@ -50,38 +50,38 @@ class ChainLane:
 
     @property
     def key(self) -> str:
-        """What its events are told by."""
+        """Return the key that identifies its events."""
         return f"{self.number}/{self.hop.host}"
 
     @property
     def received(self) -> int:
-        """Bytes so far."""
+        """Return the bytes received so far."""
         return self._before_bytes + self._pull_bytes
 
     @property
     def source(self) -> str | None:
-        """Whom it pulls from just now."""
+        """Return the current source."""
         return self.pull.source.name if self.pull is not None else None
 
     def lacks(self, announced: set[str]) -> tuple[str, ...]:
-        """What it could pull now."""
+        """Return the blobs that it could pull now."""
         return tuple(digest for digest in self.hop.digests if digest in announced and digest not in self.done)
 
     def started(self, pull: Pull, asked: tuple[str, ...]) -> None:
-        """A pull of this generation has begun."""
+        """Record that a pull of this generation has begun."""
         self.pull, self.asked = pull, asked
         self._started_s = time.monotonic()
         self._marks = []
 
     def progressed(self, event: PullProgress) -> None:
-        """The current pull has received more."""
+        """Record that the current pull has received more."""
         self._pull_bytes = event.bytes
         self.tries = 0
         now = time.monotonic()
         self._marks = [*[mark for mark in self._marks if mark[0] > now - RATE_WINDOW_S], (now, self.received)]
 
     def ended(self, event: Ended) -> None:
-        """The current pull is over, well or not."""
+        """Record the end of the current pull, with or without success."""
         self.pull = None
         self._before_bytes += event.bytes
         self._pull_bytes = 0
@@ -90,7 +90,7 @@ class ChainLane:
             self.tries = 0
 
     def abandon(self) -> None:
-        """Stop the current pull; what it has brought stays, and another may go on from there."""
+        """Stop the current pull. Keeps what it received, so that another pull can continue."""
         if self.pull is not None:
             self.generation += 1
             self.pull.stop()
@@ -99,7 +99,7 @@ class ChainLane:
             self._pull_bytes = 0
 
     def pace(self, lanes: Sequence[ChainLane]) -> HostPace:
-        """How its pull goes, among all lanes of its chain."""
+        """Return the speed of its pull, compared with all lanes of its chain."""
         return HostPace(
             host=self.host,
             rack=self.hop.rack,
@@ -112,10 +112,10 @@ class ChainLane:
 
 
 def lanes_of(hops: Sequence[Hop], number: int, direct: bool) -> list[ChainLane]:
-    """The lanes of a chain, each with those it may pull from: the hosts before it, nearest first, then the head.
+    """Return the lanes of a chain, each with its possible sources: the hosts before it, nearest first, then the head.
 
     Args:
-        direct: False: the head is reached over SSH only.
+        direct: False: the head can be reached over SSH only.
     """
     ways_to_head = [HEAD, HEAD_OVER_SSH] if direct else [HEAD_OVER_SSH]
     before: dict[str, list[str]] = {}

@@ -1,9 +1,9 @@
-"""Whether packing chunks pays: found out in the transfer itself. Pure, but for the sample.
+"""Decide during the transfer whether compressing chunks makes it faster. Pure, except for the sample.
 
-A transfer begins unpacked. When it has run for a while, some of its chunks are packed to see how much they shrink and
-how fast; if the link is slow enough for that to promise anything, packing is tried. If the hosts then do not receive
-faster by `GAIN`, it is switched off for good. That may cost seconds where hosts are short of CPU, so only transfers are
-tried that have long to go.
+A transfer begins uncompressed. After a while, gpurun compresses some of its chunks, and measures how much they shrink
+and how long that takes. If compression could be faster on this link, gpurun tries it. If the hosts then do not receive
+at least `GAIN` faster, it switches compression off for good. A trial can cost seconds on busy hosts, so gpurun tries
+only long transfers.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ MIN_LEFT_S = 20.0
 
 @dataclass(frozen=True)
 class PackingSample:
-    """What packing does to some chunks: packed bytes for each byte, and bytes packed in a second."""
+    """The effect of compression on some chunks: compressed bytes for each byte, and bytes compressed in a second."""
 
     ratio: float
     bytes_per_s: float
 
 
 def sample(blobs: Sequence[Blob]) -> PackingSample | None:
-    """Pack a few chunks from all over the blobs; None when there are none."""
+    """Compress a few chunks from all over the blobs; return None if there are none."""
     buffer = memoryview(bytearray(CHUNK))
     raw = packed = 0
     began = time.perf_counter()
@@ -48,17 +48,17 @@ def sample(blobs: Sequence[Blob]) -> PackingSample | None:
 
 
 def promises(found: PackingSample | None, link_bytes_per_s: float) -> bool:
-    """Whether packing may bring more through a link than it carries now."""
+    """Return whether compression could make this link carry more than now."""
     if found is None or found.ratio * GAIN > 1:
         return False
     return min(link_bytes_per_s / found.ratio, found.bytes_per_s / MARGIN) > GAIN * link_bytes_per_s
 
 
 class PackingTrial:
-    """Decides, as a transfer goes on.
+    """Switches compression on or off while a transfer runs.
 
     Args:
-        switch: switches packing on or off.
+        switch: switches compression on or off.
         take: makes the sample.
         now: the clock, in seconds.
     """
@@ -78,7 +78,7 @@ class PackingTrial:
         self._over = False
 
     def step(self, first: int, everywhere: int, left: int) -> None:
-        """Call often.
+        """Take the next decision. Call it often.
 
         Args:
             first: bytes that the first host has received so far.

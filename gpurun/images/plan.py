@@ -1,4 +1,4 @@
-"""What a ship is going to do, as one value that ``--dry-run`` prints and `ship` carries out."""
+"""The plan of a ship, as one value that ``--dry-run`` prints and `ship` executes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ EXPORT_MIB_S, LINK_MIB_S, LOAD_MIB_S = 200.0, 110.0, 38.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What one host said about an image.
+    """One host's answer about an image.
 
     Attributes:
         local: the engine's ID of the image; "" = it is not there.
-        named: it has the names it is to have.
+        named: the image has the wanted tags.
         store: ``graph`` or ``containerd``.
-        have: layers that need not be sent.
+        have: layers that gpurun need not send.
         docker_free_bytes, spool_free_bytes: None = unknown.
         one_disk: Docker's folder and the spool share a file system.
     """
@@ -43,13 +43,13 @@ class Answer:
 
     @property
     def present(self) -> bool:
-        """Whether the image is there."""
+        """Return whether the image is there."""
         return bool(self.local)
 
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """One layer that is missing somewhere."""
+    """One layer that some host lacks."""
 
     digest: str
     bytes: int
@@ -58,15 +58,15 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class ShipPlan:
-    """What is to be sent to whom.
+    """What gpurun will send to which host.
 
     Attributes:
         present: hosts that have the image.
         unnamed: hosts that have it under another name only.
-        layers: the missing ones, lowest first.
-        chains: who pulls from whom; several lanes carry stripes of every layer.
+        layers: the missing layers, lowest first.
+        chains: which host pulls from which; several lanes carry stripes of every layer.
         shape: ``nothing``, ``chain`` or ``star``.
-        expected_s: about how long it takes.
+        expected_s: the expected duration.
     """
 
     image: str
@@ -80,11 +80,11 @@ class ShipPlan:
 
     @property
     def bytes_missing(self) -> int:
-        """Each missing layer counted once."""
+        """Return the size of the missing layers, each counted once."""
         return sum(layer.bytes for layer in self.layers)
 
     def bytes_of(self, host: str, exact: Mapping[str, int] | None = None) -> int:
-        """What a host lacks itself. `exact`: sizes that are known better by now."""
+        """Return the bytes that a host lacks itself. `exact`: sizes that are now known exactly."""
         known = exact or {}
         return sum(known.get(layer.digest, layer.bytes) for layer in self.layers if host in layer.hosts)
 
@@ -114,11 +114,11 @@ class ShipPlan:
 def plan_ship(
     image: HeadImage, inventory: Inventory, answers: Sequence[Answer], sizes: Mapping[str, int], full: bool = False
 ) -> ShipPlan:
-    """The plan for hosts that answered.
+    """Return the plan for hosts that answered.
 
     Args:
-        sizes: bytes of each layer's tar, or near.
-        full: send every layer, whatever a host says it has.
+        sizes: exact or estimated bytes of each layer's tar.
+        full: send every layer, whatever a host reports.
     """
     lacking = [answer for answer in answers if not answer.present]
     wants = [Want(a.host, topology.rack_of(inventory, a.host), missing_layers(image.layers, a, full)) for a in lacking]
@@ -144,7 +144,7 @@ def plan_ship(
 def chains_of(
     inventory: Inventory | None, wants: Sequence[Want], sizes: Mapping[str, int]
 ) -> tuple[tuple[Hop, ...], ...]:
-    """Who pulls from whom, in every lane."""
+    """Return which host pulls from which, in every lane."""
     hosts = [want.host for want in wants]
     if not wants:
         return ()
@@ -155,9 +155,9 @@ def chains_of(
 
 
 def missing_layers(layers: Sequence[str], answer: Answer, full: bool = False) -> tuple[str, ...]:
-    """The layers to be sent to a host, each once, lowest first.
+    """Return the layers to send to a host, each once, lowest first.
 
-    On a graph driver what it has is a beginning: the same layer higher up, on another parent, is another one there.
+    On a graph driver, a host has the lower layers of an image: the same layer on another parent is another layer there.
     """
     if full:
         needed = tuple(layers)
@@ -175,16 +175,16 @@ def _shape(inventory: Inventory, wants: Sequence[Want]) -> str:
 
 
 def _expected(layers: Sequence[LayerPlan], copies: int) -> float:
-    """Export, transfer and load overlap: the slowest of the three."""
+    """Return the slowest of export, transfer and load, which overlap."""
     mib = sum(layer.bytes for layer in layers) / MIB
     return max(mib / EXPORT_MIB_S, copies * mib / LINK_MIB_S, mib / LOAD_MIB_S)
 
 
 def lacks_room(plan: ShipPlan, answer: Answer) -> str | None:
-    """Why what a host is to receive does not fit its disks; None when it does.
+    """Return why the layers do not fit on a host's disks; None if they fit.
 
-    Docker unpacks what it loads into its own folder before it reads it, and then unpacks each layer: twice the bytes
-    there, besides the spool's once, which also holds what the host only passes on.
+    Docker unpacks the tar into its own folder, and then each layer: twice the bytes there. The spool needs the bytes
+    once, including those that the host only passes on.
     """
     own = plan.bytes_of(answer.host)
     passing = {digest for hops in plan.chains for hop in hops if hop.host == answer.host for digest in hop.digests}

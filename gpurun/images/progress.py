@@ -1,4 +1,4 @@
-"""From what hosts say to what a person sees: rates, times left, one event per change."""
+"""Turn hosts' progress reports into rates, remaining times and events for people."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class _Host:
 
 
 class Progress:
-    """Where every host stands. Thread-safe.
+    """The progress of every host. Thread-safe.
 
     Args:
-        tell: is given each event, one at a time.
+        tell: receives each event, one at a time.
     """
 
     def __init__(self, tell: Callable[[ShipEvent], None]) -> None:
@@ -39,13 +39,13 @@ class Progress:
         self._lock = Lock()
 
     def expect(self, host: str, total: int, layers: int) -> None:
-        """A host is going to receive so many bytes, of an image of so many layers."""
+        """Record that a host will receive this many bytes, of an image with this many layers."""
         with self._lock:
             known = self._hosts.setdefault(host, _Host(total, layers=layers))
             known.total = total
 
     def received(self, host: str, count: int) -> None:
-        """A host has received so many bytes."""
+        """Record that a host has received this many bytes."""
         now = time.monotonic()
         with self._lock:
             known = self._hosts[host]
@@ -55,7 +55,7 @@ class Progress:
                 self._say(host, known)
 
     def loading(self, host: str, state: str, layer: int) -> None:
-        """A host loads, or waits for more."""
+        """Record that a host loads, or waits for more."""
         with self._lock:
             known = self._hosts[host]
             if (known.state, known.layer) != (state, layer):
@@ -63,14 +63,14 @@ class Progress:
                 self._say(host, known)
 
     def ended(self, host: str, state: str, message: str | None = None) -> None:
-        """A host is through."""
+        """Record the end of a host's transfer."""
         with self._lock:
             known = self._hosts.setdefault(host, _Host(0))
             known.state = state
             self._say(host, known, message)
 
     def received_by(self, host: str) -> int:
-        """Bytes so far."""
+        """Return the bytes received so far."""
         return self._hosts[host].received if host in self._hosts else 0
 
     def _say(self, host: str, known: _Host, message: str | None = None) -> None:

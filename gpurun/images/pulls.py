@@ -1,6 +1,6 @@
-"""The threads of a transfer: each carries one host's current pull and tells the driver what happens to it.
+"""The threads of a transfer: each runs one host's current pull and sends its events to the driver.
 
-A pull has a generation: what an abandoned pull still says is told with its old number and is ignored.
+A pull has a generation number. The driver ignores events with the number of an abandoned pull.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ALIVE_S = 2.0
 
 @dataclass(frozen=True)
 class PullProgress:
-    """A pull has received so many bytes so far."""
+    """A pull has received this many bytes so far."""
 
     key: str
     generation: int
@@ -36,7 +36,7 @@ class PullProgress:
 
 @dataclass(frozen=True)
 class Ended:
-    """A pull is over. `error` None: everything it was for has arrived."""
+    """A pull has ended. `error` None: all its blobs have arrived."""
 
     key: str
     generation: int
@@ -49,14 +49,14 @@ Event = PullProgress | Ended
 
 @dataclass(frozen=True)
 class Source:
-    """Where a pull gets its bytes.
+    """The source of a pull.
 
     Attributes:
         name: the upstream host; ``head`` for the head.
         address: where it listens; None = over the SSH channel from the head.
-        grant: lets a token in there.
-        alive: False when it is known not to answer.
-        feed: for the SSH channel: the frames of the chunks that a host says it lacks.
+        grant: registers a token at the source.
+        alive: False if the source is known not to answer.
+        feed: for the SSH channel: the frames of the chunks that a host lacks.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Source:
 
 
 class Pull:
-    """One pull of one host, in a thread of its own from the start.
+    """One pull of one host, in its own thread, which starts immediately.
 
     Args:
         digests: announced to the host already.
@@ -91,7 +91,7 @@ class Pull:
         Thread(target=self._run, name=f"pull {key}", daemon=True).start()
 
     def stop(self) -> None:
-        """Break it off; it tells nothing more that counts."""
+        """Stop the pull. The driver ignores its later events."""
         self._stopped = True
         if self._stream is not None:
             with suppress(GpurunError):
@@ -135,5 +135,5 @@ class Pull:
 
 
 def agent_answers(agent: Agent, transfer: str) -> bool:
-    """Whether a host of a transfer answers quickly."""
+    """Return whether a host of a transfer answers quickly."""
     return agent.alive and bool(agent.call("blobs.status", transfer=transfer, timeout_s=ALIVE_S).value)

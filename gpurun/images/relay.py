@@ -1,8 +1,9 @@
-"""Drive one transfer: blobs from the head through chains of hosts, repaired when a host dies or drags.
+"""Run one transfer: blobs travel from the head through chains of hosts; gpurun repairs a chain if a host dies or is
+slow.
 
-The loop around `Relay.step` takes every decision, in one thread, from events that pulls send it. A host pulls from the
-one before it. When that one is gone, it pulls from the one before that, and so on up to the head; when hosts cannot
-reach each other or the head, the head feeds it over SSH. Nothing that has arrived is asked for again.
+The loop around `Relay.step` takes every decision, in one thread, from events of the pulls. A host pulls from the host
+before it; if that host is gone, from the host before that, and so on up to the head. If hosts cannot reach each other
+or the head, the head sends over SSH. Hosts keep what has arrived and never ask for it again.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ _OWN_FAULTS = frozenset(
 
 
 class DamagedBlob(GpurunError):
-    """A blob of the head is not what its digest says: its file was damaged.
+    """A blob of the head does not match its digest: its file is damaged.
 
     Attributes:
-        digest: the blob's.
+        digest: the blob's digest.
     """
 
     def __init__(self, digest: str) -> None:
@@ -49,7 +50,7 @@ class Relay:
 
     Args:
         chains: the hops of each lane; every host of the transfer is in each of them.
-        told: told how many bytes a host has received.
+        told: receives the number of bytes that a host has received.
     """
 
     def __init__(
@@ -76,28 +77,28 @@ class Relay:
 
     @property
     def transfer(self) -> str:
-        """Its name on the hosts."""
+        """Return the transfer's name on the hosts."""
         return self.seats.transfer
 
     @property
     def hosts(self) -> list[str]:
-        """The hosts still in it."""
+        """Return the remaining hosts."""
         return [host for host in dict.fromkeys(lane.host for lane in self.lanes.values()) if host not in self.failed]
 
     @property
     def sent_bytes(self) -> int:
-        """What the head has sent over TLS."""
+        """Return the bytes that the head has sent over TLS."""
         return self.seats.server.sent_bytes if self.seats.server else 0
 
     # -- the steps ----------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Make every host part of the transfer. One that cannot be is in `failed`."""
+        """Prepare every host for the transfer. Hosts that cannot take part are in `failed`."""
         for host, error in self.seats.open(self.hosts).items():
             self.give_up(host, error)
 
     def announce(self, stored: Stored) -> None:
-        """A blob is ready on the head: tell the hosts that will pull it, and let them."""
+        """Announce that a blob is ready on the head, so that hosts can pull it."""
         wanting = [host for host in self.hosts if any(stored.digest in lane.hop.digests for lane in self._of(host))]
         failed = self.seats.announce(stored, wanting)
         for host in wanting:
@@ -107,10 +108,10 @@ class Relay:
                 self._announced.setdefault(host, set()).add(stored.digest)
 
     def step(self) -> None:
-        """Take what has happened, start the pulls that can start; returns within `TICK_S` or so.
+        """Process events, and start pulls that can start; return within about `TICK_S`.
 
         Raises:
-            DamagedBlob: what the head sends is not what it announced.
+            DamagedBlob: the head's bytes do not match its announcement.
         """
         self._take_events(time.monotonic() + TICK_S)
         for host, agent in self._agents():
@@ -122,20 +123,20 @@ class Relay:
             self._start(lane)
 
     def finished(self, digests: Sequence[str]) -> bool:
-        """Whether every host that is left has everything of `digests` that it is to pull."""
+        """Return whether every remaining host has everything of `digests` that it should pull."""
         wanted = set(digests)
         return all(
             wanted & set(lane.hop.digests) <= lane.done for lane in self.lanes.values() if lane.host not in self.failed
         )
 
     def settle(self) -> None:
-        """Hear the last words of pulls that have just ended: what they brought counts."""
+        """Process the last events of pulls that have just ended, because what they received counts."""
         deadline = time.monotonic() + SETTLE_S
         while any(lane.pull is not None for lane in self.lanes.values()) and time.monotonic() < deadline:
             self.step()
 
     def give_up(self, host: str, error: GpurunError) -> None:
-        """Take a host out; those after it pull from the one before it."""
+        """Remove a host from the transfer. The hosts after it pull from the host before it."""
         if host in self.failed:
             return
         self.failed[host] = error
@@ -147,7 +148,7 @@ class Relay:
         """End the transfer everywhere. Idempotent.
 
         Args:
-            keep: hosts on which what has arrived is left for the next try.
+            keep: hosts that keep what has arrived for the next try.
         """
         for lane in self.lanes.values():
             lane.abandon()
@@ -158,7 +159,7 @@ class Relay:
     # -- events -------------------------------------------------------------------------------------------
 
     def _take_events(self, deadline: float) -> None:
-        """What has happened; waits until the deadline for the first of it."""
+        """Process events; wait for the first until the deadline."""
         while True:
             try:
                 event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -181,7 +182,7 @@ class Relay:
         self._told(lane.host, sum(each.received for each in self._of(lane.host)))
 
     def _retry(self, lane: ChainLane, source: str, error: GpurunError) -> None:
-        """A pull failed: the same source again, the next one, or the host is out."""
+        """After a failed pull: try the same source again, or the next, or give up the host."""
         kind = error.kind if isinstance(error, RemoteOpFailed) else "lost"
         if not self._fleet.agents[lane.host].alive or kind in _OWN_FAULTS:
             self.give_up(lane.host, error)
@@ -200,13 +201,13 @@ class Relay:
             self.give_up(lane.host, HostFailure(f"nothing could be brought to it: {error.message}", host=lane.host))
 
     def _accuse(self, lane: ChainLane, source: str, error: GpurunError) -> None:
-        """A host refused a chunk: whose fault is that?
+        """Decide who is at fault when a host refused a chunk.
 
-        Each chunk's hash is known, so either the source or the host that refuses is at fault. A source that is a host
-        is out when two hosts tell of it: one alone may be the liar. What the head sends can be looked at.
+        Each chunk's hash is known, so either the source or the refusing host is at fault. If the source is a host,
+        gpurun excludes it after reports of two hosts, because one host alone may lie. The head can check its own file.
 
         Raises:
-            DamagedBlob: it is the head's own file that is wrong.
+            DamagedBlob: the head's own file is damaged.
         """
         if source in (HEAD, HEAD_OVER_SSH):
             lane.corrupt += 1
@@ -221,7 +222,7 @@ class Relay:
             )
 
     def _check_own(self, error: GpurunError) -> None:
-        """A chunk of the head was refused: is it the head's own file that is wrong?"""
+        """Check the head's own file after a host refused one of its chunks."""
         detail = error.detail if isinstance(error, RemoteOpFailed) else {}
         digest, index = detail.get("digest"), detail.get("index")
         blob = self.seats.blobs.get(digest) if isinstance(digest, str) else None
@@ -229,7 +230,7 @@ class Relay:
             raise DamagedBlob(blob.digest)
 
     def _consider_packing(self) -> None:
-        """Pack chunks on their way if that has turned out to pay."""
+        """Compress chunks if a trial has shown a gain."""
         firsts = [lane for lane in self.lanes.values() if lane.source in (HEAD, HEAD_OVER_SSH)]
         first = sum(lane.received for lane in firsts)
         whole = sum(self.seats.blobs[digest].size for lane in firsts for digest in lane.asked) // self._count
@@ -263,7 +264,7 @@ class Relay:
         lane.started(pull, digests)
 
     def _spare_others_the_slow(self) -> None:
-        """Take a host that drags others out of their way; it goes on by itself."""
+        """Move a slow host to the end, so that it does not slow others; it continues alone."""
         for number, trials in self._trials.items():
             lanes = [lane for lane in self.lanes.values() if lane.number == number and lane.host not in self.failed]
             paces = [lane.pace(lanes) for lane in lanes]
@@ -273,7 +274,7 @@ class Relay:
                 trials.append(LinkTrial(found.host, self._demote(slow, lanes, found), found.rate or 0.0))
 
     def _demote(self, slow: ChainLane, lanes: Sequence[ChainLane], pace: HostPace) -> str | None:
-        """Let nobody pull from a host any more; the rack it was first in, if it was."""
+        """Let no host pull from this host any more. Returns the rack in which it was first, if it was."""
         first = pace.upstream is None or self.lanes[f"{slow.number}/{pace.upstream}"].hop.rack != slow.hop.rack
         for lane in lanes:
             lane.upstreams = [name for name in lane.upstreams if name != slow.host]

@@ -1,4 +1,4 @@
-"""Who takes part in a transfer, and how each is reached: the head's own end, and a seat for every host."""
+"""The participants of a transfer and how to reach them: the head's end, and a seat for every host."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from gpurun.remote.agent import bad_answer
 
 @dataclass(frozen=True)
 class Options:
-    """How to transfer.
+    """Options of a transfer.
 
     Attributes:
-        rate_bytes_s: what the head and each host may send; None = as fast as it goes.
+        rate_bytes_s: highest sending rate of the head and of each host; None = no limit.
         interfaces: host → network interface to listen on.
-        addresses: host → address to listen on, over the interface's.
-        direct: False: the head's port is not to be tried, only SSH.
+        addresses: host → address to listen on; overrides the interface.
+        direct: False: use only SSH to the head, not its port.
     """
 
     rate_bytes_s: float | None = None
@@ -39,7 +39,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Seat:
-    """Where a host of the transfer listens, and how it sees the head."""
+    """The address where a host of the transfer listens, and the head's address as that host sees it."""
 
     address: str
     port: int
@@ -47,7 +47,7 @@ class Seat:
 
 
 class Seats:
-    """The ends of one transfer."""
+    """The endpoints of one transfer."""
 
     def __init__(self, fleet: Fleet, options: Options) -> None:
         self.transfer = secrets.token_hex(8)
@@ -61,7 +61,7 @@ class Seats:
         self._options = options
 
     def open(self, hosts: Iterable[str]) -> Mapping[str, GpurunError]:
-        """Give every host its seat, and open the head's end; the hosts that failed."""
+        """Give every host its seat, and open the head's end; return the hosts that failed."""
 
         def join(agent: Agent) -> Seat:
             answer = agent.call(
@@ -82,7 +82,7 @@ class Seats:
         return results.failed
 
     def announce(self, stored: Stored, hosts: Iterable[str]) -> Mapping[str, GpurunError]:
-        """A blob is ready on the head: tell these hosts; the ones that failed."""
+        """Tell these hosts that a blob is ready on the head; return the hosts that failed."""
         self.blobs[stored.digest] = stored.open()
 
         def tell(agent: Agent) -> None:
@@ -93,7 +93,7 @@ class Seats:
         return self._fleet.map(tell, hosts).failed
 
     def source(self, name: str, host: str) -> Source:
-        """How `host` pulls from `name`, which is a host, `HEAD` or `HEAD_OVER_SSH`."""
+        """Return how `host` pulls from `name`, which is a host, `HEAD` or `HEAD_OVER_SSH`."""
         if name == HEAD and self.server is not None:
             return Source(HEAD, (self.by_host[host].head, self.server.port), self.server.grant)
         if name in (HEAD, HEAD_OVER_SSH):
@@ -107,10 +107,10 @@ class Seats:
         )
 
     def _feed(self, host: str, wants: links.Wants) -> Iterator[bytes]:
-        """The chunks that a host lacks, as frames for its SSH channel.
+        """Yield the chunks that a host lacks, as frames for its SSH channel.
 
         Raises:
-            RemoteOpFailed: it asks for what there is not, or for a blob twice.
+            RemoteOpFailed: the host asks for a chunk that does not exist, or for a blob twice.
         """
         buffer = memoryview(bytearray(CHUNK))
         left = dict(self.blobs)
@@ -131,7 +131,7 @@ class Seats:
         """Close every end. Idempotent.
 
         Args:
-            keep: hosts on which what has arrived is left for the next try.
+            keep: hosts that keep what has arrived for the next try.
         """
         if self.server is not None:
             self.server.close()
@@ -141,7 +141,7 @@ class Seats:
         self._fleet.map(lambda agent: agent.call("blobs.close", transfer=self.transfer, keep=agent.host in keep), hosts)
 
     def _listen(self, heads: set[str]) -> links.Server:
-        """The head's own end, on the one address that hosts know it by, if there is one."""
+        """Open the head's own end, on the one address by which hosts know it, if there is one."""
         # They differ behind address translation or jump hosts; certificate and tokens guard the door either way.
         anywhere = "::" if any(":" in head for head in heads) else "0.0.0.0"  # noqa: S104
         for bind in [*(heads if len(heads) == 1 else ()), anywhere]:

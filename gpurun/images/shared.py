@@ -1,7 +1,7 @@
-"""Ships that want the same image on the same host wait for each other instead of sending it twice.
+"""Ships of the same image to the same host wait for each other instead of sending it twice.
 
-One lock file per image on the head, a byte of it for each host: a lock of a byte that is held by an open file is given
-back by the kernel however its process ends.
+The head has one lock file per image, with a byte for each host. The kernel releases a byte's lock when its process ends
+in any way.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ RETRY_S = 0.2
 
 @contextmanager
 def alone(folder: Path, image_id: str, hosts: Iterable[str], wait: Callable[[float], object]) -> Iterator[bool]:
-    """Hold an image on these hosts; yields whether somebody else held it on one of them.
+    """Lock an image on these hosts; yield whether another process held it on one of them.
 
     Args:
-        wait: called with seconds to sleep while somebody else holds one of them; may raise to give up.
+        wait: called with seconds to sleep while another process holds one of them; may raise to give up.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{image_id.removeprefix('sha256:')[:64]}.ship"

@@ -1,4 +1,4 @@
-"""Bring an image from the head to hosts: ask what is missing, send it through them, load while it arrives, verify."""
+"""Ship an image from the head to hosts: ask what is missing, send it through the hosts, load and verify it."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ def ship(
     deadline_s: float = 6 * 3600.0,
     rate_bytes_s: float | None = None,
 ) -> ShipReport:
-    """Make sure that hosts have an image, the same as the head's, layer by layer.
+    """Make sure that hosts have the head's image, layer by layer.
 
-    A host that has the image already gets nothing; one that has some of its layers gets the others. Idempotent. A
-    host's failure is in the report, as a typed error, and stops no other host.
+    Sends each host only the layers that it lacks. Idempotent. If a host fails, the report has its error, and the other
+    hosts continue.
 
     Args:
         hosts: names; each must be in the fleet.
-        ident: the head's ID of the image that the reference meant once; "" = what it means now.
-        progress: told where each host stands; called from several threads, one event at a time.
-        cancelled: asked now and then; True ends the ship.
-        deadline_s: seconds from now after which it ends.
-        rate_bytes_s: what the head and each host may send; None = as fast as it goes.
+        ident: the head's ID of the image that the reference meant earlier; "" = what it means now.
+        progress: receives each host's progress; called from several threads, one event at a time.
+        cancelled: called repeatedly; True stops the ship.
+        deadline_s: the ship stops after this many seconds.
+        rate_bytes_s: highest sending rate of the head and of each host; None = no limit.
 
     Raises:
         BadInput: the image is not on the head.
@@ -86,7 +86,7 @@ def ship(
 
 
 def plan(image: str, fleet: Fleet, *, inventory: Inventory, hosts: Iterable[str], docker_host: str | None) -> ShipPlan:
-    """What `ship` would do now.
+    """Return what `ship` would do now.
 
     Raises:
         BadInput, HostNotReady: as `ship`.
@@ -98,7 +98,7 @@ def plan(image: str, fleet: Fleet, *, inventory: Inventory, hosts: Iterable[str]
 
 @dataclass(frozen=True)
 class _Installed:
-    """A host's load is over."""
+    """A host's load has ended."""
 
     host: str
     error: BaseException | None
@@ -129,11 +129,11 @@ class Shipment:
         self._bytes_missing = 0
 
     def close(self) -> None:
-        """Let the head's store remove the image's layers again when it needs room. Idempotent."""
+        """Allow the head's store to remove the image's layers again. Idempotent."""
         self._exporter.close()
 
     def run(self, hosts: list[str]) -> ShipReport:
-        """Ask, and send what is missing."""
+        """Ask the hosts, and send what is missing."""
         answers = self.ask(hosts)
         lacking = [answer.host for answer in answers if not answer.present]
         if lacking:
@@ -153,7 +153,7 @@ class Shipment:
         )
 
     def ask(self, hosts: list[str]) -> list[Answer]:
-        """What every host has; those that fail are in the results."""
+        """Return what every host has. Hosts that fail are in the results."""
         results = self._fleet.map(
             lambda agent: agent.call("images.ask", image=self._spec, timeout_s=ASK_LIMIT_S).value, hosts
         )
@@ -168,14 +168,13 @@ class Shipment:
         return answers
 
     def plan(self, answers: list[Answer], full: bool = False) -> ShipPlan:
-        """What is to be sent to whom."""
+        """Return what to send to which host."""
         return plan_ship(self._image, self._inventory, answers, self._exporter.sizes(), full)
 
     def _send(self, answers: list[Answer]) -> None:
-        """Send to those that lack layers, those first whose disks have room; once more, whole, where a load failed.
+        """Send missing layers to hosts with enough space. If a load failed, send the whole image once more.
 
-        A load can fail although all that was missing has arrived, when an image that had the other layers was removed
-        meanwhile.
+        A load can fail although all missing layers have arrived, if somebody removed an image with the other layers.
         """
         plan = self._with_room(answers)
         transfer = _Transfer(self._fleet, self._exporter, self._spec, self._progress, self._check)
@@ -200,7 +199,7 @@ class Shipment:
         self._bytes_missing = self._exact(plan).bytes_missing
 
     def _with_room(self, answers: list[Answer]) -> ShipPlan:
-        """The plan without the hosts whose disks are too full for it."""
+        """Return the plan without the hosts whose disks are too full."""
         plan = self.plan(answers)
         full = {answer.host: why for answer in answers if not answer.present and (why := lacks_room(plan, answer))}
         for host, why in full.items():
@@ -208,7 +207,7 @@ class Shipment:
         return self.plan([answer for answer in answers if answer.host not in full]) if full else plan
 
     def _exact(self, plan: ShipPlan) -> ShipPlan:
-        """The plan with the sizes that are known once its layers have been exported."""
+        """Return the plan with the exact sizes, known after its layers were exported."""
         sizes = self._exporter.sizes()
         layers = tuple(replace(layer, bytes=sizes.get(layer.digest, layer.bytes)) for layer in plan.layers)
         return replace(plan, layers=layers)
@@ -217,7 +216,7 @@ class Shipment:
         return options_for(self._inventory, [hop.host for hops in plan.chains for hop in hops], self._rate_bytes_s)
 
     def _name(self, hosts: list[str]) -> None:
-        """Give the image its name where it is there under another one only."""
+        """Tag the image on hosts that have it under another name only."""
         results = self._fleet.map(lambda agent: agent.call("images.name", image=self._spec), hosts)
         for host, error in results.failed.items():
             self._done(host, "failed", error)
@@ -236,7 +235,7 @@ class Shipment:
 
 
 class _Transfer:
-    """Send the layers of a plan and load them on every host."""
+    """Sends the layers of a plan and loads them on every host."""
 
     def __init__(
         self, fleet: Fleet, exporter: Exporter, spec: Mapping[str, Any], progress: Progress, check: Callable[[], None]
@@ -254,11 +253,11 @@ class _Transfer:
         self.installed: dict[str, str] = {}
 
     def again(self) -> _Transfer:
-        """A fresh one of the same."""
+        """Return a new transfer of the same layers."""
         return _Transfer(self._fleet, self._exporter, self._spec, self._progress, self._check)
 
     def run(self, plan: ShipPlan, answers: Mapping[str, Answer], options: Options) -> dict[str, GpurunError]:
-        """Carry the plan out; the hosts that failed, and why."""
+        """Execute the plan; return the hosts that failed, with their errors."""
         if not plan.chains:
             return {}
         for hop in plan.chains[0]:
@@ -281,7 +280,7 @@ class _Transfer:
         return failed
 
     def _drive(self, relay: Relay, plan: ShipPlan, failed: dict[str, GpurunError]) -> None:
-        """Until every host has loaded the image or failed."""
+        """Run until every host has loaded the image or failed."""
         waiting = set(relay.hosts)
         while True:
             failed.update({host: error for host, error in relay.failed.items() if host not in failed})
@@ -302,7 +301,7 @@ class _Transfer:
                     relay.give_up(installed.host, installed.error)
 
     def _announce(self, relay: Relay, plan: ShipPlan) -> None:
-        """Tell hosts of the layers that have become ready, and progress of their exact sizes."""
+        """Announce layers that have become ready to the hosts, and their exact sizes to the progress."""
         while (exported := _taken(self._exported)) is not None:
             if isinstance(exported, BaseException):
                 raise exported
@@ -343,7 +342,7 @@ class _Transfer:
 
 
 def _taken(queue: SimpleQueue[Any]) -> Any:
-    """The next item that is there; None if there is none."""
+    """Return the next item if there is one; else None."""
     try:
         return queue.get_nowait()
     except Empty:
@@ -365,25 +364,25 @@ def _answer(host: str, said: Mapping[str, Any]) -> Answer:
 
 
 def _local_id(host: str, said: object) -> str:
-    """What a host calls an image: it becomes a word of a command line there."""
+    """Return a valid image ID from a host's answer, because it becomes a word of a command line there."""
     if not isinstance(said, str) or not re.fullmatch("sha256:[0-9a-f]{64}", said):
         raise HostFailure(f"its Docker names an image {str(said)[:80]!r}, which is no image ID", host=host)
     return said
 
 
 def _is_full(error: GpurunError) -> bool:
-    """Whether a host failed for want of space: there nothing is kept for the next try."""
+    """Return whether a host failed because its disk is full. Such a host keeps nothing for the next try."""
     return isinstance(error, RemoteOpFailed) and error.kind == "no-space"
 
 
 def _may_be_stale(error: GpurunError, answer: Answer) -> bool:
-    """Whether a load may have failed because layers that were there are no more."""
+    """Return whether a load may have failed because layers have disappeared since the host's answer."""
     stale = ("load-failed", "not-verified", "not-found")
     return isinstance(error, RemoteOpFailed) and error.kind in stale and bool(answer.have)
 
 
 def typed_error(error: GpurunError) -> GpurunError:
-    """What a host's agent reported, as the error a person meets."""
+    """Turn an error of a host's agent into the error that the user sees."""
     if not isinstance(error, RemoteOpFailed):
         return error
     if error.kind in HINTS:

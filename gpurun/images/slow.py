@@ -1,8 +1,8 @@
-"""Which host of a chain drags the ones after it. Pure.
+"""Find the host of a chain that slows the hosts after it. Pure.
 
-A host is slow when the one before it receives at least twice as fast and is well ahead of it. That is also how the
-first host of a rack looks behind an uplink that is slower than the links inside a rack; so of each rack one such host
-is tried elsewhere, and if the next one in its place is not much faster, the network is the reason and nobody else is.
+A host is slow if the host before it receives at least twice as fast and is well ahead. The first host of a rack looks
+the same behind an uplink that is slower than the links inside the rack. So gpurun replaces one such host per rack. If
+the next host in its place is not much faster, gpurun blames the network and replaces no other.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ MIN_AGE_S = 2.0
 
 @dataclass(frozen=True)
 class HostPace:
-    """How a host's pull goes.
+    """The speed of a host's pull.
 
     Attributes:
         upstream: the host it pulls from; None = the head.
         received: bytes so far.
-        rate: bytes a second, lately; None while unknown.
-        followed: whether another host that is not ready yet pulls from it.
+        rate: recent bytes per second; None while unknown.
+        followed: whether an unfinished host pulls from it.
     """
 
     host: str
@@ -38,7 +38,9 @@ class HostPace:
 
 @dataclass(frozen=True)
 class LinkTrial:
-    """A host that was taken out of the way: how fast it was. `rack` is where it was first, None if it was not."""
+    """A host that gpurun moved out of the way, and how fast it was. `rack` is where it was first; None if it was
+    not.
+    """
 
     host: str
     rack: str | None
@@ -46,7 +48,7 @@ class LinkTrial:
 
 
 def slow_host(paces: Sequence[HostPace], trials: Sequence[LinkTrial]) -> HostPace | None:
-    """The first host of a chain that drags those after it, and was not tried elsewhere yet.
+    """Return the first host of a chain that slows those after it, and that gpurun has not moved yet.
 
     Args:
         paces: in chain order.
@@ -71,13 +73,13 @@ def _drags(pace: HostPace, ahead: HostPace) -> bool:
 
 
 def _worth_another(pace: HostPace, trials: Sequence[LinkTrial]) -> bool:
-    """Whether exchanging the first host of this rack has helped so far."""
+    """Return whether replacing the first host of this rack has helped so far."""
     before = [trial for trial in trials if trial.rack == pace.rack]
     return not before or (pace.rate or 0.0) > FACTOR * before[-1].rate
 
 
 def rate_of(marks: Sequence[tuple[float, int]]) -> float | None:
-    """Bytes a second over marks (time, bytes so far); None with fewer than two."""
+    """Return bytes per second over marks (time, bytes so far); None with fewer than two."""
     if len(marks) < 2 or marks[-1][0] <= marks[0][0]:
         return None
     return (marks[-1][1] - marks[0][1]) / (marks[-1][0] - marks[0][0])

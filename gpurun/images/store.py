@@ -1,8 +1,8 @@
-"""The head's layer store: content-addressed files, each checked before it is there, bounded in size.
+"""The head's layer store: content-addressed files with checked digests, limited in size.
 
-``layers/sha256/HEX`` is a layer's uncompressed tar, ``HEX.chunks`` the hashes of its chunks. Several ships at once
-share the work: one exports a layer, the others wait for it. Least recently used layers go first when room is needed;
-one that a ship is sending never does.
+``layers/sha256/HEX`` is a layer's uncompressed tar, ``HEX.chunks`` the hashes of its chunks. Several ships share the
+work: one exports a layer, the others wait. If the store needs space, it removes the least recently used layers, but
+never a layer that a ship is sending.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Stored:
     path: Path
 
     def open(self) -> Blob:
-        """The blob, to be sent. Keeps it from being evicted until it is closed."""
+        """Open the blob for sending. It cannot be removed until it is closed."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         lock.take(descriptor, shared=True)
         os.utime(self.path)
@@ -52,7 +52,7 @@ class Stored:
 
 
 class Hashed:
-    """The digest of a content and of each of its chunks, in one go."""
+    """Computes the digest of a content and of each of its chunks in one pass."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -61,7 +61,7 @@ class Hashed:
         self._chunks = bytearray()
 
     def update(self, piece: bytes) -> None:
-        """The next piece, of any size."""
+        """Add the next piece, of any size."""
         self._whole.update(piece)
         view = memoryview(piece)
         while view:
@@ -75,12 +75,12 @@ class Hashed:
 
     @property
     def digest(self) -> str:
-        """``sha256:…`` of all of it."""
+        """Return ``sha256:…`` of the whole content."""
         return f"sha256:{self._whole.hexdigest()}"
 
     @property
     def chunks(self) -> bytes:
-        """The SHA-256 of each chunk, one after the other."""
+        """Return the SHA-256 of each chunk, one after the other."""
         return bytes(self._chunks) + (self._chunk.digest() if self.size % CHUNK else b"")
 
 
@@ -88,8 +88,8 @@ class LayerStore:
     """The store in a folder.
 
     Args:
-        folder: made if missing.
-        limit_bytes: how much it may hold; None = a quarter of the file system.
+        folder: created if missing.
+        limit_bytes: the largest size; None = a quarter of the file system.
     """
 
     def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
@@ -100,11 +100,11 @@ class LayerStore:
 
     @property
     def limit_bytes(self) -> int:
-        """How much it may hold."""
+        """Return the largest size of the store."""
         return self._limit_bytes
 
     def find(self, digest: str) -> Stored | None:
-        """A blob that is there."""
+        """Return a blob if the store has it."""
         path = self._path(digest)
         try:
             size = path.stat().st_size
@@ -114,7 +114,9 @@ class LayerStore:
         return Stored(digest, size, hashes, path) if len(hashes) == -(-size // CHUNK) * 32 else None
 
     def pin(self, digest: str) -> Stored | None:
-        """A blob that is there, and stays until this store is closed: no process makes room at its cost."""
+        """Return a blob if the store has it, and keep it until this store is closed: no process removes it to free
+        space.
+        """
         found = self.find(digest)
         if found is None or self._pinned is None or digest in self._pinned:
             return found
@@ -125,16 +127,17 @@ class LayerStore:
         return found
 
     def close(self) -> None:
-        """Let go of what was pinned. Idempotent."""
+        """Release the pinned blobs. Idempotent."""
         pinned, self._pinned = self._pinned or {}, None
         for blob in pinned.values():
             blob.close()
 
     def add(self, digest: str, content: Content) -> Stored:
-        """A blob, made by `content` unless it is there. Waits for another process that is making the same.
+        """Return a blob; call `content` to make it if the store lacks it. Waits for another process that makes the same
+        blob.
 
         Args:
-            content: called at most once; what it yields must have the digest.
+            content: called at most once; the bytes it yields must have the digest.
 
         Raises:
             HostNotReady: the content has another digest, or the disk is full.
@@ -145,12 +148,12 @@ class LayerStore:
 
     @contextmanager
     def making(self, digest: str) -> Iterator[None]:
-        """Alone with this digest among all processes."""
+        """Hold the lock of this digest among all processes."""
         with lock.alone(self._path(digest).with_suffix(".lock")):
             yield
 
     def put(self, pieces: Iterable[bytes]) -> Stored:
-        """A blob of any content.
+        """Store a blob of any content.
 
         Raises:
             HostNotReady: the disk is full.
@@ -180,7 +183,7 @@ class LayerStore:
             ) from error
 
     def keep(self, file: Path, seen: Hashed) -> Stored:
-        """Take in a file whose content was seen; it is moved."""
+        """Move a file into the store. `seen` has already hashed its content."""
         self.make_room(seen.size, sparing=seen.digest)
         path = self._path(seen.digest)
         _write_whole(path.with_suffix(".chunks"), seen.chunks)
@@ -188,7 +191,7 @@ class LayerStore:
         return Stored(seen.digest, seen.size, seen.chunks, path)
 
     def remove(self, digest: str) -> None:
-        """Forget a blob; whoever sends it keeps it open. Idempotent."""
+        """Remove a blob. A process that sends it keeps it open. Idempotent."""
         if self._pinned and (pinned := self._pinned.pop(digest, None)):
             pinned.close()
         path = self._path(digest)
@@ -221,7 +224,7 @@ class LayerStore:
 
 
 def _evict(path: Path) -> int:
-    """Remove a blob unless somebody is sending it; the bytes that went."""
+    """Remove a blob unless a process is sending it; return the freed bytes."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

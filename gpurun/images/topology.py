@@ -1,4 +1,4 @@
-"""What the inventory says about moving bytes between hosts."""
+"""Facts of the inventory for transfers between hosts."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 
 def rack_of(inventory: Inventory | None, host: str) -> str:
-    """A host's rack; one for all that the inventory does not know."""
+    """Return a host's rack. All hosts that the inventory does not know share one."""
     known = inventory.by_name.get(host) if inventory else None
     return known.rack if known else ""
 
 
 def fabrics_of(inventory: Inventory | None, hosts: Iterable[str]) -> list[Fabric]:
-    """The fabrics of hosts that the inventory knows."""
+    """Return the fabrics of hosts that the inventory knows."""
     if inventory is None:
         return []
     return [inventory.fabric_of(inventory.by_name[host]) for host in hosts if host in inventory.by_name]
 
 
 def options_for(inventory: Inventory | None, hosts: Iterable[str], rate_bytes_s: float | None = None) -> Options:
-    """Where each host listens: at its fabric address, else on its fabric's interface."""
+    """Return where each host listens: at its fabric address, else on its fabric's interface."""
     known = [inventory.by_name[host] for host in hosts if host in inventory.by_name] if inventory else []
     return Options(
         rate_bytes_s=rate_bytes_s,
@@ -35,10 +35,10 @@ def options_for(inventory: Inventory | None, hosts: Iterable[str], rate_bytes_s:
 
 
 def host_to_host(inventory: Inventory | None, hosts: Iterable[str]) -> bool:
-    """Whether all these hosts may open connections to each other."""
+    """Return whether all these hosts may open connections to each other."""
     return all(fabric.host_to_host for fabric in fabrics_of(inventory, hosts))
 
 
 def lanes(inventory: Inventory | None, hosts: Iterable[str]) -> int:
-    """As many parallel chains as the weakest fabric among the hosts carries."""
+    """Return the number of parallel chains: the lowest that a fabric of the hosts allows."""
     return max(1, min((fabric.chains for fabric in fabrics_of(inventory, hosts)), default=1))

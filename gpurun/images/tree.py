@@ -1,4 +1,4 @@
-"""A folder's content as one value: every file by its digest, every mode, every link."""
+"""A folder's content as one value: the digest of every file, every mode, every link."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ class Entry:
     target: str = ""
 
     def as_json(self) -> list[Any]:
-        """What hosts are told."""
+        """Return the entry as sent to hosts."""
         return [self.path, self.kind, self.mode, self.mtime_ns, self.size, self.digest, self.target]
 
 
 def digest_of(entries: Iterable[Entry]) -> str:
-    """Names all of a folder's content but the times: two folders with the same digest hold the same."""
+    """Return the digest of a folder's content without times. Folders with the same digest have the same content."""
     told = [[entry.path, entry.kind, entry.mode, entry.digest, entry.target] for entry in entries]
     return f"sha256:{hashlib.sha256(json.dumps(sorted(told)).encode()).hexdigest()}"
 
 
 class FileTree(ABC):
-    """A folder's content: each folder before what is in it.
+    """A folder's content, each folder before its entries.
 
     Attributes:
-        files: digest → one file that has it, in the order of the entries.
+        files: digest → one file with this content, in the order of the entries.
     """
 
     def __init__(self, entries: Iterable[Entry]) -> None:
@@ -67,19 +67,19 @@ class FileTree(ABC):
 
     @property
     def digest(self) -> str:
-        """As `digest_of`."""
+        """Return the digest, as `digest_of`."""
         return digest_of(self.entries)
 
     @abstractmethod
     def content(self, digest: str) -> Iterator[bytes]:
-        """The content of one of `files`, which has this digest once the last piece has come."""
+        """Yield the content of one of `files`. The digest is checked after the last piece."""
 
 
 class FolderTree(FileTree):
-    """A folder as it was a moment ago.
+    """A folder as it was when gpurun scanned it.
 
     Args:
-        memory: remembers the digests of its files.
+        memory: caches the digests of its files.
     """
 
     def __init__(self, top: Path, entries: Iterable[Entry], memory: DigestMemory) -> None:
@@ -87,7 +87,7 @@ class FolderTree(FileTree):
         self._top, self._memory = top, memory
 
     def content(self, digest: str) -> Iterator[bytes]:
-        """A file's content, which must still be the one that was scanned.
+        """Yield a file's content, which must still be the scanned one.
 
         Raises:
             BadInput: it has changed, or cannot be read.
@@ -109,10 +109,10 @@ class FolderTree(FileTree):
 def scan(top: Path) -> FolderTree:
     """Read a folder, without what git ignores (`gpurun.images.ignore`), and without sockets, FIFOs and devices.
 
-    The user's cache folder remembers the digests of files that have not changed since.
+    The user's cache folder keeps the digests of files that have not changed.
 
     Raises:
-        BadInput: it is no folder, or something in it cannot be read.
+        BadInput: the path is not a folder, or something in it cannot be read.
     """
     if not top.is_dir():
         raise BadInput("the workdir is no folder", where=str(top))
@@ -137,10 +137,10 @@ def scan(top: Path) -> FolderTree:
 
 
 class DigestMemory:
-    """The digests of a folder's files that have not changed since: in the user's cache folder.
+    """Caches the digests of a folder's unchanged files in the user's cache folder.
 
     Args:
-        what: tells apart what is read of the same folder for different ends.
+        what: separates caches of the same folder for different purposes.
     """
 
     def __init__(self, top: Path, what: str = "") -> None:
@@ -150,7 +150,7 @@ class DigestMemory:
         self._seen: dict[str, list[Any]] = {}
 
     def digest(self, path: str, status: os.stat_result, read: Callable[[], str]) -> str:
-        """A file's digest, which `read` gives if it is not known."""
+        """Return a file's digest from the cache, or from `read`."""
         mark = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
         known = self._known.get(path)
         if known is None or known[:-1] != mark:
@@ -161,14 +161,14 @@ class DigestMemory:
         return str(known[-1])
 
     def keep(self) -> None:
-        """Remember what was asked for since this was made, and nothing else."""
+        """Write the digests that were requested from this object to the cache, and no others."""
         self._place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = self._place.with_suffix(f".{os.getpid()}")
         temporary.write_text(json.dumps(self._seen))
         temporary.replace(self._place)
 
     def forget(self) -> None:
-        """Have every file read again."""
+        """Clear the cache, so that every file is read again."""
         self._place.unlink(missing_ok=True)
 
 

@@ -1,7 +1,8 @@
-"""Is the first host of a chain slow, or the way to it? Nobody is before it to compare with; so the next is tried.
+"""Decide whether the first host of a chain or its link is slow. No host is before it to compare with, so gpurun tries
+the next.
 
-The next host pulls a few chunks from the head itself, chunks that it needs anyway. If they come much faster than the
-first host receives, that one drags. Less than a hundredth of the bytes is sent twice for it, and once in a transfer.
+The next host pulls a few chunks, which it needs anyway, from the head. If they arrive much faster than at the first
+host, the first host is slow. The trial sends less than a hundredth of the bytes twice, once in a transfer.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class FirstHostTrial:
         self._over = False
 
     def slow(self, lanes: Sequence[ChainLane], paces: Sequence[HostPace]) -> HostPace | None:
-        """The first host, once it has turned out slow. Begins the trial when it is time for it."""
+        """Return the first host if the trial has shown that it is slow. Begins the trial when it is time."""
         first = next((pace for pace in paces if pace.upstream is None and pace.followed), None)
         if self._over or first is None or not first.rate:
             return None
@@ -51,7 +52,7 @@ class FirstHostTrial:
         return first if self._rate is not None and self._rate > FACTOR * first.rate else None
 
     def stop(self) -> None:
-        """No more trials."""
+        """Make no more trials."""
         self._over = True
 
     def _begin(self, first: HostPace, lanes: Sequence[ChainLane]) -> None:
@@ -64,7 +65,7 @@ class FirstHostTrial:
             self._thread.start()
 
     def _wants(self, lane: ChainLane) -> list[tuple[str, list[tuple[int, int]]]]:
-        """The last chunks of the last blob that the lane pulls, if the transfer is worth it."""
+        """Return the last chunks of the last blob that the lane pulls, if the transfer is long enough."""
         blobs = [self._seats.blobs[digest] for digest in lane.asked if digest in self._seats.blobs]
         chunks = sum(blob.count for blob in blobs)
         amount = min(MOST_CHUNKS, int(chunks * PART))

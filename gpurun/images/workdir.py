@@ -1,4 +1,4 @@
-"""A job's code: the folder on the head, byte for byte on every host; only what changed travels."""
+"""Copy a job's code from the head to every host, byte for byte; send only what changed."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def sync_workdir(
 ) -> Results[int]:
     """Make a folder on every host the same as `tree`: content, modes, times and links.
 
-    Links are kept as they are and never followed. A host is sent only contents that it never had; they go through a
-    chain of hosts when they are large. Idempotent.
+    Copies links as links. Sends a host only contents that it never had; large ones go through a chain of hosts.
+    Idempotent.
 
     Args:
-        folders: host → absolute folder there, which belongs to gpurun alone: what is in it and not in `tree` goes.
-        tree: a folder on the head as it is now, or as a job keeps it.
-        inventory: says in which racks hosts are and how they reach each other; None = nothing known.
+        folders: host → absolute folder there. It belongs to gpurun alone: entries that are not in `tree` are removed.
+        tree: a folder on the head as it is now, or a job's copy.
+        inventory: racks of hosts and how they reach each other; None = unknown.
 
     Returns:
         Bytes sent to each host.
@@ -75,7 +75,7 @@ def sync_workdir(
 
 
 def _lacking(agent: Agent, digests: Sequence[str]) -> list[str]:
-    """The contents that a host lacks, each once.
+    """Return the contents that a host lacks, each once.
 
     Raises:
         RemoteOpFailed: it names others.
@@ -87,7 +87,7 @@ def _lacking(agent: Agent, digests: Sequence[str]) -> list[str]:
 
 
 def _send(agent: Agent, tree: FileTree, digests: Iterable[str]) -> int:
-    """Contents straight to one host; how many bytes."""
+    """Send contents directly to one host; return the number of bytes."""
     sent = 0
 
     def pieces() -> Iterator[bytes]:
@@ -110,7 +110,7 @@ def _send_through_chains(
     union: Sequence[str],
     inventory: Inventory | None,
 ) -> dict[str, GpurunError]:
-    """All contents that any host lacks, as one blob, through the hosts that lack some; the hosts that failed."""
+    """Send all contents that any host lacks as one blob through these hosts; return the hosts that failed."""
     pack = LayerStore(default_folder()).put(piece for digest in union for piece in tree.content(digest))
     ends = accumulate(tree.files[digest].size for digest in union)
     index = [

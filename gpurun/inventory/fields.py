@@ -135,46 +135,49 @@ class HostKeys(TypedDict, total=False):
 
     gpus: Annotated[int, Meta(ge=0, le=128, description="How many GPUs the host has")]
     generation: Annotated[Name, Meta(description="GPU family, such as pascal; a gang never mixes generations")]
-    fabric: Annotated[Name, Meta(description="Name of the fabric its ranks train over")]
+    fabric: Annotated[Name, Meta(description="Name of the fabric that the host's ranks use")]
     gpu_model: Annotated[Text, Meta(description="GPU model as NVML names it, such as Tesla P100-SXM2-16GB")]
-    gpu_memory_mib: Annotated[Memory, Meta(description="Memory of each GPU in MiB, or such as 80GiB")]
+    gpu_memory_mib: Annotated[Memory, Meta(description="Memory of each GPU: a number in MiB, or a size such as 80GiB")]
     nvlink: Annotated[
         tuple[GpuIndices, ...], Meta(description="Groups of GPU indices that NVLink connects: [[0, 1, 2, 3], 4-7]")
     ]
     near_hca: Annotated[GpuIndices, Meta(description="GPU indices on the HCA's own PCI root or NUMA node")]
-    user: Annotated[User, Meta(description="Whom SSH logs in as; ~/.ssh/config decides if left out")]
+    user: Annotated[User, Meta(description="User that SSH logs in as; default: as in ~/.ssh/config")]
     address: Annotated[
-        Address, Meta(description="What SSH connects to; the host's name if left out; a range for a range of hosts")
+        Address,
+        Meta(description="Address that SSH connects to; default: the host's name; a range for a range of hosts"),
     ]
     port: Annotated[int, Meta(ge=1, le=65535, description="SSH port")]
     fabric_address: Annotated[
-        Address, Meta(description="Address other hosts' ranks use; the fabric interface's own if left out")
+        Address, Meta(description="Address that other hosts' ranks use; default: the address of the fabric's interface")
     ]
     python: Annotated[
-        Interpreter, Meta(description="The host's Python, 3.8 or newer: a name or a path; python3 if left out")
+        Interpreter, Meta(description="The host's Python, 3.8 or newer: a name or a path; default: python3")
     ]
     docker_host: Annotated[
-        HostDocker, Meta(description="The host's Docker socket; the SSH user's own DOCKER_HOST or context if left out")
+        HostDocker, Meta(description="The host's Docker socket; default: the SSH user's DOCKER_HOST or context")
     ]
     folder: Annotated[
         HostFolder,
-        Meta(description="A local folder for gpurun's files, if hosts share home folders; ~ if left out"),
+        Meta(description="A local folder for gpurun's files, if hosts share home folders; default: ~"),
     ]
     data_quota_mib: Annotated[
         Memory,
-        Meta(description="The most that data sets take of the host's disk, such as 500GiB; a quarter if left out"),
+        Meta(description="Disk space for data sets, such as 500GiB; default: a quarter of the disk"),
     ]
     ssh: Annotated[
         Literal["paramiko", "system"],
-        Meta(description="How gpurun connects: paramiko, or the system's ssh; gpurun chooses if left out"),
+        Meta(description="How gpurun connects: paramiko or system (the machine's ssh); default: gpurun chooses"),
     ]
-    labels: Annotated[dict[Label, LabelText], Meta(description="Words of your own, chosen from with @label:KEY=VALUE")]
+    labels: Annotated[
+        dict[Label, LabelText], Meta(description="Your own labels; @label:KEY=VALUE selects hosts by label")
+    ]
 
 
 class FabricKeys(TypedDict, total=False):
     """What an inventory says of a fabric."""
 
-    kind: Annotated[FabricKind, Meta(description="How ranks of different hosts talk")]
+    kind: Annotated[FabricKind, Meta(description="Kind of network between ranks on different hosts")]
     interface: Annotated[Interface, Meta(description="Interface for sockets, such as ens1f0")]
     hcas: Annotated[tuple[HcaName, ...], Meta(description="RDMA devices in use")]
     traffic_class: Annotated[
@@ -193,7 +196,7 @@ class FabricKeys(TypedDict, total=False):
 class PoolKeys(TypedDict, total=False):
     """What an inventory says of a pool."""
 
-    parent: Annotated[Name, Meta(description="The pool this one is part of")]
+    parent: Annotated[Name, Meta(description="The pool that contains this pool")]
     reservation: Annotated[int, Meta(ge=0, le=10_000_000, description="GPUs that are always this team's")]
     limit: Annotated[
         Annotated[int, Meta(ge=0, le=10_000_000)] | None, Meta(description="Most GPUs at once; null = no limit")
@@ -207,7 +210,9 @@ class HeadKeys(TypedDict, total=False):
     """What an inventory says of the head node."""
 
     docker_host: Annotated[DockerHost, Meta(description="The head node's Docker, as DOCKER_HOST")]
-    outputs_limit: Annotated[Memory, Meta(description="The most outputs that a job brings to the head, such as 200GiB")]
+    outputs_limit: Annotated[
+        Memory, Meta(description="How much of a job's outputs gpurun copies to the head, such as 200GiB")
+    ]
 
 
 HOST, FABRIC, POOL, HEAD = keys_of(HostKeys), keys_of(FabricKeys), keys_of(PoolKeys), keys_of(HeadKeys)

@@ -1,1 +1,1 @@
-"""What `gpurun bench` sends to its gang: `bench.py` runs inside the containers, never on the head."""
+"""The program that `gpurun bench` sends to its gang: `bench.py` runs in the containers, never on the head."""

@@ -1,10 +1,10 @@
 """Measure a gang: latency and bandwidth between hosts, allreduce by message size. Runs on every rank, under mpirun.
 
-Needs mpi4py; Horovod with TensorFlow only for ``--engine horovod`` or where GPUs can be used. Rank 0 writes one JSON
-document to ``--output``. Nothing here knows a host's name: the head knows which rank is where.
+Needs mpi4py; needs Horovod with TensorFlow only for ``--engine horovod`` or on GPUs. Rank 0 writes one JSON document to
+``--output``. The program does not know the hosts' names; the head knows the host of each rank.
 
-Only two ranks work at a time (or one pair per host, with ``--at-once``); the others sleep between looks, because
-MPI's own barrier would keep a core busy on every host and so disturb what is measured.
+Only two ranks work at a time (or, with ``--at-once``, one pair per host). The others sleep and poll, because MPI's own
+barrier would keep a core busy on every host and so disturb the measurement.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SUSPECT, REPEATS = 0.9, 3
 
 
 def main() -> None:
-    """One rank's part."""
+    """Run one rank's part."""
     global MPI  # noqa: PLW0603 - imported where it exists
     options = _options()
     MPI = importlib.import_module("mpi4py.MPI")
@@ -92,7 +92,7 @@ def _options() -> argparse.Namespace:
 
 
 def rounds(leaders: list[int], at_once: bool) -> list[list[tuple[int, int]]]:
-    """Which pairs measure together: one alone, or by the circle method of a tournament, every host once a round."""
+    """Plan which pairs measure at the same time: one pair, or one pair per host, by the circle method."""
     if not at_once:
         return [[(a, b)] for at, a in enumerate(leaders) for b in leaders[at + 1 :]]
     players = list(leaders) + ([-1] if len(leaders) % 2 else [])
@@ -107,7 +107,7 @@ def rounds(leaders: list[int], at_once: bool) -> list[list[tuple[int, int]]]:
 def _pairs(
     world: Any, leaders: list[int], racks: dict[str, str], seconds: float, at_once: bool
 ) -> list[dict[str, Any]]:
-    """Every pair, then again those that looked slow: a figure only stays low if it is low each time."""
+    """Measure every pair, then repeat those that look slow. A figure stays low only if all repetitions are low."""
     best = {(one["source"], one["target"]): one for one in _pass(world, rounds(leaders, at_once), seconds)}
     names = world.allgather(MPI.Get_processor_name())
     group_of = {leader: racks.get(names[leader], "") for leader in leaders}
@@ -123,7 +123,7 @@ def _pairs(
 
 
 def suspects(figures: list[dict[str, Any]], group_of: dict[int, str]) -> list[tuple[int, int]]:
-    """Pairs with a direction well below the better ones between the same two groups, the worst first."""
+    """Return pairs with a direction well below the better ones between the same two groups, the worst first."""
     kinds: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for one in figures:
         ends = sorted((group_of[one["source"]], group_of[one["target"]]))
@@ -144,7 +144,7 @@ def _rate(one: dict[str, Any]) -> float:
 
 
 def _pass(world: Any, plan: list[list[tuple[int, int]]], seconds: float) -> list[dict[str, Any]]:
-    """Measure these pairs, round by round; all figures on rank 0, none elsewhere."""
+    """Measure these pairs, round by round. Rank 0 returns all figures, other ranks return none."""
     me = world.Get_rank()
     mine: list[dict[str, Any]] = []
     for number, pairs in enumerate(plan, 1):
@@ -162,7 +162,7 @@ def _pass(world: Any, plan: list[list[tuple[int, int]]], seconds: float) -> list
 
 
 def _measure(world: Any, peer: int, seconds: float, leads: bool) -> list[dict[str, Any]]:
-    """Latency, then both directions; figures are noted by whoever receives."""
+    """Measure the latency, then both directions. The receiver records each figure."""
     me = world.Get_rank()
     latency_us = _ping(world, peer, leads)
     incoming = []
@@ -176,7 +176,7 @@ def _measure(world: Any, peer: int, seconds: float, leads: bool) -> list[dict[st
 
 
 def _ping(world: Any, peer: int, leads: bool) -> float:
-    """Half the median round trip of one byte, microseconds."""
+    """Return half the median round-trip time of one byte, in microseconds."""
     byte, trips = bytearray(1), []
     for _ in range(PING_WARM + PINGS):
         started = time.perf_counter()
@@ -191,7 +191,7 @@ def _ping(world: Any, peer: int, leads: bool) -> float:
 
 
 def _send(world: Any, peer: int) -> None:
-    """Fill the link to a peer: first to warm up, then with the size and time that the peer asks for."""
+    """Send to a peer at full rate: first a warm-up, then with the size and time that the peer requests."""
     _stream(world, peer, SMALL, WARM_S)
     size, wanted_s = world.recv(source=peer, tag=FIGURES)
     _stream(world, peer, size, wanted_s)
@@ -211,7 +211,7 @@ def _stream(world: Any, peer: int, size: int, seconds: float) -> None:
 
 
 def _receive(world: Any, peer: int, seconds: float) -> tuple[int, float]:
-    """(bytes, seconds) of what arrived between the first message and the last, after warming up."""
+    """Return (bytes, seconds) of the data between the first message and the last, after the warm-up."""
     size, took_s = _drain(world, peer, SMALL)
     rate = size / took_s if took_s else 0.0
     wanted_s = max(seconds, min(LONGEST_S, ENOUGH_BYTES / rate)) if rate else LONGEST_S
@@ -253,7 +253,9 @@ def _rest_until_all_are_here(world: Any) -> None:
 def _allreduce(
     world: Any, sizes: list[int], seconds: float, engine: str, run: Callable[[int], Callable[[], None]]
 ) -> list[dict[str, Any]]:
-    """Mean time of one allreduce of each size, the slowest rank's; iterations back to back, as in nccl-tests."""
+    """Return the mean time of one allreduce of each size, for the slowest rank; iterations back to back, as in
+    nccl-tests.
+    """
     found = []
     for size in sizes:
         step = run(size)
@@ -274,7 +276,7 @@ def _allreduce(
 
 
 def _mpi_allreduce(world: Any) -> Callable[[int], Callable[[], None]]:
-    """float32 in host memory, summed by MPI."""
+    """Sum float32 in host memory with MPI."""
 
     def run(size: int) -> Callable[[], None]:
         count = max(1, size // 4)
@@ -285,7 +287,7 @@ def _mpi_allreduce(world: Any) -> Callable[[int], Callable[[], None]]:
 
 
 def _horovod_allreduce(engine: str) -> tuple[Callable[[int], Callable[[], None]] | None, str]:
-    """float32 tensors, summed by Horovod (with NCCL where it was built with it), or None and why not."""
+    """Sum float32 tensors with Horovod (with NCCL if it was built with it); or return None and the reason."""
     if engine == "mpi":
         return None, "not asked for"
     try:
