@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Write the pages of docs/reference, and the list of decisions, from the code: `make reference`.
+"""Write docs/recipes.md, the pages of docs/reference, and the list of decisions: `make reference`.
 
 tests/documents/test_reference.py compares the pages with the code.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +20,7 @@ from gpurun.cli.tree import CommandPage, pages  # noqa: E402
 from gpurun.documents.convert import Kind  # noqa: E402
 from gpurun.errors import EXIT_CODES  # noqa: E402
 from gpurun.inventory import fields  # noqa: E402
+from gpurun.jobs import recipe_keys, spec  # noqa: E402
 
 FOLDER, DECISIONS = TOP / "docs/reference", TOP / "docs/decisions"
 MADE = "<!-- `make reference` writes this page from the code. Do not edit it. -->"
@@ -98,7 +100,7 @@ def inventory() -> str:
         "Inventory keys",
         "An inventory is one YAML file; [The inventory](../inventory.md) explains it. Keys that begin with `x-` are "
         "yours. `gpurun inventory schema` prints all of this as a JSON Schema.",
-        "## Top\n\n" + table(("key", "meaning"), ((f"`{key}`", text(about)) for key, about in top.items())),
+        "## Top\n\n" + table(("key", "meaning"), ((f"`{key}`", sentence(about)) for key, about in top.items())),
         *(f"## {title}\n\n" + "\n\n".join(filter(None, (note, keys(kinds)))) for title, kinds, note in sections),
     )
 
@@ -110,7 +112,7 @@ def both(names: Iterable[str]) -> str:
 
 def keys(kinds: Mapping[str, Kind]) -> str:
     """The keys of a mapping: what people write, and what it means."""
-    rows = ((f"`{key}`", text(written(kind)), text(kind.about)) for key, kind in kinds.items())
+    rows = ((f"`{key}`", text(written(kind)), sentence(kind.about)) for key, kind in kinds.items())
     return table(("key", "value", "meaning"), rows)
 
 
@@ -118,7 +120,8 @@ def written(kind: Kind) -> str:
     """What people write for a value."""
     what = kind.expected
     if kind.options:
-        what = "one of " + ", ".join(f"`{option}`" for option in kind.options)
+        *some, last = (f"`{option}`" for option in kind.options)
+        what = f"{', '.join(some)} or {last}"
     elif kind.key is not None and kind.item is not None:
         what = f"a mapping; each value is {written(kind.item)}"
     elif kind.keys is not None:
@@ -128,6 +131,71 @@ def written(kind: Kind) -> str:
     if kind.item is not None and kind.key is None and not kind.spelled:
         what = f"a list; each item is {written(kind.item)}"
     return f"{what}, or `null`" if kind.nullable else what
+
+
+SEE = {
+    "python": "environments.md", "min_gpus": "launchers.md", "launcher": "launchers.md",
+    "roles": "launchers.md#tensorflow", "data": "data.md",
+    "outputs_limit": "disk.md", "notify": "notifications.md", "sweep": "sweeps.md",
+}  # fmt: skip
+"""Keys of a recipe that another page explains."""
+
+
+def recipes() -> str:
+    """Every key of a recipe."""
+    defaults = {**defaults_of(spec.JobSpec), **defaults_of(spec.Constraints)}
+    sections = (
+        ("constraints", recipe_keys.CONSTRAINTS, "Where the job may run."),
+        ("python", recipe_keys.PYTHON, "Packages on top of the image. Give exactly one of the first three."),
+        ("horovod", recipe_keys.HOROVOD, "Each key is a flag of `horovodrun`. Without it, Horovod's default applies."),
+        ("roles", recipe_keys.ROLES, "Only with the launcher `tensorflow`."),
+        ("sweep", recipe_keys.SWEEP, "The parameters of `gpurun sweep`."),
+    )
+    return page(
+        "Recipes: what a job can ask for",
+        "A recipe is a YAML file, or a folder with a `recipe.yaml`. Relative paths are relative to it. A flag of "
+        "`gpurun submit` overrides the recipe; `--env` and `--secret` add to it. `gpurun submit RECIPE --dry-run` "
+        "prints everything that gpurun would do on every host. gpurun refuses keys that are not listed here.",
+        recipe_table(recipe_keys.FIELDS, defaults),
+        *(
+            f"## {name}\n\n{about}{see(name)}\n\n{recipe_table(kinds, defaults if name == 'constraints' else {})}"
+            for name, kinds, about in sections
+        ),
+    )
+
+
+def recipe_table(kinds: Mapping[str, Kind], defaults: Mapping[str, str]) -> str:
+    """The keys of a recipe's mapping, in their order."""
+    rows = []
+    for key, kind in kinds.items():
+        examples = " or ".join(code(example) for example in kind.examples)
+        default = f" Default: `{defaults[key]}`." if key in defaults else ""
+        inner = f" ([keys](#{key}))" if kind.keys is not None else ""
+        rows.append((f"`{key}`", text(written(kind)) + inner, examples, sentence(kind.about) + default + see(key)))
+    return table(("key", "value", "example", "meaning"), rows)
+
+
+def sentence(plain: str) -> str:
+    """A meaning as a sentence. Names of programs stay as they are."""
+    first = plain if plain.startswith(("gpurun", "horovodrun")) else plain[:1].upper() + plain[1:]
+    return text(first + "." * (plain[-1:] != "."))
+
+
+def see(key: str) -> str:
+    """A link to the page that explains a key."""
+    return f" See [{SEE[key].partition('.')[0]}]({SEE[key]})." if key in SEE else ""
+
+
+def defaults_of(kind: type) -> Mapping[str, str]:
+    """Key of a recipe → its default, as people write it; without those that are nothing, no or none."""
+    of_field = {field.name: field.default for field in dataclasses.fields(kind)}
+    fields_of = {key: recipe_keys.FIELD_OF.get(key, key) for key in (*recipe_keys.FIELDS, *recipe_keys.CONSTRAINTS)}
+    values = {key: (field, of_field.get(field)) for key, field in fields_of.items()}
+    return {
+        key: f"{value:g}s" if field.endswith("_s") else f"{value / 1024:g}GiB" if field.endswith("_mib") else str(value)
+        for key, (field, value) in values.items()
+        if value and isinstance(value, int | float | str) and not isinstance(value, bool)
+    }
 
 
 def exit_codes() -> str:
@@ -155,6 +223,7 @@ def decisions() -> str:
 
 
 PAGES: Mapping[Path, Callable[[], str]] = {
+    TOP / "docs/recipes.md": recipes,
     FOLDER / "commands.md": commands,
     FOLDER / "inventory.md": inventory,
     FOLDER / "exit-codes.md": exit_codes,

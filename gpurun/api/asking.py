@@ -20,8 +20,9 @@ from gpurun.head.wish import spec_of
 from gpurun.inventory.load import load
 from gpurun.inventory.locate import find
 from gpurun.inventory.model import Inventory
-from gpurun.jobs.recipe import CONSTRAINTS, FIELDS, Recipe
+from gpurun.jobs.recipe import Recipe
 from gpurun.jobs.recipe import read as read_recipe
+from gpurun.jobs.recipe_keys import CONSTRAINTS, FIELDS
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.launch.launchers import ALONE

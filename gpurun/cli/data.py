@@ -69,7 +69,7 @@ def stage(
     from gpurun.data.staging import stage as bring
     from gpurun.documents.convert import convert
     from gpurun.jobs.mounted import sources_below
-    from gpurun.jobs.recipe import FIELDS
+    from gpurun.jobs.recipe_keys import FIELDS
     from gpurun.supervisor.data import quotas_of
 
     kind = FIELDS["data"].item

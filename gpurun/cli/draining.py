@@ -32,7 +32,7 @@ def deadline_s(text: str, home: Path) -> float:
         BadInput: it is not a time.
         NotYours: the state directory is shared, so that the deadline would end other users' jobs.
     """
-    from gpurun.jobs.recipe import duration_s
+    from gpurun.jobs.recipe_values import duration_s
     from gpurun.state.shared import is_shared
 
     if is_shared(home) and os.getuid() != 0:

@@ -96,7 +96,7 @@ def moment_s(flag: str, text: str | None) -> float | None:
     """``7d`` (ago), ``2026-11-01`` or ``2026-11-01T08:00`` in seconds since the epoch. Raises BadInput."""
     from datetime import datetime
 
-    from gpurun.jobs.recipe import duration_s
+    from gpurun.jobs.recipe_values import duration_s
 
     if text is None:
         return None

@@ -96,7 +96,7 @@ def _checked_rank(folder: JobFolder, rank: int | None) -> int | None:
 
 def _since(text: str | None, now_s: float) -> str:
     """The beginning that a person means, as a log has it (RFC 3339, UTC). "" for the whole log."""
-    from gpurun.jobs.recipe import duration_s
+    from gpurun.jobs.recipe_values import duration_s
 
     if text is None:
         return ""

@@ -54,7 +54,7 @@ def prune(
     If you give several conditions, a job must meet all of them.
     """
     from gpurun.head.prune import Pruned, PruneWish, carry_out, plan_prune
-    from gpurun.jobs.recipe import duration_s, size_mib
+    from gpurun.jobs.recipe_values import duration_s, size_mib
     from gpurun.jobs.states import State
 
     if not (jobs or older_than or keep_below or state):

@@ -44,7 +44,7 @@ def tensorboard(
 
     Outputs come here while a job trains, as often as its recipe's `outputs_every` says.
     """
-    from gpurun.jobs.recipe import duration_s
+    from gpurun.jobs.recipe_values import duration_s
     from gpurun.tensorboard.shown import Shown
 
     idle_s = duration_s(idle)

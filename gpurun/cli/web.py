@@ -29,7 +29,7 @@ def web(
     Whoever has the printed URL sees the page; other users of this machine do not.
     """
     from gpurun.cli.inventory_options import cluster
-    from gpurun.jobs.recipe import duration_s
+    from gpurun.jobs.recipe_values import duration_s
     from gpurun.loopback.door import Door
     from gpurun.loopback.server import serve
     from gpurun.web.pages import Pages

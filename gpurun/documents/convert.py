@@ -56,6 +56,8 @@ class Kind:
 
     Attributes:
         type: the type for msgspec, with bounds and pattern.
+        about: what the value means.
+        examples: values as people write them, in YAML.
         options: the only allowed texts; empty = any.
         item: the kind of a list's or a mapping's values.
         key: the kind of a mapping's keys.
@@ -67,6 +69,7 @@ class Kind:
     type: Any
     expected: str
     about: str = ""
+    examples: tuple[str, ...] = ()
     allowed: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     parse: Parse = str
@@ -89,13 +92,15 @@ def kind_of(hint: Any) -> Kind:
     """Return the kind of a type hint."""
     base, metas = (hint.__origin__, hint.__metadata__) if typing.get_origin(hint) is typing.Annotated else (hint, ())
     about = next((meta.description for meta in reversed(metas) if meta.description), "")
+    examples = tuple(next((meta.examples for meta in reversed(metas) if meta.examples), ()))
     origin, arguments = typing.get_origin(base), typing.get_args(base)
     if origin in (typing.Union, types.UnionType):
         return replace(kind_of(arguments[0]), nullable=True, about=about)
     if typing.is_typeddict(base):
-        return Kind(base, "a mapping (key: value)", about, keys=keys_of(base))
+        return Kind(base, "a mapping (key: value)", about, examples, keys=keys_of(base))
     if origin is dict:
-        return Kind(base, "a mapping (key: value)", about, key=kind_of(arguments[0]), item=kind_of(arguments[1]))
+        key, item = map(kind_of, arguments)
+        return Kind(base, "a mapping (key: value)", about, examples, key=key, item=item)
     extra: dict[str, Any] = next((meta.extra for meta in metas if meta.extra), {})
     options = _options(base)
     expected = _EXPECTED.get(base, "a known word" if options else "a list")
@@ -103,6 +108,7 @@ def kind_of(hint: Any) -> Kind:
         hint,
         next((meta.title for meta in metas if meta.title), expected),
         about,
+        examples,
         extra.get("allowed") or options or _bounds(metas),
         options,
         extra.get("parse") or _PARSE.get(base, str),

@@ -6,7 +6,7 @@ from gpurun.errors import NeverFits
 from gpurun.head.wish import refuse_impossible
 from gpurun.inventory.load import parse
 from gpurun.jobs.mounted import _outputs_path
-from gpurun.jobs.recipe import _limit_s, _words
+from gpurun.jobs.recipe_values import _limit_s, _words
 from gpurun.jobs.spec import JobSpec
 
 TEXT = """\

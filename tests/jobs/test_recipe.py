@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -9,19 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.errors import BadInput
-from gpurun.jobs.recipe import (
-    CONSTRAINTS,
-    FIELDS,
-    HOROVOD,
-    PYTHON,
-    ROLES,
-    SWEEP,
-    build,
-    convert_flag,
-    duration_s,
-    read,
-    size_mib,
-)
+from gpurun.jobs.recipe import build, convert_flag, read
+from gpurun.jobs.recipe_keys import CONSTRAINTS, FIELDS, HOROVOD, PYTHON, ROLES, SWEEP
+from gpurun.jobs.recipe_values import duration_s, size_mib
 
 GOOD = """\
 image: gpurun/train:tf2.15
@@ -228,33 +217,29 @@ def test_what_is_not_utf_8_is_refused_before_anything_is_stored(given):
         build(None, {"image": "i", "gpus": 1, "command": ("true",), **given}, {})
 
 
-MANUAL = Path(__file__).parents[2] / "docs/recipes.md"
-ROWS = {
-    section: dict(re.findall(r"\| `(\w+)` \| (?:`(.+?)`)?", text))
-    for section, text in re.findall(r"(?:^|\*\*`(\w+)`\*\*)(.*?)(?=\*\*`\w+`\*\*|\Z)", MANUAL.read_text(), re.DOTALL)
-}
+SECTIONS = {
+    "": FIELDS, "constraints": CONSTRAINTS, "horovod": HOROVOD, "roles": ROLES, "sweep": SWEEP, "python": PYTHON,
+}  # fmt: skip
+EXAMPLES = [
+    (section, key, example)
+    for section, keys in SECTIONS.items()
+    for key, kind in keys.items()
+    for example in kind.examples
+]
 
 
-@pytest.mark.parametrize(
-    ("section", "keys"),
-    [
-        ("", FIELDS),
-        ("constraints", CONSTRAINTS),
-        ("horovod", HOROVOD),
-        ("roles", ROLES),
-        ("sweep", SWEEP),
-        ("python", PYTHON),
-    ],
-)
-def test_every_key_is_in_the_manual_with_an_example_that_is_right(tmp_path, section, keys):
-    rows = ROWS[section]
-    assert keys.keys() == rows.keys()
-    for key in keys:
-        line = f"{key}: {rows[key]}\n"
-        line += "  requirements: r.txt\n" if key in ("index", "secret") else ""
-        (tmp_path / "recipe.yaml").write_text(f"{section}:\n  {line}" if section else line)
-        found = read(tmp_path)
-        assert found.sweep if "sweep" in (section, key) else found.given
+@pytest.mark.parametrize(("section", "key", "example"), EXAMPLES)
+def test_the_examples_of_a_key_are_right(tmp_path, section, key, example):
+    line = f"{key}: {example}\n"
+    line += "  requirements: r.txt\n" if key in ("index", "secret") else ""
+    (tmp_path / "recipe.yaml").write_text(f"{section}:\n  {line}" if section else line)
+    found = read(tmp_path)
+    assert found.sweep if "sweep" in (section, key) else found.given
+
+
+def test_every_key_says_what_it_means_with_an_example():
+    kinds = [(key, kind) for keys in SECTIONS.values() for key, kind in keys.items()]
+    assert [key for key, kind in kinds if not kind.about or not kind.examples] == []
 
 
 @pytest.mark.parametrize("extra", [{"command": ("x" * 65_531,)}, {"command": ("true",), "env": {"A": "ü" * 32_762}}])
