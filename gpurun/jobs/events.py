@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from gpurun.state import durable
+from gpurun.state.growing import GrowingFile
 from gpurun.state.path import StatePath
 
 
@@ -29,20 +30,11 @@ class EventTail:
     """Reads events as they come, from the beginning; remembers how far it got."""
 
     def __init__(self, path: StatePath) -> None:
-        self.path = path
-        self._offset = 0
+        self._file = GrowingFile(path)
 
     def new(self) -> Iterator[dict[str, Any]]:
         """Events written since the last call; a torn last line is left for later, a damaged one skipped."""
-        try:
-            with self.path.reader() as stream:
-                stream.seek(self._offset)
-                data = stream.read()
-        except FileNotFoundError:
-            return
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.splitlines():
+        for line in self._file.lines():
             try:
                 event = json.loads(line)
             except (ValueError, RecursionError):

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO, NamedTuple
 
 from gpurun.launch import output
+from gpurun.state.growing import GrowingFile
 from gpurun.state.path import StatePath
 
 TAIL_BYTES = 1 << 20
 MOST_BYTES = 1 << 28
-PIECE_BYTES = 1 << 22
 MOST_REPORT_BYTES = 1 << 14
 SECTOR_BYTES = 512
 HOLE = bytes(SECTOR_BYTES)
@@ -115,11 +115,11 @@ class LogTail:
 
     def __init__(self, path: StatePath) -> None:
         self.path = path
-        self._offset = 0
+        self._file = GrowingFile(path)
 
     def new(self) -> Iterator[LoggedLine]:
         """Whole lines printed since those before, read piece by piece. No file yet: no lines."""
-        yield from _parsed(self._lines())
+        yield from _parsed(self._file.lines())
 
     def skip_to_last(self, count: int, wanted: Callable[[LoggedLine], bool]) -> None:
         """Continue at the last `count` of the lines that are there and wanted. No file: nothing to skip."""
@@ -134,30 +134,11 @@ class LogTail:
             return
         found = matching(lines)
         skipped = lines[found[-count] :] if 0 < count <= len(found) else [] if not count else lines
-        self._offset = end - sum(len(line) + 1 for line in skipped)
+        self._file.offset = end - sum(len(line) + 1 for line in skipped)
 
     def new_reports(self) -> Iterator[RankReport]:
         """What ranks have reported since."""
-        yield from filter(None, map(parse_report, self._lines()))
-
-    def _lines(self) -> Iterator[bytes]:
-        while data := self._piece():
-            yield from data.split(b"\n")[:-1]
-
-    def _piece(self) -> bytes:
-        try:
-            with self.path.reader() as stream:
-                stream.seek(self._offset)
-                data = stream.read(PIECE_BYTES)
-                data += stream.readline(PIECE_BYTES)
-        except FileNotFoundError:
-            return b""
-        end = data.rfind(b"\n") + 1
-        if not end and len(data) == 2 * PIECE_BYTES:  # no line is as long as that: a hole
-            self._offset += len(data)
-            return b"\n"
-        self._offset += end
-        return data[:end]
+        yield from filter(None, map(parse_report, self._file.lines()))
 
 
 def last_lines(path: StatePath, count: int) -> list[LoggedLine]:

@@ -23,6 +23,7 @@ from gpurun.jobs.drafts import AddCode
 from gpurun.jobs.folder import CODE
 from gpurun.msgspec_types import ready
 from gpurun.state import durable, lock
+from gpurun.state.growing import GrowingFile
 from gpurun.state.path import StatePath
 from gpurun.sweeps.plan import SweepPlan
 from gpurun.sweeps.trials import JournalEntry, Trials
@@ -63,11 +64,7 @@ class SweepFolder:
     def entries(self) -> Iterator[JournalEntry]:
         """The whole lines of the journal, in order; a damaged one is passed over."""
         decoder = msgspec.json.Decoder(ready(JournalEntry))
-        try:
-            data = self.journal.read_bytes()
-        except FileNotFoundError:
-            return
-        for line in data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]:
+        for line in GrowingFile(self.journal).lines():
             with suppress(msgspec.MsgspecError, ValueError):
                 yield decoder.decode(line)
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpurun.state import growing
 from gpurun.state.path import StatePath
 from gpurun.supervisor import joblog, loglines
 from gpurun.supervisor.joblog import JobLog
@@ -197,7 +198,7 @@ def test_pieces_and_ends_of_a_log_hold_whole_lines(tmp_path_factory, lengths, co
         with path.open("ab") as stream:
             stream.write(b"2026-11-21T01:02:04.000000001Z o torn")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loglines, "PIECE_BYTES", 64)
+        patch.setattr(growing, "PIECE_BYTES", 64)
         patch.setattr(loglines, "TAIL_BYTES", 64)
         assert [len(text) for text in texts(path)] == lengths
         assert [len(one.line.text) for one in last_lines(at(path), count)] == lengths[-count:]
