@@ -1,1 +1,1 @@
-"""Recipe to job spec, the states of a job, the job store."""
+"""Jobs: from recipe to job spec, the states of a job, the job store."""

@@ -1,8 +1,8 @@
-"""How each attempt of a job ended: files that the next attempt does not replace, in the job's folder.
+"""How each attempt of a job ended: files in the job's folder that later attempts do not replace.
 
 ``attempt-N.json`` is the job's record as attempt N ended. ``attempt-N.use.json`` says how busy its GPUs were. A mark
-``history/UID/ended.ID`` says that the history (`gpurun.history`) may not have the newest of them. The mark comes first,
-so a crash after it loses no row. The folder ``history/UID`` is the job owner's.
+``history/UID/ended.ID`` says that the history (`gpurun.history`) may lack the newest of them. gpurun makes the mark
+first, so a crash afterwards loses no row. The job's owner owns the folder ``history/UID``.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _RECORD = re.compile(r"attempt-(\d{1,9})\.json")
 
 
 def history_folder(home: Path, uid: int) -> StatePath:
-    """Where a user's history lies, and the marks of that user's jobs."""
+    """Return the folder of a user's history and of the marks of that user's jobs."""
     return StatePath(home) / HISTORY / str(uid)
 
 
 def make_history_folder(home: Path, uid: int) -> StatePath:
-    """`history_folder`, made if it is missing.
+    """Return `history_folder`; create it if missing.
 
     Raises:
-        StateError: it cannot be made, or it is another user's.
+        StateError: it cannot be created, or it is another user's.
     """
     folder = history_folder(home, uid)
     durable.make_folder(folder)
@@ -51,10 +51,10 @@ def make_history_folder(home: Path, uid: int) -> StatePath:
 
 
 def keep(folder: JobFolder, record: JobRecord) -> None:
-    """Keep how an attempt has ended: `record`, with the state that follows. Idempotent.
+    """Store how an attempt has ended: `record`, with the state that follows. Idempotent.
 
     Raises:
-        StateUnavailable: the state directory cannot be used now. Any other damage does not stop the end of a job.
+        StateUnavailable: the state directory cannot be used now. Any other damage does not prevent the end of a job.
     """
     try:
         marks = make_history_folder(folder.path.home, record.owner_uid)
@@ -68,12 +68,12 @@ def keep(folder: JobFolder, record: JobRecord) -> None:
 
 
 def never_began(record: JobRecord) -> JobRecord:
-    """A job that ended in the queue, as one more attempt, which had no GPUs."""
+    """Return the record of a job that ended in the queue as one more attempt, without GPUs."""
     return record.but(attempt=record.attempt + 1, granted=(), granted_s=None, started_s=None, first_failure=None)
 
 
 def kept(folder: JobFolder) -> Iterator[tuple[JobRecord, GpuUse | None]]:
-    """Every attempt that has ended, in order, and how busy its GPUs were, without files that are damaged.
+    """Yield every ended attempt in order, with its GPU use. Skips damaged files.
 
     Raises:
         FileNotFoundError: there is no such job.
@@ -91,14 +91,16 @@ def kept(folder: JobFolder) -> Iterator[tuple[JobRecord, GpuUse | None]]:
 
 
 def marked(marks: StatePath) -> Iterator[str]:
-    """The jobs whose newest attempt a history may not have. Raises FileNotFoundError without that history."""
+    """Yield the jobs whose newest attempt may be missing in the history. Raises FileNotFoundError without that
+    history.
+    """
     for name in sorted(marks.names()):
         if name.startswith(MARK) and ID_PATTERN.fullmatch(name.removeprefix(MARK)):
             yield name.removeprefix(MARK)
 
 
 def read_use(folder: JobFolder, attempt: int) -> GpuUse | None:
-    """How busy the GPUs of an attempt were; None if nobody knows."""
+    """Return how busy the GPUs of an attempt were; None if unknown."""
     try:
         return durable.read_record(folder.path / f"attempt-{attempt}.use.json", GpuUse)
     except (FileNotFoundError, StateError):
@@ -106,5 +108,5 @@ def read_use(folder: JobFolder, attempt: int) -> GpuUse | None:
 
 
 def write_use(folder: JobFolder, attempt: int, use: GpuUse) -> None:
-    """Replace how busy the GPUs of an attempt are. Raises StateError."""
+    """Replace the GPU use of an attempt. Raises StateError."""
     durable.write_record(folder.path / f"attempt-{attempt}.use.json", use)

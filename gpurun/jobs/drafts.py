@@ -1,8 +1,8 @@
-"""Jobs on their way into the job store: each becomes a job whole, or nothing of it stays.
+"""Create jobs in the job store: each submission stores each job completely or not at all.
 
-A submission makes its jobs in a folder ``jobs/.new-XXXXXXXX`` that no pass reads. It syncs them, marks them as live,
-and then renames each into ``jobs``. It holds the lock of a file in that folder all the while. So `sweep` knows what
-killed submissions have left.
+A submission creates its jobs in a folder ``jobs/.new-XXXXXXXX`` that no pass reads. It syncs them, marks them as live,
+and then renames each into ``jobs``. Meanwhile it holds the lock of a file in that folder, so `sweep` recognises
+leftovers of killed submissions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Alone = Callable[[], AbstractContextManager[object]]
 
 
 class Drafts:
-    """The jobs of one submission. Leaving the context removes what did not become a job.
+    """The jobs of one submission. Leaving the context removes drafts that did not become jobs.
 
     Args:
         jobs: the folder of all jobs. It and `live` must exist.
@@ -76,7 +76,7 @@ class Drafts:
             self._folder.rmdir()
 
     def new_id(self, wanted: str | None = None) -> str:
-        """An id that no job has; or the one that is wanted, which the caller knows to be new."""
+        """Return an unused id; or `wanted`, which the caller knows to be unused."""
         if wanted is not None:
             self._ids[wanted] = None
             return wanted
@@ -90,7 +90,7 @@ class Drafts:
         """Write a job's files; `publish` syncs them.
 
         Raises:
-            StateError: the disk is full, say.
+            StateError: they cannot be written, for example because the disk is full.
         """
         folder = self._folder / record.id
         folder.mkdir(0o755)
@@ -104,7 +104,7 @@ class Drafts:
         faults.point()
 
     def _add_code(self, path: StatePath, digest: str, add_code: AddCode) -> None:
-        """Link the file of an earlier job with the same code; write it where that cannot be."""
+        """Link the file of an earlier job with the same code; if that is impossible, write the code."""
         if digest in self._codes:
             with suppress(StateError):  # the file system has no links, or no more of this file
                 self._codes[digest].link(path)
@@ -113,13 +113,13 @@ class Drafts:
         self._codes[digest] = path
 
     def publish(self, alone: Alone | None = None) -> tuple[str, ...]:
-        """Make all of them jobs, durably; their ids, in the order of `new_id`.
+        """Make all drafts durable jobs; return their ids in the order of `new_id`.
 
         Args:
-            alone: needed for several jobs: while passes are kept out, a failure takes all jobs back.
+            alone: needed for several jobs: it keeps passes out, so that a failure can undo all jobs.
 
         Raises:
-            StateError: nothing became a job; or, without `alone`, it is a job but may not survive a power cut.
+            StateError: no draft became a job; or, without `alone`, the draft is a job but may not survive a power cut.
         """
         folders = [self._folder / job_id for job_id in self._ids]
         for job_id in self._ids:
@@ -152,7 +152,7 @@ class Drafts:
 
 
 def sweep(jobs: StatePath, live: StatePath, *, now_s: float) -> None:
-    """Remove what this user's killed submissions have left: half-made jobs, and marks without a job."""
+    """Remove leftovers of this user's killed submissions: incomplete jobs, and marks without a job."""
     marks = _names(live)
     names = set(_names(jobs))
     for name in [name for name in names if name.startswith(PREFIX)]:
@@ -165,7 +165,7 @@ def sweep(jobs: StatePath, live: StatePath, *, now_s: float) -> None:
 
 
 def _remove_abandoned(folder: StatePath, now_s: float) -> bool:
-    """Remove a folder of half-made jobs of this user's if no process makes them any more."""
+    """Remove a folder of this user's incomplete jobs if its submission has died."""
     try:
         found = folder.stat()
         if found.st_uid != os.getuid() or abs(now_s - found.st_mtime) < ABANDONED_S or _is_locked(folder / LOCK):

@@ -1,4 +1,4 @@
-"""What a recipe's ``python`` section says, as a value."""
+"""A recipe's ``python`` section as a value."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _WITH_PASSWORD = re.compile(r"[a-z+]+://[^/]*@", re.IGNORECASE)
 
 
 def environment_of(keys: Mapping[str, str], folder: Path) -> Environment:
-    """What `PythonKeys` say, with paths relative to `folder` made absolute.
+    """Return the environment that `PythonKeys` describe, with paths relative to `folder` made absolute.
 
     Raises:
-        BadInput: not one source of packages is named, or a URL has a password.
+        BadInput: there is not exactly one source of packages, or a URL has a password.
     """
     kinds: list[Literal["requirements", "lock", "project"]] = ["requirements", "lock", "project"]
     named = [kind for kind in kinds if kind in keys]

@@ -1,4 +1,4 @@
-"""A job's events: one JSON object a line, appended; what ``submit --follow`` and scripts watch."""
+"""A job's events: one JSON object per line, appended, for ``submit --follow`` and scripts."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ class EventLog:
         self._clock = clock
 
     def emit(self, kind: str, **fields: object) -> None:
-        """Append one event of `kind`; `fields` must be JSON values. A job that was pruned has no events any more."""
+        """Append one event of `kind`; `fields` must be JSON values. Does nothing if the job was pruned."""
         line = json.dumps({"t": round(self._clock(), 3), "kind": kind, **fields})
         with suppress(FileNotFoundError):
             durable.append_line(self.path, line)
 
 
 class EventTail:
-    """Reads events as they come, from the beginning; remembers how far it got."""
+    """Reads events as they are written, from the beginning; remembers its position."""
 
     def __init__(self, path: StatePath) -> None:
         self._file = GrowingFile(path)
 
     def new(self) -> Iterator[dict[str, Any]]:
-        """Events written since the last call; a torn last line is left for later, a damaged one skipped."""
+        """Yield events written since the last call. Leaves an incomplete last line for later, and skips damaged
+        lines.
+        """
         for line in self._file.lines():
             try:
                 event = json.loads(line)

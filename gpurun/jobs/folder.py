@@ -1,9 +1,9 @@
-"""One job's folder: its spec, its record, requests to end it, and the paths of everything else.
+"""One job's folder: its spec, its record, cancel and preemption requests, and the paths of all other files.
 
-``spec.json``, ``origin.json`` and ``code`` (`gpurun.images.code`) are written once. ``state.json`` is replaced whole on
-every change, by the process that carries the job: a pass under the allocator lock while the job is queued, then its
-supervisor. ``cancel.json`` and ``preempt.json`` are requests to that process. Only the job's owner or root writes here.
-Other users can read all but the code.
+gpurun writes ``spec.json``, ``origin.json`` and ``code`` (`gpurun.images.code`) once. It replaces ``state.json`` as a
+whole on every change: while the job is queued, a pass does so under the allocator lock, then its supervisor.
+``cancel.json`` and ``preempt.json`` are requests to the supervisor. Only the job's owner or root writes here. Other
+users can read everything except the code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REQUESTS: tuple[RequestKind, ...] = ("cancel", "preempt")
 
 
 class JobFolder:
-    """One job's files. Cheap to make; nothing is read until asked for."""
+    """One job's files. Creating this object reads nothing."""
 
     def __init__(self, path: StatePath) -> None:
         self.path = path
@@ -39,7 +39,7 @@ class JobFolder:
         self.launch_log = path / "launch.jsonl"
 
     def spec(self) -> JobSpec:
-        """The job's spec. Raises StateError when it is damaged or missing."""
+        """Read the job's spec. Raises StateError if it is damaged or missing."""
         path = self.path / "spec.json"
         try:
             return durable.read_record(path, JobSpec)
@@ -47,18 +47,19 @@ class JobFolder:
             raise StateError("is missing", job=self.id, where=str(path)) from error
 
     def origin(self) -> Origin:
-        """Where the job comes from; nothing is known of one that an older gpurun has stored. Raises StateError."""
+        """Read where the job comes from; empty if an older gpurun stored the job. Raises StateError."""
         try:
             return durable.read_record(self.path / ORIGIN, Origin)
         except FileNotFoundError:
             return Origin()
 
     def record(self) -> JobRecord:
-        """Where the job stands.
+        """Read the job's record.
 
         Raises:
-            StateError: the file is damaged or missing, or names another job; or another user than the owner that it
-                names can have written it. So nobody can have something run as somebody else.
+            StateError: the file is damaged or missing, or names another job; or another user than the named owner can
+                have
+                written it. So no user can make another user run something.
         """
         path = self.path / "state.json"
         try:
@@ -81,15 +82,16 @@ class JobFolder:
         return record
 
     def write(self, record: JobRecord) -> JobRecord:
-        """Replace the record, whole."""
+        """Replace the record as a whole."""
         durable.write_record(self.path / "state.json", record)
         return record
 
     def amend(self, mine: JobRecord, **changes: object) -> JobRecord:
-        """Change fields of the record, which is as `mine` but for them. A damaged one is replaced.
+        """Change fields of the record, which is otherwise equal to `mine`. Replaces a damaged record.
 
         Raises:
-            StateError: somebody else has moved the job: both its lease's names were removed, say.
+            StateError: another process has changed the job's state, for example because both links of its lease were
+                removed.
         """
         try:
             now = self.record()
@@ -100,15 +102,15 @@ class JobFolder:
         return self.write(mine.but(**changes))
 
     def move(self, state: State, **changes: object) -> JobRecord:
-        """Go to `state`, changing fields on the way. Raises StateError if no way leads there."""
+        """Change the state to `state`, and other fields with it. Raises StateError if this change is not allowed."""
         before = self.record()
         check_way(self.id, before.state, state)
         return self.write(before.but(state=state, **changes))
 
     def cancel_request(self) -> CancelRequest | None:
-        """What somebody asked of this job, if anything: a cancel rather than a preemption.
+        """Return the request about this job, if there is one; a cancel takes precedence over a preemption.
 
-        A damaged request is none: see `mend_request`.
+        Ignores a damaged request: see `mend_request`.
         """
         for kind in REQUESTS:
             with suppress(FileNotFoundError, StateError):
@@ -116,14 +118,14 @@ class JobFolder:
         return None
 
     def damaged_request(self) -> StateError | None:
-        """What is wrong with a request that there is; None if all are sound, or there is none."""
+        """Return the damage of a request; None if there is no damaged request."""
         return next(filter(None, map(self._damage, REQUESTS)), None)
 
     def mend_request(self) -> str | None:
-        """Set damaged requests aside; what to tell about it. To be called by the job's owner alone.
+        """Set damaged requests aside; return a message about them. Only the job's owner calls this.
 
-        Nobody can say what such a one asked for. A gang is not ended on a guess: a preemption will be asked for again,
-        and who wanted the end has to say so again.
+        A damaged request does not say what it asked for, and gpurun stops no gang on a guess. The pass will ask for a
+        preemption again; a person must repeat a cancel.
         """
         return "; ".join(filter(None, map(self._mend, REQUESTS))) or None
 
@@ -144,9 +146,9 @@ class JobFolder:
         return f"a request to end it was damaged and is kept as {aside.name}; to end it, cancel it again ({damage})"
 
     def ask_to_cancel(self, request: CancelRequest) -> None:
-        """Leave a request for whoever carries the job. A cancel and a preemption have a file each.
+        """Write a request for the job's supervisor. A cancel and a preemption have separate files.
 
-        So a preemption that is asked for, or forgotten, at the same moment takes no cancel with it.
+        So writing or removing a preemption never removes a cancel made at the same moment.
         """
         self._mend(request.kind)
         present = self.cancel_request()
@@ -154,13 +156,13 @@ class JobFolder:
             durable.write_record(self._request(request.kind), request)
 
     def clear_preemption(self) -> None:
-        """Forget a preemption once it has been carried out; a cancel stays."""
+        """Remove a preemption request after it was carried out; a cancel stays."""
         with suppress(FileNotFoundError, StateError):
             self._read_request("preempt")
             durable.remove(self._request("preempt"))
 
     def withdraw(self, request: CancelRequest) -> None:
-        """Forget a request that was not carried out, unless another one has replaced it."""
+        """Remove a request that was not carried out, unless another one has replaced it."""
         with suppress(FileNotFoundError, StateError):
             if self._read_request(request.kind) == request:
                 durable.remove(self._request(request.kind))

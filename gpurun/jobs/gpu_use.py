@@ -1,4 +1,4 @@
-"""How busy the GPUs of an attempt were, as their hosts said. Pure."""
+"""How busy the GPUs of an attempt were, from the hosts' samples. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ MOST_POINTS = 120
 
 @dataclass(frozen=True)
 class RankUse:
-    """One rank's GPU over an attempt.
+    """The use of one rank's GPU during an attempt.
 
     Attributes:
-        uuid: as NVML has it; "" = unknown.
-        samples: of about one second each.
+        uuid: NVML's UUID; "" = unknown.
+        samples: the number of samples, each of about one second.
         mean, most: use in percent.
-        memory_mib: the most that was in use.
-        last: use in percent over the last half minute that the host told of.
+        memory_mib: the most memory in use.
+        last: use in percent over the last reported half minute.
     """
 
     rank: int
@@ -36,11 +36,11 @@ class RankUse:
 
 @dataclass(frozen=True)
 class GpuUse:
-    """All ranks' GPUs over an attempt.
+    """The use of all ranks' GPUs during an attempt.
 
     Attributes:
         series: (seconds since the epoch, mean use of all GPUs in percent), oldest first, at most `MOST_POINTS`.
-        told_s: when a host last told of its GPUs, seconds since the epoch.
+        told_s: when a host last sent samples, seconds since the epoch.
     """
 
     ranks: tuple[RankUse, ...] = ()
@@ -49,20 +49,20 @@ class GpuUse:
 
     @property
     def mean(self) -> float | None:
-        """Mean use of all GPUs in percent."""
+        """Return the mean use of all GPUs in percent."""
         samples = sum(rank.samples for rank in self.ranks)
         return sum(rank.mean * rank.samples for rank in self.ranks) / samples if samples else None
 
     @property
     def memory_mib(self) -> int | None:
-        """The most memory that a GPU had in use."""
+        """Return the most memory that a GPU had in use."""
         return max((rank.memory_mib for rank in self.ranks), default=None)
 
     @property
     def slowest(self) -> RankUse | None:
-        """The rank whose GPU was clearly less busy than the others.
+        """Return the rank whose GPU was clearly less busy than the others.
 
-        In a gang that works in step, the others wait for it inside NCCL, which keeps their GPUs busy.
+        In a synchronous gang, the other ranks wait for it inside NCCL, which keeps their GPUs busy.
         """
         if len(self.ranks) < 2:
             return None
@@ -72,7 +72,7 @@ class GpuUse:
 
 
 def thinned(series: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """A series of at most `MOST_POINTS`: when it is longer, each two neighbours become their mean."""
+    """Return a series of at most `MOST_POINTS`. Replaces each two neighbours by their mean if it is longer."""
     if len(series) <= MOST_POINTS:
         return tuple(series)
     pairs = zip(series[::2], series[1::2], strict=False)

@@ -1,12 +1,12 @@
-"""An index of the live jobs: what a pass reads of each, in the user's own cache.
+"""An index of the live jobs in the user's own cache, with the fields that a pass reads.
 
-The files in a job's folder are the truth, and the index is a copy. gpurun replaces such a file by a rename. A rename
-gives the folder a new time of change, which no program can set, so one look at the folder tells whether the copy still
-holds. gpurun reads the files again when in doubt: when the folder has just changed, when a file of the job is damaged,
-and, for all jobs, after a reboot, after an upgrade, or when the index is missing or damaged.
+The index is a copy of the files in the jobs' folders. gpurun replaces such a file by a rename. A rename gives the
+folder a new change time, which no program can set. So one look at the folder shows whether the copy is still valid. If
+in doubt, gpurun reads the files again: if the folder has just changed or a file of the job is damaged; and for all jobs
+after a reboot or an upgrade, or if the index is missing or damaged.
 
-A person who edits a file in place leaves the folder's time of change as it was. ``touch`` on the folder then makes the
-edit visible. Before it grants GPUs to a job, gpurun always reads the job's own files.
+If a person edits a file in place, the folder's change time stays. ``touch`` on the folder then makes the edit visible.
+Before it grants GPUs to a job, gpurun always reads the job's own files.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class _Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One job.
 
     Attributes:
-        inode, changed_ns: of the job's folder, from before its files were read.
-        record: a JobRecord in MessagePack, without the fields that have their default.
+        inode, changed_ns: inode and change time of the job's folder, read before its files.
+        record: a JobRecord in MessagePack, without fields that have their default.
     """
 
     job: str
@@ -52,7 +52,7 @@ class _Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class _SameWants(msgspec.Struct, array_like=True, frozen=True):
-    """The jobs that want the same: most of ten thousand jobs share few wishes."""
+    """Jobs with equal constraints. Most of ten thousand jobs share a few sets of constraints."""
 
     wants: Wants
     jobs: list[_Entry]
@@ -73,7 +73,7 @@ class LiveIndex:
 
     Args:
         folder: the folder of all jobs' folders.
-        environ: says where the user's cache is.
+        environ: determines the user's cache folder.
     """
 
     def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
@@ -83,7 +83,7 @@ class LiveIndex:
         self._stamp = ""
 
     def read(self, ids: Collection[str], from_files: Reader) -> dict[str, LiveJob]:
-        """The jobs of these ids; those that the index does not know come from their files."""
+        """Return the jobs with these ids. Reads the files of jobs that the index lacks."""
         if len(ids) <= FEW or self._place is None:
             return self._from_files(ids, from_files, {})
         self._stamp = f"{own_cache.code_stamp(Path(__file__).parent)} {_boot_id()}"
@@ -102,7 +102,7 @@ class LiveIndex:
         return found
 
     def _valid(self, wanted: set[str]) -> tuple[dict[Wants, list[_Entry]], int]:
-        """The entries of `wanted` that are still true, and how many there are in all."""
+        """Return the entries of `wanted` that are still valid, and the number of all entries."""
         lstat, folder, stored = os.lstat, self._folder, 0
         groups: dict[Wants, list[_Entry]] = {}
         for group in self._stored():
@@ -128,7 +128,7 @@ class LiveIndex:
         return []
 
     def _from_files(self, ids: Collection[str], read: Reader, groups: dict[Wants, list[_Entry]]) -> dict[str, LiveJob]:
-        """Read jobs, and add those to `groups` whose next change will be seen."""
+        """Read jobs from files. Adds to `groups` the jobs whose next change the index can detect."""
         now_ns, found = time.time_ns(), {}
         for job_id in ids:
             try:
@@ -156,7 +156,7 @@ def _slim(record: JobRecord) -> dict[str, Any]:
 
 
 def _boot_id() -> str:
-    """Changes with every boot: after a power cut, a folder can be older than what was read of it before."""
+    """Return the boot's id: after a power cut, a folder can be older than the index."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:

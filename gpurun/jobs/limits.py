@@ -1,6 +1,6 @@
-"""When a time limit ends a job, and when the job's GPUs are then free. Pure.
+"""Compute when a time limit ends a job, and when the job's GPUs are then free. Pure.
 
-One definition for everybody: the supervisor ends the job by it, the scheduler plans with it, `gpurun why` prints it.
+The supervisor, the scheduler and `gpurun why` all use this one definition.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ FENCE_S = 15.0
 
 
 def limit_ends_s(running_s: float | None, limit_s: float | None) -> float | None:
-    """When the time limit ends an attempt. The limit counts from RUNNING.
+    """Return when the time limit ends an attempt. The limit counts from RUNNING.
 
     Args:
         running_s: when the attempt entered RUNNING; None = it has not.
@@ -23,6 +23,6 @@ def limit_ends_s(running_s: float | None, limit_s: float | None) -> float | None
 
 
 def is_over_limit(running_s: float | None, limit_s: float | None, now_s: float) -> bool:
-    """Returns True if the time limit ends the attempt now."""
+    """Return True if the time limit ends the attempt now."""
     ends_s = limit_ends_s(running_s, limit_s)
     return ends_s is not None and now_s > ends_s

@@ -1,4 +1,4 @@
-"""A job that has not ended, as a pass needs it."""
+"""A job that has not ended, with the fields that a pass needs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from gpurun.jobs.spec import Wants
 
 
 class LiveJob(msgspec.Struct, frozen=True, gc=False):
-    """One job that has not ended. Not a dataclass, because a pass makes ten thousand of them.
+    """One job that has not ended. Not a dataclass, because a pass creates ten thousand of them.
 
     Attributes:
-        wants: None if the job's spec is damaged or missing: then nobody knows where the job may run, and it must not be
-            granted.
-        request: what somebody asked of this job.
+        wants: None if the job's spec is damaged or missing: then nobody knows where the job may run, and a pass must
+            not
+            grant it.
+        request: the cancel or preemption request about this job.
     """
 
     record: JobRecord

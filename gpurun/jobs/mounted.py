@@ -1,4 +1,4 @@
-"""What a recipe says of folders in the containers: mounts, outputs and data sets."""
+"""A recipe's folders in the containers: mounts, outputs and data sets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def _container_path(path: str) -> str:
 
 
 def _outputs_path(path: str) -> str:
-    """A folder that a container can spare: an empty folder of the host hides what the image has there."""
+    """Check a folder for outputs. An empty folder of the host hides the image's folder, so the container must not need
+    it.
+    """
     top, *below = _container_path(path).strip("/").split("/")
     if top in _KERNEL or (top in _SYSTEM and not any(below)):
         raise ValueError(f"hides the container's own /{top}")
@@ -36,7 +38,7 @@ def _outputs_path(path: str) -> str:
 
 
 def _mount(text: str) -> tuple[str, str, str]:
-    """``/host/path:/container/path[:ro|rw]``, read-only unless it says otherwise. Raises ValueError."""
+    """Parse ``/host/path:/container/path[:ro|rw]``; default: read-only. Raises ValueError."""
     source, _, rest = text.partition(":")
     target, _, mode = rest.partition(":")
     if mode not in ("", "ro", "rw"):
@@ -45,7 +47,7 @@ def _mount(text: str) -> tuple[str, str, str]:
 
 
 def _data_source(text: str) -> dict[str, str]:
-    """``./folder``, ``host:/path`` or ``JOB:outputs/path``. Raises ValueError."""
+    """Parse ``./folder``, ``host:/path`` or ``JOB:outputs/path``. Raises ValueError."""
     if not text or "\0" in text or "\n" in text:
         raise ValueError
     if text.startswith("host:"):
@@ -74,7 +76,7 @@ Data = Annotated[
 
 
 def sources_below(folder: Path, data: Mapping[str, DataSource]) -> dict[str, DataSource]:
-    """Sources of data whose relative paths begin in `folder`."""
+    """Return sources of data, with relative paths resolved against `folder`."""
     return {
         name: replace(source, path=str((folder / source.path).absolute())) if source.kind == "folder" else source
         for name, source in data.items()
@@ -82,10 +84,10 @@ def sources_below(folder: Path, data: Mapping[str, DataSource]) -> dict[str, Dat
 
 
 def check_data(spec: JobSpec) -> None:
-    """Refuse a data set whose place in the container has something else already, or that is no folder.
+    """Refuse a data set whose path in the container is already used, or whose source is not a folder.
 
     Raises:
-        BadInput: says which.
+        BadInput: names the data set.
     """
     taken = {target.rstrip("/"): "a mount" for _, target, _ in spec.mounts}
     taken |= {spec.outputs.rstrip("/"): "outputs"} if spec.outputs is not None else {}
@@ -97,7 +99,7 @@ def check_data(spec: JobSpec) -> None:
 
 
 def mode_of(path: Path) -> int:
-    """What lies there, as stat(2) says; 0 if nothing, or nothing that can be looked at."""
+    """Return the mode of the file at a path, as stat(2) reports it; 0 if there is none or it cannot be read."""
     try:
         return path.stat().st_mode
     except (OSError, ValueError):

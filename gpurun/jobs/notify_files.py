@@ -1,4 +1,4 @@
-"""The files that a job's notifications name: where they are, and that they are there."""
+"""Resolve and check the files that a job's notifications name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpurun.jobs.spec import JobSpec
 
 
 def notify_below(given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The `notify` field of a spec, if it is given, with files below `folder`."""
+    """Return the `notify` field of a spec, if given, with files relative to `folder`."""
     return {"notify": tuple(_below(wish, folder) for wish in given["notify"])} if "notify" in given else {}
 
 

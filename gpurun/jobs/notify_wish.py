@@ -1,4 +1,4 @@
-"""Who is to be told what of a job, as people write it: ``mail:alice@example.com``, ``failure=slack:FILE``. Pure."""
+"""Parse notification targets as people write them: ``mail:alice@example.com``, ``failure=slack:FILE``. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NotifyWish:
 
     Attributes:
         target: a mail address; a file that holds a URL; a URL without secrets; or a command line.
-        on: events that the target is told of.
+        on: events that gpurun reports to the target.
     """
 
     kind: NotifyKind
@@ -31,17 +31,17 @@ class NotifyWish:
 
     @property
     def is_file(self) -> bool:
-        """Whether `target` is a file that holds the URL."""
+        """Return whether `target` is a file that holds the URL."""
         return self.kind in ("slack", "webhook") and not is_url(self.target)
 
 
 def is_url(text: str) -> bool:
-    """Whether a text is meant as a URL."""
+    """Return whether a text looks like a URL."""
     return text.startswith(("http://", "https://"))
 
 
 def checked_url(text: str) -> str:
-    """A URL that can be sent to. Raises ValueError, without repeating the URL: it may be a secret."""
+    """Return a valid URL. The ValueError does not repeat the URL, which may be a secret."""
     parts = urlsplit(text)
     if not is_url(text) or not parts.hostname or not text.isascii() or not text.isprintable() or " " in text:
         raise ValueError("is no http or https URL")
@@ -49,7 +49,7 @@ def checked_url(text: str) -> str:
 
 
 def notify_wish(text: str) -> NotifyWish:
-    """``[EVENT,…=]KIND:TARGET``. Raises ValueError."""
+    """Parse ``[EVENT,…=]KIND:TARGET``. Raises ValueError."""
     head, colon, target = text.partition(":")
     on, equals, kind = head.rpartition("=")
     events = tuple(on.split(",")) if equals else EVENTS

@@ -1,4 +1,4 @@
-"""Where a job comes from: what a person needs later to know which code and which gpurun it was."""
+"""Where a job comes from: what a person later needs to identify the code and the version of gpurun."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Origin:
     Attributes:
         gpurun, python: versions.
         head: the machine's name.
-        commit: of the workdir's Git repository; "" = it is in none.
-        diff: what the workdir had changed since, as ``git diff --binary`` says it; what is too long is left out.
-        untracked: files of the workdir that the repository does not know.
+        commit: the commit of the workdir's Git repository; "" = there is none.
+        diff: uncommitted changes as ``git diff --binary`` prints them; left out if too long.
+        untracked: untracked files of the workdir.
     """
 
     gpurun: str = ""

@@ -1,6 +1,6 @@
-"""Recipes: a YAML file (or a folder with a ``recipe.yaml``) and the flags of ``submit`` become a JobSpec.
+"""Read recipes: turn a YAML file (or a folder with a ``recipe.yaml``) and the flags of ``submit`` into a JobSpec.
 
-Every value is checked where it is written; all that is wrong is said at once, with line and column.
+Checks every value, and reports all problems at once, with line and column.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ RANK_NUMBERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK")
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe as read: JobSpec fields that were given, with nested constraints and knobs complete.
+    """A recipe as read: the given JobSpec fields, with complete nested constraints and Horovod settings.
 
     Attributes:
-        sweep: the keys of its sweep; what `gpurun submit` does not look at.
+        sweep: the keys of its sweep, which `gpurun submit` ignores.
     """
 
     source: Path
@@ -48,7 +48,7 @@ def read(path: Path) -> Recipe:
     """Read and check a recipe file, or the ``recipe.yaml`` of a folder.
 
     Raises:
-        BadInput: there is none; or it is wrong, with every problem's line and column.
+        BadInput: there is no recipe; or it has problems, each reported with line and column.
     """
     file = path / RECIPE_FILE if stat.S_ISDIR(mode_of(path)) else path
     data = read_bytes(file, "the recipe", most_bytes=MAX_BYTES)
@@ -84,24 +84,24 @@ def _by_field(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def convert_flag(flag: str, key: str, value: object) -> tuple[str, Any]:
-    """A command-line flag by the same rule as the recipe key `key`: the spec's field and its value.
+    """Convert a command-line flag by the rule of the recipe key `key`; return the spec's field and its value.
 
     Raises:
-        BadInput: naming the flag.
+        BadInput: names the flag.
     """
     converted = convert(value, {**FIELDS, **CONSTRAINTS}[key], flag)
     return FIELD_OF.get(key, key), environment_of(converted, Path.cwd()) if key == "python" else converted
 
 
 def build(recipe: Recipe | None, overrides: Mapping[str, Any], constraints: Mapping[str, Any]) -> JobSpec:
-    """Recipe and flags as one frozen spec; flags win. Variables and secrets are merged, everything else replaced.
+    """Combine recipe and flags into one frozen spec. Flags override the recipe; variables and secrets are merged.
 
     Args:
         overrides: JobSpec fields given as flags, already converted.
         constraints: Constraints fields given as flags.
 
     Raises:
-        BadInput: something a job needs is missing, or two things contradict each other.
+        BadInput: a required setting is missing, or two settings contradict each other.
     """
     given = dict(recipe.given) if recipe else {}
     merged = {field: {**given.get(field, {}), **overrides.get(field, {})} for field in ("env", "secret_files", "data")}
@@ -148,18 +148,20 @@ def _check(spec: JobSpec) -> None:
 
 
 def _check_env(spec: JobSpec) -> None:
-    """A rank that is told another job, folder or number than its own cannot say how it ends."""
+    """Refuse variables that would give a rank the wrong job, folder or number: gpurun could not detect the rank's
+    end.
+    """
     wrong = [name for name in spec.env if name in RANK_NUMBERS or name.startswith("GPURUN_")]
     if wrong := sorted({*wrong} - {"GPURUN_PARAMETERS"}):
         raise BadInput(f"env: gpurun itself sets {', '.join(wrong)}", hint="choose other names")
 
 
 def check_length(spec: JobSpec) -> None:
-    """Refuse what a launcher could not hand to a rank: it passes the command and the environment as one argument.
+    """Refuse a command and environment that are too long for a launcher, which passes them as one argument.
 
-    Linux takes 128 KiB in one argument (execve(2), MAX_ARG_STRLEN). Launchers add words of their own, and Horovod
-    quotes the whole a second time, so that each quote character takes five bytes. So a command may have half of the
-    limit after the first quoting, and three quarters after the second.
+    Linux limits one argument to 128 KiB (execve(2), MAX_ARG_STRLEN). Launchers add words, and Horovod quotes the whole
+    a second time, so that each quote character takes five bytes. So gpurun allows half of the limit after the first
+    quoting, and three quarters after the second.
 
     Raises:
         BadInput: says how long it may be.

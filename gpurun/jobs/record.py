@@ -1,4 +1,4 @@
-"""What is known of one job: the values that the job store keeps as JSON."""
+"""The record of a job and the values in it, which the job store keeps as JSON."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ RESTART_MOST_S = 600.0
 
 @dataclass(frozen=True)
 class FirstFailure:
-    """What went wrong first, not the avalanche behind it.
+    """The first failure of an attempt, without the failures that it caused.
 
     Attributes:
         rank: the first rank that failed, if one did.
         exit_code: that rank's exit code (128 + n for signal n), if it exited.
-        excerpt: the last lines the rank printed.
+        excerpt: the last lines that the rank printed.
         kind: the class of the cause: ``rank``, ``launcher``, ``container``, ``host-lost``, ``hang``, ``xid``,
             ``gpu-lost``, ``ecc``, ``oom``, ``disk-full``, ``engine``; "" = another step than RUNNING failed.
-        evidence: what a host saw of it, word for word, such as a line of its kernel's log.
-        cordon: the host's hardware is at fault: it gets no new gangs until a person says so.
+        evidence: the host's evidence word for word, such as a line of its kernel's log.
+        cordon: the host's hardware is at fault: it gets no new gangs until a person uncordons it.
     """
 
     reason: str
@@ -48,7 +48,7 @@ class Kept:
     """GPUs that the scheduler keeps for a queued job until the job starts.
 
     Attributes:
-        why: ``preemption``: gangs on these GPUs were told to stop for the job; ``patience``: others overtook the job
+        why: ``preemption``: gpurun preempted gangs on these GPUs for the job; ``patience``: others overtook the job
             for long enough, so it gets these GPUs when the gangs on them end.
     """
 
@@ -58,20 +58,20 @@ class Kept:
 
 @dataclass(frozen=True)
 class GpuHolder:
-    """Who holds GPUs of a host, as the host says. What the host does not know is "" or -1.
+    """The holder of GPUs of a host, as the host reports it. Unknown values are "" or -1.
 
     Attributes:
-        gpus: all indices that the holder has there.
+        gpus: all GPU indices that the holder has there.
         job: the holder's job.
-        attempt: which start of that job.
+        attempt: the attempt of that job.
         user: the account of the job's owner on its head node.
         uid: the same account, by number.
         head: the holder's head node.
         state: the id of the holder's state directory.
-        why: how the host knows that the holder still needs them.
+        why: the host's evidence that the holder still needs them.
 
     Raises:
-        ValueError: there can be no such GPU, or it is named twice; what reads a file takes that for damage.
+        ValueError: there can be no such GPU, or it is named twice; readers of a file treat that as damage.
     """
 
     gpus: tuple[int, ...]
@@ -88,7 +88,7 @@ class GpuHolder:
 
     @property
     def words(self) -> str:
-        """For people: ``job j-0a1b2c3d of bob on head-2``."""
+        """Describe the holder for people: ``job j-0a1b2c3d of bob on head-2``."""
         owner = f" of {self.user}" if self.user else ""
         place = f" on {self.head}" if self.head else ""
         return f"{f'job {self.job}' if self.job else 'an unknown job'}{owner}{place}"
@@ -96,12 +96,12 @@ class GpuHolder:
 
 @dataclass(frozen=True)
 class HostRefusal:
-    """A host refused GPUs to this job, because somebody else claims them there.
+    """A host refused GPUs to this job, because another job claims them there.
 
     Attributes:
-        host: as the job's inventory names it.
+        host: the host's name in the job's inventory.
         until_s: passes treat the holder's GPUs as taken until then, seconds since the epoch.
-        pause_s: how long this refusal counts; the next one of this host counts twice as long.
+        pause_s: how long this refusal counts; the next refusal of this host counts twice as long.
     """
 
     host: str
@@ -115,9 +115,9 @@ class Restart:
     """A job's next start after a failed attempt.
 
     Attributes:
-        at_s: not before then, seconds since the epoch.
-        attempt: which start it is of those that ``max_restarts`` allows, the first one included.
-        of: how many it allows; None = as many as hosts fail, because the gang is formed again.
+        at_s: the earliest start, seconds since the epoch.
+        attempt: the number of the start, counted with the first start, of those that ``max_restarts`` allows.
+        of: how many starts are allowed; None = unlimited, because the gang is formed again.
     """
 
     at_s: float
@@ -125,11 +125,13 @@ class Restart:
     of: int | None
 
     def is_due(self, now_s: float) -> bool:
-        """Whether it may start; a clock that was set back makes nobody wait for hours."""
+        """Return whether the job may start now. After the clock was set back, a job does not wait for hours."""
         return now_s >= self.at_s or self.at_s - now_s > RESTART_MOST_S
 
     def words(self, now_s: float) -> str:
-        """For people: ``restarts in 12 s (attempt 3 of 5)``. When that time is over, it may still wait for GPUs."""
+        """Describe the restart for people: ``restarts in 12 s (attempt 3 of 5)``. Afterwards it may still wait for
+        GPUs.
+        """
         which = f"(attempt {self.attempt})" if self.of is None else f"(attempt {self.attempt} of {self.of})"
         if self.is_due(now_s):
             return f"waits to be restarted {which}"
@@ -138,13 +140,13 @@ class Restart:
 
 @dataclass(frozen=True)
 class Setback:
-    """How the last attempt that counted as a failure went, as `gpurun.supervisor.restarts` compares it.
+    """How the last attempt that counted as a failure went, for the comparison in `gpurun.supervisor.restarts`.
 
     Attributes:
-        said: the reason, where the kind alone says too little.
-        step: the furthest step that a rank told of; None = none did.
-        ran_s: seconds it was RUNNING.
-        fruitless: how many attempts in a row, this one included, have achieved nothing.
+        said: the reason, if the kind alone is not specific.
+        step: the furthest step that a rank reported; None = no rank reported one.
+        ran_s: seconds in RUNNING.
+        fruitless: the number of consecutive attempts without progress, including this one.
     """
 
     attempt: int
@@ -159,12 +161,13 @@ class Setback:
 
 @dataclass(frozen=True)
 class OutputsLeft:
-    """What of a job's outputs is not on the head.
+    """Outputs of a job that are not on the head.
 
     Attributes:
-        count: how many files, or hosts that did not say.
-        first: the first of them, each with why.
-        hosts: they keep their copies, because these have more than the head. None: nothing is lost, such as a pipe.
+        count: the number of files, or of hosts that did not list theirs.
+        first: the first of them, each with the reason.
+        hosts: hosts that keep their copies, because they have more than the head. None: nothing is lost, such as a
+            pipe.
     """
 
     count: int
@@ -172,44 +175,45 @@ class OutputsLeft:
     hosts: tuple[str, ...] = ()
 
     def words(self, job: str) -> str:
-        """For people."""
+        """Describe them for people."""
         more = f" and {self.count - len(self.first)} more" if self.count > len(self.first) else ""
         kept = f"; {', '.join(self.hosts)} keeps its copy, and `gpurun outputs {job}` brings it" if self.hosts else ""
         return f"not all outputs are on the head: {', '.join(self.first)}{more}{kept}"
 
 
 class JobRecord(msgspec.Struct, frozen=True, gc=False):
-    """Where a job stands. Times are seconds since the epoch, as the head's clock says.
+    """The state of a job. Times are seconds since the epoch, by the head's clock.
 
     Not a dataclass, because a pass reads ten thousand of them.
 
     Attributes:
         owner_uid: the user who submitted; only that user's processes run it.
-        inventory: absolute path of the inventory it was submitted against.
-        granted_from: the inventories of its grants, with links followed: a link may lead elsewhere since.
-        outcome: set in STOPPING: the state the job will end in once every host is fenced.
-        ladder: set in STOPPING: ranks may be running and get notice before they are killed.
-        reached: how far the attempt has touched its hosts: not at all, files and keys, or containers. Says what has
-            to be proven gone. Written before the deed.
+        inventory: absolute path of the inventory that the job was submitted with.
+        granted_from: the inventories of its grants, with links resolved at the grant.
+        outcome: set in STOPPING: the state in which the job will end once every host is fenced.
+        ladder: set in STOPPING: ranks may be running, so they get SIGTERM before SIGKILL.
+        reached: how far the attempt has changed its hosts: not at all, files and keys, or containers. The fence checks
+            this much. Written before the change.
         attempt: 0 before the first grant, then 1, 2, …
-        avoid: hosts that failed an earlier attempt, those that failed the last one last.
-        exit_code: the job's own: the first failing rank's; None if it never came so far.
-        code: what ``submit --follow`` and ``wait`` exit with once the job has ended.
-        checkpoint_s: when the attempt's ranks last told that their work is safe; None = they have not.
+        avoid: hosts that failed an earlier attempt; those of the last attempt come last.
+        exit_code: the job's own: that of the first failing rank; None if no rank ended.
+        code: the exit code of ``submit --follow`` and ``wait`` after the job's end.
+        checkpoint_s: when the attempt's ranks last reported a checkpoint; None = they have not.
         kept: GPUs that the last pass keeps for the queued job.
-        restart: from the end of a failed attempt to the next grant: when it will be started again.
-        setback: the last failed attempt, kept over the next ones to recognise one that fails the same way.
-        refusals: hosts that refused GPUs, because somebody else claims them there (`gpurun.leases.refusals`).
-        placements: how often pre-flight had the job placed elsewhere since it last ran.
-        outputs_left: what of the outputs is not on the head, since an attempt ended; None = they are all here.
-        rehearsal: "due": the next attempt, or this one, is one rank on one GPU; "passed": it was, and is being ended.
-        uncut: hosts of an elastic gang whose ranks may still wait for those of a host that has left.
+        restart: from the end of a failed attempt to the next grant: when the job will restart.
+        setback: the last failed attempt, kept to recognise a later attempt that fails in the same way.
+        refusals: hosts that refused GPUs, because another job claims them there (`gpurun.leases.refusals`).
+        placements: how often pre-flight moved the job to other hosts since it last ran.
+        outputs_left: outputs that are not on the head after an attempt; None = all are on the head.
+        rehearsal: "due": the current or next attempt is a rehearsal; "passed": the rehearsal succeeded, and is
+            stopping.
+        uncut: hosts of an elastic gang whose ranks may still wait for ranks of a host that has left.
         generation: the GPU generation of the last grant; "" = an older gpurun granted it.
         gpu_s: GPU seconds that the attempt used before its gang last changed its size.
         gpu_s_until_s: when that was; None = it has not changed.
 
     Raises:
-        ValueError: `inventory` is no path; what reads a file takes that for damage.
+        ValueError: `inventory` is not a path; readers of a file treat that as damage.
     """
 
     id: str
@@ -255,40 +259,40 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
         check_path(self.inventory)
 
     def but(self, **changes: Any) -> JobRecord:
-        """The record with some attributes changed."""
+        """Return the record with some attributes changed."""
         return msgspec.structs.replace(self, **changes)
 
     def avoiding(self, hosts: Iterable[str]) -> tuple[str, ...]:
-        """What it avoids once these hosts have failed it, too."""
+        """Return the hosts to avoid after these hosts have failed the job, too."""
         failed = sorted({*hosts})
         return (*(host for host in self.avoid if host not in failed), *failed)
 
     def last_words(self) -> str:
-        """The reason that it ends with: also what was not brought home, if a host still has it."""
+        """Return the final reason, including outputs that are still on hosts."""
         left = self.outputs_left
         return "; ".join(filter(None, (self.reason, left.words(self.id) if left and left.hosts else "")))
 
     def gpu_s_at(self, now_s: float) -> float:
-        """GPU seconds of the attempt until `now_s`: each GPU counts from the grant, or from when it came."""
+        """Return the attempt's GPU seconds until `now_s`. Each GPU counts from the grant, or from when it joined."""
         since_s = self.gpu_s_until_s or self.granted_s or now_s
         return self.gpu_s + sum(len(grant.gpus) for grant in self.granted) * max(0.0, now_s - since_s)
 
     def waits_for_restart(self, now_s: float) -> bool:
-        """True while it is queued but shall not start yet."""
+        """Return True while the job is queued but must not start yet."""
         return self.state is State.QUEUED and self.restart is not None and not self.restart.is_due(now_s)
 
     @property
     def has_saved(self) -> bool:
-        """Whether this attempt has told of a checkpoint."""
+        """Return whether this attempt has reported a checkpoint."""
         saved_s, started_s = self.checkpoint_s, self.started_s
         return saved_s is not None and started_s is not None and saved_s >= started_s
 
     def is_past(self, attempt: int) -> bool:
-        """Whether an attempt is over: the job has ended, waits for the next one, or has begun it."""
+        """Return whether an attempt has ended: the job has ended, waits for the next attempt, or has begun it."""
         return self.state.ended or self.attempt > attempt or (self.attempt == attempt and self.state is State.QUEUED)
 
     def story(self, now_s: float) -> str:
-        """Its reason, and when it is started again if it is."""
+        """Return the reason, and the time of the restart if there is one."""
         if self.rehearsal == "due" and not self.reason and not self.state.ended:
             return "waits to rehearse on one GPU" if self.state is State.QUEUED else "rehearses on one GPU"
         if self.state is not State.QUEUED or self.restart is None:
@@ -297,17 +301,17 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 def unknown_spec(record: JobRecord) -> JobSpec:
-    """For a job that holds GPUs and whose spec is damaged: what its record says. Enough to count and free its GPUs."""
+    """Return a substitute for the damaged spec of a job that holds GPUs, enough to count and free its GPUs."""
     return JobSpec(name=record.name, image="", gpus=record.gpus, command=(), pool=record.pool)
 
 
 @dataclass(frozen=True)
 class CancelRequest:
-    """Somebody's wish that a job end.
+    """A request to end a job's attempt.
 
     Attributes:
-        kind: ``cancel``: for good; ``preempt``: it gives its GPUs back and is queued again.
-        drain: the hosts for whose drain a pass asks; a pass withdraws the request when they are not drained any more.
+        kind: ``cancel``: end the job; ``preempt``: release its GPUs and queue it again.
+        drain: the hosts whose drain is the cause; a pass withdraws the request if the drain ends.
     """
 
     kind: RequestKind
@@ -318,7 +322,7 @@ class CancelRequest:
 
     @property
     def outcome(self) -> str:
-        """The reason of the job that ends so, for people."""
+        """Return the reason of a job that ends because of this request, for people."""
         if self.kind == "preempt":
             return f"{'moved' if self.drain else 'preempted'}: {self.reason}"
         return f"drained: {self.reason}" if self.drain else f"cancelled by {self.by}"

@@ -1,4 +1,4 @@
-"""Which variables of a job's environment look like secrets. Pure."""
+"""Recognise variables of a job's environment that look like secrets. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _SECRET = re.compile(r"(TOKEN|(\A|_)KEY|_PAT|(\A|_)CREDENTIALS?)\Z|PASSWORD|PASS
 
 
 def visible_secrets(env: Mapping[str, str]) -> tuple[str, ...]:
-    """The names of variables that look as if their values were secret.
+    """Return the names of variables whose values look secret.
 
     Whoever may use Docker on a GPU host sees a container's environment by `docker inspect`. A name that ends with
-    ``_FILE`` or ``_PATH`` says where a secret lies, and is none.
+    ``_FILE`` or ``_PATH`` only says where a secret is stored.
     """
     return tuple(sorted(name for name, value in env.items() if value and _SECRET.search(name) and not _is_place(name)))
 

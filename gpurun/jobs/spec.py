@@ -1,7 +1,7 @@
-"""What a person asked for, as one frozen value: the job spec.
+"""The job spec: what a person asked for, as one frozen value.
 
-A recipe and the flags of ``gpurun submit`` become a JobSpec once; everything after reads it and nothing
-changes it. Nothing here reads a file or a clock.
+A recipe and the flags of ``gpurun submit`` become a JobSpec once; later steps only read it. This module reads no file
+and no clock.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check_gpus(gpus: tuple[int, ...]) -> None:
 
 
 def check_path(path: str) -> None:
-    """Raise ValueError if no file can have this name: the kernel takes no NUL in a path."""
+    """Raise ValueError if no file can have this name: a path cannot contain NUL."""
     if "\0" in path:
         raise ValueError(f"{path[:80]!r} is no path")
 
@@ -39,7 +39,7 @@ class Grant:
     """GPUs of one host that belong to a gang, in rank order.
 
     Raises:
-        ValueError: there can be no such GPU, or it is named twice; what reads a file takes that for damage.
+        ValueError: there can be no such GPU, or it is named twice; readers of a file treat that as damage.
     """
 
     host: str
@@ -55,7 +55,7 @@ class Placement:
 
     Attributes:
         generation: the one GPU generation of all its hosts.
-        racks: the racks it touches, in rank order.
+        racks: its racks, in rank order.
         grants: one per host, in rank order.
     """
 
@@ -65,7 +65,7 @@ class Placement:
 
     @property
     def gpus(self) -> int:
-        """GPUs of all grants together."""
+        """Return the number of GPUs of all grants."""
         return sum(len(grant.gpus) for grant in self.grants)
 
     @property
@@ -79,16 +79,16 @@ class Constraints:
     """Where a gang may run.
 
     Attributes:
-        generations: allowed GPU generations; empty = any one of them (a gang never mixes generations).
+        generations: allowed GPU generations; empty = any, but a gang never mixes generations.
         gpu_model: exact GPU model, as the inventory writes it.
-        min_gpu_memory_mib: least memory of each GPU; hosts that do not say how much they have never match.
+        min_gpu_memory_mib: least memory of each GPU; hosts whose memory is unknown never match.
         gpus_per_host: exactly this many GPUs on each host of the gang.
         locality: ``host``: one host; ``rack``: one rack; ``any``.
         hosts: only these hosts; empty = all.
         avoid: never these hosts.
-        nvlink: on each host only GPUs of one NVLink island.
-        locality_wait_s: how long to prefer one rack (or host, see `prefer`) before accepting more.
-        prefer: the locality worth that wait.
+        nvlink: on each host, only GPUs that one NVLink island connects.
+        locality_wait_s: how long to wait for one rack (or host, see `prefer`) before accepting more.
+        prefer: the locality to wait for.
     """
 
     generations: tuple[str, ...] = ()
@@ -104,20 +104,21 @@ class Constraints:
 
     @property
     def for_one(self) -> Constraints:
-        """Where one GPU of such a gang may be."""
+        """Return the constraints for one GPU of such a gang."""
         return replace(self, gpus_per_host=None)
 
 
 @dataclass(frozen=True)
 class Roles:
-    """What the ranks of a gang do, where they are not all alike. Each worker has a GPU, the others have none.
+    """The roles of a gang's ranks, if they differ. Each worker has a GPU, the others have none.
 
     Attributes:
-        ps: how many parameter servers there are.
-        ps_hosts: where they run: names of hosts without GPUs, or labels as ``role=ps``; empty = on the workers' hosts.
-        workers: how many workers there are, if a person says so; always one for each GPU.
-        chief: whether a rank of its own coordinates the others; None = whatever the launcher takes for usual.
-        evaluator: whether a rank evaluates checkpoints beside the training.
+        ps: the number of parameter servers.
+        ps_hosts: where they run: names of hosts without GPUs, or labels such as ``role=ps``; empty = on the workers'
+            hosts.
+        workers: the number of workers, if the recipe says it; always one for each GPU.
+        chief: whether an extra rank coordinates the others; None = the launcher's default.
+        evaluator: whether an extra rank evaluates checkpoints during the training.
         flags: each rank also gets its role and the others' addresses as flags of its command.
     """
 
@@ -130,28 +131,29 @@ class Roles:
 
     @property
     def without_gpu(self) -> int:
-        """How many ranks have no GPU."""
+        """Return the number of ranks without a GPU."""
         return self.ps + bool(self.chief) + self.evaluator
 
     @property
     def rehearsal(self) -> Roles:
-        """The smallest gang in which each role is played."""
+        """Return the smallest gang that has every role."""
         return replace(self, ps=min(self.ps, 1), workers=1)
 
 
 @dataclass(frozen=True)
 class Environment:
-    """Python packages that a job has on top of an image (`gpurun.environments`).
+    """Python packages on top of a job's image (`gpurun.environments`).
 
     Attributes:
         kind: what `path` is: a requirements file, a ``uv.lock``, or the folder of a ``pyproject.toml``.
         path: absolute, on the head.
-        index: where pip looks for packages: a URL, or an absolute folder of wheels on the head; None = where the
-            user's own pip does.
+        index: where pip looks for packages: a URL, or an absolute folder of wheels on the head; None = as the user's
+            own
+            pip.
         secret: an absolute netrc file on the head, with passwords for the index.
-        base: the image that it was built on, as the person wrote it; "" until it is built.
+        base: the base image, as the person wrote it; "" until the environment is built.
         base_id: the head's ID of that image.
-        packages: what was installed, each as ``name==version``.
+        packages: the installed packages, each as ``name==version``.
     """
 
     kind: Literal["requirements", "lock", "project"]
@@ -182,26 +184,26 @@ class Wants:
 
     @property
     def rehearsal(self) -> Wants:
-        """What a rehearsal wants: one GPU where the gang may run."""
+        """Return the wants of a rehearsal: one GPU where the gang may run."""
         return replace(
             self, gpus=1, min_gpus=self.min_gpus and 1, constraints=self.constraints.for_one,
             roles=self.roles and self.roles.rehearsal,
         )  # fmt: skip
 
     def ports_on(self, grants: Iterable[Grant]) -> int:
-        """How many TCP ports in a row a gang needs on each of its hosts: one, and one for each rank that has a role."""
+        """Return how many consecutive TCP ports a gang needs on each host: one, plus one for each rank with a role."""
         return 1 if self.roles is None else 1 + max(len(grant.gpus) for grant in grants) + self.roles.without_gpu
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """Where a data set comes from.
+    """The source of a data set.
 
     Attributes:
-        kind: ``folder`` of the head; ``host``: a folder that the hosts have; ``job``: outputs on the head.
-        path: an absolute path; of a job's outputs ``JOB:outputs/…``.
-        digest: names what it held when the job was submitted, and so what runs; None for what the hosts have.
-        size_bytes: of all its files together.
+        kind: ``folder``: on the head; ``host``: a folder on the hosts; ``job``: outputs on the head.
+        path: an absolute path; for a job's outputs ``JOB:outputs/…``.
+        digest: the digest of the content at submit, which the job uses; None for folders of hosts.
+        size_bytes: the size of all its files.
     """
 
     kind: Literal["folder", "host", "job"]
@@ -212,7 +214,8 @@ class DataSource:
 
 @dataclass(frozen=True)
 class HorovodKnobs:
-    """Horovod's own settings, each a flag of horovodrun. None leaves Horovod's default; of the Gloo time-out, ours.
+    """Horovod's own settings, each a flag of horovodrun. None = Horovod's default; for the Gloo time-out, gpurun's
+    default.
 
     Source: ``horovodrun --help`` of Horovod 0.28.1.
     """
@@ -238,39 +241,40 @@ class JobSpec:
     """One submission, complete.
 
     Attributes:
-        name: what the person calls it; any text without control characters, never used as a path.
+        name: the job's name: any text without control characters, never used as a path.
         image: the Docker image reference on the head node, as the person wrote it.
-        image_id: the head's ID of it when the job was submitted: what runs, whatever the reference means by then. "" in
-            a job that an older gpurun has stored.
-        gpus: how many GPUs it needs; each has a rank.
-        min_gpus: elastic: it starts and goes on with as few GPUs as this, and grows back; None = not elastic.
-        command: the argv each rank runs, byte for byte.
+        image_id: the head's ID of the image at submit. The job runs this image even if the reference changes. "" in a
+            job
+            that an older gpurun has stored.
+        gpus: the number of GPUs; each has a rank.
+        min_gpus: elastic: start and continue with at least this many GPUs, and grow back; None = not elastic.
+        command: the argv of each rank, byte for byte.
         workdir: absolute folder on the head, sent to every host, read-only at ``/workspace``; None = nothing.
-        code: the digest of what the workdir held when the job was submitted: what runs, whatever it holds by then. ""
-            in a job without a workdir, and in one that an older gpurun has stored.
+        code: the digest of the workdir's content at submit. The job runs this content even if the folder changes. "" in
+            a job without a workdir, and in one that an older gpurun has stored.
         outputs: absolute path inside the container whose content is kept across attempts; None = none.
-        outputs_every_s: how often a copy of what has changed in them is brought to the head.
-        outputs_limit_mib: the most that the head's copy of them may have; None = what the head's disk has room for.
+        outputs_every_s: how often gpurun copies changed outputs to the head.
+        outputs_limit_mib: largest size of the head's copy of them; None = as much as fits on the head's disk.
         env: extra environment of every rank. Not for secrets: process lists and `docker inspect` show it.
         secret_files: name → absolute file on the head; readable in the container at ``/run/secrets/NAME``.
         launcher: what starts the ranks (`gpurun.launch.launchers`).
-        roles: what its ranks do; None where they are all alike.
-        controller: what horovodrun uses to start ranks.
-        time_limit_s: seconds in RUNNING before the gang is ended; None = endless.
-        hang_timeout_s: end the gang after this long without any sign of life; None = never.
-        grace_s: seconds between SIGTERM and SIGKILL when a gang is ended.
-        max_restarts: how often the job may be started again after a host's fault.
+        roles: the roles of its ranks; None if all ranks are alike.
+        controller: how horovodrun starts ranks.
+        time_limit_s: seconds in RUNNING before gpurun stops the gang; None = unlimited.
+        hang_timeout_s: stop the gang after this long without output, progress or GPU use; None = never.
+        grace_s: seconds between SIGTERM and SIGKILL.
+        max_restarts: how often the job may restart after a host's fault.
         shm_size_mib: size of ``/dev/shm`` in each container.
         mounts: (path on the hosts, path in the container, ``ro`` or ``rw``), such as a shared data set.
-        rehearse_s: how long one rank runs the command on one GPU before the gang starts; None = it does not.
-        reforms: an elastic gang whose ranks cannot go on when hosts come or go: it is ended, and started again at the
-            size that there is. Horovod's ranks can.
-        scratch: absolute path inside the container of a writable folder that goes with the attempt; None = none.
-        python: the packages on top of the image. In a job that was submitted, `image` and `image_id` are those with the
-            packages. None = the image as it is.
-        data: name → where the data set comes from that each rank reads at ``/data/NAME``.
-        project: what the history and `gpurun report` count the job under.
-        notify: who is told when the job starts, ends, fails or is preempted.
+        rehearse_s: how long one rank runs the command on one GPU before the gang starts; None = no rehearsal.
+        reforms: an elastic gang whose ranks cannot continue when hosts join or leave: gpurun stops it, and starts it
+            again with the available GPUs. Horovod's ranks can continue.
+        scratch: absolute path inside the container of a writable folder that is removed with the attempt; None = none.
+        python: the packages on top of the image. In a submitted job, `image` and `image_id` name the image with the
+            packages. None = the image without packages.
+        data: name → source of the data set that each rank reads at ``/data/NAME``.
+        project: the name under which history and `gpurun report` count the job.
+        notify: whom gpurun notifies when the job starts, ends, fails or is preempted.
     """
 
     name: str
@@ -310,16 +314,16 @@ class JobSpec:
 
     @property
     def is_live_elastic(self) -> bool:
-        """Whether ranks go on when hosts come and go."""
+        """Return whether ranks continue when hosts join or leave."""
         return self.min_gpus is not None and not self.reforms
 
     def sized(self, gpus: int) -> JobSpec:
-        """The job of one attempt: a gang that is formed again is like any other of the size that it has got."""
+        """Return the job of one attempt: a gang that is formed again is an ordinary gang of its current size."""
         return replace(self, gpus=gpus, min_gpus=None) if self.reforms else self
 
     @property
     def rehearsal(self) -> JobSpec:
-        """The same job on one GPU, whose outputs nobody keeps."""
+        """Return the same job on one GPU, without outputs."""
         small = self.wants.rehearsal
         return replace(
             self, gpus=small.gpus, min_gpus=small.min_gpus, constraints=small.constraints, roles=small.roles,
@@ -329,17 +333,17 @@ class JobSpec:
 
     @property
     def data_digests(self) -> tuple[str, ...]:
-        """The data sets that hosts must have, each once."""
+        """Return the digests of data sets that hosts must have, each once."""
         return tuple(sorted({source.digest for source in self.data.values() if source.digest is not None}))
 
     @property
     def outputs_limit(self) -> int | None:
-        """`outputs_limit_mib` in bytes."""
+        """Return `outputs_limit_mib` in bytes."""
         return None if self.outputs_limit_mib is None else self.outputs_limit_mib << 20
 
     @property
     def wants(self) -> Wants:
-        """What the scheduler needs to know."""
+        """Return the part that the scheduler needs."""
         return Wants(
             self.gpus, self.min_gpus, self.constraints, self.pool, self.priority, self.preemptible, self.time_limit_s,
             self.grace_s, self.max_restarts, self.roles, self.reforms, self.data_digests,

@@ -1,4 +1,4 @@
-"""The states of a job and the ways between them."""
+"""The states of a job and the transitions between them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpurun.errors import StateError
 
 
 class State(str, Enum):
-    """Where a job is on its way. Values are what ``status --json`` prints."""
+    """The state of a job. Values are those that ``status --json`` prints."""
 
     QUEUED = "QUEUED"
     """Waits for GPUs; costs a row, not a process."""
@@ -29,7 +29,7 @@ class State(str, Enum):
 
     @property
     def ended(self) -> bool:
-        """True for the states nothing leads out of."""
+        """Return True for final states."""
         return self in ENDED
 
     @property
@@ -54,10 +54,10 @@ WAYS: dict[State, frozenset[State]] = {
 
 
 def check_way(job: str, before: State, after: State) -> None:
-    """Raise StateError unless `after` may follow `before`; staying is allowed until an end is decided.
+    """Raise StateError unless `after` may follow `before`. A job may stay in a state until its outcome is decided.
 
-    So of two supervisors, of which one should not be there (somebody removed the lease and put it back), the second
-    cannot decide again.
+    So if two supervisors run the same job (because somebody removed its lease and put it back), the second cannot
+    decide another outcome.
     """
     if after is before is State.STOPPING:
         raise StateError("its end is decided already", job=job)

@@ -1,7 +1,7 @@
-"""The job store: one folder per job under ``$GPURUN_HOME/jobs`` (`gpurun.jobs.folder` says what is in it).
+"""The job store: one folder per job under ``$GPURUN_HOME/jobs`` (`gpurun.jobs.folder` describes its content).
 
-``live/ID`` marks every job that has not ended, so that a pass does not read years of history. The mark is made before
-the job. A mark without a job means nothing.
+``live/ID`` marks every job that has not ended, so that a pass does not read years of history. gpurun makes the mark
+before the job, so a mark without a job means nothing.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class JobStore:
         self.live = StatePath(home) / "live"
 
     def create(self, spec: JobSpec, *, inventory: Path, now_s: float) -> JobFolder:
-        """Store a new job as QUEUED: whole, or not at all.
+        """Store a new job as QUEUED, completely or not at all.
 
         Raises:
-            StateError: it cannot be written, for want of disk say.
+            StateError: it cannot be written, for example because the disk is full.
         """
         (folder,) = self.create_many([spec], inventory=inventory, now_s=now_s)
         return folder
@@ -55,17 +55,19 @@ class JobStore:
         codes: Mapping[str, AddCode] = MappingProxyType({}), ids: Sequence[str] = (),
         origins: Sequence[Origin] = (),
     ) -> tuple[JobFolder, ...]:  # fmt: skip
-        """Store new jobs as QUEUED: each whole, or not at all. Equal ones start in the order of `specs`.
+        """Store new jobs as QUEUED, each completely or not at all. Equal jobs start in the order of `specs`.
 
         Args:
-            alone: keeps passes out, such as the allocator lock. With it a failure leaves none of the jobs, because no
-                pass can have started any. Only a process that is killed can leave the first of them.
+            alone: keeps passes out, such as the allocator lock. With it a failure stores none of the jobs, because no
+                pass
+                can have started any. Only a killed process can leave some of them.
             codes: writes the code of the specs that have some, by its digest (`JobSpec.code`).
-            ids: new ids for the specs, in order (`new_id`). So a caller that is killed knows later which jobs are its.
-            origins: where the specs come from, in order; what is not given is not known.
+            ids: new ids for the specs, in order (`new_id`). So after a crash, the caller still knows the ids of its
+                jobs.
+            origins: where the specs come from, in order; missing ones are unknown.
 
         Raises:
-            StateError: they cannot be written, for want of disk say.
+            StateError: they cannot be written, for example because the disk is full.
         """
         durable.make_folder(self.folder)
         durable.make_folder(self.live)
@@ -83,32 +85,32 @@ class JobStore:
             return tuple(self.get(job_id) for job_id in drafts.publish(alone))
 
     def new_id(self) -> str:
-        """An id that no job has now."""
+        """Return an unused id."""
         while (self.folder / (job_id := f"j-{secrets.token_hex(4)}")).exists():
             pass
         return job_id
 
     def sweep(self, *, now_s: float) -> None:
-        """Remove what submissions of this user's that were killed have left: half-made jobs, and marks of none."""
+        """Remove leftovers of this user's killed submissions: incomplete jobs, and marks without a job."""
         sweep(self.folder, self.live, now_s=now_s)
 
     def get(self, job_id: str) -> JobFolder:
-        """The folder of a known id; existence is not checked."""
+        """Return the folder of a known id. Does not check whether it exists."""
         return JobFolder(self.folder / job_id)
 
     def ids(self) -> tuple[str, ...]:
-        """Ids of all jobs there are."""
+        """Return the ids of all jobs."""
         return _job_ids(_names(self.folder))
 
     def live_ids(self, *, but: Collection[str] = ()) -> tuple[str, ...]:
-        """Ids of the jobs that may not have ended, without those in `but`."""
+        """Return the ids of jobs that may not have ended, without those in `but`."""
         return _job_ids(set(_names(self.live)).difference(but))
 
     def live_jobs(self, on_problem: Callable[[StateError], None]) -> dict[str, LiveJob]:
-        """Every job that has not ended, by id, in no order.
+        """Return every job that has not ended, by id, in no order.
 
-        A job whose record is damaged is reported and left out. A job whose spec is damaged is reported and wants
-        nothing, so that no pass can place it without its constraints. A damaged request is reported and is no request.
+        Reports and skips a job with a damaged record. Reports a job with a damaged spec, and returns it without wants,
+        so that no pass places it without its constraints. Reports and ignores a damaged request.
         """
 
         def from_files(name: str) -> tuple[LiveJob | None, bool]:
@@ -117,23 +119,25 @@ class JobStore:
         return LiveIndex(self.folder.plain, os.environ).read(_names(self.live), from_files)
 
     def live_records(self) -> list[JobRecord]:
-        """The records of `live_jobs`, in no order. Damaged ones are left out: commands that show jobs report them."""
+        """Return the records of `live_jobs`, in no order. Skips damaged records, because commands that show jobs report
+        them.
+        """
         return [job.record for job in self.live_jobs(lambda _: None).values()]
 
     def live_job(self, job_id: str, on_problem: Callable[[StateError], None]) -> LiveJob | None:
-        """One of `live_jobs`, as its own files say it now."""
+        """Return one of `live_jobs`, read from its own files now."""
         job, _ = _read_live(self.get(job_id), on_problem)
         return job
 
     def forget(self, job_id: str) -> None:
-        """Have the next `live_jobs` read this job's files, whatever was read of them before."""
+        """Make the next `live_jobs` read this job's files again."""
         with suppress(FileNotFoundError, StateError):
             durable.touch_folder(self.folder / job_id)
 
     def retire(self, job_id: str) -> None:
-        """Take a job that has ended out of `live_ids`. Idempotent.
+        """Remove an ended job from `live_ids`. Idempotent.
 
-        Who wrote that it has ended may have been killed before that was safe from a power cut.
+        Syncs the job's end first: the process that wrote it may have been killed before the sync.
         """
         with suppress(FileNotFoundError):
             durable.sync_folder(self.folder / job_id)
@@ -142,7 +146,7 @@ class JobStore:
             (self.live / job_id).unlink(missing_ok=True)
 
     def recently_ended(self, most: int) -> tuple[str, ...]:
-        """Ids of the jobs that changed last, among those that are not live; at most `most`."""
+        """Return the ids of at most `most` jobs that changed last and are not live."""
         ended = set(self.ids()) - set(self.live_ids())
         changed = sorted(_changed(self.folder, ended), reverse=True)
         return tuple(name for _, name in changed[:most])
@@ -150,7 +154,7 @@ class JobStore:
     def records(
         self, on_damaged: Callable[[StateError], None], *, ids: Iterable[str] | None = None
     ) -> Iterator[JobRecord]:
-        """The records of `ids` (all jobs if None); a damaged one is reported, never hidden."""
+        """Yield the records of `ids` (all jobs if None). Reports damaged records."""
         for job_id in self.ids() if ids is None else ids:
             try:
                 if (self.folder / job_id).exists():  # else only its marker came to be
@@ -159,12 +163,12 @@ class JobStore:
                 on_damaged(error)
 
     def find(self, text: str) -> JobFolder:
-        """The job that a person means by `text`: its id, an unambiguous beginning of it, or its name.
+        """Return the job that `text` means: its id, an unambiguous beginning of it, or its name.
 
-        Of several jobs of one name, the newest. ``@last`` is the newest job of this user.
+        If several jobs have the name, returns the newest. ``@last`` is the newest job of this user.
 
         Raises:
-            BadInput: none or several match.
+            BadInput: no job matches, or several do.
         """
         ids = self.ids()
         if text in ids:
@@ -183,7 +187,7 @@ class JobStore:
         return self.get(newest.id)
 
     def _newest(self, ids: Iterable[str], is_meant: Callable[[JobRecord], bool]) -> JobRecord | None:
-        """The job that was submitted last, of those that are meant. A folder changes after its job was submitted."""
+        """Return the last submitted of the matching jobs. A folder changes after its job was submitted."""
         newest: JobRecord | None = None
         for changed_s, job_id in sorted(_changed(self.folder, ids), reverse=True):
             if newest is not None and changed_s < newest.submitted_s:
@@ -205,7 +209,7 @@ class JobStore:
 
 
 def _one_after_the_other(now_s: float) -> Iterator[float]:
-    """Times of submission, microseconds apart: jobs of one time would be queued by their ids, which are random."""
+    """Yield submission times, microseconds apart: the queue would order jobs of the same time by their random ids."""
     return (now_s + index / 1e6 for index in count())
 
 
@@ -218,9 +222,9 @@ def _new_record(job_id: str, spec: JobSpec, inventory: Path, now_s: float) -> Jo
 
 
 def finish(store: JobStore, record: JobRecord, *, now_s: float) -> JobRecord:
-    """STOPPING → the outcome that was decided, after the job's GPUs were given back.
+    """Change STOPPING to the decided outcome, after the job's GPUs were released.
 
-    A job that is to be started again goes back to the queue, in front of its peers.
+    A job that restarts goes back to the queue, in front of its peers.
     """
     folder = store.get(record.id)
     outcome = record.outcome or State.FAILED
@@ -243,7 +247,7 @@ def finish(store: JobStore, record: JobRecord, *, now_s: float) -> JobRecord:
 
 
 def end_queued_job(store: JobStore, record: JobRecord, request: CancelRequest, *, now_s: float) -> None:
-    """QUEUED → CANCELLED. The caller holds the allocator lock and knows that the job has no lease."""
+    """Change QUEUED to CANCELLED. The caller holds the allocator lock and knows that the job has no lease."""
     ended = {"ended_s": now_s, "reason": request.outcome, "code": 1, "kept": None}
     folder = store.get(record.id)
     attempts.keep(folder, attempts.never_began(record.but(state=State.CANCELLED, **ended)))
@@ -257,7 +261,7 @@ def _note_end(store: JobStore, record: JobRecord) -> None:
 
 
 def _read_live(folder: JobFolder, on_problem: Callable[[StateError], None]) -> tuple[LiveJob | None, bool]:
-    """A job as its files have it now, and whether all of them are sound."""
+    """Read a job from its files; also return whether all of them are undamaged."""
     problems: list[StateError] = []
     try:
         job = LiveJob(folder.record(), _wants(folder, problems), folder.cancel_request())
@@ -286,7 +290,7 @@ def _names(folder: StatePath) -> list[str]:
 
 
 def _changed(folder: StatePath, names: Iterable[str]) -> Iterator[tuple[float, str]]:
-    """When each of these last changed, and its name."""
+    """Yield when each of these last changed, and its name."""
     for name in names:
         with suppress(FileNotFoundError):
             yield (folder / name).stat().st_mtime, name

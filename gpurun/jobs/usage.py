@@ -1,8 +1,8 @@
-"""How much of the head's disk each job's folder takes: one walk below a descriptor, one look at each file.
+"""Measure how much of the head's disk each job's folder takes: one walk below a descriptor, one look at each file.
 
-What counts is what the file system has allocated (``st_blocks``), not the size that a file says: a sparse file takes
-less. A file with several names (hard links) counts once. Containers made some of these trees, so no link is followed,
-and what cannot be read is named.
+Counts the bytes that the file system has allocated (``st_blocks``), so a sparse file counts less than its size. Counts
+a file with several hard links once. Containers made some of these trees, so the walk follows no link, and reports what
+it cannot read.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ Inode = tuple[int, int]
 
 @dataclass(frozen=True)
 class LinkedFile:
-    """A file with several names.
+    """A file with several hard links.
 
     Attributes:
-        names: how many of its names the folder holds.
-        of: how many names it has.
+        names: the number of its links in the folder.
+        of: the number of all its links.
     """
 
     kind: Kind
@@ -48,12 +48,12 @@ class LinkedFile:
 
 @dataclass(frozen=True)
 class FolderUsage:
-    """What one folder takes.
+    """Disk usage of one folder.
 
     Attributes:
         sizes: bytes on disk by kind, without `linked`.
-        files: everything that is no folder.
-        linked: files with several names.
+        files: the number of entries that are not folders.
+        linked: files with several hard links.
         unread: what could not be read, so that the true sizes may be larger.
     """
 
@@ -64,17 +64,17 @@ class FolderUsage:
 
     @property
     def total(self) -> int:
-        """Bytes, without `linked`."""
+        """Return the bytes without `linked`."""
         return sum(self.sizes.values())
 
     def outputs_alone(self) -> FolderUsage:
-        """What of it are outputs."""
+        """Return the usage of the outputs only."""
         linked = {inode: each for inode, each in self.linked.items() if each.kind == "outputs"}
         return replace(self, sizes={**dict.fromkeys(KINDS, 0), "outputs": self.sizes["outputs"]}, linked=linked)
 
 
 def measure(path: StatePath) -> FolderUsage:
-    """What a folder takes. One that vanishes meanwhile takes nothing; one that cannot be read says so."""
+    """Measure a folder. A folder that disappears meanwhile takes nothing; an unreadable one is reported."""
     try:
         top = path.open_folder()
     except FileNotFoundError:
@@ -119,7 +119,7 @@ def _kind_of(name: bytes) -> Kind:
 
 
 def each_counted_once(usages: Iterable[FolderUsage]) -> list[FolderUsage]:
-    """The same, with each file of several names among the sizes of the first folder that has a name of it."""
+    """Return the usages, with each hard-linked file counted in the first folder that has a link to it."""
     counted, seen = [], set[Inode]()
     for usage in usages:
         sizes = dict(usage.sizes)
@@ -132,14 +132,14 @@ def each_counted_once(usages: Iterable[FolderUsage]) -> list[FolderUsage]:
 
 
 class Freed:
-    """How many bytes the removal of folders frees. A file with several names goes with the last of them."""
+    """Computes the bytes that the removal of folders frees. A hard-linked file is freed with its last link."""
 
     def __init__(self) -> None:
         self.size = 0
         self._names: dict[Inode, int] = {}
 
     def add(self, usage: FolderUsage) -> int:
-        """Remove one more; the bytes that this frees."""
+        """Add one removed folder; return the bytes that this frees."""
         before = self.size
         self.size += usage.total
         for inode, each in usage.linked.items():

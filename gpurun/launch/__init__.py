@@ -1,1 +1,1 @@
-"""Pure: a placed job becomes one frozen plan of argvs, files and settings."""
+"""Turn a placed job into one frozen plan of argvs, files and settings. Pure."""

@@ -1,4 +1,4 @@
-"""What only a host itself can say, and a plan needs."""
+"""Facts that only a host itself knows, and that a plan needs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gpurun.inventory.model import Fabric, Host
 
 @dataclass(frozen=True)
 class HostAccount:
-    """A host's own account of itself, for the user gpurun logs in as.
+    """A host's facts about itself, for the user that gpurun logs in as.
 
     Attributes:
         uid, gid: numeric, as text: a container runs as exactly this user. An engine that runs as that user calls it 0.
-        folder: gpurun's own folder on the host: the job's folder lies below it.
-        hostname: what the host calls itself; Gloo resolves it.
+        folder: gpurun's own folder on the host, which contains the job's folder.
+        hostname: the host's own name, which Gloo resolves.
         address: IPv4 address of the fabric's interface.
         sshd: absolute path of OpenSSH's server.
         docker_host: the engine that has the job's container, as ``DOCKER_HOST``.
@@ -33,20 +33,24 @@ class HostAccount:
     docker_host: str = "unix:///var/run/docker.sock"
 
     def job_folder(self, job: str) -> str:
-        """Where a job's files lie on this host; mode 0700."""
+        """Return the folder of a job's files on this host; mode 0700."""
         return f"{self.folder}/jobs/{job}"
 
     def outputs_folder(self, job: str) -> str:
-        """Where a job's outputs lie on this host while it runs."""
+        """Return the folder of a job's outputs on this host while it runs."""
         return f"{self.folder}/outputs/{job}"
 
     def data_folder(self, digest: str | None) -> str:
-        """Where a data set lies on this host (`gpurun.node.data_store`). None: its digest is not known yet."""
+        """Return the folder of a data set on this host (`gpurun.node.data_store`). None: its digest is not known
+        yet.
+        """
         return f"{self.folder}/data/{(digest or 'DIGEST').removeprefix('sha256:')}/tree"
 
 
 def assumed_account(host: Host, fabric: Fabric) -> HostAccount:
-    """Stand-ins for a plan that is only shown: shell words that mean the right thing on the host itself."""
+    """Return placeholders for a plan that is only shown: shell words that a shell on the host would expand
+    correctly.
+    """
     return HostAccount(
         uid="$(id -u)",
         gid="$(id -g)",
@@ -58,10 +62,10 @@ def assumed_account(host: Host, fabric: Fabric) -> HostAccount:
 
 
 def contradictions(accounts: Mapping[str, HostAccount]) -> Mapping[str, str]:
-    """Hosts of a gang whose own word for themselves would lead its ranks elsewhere, each with why.
+    """Return hosts of a gang whose reported name or address would send ranks to the wrong place, each with the reason.
 
-    Every container of the gang gets every host's name and address. So no host may take another's, nor one that means
-    something else. Where two hosts take the same, nobody can tell whose it is: both are named.
+    Every container of the gang gets every host's name and address. So no host may use another's name or address, or a
+    name with a special meaning. If two hosts use the same, gpurun cannot tell which is right, and names both.
     """
     names = Counter(account.hostname.lower() for account in accounts.values())
     addresses = Counter(account.address for account in accounts.values())
@@ -79,7 +83,7 @@ def contradictions(accounts: Mapping[str, HostAccount]) -> Mapping[str, str]:
 
 
 def _is_reachable(address: str) -> bool:
-    """Whether other hosts can mean this host by an address."""
+    """Return whether other hosts can use this address to reach the host."""
     try:
         parsed = ip_address(address)
     except ValueError:

@@ -1,7 +1,7 @@
 """The ``docker run`` argv of one host's container. Pure.
 
-Least privilege: the container runs as the SSH user, with no capability but what the fabric needs, may never
-gain one, and sees only the GPUs of its grant. It is never ``--privileged``.
+Least privilege: the container runs as the SSH user, with only the capabilities that the fabric needs. It can gain no
+others, sees only the GPUs of its grant, and is never ``--privileged``.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ What ranks print is in files of their own, which the host empties as the head co
 
 @dataclass(frozen=True)
 class Mount:
-    """A bind mount; paths may hold any character but a newline."""
+    """A bind mount; paths may contain any character except a newline."""
 
     source: str
     target: str
     writable: bool = False
 
     def argv(self) -> tuple[str, str]:
-        """As ``docker run`` wants it: one CSV record (docs.docker.com, "bind mounts", ``--mount``)."""
+        """Return the arguments for ``docker run``: one CSV record (docs.docker.com, "bind mounts", ``--mount``)."""
         fields = ["type=bind", f"source={self.source}", f"target={self.target}"]
         if not self.writable:
             fields.append("readonly")
@@ -60,12 +60,12 @@ def _csv_field(text: str) -> str:
 
 
 def container_name(job: str, attempt: int) -> str:
-    """Name of a job's container; the same on every host of the gang."""
+    """Return the name of a job's container; the same on every host of the gang."""
     return f"gpurun-{job}-{attempt}"
 
 
 def mounts(job: str, spec: JobSpec, account: HostAccount) -> tuple[Mount, ...]:
-    """Everything a container sees of its host."""
+    """Return all folders and files of the host that a container sees."""
     folder = account.job_folder(job)
     found = [
         Mount(f"{folder}/launch", MOUNT),
@@ -102,16 +102,17 @@ def run_argv(
     fabric_flags: Sequence[str],
     main: Sequence[str],
 ) -> tuple[str, ...]:
-    """The whole ``docker run`` argv.
+    """Return the whole ``docker run`` argv.
 
     Args:
-        claimant: whose attempt it is; the container's labels say so to every other gpurun that comes to the host.
-        image: what the host's engine knows it by: its ID there. Nothing is ever pulled: what a registry has by that
-            name may be something else, and it would be given the job's secrets.
-        cards: its GPUs on this host: device indices, and UUIDs where they are known.
+        claimant: the attempt; the container's labels name it to every other gpurun that uses the host.
+        image: the ID of the image in the host's engine. Docker never pulls: a registry may have another image under
+            that
+            name, which would get the job's secrets.
+        cards: its GPUs on this host: device indices, and UUIDs if known.
         names: host name → address, for every host of the gang: Gloo resolves them (``--add-host``).
-        environment: of the container; ranks inherit it.
-        fabric_flags: devices, capabilities and limits that the fabric asks for.
+        environment: the container's environment; ranks inherit it.
+        fabric_flags: devices, capabilities and limits that the fabric needs.
         main: argv of the container's main process; replaces the image's entry point.
     """
     job = claimant.job

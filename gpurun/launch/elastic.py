@@ -1,8 +1,8 @@
-"""An elastic gang: the list of hosts that Horovod's driver asks for, and the flags that make it ask. Pure.
+"""Elastic gangs with Horovod: the list of hosts for Horovod's driver, and the flags that enable it. Pure.
 
-Facts behind it, of Horovod 0.28.1 (`runner/elastic`): the driver runs the discovery script every second and keeps the
-order in which hosts first appear, so that the host that appears first has rank 0; a host on which a rank failed is
-never used again under its name; a rank's end is known by the end of its ``ssh``, and all wait for it before they go on.
+Facts about Horovod 0.28.1 (`runner/elastic`): the driver runs the discovery script every second and keeps the order in
+which hosts first appear, so the host that appears first has rank 0. It never again uses a host name on which a rank
+failed. It notices a rank's end by the end of the rank's ``ssh``, and all ranks wait for it before they continue.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ALIVE_S = 5
 
 
 def flags(spec: JobSpec, script: str) -> tuple[str, ...]:
-    """What makes horovodrun elastic.
+    """Return the flags that make horovodrun elastic.
 
     Args:
         script: the discovery script's path in the container.
@@ -34,19 +34,19 @@ def flags(spec: JobSpec, script: str) -> tuple[str, ...]:
 
 
 def names(grants: Sequence[Grant], joins: Sequence[str]) -> tuple[str, ...]:
-    """What the driver calls each host: another name each time it comes (``n3``, ``n3+1``, ``n3+2`` …).
+    """Return the driver's name for each host: a new name each time it joins (``n3``, ``n3+1``, ``n3+2`` …).
 
     Args:
-        joins: hosts that came after the start, oldest first.
+        joins: hosts that joined after the start, oldest first.
     """
     return tuple(f"{g.host}+{n}" if (n := joins.count(g.host)) else g.host for g in grants)
 
 
 def host_of(name: str) -> str:
-    """The inventory's name for what the driver calls a host."""
+    """Return the inventory's name of a host from the driver's name."""
     return name.partition("+")[0]
 
 
 def hosts_text(members: Sequence[Grant], joins: Sequence[str]) -> str:
-    """The discovery script's answer: ``name:slots``, a line for each host."""
+    """Return the discovery script's output: ``name:slots``, a line for each host."""
     return "".join(f"{name}:{len(g.gpus)}\n" for name, g in zip(names(members, joins), members, strict=True))

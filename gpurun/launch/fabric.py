@@ -1,17 +1,17 @@
-"""Which environment and Docker flags a job's container needs on one host, for its fabric. Pure.
+"""Decide the environment and Docker flags that a job's container needs on one host, for its fabric. Pure.
 
-What is known decides: the user's own value wins, then the inventory's, then what the probe of *that* host
-found, then a documented default. Each setting carries its reason and its source, so that a person can see
-and override it. Without a probe the inventory alone gives settings that work.
+The user's own value has precedence, then the inventory's, then the probe of *that* host, then a documented default.
+Each setting has its reason and its source, so that a person can understand and override it. Without a probe, the
+inventory alone gives working settings.
 
-Hosts of one gang may need different values (HCA names, GID indices), but horovodrun sends rank 0's
-environment to every rank, over what the other containers hold (`gloo_run._slot_info_to_command_fn`,
-``mpirun -x``), and puts its own ``NCCL_SOCKET_IFNAME`` and ``HOROVOD_GLOO_IFACE`` last. `gpurun.launch.rank` is the
-way out: the same argv prefix on every rank, a file per host that exports that host's values at the very end.
+Hosts of one gang may need different values (HCA names, GID indices). But horovodrun sends rank 0's environment to every
+rank, which overrides the environment of the other containers (`gloo_run._slot_info_to_command_fn`, ``mpirun -x``), and
+puts its own ``NCCL_SOCKET_IFNAME`` and ``HOROVOD_GLOO_IFACE`` last. `gpurun.launch.rank` solves this: every rank has
+the same argv prefix, a script on each host that exports that host's values at the very end.
 
 Sources: NCCL user guide, "Environment Variables" and "Troubleshooting"; Horovod 0.28.1 `runner/gloo_run.py`,
-`runner/mpi_run.py` and docs "Horovod with MPI"; UCX FAQ (`docs/source/faq.md`); Open MPI FAQ on TCP; Docker
-`docker run` reference. Each function names the part it follows.
+`runner/mpi_run.py` and docs "Horovod with MPI"; UCX FAQ (`docs/source/faq.md`); Open MPI FAQ on TCP; Docker `docker
+run` reference. Each function names the part it follows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ USER_PREFIXES = ("NCCL_", "UCX_", "OMPI_MCA_", "HOROVOD_GLOO_IFACE")
 
 @dataclass(frozen=True)
 class Setting:
-    """One environment variable, why it has this value, and who decided."""
+    """One environment variable, its reason, and its source."""
 
     name: str
     value: str
@@ -46,19 +46,20 @@ class Setting:
 
 @dataclass(frozen=True)
 class FabricSettings:
-    """What one host's container of a job gets for its fabric.
+    """The settings of one host's container of a job for its fabric.
 
     Attributes:
         environment: every variable once, in a stable order.
-        docker_flags: devices, capabilities and ulimits for ``docker run``. Network, shared memory, GPUs and
-            ``--init`` are the plan's own. Never ``--privileged``.
+        docker_flags: devices, capabilities and ulimits for ``docker run``. The plan adds network, shared memory, GPUs
+            and
+            ``--init``. Never ``--privileged``.
     """
 
     environment: tuple[Setting, ...]
     docker_flags: tuple[str, ...]
 
     def as_dict(self) -> dict[str, str]:
-        """Names and values only."""
+        """Return names and values only."""
         return {setting.name: setting.value for setting in self.environment}
 
 
@@ -70,19 +71,20 @@ def settings(
     overrides: Mapping[str, str] | None = None,
     nccl_version: str | None = None,
 ) -> FabricSettings:
-    """Settings of one host for one job.
+    """Return the settings of one host for one job.
 
     Args:
-        fabric: the fabric the inventory gives this host.
+        fabric: the host's fabric in the inventory.
         host: the host; its name appears in reasons that come from its probe.
-        grant_gpus: the indices the job was granted there, as NVML numbers them.
-        facts: what a probe of this host found; None = never probed.
-        overrides: the user's own variables; each replaces ours of that name.
+        grant_gpus: the granted GPU indices there, as NVML numbers them.
+        facts: the result of this host's probe; None = never probed.
+        overrides: the user's own variables; each replaces gpurun's variable of that name.
         nccl_version: such as ``2.18.3``, if the image's is known.
 
     Returns:
-        The same value for the same arguments, always. Raises nothing: hosts that cannot work are found by
-        `gpurun.doctor` before a gang starts, and ``NCCL_NET=IB`` makes NCCL itself refuse them.
+        Always the same value for the same arguments. Raises nothing: `gpurun.doctor` finds hosts that cannot work
+            before
+        a gang starts, and ``NCCL_NET=IB`` makes NCCL itself refuse them.
     """
     if fabric.kind is FabricKind.TCP:
         ports: tuple[ChosenPort, ...] = ()
@@ -99,7 +101,9 @@ def settings(
 
 
 def nccl_version(image_environment: Iterable[str]) -> str | None:
-    """The NCCL version an image names in its environment (``NCCL_VERSION=2.18.3-1``), as NVIDIA's own images do."""
+    """Return the NCCL version that an image names in its environment (``NCCL_VERSION=2.18.3-1``), as NVIDIA's images
+    do.
+    """
     for entry in image_environment:
         name, _, value = entry.partition("=")
         if name == "NCCL_VERSION" and parse_version(value):
@@ -124,12 +128,12 @@ def _with_host(setting: Setting, host: Host) -> Setting:
 
 
 def _sockets(fabric: Fabric) -> list[Setting]:
-    """Which interface sockets use, for everything that would otherwise look for one itself.
+    """Set the socket interface for every library that would otherwise choose one itself.
 
-    NCCL "IP network interfaces": an interface that is up but leads nowhere makes NCCL fail or hang; ``=``
-    asks for exactly this name, without it `eth1` also takes `eth10`. Horovod 0.28.1 `create_run_envs` sets
-    HOROVOD_GLOO_IFACE to the first NIC. Horovod "Hangs due to non-routed network interfaces" asks for the
-    same of Open MPI's ``btl_tcp``; Open MPI's FAQ names ``oob_tcp_if_include`` for its own daemons.
+    NCCL "IP network interfaces": an interface that is up but has no route makes NCCL fail or hang; ``=`` matches
+    exactly this name, without it `eth1` also matches `eth10`. Horovod 0.28.1 `create_run_envs` sets HOROVOD_GLOO_IFACE
+    to the first NIC. Horovod "Hangs due to non-routed network interfaces" recommends the same for Open MPI's
+    ``btl_tcp``; Open MPI's FAQ names ``oob_tcp_if_include`` for its own daemons.
     """
     nic = fabric.interface
     why = f"fabric {fabric.name} uses {nic}"
@@ -142,10 +146,10 @@ def _sockets(fabric: Fabric) -> list[Setting]:
 
 
 def _tcp_only(fabric: Fabric) -> list[Setting]:
-    """No RDMA on a TCP fabric, even where a device is present.
+    """Disable RDMA on a TCP fabric, even if there is an RDMA device.
 
-    NCCL_IB_DISABLE: "prevents the IB/RoCE transport from being used by NCCL. Instead, NCCL will fall back to
-    using IP sockets". UCX FAQ: ``UCX_NET_DEVICES=eth0`` restricts it to that interface.
+    NCCL_IB_DISABLE: "prevents the IB/RoCE transport from being used by NCCL. Instead, NCCL will fall back to using IP
+    sockets". UCX FAQ: ``UCX_NET_DEVICES=eth0`` restricts it to that interface.
     """
     why = f"fabric {fabric.name} is tcp"
     return [
@@ -155,12 +159,12 @@ def _tcp_only(fabric: Fabric) -> list[Setting]:
 
 
 def _rdma(fabric: Fabric, ports: tuple[ChosenPort, ...]) -> list[Setting]:
-    """Devices, traffic class and service level; sockets are no way out.
+    """Set devices, traffic class and service level, and forbid the fallback to sockets.
 
     NCCL_NET: "Forces NCCL to use a specific network"; otherwise a broken HCA makes it "automatically fall back" to
     sockets, slower by an order of magnitude. NCCL_IB_HCA: "always recommended to add the = prefix", because `mlx5_1`
-    alone also takes `mlx5_10`. NCCL_IB_TC and NCCL_IB_SL (both default to 0): the class that the switches were set
-    up for; NCCL_IB_FIFO_TC follows NCCL_IB_TC by itself. UCX FAQ has the same as UCX_NET_DEVICES,
+    alone also matches `mlx5_10`. NCCL_IB_TC and NCCL_IB_SL (both default to 0): the class that the switches are
+    configured for; NCCL_IB_FIFO_TC follows NCCL_IB_TC by itself. UCX FAQ has the same as UCX_NET_DEVICES,
     UCX_IB_TRAFFIC_CLASS and UCX_IB_SL.
     """
     found = [Setting("NCCL_NET", "IB", f"fabric {fabric.name} is {fabric.kind.value}: fail, do not crawl", "default")]
@@ -183,7 +187,7 @@ def _rdma(fabric: Fabric, ports: tuple[ChosenPort, ...]) -> list[Setting]:
 def _gid(
     fabric: Fabric, ports: tuple[ChosenPort, ...], facts: Hardware | None, version: tuple[int, ...] | None
 ) -> list[Setting]:
-    """The GID index, only on RoCE and only where NCCL cannot find it (see `fabric_roce.gid_need`)."""
+    """Set the GID index, only on RoCE and only if NCCL cannot find it (see `fabric_roce.gid_need`)."""
     if fabric.kind is not FabricKind.ROCE:
         return []
     if fabric.gid_index is not None:
@@ -218,16 +222,16 @@ def _apply(chosen: Iterable[Setting], overrides: Mapping[str, str]) -> Iterable[
 
 
 def _limits(fabric: Fabric, facts: Hardware | None) -> tuple[str, ...]:
-    """Limits a distributed container gets.
+    """Return the limits of a distributed container.
 
-    NCCL "Sharing Data": containers have "limited shared and pinned memory resources" and want ``--shm-size=1g
-    --ulimit memlock=-1``. NVIDIA's container guide adds ``--ulimit stack=67108864``: the stack must be finite, glibc
-    falls back to 2 MiB thread stacks when it is unlimited (NCCL_SET_STACK_SIZE). Each queue pair is an open file,
-    hence ``nofile``.
+    NCCL "Sharing Data": containers have "limited shared and pinned memory resources" and need ``--shm-size=1g --ulimit
+    memlock=-1``. NVIDIA's container guide adds ``--ulimit stack=67108864``: the stack must be finite, because glibc
+    falls back to 2 MiB thread stacks if it is unlimited (NCCL_SET_STACK_SIZE). Each queue pair is an open file, hence
+    ``nofile``.
 
-    An engine without CAP_SYS_RESOURCE refuses to start a container that asks for more than its own hard limits. So
-    what the probe knows to be impossible is not asked for (doctor says so); and without a probe a TCP gang, which
-    does without, asks for neither.
+    An engine without CAP_SYS_RESOURCE refuses to start a container with higher limits than its own hard limits. So
+    gpurun does not request limits that the probe has found impossible (doctor reports them). Without a probe, a TCP
+    gang requests no limit, because it needs none.
     """
     docker = facts.docker if facts is not None else None
     if docker is None:
@@ -241,10 +245,11 @@ def _limits(fabric: Fabric, facts: Hardware | None) -> tuple[str, ...]:
 
 
 def _devices(fabric: Fabric, ports: tuple[ChosenPort, ...], facts: Hardware | None) -> tuple[str, ...]:
-    """The job's own HCAs, nothing else.
+    """Return the device files of the job's own HCAs, nothing else.
 
-    ``docker run --device``: a folder gives every device in it, which is what is left when nobody has probed
-    which ``uverbsN`` belongs to which HCA. IPC_LOCK lets verbs pin memory as a user who is not root.
+    With a folder, ``docker run --device`` passes every device in it. gpurun does that only without a probe, because it
+    then does not know which ``uverbsN`` belongs to which HCA. IPC_LOCK lets verbs pin memory for a user who is not
+    root.
     """
     if fabric.kind is FabricKind.TCP:
         return ()

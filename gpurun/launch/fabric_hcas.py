@@ -1,4 +1,4 @@
-"""Which RDMA ports a job uses on one host: the fabric's, working ones, nearest to its GPUs. Pure."""
+"""Choose the RDMA ports of a job on one host: working ports of the fabric, nearest to its GPUs. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class ChosenPort:
     """One port for the job.
 
     Attributes:
-        port: None when the inventory names no port and nobody has probed.
-        probed: what the probe says about it; None without one.
-        uverbs: its node in /dev/infiniband, if known.
+        port: None if the inventory names no port and there is no probe.
+        probed: the port in the probe; None without one.
+        uverbs: its device file in /dev/infiniband, if known.
     """
 
     device: str
@@ -29,12 +29,12 @@ class ChosenPort:
 
     @property
     def nccl_name(self) -> str:
-        """As NCCL_IB_HCA wants it; no port means all ports of the device."""
+        """Return the name for NCCL_IB_HCA; without a port it means all ports of the device."""
         return self.device if self.port is None else f"{self.device}:{self.port}"
 
     @property
     def ucx_name(self) -> str:
-        """As UCX_NET_DEVICES wants it; UCX always wants a port, and single-port devices have port 1."""
+        """Return the name for UCX_NET_DEVICES. UCX always needs a port, and single-port devices have port 1."""
         return f"{self.device}:{self.port or 1}"
 
 

@@ -1,4 +1,4 @@
-"""A recipe's ``horovod:`` section as flags and environment of horovodrun. Pure.
+"""Turn a recipe's ``horovod:`` section into flags and environment of horovodrun. Pure.
 
 Source: ``horovodrun --help`` and `runner/common/util/config_parser.py` of Horovod 0.28.1.
 """
@@ -26,12 +26,12 @@ def flags(
     autotune_log: str | None = None,
     gloo_timeout_s: int = GLOO_TIMEOUT_S,
 ) -> tuple[str, ...]:
-    """The flags, in a stable order; a knob that is None adds none, except the two time-outs.
+    """Return the flags, in a stable order. A setting that is None adds no flag, except the two time-outs.
 
     Args:
-        timeline: path in the container for Horovod's timeline, used if the knob is on.
-        autotune_log: path in the container for autotune's trials, used if autotune is on. Rank 0 writes it.
-        gloo_timeout_s: unless the person set another one.
+        timeline: path in the container for Horovod's timeline, if it is on.
+        autotune_log: path in the container for autotune's trials, if autotune is on. Rank 0 writes it.
+        gloo_timeout_s: default for the Gloo time-out.
 
     ``--thread-affinity`` takes a single number: see `environment` for a list.
     """
@@ -54,17 +54,17 @@ def flags(
 
 
 def environment(knobs: HorovodKnobs) -> dict[str, str]:
-    """What has no usable flag: HOROVOD_THREAD_AFFINITY, one core per local rank (`common.cc`)."""
+    """Return settings without a usable flag: HOROVOD_THREAD_AFFINITY, one core per local rank (`common.cc`)."""
     if not knobs.thread_affinity:
         return {}
     return {"HOROVOD_THREAD_AFFINITY": ",".join(map(str, knobs.thread_affinity))}
 
 
 def reuse(knobs: HorovodKnobs, log: str) -> HorovodKnobs:
-    """Knobs with what an earlier autotune of the same job found, and autotune itself off.
+    """Return settings with the values that an earlier autotune of the same job found, and autotune off.
 
     Its log is comma separated with a header; "the last row will always contain the best value found"
-    (``--autotune-log-file``). What the person set by hand stays. A log without a whole row changes nothing.
+    (``--autotune-log-file``). Settings of the recipe stay. A log without a complete row changes nothing.
     """
     try:
         rows = [row for row in csv.DictReader(log.splitlines()) if row.get("score")]
@@ -81,7 +81,7 @@ def reuse(knobs: HorovodKnobs, log: str) -> HorovodKnobs:
 
 
 def _tuned(best: dict[str, float]) -> dict[str, object]:
-    """`parameter_manager.cc`: the columns of the log; a disabled cache is a capacity of 0."""
+    """Return the settings in the log's columns (`parameter_manager.cc`). A disabled cache is a capacity of 0."""
     found: dict[str, object] = {
         "hierarchical_allreduce": best["hierarchical_allreduce"] > 0,
         "hierarchical_allgather": best["hierarchical_allgather"] > 0,

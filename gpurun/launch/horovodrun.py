@@ -1,8 +1,7 @@
 """The ``horovodrun`` argv. Pure.
 
-Facts behind the flags were measured with Horovod 0.28.1: Gloo mode starts every slot it is given whatever
-``-np`` says; ``--disable-cache`` avoids one host-check cache shared by all jobs of a user; exactly one network
-interface must be named, and none when every rank is on one host.
+Facts measured with Horovod 0.28.1: Gloo mode starts every slot, whatever ``-np`` says. ``--disable-cache`` avoids one
+host-check cache for all jobs of a user. It needs exactly one network interface, and none if all ranks are on one host.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ AUTOTUNE_LOG = f"{RUN}/{AUTOTUNE_FILE}"
 
 
 def slots(grants: Sequence[Grant]) -> str:
-    """``host:slots,…`` in rank order; the sum of slots is the world size."""
+    """Return ``host:slots,…`` in rank order; the sum of slots is the world size."""
     return ",".join(f"{grant.host}:{len(grant.gpus)}" for grant in grants)
 
 
 def argv(spec: JobSpec, grants: Sequence[Grant], interface: str) -> tuple[str, ...]:
-    """The launcher's argv for a placed gang.
+    """Return the launcher's argv for a placed gang.
 
-    The person's command follows it byte for byte, behind the script that gives each host its own settings.
+    It ends with the script that sets each host's own settings, and the user's command, byte for byte.
     """
     world = sum(len(grant.gpus) for grant in grants)
     command = ["horovodrun", "-np", str(world)]

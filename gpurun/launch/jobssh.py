@@ -1,10 +1,10 @@
-"""The job's own sshd: how ranks start on other hosts without any host trusting another.
+"""The job's own sshd: it starts ranks on other hosts, although the hosts do not trust each other.
 
-On every host of a gang but the first, a private sshd listens on the fabric's address with an ephemeral host
-key, accepts only the job's ephemeral key, and can do one thing: run a command inside the job's container.
-horovodrun, in the first host's container, reaches it through an ``ssh`` that comes first on its PATH and puts
-verified host keys before horovodrun's own ``StrictHostKeyChecking=no`` (OpenSSH: the first value given wins).
-The private half of every key is made on the host that uses it and never leaves it.
+On every host of a gang except the first, a private sshd listens on the fabric's address with an ephemeral host key. It
+accepts only the job's ephemeral key, and can do one thing: run a command inside the job's container. horovodrun, in the
+first host's container, uses an ``ssh`` that is first on its PATH. This ``ssh`` puts verified host keys before
+horovodrun's own ``StrictHostKeyChecking=no`` (OpenSSH: the first value given wins). Each private key is made on the
+host that uses it and never leaves it.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ while :; do sleep 86400 & wait $!; done
 
 
 def scripts() -> dict[str, str]:
-    """The executables of the launch folder's ``bin``, by name."""
+    """Return the executables of the launch folder's ``bin``, by name."""
     return {"ssh": SSH_WRAPPER, "launch": LAUNCH, "hold": HOLD, "hosts": HOSTS_SCRIPT}
 
 
 def sshd_config(*, folder: str, address: str, port: int, user: str, docker_host: str, container: str) -> str:
-    """The private sshd's configuration on one host.
+    """Return the private sshd's configuration on one host.
 
     Args:
         folder: the job's folder on the host, absolute.
         docker_host: the engine that has the job's container, as ``DOCKER_HOST``.
         container: the container's name.
 
-    StrictModes is off because the folder is made 0700 by gpurun itself, while a group-writable home directory
-    above it would make sshd refuse the key without saying so.
+    StrictModes is off: gpurun itself creates the folder with mode 0700, but a group-writable home directory above it
+    would make sshd refuse the key without an error message.
     """
     docker = shlex.join(("docker", "--host", docker_host, "exec", "-i", "-e", "GPURUN_STDIN=launcher", container))
     lines = [
@@ -93,12 +93,12 @@ def sshd_config(*, folder: str, address: str, port: int, user: str, docker_host:
 
 
 def client_config(peers: Sequence[tuple[str, str, str, str]], *, port: int, alive_s: int, alive_count: int) -> str:
-    """``ssh``'s configuration in the first container.
+    """Return the configuration of ``ssh`` in the first container.
 
     Args:
-        peers: (what the launcher calls it, host, address, user on it).
-        alive_s: seconds between questions whether the other side lives.
-        alive_count: how many may go without an answer.
+        peers: (the launcher's name for it, host, address, user on it).
+        alive_s: seconds between keep-alive messages.
+        alive_count: how many of them may remain unanswered.
     """
     blocks = [
         f"Host {name}\n  HostName {address}\n  User {user}\n  HostKeyAlias {host}\n"
@@ -123,17 +123,17 @@ def client_config(peers: Sequence[tuple[str, str, str, str]], *, port: int, aliv
 
 
 def known_hosts(host_keys: Sequence[tuple[str, str]]) -> str:
-    """Lines for ``known_hosts``. `host_keys`: (host, public key as ``type base64``). Aliases carry no port."""
+    """Return lines for ``known_hosts``. `host_keys`: (host, public key as ``type base64``). Aliases have no port."""
     return "".join(f"{host} {key}\n" for host, key in host_keys)
 
 
 def authorized_keys(public_key: str) -> str:
-    """The one key that may log in; ``restrict`` takes away all that DisableForwarding might forget."""
+    """Return the one key that may log in; ``restrict`` also disables what DisableForwarding might miss."""
     return f"restrict {public_key}\n"
 
 
 def passwd(*, user: str, uid: str, gid: str) -> str:
-    """``/etc/passwd`` for the containers: ssh and mpirun insist on a name for the uid they run as."""
+    """Return ``/etc/passwd`` for the containers: ssh and mpirun need a name for their uid."""
     root = "root:x:0:0:root:/root:/bin/sh\n"
     nobody = "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
     mine = "" if uid == "0" else f"{user}:x:{uid}:{gid}:{user}:/tmp:/bin/sh\n"
@@ -141,6 +141,6 @@ def passwd(*, user: str, uid: str, gid: str) -> str:
 
 
 def group(*, user: str, gid: str) -> str:
-    """``/etc/group`` for the containers."""
+    """Return ``/etc/group`` for the containers."""
     mine = "" if gid == "0" else f"{user}:x:{gid}:\n"
     return "root:x:0:\n" + mine + "nogroup:x:65534:\n"

@@ -1,4 +1,4 @@
-"""What horovodrun prints: whose line it is, and which rank failed first. Pure.
+"""Parse horovodrun's output: which rank printed a line, and which rank failed first. Pure.
 
 Horovod 0.28.1 prefixes each line of a rank with ``[RANK]<stdout>:`` (Gloo, `safe_shell_exec.prefix_stream`) or
 ``[1,RANK]<stdout>:`` (``mpirun -tag-output``). In Gloo mode it names the first rank to fail, by time
@@ -22,7 +22,7 @@ EXCERPT_LINES = 12
 
 
 class Line(NamedTuple):
-    """One line of a gang's output. `rank` None: the launcher's own."""
+    """One line of a gang's output. `rank` None: the launcher's own line."""
 
     rank: int | None
     stream: str
@@ -30,12 +30,12 @@ class Line(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """The first rank that failed and how.
+    """The first rank that failed, and how.
 
     Attributes:
-        rank: None where ranks change: an elastic launcher names the host.
+        rank: None if ranks change: an elastic launcher names the host.
         exit_code: 128 + n for signal n.
-        host: what an elastic launcher calls its host; else None.
+        host: an elastic launcher's name of the host; else None.
     """
 
     rank: int | None
@@ -44,9 +44,9 @@ class Failure(NamedTuple):
 
 
 def parse(text: str, stream: str) -> Line:
-    """A line of the launcher's output, with its tag taken off.
+    """Parse a line of the launcher's output, and remove its tag.
 
-    mpirun tags every piece that a rank wrote, so that a line written in two pieces has its tag in the middle too.
+    mpirun tags every piece that a rank wrote, so a line written in two pieces has a tag in the middle, too.
     """
     found = _TAGGED.fullmatch(text)
     if found is None:
@@ -56,7 +56,7 @@ def parse(text: str, stream: str) -> Line:
 
 
 def first_failure(lines: Iterable[Line]) -> Failure | None:
-    """The rank the launcher names as the first to fail; None if it names none."""
+    """Return the rank that the launcher names as the first to fail; None if it names none."""
     rank: int | None = None
     host: str | None = None
     for line in lines:
@@ -74,7 +74,7 @@ def first_failure(lines: Iterable[Line]) -> Failure | None:
 
 
 def excerpt(lines: Iterable[Line], rank: int | None) -> tuple[str, ...]:
-    """The last lines of one rank; of the launcher if None."""
+    """Return the last lines of one rank; of the launcher if None."""
     return tuple(deque((line.text for line in lines if line.rank == rank and line.text.strip()), EXCERPT_LINES))
 
 

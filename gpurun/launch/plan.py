@@ -1,6 +1,6 @@
-"""One frozen plan per attempt: everything that will be done on every host, before anything is done.
+"""One frozen plan per attempt: everything that gpurun will do on every host, decided before it does anything.
 
-``submit --dry-run`` prints it, the supervisor carries it out, tests compare it.
+``submit --dry-run`` prints the plan, the supervisor executes it, tests compare it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ LAUNCH = f"{jobssh.MOUNT}/bin/launch"
 
 @dataclass(frozen=True)
 class HostPlan:
-    """What one host of the gang gets.
+    """The plan for one host of the gang.
 
     Attributes:
         folder: the job's folder there, absolute.
-        container: its name.
+        container: the container's name.
         run: the ``docker run`` argv.
-        settings: environment that the host's fabric asks for, each with its reason.
+        settings: environment for the host's fabric, each variable with its reason.
         files: path below `folder` → (text, mode).
-        ranks: what each of its ranks is told, in rank order; empty where a launcher tells it.
-        ports: TCP ports on which its ranks may listen, where gpurun starts them.
+        ranks: the variables of each of its ranks, in rank order; empty if a launcher sets them.
+        ports: TCP ports on which its ranks may listen, if gpurun starts them.
     """
 
     host: str
@@ -51,14 +51,15 @@ class HostPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """An attempt, decided.
+    """The plan of an attempt.
 
     Attributes:
-        ssh_port: of the job's own sshd; where there is none, of the ranks' rendezvous on the first host.
+        ssh_port: the port of the job's own sshd; without one, of the ranks' rendezvous on the first host.
         hosts: in rank order.
-        launch: what starts the ranks: the argv of the first container's main process or, where gpurun starts them on
-            every host, of each rank.
-        has_launcher: whether it is the first container's.
+        launch: the command that starts the ranks: the argv of the first container's main process or, if gpurun starts
+            the
+            ranks on every host, of each rank.
+        has_launcher: whether `launch` is the first container's.
     """
 
     job: str
@@ -71,11 +72,11 @@ class Plan:
 
     @property
     def first(self) -> HostPlan:
-        """The host of rank 0."""
+        """Return the host of rank 0."""
         return self.hosts[0]
 
     def place_of(self, rank: int) -> tuple[str, int]:
-        """Host and GPU of a rank. Raises IndexError for a rank without a GPU."""
+        """Return host and GPU of a rank. Raises IndexError for a rank without a GPU."""
         for host in self.hosts:
             if rank < len(host.gpus):
                 return host.host, host.gpus[rank]
@@ -96,19 +97,19 @@ def make_plan(
     joins: Sequence[str] = (),
     images: Mapping[str, str] = MappingProxyType({}),
 ) -> Plan:
-    """Decide an attempt.
+    """Plan an attempt.
 
     Args:
-        claimant: whose attempt it is.
+        claimant: the attempt.
         grants: the gang's GPUs in rank order.
-        accounts: what hosts said of themselves; for a host that is missing, shell words stand in (dry run).
-        hardware: what a probe of each host found; the inventory alone decides for a host that is missing.
+        accounts: the hosts' facts about themselves; a missing host gets placeholders (dry run).
+        hardware: each host's probe; for a missing host, the inventory alone decides.
         nccl: the NCCL version in the image, if known.
-        joins: hosts that came to an elastic gang after its start.
-        images: host → its engine's ID of the image; the head's stands in for a host that is missing.
+        joins: hosts that joined an elastic gang after its start.
+        images: host → its engine's ID of the image; a missing host gets the head's ID.
 
     Raises:
-        BadInput: the hosts' fabrics name different interfaces; a launcher takes one for all.
+        BadInput: the hosts' fabrics name different interfaces, but the launcher needs one for all.
     """
     job, attempt = claimant.job, claimant.attempt
     hosts = [inventory.by_name[grant.host] for grant in grants]
@@ -180,13 +181,13 @@ def make_plan(
 
 
 def cards(grant: Grant, hardware: Hardware | None) -> tuple[Card, ...]:
-    """The GPUs of a grant, with their UUIDs where a probe of the host found them."""
+    """Return the GPUs of a grant, with their UUIDs if the host was probed."""
     uuids = {gpu.index: gpu.uuid for gpu in hardware.gpus} if hardware is not None else {}
     return tuple((index, uuids.get(index, "")) for index in grant.gpus)
 
 
 def _environment(job: str, attempt: int, spec: JobSpec, found: fabric.FabricSettings) -> dict[str, str]:
-    """A container's environment: gpurun's own, the fabric's, then what the person asked for."""
+    """Return a container's environment: gpurun's own, the fabric's, then the user's."""
     environment = {"GPURUN_JOB": job, "GPURUN_ATTEMPT": str(attempt), "GPURUN_RUN": docker.RUN}
     environment["GPURUN_GANG"] = f"{jobssh.MOUNT}/gang.json"
     environment["HOME"] = "/tmp"  # noqa: S108 (inside the container)
@@ -198,7 +199,7 @@ def _environment(job: str, attempt: int, spec: JobSpec, found: fabric.FabricSett
 
 
 def _gang_text(claimant: Claimant, gang: PlacedGang) -> str:
-    """The gang as programs in the containers read it (`gpurun_runtime.gang`)."""
+    """Return the description of the gang for programs in the containers (`gpurun_runtime.gang`)."""
     hosts = [
         {"name": grant.host, "address": gang.addresses[grant.host], "gpus": len(grant.gpus)} for grant in gang.grants
     ]
@@ -207,7 +208,7 @@ def _gang_text(claimant: Claimant, gang: PlacedGang) -> str:
 
 
 def _common_files(mine: HostAccount) -> dict[str, tuple[str, int]]:
-    """Texts of the job's folder that every host gets, and that are known before any key is made."""
+    """Return the texts in the job's folder that every host gets, and that do not depend on keys."""
     files = {f"launch/bin/{name}": (text, 0o755) for name, text in jobssh.scripts().items()}
     files["passwd"] = (jobssh.passwd(user=mine.user, uid=mine.uid, gid=mine.gid), 0o644)
     files["group"] = (jobssh.group(user=mine.user, gid=mine.gid), 0o644)

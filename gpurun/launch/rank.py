@@ -238,13 +238,13 @@ def rank_script(
     notice_s: float = NOTICE_S,
     copied_s: float = COPIED_S,
 ) -> str:
-    """The script's text for one host.
+    """Return the script's text for one host.
 
     Args:
-        environment: the host's settings; values may hold anything but NUL.
-        launcher: what runs the script: which variable has the rank's number, and who signals whom.
-        grace_s: how long ranks, and processes that a rank left behind, have between SIGTERM and SIGKILL.
-        notice_s: how long a failed rank's script waits for the agent's notice; 0 where others go on without the rank.
+        environment: the host's settings; values may contain anything except NUL.
+        launcher: what runs the script: the variable with the rank's number, and the receiver of its signals.
+        grace_s: time between SIGTERM and SIGKILL, for ranks and for processes that a rank left behind.
+        notice_s: how long a failed rank's script waits for the agent's notice; 0 if others continue without the rank.
         copied_s: how long the script then waits for the copy of their output.
     """
     exports = "".join(f"export {setting.name}={shlex.quote(setting.value)}\n" for setting in environment)

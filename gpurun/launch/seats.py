@@ -1,4 +1,4 @@
-"""Who the ranks of a gang are: their numbers, their hosts, and what each does where they are not all alike. Pure."""
+"""The ranks of a gang: their numbers, their hosts, and their roles if they differ. Pure."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class RankSeat:
         rank: its number in the gang, from 0.
         local_rank: its number on its host, from 0; ranks with a GPU come first.
         node: the number of its host, from 0.
-        host: its name in the inventory.
-        local_size: how many ranks its host has.
-        role: what it does, where ranks are not all alike; else "".
+        host: its host's name in the inventory.
+        local_size: the number of ranks on its host.
+        role: its role, if ranks are not all alike; else "".
         index: its number within its role, from 0.
-        has_gpu: whether one of the gang's GPUs is its own.
+        has_gpu: whether it has one of the gang's GPUs.
         is_awaited: the gang has succeeded once all such ranks have returned 0. gpurun then ends the others.
     """
 
@@ -39,16 +39,16 @@ class RankSeat:
 
     @property
     def title(self) -> str:
-        """What to call it in words for people."""
+        """Return the rank's name in messages for people."""
         return f"{self.role} {self.index} (rank {self.rank})" if self.role else f"rank {self.rank}"
 
 
 def seats_of(grants: Sequence[Grant], roles: Roles | None = None) -> tuple[RankSeat, ...]:
-    """The ranks of a gang, in order: one for each GPU, host by host; then those without a GPU, if it has roles.
+    """Return the ranks of a gang, in order: one for each GPU, host by host; then those without a GPU, if it has roles.
 
     The chief and the evaluator are on the first host, whose outputs they share. Parameter servers are on the hosts
-    without GPUs, if the gang has some. They begin on the last host and are spread evenly: no host, and so no NIC, has
-    two of them while another has none.
+    without GPUs, if the gang has some. Otherwise they are spread evenly, beginning with the last host: no host, and so
+    no NIC, has two servers while another has none.
     """
     with_gpu = [node for node, grant in enumerate(grants) for _ in grant.gpus]
     servers_on = [node for node, grant in enumerate(grants) if not grant.gpus] or range(len(grants))
@@ -68,7 +68,7 @@ def seats_of(grants: Sequence[Grant], roles: Roles | None = None) -> tuple[RankS
 
 
 def _parts(with_gpu: Sequence[int], servers_on: Sequence[int], roles: Roles) -> list[tuple[int, str, int]]:
-    """For each rank the number of its host, its role, and its number in that role."""
+    """Return for each rank the number of its host, its role, and its number in that role."""
     hosts = len(servers_on)
     return [
         *((node, WORKER, index) for index, node in enumerate(with_gpu)),

@@ -1,1 +1,1 @@
-"""Who owns GPUs: lease files, locks, fencing, recovery."""
+"""Ownership of GPUs: lease files, locks, fencing, recovery."""

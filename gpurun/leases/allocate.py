@@ -1,14 +1,14 @@
-"""A pass: view → decisions → commit, under the allocator lock.
+"""A pass: read a view, decide, commit, under the allocator lock.
 
-The decision is `gpurun.scheduler`'s and pure. This module reads the view from files and commits the answer: a lease
-file per granted gang first, then the job's record; a request to end per preempted gang. A pass decides for everybody's
-jobs, in one order, and commits those of the user who runs it. Other users' waiters commit theirs in passes of their
-own. A pass asks the gangs of other users that must end to look for themselves (`gpurun.leases.asking`). It leaves out
-users whose waiter does not live.
+`gpurun.scheduler` decides, and is pure. This module reads the view from files and commits the decisions. For each
+granted gang it writes a lease file first, then the job's record. For each preempted gang it writes a request. A pass
+decides for all users' jobs in one order, but commits only those of the user who runs it. Other users' waiters commit
+theirs in passes of their own. To preempt another user's gang, a pass asks that gang's supervisor to run a pass
+(`gpurun.leases.asking`). A pass leaves out users without a live waiter.
 
-One `Occupancy` says who holds which GPU. Every inventory is scheduled on it in turn, and every grant is checked
-against it and changes it, so no two inventories can be given one GPU. A crash between any two writes leaves a state
-that the next pass understands (see `mark_granted`).
+One `Occupancy` says which gang holds which GPU. The pass schedules every inventory on it in turn. Every grant checks
+and changes the occupancy, so two inventories never get the same GPU. After a crash between any two writes, the next
+pass understands the state (see `mark_granted`).
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ OnProblem = Callable[[GpurunError], None]
 
 @dataclass(frozen=True)
 class Pass:
-    """What a pass did.
+    """The result of a pass.
 
     Attributes:
-        granted: new leases with their locks held; whoever gets them starts the supervisors.
-        decisions: per inventory file, the scheduler's whole answer.
-        snapshots: what it was made from.
-        problems: damaged files and inventories that cannot be used, each once.
+        granted: new leases with their locks held; the caller starts the supervisors.
+        decisions: the scheduler's whole answer, per inventory file.
+        snapshots: what the decisions were made from.
+        problems: damaged files and unusable inventories, each once.
     """
 
     granted: tuple[tuple[Lease, LeaseLock], ...] = ()
@@ -65,14 +65,14 @@ class Pass:
 
 
 def run_pass(home: Path, *, now_s: float, commit: bool = True, patience_s: float | None = PATIENCE_S) -> Pass:
-    """Run one pass over everything that is queued.
+    """Run one pass over all queued jobs.
 
     Args:
-        commit: False only looks: the same decisions, nothing written.
+        commit: False: take the same decisions, but write nothing.
         patience_s: as for `allocator_lock`.
 
     Raises:
-        StateError: a lease is damaged, so that it cannot be known which GPUs are free.
+        StateError: a lease is damaged, so gpurun cannot know which GPUs are free.
     """
     if not commit:
         with without_collector():
@@ -83,13 +83,13 @@ def run_pass(home: Path, *, now_s: float, commit: bool = True, patience_s: float
 
 
 def look(home: Path, *, now_s: float, on_problem: OnProblem = lambda _: None, despite_damage: bool = False) -> View:
-    """Read everything that a pass decides on.
+    """Read everything that a pass needs for its decisions.
 
     Args:
-        despite_damage: report damaged leases instead; then GPUs that seem free need not be so.
+        despite_damage: report damaged leases instead of raising; then GPUs that seem free may not be free.
 
     Raises:
-        StateError: a lease is damaged, so that it cannot be known which GPUs are free; or the cordons are.
+        StateError: a lease is damaged, so gpurun cannot know which GPUs are free; or the cordons are damaged.
     """
     leases = LeaseStore(home)
     holdings = leases.read_all()
@@ -118,7 +118,7 @@ def look(home: Path, *, now_s: float, on_problem: OnProblem = lambda _: None, de
 
 
 def snapshot(view: View, inventory: Inventory, *, extra: Iterable[Gang] = ()) -> Snapshot:
-    """What the scheduler would see of one inventory, with `extra` gangs in the queue."""
+    """Return the scheduler's view of one inventory, with `extra` gangs in the queue."""
     for path, jobs in by_inventory(view.queued()).items():
         theirs = inventory if path == inventory.source else loaded(path, lambda _: None)
         if theirs is not None:
@@ -128,7 +128,7 @@ def snapshot(view: View, inventory: Inventory, *, extra: Iterable[Gang] = ()) ->
 
 
 def refuse_while_damaged(holdings: Holdings) -> None:
-    """Raise the first damage found: as long as a lease is unreadable, no GPU is known to be free."""
+    """Raise the first damage found: while a lease is unreadable, no GPU counts as free."""
     for error in holdings.damaged:
         raise StateError(
             f"the lease {error.message}; nothing is granted while its GPUs are unknown",
@@ -137,7 +137,7 @@ def refuse_while_damaged(holdings: Holdings) -> None:
 
 
 def by_inventory(queued: Iterable[LiveJob]) -> dict[str, list[LiveJob]]:
-    """Queued jobs by the inventory they were submitted against; the one with the first gang comes first."""
+    """Group queued jobs by their inventory; the inventory of the first gang comes first."""
     found: dict[str, list[LiveJob]] = {}
     for job in queued:
         found.setdefault(job.record.inventory, []).append(job)
@@ -147,7 +147,7 @@ def by_inventory(queued: Iterable[LiveJob]) -> dict[str, list[LiveJob]]:
 
 
 class _Passing:
-    """One pass while it runs. With `commit`, the caller holds the allocator lock."""
+    """One running pass. With `commit`, the caller holds the allocator lock."""
 
     def __init__(self, home: Path, now_s: float, *, commit: bool) -> None:
         self._home = home
@@ -161,7 +161,7 @@ class _Passing:
         self._load = cache(lambda path: loaded(path, self._problems.append))  # a problem is reported once
 
     def run(self) -> Pass:
-        """Schedule one inventory after the other, each on what the ones before left."""
+        """Schedule one inventory after the other, each on the GPUs that the earlier ones left."""
         waiting = self._view.waiting()
         inventories = dict(self._inventories(by_inventory(self._view.queued())))
         decisions: dict[str, Decisions] = {}
@@ -206,7 +206,7 @@ class _Passing:
                     self._note_kept(record, decisions.kept.get(name), started)
 
     def _is_unchanged(self, job: LiveJob) -> bool:
-        """Whether the job's own files still say what the pass decided on. If not, the next pass reads them."""
+        """Return whether the job's own files still match the pass's view. If not, the next pass reads them."""
         now = self._store.live_job(job.record.id, self._problems.append)
         if now is not None and _at(now, os.path.realpath(now.record.inventory)) == job:
             return True
@@ -245,7 +245,7 @@ class _Passing:
             self._store.get(record.id).write(record.but(kept=kept))
 
     def _preempt(self, preemptions: Iterable[Preemption]) -> None:
-        """Ask this user's gangs to end, and let other users' gangs be asked: in one go, for all inventories."""
+        """Request preemptions of this user's gangs, and ask other users' gangs: together, for all inventories."""
         others = []
         for preemption in preemptions:
             job = self._view.jobs[preemption.victim]
@@ -260,7 +260,7 @@ class _Passing:
         ask_to_give_way(self._home, others)
 
     def _drain(self) -> None:
-        """Ask this user's gangs to leave hosts that are drained, and withdraw what no drain asks any more."""
+        """Ask this user's gangs to leave drained hosts, and withdraw requests of drains that ended."""
         departures = {each.gang: each for each in departures_of(self._view, self._load)}
         for name, job in self._view.jobs.items():
             if job.record.owner_uid != self._view.uid:
@@ -275,7 +275,7 @@ class _Passing:
 
 
 def free_ports(taken: Collection[int], count: int, *, begin: int = SSH_PORTS.start) -> int | None:
-    """The first of `count` ports in a row, from `begin` on, that nobody has; None if there are none."""
+    """Return the first of `count` consecutive unused ports, from `begin` on; None if there are none."""
     run = 0
     for port in range(begin, SSH_PORTS.stop):
         run = 0 if port in taken else run + 1
@@ -285,7 +285,7 @@ def free_ports(taken: Collection[int], count: int, *, begin: int = SSH_PORTS.sta
 
 
 def mark_granted(store: JobStore, lease: Lease) -> None:
-    """Bring a job's record up to its lease; also what repairs a crash between the two writes."""
+    """Update a job's record from its lease. This also repairs a crash between the two writes."""
     folder = store.get(lease.job)
     before = folder.record().granted_from
     folder.move(
@@ -297,7 +297,7 @@ def mark_granted(store: JobStore, lease: Lease) -> None:
 
 
 def loaded(path: str, on_problem: OnProblem) -> Inventory | None:
-    """The inventory at a path; None if it cannot be used."""
+    """Return the inventory at a path; None if it cannot be used."""
     try:
         return load(Path(path))
     except BadInput as error:
@@ -306,5 +306,5 @@ def loaded(path: str, on_problem: OnProblem) -> Inventory | None:
 
 
 def _at(job: LiveJob, inventory: str) -> LiveJob:
-    """Jobs of older versions may name their inventory by another path."""
+    """Return the job with the canonical path of its inventory: jobs of older versions may have another path."""
     return LiveJob(job.record.but(inventory=inventory), job.wants, job.request)

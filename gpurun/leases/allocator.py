@@ -1,7 +1,7 @@
-"""The allocator lock: one pass at a time. It says who holds it.
+"""The allocator lock: one pass runs at a time. The lock's file says who holds it.
 
-The lock is held for milliseconds, and those who wait for it look again after random pauses, so each gets it soon. The
-kernel releases it when its holder dies, however it dies.
+A process holds the lock for milliseconds. Waiting processes try again after random pauses, so each gets it soon. The
+kernel releases the lock when its holder dies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_HOLDER_BYTES = 4096
 
 @dataclass(frozen=True)
 class LockHolder:
-    """Who has the lock: what it wrote about itself after it took it.
+    """The holder of the lock, as it described itself after it took the lock.
 
     Attributes:
         since_s: seconds since the epoch.
@@ -44,22 +44,23 @@ class LockHolder:
     since_s: float
 
     def told(self, now_s: float) -> str:
-        """``bob's `gpurun submit` (pid 123) for 5 s``; whatever was in the file, it is printable."""
+        """Describe the holder in printable text: ``bob's `gpurun submit` (pid 123) for 5 s``."""
         text = f"{self.user}'s `{self.command}` (pid {self.pid}) for {max(0.0, now_s - self.since_s):.0f} s"
         return "".join(c if c.isprintable() else "?" for c in text)
 
 
 @contextmanager
 def allocator_lock(home: Path, *, patience_s: float | None = PATIENCE_S) -> Iterator[None]:
-    """Hold the one lock under which leases are granted and queued jobs change. Held for milliseconds.
+    """Hold the one lock under which passes grant leases and queued jobs change, for milliseconds.
 
     Args:
-        patience_s: give up after this long; None waits for ever, as a supervisor must: it alone can end its job.
+        patience_s: give up after this long; None waits for ever. A supervisor needs that, because only it can end its
+            job.
 
     Raises:
         StateError: the state directory cannot be written.
-        StateUnavailable: somebody has held the lock for longer than `patience_s`.
-        UnsafeState: its file system has no locks that lock.
+        StateUnavailable: another process has held the lock for longer than `patience_s`.
+        UnsafeState: locks do not work on its file system.
     """
     durable.make_home(home)
     check_locks(home)
@@ -73,7 +74,7 @@ def allocator_lock(home: Path, *, patience_s: float | None = PATIENCE_S) -> Iter
 
 
 def holder(home: Path) -> LockHolder | None:
-    """Who holds the allocator lock, or held it last; None if that cannot be read."""
+    """Return the present or last holder of the allocator lock; None if that cannot be read."""
     try:
         with _lock_file(home).reader() as stream:
             return msgspec.json.decode(stream.read(MAX_HOLDER_BYTES), type=ready(LockHolder))
@@ -108,7 +109,7 @@ def _take(home: Path, descriptor: int, patience_s: float | None) -> None:
 
 
 def _by_whom(home: Path, descriptor: int) -> str:
-    """Who holds the lock. The file says it, but anybody who may take the lock may have written that."""
+    """Return the holder of the lock, as its file says. Every process that may take the lock can have written that."""
     found, pids = holder(home), lock.holders(descriptor)
     if found is not None and (found.pid in pids or (not pids and _lives(found.pid))):
         return found.told(time.time())
@@ -138,7 +139,7 @@ def _too_slow(home: Path, descriptor: int, waited_s: float) -> StateUnavailable:
 
 
 def _sign(descriptor: int) -> None:
-    """Say who holds the lock. For people only: not synced, and a full disk must not stop the holder."""
+    """Write who holds the lock, for people only: not synced, and a full disk must not stop the holder."""
     me = LockHolder(os.getpid(), user_name(os.getuid()), command_name(sys.argv), time.time())
     with suppress(OSError):
         os.ftruncate(descriptor, 0)

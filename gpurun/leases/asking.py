@@ -1,9 +1,10 @@
-"""Asking other users' gangs to give way, without a right over them.
+"""Ask other users' gangs to stop for a preemption, without rights over them.
 
-A pass of alice's may find that bob's gang must make room. She cannot write in bob's job folder, and must not be able
-to order anything. So she leaves an empty file ``requests/JOB.UID`` that means: look again. Bob's supervisor sees it,
-runs a pass of its own, and gives way only if the scheduler tells *it* to. Who asks without reason costs bob a pass now
-and then, with growing pauses; the file itself says who it was.
+One user's scheduling pass can preempt another user's job. Say that Alice's pass needs GPUs of Bob's gang. Alice cannot
+write in Bob's job folder, and must not be able to order anything. So her pass leaves an empty file
+``requests/JOB.UID``. Bob's supervisor sees it and runs a pass of its own. It preempts the gang only if the scheduler
+tells *it* to. If Alice asks without reason, Bob's supervisor runs an extra pass now and then, with growing pauses; the
+file's owner shows who asked.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LONGEST_PAUSE_S = 60.0
 
 
 def ask_to_give_way(home: Path, victims: Collection[str]) -> None:
-    """Let exactly these jobs of others be asked in this user's name. The caller holds the allocator lock."""
+    """Request passes of exactly these jobs of other users in this user's name. The caller holds the allocator lock."""
     if not is_shared(home):
         return
     wanted = {f"{job}.{os.getuid()}" for job in victims}
@@ -37,7 +38,7 @@ def ask_to_give_way(home: Path, victims: Collection[str]) -> None:
 
 
 class Asked:
-    """Whether somebody wants a job to look whether it must give way, as its supervisor sees it."""
+    """Whether another user asks for a pass that may preempt a job, as the job's supervisor sees it."""
 
     def __init__(self, home: Path, job: str) -> None:
         self._folder = StatePath(home) / MARK
@@ -46,7 +47,7 @@ class Asked:
         self._next_s = 0.0
 
     def is_due(self) -> bool:
-        """True when a pass should be run now: there is a request, and the last look is long enough ago."""
+        """Return True if a pass should run now: there is a request, and the last pass was long enough ago."""
         now = time.monotonic()
         if now < self._next_s:
             return False

@@ -1,4 +1,4 @@
-"""The one door to a cluster: an inventory, and the state that belongs to it."""
+"""A cluster: an inventory together with its state. Commands use it to select hosts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HostRow:
-    """A host and what is free on it.
+    """A host and its free GPUs.
 
     Attributes:
-        free: GPUs that nobody holds, also of a cordoned host; 0 while it is unknown who holds them.
-        state: ``ok``, ``cordoned``, ``draining``, ``drained`` (nobody holds its GPUs any more), ``lost``, or
+        free: GPUs without a holder, also of a cordoned host; 0 while holders are unknown.
+        state: ``ok``, ``cordoned``, ``draining``, ``drained`` (no job holds its GPUs any more), ``lost``, or
             ``unknown`` while a lease is damaged.
-        foreign: who else holds GPUs here: the host refused them to a job of this user a moment ago.
+        foreign: other holders of GPUs here: the host recently refused the GPUs to a job of this user.
         shown: the state for people, such as ``draining: 1 gang leaves``.
     """
 
@@ -42,7 +42,7 @@ class HostRow:
 
 @dataclass(frozen=True)
 class Cluster:
-    """An inventory with its cordons, its leases, and the host sets that people name. State is read when asked for.
+    """An inventory with its cordons, its leases, and host sets. Reads state when it is needed.
 
     Attributes:
         home: the state directory.
@@ -53,11 +53,11 @@ class Cluster:
 
     @cached_property
     def cordons(self) -> Mapping[str, Cordon]:
-        """Why hosts get no new gangs. Raises StateError if the file is damaged."""
+        """Return the reasons why hosts get no new gangs. Raises StateError if the file is damaged."""
         return read_cordons(self.home)
 
     def rows(self, view: View) -> list[HostRow]:
-        """What people see of each host. While a lease is damaged, no GPU is known to be free."""
+        """Return each host's row for people. While a lease is damaged, no GPU counts as free."""
         refused: dict[str, list[HostRefusal]] = {}
         for job in view.jobs.values():
             if job.record.inventory == self.inventory.source:
@@ -67,7 +67,7 @@ class Cluster:
         return [self._row(host, view, refused.get(host.name, ()), leaving) for host in self.inventory.hosts]
 
     def departures(self, view: View, hosts: Collection[str] | None = None) -> tuple[Departure, ...]:
-        """What becomes of the gangs on these hosts (all if None) that are drained."""
+        """Return the fates of the gangs on those of these hosts (all if None) that are drained."""
         if not self.groups["draining"]:
             return ()
         from gpurun.leases.allocate import loaded  # noqa: PLC0415 (the whole scheduler, and rarely needed)
@@ -92,7 +92,9 @@ class Cluster:
 
     @property
     def groups(self) -> Mapping[str, list[str]]:
-        """``@cordoned``: every host that gets no new gangs; ``@draining`` and ``@lost`` are among them."""
+        """Return the groups ``@cordoned`` (every host that gets no new gangs), ``@draining`` and ``@lost`` (parts of
+        it).
+        """
         groups: dict[str, list[str]] = {"cordoned": list(self.cordons), "draining": [], "lost": []}
         for host, cordon in self.cordons.items():
             if cordon.state != "cordoned":
@@ -100,7 +102,7 @@ class Cluster:
         return groups
 
     def choose(self, selection: str | None) -> tuple[Host, ...]:
-        """The hosts that a person means; all of them if none are named.
+        """Return the selected hosts; all hosts if there is no selection.
 
         Raises:
             BadInput: the selection is not a host set, or names a host or group that does not exist.
@@ -114,7 +116,7 @@ class Cluster:
 
 
 def open_cluster(explicit: str | None, environ: Mapping[str, str]) -> Cluster:
-    """The cluster that a command means: the inventory that ``--inventory`` or the environment names, and its state.
+    """Return the cluster of a command: the inventory that ``--inventory`` or the environment names, and its state.
 
     Raises:
         BadInput: there is no such inventory, or it has errors.

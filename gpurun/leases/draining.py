@@ -1,8 +1,9 @@
-"""Hosts that are being drained: which gangs a pass asks to leave, and how a supervisor learns that it must look.
+"""Drained hosts: which gangs a pass asks to leave, and how a supervisor learns about a drain.
 
-The decision is pure (`gpurun.scheduler.drain`). A pass writes a request into the folder of each gang of its user that
-moves, as for a preemption, and withdraws it when the drain is over. Supervisors read the cordons themselves, and run a
-pass when one of their hosts is drained. So a drain needs nobody who stays, and works for every user's gangs.
+`gpurun.scheduler.drain` decides, and is pure. For each gang of its user that must move, a pass writes a request into
+the job's folder, as for a preemption, and withdraws it when the drain ends. Supervisors read the cordons themselves,
+and run a pass when one of their hosts is drained. So a drain needs no waiting process, and works for every user's
+gangs.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ Load = Callable[[str], Inventory | None]
 
 
 def departures_of(view: View, load: Load) -> tuple[Departure, ...]:
-    """What becomes of every gang on a draining host, whatever inventory it belongs to.
+    """Return the fate of every gang on a draining host, whatever inventory it belongs to.
 
     Args:
-        load: the inventory of a canonical path; None if it cannot be used.
+        load: returns the inventory of a canonical path; None if it cannot be used.
     """
     draining = {host: cordon.until_s for host, cordon in view.cordons.items() if cordon.state == "draining"}
     by_inventory: dict[str, list[tuple[Lease, tuple[str, ...]]]] = {}
@@ -57,7 +58,7 @@ def departures_of(view: View, load: Load) -> tuple[Departure, ...]:
 
 
 def wanted_request(departure: Departure, view: View) -> CancelRequest | None:
-    """What a pass asks of a gang because of a drain; None if nothing."""
+    """Return the request that a pass makes because of a drain; None if none."""
     said = "; ".join(_who_drains(host, view.cordons[host]) for host in departure.hosts)
     if departure.fate == "moves":
         return CancelRequest("preempt", "drain", view.now_s, said, departure.hosts)
@@ -71,7 +72,7 @@ def _who_drains(host: str, cordon: Cordon) -> str:
 
 
 def is_drain_over(job: LiveJob, wanted: CancelRequest | None) -> bool:
-    """Whether a drain asked something of the job that none asks any more, and that was not carried out yet."""
+    """Return whether the job has a drain's request that no drain needs any more, and that was not carried out yet."""
     asked = job.request
     if asked is None or not asked.drain or job.record.state in (State.STOPPING, State.QUEUED):
         return False
@@ -79,7 +80,7 @@ def is_drain_over(job: LiveJob, wanted: CancelRequest | None) -> bool:
 
 
 def _unknown(lease: Lease, job: LiveJob | None, inventory: Inventory | None) -> str:
-    """Why nothing can be decided about a lease; "" if it can."""
+    """Return why gpurun can decide nothing about a lease; "" if it can."""
     if lease.lost:
         return "its GPUs are lost until a fence succeeds"
     if job is None or job.wants is None:
@@ -99,7 +100,7 @@ def _tenant(lease: Lease, job: LiveJob, hosts: tuple[str, ...]) -> Tenant:
 
 
 class DrainWatch:
-    """Whether hosts of a gang are being drained, as its supervisor sees it. Quick to ask again and again."""
+    """Whether hosts of a gang are drained, as its supervisor sees it. Quick enough to call repeatedly."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -110,17 +111,17 @@ class DrainWatch:
         self._decide_next_s = 0.0
 
     def hosts(self, hosts: Iterable[str]) -> list[str]:
-        """Those of these hosts that are being drained."""
+        """Return those of these hosts that are drained."""
         self._look()
         return [host for host in hosts if (found := self._cordons.get(host)) and found.state == "draining"]
 
     def is_due(self, hosts: Collection[str], now_s: float, *, asked: bool = False) -> bool:
-        """True when a pass should decide again: a drain is new, its deadline has come, or the last look is long ago.
+        """Return True if a pass should decide again: a drain is new, its deadline has come, or the last pass is long
+        ago.
 
         Args:
             now_s: the head's clock, seconds since the epoch.
-            asked: a drain asked something of the job. A supervisor that has just started does not know if it still
-                does.
+            asked: the job has a request of a drain. A new supervisor does not know whether it is still valid.
         """
         drained = {host: self._cordons[host] for host in self.hosts(hosts)}
         over = [host for host, cordon in drained.items() if cordon.until_s is not None and now_s >= cordon.until_s]

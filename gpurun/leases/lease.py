@@ -1,4 +1,4 @@
-"""A lease as a value: which GPUs a gang owns."""
+"""A lease as a value: the GPUs that a gang owns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MACHINE = re.compile(r"\S+:\d{1,5}")
 
 @dataclass(frozen=True)
 class HostPlace:
-    """Where a gang's containers and files are on a host that is not arranged as most are.
+    """A host's own Docker engine and folder, if the inventory sets them.
 
     Attributes:
         docker_host, folder: as `gpurun.inventory.model.Host` had them.
@@ -28,24 +28,26 @@ class HostPlace:
 
 @dataclass(frozen=True)
 class Lease:
-    """A gang's GPUs, all of them, for one attempt.
+    """All GPUs of a gang for one attempt.
 
     Attributes:
         grants: in rank order.
         ssh_port: the port of the job's own sshd, or the first of its ranks' ports.
-        port_count: how many ports from there on are the gang's, and no other lease's of this state directory.
+        port_count: the number of consecutive ports that the gang owns; no other lease of this state directory has them.
         granted_s: seconds since the epoch.
         inventory: the canonical path of the inventory that names these hosts.
-        lost: the rest of an attempt that is over: hosts that could not be fenced and keep their GPUs.
-        found: a lost one that was made from what hosts claim, because no lease was there: nobody brought outputs home.
-        apart: hosts that hold GPUs of an elastic gang without being part of it: on their way in, or out.
-        joins: hosts that came to an elastic gang after its start, oldest first, each as often as it came.
-        machines: host → `gpurun.inventory.model.Host.machine` as it was at the grant. Leases of older versions lack it.
-        places: the same for a host's engine and folder, where the inventory named them.
+        lost: the lease is the rest of an ended attempt: hosts that could not be fenced and keep their GPUs.
+        found: a lost lease that was made from claims on hosts, because the lease file was gone: its outputs were not
+            copied.
+        apart: hosts that hold GPUs of an elastic gang without being part of it, because they are joining or leaving.
+        joins: hosts that joined an elastic gang after its start, oldest first, each as often as it joined.
+        machines: host → `gpurun.inventory.model.Host.machine` at the grant. Leases of older versions lack it.
+        places: the same for a host's engine and folder, if the inventory names them.
 
     Raises:
-        ValueError: `inventory` is no path, one of `machines` is none, or no host has so many ports; what reads a file
-            takes that for damage.
+        ValueError: `inventory` is not a path, one of `machines` is not valid, or no host has so many ports; readers of
+            a
+            file treat that as damage.
     """
 
     job: str
@@ -77,27 +79,27 @@ class Lease:
 
     @property
     def name(self) -> str:
-        """Its file's name without ``.json``."""
+        """Return its file's name without ``.json``."""
         return f"{self.job}.{self.attempt}.lost" if self.lost else self.job
 
     @property
     def ports(self) -> range:
-        """The TCP ports that are the gang's on each of its hosts."""
+        """Return the gang's TCP ports on each of its hosts."""
         return range(self.ssh_port, self.ssh_port + self.port_count)
 
     @property
     def members(self) -> tuple[Grant, ...]:
-        """The grants on which ranks run."""
+        """Return the grants on which ranks run."""
         return tuple(grant for grant in self.grants if grant.host not in self.apart)
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """What `LeaseStore.read_all` found.
+    """The result of `LeaseStore.read_all`.
 
     Attributes:
-        damaged: one error for each file that is not a readable lease. Their GPUs are unknown, so as long as
-            there is one, nothing new may be granted.
+        damaged: one error for each file that is not a readable lease. Their GPUs are unknown, so while there is one, no
+            pass may grant anything.
     """
 
     leases: tuple[Lease, ...]
@@ -105,21 +107,21 @@ class Holdings:
 
 
 def machines_of(inventory: Inventory, grants: Iterable[Grant]) -> dict[str, str]:
-    """Host → machine, for the hosts of some grants."""
+    """Return host → machine, for the hosts of some grants."""
     return {grant.host: inventory.by_name[grant.host].machine for grant in grants}
 
 
 def places_of(inventory: Inventory, grants: Iterable[Grant]) -> dict[str, HostPlace]:
-    """Host → engine and folder, for the hosts of some grants that have their own."""
+    """Return host → engine and folder, for the hosts of some grants that have their own."""
     hosts = (inventory.by_name[grant.host] for grant in grants)
     return {host.name: HostPlace(host.docker_host, host.folder) for host in hosts if host.docker_host or host.folder}
 
 
 def as_granted(inventory: Inventory, lease: Lease) -> Inventory:
-    """An inventory in which the hosts of a lease are the machines that they were at the grant.
+    """Return the inventory in which the hosts of a lease are the machines that they were at the grant.
 
-    Somebody can give a host another address, engine or folder, or remove it, while a gang runs there. The gang's
-    containers are still on the old machine, and only a fence of that machine frees its GPUs.
+    While a gang runs on a host, somebody can change the host's address, engine or folder, or remove the host. The
+    gang's containers are still on the old machine, and only a fence of that machine frees its GPUs.
     """
     granted = {grant.host for grant in lease.grants}
     hosts = [_as_granted(host, lease) if host.name in granted else host for host in inventory.hosts]
@@ -137,7 +139,7 @@ def _as_granted(host: Host, lease: Lease) -> Host:
 
 
 def _removed_host(grant: Grant, inventory: Inventory, lease: Lease) -> Host:
-    """A host that the inventory does not name any more. Its other hosts say how to log in."""
+    """Return a host that is no longer in the inventory. Uses the login settings of the inventory's other hosts."""
     like = next((host for host in inventory.hosts if host.generation == lease.generation), None)
     like = like or next(iter(inventory.hosts), None)  # somebody may have removed all of them
     rack, fabric, user = (like.rack, like.fabric, like.user) if like else ("", next(iter(inventory.fabrics), ""), None)

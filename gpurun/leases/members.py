@@ -1,8 +1,7 @@
-"""What of a lease changes while its job runs: each step is one lease file for another.
+"""Changes of a lease while its job runs: each step replaces one lease file by another.
 
-Ports move while the job starts. Hosts join and leave an elastic gang: one that joins is `apart` until its container
-runs there, one that leaves until it has been fenced; so whoever adopts the job knows of every host that it must fence
-before it goes on.
+Ports move while the job starts. Hosts join and leave an elastic gang. A joining host is `apart` until its container
+runs, a leaving host until it has been fenced. So a new supervisor knows every host that it must fence.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ Held = tuple[Lease, LeaseLock]
 
 
 def put_apart(home: Path, held: Held, hosts: Collection[str]) -> Held:
-    """Hosts leave the gang; their GPUs stay its own until they are fenced."""
+    """Let hosts leave the gang. Their GPUs stay leased until the hosts are fenced."""
     lease, _ = held
     return _change(home, held, replace(lease, apart=tuple(dict.fromkeys((*lease.apart, *hosts)))))
 
 
 def take_in(home: Path, held: Held, hosts: Collection[str]) -> Held:
-    """Hosts that are ready join the gang."""
+    """Let ready hosts join the gang."""
     lease, _ = held
     apart = tuple(host for host in lease.apart if host not in hosts)
     return _change(home, held, replace(lease, apart=apart, joins=(*lease.joins, *hosts)))
@@ -50,13 +49,13 @@ def let_go(home: Path, held: Held, hosts: Collection[str]) -> Held:
 
 
 def grow(home: Path, held: Held, inventory: Inventory, *, now_s: float) -> tuple[Held, tuple[str, ...]]:
-    """Take more GPUs for a gang that has fewer than it asked for, if there are some that nobody waits for.
+    """Lease more GPUs for a gang that has fewer than it wants, if there are some that no job waits for.
 
     Returns:
         The lease, with the hosts of these GPUs apart; and those hosts.
 
     Raises:
-        StateError: a lease is damaged, so that it cannot be known which GPUs are free.
+        StateError: a lease is damaged, so gpurun cannot know which GPUs are free.
     """
     lease, lock = held
     with allocator_lock(home, patience_s=None):
@@ -79,12 +78,12 @@ def grow(home: Path, held: Held, inventory: Inventory, *, now_s: float) -> tuple
 
 
 def larger(home: Path, lease: Lease, inventory: Inventory, *, now_s: float) -> Placement | None:
-    """Where the gang would run if it were ended and placed anew, if it were larger then; nothing is changed.
+    """Return the placement that the gang would get if it stopped and started again, if that is larger. Changes nothing.
 
-    Hosts that it failed on before count: a pass uses them only where the gang cannot do without.
+    Includes hosts on which it failed before: a pass uses them only if the gang needs them.
 
     Raises:
-        StateError: a lease is damaged, so that it cannot be known which GPUs are free.
+        StateError: a lease is damaged, so gpurun cannot know which GPUs are free.
     """
     view = look(home, now_s=now_s)
     job = view.jobs.get(lease.job)
@@ -95,9 +94,9 @@ def larger(home: Path, lease: Lease, inventory: Inventory, *, now_s: float) -> P
 
 
 def move_ports(home: Path, held: Held) -> Held:
-    """Give a job other ports, where something that is not this head's job listens on its own.
+    """Give a job other ports, because another program listens on its own.
 
-    They are chosen at random: what another head has given its jobs lies close together.
+    Chooses them at random, because another head's jobs use neighbouring ports.
 
     Raises:
         StateError: all ports for jobs are in use.

@@ -1,8 +1,9 @@
-"""Who holds which GPU of which machine: one value that every decision about GPUs reads and every grant changes.
+"""The occupancy: which gang holds which GPU of which machine. Every decision about GPUs reads it, every grant changes
+it.
 
-Pure. Leases, lost leases, leases whose file somebody removed, and GPUs that are promised to a gang all enter here. A
-machine is known by where SSH connects to (`gpurun.inventory.model.Host.machine`). So two inventories, or two paths of
-one inventory, that name the same machine see the same holders.
+Pure. It contains leases, lost leases, leases whose file somebody removed, and GPUs that are promised to a gang. It
+identifies a machine by the address that SSH connects to (`gpurun.inventory.model.Host.machine`). So two inventories, or
+two paths of one inventory, that name the same machine see the same holders.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ FOR_GOOD = ("lost", "foreign")
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a GPU.
+    """The holder of a GPU.
 
     Attributes:
         job: the job's id.
-        how: ``leased``; ``lost``: the rest of an attempt whose host gave no proof; ``promised``: a queued gang of
+        how: ``leased``; ``lost``: the rest of an attempt whose host could not be fenced; ``promised``: a queued gang of
             another inventory waits for it; ``foreign``: another user, state directory or head claims it on the host.
         owner: the user's name; "" = unknown.
     """
@@ -36,10 +37,10 @@ class Holder:
 
 
 class Occupancy:
-    """Machine → GPU → holder. Made once per pass from all there is; `grant` is the only way to add a gang's GPUs.
+    """Machine → GPU → holder. Made once per pass from all leases; only `grant` adds a gang's GPUs.
 
     Attributes:
-        overlaps: GPUs that two leases hold: damage, each named once. Neither holder is dropped.
+        overlaps: GPUs that two leases hold: damage, each named once. Keeps both holders.
     """
 
     def __init__(self, leases: Iterable[Lease] = ()) -> None:
@@ -51,7 +52,7 @@ class Occupancy:
             self._put(lease)
 
     def on(self, host: Host) -> Mapping[int, Holder]:
-        """The held GPUs of a host."""
+        """Return the held GPUs of a host."""
         held = self._machines.get(host.machine, {})
         unnamed = self._machines.get(_nameless(host.name))
         return {**unnamed, **held} if unnamed else held
@@ -59,7 +60,7 @@ class Occupancy:
     def taken(
         self, inventory: Inventory, *, but: Collection[str] = (), used: Collection[tuple[str, int]] = ()
     ) -> dict[str, tuple[int, ...]]:
-        """Host → GPUs that somebody holds. Promises of the jobs in `but` are left out, and so are the GPUs in `used`.
+        """Return host → held GPUs, without promises of the jobs in `but` and without the GPUs in `used`.
 
         Args:
             used: host and GPU of gangs that the caller counts itself.
@@ -76,7 +77,7 @@ class Occupancy:
         return taken
 
     def jobs_by_machine(self) -> dict[str, list[str]]:
-        """Machine → the jobs that hold GPUs of it."""
+        """Return machine → the jobs that hold GPUs of it."""
         return {
             machine: list(dict.fromkeys(holder.job for holder in held.values()))
             for machine, held in self._machines.items()
@@ -84,11 +85,12 @@ class Occupancy:
         }
 
     def grant(self, lease: Lease) -> None:
-        """Give a lease its GPUs. What it held before under the same name is replaced, promises give way.
+        """Give a lease its GPUs. Replaces an earlier lease of the same name, and overrides promises.
 
         Raises:
-            StateError: somebody else holds one of them, or two hosts of the lease are one machine, so that the lease
-                would hold a GPU twice. Nothing is changed then.
+            StateError: another job holds one of them, or two hosts of the lease are one machine, so that the lease
+                would
+                hold a GPU twice. Nothing is changed then.
         """
         _refuse_twice(lease)
         for machine, gpu, host in _gpus_of(lease):
@@ -103,13 +105,13 @@ class Occupancy:
         self._put(lease)
 
     def free(self, name: str) -> None:
-        """Forget a lease."""
+        """Remove a lease."""
         lease = self._leases.pop(name, None)
         for machine, gpu, _ in _gpus_of(lease) if lease is not None else ():
             self._machines[machine].pop(gpu, None)
 
     def promise(self, job: str, grants: Iterable[Grant], inventory: Inventory, *, how: str = "promised") -> None:
-        """Keep GPUs that nobody holds for a job."""
+        """Promise free GPUs to a job."""
         for grant in grants:
             host = inventory.by_name.get(grant.host)
             if host is not None:
@@ -136,7 +138,7 @@ class Occupancy:
 
 
 def _refuse_twice(lease: Lease) -> None:
-    """One gang may not have one GPU twice, under two names of its machine."""
+    """Refuse a lease that holds one GPU twice, under two names of its machine."""
     names: dict[tuple[str, int], str] = {}
     for machine, gpu, host in _gpus_of(lease):
         other = names.setdefault((machine, gpu), host)
@@ -152,12 +154,14 @@ def _holder_of(lease: Lease) -> Holder:
 
 
 def _nameless(host: str) -> str:
-    """Where a lease of an older version counts, which does not say which machine a host is."""
+    """Return a placeholder machine for a host of an older version's lease, which does not name the machine."""
     return f"{host}/"
 
 
 def _gpus_of(lease: Lease) -> Iterable[tuple[str, int, str]]:
-    """Machine, GPU and host name of each GPU of a lease; two machines where the lease does not say which one it is."""
+    """Yield machine, GPU and host name of each GPU of a lease; two machines if the lease does not say which one it
+    is.
+    """
     for grant in lease.grants:
         known = lease.machines.get(grant.host)
         machines = (known,) if known else (machine_at(grant.host), _nameless(grant.host))

@@ -1,8 +1,8 @@
 """What a user's jobs learned from hosts that refused a claim on a GPU. Pure.
 
-The host knows who claims its GPUs; leases of this state directory do not. After a refusal the next passes treat these
-GPUs as taken for some seconds, so that the gang goes elsewhere, and then try again. Only gangs of the same user are
-kept away: a user who writes false refusals harms nobody else.
+The host knows all claims on its GPUs; the leases of this state directory do not. After a refusal, the next passes treat
+these GPUs as taken for some seconds, so that they place the gang elsewhere, and then try again. A refusal affects only
+gangs of the same user, so false refusals harm no other user.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ FORGET_S = 600.0
 def remember(
     before: Sequence[HostRefusal], refused: Mapping[str, Iterable[GpuHolder]], *, now_s: float
 ) -> tuple[HostRefusal, ...]:
-    """A job's refusals after one more. Each host that refuses again is left alone for twice as long.
+    """Add a refusal to a job's refusals. Each host that refuses again is left alone for twice as long.
 
-    A host speaks of the GPUs that it was asked for. What it said of others holds as long as it did.
+    A host names only GPUs that the job asked for. Its earlier refusals of other GPUs stay valid until they expire.
 
     Args:
         before: the refusals in the job's record.
@@ -43,7 +43,7 @@ def remember(
 
 
 def active(records: Iterable[JobRecord], uid: int, now_s: float) -> tuple[HostRefusal, ...]:
-    """The refusals of one user's jobs that count now. A clock that was set back extends none."""
+    """Return the valid refusals of one user's jobs. A clock that was set back extends none."""
     return tuple(
         refusal
         for record in records
@@ -54,10 +54,10 @@ def active(records: Iterable[JobRecord], uid: int, now_s: float) -> tuple[HostRe
 
 
 def refused_gpus(records: Iterable[JobRecord], uid: int, now_s: float) -> Mapping[str, tuple[int, ...]]:
-    """Host → GPUs that this user's gangs must leave alone now, because the host refused them a moment ago.
+    """Return host → GPUs that this user's gangs must not use now, because the host recently refused them.
 
     Args:
-        records: jobs of one inventory: hosts have the names that it gives them.
+        records: jobs of one inventory, which defines the hosts' names.
         uid: the user whose gangs are placed.
         now_s: the head's clock, seconds since the epoch.
     """
@@ -68,5 +68,5 @@ def refused_gpus(records: Iterable[JobRecord], uid: int, now_s: float) -> Mappin
 
 
 def next_try_s(records: Iterable[JobRecord], uid: int, now_s: float) -> float | None:
-    """When the first of this user's refusals ends, seconds since the epoch; None if none counts."""
+    """Return when the first of this user's refusals ends, seconds since the epoch; None if none is valid."""
     return min((refusal.until_s for refusal in active(records, uid, now_s)), default=None)

@@ -1,11 +1,11 @@
-"""Lease files: the truth about who owns which GPU.
+"""Lease files say which gang owns which GPU.
 
-``leases/ID.json`` is written once, whole, under the allocator lock, and removed only after every host of the
-gang has been fenced. When some hosts cannot be fenced, what they hold becomes a lost lease,
-``leases/ID.ATTEMPT.lost.json``, and the job goes on without them; in no moment is a GPU in two files. An
-lock on the file itself (`gpurun.state.lock`) is the sign of life of the job's supervisor: it passes from the granting
-command to the supervisor with the descriptor, so there is no moment at which a running job looks orphaned. Only the
-lease's owner and root can write the file, so nobody else can hold that lock.
+A pass writes ``leases/ID.json`` once, as a whole, under the allocator lock. gpurun removes it only after every host of
+the gang has been fenced. If some hosts cannot be fenced, their GPUs become a lost lease,
+``leases/ID.ATTEMPT.lost.json``, and the job continues without them; a GPU is never in two files. A lock on the file
+itself (`gpurun.state.lock`) shows that the job's supervisor lives. The granting command passes the lock to the
+supervisor with the open descriptor, so a running job never looks orphaned. Only the lease's owner and root can write
+the file, so no other user can hold that lock.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ NAME_PATTERN = re.compile(rf"{ID_PATTERN.pattern}(\.\d{{1,6}}\.lost)?\.json")
 
 
 class LeaseLock:
-    """The sign of life on one lease: its file's lock, held by an open descriptor."""
+    """The lock on one lease's file, held by an open descriptor. It shows that a supervisor lives."""
 
     def __init__(self, descriptor: int, path: StatePath) -> None:
         self.descriptor = descriptor
         self.path = path
 
     def close(self) -> None:
-        """Give the lock up, unless another process inherited the descriptor."""
+        """Release the lock, unless another process inherited the descriptor."""
         os.close(self.descriptor)
 
     def is_mine(self) -> bool:
-        """True if this user wrote the lease, whoever it says it belongs to."""
+        """Return True if this user wrote the lease, whatever owner it names."""
         return os.fstat(self.descriptor).st_uid == os.getuid()
 
     def is_current(self) -> bool:
-        """True if the locked file is still the one at the lease's path."""
+        """Return True if the locked file is still the one at the lease's path."""
         try:
             there = self.path.stat()
         except FileNotFoundError:
@@ -65,11 +65,11 @@ class LeaseStore:
         self._jobs = StatePath(home) / "jobs"
 
     def path(self, name: str) -> StatePath:
-        """Where a lease lies; a running job's is named after the job."""
+        """Return the path of a lease. A running job's lease has the job's id as its name."""
         return self.folder / f"{name}.json"
 
     def read_all(self) -> Holdings:
-        """Every lease there is. Nothing in the folder is passed over but the temporary files of `durable`."""
+        """Read every lease. Ignores only the temporary files of `durable`."""
         leases, damaged = [], []
         try:
             names = sorted(self.folder.names())
@@ -101,7 +101,7 @@ class LeaseStore:
         return lease
 
     def read(self, name: str) -> Lease | None:
-        """One lease; None if there is none. Raises StateError if it is damaged."""
+        """Read one lease; None if there is none. Raises StateError if it is damaged."""
         try:
             return self._read(self.path(name))
         except FileNotFoundError:
@@ -110,14 +110,14 @@ class LeaseStore:
     def grant(self, lease: Lease, occupancy: Occupancy) -> LeaseLock:
         """Write a lease and take its lock. The caller holds the allocator lock.
 
-        What it has seen in the folder is durable first: else a power loss could keep this lease and, with it, a name
-        that another one had before, and lose that other one.
+        Syncs the folder first. Otherwise a power loss could keep this lease and undo an earlier rename of another
+        lease, which would then be lost.
 
         Args:
-            occupancy: made under the same hold of the allocator lock; has the lease afterwards.
+            occupancy: made under the same hold of the allocator lock; contains the lease afterwards.
 
         Raises:
-            StateError: somebody holds one of the GPUs, or the job already has a lease.
+            StateError: another job holds one of the GPUs, or the job already has a lease.
         """
         durable.make_folder(self.folder)
         path = self.path(lease.name)
@@ -133,13 +133,15 @@ class LeaseStore:
         """Replace a lease by one with more GPUs. The caller holds the allocator lock, and `lock`, as for `change`.
 
         Raises:
-            StateError: somebody holds one of the GPUs.
+            StateError: another job holds one of the GPUs.
         """
         occupancy.grant(lease)
         return self.change(lock, lease)
 
     def change(self, lock: LeaseLock, lease: Lease) -> LeaseLock:
-        """Replace a lease by one without more GPUs. The caller holds `lock`, which is given up for the new file's."""
+        """Replace a lease by one without more GPUs. The caller holds `lock`, which this replaces by the new file's
+        lock.
+        """
         descriptor = durable.write_locked_record(lock.path, lease)
         lock.close()
         if not lease.lost:
@@ -147,15 +149,15 @@ class LeaseStore:
         return LeaseLock(descriptor, lock.path)
 
     def second_name(self, job: str) -> StatePath:
-        """A running job's lease file has this name, too, in the job's own folder.
+        """Return the path of the second hard link to a running job's lease file, in the job's own folder.
 
-        It is another name of one file, not a copy: whoever removes the lease file by hand frees nothing, because
-        `restore` finds the file, and the supervisor's lock on it, under this name.
+        If somebody removes the lease file by hand, no GPU becomes free: `restore` finds the same file, and the
+        supervisor's lock on it, by this link.
         """
         return self._jobs / job / "lease.json"
 
     def _keep_second_name(self, job: str) -> None:
-        """The job's record is written next to it and syncs the folder."""
+        """Make the second link. The job's record is written next to it, which syncs the folder."""
         draft = self.second_name(job).sibling(".lease.json.tmp")
         with suppress(FileNotFoundError):
             draft.unlink()
@@ -164,32 +166,32 @@ class LeaseStore:
             draft.rename(self.second_name(job))
 
     def _drop_second_name(self, job: str, lock: LeaseLock) -> None:
-        """Remove the second name of the locked lease. A later attempt's lease keeps its own."""
+        """Remove the second link of the locked lease. A later attempt's lease keeps its own."""
         if _is_same(self.second_name(job), lock.descriptor):
             durable.remove(self.second_name(job))
 
     def is_carried(self, job: str) -> bool:
-        """Whether a supervisor holds a running job's lease, whatever became of the lease file."""
+        """Return whether a supervisor holds the lock of a running job's lease, even if the lease file is gone."""
         with suppress(FileNotFoundError, StateError), self.second_name(job).reader(linked=True) as stream:
             return is_held(stream.fileno())
         return False
 
     def removed(self, jobs: Iterable[str]) -> Iterator[Lease]:
-        """The leases of running jobs whose file somebody removed by hand: they still own their GPUs.
+        """Yield the leases of running jobs whose file somebody removed by hand: they still own their GPUs.
 
-        Whether the file is there is not asked: it may have been restored since it was missed.
+        Does not check again whether the file exists: it may have been restored meanwhile.
 
         Args:
-            jobs: ids of the jobs that are past the queue, or may be, have not ended, and whose lease was not read.
+            jobs: ids of jobs that may be past the queue, have not ended, and whose lease was not read.
         """
         for job in jobs:
             if (lease := self._by_second_name(job)) is not None:
                 yield lease
 
     def restore(self, job: str) -> bool:
-        """Give a running job's lease its name back, if somebody removed it; True if it was so.
+        """Restore the lease file of a running job, if somebody removed it; return True if so.
 
-        Needs no lock: a release removes the second name first.
+        Needs no lock, because a release removes the second link first.
         """
         if self.path(job).exists() or self._by_second_name(job) is None:
             return False
@@ -206,16 +208,16 @@ class LeaseStore:
         return None
 
     def sweep(self) -> None:
-        """Remove what writers that were killed left half written. The caller holds the allocator lock."""
+        """Remove incomplete files of killed writers. The caller holds the allocator lock."""
         for name in self.folder.names() if self.folder.exists() else ():
             if name.startswith(".") and name.endswith(".tmp"):
                 with suppress(StateError):  # another user's: a pass of theirs will; or a folder, which no writer left
                     (self.folder / name).unlink(missing_ok=True)
 
     def abandon(self, lock: LeaseLock, lease: Lease, hosts: Collection[str]) -> tuple[Lease, LeaseLock]:
-        """Free all GPUs of a lease but those of `hosts`, which could not be fenced: they become a lost lease.
+        """Free all GPUs of a lease except those of `hosts`, which could not be fenced and become a lost lease.
 
-        The caller holds the allocator lock, and `lock`, which is given up for the lock on the lost lease.
+        The caller holds the allocator lock and `lock`. Returns the lock on the lost lease instead of `lock`.
         """
         self._drop_second_name(lease.job, lock)
         kept = tuple(grant for grant in lease.grants if grant.host in hosts)
@@ -225,9 +227,9 @@ class LeaseStore:
         return lost, self._settle(lock, lost)
 
     def hand_over(self, lock: LeaseLock, lease: Lease) -> LeaseLock:
-        """Replace another user's lease by a lost one that is this user's. Only root can.
+        """Replace another user's lease by this user's lost lease. Only root can.
 
-        The caller holds the allocator lock, and `lock`, which is given up for the new file's.
+        The caller holds the allocator lock and `lock`. Returns the lock of the new file instead of `lock`.
         """
         self._drop_second_name(lease.job, lock)
         descriptor = durable.write_locked_record(lock.path, lease, mine=True)
@@ -236,9 +238,9 @@ class LeaseStore:
         return self._settle(LeaseLock(descriptor, lock.path), lease)
 
     def _settle(self, lock: LeaseLock, lease: Lease) -> LeaseLock:
-        """Give a lease that its holder has locked its proper name: a crash in `abandon` may have left the old one.
+        """Give a locked lease its proper name: a crash in `abandon` may have left the old one.
 
-        The caller holds the allocator lock: who lists the folder meanwhile could see the lease under neither name.
+        The caller holds the allocator lock. Otherwise a reader of the folder could see the lease under neither name.
         """
         path = self.path(lease.name)
         if lock.path != path:
@@ -247,7 +249,7 @@ class LeaseStore:
         return LeaseLock(lock.descriptor, path)
 
     def take_orphans(self, uid: int) -> Iterator[tuple[Lease, LeaseLock]]:
-        """Lock every lease of a user that nobody holds, one after the other, each under its proper name."""
+        """Lock every lease of a user without a supervisor, one after the other, each under its proper name."""
         for lease in self.read_all().leases:
             lock = self._take_orphan(lease) if lease.owner_uid == uid else None
             if lock is None:
@@ -258,7 +260,7 @@ class LeaseStore:
             yield lease, lock
 
     def _take_orphan(self, lease: Lease) -> LeaseLock | None:
-        """The lock on exactly this lease: under either name, another one may lie by now."""
+        """Return the lock on exactly this lease: under either name there may now be another one."""
         for name in dict.fromkeys((lease.name, lease.job)):
             lock = self.try_lock(name)
             if lock is None:
@@ -269,7 +271,9 @@ class LeaseStore:
         return None
 
     def _lives_elsewhere(self, lease: Lease, lock: LeaseLock) -> bool:
-        """Whether a supervisor holds the lease under its second name: a person or an editor replaced the file."""
+        """Return whether a supervisor holds the lease by its second link, because a person or an editor replaced the
+        file.
+        """
         same = _is_same(self.second_name(lease.job), lock.descriptor)
         return not lease.lost and not same and self.is_carried(lease.job)
 
@@ -280,7 +284,7 @@ class LeaseStore:
             return False
 
     def try_lock(self, name: str) -> LeaseLock | None:
-        """Take a lease's lock; None if a supervisor lives, or the lease is gone."""
+        """Take a lease's lock; None if its supervisor lives, or the lease is gone."""
         path = self.path(name)
         try:
             descriptor = path.open_file(os.O_RDWR, linked=True)
@@ -295,7 +299,7 @@ class LeaseStore:
     def release(self, lock: LeaseLock) -> None:
         """Remove a lease after its hosts were fenced. The caller holds its lock.
 
-        Another file that lies in its place by now is somebody else's, and stays.
+        Keeps another file that is now in its place.
         """
         job = lock.path.name.removesuffix(".json")
         if "." not in job:
@@ -304,7 +308,7 @@ class LeaseStore:
             durable.remove(lock.path)
 
     def is_alive(self, name: str) -> bool:
-        """True while some process holds the lease's lock. Only looks."""
+        """Return True while some process holds the lease's lock. Changes nothing."""
         try:
             descriptor = self.path(name).open_file(os.O_RDONLY, linked=True)
         except (FileNotFoundError, StateError):  # nothing that could be held

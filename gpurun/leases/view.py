@@ -1,4 +1,4 @@
-"""What one pass sees of a state directory, and what the scheduler sees of one inventory in it."""
+"""A pass's view of a state directory, and the scheduler's view of one inventory in it."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from gpurun.state.cordons import Cordon
 
 @dataclass(frozen=True)
 class View:
-    """Everything a pass decides on, read once.
+    """Everything that a pass decides on, read once.
 
     Attributes:
         jobs: the jobs that may not have ended, by id.
         leases: every lease, also those whose file somebody removed.
-        occupancy: who holds which GPU; grants of the pass change it.
+        occupancy: which gang holds which GPU; grants of the pass change it.
         cordons: why hosts get no new gangs.
         uid: the user for whom the pass commits.
-        looked_after: whether a user has a process that starts what a pass leaves for that user.
+        looked_after: whether a user has a live waiter.
         now_s: the head's clock, seconds since the epoch.
-        damaged: leases that cannot be read; while there are some, a GPU that seems free need not be.
+        damaged: leases that cannot be read; while there are some, a GPU that seems free may not be free.
         holders: which hosts have which data sets, as far as this user knows.
     """
 
@@ -46,11 +46,11 @@ class View:
     holders: Holders = field(default_factory=dict)
 
     def queued(self) -> list[LiveJob]:
-        """The jobs in the queue, also those that no pass may start yet."""
+        """Return the jobs in the queue, also those that no pass may start yet."""
         return [job for job in self.jobs.values() if job.record.state is State.QUEUED]
 
     def waiting(self) -> list[LiveJob]:
-        """The jobs that a pass may start, in no order. A job with a damaged spec is none of them."""
+        """Return the jobs that a pass may start, in no order. Leaves out jobs with a damaged spec."""
         leased = {lease.job for lease in self.leases if not lease.lost}
         return [
             job
@@ -63,7 +63,7 @@ class View:
         ]
 
     def snapshot(self, inventory: Inventory, waiting: Iterable[LiveJob]) -> Snapshot:
-        """What the scheduler sees of one inventory. All GPUs that its own gangs do not hold are free or taken."""
+        """Return the scheduler's view of one inventory. All GPUs that its own gangs do not hold are free or taken."""
         running = self._running(inventory)
         queue = list(
             gangs_of(
@@ -93,7 +93,7 @@ class View:
         return running
 
     def keep(self, jobs: Iterable[LiveJob], inventory: Inventory) -> None:
-        """Keep GPUs that are kept for queued gangs of one inventory, and leave alone GPUs that hosts refused."""
+        """Promise the GPUs that are kept for queued gangs of one inventory, and exclude GPUs that hosts refused."""
         records = (job.record for job in jobs if job.record.kept is not None or job.record.refusals)
         for record in sorted(records, key=place_of):
             if record.kept is not None:
@@ -104,7 +104,7 @@ class View:
 
 
 def _still_there(lease: Lease, inventory: Inventory) -> tuple[Grant, ...]:
-    """The grants whose hosts the inventory knows as the same machines. The occupancy knows where the others are."""
+    """Return the grants whose hosts are the same machines in the inventory. The occupancy covers the others."""
     by_name, machines = inventory.by_name, lease.machines
     return tuple(
         grant
@@ -114,10 +114,10 @@ def _still_there(lease: Lease, inventory: Inventory) -> tuple[Grant, ...]:
 
 
 def place_of(record: JobRecord) -> tuple[int, float, str]:
-    """Where a job stands among the queued jobs of all inventories; smaller goes first."""
+    """Return a job's position among the queued jobs of all inventories; smaller comes first."""
     return -record.priority, record.submitted_s, record.id
 
 
 def _unknown(record: JobRecord) -> Wants:
-    """For a running job whose spec is damaged: what its record says, enough to count its GPUs."""
+    """Return substitutes for the wants of a running job with a damaged spec: its record, enough to count its GPUs."""
     return Wants(record.gpus, pool=record.pool)

@@ -1,9 +1,8 @@
-"""Whether a user's waiter lives: the process that starts what a pass grants to that user.
+"""Whether a user's waiter lives. The waiter is the process that starts the jobs that passes grant to that user.
 
-Its sign of life is the lock of its log, ``waiters/UID.log``. Everybody can see whether it is held; only that user and
-root can hold it. Another user may have made a file of this name first, or may read-lock the one that is there. Then the
-waiter uses a name that nobody can guess: every file that begins with ``UID.`` and that the kernel says is that user's
-counts.
+A lock on its log, ``waiters/UID.log``, shows that the waiter lives. Every user can see whether it is held; only that
+user and root can hold it. If another user made a file of this name first, or holds a read lock on it, the waiter uses a
+random name. Every file counts whose name begins with ``UID.`` and whose owner, by the kernel, is that user.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ MAX_LOG_BYTES = 1 << 20
 
 
 def waiter_lives(home: Path, uid: int) -> bool:
-    """Whether that user's queued jobs have somebody who starts them."""
+    """Return whether that user has a live waiter."""
     for path in _logs(home, uid):
         try:
             descriptor = path.open_file(os.O_RDONLY)
@@ -37,13 +36,13 @@ def waiter_lives(home: Path, uid: int) -> bool:
 
 
 def take_waiter_lock(home: Path) -> tuple[int, StatePath] | None:
-    """Take the lock that says that this user's waiter lives; None if it does.
+    """Take the lock that shows that this user's waiter lives; None if another waiter holds it.
 
     Returns:
         The descriptor that holds the lock, and the waiter's log.
 
     Raises:
-        StateError: the log cannot be made.
+        StateError: the log cannot be created.
     """
     if waiter_lives(home, os.getuid()):
         return None
@@ -72,7 +71,7 @@ def _folder(home: Path) -> StatePath:
 
 
 def _logs(home: Path, uid: int) -> Iterator[StatePath]:
-    """The files that bear the user's name, whoever made them."""
+    """Yield the files with the user's number in their name, whoever made them."""
     try:
         names = _folder(home).names()
     except FileNotFoundError:
@@ -83,6 +82,6 @@ def _logs(home: Path, uid: int) -> Iterator[StatePath]:
 
 
 def _is_of(descriptor: int, uid: int) -> bool:
-    """Whether a file is the user's and nobody else can write, and so lock, it."""
+    """Return whether a file is the user's, and no other user can write it and so lock it."""
     found = os.fstat(descriptor)
     return found.st_uid == uid and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

@@ -1,1 +1,1 @@
-"""Pages on 127.0.0.1 for whoever has the URL: `door` lets them in, `server` serves a WSGI application to them."""
+"""Pages on 127.0.0.1 for whoever has the URL: `door` checks the token, `server` serves a WSGI application."""

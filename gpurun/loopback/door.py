@@ -1,7 +1,7 @@
-"""Who may see a page: whoever has the URL with the token, and nobody else on the machine. WSGI (PEP 3333).
+"""Protect a page by a token: only whoever has the URL can see it, no other user of the machine. WSGI (PEP 3333).
 
-Any user of the head can connect to its loopback. The token is in the URL once; the answer puts it into a cookie, which
-no script can read and no other site can make a browser send.
+Every user of the head can connect to its loopback. The URL contains the token once. The answer stores it in a cookie,
+which no script can read and no other site can make a browser send.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Door:
     """An application behind a token.
 
     Args:
-        command: which command has printed the URL, for people who have lost it.
+        command: the command that printed the URL, to remind people who have lost it.
 
     Attributes:
-        asked_s: when somebody with the token last asked for something; `time.monotonic`.
+        asked_s: the last request with the token; `time.monotonic`.
     """
 
     def __init__(self, inner: App, token: str, command: str) -> None:
@@ -68,7 +68,7 @@ def say(
     """Answer with a text or a page that runs no script and loads nothing.
 
     Args:
-        style: which styles of the page count, as in Content-Security-Policy's ``style-src``.
+        style: allowed styles, as in Content-Security-Policy's ``style-src``.
     """
     body = text.encode("utf-8", "replace")
     policy = f"default-src 'none'; style-src {style}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -80,7 +80,7 @@ def say(
 
 
 def _here(path: str) -> str:
-    """A path on this server, as a header can have it: ``//evil.example/`` would be another server's."""
+    """Return a path on this server for a header: ``//evil.example/`` would lead to another server."""
     return "/" + quote(path.lstrip("/\\"), encoding="latin-1")
 
 

@@ -17,27 +17,27 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def handle_error(self, *_: object) -> None:
-        """A browser went away, or somebody sent what is no request: nobody needs to know."""
+        """Ignore a browser that disconnected, or a malformed request."""
 
 
 class _Request(WSGIRequestHandler):
     timeout = SILENT_S
 
     def log_message(self, *_: object) -> None:
-        """Nobody reads it."""
+        """Log nothing, because nobody reads it."""
 
     def address_string(self) -> str:
         return "127.0.0.1"
 
 
 def serve(door: Door, port: int | None) -> int:
-    """Begin to serve, in threads that end with the process. Returns the port.
+    """Start to serve, in threads that end with the process. Returns the port.
 
     Args:
-        port: None = any that is free.
+        port: None = any free port.
 
     Raises:
-        BadInput: the port is taken.
+        BadInput: the port is in use.
     """
     try:
         server = _Server(("127.0.0.1", port or 0), _Request)

@@ -1,7 +1,7 @@
-"""What starts the ranks of a gang: one value for each launcher. Pure.
+"""Launchers start the ranks of a gang. Each launcher is one value. Pure.
 
-Nothing outside this room knows a launcher's name. To add one: a file or a few lines here, its name in `_TABLE`, a
-recipe, and a row in docs/launchers.md.
+No code outside this room knows a launcher's name. To add a launcher: write a file or a few lines here, add its name to
+`_TABLE`, a recipe, and a row to docs/launchers.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ALONE = TASKS.name
 
 
 def launcher_of(spec: JobSpec) -> Launcher:
-    """What starts the ranks of a job.
+    """Return the launcher of a job.
 
     Raises:
         BadInput: there is no such launcher.
@@ -40,16 +40,16 @@ def launcher_of(spec: JobSpec) -> Launcher:
 
 
 def settled(spec: JobSpec, *, is_named: bool) -> tuple[JobSpec, str]:
-    """The spec as it runs, and what a person should know of it; "" if nothing.
+    """Return the final spec, and a note for the user ("" = none).
 
-    A launcher that a person types in front of the command is understood: its flags for hosts and ranks are gpurun's to
-    choose.
+    If the user's command begins with a launcher, removes that launcher's flags for hosts and ranks, which gpurun
+    chooses.
 
     Args:
         is_named: a recipe or a flag names the launcher.
 
     Raises:
-        BadInput: there is no such launcher, or something in the spec is not for it.
+        BadInput: there is no such launcher, or it does not support something in the spec.
     """
     said = ""
     for each in _TABLE.values():
@@ -67,7 +67,9 @@ def settled(spec: JobSpec, *, is_named: bool) -> tuple[JobSpec, str]:
 
 
 def _behind(typed: Typed, command: tuple[str, ...]) -> tuple[str, ...] | None:
-    """The words behind a launcher, called by its name or as a module of Python; None if it is not in front."""
+    """Return the words after a launcher, called by its name or as a Python module; None if the command begins
+    otherwise.
+    """
     program = command[0].rpartition("/")[2]
     if program == typed.program:
         return command[1:]
@@ -77,7 +79,7 @@ def _behind(typed: Typed, command: tuple[str, ...]) -> tuple[str, ...] | None:
 
 
 def _without(typed: Typed, behind: tuple[str, ...]) -> tuple[str, ...]:
-    """The command of a rank: what stands behind the launcher, without its flags."""
+    """Return the command of a rank: the words after the launcher, without the launcher's flags."""
     words, found = list(behind), dict[str, str]()
     while words and words[0].startswith("-"):
         flag, equals, value = words.pop(0).partition("=")

@@ -1,6 +1,6 @@
 """Ranks that gpurun itself starts, in the container of each host: no launcher, no sshd. Pure.
 
-Every rank is a child of the container's main process. It is told what it must know by its environment.
+Every rank is a child of the container's main process. Its environment has all it must know about the gang.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ while :; do sleep 86400 & wait $!; done
 
 
 def environment(launcher: Launcher, gang: PlacedGang, place: RankSeat) -> dict[str, str]:
-    """All that a rank is told: its place, where the others are, and what its launcher adds to what the recipe sets."""
+    """Return the variables of a rank: its place, the others' addresses, and what its launcher adds to the recipe's."""
     added = launcher.environment(gang, place)
     return {
         RANK_VARIABLE: str(place.rank),
@@ -48,16 +48,16 @@ def environment(launcher: Launcher, gang: PlacedGang, place: RankSeat) -> dict[s
 
 
 def told(launcher: Launcher, gang: PlacedGang, host: str) -> tuple[dict[str, str], ...]:
-    """What each rank of a host is told, in rank order."""
+    """Return the variables of each rank of a host, in rank order."""
     return tuple(environment(launcher, gang, place) for place in gang.places if place.host == host)
 
 
 def start_script(launcher: Launcher, gang: PlacedGang, host: str) -> str:
-    """The main process of a host's container, as ``/gpurun/bin/start CMD …``: starts the ranks of the host.
+    """Return the main process of a host's container, ``/gpurun/bin/start CMD …``, which starts the ranks of the host.
 
-    It stays after they have ended, and after SIGTERM, so that ranks can finish a checkpoint. It ends with `UNTOLD`
-    after a rank whose script could not note its end: the disk is full, or the image has no ``mkfifo``. Else nobody
-    would know.
+    It stays after they have ended, and after SIGTERM, so that ranks can finish a checkpoint. If a rank's script cannot
+    record the rank's end, because the disk is full or the image has no ``mkfifo``, the main process exits with
+    `UNTOLD`, so that gpurun notices.
     """
     starts = "".join(_start(each) for each in told(launcher, gang, host))
     return f"""#!/bin/sh
@@ -75,7 +75,7 @@ def _start(environ: Mapping[str, str]) -> str:
 
 
 def one_gpu(_gang: PlacedGang, place: RankSeat) -> dict[str, str]:
-    """A program that knows nothing of ranks sees one GPU, its own."""
+    """Return the variables that let a program without knowledge of ranks see only its own GPU."""
     return {"CUDA_VISIBLE_DEVICES": str(place.local_rank)}
 
 
@@ -83,9 +83,9 @@ TASKS = Launcher("tasks", "/bin/sh", environment=one_gpu, elastic="anew")
 
 
 def torch_environment(gang: PlacedGang, place: RankSeat) -> dict[str, str]:
-    """What ``torchrun`` tells a rank (`torch.distributed.run`, "Environment Variables").
+    """Return the variables that ``torchrun`` sets for a rank (`torch.distributed.run`, "Environment Variables").
 
-    Rank 0 itself listens on MASTER_PORT, as the rendezvous ``env://`` has it. GLOO_SOCKET_IFNAME is Gloo's.
+    Rank 0 itself listens on MASTER_PORT, as the rendezvous ``env://`` requires. Gloo reads GLOO_SOCKET_IFNAME.
     """
     nodes, size = str(len(gang.grants)), str(gang.size)
     return {
@@ -102,7 +102,7 @@ PYTHON = ("python3", "-u")
 
 
 def _python(found: Mapping[str, str], words: tuple[str, ...]) -> tuple[str, ...]:
-    """What torchrun runs: Python with a script, a module, or any program."""
+    """Return what torchrun runs: Python with a script, a module, or any program."""
     flags = {flag.replace("_", "-") for flag in found}
     if "--no-python" in flags:
         return words
@@ -133,7 +133,7 @@ WITH_LOCAL_RANK = (
 
 
 def _deepspeed(found: Mapping[str, str], words: tuple[str, ...]) -> tuple[str, ...]:
-    """What ``deepspeed`` runs: a script of Python, a module, or any program."""
+    """Return what ``deepspeed`` runs: a Python script, a module, or any program."""
     if {"--no_python", "--module", "--no_local_rank"} & found.keys():
         return _python(found, words)
     return (*WITH_LOCAL_RANK, *words)
@@ -155,7 +155,7 @@ DEEPSPEED = Launcher(
 
 
 def jax_environment(gang: PlacedGang, place: RankSeat) -> dict[str, str]:
-    """What ``jax.distributed.initialize`` wants to be told; only the first does it read by itself everywhere.
+    """Return the values for ``jax.distributed.initialize``. JAX reads only the first from the environment everywhere.
 
     One process for each GPU. Rank 0 listens.
     """

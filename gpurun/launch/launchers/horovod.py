@@ -1,4 +1,4 @@
-"""Horovod, by ``horovodrun``: its Gloo and its MPI controller. Pure."""
+"""Horovod with ``horovodrun``: its Gloo and its MPI controller. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TYPED = Typed(
 
 
 def argv(spec: JobSpec, gang: PlacedGang) -> tuple[str, ...]:
-    """The argv of ``horovodrun``, with the command of the ranks."""
+    """Return the argv of ``horovodrun``, with the command of the ranks."""
     return horovodrun.argv(spec, gang.grants, gang.interfaces[gang.first])
 
 

@@ -1,4 +1,4 @@
-"""What a launcher is: how the ranks of a gang are started, and what follows from that for everybody else. Pure."""
+"""The description of a launcher: how it starts the ranks of a gang, and the consequences for other code. Pure."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ RANK_VARIABLE = "GPURUN_RANK"
 
 @dataclass(frozen=True)
 class PlacedGang:
-    """A placed gang, as far as a launcher must know it.
+    """A placed gang, with the fields that a launcher needs.
 
     Attributes:
-        ident: names the attempt: no other one has ever been called so.
+        ident: a unique name of the attempt.
         grants: one for each host, in rank order.
         interfaces: host → the network interface of its fabric.
         addresses: host → the IPv4 address of that interface.
-        port: a TCP port that no other job of this head uses. Where ranks have roles, so are as many ports after it as
-            a host has ranks.
+        port: a TCP port that no other job of this head uses. If ranks have roles, the job also owns as many ports after
+            it
+            as a host has ranks.
         is_tcp: the fabric has no RDMA.
-        given: the variables that the recipe sets itself: its value stays.
-        roles: what the ranks do; None where they are all alike.
+        given: the variables that the recipe sets itself; the recipe's values stay.
+        roles: the roles of the ranks; None if all ranks are alike.
     """
 
     ident: str
@@ -42,30 +43,30 @@ class PlacedGang:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Return the number of ranks."""
         return len(self.places)
 
     @property
     def first(self) -> str:
-        """The host of rank 0."""
+        """Return the host of rank 0."""
         return self.grants[0].host
 
     @cached_property
     def places(self) -> Sequence[RankSeat]:
-        """Its ranks, in order."""
+        """Return its ranks, in order."""
         return seats_of(self.grants, self.roles)
 
     def port_of(self, place: RankSeat) -> int:
-        """The port on which a rank that has a role listens."""
+        """Return the port on which a rank with a role listens."""
         return self.port + 1 + place.local_rank
 
     def ports_of(self, host: str) -> tuple[int, ...]:
-        """The ports on which ranks may listen on a host."""
+        """Return the ports on which ranks may listen on a host."""
         own = [self.port_of(place) for place in self.places if place.host == host and place.role]
         return (*([self.port] if host == self.first else []), *own)
 
     def peers(self) -> Mapping[str, Sequence[str]]:
-        """Role → where each of its ranks listens, as ``address:port``; empty where ranks are all alike."""
+        """Return role → address of each of its ranks, as ``address:port``; empty if all ranks are alike."""
         found: dict[str, list[str]] = {}
         for place in self.places:
             if place.role:
@@ -75,15 +76,14 @@ class PlacedGang:
 
 @dataclass(frozen=True)
 class Typed:
-    """A launcher's own command line, as far as people type it out of habit.
+    """A launcher's own command line, so that gpurun recognises a user's command that begins with it.
 
     Attributes:
         program: its name.
         module: the module that ``python -m`` runs instead of it; "" if there is none.
-        with_value: flags that are followed by a value.
-        alone: flags that are not.
-        rest: what the command of a rank is, from the flags that were found and the words behind them; None =
-            the words.
+        with_value: flags with a value.
+        alone: flags without a value.
+        rest: computes a rank's command from the flags and the words after them; None = the words.
     """
 
     program: str
@@ -98,20 +98,21 @@ class Launcher:
     """How the ranks of a gang are started.
 
     Attributes:
-        name: what a recipe calls it.
-        argv: what the first host's container runs; it starts all ranks, over the job's own sshd, and ends after them.
-            None: gpurun starts the ranks of each host there, and there is no sshd.
-        environment: what a rank that gpurun starts is told, besides its number.
-        rank_variable: the variable that tells a rank its number.
-        tells: whom it signals when it ends a rank: the script that started the rank, or the rank's process group.
-            "nobody": it ends no rank, the agent does.
-        needs: what the image needs for it, in words.
-        with_roles: the spec of a job whose ranks have roles, complete; raises BadInput for roles that cannot be. None:
-            its ranks are all alike.
-        elastic: what it does when hosts come or go. "live": its ranks go on; "anew": they are ended, and a gang of
-            another size is started; "no": its gang has one size.
-        all_read_outputs: each rank may read what earlier attempts left. Else rank 0 does and passes it on, as
-            Horovod's guide has it.
+        name: its name in a recipe.
+        argv: the argv of the first host's container; it starts all ranks, over the job's own sshd, and ends after them.
+            None: gpurun starts the ranks of each host there, without sshd.
+        environment: additional variables of a rank that gpurun starts.
+        rank_variable: the variable with a rank's number.
+        tells: the receiver of its signal when it ends a rank: the script that started the rank, or the rank's process
+            group. "nobody": it ends no rank, the agent does.
+        needs: what the image must contain, in words.
+        with_roles: completes the spec of a job whose ranks have roles; raises BadInput for impossible roles. None: its
+            ranks are all alike.
+        elastic: what happens when hosts join or leave. "live": its ranks continue; "anew": gpurun stops them and starts
+            a
+            gang of another size; "no": its gang has one size.
+        all_read_outputs: each rank may read what earlier attempts left. Otherwise rank 0 reads it and passes it on, as
+            Horovod's guide recommends.
         interpreter: what runs a command whose first word is a Python file; empty = the file itself.
         typed: its own command line.
     """
@@ -130,5 +131,5 @@ class Launcher:
 
     @property
     def program(self) -> str:
-        """What to call that which starts the ranks, in words for people."""
+        """Return the name of what starts the ranks, for people."""
         return self.typed.program if self.argv is not None and self.typed is not None else "the ranks"

@@ -1,7 +1,7 @@
-"""Open MPI's ``mpirun``, for programs that use MPI themselves, such as those of mpi4py. Pure.
+"""Open MPI's ``mpirun``, for programs that use MPI themselves, for example through mpi4py. Pure.
 
-Facts: Open MPI 4.1 (``mpirun(1)``, FAQ on TCP). The ``ssh`` that comes first on the launcher's PATH leads to the job's
-own sshd. ``-x`` sends a variable to the ranks; what a host's fabric asks for is exported by the rank's script.
+Facts: Open MPI 4.1 (``mpirun(1)``, FAQ on TCP). The ``ssh`` that is first on the launcher's PATH connects to the job's
+own sshd. ``-x`` sends a variable to the ranks; each rank's script exports the variables of its host's fabric.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ TYPED = Typed(
 
 
 def argv(spec: JobSpec, gang: PlacedGang) -> tuple[str, ...]:
-    """The argv of ``mpirun``: one rank for each GPU, in rank order, with the command of the ranks.
+    """Return the argv of ``mpirun``: one rank for each GPU, in rank order, with the command of the ranks.
 
-    The words ``slot`` keep that order, whatever ``OMPI_MCA_*`` says. Processes are not bound to cores: ranks have data
-    loaders.
+    The words ``slot`` keep that order, whatever ``OMPI_MCA_*`` says. Processes are not bound to cores, because ranks
+    have data loaders.
     """
     command = ["mpirun", "--allow-run-as-root", "-np", str(gang.size), "-H", slots(gang.grants)]
     command += ["--map-by", "slot", "--rank-by", "slot", "--bind-to", "none"]

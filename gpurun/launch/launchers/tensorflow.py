@@ -1,8 +1,9 @@
 """TensorFlow's own strategies: parameter servers, or workers that average their gradients. Pure.
 
-gpurun starts each task and tells it by ``TF_CONFIG`` (`tf.distribute.cluster_resolver.TFConfigClusterResolver`).
-Facts: TensorFlow 2.15. Servers, and workers that a chief coordinates, never return from `Server.join`: gpurun ends them
-once the chief, or without a chief every worker, has returned 0.
+gpurun starts each task and describes the cluster in ``TF_CONFIG``
+(`tf.distribute.cluster_resolver.TFConfigClusterResolver`). Facts: TensorFlow 2.15. Servers, and workers that a chief
+coordinates, never return from `Server.join`. gpurun ends them once the chief, or without a chief every worker, has
+returned 0.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ WITH_FLAGS = (
 
 
 def environment(gang: PlacedGang, place: RankSeat) -> dict[str, str]:
-    """What a task is told. The evaluator is in nobody's cluster but its own.
+    """Return the variables of a task. The evaluator is only in its own cluster.
 
-    A rank without a GPU sees none: TensorFlow would take the memory of all. GRPC_FAIL_FAST keeps a task from waiting
-    for ever for one that is gone.
+    A rank without a GPU sees none, because TensorFlow would allocate the memory of all GPUs. With GRPC_FAIL_FAST, a
+    call to a task that has ended fails instead of waiting for ever.
     """
     peers = gang.peers()
     cluster = {role: where for role, where in peers.items() if role != EVALUATOR or place.role == EVALUATOR}
@@ -44,10 +45,10 @@ def environment(gang: PlacedGang, place: RankSeat) -> dict[str, str]:
 
 
 def with_roles(spec: JobSpec) -> JobSpec:
-    """The spec with all roles said, and with the classic flags behind its command if the recipe asks for them.
+    """Return the spec with complete roles, and with the classic flags after its command if the recipe wants them.
 
     Raises:
-        BadInput: there can be no such gang.
+        BadInput: such a gang is impossible.
     """
     roles = spec.roles or Roles()
     if roles.workers not in (None, spec.gpus):
