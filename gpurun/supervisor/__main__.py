@@ -29,7 +29,7 @@ from gpurun.supervisor.notifying import tell_end
 
 
 def main(argv: list[str]) -> int:
-    """Carry what a lease stands for to its end: a job's attempt, or hosts that were lost in one."""
+    """Run a lease to its end: a job's attempt, or the fence of lost hosts."""
     faults.arm("supervisor")
     name, descriptor = argv[0], int(argv[1])
     home = Path(os.environ["GPURUN_HOME"])
@@ -60,9 +60,9 @@ def _carry(home: Path, lease: Lease, lock: LeaseLock) -> None:
 
 
 def _carry_job(job: SupervisedJob) -> tuple[Lease, LeaseLock] | None:
-    """Carry a job to the end of its attempt; what is left of the lease then.
+    """Run a job to the end of its attempt; return what is left of the lease then.
 
-    Somebody removed the lease or put it back, and the attempt counts as over: its hosts are fenced all the same.
+    If somebody removed the lease or put it back and the attempt counts as ended, its hosts are fenced anyway.
     """
     if job.record.is_past(job.lease.attempt):
         return lose_rest(job.home, job.lease, job.lock)

@@ -1,7 +1,7 @@
-"""What hosts saw go wrong, as causes: whose fault, which rank, and which one came first. Pure.
+"""Turn what hosts saw into causes: who is at fault, which rank, and which cause came first. Pure.
 
-An attempt that fails leaves an avalanche: one GPU falls off the bus, its rank dies, the others time out, the launcher
-names whoever was quickest. The cause is the earliest thing that a host saw and that explains it.
+One failure causes many others: a GPU falls off the bus, its rank dies, the other ranks time out, the launcher names the
+first of them. The cause is the earliest thing that a host saw and that explains the failure.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Cause:
 
     Attributes:
         at_s: when, on the head's monotonic clock, seconds.
-        blame: as `gpurun.doctor.xids.Xid` has it.
-        fatal: the attempt cannot go on.
-        evidence: what was seen, word for word.
-        advice: what to do about it, where its maker says so.
+        blame: as in `gpurun.doctor.xids.Xid`.
+        fatal: the attempt cannot continue.
+        evidence: what the host saw, word for word.
+        advice: the manufacturer's advice, if there is any.
     """
 
     at_s: float
@@ -47,7 +47,7 @@ class Cause:
 
     @property
     def reason(self) -> str:
-        """One sentence that names rank, host and what happened, and what to do."""
+        """Return one sentence with rank, host, cause and advice."""
         gpu = "" if self.gpu is None else f"GPU {self.gpu}: "
         rank = "" if self.rank is None else f" (rank {self.rank})"
         advice = f"; NVIDIA advises: {self.advice}" if self.advice else ""
@@ -55,7 +55,7 @@ class Cause:
 
 
 def rank_of(grants: Sequence[Grant], host: str, gpu: int) -> int | None:
-    """The rank that has a GPU; None if the gang does not have it."""
+    """Return the rank that has a GPU; None if the gang does not have it."""
     rank = 0
     for grant in grants:
         for mine in grant.gpus:
@@ -68,7 +68,7 @@ def rank_of(grants: Sequence[Grant], host: str, gpu: int) -> int | None:
 def cause_of(
     item: Mapping[str, Any], host: str, grants: Sequence[Grant], containers: Iterable[str], now_s: float
 ) -> Cause | None:
-    """What `gpurun.node.health` found on a host, if it concerns the gang.
+    """Return the cause in a report of `gpurun.node.health` on a host, if it concerns the gang.
 
     Args:
         containers: ids of the gang's containers on that host.
@@ -120,10 +120,10 @@ def _xid(at_s: float, host: str, number: int, said: str, gpu: int | None, rank: 
 
 
 def first_cause(causes: Iterable[Cause], lines: Sequence[str]) -> Cause | None:
-    """The earliest cause that explains a failed attempt.
+    """Return the earliest cause that explains a failed attempt.
 
-    Hardware and memory explain it by themselves; a full disk only if a rank complained of it. A program's own Xid is
-    the cause only if nothing else is: the driver logs such ones in the wake of others.
+    Hardware and memory explain a failure by themselves; a full disk only if a rank complained about it. A program's own
+    Xid is the cause only if there is no other, because the driver also logs such Xids after other failures.
 
     Args:
         lines: the last lines that the gang printed.
@@ -139,7 +139,7 @@ def first_cause(causes: Iterable[Cause], lines: Sequence[str]) -> Cause | None:
 
 
 def end_of(cause: Cause) -> End:
-    """How an attempt ends because of a cause, while its ranks may still run."""
+    """Return how an attempt ends because of a cause, while its ranks may still run."""
     failure = FirstFailure(
         reason=cause.reason, rank=cause.rank, host=cause.host, kind=cause.kind, evidence=cause.evidence,
         cordon=cause.blame == "hardware",
@@ -149,9 +149,9 @@ def end_of(cause: Cause) -> End:
 
 
 def explained(end: End, cause: Cause | None) -> End:
-    """How an attempt ended that the launcher or a container has ended: with the cause behind it, if one was seen.
+    """Add the cause, if a host saw one, to the end of an attempt that the launcher or a container has ended.
 
-    A program's own Xid only adds to what the launcher says; it is a hint for whoever reads the traceback.
+    A program's own Xid only adds a hint to the launcher's message.
     """
     if cause is None or end.outcome is not State.FAILED:
         return end

@@ -1,6 +1,6 @@
-"""When a gang last saved its work, as its ranks tell (`gpurun.runtime.checkpointed`).
+"""Record when a gang last saved its work, as its ranks report (`gpurun.runtime.checkpointed`).
 
-A pass goes by it where it could as well stop one gang as another.
+A pass that can preempt one of several gangs prefers the gang that saved last.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TOLD_S = 2.0
 
 
 class CheckpointWatch:
-    """Asks the gang's hosts in a thread of its own; the main loop alone writes the job's record."""
+    """Asks the gang's hosts in a separate thread; only the main loop writes the job's record."""
 
     def __init__(self, job: SupervisedJob, stop: threading.Event) -> None:
         self._job = job
@@ -24,17 +24,17 @@ class CheckpointWatch:
         self._saved_s: float | None = None
 
     def thread(self) -> threading.Thread:
-        """Not started."""
+        """Return the thread, not started."""
         return threading.Thread(target=self._follow, name="checkpoints", daemon=True)
 
     def keep(self) -> None:
-        """Write down a checkpoint that is newer than the one in the job's record."""
+        """Write a checkpoint into the job's record if it is newer."""
         saved_s, known_s = self._saved_s, self._job.record.checkpoint_s
         if saved_s is not None and (known_s is None or saved_s > known_s + TOLD_S):
             self._job.amend(checkpoint_s=saved_s)
 
     def look(self) -> None:
-        """Ask every host that answers. One rank's word is enough: what it has told of is safe."""
+        """Ask every host that answers. The report of one rank is enough."""
         hosts = [host for host in self._job.hosts if self._job.links.is_open(host)]
         told = self._job.links.each(
             lambda agent: agent.call("gang.progress", job=self._job.lease.job, timeout_s=ASK_TIMEOUT_S).value, hosts

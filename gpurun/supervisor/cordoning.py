@@ -1,4 +1,4 @@
-"""Hosts to which the supervisor gives no new gangs: those whose hardware failed, and those that gave no proof."""
+"""Cordon hosts whose hardware failed, and hosts that could not be fenced."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gpurun.supervisor.job import SupervisedJob
 
 
 def cordon_suspect(job: SupervisedJob, failure: FirstFailure | None) -> StateError | None:
-    """Give the host whose hardware failed the gang no new ones, until a person has looked at it.
+    """Cordon the host whose hardware failed the gang, until a person has looked at it.
 
     Returns:
-        Why it could not be done yet: the cordons are damaged. The gang is ended all the same.
+        The damage of the cordons file if it prevents this. The gang ends anyway.
     """
     if failure is None or failure.host is None or not failure.cordon:
         return None
@@ -31,7 +31,7 @@ def cordon_suspect(job: SupervisedJob, failure: FirstFailure | None) -> StateErr
 
 
 def cordon_lost(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> None:
-    """Give hosts that gave no proof no new gangs."""
+    """Cordon hosts that could not be fenced."""
     why = f"could not be fenced after {job.lease.job}"
     _cordon(
         job,
@@ -41,10 +41,10 @@ def cordon_lost(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> None
 
 
 def _cordon(job: SupervisedJob, wanted: Mapping[str, Cordon]) -> bool:
-    """Cordon hosts that have no cordon yet; False if all have one.
+    """Cordon hosts that have no cordon yet; return False if all have one.
 
-    Another user may keep the lock of the cordons. Then the hosts stay in use, and the job says so: a gang's other GPUs
-    do not wait for a cordon.
+    If another user keeps the lock of the cordons, the hosts stay in use and the job says so, because a gang's other
+    GPUs must not wait for a cordon.
     """
     try:
         with changing_cordons(job.home) as cordons:

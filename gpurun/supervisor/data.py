@@ -1,4 +1,6 @@
-"""PREPARING: the job's data sets go to every host of the gang, host to host, and folders of the hosts are there."""
+"""PREPARING: copy the job's data sets to every host of the gang, host to host, and check that the hosts' own folders
+exist.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ from gpurun.supervisor.links import target_of
 
 
 class StagingCancelled(GpurunError):
-    """The gang is to give way."""
+    """The gang must stop, so the copy was cancelled."""
 
 
 def send_data(job: SupervisedJob, hosts: Sequence[str], *, cancelled: Callable[[], bool]) -> None:
-    """Have the data sets that were submitted on hosts that are connected. Idempotent.
+    """Copy the submitted data sets to connected hosts. Idempotent.
 
     Raises:
         GangEnd: a host failed or lacks a folder, the data changed since the submit and no host has them, or it was
@@ -38,7 +40,7 @@ def send_data(job: SupervisedJob, hosts: Sequence[str], *, cancelled: Callable[[
 
 
 def _look_for_folders(job: SupervisedJob, hosts: Sequence[str]) -> None:
-    """The folders that hosts have themselves, before any container asks for one."""
+    """Check that hosts have the folders that containers will mount."""
     names = {source.path: name for name, source in job.spec.data.items() if source.kind == "host"}
     if not names:
         return
@@ -80,7 +82,7 @@ def _send(
 
 
 def quotas_of(inventory: Inventory) -> dict[str, int]:
-    """Host → bytes that its data sets may take, where the inventory says."""
+    """Return host → bytes that its data sets may take, if the inventory says."""
     return {host.name: host.data_quota_mib << 20 for host in inventory.hosts if host.data_quota_mib is not None}
 
 

@@ -1,7 +1,7 @@
-"""What the supervisor of a running gang does next, from what has been seen of it. Pure: no host, no file, no clock.
+"""Decide the supervisor's next step for a running gang, from what it has seen. Pure: no host, no file, no clock.
 
-The order of the checks is the order of trust. A rank's own end says most, then its container's, then the launcher's;
-what would end the gang from outside (a request, a limit, a host that is silent) comes last.
+The order of the checks is the order of reliability: a rank's own end first, then its container's, then the launcher's.
+Reasons from outside (a request, a limit, a silent host) come last.
 """
 
 from __future__ import annotations
@@ -63,31 +63,31 @@ PROOF_S = 14.0
 
 @dataclass(frozen=True)
 class Lose:
-    """The gang goes on without these hosts."""
+    """Continue the gang without these failed hosts."""
 
     failures: Mapping[str, FirstFailure]
 
 
 @dataclass(frozen=True)
 class LetGo:
-    """The gang goes on without these hosts, and none of them is to blame."""
+    """Continue the gang without these hosts, which are not to blame."""
 
     hosts: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Ask:
-    """Whether any other host answers must be known first: no host of the gang does."""
+    """Find out whether any other host answers, because no host of the gang does."""
 
 
 @dataclass(frozen=True)
 class Finish:
-    """The attempt is over.
+    """The attempt has ended.
 
     Attributes:
-        end: how, but for what is still to be looked at.
+        end: the end, as far as it is known.
         by_launcher: the log decides: `by_launcher`.
-        is_explained: nothing that hosts saw can say more (`with_cause`).
+        is_explained: hosts cannot add a cause (`with_cause`).
     """
 
     end: End
@@ -99,7 +99,7 @@ Step = Lose | LetGo | Ask | Finish | None
 
 
 def decide(seen: GangSeen) -> Step:
-    """What to do now; None = nothing."""
+    """Return the next step; None = nothing to do."""
     seen = seen.of_members()
     without = _without_some(seen) if seen.launcher is None else None
     if without is not None:
@@ -113,7 +113,7 @@ def decide(seen: GangSeen) -> Step:
 
 
 def _without_some(seen: GangSeen) -> Lose | LetGo | None:
-    """What an elastic gang goes on without. Once its launcher has ended, it does not go on."""
+    """Return the hosts without which an elastic gang continues. It does not continue after its launcher has ended."""
     if (failures := _losses(seen)) and may_lose(seen.members, failures, seen.least):
         return Lose(failures)
     leaving = [host for host in seen.drained if _is_at_work(seen, host)]
@@ -121,7 +121,7 @@ def _without_some(seen: GangSeen) -> Lose | LetGo | None:
 
 
 def _losses(seen: GangSeen) -> dict[str, FirstFailure]:
-    """Hosts that an elastic gang has lost, with why."""
+    """Return the hosts that an elastic gang has lost, with the reasons."""
     if seen.least is None:
         return {}
     why = "its ranks have ended, those of others have not"
@@ -138,7 +138,7 @@ def _losses(seen: GangSeen) -> dict[str, FirstFailure]:
 
 
 def _is_at_work(seen: GangSeen, host: str) -> bool:
-    """Whether it is known that ranks of a host have not done their part."""
+    """Return whether ranks of a host certainly have work left."""
     return not _is_new(seen) and host not in hosts_that_are_done(seen.ranks)
 
 
@@ -151,12 +151,12 @@ def _by_success(seen: GangSeen) -> Step:
 
 
 def _success(seen: GangSeen) -> Finish:
-    """The gang has done its work. Ranks that only served it may still run: they have their grace, too."""
+    """Finish with success. Ranks that only served the others may still run; they get their grace period, too."""
     return Finish(replace(SUCCEEDED, ladder=not seen.have_all_ended))
 
 
 def _by_what_ended(seen: GangSeen) -> Step:
-    """By ranks, containers and the launcher, once no host may tell of something that was before."""
+    """Decide by ranks, containers and the launcher, once no host can report an earlier failure."""
     if seen.down_since and not seen.down_since.keys() <= {*lost_hosts(seen)}:
         return None
     if seen.now_s - seen.returned_s < FOLLOW_S:
@@ -165,7 +165,7 @@ def _by_what_ended(seen: GangSeen) -> Step:
 
 
 def _by_ranks(seen: GangSeen) -> Step:
-    """Ranks' own words. Those of an elastic gang come and go, and its driver judges them."""
+    """Decide by the ranks' own reports. Ranks of an elastic gang come and go; its driver judges them."""
     failed = first_failed(seen.ranks) if seen.least is None else None
     if failed is None or failed.ended_s is None or (seen.ends and seen.fell_with_others(failed)):
         return None
@@ -176,12 +176,12 @@ def _by_ranks(seen: GangSeen) -> Step:
 
 
 def _all_succeeded_s(seen: GangSeen) -> float | None:
-    """When the last rank that a gang waits for returned 0; None if not all have, or the gang is elastic."""
+    """Return when the last awaited rank returned 0; None if not all have, or the gang is elastic."""
     return have_succeeded(seen.ranks, seen.awaited) if seen.least is None else None
 
 
 def _settled_s(seen: GangSeen, failed: Rank) -> float:
-    """How long to wait for words that name another cause than this rank."""
+    """Return how long to wait for reports of another cause than this rank."""
     if failed.was_broken_off and len({rank.rank for rank in seen.ranks}) < seen.world:
         return UNTOLD_S
     if failed.is_cut_off or failed.code == SIGTERMED:
@@ -191,7 +191,9 @@ def _settled_s(seen: GangSeen, failed: Rank) -> float:
 
 
 def _by_containers(seen: GangSeen) -> Step:
-    """An elastic gang may go on without the host, once it is known whether the host is done."""
+    """Decide by containers. An elastic gang may continue without a host, once it is known whether that host has
+    finished.
+    """
     host = _fallen(seen)
     if host is None or (seen.least is not None and _is_new(seen)):
         return None
@@ -201,19 +203,20 @@ def _by_containers(seen: GangSeen) -> Step:
 
 
 def _is_explained(seen: GangSeen, host: str) -> bool:
-    """Whether Docker has said why a container ended, such as for want of memory, or has had its time to.
+    """Return whether Docker has said why a container ended, such as out of memory, or has had time to say it.
 
-    The launcher's ends by itself: its code says how, and only that in an elastic gang.
+    The launcher's container ends by itself: its exit code explains its end, but only in an elastic gang.
     """
     patience_s = UNTOLD_S if seen.least is not None and seen.is_launchers(host) else EXPLAIN_S
     return host in seen.exits or seen.now_s - seen.ends[host].seen_s >= patience_s
 
 
 def _fallen(seen: GangSeen) -> str | None:
-    """The host whose container ended first, if no launcher can say why. Nothing in it ends it, so that is the cause.
+    """Return the host whose container ended first, if no launcher can say why. The container does not end itself, so
+    its end is the cause.
 
-    None if the launcher's container ended before, or if a rank failed by itself before the launcher ended. A host whose
-    ranks have returned 0 has done its part: what becomes of its container is nothing to ranks that go on.
+    None if the launcher's container ended before, or if a rank failed by itself before the launcher ended. If all ranks
+    of a host have returned 0, the end of its container does not matter.
     """
     launcher, failed = seen.launcher, first_failed(seen.ranks)
     aside = hosts_that_are_done(seen.ranks) if launcher is None else {seen.first}
@@ -227,9 +230,9 @@ def _fallen(seen: GangSeen) -> str | None:
 
 
 def _ended_before(seen: GangSeen, launcher: ContainerEnd, host: str) -> bool:
-    """Whether the launcher's container certainly ended before a host's.
+    """Return whether the launcher's container certainly ended before a host's container.
 
-    What a host tells by itself may have been on its way for some seconds; while the head is cut off, for longer.
+    Reports may be delayed by some seconds; while the head is cut off, by more.
     """
     end = seen.ends[host]
     if end.ended_ago_s is not None:
@@ -247,14 +250,15 @@ def _by_launchers_end(seen: GangSeen) -> Step:
 
 
 def _is_new(seen: GangSeen) -> bool:
-    """Whether what went on before may not be known yet."""
+    """Return whether earlier failures may not be known yet."""
     return seen.now_s - seen.heard_since_s < FOLLOW_S
 
 
 def _is_ready(seen: GangSeen, launcher: ContainerEnd) -> bool:
-    """Whether what the launcher said is here, and ranks have had their time to say how they ended.
+    """Return whether the launcher's output is complete, and ranks have had time to report their ends.
 
-    Where the launcher failed, other ranks may run on: they need not be waited for. Its 0 needs their proof.
+    If the launcher failed, other ranks may continue to run and need not be awaited. If it returned 0, their ends must
+    confirm it.
     """
     waited_s = seen.now_s - max(launcher.seen_s, seen.heard_since_s)
     if launcher.engine_out:  # nothing more can come from it
@@ -269,7 +273,7 @@ def _is_ready(seen: GangSeen, launcher: ContainerEnd) -> bool:
 
 
 def _may_have_gone_with_its_container(seen: GangSeen) -> bool:
-    """Whether Docker may yet say what the rank that failed first went with: an agent that has just begun cannot."""
+    """Return whether Docker may still explain the first failed rank: an agent that has just started cannot."""
     failed = first_failed(seen.ranks)
     return failed is not None and failed.is_cut_off and failed.host not in seen.ends
 
@@ -291,7 +295,7 @@ def _by_limit(seen: GangSeen) -> Step:
 
 
 def end_from_outside(seen: GangSeen) -> End | None:
-    """The end that a person or the time limit asks for, whatever else was seen."""
+    """Return the end that a person or the time limit demands, whatever else was seen."""
     step = _by_request(seen) or _by_limit(seen)
     return step.end if isinstance(step, Finish) else None
 
@@ -304,12 +308,12 @@ def _by_silence(seen: GangSeen) -> Step:
 
 
 def _is_cut_off(seen: GangSeen) -> bool:
-    """Whether the head may hear nobody because of its own network."""
+    """Return whether the head may hear no host because of its own network."""
     return bool(seen.down_since) and len(seen.down_since) == len(seen.hosts) and not seen.others_answer
 
 
 def lost_hosts(seen: GangSeen) -> list[str]:
-    """Hosts that have been silent for too long; none while the head is cut off, and for some time after that."""
+    """Return hosts that have been silent for too long; none while the head is cut off, and for some time after that."""
     if _is_cut_off(seen):
         return []
     mute = {host for host, since_s in seen.mute_since.items() if seen.now_s - max(since_s, seen.cut_off_s) > MUTE_S}
@@ -321,7 +325,7 @@ def lost_hosts(seen: GangSeen) -> list[str]:
 
 
 def _by_hang(seen: GangSeen) -> Step:
-    """A gang that is ending, and one that the head could not hear, does not hang."""
+    """Decide by hang detection. A gang that is ending, or that the head could not hear, does not hang."""
     has_failed = seen.least is None and first_failed(seen.ranks) is not None
     if seen.hung is None or seen.down_since or seen.exits or has_failed or seen.now_s - seen.heard_since_s < RETURN_S:
         return None

@@ -1,8 +1,8 @@
-"""An elastic gang while it runs: hosts that fail leave it, others join it, and Horovod's driver is told.
+"""A running elastic gang: failed hosts leave it, others join it, and Horovod's driver gets the new list of hosts.
 
-The lease says who is in (`gpurun.leases.members`). The launcher's host has the list that the driver's discovery script
-prints. Only the watch's main loop lets hosts go; one thread keeps the list true, one fences hosts that left, one
-brings in new hosts.
+The lease says which hosts are members (`gpurun.leases.members`). The launcher's host has the list that the driver's
+discovery script prints. Only the watch's main loop removes hosts. One thread updates the list, one fences hosts that
+left, one adds new hosts.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LEAVE_LEAST_S = 5.0
 
 
 class Members:
-    """The hosts of an elastic gang. For any other gang it has nothing to do."""
+    """The hosts of an elastic gang. Does nothing for other gangs."""
 
     def __init__(self, job: SupervisedJob, stop: threading.Event, on_join: Callable[[Sequence[str]], None]) -> None:
         self._job = job
@@ -68,7 +68,7 @@ class Members:
         self._grow_next = time.monotonic() + GROW_FIRST_S
 
     def threads(self) -> list[threading.Thread]:
-        """What does its work beside the main loop, not started; none for a gang that is not elastic."""
+        """Return the threads that work besides the main loop, not started; none for a gang that is not elastic."""
         if self._job.spec.min_gpus is None:
             return []
         return [
@@ -78,11 +78,11 @@ class Members:
         ]
 
     def release(self, hosts: Collection[str]) -> None:
-        """Go on without hosts that are drained; none of them is to blame.
+        """Continue without drained hosts, which are not to blame.
 
-        Horovod's driver learns it from the list, and the ranks at their next commit. Only after the grace period are
-        connections cut. If they were cut at once, ranks could meet again in the old gang before the driver has read the
-        list, and wait for those that are gone.
+        Horovod's driver learns it from the list, and the ranks at their next commit. gpurun cuts connections only after
+        the grace period. If it cut them immediately, ranks could meet again in the old gang before the driver has read
+        the list, and wait for the ranks that are gone.
         """
         until_s = time.monotonic() + max(self._job.spec.grace_s, LEAVE_LEAST_S)
         self._released.update(dict.fromkeys(hosts, until_s))  # before they are apart, or they would be fenced at once
@@ -94,7 +94,7 @@ class Members:
         self._say_size()
 
     def lose(self, failures: Mapping[str, FirstFailure]) -> None:
-        """Go on without hosts that failed."""
+        """Continue without failed hosts."""
         self._change(lease_steps.put_apart, failures, avoid=failures, cut=True)
         for host, failure in failures.items():
             cordon_suspect(self._job, failure)
@@ -132,13 +132,13 @@ class Members:
                 told = str(error)
 
     def _tend(self) -> None:
-        """Keep the driver's list true, and see that the ranks follow it."""
+        """Update the driver's list, and make sure that the ranks follow it."""
         self._tell_driver()
         self._let_leave()
         self._cut_connections()
 
     def _tell_driver(self) -> None:
-        """Write the list of hosts, after what ``ssh`` must know of those that have joined."""
+        """Write the list of hosts, after the ``ssh`` configuration of the hosts that have joined."""
         job, lease = self._job, self._job.lease
         if self._listed is lease or not job.links.is_open(job.hosts[0]):
             return
@@ -158,7 +158,7 @@ class Members:
         self._listed = lease
 
     def _let_leave(self) -> None:
-        """Note which released hosts have no ranks any more; those that still have some after their time are cut off."""
+        """Record released hosts whose ranks have all ended, and cut off ranks that stay too long."""
         job, now_s = self._job, time.monotonic()
         if not self._released:
             return
@@ -172,9 +172,9 @@ class Members:
                     job.amend(uncut=job.members)
 
     def _cut_connections(self) -> None:
-        """End the ranks' connections, so that all of them look for the new gang at the same time: once on each host.
+        """Cut the ranks' connections, once on each host, so that all ranks look for the new gang at the same time.
 
-        The record says on which hosts that is still to be done, for a supervisor that follows this one.
+        The record lists the hosts that remain to be done, for a supervisor that takes over.
         """
         job = self._job
         uncut = [host for host in job.record.uncut if host in job.members]
@@ -193,9 +193,9 @@ class Members:
             )
 
     def _fence_apart(self) -> None:
-        """Free the GPUs of hosts that have left, once each has proved that nothing of the job is there.
+        """Fence hosts that have left, then free their GPUs.
 
-        What ranks have printed and the outputs are copied first. That may take long, so no other host waits for it.
+        Copies the ranks' output and the outputs first. That may take long, so no other host waits for it.
         """
         job = self._job
         with self._lock:
@@ -212,9 +212,9 @@ class Members:
             cordon_lost(job, unproven)
 
     def _fence_hosts(self, lease: Lease, leaving: Sequence[str]) -> Mapping[str, GpurunError]:
-        """Let those of the leaving hosts go that have proved it; the others that could not, with why.
+        """Fence leaving hosts and release those that succeed; return the others, with the reasons.
 
-        A host whose copy of outputs broke off is not fenced and not to blame: it is tried again.
+        A host whose copy of outputs was interrupted is not fenced and not to blame: gpurun tries again.
         """
         job = self._job
         job.links.add(leaving, job.inventory)
@@ -243,7 +243,7 @@ class Members:
         return unproven
 
     def _say_unbrought(self, unbrought: Sequence[Unbrought]) -> None:
-        """Say, once, what hosts that leave have and the head has not."""
+        """Report once which outputs of leaving hosts the head does not have."""
         for each in unbrought:
             brings = f"it stays there, and `gpurun outputs {self._job.lease.job}` brings it later"
             then = "its GPUs stay taken and the copy is tried again" if each.may_come else brings
@@ -253,7 +253,7 @@ class Members:
                 self._job.note(said)
 
     def _grow(self) -> None:
-        """Take what is free and wanted by nobody, until the gang has what it asked for."""
+        """Take free GPUs that no job waits for, until the gang has all that it wants."""
         while not self._stop.wait(TEND_S):
             if time.monotonic() < self._grow_next:
                 continue
@@ -268,10 +268,10 @@ class Members:
         self._grow_wait_s, self._grow_next = wait_s, time.monotonic() + wait_s
 
     def _take_and_bring_in(self) -> bool:
-        """Grow, if the gang has fewer GPUs than it wants and there are some; whether it did.
+        """Grow if the gang has fewer GPUs than it wants and some are free; return whether it grew.
 
         Raises:
-            GangEnd, GpurunError: hosts could not be brought in; others come first the next time.
+            GangEnd, GpurunError: hosts could not join; the next try begins with others.
         """
         job = self._job
         if sum(len(grant.gpus) for grant in job.lease.grants) >= job.spec.gpus or job.request() is not None:
@@ -298,14 +298,14 @@ class Members:
         return True
 
     def give_up_joining(self) -> None:
-        """Wait no longer for hosts that are on their way in."""
+        """Stop waiting for hosts that are joining."""
         self._job.links.cut(self._joining.copy(), "the gang has ended")
 
     def _bring_in(self, hosts: Sequence[str]) -> None:
-        """Prepare hosts as those of the beginning were, and make them members.
+        """Prepare hosts like the first hosts, and make them members.
 
         Raises:
-            GangEnd, GpurunError: one of them could not be; all stay apart.
+            GangEnd, GpurunError: one of them failed; all stay apart.
         """
         job = self._job
         for host in hosts:
@@ -336,22 +336,22 @@ class _StartedHost:
 
 @dataclass(frozen=True)
 class _Started:
-    """The parts of ``plan.json`` that a later supervisor cannot know otherwise.
+    """The parts of ``plan.json`` that a later supervisor cannot learn otherwise.
 
-    A host that is gone cannot be asked for its address.
+    For example, it cannot ask a host that is gone for its address.
     """
 
     hosts: tuple[_StartedHost, ...] = ()
 
     @property
     def addresses(self) -> frozenset[str]:
-        """Where ranks of different hosts find each other."""
+        """Return the addresses that ranks of different hosts use."""
         flags = [pair for host in self.hosts for pair in pairwise(host.run)]
         return frozenset(word.partition(":")[2] for flag, word in flags if flag == "--add-host")
 
 
 def _started(job: SupervisedJob) -> _Started:
-    """What is known of the attempt's start."""
+    """Return what is known of the attempt's start."""
     try:
         return durable.read_record(job.folder.path / "plan.json", _Started)
     except (FileNotFoundError, StateError):

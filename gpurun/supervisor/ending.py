@@ -1,7 +1,7 @@
-"""What an attempt that ends still owes, and when nothing more is waited for. Pure: no host, no file, no clock.
+"""Track what hosts of an ending attempt still owe, and when to stop waiting. Pure: no host, no file, no clock.
 
-A host owes three things: the last lines of its ranks, its outputs, and the proof that nothing of the attempt is left
-there. Its GPUs wait for the proof only. The effects are in `gpurun.supervisor.stop`.
+A host owes three things: the last lines of its ranks, its outputs, and a successful fence. Only the fence delays the
+release of its GPUs. `gpurun.supervisor.stop` does the work.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ GIVE_UP_S = 10.0
 
 @dataclass(frozen=True)
 class Ending:
-    """What the hosts of an attempt that ends still owe.
+    """What the hosts of an ending attempt still owe.
 
     Attributes:
-        suspects: hosts that the job avoids. They are asked, and nobody waits for them.
-        lines: those whose ranks' last lines may not all be on the head.
-        outputs: those that may have outputs that the head has not.
-        proof: those that have not proved that nothing of the attempt is left there.
-        first_asked_s: when the first proof was asked for; None before. The copies before it take nothing of its time.
-        is_last: all time for it is over: what is owed after this round stays owed.
+        suspects: hosts that the job avoids. They are asked, but nobody waits for them.
+        lines: hosts whose ranks' last lines may not all be on the head.
+        outputs: hosts with outputs that the head may not have.
+        proof: hosts that are not fenced yet.
+        first_asked_s: when the first fence began; None before. The copies before it do not use its time.
+        is_last: all time is used up: what hosts owe after this round stays owed.
     """
 
     suspects: frozenset[str]
@@ -38,46 +38,46 @@ class Ending:
 
     @classmethod
     def of(cls, record: JobRecord, hosts: Collection[str]) -> Ending:
-        """How the ending of an attempt on `hosts` begins."""
+        """Return the initial state for an attempt on `hosts`."""
         owed = frozenset() if record.reached == "nothing" else frozenset(hosts)
         printed = owed if record.reached == "containers" else frozenset()
         return cls(suspects=owed.intersection(record.avoid), lines=printed, outputs=owed, proof=owed)
 
     @property
     def asked(self) -> frozenset[str]:
-        """The hosts that owe something that is still waited for."""
+        """Return the hosts that owe something that is still awaited."""
         return self.proof | self.outputs
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is waited for."""
+        """Return whether nothing more is awaited."""
         return self.is_last or self.asked <= self.suspects
 
     @property
     def kept(self) -> frozenset[str]:
-        """Hosts without a process of the job whose outputs are not on the head: they keep them."""
+        """Return hosts without a process of the job whose outputs are not on the head. They keep their outputs."""
         return self.outputs - self.proof
 
     def after_lines(self, ended: Collection[str]) -> Ending:
-        """`ended` have no more lines."""
+        """Return the state after all lines of `ended` were copied."""
         return replace(self, lines=self.lines.difference(ended))
 
     def after_outputs(self, left: Collection[str]) -> Ending:
-        """The outputs were copied, but those of `left`."""
+        """Return the state after the outputs were copied, except those of `left`."""
         return replace(self, outputs=frozenset(left))
 
     def now_asked(self, now_s: float) -> Ending:
-        """The proof is asked for now."""
+        """Return the state when the fence begins."""
         first_s = now_s if self.first_asked_s is None else self.first_asked_s
         return replace(self, first_asked_s=first_s, is_last=now_s - first_s > GIVE_UP_S)
 
     def after_fence(self, unproven: Collection[str]) -> Ending:
-        """The hosts were asked, and `unproven` have not given their proof. The fence has removed the others' lines."""
+        """Return the state after the fence, which failed on `unproven`. The fence has removed the others' lines."""
         return replace(self, proof=frozenset(unproven), lines=self.lines.intersection(unproven))
 
 
 def with_only_copies(record: JobRecord | None, lease: Lease, hosts: Collection[str]) -> set[str]:
-    """Those of the hosts of a lost lease that may have the only copy of something that the job's last attempt wrote.
+    """Return hosts of a lost lease that may have the only copy of something that the job's last attempt wrote.
 
     Args:
         record: None after a person has removed the job.

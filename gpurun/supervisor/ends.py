@@ -1,4 +1,4 @@
-"""How an attempt ends: decided once, carried to STOPPING, and from there to the job's outcome."""
+"""The end of an attempt: decided once, kept through STOPPING, and used for the job's outcome."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class End:
     """The end of an attempt.
 
     Attributes:
-        outcome: the state the job goes to once every host is fenced; QUEUED = it will be started again.
-        code: what ``submit --follow`` and ``wait`` exit with.
-        exit_code: the job's own exit code, if it got as far as having one.
-        ladder: ranks may still be running and get SIGTERM and their grace before they are killed.
-        suspects: hosts whose fault it was.
+        outcome: the job's state once every host is fenced; QUEUED = the job will restart.
+        code: the exit code of ``submit --follow`` and ``wait``.
+        exit_code: the job's own exit code, if a rank has ended.
+        ladder: ranks may still be running, and get SIGTERM and their grace period before SIGKILL.
+        suspects: hosts at fault.
         refused: host → who holds the gang's GPUs there; the gang is placed again, and no host is at fault.
     """
 
@@ -42,7 +42,7 @@ class GangEnd(Exception):
 
 
 def failed(error: GpurunError, *, ladder: bool = False) -> GangEnd:
-    """An attempt that an error ended: a host's if it names one.
+    """Return the end of an attempt that failed with an error; if it names a host, that host is at fault.
 
     Raises:
         StateUnavailable: the error is one. A full disk of the head ends no gang.

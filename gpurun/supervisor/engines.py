@@ -1,8 +1,8 @@
-"""Whether a Docker engine that was stopped, or a host that went away, is what ended a gang.
+"""Find out whether a stopped Docker engine, or a host that went away, ended a gang.
 
-Without live-restore an engine ends its containers when it is stopped, with it the launcher breaks off ranks that it
-started by `docker exec`. Both look like ranks that failed by themselves; a rank that somebody killed looks just so. The
-sign is the engine's own process (`gpurun.node.engine`), and that it came up when the gang ended.
+Without live-restore, an engine that stops ends its containers, and the launcher then ends ranks that it started by
+`docker exec`. Both look like ranks that failed by themselves, or that somebody killed. Evidence is the engine's own
+process (`gpurun.node.engine`): it started when the gang ended.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ AFTER_RANK_S = 60.0
 
 
 def stopped_engines(job: SupervisedJob, ended_s: float | None, out_s: Mapping[str, float]) -> list[Cause]:
-    """The hosts whose engine was stopped under a gang that has failed, or which are gone; in rank order.
+    """Return causes for hosts that are gone or whose engine stopped under a failed gang, in rank order.
 
     Args:
         ended_s: when the launcher ended, on the monotonic clock; None = it has not, or that is not known.
-        out_s: when a host's engine was last seen not to answer, on the monotonic clock.
+        out_s: when a host's engine last failed to answer, on the monotonic clock.
     """
     answers, gone = _ask(job, job.members)
     now = time.monotonic()
@@ -48,7 +48,7 @@ def stopped_engines(job: SupervisedJob, ended_s: float | None, out_s: Mapping[st
 
 
 def _ask(job: SupervisedJob, hosts: Sequence[str]) -> tuple[dict[str, Mapping[str, Any]], dict[str, GpurunError]]:
-    """What hosts say of their engines, and why those that cannot be reached say nothing."""
+    """Ask hosts about their engines; also return the errors of hosts that cannot be reached."""
     gone: dict[str, GpurunError] = dict(job.links.open(hosts, timeout_s=REACH_TIMEOUT_S))
     asked = job.links.each(
         lambda agent: agent.call("gang.engine", job=job.lease.job, timeout_s=ASK_TIMEOUT_S).value,
@@ -59,12 +59,12 @@ def _ask(job: SupervisedJob, hosts: Sequence[str]) -> tuple[dict[str, Mapping[st
 
 
 def stopped(answer: Mapping[str, Any], ended_ago_s: float, *, is_first: bool, seen_out: bool) -> str | None:
-    """What is to be said of an engine that ended a gang; None if it did not. Pure.
+    """Return a message about an engine that ended a gang; None if it did not. Pure.
 
-    With live-restore containers outlive their engine, and what happens to them later is their own.
+    With live-restore, containers outlive their engine, so the engine does not explain what happens to them later.
 
     Args:
-        answer: what `gpurun.node.engine.compare` said.
+        answer: the answer of `gpurun.node.engine.compare`.
         ended_ago_s: how long ago the launcher ended.
         is_first: it is the launcher's host.
         seen_out: it did not answer in the last minute.

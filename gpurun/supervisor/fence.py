@@ -1,4 +1,4 @@
-"""The fence: every host of a lease proves that nothing of its attempt is left there. Only then are its GPUs free."""
+"""The fence: check on every host of a lease that nothing of its attempt is left. Only then its GPUs become free."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ FENCE_TIMEOUT_S = 60.0
 def fence(
     links: Links, lease: Lease, hosts: Iterable[str], *, state: str, containers: bool = True, outputs: bool = False
 ) -> Mapping[str, GpurunError]:
-    """Fence `hosts` of a lease; those that could not prove that nothing of its attempt is left, with why.
+    """Fence `hosts` of a lease; return the hosts where the fence failed, with the reasons.
 
-    What earlier attempts left goes too; what a later one has stays.
+    Also removes what earlier attempts left. Keeps what belongs to a later attempt.
 
     Args:
         state: the id of the state directory: the hosts release the attempt's claims last.
-        containers: there may be some, so Docker must answer, and no process may hold the lease's GPUs.
-        outputs: remove the outputs of the attempt too.
+        containers: there may be containers, so Docker must answer, and no process may use the lease's GPUs.
+        outputs: remove the outputs of the attempt, too.
     """
     gpus = {grant.host: list(grant.gpus) for grant in lease.grants}
     claimant = claimant_of(lease, state)._asdict()
@@ -45,7 +45,7 @@ def fence(
 
 
 def what_is_left(rest: Mapping[str, Any]) -> str:
-    """What keeps a host from being fenced, in words: `gpurun.node.fence.fence`'s answer."""
+    """Describe why a fence failed, from the answer of `gpurun.node.fence.fence`."""
     left = [
         f"GPU {one['gpu']} is held by pid {one['pid']} of {one['user'] or 'an unknown user'}"
         f"{', container ' + one['container'] if one['container'] else ''} ({one['command'][:120] or 'no command line'})"

@@ -1,8 +1,8 @@
-"""The machines of a gang, as the inventory described them when it was last sound.
+"""The gang's hosts, as the inventory last described them while it was valid.
 
-A gang runs for weeks, and people edit its inventory meanwhile: a merge conflict, a file that is gone. That must not end
-a gang, nor keep its GPUs. So a supervisor stores the part of the inventory that its gang needs in the job's folder, and
-a later supervisor that cannot load the inventory goes on with that.
+A gang runs for weeks, and people edit its inventory meanwhile: a merge conflict, a missing file. That must neither end
+the gang nor keep its GPUs. So a supervisor stores the part of the inventory that its gang needs in the job's folder. A
+later supervisor that cannot load the inventory uses this copy.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ OTHERS = 3
 
 @dataclass(frozen=True)
 class FrozenCluster:
-    """What ``cluster.json`` in a job's folder holds."""
+    """The content of ``cluster.json`` in a job's folder."""
 
     inventory: Inventory
 
 
 def cluster_of(folder: JobFolder, lease: Lease) -> tuple[Inventory, BadInput | None]:
-    """The inventory of a lease, its hosts as they were at the grant; and what is wrong with the file, if anything.
+    """Return the inventory of a lease, with its hosts as they were at the grant; and the problem of the file, if any.
 
     Raises:
-        StateUnavailable: the file cannot be loaded, and nothing that would do was stored. That ends no gang.
+        StateUnavailable: the file cannot be loaded, and there is no usable copy. That ends no gang.
     """
     try:
         inventory = load(Path(lease.inventory))
@@ -51,10 +51,10 @@ def cluster_of(folder: JobFolder, lease: Lease) -> tuple[Inventory, BadInput | N
 
 
 def last_known(folder: JobFolder) -> Inventory:
-    """The hosts of a job that has ended, as they were when it last ran.
+    """Return the hosts of an ended job, as they were when it last ran.
 
     Raises:
-        StateError: nobody stored them.
+        StateError: no supervisor stored them.
     """
     frozen = _stored(folder)
     if frozen is None:
@@ -63,7 +63,7 @@ def last_known(folder: JobFolder) -> Inventory:
 
 
 def freeze(folder: JobFolder, inventory: Inventory, lease: Lease) -> None:
-    """Store what the gang needs of its inventory. A disk that is full keeps no gang from going on."""
+    """Store the part of the inventory that the gang needs. Ignores a full disk, so that the gang continues."""
     mine = {grant.host: inventory.by_name[grant.host] for grant in lease.grants}
     others = islice((host for host in inventory.hosts if host.name not in mine), OTHERS)
     part = replace(inventory, hosts=(*mine.values(), *others), racks=(), pools=())

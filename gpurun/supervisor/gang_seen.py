@@ -1,4 +1,4 @@
-"""What is known of a running gang at one moment. Pure."""
+"""Everything that is known about a running gang at one moment. Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class ContainerEnd:
     """How the job's container on a host ended.
 
     Attributes:
-        seen_s: when that was seen, on the head's monotonic clock.
-        code: its exit code, if anybody knows.
-        engine_out: the engine's last words, if it does not answer any more and took the container with it.
+        seen_s: when the supervisor learned it, on the head's monotonic clock.
+        code: its exit code, if known.
+        engine_out: the engine's last error, if the engine stopped answering and ended the container.
         ended_ago_s: how long before `seen_s` it ended, by its host's clock.
     """
 
@@ -35,21 +35,21 @@ class ContainerEnd:
 
     @property
     def at_s(self) -> float:
-        """When it ended, as far as that is known."""
+        """Return when it ended, as far as that is known."""
         return self.seen_s - (self.ended_ago_s or 0.0)
 
     @property
     def was_ended(self) -> bool:
-        """Whether something outside is known to have ended it; its code says nothing then."""
+        """Return whether something outside is known to have ended it. Its exit code then means nothing."""
         return bool(self.engine_out) or self.is_removed or self.is_oom
 
     @property
     def was_killed(self) -> bool:
-        """Whether it did certainly not end by itself."""
+        """Return whether it certainly did not end by itself."""
         return self.was_ended or self.code in (None, *BROKEN_OFF)
 
     def failure(self, host: str) -> FirstFailure:
-        """That it ended, as the reason for the gang's end."""
+        """Return its end as the reason for the gang's end."""
         kind = "engine" if self.engine_out else "oom" if self.is_oom else "container"
         return FirstFailure(reason=self._reason, host=host, exit_code=self.code, kind=kind, evidence=self.engine_out)
 
@@ -68,28 +68,29 @@ class ContainerEnd:
 
 @dataclass(frozen=True)
 class GangSeen:
-    """All that is known of a running gang at one moment. Times are on the head's monotonic clock.
+    """Everything that is known about a running gang at one moment. Times are on the head's monotonic clock.
 
     Attributes:
-        members: the hosts on which ranks are to run, in rank order, the launcher's first.
-        roles: what the ranks do; None where they are all alike, one for each GPU.
+        members: the hosts on which ranks should run, in rank order, the launcher's first.
+        roles: the roles of the ranks; None if they are all alike, one for each GPU.
         least: how many ranks an elastic gang needs; None for any other gang.
-        has_launcher: a process on the first host starts the ranks and ends after them; else gpurun has started them.
-        drained: hosts of an elastic gang that a person wants empty.
-        exits: containers that have ended, by host, as Docker has said.
-        heard_since_s: since when this supervisor has always heard some host: one of the gang, or another. What is older
-            was told to it one after the other.
-        cut_off_s: when the head was last known to hear nobody, if it ever was.
-        down_since: hosts that are out of reach, and since when they were not heard.
-        returned_s: when a host was last heard again that had been out of reach: it may have more to tell.
-        mute_since: hosts that this supervisor has never heard, not even accept a connection, and since when it asks
-            them for one.
-        others_answer: whether hosts outside the gang can be reached; None = nobody has asked.
-        has_launchers_log: all that the launcher has printed is on the head.
-        launcher_line_s: when the last of it came.
+        has_launcher: a process on the first host starts the ranks and ends after them; otherwise gpurun has started
+            them.
+        drained: hosts of an elastic gang that a person drains.
+        exits: containers that have ended, by host, as Docker reported.
+        heard_since_s: since when this supervisor has continuously heard some host of the gang or another. Hosts
+            reported
+            earlier events one after the other.
+        cut_off_s: when the head last heard no host, if ever.
+        down_since: unreachable hosts, and since when the supervisor has not heard them.
+        returned_s: when an unreachable host was last heard again: it may have more to report.
+        mute_since: hosts that have not even accepted a connection of this supervisor, and since when it tries.
+        others_answer: whether hosts outside the gang can be reached; None = not tried.
+        has_launchers_log: the launcher's output is completely on the head.
+        launcher_line_s: when the last of it arrived.
         limit_s: the time limit, if the gang has run for longer.
         hung: why the gang counts as hung.
-        rehearsed: why a rehearsal has been long enough; "" if it has not, or the gang is none.
+        rehearsed: why a rehearsal has been long enough; "" if it has not, or if this is no rehearsal.
     """
 
     now_s: float
@@ -116,53 +117,53 @@ class GangSeen:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts on which ranks are to run."""
+        """Return the hosts on which ranks should run."""
         return tuple(grant.host for grant in self.members)
 
     @property
     def first(self) -> str:
-        """The host of rank 0, and the launcher's if there is one."""
+        """Return the host of rank 0, and of the launcher if there is one."""
         return self.members[0].host
 
     @property
     def launcher(self) -> ContainerEnd | None:
-        """How the launcher's container ended; None if it has not, or there is no launcher."""
+        """Return how the launcher's container ended; None if it has not, or there is no launcher."""
         return self.exits.get(self.first) if self.has_launcher else None
 
     def is_launchers(self, host: str) -> bool:
-        """Whether the container on a host is the launcher's: it ends by itself."""
+        """Return whether the container on a host is the launcher's, which ends by itself."""
         return self.has_launcher and host == self.first
 
     @property
     def world(self) -> int:
-        """How many ranks there are to be."""
+        """Return the expected number of ranks."""
         return len(self.seats)
 
     @cached_property
     def seats(self) -> tuple[RankSeat, ...]:
-        """The ranks that there are to be, by number."""
+        """Return the expected ranks, by number."""
         return seats_of(self.members, self.roles)
 
     @property
     def awaited(self) -> frozenset[int]:
-        """The ranks that must return 0 for the gang to succeed."""
+        """Return the ranks that must return 0 for success."""
         return frozenset(seat.rank for seat in self.seats if seat.is_awaited)
 
     @property
     def have_all_ended(self) -> bool:
-        """Whether every rank that there is to be has told of its end."""
+        """Return whether every expected rank has reported its end."""
         return {seat.rank for seat in self.seats} <= {rank.rank for rank in self.ranks if rank.ended_s is not None}
 
     def title_of(self, rank: int | None) -> str:
-        """What to call a rank in words for people."""
+        """Return a rank's name in messages for people."""
         if rank is None:
             return "a rank"
         return self.seats[rank].title if rank < len(self.seats) else f"rank {rank}"
 
     def fell_with_others(self, failed: Rank) -> bool:
-        """Whether something else may be the cause: the rank was broken off, or a container ended before it.
+        """Return whether something else may be the cause: the rank was killed, or a container ended before it.
 
-        A worker's container that ended together with the rank counts, too: no rank and no launcher ends it.
+        Includes a worker's container that ended together with the rank, because no rank and no launcher ends it.
         """
         return failed.was_broken_off or any(
             end.at_s <= (failed.ended_s or 0.0) + (-TOGETHER_S if self.is_launchers(host) else TOGETHER_S)
@@ -172,9 +173,9 @@ class GangSeen:
 
     @property
     def ends(self) -> Mapping[str, ContainerEnd]:
-        """Containers that have ended, by host: Docker has said so, or all that ran in them is gone.
+        """Return containers that have ended, by host: Docker has reported it, or all that ran in them is gone.
 
-        Docker may tell much later than the launcher does, and not since when: ranks that went with it know that.
+        Docker may report it much later than the launcher, and without a time. Ranks that ended with it have the time.
         """
         ends = {rank.host: ContainerEnd(rank.ended_s or 0.0) for rank in self.ranks if rank.with_container}
         for host, end in self.exits.items():
@@ -183,7 +184,7 @@ class GangSeen:
         return ends
 
     def of_members(self) -> GangSeen:
-        """Without what was seen of hosts that have left."""
+        """Return the same without hosts that have left."""
         return replace(
             self,
             ranks=[rank for rank in self.ranks if rank.host in self.hosts],

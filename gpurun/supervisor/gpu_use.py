@@ -1,4 +1,4 @@
-"""Adds up how busy the gang's GPUs are, for the history: what each host's watch says every half minute."""
+"""Add up how busy the gang's GPUs are, for the history, from the half-minute reports of each host's watch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_SAMPLES = 1000
 
 @dataclass(frozen=True)
 class _UseLine:
-    """What a host says of one GPU; see `gpurun.node.gpu_use`."""
+    """A host's report about one GPU; see `gpurun.node.gpu_use`."""
 
     index: int
     uuid: str
@@ -34,7 +34,7 @@ class _UseLine:
 
 
 class GpuUseMeter:
-    """One attempt's GPUs. Threads of several hosts add to it."""
+    """The GPU use of one attempt. Threads of several hosts add to it."""
 
     def __init__(self, job: SupervisedJob) -> None:
         self._job = job
@@ -44,7 +44,7 @@ class GpuUseMeter:
         self._series, self._told_s, self._written_s = list(use.series), use.told_s, 0.0
 
     def add(self, host: str, item: Mapping[str, Any]) -> None:
-        """Count what a host says. What cannot be, and GPUs that are not the gang's, are left out."""
+        """Add a host's report. Ignores impossible values, and GPUs that are not the gang's."""
         try:
             lines = msgspec.convert(item.get("gpus"), ready(list[_UseLine]))
         except (msgspec.ValidationError, OverflowError):
@@ -78,7 +78,7 @@ class GpuUseMeter:
         )  # fmt: skip
 
     def write(self) -> None:
-        """Put it into the job's folder. Without space there it is lost, and the job goes on."""
+        """Write it into the job's folder. If the disk is full it is lost, and the job continues."""
         with self._lock:
             if not self._ranks:
                 return

@@ -1,8 +1,8 @@
-"""An elastic gang that cannot take in hosts while it runs is ended and formed again, once it could be larger.
+"""Let an elastic gang grow that cannot add hosts while it runs: stop it and start it again with more GPUs.
 
-It gives way as for a preemption: its ranks get SIGTERM and the grace to save, and it is queued in front of its peers.
-That costs what was done since the last checkpoint, and a start. So it happens only to a program that has told of a
-checkpoint, and not soon after a start.
+gpurun stops it as for a preemption: its ranks get SIGTERM and the grace period to save, and it is queued in front of
+its peers. That costs the work since the last checkpoint, and a start. So gpurun does it only for a program that has
+reported a checkpoint, and not soon after a start.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOOK_S = 5.0
 
 
 class GrowsAnew:
-    """Looks for more GPUs for a gang that has fewer than it asked for. For any other gang it has nothing to do."""
+    """Looks for more GPUs for a gang that has fewer than it wants. Does nothing for other gangs."""
 
     def __init__(self, job: SupervisedJob, stop: threading.Event) -> None:
         self._job = job
@@ -27,7 +27,9 @@ class GrowsAnew:
         self._begun_s = time.monotonic()
 
     def threads(self) -> list[threading.Thread]:
-        """What looks, not started; none for a gang that has all its GPUs, or takes in hosts while it runs."""
+        """Return the looking thread, not started; none for a gang that has all its GPUs, or can add hosts while it
+        runs.
+        """
         job = self._job
         if not job.spec.reforms or job.spec.gpus >= job.record.gpus or job.record.rehearsal:
             return []
@@ -47,7 +49,7 @@ class GrowsAnew:
                 told = str(error)
 
     def _is_time(self) -> bool:
-        """Whether the gang has run for a while, and would lose little."""
+        """Return whether the gang has run for a while, and would lose little work."""
         record = self._job.record
         return record.has_saved and time.monotonic() - self._begun_s >= patience_s(record.restarts)
 
@@ -65,8 +67,8 @@ class GrowsAnew:
 
 
 def patience_s(restarts: int) -> float:
-    """How long a gang runs before it is ended to grow: a minute, doubled with each host's fault, at most an hour.
+    """Return how long a gang runs before it stops to grow: a minute, doubled with each host's fault, at most an hour.
 
-    So a host that comes back only to fail again costs the gang less each time.
+    So a host that comes back and fails again costs the gang less each time.
     """
     return min(60.0 * 2.0 ** min(max(restarts - 1, 0), 30), 3600.0)

@@ -1,11 +1,10 @@
-"""A gang that hangs: no rank has printed a line, told of progress or used its GPU for a while.
+"""Detect a hanging gang: no rank has printed a line, reported progress or used its GPU for a while.
 
-Only what was heard counts. While a host does not answer, its ranks may print and compute; time counts from when all
-hosts answer again.
+Only what the head can hear counts. While a host does not answer, its ranks may print and compute, so the time starts
+when all hosts answer again.
 
-NCCL ranks whose peer died can spin at full GPU load for ever (Horovod issues 3611 and 777), so GPU use counts as
-life only if the person says nothing better is to be had: a gang that reports progress by `gpurun.runtime` is judged by
-that alone.
+NCCL ranks whose peer died can spin at full GPU load for ever (Horovod issues 3611 and 777). So GPU use counts as a sign
+of life only if there is nothing better: for a gang that reports progress by `gpurun.runtime`, only progress counts.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ BUSY_PERCENT = 5
 
 
 class HangWatch:
-    """Judges now and then whether a gang is still alive; asks its hosts only when the log has been silent."""
+    """Checks repeatedly whether a gang hangs. Asks its hosts only if the log has been silent."""
 
     def __init__(self, job: SupervisedJob) -> None:
         self._job = job
@@ -31,11 +30,11 @@ class HangWatch:
         self._heard_s = self._busy_s = self._asked_s = time.monotonic()
 
     def hung(self, silent_s: float, *, is_heard: bool = True) -> str | None:
-        """Why the gang counts as hung, or None.
+        """Return why the gang counts as hung; None if it does not.
 
         Args:
             silent_s: seconds since its last line.
-            is_heard: all its hosts are in reach.
+            is_heard: all its hosts can be reached.
         """
         limit = self._limit_s
         if not is_heard:
@@ -58,7 +57,7 @@ class HangWatch:
         self._heard_s = self._busy_s = time.monotonic()
 
     def _is_idle(self, limit_s: float) -> bool:
-        """Whether no GPU was seen in use for this long, and every host can be asked."""
+        """Return whether no GPU was in use for this long, and every host can be asked."""
         is_busy = self._is_busy()
         if is_busy is None:
             self._not_heard()
@@ -67,7 +66,7 @@ class HangWatch:
         return is_busy is False and time.monotonic() - self._busy_s >= limit_s
 
     def _is_busy(self) -> bool | None:
-        """Whether any GPU of the gang is in use; False where NVML does not say, None if a host does not answer."""
+        """Return whether any GPU of the gang is in use; False if NVML does not say, None if a host does not answer."""
         gpus = {grant.host: set(grant.gpus) for grant in self._job.lease.grants}
 
         def sample(host: str) -> bool:
@@ -83,19 +82,19 @@ class HangWatch:
 
 
 def _all_answered(said: Results[Any]) -> bool:
-    """Whether every host said something, and be it that it cannot know."""
+    """Return whether every host answered, even if it does not know."""
     return all(isinstance(error, RemoteOpFailed) for error in said.failed.values())
 
 
 def furthest_step(job: SupervisedJob) -> int | None:
-    """The furthest step that a rank has told of, on the hosts that answer; None if none has."""
+    """Return the furthest step that a rank has reported, on the hosts that answer; None if none has."""
     hosts = [host for host in job.hosts if job.links.is_open(host)]
     told = job.links.each(lambda agent: agent.call("gang.progress", job=job.lease.job, timeout_s=5.0).value, hosts)
     return max((step for step, _, _ in _steps(told.ok, job.seating)), default=None)
 
 
 def _furthest_behind(told: Mapping[str, Any], seating: Seating) -> str:
-    """Which rank stopped first, if ranks told of their steps."""
+    """Return which rank stopped first, if ranks reported their steps."""
     steps = _steps(told, seating)
     if not steps:
         return ""
@@ -104,7 +103,9 @@ def _furthest_behind(told: Mapping[str, Any], seating: Seating) -> str:
 
 
 def _steps(told: Mapping[str, Any], seating: Seating) -> set[tuple[int, int, str]]:
-    """(step, rank, host) of every rank that told of its step. What ranks write is the user's, and may be anything."""
+    """Return (step, rank, host) of every rank that reported its step. The user's program writes it, so it may be
+    anything.
+    """
     found = set()
     for host, said in told.items():
         for rank, files in seating.own(host, said["ranks"]):

@@ -1,7 +1,7 @@
-"""Watches the hardware under a running gang: one stream a host, causes as they are seen.
+"""Watch the hardware under a running gang: one stream per host reports causes.
 
-A host that cannot be reached is the watchers' business (`gpurun.supervisor.watch`); this one only waits until it is
-back, and then asks for what it missed.
+`gpurun.supervisor.watch` handles hosts that cannot be reached. This module only waits until such a host is back, and
+then asks for what it missed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FOR_GOOD = ("unknown-op", "bad-request", "internal", BAD_ANSWER)
 
 
 class HealthWatch:
-    """What the gang's hosts see go wrong. Threads of its own write, the main loop reads."""
+    """Failures that the gang's hosts report. Separate threads write, the main loop reads."""
 
     def __init__(self, job: SupervisedJob, stop: threading.Event) -> None:
         self._job = job
@@ -41,24 +41,24 @@ class HealthWatch:
         self._use = GpuUseMeter(job)
 
     def threads(self, hosts: Iterable[str]) -> list[threading.Thread]:
-        """One for each of these hosts, not started. It ends when the host leaves the gang."""
+        """Return a thread for each of these hosts, not started. It ends when the host leaves the gang."""
         return [
             threading.Thread(target=self._follow, args=(host,), name=f"health {host}", daemon=True) for host in hosts
         ]
 
     def fatal(self) -> Cause | None:
-        """The first thing seen that the gang cannot survive, on a host that it still has."""
+        """Return the first failure that the gang cannot survive, on one of its present hosts."""
         with self._lock:
             fatal = [cause for cause in self._causes if cause.fatal and cause.host in self._job.members]
             return min(fatal, key=lambda cause: cause.at_s, default=None)
 
     def forget(self, hosts: Collection[str]) -> None:
-        """What was seen on hosts that have left says nothing of them when they come back."""
+        """Forget failures of hosts that have left, because they do not count if the hosts come back."""
         with self._lock:
             self._causes = [cause for cause in self._causes if cause.host not in hosts]
 
     def first(self, lines: list[str]) -> Cause | None:
-        """The cause of an attempt that has just failed, after one more look at every host that answers."""
+        """Return the cause of an attempt that has just failed, after one more look at every host that answers."""
         hosts = [host for host in self._job.members if self._job.links.is_open(host)]
         age_s = self._age_s()
         looked = self._job.links.each(
@@ -73,7 +73,7 @@ class HealthWatch:
             return first_cause(tuple(self._causes), lines)
 
     def close(self) -> None:
-        """Keep how busy the GPUs were."""
+        """Store how busy the GPUs were."""
         self._use.write()
 
     def _follow(self, host: str) -> None:
@@ -100,7 +100,7 @@ class HealthWatch:
         self._containers[host] = tuple(one["id"] for one in found)
 
     def _age_s(self) -> float:
-        """How long the attempt has run."""
+        """Return how long the attempt has run."""
         started_s = self._job.record.started_s
         return NEVER_RAN_S if started_s is None else max(1.0, self._job.clock() - started_s)
 

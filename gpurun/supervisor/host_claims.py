@@ -1,4 +1,4 @@
-"""A gang's claims on its hosts, and what follows when a host refuses one: the gang waits, and nobody is blamed."""
+"""A gang's claims on its hosts. If a host refuses a claim, the gang waits, and no host is blamed."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ TIMEOUT_S = 60.0
 
 
 def claimant_of(lease: Lease, state: str) -> Claimant:
-    """Who claims the GPUs of a lease.
+    """Return the claimant of a lease's GPUs.
 
     Args:
-        state: the id of the state directory that the lease lies in.
+        state: the id of the lease's state directory.
     """
     return Claimant(lease.job, lease.attempt, state, lease.owner, lease.owner_uid, os.uname().nodename)
 
 
 def claim_of(job: SupervisedJob, host: str) -> dict[str, Any]:
-    """What a host is asked to claim: the arguments of `gpurun.node.claims.take_here`."""
+    """Return the arguments for `gpurun.node.claims.take_here` on a host."""
     (grant,) = (grant for grant in job.lease.grants if grant.host == host)
     return {"claimant": job.claimant._asdict(), "cards": cards(grant, job.hardware.get(host))}
 
 
 def claim(job: SupervisedJob, hosts: Iterable[str]) -> Mapping[str, GpurunError]:
-    """Claim the gang's GPUs on hosts that were probed, before anything large is sent there. Idempotent.
+    """Claim the gang's GPUs on probed hosts, before gpurun sends anything large there. Idempotent.
 
     Returns:
-        The hosts that could not, or would not.
+        The hosts that failed or refused.
     """
     results = job.links.each(
         lambda agent: agent.call("claims.take", timeout_s=TIMEOUT_S, **claim_of(job, agent.host)), hosts
@@ -54,13 +54,13 @@ def claim(job: SupervisedJob, hosts: Iterable[str]) -> Mapping[str, GpurunError]
 
 
 def refusals_in(failures: Mapping[str, GpurunError]) -> Mapping[str, tuple[GpuHolder, ...]]:
-    """Host → who holds the GPUs there, for the failures that are refused claims."""
+    """Return host → who holds the GPUs there, for failures that are refused claims."""
     found = {host: _holders(host, error) for host, error in failures.items() if _is_refusal(error)}
     return {host: holders for host, holders in found.items() if holders}
 
 
 def refused_end(refused: Mapping[str, tuple[GpuHolder, ...]]) -> End:
-    """Back to the queue at once: no restart is counted, and no host is at fault."""
+    """Return the end after a refusal: back to the queue immediately, no restart counted, no host at fault."""
     places = [f"{host}: {_held(holder)}" for host, holders in sorted(refused.items()) for holder in holders]
     return End(State.QUEUED, "; ".join(places), 1, refused=refused)
 
@@ -75,7 +75,7 @@ def _is_refusal(error: GpurunError) -> bool:
 
 
 def _holders(host: str, error: GpurunError) -> tuple[GpuHolder, ...]:
-    """Who a host names; nobody if its answer is not valid: then it is a failure of the host."""
+    """Return the holders that a host names; nobody if its answer is not valid, which is then the host's failure."""
     assert isinstance(error, RemoteOpFailed)
     try:
         return tuple(holder_of(each) for each in facts.refused(host, error.detail.get("refused")))
@@ -84,7 +84,7 @@ def _holders(host: str, error: GpurunError) -> tuple[GpuHolder, ...]:
 
 
 def holder_of(found: facts.HeldGpus) -> GpuHolder:
-    """What a host says about one holder, as a job's record keeps it. A number that no GPU can have is left out."""
+    """Convert a host's report about one holder for a job's record. Leaves out impossible GPU numbers."""
     who = found.claimant
     gpus = tuple(gpu for gpu in found.gpus if gpu < MOST_GPUS)
     return GpuHolder(gpus, who.job, who.attempt, who.user, who.uid, who.head, who.state, found.why)

@@ -1,4 +1,4 @@
-"""A request to give way ends what the supervisor waits for: to prepare a gang may take hours, to end it may not."""
+"""Interrupt the supervisor's waits when the gang must stop: to prepare a gang may take hours, to stop it must not."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ POLL_S = 0.3
 
 @contextmanager
 def giving_way(job: SupervisedJob) -> Iterator[Callable[[], bool]]:
-    """Within it, a request to give way cuts the connections to the gang's hosts: whatever waits for one fails.
+    """Within this context, a cancel or preemption cuts the connections to the gang's hosts, so every wait for a host
+    fails.
 
     Yields:
-        Whether there is such a request, for what waits for no host. If it says so, that is how the attempt ends.
+        A function that returns whether there is such a request, for waits that need no host. The attempt then ends with
+            it.
 
     Raises:
-        GangEnd: as was asked for, in place of whatever failed after that.
+        GangEnd: the requested end, instead of the errors that followed from it.
     """
     job.check_requests(ladder=_may_have_ranks(job))
     ear = _Ear(job, job.links)
@@ -43,7 +45,7 @@ def _may_have_ranks(job: SupervisedJob) -> bool:
 
 
 class _Ear:
-    """Listens in a thread; `request` is what it heard, once connections have been cut for it."""
+    """Looks for requests in a thread; `request` is set once connections have been cut for it."""
 
     def __init__(self, job: SupervisedJob, links: Links) -> None:
         self.request: CancelRequest | None = None
@@ -54,12 +56,12 @@ class _Ear:
         threading.Thread(target=self._listen, name="requests", daemon=True).start()
 
     def close(self) -> None:
-        """Nothing is cut from here on. Does not wait for a pass that the thread may be in."""
+        """Cut nothing from here on. Does not wait for a pass that the thread may be running."""
         with self._lock:
             self._closed.set()
 
     def hears(self) -> bool:
-        """Listen once; whether a request was ever heard."""
+        """Look for a request once; return whether one was ever found."""
         with suppress(GpurunError):  # the state directory cannot be used: who needs it says so
             if (request := self._job.request()) is not None:
                 self._give_way(request)

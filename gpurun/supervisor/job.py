@@ -1,4 +1,4 @@
-"""What the steps of one attempt share."""
+"""The state that the steps of one attempt share."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from gpurun.supervisor.verdicts import asked_end
 
 
 class SupervisedJob:
-    """One job while its supervisor carries it. Only the process that holds `lock` makes one."""
+    """One job while its supervisor runs it. Only the process that holds `lock` creates this object."""
 
     def __init__(self, home: Path, lease: Lease, lock: LeaseLock, *, clock: Callable[[], float] = time.time) -> None:
         self.home = home
@@ -73,12 +73,12 @@ class SupervisedJob:
 
     @property
     def launcher(self) -> Launcher:
-        """What starts the job's ranks."""
+        """Return the launcher that starts the job's ranks."""
         return launcher_of(self.spec)
 
     @cached_property
     def inventory(self) -> Inventory:
-        """The inventory the gang was placed in. The gang's hosts are the machines of the grant."""
+        """Return the inventory in which the gang was placed. The gang's hosts are the machines of the grant."""
         inventory, problem = cluster_of(self.folder, self.lease)
         if problem is None:
             freeze(self.folder, inventory, self.lease)
@@ -88,17 +88,17 @@ class SupervisedJob:
 
     @cached_property
     def links(self) -> Links:
-        """Agents on the gang's hosts."""
+        """Return the agents on the gang's hosts."""
         return Links(self.inventory, self.hosts)
 
     @property
     def seating(self) -> Seating:
-        """Which ranks each host may speak of."""
+        """Return which ranks each host may report about."""
         return Seating.of(self.lease.members, self.spec)
 
     @cached_property
     def log_copy(self) -> LogCopy:
-        """The attempt's log on its way to the head; not begun by being asked for."""
+        """Return the copy of the attempt's log to the head. Does not start it."""
         job, attempt = self.lease.job, self.lease.attempt
         return LogCopy(
             self.links, self.hosts[0], job=job, attempt=attempt, container=container_name(job, attempt),
@@ -106,7 +106,7 @@ class SupervisedJob:
         )  # fmt: skip
 
     def follow_log(self, hosts: Iterable[str]) -> None:
-        """Have what the launcher and the ranks on `hosts` print on its way to the head. Idempotent.
+        """Start to copy the output of the launcher and of the ranks on `hosts` to the head. Idempotent.
 
         Raises:
             StateError: the log cannot be opened.
@@ -116,26 +116,26 @@ class SupervisedJob:
 
     @property
     def claimant(self) -> Claimant:
-        """Who the hosts are told holds the gang's GPUs."""
+        """Return the claimant of the gang's GPUs, for the hosts."""
         return claimant_of(self.lease, self.state_id)
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts whose GPUs the gang holds, in rank order; also those that are on their way in or out of it."""
+        """Return the hosts whose GPUs the gang holds, in rank order, including hosts that are joining or leaving."""
         return tuple(grant.host for grant in self.lease.grants)
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The hosts on which its ranks are to run, in rank order."""
+        """Return the hosts on which its ranks should run, in rank order."""
         return tuple(grant.host for grant in self.lease.members)
 
     @property
     def plan(self) -> Plan:
-        """The attempt as decided, with what the hosts have said of themselves so far."""
+        """Return the plan of the attempt, with what the hosts have reported about themselves so far."""
         return self.plan_with(())
 
     def plan_with(self, hosts: Collection[str]) -> Plan:
-        """The plan once `hosts`, which are apart, have joined."""
+        """Return the plan after `hosts`, which are apart, have joined."""
         grants = [grant for grant in self.lease.grants if grant.host in hosts or grant.host in self.members]
         return make_plan(
             claimant=self.claimant, spec=self._tuned(), grants=grants,
@@ -144,7 +144,7 @@ class SupervisedJob:
         )  # fmt: skip
 
     def _tuned(self) -> JobSpec:
-        """The spec with what an earlier attempt's autotune found to be best."""
+        """Return the spec with the best values of an earlier attempt's autotune."""
         try:
             log = (self.folder.path / AUTOTUNE_FILE).read_text()
         except (OSError, StateError):
@@ -153,12 +153,12 @@ class SupervisedJob:
 
     @cached_property
     def nccl(self) -> str | None:
-        """The NCCL version that the image names, if it names one."""
+        """Return the NCCL version that the image names; None if it names none."""
         facts = Engine(self.inventory.docker_host).image(self.spec.image, self.spec.image_id).facts
         return nccl_version(facts.get("Env") or ())
 
     def move(self, state: State, **changes: object) -> State:
-        """Go to `state`, for good and for everybody to see."""
+        """Change the job's state durably and visibly to `state`."""
         with self._recording:
             self.record = self.folder.move(state, **changes)
         self.told()
@@ -173,37 +173,37 @@ class SupervisedJob:
             self.record = self.folder.amend(self.record, **changes)
 
     def told(self) -> None:
-        """Tell whoever follows the job which state it is in."""
+        """Add an event with the job's state."""
         state, story = self.record.state.value, self.record.story(self.clock())
         self.events.emit("state", state=state, attempt=self.record.attempt, reason=story)
 
     def reach(self, what: Literal["files", "containers"]) -> None:
-        """Say, before it is done, what the hosts will have of this attempt."""
+        """Record, before the change, how far this attempt changes its hosts."""
         if self.record.reached != what:
             self.amend(reached=what)
 
     def note(self, text: str, **fields: object) -> None:
-        """Tell whoever follows the job something."""
+        """Add a message to the job's events."""
         self.events.emit("note", text=text, **fields)
 
     def connect(self) -> None:
-        """Have an agent on every host of the gang.
+        """Start an agent on every host of the gang.
 
         Raises:
-            GangEnd: a host cannot be reached, or is not the one it was.
+            GangEnd: a host cannot be reached, or is another machine than before.
         """
         raise_first(self.links.open())
 
     @property
     def spans_hosts(self) -> bool:
-        """Whether ranks of different hosts talk to each other, or may do so later."""
+        """Return whether ranks of different hosts communicate, or may do so later."""
         return len(self.hosts) > 1 or self.spec.min_gpus is not None
 
     def ask_accounts(self, hosts: Iterable[str] | None = None) -> None:
-        """Let hosts (all if None) make the job's folder and keys and say who they are. Idempotent.
+        """Let hosts (all if None) create the job's folder and keys and report facts about themselves. Idempotent.
 
         Raises:
-            GangEnd: a host failed, or what it says of itself cannot be.
+            GangEnd: a host failed, or its report is impossible.
         """
         first = self.hosts[0]
 
@@ -223,7 +223,7 @@ class SupervisedJob:
         raise_first(self._untrue())
 
     def _untrue(self) -> Mapping[str, GpurunError]:
-        """The hosts whose account of themselves would lead ranks elsewhere."""
+        """Return the hosts whose reports about themselves would send ranks to the wrong place."""
         mine = {host: account for host, account in self.accounts.items() if host in self.hosts}
         found = contradictions(mine) if self.spans_hosts else {}
         hint = "give each host a hostname and a fabric address of its own; `hostnamectl set-hostname` sets the name"
@@ -246,7 +246,9 @@ class SupervisedJob:
         )  # fmt: skip
 
     def request(self) -> CancelRequest | None:
-        """What was asked of this job. If another user asks it to give way, it looks for itself whether it must."""
+        """Return the request about this job. If another user asks for a preemption, runs a pass to check whether it is
+        due.
+        """
         if damage := self.folder.mend_request():
             self.note(damage)
         if self.leases.restore(self.lease.job):
@@ -257,14 +259,14 @@ class SupervisedJob:
         return self.folder.cancel_request()
 
     def _must_look(self, request: CancelRequest | None) -> bool:
-        """Whether a pass has to decide if the gang must give way: to another gang, or because a host is drained."""
+        """Return whether a pass must decide if the gang has to stop, for another gang or for a drain."""
         if request is not None and not request.drain:
             return False
         is_drained = self.drains.is_due(self.hosts, self.clock(), asked=request is not None)
         return is_drained or (request is None and self.asked.is_due())
 
     def check_requests(self, *, ladder: bool) -> None:
-        """Give way if somebody asked for it.
+        """Stop if there is a request.
 
         Raises:
             GangEnd: the job is cancelled or preempted.
@@ -275,9 +277,9 @@ class SupervisedJob:
 
 
 def _spec_of(folder: JobFolder, record: JobRecord, gpus: int) -> tuple[JobSpec, StateError | None]:
-    """The spec of the attempt: the job's, or its rehearsal's.
+    """Return the spec of the attempt: the job's, or its rehearsal's.
 
-    For a damaged one, a stand-in that can give its GPUs back, and the damage.
+    For a damaged spec, returns a substitute that is enough to release the GPUs, and the damage.
     """
     try:
         spec = folder.spec()
@@ -287,13 +289,13 @@ def _spec_of(folder: JobFolder, record: JobRecord, gpus: int) -> tuple[JobSpec, 
 
 
 def raise_first(failures: Mapping[str, GpurunError]) -> None:
-    """End the attempt if there is a failure: the first by host name, with a word on how many more.
+    """End the attempt if there is a failure: the first by host name, with the number of others.
 
-    A host that refuses a claim is no failure. The gang goes back to the queue, whatever else there is: a host that
-    failed meanwhile will be found out by the next attempt.
+    A refused claim is not a failure. The gang then goes back to the queue, even if other hosts failed: the next attempt
+    will find such hosts.
 
     Raises:
-        GangEnd: naming the host.
+        GangEnd: names the host.
     """
     if not failures:
         return

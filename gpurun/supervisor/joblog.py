@@ -1,10 +1,9 @@
-"""Writes a job's log: every line of the launcher and of every rank, once, in order, across supervisors.
+"""Write a job's log: every line of the launcher and of every rank, once, in order, across supervisors.
 
-The file alone says how far the log is: a new supervisor asks each source for what comes behind its last line here.
-For the launcher that is Docker's timestamp: lines with exactly the last one are counted and passed over. For a rank it
-is the offset that its line carries. A line that is damaged stays, and is none to go on from, and neither are a
-launcher's lines behind a hole: rather a line twice than one lost. A line that does not end is broken into lines of
-1 MiB.
+The file itself records the position: a new supervisor asks each source for everything after the source's last line in
+the file. For the launcher the position is Docker's timestamp; lines with exactly the last timestamp are counted and
+skipped. For a rank it is the offset in its line. Keep a line with a damaged timestamp, but do not resume from it, nor
+from lines after a gap: a duplicate line is better than a lost one. A line without an end is split into lines of 1 MiB.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ _Key = tuple[str, str]
 
 
 class JobLog:
-    """Appends to a job's log. One writer at a time: the supervisor, which lets one thread at a time in.
+    """Appends to a job's log. One writer at a time: the supervisor, and in it one thread at a time.
 
     Args:
-        attempt: the attempt whose ranks are to be logged; the lines of those before are left alone.
-        now: the time that ranks' lines get, in seconds since the epoch.
-        on_damage: told, in a sentence, of what was found damaged in a log that was begun before.
+        attempt: the attempt whose ranks are logged; lines of earlier attempts stay as they are.
+        now: the time for ranks' lines, in seconds since the epoch.
+        on_damage: receives a sentence about damage in a log that was begun before.
     """
 
     def __init__(
@@ -68,11 +67,11 @@ class JobLog:
 
     @property
     def since(self) -> str | None:
-        """The timestamp to ask Docker to resume from, as it wants it: seconds.nanoseconds; None = all."""
+        """Return the timestamp from which Docker should resume, as seconds.nanoseconds; None = all."""
         return _unix(self._known.last) if self._known.last else None
 
     def have(self, host: str) -> Mapping[str, list[int]]:
-        """ID → offsets behind what is here of each of its `STREAMS`, for the ranks of a host."""
+        """Return, for the ranks of a host, ID → the offset after the last logged byte of each of its `STREAMS`."""
         found: dict[str, list[int]] = {}
         begin = f"{self._attempt}{host}/"
         for (source, stream), end in self._known.ends.items():
@@ -81,14 +80,14 @@ class JobLog:
         return found
 
     def resume(self) -> None:
-        """Another stream from `since` begins: the lines already here will come again."""
+        """Prepare for another stream from `since`, which repeats lines that are already here."""
         self._partial = {"o": b"", "e": b""}
         self._passing = self._known.same
 
     def take(self, stream: str, message: bytes) -> None:
-        """One message of Docker's log stream, with its timestamp in front.
+        """Take one message of Docker's log stream, which begins with its timestamp.
 
-        Long lines come in several, which Docker cuts anywhere, also inside a character: they are kept as bytes.
+        Docker splits long lines anywhere, also inside a character, so they are kept as bytes.
         """
         stamp, _, text = message.partition(b" ")
         time = stamp.decode("utf-8", "replace")
@@ -105,12 +104,12 @@ class JobLog:
         self._write_launchers(time, stream[3], whole)
 
     def take_output(self, where: str, rank: int, stream: str, end: int, payload: bytes) -> None:
-        """A piece of what a rank has printed; what is here already is passed over.
+        """Take a piece of a rank's output. Skips what is already here.
 
         Args:
             where: ``HOST/ID``; without a space.
             stream: one of `STREAMS`.
-            end: the offset behind the piece in all that the rank has printed.
+            end: the offset after the piece in all output of the rank.
         """
         self._time = self._time_now()
         key = (self._attempt + where, stream)
@@ -132,20 +131,20 @@ class JobLog:
             self._append(b"".join(lines))
 
     def sync(self) -> None:
-        """Have the disk hold what was written: `have` tells of no more than that then. Raises OSError."""
+        """Sync what was written. `have` then reports nothing beyond the synced part. Raises OSError."""
         os.fsync(self.descriptor)
 
     def end_lines(self, where: str) -> None:
-        """A rank has ended: its last words are lines, also without a newline behind them."""
+        """Finish the last lines of an ended rank, even without a newline."""
         for stream in STREAMS:
             if (key := (self._attempt + where, stream)) in self._open:
                 self._flush(key)
 
     def close(self) -> None:
-        """Write what is left of unfinished lines and close.
+        """Write unfinished lines and close.
 
         Raises:
-            OSError: not all could be written; it is closed all the same.
+            OSError: not everything could be written; the file is closed anyway.
         """
         try:
             for stream, text in self._partial.items():
@@ -170,11 +169,13 @@ class JobLog:
         )  # fmt: skip
 
     def _time_now(self) -> bytes:
-        """One for all the lines of a piece: to write down a time takes longer than to write a line."""
+        """Return one time for all lines of a piece, because formatting a time takes longer than writing a line."""
         return datetime.fromtimestamp(self._now(), timezone.utc).isoformat("T", "microseconds")[:26].encode() + b"000Z"
 
     def _append(self, data: bytes) -> None:
-        """Append lines. A new attempt's checkpoint comes first: a torn write leaves no line without it."""
+        """Append lines. For a new attempt, writes a checkpoint first, so that a torn write leaves no line without
+        it.
+        """
         if self._begin:
             self._write_checkpoint(self._begin)
             self._begin = b""
@@ -185,7 +186,7 @@ class JobLog:
             self._since_checkpoint = 0
 
     def _write_checkpoint(self, checkpoint: bytes) -> None:
-        """Nobody looks for holes before a checkpoint. So there may be none: what it counts is synced first."""
+        """Write a checkpoint. Syncs first what it counts, because readers look for gaps only after it."""
         os.fsync(self.descriptor)
         self._write(checkpoint)
 
@@ -204,7 +205,7 @@ class JobLog:
         self._append(f"{time} {stream} ".encode() + text)
 
     def _move_away(self) -> None:
-        """Keep what lies in the log's place and is no file: a pipe would block every writer for ever."""
+        """Move something that is in the log's place and not a file: a pipe would block every writer for ever."""
         try:
             if stat.S_ISREG(self.path.stat().st_mode):
                 return
@@ -214,7 +215,7 @@ class JobLog:
         self._on_damage(f"{self.path} was not a file: it is kept as {aside.name}, and the log begins anew")
 
     def _end(self) -> _Known:
-        """How far the file is; a torn last line is cut off."""
+        """Return the file's position, after cutting off a torn last line."""
         known, end, lines = _Known(self._attempt), 0, list[bytes]()
         with suppress(FileNotFoundError), os.fdopen(self.path.open_file(os.O_RDWR), "r+b") as stream:
             end, lines = last(stream, _has_checkpoint, most_bytes=4 * CHECKPOINT_BYTES)
@@ -225,14 +226,14 @@ class JobLog:
 
 
 class _Known:
-    """How far a log is.
+    """The position of a log.
 
     Attributes:
         last: the launcher's last timestamp.
-        same: how many of its lines have it.
-        ends: the offset behind the last line of each of the attempt's ranks.
-        since_checkpoint: bytes behind the last checkpoint. Writers that die early add to it.
-        needs_checkpoint: the next writer begins with a checkpoint: for a new attempt, or behind a hole.
+        same: the number of its lines with this timestamp.
+        ends: the offset after the last line of each of the attempt's ranks.
+        since_checkpoint: bytes after the last checkpoint. Writers that die early add to it.
+        needs_checkpoint: the next writer begins with a checkpoint: for a new attempt, or after a gap.
     """
 
     def __init__(self, attempt: str) -> None:
@@ -245,7 +246,9 @@ class _Known:
         self.needs_checkpoint = False
 
     def take_time(self, time: str) -> bool:
-        """The launcher's next line; False if its time is not Docker's: then the line before counts on as the last."""
+        """Take the launcher's next line; return False if its time is not Docker's. The line before then stays the
+        last.
+        """
         if _unix(time) is None:
             return False
         self.same = self.same + 1 if time == self.last else 1
@@ -253,7 +256,7 @@ class _Known:
         return True
 
     def read(self, lines: list[bytes], end: int) -> int:
-        """Go through the lines of a log that end at the offset `end`; how many are damaged."""
+        """Read the lines of a log that end at the offset `end`; return how many are damaged."""
         damaged, sound = 0, True
         offset = end - sum(len(raw) + 1 for raw in lines)
         for raw in lines:
@@ -276,14 +279,14 @@ class _Known:
         return damaged
 
     def _take_rank(self, line: RawLine) -> None:
-        """It counts if it begins where the one before ended: behind a hole only what came again does."""
+        """Count a line if it begins where the one before ended. After a gap, only repeated lines do."""
         key = (line.source, line.stream)
         length = len(line.text.partition(b":")[2])
         if line.source.startswith(self._attempt) and line.end - length - self.ends.get(key, 0) in (0, 1):
             self.ends[key] = line.end
 
     def checkpoint(self) -> bytes:
-        """A line that `read` goes on from."""
+        """Return a line from which `read` can continue."""
         ends = [[*key, end] for key, end in self.ends.items()]
         said = {"attempt": self._attempt, "last": self.last, "same": self.same, "ends": ends}
         return f"- {CHECKPOINT} {json.dumps(said)}\n".encode()
@@ -307,7 +310,9 @@ def _has_checkpoint(lines: list[bytes]) -> bool:
 
 
 def _unix(time: str) -> str | None:
-    """``2026-01-02T03:04:05.123456789Z`` as ``seconds.nanoseconds`` (docker logs API, ``since``); None: it is none."""
+    """Convert ``2026-01-02T03:04:05.123456789Z`` to ``seconds.nanoseconds`` (docker logs API, ``since``); None if
+    invalid.
+    """
     match = _STAMP.fullmatch(time)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""What ranks print last, copied before a fence removes it from their host."""
+"""Copy the last output of ranks before a fence removes it from their host."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOG_SILENT_S = 5.0
 
 
 def end_output(job: SupervisedJob, hosts: Sequence[str]) -> None:
-    """Kill what still runs of the attempt on `hosts`, and copy the last of what its ranks have printed there."""
+    """Kill what still runs of the attempt on `hosts`, and copy the rest of its ranks' output."""
     job.follow_log(hosts)
     is_asked = job.record.outcome in (State.CANCELLED, State.QUEUED)
     _end(job.log_copy, job.links, job.lease, hosts, ASKED_REST_S if is_asked else REST_S)
@@ -42,9 +42,9 @@ def _end(log_copy: LogCopy, links: Links, lease: Lease, hosts: Collection[str], 
 
 
 def end_late_output(folder: JobFolder, lease: Lease, links: Links, hosts: Collection[str]) -> None:
-    """As `end_output`, for hosts that answer after the job's end.
+    """Do the same as `end_output`, for hosts that answer after the job's end.
 
-    Only one process writes a log. So this does nothing if the job is to run again, or has run again.
+    Only one process may write a log. So this does nothing if the job will run again, or has run again.
 
     Raises:
         StateError: the log cannot be written, or the disk failed.

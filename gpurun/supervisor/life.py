@@ -1,8 +1,8 @@
-"""The life of one job, as a table of steps that a person can read top to bottom.
+"""The life of one job, as a table of steps that a person can read from top to bottom.
 
-Each step takes the job from one state to the next and may be repeated after a crash. A step that cannot go on
-raises GangEnd, which leads to STOPPING with the outcome already decided. Nothing that fails in STOPPING decides again:
-it is tried again, later and later, for as long as it takes.
+Each step moves the job from one state to the next, and can be repeated after a crash. A step that cannot continue
+raises GangEnd, which leads to STOPPING with a decided outcome. If something fails in STOPPING, the outcome stays, and
+the supervisor tries again with growing pauses until it succeeds.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ RETRY_MOST_S = 60.0
 
 
 def begin(job: SupervisedJob) -> State:
-    """QUEUED → GRANTED: the lease was written, but a crash kept the record from saying so."""
+    """QUEUED → GRANTED: the pass wrote the lease, but crashed before it wrote the record."""
     mark_granted(job.store, job.lease)
     job.record = job.folder.record()
     return job.record.state
 
 
 def take_over(job: SupervisedJob) -> State:
-    """GRANTED → PREPARING: this process carries the job from here on."""
+    """GRANTED → PREPARING: this process runs the job from here on."""
     placed = [{"host": grant.host, "gpus": list(grant.gpus)} for grant in job.lease.grants]
     job.events.emit("placement", generation=job.lease.generation, racks=list(job.lease.racks), hosts=placed)
     return job.move(State.PREPARING)
 
 
 def _may_be_asked(step: Callable[[SupervisedJob, Callable[[], bool]], State]) -> Callable[[SupervisedJob], State]:
-    """A step that ends at once if the gang is asked to give way."""
+    """Return the step, interrupted by a cancel or preemption."""
 
     def heeding(job: SupervisedJob) -> State:
         with giving_way(job) as is_asked:
@@ -68,12 +68,12 @@ STEPS: Mapping[State, Callable[[SupervisedJob], State]] = {
 
 
 def live(job: SupervisedJob) -> State:
-    """Carry a job from wherever it is to the end of its attempt; the state it then has.
+    """Run a job from its present state to the end of its attempt; return its state then.
 
     Raises:
-        StateUnavailable: the state directory cannot be used now. The gang trains on, and this process ends. A later
+        StateUnavailable: the state directory cannot be used now. The gang continues, and this process exits. A later
             command adopts the job.
-        GpurunError: the GPUs are given back and the outcome could not be written. A later command writes it.
+        GpurunError: the GPUs are released, but the outcome could not be written. A later command writes it.
     """
     durable.sync_folder(job.folder.path)  # who wrote where it is may have been killed before that was safe
     state = job.record.state
@@ -98,7 +98,7 @@ def live(job: SupervisedJob) -> State:
 
 
 def _try_again(job: SupervisedJob, error: GpurunError, pause_s: float) -> float:
-    """Wait before the next try to carry out the end that is decided; how long to wait before the one after it."""
+    """Wait before the next try to carry out the decided end; return how long to wait after that."""
     if isinstance(error, StateUnavailable) or job.gives_back:
         raise error
     job.note(f"ending it failed and is tried again in {pause_s:g} s: {error}")
@@ -107,10 +107,10 @@ def _try_again(job: SupervisedJob, error: GpurunError, pause_s: float) -> float:
 
 
 def _without_spec(job: SupervisedJob, damage: StateError) -> State:
-    """End a job whose spec is damaged and give its GPUs back. A gang that runs trains on until somebody cancels it.
+    """Stop a job with a damaged spec and release its GPUs. A running gang continues until somebody cancels it.
 
     Raises:
-        StateError: the gang runs, and nobody asked for its end.
+        StateError: the gang runs, and nobody requested its end.
     """
     if job.record.state is State.QUEUED:
         begin(job)
@@ -141,7 +141,7 @@ def _stopping(job: SupervisedJob, end: End) -> State:
 
 
 def _another(job: SupervisedJob, end: End) -> tuple[End, Restart | None, Setback]:
-    """When a failed attempt is followed by another one; none if it failed as the one before did."""
+    """Return whether another attempt follows a failed one, and when; none if it failed like the attempt before."""
     record, now_s, before = job.record, job.clock(), job.record.setback
     ran_s = now_s - record.started_s if record.started_s is not None else 0.0
     setback = restarts.setback_of(end.failure, attempt=record.attempt, step=furthest_step(job), ran_s=ran_s)
@@ -158,5 +158,5 @@ def _another(job: SupervisedJob, end: End) -> tuple[End, Restart | None, Setback
 
 
 def _most_restarts(job: SupervisedJob) -> int | None:
-    """How often the job may start again after hosts' faults: a gang that is formed again, as often as they come."""
+    """Return how often the job may restart after hosts' faults: without a limit for a gang that is formed again."""
     return None if job.spec.reforms else job.spec.max_restarts

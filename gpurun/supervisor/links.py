@@ -1,4 +1,4 @@
-"""The supervisor's agents on the hosts of its gang, opened again when they are lost."""
+"""The supervisor's agents on the hosts of its gang. Reconnects when a connection is lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ for 8 s and is heard before it counts as lost.
 
 
 def target_of(host: Host, inventory: Inventory) -> Target:
-    """How to reach an inventory's host."""
+    """Return how to reach an inventory's host."""
     return Target(
         name=host.name, address=host.address, port=host.port, user=host.user, ssh_config=inventory.ssh_config,
         python=host.python, docker_host=host.docker_host, folder=host.folder, ssh=host.ssh,
@@ -33,7 +33,7 @@ def target_of(host: Host, inventory: Inventory) -> Target:
 
 
 class FirstAnswers:
-    """Which hosts have ever answered. Any thread may tell.
+    """Records which hosts have ever answered. Any thread may report.
 
     Args:
         clock: gives seconds.
@@ -45,18 +45,18 @@ class FirstAnswers:
         self._answered_s: dict[str, float] = {}
 
     def asks(self, host: str) -> None:
-        """A host is asked for a connection, perhaps not for the first time."""
+        """Record a try to connect to a host, perhaps not the first."""
         self._asked_s.setdefault(host, self._clock())
 
     def answered(self, host: str) -> None:
-        """A host has accepted a connection, or refused one."""
+        """Record that a host has accepted or refused a connection."""
         self._answered_s.setdefault(host, self._clock())
 
     @property
     def mute_since(self) -> Mapping[str, float]:
-        """Hosts that were asked and have never answered, and since when they are asked.
+        """Return hosts that have never answered, and since when they are asked.
 
-        Time counts from the first answer of any host: before it, the head may have been cut off.
+        The time starts with the first answer of any host, because before that the head may have been cut off.
         """
         answered_s = self._answered_s.copy()
         if not answered_s:
@@ -76,7 +76,7 @@ class Links:
         self._lock = threading.Lock()
 
     def add(self, hosts: Iterable[str], inventory: Inventory) -> None:
-        """Let more hosts be reached."""
+        """Allow connections to more hosts."""
         self.targets = {**self.targets, **{name: target_of(inventory.by_name[name], inventory) for name in hosts}}
 
     def drop(self, hosts: Collection[str]) -> None:
@@ -86,7 +86,7 @@ class Links:
     def open(
         self, hosts: Iterable[str] | None = None, *, timeout_s: float = 15.0, connect_s: float = math.inf
     ) -> Mapping[str, HostFailure]:
-        """Connect to every host that has no live agent; the failures, by host.
+        """Connect to every host without a live agent; return the failures by host.
 
         Args:
             timeout_s: for one host, until its agent runs.
@@ -104,41 +104,41 @@ class Links:
         return failures
 
     def is_open(self, host: str) -> bool:
-        """True while the host's agent answers, as far as is known."""
+        """Return True while the host's agent is known to answer."""
         agent = self.fleet.agents.get(host)
         return agent is not None and agent.alive
 
     def agent(self, host: str) -> Agent:
-        """The host's agent. Raises HostUnreachable if there is none."""
+        """Return the host's agent. Raises HostUnreachable if there is none."""
         agent = self.fleet.agents.get(host)
         if agent is None:
             raise HostUnreachable("there is no connection to it", host=host)
         return agent
 
     def silent_s(self, host: str) -> float:
-        """Seconds since the host's agent was last heard of; since these links began, if there never was one."""
+        """Return seconds since the host's agent was last heard; since this object began, if never."""
         agent = self.fleet.agents.get(host)
         return time.monotonic() - (self._begun_s if agent is None else agent.last_heard_s)
 
     @property
     def mute_since(self) -> Mapping[str, float]:
-        """Hosts that have never answered, and since when they are asked, on the monotonic clock."""
+        """Return hosts that have never answered, and since when they are asked, on the monotonic clock."""
         return self._answers.mute_since
 
     def each(self, call: Callable[[Agent], T], hosts: Iterable[str] | None = None) -> Results[T]:
-        """`call` on the agents of `hosts` (all if None), concurrently."""
+        """Call `call` on the agents of `hosts` (all if None), concurrently."""
         faults.point()
         results = self.fleet.map(call, self.targets if hosts is None else hosts)
         faults.point()
         return results
 
     def cut(self, hosts: Iterable[str], why: str) -> None:
-        """Give up the agents of hosts: what waits for one fails at once. `open` may open others."""
+        """Close the agents of hosts, so that every wait for one fails immediately. `open` may open new ones."""
         agents = self.fleet.agents
         for host in hosts:
             if host in agents:
                 agents[host].die(HostUnreachable(why, host=host))
 
     def close(self) -> None:
-        """Close every connection; what runs on the hosts goes on."""
+        """Close every connection. Processes on the hosts continue."""
         self.fleet.close()

@@ -1,8 +1,8 @@
-"""The gang's log on its way to the head: what the launcher and every rank print, until all of them have ended.
+"""Copy the gang's log to the head: all output of the launcher and the ranks, until all of them have ended.
 
-What ranks print between the notice and their end belongs to the log as much as the rest, so the copy goes on under the
-ladder and is waited for only once the launcher has ended: until then it has no end. With their output ranks tell of
-their start and their end, so that who knows of an end has the rank's last words, too.
+What ranks print between SIGTERM and their end belongs to the log, too. So the copy continues while the gang stops, and
+the supervisor waits for its end only after the launcher has ended. With their output, ranks report their start and
+their end. So when the supervisor learns of an end, it also has the rank's last lines.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ ENDED = ("exited", "dead", "created")
 
 
 class LogCopy:
-    """Copies the log of an attempt: a thread for its launcher, and one for the ranks of each host.
+    """Copies the log of an attempt: one thread for its launcher, and one for the ranks of each host.
 
-    It waits for a host that cannot be reached; to reach it again is up to whoever opens `links`.
+    Waits for a host that cannot be reached; the owner of `links` reconnects.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class LogCopy:
         """When the last piece of the launcher's own came."""
 
     def start(self, note: Callable[[str], None] = lambda _: None) -> None:
-        """Begin with the launcher's log, or go on where another supervisor stopped. Idempotent.
+        """Start to copy the launcher's log, or continue where another supervisor stopped. Idempotent.
 
         Args:
-            note: told of damage in what was there before, and when nothing can be written.
+            note: receives messages about damage in the existing log, and about failed writes.
 
         Raises:
             StateError: the log cannot be opened.
@@ -86,14 +86,14 @@ class LogCopy:
             threading.Thread(target=self._copy_launcher, name="log", daemon=True).start()
 
     def follow(self, hosts: Iterable[str]) -> None:
-        """Begin to copy what the ranks of hosts print. Idempotent."""
+        """Start to copy the output of the ranks on these hosts. Idempotent."""
         for host in hosts:
             if host not in self._followed:
                 turn = self._followed[host] = object()
                 threading.Thread(target=self._copy_ranks, args=(host, turn), name=f"log {host}", daemon=True).start()
 
     def forget(self, hosts: Iterable[str]) -> None:
-        """Follow hosts no longer, and what their ranks have told counts no more."""
+        """Stop to follow hosts, and discard the reports of their ranks."""
         for host in hosts:
             self._followed.pop(host, None)
             with self._lock:
@@ -101,17 +101,17 @@ class LogCopy:
 
     @property
     def ranks(self) -> Sequence[Rank]:
-        """What the ranks of the hosts that are followed have told so far."""
+        """Return what the ranks of the followed hosts have reported so far."""
         with self._lock:
             return tuple(self._ranks.values())
 
     def wait_for_launcher(self, silent_s: float) -> bool:
-        """Wait until all that the launcher has printed is here, as long as anything comes; True once it is.
+        """Wait until all of the launcher's output is here, while some still arrives; return True once it is.
 
-        For a launcher that has ended: of one that runs on there is no end.
+        Call it only for an ended launcher: the output of a running one has no end.
 
         Args:
-            silent_s: how long nothing may have come.
+            silent_s: the longest wait without new output.
         """
         begun = time.monotonic()
         while time.monotonic() - max(begun, self.last_line_s) < silent_s:
@@ -121,14 +121,14 @@ class LogCopy:
 
     @property
     def has_launchers_log(self) -> bool:
-        """Whether all that the launcher has printed is here: it has ended."""
+        """Return whether all output of the ended launcher is here."""
         return self._launcher_ended.is_set()
 
     def take_rest(self, hosts: Iterable[str], most_s: float) -> None:
-        """Copy what is left on these hosts, whose containers have been killed. Who does not answer is left out.
+        """Copy the rest from these hosts, whose containers have been killed. Skips hosts that do not answer.
 
         Args:
-            most_s: how long; the GPUs are held meanwhile.
+            most_s: the longest time; the GPUs stay leased meanwhile.
         """
         until_s = time.monotonic() + most_s
 
@@ -147,7 +147,7 @@ class LogCopy:
         self._links.each(take, hosts)
 
     def close(self) -> None:
-        """Stop copying and close the file. Idempotent. A disk that is full keeps nothing from ending."""
+        """Stop copying and close the file. Idempotent. Ignores a full disk."""
         with self._lock:
             if self._closed.is_set():
                 return
@@ -192,7 +192,7 @@ class LogCopy:
                         self.launcher_line_s = time.monotonic()
 
     def _has_ended(self) -> bool:
-        """A stream that ends tells of the container's end, or only of its engine's."""
+        """Return whether the container has ended: the end of its stream may only mean that the engine stopped."""
         found = self._links.agent(self._first).call("gang.inspect", job=self._job).value
         return all(one["status"] in ENDED for one in found if one["name"] == self._container)
 
@@ -234,7 +234,7 @@ class LogCopy:
                     self._release(agent, log)
 
     def _release(self, agent: Agent, log: JobLog) -> None:
-        """Let a host forget what is on the head's disk for good. Without a host's leave to do so, all stays there."""
+        """Allow a host to discard output that is synced on the head's disk. Without this, the host keeps all of it."""
         with self._writing(log):
             log.sync()
             known = log.have(agent.host)
@@ -245,7 +245,9 @@ class LogCopy:
         return not self._closed.is_set() and self._followed.get(host) is turn
 
     def _take(self, log: JobLog, host: str, turn: object, reply: Reply) -> None:
-        """One event of ``ranks.follow``. What a host says is checked: it becomes part of the log's lines."""
+        """Process one event of ``ranks.follow``. Checks the host's words, because they become part of the log's
+        lines.
+        """
         said = reply.value
         if not self._is_believed(host, said):
             return
@@ -263,13 +265,15 @@ class LogCopy:
                 self._ranks[host, rank.id] = rank
 
     def _name_liar(self, error: RemoteOpFailed) -> None:
-        """Name a host once whose answers cannot be true; nobody has what was printed there."""
+        """Report once a host whose answers cannot be true. Its ranks' output is lost."""
         if error.kind == BAD_ANSWER and error.host and error.host not in self._doubted:
             self._doubted.add(error.host)
             self._say(f"{error.host}: what is printed there is lost: {error.message}")
 
     def _is_believed(self, host: str, said: Any) -> bool:
-        """Whether it is about a rank that runs there; a host that tells of others is named once."""
+        """Return whether an event is about a rank that runs on this host. Reports a host once that names other
+        ranks.
+        """
         rank = said.get("rank") if isinstance(said, dict) else None
         if type(rank) is not int:
             return True
@@ -291,13 +295,13 @@ class LogCopy:
 
     @contextmanager
     def _writing(self, mine: JobLog | None = None) -> Iterator[JobLog]:
-        """The log, for one thread at a time. It is opened again after a failure, which may have left a part of a line.
+        """Give one thread at a time the log. Reopens it after a failure, which may have left a partial line.
 
         Args:
-            mine: the log that the caller has begun with.
+            mine: the log with which the caller began.
 
         Raises:
-            _Closed: it is closed, or another one by now: what the caller knows of it does not hold.
+            _Closed: it is closed, or has been reopened: what the caller knows about it is outdated.
             OSError, StateError: it cannot be written.
         """
         with self._lock:
@@ -316,7 +320,7 @@ class LogCopy:
                 self._told_full = False
 
     def _wait_for_room(self, error: OSError | StateError) -> None:
-        """The disk is full: until it is not, the hosts keep what is printed."""
+        """Wait while the disk is full. Meanwhile the hosts keep the output."""
         if not self._told_full:
             self._told_full = True
             self._say(f"the log cannot be written, and will be caught up: {getattr(error, 'strerror', error)}")
@@ -331,7 +335,7 @@ class LogCopy:
 
 
 class _Closed(Exception):
-    """The log is not open any more, or opened anew."""
+    """The log is closed, or was reopened."""
 
 
 def _is_output(said: dict[object, object], length: int) -> bool:

@@ -1,10 +1,10 @@
-"""A job's log as it lies on the head: what one line of it is, and how it is read. Nobody reads a whole log at once.
+"""The format of a job's log on the head, and its readers. They never read a whole log into memory.
 
-A line is ``TIME STREAM TEXT``: an RFC 3339 time with nanoseconds; ``o`` or ``e`` for stdout or stderr; and the bytes
-that were printed. A rank's STREAM goes on with where the line came from, ``o@ATTEMPT/HOST/ID:END``: END is the offset
-behind the line in what that rank has printed. Its TEXT begins with ``[RANK]<stdout>:``, as horovodrun writes it. Lines
-of the stream ``m`` have the metrics that ranks report. A line of the stream ``c`` is a checkpoint of the writer's: who
-goes on with the log need not read what is before it.
+A line is ``TIME STREAM TEXT``: an RFC 3339 time with nanoseconds; ``o`` or ``e`` for stdout or stderr; and the printed
+bytes. A rank's STREAM also has the line's origin, ``o@ATTEMPT/HOST/ID:END``: END is the offset after the line in that
+rank's output. Its TEXT begins with ``[RANK]<stdout>:``, as horovodrun writes it. Lines of the stream ``m`` have the
+metrics that ranks report. A line of the stream ``c`` is a checkpoint of the writer: a later writer need not read what
+is before it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LoggedLine(NamedTuple):
 
 
 class RankReport(NamedTuple):
-    """What a rank has reported (`gpurun.runtime`): metrics by name, of a step."""
+    """A report of a rank (`gpurun.runtime`): metrics by name, for a step."""
 
     attempt: int
     rank: int
@@ -49,11 +49,11 @@ class RankReport(NamedTuple):
 
 
 class RawLine(NamedTuple):
-    """One line, its text unread.
+    """One line with its text not yet parsed.
 
     Attributes:
         source: ``ATTEMPT/HOST/ID`` of a rank; "" for the launcher's own line.
-        end: the offset behind the line in what the rank has printed.
+        end: the offset after the line in the rank's output.
     """
 
     time: str
@@ -64,7 +64,7 @@ class RawLine(NamedTuple):
 
 
 def split(raw: bytes) -> RawLine | None:
-    """A line taken apart; None for one that is no line of a log."""
+    """Split a line into its parts; None if it is not a line of a log."""
     found = _HEAD.fullmatch(raw)
     if found is None:
         return None
@@ -75,9 +75,9 @@ def split(raw: bytes) -> RawLine | None:
 
 
 def has_hole(raw: bytes, offset: int) -> bool:
-    """Return True if a power cut kept the disk from writing a part of a line, which begins at `offset` in the file.
+    """Return True if a power cut left a gap in a line, which begins at `offset` in the file.
 
-    The disk writes whole sectors. So a hole may be short, and ends where a sector ends.
+    The disk writes whole sectors. So a gap may be short, and ends at the end of a sector.
     """
     if b"\0" not in raw:
         return False
@@ -85,7 +85,7 @@ def has_hole(raw: bytes, offset: int) -> bool:
 
 
 def parse(raw: bytes) -> LoggedLine | None:
-    """A line as people read it, whatever is damaged in it; None for one that nobody has printed."""
+    """Return a line as people read it, even if parts are damaged; None for a line that no process printed."""
     raw = raw.replace(HOLE, b"").lstrip(b"\0")
     time, _, rest = raw.partition(b" ")
     stream, _, text = rest.partition(b" ")
@@ -96,7 +96,7 @@ def parse(raw: bytes) -> LoggedLine | None:
 
 
 def parse_report(raw: bytes) -> RankReport | None:
-    """What a rank reports in a line; None for any other line, and for one that the runtime did not write."""
+    """Return a rank's report in a line; None for any other line, and for one that the runtime did not write."""
     line = split(raw)
     if line is None or line.stream != METRICS or len(line.text) > MOST_REPORT_BYTES:
         return None
@@ -111,18 +111,18 @@ def parse_report(raw: bytes) -> RankReport | None:
 
 
 class LogTail:
-    """Reads a job's log as it grows, from its beginning; remembers how far it got."""
+    """Reads a job's log as it grows, from its beginning; remembers its position."""
 
     def __init__(self, path: StatePath) -> None:
         self.path = path
         self._file = GrowingFile(path)
 
     def new(self) -> Iterator[LoggedLine]:
-        """Whole lines printed since those before, read piece by piece. No file yet: no lines."""
+        """Yield whole lines printed since the last call, read in pieces. Yields nothing without a file."""
         yield from _parsed(self._file.lines())
 
     def skip_to_last(self, count: int, wanted: Callable[[LoggedLine], bool]) -> None:
-        """Continue at the last `count` of the lines that are there and wanted. No file: nothing to skip."""
+        """Continue at the last `count` of the existing wanted lines. Does nothing without a file."""
 
         def matching(lines: list[bytes]) -> list[int]:
             return [at for at, logged in enumerate(map(parse, lines)) if logged is not None and wanted(logged)]
@@ -137,12 +137,12 @@ class LogTail:
         self._file.offset = end - sum(len(line) + 1 for line in skipped)
 
     def new_reports(self) -> Iterator[RankReport]:
-        """What ranks have reported since."""
+        """Yield what ranks have reported since the last call."""
         yield from filter(None, map(parse_report, self._file.lines()))
 
 
 def last_lines(path: StatePath, count: int) -> list[LoggedLine]:
-    """The last whole lines that were printed, `count` at most. No file: none."""
+    """Return the last whole printed lines, at most `count`; none without a file."""
     try:
         with path.reader() as stream:
             _, lines = last(stream, lambda lines: sum(map(_is_printed, lines)) > count)
@@ -154,7 +154,9 @@ def last_lines(path: StatePath, count: int) -> list[LoggedLine]:
 def last(
     stream: BinaryIO, enough: Callable[[list[bytes]], bool], *, most_bytes: int = MOST_BYTES
 ) -> tuple[int, list[bytes]]:
-    """Where a file's last whole line ends, and its last whole lines: enough of them, or all that is looked at."""
+    """Return where a file's last whole line ends, and its last whole lines: enough of them, or all within
+    `most_bytes`.
+    """
     size = stream.seek(0, os.SEEK_END)
     looked = TAIL_BYTES
     while True:

@@ -1,4 +1,4 @@
-"""Lost leases: hosts that gave no proof are asked again until each has; then their GPUs are free."""
+"""Lost leases: try to fence hosts again until each fence succeeds; then their GPUs are free."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ LOST_RETRY_MOST_S = 60.0
 
 
 def lose_rest(home: Path, lease: Lease, lock: LeaseLock) -> tuple[Lease, LeaseLock]:
-    """Make the lease of an attempt that is over a lost lease: its hosts are fenced before its GPUs are free.
+    """Turn the lease of an ended attempt into a lost lease: its hosts are fenced before its GPUs become free.
 
-    An attempt is over after its lease is removed. So a person or a backup put this lease back.
+    gpurun removes an attempt's lease before the attempt ends. So a person or a backup has put this lease back.
     """
     with allocator_lock(home, patience_s=None):
         return LeaseStore(home).abandon(lock, lease, {grant.host for grant in lease.grants})
 
 
 def keep_asking(home: Path, lease: Lease, lock: LeaseLock) -> None:
-    """Hold a lost lease until every one of its hosts has been fenced; then its GPUs are free again.
+    """Hold a lost lease until every one of its hosts has been fenced. Then its GPUs are free.
 
-    The job may run again on such a host, uncordoned by a person. The fence leaves that later attempt alone.
+    If a person uncordons such a host, the job may run there again. The fence leaves that later attempt alone.
     """
     folder = JobStore(home).get(lease.job)
     links = Links(cluster_of(folder, lease)[0], [grant.host for grant in lease.grants])
@@ -79,7 +79,7 @@ def _record(folder: JobFolder) -> JobRecord | None:
 
 
 def found_again(home: Path, hosts: Iterable[str]) -> None:
-    """Hosts that counted as lost have been fenced: they may get gangs again."""
+    """Uncordon hosts that were lost and have been fenced."""
     with changing_cordons(home) as cordons:
         for host in hosts:
             if host in cordons and cordons[host].state == "lost":

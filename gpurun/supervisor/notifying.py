@@ -1,4 +1,4 @@
-"""Tells the job's targets what happened to it, in threads that delay neither the gang nor the next one."""
+"""Notify the job's targets, in threads that delay neither this gang nor the next."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_S = 30.0
 
 
 def tell(job: SupervisedJob, *events: NotifyEvent) -> list[threading.Thread]:
-    """Begin to tell all targets that want one of the events. Each message is told once to each target."""
+    """Start to notify all targets that want one of the events. Each target gets each message once."""
     wanted = [wish for wish in job.spec.notify if set(events) & set(wish.on)]
     if not wanted:
         return []
@@ -36,7 +36,7 @@ def tell(job: SupervisedJob, *events: NotifyEvent) -> list[threading.Thread]:
 
 
 def tell_end(job: SupervisedJob) -> None:
-    """Tell how an attempt ended, and wait a little for that."""
+    """Notify about the end of an attempt, and wait a little for it."""
     events = events_of(job)
     threads = tell(job, *events) if events else []
     deadline = time.monotonic() + MOST_S
@@ -45,7 +45,7 @@ def tell_end(job: SupervisedJob) -> None:
 
 
 def events_of(job: SupervisedJob) -> Sequence[NotifyEvent]:
-    """What the end of an attempt is, for those who want to be told."""
+    """Return the events that the end of an attempt means."""
     match outcome_of(job.record):
         case "SUCCEEDED" | "CANCELLED":
             return ("end",)

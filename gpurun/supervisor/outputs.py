@@ -1,9 +1,9 @@
-"""A job's outputs: on its hosts while an attempt runs, with a copy on the head that follows them.
+"""A job's outputs: on its hosts during an attempt, with a copy on the head.
 
-``outputs:`` of a recipe is a folder in the container that survives a restart, wherever the gang then runs. What any
-host has in it is brought to the head now and then, so that a host that dies takes little with it, and when the attempt
-ends. The next attempt's hosts get it back: all, or rank 0's where a launcher's programs pass it on. What could not be
-brought is in the job's record, and the hosts that have it keep it.
+``outputs:`` of a recipe is a folder in the container that survives a restart on any hosts. gpurun copies every host's
+outputs to the head repeatedly, so that a dying host loses little, and again at the end of the attempt. It sends them to
+the next attempt's hosts: to all, or only to rank 0's if the launcher's programs distribute them. The job's record lists
+outputs that could not be copied; their hosts keep them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ AGAIN_S = 0.5
 
 
 def send_outputs(job: SupervisedJob) -> None:
-    """Give hosts what earlier attempts left. Only what they lack is sent; what is newer there stays.
+    """Send hosts the outputs of earlier attempts. Sends only what they lack, and keeps newer files there.
 
     Raises:
         GangEnd: a host failed.
@@ -74,14 +74,15 @@ def _send(job: SupervisedJob, agent: Agent, mine: Mapping[str, Listed]) -> HostO
 
 
 def collect_outputs(job: SupervisedJob) -> set[str]:
-    """Bring the outputs to the head and remove them from the hosts. Idempotent.
+    """Copy the outputs to the head and remove them from the hosts. Idempotent.
 
-    What the head has is replaced only by a whole newer copy, which a power loss does not take back: it is the only one
-    once the hosts' are removed. Of a host that cannot be reached the head keeps what it has. The job's record says
-    what is not on the head.
+    Replaces a file on the head only by a complete and durable newer copy, because that is the only copy once the hosts'
+    are removed. If a host cannot be reached, the head keeps what it has. The job's record lists what is not on the
+    head.
 
     Returns:
-        The hosts that may still have some: a copy broke off, a file could not be read, or the host did not answer.
+        The hosts that may still have outputs: a copy was interrupted, a file was unreadable, or the host did not
+            answer.
     """
     if job.spec.outputs is None:
         return set()
@@ -108,12 +109,12 @@ def collect_outputs(job: SupervisedJob) -> set[str]:
 def collect_leaving(
     job: SupervisedJob, leaving: Collection[str], *, cancelled: Callable[[], bool] = lambda: False
 ) -> Sequence[Unbrought]:
-    """Bring to the head what hosts that leave a gang have of its outputs, and remove it there. Idempotent.
+    """Copy the outputs of hosts that leave a gang to the head, and remove them there. Idempotent.
 
-    The members' outputs are brought too: of a file that several hosts have, the one that was written last counts.
+    Also copies the members' outputs: if several hosts have a file, the head keeps the newest.
 
     Returns:
-        What `leaving` have and the head has not. These hosts keep all of their outputs.
+        Outputs of `leaving` that the head does not have. These hosts keep all of their outputs.
 
     Raises:
         StateDiskError: the head's disk is full or broken; nothing was removed.
@@ -133,9 +134,9 @@ def collect_leaving(
 
 
 def bring_late(home: Path, lease: Lease, links: Links, hosts: Collection[str]) -> None:
-    """Bring the outputs of hosts that were lost and have been fenced, and remove them there.
+    """Copy the outputs of hosts that were lost and have been fenced, and remove them there.
 
-    Does nothing when a later attempt has started: it went on from the head's copy.
+    Does nothing if a later attempt has started, because it began from the head's copy.
     """
     folder = JobStore(home).get(lease.job)
     with suppress(GpurunError):
@@ -147,15 +148,17 @@ def bring_late(home: Path, lease: Lease, links: Links, hosts: Collection[str]) -
 def bring_left(
     folder: JobFolder, attempt: int, links: Links, hosts: Collection[str], *, limit: int | None = None
 ) -> None:
-    """Bring what hosts have kept of an attempt's outputs, and remove it there; the job's record says what is left.
+    """Copy outputs of an attempt that hosts have kept, and remove them there. Updates the job's record.
 
-    Does nothing when a later attempt has started, or nothing is left.
+    Does nothing if a later attempt has started, or nothing is left.
 
     Args:
-        limit: the most bytes of the head's copy. None: a person asks for the outputs, whatever the job's limit is.
+        limit: largest size of the head's copy in bytes. None: a person asks for the outputs, so the job's limit does
+            not
+            apply.
 
     Raises:
-        StateError: the head could not write it.
+        StateError: the head could not write them.
     """
     copy, job = HeadCopy(folder, limit), folder.id
     with copy.alone():
@@ -175,7 +178,7 @@ def bring_left(
 
 
 def _reason(reason: str, before: OutputsLeft, now: OutputsLeft | None, job: str) -> str:
-    """A job's reason without the words of what has come meanwhile."""
+    """Return a job's reason without the words about outputs that have arrived since."""
     words = now.words(job) if now is not None and now.hosts else ""
     return reason.replace(before.words(job), words).removesuffix("; ")
 
@@ -184,7 +187,7 @@ def _bring(
     copy: HeadCopy, links: Links, job: str, hosts: Sequence[str], *, onto: bool, force: bool, late: bool = False,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Sequence[Unbrought]:  # fmt: skip
-    """Bring what hosts have; one that fails or lies holds up no other. What could not be brought."""
+    """Copy the hosts' outputs; a host that fails or lies does not delay others. Returns what could not be copied."""
     silent = [host for host in hosts if not links.is_open(host)]
     unbrought = [Unbrought(host, "", "did not answer, so it may have newer ones") for host in silent]
     asked = links.each(_lister(copy, job, force=force), [host for host in hosts if host not in silent])
@@ -213,7 +216,7 @@ def _bring(
 
 
 def collect_autotune(job: SupervisedJob) -> None:
-    """Keep what Horovod's autotune found, if it ran; to lose it only costs time."""
+    """Keep the values that Horovod's autotune found. Losing them only costs time."""
     if not job.spec.horovod.autotune:
         return
     with suppress(HostFailure):
@@ -222,10 +225,10 @@ def collect_autotune(job: SupervisedJob) -> None:
 
 
 def copy_outputs(job: SupervisedJob, *, cancelled: Callable[[], bool] = lambda: False) -> Sequence[Unbrought]:
-    """Bring what has changed while the gang runs, if anything has.
+    """Copy changed outputs while the gang runs.
 
     Returns:
-        What the head has no room for.
+        What does not fit on the head.
 
     Raises:
         HostFailure: a host failed or lies, or it was cancelled; what it gave before stays.
@@ -245,7 +248,7 @@ def copy_outputs(job: SupervisedJob, *, cancelled: Callable[[], bool] = lambda: 
 
 
 def _lister(copy: HeadCopy, job: str, *, force: bool = False) -> Callable[[Agent], HostOutputs | None]:
-    """Asks hosts what they have; what they had the last time need not travel again."""
+    """Return a function that lists a host's outputs. Unchanged parts of the list need not travel again."""
 
     def ask(agent: Agent) -> HostOutputs | None:
         said = list_outputs(agent, job, force=force, before=copy.listed.get(agent.host))
@@ -261,5 +264,5 @@ def _remover(job: str, attempt: int) -> Callable[[Agent], object]:
 
 
 def _comes_and_goes(job: SupervisedJob) -> bool:
-    """Whether hosts leave the gang and others come: one that has left takes nothing with it."""
+    """Return whether hosts join and leave the gang, so that gpurun must copy a leaving host's outputs."""
     return job.spec.min_gpus is not None

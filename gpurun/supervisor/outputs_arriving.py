@@ -1,8 +1,9 @@
-"""Files on their way to the head's copy of a job's outputs. When a copy breaks off they stay; the next goes on there.
+"""Files on their way to the head's copy of a job's outputs. After an interruption they stay, and the next copy
+continues.
 
-Below ``outputs.arriving`` of the job's folder lie ``new``, a tree with the files that arrive, and ``index``, a line of
-JSON for what is known of them. A line counts while the head has not been started anew: then what was written is there,
-although nothing has synced it. What the next copy does not ask for in just the same state is removed.
+Below ``outputs.arriving`` of the job's folder are ``new``, a tree with the arriving files, and ``index``, a line of
+JSON for each. A line is valid until the head reboots: until then, written data are there although nothing has synced
+them. The next copy removes everything that it does not ask for in exactly the same state.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MOST_INDEX_BYTES = 512 << 20
 
 
 class Arriving(Sink):
-    """Files that arrive, in a folder tree of their own. A context manager: what is there stays.
+    """Arriving files, in a separate folder tree. A context manager; leaving it keeps the files.
 
     Args:
         home: a descriptor of the job's folder, which stays open.
@@ -64,7 +65,7 @@ class Arriving(Sink):
         return descriptor
 
     def _put_aside(self) -> int:
-        """A descriptor of what the copy before left; `NEW` is empty then."""
+        """Return a descriptor of what the copy before left; `NEW` is then empty."""
         below.remove(self._folder, BEFORE)
         try:
             os.rename(NEW, BEFORE, src_dir_fd=self._folder, dst_dir_fd=self._folder)
@@ -74,10 +75,10 @@ class Arriving(Sink):
         return self._opened(self._folder, BEFORE)
 
     def resume(self, host: str, entry: Listed, *, check: Callable[[], object]) -> bool | Begun:
-        """What an earlier copy left of a host's file: True for all of it, False for nothing.
+        """Return what an earlier copy left of a host's file: True for all of it, False for nothing.
 
         Args:
-            check: called now and then; it may raise.
+            check: called repeatedly; it may raise.
         """
         known = self._known.get((host, entry.path))
         if known is None or known["m"] != entry.marks:
@@ -107,11 +108,11 @@ class Arriving(Sink):
         return begun
 
     def of(self, host: str) -> None:
-        """What comes now comes from this host."""
+        """Set the host from which the next files come."""
         self._host = host
 
     def begin(self, entry: Listed, marks: list[int]) -> tuple[int, Begun | None]:
-        """A descriptor for a file's content, and the beginning of it that is there if it is of the same state."""
+        """Return a descriptor for a file's content, and the existing beginning if it is of the same state."""
         begun = self._begun.get(entry.path)
         if begun is not None and begun.marks != marks:
             self._remove(entry.path)
@@ -130,7 +131,7 @@ class Arriving(Sink):
         return descriptor, begun
 
     def keep(self, entry: Listed, marks: list[int]) -> None:
-        """The file that was begun is whole."""
+        """Record that the begun file is complete."""
         assert self._file is not None
         below.finish(self._file[0], entry.mode, marks[1])
         self._close()
@@ -138,35 +139,35 @@ class Arriving(Sink):
         self._early.wrote(marks[0])
 
     def drop(self) -> None:
-        """Forget the file that was begun, if one was."""
+        """Discard the begun file, if there is one."""
         if self._file is not None:
             path = self._file[1]
             self._close()
             self._remove(path)
 
     def forget(self, path: str) -> None:
-        """Forget the beginning of a file whose rest does not come."""
+        """Discard the beginning of a file whose rest does not arrive."""
         if self._begun.pop(path, None) is not None:
             self._remove(path)
 
     def held(self, path: str) -> int:
-        """Bytes on disk of a file that has arrived."""
+        """Return the bytes on disk of an arrived file."""
         above, name = self._place(path)
         return os.stat(name, dir_fd=above, follow_symlinks=False).st_blocks * 512
 
     def remove(self, path: str) -> None:
-        """Forget a file that has arrived."""
+        """Discard an arrived file."""
         self._begun.pop(path, None)
         self._remove(path)
 
     def distrust(self, host: str) -> None:
-        """Forget all that came from a host: it has broken its word."""
+        """Discard everything that came from a host whose data did not match its list."""
         self._close()
         for path in [path for path, whose in self._hosts.items() if whose == host]:
             self.remove(path)
 
     def break_off(self) -> bool:
-        """The copy breaks off; whether anything has arrived that can help the next one."""
+        """Interrupt the copy; return whether anything has arrived that helps the next copy."""
         if self._file is not None and os.fstat(self._file[0]).st_size < LEAST_BEGUN:
             self.drop()
         try:
@@ -181,7 +182,7 @@ class Arriving(Sink):
         del self._hosts[path]
 
     def _place(self, path: str) -> tuple[int, bytes]:
-        """A descriptor of the folder that a file arrives in, which is made if need be, and the file's name."""
+        """Return a descriptor of the folder for a file, created if necessary, and the file's name."""
         folder, _, name = path.rpartition("/")
         if folder != self._at[0]:
             self._at = (folder, self._made(below.parts_of(folder) if folder else ()))
@@ -204,11 +205,11 @@ class Arriving(Sink):
         self._index.write(f'{{"h": {named}, "p": {at}, "m": {marks}, "w": {is_whole:d}}}\n')
 
     def forget_others(self) -> None:
-        """Remove what an earlier copy left and nobody has asked for by now."""
+        """Remove what an earlier copy left and nobody has asked for."""
         below.remove(self._folder, BEFORE)
 
     def end(self) -> None:
-        """Everything has arrived. Raises OSError if the disk failed."""
+        """Finish: everything has arrived. Raises OSError if the disk failed."""
         self._early.end()
 
     def __enter__(self) -> Arriving:
@@ -222,12 +223,12 @@ class Arriving(Sink):
 
 
 def discard(home: int) -> None:
-    """Remove what has arrived. Idempotent."""
+    """Remove everything that has arrived. Idempotent."""
     below.remove(home, NAME)
 
 
 def _read_index(folder: int) -> Mapping[tuple[str, str], Mapping[str, Any]]:
-    """What is known of files that are there, by host and path; nothing if the head was started anew since."""
+    """Return the index of existing files, by host and path; nothing if the head has rebooted since."""
     found: dict[tuple[str, str], Mapping[str, Any]] = {}
     for number, line in enumerate(_lines(folder)):
         if number == 0:
@@ -239,7 +240,7 @@ def _read_index(folder: int) -> Mapping[tuple[str, str], Mapping[str, Any]]:
 
 
 def _lines(folder: int) -> Iterator[Mapping[str, Any]]:
-    """The index's lines; the last one may be cut."""
+    """Yield the index's lines; the last one may be incomplete."""
     try:
         descriptor = below.open_file(folder, INDEX)
     except OSError:
@@ -267,7 +268,7 @@ def _digest(descriptor: int, size: int, check: Callable[[], object]) -> str:
 
 @lru_cache(maxsize=1)
 def _boot() -> str:
-    """When this machine was started, as the kernel names it."""
+    """Return the kernel's identifier of this boot."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

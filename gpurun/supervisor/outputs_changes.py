@@ -1,7 +1,7 @@
-"""What has to be done to the head's copy of a job's outputs once every new file is there, and the doing of it.
+"""Change the head's copy of a job's outputs once every new file has arrived.
 
-The changes are written down and durable before the first of them is made, so a crash cannot leave half of them: whoever
-comes next makes them again, from the first on. Each of them can be made twice.
+gpurun writes the list of changes durably before it makes the first. So a crash cannot leave half of them: the next
+process makes all of them again. Each change can be made twice.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ or link (`Listed.header`)."""
 
 
 def changes_of(old: Mapping[str, Listed], plan: CopyPlan, brought: Collection[str]) -> list[Change]:
-    """How the copy comes to hold what is planned.
+    """Return the changes that turn the present copy into the planned one.
 
     Args:
         old: what it holds.
-        brought: planned files that have arrived. Of the others what is there stays, if it is a file.
+        brought: planned files that have arrived. Of the others, the present version stays if it is a file.
     """
     made = {entry.path: entry for entry in plan.made}
     fetched = [entry.path for wanted in plan.fetched.values() for entry in wanted]
@@ -72,7 +72,7 @@ def _is_folder(entries: Mapping[str, Listed], path: str) -> bool:
 
 
 def _highest(old: Mapping[str, Listed], path: str) -> str:
-    """What arrives with a file: itself, or the highest folder above it that is not there yet."""
+    """Return what arrives with a file: the file, or the highest folder above it that does not exist yet."""
     while not _is_folder(old, _above(path)):
         path = _above(path)
     return path
@@ -87,7 +87,7 @@ def _is_as_it_was(old: Listed | None, entry: Listed) -> bool:
 
 
 def write(arriving: int, changes: Sequence[Change]) -> None:
-    """Write the changes down, durably. From now on they are made, whatever crashes."""
+    """Write the list of changes durably. From now on they will be made, even after a crash."""
     below.remove(arriving, DRAFT)
     descriptor = below.create(arriving, DRAFT)
     try:
@@ -103,7 +103,7 @@ def write(arriving: int, changes: Sequence[Change]) -> None:
 
 
 def read(arriving: int) -> list[Change]:
-    """The changes that were written down and not all made; none if there are none."""
+    """Return the written changes that were not all made; none if there are none."""
     try:
         descriptor = below.open_file(arriving, CHANGES)
     except FileNotFoundError:
@@ -116,11 +116,11 @@ def read(arriving: int) -> list[Change]:
 
 
 def make(changes: Sequence[Change], top: int, arrived: below.Cursor) -> Iterator[tuple[str, OSError]]:
-    """Make the changes; those that the file system refuses, with why. The copy is durable when this ends.
+    """Make the changes; yield those that the file system refuses, with the reasons. The copy is durable at the end.
 
     Args:
         top: a descriptor of the copy.
-        arrived: where the files are that have arrived.
+        arrived: the location of the arrived files.
 
     Raises:
         OSError: the disk is full or broken.
@@ -184,7 +184,7 @@ def _twin(of: below.Parts, parts: below.Parts, maker: Maker) -> None:
 
 
 def _sync(changes: Sequence[Change], top: int) -> None:
-    """Sync every folder in which a name changed, and those whose modes and times did."""
+    """Sync every folder with a changed name, and those with changed modes and times."""
     paths = {_above(_path(change)) for change in changes}
     paths |= {_path(change) for change in changes if change.get("k") == "dir"}
     if len(paths) > SYNCED_ONE_BY_ONE:

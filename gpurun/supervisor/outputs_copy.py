@@ -1,7 +1,7 @@
-"""The head's copy of a job's outputs: new files arrive beside it; once all are there, it is changed as one.
+"""The head's copy of a job's outputs. New files arrive beside it; once all are there, it changes as a whole.
 
-What arrives was written by a stranger's program and is told by a host that may lie. So every name is checked, every
-content has the size and the digest that were told, no link is followed, and what breaks its word replaces nothing.
+An untrusted program wrote these files, and a host that may lie lists them. So gpurun checks every name, and the size
+and digest of every content, and follows no link. If data do not match the host's list, they replace nothing.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ OUTPUTS = b"outputs"
 
 
 class HeadCopy:
-    """The copy on the head of one job's outputs.
+    """The head's copy of one job's outputs.
 
     Args:
-        limit: the most bytes that it may have; None = as many as the disk has room for.
+        limit: its largest size in bytes; None = as much as the disk can hold.
 
     Attributes:
         seen: what the hosts had when the copy was made; empty if it does not hold all of that.
-        listed: what each host had when it was asked the last time.
+        listed: what each host listed last.
     """
 
     def __init__(self, folder: JobFolder, limit: int | None = None) -> None:
@@ -59,7 +59,7 @@ class HeadCopy:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the copy: a supervisor, and the keeper of a host that was lost, may both want to replace it."""
+        """Lock the copy: a supervisor and the keeper of a lost host may both want to replace it."""
         path = self._folder.path / "outputs.lock"
         descriptor = path.open_file(os.O_RDWR | os.O_CREAT)
         try:
@@ -78,21 +78,22 @@ class HeadCopy:
         force: bool = False,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> tuple[Unbrought, ...]:
-        """Make the copy hold what hosts have; only what has changed is sent. It is durable when this returns.
+        """Make the copy hold what hosts have. Fetches only changes. Durable at the end.
 
-        A file that changes while it is read stays as it was in the old copy, or out: the head never has a torn one.
+        If a file changes while it is read, the copy keeps the old version, or leaves it out. So the head never has a
+        torn file.
 
         Args:
             hosts: in rank order.
             onto, late: see `plan_copy`.
-            force: read files whose modes keep their owner out, too.
+            force: also read files whose modes keep their owner out.
 
         Returns:
-            What could not be brought.
+            What could not be copied.
 
         Raises:
-            HostFailure: a host failed or lies, or it was cancelled; the copy that was there stays.
-            StateError: the head could not write it; likewise.
+            HostFailure: a host failed or lies, or it was cancelled; the present copy stays.
+            StateError: the head could not write it; the present copy stays.
         """
         try:
             return self._replace(agents, hosts, onto, late, force, cancelled)
@@ -137,7 +138,7 @@ class HeadCopy:
         return unbrought
 
     def _make(self, home: int, changes: Sequence[Change]) -> list[tuple[str, OSError]]:
-        """Make changes to the copy whose files have arrived; those that the file system refuses."""
+        """Make changes to the copy, after their files have arrived; return those that the file system refuses."""
         with ExitStack() as stack:
             arriving = _opened(stack, below.open_folder(home, NAME))
             syncing.sync_tree(self._folder.path.plain / os.fsdecode(NAME))
@@ -157,7 +158,7 @@ class HeadCopy:
         return refused
 
     def settle(self, home: int | None = None) -> None:
-        """Make the changes that a crash has interrupted."""
+        """Complete changes that a crash has interrupted."""
         with ExitStack() as stack:
             if home is None:
                 home = _opened(stack, self._folder.path.open_folder())
@@ -173,7 +174,7 @@ class HeadCopy:
 
         Args:
             mine: what the copy holds.
-            hosts: those that were sent it, in rank order.
+            hosts: the hosts that received it, in rank order.
         """
         for each in reversed(hosts):
             same = {path: there for path, there in each.entries.items() if path in mine and is_same(mine[path], there)}
@@ -181,12 +182,12 @@ class HeadCopy:
             self._origins.update((path, (each.host, there.marks)) for path, there in same.items())
 
     def entries(self) -> Mapping[str, Listed]:
-        """What the copy holds; nothing if there is none."""
+        """Return what the copy holds; nothing if there is none."""
         with ExitStack() as stack:
             return _held(_old(stack, _opened(stack, self._folder.path.open_folder())), has_sizes=True)
 
     def contents_of(self, entries: Sequence[Listed]) -> Iterator[Item]:
-        """Entries as frames, each file's followed by its content."""
+        """Yield entries as frames, each file's followed by its content."""
         with ExitStack() as stack:
             top = _opened(stack, below.open_folder(_opened(stack, self._folder.path.open_folder()), OUTPUTS))
             cursor = stack.enter_context(below.Cursor(top, below.READ))
@@ -202,7 +203,7 @@ class HeadCopy:
 
 
 class _Arrival:
-    """Brings the files that the next copy needs."""
+    """Fetches the files that the next copy needs."""
 
     def __init__(
         self, arriving: Arriving, room: OutputsRoom, *, job: str, force: bool, cancelled: Callable[[], bool]
@@ -217,7 +218,7 @@ class _Arrival:
         self.origins: dict[str, Origin] = {}
 
     def fetch_all(self, plan: CopyPlan, agents: Mapping[str, Agent]) -> None:
-        """Bring every file that is planned, from what an earlier copy left or from its host."""
+        """Fetch every planned file, from an earlier copy's files or from its host."""
         left = {host: self._resume(host, wanted) for host, wanted in plan.fetched.items()}
         self._arriving.forget_others()
         for host, (lacking, begun) in left.items():
@@ -229,7 +230,7 @@ class _Arrival:
                 self.origins[path] = self.origins[first]
 
     def refused(self, refused: Sequence[tuple[str, OSError]]) -> None:
-        """Name what the head's file system does not hold, with everything below it."""
+        """Report what the head's file system refuses, with everything below it."""
         for path, error in refused:
             lost = [path, *(name for name in self.origins if name.startswith(f"{path}/"))]
             for name in lost:
@@ -237,7 +238,7 @@ class _Arrival:
                 self.unbrought.append(Unbrought(host, name, f"cannot be kept on the head ({error.strerror})"))
 
     def _resume(self, host: str, wanted: Sequence[Listed]) -> tuple[list[Listed], Mapping[str, Begun]]:
-        """The files that a host must still send, and the beginnings of them that are here."""
+        """Return the files that a host must still send, and their beginnings that are here."""
         lacking, begun = [], {}
         for entry in wanted:
             left = self._arriving.resume(host, entry, check=lambda: self._check(host))
@@ -260,7 +261,7 @@ class _Arrival:
             raise HostFailure("the copy was cancelled", host=host)
 
     def _fetch(self, agent: Agent, wanted: Sequence[Listed], begun: Mapping[str, Begun]) -> None:
-        """Bring files from one host."""
+        """Fetch files from one host."""
         asked = batches.packed((_question(entry, begun.get(entry.path)), b"") for entry in wanted)
         stream = agent.stream("outputs.read", job=self._job, force=self._force, payload_in=asked, silence_s=SILENCE_S)
         receiver, number, is_refused = Receiver(self._arriving), 0, False
@@ -293,7 +294,7 @@ class _Arrival:
     def _take(
         self, host: str, entry: Listed, receiver: Receiver, frame: frames.Frame, is_refused: bool
     ) -> tuple[bool, bool]:
-        """Take one frame; whether the file's content has ended, and whether the rest of it is passed over."""
+        """Take one frame; return whether the file's content has ended, and whether to skip the rest of it."""
         header, payload = frame
         ends = "whole" in header or "sha" in header or "gone" in header
         if is_refused:
@@ -327,7 +328,7 @@ class _Arrival:
 
 
 class _NoRoomError(Exception):
-    """What arrives does not fit: no more of this host is taken."""
+    """What arrives does not fit, so no more of this host is taken."""
 
 
 def _opened(stack: ExitStack, descriptor: int) -> int:
@@ -336,7 +337,7 @@ def _opened(stack: ExitStack, descriptor: int) -> int:
 
 
 def _old(stack: ExitStack, home: int) -> int | None:
-    """A descriptor of the present copy; None if there is none."""
+    """Return a descriptor of the present copy; None if there is none."""
     try:
         return _opened(stack, below.open_folder(home, OUTPUTS, below.READ))
     except FileNotFoundError:
@@ -344,7 +345,7 @@ def _old(stack: ExitStack, home: int) -> int | None:
 
 
 def _held(top: int | None, *, has_sizes: bool) -> Mapping[str, Listed]:
-    """What the copy holds. Without sizes, files are names alone, which takes a quarter of the time."""
+    """Return what the copy holds. Without sizes, returns names of files only, which takes a quarter of the time."""
     if top is None:
         return {}
     found = contents.entries(top, force=True) if has_sizes else contents.names(top)

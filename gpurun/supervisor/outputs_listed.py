@@ -1,4 +1,4 @@
-"""What hosts say they have of a job's outputs: asked, and checked as it enters."""
+"""List hosts' outputs of a job, and check the lists."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _Rows = list[_Row]
 
 @dataclass(frozen=True)
 class Unbrought:
-    """Something that a host has and the head has not.
+    """Something that a host has and the head does not have.
 
     Attributes:
-        is_lost: it has a content, which is on the host alone.
-        no_room: the head has no room for it.
+        is_lost: it has content that is only on the host.
+        no_room: it does not fit on the head.
     """
 
     host: str
@@ -53,12 +53,12 @@ class Unbrought:
 
     @property
     def may_come(self) -> bool:
-        """Whether another try may bring it: the copy broke off, or the file was being changed."""
+        """Return whether another try may copy it: the copy was interrupted, or the file was being changed."""
         return not self.path or self.why == CHANGING
 
     @property
     def words(self) -> str:
-        """For people. The name may have any bytes, and the host may say anything."""
+        """Describe it for people. The name may have any bytes, and the host's error any text."""
         shown = self.path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
         text = f"{shown[-100:]!r} {self.why}" if self.path else f"{self.host}: {self.why}"
         return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -66,7 +66,7 @@ class Unbrought:
 
 @dataclass(frozen=True)
 class KnownRows:
-    """Rows of a list as a host told them, and the SHA-256 of that."""
+    """Rows of a list as a host sent them, and their SHA-256."""
 
     sha: str
     entries: tuple[Listed, ...]
@@ -74,10 +74,10 @@ class KnownRows:
 
 @dataclass(frozen=True)
 class HostOutputs:
-    """What one host says its copy holds.
+    """One host's list of its outputs.
 
     Attributes:
-        entries: by path; each folder before what is in it.
+        entries: by path; each folder before its content.
         rows: the parts of its list that need not travel again while they are the same.
     """
 
@@ -90,11 +90,11 @@ class HostOutputs:
 def list_outputs(
     agent: Agent, job: str, *, force: bool = False, before: HostOutputs | None = None
 ) -> HostOutputs | None:
-    """What a host has of a job's outputs; None if it has no folder of them.
+    """Return the list of a host's outputs of a job; None if it has no folder of them.
 
     Args:
-        force: the gang has ended: look into folders whose modes keep their owner out, too.
-        before: what it had when it was asked before.
+        force: the gang has ended: also look into folders whose modes keep their owner out.
+        before: its earlier list.
 
     Raises:
         HostFailure: it fails, hangs or lies.
@@ -125,10 +125,10 @@ def list_outputs(
 
 
 def outputs_of(host: str, said: Iterable[frames.Frame], known: Mapping[Rows, KnownRows]) -> HostOutputs:
-    """Check what a host says.
+    """Check a host's list.
 
     Raises:
-        HostFailure: there can be no such folder, so the host lies, or its agent is broken.
+        HostFailure: no folder can have this list, so the host lies, or its agent is broken.
     """
     listing = _Listing(host)
     for frame in said:
@@ -145,7 +145,7 @@ def outputs_of(host: str, said: Iterable[frames.Frame], known: Mapping[Rows, Kno
 
 
 class _Listing:
-    """One host's list, while it comes."""
+    """One host's list while it arrives."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -154,7 +154,7 @@ class _Listing:
         self.rows: dict[Rows, KnownRows] = {}
 
     def add(self, entry: Listed) -> None:
-        """An entry that is no row."""
+        """Add an entry that is not a row."""
         if entry.kind not in COPIED:
             self.unbrought.append(Unbrought(self._host, entry.path, entry.why, is_lost=entry.kind == "unreadable"))
             return
@@ -164,7 +164,7 @@ class _Listing:
         self.entries[entry.path] = entry
 
     def add_rows(self, frame: frames.Frame, known: Mapping[Rows, KnownRows]) -> None:
-        """Files of one folder."""
+        """Add files of one folder."""
         folder, at = frame.header["in"], frame.header.get("at")
         if not isinstance(folder, str) or type(at) is not int:
             raise OpError("refused", f"rows of {folder!r:.200}")
@@ -188,10 +188,10 @@ class _Listing:
 
 
 def _files(folder: str, payload: bytes) -> Iterator[Listed]:
-    """The files that rows tell of.
+    """Yield the files in rows.
 
     Raises:
-        OpError: ``refused``: no folder has such files.
+        OpError: ``refused``: no folder can have such files.
     """
     above = f"{folder}/" if folder else ""
     is_near = len(above) < below.LONGEST // 8

@@ -1,4 +1,4 @@
-"""What the head's copy of a job's outputs is to hold, decided from what the hosts say they have. No I/O."""
+"""Plan what the head's copy of a job's outputs should hold, from the hosts' lists. No I/O."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Given = Mapping[str, Mapping[str, Listed]]
 
 @dataclass(frozen=True)
 class CopyPlan:
-    """How the next copy is made.
+    """The plan of the next copy.
 
     Attributes:
-        made: folders and links, each folder before what is in it.
+        made: folders and links, each folder before its content.
         kept: files that stay as they are in the present copy.
-        fetched: files that each host is asked for.
+        fetched: the files to fetch from each host.
         twins: files that are hard links of a fetched file, and of which one.
-        unfit: what the head has no room for.
+        unfit: what does not fit on the head.
     """
 
     made: Sequence[Listed]
@@ -49,16 +49,16 @@ def plan_copy(
     given: Given = MappingProxyType({}),
     room: OutputsRoom | None = None,
 ) -> CopyPlan:
-    """Decide how the head's copy becomes what the hosts have.
+    """Plan how the head's copy becomes what the hosts have.
 
     Args:
         old: what the present copy holds.
-        hosts: in rank order. Of files with the same path the one that was written last is taken, else the first host's.
-        origins: where files of the present copy came from, as far as that is known.
-        onto: keep what the present copy has besides, unless it came from one of these hosts.
-        late: the hosts were lost for a while: what the present copy has since got from others stays, if it is newer.
-        given: what one host has changed or removed of it does not come back from another that has not touched it.
-        room: what the copy may take; None = anything. Of a file that does not fit, the copy keeps the older version.
+        hosts: in rank order. Of files with the same path the newest is taken; of equally new ones, the first host's.
+        origins: the hosts of files in the present copy, as far as known.
+        onto: keep what the present copy also has, unless it came from one of these hosts.
+        late: the hosts were lost for a while: keep newer files that the present copy has since got from others.
+        given: if one host has changed or removed a given file, do not take it back from a host that has not touched it.
+        room: the copy's largest size; None = unlimited. Of a file that does not fit, the copy keeps the older version.
     """
     wanted = _wanted(old, {each.host: each.entries for each in hosts}, origins, onto, late, given)
     planner = _Planner(old, origins, room)
@@ -69,7 +69,7 @@ def plan_copy(
 
 
 class _Planner:
-    """Decides entry by entry, each folder before what is in it."""
+    """Decides entry by entry, each folder before its content."""
 
     def __init__(self, old: Mapping[str, Listed], origins: Mapping[str, Origin], room: OutputsRoom | None) -> None:
         self._old = old
@@ -126,7 +126,7 @@ class _Planner:
         return self._room.take(entry) if self._room else ""
 
     def _leave(self, path: str, host: str, why: str) -> None:
-        """The head has no room for it: the copy keeps the version that it has, if any."""
+        """Record that an entry does not fit: the copy keeps its present version, if any."""
         self._unfit[path] = Unbrought(host, path, why, no_room=True)
         older = self._old.get(path)
         if older is not None and older.kind == "file" and path.rpartition("/")[0] in self._folders:
@@ -135,14 +135,14 @@ class _Planner:
                 self._room.hold(older)
 
     def plan(self) -> CopyPlan:
-        """What was decided."""
+        """Return the plan."""
         return CopyPlan(self._made, self._kept, self._fetched, self._twins, tuple(self._unfit.values()))
 
 
 def _wanted(
     old: Mapping[str, Listed], said: Given, origins: Mapping[str, Origin], onto: bool, late: bool, given: Given
 ) -> Mapping[str, tuple[str, Listed]]:
-    """What the copy is to hold, and the host that has it; an empty name stands for the present copy."""
+    """Return what the copy should hold, and the host that has it; an empty name means the present copy."""
     wanted: dict[str, tuple[str, Listed]] = {}
     if onto:
         wanted = {path: ("", entry) for path, entry in old.items() if origins.get(path, ("",))[0] not in said}
@@ -168,19 +168,19 @@ def _wanted(
 
 
 def _is_as_given(given: Listed | None, now: Listed | None) -> bool:
-    """Whether a host has not touched something since it got it."""
+    """Return whether a host has not touched an entry since it received it."""
     if given is None or now is None or given.kind != now.kind:
         return False
     return now.kind == "dir" or (now.marks, now.target) == (given.marks, given.target)
 
 
 def _is_newer(entry: Listed, other: Listed) -> bool:
-    """Whether an entry takes the place of another host's. A folder that several have stays the one it is."""
+    """Return whether an entry replaces another host's. A folder that several hosts have stays the first."""
     return entry.mtime_ns > other.mtime_ns and not entry.kind == other.kind == "dir"
 
 
 def is_kept(old: Mapping[str, Listed], origins: Mapping[str, Origin], host: str, entry: Listed) -> bool:
-    """Whether the present copy already has this file of a host."""
+    """Return whether the present copy already has this file of a host."""
     if entry.path not in old or old[entry.path].kind != "file":
         return False
     if not host:
@@ -190,7 +190,9 @@ def is_kept(old: Mapping[str, Listed], origins: Mapping[str, Origin], host: str,
 
 
 def lacking(mine: Mapping[str, Listed], theirs: Mapping[str, Listed]) -> list[Listed]:
-    """What of the head's copy a host is sent: what it lacks, or has an older version of. Folders come first."""
+    """Return what a host needs from the head's copy: entries that it lacks or has an older version of. Folders come
+    first.
+    """
     sent = []
     passed: set[str] = set()
     for path, entry in mine.items():
@@ -205,7 +207,7 @@ def lacking(mine: Mapping[str, Listed], theirs: Mapping[str, Listed]) -> list[Li
 
 
 def is_same(one: Listed, other: Listed) -> bool:
-    """Whether the head and a host have the same, as far as size and time tell."""
+    """Return whether the head and a host have the same file, by size and time."""
     if one.kind != other.kind or one.kind == "dir":
         return one.kind == other.kind
     if one.kind == "link":
@@ -214,7 +216,7 @@ def is_same(one: Listed, other: Listed) -> bool:
 
 
 def left_of(unbrought: Sequence[Unbrought]) -> OutputsLeft | None:
-    """What a job's record says of it; None if everything is here."""
+    """Return the entry of a job's record for outputs that were not copied; None if all were copied."""
     if not unbrought:
         return None
     hosts = tuple(sorted({each.host for each in unbrought if each.is_lost}))
@@ -223,5 +225,5 @@ def left_of(unbrought: Sequence[Unbrought]) -> OutputsLeft | None:
 
 
 def is_changing(unbrought: Iterable[Unbrought]) -> bool:
-    """Whether another try may bring more."""
+    """Return whether another try may copy more."""
     return any(each.why == CHANGING for each in unbrought)

@@ -1,8 +1,8 @@
-"""How much room the head's copy of a job's outputs has: the job's ``outputs_limit``, and a reserve of the disk.
+"""The space for the head's copy of a job's outputs: the job's ``outputs_limit``, and a reserve of the disk.
 
-The head's disk holds the state of all jobs: on a full one, no supervisor can write that its job has ended. So a copy
+The head's disk holds the state of all jobs: if it is full, no supervisor can write that its job has ended. So a copy
 leaves a reserve free. What does not fit stays on its host, and the job's record names it. A host can lie about sizes.
-So gpurun counts twice: what the host lists, before anything is sent, and what arrives.
+So gpurun counts twice: what the host lists, before it sends anything, and what arrives.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ NO_ROOM = "does not fit"
 
 
 def cost_of(size: int) -> int:
-    """What an entry with so many bytes of data counts for."""
+    """Return the space for an entry with this many bytes of data."""
     return max(1, -(-size // ENTRY_BYTES)) * ENTRY_BYTES
 
 
 class OutputsRoom:
-    """The room for one copy.
+    """The space for one copy.
 
     Args:
         top: a descriptor of the folder in which the copy is made; it must stay open.
-        limit: the most bytes that the copy may have; None = any number.
-        came_before: bytes on disk that a copy which broke off has left: they are used, or removed before more comes.
+        limit: the copy's largest size in bytes; None = unlimited.
+        came_before: bytes on disk from an interrupted copy: they are used, or removed before more arrives.
     """
 
     def __init__(self, top: int, limit: int | None, came_before: int = 0) -> None:
@@ -42,16 +42,16 @@ class OutputsRoom:
 
     @property
     def has_limit(self) -> bool:
-        """Whether what the copy keeps counts."""
+        """Return whether kept files count."""
         return self._limit is not None
 
     def hold(self, entry: Listed) -> None:
-        """Count something that the present copy has and the next one keeps: it takes no more of the disk."""
+        """Count an entry that the present copy has and the next one keeps: it takes no more of the disk."""
         if self._left is not None:
             self._left -= cost_of(entry.data)
 
     def take(self, entry: Listed) -> str:
-        """Count something that is to come; why it may not, "" if it may."""
+        """Count an entry that should arrive; return why it must not, "" if it may."""
         cost = cost_of(entry.data)
         if self._left is not None and cost > self._left:
             return self._over_limit
@@ -63,11 +63,11 @@ class OutputsRoom:
         return ""
 
     def refuses(self, entry: Listed, came: int, more: int) -> str:
-        """Why no more of a file's content may be written, "" if it may.
+        """Return why no more of a file's content may be written, "" if it may.
 
         Args:
-            came: bytes of it that have come, with those that are to be written now.
-            more: bytes that are to be written now.
+            came: bytes of it that have arrived, including those to write now.
+            more: bytes to write now.
         """
         if self._left is not None and cost_of(came) - cost_of(entry.data) > max(0, self._left):
             return self._over_limit
@@ -83,7 +83,7 @@ class OutputsRoom:
         return ""
 
     def end(self, entry: Listed, came: int) -> None:
-        """A file is there: count what it has beyond what its host had listed."""
+        """After a file has arrived, count what it has beyond its host's list."""
         if self._left is not None:
             self._left -= max(0, cost_of(came) - cost_of(entry.data))
 

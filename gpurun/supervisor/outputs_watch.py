@@ -1,4 +1,4 @@
-"""Brings a running gang's outputs to the head now and then: a host that dies takes only the latest with it."""
+"""Copy a running gang's outputs to the head repeatedly, so that a dying host loses only the latest."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ REST = 4
 
 
 class OutputsWatch:
-    """Copies in a thread of its own, which must have ended before anybody else touches the outputs."""
+    """Copies in a separate thread, which must have ended before anything else touches the outputs."""
 
     def __init__(self, job: SupervisedJob, stop: threading.Event) -> None:
         self._job = job
         self._stop = stop
 
     def threads(self) -> list[threading.Thread]:
-        """Not started; none for a job without outputs."""
+        """Return the thread, not started; none for a job without outputs."""
         if self._job.spec.outputs is None:
             return []
         return [threading.Thread(target=self._follow, name="outputs", daemon=True)]

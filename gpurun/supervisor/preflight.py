@@ -1,4 +1,6 @@
-"""Before a gang starts: its hosts are probed, connect to each other, and must have what the job needs."""
+"""Before a gang starts: probe its hosts, let them connect to each other, and check that they have what the job
+needs.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ MOST_PLACEMENTS = 5
 
 
 def examine(job: SupervisedJob, hosts: Sequence[str]) -> None:
-    """Probe those that were not yet, keep what each has for the plan, and refuse hosts that would make the gang fail.
+    """Probe new hosts, keep the results for the plan, and refuse hosts that would make the gang fail.
 
     Raises:
         GangEnd: something would make it fail or hang. The gang is queued again and avoids those hosts.

@@ -1,4 +1,4 @@
-"""PREPARING: the image, data, code and secrets go to every host of the gang, all hosts at once."""
+"""PREPARING: send the image, data, code and secrets to every host of the gang, to all hosts at the same time."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ PREPARE_LIMIT_S = 6 * 3600.0
 
 
 def prepare(job: SupervisedJob, is_asked: Callable[[], bool]) -> State:
-    """Put everything in place that the containers will need. Idempotent: what is there is not sent again.
+    """Prepare everything that the containers will need. Idempotent: does not send again what is there.
 
     Args:
-        is_asked: whether the gang is to give way.
+        is_asked: returns whether the gang must stop.
 
     Raises:
         GangEnd: a host failed or refused its GPUs, or the image is not on the head.
@@ -42,7 +42,7 @@ def prepare(job: SupervisedJob, is_asked: Callable[[], bool]) -> State:
 
 
 def bring(job: SupervisedJob, hosts: Sequence[str], *, cancelled: Callable[[], bool]) -> None:
-    """Send the image, data, code and secrets to hosts that are connected and have said who they are.
+    """Send the image, data, code and secrets to connected hosts that have reported about themselves.
 
     Raises:
         GangEnd: a host failed, the image is not on the head, or it was cancelled.
@@ -54,7 +54,7 @@ def bring(job: SupervisedJob, hosts: Sequence[str], *, cancelled: Callable[[], b
 
 
 def ship_image(job: SupervisedJob, hosts: Sequence[str], *, cancelled: Callable[[], bool]) -> None:
-    """Have the image that was submitted on hosts, whatever its name means by now, and know what they call it.
+    """Ship the submitted image to hosts, even if its name now means another, and record its ID on each.
 
     Raises:
         GangEnd: a host failed, the image is not on the head, or it was cancelled.
@@ -90,7 +90,7 @@ def _send_workdir(job: SupervisedJob, hosts: Sequence[str]) -> None:
 
 
 def _send_secrets(job: SupervisedJob, hosts: Sequence[str]) -> None:
-    """Secrets go through the agent's channel into files of mode 0400: never into an argv, a log or the plan."""
+    """Send secrets through the agent's channel into files of mode 0400: never into an argv, a log or the plan."""
     for name, file in job.spec.secret_files.items():
         try:
             content = Path(file).read_bytes()

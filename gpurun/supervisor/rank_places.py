@@ -1,4 +1,5 @@
-"""Where the ranks of a job are: their hosts say so, because a launcher may put ranks elsewhere than the grant's order.
+"""Find on which host each rank runs. The hosts report it, because a launcher may place ranks in another order than the
+grant.
 
 Horovod's elastic driver numbers hosts as they appear, and numbers them again after each change.
 """
@@ -22,7 +23,7 @@ class RankPlace:
     """A rank that has started on a host.
 
     Attributes:
-        code: its exit code; None while it lives.
+        code: its exit code; None while it runs.
         age_s: seconds since its start.
     """
 
@@ -33,7 +34,7 @@ class RankPlace:
 
 
 def ask(links: Links, job: str, attempt: int, seating: Seating) -> tuple[list[RankPlace], Mapping[str, GpurunError]]:
-    """What the job's hosts say of their own ranks; and the hosts that do not answer, each with why."""
+    """Return what the job's hosts report about their own ranks; and the errors of hosts that do not answer."""
 
     def here(agent: Agent) -> list[RankPlace]:
         said = agent.call("ranks.list", job=job, attempt=attempt, timeout_s=TIMEOUT_S).value
@@ -51,10 +52,10 @@ def ask(links: Links, job: str, attempt: int, seating: Seating) -> tuple[list[Ra
 def host_of(
     job: str, rank: int, places: Iterable[RankPlace], silent: Mapping[str, GpurunError], seating: Seating
 ) -> str:
-    """The host on which a rank lives: the newest of that number. If no rank has reported, where it must be.
+    """Return the host of a rank: of the newest rank with this number. If no rank has reported, where it must be.
 
     Raises:
-        BadInput: the rank has ended, or there is none of this number; says which ranks live where.
+        BadInput: the rank has ended, or does not exist; says which ranks run where.
         GpurunError: it may be on a host that does not answer.
     """
     known = sorted(places, key=lambda place: place.age_s)
@@ -79,7 +80,7 @@ def host_of(
 
 
 def _whereabouts(living: Iterable[RankPlace]) -> str:
-    """``ranks that live: 0-3 on h1; 4,6 on h2``."""
+    """Return ``ranks that live: 0-3 on h1; 4,6 on h2``."""
     by_host: dict[str, set[int]] = {}
     for place in living:
         by_host.setdefault(place.host, set()).add(place.rank)
@@ -90,7 +91,7 @@ def _whereabouts(living: Iterable[RankPlace]) -> str:
 
 
 def _folded(ranks: Iterable[int]) -> str:
-    """``{0, 1, 2, 5}`` → ``0-2,5``."""
+    """Return ``0-2,5`` for ``{0, 1, 2, 5}``."""
     parts = []
     for _, run in groupby(enumerate(sorted(ranks)), key=lambda pair: pair[1] - pair[0]):
         numbers = [number for _, number in run]

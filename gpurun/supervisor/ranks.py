@@ -1,7 +1,7 @@
-"""What the ranks of an attempt have told of themselves: which started, which ended, when and how. Pure.
+"""What the ranks of an attempt have reported: which started, which ended, when and how. Pure.
 
-gpurun's own script is every rank's parent in its container and writes its end down (`gpurun.launch.rank`); the host's
-agent tells the head. So a rank's end is known whatever a launcher prints, waits for or forgets.
+A script of gpurun's is every rank's parent in its container and records its end (`gpurun.launch.rank`); the host's
+agent reports it to the head. So gpurun knows a rank's end whatever a launcher prints, waits for or forgets.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ BROKEN_OFF = (128 + 15, 128 + 9)
 
 
 class Rank(NamedTuple):
-    """One process of a gang, as its host has told. Times are on the head's monotonic clock.
+    """One process of a gang, as its host has reported it. Times are on the head's monotonic clock.
 
     Attributes:
-        id: the host's word for it; unique on the host within an attempt.
+        id: the host's identifier; unique on the host within an attempt.
         code: exit code, 128 + n for signal n; None while it runs.
-        is_cut_off: it left no word of its end: it was killed together with gpurun's script.
-        with_container: so was all that ran in its container.
+        is_cut_off: it did not record its end: it was killed together with gpurun's script.
+        with_container: all other processes in its container were killed, too.
     """
 
     host: str
@@ -38,12 +38,12 @@ class Rank(NamedTuple):
 
     @property
     def was_broken_off(self) -> bool:
-        """Whether something outside may have ended it."""
+        """Return whether something outside may have ended it."""
         return self.is_cut_off or self.code in BROKEN_OFF
 
 
 def told(ranks: Mapping[tuple[str, str], Rank], host: str, event: object, now_s: float) -> Rank | None:
-    """What an event of ``ranks.follow`` says of a rank; None for one that says nothing new, or nothing at all.
+    """Return the rank in an event of ``ranks.follow``; None if the event has nothing new, or is not valid.
 
     Args:
         ranks: (host, id) → what is known.
@@ -67,9 +67,9 @@ def told(ranks: Mapping[tuple[str, str], Rank], host: str, event: object, now_s:
 
 
 def first_failed(ranks: Iterable[Rank]) -> Rank | None:
-    """The rank that failed first; None if none has.
+    """Return the rank that failed first; None if none has.
 
-    Of those that ended together, one that failed by itself comes before one that was broken off.
+    If ranks ended at the same time, one that failed by itself comes before one that was killed.
     """
     failed = sorted((rank for rank in ranks if rank.code), key=lambda rank: (rank.ended_s or 0.0, rank.rank))
     if not failed:
@@ -80,7 +80,7 @@ def first_failed(ranks: Iterable[Rank]) -> Rank | None:
 
 
 def have_succeeded(ranks: Iterable[Rank], awaited: Collection[int]) -> float | None:
-    """When the last of the ranks that a gang waits for ended with 0; None if not all have."""
+    """Return when the last awaited rank ended with 0; None if not all have."""
     ends = {rank.rank: rank.ended_s for rank in ranks if rank.code == 0 and rank.rank in awaited}
     if len(ends) < len(awaited):
         return None
@@ -88,9 +88,9 @@ def have_succeeded(ranks: Iterable[Rank], awaited: Collection[int]) -> float | N
 
 
 def hosts_without_ranks(ranks: Sequence[Rank], now_s: float) -> list[str]:
-    """Hosts on which a rank has failed and all have ended, some time ago, while those of others go on.
+    """Return hosts on which a rank has failed and all have ended, some time ago, while other hosts' ranks continue.
 
-    A host whose ranks have returned 0 has done its part: the others may take long to save.
+    Leaves out hosts whose ranks have returned 0: the other ranks may take long to save.
     """
     running = {rank.host for rank in ranks if rank.code is None}
     failed = {rank.host for rank in ranks if rank.code}
@@ -101,7 +101,7 @@ def hosts_without_ranks(ranks: Sequence[Rank], now_s: float) -> list[str]:
 
 
 def hosts_that_are_done(ranks: Iterable[Rank]) -> set[str]:
-    """Hosts whose ranks have all returned 0."""
+    """Return hosts whose ranks have all returned 0."""
     codes: dict[str, set[int | None]] = {}
     for rank in ranks:
         codes.setdefault(rank.host, set()).add(rank.code)

@@ -1,8 +1,8 @@
-"""A rehearsal: one rank runs the command on one GPU before the gang starts, for a while or until it tells of a step.
+"""A rehearsal: one rank runs the command on one GPU before the gang starts, for a while or until it reports a step.
 
-On Philly, Microsoft's cluster for deep learning, about 30 % of jobs were killed or failed, errors in programs first
-(Jeon et al. 2019, "Analysis of Large-Scale Multi-Tenant GPU Clusters for DNN Training Workloads"). In a rehearsal a
-typo costs one GPU a minute.
+On Philly, Microsoft's cluster for deep learning, about 30 % of jobs were killed or failed, most often by errors in
+programs (Jeon et al. 2019, "Analysis of Large-Scale Multi-Tenant GPU Clusters for DNN Training Workloads"). In a
+rehearsal a typo costs one GPU for a minute.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ ASK_EVERY_S = 1.0
 
 
 class RehearsalWatch:
-    """Judges whether a rehearsal has been long enough. For any other attempt it has nothing to do."""
+    """Decides whether a rehearsal has been long enough. Does nothing for other attempts."""
 
     def __init__(self, job: SupervisedJob) -> None:
         self._job = job
         self._asked_s = time.monotonic()
 
     def passed(self) -> str:
-        """Why it has been long enough; "" if it has not."""
+        """Return why it has been long enough; "" if it has not."""
         job = self._job
         if not job.record.rehearsal:
             return ""
@@ -40,7 +40,7 @@ class RehearsalWatch:
 
 
 def judged(end: End, gpus: int) -> End:
-    """What the end of a rehearsal is for the job: after a success, the whole gang of `gpus` is queued."""
+    """Return what the end of a rehearsal means for the job: after a success, the whole gang of `gpus` is queued."""
     if end.outcome is State.SUCCEEDED:
         reason = f"rehearsed: {end.reason or 'one rank returned 0'}; waits for {gpus} GPUs"
         return replace(end, outcome=State.QUEUED, reason=reason, exit_code=None)

@@ -1,9 +1,9 @@
-"""Whether a failed attempt is worth another one, and when. Pure.
+"""Decide whether a failed attempt is followed by another, and when. Pure.
 
-Only what was a host's fault is tried again, as often as ``max_restarts`` says; a preemption, and hosts that pre-flight
-refuses before anything has run, do not count. A gang that is formed again is tried as often as hosts fail, unless they
-do so time after time before anything is achieved: then it may be the gang that fails them. Twice the same failure with
-nothing achieved in between is not the host's fault, whatever it looks like: the third start would end as the second.
+gpurun restarts a job only after a host's fault, at most ``max_restarts`` times. Preemptions, and hosts that pre-flight
+refuses before anything has run, do not count. A gang that is formed again restarts as often as hosts fail, unless they
+fail repeatedly without progress: then the gang may cause the failures. If a job fails twice in the same way without
+progress in between, the host is not at fault, and a third start would end in the same way.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ NEVER_THE_JOBS = frozenset({"host-lost", "gpu-lost", "ecc", "xid", "engine"})
 
 
 def backoff_s(job: str, restart: int) -> float:
-    """How long to wait before a job's `restart`-th restart (1, 2, …): 3 s, doubled each time, at most 300 s, ± 25 %.
+    """Return the wait before a job's `restart`-th restart (1, 2, …): 3 s, doubled each time, at most 300 s, ± 25 %.
 
-    The jitter comes from the job's id: always the same for a job, different for those that one switch has failed.
+    The jitter depends on the job's id: always the same for a job, but different for jobs that one switch has failed.
     """
     share = int.from_bytes(hashlib.sha256(f"{job} {restart}".encode()).digest()[:4], "big") / 2**32
     plain_s = min(FIRST_S * 2.0 ** min(restart - 1, 30), LONGEST_S)
@@ -38,13 +38,13 @@ def backoff_s(job: str, restart: int) -> float:
 
 
 def is_worth_another(record: JobRecord, end: End, *, max_restarts: int | None) -> bool:
-    """Whether an attempt failed for a host's fault and the job may be started again; `max_restarts` None = as often."""
+    """Return whether an attempt failed by a host's fault and the job may restart; `max_restarts` None = no limit."""
     is_left = max_restarts is None or record.restarts < max_restarts
     return end.outcome is State.FAILED and bool(end.suspects) and is_left
 
 
 def restart_of(record: JobRecord, *, max_restarts: int | None, now_s: float) -> Restart:
-    """The next start of a job whose attempt has failed."""
+    """Return the next start of a job whose attempt has failed."""
     number = record.restarts + 1
     return Restart(
         at_s=now_s + backoff_s(record.id, number),
@@ -54,10 +54,10 @@ def restart_of(record: JobRecord, *, max_restarts: int | None, now_s: float) -> 
 
 
 def setback_of(failure: FirstFailure | None, *, attempt: int, step: int | None, ran_s: float) -> Setback:
-    """What to remember of a failed attempt, to recognise it.
+    """Return a description of a failed attempt, to compare with later ones.
 
     Args:
-        step: the furthest step that a rank told of; None = none did.
+        step: the furthest step that a rank reported; None = none did.
         ran_s: how long it was RUNNING.
     """
     failure = failure or FirstFailure("")
@@ -66,13 +66,13 @@ def setback_of(failure: FirstFailure | None, *, attempt: int, step: int | None, 
 
 
 def achieved(before: Setback | None, now: Setback, *, has_saved: bool) -> bool:
-    """Whether an attempt got anywhere: it saved, ran for long, or went further than the one before."""
+    """Return whether an attempt made progress: it saved, ran for long, or came further than the one before."""
     further = now.step is not None and (before is None or before.step is None or now.step > before.step)
     return has_saved or further or now.ran_s >= LONG_ENOUGH_S
 
 
 def repeats(before: Setback | None, now: Setback) -> bool:
-    """Whether an attempt failed as the one before did, with no progress between."""
+    """Return whether an attempt failed like the one before, without progress in between."""
     if before is None or now.kind in NEVER_THE_JOBS or _way(before) != _way(now):
         return False
     if None not in (before.exit_code, now.exit_code) and before.exit_code != now.exit_code:

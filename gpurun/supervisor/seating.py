@@ -1,7 +1,7 @@
-"""Which ranks a host may speak of. Pure.
+"""Which ranks a host may report about. Pure.
 
-A host may be hostile. It says of its own ranks what it likes: nobody else can know. It has no say in the ranks of other
-hosts: not that they ended, not what they print, not how far they are, not where they live.
+A host may be hostile. gpurun must believe what it says about its own ranks, because nobody else can know. It must not
+believe anything about ranks of other hosts: their ends, their output, their progress, their place.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from gpurun.launch.seats import seats_of
 
 @dataclass(frozen=True)
 class Seating:
-    """Where the ranks of an attempt run.
+    """The hosts of an attempt's ranks.
 
     Attributes:
         grants: the gang's, in rank order.
         most: an elastic gang has ranks with numbers below this. Its launcher numbers hosts again after each change, so
             each host may have any of them. None for any other gang.
-        roles: as the job's spec has them.
+        roles: as in the job's spec.
     """
 
     grants: Sequence[Grant]
@@ -32,24 +32,24 @@ class Seating:
 
     @classmethod
     def of(cls, grants: Sequence[Grant], spec: JobSpec) -> Seating:
-        """The seating of a job's attempt."""
+        """Return the seating of a job's attempt."""
         return cls(tuple(grants), spec.gpus if spec.is_live_elastic else None, spec.roles)
 
     def has(self, host: str, rank: int) -> bool:
-        """Whether a rank of this number may run on a host."""
+        """Return whether a rank of this number may run on a host."""
         return rank in (self._numbers.get(host, ()) if self.most is None else range(self.most))
 
     def host_of(self, rank: int) -> str | None:
-        """The only host that may have this rank; None if there is none, or if each host may have any of them."""
+        """Return the only host that may have this rank; None if there is none, or if each host may have any of them."""
         return next((host for host, own in self._numbers.items() if rank in own), None) if self.most is None else None
 
     @property
     def size(self) -> int:
-        """So many ranks it has at most: their numbers are below this."""
+        """Return the largest number of ranks."""
         return sum(len(own) for own in self._numbers.values()) if self.most is None else self.most
 
     def own(self, host: str, ranks: Mapping[str, Any]) -> Iterator[tuple[int, Any]]:
-        """What a host says of its own ranks, of what it says by rank number."""
+        """Yield what a host reports about its own ranks, from its reports by rank number."""
         return ((int(rank), said) for rank, said in ranks.items() if self.has(host, int(rank)))
 
     @cached_property

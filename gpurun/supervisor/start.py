@@ -1,4 +1,4 @@
-"""STARTING: containers and the job's own sshd on every host, then rank 0's launcher, if there is one."""
+"""STARTING: create containers and the job's own sshd on every host, then start rank 0's launcher, if there is one."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ START_TIMEOUT_S = 180.0
 
 
 def start(job: SupervisedJob, is_asked: Callable[[], bool]) -> State:
-    """Create every container and start it; the launcher's last, or all at once where there is none.
+    """Create every container and start it; the launcher's last, or all at the same time without a launcher.
 
-    A supervisor that died in here leaves a launcher that runs, which is adopted, or parts, which are removed
-    and made again.
+    If a supervisor dies during this, it leaves either a running launcher, which the next supervisor adopts, or parts,
+    which it removes and makes again.
 
     Args:
-        is_asked: whether the gang is to give way.
+        is_asked: returns whether the gang must stop.
 
     Raises:
-        GangEnd: naming the host that could not.
+        GangEnd: names the host that failed.
     """
     job.connect()
     job.ask_accounts([host for host in job.hosts if host not in job.accounts])
@@ -59,7 +59,9 @@ def start(job: SupervisedJob, is_asked: Callable[[], bool]) -> State:
 
 
 def _is_launched(job: SupervisedJob) -> bool:
-    """True if this attempt's launcher was started before, or all of its ranks' scripts; lesser remains are removed."""
+    """Return True if this attempt's launcher, or all scripts of its ranks, were started before; else remove all
+    parts.
+    """
     results = job.links.each(lambda agent: agent.call("gang.inspect", job=job.lease.job).value)
     raise_first(results.failed)
     last = job.hosts if job.launcher.argv is None else job.hosts[:1]
@@ -83,7 +85,7 @@ def _remove_parts(job: SupervisedJob, hosts: Sequence[str]) -> None:
 
 
 def _create_all(job: SupervisedJob) -> Plan:
-    """Files, sshd and container on every host; another port where something else has ours."""
+    """Create files, sshd and container on every host; choose other ports if another program uses ours."""
     for _ in range(PORT_TRIES):
         plan = job.plan
         results = job.links.each(lambda agent, plan=plan: create(job, agent, plan))  # type: ignore[misc]
@@ -123,19 +125,21 @@ def go(job: SupervisedJob, plan: Plan, hosts: Sequence[str]) -> Results[None]:
 
 
 def _cards(job: SupervisedJob, host: str) -> str:
-    """The host's GPUs as it will have to find them again when the job ends: by UUID, and in the kernel's log."""
+    """Return the host's GPUs by UUID and PCI address, so that it finds them again at the job's end and in the kernel's
+    log.
+    """
     hardware = job.hardware.get(host)
     gpus = hardware.gpus if hardware is not None else ()
     return json.dumps({str(gpu.index): {"uuid": gpu.uuid, "pci_bus": gpu.pci_bus} for gpu in gpus})
 
 
 def _runtime() -> str:
-    """The file that user code may import inside the container."""
+    """Return the file that user code may import inside the container."""
     return (resources.files("gpurun.runtime") / "gpurun_runtime.py").read_text()
 
 
 def _key_files(job: SupervisedJob, host: HostPlan, plan: Plan) -> dict[str, tuple[str, int]]:
-    """The files that hold public keys, which exist only once the hosts have made them."""
+    """Return the files with public keys, which exist only after the hosts have made the keys."""
     if not plan.has_launcher:
         return {}
     if host is plan.first:
@@ -144,12 +148,12 @@ def _key_files(job: SupervisedJob, host: HostPlan, plan: Plan) -> dict[str, tupl
 
 
 def known_hosts(job: SupervisedJob, plan: Plan) -> str:
-    """The host keys of all that the launcher may reach."""
+    """Return the host keys of all hosts that the launcher may reach."""
     return jobssh.known_hosts([(other.host, job.public_keys[other.host]) for other in plan.hosts[1:]])
 
 
 def _explained(job: SupervisedJob, results: Results[None]) -> Results[None]:
-    """The agent's words for a failure as what a person can act on."""
+    """Turn the agents' errors into errors that tell a person what to do."""
     return Results(results.ok, {host: _meant(job, error) for host, error in results.failed.items()})
 
 

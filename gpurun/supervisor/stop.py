@@ -1,9 +1,9 @@
-"""STOPPING: the ladder, the outputs, the fence; then the lease is removed and the job has its outcome.
+"""STOPPING: stop the ranks, copy the outputs, fence the hosts; then remove the lease and write the outcome.
 
-The ladder ends a gang: SIGTERM to every rank → the grace period, in which ranks may save a checkpoint → the containers
-are killed, and with them the log ends → the containers are removed → every host proves that nothing of the job
-is left. Only then are its GPUs free. A host that cannot prove it keeps them in a lost lease and is cordoned; the job
-goes on without it, and the host is asked again until it answers.
+The order is: SIGTERM to every rank → the grace period, in which ranks may save a checkpoint → kill the containers,
+which ends the log → remove the containers → check on every host that nothing of the job is left. Only then its GPUs are
+free. If the check fails on a host, the host's GPUs stay in a lost lease and the host is cordoned. The job continues
+without it, and gpurun checks the host again until it succeeds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ QUICK_S, ANSWER_S = 3.0, 10.0
 
 
 def stop(job: SupervisedJob) -> State:
-    """End the gang and free its GPUs. Idempotent: a supervisor that died in here is followed by another."""
+    """Stop the gang and free its GPUs. Idempotent: if the supervisor dies during this, the next one continues."""
     damage = cordon_suspect(job, job.record.first_failure)
     ending = Ending.of(job.record, job.hosts)
     answering = {host for host in job.hosts if host not in ending.suspects or job.links.is_open(host)}
@@ -59,7 +59,7 @@ def stop(job: SupervisedJob) -> State:
 
 
 def _ask_for_proof(job: SupervisedJob, hosts: Collection[str]) -> Mapping[str, GpurunError]:
-    """Fence hosts after what was copied is safe on the head: the fence removes it from them."""
+    """Fence hosts after everything copied is synced on the head, because the fence removes it from the hosts."""
     durable.sync_file(job.folder.log)
     if not hosts:
         return {}
@@ -70,16 +70,16 @@ def _ask_for_proof(job: SupervisedJob, hosts: Collection[str]) -> Mapping[str, G
 
 
 def _give_notice(job: SupervisedJob, hosts: Sequence[str]) -> None:
-    """SIGTERM to the ranks on `hosts`, then wait until all of them have ended or the grace is over.
+    """Send SIGTERM to the ranks on `hosts`, then wait until all have ended or the grace period is over.
 
-    Where no rank runs there is nothing to wait for; one that starts now finds the notice and ends at once.
+    Does not wait if no rank runs. A rank that starts now finds the notice and ends immediately.
     """
     job.links.open(hosts, timeout_s=5.0)
     job.follow_log(host for host in hosts if host in job.members)
     patience_s = min(ANSWER_S, max(QUICK_S, job.spec.grace_s))
 
     def tell(agent: Agent) -> float | None:
-        """When the ranks there were told; None without ranks."""
+        """Return when the ranks there got SIGTERM; None without ranks."""
         told = agent.call(
             "gang.signal", job=job.lease.job, name="TERM", attempt=job.lease.attempt, timeout_s=patience_s
         )
@@ -98,9 +98,9 @@ def _give_notice(job: SupervisedJob, hosts: Sequence[str]) -> None:
 
 
 def _end_log(job: SupervisedJob, hosts: Collection[str]) -> set[str]:
-    """Kill what the grace did not end on `hosts`, and copy the last of what it printed.
+    """Kill what still runs on `hosts` after the grace period, and copy the rest of its output.
 
-    The fence removes the log from the hosts together with the containers. So a host that answers late is asked, too.
+    The fence removes the log from the hosts together with the containers. So this also asks a host that answers late.
 
     Returns:
         The hosts that have nothing more to copy.
@@ -115,7 +115,9 @@ def _end_log(job: SupervisedJob, hosts: Collection[str]) -> set[str]:
 
 
 def _finish(job: SupervisedJob, unproven: Mapping[str, GpurunError]) -> State:
-    """Free the GPUs, but those of hosts that gave no proof, and say so: at once, or somebody else would say it."""
+    """Free the GPUs, except those of unfenced hosts, and write the outcome immediately, before another process
+    could.
+    """
     job.log_copy.close()
     if unproven:
         cordon_lost(job, unproven)

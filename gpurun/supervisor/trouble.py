@@ -1,4 +1,4 @@
-"""What a job's record cannot say: that the process which should write it cannot."""
+"""Find out why a job's supervisor cannot write the job's record."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ CARRIED = (State.GRANTED, State.PREPARING, State.STARTING, State.RUNNING, State.
 
 
 def supervisor_trouble(folder: JobFolder, record: JobRecord, leases: LeaseStore) -> str | None:
-    """Why a job does not go on although it has GPUs: its supervisor's last words, or that there is none.
+    """Return why a job with GPUs makes no progress: its supervisor's last error, or that there is no supervisor.
 
-    Last words count if they are newer than the job's last event: nothing has happened since.
+    The error counts only if it is newer than the job's last event.
     """
     if record.state not in CARRIED:
         return None
@@ -34,7 +34,7 @@ def supervisor_trouble(folder: JobFolder, record: JobRecord, leases: LeaseStore)
 
 
 def _last_words(folder: JobFolder) -> str:
-    """The last line of the supervisor's log, if nothing has happened after it."""
+    """Return the last line of the supervisor's log, if nothing has happened after it."""
     try:
         with folder.supervisor_log.reader() as stream:
             found = os.fstat(stream.fileno())

@@ -1,4 +1,4 @@
-"""How an attempt ended, in words for people: from ranks, containers, the launcher and what hosts saw. Pure."""
+"""Explain how an attempt ended, from ranks, containers, the launcher and what hosts saw. Pure."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ SUCCEEDED = End(State.SUCCEEDED, "", 0, exit_code=0)
 
 
 def by_launcher(seen: GangSeen, lines: Sequence[output.Line], spec: JobSpec, place: Sequence[str]) -> End:
-    """How an attempt ended whose launcher has ended: by its ranks' words, then by the launcher's.
+    """Return how an attempt ended whose launcher has ended: by its ranks' reports, then by the launcher's.
 
     Args:
         lines: the last lines of the log.
-        spec: names the image, for the case that it lacks the launcher.
+        spec: names the image, in case it lacks the launcher.
         place: the host of each rank, for a gang whose ranks stay where they are.
     """
     launcher = seen.exits[seen.first]
@@ -44,7 +44,9 @@ def by_launcher(seen: GangSeen, lines: Sequence[output.Line], spec: JobSpec, pla
 
 
 def _fell_with(rank: Rank, launcher: ContainerEnd) -> bool:
-    """Whether what broke off a rank beside the launcher may have ended the launcher, too: its 0 is not its own then."""
+    """Return whether what killed a rank may also have ended the launcher. The launcher's exit code 0 then means
+    nothing.
+    """
     return rank.was_broken_off and rank.ended_s is not None and launcher.at_s - rank.ended_s < STOPPED_S
 
 
@@ -71,21 +73,21 @@ def _failed_by_launcher(
 
 
 def _host_of(named: output.Failure, seen: GangSeen, place: Sequence[str]) -> str:
-    """Where the rank runs, or ran, that the launcher says failed first."""
+    """Return the host of the rank that the launcher names as the first to fail."""
     at = named.rank or 0
     return host_of(named.host) if named.host is not None else place[at] if at < len(place) else seen.first
 
 
 def _was_told_to_end(seen: GangSeen, number: int | None) -> bool:
-    """Whether a rank itself says that it only heeded SIGTERM, whatever the launcher says of it."""
+    """Return whether a rank reports that it only obeyed SIGTERM, whatever the launcher says."""
     return any(rank.rank == number and rank.code == SIGTERMED for rank in seen.ranks)
 
 
 def rank_failed(rank: int | None, host: str, code: int, *, who: str, ladder: bool = False) -> End:
-    """A rank failed first; `rank` None: the launcher says no more than the host.
+    """Return the end after a rank failed first; `rank` None: the launcher names only the host.
 
     Args:
-        who: what to call it.
+        who: the rank's name in messages.
     """
     why = f"{who} on {host} failed first, with exit code {code}"
     failure = FirstFailure(reason=why, rank=rank, host=host, exit_code=code, kind="rank")
@@ -93,7 +95,9 @@ def rank_failed(rank: int | None, host: str, code: int, *, who: str, ladder: boo
 
 
 def with_last_words(end: End, lines: Sequence[output.Line], spec: JobSpec) -> End:
-    """The end, with the last lines of the rank that failed first; they may tell that the image lacks the command."""
+    """Return the end with the last lines of the rank that failed first, which may show that the image lacks the
+    command.
+    """
     if end.failure is None or end.failure.kind != "rank" or end.failure.excerpt:
         return end
     failure = replace(end.failure, excerpt=output.excerpt(lines, end.failure.rank))
@@ -104,27 +108,29 @@ def with_last_words(end: End, lines: Sequence[output.Line], spec: JobSpec) -> En
 
 
 def _lacks_command(failure: FirstFailure, command: str) -> bool:
-    """Whether the shell that was to become the rank says so: nothing of the command has run."""
+    """Return whether the shell that started the rank reports that the command does not exist, so nothing of it has
+    run.
+    """
     said = failure.excerpt[-1] if failure.excerpt else ""
     is_shells = said.startswith((f"{RANK_SCRIPT}: ", "sh: ")) and " exec: " in said
     return failure.exit_code == NOT_FOUND and is_shells and said.endswith(f" {command}: not found")
 
 
 def container_ended(host: str, found: ContainerEnd) -> End:
-    """The job's container on a host ended, and the host is the suspect."""
+    """Return the end after the job's container on a host ended; the host is the suspect."""
     failure = found.failure(host)
     reason = f"{host}: {failure.reason}"
     return End(State.FAILED, reason, 4, exit_code=found.code, failure=failure, ladder=True, suspects=(host,))
 
 
 def unreachable(hosts: Sequence[str]) -> End:
-    """Hosts of the gang have been silent for too long, and are the suspects."""
+    """Return the end after hosts of the gang were silent for too long; they are the suspects."""
     reason = f"{', '.join(hosts)} cannot be reached any more"
     return End(State.FAILED, reason, 4, failure=host_lost(hosts[0]), ladder=True, suspects=tuple(hosts))
 
 
 def host_lost(host: str) -> FirstFailure:
-    """That a host is silent, as the reason why its ranks are gone."""
+    """Return a host's silence as the reason for its ranks' end."""
     return FirstFailure(reason="the host cannot be reached", host=host, kind="host-lost")
 
 
@@ -141,10 +147,10 @@ def _launcher_failed(code: int, excerpt: tuple[str, ...], spec: JobSpec) -> End:
 
 
 def with_cause(end: End, cause: Cause | None, stopped: Sequence[Cause]) -> End:
-    """The end of a failed attempt, with what began it if a host saw that.
+    """Return the end of a failed attempt with its cause, if a host saw it.
 
     Args:
-        cause: the first that hosts' hardware and kernels tell of.
+        cause: the first cause in the reports of hosts' hardware and kernels.
         stopped: engines that were stopped, and hosts that are gone.
     """
     if end.outcome is not State.FAILED:
@@ -156,11 +162,11 @@ def with_cause(end: End, cause: Cause | None, stopped: Sequence[Cause]) -> End:
 
 
 def explains_alone(cause: Cause | None) -> bool:
-    """Whether a cause explains a failed attempt whatever became of the hosts' engines."""
+    """Return whether a cause explains a failed attempt, whatever happened to the hosts' engines."""
     return cause is not None and (cause.blame == "hardware" or cause.kind in ("oom", "disk-full"))
 
 
 def asked_end(request: CancelRequest, *, ladder: bool) -> End:
-    """The end that somebody asked for."""
+    """Return the requested end."""
     outcome = State.CANCELLED if request.kind == "cancel" else State.QUEUED
     return End(outcome, request.outcome, 1, ladder=ladder)

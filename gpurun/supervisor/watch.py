@@ -1,4 +1,4 @@
-"""RUNNING: bring together what threads see of the gang, let `decide` judge it, and carry out what it says."""
+"""RUNNING: collect what threads see of the gang, let `decide` choose the next step, and carry it out."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ VERDICT_LINES = 5000
 
 
 def watch(job: SupervisedJob) -> State:
-    """Stay until the attempt ends.
+    """Watch until the attempt ends.
 
     Raises:
         GangEnd: always; with the outcome.
@@ -78,7 +78,7 @@ class _Watch:
             thread.start()
 
     def until_end(self) -> End:
-        """Carry out what `decide` says, until that is the end."""
+        """Carry out the steps of `decide` until the end."""
         while True:
             faults.point()
             self._watchers.wait(POLL_S)
@@ -98,7 +98,7 @@ class _Watch:
             self._checkpoints.keep()
 
     def close(self) -> None:
-        """Stop watching. From here on nobody else touches hosts or outputs."""
+        """Stop watching. From here on nothing else touches hosts or outputs."""
         self._stop.set()
         self._health.close()
         for thread in self._tending:
@@ -148,7 +148,7 @@ class _Watch:
         )
 
     def _note_silence(self, now_s: float, down_since: Collection[str]) -> None:
-        """Keep in mind when no host at all was heard, and when one was heard again."""
+        """Record when no host was heard, and when one was heard again."""
         if self._down.intersection(self._job.members).difference(down_since):
             self._returned_s = now_s
         self._down = frozenset(down_since)
@@ -159,7 +159,9 @@ class _Watch:
             self._cut_off_s = now_s
 
     def _hung(self, now_s: float, down_since: Collection[str]) -> str | None:
-        """Why the gang counts as hung. While a host may be about to be lost, nobody is asked: it would answer late."""
+        """Return why the gang counts as hung. Asks nobody while a host may soon be lost, because it would answer
+        late.
+        """
         silent_s = max((self._job.links.silent_s(host) for host in self._job.members), default=0.0)
         if silent_s > SILENT_S and not down_since:
             return None
@@ -173,11 +175,12 @@ class _Watch:
             self._cut_off_s = time.monotonic()
 
     def _explained(self, finish: Finish, seen: GangSeen) -> End | None:
-        """The end, once the log and the hosts have been asked what they know of it.
+        """Return the end, after asking the log and the hosts about it.
 
         Returns:
-            None if a host cannot be asked that is not lost: the watch goes on until it answers or is. Once also if an
-            answer took long: hosts may have told more meanwhile.
+            None if a host cannot be asked and is not lost: the watch continues until it answers or is lost. Also None,
+                once, if
+            an answer took long, because hosts may have reported more meanwhile.
         """
         if finish.is_explained:
             return finish.end
@@ -203,7 +206,7 @@ class _Watch:
 
 
 def _others_answer(job: SupervisedJob) -> bool:
-    """Whether any host outside the gang can be reached: asked when no host of the gang can."""
+    """Return whether any host outside the gang can be reached. Called when no host of the gang can."""
     others = [host.name for host in job.inventory.hosts if host.name not in job.members][:3]
     if not others:
         return False

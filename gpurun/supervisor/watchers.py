@@ -1,6 +1,6 @@
-"""The eyes of a running gang's supervisor: one thread for each host waits for its container's end.
+"""Watch a running gang's containers: one thread for each host waits for its container's end.
 
-When a host's connection breaks, its watcher connects again; the gang trains on meanwhile. Nothing is decided here.
+If a host's connection breaks, its watcher connects again; the gang continues meanwhile. This module decides nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ENGINE_BACK_S = 15.0
 
 
 class Watchers:
-    """What the watchers have seen; written by them, read by the main loop. Times on the monotonic clock."""
+    """What the watchers have seen; they write it, the main loop reads it. Times on the monotonic clock."""
 
     def __init__(self, job: SupervisedJob, stop: threading.Event) -> None:
         self._job = job
@@ -38,12 +38,12 @@ class Watchers:
 
     @property
     def exits(self) -> Mapping[str, ContainerEnd]:
-        """Containers that have ended, by host, as they were seen to."""
+        """Return containers that have ended, by host."""
         return self._exits.copy()
 
     @property
     def down_since(self) -> Mapping[str, float]:
-        """Hosts that are out of reach, and since when they were not heard."""
+        """Return unreachable hosts, and since when they were not heard."""
         return self._down_since.copy()
 
     def watch(self, hosts: Sequence[str]) -> None:
@@ -52,18 +52,18 @@ class Watchers:
             threading.Thread(target=self._until_exit, args=(host,), name=f"exit {host}", daemon=True).start()
 
     def forget(self, hosts: Collection[str]) -> None:
-        """What was seen on hosts that have left says nothing of them when they come back."""
+        """Forget what was seen on hosts that have left, because it does not count if they come back."""
         for host in hosts:
             self._exits.pop(host, None)
             self._down_since.pop(host, None)
 
     def wait(self, most_s: float) -> None:
-        """Wait until a watcher has something to tell."""
+        """Wait until a watcher has news."""
         with suppress(Empty):
             self._changed.get(timeout=most_s)
 
     def _until_exit(self, host: str) -> None:
-        """Wait for the host's container to end, across lost connections and engines that are out."""
+        """Wait for the host's container to end, even across lost connections and stopped engines."""
         found = None
         while found is None and not self._is_over(host):
             try:
@@ -104,15 +104,16 @@ class Watchers:
         return ContainerEnd(time.monotonic(), code, is_oom=bool(mine["oom"]), ended_ago_s=mine["ended_ago_s"])
 
     def _is_over(self, host: str) -> bool:
-        """Whether a host need not be watched any more."""
+        """Return whether a host need not be watched any more."""
         return self._stop.is_set() or host not in self._job.members
 
     def _without_engine(self, host: str, error: RemoteOpFailed) -> ContainerEnd | None:
-        """The host answers and its Docker does not: say so once, and give it a moment.
+        """Handle a host that answers while its Docker does not: report it once, and wait a moment.
 
         Returns:
-            The end of the container, if it has ended and no engine comes back to say how; with live-restore one does,
-            or the container runs on.
+            The end of the container, if it has ended and no engine comes back to say how. With live-restore an engine
+                comes
+            back, or the container continues.
         """
         before, now = self.engine_out_s.get(host), time.monotonic()
         self.engine_out_s[host] = now
@@ -129,7 +130,7 @@ class Watchers:
         return None
 
     def _lost(self, host: str, error: GpurunError) -> None:
-        """Remember since when the host is out of reach, and try to reach it again."""
+        """Remember since when the host is unreachable, and try to reconnect."""
         job = self._job
         if host not in self._down_since and not self._is_over(host):
             self._down_since[host] = time.monotonic() - job.links.silent_s(host)
