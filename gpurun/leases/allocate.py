@@ -74,12 +74,19 @@ def run_pass(home: Path, *, now_s: float, commit: bool = True, patience_s: float
     Raises:
         StateError: a lease is damaged, so gpurun cannot know which GPUs are free.
     """
+    problems: list[GpurunError] = []
     if not commit:
         with without_collector():
-            return _Passing(home, now_s, commit=False).run()
+            return _Passing(home, look(home, now_s=now_s, on_problem=problems.append), problems, commit=False).run()
     with allocator_lock(home, patience_s=patience_s), without_collector():
         LeaseStore(home).sweep()
-        return _Passing(home, now_s, commit=True).run()
+        return _Passing(home, look(home, now_s=now_s, on_problem=problems.append), problems, commit=True).run()
+
+
+def decisions_on(home: Path, view: View) -> Pass:
+    """The decisions that a pass would make of what was read. The view's occupancy then has its promises, too."""
+    with without_collector():
+        return _Passing(home, view, [], commit=False).run()
 
 
 def look(home: Path, *, now_s: float, on_problem: OnProblem = lambda _: None, despite_damage: bool = False) -> View:
@@ -149,13 +156,13 @@ def by_inventory(queued: Iterable[LiveJob]) -> dict[str, list[LiveJob]]:
 class _Passing:
     """One running pass. With `commit`, the caller holds the allocator lock."""
 
-    def __init__(self, home: Path, now_s: float, *, commit: bool) -> None:
+    def __init__(self, home: Path, view: View, problems: list[GpurunError], *, commit: bool) -> None:
         self._home = home
         self._commit = commit
-        self._problems: list[GpurunError] = []
+        self._problems = problems
         self._store = JobStore(home)
         self._leases = LeaseStore(home)
-        self._view = look(home, now_s=now_s, on_problem=self._problems.append)
+        self._view = view
         self._ports = {port for lease in self._view.leases for port in lease.ports}
         self._granted: list[tuple[Lease, LeaseLock]] = []
         self._load = cache(lambda path: loaded(path, self._problems.append))  # a problem is reported once

@@ -142,7 +142,7 @@ def picture_of(
         JobRow(
             named.get(record.id, ""), record.id, record.owner, record.name, record.state, _gpus(record),
             fold(grant.host for grant in record.granted) if record.granted else "", shown_for_s(record, now_s),
-            "; ".join(filter(None, (record.story(now_s), reasons.get(record.id, "")))),
+            "; ".join(dict.fromkeys(filter(None, (record.story(now_s), reasons.get(record.id, ""))))),
         )
         for record in records
     )  # fmt: skip

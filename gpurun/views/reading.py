@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from gpurun.errors import GpurunError
 from gpurun.inventory.folding import fold
 from gpurun.jobs.record import JobRecord
+from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import look
+from gpurun.leases.allocate import decisions_on, look
 from gpurun.leases.cluster import Cluster, HostRow
 from gpurun.leases.occupancy import Holder
 from gpurun.leases.store import LeaseStore
 from gpurun.leases.view import View
 from gpurun.supervisor.trouble import CARRIED, supervisor_trouble
 from gpurun.views.picture import FOREIGN, FREE, KEPT, LOST, UNKNOWN, HostCells, Picture, picture_of
+from gpurun.views.waiting import reasons_of, waiting_jobs
 
 ENDED_SHOWN = 10
 _MARK_OF = {"lost": LOST, "foreign": FOREIGN, "promised": KEPT}
@@ -42,15 +45,25 @@ def read(
 
     Args:
         all_jobs: also every job that has ended, not only the last ones.
-        reasons: job → why it waits.
+        reasons: job → why it waits; None = ask what a pass would say of what was read.
     """
     problems: list[GpurunError] = []
     now_s = time.time()
     view = look(store.home, now_s=now_s, on_problem=problems.append, despite_damage=True)
     records = _records(store, view, problems.append, all_jobs=all_jobs)
     rows = cluster.rows(view)
-    picture = picture_of((_cells(row, view) for row in rows), records, now_s, fold, reasons)
+    cells = [_cells(row, view) for row in rows]
+    if reasons is None:
+        reasons = _why_they_wait(store.home, view, records)
+    picture = picture_of(cells, records, now_s, fold, reasons)
     return Reading(tuple(rows), tuple(records), picture, tuple({str(each): each for each in problems}.values()))
+
+
+def _why_they_wait(home: Path, view: View, records: Sequence[JobRecord]) -> Mapping[str, str]:
+    """Job → why it waits. While a lease is damaged no pass decides anything."""
+    if view.damaged or not any(record.state is State.QUEUED for record in records):
+        return {}
+    return reasons_of(waiting_jobs(decisions_on(home, view), records))
 
 
 def with_trouble(store: JobStore, record: JobRecord) -> JobRecord:

@@ -253,6 +253,9 @@ def test_a_job_in_the_queue_says_what_it_waits_for(gpurun, inventory, tmp_path, 
     assert "needs hosts that are out of use" in gpurun("status", later)[1]
     assert "99 GPUs wanted" in gpurun("status", never)[1]
     assert "99 GPUs wanted" in gpurun("why", never)[1]
+    listed = gpurun("status", "-i", inventory)[1]
+    assert "needs hosts that are out of use" in listed and "99 GPUs wanted" in listed
+    assert "h2 " in listed and "kept" not in listed, "what a pass would grant is not granted"
     (store.home / "cordons.json").write_text("no JSON")
     assert "nothing is decided: " in (said := gpurun("status", later)[1]) and "cordons.json" in said
     (store.home / "cordons.json").unlink()

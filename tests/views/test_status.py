@@ -54,6 +54,14 @@ def test_each_gpu_is_a_letter_of_its_job_and_hosts_that_are_alike_are_one():
     assert plain(mark_line(picture)) == ". free"
 
 
+def test_a_reason_that_the_record_and_the_queue_give_is_shown_once():
+    waits = job(1, state=State.QUEUED, reason="its host failed")
+    (row,) = picture_of([], [waits], 10.0, fold, {waits.id: "its host failed"}).jobs
+    assert row.reason == "its host failed"
+    (row,) = picture_of([], [waits], 10.0, fold, {waits.id: "4 GPUs are free"}).jobs
+    assert row.reason == "its host failed; 4 GPUs are free"
+
+
 def test_racks_that_are_alike_are_one_line():
     hosts = [host(f"r{rack}-n{number}", [FREE] * 8, f"r{rack}") for rack in range(3) for number in range(1, 5)]
     hosts.append(host("r3-n1", ["j-1"] * 8, "r3"))
