@@ -47,7 +47,8 @@ class Paced(tf.Module):
 
     @property
     def trained(self) -> list[tf.Variable]:
-        return self.weights
+        """All of them; a variable that lies on several parameter servers is as many."""
+        return [part for weight in self.weights for part in getattr(weight, "variables", [weight])]
 
     def loss(self, pixels: tf.Tensor, _classes: tf.Tensor) -> tf.Tensor:
         value = tf.reduce_mean(pixels)
