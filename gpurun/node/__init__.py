@@ -1,1 +1,1 @@
-"""What runs on a GPU host: standard library and pynvml only, sent over SSH, installed nowhere."""
+"""Code that runs on a GPU host: needs the standard library and pynvml only, is sent over SSH, and is not installed."""

@@ -1,9 +1,9 @@
 """The agent: one process per host that serves requests from the head over its stdin and stdout.
 
-It is started by ``python3 -c`` over SSH, imports itself from a zip in memory, and leaves no file behind. Requests
-run in threads of their own; `gpurun.node.MODULE` is imported when the first ``MODULE.name`` is asked for. When
-stdin ends, when the head has been silent for too long, or on SIGTERM or SIGHUP, the agent cancels what runs, kills
-its own children and exits. Processes that an operation detached on purpose (see `gpurun.node.gang`) live on.
+``python3 -c`` starts it over SSH. It imports itself from a zip in memory, and leaves no file behind. Each request runs
+in its own thread; `gpurun.node.MODULE` is imported when the first ``MODULE.name`` is requested. When stdin ends, when
+the head has been silent for too long, or on SIGTERM or SIGHUP, the agent cancels all operations, kills its own children
+and exits. Processes that an operation detached on purpose (see `gpurun.node.gang`) continue.
 """
 
 import errno
@@ -63,7 +63,7 @@ class Dispatcher:
         self._write(magic + frames.encode(header))
 
     def serve(self) -> None:
-        """Read and dispatch frames until the head is gone, then cancel everything that runs."""
+        """Read and dispatch frames until the head is gone, then cancel all operations."""
         decoder = frames.Decoder()
         poller = select.poll()
         poller.register(self._in, select.POLLIN)
@@ -129,7 +129,7 @@ class Dispatcher:
                 self._calls.pop(call.id, None)
 
     def _outcome(self, call: Call, op: str, params: Dict[str, Any]) -> Optional[OpError]:
-        """Run the operation and send its reply; the error to report if there is one."""
+        """Run the operation and send its reply; return the error to report, if there is one."""
         try:
             call.finish(_drive(call, find(op)(call, **params)))
         except OpError as error:
@@ -158,10 +158,10 @@ class Dispatcher:
 
 
 def find(op: str) -> Callable[..., Any]:
-    """The function of an operation named ``module.name``.
+    """Return the function of an operation named ``module.name``.
 
     Raises:
-        OpError: ``unknown-op``, when this agent has no such operation.
+        OpError: ``unknown-op``: this agent has no such operation.
     """
     match = _OP.match(op)
     if match:
@@ -177,7 +177,7 @@ def find(op: str) -> Callable[..., Any]:
 
 
 def _drive(call: Call, result: Any) -> OpReply:
-    """Send what a generator yields; the final reply."""
+    """Send the items of a generator; return the final reply."""
     if isinstance(result, types.GeneratorType):
         try:
             while True:
@@ -214,7 +214,7 @@ def _trace() -> str:
 
 
 def _private_streams() -> "tuple[int, int]":
-    """Keep stdin and stdout for frames alone: no print, no child of an operation can reach them."""
+    """Keep stdin and stdout for frames only: no print and no child process can write to them."""
     fd_in, fd_out = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -224,7 +224,7 @@ def _private_streams() -> "tuple[int, int]":
 
 
 def _stop(agent_calls: Callable[[], "list[Call]"]) -> None:
-    """Cancel what runs, kill this agent's own children, exit without waiting for any thread."""
+    """Cancel all operations, kill this agent's own children, exit without waiting for any thread."""
     for call in agent_calls():
         call.cancel()
     proc = sys.modules.get("gpurun.node.proc")
@@ -246,9 +246,9 @@ def main(
     """Run as the process's main program; never returns.
 
     Args:
-        nonce: echoed after the magic, so that nothing else on stdout can be taken for the agent.
-        silence_limit_s: seconds without a byte from the head after which it is taken for dead.
-        docker_host: the engine to use; None = what the user's ``docker`` would use.
+        nonce: printed after the magic, so that nothing else on stdout looks like the agent.
+        silence_limit_s: seconds without a byte from the head after which the agent exits.
+        docker_host: the engine to use; None = as the user's ``docker``.
         folder: see `gpurun.node.place.use`.
     """
     os.umask(0o077)

@@ -1,6 +1,6 @@
-"""Items of a stream, each a header and bytes, in batches: small ones share a frame and its digest.
+"""Send the items of a stream, each a header and bytes, in batches: small items share a frame and its digest.
 
-A frame ``{"all": [[header, length], …], "sha": SHA-256 of its payload}`` holds many. Any other frame is one item.
+A frame ``{"all": [[header, length], …], "sha": SHA-256 of its payload}`` holds many items. Any other frame is one item.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ FLUSH_S = 5.0
 
 
 def packed(items: Iterable[Item]) -> Iterator[frames.Bytes]:
-    """Items as frames, as payloads of a stream."""
+    """Yield items as frames, as payloads of a stream."""
     batch, since_s = bytearray(), time.monotonic()
     heads: List[Tuple[Dict[str, Any], int]] = []
     small = bytearray()
@@ -73,10 +73,10 @@ def _together(heads: List[Tuple[Dict[str, Any], int]], payload: bytearray) -> by
 
 
 def unpacked(pieces: Iterable[frames.Bytes]) -> Iterator[frames.Frame]:
-    """The items that `packed` packed.
+    """Yield the items that `packed` packed.
 
     Raises:
-        OpError: ``corrupt``: these are no such frames, or the last one is not whole.
+        OpError: ``corrupt``: these are not such frames, or the last one is incomplete.
     """
     decoder = frames.Decoder()
     try:

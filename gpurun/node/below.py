@@ -1,8 +1,8 @@
-"""Folders that somebody else may change at any moment: read, made and removed below a directory descriptor.
+"""Read, create and remove folders that other programs may change at any moment, relative to a directory descriptor.
 
-A container can put a link in the place of a folder between two system calls. So nothing here opens a joined path:
-every folder on the way is opened by its own name, below the descriptor of the folder above it, and no link is followed.
-Links are data. Names are bytes; as text they are UTF-8, with ``surrogateescape`` for what is not UTF-8.
+A container can replace a folder by a link between two system calls. So this module never opens a joined path. It opens
+every folder on the way by its own name, relative to the descriptor of the folder above it, and follows no link. Links
+are data. Names are bytes; as text they are UTF-8, with ``surrogateescape`` for bytes that are not UTF-8.
 """
 
 import errno
@@ -35,7 +35,7 @@ _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def absolute(path: str) -> str:
-    """The path itself, if it is absolute, has no NUL and no ``..`` part.
+    """Return the path if it is absolute, has no NUL and no ``..`` part.
 
     Raises:
         OpError: ``bad-request`` otherwise.
@@ -46,7 +46,7 @@ def absolute(path: str) -> str:
 
 
 def forget(path: str) -> None:
-    """Remove a file or link, if it is there."""
+    """Remove a file or link, if it exists."""
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -54,15 +54,15 @@ def forget(path: str) -> None:
 
 
 def text_of_path(parts: Parts) -> str:
-    """A path below a folder as text, with ``/``."""
+    """Return a path below a folder as text, with ``/``."""
     return b"/".join(parts).decode("utf-8", "surrogateescape")
 
 
 def parts_of(path: object) -> Parts:
-    """A path below a folder, name by name.
+    """Return the names of a path below a folder.
 
     Raises:
-        OpError: ``refused``: it leads out of the folder, or no file system has such a name.
+        OpError: ``refused``: it leads out of the folder, or no file system can have such a name.
     """
     try:
         parts = tuple(path.encode("utf-8", "surrogateescape").split(b"/")) if isinstance(path, str) else ()
@@ -76,11 +76,11 @@ def parts_of(path: object) -> Parts:
 
 
 def open_top(path: str, make: bool = False, need: int = 0) -> int:
-    """A descriptor of a folder of our own, by its absolute path; only its last name may not be a link.
+    """Return a descriptor of one of our own folders by its absolute path; only its last name must not be a link.
 
     Args:
-        make: make it, and the folders above it, with mode 0700.
-        need: as for `open_folder`: where it is mounted, a program can set its mode.
+        make: create it, and the folders above it, with mode 0700.
+        need: as for `open_folder`: where it is mounted, a program can change its mode.
     """
     if make:
         os.makedirs(absolute(path), mode=0o700, exist_ok=True)
@@ -93,19 +93,19 @@ def open_top(path: str, make: bool = False, need: int = 0) -> int:
 
 
 def open_folder(above: int, name: bytes, need: int = 0) -> int:
-    """A descriptor of a folder below `above`.
+    """Return a descriptor of a folder below `above`.
 
     Args:
-        need: rights that its owner must have. A folder that lacks them gets them if it is ours, and keeps them.
+        need: rights that its owner must have. If they are missing and the folder is ours, they are added permanently.
 
     Raises:
-        OSError: there is none, or something else has the name, such as a link.
+        OSError: there is no folder of this name, for example because it is a link.
     """
     return _open_folder(above, name, need)[0]
 
 
 def _open_folder(above: int, name: bytes, need: int) -> Tuple[int, Optional[int]]:
-    """The descriptor, and the mode that the folder had, if it had to be changed."""
+    """Return the descriptor, and the folder's earlier mode if it had to change."""
     before = None
     if need and os.geteuid() != 0:
         looked = os.open(name, os.O_PATH | os.O_DIRECTORY | _FLAGS, dir_fd=above)
@@ -119,7 +119,7 @@ def _open_folder(above: int, name: bytes, need: int) -> Tuple[int, Optional[int]
 
 
 def _set_mode(descriptor: int, mode: int) -> bool:
-    """Set the mode of what a descriptor names, also of one that was opened with ``O_PATH``; False if it is not ours."""
+    """Set the mode through a descriptor, also one opened with ``O_PATH``; return False if the file is not ours."""
     try:
         os.chmod("/proc/self/fd/%d" % descriptor, mode)
     except PermissionError:
@@ -128,22 +128,22 @@ def _set_mode(descriptor: int, mode: int) -> bool:
 
 
 def open_file(above: int, name: bytes, force: bool = False) -> int:
-    """As `open_regular`, without the status."""
+    """Do the same as `open_regular`, without the status."""
     return open_regular(above, name, force)[0]
 
 
 def open_regular(above: int, name: bytes, force: bool = False) -> Tuple[int, os.stat_result]:
-    """A descriptor for reading of a regular file below `above`, and its status before anything was read.
+    """Return a descriptor for reading a regular file below `above`, and its status before anything was read.
 
-    Never waits for a pipe, never opens a device. Nor does it wait for a program that has a lease on the file (fcntl(2),
-    ``F_SETLEASE``): 45 s for each.
+    Never waits for a pipe, and never opens a device. Nor does it wait for a program with a lease on the file (fcntl(2),
+    ``F_SETLEASE``): that would take 45 s for each.
 
     Args:
-        force: read a file of ours whose mode keeps us out; the file has its mode again when this returns.
+        force: read a file of ours whose mode keeps us out; its mode is restored before this returns.
 
     Raises:
-        OSError: there is none, or it may not be read; ``ELOOP`` also if it is not a regular file,
-            ``EAGAIN`` if somebody has a lease.
+        OSError: there is no file, or it may not be read; ``ELOOP`` also if it is not a regular file, ``EAGAIN`` if a
+            program has a lease.
     """
     looked = os.open(name, os.O_PATH | _FLAGS, dir_fd=above)
     try:
@@ -163,7 +163,7 @@ def open_regular(above: int, name: bytes, force: bool = False) -> Tuple[int, os.
 
 
 def link_file(above: int, name: bytes, dest: int, dest_name: bytes) -> None:
-    """Give a regular file a second name below `dest`. Raises OSError if it is anything else."""
+    """Create a hard link to a regular file below `dest`. Raises OSError if it is anything else."""
     looked = os.open(name, os.O_PATH | _FLAGS, dir_fd=above)
     try:
         if not stat.S_ISREG(os.fstat(looked).st_mode):
@@ -174,27 +174,29 @@ def link_file(above: int, name: bytes, dest: int, dest_name: bytes) -> None:
 
 
 def create(above: int, name: bytes) -> int:
-    """A descriptor for writing of a new file of mode 0600 below `above`. Raises FileExistsError if there is one."""
+    """Create a file of mode 0600 below `above`; return a descriptor for writing. Raises FileExistsError if it
+    exists.
+    """
     return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600, dir_fd=above)
 
 
 def finish(descriptor: int, mode: int, mtime_ns: int) -> None:
-    """Give an open file or folder its mode, without set-user-id bits and the like, and its time."""
+    """Set the mode, without set-user-id bits and the like, and the time of an open file or folder."""
     os.utime(descriptor, ns=(mtime_ns, mtime_ns))
     os.fchmod(descriptor, mode & 0o777)
 
 
 def kind_of(mode: int) -> str:
-    """``file``, ``dir``, ``link``, ``FIFO``, ``socket`` or ``device``."""
+    """Return ``file``, ``dir``, ``link``, ``FIFO``, ``socket`` or ``device``."""
     return _KINDS.get(stat.S_IFMT(mode), "device")
 
 
 class Cursor:
-    """Goes from folder to folder below a descriptor; holds few descriptors, however deep it is. A context manager.
+    """Moves from folder to folder below a descriptor, with few open descriptors at any depth. A context manager.
 
     Args:
         top: the folder's descriptor, which stays open.
-        need: rights that we must have in every folder on the way: folders of ours that lack them get them until the
+        need: rights that we must have in every folder on the way. Folders of ours that lack them get them until the
             cursor leaves them.
     """
 
@@ -205,7 +207,9 @@ class Cursor:
         self._open: List[Tuple[int, Optional[int]]] = []  # of the last folders of `_at`
 
     def at(self, parts: Parts) -> int:
-        """A descriptor of the folder `parts`, good until the next call. Raises OSError if that is no folder."""
+        """Return a descriptor of the folder `parts`, valid until the next call. Raises OSError if it is not a
+        folder.
+        """
         if parts is not self._at:
             common = _common(self._at, parts)
             self._up(common)
@@ -230,7 +234,7 @@ class Cursor:
                 self._close(self._open.pop())
 
     def _close(self, opened: Tuple[int, Optional[int]], again: bool = True) -> None:
-        """Close a folder, and restore its mode; not if it is still on the way."""
+        """Close a folder, and restore its mode, unless it is still on the way."""
         descriptor, mode = opened
         if mode is not None and again:
             _set_mode(descriptor, mode)
@@ -253,7 +257,7 @@ def _common(one: Parts, other: Parts) -> int:
 
 
 def names_in(folder: int) -> List[bytes]:
-    """The names in a folder, in order."""
+    """Return the names in a folder, in order."""
     return sorted(map(os.fsencode, os.listdir(folder)))
 
 
@@ -283,7 +287,7 @@ def remove(above: int, name: bytes) -> None:
 
 
 def remove_path(path: str) -> None:
-    """`remove`, by an absolute path whose folders are our own."""
+    """Call `remove` for an absolute path whose folders are our own."""
     folder, name = os.path.split(absolute(path))
     try:
         above = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -296,7 +300,7 @@ def remove_path(path: str) -> None:
 
 
 def _unlinked(above: int, name: bytes) -> bool:
-    """Remove what is no folder; False if it is a folder, or cannot be removed."""
+    """Remove an entry that is not a folder; return False if it is a folder, or cannot be removed."""
     try:
         os.unlink(name, dir_fd=above)
     except FileNotFoundError:
@@ -307,7 +311,7 @@ def _unlinked(above: int, name: bytes) -> bool:
 
 
 class _Clearing:
-    """Empties a folder. What lies deep is moved up first, so that no depth needs many descriptors."""
+    """Empties a folder. Moves deep entries up first, so that no depth needs many descriptors."""
 
     def __init__(self, top: int) -> None:
         self._top = top

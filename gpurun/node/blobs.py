@@ -1,8 +1,8 @@
-"""Blobs move between hosts: the operations the head drives a transfer with.
+"""Move blobs between hosts: the operations with which the head controls a transfer.
 
-``blobs.open`` makes a host part of a transfer, ``blobs.expect`` announces a blob, ``blobs.grant`` lets one neighbour
-in, ``blobs.fetch`` pulls from a neighbour, ``blobs.feed`` takes chunks from the head itself over the SSH channel, and
-``blobs.close`` ends it. A host that nobody closes keeps nothing open: everything goes with the agent.
+``blobs.open`` adds a host to a transfer, ``blobs.expect`` announces a blob, ``blobs.grant`` admits one neighbour,
+``blobs.fetch`` pulls from a neighbour, ``blobs.feed`` takes chunks from the head over the SSH channel, and
+``blobs.close`` ends it. If nobody closes a transfer, it ends with the agent.
 """
 
 import fcntl
@@ -26,7 +26,7 @@ _SIOCGIFADDR = 0x8915
 
 
 class Transfer:
-    """What this host holds of one transfer."""
+    """This host's part of one transfer."""
 
     def __init__(self, ident: str, certificate: str, key: str, bind: str, rate_bytes_s: Optional[float]) -> None:
         self.spool = Spool(spool_folder(), ident)
@@ -37,14 +37,14 @@ class Transfer:
         self.server = links.Server(bind, certificate, key, self.blobs.get, Pace(rate_bytes_s), self.packs)
 
     def blob(self, digest: str) -> Blob:
-        """An announced blob."""
+        """Return an announced blob."""
         try:
             return self.blobs[digest]
         except KeyError:
             raise OpError("not-found", "%s was not announced" % digest) from None
 
     def close(self, keep: bool) -> None:
-        """End every connection; remove the blobs' files unless they are to be taken up again."""
+        """Close every connection; remove the blobs' files unless `keep`."""
         self.server.close()
         for digest, blob in list(self.blobs.items()):
             blob.close()
@@ -58,13 +58,13 @@ _lock = threading.Lock()
 
 
 def spool_folder() -> str:
-    """Where blobs arrive: below the user's cache folder, on the host."""
+    """Return the folder where blobs arrive, below the user's cache folder on the host."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(cache, "gpurun", "spool")
 
 
 def find(ident: str) -> Transfer:
-    """An open transfer.
+    """Return an open transfer.
 
     Raises:
         OpError: ``not-found``.
@@ -77,7 +77,7 @@ def find(ident: str) -> Transfer:
 
 
 def address_of(interface: Optional[str]) -> str:
-    """The address neighbours reach this host at: the interface's, else the one SSH came in at."""
+    """Return the address at which neighbours reach this host: the interface's, else the one that SSH used."""
     if interface:
         name = interface.encode()[:15]
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -90,7 +90,7 @@ def address_of(interface: Optional[str]) -> str:
 
 
 def ssh_ends() -> Tuple[str, str]:
-    """(the head's address as this host sees it, this host's address as the head sees it)."""
+    """Return (the head's address as this host sees it, this host's address as the head sees it)."""
     parts = os.environ.get("SSH_CONNECTION", "").split()
     return (parts[0], parts[2]) if len(parts) == 4 else ("127.0.0.1", "127.0.0.1")
 
@@ -103,15 +103,15 @@ def open_(
     address: Optional[str] = None,
     rate_bytes_s: Optional[float] = None,
 ) -> Dict[str, Any]:
-    """Take part in a transfer; the payload is its private key.
+    """Join a transfer; the payload is its private key.
 
     Args:
-        interface: to listen on; `address` wins over it.
-        rate_bytes_s: what this host may send.
+        interface: to listen on; `address` overrides it.
+        rate_bytes_s: this host's highest sending rate.
 
     Returns:
         ``{"address", "port", "head", "spool", "free_bytes"}``: where neighbours connect to, and the head's address as
-        seen from here.
+        this host sees it.
     """
     key = call.payload.decode("ascii")
     bind = address or address_of(interface)
@@ -132,7 +132,7 @@ def expect(call: Call, transfer: str, digest: str, size: int) -> Dict[str, Any]:
     """Announce a blob; the payload is the SHA-256 of each of its chunks.
 
     Returns:
-        ``{"have_bytes"}``: what an earlier transfer had left of it.
+        ``{"have_bytes"}``: what an earlier transfer left of it.
     """
     hashes = call.payload
     here = find(transfer)
@@ -142,12 +142,12 @@ def expect(call: Call, transfer: str, digest: str, size: int) -> Dict[str, Any]:
 
 
 def grant(call: Call, transfer: str, token: str) -> None:
-    """Let one connection of a neighbour in."""
+    """Admit one connection of a neighbour."""
     find(transfer).server.grant(token)
 
 
 def missing(call: Call, transfer: str, digests: List[str], lane: Sequence[int] = (0, 1)) -> links.Wants:
-    """``[[digest, [[first, last], …]], …]`` of the chunks that are not here.
+    """Return ``[[digest, [[first, last], …]], …]`` of the chunks that this host lacks.
 
     Args:
         lane: (number, count): only that lane's share of them.
@@ -158,7 +158,7 @@ def missing(call: Call, transfer: str, digests: List[str], lane: Sequence[int] =
 
 
 def _share(ranges: List[Tuple[int, int]], lane: int, lanes: int) -> Iterator[Tuple[int, int]]:
-    """Every `lanes`-th stripe of chunks."""
+    """Yield every `lanes`-th stripe of chunks."""
     if lanes == 1:
         yield from ranges
         return
@@ -178,7 +178,7 @@ def fetch(
     lane: Sequence[int] = (0, 1),
     wants: Optional[links.Wants] = None,
 ) -> Generator[Dict[str, Any], None, Dict[str, Any]]:
-    """Pull what is missing of some blobs from a neighbour; yields ``{"bytes", "digest"}`` now and then.
+    """Pull missing chunks of some blobs from a neighbour; yields ``{"bytes", "digest"}`` repeatedly.
 
     Args:
         lane: as in `missing`.
@@ -188,8 +188,9 @@ def fetch(
         ``{"bytes"}``: received by this call.
 
     Raises:
-        OpError: ``no-route``, ``link-lost``; ``corrupt`` when the neighbour sends other chunks than it was asked for,
-            or leaves some out; ``no-space`` (as an OSError) when the disk is full.
+        OpError: ``no-route``, ``link-lost``; ``corrupt`` if the neighbour sends chunks that were not requested, or
+            omits
+            some; ``no-space`` (as an OSError) if the disk is full.
     """
     here = find(transfer)
     wants = missing(call, transfer, digests, lane) if wants is None else wants
@@ -219,7 +220,7 @@ def feed(call: Call, transfer: str) -> Generator[Dict[str, Any], None, Dict[str,
 def _keep(
     call: Call, here: Transfer, source: Iterator[frames.Frame]
 ) -> Generator[Dict[str, Any], None, Dict[str, Any]]:
-    """Write the chunks of frames; how many bytes were new, now and then and at the end."""
+    """Write the chunks of frames; yield and return how many bytes were new."""
     received, told = 0, time.monotonic()
     for frame in source:
         (digest, index), piece = links.place_of(frame.header), frame.payload
@@ -239,7 +240,7 @@ def _keep(
 
 
 def status(call: Call, transfer: str) -> Dict[str, Any]:
-    """``{"blobs": {digest: bytes here}, "sent_bytes"}``."""
+    """Return ``{"blobs": {digest: bytes here}, "sent_bytes"}``."""
     here = find(transfer)
     return {
         "blobs": {digest: blob.have_bytes for digest, blob in list(here.blobs.items())},
@@ -251,7 +252,7 @@ def close(call: Call, transfer: str, keep: bool = False) -> None:
     """Leave a transfer. Idempotent.
 
     Args:
-        keep: leave what has arrived for the next transfer of the same blobs.
+        keep: keep what has arrived for the next transfer of the same blobs.
     """
     with _lock:
         here = _transfers.pop(transfer, None)

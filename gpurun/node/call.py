@@ -1,14 +1,14 @@
-"""One operation under way on a host: what its function is given, and the errors it may raise.
+"""One running operation on a host: the argument of its function, and the errors it may raise.
 
 An operation is a function in a module of this package, listed in that module's ``OPS``::
 
     def read(call, path, max_bytes=1 << 20): ...
     OPS = {"read": read}
 
-It is called as ``read(call, **params)`` in a thread of its own. What it returns is the reply: a JSON value, or
-`OpReply(value, payload)`. A generator function makes a stream: each item it yields (again a value or a `OpReply`) is
-sent at once, and what it returns ends the stream. When the head cancels, or the channel dies, `Call.cancelled`
-becomes true, functions given to `Call.on_cancel` are run, and a blocked `send`, `chunks` or `check` raises `Cancelled`.
+It is called as ``read(call, **params)`` in its own thread. Its return value is the reply: a JSON value, or
+`OpReply(value, payload)`. A generator function makes a stream: each item it yields (again a value or an `OpReply`) is
+sent immediately, and its return value ends the stream. When the head cancels, or the channel dies, `Call.cancelled`
+becomes true, functions given to `Call.on_cancel` run, and a blocked `send`, `chunks` or `check` raises `Cancelled`.
 """
 
 import threading
@@ -30,10 +30,10 @@ class OpReply(NamedTuple):
 
 
 class OpError(Exception):
-    """An operation failed in a way its caller should know by name.
+    """An operation failed in a way that its caller should recognise.
 
     Args:
-        kind: one word the head can act on: ``not-found``, ``no-space``, ``bad-request``, …
+        kind: one word for the head: ``not-found``, ``no-space``, ``bad-request``, …
         message: what failed and why, for people.
         detail: JSON values that belong to it.
     """
@@ -53,7 +53,7 @@ class Cancelled(OpError):
 
 
 class Call:
-    """The running side of one request. Thread-safe."""
+    """The host's side of one request. Thread-safe."""
 
     def __init__(self, ident: int, send: Send, more: bool, payload: bytes) -> None:
         self.id = ident
@@ -70,7 +70,7 @@ class Call:
 
     @property
     def cancelled(self) -> bool:
-        """True when nobody waits for the result any more."""
+        """Return True if nobody waits for the result any more."""
         return self._cancelled
 
     def check(self) -> None:
@@ -85,7 +85,7 @@ class Call:
         self.check()
 
     def on_cancel(self, hook: Callable[[], object]) -> None:
-        """Run `hook` when the operation is cancelled (at once if it was): close a socket, kill a child."""
+        """Run `hook` when the operation is cancelled, or now if it was: close a socket, kill a child."""
         with self._condition:
             if not self._cancelled:
                 self._hooks.append(hook)
@@ -93,7 +93,7 @@ class Call:
         hook()
 
     def chunks(self) -> Iterator[bytes]:
-        """The request's payload, piece by piece as it arrives."""
+        """Yield the request's payload in pieces as it arrives."""
         while True:
             with self._condition:
                 self._condition.wait_for(lambda: self._incoming or self._ended or self._cancelled)
@@ -108,7 +108,7 @@ class Call:
 
     @property
     def payload(self) -> bytes:
-        """The whole payload of the request; at most 64 MiB. Can be read once."""
+        """Return the whole payload of the request; at most 64 MiB. Can be read once."""
         whole = bytearray()
         for piece in self.chunks():
             whole += piece
@@ -117,7 +117,7 @@ class Call:
         return bytes(whole)
 
     def send(self, value: Any = None, payload: frames.Bytes = b"") -> None:
-        """Send one stream item; waits while the head is behind. The payload may be of any size up to 4 MiB."""
+        """Send one stream item; wait if the head reads slowly. The payload may have any size up to 4 MiB."""
         self._spend(len(payload))
         self._send({"t": "out", "id": self.id, "v": value}, payload)
 
@@ -138,7 +138,7 @@ class Call:
         self._send(header, b"")
 
     def cancel(self) -> None:
-        """Mark as cancelled, wake whoever waits, run the hooks. Idempotent."""
+        """Mark the call as cancelled, wake all waiting threads, run the hooks. Idempotent."""
         with self._condition:
             self._cancelled = True
             hooks, self._hooks = self._hooks, []
@@ -150,7 +150,7 @@ class Call:
                 pass  # a socket or process that is already gone is what the hook was for
 
     def feed(self, piece: Optional[bytes]) -> None:
-        """A piece of the request's payload arrived; None is its end."""
+        """Add a piece of the request's payload; None is its end."""
         with self._condition:
             if piece is None:
                 self._ended = True
@@ -159,13 +159,13 @@ class Call:
             self._condition.notify_all()
 
     def credit(self, amount: int) -> None:
-        """The head has consumed `amount` bytes more."""
+        """Record that the head has consumed `amount` bytes more."""
         with self._condition:
             self._room += amount
             self._condition.notify_all()
 
     def _spend(self, amount: int) -> None:
-        """Wait until the head has room. One item larger than the whole window is let through alone."""
+        """Wait until the head's window has space. Allows one item larger than the whole window."""
         with self._condition:
             wanted = min(amount, frames.WINDOW)
             self._condition.wait_for(lambda: self._room >= wanted or self._cancelled)
@@ -175,5 +175,5 @@ class Call:
 
 
 def text_of(error: BaseException) -> str:
-    """An exception as one line, such as ``OSError: [Errno 28] No space left on device: '/x'``."""
+    """Return an exception as one line, such as ``OSError: [Errno 28] No space left on device: '/x'``."""
     return "%s: %s" % (type(error).__name__, error)

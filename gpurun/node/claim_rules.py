@@ -1,8 +1,8 @@
-"""Claims on GPUs: what a claim says, and who may take which GPU. Pure: no Docker, no process, no clock.
+"""Rules of claims on GPUs: the content of a claim, and who may take which GPU. Pure: no Docker, no process, no clock.
 
-A claim is an empty Docker volume whose name is the GPU and whose labels name the holder. Docker makes a volume once,
-whoever asks first, and shows it to everybody who may give a container a GPU. A job's container carries the same labels:
-it is a claim too, also after somebody has pruned the volume. `gpurun.node.claims` does what is decided here
+A claim is an empty Docker volume. Its name is the GPU, its labels name the holder. Docker creates a volume once, for
+the first that asks, and shows it to everybody who may give a container a GPU. A job's container has the same labels, so
+it is a claim, too, even if somebody prunes the volume. `gpurun.node.claims` carries out these decisions
 (docs/decisions/0012-claims-on-the-host.md).
 """
 
@@ -26,14 +26,14 @@ _MOST_CARDS = 256
 
 
 class Claimant(NamedTuple):
-    """Who wants GPUs.
+    """The holder of a claim.
 
     Attributes:
-        job: its id; "" where a label does not say.
-        attempt: which start of the job it is.
-        state: the id of the state directory that the job belongs to.
+        job: its id; "" if the label is missing.
+        attempt: the attempt of the job.
+        state: the id of the job's state directory.
         user: the name of the job's owner on the head node.
-        uid: the owner's number on the head node; -1 where a label does not say.
+        uid: the owner's number on the head node; -1 if the label is missing.
         head: the name of the head node.
     """
 
@@ -46,11 +46,11 @@ class Claimant(NamedTuple):
 
     @property
     def key(self) -> Tuple[str, str, int]:
-        """What makes two claims those of one attempt."""
+        """Return the key that all claims of one attempt share."""
         return self.state, self.job, self.attempt
 
     def labels(self) -> Dict[str, str]:
-        """The labels that volumes and containers share."""
+        """Return the labels that volumes and containers share."""
         return {
             JOB_LABEL: self.job,
             "gpurun.attempt": str(self.attempt),
@@ -62,16 +62,16 @@ class Claimant(NamedTuple):
 
 
 class Volume(NamedTuple):
-    """A claim as a host has it.
+    """A claim on a host.
 
     Attributes:
-        name: of the Docker volume.
+        name: the Docker volume's name.
         card: the GPU.
-        claimant: who holds it; empty fields where the labels are damaged.
-        account: the host account, by number, whose agent made it; -1 where the label does not say.
-        since_s: when, by the host's clock, seconds since the epoch; 0 where the label does not say.
+        claimant: the holder; empty fields if the labels are damaged.
+        account: the number of the host account whose agent made it; -1 if the label is missing.
+        since_s: when, by the host's clock, seconds since the epoch; 0 if the label is missing.
         alive: the agent that made it, or a later one for the same attempt, is connected now.
-        known: this gpurun understands the labels. A claim of a newer gpurun is not for us to judge.
+        known: this gpurun understands the labels. It must not judge a claim of a newer gpurun.
     """
 
     name: str
@@ -84,13 +84,13 @@ class Volume(NamedTuple):
 
 
 class Container(NamedTuple):
-    """A container of a gpurun job, in whatever state.
+    """A container of a gpurun job, in any state.
 
     Attributes:
         id: Docker's id.
-        claimant: as its labels say; an older gpurun gave it a job and an attempt alone.
-        cards: the GPUs it was given.
-        status: Docker's word, such as ``running``.
+        claimant: from its labels; an older gpurun gave it only a job and an attempt.
+        cards: its GPUs.
+        status: Docker's status, such as ``running``.
     """
 
     id: str
@@ -100,20 +100,20 @@ class Container(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What claims a host's GPUs at one moment."""
+    """All claims on a host's GPUs at one moment."""
 
     volumes: Tuple[Volume, ...]
     containers: Tuple[Container, ...]
 
 
 class Refused(NamedTuple):
-    """A GPU that somebody else holds.
+    """A GPU that another attempt holds.
 
     Attributes:
-        card: the GPU that was wanted.
-        holder: who holds it.
-        cards: all GPUs that this holder has on the host.
-        why: how one knows that it still holds them.
+        card: the wanted GPU.
+        holder: the holder.
+        cards: all GPUs of this holder on the host.
+        why: the evidence that it still holds them.
     """
 
     card: Card
@@ -123,11 +123,11 @@ class Refused(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What to do about one wanted GPU: nothing if it is ours already, or one of these.
+    """The action for one wanted GPU: one of these, or none if it is ours already.
 
     Attributes:
         make: make a claim.
-        over: the stale claims to remove first. There are two where one was made by index and one by UUID.
+        over: the stale claims to remove first. There are two if one was made by index and one by UUID.
         refused: leave it to its holder.
     """
 
@@ -138,9 +138,9 @@ class Step(NamedTuple):
 
 
 def decide(me: Claimant, wanted: Iterable[Card], seen: Seen) -> List[Step]:
-    """What to do about each wanted GPU, in the one order in which everybody takes them.
+    """Decide about each wanted GPU, in the one order in which everybody takes them.
 
-    Two claimants that want some of the same GPUs take them in the same order: so one of them gets all that it wants.
+    Two claimants that want some of the same GPUs take them in the same order, so one of them gets all that it wants.
     """
     return [_step(me, card, seen) for card in sorted(wanted, key=volume_name)]
 
@@ -159,7 +159,7 @@ def _step(me: Claimant, card: Card, seen: Seen) -> Step:
 
 
 def why_live(volume: Volume, seen: Seen) -> str:
-    """How one knows that a claim's holder still needs it; "" if nothing of the holder is to be seen."""
+    """Return the evidence that a claim's holder still needs it; "" if there is none."""
     if not volume.known:
         return "a newer gpurun made the claim"
     if volume.alive:
@@ -171,7 +171,7 @@ def why_live(volume: Volume, seen: Seen) -> str:
 
 
 def refusal(card: Card, holder: Claimant, seen: Seen, why: str) -> Refused:
-    """A refusal that names all GPUs of the holder on this host."""
+    """Return a refusal with all GPUs of the holder on this host."""
     cards = {card}
     cards.update(volume.card for volume in seen.volumes if volume.claimant.key == holder.key)
     cards.update(each for one in seen.containers if one.claimant.key == holder.key for each in one.cards)
@@ -183,12 +183,12 @@ def _has(container: Container) -> str:
 
 
 def same_gpu(one: Card, other: Card) -> bool:
-    """Whether two claims are about one GPU: UUIDs tell it, indices only where a UUID is missing."""
+    """Return whether two claims are about one GPU: by UUID, or by index if a UUID is missing."""
     return one[1] == other[1] if one[1] and other[1] else one[0] == other[0]
 
 
 def holds(cards: Iterable[Card], card: Card) -> bool:
-    """Whether a GPU is among `cards`."""
+    """Return whether a GPU is among `cards`."""
     return any(same_gpu(each, card) for each in cards)
 
 
@@ -196,13 +196,13 @@ def holds(cards: Iterable[Card], card: Card) -> bool:
 
 
 def volume_name(card: Card) -> str:
-    """The name of a GPU's claim. Only one such volume can exist, so only one claimant can hold the GPU."""
+    """Return the name of a GPU's claim. Only one such volume can exist, so only one claimant can hold the GPU."""
     index, uuid = card
     return PREFIX + (uuid if _UUID.match(uuid) else "index-%d" % index)
 
 
 def volume_labels(me: Claimant, card: Card, account: int, since_s: int) -> Dict[str, str]:
-    """The labels of a new claim."""
+    """Return the labels of a new claim."""
     return dict(
         me.labels(),
         **{
@@ -216,7 +216,7 @@ def volume_labels(me: Claimant, card: Card, account: int, since_s: int) -> Dict[
 
 
 def container_labels(me: Claimant, cards: Iterable[Card]) -> Dict[str, str]:
-    """The labels of a job's container."""
+    """Return the labels of a job's container."""
     ordered = list(cards)
     labels = dict(me.labels(), **{"gpurun.gpus": ",".join(str(index) for index, _ in ordered)})
     if ordered and all(_UUID.match(uuid) for _, uuid in ordered):
@@ -225,7 +225,7 @@ def container_labels(me: Claimant, cards: Iterable[Card]) -> Dict[str, str]:
 
 
 def read_volume(name: str, labels: Any) -> Optional[Volume]:
-    """A Docker volume as a claim; None if its name is no GPU's. Labels may hold anything."""
+    """Read a Docker volume as a claim; None if its name is not a GPU's. Labels may contain anything."""
     if not name.startswith(PREFIX):
         return None
     said = _texts(labels)
@@ -242,7 +242,7 @@ def read_volume(name: str, labels: Any) -> Optional[Volume]:
 
 
 def read_claimant(labels: Any) -> Claimant:
-    """Who the labels name. What is no proper value counts as not said."""
+    """Read the claimant in labels. Ignores invalid values."""
     said = _texts(labels)
     job, state = said.get(JOB_LABEL, ""), said.get("gpurun.state", "")
     return Claimant(
@@ -256,7 +256,7 @@ def read_claimant(labels: Any) -> Claimant:
 
 
 def read_cards(labels: Any) -> Optional[Tuple[Card, ...]]:
-    """The GPUs that a container's labels name; None if there is no such label, as on those of an older gpurun."""
+    """Read the GPUs in a container's labels; None if there is no such label, as with an older gpurun."""
     said = _texts(labels)
     if "gpurun.gpus" not in said:
         return None
@@ -268,7 +268,7 @@ def read_cards(labels: Any) -> Optional[Tuple[Card, ...]]:
 
 
 def given_cards(requests: Any) -> Tuple[Card, ...]:
-    """The GPUs that a container was given, from Docker's ``HostConfig.DeviceRequests``: indices or UUIDs."""
+    """Read a container's GPUs from Docker's ``HostConfig.DeviceRequests``: indices or UUIDs."""
     found = []
     for request in requests if isinstance(requests, list) else []:
         ids = request.get("DeviceIDs") if isinstance(request, dict) else None
@@ -293,5 +293,5 @@ def _number(text: Optional[str], otherwise: int, digits: int = 9) -> int:
 
 
 def _shown(text: str) -> str:
-    """A name from a label, fit to be printed: no control characters, and not the whole screen."""
+    """Return a name from a label without control characters, and shortened."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:_MOST_TEXT])

@@ -1,10 +1,10 @@
-"""Where this host keeps claims: Docker's volumes and containers, and the sign of life of connected agents.
+"""The storage of claims on this host: Docker's volumes and containers, and signs that agents are connected.
 
-Only Docker gives GPUs to ranks, so whoever can start a rank here meets the same claims. A volume and its labels are
-durable before Docker answers; they survive the agent, the engine and a reboot.
+Only Docker gives GPUs to ranks, so everybody who can start a rank here sees the same claims. A volume and its labels
+are durable before Docker answers; they survive the agent, the engine and a reboot.
 
-An agent shows that it is connected by an abstract Unix socket: it needs no folder, every account can see it, and it is
-gone with its process. Its name says which attempt it stands for; the kernel says which account listens on it.
+An abstract Unix socket shows that an agent is connected: it needs no folder, every account can see it, and it
+disappears with its process. Its name contains the attempt; the kernel reports which account listens on it.
 """
 
 import errno
@@ -42,17 +42,17 @@ _signs: Dict[str, socket.socket] = {}
 
 
 class DockerStore:
-    """The claims of this host. Not for several threads at once.
+    """The claims of this host. Not for several threads at the same time.
 
-    Raises, wherever it asks the engine:
-        OpError: ``no-docker`` or ``docker``: nothing can be said about claims.
+    Every request to the engine may raise:
+        OpError: ``no-docker`` or ``docker``: nothing is known about claims.
     """
 
     def __init__(self, call: Call) -> None:
         self._call = call
 
     def look(self) -> Seen:
-        """Every claim there is now. Containers come second: one that appears meanwhile is seen."""
+        """Return all present claims. Lists containers second, so it sees one that appears meanwhile."""
         volumes = self._ask("GET", "/volumes?filters=" + _filter("name", PREFIX), "listing claims").get("Volumes")
         found = [read_volume(str(each.get("Name")), each.get("Labels")) for each in volumes or []]
         signs = _seen_signs()
@@ -63,13 +63,13 @@ class DockerStore:
         )
 
     def make(self, me: Claimant, card: Card) -> Claimant:
-        """Claim a GPU unless somebody has: whose claim is there now."""
+        """Claim a GPU unless it is claimed; return the present claimant."""
         labels = volume_labels(me, card, os.getuid(), int(time.time()))
         answer = self._ask("POST", "/volumes/create", "making a claim", {"Name": volume_name(card), "Labels": labels})
         return read_claimant(answer.get("Labels"))
 
     def remove(self, volume: Volume) -> bool:
-        """Remove exactly this claim; False if it is still there, or another one has its name by now."""
+        """Remove exactly this claim; return False if it is still there, or another one now has its name."""
         path = "/volumes/" + urllib.parse.quote(volume.name)
         status, answer = self._exchange("GET", path)
         if status == 404:
@@ -81,9 +81,10 @@ class DockerStore:
         return self._exchange("DELETE", path)[0] in (204, 404)
 
     def still_runs(self, volume: Volume) -> str:
-        """What of a stale claim's holder is left on this host after all; "" if nothing is.
+        """Return what is still left of a stale claim's holder on this host; "" if nothing is.
 
-        Its containers were looked for already. Here are its processes, whoever owns them, and whoever holds the GPU.
+        The caller has already looked for its containers. This looks for its processes, of any owner, and for users of
+        the GPU.
         """
         if volume.claimant.job:
             for process in job_parts.processes_of(volume.claimant.job, everybody=True):
@@ -95,7 +96,7 @@ class DockerStore:
         return users.problem
 
     def _container(self, listed: Dict[str, Any]) -> Optional[Container]:
-        """A listed container as a claim; None if it was removed since."""
+        """Return a listed container as a claim; None if it was removed since."""
         ident, labels = str(listed.get("Id")), listed.get("Labels")
         cards = read_cards(labels)
         if cards is None:
@@ -132,10 +133,10 @@ def _filter(kind: str, value: str) -> str:
 
 
 def show_life(me: Claimant) -> None:
-    """Let others see for as long as this process lives, or until `hide_life`, that an attempt's agent is connected.
+    """Show, until `hide_life` or the end of this process, that an attempt's agent is connected.
 
-    Where the kernel does not allow it, a claim without a container counts as stale. Whoever starts a container looks
-    again, so two gangs get one GPU in no case.
+    If the kernel does not allow it, a claim without a container counts as stale. Everybody who starts a container
+    checks the claims again, so two gangs never get one GPU.
     """
     name = _SIGN % me.key
     if name in _signs:
@@ -151,14 +152,14 @@ def show_life(me: Claimant) -> None:
 
 
 def hide_life(me: Claimant) -> None:
-    """Take the sign of life back. Idempotent."""
+    """Remove the sign that the agent is connected. Idempotent."""
     sign = _signs.pop(_SIGN % me.key, None)
     if sign is not None:
         sign.close()
 
 
 def _close_signs() -> None:
-    """In a child of the agent: it may outlive the agent, and must not stand for it."""
+    """Close the sockets in a child of the agent: it may outlive the agent, but must not look like it."""
     for sign in _signs.values():
         sign.close()
     _signs.clear()
@@ -168,7 +169,7 @@ os.register_at_fork(after_in_child=_close_signs)
 
 
 def _seen_signs() -> List[str]:
-    """The names of all abstract sockets of this host (man proc_pid_net: ``@`` stands for the first NUL)."""
+    """Return the names of all abstract sockets of this host (man proc_pid_net: ``@`` replaces the first NUL)."""
     names: Set[str] = set()
     try:
         with open("/proc/net/unix", encoding="utf-8", errors="replace") as stream:
@@ -182,13 +183,15 @@ def _seen_signs() -> List[str]:
 
 
 def _is_alive(volume: Volume, signs: List[str]) -> bool:
-    """Whether an agent of the attempt is connected: it listens as the account that made the claim, or as root."""
+    """Return whether an agent of the attempt is connected: it listens as the account that made the claim, or as
+    root.
+    """
     begin = _SIGN % volume.claimant.key
     return any(_listener(name) in (volume.account, 0) for name in signs if name.startswith(begin))
 
 
 def _listener(name: str) -> Optional[int]:
-    """The account that listens on an abstract socket; None if nobody does."""
+    """Return the account that listens on an abstract socket; None if nobody does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:

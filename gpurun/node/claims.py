@@ -1,8 +1,8 @@
 """Take, check and release claims on this host's GPUs (docs/decisions/0012-claims-on-the-host.md).
 
-`take` is asked before an image is shipped, before a container is created, and once more when the container is there and
-before it starts. The last time is the proof: of two claimants whose containers exist, the one that looks last sees the
-other's container, and does not start. So no GPU is given to two gangs, whatever happens to volumes in between.
+The head calls `take` before it ships an image, before it creates a container, and again when the container exists and
+before it starts. The last check decides: if the containers of two claimants exist, the one that looks last sees the
+other's container, and does not start. So no GPU has two gangs, whatever happens to volumes in between.
 """
 
 from typing import Any, Dict, List, Protocol, Sequence
@@ -13,19 +13,19 @@ from gpurun.node.claim_store import DockerStore, hide_life, show_life
 
 
 class Store(Protocol):
-    """Where claims are kept: `DockerStore`, or a test's."""
+    """The storage of claims: `DockerStore`, or a test's."""
 
     def look(self) -> Seen:
-        """Every claim there is now."""
+        """Return all present claims."""
 
     def make(self, me: Claimant, card: Card) -> Claimant:
-        """Claim a GPU unless somebody has: whose claim is there now. Atomic."""
+        """Claim a GPU unless it is claimed; return the present claimant. Atomic."""
 
     def remove(self, volume: Volume) -> bool:
-        """Remove exactly this claim; False if it is still there, or another one has its name by now."""
+        """Remove exactly this claim; return False if it is still there, or another one now has its name."""
 
     def still_runs(self, volume: Volume) -> str:
-        """What of a stale claim's holder is left on this host after all; "" if nothing is."""
+        """Return what is still left of a stale claim's holder on this host; "" if nothing is."""
 
 
 def take(store: Store, me: Claimant, wanted: Sequence[Card]) -> List[Refused]:
@@ -54,7 +54,7 @@ def take(store: Store, me: Claimant, wanted: Sequence[Card]) -> List[Refused]:
 
 
 def _take_over(store: Store, step: Step, seen: Seen) -> List[Refused]:
-    """Remove the stale claims on a GPU; who holds it after all, if somebody does."""
+    """Remove the stale claims on a GPU; return the holders that turn out to be alive."""
     for volume in step.over:
         why = store.still_runs(volume)
         if not why and not store.remove(volume):
@@ -72,9 +72,9 @@ def _give_back(store: Store, me: Claimant, made: Sequence[Card]) -> None:
 
 
 def release(store: Store, me: Claimant) -> List[str]:
-    """Remove every claim of an attempt; the names of those that are still there. Idempotent.
+    """Remove every claim of an attempt; return the names of those that are still there. Idempotent.
 
-    Only a fence calls this, after it has proved that nothing of the job is left on this host.
+    Only a fence calls this, after it has checked that nothing of the job is left on this host.
     """
     for volume in store.look().volumes:
         if volume.claimant.key == me.key:
@@ -90,10 +90,11 @@ def take_here(call: Call, claimant: Dict[str, Any], cards: List[List[Any]]) -> N
 
     Args:
         claimant: the fields of a `Claimant`.
-        cards: ``[index, uuid]`` of each GPU; ``""`` for a UUID that is not known.
+        cards: ``[index, uuid]`` of each GPU; ``""`` for an unknown UUID.
 
     Raises:
-        OpError: ``claimed``: somebody else holds one of them. ``refused`` in the detail lists who, as `Refused`.
+        OpError: ``claimed``: another attempt holds one of them. ``refused`` in the detail lists the holders, as
+            `Refused`.
     """
     me = Claimant(**claimant)
     show_life(me)
@@ -104,18 +105,18 @@ def take_here(call: Call, claimant: Dict[str, Any], cards: List[List[Any]]) -> N
 
 
 def release_here(call: Call, me: Claimant) -> List[str]:
-    """Remove an attempt's claims on this host, as `release`, and its agent's sign of life."""
+    """Remove an attempt's claims on this host, as `release`, and the sign that its agent is connected."""
     hide_life(me)
     return release(DockerStore(call), me)
 
 
 def list_here(call: Call) -> Seen:
-    """Every claim on this host, and every container of a gpurun job."""
+    """Return every claim on this host, and every container of a gpurun job."""
     return DockerStore(call).look()
 
 
 def of_others(call: Call, job: str, attempt: int) -> List[Container]:
-    """The containers on this host of other gpurun jobs, and of this job's later attempts."""
+    """Return the containers on this host of other gpurun jobs, and of this job's later attempts."""
     found = DockerStore(call).look().containers
     return [each for each in found if each.claimant.job != job or each.claimant.attempt > attempt]
 

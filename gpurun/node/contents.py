@@ -43,11 +43,11 @@ class Listed(NamedTuple):
     """One entry of a folder.
 
     Attributes:
-        kind: ``file``, ``dir``, ``link``; anything else cannot be copied, and `why` says why.
+        kind: ``file``, ``dir``, ``link``; anything else cannot be copied, and `why` has the reason.
         mode: permission bits.
-        mark: what tells a change of a file, besides size and time: ``(ctime_ns, inode)``.
-        target: of a link.
-        stored: of a file with holes, how many bytes of it are stored; -1 = all.
+        mark: shows a change of a file, besides size and time: ``(ctime_ns, inode)``.
+        target: a link's target.
+        stored: for a file with holes, how many bytes of it are stored; -1 = all.
     """
 
     path: str
@@ -62,12 +62,12 @@ class Listed(NamedTuple):
 
     @property
     def data(self) -> int:
-        """Bytes that are no hole."""
+        """Return the number of bytes outside holes."""
         return min(self.size, self.stored) if self.stored >= 0 else self.size
 
     @property
     def marks(self) -> List[int]:
-        """As in the frames of its content."""
+        """Return the marks as in the frames of its content."""
         return [self.size, self.mtime_ns, *self.mark]
 
     def header(self) -> Dict[str, Any]:
@@ -89,12 +89,12 @@ class Listed(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """The beginning of a file that its reader already has: an earlier copy of it broke off.
+    """The beginning of a file that its reader already has from an interrupted copy.
 
     Attributes:
-        marks: as the file's were then.
+        marks: the file's marks at that time.
         size: how many bytes of it are there.
-        sha: SHA-256 of them, each hole as its zeros.
+        sha: SHA-256 of them, with holes as zeros.
     """
 
     marks: List[int]
@@ -102,12 +102,12 @@ class Begun(NamedTuple):
     sha: str
 
     def counted(self) -> bytes:
-        """What these bytes are in the digest of the whole."""
+        """Return the contribution of these bytes to the digest of the whole."""
         return b"from:%d:%s;" % (self.size, self.sha.encode("ascii", "replace"))
 
 
 def begun(header: Dict[str, Any]) -> Optional[Begun]:
-    """The beginning that the reader of a file says it has; None if it has none, or says what cannot be."""
+    """Return the beginning that a file's reader says it has; None if it has none, or the header is not valid."""
     marks, size, sha = header.get("marks"), header.get("at"), header.get("sha")
     if not isinstance(marks, list) or type(size) is not int or size <= 0 or not isinstance(sha, str):
         return None
@@ -115,10 +115,10 @@ def begun(header: Dict[str, Any]) -> Optional[Begun]:
 
 
 def listed(header: Dict[str, Any]) -> Listed:
-    """The entry that the header of a frame tells of.
+    """Return the entry in the header of a frame.
 
     Raises:
-        OpError: ``refused``: no folder has such an entry.
+        OpError: ``refused``: no folder can have such an entry.
     """
     path, kind = header.get("p"), header.get("k")
     parts = below.parts_of(path)
@@ -147,7 +147,7 @@ def _is_target(target: object) -> bool:
 
 
 def entries(top: int, force: bool = False) -> Iterator[Listed]:
-    """Everything below a folder, each folder before what is in it.
+    """Yield everything below a folder, each folder before its content.
 
     Args:
         force: look into folders of ours whose modes keep us out.
@@ -161,7 +161,9 @@ def entries(top: int, force: bool = False) -> Iterator[Listed]:
 
 
 def names(top: int) -> Iterator[Listed]:
-    """As `entries` by force, but files have neither marks nor modes: nothing is asked of them."""
+    """Do the same as `entries` with `force`, but with neither marks nor modes of files, and without reading their
+    status.
+    """
     with below.Cursor(top, below.READ) as cursor:
         waiting: List[below.Parts] = [()]
         while waiting:
@@ -191,7 +193,7 @@ def names(top: int) -> Iterator[Listed]:
 
 
 def entry_of(path: str, above: int, status: Optional[os.stat_result], why: str) -> Optional[Listed]:
-    """What was found below the open folder `above`. None if it is a link that was replaced meanwhile."""
+    """Return an entry found below the open folder `above`; None if it is a link that was replaced meanwhile."""
     if status is None:
         return Listed(path, "unreadable", why=why)
     kind = below.kind_of(status.st_mode)
@@ -211,7 +213,7 @@ def entry_of(path: str, above: int, status: Optional[os.stat_result], why: str) 
 
 
 def stored_of(status: os.stat_result) -> int:
-    """How many bytes are stored of a file with holes; -1 for one without."""
+    """Return how many bytes are stored of a file with holes; -1 for a file without."""
     held = status.st_blocks * 512
     return held if held < status.st_size else -1
 
@@ -219,12 +221,12 @@ def stored_of(status: os.stat_result) -> int:
 def content(
     number: int, descriptor: int, status: os.stat_result, known: Optional[Begun] = None, is_live: bool = False
 ) -> Iterator[Item]:
-    """A regular file's content. Its marks before and after are equal only if nobody changed it meanwhile.
+    """Yield a regular file's content. Its marks before and after are equal only if the file did not change meanwhile.
 
     Args:
         status: of the file, before anything was read.
-        known: what the reader has; it is sent the rest, if the file has not changed since and begins with just that.
-        is_live: programs may have the file mapped; a change after this is seen by its marks.
+        known: what the reader has. If the file has not changed and begins with exactly that, only the rest is sent.
+        is_live: programs may have mapped the file; its marks show a later change.
     """
     before = _settled(descriptor, status)
     if before.st_size <= WHOLE:
@@ -234,7 +236,7 @@ def content(
 
 
 def _whole(number: int, descriptor: int, before: os.stat_result, is_live: bool) -> Item:
-    """The content of a small file."""
+    """Return the content of a small file."""
     size = before.st_size
     if is_live:
         collections.deque(mapped.changes_are_seen(descriptor, size), 0)
@@ -251,7 +253,7 @@ def _whole(number: int, descriptor: int, before: os.stat_result, is_live: bool) 
 def _large(
     number: int, descriptor: int, before: os.stat_result, known: Optional[Begun], is_live: bool
 ) -> Iterator[Item]:
-    """The content of a large file, piece by piece."""
+    """Yield the content of a large file in pieces."""
     marks, size = marks_of(before), before.st_size
     whole = hashlib.sha256()
     yield {"n": number, "marks": marks}, b""
@@ -280,7 +282,7 @@ def _large(
 
 
 def marks_of(status: os.stat_result) -> List[int]:
-    """What tells a change of a file."""
+    """Return the values that show a change of a file."""
     mtime_ns, ctime_ns = status.st_mtime_ns, status.st_ctime_ns
     if not (-MOST <= mtime_ns <= MOST and -MOST <= ctime_ns <= MOST):
         mtime_ns, ctime_ns = (max(-MOST, min(MOST, time_ns)) for time_ns in (mtime_ns, ctime_ns))
@@ -288,7 +290,7 @@ def marks_of(status: os.stat_result) -> List[int]:
 
 
 def _settled(descriptor: int, status: os.stat_result) -> os.stat_result:
-    """The status of a file; a change that comes after this gives it another time."""
+    """Return the status of a file after waiting until a later change would get another time."""
     if 0 <= time.time_ns() - status.st_ctime_ns < SETTLE_S * 1e9:
         time.sleep(SETTLE_S)
         status = os.fstat(descriptor)
@@ -296,7 +298,7 @@ def _settled(descriptor: int, status: os.stat_result) -> os.stat_result:
 
 
 def first_bytes(descriptor: int, size: int) -> Iterator[bytes]:
-    """The first bytes of a file, or as many as it has, holes as their zeros."""
+    """Yield the first bytes of a file, or as many as it has, with holes as zeros."""
     position = 0
     while position < size:
         piece = os.pread(descriptor, min(AT_ONCE, size - position), position)
@@ -307,7 +309,7 @@ def first_bytes(descriptor: int, size: int) -> Iterator[bytes]:
 
 
 def _parts(descriptor: int, position: int, size: int, sparse: bool) -> Iterator[Tuple[int, bytes]]:
-    """(length of a hole, b"") or (0, bytes), from `position` up to `size`."""
+    """Yield (length of a hole, b"") or (0, bytes), from `position` up to `size`."""
     while position < size:
         end = size
         if sparse:
@@ -339,12 +341,12 @@ def write_all(descriptor: int, payload: frames.Bytes, position: int) -> None:
 
 
 class Incoming:
-    """One file's content on its way to a file.
+    """Writes the arriving content of one file.
 
     Args:
-        descriptor: of the file, open for writing. It is empty, or has the beginning that is `known`.
-        size: how many bytes it has once it is whole.
-        known: the sender may go on behind this, if it was asked to.
+        descriptor: the file, open for writing. It is empty, or has the beginning that is `known`.
+        size: the file's full size.
+        known: the sender may continue after this beginning, if it was asked to.
     """
 
     def __init__(self, descriptor: int, size: int, known: Optional[Begun] = None) -> None:
@@ -356,10 +358,10 @@ class Incoming:
         self._whole = hashlib.sha256()
 
     def take(self, header: Dict[str, Any], payload: frames.Bytes) -> None:
-        """The next frame.
+        """Write the next frame.
 
         Raises:
-            OpError: ``corrupt``: it brings more than the file's size, or goes on behind what is not there.
+            OpError: ``corrupt``: it exceeds the file's size, or continues after a beginning that is not there.
         """
         if "from" in header:
             self._go_on(header["from"])
@@ -386,10 +388,10 @@ class Incoming:
         self._position, self._known = self._known.size, None
 
     def check(self, sha: object) -> None:
-        """Everything has come.
+        """Finish: everything has arrived.
 
         Raises:
-            OpError: ``corrupt``: less came than was told, or it has another digest.
+            OpError: ``corrupt``: less arrived than announced, or the digest differs.
         """
         if self._position != self._size or sha != self._whole.hexdigest():
             raise OpError("corrupt", "%d of its %d bytes came, or others than were sent" % (self._position, self._size))

@@ -1,8 +1,9 @@
-"""Whether Docker may still be creating a container for a client that has not heard Docker's answer.
+"""Find out whether Docker may still be creating a container for a killed client.
 
 A client can be killed while Docker creates its container, and Docker lists a container only at the end. So a note in
-the job's folder says which name is being created. The note goes when Docker has answered. A fence that finds a note
-asks Docker for the name itself: Docker reserves a container's name first of all, for one container at a time.
+the job's folder contains the name of the container. gpurun removes the note when Docker has answered. If a fence finds
+a note, it asks Docker for the name itself, because Docker first reserves a container's name, for one container at a
+time.
 """
 
 import json
@@ -23,7 +24,7 @@ def begin(job: str, attempt: int, name: str) -> None:
 
 
 def end(job: str) -> None:
-    """Docker has answered. Idempotent."""
+    """Remove the note after Docker has answered. Idempotent."""
     try:
         os.unlink(_path(job))
     except FileNotFoundError:
@@ -31,10 +32,10 @@ def end(job: str) -> None:
 
 
 def unsure(connection: docker.Connection, job: str, attempt: int) -> List[str]:
-    """The names that Docker may still be creating for an attempt, or for those before it. The caller holds the lock.
+    """Return the names that Docker may still be creating for this or an earlier attempt. The caller holds the lock.
 
     Raises:
-        OpError: Docker refuses to say.
+        OpError: Docker does not answer.
     """
     noted = _noted(job)
     if noted is None or noted[0] > attempt:
@@ -46,7 +47,7 @@ def unsure(connection: docker.Connection, job: str, attempt: int) -> List[str]:
 
 
 def _is_decided(connection: docker.Connection, job: str, attempt: int, name: str) -> bool:
-    """Whether a container of this name is listed, or none is being created: then the name can be had."""
+    """Return whether a container of this name is listed, or none is being created, because its name is available."""
     if any("/" + name in (each.get("Names") or ()) for each in job_parts.containers_of(connection, job)):
         return True
     status, answer = docker.exchange(connection, "GET", "/images/json")
@@ -72,7 +73,7 @@ def _path(job: str) -> str:
 
 
 def _noted(job: str) -> Optional[Tuple[int, str]]:
-    """The attempt and the name of the note; None if there is none."""
+    """Return the attempt and the name in the note; None if there is none."""
     try:
         with open(_path(job), encoding="utf-8") as stream:
             found = json.load(stream)

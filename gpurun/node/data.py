@@ -1,7 +1,7 @@
-"""Data sets on this host: asked for, received, passed on, listed, removed.
+"""Data sets on this host: look up, receive, pass on, list, remove.
 
 The bytes travel as one blob of a transfer (`gpurun.node.blobs`): the contents of all files, one after the other. A host
-receives them into the files themselves (`gpurun.node.many_files`). A set has its name only once it is whole.
+writes them straight into the files (`gpurun.node.many_files`). A set gets its name only when it is complete.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ _PIECE = 1 << 20
 
 
 class ArrivingSet:
-    """A set on its way to this host.
+    """A set that is arriving on this host.
 
     Args:
         path: its folder, which `data_store.begin` has made.
@@ -38,7 +38,7 @@ class ArrivingSet:
         self._maker = Maker(self._top)
 
     def make(self, call: Call) -> None:
-        """Make all folders and links, and all files without their contents."""
+        """Create all folders and links, and all files without their contents."""
         for path, kind, mode, mtime_ns, size, _, target in self._rows:
             call.check()
             if kind == "dir":
@@ -54,7 +54,7 @@ class ArrivingSet:
                 raise OpError("refused", "%.200r is a %.20r" % (path, kind))
 
     def expect(self, blob: str, hashes: bytes) -> Blob:
-        """The blob that fills the files."""
+        """Return the blob that fills the files."""
         with open(os.path.join(self.path, data_store.HASHES), "xb") as stream:
             stream.write(hashes)
         content = ManyFiles(os.dup(self._top), data_store.files_of(self._rows), writable=True)
@@ -62,10 +62,10 @@ class ArrivingSet:
         return self.blob
 
     def finish(self, call: Call, verify: bool) -> None:
-        """Give everything its mode and time, and the set its name. A set of that name that is there already stays.
+        """Set all modes and times, and give the set its name. Keeps a set of that name that is there already.
 
         Raises:
-            OpError: ``corrupt``: a file is not what the entries say; ``conflict``: contents are missing.
+            OpError: ``corrupt``: a file does not match its entry; ``conflict``: contents are missing.
         """
         if self.blob is None or not self.blob.complete:
             raise OpError("conflict", "the data set has not arrived")
@@ -90,7 +90,7 @@ class ArrivingSet:
                     raise
 
     def drop(self) -> None:
-        """Remove what has no name yet. Idempotent."""
+        """Remove an incomplete set. Idempotent."""
         if self._descriptor >= 0:
             self._maker.__exit__()
             os.close(self._top)
@@ -104,10 +104,10 @@ _lock = threading.Lock()
 
 
 def use(call: Call, digests: List[str], job: str = "", attempt: int = 0) -> List[str]:
-    """Which of these sets are here. They count as used now.
+    """Return which of these sets are here, and mark them as used now.
 
     Args:
-        job: it uses them from now on until its fence: none of them is removed, nor one that arrives later.
+        job: uses the sets from now on until its fence: none of them is removed, nor one that arrives later.
 
     Raises:
         OpError: ``fenced``: the job's folder is no longer this attempt's.
@@ -124,7 +124,7 @@ def use(call: Call, digests: List[str], job: str = "", attempt: int = 0) -> List
 
 
 def begin(call: Call, transfer: str, digest: str, quota: Optional[int] = None, keep: Sequence[str] = ()) -> None:
-    """Make room for a set and begin to receive it; the payload is its entries, packed.
+    """Free space for a set and begin to receive it; the payload is its entries, packed.
 
     Args:
         quota: how many bytes all sets may take here; None = a quarter of the disk.
@@ -146,14 +146,14 @@ def begin(call: Call, transfer: str, digest: str, quota: Optional[int] = None, k
 
 
 def expect(call: Call, transfer: str, digest: str, blob: str) -> None:
-    """Announce the blob of a set that arrives, or that is here and is passed on; the payload is its chunks' hashes."""
+    """Announce the blob of a set that arrives, or that is here to be passed on; the payload is its chunks' hashes."""
     hashes, here = call.payload, blobs.find(transfer)
     arriving = _arriving.get(transfer)
     here.blobs[blob] = arriving.expect(blob, hashes) if arriving is not None else _served(call, digest, blob, hashes)
 
 
 def _served(call: Call, digest: str, blob: str, hashes: bytes) -> Blob:
-    """A set that is here, to be passed on; it stays as long as the blob is open."""
+    """Return a set that is here, to be passed on; it stays while the blob is open."""
     path = data_store.place_of(digest)
     with data_store.alone(call):
         descriptor = data_store.hold(path)
@@ -171,10 +171,10 @@ def _rows_of(path: str) -> List[Row]:
 
 
 def finish(call: Call, transfer: str, verify: bool = False) -> None:
-    """The set has arrived: make it one that jobs can use.
+    """Complete an arrived set, so that jobs can use it.
 
     Args:
-        verify: read all files again: their digests are known, but where the hashes of the chunks came from is not sure.
+        verify: read all files again, because the source of the chunks' hashes is not trusted.
 
     Raises:
         OpError: ``corrupt``, ``conflict``.
@@ -187,7 +187,7 @@ def finish(call: Call, transfer: str, verify: bool = False) -> None:
 
 
 def drop(call: Call, transfer: str) -> None:
-    """Remove what has arrived but is no set. Idempotent."""
+    """Remove an incomplete set. Idempotent."""
     with _lock:
         arriving = _arriving.pop(transfer, None)
     if arriving is not None:
@@ -195,7 +195,7 @@ def drop(call: Call, transfer: str) -> None:
 
 
 def manifest(call: Call, digest: str, part: str) -> Generator[OpReply, None, None]:
-    """What describes a set that is here, in pieces: its ``entries``, packed, or the ``hashes`` of its blob's chunks."""
+    """Yield the description of a set that is here: its ``entries``, packed, or the ``hashes`` of its blob's chunks."""
     if part not in (data_store.ENTRIES, data_store.HASHES):
         raise OpError("bad-request", "a data set has no %.40r" % part)
     with open(os.path.join(data_store.place_of(digest), part), "rb") as stream:
@@ -204,14 +204,14 @@ def manifest(call: Call, digest: str, part: str) -> Generator[OpReply, None, Non
 
 
 def list_(call: Call) -> Dict[str, Any]:
-    """``{"sets": [as `DataSet.as_json`…]}``: the sets that are here."""
+    """Return ``{"sets": [as `DataSet.as_json`…]}``: the sets that are here."""
     with data_store.alone(call):
         data_store.sweep()
         return {"sets": [one.as_json() for one in data_store.sets() if os.path.isdir(data_store.place_of(one.digest))]}
 
 
 def evict(call: Call, digests: List[str]) -> Dict[str, str]:
-    """Remove sets; those that stay, each with why: a job uses it, or it is being sent."""
+    """Remove sets; return those that stay, with the reason: a job uses it, or it is being sent."""
     kept: Dict[str, str] = {}
     with data_store.alone(call):
         here = {one.digest: one for one in data_store.sets()}
@@ -228,7 +228,7 @@ def evict(call: Call, digests: List[str]) -> Dict[str, str]:
 
 
 def folders(call: Call, paths: List[str]) -> Dict[str, str]:
-    """Why paths are no folders that can be mounted: only those that are none."""
+    """Return the paths that are not mountable folders, with the reasons."""
     wrong = {}
     for path in paths:
         below.absolute(path)
@@ -247,7 +247,7 @@ def _digest(descriptor: int) -> str:
 
 
 def _sync(descriptor: int) -> None:
-    """Write all of a file system to its disk: a set that has its name is whole after a power cut, too."""
+    """Sync the whole file system: a set that has its name must be complete after a power cut, too."""
     try:
         ctypes.CDLL(None).syncfs(descriptor)
     except (OSError, AttributeError):

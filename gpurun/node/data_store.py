@@ -1,11 +1,11 @@
-"""Which data sets lie on this host, which jobs use them, and which go when another one needs the room.
+"""The data sets on this host, the jobs that use them, and the choice of sets to remove for a new one.
 
-``data/HEX`` in gpurun's folder is the set with the digest ``sha256:HEX``. ``tree`` is what jobs see, ``entries`` lists
-what it holds (`packed`), and ``hashes`` has the SHA-256 of each chunk of its blob. ``set.json`` says how large the set
-is and, by its time, when it was last used. A set arrives as ``.arriving-*`` and goes as ``.doomed-*``. Whoever receives
-or sends a set holds the lock of its ``set.json``.
+``data/HEX`` in gpurun's folder is the set with the digest ``sha256:HEX``. ``tree`` is the content for jobs, ``entries``
+lists it (`packed`), and ``hashes`` has the SHA-256 of each chunk of its blob. ``set.json`` has the set's size; its time
+is the last use. An arriving set is named ``.arriving-*``, one being removed ``.doomed-*``. A process that receives or
+sends a set holds the lock of its ``set.json``.
 
-A job that uses a set has an empty file ``data/HEX`` in its own folder, which goes with the folder in the job's fence.
+A job that uses a set has an empty file ``data/HEX`` in its own folder, which the job's fence removes.
 """
 
 import fcntl
@@ -37,7 +37,7 @@ class DataSet(NamedTuple):
     Attributes:
         used_s: when a job or person last asked for it, in seconds since the epoch.
         jobs: the jobs that use it here.
-        is_moving: it is being received or sent just now.
+        is_moving: it is being received or sent.
     """
 
     digest: str
@@ -48,31 +48,31 @@ class DataSet(NamedTuple):
     is_moving: bool
 
     def as_json(self) -> Dict[str, Any]:
-        """The set as the head is told of it."""
+        """Return the set's description for the head."""
         return {"digest": self.digest, "bytes": self.size, "files": self.files, "used_s": self.used_s,
                 "jobs": list(self.jobs)}  # fmt: skip
 
 
 def folder() -> str:
-    """Where all sets lie."""
+    """Return the folder of all sets."""
     return os.path.join(place.root(), "data")
 
 
 def place_of(digest: str) -> str:
-    """The folder of one set."""
+    """Return the folder of one set."""
     return os.path.join(folder(), checked(digest)[len("sha256:") :])
 
 
 def packed(rows: Iterable[Sequence[Any]]) -> bytes:
-    """The entries of a set as they travel."""
+    """Return the entries of a set in their format for transfer."""
     return zlib.compress(json.dumps(list(rows), separators=(",", ":")).encode("ascii"))
 
 
 def unpacked(content: bytes) -> List[Row]:
-    """The entries of a set.
+    """Return the entries of a set.
 
     Raises:
-        OpError: ``corrupt``: they are no entries.
+        OpError: ``corrupt``: they are not entries.
     """
     try:
         unpacker = zlib.decompressobj()
@@ -83,13 +83,13 @@ def unpacked(content: bytes) -> List[Row]:
 
 
 def files_of(rows: Iterable[Row]) -> List[Tuple[str, int]]:
-    """Path and size of the files, in order."""
+    """Return path and size of the files, in order."""
     return [(path, size) for path, kind, _, _, size, _, _ in rows if kind == "file"]
 
 
 @contextmanager
 def alone(call: Call) -> Iterator[None]:
-    """Keep out whoever else looks for sets, or removes some, for a moment."""
+    """Hold the lock that keeps others from looking for sets or removing some."""
     os.makedirs(folder(), mode=0o700, exist_ok=True)
     descriptor = os.open(os.path.join(folder(), ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -109,7 +109,7 @@ def _try_lock(descriptor: int, kind: int) -> bool:
 
 
 def is_here(digest: str) -> bool:
-    """Whether a set is here; one that is counts as used now."""
+    """Return whether a set is here, and mark it as used now."""
     try:
         os.utime(os.path.join(place_of(digest), META))
     except FileNotFoundError:
@@ -118,7 +118,7 @@ def is_here(digest: str) -> bool:
 
 
 def hold(path: str, shared: bool = True) -> int:
-    """A descriptor that keeps the set in the folder `path` from being removed until it is closed.
+    """Return a descriptor that keeps the set in the folder `path` from being removed until it is closed.
 
     Raises:
         OpError: ``not-found``: it is gone.
@@ -132,7 +132,7 @@ def hold(path: str, shared: bool = True) -> int:
 
 
 def begin(digest: str, rows: Sequence[Row], entries: bytes) -> Tuple[str, int]:
-    """The folder of a set that is to arrive, and the descriptor that holds its lock. The caller is `alone`."""
+    """Return the folder of a set that should arrive, and the descriptor that holds its lock. The caller is `alone`."""
     path = os.path.join(folder(), ARRIVING + secrets.token_hex(8))
     os.mkdir(path, 0o700)
     os.mkdir(os.path.join(path, TREE), 0o700)
@@ -145,7 +145,7 @@ def begin(digest: str, rows: Sequence[Row], entries: bytes) -> Tuple[str, int]:
 
 
 def sets(pins: Optional[Dict[str, List[str]]] = None) -> List[DataSet]:
-    """The sets that are here, and those that arrive."""
+    """Return the sets that are here, and those that arrive."""
     users = pinned() if pins is None else pins
     found = []
     for name in os.listdir(folder()):
@@ -165,7 +165,7 @@ def sets(pins: Optional[Dict[str, List[str]]] = None) -> List[DataSet]:
 
 
 def is_held(path: str) -> bool:
-    """Whether somebody receives or sends the set in the folder `path`."""
+    """Return whether a process receives or sends the set in the folder `path`."""
     try:
         descriptor = os.open(os.path.join(path, META), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -177,7 +177,7 @@ def is_held(path: str) -> bool:
 
 
 def pinned() -> Dict[str, List[str]]:
-    """Digest → the jobs that use the set here."""
+    """Return digest → the jobs that use the set here."""
     jobs, found = os.path.join(place.root(), "jobs"), {}  # type: Tuple[str, Dict[str, List[str]]]
     for job in _names(jobs):
         for name in _names(os.path.join(jobs, job, "data")):
@@ -196,9 +196,9 @@ def make_room(size: int, quota: Optional[int], keep: Iterable[str]) -> None:
     """Remove least recently used sets until another one fits. The caller is `alone`.
 
     Args:
-        size: of the set that is to arrive.
+        size: of the set that should arrive.
         quota: how much all sets may take; None = a quarter of the disk.
-        keep: sets that jobs elsewhere are going to use.
+        keep: sets that jobs elsewhere will use.
 
     Raises:
         OpError: ``no-space``; nothing was removed.
@@ -215,13 +215,13 @@ def make_room(size: int, quota: Optional[int], keep: Iterable[str]) -> None:
 
 
 def choose(size: int, here: Iterable[DataSet], quota: int, spare: int, keep: Iterable[str]) -> List[str]:
-    """Which sets go so that another one fits: those that nobody uses, least recently used first.
+    """Return the sets to remove so that another one fits: unused ones, least recently used first.
 
     Args:
-        spare: bytes that are free, without the reserve; below 0 if less than the reserve is.
+        spare: free bytes without the reserve; negative if less than the reserve is free.
 
     Raises:
-        OpError: ``no-space``: it would not fit however many went.
+        OpError: ``no-space``: it would not fit however many sets were removed.
     """
     all_sets, kept, going = sorted(here, key=lambda each: each.used_s), frozenset(keep), []
     left = min(quota - sum(each.size for each in all_sets), spare)
@@ -242,7 +242,7 @@ def choose(size: int, here: Iterable[DataSet], quota: int, spare: int, keep: Ite
 
 
 def remove(digest: str) -> None:
-    """Remove a set, whoever uses it. A removal that breaks off leaves nothing that could be taken for the set."""
+    """Remove a set, even if it is in use. An interrupted removal leaves nothing that looks like the set."""
     doomed = os.path.join(folder(), DOOMED + secrets.token_hex(8))
     try:
         os.rename(place_of(digest), doomed)
@@ -252,7 +252,7 @@ def remove(digest: str) -> None:
 
 
 def sweep() -> int:
-    """Remove what killed agents have left; how many bytes those sets had. The caller is `alone`."""
+    """Remove leftovers of killed agents; return their size in bytes. The caller is `alone`."""
     freed = 0
     for name in _names(folder()):
         path = os.path.join(folder(), name)

@@ -1,7 +1,6 @@
 """The host's Docker engine over its Unix socket: plain HTTP, no docker command, no shell.
 
-Everything a caller needs is `docker.request`; `docker.logs` and `docker.wait` are operations of their own because
-they last.
+Most callers need only `docker.request`; `docker.logs` and `docker.wait` are separate operations because they last long.
 """
 
 import hashlib
@@ -32,7 +31,7 @@ class Connection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
     def abort(self) -> None:
-        """End a blocked read in another thread."""
+        """Interrupt a blocked read in another thread."""
         if self.sock is not None:
             try:
                 self.sock.shutdown(socket.SHUT_RDWR)
@@ -41,14 +40,14 @@ class Connection(http.client.HTTPConnection):
 
 
 def socket_path(docker_host: Optional[str] = None) -> str:
-    """The socket of the engine to use: the one that the user's ``docker`` would use.
+    """Return the socket of the engine that the user's ``docker`` would use.
 
     Args:
         docker_host: as in ``DOCKER_HOST``; None = the environment's; else the user's context; else the system's engine,
-            or a rootless one of the user's if there is no other (docs.docker.com, "rootless", "context").
+            or the user's rootless engine if there is no other (docs.docker.com, "rootless", "context").
 
     Raises:
-        OpError: ``bad-request`` when that is anything but a Unix socket.
+        OpError: ``bad-request`` if it is anything but a Unix socket.
     """
     host = docker_host or os.environ.get("DOCKER_HOST") or _host_of_context() or "unix://" + _usual_socket()
     if not host.startswith("unix://"):
@@ -57,7 +56,7 @@ def socket_path(docker_host: Optional[str] = None) -> str:
 
 
 def _host_of_context() -> Optional[str]:
-    """The endpoint of the context that the user chose; None = no context, or one that is not there."""
+    """Return the endpoint of the user's context; None = no context, or a missing one."""
     folder = os.environ.get("DOCKER_CONFIG") or os.path.join(os.path.expanduser("~"), ".docker")
     try:
         name = os.environ.get("DOCKER_CONTEXT") or _document(folder, "config.json")["currentContext"]
@@ -82,10 +81,10 @@ def _usual_socket() -> str:
 def connect(
     call: Optional[Call] = None, docker_host: Optional[str] = None, timeout_s: Optional[float] = 60.0
 ) -> Connection:
-    """An open connection; a cancelled call ends it.
+    """Return an open connection; cancelling the call closes it.
 
     Raises:
-        OpError: ``no-docker`` with the reason when the engine does not answer on its socket.
+        OpError: ``no-docker`` with the reason if the engine does not answer on its socket.
     """
     path = socket_path(docker_host)
     connection = Connection(path, timeout_s)
@@ -105,15 +104,16 @@ def request(
     json: Any = None,
     time_limit_s: float = 60.0,
 ) -> OpReply:
-    """One API request, such as ``GET /containers/json?all=1``; the path goes without the version.
+    """Send one API request, such as ``GET /containers/json?all=1``; the path has no version.
 
-    The request body is `json`, or the call's payload when there is one (``application/x-tar``).
+    The request body is `json`, or the call's payload if there is one (``application/x-tar``).
 
     Returns:
-        ``{"status", "json"}``; ``json`` is the answer parsed, or None with the raw answer as payload.
+        ``{"status", "json"}``; ``json`` is the parsed answer, or None with the raw answer as payload.
 
     Raises:
-        OpError: ``no-docker``; ``timeout``. A status of 400 and above is *returned*, not raised: callers know which
+        OpError: ``no-docker``; ``timeout``. A status of 400 and above is *returned*, not raised, because callers know
+            which
             ones they expect.
     """
     payload = call.payload
@@ -135,7 +135,7 @@ def request(
 
 
 def exchange(connection: Connection, method: str, path: str, body: Any = None, tar: bytes = b"") -> Tuple[int, bytes]:
-    """One request on an open connection: the status and the whole answer."""
+    """Send one request on an open connection; return the status and the whole answer."""
     headers = {}
     data: Optional[bytes] = None
     if body is not None:
@@ -148,7 +148,7 @@ def exchange(connection: Connection, method: str, path: str, body: Any = None, t
 
 
 def parse(answer: bytes) -> Any:
-    """JSON, or None when it is none."""
+    """Parse JSON; return None if it is not JSON."""
     try:
         return json.loads(answer)
     except ValueError:
@@ -156,7 +156,7 @@ def parse(answer: bytes) -> Any:
 
 
 def failure(status: int, answer: bytes, what: str) -> OpError:
-    """The error for an unexpected status: ``not-found`` for 404, ``conflict`` for 409, else ``docker``."""
+    """Return the error for an unexpected status: ``not-found`` for 404, ``conflict`` for 409, else ``docker``."""
     parsed = parse(answer)
     message = parsed.get("message") if isinstance(parsed, dict) else None
     kind = {404: "not-found", 409: "conflict"}.get(status, "docker")
@@ -171,13 +171,13 @@ def logs(
     tail: str = "all",
     timestamps: bool = True,
 ) -> Iterator[OpReply]:
-    """A container's output as a stream of pieces; each item's value is ``{"stream": "stdout" | "stderr"}``.
+    """Stream a container's output in pieces; each item's value is ``{"stream": "stdout" | "stderr"}``.
 
     Args:
         since: Docker's timestamp (``seconds.nanoseconds``) to resume from.
 
     Raises:
-        OpError: ``not-found`` when there is no such container.
+        OpError: ``not-found`` if there is no such container.
     """
     query = "stdout=1&stderr=1&follow=%d&timestamps=%d&tail=%s" % (follow, timestamps, tail)
     if since is not None:
@@ -197,7 +197,9 @@ def logs(
 
 
 def _is_tty(call: Call, container: str) -> bool:
-    """Engines before 23 do not say in the header whether the stream is multiplexed; the container's config does."""
+    """Return whether the stream is not multiplexed. Engines before 23 do not say so in the header, but in the
+    configuration.
+    """
     connection = connect(call)
     try:
         status, answer = exchange(connection, "GET", "/containers/%s/json" % checked_name(container))
@@ -231,13 +233,13 @@ def _raw(response: http.client.HTTPResponse) -> Iterator[OpReply]:
 
 
 def wait(call: Call, container: str) -> Dict[str, Any]:
-    """Wait until a container is not running; its exit code. A cancelled call stops waiting at once.
+    """Wait until a container is not running; return its exit code. A cancelled call stops waiting immediately.
 
     Returns:
-        ``{"code", "error"}``: ``error`` is Docker's message, None as a rule.
+        ``{"code", "error"}``: ``error`` is Docker's message, usually None.
 
     Raises:
-        OpError: ``not-found``, also when the container is removed while it is waited for.
+        OpError: ``not-found``, also if the container is removed meanwhile.
     """
     connection = connect(call, timeout_s=None)
     try:
@@ -254,7 +256,7 @@ def wait(call: Call, container: str) -> Dict[str, Any]:
 
 
 def checked_name(container: str) -> str:
-    """A container's name or id, checked: it becomes part of a URL."""
+    """Return a container's name or id after a check, because it becomes part of a URL."""
     if not container or not all((letter.isalnum() and letter.isascii()) or letter in "_.-" for letter in container):
         raise OpError("bad-request", "%r is not a container's name" % container)
     return container

@@ -1,7 +1,7 @@
-"""Which Docker engine serves this host: the process behind its socket, and whether it is the one that started a job.
+"""Identify the Docker engine of this host: the process behind its socket, and whether it is the one that started a job.
 
-An engine that is stopped without live-restore ends its containers with the signals that anybody could have sent, and
-nothing in a container's state says who did. That another process serves the socket now cannot be mistaken.
+If an engine stops without live-restore, it ends its containers with signals that any process could have sent, and a
+container's state does not say who did. But another process behind the socket is clear evidence.
 """
 
 import http.client
@@ -24,25 +24,25 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid (man 7 unix)
 
 
 class NoEngine(Exception):
-    """Nothing answers on the socket, though it did when the job started."""
+    """Nothing answers on the socket, although an engine did when the job started."""
 
 
 class SilentEngine(NoEngine):
-    """Something accepts who asks, and says nothing."""
+    """Something accepts connections, but does not answer."""
 
 
 def is_rootless(info: Any) -> bool:
-    """Whether the engine runs as a user: uid 0 in a container is that user then (docs.docker.com, "rootless").
+    """Return whether the engine runs as a user. Uid 0 in a container is then that user (docs.docker.com, "rootless").
 
     Args:
-        info: what ``docker info`` says.
+        info: the answer of ``docker info``.
     """
     options = info.get("SecurityOptions") if isinstance(info, dict) else None
     return any(str(option).startswith("name=rootless") for option in options or ())
 
 
 def container_user(call: Call) -> "tuple[int, int]":
-    """The uid and gid that this user's processes have in a container. A silent engine is taken for an ordinary one."""
+    """Return the uid and gid of this user's processes in a container. Assumes an ordinary engine if it is silent."""
     try:
         answer = docker.request(call, "GET", "/info").value["json"]
     except (OSError, OpError):
@@ -51,7 +51,7 @@ def container_user(call: Call) -> "tuple[int, int]":
 
 
 def note(call: Call, folder: str) -> None:
-    """Write into a job's folder which engine serves now; what cannot be known is not written."""
+    """Write into a job's folder which engine serves now. Leaves out what cannot be known."""
     try:
         engine = serving(docker.socket_path(), call)
     except (OSError, NoEngine):
@@ -60,11 +60,11 @@ def note(call: Call, folder: str) -> None:
 
 
 def compare(call: Call, folder: str) -> Dict[str, Any]:
-    """Whether the engine is the one that `note` saw.
+    """Compare the present engine with the one that `note` saw.
 
     Returns:
-        ``{"state", "up_s", "why"}``: ``state`` is ``same``, ``restarted`` (with the seconds that the present one has
-        been up), ``gone`` (with why), or ``unknown``: /proc does not show it, or nothing was noted.
+        ``{"state", "up_s", "why"}``: ``state`` is ``same``, ``restarted`` (with the seconds since the present engine
+        started), ``gone`` (with the reason), or ``unknown``: /proc does not show it, or there is no note.
     """
     noted = processes.noted(os.path.join(folder, FILE))
     process = None if noted is None else processes.read_process(noted[0])
@@ -85,7 +85,7 @@ def compare(call: Call, folder: str) -> Dict[str, Any]:
 
 
 def serving(path: str, call: Optional[Call] = None, answer_s: float = ANSWER_S) -> Optional[processes.Process]:
-    """The process of the engine that answers on a socket; None if that is not to be seen.
+    """Return the process of the engine that answers on a socket; None if it cannot be seen.
 
     Raises:
         NoEngine: none answers within `answer_s`. OSError: the socket may not be used.
@@ -119,5 +119,5 @@ def _name(process: processes.Process) -> str:
 
 
 def _since_boot_s() -> float:
-    """Seconds since boot, on the clock of a process's start time (man proc_pid_stat: CLOCK_BOOTTIME)."""
+    """Return the seconds since boot, on the clock of a process's start time (man proc_pid_stat: CLOCK_BOOTTIME)."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,4 +1,4 @@
-"""Fencing: everything of a job on this host is ended and removed, and its GPUs are proven free."""
+"""The fence on a host: end and remove everything of a job, and check that its GPUs are free."""
 
 import os
 import time
@@ -25,27 +25,27 @@ def fence(
     timeout_s: float = 30.0,
     claimant: Optional[Dict[str, Any]] = None,
 ) -> Dict[str, Any]:
-    """End and remove everything of a job's attempt, and of those before it, on this host, and prove it. Idempotent.
+    """End and remove everything of this and earlier attempts of a job on this host, and check the result. Idempotent.
 
-    A later attempt that is here keeps what it has: its containers, its processes, and the job's folder and outputs.
+    A later attempt on this host keeps its containers, its processes, and the job's folder and outputs.
 
     Args:
         attempt: its number.
-        files: False leaves the job's folder, for another start on this host.
-        containers: False when none was ever made here: then a Docker that does not answer is no obstacle.
-        outputs: remove the job's outputs too.
-        gpus: its GPUs here: no process may hold one. What is the job's is ended; a stranger's process is named. The
-            process of another gpurun job's container holds the GPU for that job, which claims it: it does not count.
-        claimant: the fields of a `Claimant`: the attempt's claims are released last. None releases nothing: the
-            attempt goes on here, or no claim was made.
+        files: False keeps the job's folder, for another start on this host.
+        containers: False if no container was ever made here: then Docker need not answer.
+        outputs: remove the job's outputs, too.
+        gpus: its GPUs here: no process may hold one. Ends the job's processes, and names others. Ignores a process in
+            another gpurun job's container, which holds and claims the GPU for that job.
+        claimant: the fields of a `Claimant`: releases the attempt's claims last. None releases nothing, because the
+            attempt continues here, or no claim was made.
 
     Returns:
         What is still there after `timeout_s`: ``{"containers": [id…], "processes": [command…], "folder": bool, "users":
-        [holder of a GPU, as `gpu_users.Users` has them…], "gpu_problem": why nothing can be said of a GPU, "claims":
-        [name of a volume…]}``. The host is fenced only when all are empty.
+        [holder of a GPU, as in `gpu_users.Users`…], "gpu_problem": why a GPU could not be checked, "claims":
+        [name of a volume…]}``. The host is fenced only if all are empty.
 
     Raises:
-        OpError: ``no-docker``: nothing can be said about containers.
+        OpError: ``no-docker``: nothing is known about containers.
     """
     started = time.monotonic()
     seen: Set[str] = set()
@@ -90,10 +90,10 @@ def fence(
 
 
 def _release(call: Call, me: Claimant, required: bool) -> List[str]:
-    """Release an attempt's claims; the names of those that are still there.
+    """Release an attempt's claims; return the names of those that are still there.
 
-    Where no container was ever made, Docker need not answer: without a container and a connected agent a claim counts
-    as stale, and the next gang takes it over.
+    If no container was ever made, Docker need not answer: without a container and a connected agent a claim counts as
+    stale, and the next gang takes it over.
     """
     try:
         return claims.release_here(call, me)
@@ -106,7 +106,7 @@ def _release(call: Call, me: Claimant, required: bool) -> List[str]:
 def _free_gpus(
     call: Call, nvml: Nvml, fenced: Tuple[str, int], cards: List[Card], containers: Set[str]
 ) -> gpu_users.Users:
-    """Who still holds a GPU, after what is the attempt's has been ended: TERM, then KILL."""
+    """End the attempt's processes on its GPUs, with SIGTERM, then SIGKILL; return who still holds a GPU."""
     job, attempt = fenced
     users = gpu_users.find(nvml, cards)
     others: List[Container] = []
@@ -124,13 +124,13 @@ def _is_in(containers: List[Container], holder: Dict[str, Any]) -> bool:
 
 
 def _is_of(others: List[Container], holder: Dict[str, Any], cards: List[Card]) -> bool:
-    """Whether a GPU's holder is in a container of another gpurun job or attempt that was given this GPU."""
+    """Return whether a GPU's holder is in a container of another gpurun job or attempt that has this GPU."""
     held = [card for card in cards if card[0] == holder["gpu"]]
     return any(_is_in([one], holder) and holds(one.cards, card) for one in others for card in held)
 
 
 def _remove_files(job: str, outputs: bool, keep_cards: bool) -> None:
-    """Remove the job's folder; which cards it had is kept as long as they have to be asked for."""
+    """Remove the job's folder, but keep the list of its GPUs while it is needed."""
     folder = job_parts.folder(job)
     if not keep_cards:
         _remove(folder)
@@ -142,7 +142,7 @@ def _remove_files(job: str, outputs: bool, keep_cards: bool) -> None:
 
 
 def _remove(path: str) -> None:
-    """Remove as much as can be; the caller sees what is left."""
+    """Remove as much as possible; the caller checks what is left."""
     try:
         below.remove_path(path)
     except OSError:
@@ -150,10 +150,10 @@ def _remove(path: str) -> None:
 
 
 def _remove_containers(call: Call, job: str, attempt: int, required: bool, seen: Set[str]) -> List[str]:
-    """Kill and remove the containers of an attempt and of those before it; the ids of those that are still there.
+    """Kill and remove the containers of this and earlier attempts; return the ids of those that are still there.
 
     Args:
-        seen: learns all ids.
+        seen: receives all ids.
     """
     try:
         connection = docker.connect(call)

@@ -10,15 +10,16 @@ from gpurun.node.call import Call, OpReply
 
 
 def write(call: Call, path: str, mode: int = 0o600, fsync: bool = False) -> Dict[str, Any]:
-    """Write the payload to `path`, whole or not at all; missing parents are made with mode 0700.
+    """Write the payload to `path`, completely or not at all. Creates missing parents with mode 0700.
 
-    A reader sees the old content or the new one, never a mixture. An existing symbolic link is replaced, not followed.
+    A reader sees the old or the new content, never a mixture. Replaces an existing symbolic link instead of following
+    it.
     """
     return {"bytes": replace(path, call.chunks(), mode, fsync)}
 
 
 def replace(path: str, pieces: Iterable[bytes], mode: int, fsync: bool = False) -> int:
-    """As `write`; how many bytes the file has."""
+    """Do the same as `write`; return the file's size in bytes."""
     folder, name = os.path.split(absolute(path))
     os.makedirs(folder, mode=0o700, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=".%s." % name[:64], dir=folder)
@@ -40,9 +41,9 @@ def replace(path: str, pieces: Iterable[bytes], mode: int, fsync: bool = False) 
 
 
 def read(call: Call, path: str, max_bytes: int = 1 << 20, offset: int = 0) -> OpReply:
-    """Up to `max_bytes` of a regular file from `offset` on; ``value["size"]`` is the whole file's size.
+    """Return up to `max_bytes` of a regular file from `offset` on; ``value["size"]`` is the whole file's size.
 
-    A link in the file's place is not followed.
+    Does not follow a link.
     """
     folder, name = os.path.split(absolute(path))
     above = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -63,10 +64,10 @@ def mkdir(call: Call, path: str, mode: int = 0o700) -> None:
 
 
 def rmtree(call: Call, path: str) -> Dict[str, Any]:
-    """Remove a file, link or folder with everything in it; links are not followed. Idempotent.
+    """Remove a file, link or folder with everything in it, without following links. Idempotent.
 
     Returns:
-        ``{"removed": bool}``: False when there was nothing.
+        ``{"removed": bool}``: False if there was nothing.
     """
     if not os.path.lexists(absolute(path)):
         return {"removed": False}
@@ -75,7 +76,7 @@ def rmtree(call: Call, path: str) -> Dict[str, Any]:
 
 
 def stat(call: Call, path: str) -> Optional[Dict[str, Any]]:
-    """Size, mode, owner and kind of a path, links not followed; None when there is nothing."""
+    """Return size, mode, owner and kind of a path, without following links; None if there is nothing."""
     try:
         status = os.lstat(absolute(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -98,7 +99,7 @@ def listdir(call: Call, path: str) -> List[str]:
 
 
 def df(call: Call, path: str) -> Dict[str, Any]:
-    """Space on the file system of `path` or of its nearest existing parent.
+    """Return the space on the file system of `path` or of its nearest existing parent.
 
     Returns:
         ``{"free_bytes", "total_bytes", "free_inodes"}``, as available to an ordinary user.

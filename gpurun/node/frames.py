@@ -47,11 +47,11 @@ class Frame(NamedTuple):
 
 
 class FrameError(ValueError):
-    """What arrived is no frame: a length beyond the limits, or a header that is no JSON object."""
+    """The data are not a frame: a length beyond the limits, or a header that is not a JSON object."""
 
 
 def encode(header: Dict[str, Any], payload: Bytes = b"") -> bytes:
-    """One frame as bytes.
+    """Return one frame as bytes.
 
     Raises:
         FrameError: the header or the payload is larger than a frame may carry.
@@ -60,7 +60,7 @@ def encode(header: Dict[str, Any], payload: Bytes = b"") -> bytes:
 
 
 def prefix_of(header: Dict[str, Any], payload_bytes: int) -> bytes:
-    """What goes before a payload of that many bytes.
+    """Return the bytes before a payload of this size.
 
     Raises:
         FrameError: as `encode`.
@@ -72,10 +72,10 @@ def prefix_of(header: Dict[str, Any], payload_bytes: int) -> bytes:
 
 
 class Decoder:
-    """Bytes in, frames out; keeps what is not yet a whole frame.
+    """Turns bytes into frames; keeps incomplete frames.
 
     Attributes:
-        frame_bytes: what the frame that came last took on the wire.
+        frame_bytes: the size of the last frame in bytes.
     """
 
     def __init__(self) -> None:
@@ -84,14 +84,14 @@ class Decoder:
 
     @property
     def waits(self) -> bool:
-        """True when part of a frame is here."""
+        """Return True if it holds part of a frame."""
         return bool(self._buffer)
 
     def feed(self, data: Bytes) -> Iterator[Frame]:
-        """Every frame that `data` completes.
+        """Yield every frame that `data` completes.
 
         Raises:
-            FrameError: the peer sent something else than frames; nothing after it can be trusted.
+            FrameError: the peer sent invalid data; nothing after it can be trusted.
         """
         data = self._gathered(data)
         view, position = memoryview(data), 0
@@ -112,7 +112,7 @@ class Decoder:
                 self._buffer = bytearray(data[position:])
 
     def _gathered(self, data: Bytes) -> Bytes:
-        """What is to be decoded; whole frames that come alone are not copied together first."""
+        """Return the bytes to decode. Does not copy a complete frame that arrives alone."""
         if not self._buffer:
             return data
         self._buffer += data
@@ -120,7 +120,7 @@ class Decoder:
 
 
 def header_of(raw: Bytes) -> Dict[str, Any]:
-    """A frame's header, parsed.
+    """Parse a frame's header.
 
     Raises:
         FrameError: it is not a JSON object.
@@ -135,7 +135,7 @@ def header_of(raw: Bytes) -> Dict[str, Any]:
 
 
 def pieces(payload: Bytes, size: int = PIECE) -> Iterator[memoryview]:
-    """The payload in pieces of at most `size` bytes; nothing for an empty one."""
+    """Yield the payload in pieces of at most `size` bytes; nothing for an empty one."""
     view = memoryview(payload)
     for start in range(0, len(view), size):
         yield view[start : start + size]

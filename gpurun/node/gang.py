@@ -1,7 +1,7 @@
 """A gang's part on this host: its folder, keys, private sshd and container.
 
-What is started here is detached: it outlives the agent, so that training goes on when the head goes away. It
-carries the job's label or path, so that `fence` finds it without any note of who started it.
+Everything started here is detached and outlives the agent, so that training continues without the head. It has the
+job's label or path, so that `fence` finds it without a record of who started it.
 """
 
 import calendar
@@ -25,20 +25,20 @@ _SIOCGIFADDR = 0x8915
 
 
 def prepare(call: Call, job: str, attempt: int, interface: str, first: bool, outputs: bool) -> Dict[str, Any]:
-    """Make the job's folder and ephemeral keys; say who and where this host is. Idempotent.
+    """Create the job's folder and ephemeral keys; report facts about this host. Idempotent.
 
     Args:
         attempt: from now on the folder is this attempt's, and no fence of an earlier one removes it.
         interface: the fabric's network interface; "" = its address is not needed.
-        first: this host runs the launcher: it gets the client key; every other host gets a host key.
-        outputs: also make the folder that keeps the job's outputs.
+        first: this host runs the launcher, and gets the client key; every other host gets a host key.
+        outputs: also create the folder for the job's outputs.
 
     Returns:
         ``{"uid", "gid", "user", "folder", "hostname", "address", "sshd", "docker_host", "public_key"}``; ``address`` is
-        None when the interface has none.
+        None if the interface has none.
 
     Raises:
-        OpError: ``no-tool`` when OpenSSH is not installed; errors of the file system.
+        OpError: ``no-tool`` if OpenSSH is not installed; errors of the file system.
     """
     folder = job_parts.folder(job)
     key = folder + ("/launch/ssh/id" if first else "/sshd/host_key")
@@ -77,15 +77,15 @@ def create(
 
     Args:
         files: path below the job's folder → [text, mode].
-        run: the plan's ``docker run`` argv; the container is created from it and started by `start`.
-        sshd: absolute path of the OpenSSH server, None when no rank is started from outside.
-        ports: TCP ports on which ranks are going to listen here.
+        run: the plan's ``docker run`` argv, from which the container is created; `start` starts it.
+        sshd: absolute path of the OpenSSH server, None if no rank is started from outside.
+        ports: TCP ports on which ranks will listen here.
         claim: the arguments of `claims.take_here`; None from a supervisor of an older gpurun, which makes no claims.
 
     Raises:
-        OpError: ``claimed`` when another gang holds one of the GPUs; ``fenced`` when the folder is no longer this
-            attempt's; ``port-in-use`` when the sshd, or the rank, cannot bind; ``no-image``;
-            ``docker`` with Docker's own words.
+        OpError: ``claimed`` if another gang holds one of the GPUs; ``fenced`` if the folder is no longer this
+            attempt's; ``port-in-use`` if the sshd, or the rank, cannot bind; ``no-image``; ``docker`` with Docker's
+            message.
     """
     if run[:3] != ["docker", "run", "--detach"] or "--name" not in run[:-1]:
         raise OpError("bad-request", "not a `docker run --detach --name` argv")
@@ -112,10 +112,10 @@ def create(
 
 
 def put(call: Call, job: str, attempt: int, name: str, mode: int) -> Dict[str, Any]:
-    """Make the payload a file of the job's folder, whole or not at all; `name` is its path there.
+    """Write the payload to a file of the job's folder, completely or not at all; `name` is its path there.
 
     Raises:
-        OpError: ``fenced`` when the folder is no longer this attempt's; ``refused`` for a name that leads out of it.
+        OpError: ``fenced`` if the folder is no longer this attempt's; ``refused`` for a name that leads out of it.
     """
     path = os.path.join(os.fsencode(job_parts.folder(job)), *below.parts_of(name))
     content = call.payload
@@ -124,17 +124,17 @@ def put(call: Call, job: str, attempt: int, name: str, mode: int) -> Dict[str, A
 
 
 def start(call: Call, container: str, claim: Optional[Dict[str, Any]] = None) -> None:
-    """Start a created container, and note which process it is.
+    """Start a created container, and record its main process.
 
-    The claims are checked once more, now that everybody can see the container: this is what keeps a second gang's
-    container for the same GPU from starting.
+    Checks the claims again, now that everybody can see the container: this keeps a second gang's container for the same
+    GPU from starting.
 
     Args:
         claim: as for `create`.
 
     Raises:
-        OpError: ``claimed`` when another gang holds one of the GPUs; ``no-command`` when the image lacks the main
-            process's program; ``docker`` otherwise.
+        OpError: ``claimed`` if another gang holds one of the GPUs; ``no-command`` if the image lacks the main process's
+            program; ``docker`` otherwise.
     """
     if claim is not None:
         claims.take_here(call, **claim)
@@ -152,7 +152,7 @@ def start(call: Call, container: str, claim: Optional[Dict[str, Any]] = None) ->
 
 
 def _note_main(connection: docker.Connection, container: str) -> None:
-    """Note it if it is to be seen here: an engine in another PID namespace says numbers that mean others."""
+    """Record the main process if it is visible here: an engine in another PID namespace reports foreign numbers."""
     status, answer = docker.exchange(connection, "GET", "/containers/%s/json" % container)
     found = docker.parse(answer) if status == 200 else None
     if found:
@@ -162,17 +162,17 @@ def _note_main(connection: docker.Connection, container: str) -> None:
 
 
 def has_ended(call: Call, job: str) -> bool:
-    """`job_parts.has_ended`: whether the container's main process is gone."""
+    """Return `job_parts.has_ended`: whether the container's main process is gone."""
     return job_parts.has_ended(job)
 
 
 def inspect(call: Call, job: str) -> List[Dict[str, Any]]:
-    """The job's containers on this host and how they are.
+    """Return the job's containers on this host and their states.
 
     Returns:
         A list of ``{"id", "name", "attempt", "status", "code", "oom", "error", "started", "finished", "ended_ago_s"}``:
         ``status`` is Docker's word (created, running, exited, …); times are Docker's own text; ``ended_ago_s`` is by
-        this host's clock, None for one that has not ended.
+        this host's clock, None if it has not ended.
     """
     connection = docker.connect(call)
     try:
@@ -183,12 +183,12 @@ def inspect(call: Call, job: str) -> List[Dict[str, Any]]:
 
 
 def engine_now(call: Call, job: str) -> Dict[str, Any]:
-    """Whether the Docker engine here is still the one that created the job's container: `engine.compare`."""
+    """Compare the Docker engine with the one that created the job's container: `engine.compare`."""
     return engine.compare(call, job_parts.folder(job))
 
 
 def run_file(call: Call, job: str, name: str) -> OpReply:
-    """What the ranks wrote to a file of the job's `run` folder, up to 4 MiB; a link there is not followed."""
+    """Return up to 4 MiB of a file in the job's `run` folder, which the ranks wrote. Does not follow a link."""
     if "/" in name:
         raise OpError("bad-request", "%r is not a file's name" % name)
     return files.read(call, os.path.join(job_parts.folder(job), "run", name), max_bytes=4 << 20)
@@ -217,7 +217,9 @@ def _inspected(connection: docker.Connection, ident: str) -> Optional[Dict[str, 
 
 
 def _ago_s(stamp: str) -> Optional[float]:
-    """Seconds since a time as Docker writes it: ``2026-01-02T03:04:05.123456789Z``. It leaves zeros at the end out."""
+    """Return the seconds since a time in Docker's format, without trailing zeros:
+    ``2026-01-02T03:04:05.123456789Z``.
+    """
     try:
         second_s = calendar.timegm(time.strptime(stamp[:19], "%Y-%m-%dT%H:%M:%S"))
         return time.time() - second_s - float("0%s0" % stamp[19:].rstrip("Z"))
@@ -226,7 +228,7 @@ def _ago_s(stamp: str) -> Optional[float]:
 
 
 def _start_sshd(sshd: str, folder: str) -> None:
-    """Start the private sshd; it detaches itself. A second start after a crash finds the first one serving."""
+    """Start the private sshd, which detaches itself. A second start after a crash finds the first one running."""
     if _is_serving(folder):
         return
     done = _run([sshd, "-f", folder + "/sshd/config", "-E", folder + "/sshd/log"])
@@ -241,7 +243,7 @@ def _start_sshd(sshd: str, folder: str) -> None:
 
 
 def _check_port(port: int) -> None:
-    """Raise OpError if nobody can listen on a TCP port now."""
+    """Raise OpError if no program can listen on a TCP port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -303,7 +305,7 @@ def _run(argv: List[str], keeps: int = -1) -> "subprocess.CompletedProcess[str]"
     """Run a short command.
 
     Args:
-        keeps: a descriptor that the command holds open, too, so that a lock lasts as long as the command does.
+        keeps: a descriptor that the command inherits, so that a lock lasts as long as the command.
     """
     try:
         return subprocess.run(

@@ -1,4 +1,4 @@
-"""How busy a job's GPUs on this host are: NVML's answers of half a minute as one line for each GPU."""
+"""How busy a job's GPUs on this host are: NVML's answers of half a minute as one item for each GPU."""
 
 import time
 from typing import Any, Callable, Dict, Iterable, List
@@ -10,7 +10,7 @@ FIRST_S, EVERY_S = 5.0, 30.0
 
 
 class UseTally:
-    """Adds up what NVML says. Each GPU has the index and UUID of its card."""
+    """Adds up NVML's answers. Each GPU has the index and UUID of its card."""
 
     def __init__(self, cards: Iterable[Card], clock: Callable[[], float] = time.monotonic) -> None:
         self._uuids = dict(cards)
@@ -19,7 +19,7 @@ class UseTally:
         self._seen: Dict[int, List[Dict[str, int]]] = {}
 
     def add(self, said: Dict[str, Any]) -> List[Dict[str, Any]]:
-        """Count one answer of NVML. Returns the item for the head when it is due, else nothing.
+        """Add one answer of NVML. Returns the item for the head when it is due, else nothing.
 
         The item is ``{"kind": "use", "gpus": [{"index", "uuid", "samples", "mean", "most", "memory_mib"}…]}``: use in
         percent, and the most memory in use.

@@ -1,7 +1,7 @@
-"""Who holds a GPU: the last part of a fence's proof (docs/decisions/0008-gpus-are-proven-free.md).
+"""Find the processes that hold a GPU: the last check of a fence (docs/decisions/0008-gpus-are-proven-free.md).
 
-NVML says it. On a host without NVML the holders of ``/dev/nvidiaN`` say it, as far as this user may see them; a host
-without such a device has no GPU that could be held.
+NVML lists them. Without NVML, gpurun looks for processes with ``/dev/nvidiaN`` open, as far as this user may see them.
+A host without such a device has no GPU that could be held.
 """
 
 import os
@@ -14,11 +14,11 @@ from gpurun.node.processes import Process, environment_of, open_files, read_proc
 
 
 class Users:
-    """Who was found.
+    """The processes that were found.
 
     Attributes:
         holders: ``{"gpu", "pid", "user", "command", "container"}`` of each process that holds a GPU.
-        problem: why nothing can be said of some GPU; "" if all were asked.
+        problem: why some GPU could not be checked; "" if all were.
     """
 
     def __init__(self, holders: List[Dict[str, Any]], problem: str) -> None:
@@ -27,7 +27,7 @@ class Users:
 
 
 def find(nvml: Nvml, cards: List[Card], proc: str = "/proc") -> Users:
-    """The processes that hold these GPUs now. Never raises: what cannot be known is the `problem`."""
+    """Return the processes that hold these GPUs now. Never raises: `problem` has what cannot be known."""
     try:
         said = nvml.ask(cards)
     except NoAnswer as error:
@@ -51,9 +51,11 @@ def find(nvml: Nvml, cards: List[Card], proc: str = "/proc") -> Users:
 
 
 def _holds(pid: int, proc: str) -> bool:
-    """Whether a listed process holds anything: a zombie does not, unless other threads of it are stuck in the driver.
+    """Return whether a listed process holds anything. A zombie does not, unless its other threads are stuck in the
+    driver.
 
-    One that cannot be looked up does: the driver says so. If it was just ending, the next look does not show it.
+    Assumes so for a process that cannot be looked up, because the driver lists it. If it was just ending, the next look
+    does not show it.
     """
     try:
         return read_process(pid) is not None or len(os.listdir("%s/%d/task" % (proc, pid))) != 1
@@ -62,7 +64,7 @@ def _holds(pid: int, proc: str) -> bool:
 
 
 def _by_device(gpus: Iterable[int], proc: str) -> Dict[int, List[int]]:
-    """GPU → processes that have its device open, where NVML does not say; of other users only root sees them."""
+    """Return GPU → processes that have its device open, for GPUs without NVML's answer. Only root sees other users'."""
     folder = os.environ.get("GPURUN_DEV") or "/dev"
     paths = {"%s/nvidia%d" % (folder, gpu): gpu for gpu in gpus}
     if not any(os.path.exists(path) for path in paths):
@@ -75,7 +77,7 @@ def _by_device(gpus: Iterable[int], proc: str) -> Dict[int, List[int]]:
 
 
 def of_job(holder: Dict[str, Any], job: str, containers: Iterable[str], proc: str = "/proc") -> Optional[Process]:
-    """The holder's process if it is one of the job's: of its containers, or started in one and left over."""
+    """Return the holder's process if it is one of the job's: in its containers, or left over from one."""
     process = read_process(holder["pid"])
     if process is None or process.uid != os.getuid():
         return None

@@ -1,7 +1,7 @@
-"""What goes wrong with a job's hardware on this host while it runs: `watch` tells it as it happens.
+"""Report problems of a job's hardware on this host while it runs; see `watch`.
 
-Kernel log, NVML, free disk space. Only facts: lines that name a GPU error or a killed process are passed on whole, the
-head says what they mean (`gpurun.facts.kernel_log`, `gpurun.doctor.xids`).
+Reads the kernel's log, NVML, and free disk space. Reports only facts: it sends lines that name a GPU error or a killed
+process as they are; the head interprets them (`gpurun.facts.kernel_log`, `gpurun.doctor.xids`).
 """
 
 import os
@@ -32,10 +32,10 @@ _ranks: Dict[str, Dict[int, int]] = {}
 
 
 class KernelLog:
-    """``/dev/kmsg`` from some time on: one record a read (Documentation/ABI/testing/dev-kmsg).
+    """``/dev/kmsg`` from some time on: one record per read (Documentation/ABI/testing/dev-kmsg).
 
-    Where this user may not read it (``dmesg_restrict``), there are no lines. A regular file stands in for it in the
-    lab; lines of it that have no record's prefix are passed over.
+    If this user may not read it (``dmesg_restrict``), there are no lines. In the lab a regular file replaces it; lines
+    without a record's prefix are skipped.
     """
 
     def __init__(self, age_s: float, path: str = "") -> None:
@@ -49,7 +49,7 @@ class KernelLog:
             self._fd = None
 
     def lines(self) -> Iterator[Dict[str, Any]]:
-        """``{"line", "age_s"}`` of the kernel's own lines that are worth a look and have come since the last call."""
+        """Yield ``{"line", "age_s"}`` of the kernel's own relevant lines since the last call."""
         found = 0
         for record in self._records():
             item = self._item(record)
@@ -94,17 +94,17 @@ class KernelLog:
 
 
 def watch(call: Call, job: str, gpus: List[int], age_s: float) -> Iterator[List[Dict[str, Any]]]:
-    """What is found, as it happens, until cancelled. The first item may be empty: the watch stands.
+    """Yield problems as they happen, until cancelled. The first item may be empty: the watch has started.
 
     Args:
         gpus: the job's GPUs here.
-        age_s: how long the attempt has run: older lines of the kernel's log are not its own.
+        age_s: how long the attempt has run: older lines of the kernel's log are ignored.
 
     Yields:
         lists of ``{"kind": "kernel", "line", "age_s", "rank", "cards": GPU → PCI address}``,
         ``{"kind": "xid", "gpu", "xid"}``, ``{"kind": "lost", "gpu", "text"}``,
         ``{"kind": "ecc", "gpu", "count", "before"}``, ``{"kind": "disk", "what", "path", "free_bytes"}``,
-        ``{"kind": "nvml", "text"}``, and what `UseTally` makes.
+        ``{"kind": "nvml", "text"}``, and the items of `UseTally`.
     """
     log = KernelLog(age_s)
     nvml: Optional[Nvml] = Nvml() if gpus else None
@@ -137,7 +137,7 @@ def watch(call: Call, job: str, gpus: List[int], age_s: float) -> Iterator[List[
 
 
 def recent(call: Call, job: str, age_s: float) -> List[Dict[str, Any]]:
-    """What the kernel's log and the disks say of the last `age_s` seconds: asked when an attempt has failed."""
+    """Return problems of the last `age_s` seconds in the kernel's log and on the disks, after an attempt has failed."""
     log = KernelLog(age_s)
     seen = _Seen(cards=job_parts.known_cards(job))
     try:
@@ -147,7 +147,7 @@ def recent(call: Call, job: str, age_s: float) -> List[Dict[str, Any]]:
 
 
 class _Seen:
-    """What has been told already."""
+    """Remembers what has been reported."""
 
     def __init__(self, cards: Dict[int, Dict[str, str]]) -> None:
         self.cards = cards
@@ -158,7 +158,7 @@ class _Seen:
         self._docker_root = ""
 
     def gpus(self, said: Dict[str, Any]) -> List[Dict[str, Any]]:
-        """News of an answer of NVML."""
+        """Return the news in an answer of NVML."""
         found: List[Dict[str, Any]] = []
         for gpu in said.get("gpus", []):
             index, count = gpu["index"], gpu["ecc"]
@@ -174,7 +174,7 @@ class _Seen:
         return found
 
     def slowly(self, job: str) -> List[Dict[str, Any]]:
-        """Disks, and the ranks' pids, when it is time again."""
+        """Check disks, and the ranks' pids, if it is time again."""
         if time.monotonic() - self._slow_s < SLOW_S:
             return []
         self._slow_s = time.monotonic()
@@ -202,12 +202,12 @@ class _Seen:
 
 
 def ranks(job: str) -> Dict[int, int]:
-    """pid → rank of the job's processes on this host, by what Horovod or MPI told them."""
+    """Return pid → rank of the job's processes on this host, from the variables of Horovod or MPI."""
     return {one.process.pid: one.rank for one in rank_processes.of_job(job)}
 
 
 def _named(item: Dict[str, Any], job: str, seen: _Seen) -> Dict[str, Any]:
-    """A line with what only this host can add: the killed rank, the GPU's PCI addresses."""
+    """Add to a line what only this host knows: the killed rank, the GPUs' PCI addresses."""
     pids = _PIDS.search(item["line"])
     pid = int(pids.group(1) or pids.group(2)) if pids else None
     rank = None if pid is None else _ranks.get(job, {}).get(pid)

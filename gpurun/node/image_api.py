@@ -1,4 +1,4 @@
-"""An engine's images by its API: which are there, and which of them is the same as the head's."""
+"""Look up an engine's images by its API, and find the one that equals the head's."""
 
 import http.client
 from typing import Any, Dict, Optional, Sequence
@@ -15,14 +15,14 @@ Image = Dict[str, Any]
 
 
 class ImageApi:
-    """Docker's API for what is asked about images, over one connection."""
+    """Docker's image API over one connection."""
 
     def __init__(self, call: Optional[Call]) -> None:
         self._call = call
         self._connection: Optional[docker.Connection] = None
 
     def image(self, reference: str) -> Optional[Dict[str, Any]]:
-        """An image's inspection; None if there is none."""
+        """Return an image's inspection; None if there is none."""
         if not reference:
             return None
         status, answer = self._exchange("GET", "/images/%s/json" % quote(reference, safe="/:@"))
@@ -30,11 +30,11 @@ class ImageApi:
         return parsed if isinstance(parsed, dict) else None
 
     def get(self, path: str) -> Any:
-        """A parsed answer."""
+        """Return a parsed answer."""
         return self.expect("GET", path, (200,), path)
 
     def expect(self, method: str, path: str, statuses: Sequence[int], what: str) -> Any:
-        """A parsed answer with one of these statuses.
+        """Return a parsed answer with one of these statuses.
 
         Raises:
             OpError: any other status.
@@ -60,10 +60,12 @@ class ImageApi:
 
 
 def find_image(engine: ImageApi, image: Image, store: str, loaded: Sequence[str] = ()) -> Optional[str]:
-    """The engine's own ID of an image that is the same as the head's; None if there is none.
+    """Return the engine's own ID of an image that equals the head's; None if there is none.
 
     Args:
-        loaded: what Docker said it has just loaded: with the containerd store that may be all there is to find it by.
+        loaded: the image that Docker has just reported as loaded: with the containerd store there may be no other way
+            to
+            find it.
     """
     if store == "graph":
         candidates = [image["id"]]
@@ -81,7 +83,7 @@ def find_image(engine: ImageApi, image: Image, store: str, loaded: Sequence[str]
 
 
 def facts_of(inspected: Dict[str, Any]) -> Dict[str, Any]:
-    """What makes an image's configuration, from an inspection by any engine; empty values are left out."""
+    """Return the facts of an image's configuration, from an inspection by any engine; leaves out empty values."""
     config = inspected.get("Config") or {}
     facts = {key: config[key] for key in _CONFIG_KEYS if config.get(key)}
     facts.update({key: inspected[key] for key in ("Architecture", "Os", "Created") if inspected.get(key)})
@@ -89,6 +91,6 @@ def facts_of(inspected: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def is_containerd(info: Dict[str, Any]) -> bool:
-    """Whether an engine (by its ``docker info``) keeps images in the containerd image store."""
+    """Return whether an engine (by its ``docker info``) keeps images in the containerd image store."""
     kinds = dict(item for item in info.get("DriverStatus") or [] if len(item) == 2)
     return str(kinds.get("driver-type", "")).startswith("io.containerd.snapshotter")
