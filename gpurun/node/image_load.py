@@ -1,7 +1,7 @@
-"""One image being loaded on a host while its layers arrive.
+"""Load one image on a host while its layers arrive.
 
-The containerd store takes each layer as it comes and the manifest at the end. A graph driver reads nothing before it
-has the whole tar, so there the lower layers are loaded ahead of the rest, as images of their own.
+The containerd store takes each layer when it arrives and the manifest at the end. A graph driver reads nothing before
+it has the whole tar, so the lower layers are loaded earlier, as separate images.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ PREFIX_BYTES = 64 << 20
 
 
 class Loading:
-    """One image being loaded, layer by layer."""
+    """Loads one image, layer by layer."""
 
     def __init__(
         self, call: Call, transfer: str, image: Image, store: str, have: Sequence[str], config: bytes,
@@ -37,7 +37,7 @@ class Loading:
         self._done = len(have)
 
     def run(self) -> Generator[Dict[str, Any], None, None]:
-        """Load what is there, wait for more, until all is loaded."""
+        """Load the layers that are there and wait for more, until all are loaded."""
         yield from self._into_containerd() if self._store == "containerd" else self._into_graph()
 
     def _into_containerd(self) -> Generator[Dict[str, Any], None, None]:
@@ -72,7 +72,7 @@ class Loading:
         return {"state": state, "layer": layer, "layers": len(self._layers)}
 
     def _ready(self) -> int:
-        """How many layers are loaded or have arrived whole, without a gap."""
+        """Return how many layers are loaded or have arrived completely, without a gap."""
         known = blobs.find(self._transfer).blobs
         for at in range(self._done, len(self._layers)):
             digest = self._layers[at]
@@ -82,7 +82,7 @@ class Loading:
         return len(self._layers)
 
     def _bytes_above(self, ready: int) -> int:
-        """The bytes that have arrived of what the engine does not have."""
+        """Return how many bytes have arrived that the engine does not have."""
         return sum(self._blob(digest).size for digest in self._layers[self._done : ready])
 
     def _wait(self, digest: str) -> None:
@@ -120,14 +120,14 @@ class Loading:
         self._loaded = thin.load(self._call, thin.graph_tar(config, layers, fresh, names))
 
     def _size(self, digest: str) -> int:
-        """The bytes of the tar of a layer that was there, as the record says."""
+        """Return the tar size of a layer that was there, from the record."""
         for entry in image_record.read().values():
             if digest in entry.get("sizes", {}):
                 return int(entry["sizes"][digest])
         raise OpError("load-failed", "the size of %s, which is there, is not known" % digest)
 
     def verify(self) -> str:
-        """The engine's ID of the image, compared with what was sent.
+        """Compare the loaded image with the sent one; return the engine's ID of it.
 
         Raises:
             OpError: ``not-verified``.
@@ -139,14 +139,14 @@ class Loading:
         return local
 
     def sizes(self) -> Dict[str, int]:
-        """The bytes of every layer's tar, where known: the containerd store wants them of the next image, too."""
+        """Return the known tar sizes of layers: the containerd store needs them for the next image, too."""
         known = {digest: blob.size for digest, blob in blobs.find(self._transfer).blobs.items()}
         for entry in image_record.read().values():
             known.update(entry.get("sizes", {}))
         return {digest: known[digest] for digest in self._layers if digest in known}
 
     def remove_temporary(self) -> None:
-        """Remove the images that only held layers until the whole was there; also those of ships that were killed."""
+        """Remove the images that only held layers until the whole image was there, also those of killed ships."""
         found = [ident for ident, entry in image_record.read().items() if _is_abandoned(entry)]
         going = list(dict.fromkeys([*self._temporary, *found]))
         if not going:
@@ -160,13 +160,13 @@ class Loading:
 
 
 def _myself() -> List[int]:
-    """This process, and when it began: its number may be another's once it has ended."""
+    """Return this process's number and start time, because its number may be reused."""
     process = processes.read_process(os.getpid())
     return [0, 0] if process is None else [process.pid, process.started]
 
 
 def _is_abandoned(entry: Dict[str, Any]) -> bool:
-    """Whether an entry is of a temporary image whose ship runs no more."""
+    """Return whether an entry is of a temporary image whose ship has died."""
     if not entry.get("temporary"):
         return False
     by = entry.get("by")

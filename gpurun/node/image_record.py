@@ -1,6 +1,6 @@
-"""What gpurun has put into this host's Docker, so that it can take back that and nothing else.
+"""The record of what gpurun has put into this host's Docker, so that it can remove exactly that.
 
-A JSON file below the user's state folder on the host, changed under a lock and written whole.
+A JSON file below the user's state folder on the host, changed under a lock and written as a whole.
 """
 
 import fcntl
@@ -14,13 +14,13 @@ Record = Dict[str, Dict[str, Any]]
 
 
 def folder() -> str:
-    """Where the record lies."""
+    """Return the record's folder."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     return os.path.join(state, "gpurun")
 
 
 def read() -> Record:
-    """The head's image ID → ``{"local", "names", "layers", "shipped_s", "temporary"}``; empty if it is unreadable."""
+    """Return the head's image ID → ``{"local", "names", "layers", "shipped_s", "temporary"}``; empty if unreadable."""
     try:
         with open(os.path.join(folder(), "images.json"), "rb") as file:
             found = json.load(file)
@@ -31,7 +31,7 @@ def read() -> Record:
 
 
 def _is_entry(entry: Any) -> bool:
-    """Whether it is one that this version of gpurun wrote."""
+    """Return whether this version of gpurun wrote the entry."""
     if not isinstance(entry, dict):
         return False
     shipped_s = entry.get("shipped_s")
@@ -46,7 +46,7 @@ def _is_entry(entry: Any) -> bool:
 
 @contextmanager
 def change() -> Iterator[Record]:
-    """The record, to be changed by one process at a time; written when the block ends well."""
+    """Let one process at a time change the record; writes it if the block ends without an error."""
     os.makedirs(folder(), mode=0o700, exist_ok=True)
     with open(os.path.join(folder(), "images.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

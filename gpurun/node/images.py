@@ -1,8 +1,8 @@
-"""Images on a host: what is there, loading while layers arrive, and proof that what was loaded is what was sent.
+"""Images on a host: look them up, load them while layers arrive, and compare the loaded image with the sent one.
 
-Engines with a graph driver (overlay2 and the like) name an image by its configuration's digest, the same on every
-host. Those with the containerd image store name it by a manifest's, which differs from the head's; there an image is
-the same when its layers and its configuration are.
+Engines with a graph driver (overlay2 and the like) identify an image by its configuration's digest, the same on every
+host. Those with the containerd image store identify it by a manifest's digest, which differs from the head's. There, an
+image is the same if its layers and its configuration are.
 """
 
 import os
@@ -20,16 +20,17 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686"
 
 
 def ask(call: Call, image: Image) -> Dict[str, Any]:
-    """What this host has of an image.
+    """Return what this host has of an image.
 
     Args:
-        image: ``{"id", "layers", "names", "facts"}``: the head's ID, all diffIDs, the names it is to have, and what
-            `facts_of` says about it on the head.
+        image: ``{"id", "layers", "names", "facts"}``: the head's ID, all diffIDs, the wanted tags, and the result of
+            `facts_of` on the head.
 
     Returns:
         ``{"local", "named", "store", "have", "root", "free_bytes", "spool_free_bytes", "one_disk"}``: the engine's ID
-        of the image, None if it is not there; whether it has its names; ``graph`` or ``containerd``; which layers need
-        not be sent; what Docker's disk and the spool's can take, and whether they are one.
+        of the image, None if it is not there; whether it has its tags; ``graph`` or ``containerd``; the layers that
+            need
+        not be sent; the free space on Docker's disk and on the spool's, and whether they are one disk.
 
     Raises:
         OpError: ``no-docker``; ``architecture``: the image is for other machines.
@@ -64,9 +65,9 @@ def _check_architecture(image: Image, info: Dict[str, Any]) -> None:
 
 
 def _layers_there(engine: ImageApi, layers: List[str], store: str) -> List[str]:
-    """The layers that need not be sent: those of the longest common beginning with an image that is there.
+    """Return the layers that need not be sent: the longest common beginning with an image that is there.
 
-    With the containerd store: the blobs of images that gpurun itself brought, for only those are known by digest.
+    With the containerd store: the blobs of images that gpurun itself brought, because only those are known by digest.
     """
     if store == "containerd":
         recorded = [entry for entry in image_record.read().values() if engine.image(entry.get("local", "")) is not None]
@@ -89,7 +90,7 @@ def _is_named(engine: ImageApi, name: str, local: str) -> bool:
 
 
 def _free(path: str) -> Optional[int]:
-    """Bytes that can still be written below a path; None when it cannot be asked."""
+    """Return how many bytes can still be written below a path; None if unknown."""
     try:
         status = os.statvfs(_existing(path))
     except OSError:
@@ -105,17 +106,17 @@ def _device(path: str) -> int:
 
 
 def _existing(path: str) -> str:
-    """The path, or the nearest folder above it that is there."""
+    """Return the path, or the nearest existing folder above it."""
     while not os.path.lexists(path) and path != "/":
         path = os.path.dirname(path)
     return path
 
 
 def name(call: Call, image: Image) -> None:
-    """Give an image that is there its names.
+    """Tag an image that is there.
 
     Raises:
-        OpError: ``not-found``: it is not there any more; ``docker``.
+        OpError: ``not-found``: it is no longer there; ``docker``.
     """
     engine = ImageApi(call)
     local = find_image(engine, image, "graph") or find_image(engine, image, "containerd")
@@ -136,12 +137,13 @@ def install(
 ) -> Generator[Dict[str, Any], None, OpReply]:
     """Load an image whose layers arrive with a transfer; those in `have` are there.
 
-    The payload is the image's configuration. Layers are loaded as soon as enough of them are there, as an image
-    without a name, which goes again when the whole is loaded. Yields ``{"state", "layer", "layers"}``.
+    The payload is the image's configuration. Loads layers as soon as enough of them are there, as an image without a
+    name, and removes that image when the whole is loaded. Yields ``{"state", "layer", "layers"}``.
 
     Raises:
-        OpError: ``no-space``; ``load-failed``; ``not-verified`` when Docker says it is loaded but what is there is not
-            what was sent; ``closed`` when the transfer ends before everything has arrived.
+        OpError: ``no-space``; ``load-failed``; ``not-verified`` if Docker reports success but the image differs from
+            the
+            sent one; ``closed`` if the transfer ends before everything has arrived.
     """
     config = call.payload
     loading = Loading(call, transfer, image, store, have, config)
@@ -162,26 +164,25 @@ def install(
 
 
 def listing(call: Call) -> List[Dict[str, Any]]:
-    """What gpurun has put into this engine.
+    """Return what gpurun has put into this engine.
 
     Returns:
         For each image ``{"id", "local", "names", "present", "temporary", "shipped_s", "size_bytes", "used_by"}``: the
-        head's ID and the engine's; the names gpurun gave it that are still its; the containers that use it, running
-        or not.
+        head's ID and the engine's; gpurun's tags that still point to it; the containers that use it, running or not.
     """
     return [known for known, _ in _recorded(ImageApi(call))]
 
 
 def prune(call: Call, keep: List[str]) -> List[Dict[str, Any]]:
-    """Remove what gpurun has put here and no container uses: its names, and the image once it has no name of others.
+    """Remove what gpurun has put here and no container uses: its tags, and the image if it has no other tag.
 
-    What interrupted transfers have left goes, too.
+    Also removes what interrupted transfers have left.
 
     Args:
-        keep: the head's IDs of images that jobs will want.
+        keep: the head's IDs of images that jobs need.
 
     Returns:
-        What was removed, as `listing` tells it; ``freed`` says whether the image itself is gone.
+        The removed images, as in `listing`; ``freed`` says whether the image itself is gone.
     """
     api = ImageApi(call)
     removed = []
@@ -199,7 +200,7 @@ def prune(call: Call, keep: List[str]) -> List[Dict[str, Any]]:
 
 
 def _recorded(api: ImageApi) -> Iterator[Tuple[Dict[str, Any], Dict[str, Any]]]:
-    """(what is to be told, the record's entry) of each recorded image."""
+    """Yield (description, the record's entry) of each recorded image."""
     containers = api.get("/containers/json?all=1")
     for ident, entry in sorted(image_record.read().items()):
         local = str(entry.get("local", ""))
@@ -218,7 +219,9 @@ def _recorded(api: ImageApi) -> Iterator[Tuple[Dict[str, Any], Dict[str, Any]]]:
 
 
 def _remove(api: ImageApi, known: Dict[str, Any]) -> bool:
-    """Take back the names gpurun gave; whether the image is gone. One that somebody else has named too stays."""
+    """Remove the tags that gpurun added. Returns True if the image is gone. Keeps an image that has a tag from
+    others.
+    """
     for full in known["names"]:
         api.expect("DELETE", "/images/" + quote(full, safe="/:"), (200, 404, 409), "removing %s" % full)
     left = api.image(known["local"])

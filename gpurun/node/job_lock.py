@@ -1,11 +1,12 @@
-"""One operation at a time changes what a job has on this host, and only for the newest attempt that came here.
+"""The lock of a job on this host: one operation at a time changes the job's files, and only for its newest attempt
+here.
 
-Agents of an earlier supervisor may still work here, and a host whose fence is still due may get the job's next attempt.
+Agents of an earlier supervisor may still work here, and a host that is not fenced yet may get the job's next attempt.
 So `gang.prepare`, `gang.create`, `gang.fence` and `outputs.remove` hold one lock for each job. The job's folder says
 which attempt owns it, the outputs and the processes.
 
-The lock is a file beside the job's folder, which goes with the lock: whoever waited for it finds another file, or none,
-under its name and starts anew.
+The lock is a file next to the job's folder, which its holder removes. A waiting process then finds another file, or
+none, under its name and starts again.
 """
 
 import errno
@@ -28,8 +29,8 @@ class Held(NamedTuple):
     """A job's lock.
 
     Attributes:
-        descriptor: holds the lock until every copy of it is closed, also those that children inherit; -1 if there is no
-            lock to be had here.
+        descriptor: holds the lock until every copy of it is closed, also copies in children; -1 if no lock is possible
+            here.
     """
 
     descriptor: int
@@ -37,15 +38,16 @@ class Held(NamedTuple):
 
 @contextmanager
 def held(call: Call, job: str, required: bool = True) -> Iterator[Held]:
-    """Hold a job's lock; wait for whoever holds it.
+    """Hold a job's lock; wait for its present holder.
 
     Args:
-        required: raise what keeps the lock from being made. A fence works without: nothing can be made on a full disk,
-            so nobody can be in the middle of it.
+        required: raise if the lock cannot be made. A fence works without: on a full disk nothing can be made, so no
+            other
+            operation can be running.
 
     Raises:
         Cancelled: nobody waits for the operation any more.
-        OSError: there can be no lock, and it is `required`.
+        OSError: no lock is possible, and it is `required`.
     """
     path = lock_file(job)
     try:
@@ -64,12 +66,12 @@ def held(call: Call, job: str, required: bool = True) -> Iterator[Held]:
 
 @contextmanager
 def held_by(call: Call, job: str, attempt: int) -> Iterator[None]:
-    """Hold a job's lock for as long as its folder belongs to an attempt.
+    """Hold a job's lock while its folder belongs to an attempt.
 
-    What an agent still receives after its head is gone changes nothing then: a fence, or a later attempt, has come.
+    So data that an agent receives after its head is gone change nothing if a fence, or a later attempt, has come.
 
     Raises:
-        OpError: ``fenced``: it does not.
+        OpError: ``fenced``: the folder does not belong to the attempt.
     """
     with held(call, job):
         if owner(job) != attempt:
@@ -78,7 +80,7 @@ def held_by(call: Call, job: str, attempt: int) -> Iterator[None]:
 
 
 def lock_file(job: str) -> str:
-    """The lock's path, which names the host, too: homes may be shared between hosts."""
+    """Return the lock's path. It contains the host's name, because hosts may share homes."""
     return os.path.join(os.path.dirname(job_parts.folder(job)), ".%s.%s.lock" % (job, os.uname().nodename))
 
 
@@ -102,7 +104,9 @@ def _lock(call: Call, path: str) -> int:
 
 
 def _try(descriptor: int) -> bool:
-    """Take the lock; False if this file system has no locks. Raises BlockingIOError if somebody else holds it."""
+    """Take the lock; return False if this file system has no locks. Raises BlockingIOError if another process
+    holds it.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -122,7 +126,7 @@ def _is_at(path: str, descriptor: int) -> bool:
 
 
 def _forget(path: str) -> None:
-    """Remove the lock's file while it is held. One that stays is taken by the next."""
+    """Remove the lock's file while it is held. If it stays, the next process takes it."""
     try:
         os.unlink(path)
     except OSError:
@@ -130,7 +134,7 @@ def _forget(path: str) -> None:
 
 
 def owner(job: str) -> int:
-    """The attempt that the job's folder belongs to; 0 if none does. The caller holds the lock."""
+    """Return the attempt that owns the job's folder; 0 if none does. The caller holds the lock."""
     try:
         with open(os.path.join(job_parts.folder(job), ATTEMPT_FILE), encoding="ascii") as stream:
             text = stream.read(20).strip()
@@ -140,7 +144,7 @@ def owner(job: str) -> int:
 
 
 def own(job: str, attempt: int) -> None:
-    """Give the job's folder, which exists, to an attempt, unless a later one has it. The caller holds the lock."""
+    """Make an attempt the owner of the existing folder, unless a later one owns it. The caller holds the lock."""
     if owner(job) >= attempt:
         return
     path = os.path.join(job_parts.folder(job), ATTEMPT_FILE)

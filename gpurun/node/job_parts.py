@@ -1,4 +1,4 @@
-"""What of a job is on this host, found without any note of who started it: folders, containers, processes, GPUs."""
+"""Find the parts of a job on this host without a record of who started it: folders, containers, processes, GPUs."""
 
 import json
 import os
@@ -21,16 +21,16 @@ _STARTED = re.compile(r"(^|/)(sshd|docker)\b")
 
 
 def folder(job: str) -> str:
-    """Where a job's files lie on this host.
+    """Return the folder of a job's files on this host.
 
     Raises:
-        OpError: ``bad-request`` for a text that is not a job's id: it becomes part of a path that is removed.
+        OpError: ``bad-request`` for a text that is not a job's id, because it becomes part of a path that is removed.
     """
     return os.path.join(place.root(), "jobs", _checked(job))
 
 
 def outputs_folder(job: str) -> str:
-    """Where a job's outputs lie on this host."""
+    """Return the folder of a job's outputs on this host."""
     return os.path.join(place.root(), "outputs", _checked(job))
 
 
@@ -41,27 +41,27 @@ def _checked(job: str) -> str:
 
 
 def has_ended(job: str) -> bool:
-    """Whether the container's main process, seen when it was started, is gone: known without asking Docker."""
+    """Return whether the container's main process, recorded at its start, is gone. Does not ask Docker."""
     main = processes.noted(os.path.join(folder(job), MAIN_FILE))
     now = processes.read_process(main[0]) if main else None
     return main is not None and (now is None or now.started != main[1])
 
 
 def container_of_main(job: str) -> str:
-    """The id of the container whose main process was seen when it was started; "" if that is not known, or is gone."""
+    """Return the id of the container whose main process was recorded at its start; "" if unknown or gone."""
     main = processes.noted(os.path.join(folder(job), MAIN_FILE))
     now = processes.read_process(main[0]) if main else None
     return processes.container_of(now.pid) if main and now and now.started == main[1] else ""
 
 
 def containers_of(connection: docker.Connection, job: str, attempt: Optional[int] = None) -> List[Dict[str, Any]]:
-    """The job's containers as Docker lists them, in whatever state.
+    """Return the job's containers as Docker lists them, in any state.
 
     Args:
-        attempt: only those of this attempt and of those before it. A label that is no number counts as before.
+        attempt: only those of this and earlier attempts. A label that is not a number counts as earlier.
 
     Raises:
-        OpError: in Docker's own words.
+        OpError: with Docker's message.
     """
     filters = urllib.parse.quote('{"label":["%s=%s"]}' % (LABEL, _checked(job)))
     status, answer = docker.exchange(connection, "GET", "/containers/json?all=1&filters=" + filters)
@@ -72,7 +72,7 @@ def containers_of(connection: docker.Connection, job: str, attempt: Optional[int
 
 
 def processes_of(job: str, everybody: bool = False) -> List[processes.Process]:
-    """The processes that gpurun started for the job outside containers.
+    """Return the processes that gpurun started for the job outside containers.
 
     Args:
         everybody: those of every account of this host, not only of ours.
@@ -87,7 +87,7 @@ def processes_of(job: str, everybody: bool = False) -> List[processes.Process]:
 
 
 def _is_started_by_gpurun(process: processes.Process, found: List[processes.Process]) -> bool:
-    """Whether gpurun started it, or something above it: a person's editor on the job's files does not count."""
+    """Return whether gpurun started it or an ancestor of it. A person's editor on the job's files does not count."""
     by_pid = {one.pid: one for one in found}
     current: Optional[processes.Process] = process
     while current is not None:
@@ -98,13 +98,13 @@ def _is_started_by_gpurun(process: processes.Process, found: List[processes.Proc
 
 
 def cards(job: str, gpus: List[int]) -> List[Card]:
-    """The job's GPUs with the UUIDs they had when it started here, if that was noted."""
+    """Return the job's GPUs with the UUIDs recorded when it started here, if there are any."""
     known = known_cards(job)
     return [(gpu, known.get(gpu, {}).get("uuid", "")) for gpu in gpus]
 
 
 def known_cards(job: str) -> Dict[int, Dict[str, str]]:
-    """GPU index → ``{"uuid", "pci_bus"}``, as noted when the job was created here; empty if it was not."""
+    """Return GPU index → ``{"uuid", "pci_bus"}``, as recorded when the job was created here; empty if it was not."""
     try:
         with open(os.path.join(folder(job), CARDS_FILE), encoding="utf-8") as stream:
             return {int(index): {**facts} for index, facts in json.load(stream).items()}

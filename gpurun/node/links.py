@@ -42,7 +42,7 @@ Wants = List[Tuple[str, List[Tuple[int, int]]]]
 
 
 def context(server: bool, certificate: str, key: str) -> ssl.SSLContext:
-    """TLS 1.3 that trusts exactly one certificate, and shows it."""
+    """Return a TLS 1.3 context that trusts and shows exactly one certificate."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     made.minimum_version = ssl.TLSVersion.TLSv1_3
     made.check_hostname = False  # the certificate is the transfer's, not a host's
@@ -64,8 +64,8 @@ class Server:
     """The upstream end: sends chunks to whoever has the certificate and a token.
 
     Args:
-        find: the blob of a digest, None while it is not announced.
-        packs: where chunks' packed forms come from.
+        find: returns the blob of a digest, None while it is not announced.
+        packs: the source of chunks' compressed forms.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class Server:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def grant(self, token: str) -> None:
-        """Let one connection that names this token in."""
+        """Admit one connection with this token."""
         with self._lock:
             self._tokens.append(token)
 
     def close(self) -> None:
-        """End every connection. Idempotent."""
+        """Close every connection. Idempotent."""
         with self._lock:
             self._closed = True
             connections = list(self._connections)
@@ -149,7 +149,7 @@ class Server:
             connection.close()
 
     def _prove(self, frame: Optional[frames.Frame]) -> None:
-        """The connection's token is good, and is good no more."""
+        """Check and use up the connection's token."""
         token = frame.header.get("token") if frame is not None and frame.header.get("t") == "hi" else None
         with self._lock:
             if not isinstance(token, str) or token not in self._tokens:
@@ -181,7 +181,7 @@ class Server:
 
 
 def checked_ranges(blob: Blob, ranges: Iterable[Tuple[int, int]]) -> Iterator[Tuple[int, int]]:
-    """The ranges of chunks that somebody wants of a blob, each chunk at most once.
+    """Yield the wanted ranges of chunks of a blob, each chunk at most once.
 
     Raises:
         OpError: ``bad-request``: the blob has no such chunks.
@@ -195,7 +195,7 @@ def checked_ranges(blob: Blob, ranges: Iterable[Tuple[int, int]]) -> Iterator[Tu
 
 
 def place_of(header: Dict[str, Any]) -> Tuple[str, int]:
-    """(digest, index): where the chunk of a ``chunk`` frame belongs.
+    """Return (digest, index) of the chunk in a ``chunk`` frame.
 
     Raises:
         OpError: ``corrupt``: the frame does not say.
@@ -207,7 +207,7 @@ def place_of(header: Dict[str, Any]) -> Tuple[str, int]:
 
 
 def chunk_frame(blob: Blob, index: int, buffer: memoryview, packs: Packs) -> Tuple[Dict[str, Any], frames.Bytes]:
-    """The frame of a chunk, packed if there is such a form of it."""
+    """Return the frame of a chunk, compressed if that form exists."""
     piece = blob.read_into(index, buffer)
     packed = packs.get(blob, index, piece)
     header = {"t": "chunk", "d": blob.digest, "i": index}
@@ -222,16 +222,16 @@ def fetch(
     wants: Wants,
     opened: Callable[[socket.socket], object],
 ) -> Iterator[frames.Frame]:
-    """The downstream end: connect, ask, yield the chunks' frames as they come.
+    """The downstream end: connect, ask, yield the chunks' frames as they arrive.
 
-    A payload is a view that is good until the next one is asked for.
+    A payload is a view that is valid until the next one is requested.
 
     Args:
-        opened: is given the socket, to be able to break the transfer off from another thread.
+        opened: receives the socket, so that another thread can interrupt the transfer.
 
     Raises:
-        OpError: ``no-route`` when there is no connection or the other end is not of this transfer; ``link-lost`` when
-            it breaks or falls silent.
+        OpError: ``no-route`` if there is no connection or the other end is not part of this transfer; ``link-lost`` if
+            the connection breaks or falls silent.
     """
     connection = _connect(address, certificate, key)
     opened(connection)
@@ -270,10 +270,10 @@ def _send(connection: socket.socket, header: Dict[str, Any], payload: frames.Byt
 
 
 def _frames_of(connection: socket.socket) -> Iterator[frames.Frame]:
-    """Frames as they arrive; ends when the other end closes.
+    """Yield frames as they arrive; end when the other end closes.
 
-    A payload is a view of one buffer that the next frame overwrites: a fresh mebibyte for each would cost more in
-    page faults than its hash does.
+    A payload is a view of one buffer that the next frame overwrites: a new mebibyte for each would cost more in page
+    faults than its hash.
     """
     buffer = memoryview(bytearray(CHUNK))
     while _fill(connection, buffer[: frames.PREFIX.size]):
@@ -287,7 +287,7 @@ def _frames_of(connection: socket.socket) -> Iterator[frames.Frame]:
 
 
 def _fill(connection: socket.socket, view: memoryview) -> bool:
-    """Fill the view; False when the connection ended before the first byte."""
+    """Fill the view; return False if the connection ended before the first byte."""
     left = view
     while left:
         count = connection.recv_into(left)

@@ -26,12 +26,12 @@ Rows = Tuple[str, int]
 
 
 def known_rows(said: Iterable[frames.Frame]) -> Dict[Rows, str]:
-    """Which rows the reader has, and their SHA-256."""
+    """Return the rows that the reader has, with their SHA-256."""
     return {(str(header.get("in")), int(header.get("at", 0))): str(header.get("sha")) for header, _ in said}
 
 
 def told(top: int, force: bool, known: Dict[Rows, str]) -> Iterator[Item]:
-    """Everything below a folder, each folder before what is in it.
+    """Yield everything below a folder, each folder before its content.
 
     Args:
         force: look into folders of ours whose modes keep us out.

@@ -1,4 +1,4 @@
-"""Makes files, folders and links below a directory descriptor, as another folder has them."""
+"""Create files, folders and links below a directory descriptor, as copies of another folder's."""
 
 import hashlib
 import os
@@ -10,30 +10,30 @@ from gpurun.node.contents import CHANGING, MOST, Begun, Incoming, Listed, write_
 
 
 class Sink:
-    """Where a `Receiver` has files made, one after the other."""
+    """Creates files for a `Receiver`, one after the other."""
 
     def begin(self, entry: Listed, marks: List[int]) -> Tuple[int, Optional[Begun]]:
-        """A descriptor for the content of a file that has these marks, and what of it is there already."""
+        """Return a descriptor for the content of a file with these marks, and its beginning that is there already."""
         raise NotImplementedError
 
     def keep(self, entry: Listed, marks: List[int]) -> None:
-        """The file that was begun is whole."""
+        """Record that the begun file is complete."""
         raise NotImplementedError
 
     def drop(self) -> None:
-        """Forget the file that was begun, if one was."""
+        """Discard the begun file, if there is one."""
         raise NotImplementedError
 
 
 class Maker(Sink):
-    """Makes entries in a folder; what is in the way is removed. A context manager.
+    """Creates entries in a folder; removes what is in the way. A context manager.
 
-    A file appears under its name only when it is whole. Folders get their modes and times at the end, so a mode that
-    keeps its owner out keeps nobody out before.
+    A file gets its name only when it is complete. Folders get their modes and times at the end, so that a restrictive
+    mode does not disturb earlier steps.
 
     Args:
         top: a descriptor of the folder, which stays open.
-        scratch: a descriptor of a folder on the same disk, where files lie until they are whole; `top` by default.
+        scratch: a descriptor of a folder on the same disk for incomplete files; `top` by default.
     """
 
     def __init__(self, top: int, scratch: Optional[int] = None) -> None:
@@ -44,7 +44,7 @@ class Maker(Sink):
         self._file: Optional[int] = None
 
     def folder(self, entry: Listed) -> None:
-        """Make a folder, or keep the one that is there."""
+        """Create a folder, or keep the existing one."""
         parts = below.parts_of(entry.path)
         above = self.cursor.at(parts[:-1])
         try:
@@ -56,7 +56,7 @@ class Maker(Sink):
         self._folders.append((parts, entry.mode, entry.mtime_ns))
 
     def link(self, entry: Listed) -> None:
-        """Make a symbolic link, whatever it leads to."""
+        """Create a symbolic link with any target."""
         parts = below.parts_of(entry.path)
         above, target = self.cursor.at(parts[:-1]), entry.target.encode("utf-8", "surrogateescape")
         try:
@@ -68,13 +68,13 @@ class Maker(Sink):
             os.utime(parts[-1], ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=above, follow_symlinks=False)
 
     def begin(self, entry: Listed, marks: List[int]) -> Tuple[int, Optional[Begun]]:  # noqa: ARG002
-        """A descriptor of a new file that has no name yet; `keep` gives it one, `drop` forgets it."""
+        """Return a descriptor of a new file without a name; `keep` names it, `drop` discards it."""
         self.drop()
         self._file = below.create(self._scratch, self._temporary)
         return self._file, None
 
     def keep(self, entry: Listed, marks: List[int]) -> None:
-        """Give the file that was begun its name."""
+        """Give the begun file its name."""
         assert self._file is not None
         parts = below.parts_of(entry.path)
         above = self.cursor.at(parts[:-1])
@@ -88,14 +88,14 @@ class Maker(Sink):
         self._file = None
 
     def drop(self) -> None:
-        """Forget the file that was begun, if one was."""
+        """Discard the begun file, if there is one."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
             os.unlink(self._temporary, dir_fd=self._scratch)
 
     def close_folders(self) -> None:
-        """Give the folders their modes and times, the deepest first."""
+        """Set the folders' modes and times, the deepest first."""
         for parts, mode, mtime_ns in sorted(self._folders, key=lambda folder: folder[0], reverse=True):
             inner = below.open_folder(self.cursor.at(parts[:-1]), parts[-1], below.CHANGE)
             try:
@@ -120,10 +120,10 @@ def _is_folder(above: int, name: bytes) -> bool:
 
 
 class Receiver:
-    """Takes the frames of files' contents, one file after the other, and has them made.
+    """Takes the frames of files' contents, one file after the other, and creates the files.
 
     Args:
-        sink: where the files are made.
+        sink: creates the files.
     """
 
     def __init__(self, sink: "Sink") -> None:
@@ -132,13 +132,13 @@ class Receiver:
         self._marks: List[int] = []
 
     def take(self, entry: Listed, header: Dict[str, Any], payload: frames.Bytes) -> Optional[str]:
-        """The next frame of `entry`'s content.
+        """Take the next frame of `entry`'s content.
 
         Returns:
-            None: there is more to come; "": the file is there; else why it is not.
+            None: more frames follow; "": the file is complete; else why it failed.
 
         Raises:
-            OpError: ``corrupt``: the sender breaks its word.
+            OpError: ``corrupt``: the data do not match the announcement.
         """
         if "gone" in header:
             self.forget()
@@ -162,7 +162,7 @@ class Receiver:
         return ""
 
     def _keep(self, entry: Listed, header: Dict[str, Any], payload: frames.Bytes) -> str:
-        """Make a small file, whose content is one frame. If the frame is of many, it had their digest."""
+        """Create a small file, whose content is one frame. If the frame holds many files, it had their digest."""
         self._marks = marks = self._sound(header["whole"])
         if marks[0] != len(payload):
             raise OpError("corrupt", "%d of its %d bytes came" % (len(payload), marks[0]))
@@ -175,13 +175,13 @@ class Receiver:
         return ""
 
     def forget(self) -> None:
-        """Forget the file that is under way, if one is."""
+        """Discard the unfinished file, if there is one."""
         self._incoming = None
         self._sink.drop()
 
     @property
     def marks(self) -> List[int]:
-        """Of the last file that was begun."""
+        """Return the marks of the last begun file."""
         return self._marks
 
     def _begin(self, entry: Listed, marks: object) -> None:

@@ -1,7 +1,7 @@
-"""A blob whose content lies in many files, one after the other: a data set, where it comes from and where it goes.
+"""A blob whose content is that of many files, one after the other: a data set.
 
-So a set needs no second copy on its way: the head sends from the person's folder, and a host receives into the files
-that jobs will read, and passes them on from there.
+So a data set needs no second copy: the head sends from the person's folder. A host writes into the files that jobs will
+read, and passes them on from there.
 """
 
 import bisect
@@ -37,17 +37,17 @@ class ManyFiles:
 
     @property
     def size(self) -> int:
-        """Bytes of all files together."""
+        """Return the total size in bytes."""
         return self._starts[-1]
 
     def read_at(self, view: memoryview, position: int) -> int:
-        """Fill the beginning of `view` from one file; how many bytes: 0 if the file is shorter than it was."""
+        """Fill the beginning of `view` from one file; return how many bytes: 0 if the file is shorter than before."""
         with self._lock:
             descriptor, offset, most = self._file_at(position, len(view))
             return os.preadv(descriptor, [view[:most]], offset)
 
     def write_at(self, view: memoryview, position: int) -> int:
-        """Write the beginning of `view` to one file; how many bytes."""
+        """Write the beginning of `view` to one file; return how many bytes."""
         with self._lock:
             descriptor, offset, most = self._file_at(position, len(view))
             return os.pwrite(descriptor, view[:most], offset)
@@ -64,7 +64,7 @@ class ManyFiles:
             self._top = -1
 
     def _file_at(self, position: int, size: int) -> Tuple[int, int, int]:
-        """The file that has a position, where in it that is, and how many of `size` bytes belong to it."""
+        """Return the file at a position, the position in it, and how many of `size` bytes belong to it."""
         number = bisect.bisect_right(self._starts, position) - 1
         offset = position - self._starts[number]
         return self._opened(number), offset, min(size, self._starts[number + 1] - position)
@@ -90,7 +90,7 @@ class FilesBlob(Blob):
 
     Args:
         content: the blob closes it.
-        descriptor: closed with the blob; a lock that belongs to the files, say.
+        descriptor: closed with the blob, for example a lock of the files.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Files that a program changes through a mapping: their times tell less than those of files that it writes to.
+"""Detect changes of files that a program changes through a mapping, whose times are less reliable.
 
-The kernel gives a mapped file a new time when a program first writes to a page, and none for what it writes there later
-(mmap(2)). Once the kernel has written the page to the disk, the next change gives the file a new time again.
+The kernel gives a mapped file a new time when a program first writes to a page, but not for later writes to it
+(mmap(2)). After the kernel has written the page to the disk, the next change gives the file a new time again.
 """
 
 import ctypes
@@ -15,9 +15,9 @@ _NOT_THERE = (errno.ENOSYS, errno.EINVAL, errno.ESPIPE)
 
 
 def changes_are_seen(descriptor: int, size: int) -> Iterator[None]:
-    """From the end of this on, each change of a file's bytes gives the file other times. Waits for the host's disk.
+    """After this, each change of a file's bytes gives the file other times. Waits for the host's disk.
 
-    Yields now and then. A file system in memory has no disk to write to: there, such changes stay unseen.
+    Yields repeatedly. A file system in memory has no disk to write to: there, such changes stay undetected.
 
     Raises:
         OSError: the disk failed.
@@ -39,7 +39,7 @@ def _write_back(descriptor: int, position: int, size: int) -> None:
 
 
 def _found() -> Any:
-    """The C library's function: it writes pages alone, and no journal. None if the library has none."""
+    """Return the C library's function that writes only pages, and no journal. None if the library has none."""
     function = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
     if function is not None:
         function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)

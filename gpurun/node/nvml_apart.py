@@ -1,8 +1,8 @@
-"""NVML in a process of its own, started fresh: a driver that hangs must not hang the agent.
+"""Use NVML in a separate, newly started process: a hanging driver must not hang the agent.
 
-Not a fork of the agent, which has threads (see `gpurun.node.probe_apart`), and not one process per question: it starts
-while its caller still does other things, so that Python's start and NVML's cost nothing when the question comes. It
-ends with its caller's end of the pipe. One that waits in a broken driver cannot be killed; it is left behind then.
+It is not a fork of the agent, which has threads (see `gpurun.node.probe_apart`). One process answers many questions: it
+starts while its caller does other things, so that the start of Python and NVML costs no time. It ends when its caller
+closes the pipe. If it waits in a broken driver it cannot be killed, and is left behind.
 
 A question is one line of JSON, ``{"gpus": [[index, uuid]…], "wait_ms"}``; so is the answer::
 
@@ -55,10 +55,10 @@ class Nvml:
         )
 
     def ask(self, cards: Iterable[Card], wait_ms: int = 0, timeout_s: float = ANSWER_S) -> Dict[str, Any]:
-        """What NVML says of GPUs now, or at the first Xid within `wait_ms`.
+        """Return NVML's report about GPUs, now or at the first Xid within `wait_ms`.
 
         Raises:
-            NoAnswer: not within `timeout_s` (and the wait).
+            NoAnswer: not within `timeout_s` (plus the wait).
         """
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
@@ -82,7 +82,7 @@ class Nvml:
         return found  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """End the process, or leave it to a driver that holds it."""
+        """End the process, or leave it behind if the driver holds it."""
         for pipe in (self._process.stdin, self._process.stdout):
             try:
                 if pipe is not None:
@@ -103,7 +103,7 @@ class Nvml:
 
 
 def _imported_from() -> Iterable[int]:
-    """The memory file that the agent's modules come from, if that is where they come from."""
+    """Yield the memory file that the agent's modules come from, if there is one."""
     for place in sys.path:
         folder, _, number = place.rpartition("/")
         if folder == "/proc/self/fd" and number.isdigit():
@@ -134,7 +134,7 @@ def serve(questions: Any, answers: Any) -> None:
 
 
 def _open() -> Tuple[Any, str]:
-    """The module pynvml, initialised; or None and why there is no NVML here."""
+    """Return the initialised module pynvml; or None and why there is no NVML here."""
     try:
         import pynvml  # noqa: PLC0415 - 330 kB of source, needed only in this process
 
@@ -154,7 +154,7 @@ def _handle(nvml: Any, card: Card) -> Any:
 
 
 def _card(nvml: Any, card: Card) -> Dict[str, Any]:
-    """One GPU as it is now; `lost` says why nothing can be said of it."""
+    """Return one GPU's present state; `lost` says why nothing is known about it."""
     found: Dict[str, Any] = {"index": card[0], "pids": None, "lost": "", "ecc": None, "use": None, "memory_mib": None}
     try:
         handle = _handle(nvml, card)
@@ -168,7 +168,7 @@ def _card(nvml: Any, card: Card) -> Dict[str, Any]:
 
 
 def _pids(nvml: Any, handle: Any) -> Optional[List[int]]:
-    """Who computes or draws on the GPU; None if the driver does not say."""
+    """Return the processes that compute or draw on the GPU; None if the driver does not say."""
     lists = []
     for function in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"):
         lists.append(_supported(nvml, lambda function=function: getattr(nvml, function)(handle)))
@@ -179,7 +179,7 @@ def _pids(nvml: Any, handle: Any) -> Optional[List[int]]:
 
 
 def _supported(nvml: Any, ask: Any) -> Any:
-    """What NVML answers; None where this GPU or driver has no such thing."""
+    """Return NVML's answer; None if this GPU or driver does not support the question."""
     try:
         return ask()
     except nvml.NVMLError as error:
@@ -189,7 +189,7 @@ def _supported(nvml: Any, ask: Any) -> Any:
 
 
 class _Listener:
-    """Waits for Xid errors as NVML tells them: also who may not read the kernel's log is told."""
+    """Waits for Xid errors from NVML, which works also without access to the kernel's log."""
 
     def __init__(self, nvml: Any, cards: Iterable[Card]) -> None:
         self._nvml = nvml
@@ -208,7 +208,7 @@ class _Listener:
                 continue  # lost, or too old for events: its state says so
 
     def wait(self, wait_ms: int) -> Dict[int, List[int]]:
-        """Xids by GPU: those that came, as soon as one came, else none after `wait_ms`."""
+        """Return Xids by GPU as soon as one occurs; none after `wait_ms`."""
         deadline = time.monotonic() + wait_ms / 1000
         found: Dict[int, List[int]] = {}
         while True:

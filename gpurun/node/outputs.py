@@ -1,4 +1,4 @@
-"""A job's outputs on this host: listed, read, written and removed. A container may change them at the same time."""
+"""List, read, write and remove a job's outputs on this host. A container may change them at the same time."""
 
 import errno
 import os
@@ -12,12 +12,12 @@ from gpurun.node.making import Maker, Receiver
 
 
 def listing(call: Call, job: str, force: bool = False) -> Generator[OpReply, None, Any]:
-    """What the outputs hold, as a stream of frames (`gpurun.node.listings`).
+    """Return the list of the outputs, as a stream of frames (`gpurun.node.listings`).
 
     The payload is a sequence of frames: rows that the reader has.
 
     Args:
-        force: the gang has ended: look into folders whose modes keep their owner out, too.
+        force: the gang has ended: also look into folders whose modes keep their owner out.
 
     Returns:
         ``{"present"}``: False if the job has no outputs here.
@@ -36,10 +36,10 @@ def listing(call: Call, job: str, force: bool = False) -> Generator[OpReply, Non
 
 
 def read(call: Call, job: str, force: bool = False) -> Generator[OpReply, None, Any]:
-    """The content of files, as a stream of frames (`gpurun.node.contents`), in the order in which they are asked for.
+    """Return the content of files, as a stream of frames (`gpurun.node.contents`), in the requested order.
 
     The payload is a sequence of frames ``{"p": path}``. The first file has the number 0. ``marks``, ``at`` and ``sha``
-    say which beginning of it the reader has (`gpurun.node.contents.Begun`).
+    describe the beginning of the file that the reader has (`gpurun.node.contents.Begun`).
     """
     top = below.open_top(job_parts.outputs_folder(job), need=below.READ if force else 0)
     try:
@@ -68,9 +68,9 @@ def _contents(call: Call, top: int, force: bool) -> Iterator[Item]:
 
 
 def write(call: Call, job: str, attempt: int) -> Dict[str, Any]:
-    """Make entries in the outputs; what the payload does not name stays as it is.
+    """Create entries in the outputs. Keeps entries that the payload does not name.
 
-    Each piece of it is worked on under the job's lock, and only while the job's folder belongs to the attempt.
+    Handles each piece under the job's lock, and only while the job's folder belongs to the attempt.
 
     The payload is a sequence of frames: entries (`gpurun.node.contents.Listed`), each file's followed by its content.
 
@@ -78,7 +78,7 @@ def write(call: Call, job: str, attempt: int) -> Dict[str, Any]:
         ``{"files"}``: how many were written.
 
     Raises:
-        OpError: ``refused``, ``corrupt``: what arrives is no such sequence; ``fenced``: the attempt is over here.
+        OpError: ``refused``, ``corrupt``: the payload is not such a sequence; ``fenced``: the attempt has ended here.
     """
     folder = job_parts.outputs_folder(job)
     with job_lock.held_by(call, job, attempt):
@@ -105,14 +105,16 @@ def write(call: Call, job: str, attempt: int) -> Dict[str, Any]:
 
 
 def _while_owned(call: Call, job: str, attempt: int) -> Iterator[bytes]:
-    """The payload, piece by piece; whoever works on a piece does so under the lock, and nobody waits under it."""
+    """Yield the payload in pieces. The caller handles each piece under the lock; the wait for a piece is not under
+    it.
+    """
     for piece in call.chunks():
         with job_lock.held_by(call, job, attempt):
             yield piece
 
 
 def _make(maker: Maker, entry: Listed) -> Optional[Listed]:
-    """Make a folder or link; a file's entry is returned, whose content follows."""
+    """Create a folder or link; return a file's entry, whose content follows."""
     if entry.kind == "file":
         return entry
     if entry.kind not in ("dir", "link"):

@@ -1,4 +1,4 @@
-"""A limit on how fast bytes go out."""
+"""Limit the sending rate."""
 
 import threading
 import time
@@ -6,7 +6,7 @@ from typing import Optional
 
 
 class Pace:
-    """At most so many bytes a second; None = as fast as it goes."""
+    """Limits the rate to this many bytes per second; None = unlimited."""
 
     def __init__(self, bytes_per_s: Optional[float]) -> None:
         self._rate = bytes_per_s

@@ -1,7 +1,7 @@
-"""Chunks packed on the way: the head packs once, hosts pass on what came packed, and unpack for themselves.
+"""Compress chunks: the head compresses a chunk once, hosts pass on the compressed bytes and decompress for themselves.
 
-zlib is the one codec that every host's python3 has. Whether it pays depends on the links and is measured: see
-`gpurun.images.packing`. What is verified is always the chunk itself, never its packed form.
+zlib is the one codec that every host's python3 has. Whether it helps depends on the links and is measured: see
+`gpurun.images.packing`. Hosts always verify the chunk itself, never its compressed form.
 """
 
 import threading
@@ -21,14 +21,14 @@ MEMORY_BYTES = 8 << 20
 
 
 class Packs(Protocol):
-    """Where a server gets a chunk's packed form from, if it has one."""
+    """Gives a server a chunk's compressed form, if there is one."""
 
     def get(self, blob: Blob, index: int, piece: frames.Bytes) -> Optional[bytes]:
-        """The packed form of `piece`, which is chunk `index` of `blob`; None = send it as it is."""
+        """Return the compressed form of `piece`, which is chunk `index` of `blob`; None = send it uncompressed."""
 
 
 class Remembered:
-    """A host's: the packed chunks that came last. Thread-safe."""
+    """A host's cache of the last compressed chunks. Thread-safe."""
 
     def __init__(self, limit_bytes: int = MEMORY_BYTES) -> None:
         self._limit_bytes = limit_bytes
@@ -37,7 +37,7 @@ class Remembered:
         self._lock = threading.Lock()
 
     def put(self, digest: str, index: int, packed: bytes) -> None:
-        """Remember one."""
+        """Add one."""
         with self._lock:
             if (digest, index) not in self._packs:
                 self._packs[digest, index] = packed
@@ -51,7 +51,7 @@ class Remembered:
 
 
 class Packing(Remembered):
-    """The head's: packs chunks while it is switched on."""
+    """The head's: compresses chunks while it is switched on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,16 +68,16 @@ class Packing(Remembered):
 
 
 def pack(piece: frames.Bytes) -> Optional[bytes]:
-    """A chunk's packed form; None when it hardly shrinks."""
+    """Return a chunk's compressed form; None if it hardly shrinks."""
     packed = zlib.compress(piece, LEVEL)
     return packed if len(packed) < WORTH * len(piece) else None
 
 
 def unpack(packed: frames.Bytes) -> bytes:
-    """The chunk; never more than a chunk, whatever the packed bytes say.
+    """Return the chunk; never more than a chunk, whatever the compressed bytes say.
 
     Raises:
-        OpError: ``corrupt``: it is no packed chunk.
+        OpError: ``corrupt``: it is not a compressed chunk.
     """
     unpacker = zlib.decompressobj()
     try:

@@ -1,4 +1,4 @@
-"""Where gpurun keeps its files on this host: below the user's home, or on a disk that no other host shares.
+"""The folder for gpurun's files on this host: below the user's home, or on a disk that no other host shares.
 
 Home folders on NFS are the same on every host. One host's fence would remove another host's files, and an engine that
 runs as root could not read them (root-squash).
@@ -13,10 +13,10 @@ _VARIABLE = "GPURUN_FOLDER"
 
 
 def use(folder: str) -> None:
-    """Keep jobs, outputs, the spool and the record of images in ``FOLDER/gpurun-UID``, which is made, mode 0700.
+    """Keep jobs, outputs, the spool and the record of images in ``FOLDER/gpurun-UID``, created with mode 0700.
 
     Raises:
-        OSError: it cannot be made. NotOwn: somebody else made it, or others may write there.
+        OSError: it cannot be created. NotOwn: another user made it, or others may write there.
     """
     own = os.path.join(folder, "gpurun-%d" % os.getuid())
     try:
@@ -31,12 +31,12 @@ def use(folder: str) -> None:
 
 
 def root() -> str:
-    """The folder that holds ``jobs`` and ``outputs``."""
+    """Return the folder that holds ``jobs`` and ``outputs``."""
     return os.environ.get(_VARIABLE) or os.path.join(os.path.expanduser("~"), ".gpurun")
 
 
 def filesystem(path: str, mountinfo: Iterable[str]) -> str:
-    """The type of file system that holds a path; empty if that is not to be seen.
+    """Return the type of the file system that holds a path; empty if unknown.
 
     Args:
         mountinfo: the lines of ``/proc/self/mountinfo`` (proc_pid_mountinfo(5)).
@@ -56,4 +56,4 @@ def _unescaped(text: str) -> str:
 
 
 class NotOwn(Exception):
-    """A folder in a place that others may write to is not this user's own."""
+    """A folder that others may write to does not belong to this user."""

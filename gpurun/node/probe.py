@@ -1,8 +1,8 @@
-"""The probe: what this host has and how it stands, as one JSON document.
+"""The probe: this host's hardware and state, as one JSON document.
 
 It runs in two ways: as operations of the agent (``probe.facts`` and the others in `OPS`), and alone, as a zipapp
-(``python3 probe.pyz``). Every section is read on its own: one that fails is named in ``problems``, the others
-are there. Keys are those of `gpurun.facts.hardware.Hardware`.
+(``python3 probe.pyz``). It reads every section separately: ``problems`` names sections that fail, the others are there.
+Keys are those of `gpurun.facts.hardware.Hardware`.
 """
 
 import json
@@ -25,7 +25,7 @@ NO_DRIVER = (9, 12)  # NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUN
 
 
 class Roots:
-    """Where to read from: the real system, or a recorded or stand-in tree of it.
+    """The roots to read from: the real system, or a recorded or simulated tree.
 
     ``GPURUN_SYSFS`` and ``GPURUN_DEV`` point at such a tree.
     """
@@ -37,11 +37,11 @@ class Roots:
 
 
 def document(interfaces: Optional[List[str]] = None, roots: Optional[Roots] = None) -> Dict[str, Any]:
-    """Everything about this host.
+    """Return everything about this host.
 
     Args:
-        interfaces: the fabrics' interfaces; queueing is only asked for these. None = those of HCAs.
-        roots: where to read from.
+        interfaces: the fabrics' interfaces; queueing is only read for these. None = those of HCAs.
+        roots: the roots to read from.
     """
     roots = roots or Roots()
     started = time.monotonic()
@@ -69,7 +69,7 @@ def document(interfaces: Optional[List[str]] = None, roots: Optional[Roots] = No
 
 
 def _into(found: Dict[str, Any], name: str, section: Callable[[Roots], Dict[str, Any]], roots: Roots) -> None:
-    """Add one section's keys; if it fails, say so under ``problems`` and go on."""
+    """Add one section's keys; if it fails, add the error to ``problems``."""
     try:
         found.update(section(roots))
     except Exception as error:  # noqa: BLE001 - one broken section must not hide the others
@@ -91,12 +91,14 @@ def _system(roots: Roots) -> Dict[str, Any]:
 
 
 def _resolve(name: str) -> List[str]:
-    """The addresses a name has here; empty if it has none, or the name service does not answer."""
+    """Return the addresses of a name here; empty if it has none, or the name service does not answer."""
     return look_up([name])[name] or []
 
 
 def look_up(names: List[str], timeout_s: float = 3.0) -> Dict[str, Optional[List[str]]]:
-    """Name → its addresses here, in the resolver's order; empty if it has none, None if there was no answer in time."""
+    """Return name → its addresses here, in the resolver's order; empty if it has none, None without an answer in
+    time.
+    """
     found = dict.fromkeys(names)  # type: Dict[str, Optional[List[str]]]
 
     def look(name: str) -> None:

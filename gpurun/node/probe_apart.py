@@ -1,7 +1,7 @@
-"""Run a function in a process of its own, so that a driver that hangs cannot hang its caller.
+"""Run a function in a separate process, so that a hanging driver cannot hang its caller.
 
-A process that waits in a broken driver cannot be killed until the driver lets go. It is left behind then, with no
-file or pipe of ours open. Once it has ended, the next call reaps it.
+A process that waits in a broken driver cannot be killed until the driver returns. It is then left behind, without an
+open file or pipe of ours. After it has ended, the next call reaps it.
 """
 
 import json
@@ -22,11 +22,11 @@ class TooSlow(Exception):
 
 
 class Died(Exception):
-    """The function's process ended without an answer; the message is what is known."""
+    """The function's process ended without an answer; the message says what is known."""
 
 
 def ask(function: Callable[[], Any], timeout_s: float) -> Any:
-    """The JSON value of one call.
+    """Return the JSON value of one call.
 
     Raises:
         TooSlow: not within `timeout_s` seconds.
@@ -38,7 +38,7 @@ def ask(function: Callable[[], Any], timeout_s: float) -> Any:
 
 
 def items(function: Callable[[], Iterator[Any]], timeout_s: float) -> Iterator[Any]:
-    """The JSON values that an iterator gives in its own process; closing this generator ends that process.
+    """Yield the JSON values of an iterator in a separate process; closing this generator ends that process.
 
     Raises:
         TooSlow: the next value did not come within `timeout_s` seconds.
@@ -57,7 +57,7 @@ def items(function: Callable[[], Iterator[Any]], timeout_s: float) -> Iterator[A
 
 
 def _child(function: Callable[[], Iterator[Any]], writer: int) -> None:
-    """The other process: nothing of the parent stays open, and it never returns."""
+    """Run the other process: it keeps none of the parent's files open, and never returns."""
     try:
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
@@ -77,7 +77,7 @@ def _child(function: Callable[[], Iterator[Any]], writer: int) -> None:
 
 
 def _imported_from() -> Iterator[int]:
-    """The memory files that modules are imported from: the agent's zip is one."""
+    """Yield the memory files that modules are imported from: the agent's zip is one."""
     for place in sys.path:
         folder, _, number = place.rpartition("/")
         if folder == "/proc/self/fd" and number.isdigit():
@@ -122,7 +122,7 @@ def _read(reader: int, timeout_s: float) -> Iterator[Any]:
 
 
 def _end(pid: int) -> None:
-    """Kill a process. One that hangs in a driver ends later: the next call reaps it."""
+    """Kill a process. If it hangs in a driver it ends later, and the next call reaps it."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:

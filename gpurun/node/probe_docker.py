@@ -1,4 +1,4 @@
-"""What the host's Docker engine says of itself, asked over its socket."""
+"""Facts about the host's Docker engine, from its socket."""
 
 import http.client
 import json
@@ -17,7 +17,7 @@ HOOK = "nvidia-container-runtime-hook"
 
 
 def get(path: str, timeout_s: float = 10.0) -> Any:
-    """The JSON answer to one GET. Raises OSError or ValueError (no engine, no permission, no JSON)."""
+    """Return the JSON answer to one GET. Raises OSError or ValueError (no engine, no permission, no JSON)."""
     connection = docker.Connection(docker.socket_path(), timeout_s)
     try:
         status, answer = docker.exchange(connection, "GET", path)
@@ -31,7 +31,7 @@ def get(path: str, timeout_s: float = 10.0) -> Any:
 
 
 def facts() -> Dict[str, Any]:
-    """As `gpurun.facts.hardware.DockerFacts`; ``problem`` instead of an exception."""
+    """Return `gpurun.facts.hardware.DockerFacts`, with ``problem`` instead of an exception."""
     try:
         path = docker.socket_path()
         info = _docker_info(path)
@@ -55,7 +55,7 @@ def facts() -> Dict[str, Any]:
 
 
 def _docker_info(path: str) -> Dict[str, Any]:
-    """``docker info``. Raises OpError, with what people can do something about."""
+    """Return ``docker info``. Raises OpError with a message that people can act on."""
     try:
         info, version = get("/info"), get("/version")
     except PermissionError:
@@ -80,11 +80,11 @@ def _is_podman(version: Any) -> bool:
 
 
 def engine_limits(pid: Optional[int], proc: str = "/proc") -> Dict[str, Any]:
-    """Which limits the engine's containers can get, and whether they share this host's network.
+    """Return the limits that the engine's containers can get, and whether they share this host's network.
 
-    The limits are the engine's own hard ones, or any, if it may raise them. runc sets a container's limits with the
-    engine's rights; more than the hard limit needs CAP_SYS_RESOURCE (setrlimit(2)), which an engine in a container, a
-    rootless one, or a restricted systemd unit may lack.
+    These are the engine's own hard limits, or any limit if it may raise them. runc sets a container's limits with the
+    engine's rights. More than the hard limit needs CAP_SYS_RESOURCE (setrlimit(2)), which an engine in a container, a
+    rootless engine, or a restricted systemd unit may lack.
     """
     if pid is None:
         return {}
@@ -113,13 +113,13 @@ def _differ(one: str, other: str) -> Optional[bool]:
 
 
 def hard_limit(limits: str, name: str) -> Optional[int]:
-    """A hard limit from ``/proc/PID/limits``; -1 = unlimited, None = not there."""
+    """Return a hard limit from ``/proc/PID/limits``; -1 = unlimited, None = not there."""
     match = re.search(re.escape(name) + r"\s+\S+\s+(unlimited|\d+)", limits)
     return None if not match else -1 if match.group(1) == "unlimited" else int(match.group(1))
 
 
 def has_capability(status: str, which: str, bit: int = CAP_SYS_RESOURCE) -> Optional[bool]:
-    """Whether a capability is in a set of ``/proc/PID/status``; None = not there."""
+    """Return whether a capability is in a set of ``/proc/PID/status``; None = not there."""
     match = re.search(which + r":\s*([0-9a-f]+)", status)
     return bool(int(match.group(1), 16) >> bit & 1) if match else None
 
@@ -133,9 +133,9 @@ def _read(*parts: str) -> str:
 
 
 def gpu_support(info: Dict[str, Any]) -> str:
-    """How ``docker run --gpus`` would work.
+    """Return how ``docker run --gpus`` would work.
 
-    Docker's own order: a registered ``nvidia`` runtime, CDI specifications (since 25), or the container toolkit's
+    In Docker's own order: a registered ``nvidia`` runtime, CDI specifications (since 25), or the container toolkit's
     hook on the engine's PATH, which the engine looks up when it starts (moby `daemon/nvidia_linux.go`).
     """
     if "nvidia" in (info.get("Runtimes") or {}):
@@ -163,7 +163,7 @@ def _space(root: str) -> Dict[str, Any]:
 
 
 def job_containers() -> Dict[str, str]:
-    """Container id → gpurun job id, of the running containers of gpurun jobs; empty if Docker does not say."""
+    """Return container id → gpurun job id for running containers of gpurun jobs; empty if Docker does not say."""
     filters = quote(json.dumps({"label": ["gpurun.job"]}))
     try:
         found = get("/containers/json?filters=" + filters)

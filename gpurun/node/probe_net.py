@@ -1,4 +1,4 @@
-"""Network interfaces, and whether hosts can open connections to each other."""
+"""Network interfaces, and test connections between hosts."""
 
 import array
 import contextlib
@@ -25,7 +25,7 @@ SKIPPED = re.compile(r"(lo|docker\d+|br-[0-9a-f]{12}|veth[0-9a-f]+)\Z")
 
 
 def nics(sysfs: str, documents: List[Dict[str, Any]], speed: Callable[[str], Optional[int]]) -> List[Dict[str, Any]]:
-    """Interfaces, as `gpurun.facts.hardware.Nic`, from what ``ip -json address`` printed and sysfs."""
+    """Return interfaces, as `gpurun.facts.hardware.Nic`, from the output of ``ip -json address`` and sysfs."""
     found = []
     for document in documents:
         name = document.get("ifname", "")
@@ -48,7 +48,9 @@ def nics(sysfs: str, documents: List[Dict[str, Any]], speed: Callable[[str], Opt
 
 
 def _driver(sysfs: str, name: str) -> str:
-    """The driver of a card, ``bonding`` for a bond of cards, empty for what is virtual and only claims a speed."""
+    """Return a card's driver, ``bonding`` for a bond of cards, empty for a virtual interface, whose speed means
+    nothing.
+    """
     driver = os.path.realpath(os.path.join(sysfs, "class/net", name, "device/driver"))
     if os.path.isdir(driver):
         return os.path.basename(driver)
@@ -64,7 +66,7 @@ def _addresses(document: Dict[str, Any]) -> List[str]:
 
 
 def ip_addresses() -> List[Dict[str, Any]]:
-    """What ``ip -json address show`` prints. Raises OSError if there is no such program or it fails."""
+    """Return the output of ``ip -json address show``. Raises OSError if there is no such program or it fails."""
     program = find_program("ip")
     done = subprocess.run([program, "-json", "address", "show"], stdout=subprocess.PIPE, timeout=10, check=False)
     if done.returncode:
@@ -74,7 +76,7 @@ def ip_addresses() -> List[Dict[str, Any]]:
 
 
 def find_program(name: str) -> str:
-    """Where a program is; SSH sessions of ordinary users often lack /sbin on PATH. Raises OSError."""
+    """Return a program's path; SSH sessions of ordinary users often lack /sbin on PATH. Raises OSError."""
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin"])
     found = shutil.which(name, path=path)
     if not found:
@@ -109,7 +111,7 @@ def qos(name: str) -> Dict[str, Any]:
 
 
 def parse_qos(text: str) -> Dict[str, Any]:
-    """What ``mlnx_qos -i IF`` prints → ``{"trust": "dscp", "pfc": [3]}``; what is not there is left out."""
+    """Parse the output of ``mlnx_qos -i IF`` into ``{"trust": "dscp", "pfc": [3]}``; leaves out what is missing."""
     found = {}  # type: Dict[str, Any]
     trust = re.search(r"Priority trust state:\s*(\w+)", text)
     if trust:
@@ -139,7 +141,7 @@ class Listener:
         self.ports = [sock.getsockname()[1] for sock in self._sockets]
 
     def serve(self) -> int:
-        """Accept until cancelled or out of time; how many connections came."""
+        """Accept until cancelled or out of time; return the number of connections."""
         accepted, deadline = 0, time.monotonic() + self._limit_s
         selector = selectors.DefaultSelector()
         try:
@@ -162,7 +164,7 @@ class Listener:
 
 
 def _listening_within(address: str, first: int, last: int) -> socket.socket:
-    """A listening socket on a port of a range; an unlucky choice that is taken is made again."""
+    """Return a listening socket on a port of a range; tries another port if one is in use."""
     for _ in range(PORT_TRIES):
         try:
             return _listening(address, random.randint(first, last))  # noqa: S311 - not a secret
@@ -187,11 +189,11 @@ def _listening(address: str, port: int) -> socket.socket:
 
 
 def connect(targets: List[Dict[str, Any]], source: Optional[str], timeout_s: float) -> List[Dict[str, Any]]:
-    """Try to connect to every target (``address``, ``port``) at once.
+    """Try to connect to all targets (``address``, ``port``) at the same time.
 
     Returns:
         In the targets' order: ``{"ok", "error", "elapsed_ms"}``; the error is ``refused``, ``timeout`` (dropped on
-        the way) or what the system says.
+        the way) or the system's error.
     """
     outcomes = [{"ok": False, "error": "timeout", "elapsed_ms": None} for _ in targets]  # type: List[Dict[str, Any]]
     selector = selectors.DefaultSelector()

@@ -1,6 +1,6 @@
-"""What NVML says of this host's GPUs. `nvml` is the module pynvml, or in tests a recorded document with its names.
+"""NVML's report about this host's GPUs. `nvml` is the module pynvml, or in tests a recorded document with its names.
 
-Nothing is guessed: what NVML does not support is None, what it refuses is named in the GPU's ``problem``.
+The probe guesses nothing: what NVML does not support is None, what it refuses is in the GPU's ``problem``.
 """
 
 import os
@@ -43,7 +43,7 @@ HARMLESS = (INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, FUNCTION_
 
 
 class Device:
-    """One GPU: asks NVML and keeps what it refused to say."""
+    """One GPU: asks NVML and records refusals."""
 
     def __init__(self, nvml: Any, index: int) -> None:
         self._nvml = nvml
@@ -53,7 +53,7 @@ class Device:
         self.handle = self.ask("nvmlDeviceGetHandleByIndex", index, plain=True)
 
     def ask(self, function: str, *arguments: Any, plain: bool = False) -> Any:
-        """What an NVML function answers; None if it is not supported, or refused (then `problem` says why)."""
+        """Return the answer of an NVML function; None if it is not supported, or refused (then `problem` says why)."""
         if self.handle is None and not plain:
             return None
         try:
@@ -70,7 +70,7 @@ class Device:
 
 
 def read(nvml: Any) -> Dict[str, Any]:
-    """Driver, CUDA version and every GPU, as `gpurun.facts.hardware` names them.
+    """Return driver, CUDA version and every GPU, with the names of `gpurun.facts.hardware`.
 
     Raises:
         nvml.NVMLError: the library or driver cannot be used at all.
@@ -88,7 +88,7 @@ def read(nvml: Any) -> Dict[str, Any]:
 
 
 def samples(nvml: Any, wait: Callable[[], object]) -> Iterator[List[Dict[str, Any]]]:
-    """Load, memory, temperature and power of every GPU, again after each `wait()`, for ever."""
+    """Yield load, memory, temperature and power of every GPU, again after each `wait()`, for ever."""
     nvml.nvmlInit()
     devices = [Device(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
     while True:
@@ -139,7 +139,7 @@ def _gpu(device: Device) -> Dict[str, Any]:
 
 
 def pci_address(bus_id: str) -> str:
-    """NVML's ``00000000:17:00.0`` as the kernel writes it, ``0000:17:00.0``."""
+    """Convert NVML's ``00000000:17:00.0`` to the kernel's ``0000:17:00.0``."""
     domain, _, rest = bus_id.lower().partition(":")
     return "%s:%s" % (domain[-4:], rest)
 
@@ -153,7 +153,7 @@ def _generation(device: Device) -> str:
 
 
 def _retired(device: Device) -> "tuple[Optional[int], Optional[bool]]":
-    """Retired pages (before Ampere) or remapped rows (since), and whether a reset is awaited."""
+    """Return retired pages (before Ampere) or remapped rows (since), and whether a reset is pending."""
     rows = device.ask("nvmlDeviceGetRemappedRows")
     if rows is not None:
         return int(rows[0]) + int(rows[1]), bool(rows[2]) or bool(rows[3])
@@ -182,7 +182,7 @@ def _processes(device: Device) -> List[Dict[str, Any]]:
 
 
 def _links(nvml: Any, devices: List[Device], gpus: List[Dict[str, Any]]) -> None:
-    """Fill in which GPUs each GPU reaches over active NVLinks; a switch leads to all GPUs on switches."""
+    """Add which GPUs each GPU reaches over active NVLinks; a switch leads to all GPUs on switches."""
     by_bus = {gpu["pci_bus"]: gpu["index"] for gpu in gpus if gpu["pci_bus"]}
     on_switch = []
     for device, gpu in zip(devices, gpus):
@@ -213,7 +213,7 @@ def name_processes(gpus: List[Dict[str, Any]], proc: str, jobs: Dict[str, str]) 
 
     Args:
         proc: the proc file system.
-        jobs: container id → gpurun job id, of the containers that carry its label.
+        jobs: container id → gpurun job id, of the containers with its label.
     """
     for gpu in gpus:
         for process in gpu["processes"]:

@@ -1,8 +1,8 @@
-"""RDMA devices, PCI paths and driver state, read from sysfs.
+"""Read RDMA devices, PCI paths and driver state from sysfs.
 
 Sources: the kernel's ``Documentation/ABI/stable/sysfs-class-infiniband`` and
 ``Documentation/ABI/testing/sysfs-class-infiniband`` (``gid_attrs``). Every function takes the root of the tree,
-``/sys`` on a real host, so that recorded trees can be read in tests.
+``/sys`` on a real host, so that tests can read recorded trees.
 """
 
 import ipaddress
@@ -44,7 +44,7 @@ def hcas(sysfs: str) -> List[Dict[str, Any]]:
 
 
 def uverbs(sysfs: str) -> Dict[str, str]:
-    """Device name → its node in /dev/infiniband."""
+    """Return device name → its device file in /dev/infiniband."""
     found = {}
     for node in names(sysfs, "class/infiniband_verbs"):
         device = read(sysfs, "class/infiniband_verbs", node, "ibdev")
@@ -99,7 +99,7 @@ def _gids(port: str) -> List[Dict[str, Any]]:
 
 
 def compressed(address: str) -> str:
-    """A GID as people write it: ``::ffff:10.0.0.1``, ``fe80::1``. What is no address stays as it is."""
+    """Return a GID in short form: ``::ffff:10.0.0.1``, ``fe80::1``. Returns a text that is not an address as it is."""
     try:
         parsed = ipaddress.IPv6Address(address)
     except ValueError:
@@ -115,7 +115,7 @@ def pci_path(sysfs: str, device: str) -> List[str]:
 
 
 def numa_node(device: str) -> Optional[int]:
-    """The NUMA node; None where the machine has none or does not say (-1)."""
+    """Return the NUMA node; None if the machine has none or does not say (-1)."""
     text = read(device, "numa_node")
     return int(text) if text and text.isdigit() else None
 

@@ -1,7 +1,7 @@
 """Run a program on the host: an argv, never a shell line.
 
-``proc.run`` waits for the program and returns its exit code and output; it ends with its whole process group when
-the call is cancelled, times out, or the agent goes.
+``proc.run`` waits for the program and returns its exit code and output. It kills the program's whole process group when
+the call is cancelled, times out, or the agent exits.
 """
 
 import os
@@ -14,7 +14,7 @@ from gpurun.node.call import Call, OpError
 
 
 class Child:
-    """A program in a process group of its own, which can be killed at any time and by any thread."""
+    """A program in a separate process group, which any thread can kill at any time."""
 
     def __init__(self, argv: List[str], env: Optional[Dict[str, str]], cwd: Optional[str]) -> None:
         if not argv or not isinstance(argv, list) or not all(isinstance(part, str) for part in argv):
@@ -34,7 +34,7 @@ class Child:
         )
 
     def kill(self) -> None:
-        """Kill the whole group. Does nothing once `wait` has returned."""
+        """Kill the whole group. Does nothing after `wait` has returned."""
         with self._lock:
             if not self._reaped:
                 try:
@@ -43,11 +43,11 @@ class Child:
                     pass
 
     def wait_unreaped(self) -> None:
-        """Wait for the program's end, but leave its pid taken, so that its group can still be killed safely."""
+        """Wait for the program's end, but keep its pid reserved, so that its group can still be killed safely."""
         os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
 
     def reap(self) -> int:
-        """The exit code, or −signal, after whatever it left behind in its group was killed."""
+        """Kill what the program left behind in its group; return its exit code, or −signal."""
         self.kill()
         with self._lock:
             self._reaped = True
@@ -70,7 +70,7 @@ def run(
 
     Args:
         env: added to the agent's own environment.
-        time_limit_s: when to kill it; None = when the call is cancelled, as one is that times out at the head.
+        time_limit_s: when to kill it; None = when the call is cancelled, for example because it times out at the head.
         max_output_bytes: of stdout and of stderr each, how many of the *last* bytes are kept.
 
     Returns:
@@ -78,8 +78,8 @@ def run(
         signal has the code −signal.
 
     Raises:
-        OpError: ``bad-request`` for an argv that cannot be executed as such (empty, NUL in it); ``not-found`` or
-            ``denied`` when the program cannot be started; ``timeout`` when it did not end in time and was killed.
+        OpError: ``bad-request`` for an argv that cannot be executed (empty, NUL in it); ``not-found`` or ``denied`` if
+            the program cannot be started; ``timeout`` if it did not end in time and was killed.
     """
     stdin = call.payload
     child = Child(argv, env, cwd)

@@ -1,4 +1,4 @@
-"""Processes of this host: who is whose child, and which belong to a job. Reads /proc."""
+"""Processes of this host: ancestry, and which belong to a job. Reads /proc."""
 
 import json
 import os
@@ -21,7 +21,7 @@ class Process(NamedTuple):
 
 
 def list_processes() -> List[Process]:
-    """Every process that can be seen; those that end meanwhile are left out."""
+    """Return every visible process; leaves out those that end meanwhile."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -32,9 +32,9 @@ def list_processes() -> List[Process]:
 
 
 def open_files(pid: int, proc: str = "/proc") -> Dict[int, str]:
-    """Descriptor → what it leads to. A process that is gone, or another user's, shows none.
+    """Return descriptor → its target; empty for a process that is gone, or another user's.
 
-    A descriptor that is closed meanwhile hides no other.
+    Skips a descriptor that is closed meanwhile.
     """
     folder = "%s/%d/fd" % (proc, pid)
     try:
@@ -51,7 +51,7 @@ def open_files(pid: int, proc: str = "/proc") -> Dict[int, str]:
 
 
 def read_process(pid: int) -> "Process | None":
-    """One process, or None if there is none (a zombie counts as none)."""
+    """Return one process; None if there is none (a zombie counts as none)."""
     try:
         with open("/proc/%d/stat" % pid, "rb") as stream:
             # The name is in parentheses and may hold anything, so split after the last one (man proc_pid_stat).
@@ -67,7 +67,7 @@ def read_process(pid: int) -> "Process | None":
 
 
 def note(path: str, process: Optional[Process]) -> None:
-    """Write down which process it is, for `noted`; without one, that nothing is known."""
+    """Record a process for `noted`; without one, record that nothing is known."""
     if process is None:
         if os.path.lexists(path):
             os.unlink(path)
@@ -77,7 +77,7 @@ def note(path: str, process: Optional[Process]) -> None:
 
 
 def noted(path: str) -> "Tuple[int, int] | None":
-    """The pid and start of the process that was noted there; None if there is none."""
+    """Return the pid and start of the process recorded there; None if there is none."""
     try:
         with open(path, encoding="utf-8") as stream:
             found = json.load(stream)
@@ -87,7 +87,7 @@ def noted(path: str) -> "Tuple[int, int] | None":
 
 
 def container_of(pid: int, proc: str = "/proc") -> str:
-    """The Docker container a process is in, by its cgroup (``docker-ID.scope`` or ``/docker/ID``); "" if in none."""
+    """Return a process's Docker container, from its cgroup (``docker-ID.scope`` or ``/docker/ID``); "" if none."""
     try:
         with open("%s/%d/cgroup" % (proc, pid), encoding="utf-8", errors="replace") as stream:
             text = stream.read(1 << 14)
@@ -100,9 +100,10 @@ def container_of(pid: int, proc: str = "/proc") -> str:
 
 
 def environment_of(pid: int, proc: str = "/proc") -> Optional[Dict[str, str]]:
-    """What a process was started with; empty if only its user may see it.
+    """Return a process's initial environment; empty if only its user may see it.
 
-    None if it is gone, or just becoming another program: for a moment it has neither an environment nor a command line.
+    None if the process is gone, or in the middle of an exec: for a moment it has neither an environment nor a command
+    line.
     """
     try:
         raw = _read(proc, pid, "environ")
@@ -124,7 +125,7 @@ def _read(proc: str, pid: int, name: str) -> bytes:
 
 
 def with_descendants(roots: Iterable[int], processes: List[Process]) -> List[Process]:
-    """`roots` and everything below them, parents first."""
+    """Return `roots` and all their descendants, parents first."""
     children: Dict[int, List[Process]] = {}
     by_pid = {process.pid: process for process in processes}
     for process in processes:
@@ -142,9 +143,9 @@ def with_descendants(roots: Iterable[int], processes: List[Process]) -> List[Pro
 
 
 def of_job(markers: Iterable[str]) -> List[Process]:
-    """Processes whose command line holds one of a job's own paths or names, and their descendants.
+    """Return processes whose command line contains one of a job's own paths or names, and their descendants.
 
-    This process, its ancestors and its other descendants are never among them.
+    Leaves out this process, its ancestors and its other descendants.
     """
     wanted = list(markers)
     processes = list_processes()
@@ -154,7 +155,7 @@ def of_job(markers: Iterable[str]) -> List[Process]:
 
 
 def _lineage(processes: List[Process]) -> Set[int]:
-    """This process and its ancestors."""
+    """Return this process and its ancestors."""
     parents = {process.pid: process.parent for process in processes}
     lineage, pid = set(), os.getpid()
     while pid and pid not in lineage:
@@ -164,7 +165,7 @@ def _lineage(processes: List[Process]) -> Set[int]:
 
 
 def end(processes: Iterable[Process], grace_s: float) -> List[Process]:
-    """SIGTERM, then SIGKILL after `grace_s`; returns those that are still there."""
+    """Send SIGTERM, then SIGKILL after `grace_s`; return those that are still there."""
     left = list(processes)
     for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
         for process in left:
@@ -178,7 +179,7 @@ def end(processes: Iterable[Process], grace_s: float) -> List[Process]:
 
 
 def is_same(process: Process) -> bool:
-    """True while that very process lives."""
+    """Return True while exactly this process lives."""
     now = read_process(process.pid)
     return now is not None and now.started == process.started
 

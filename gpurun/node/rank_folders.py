@@ -1,7 +1,7 @@
-"""What the script of each rank leaves in the job's `run` folder (`gpurun.launch.rank` says what).
+"""Read what the script of each rank leaves in the job's `run` folder (`gpurun.launch.rank` describes it).
 
-The program in the container can write all of it. So no link is followed, nothing but regular files is read, and what is
-read of folders is limited. What the program does to its own reports harms only its own job.
+The program in the container can write all of it. So this module follows no link, reads only regular files, and limits
+what it reads of folders. A program that changes its own reports harms only its own job.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ STREAMS = ("o", "e", "m")
 
 
 class Name(NamedTuple):
-    """The name of a rank's folder. `pid` and `started` are those of its script, as seen in its container."""
+    """The name of a rank's folder. `pid` and `started` are those of its script, inside its container."""
 
     id: str
     rank: int
@@ -45,8 +45,8 @@ class RankState(NamedTuple):
 
     Attributes:
         begun_s: when the rank started, by this host's clock.
-        code: None while no end is noted.
-        ended_s: when the end was noted; 0 while it is not.
+        code: None while no end is recorded.
+        ended_s: when the end was recorded; 0 if it is not.
         sizes: bytes of each of `STREAMS`.
     """
 
@@ -57,18 +57,18 @@ class RankState(NamedTuple):
 
 
 def run_folder(job: str) -> str:
-    """The job's `run` folder on this host."""
+    """Return the job's `run` folder on this host."""
     return os.path.join(job_parts.folder(job), "run")
 
 
 def parse(name: str) -> Optional[Name]:
-    """A folder's name taken apart; None for a name that no script made."""
+    """Split a folder's name; None for a name that no script made."""
     found = _ID.match(name)
     return None if found is None else Name(name, *(int(number) for number in found.groups()))
 
 
 class RankFolders:
-    """The folder with the ranks of one attempt, for as long as it is open. Missing: no ranks."""
+    """The open folder with the ranks of one attempt. If it is missing, there are no ranks."""
 
     def __init__(self, job: str, attempt: int) -> None:
         self._descriptor = _open_below(run_folder(job), "ranks", "%d" % int(attempt))
@@ -81,7 +81,7 @@ class RankFolders:
             os.close(self._descriptor)
 
     def names(self) -> List[Name]:
-        """The ranks that have a folder, in the order of their start."""
+        """Return the ranks that have a folder, in the order of their start."""
         if self._descriptor is None:
             return []
         found = (parse(name) for name in _first_names(self._descriptor, _MOST_NAMES))
@@ -89,7 +89,7 @@ class RankFolders:
         return ranks[-MOST_RANKS:]
 
     def see(self, name: str) -> Optional[RankState]:
-        """What a rank has reported; None if it has not started, or its folder is gone."""
+        """Return what a rank has reported; None if it has not started, or its folder is gone."""
         folder = self._open(name)
         if folder is None:
             return None
@@ -105,7 +105,7 @@ class RankFolders:
             os.close(folder)
 
     def was_told(self, name: str) -> bool:
-        """Whether the rank's script has passed a signal of the launcher on to it."""
+        """Return whether the rank's script has passed a signal of the launcher on to it."""
         folder = self._open(name)
         if folder is None:
             return False
@@ -115,12 +115,12 @@ class RankFolders:
             os.close(folder)
 
     def number_now(self, name: Name) -> int:
-        """The rank's number: its first one, unless the rank has told another since."""
+        """Return the rank's number: its first one, unless the rank has reported another since."""
         _, data = self.read(name.id, "now", 0, _NUMBER_BYTES)
         return int(data) if data.isdigit() and len(data) < _NUMBER_BYTES else name.rank
 
     def read(self, name: str, file: str, offset: int, most: int) -> Tuple[int, bytes]:
-        """The next bytes of a file from `offset` on, and where they end. A hole in the file is passed over."""
+        """Return the next bytes of a file from `offset` on, and where they end. Skips a hole in the file."""
         folder = self._open(name)
         if folder is None:
             return offset, b""
@@ -143,9 +143,9 @@ class RankFolders:
             os.close(descriptor)
 
     def release(self, name: str, file: str, until: int) -> int:
-        """Give the disk back what a file holds before an offset: a hole, so that offsets stay. Returns bytes freed.
+        """Free the disk space of a file before an offset by a hole, so that offsets stay. Returns the freed bytes.
 
-        File systems that make no holes keep it all.
+        Does nothing on file systems without holes.
         """
         folder = self._open(name)
         if folder is None:
@@ -175,7 +175,7 @@ class RankFolders:
 
 
 def tell_to_stop(job: str, attempt: int) -> None:
-    """Let ranks of this attempt that start from now on end at once. Idempotent; other attempts do not look at it.
+    """Make ranks of this attempt that start from now on end immediately. Idempotent; does not affect other attempts.
 
     Raises:
         OSError: there is no such job here, or its disk is full.
@@ -191,7 +191,7 @@ def tell_to_stop(job: str, attempt: int) -> None:
 
 
 def age_s(moment_s: float) -> float:
-    """Seconds since a file's time; a program may have set any."""
+    """Return the seconds since a file's time, which a program may have set to anything."""
     return max(0.0, time.time() - moment_s)
 
 
@@ -219,7 +219,7 @@ def _first_names(descriptor: int, most: int) -> Iterator[str]:
 
 
 def _end(folder: int) -> Tuple[Optional[int], float]:
-    """The exit code that is noted, and when; of several, that of the oldest file."""
+    """Return the recorded exit code and its time; of several, those of the oldest file."""
     found = []
     for name in _first_names(folder, _MOST_FILES):
         match = _END.match(name)
@@ -230,7 +230,7 @@ def _end(folder: int) -> Tuple[Optional[int], float]:
 
 
 def _plain(folder: int, name: str) -> Optional[os.stat_result]:
-    """A regular file's status; None for anything else."""
+    """Return a regular file's status; None for anything else."""
     try:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except OSError:
@@ -239,7 +239,7 @@ def _plain(folder: int, name: str) -> Optional[os.stat_result]:
 
 
 def _make_hole(descriptor: int, length: int) -> bool:
-    """A hole from the file's beginning on (man fallocate); False where there can be none."""
+    """Make a hole from the file's beginning on (man fallocate); return False if that is impossible."""
     libc = ctypes.CDLL(None, use_errno=True)
     return bool(libc.fallocate(descriptor, _PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(length)) == 0)
 

@@ -1,4 +1,4 @@
-"""The processes of a job's ranks on this host, by what their launcher put into their environment."""
+"""Find the processes of a job's ranks on this host, by the variables that their launcher set."""
 
 import os
 import signal as signals
@@ -22,7 +22,7 @@ POLL_S = 0.05
 
 
 class RankProcess(NamedTuple):
-    """A process with a rank's number: a rank's script, a rank, or something that a rank has started."""
+    """A process with a rank's number: a rank's script, a rank, or a descendant of a rank."""
 
     process: Process
     rank: int
@@ -30,7 +30,7 @@ class RankProcess(NamedTuple):
 
 
 class _Main(NamedTuple):
-    """A rank's main process, the pid of its script, and whether its launcher has told it to end."""
+    """A rank's main process, the pid of its script, and whether its launcher has signalled it to end."""
 
     script: int
     process: Process
@@ -38,14 +38,14 @@ class _Main(NamedTuple):
 
 
 def of_job(job: str, attempt: Optional[int] = None) -> List[RankProcess]:
-    """Every process of the job's ranks; of one attempt, or of all."""
+    """Return every process of the job's ranks, of one attempt or of all."""
     return list(_ranks(_environments(), job, attempt))
 
 
 def script_of(name: rank_folders.Name, living: List[Process]) -> Optional[Process]:
-    """The script that made a rank's folder, if it lives.
+    """Return the script that made a rank's folder, if it lives.
 
-    Its start, in ticks since boot, is the same number here and in the container. Its pid is not.
+    Its start, in ticks since boot, is the same number here and in the container. Its pid differs.
     """
     for process in living:
         if process.started == name.started and _inner_pid(process.pid) in (name.pid, None):
@@ -54,7 +54,7 @@ def script_of(name: rank_folders.Name, living: List[Process]) -> Optional[Proces
 
 
 def _inner_pid(pid: int) -> Optional[int]:
-    """A process's pid in its own namespace; None if the kernel does not say (before 4.1), or it is gone."""
+    """Return a process's pid in its own namespace; None if the kernel does not say (before 4.1), or it is gone."""
     try:
         with open("/proc/%d/status" % pid, "rb") as stream:
             found = [line.split() for line in stream if line.startswith(b"NSpid:")]
@@ -64,13 +64,13 @@ def _inner_pid(pid: int) -> Optional[int]:
 
 
 def signal(call: Call, job: str, name: str, attempt: Optional[int] = None) -> int:
-    """Send a signal to the ranks here. With ``TERM``, ranks that start later end at once.
+    """Send a signal to the ranks here. With ``TERM``, ranks that start later end immediately.
 
     Args:
-        attempt: None asks Docker which attempts have containers that run.
+        attempt: None asks Docker which attempts have running containers.
 
     Returns:
-        How many ranks were told.
+        How many ranks got it.
 
     Raises:
         ValueError: no signal has this name.
@@ -99,10 +99,10 @@ def _running(call: Call, job: str) -> List[int]:
 
 
 def _tell(call: Call, job: str, attempt: int, number: int) -> int:
-    """Send a signal to every rank's main process, also to those that are just being started; how many were told.
+    """Send a signal to every rank's main process, also to those that are just starting; return how many got it.
 
-    What a rank has started is not told: a data loader that ends first would fail its rank. A rank that its launcher has
-    told to end is not told again: programs that save at the first SIGTERM end at the second.
+    Does not signal descendants of a rank: a data loader that ends first would make its rank fail. Does not signal a
+    rank again that its launcher has signalled: programs that save at the first SIGTERM end at the second.
     """
     told: Set[Tuple[int, int]] = set()
     ranks: Set[int] = set()
@@ -124,10 +124,10 @@ def _tell(call: Call, job: str, attempt: int, number: int) -> int:
 
 
 def _mains(job: str, attempt: int) -> Tuple[List[_Main], bool]:
-    """Whom a notice is for: the main process of each rank. And is a script still to start one?
+    """Return the main process of each rank, and whether a script is still starting one.
 
-    Where nothing was reported the script became the rank, and the program may be below a shell. Then the notice is for
-    every process with the rank's number.
+    If nothing was reported, the script became the rank, and the program may be below a shell. Then returns every
+    process with the rank's number.
     """
     everybody = _environments()
     ranks = {one.process.pid: one for one in _ranks(everybody, job, attempt)}
@@ -149,7 +149,7 @@ def _mains(job: str, attempt: int) -> Tuple[List[_Main], bool]:
 
 
 def _first(one: RankProcess, ranks: Dict[int, RankProcess]) -> RankProcess:
-    """The oldest ancestor with a rank's number: its script, or what the script became."""
+    """Return the oldest ancestor with a rank's number: its script, or what the script became."""
     seen: Set[int] = set()
     while one.process.parent in ranks and one.process.pid not in seen:
         seen.add(one.process.pid)
@@ -158,9 +158,9 @@ def _first(one: RankProcess, ranks: Dict[int, RankProcess]) -> RankProcess:
 
 
 def _is_main(script: Process, process: Process, environ: Dict[str, str]) -> bool:
-    """Whether it is the rank, not a tool of its script: those have the script's environment.
+    """Return whether a process is the rank, not a tool of its script, which has the script's environment.
 
-    A program may have written over its environment, to show another name in ``ps``.
+    A program may have overwritten its environment, to show another name in ``ps``.
     """
     return process.parent == script.pid and (MARK in environ or "GPURUN_JOB" not in environ)
 
@@ -176,7 +176,9 @@ def _environments() -> List[Tuple[Process, Dict[str, str]]]:
 
 
 def _ranks(found: List[Tuple[Process, Dict[str, str]]], job: str, attempt: Optional[int]) -> Iterator[RankProcess]:
-    """The ranks among processes. A program can have any environment: in another job's container it is no rank."""
+    """Yield the ranks among processes. A program can have any environment, but in another job's container it is not a
+    rank.
+    """
     box: Optional[str] = None
     for process, environ in found:
         rank = next((environ[name] for name in RANK_VARIABLES if environ.get(name)), "")
@@ -192,7 +194,7 @@ def _number(text: str) -> Optional[int]:
 
 
 def _number_of(name: str) -> int:
-    """``TERM`` → 15. Raises ValueError for a name that no signal has."""
+    """Return 15 for ``TERM``. Raises ValueError for a name that no signal has."""
     found: Any = getattr(signals, "SIG" + name, None)
     if not isinstance(found, signals.Signals):
         raise ValueError("there is no signal %r" % name)

@@ -1,4 +1,4 @@
-"""What ranks have told of their progress (`gpurun.runtime`). Their program may have left anything in its place."""
+"""Read the ranks' progress reports (`gpurun.runtime`). Their program may have put anything in their place."""
 
 import errno
 import itertools
@@ -18,11 +18,12 @@ _MOST_NAMES = 1 << 14
 
 
 def progress(call: Call, job: str) -> Dict[str, Any]:
-    """What `gpurun.runtime` has left in the job's folder here.
+    """Return what `gpurun.runtime` has left in the job's folder here.
 
     Returns:
-        ``{"age_s", "checkpoint_age_s", "ranks"}``: seconds since the last sign of life on this host and since the last
-        word that work is safe, None if there never was one; and by rank what it last said of its progress.
+        ``{"age_s", "checkpoint_age_s", "ranks"}``: seconds since the last report on this host and since the last
+            reported
+        checkpoint, None if there was none; and by rank its last progress report.
     """
     folder = os.path.join(job_parts.folder(job), "run")
     ages = []
@@ -61,21 +62,23 @@ def _names_in(folder: str) -> List[str]:
 
 
 def _plain(told: Any) -> Any:
-    """What a program told, if it is short and plain; of an object, those of its values that are."""
+    """Return a program's value if it is short and plain; of an object, those of its values that are."""
     if isinstance(told, dict):
         return {key: value for key, value in list(told.items())[:_MOST_TOLD] if len(key) <= 64 and _is_plain(value)}
     return told if _is_plain(told) else None
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether every JSON reader takes it: newer ones refuse numbers of thousands of digits, and JSON has no NaN."""
+    """Return whether every JSON reader accepts it: newer ones refuse numbers of thousands of digits, and JSON has no
+    NaN.
+    """
     if isinstance(value, str):
         return len(value) <= 1000
     return value is None or (isinstance(value, (int, float)) and abs(value) < 1 << 62)
 
 
 def _read_plain(path: str) -> Tuple[bytes, float]:
-    """The beginning of a regular file, and when it was written. A rank may have made anything of that name."""
+    """Return the beginning of a regular file, and when it was written. A rank may have made anything of that name."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(descriptor)

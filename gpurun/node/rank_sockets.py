@@ -1,7 +1,7 @@
-"""The ranks' connections to each other.
+"""Cut the ranks' connections to each other.
 
-When a rank dies, only those that happen to read from it learn so; others wait for their neighbours until Gloo's
-time-out. `cut` lets them all know at once: it shuts down the sockets under their feet.
+When a rank dies, only ranks that happen to read from it notice; others wait for their neighbours until Gloo's time-out.
+`cut` shuts down the sockets of all ranks, so that all notice immediately.
 """
 
 import ctypes
@@ -27,18 +27,19 @@ HOLD_S = 0.5
 
 
 def cut(call: Call, job: str, addresses: List[str], hold_s: float = HOLD_S) -> Dict[str, int]:
-    """Shut down the ranks' TCP connections to these addresses, but for those to the launcher's rendezvous.
+    """Shut down the ranks' TCP connections to these addresses, except those to the launcher's rendezvous.
 
-    The ranks stand still meanwhile. One that goes on while others wait sends what they do not expect, and Gloo ends a
-    process for that (``op.preamble.length <= op.nbytes``).
+    Stops the ranks meanwhile. Otherwise a rank that continues while others wait would send unexpected data, and Gloo
+    ends a process for that (``op.preamble.length <= op.nbytes``).
 
     Args:
         addresses: IPv4, of the gang's hosts.
-        hold_s: how long they stand still.
+        hold_s: how long the ranks are stopped.
 
     Returns:
-        ``{"cut", "refused"}``: how many were; how many the kernel did not let us (Yama's ``ptrace_scope``, or a kernel
-        before 5.6). Those ranks wait for their time-out.
+        ``{"cut", "refused"}``: how many connections were cut; how many the kernel did not allow (Yama's
+            ``ptrace_scope``,
+        or a kernel before 5.6). Those ranks wait for their time-out.
     """
     done = {"cut": 0, "refused": 0}
     held = [one for one in rank_processes.of_job(job) if _to_cut(one.process.pid, one.environ, addresses)]
@@ -77,7 +78,7 @@ def _send(process: Process, number: int) -> None:
 
 
 def _connections(pid: int) -> Iterator[Tuple[str, str, str]]:
-    """(inode, remote IPv4 address, remote port) of the TCP connections in a process's network (man proc_net_tcp).
+    """Yield (inode, remote IPv4 address, remote port) of TCP connections in a process's network (man proc_net_tcp).
 
     An IPv4 connection of an IPv6 socket is listed by its mapped address.
     """
@@ -105,7 +106,7 @@ def _descriptors(pid: int, inodes: Set[str]) -> List[int]:
 
 
 def _shut_down(pid: int, descriptor: int) -> None:
-    """Shut a socket of another process down, as if both sides had done so (man pidfd_getfd).
+    """Shut down a socket of another process, as if both sides had done so (man pidfd_getfd).
 
     Raises:
         PermissionError: Yama or another guard forbids it.

@@ -1,8 +1,8 @@
-"""The ranks of a job on this host: which started and ended, what they print, how many there are.
+"""The ranks of a job on this host: their starts, their ends, their output, their number.
 
-A rank's script says when the rank started and how it ended (`gpurun.node.rank_folders`). A script that was killed says
-nothing more, so its process is looked for. It counts as gone only where this agent has seen processes of the job's
-container: an agent in another PID namespace than the Docker engine sees none.
+A rank's script records when the rank started and how it ended (`gpurun.node.rank_folders`). A killed script records
+nothing, so this module looks for its process. It counts the process as gone only if this agent has seen processes of
+the job's container, because an agent in another PID namespace than the Docker engine sees none.
 """
 
 import os
@@ -27,17 +27,16 @@ KILLED = 128 + signal.SIGKILL
 
 
 def count(call: Call, job: str) -> int:
-    """How many processes of ranks there are."""
+    """Return the number of processes of ranks."""
     return len(rank_processes.of_job(job))
 
 
 def list_ranks(call: Call, job: str, attempt: int) -> List[Dict[str, Any]]:
-    """The ranks that have reported here, in the order of their start.
+    """Return the ranks that have reported here, in the order of their start.
 
     Returns:
         A list of ``{"id", "rank", "code", "age_s"}``: ``rank`` is the present number, which an elastic launcher may
-        have changed; ``code`` is None for a rank that lives; ``age_s`` is the time
-        since its start.
+        have changed; ``code`` is None for a running rank; ``age_s`` is the time since its start.
     """
     scripts = _Scripts(job, attempt)
     found = []
@@ -52,21 +51,22 @@ def list_ranks(call: Call, job: str, attempt: int) -> List[Dict[str, Any]]:
 
 
 def follow(call: Call, job: str, attempt: int, have: Dict[str, List[int]], once: bool = False) -> Iterator[OpReply]:
-    """What ranks report and print, as it comes; lasts until it is cancelled.
+    """Yield what ranks report and print, as it happens, until cancelled.
 
     Args:
         have: by rank's id, how much of each of `STREAMS` is already known. Output continues there; starts and ends are
-            told again.
-        once: end when all that is there has been sent.
+            reported again.
+        once: end after everything present has been sent.
 
     Yields:
         ``{"kind": "start", "id", "rank", "age_s"}``;
         ``{"kind": "output", "id", "rank", "stream", "end"}``: ``stream`` is one of `STREAMS`; the payload of at
         most 64 KiB ends at the offset ``end``;
-        ``{"kind": "end", "id", "rank", "code", "age_s"}``: after all that was printed until then; if there
-        is so much that it takes long, before the rest of it, with ``"more": True``. A rank whose script was killed too
-        has code 137 and ``"killed": True``, with ``"container": True`` if it was seen to go together with all that ran
-        in its container; if another code is told later, that one is right.
+        ``{"kind": "end", "id", "rank", "code", "age_s"}``: after all earlier output; if that takes long, before the
+            rest
+        of it, with ``"more": True``. A rank whose script was killed, too, has code 137 and ``"killed": True``, with
+        ``"container": True`` if all other processes in its container ended with it; if another code follows later, that
+        one is right.
         An id is new for every start of a rank, also after the host has left the gang and come back.
     """
     scripts = _Scripts(job, attempt)
@@ -89,13 +89,13 @@ def follow(call: Call, job: str, attempt: int, have: Dict[str, List[int]], once:
 
 
 def release(call: Call, job: str, attempt: int, known: Dict[str, List[int]]) -> Dict[str, int]:
-    """Give the disk back what the head has of the ranks' output, safely. `follow` goes on behind it.
+    """Free the disk space of output that the head has synced. `follow` continues after it.
 
     Args:
         known: by rank's id, how much of each of `STREAMS` the head has on its disk.
 
     Returns:
-        ``{"bytes"}``: how many the disk got back.
+        ``{"bytes"}``: how many were freed.
     """
     freed = 0
     with RankFolders(job, attempt) as folder:
@@ -106,7 +106,7 @@ def release(call: Call, job: str, attempt: int, known: Dict[str, List[int]]) -> 
 
 
 class _Scripts:
-    """The processes of scripts that have not noted an end."""
+    """The processes of scripts that have not recorded an end."""
 
     def __init__(self, job: str, attempt: int) -> None:
         self._job = job
@@ -115,7 +115,7 @@ class _Scripts:
         self._sees_containers = False
 
     def is_gone(self, name: Name) -> bool:
-        """Whether a script that was there is no more. For one that has reported its start."""
+        """Return whether a script that has reported its start no longer runs."""
         if name.id not in self._found:
             self._look()
             self._found.setdefault(name.id, None)
@@ -123,7 +123,7 @@ class _Scripts:
         return self._sees_containers if process is None else not processes.is_same(process)
 
     def fell_with_container(self, name: Name) -> bool:
-        """Whether a script that ran when it was looked for is gone, and all else in the job's container is, too.
+        """Return whether a script that was running is gone together with everything else in the job's container.
 
         The kernel ends the container's main process last.
         """
@@ -141,7 +141,7 @@ class _Scripts:
 
 
 class _Due(NamedTuple):
-    """An end that is to be told. `ended_s` is by the host's clock; `since_s`, when it was seen, by the monotonic."""
+    """An end to report. `ended_s` is by the host's clock; `since_s`, when it was seen, by the monotonic clock."""
 
     code: int
     sizes: Tuple[int, ...]
@@ -151,7 +151,7 @@ class _Due(NamedTuple):
 
 
 class _Rank:
-    """How far one rank has been told of."""
+    """How much of one rank has been reported."""
 
     def __init__(self, name: Name, have: Sequence[int]) -> None:
         self._name = name
@@ -165,11 +165,11 @@ class _Rank:
 
     @property
     def is_due(self) -> bool:
-        """Whether its end is known and was not told yet."""
+        """Return whether its end is known but not reported yet."""
         return self._due is not None
 
     def news(self, folder: RankFolders, scripts: _Scripts) -> Iterator[OpReply]:
-        """Its start, what it has printed since, its end."""
+        """Yield its start, its new output, its end."""
         seen = folder.see(self._name.id)
         if seen is None:
             self.more = False
@@ -193,7 +193,7 @@ class _Rank:
                 yield self._say("end", code=due.code, age_s=rank_folders.age_s(due.ended_s), **told)
 
     def _note_end(self, seen: RankState, folder: RankFolders, scripts: _Scripts) -> None:
-        """An end that was not told becomes due, once what is printed by now has been sent."""
+        """Make an unreported end due after all present output has been sent."""
         if seen.code is None and self.code is None and self._due is None and scripts.is_gone(self._name):
             again = folder.see(self._name.id)  # it may have noted its end just before it went
             if again is not None and again.code is not None:

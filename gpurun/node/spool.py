@@ -1,8 +1,8 @@
-"""Content-addressed blobs while they arrive: each chunk is verified before anybody can read it.
+"""Content-addressed blobs while they arrive: each chunk is verified before anything can read it.
 
-A blob is announced with its size and the SHA-256 of every chunk. Chunks may arrive in any order and from anywhere;
-one that does not have its hash is refused. Readers wait for the chunk they need, so a blob can be forwarded and
-loaded while it is still arriving. The files are sparse; what an interrupted transfer left is verified and used again.
+A blob is announced with its size and the SHA-256 of every chunk. Chunks may arrive in any order and from any source; a
+chunk with another hash is refused. Readers wait for the chunk that they need, so a host can forward and load a blob
+while it is still arriving. The files are sparse; the next transfer verifies and uses what an interrupted one left.
 """
 
 import fcntl
@@ -29,7 +29,7 @@ CLOSE_WAIT_S = 2.0
 
 
 class Corrupt(OpError):
-    """A chunk is not what was announced."""
+    """A chunk does not match its announced hash."""
 
     def __init__(self, digest: str, index: int) -> None:
         message = "chunk %d of %s is not what was announced" % (index, digest)
@@ -37,7 +37,7 @@ class Corrupt(OpError):
 
 
 def chunk_hashes(path: str) -> bytes:
-    """The SHA-256 of every chunk of a file, one after the other."""
+    """Return the SHA-256 of every chunk of a file, one after the other."""
     hashes = bytearray()
     with open(path, "rb", buffering=0) as file:
         while True:
@@ -48,7 +48,7 @@ def chunk_hashes(path: str) -> bytes:
 
 
 def checked(digest: str) -> str:
-    """The digest itself, if it is one: it becomes a file's name.
+    """Return the digest if it is valid, because it becomes a file's name.
 
     Raises:
         OpError: ``bad-request``.
@@ -59,7 +59,7 @@ def checked(digest: str) -> str:
 
 
 class Blob:
-    """One blob, there or arriving. Thread-safe.
+    """One blob, complete or arriving. Thread-safe.
 
     Args:
         hashes: of all chunks, 32 bytes each.
@@ -89,7 +89,7 @@ class Blob:
 
     @property
     def have_bytes(self) -> int:
-        """How much of it is there."""
+        """Return how many bytes have arrived."""
         if self.complete:
             return self.size
         whole = (self.count - self._missing) * CHUNK
@@ -97,12 +97,12 @@ class Blob:
         return whole - (self.count * CHUNK - self.size) if last_is_here else whole
 
     def length(self, index: int) -> int:
-        """The bytes of one chunk: `CHUNK`, less for the last."""
+        """Return the size of one chunk: `CHUNK`, less for the last."""
         return min(CHUNK, self.size - index * CHUNK)
 
     @contextmanager
     def file(self) -> Iterator[int]:
-        """The file's descriptor, which stays open meanwhile: its number may be another file's as soon as it is closed.
+        """Yield the file's descriptor and keep it open meanwhile, because a closed descriptor's number may be reused.
 
         Raises:
             OpError: ``closed``.
@@ -122,7 +122,7 @@ class Blob:
                 self._let_go()
 
     def take_up(self) -> None:
-        """Use what the file already holds of an interrupted transfer, after verifying it."""
+        """Verify and use what the file already holds from an interrupted transfer."""
         with self.file() as descriptor:
             end = os.fstat(descriptor).st_size
             position = 0
@@ -151,10 +151,10 @@ class Blob:
             self._arrived.notify_all()
 
     def write(self, index: int, piece: "bytes | memoryview") -> bool:
-        """Keep a chunk; False if it was there already.
+        """Store a chunk; return False if it was there already.
 
         Raises:
-            Corrupt: it is not the chunk that was announced.
+            Corrupt: it does not match the announced hash.
             OpError: ``closed``.
             OSError: the disk is full or broken.
         """
@@ -173,18 +173,18 @@ class Blob:
         return True
 
     def _write_at(self, descriptor: int, view: memoryview, position: int) -> int:
-        """Write the beginning of `view`; how many bytes."""
+        """Write the beginning of `view`; return how many bytes."""
         return os.pwrite(descriptor, view, position)
 
     def _read_at(self, descriptor: int, view: memoryview, position: int) -> int:
-        """Fill the beginning of `view`; how many bytes, 0 at the end of the content."""
+        """Fill the beginning of `view`; return how many bytes, 0 at the end of the content."""
         return os.preadv(descriptor, [view], position)
 
     def wait(self, index: int, timeout_s: float) -> bool:
-        """Wait until a chunk is there; False when it is not within `timeout_s`.
+        """Wait until a chunk is there; return False if it is not within `timeout_s`.
 
         Raises:
-            OpError: ``closed``: it will never be.
+            OpError: ``closed``: it will never be there.
         """
         with self._arrived:
             self._arrived.wait_for(lambda: self._have[index] or self._closed, timeout_s)
@@ -193,7 +193,7 @@ class Blob:
             return bool(self._have[index])
 
     def wait_complete(self, timeout_s: float) -> bool:
-        """Wait until the whole blob is there; False when it is not within `timeout_s`."""
+        """Wait until the whole blob is there; return False if it is not within `timeout_s`."""
         with self._arrived:
             self._arrived.wait_for(lambda: self._missing == 0 or self._closed, timeout_s)
             if self._closed:
@@ -201,11 +201,11 @@ class Blob:
             return self._missing == 0
 
     def read_into(self, index: int, buffer: memoryview) -> memoryview:
-        """A chunk that is there, as the part of `buffer` it fills.
+        """Return a chunk that is there, as the part of `buffer` it fills.
 
         Raises:
             OpError: ``closed``.
-            OSError: the file cannot be read, or has been cut short.
+            OSError: the file cannot be read, or has been shortened.
         """
         view = buffer[: self.length(index)]
         done = 0
@@ -218,18 +218,18 @@ class Blob:
         return view
 
     def holds(self, index: int) -> bool:
-        """Whether the file has the chunk that was announced: read and hashed now."""
+        """Read and hash a chunk; return whether the file has the announced one."""
         try:
             return self._is(index, self.read_into(index, memoryview(bytearray(CHUNK))))
         except (OSError, OpError):
             return False
 
     def lacks(self, first: int, last: int) -> bool:
-        """Whether one of these chunks is not there."""
+        """Return whether one of these chunks is missing."""
         return self._have.find(b"\0", first, last + 1) >= 0
 
     def missing(self) -> List[Tuple[int, int]]:
-        """The chunks that are not there, as ranges (first, last)."""
+        """Return the missing chunks, as ranges (first, last)."""
         ranges: List[Tuple[int, int]] = []
         with self._arrived:
             have = bytes(self._have)
@@ -242,7 +242,7 @@ class Blob:
         return ranges
 
     def close(self) -> None:
-        """Wake every reader that waits, and close the file once nobody reads or writes it. Idempotent."""
+        """Wake all waiting readers, and close the file once nothing reads or writes it. Idempotent."""
         with self._arrived:
             if self._closed:
                 return
@@ -260,9 +260,9 @@ class Blob:
 
 
 class Spool:
-    """The folder of one host where blobs arrive; one for each transfer, all on the same files.
+    """One host's folder where blobs arrive; one object for each transfer, all on the same files.
 
-    Two transfers never write to one file: the second of them gets a file of its own, which goes with it.
+    Two transfers never write to one file: the second gets a separate file, which is removed with it.
     """
 
     def __init__(self, folder: str, transfer: str) -> None:
@@ -273,7 +273,7 @@ class Spool:
         sweep(folder)
 
     def open(self, digest: str, size: int, hashes: bytes) -> Blob:
-        """A blob to receive, with whatever an earlier transfer left of it."""
+        """Return a blob to receive, with whatever an earlier transfer left of it."""
         path = os.path.join(self.folder, checked(digest)[len("sha256:") :] + ".part")
         descriptor = _locked(path)
         if descriptor is None:
@@ -288,7 +288,7 @@ class Spool:
         return blob
 
     def forget(self, digest: str) -> None:
-        """Remove a blob's file. The blob stays readable for those who have it open."""
+        """Remove a blob's file. Processes that have it open can still read it."""
         path = self._paths.pop(digest, None)
         if path is not None:
             _remove(path)
@@ -301,7 +301,7 @@ class Spool:
 
 
 def sweep(folder: str, unused_s: float = STALE_S) -> int:
-    """Remove what transfers have left that nobody came back to for so long; the bytes that went."""
+    """Remove leftovers of transfers that were unused for this long; return the freed bytes."""
     freed = 0
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
         path = os.path.join(folder, name)
@@ -320,7 +320,7 @@ def sweep(folder: str, unused_s: float = STALE_S) -> int:
 
 
 def _remove(path: str) -> None:
-    """Remove a file that another transfer may be removing, too."""
+    """Remove a file; another transfer may be removing it, too."""
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -328,10 +328,10 @@ def _remove(path: str) -> None:
 
 
 def _locked(path: str, flags: int = os.O_RDWR | os.O_CREAT) -> Optional[int]:
-    """The file, made if missing, open and locked; None when another process has it.
+    """Return the file, created if missing, open and locked; None if another process has it.
 
     Raises:
-        FileNotFoundError: it is not there and is not to be made.
+        FileNotFoundError: it is missing and must not be created.
     """
     while True:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

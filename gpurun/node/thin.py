@@ -1,8 +1,8 @@
-"""Load an image of which the engine has some layers already: a tar in which those are left out.
+"""Load an image of which the engine already has some layers, from a tar without those layers.
 
-``docker load`` looks a layer up by its chain ID (graph drivers) or its blob's digest (containerd image store) before it
-opens its file, so what is there need not be sent (moby PR 18727). What Docker says about the result is not trusted:
-see `gpurun.node.images`, which compares the image that is there afterwards.
+``docker load`` looks up a layer by its chain ID (graph drivers) or its blob's digest (containerd image store) before it
+opens its file, so existing layers need not be sent (moby PR 18727). gpurun does not trust Docker's report:
+`gpurun.node.images` compares the loaded image afterwards.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ _INDEX = "application/vnd.oci.image.index.v1+json"
 
 
 def graph_tar(config: bytes, layers: Sequence[str], blobs: Dict[str, Blob], names: Sequence[str]) -> List[Part]:
-    """The tar for an engine with a graph driver: ``manifest.json``, the configuration, the layers in `blobs`."""
+    """Return the tar for an engine with a graph driver: ``manifest.json``, the configuration, the layers in `blobs`."""
     config_name = hashlib.sha256(config).hexdigest() + ".json"
     manifest = [{"Config": config_name, "RepoTags": list(names) or None, "Layers": [_layer_path(d) for d in layers]}]
     parts = [*_file(config_name, config), *_file("manifest.json", json.dumps(manifest).encode())]
@@ -38,12 +38,12 @@ def graph_tar(config: bytes, layers: Sequence[str], blobs: Dict[str, Blob], name
 
 
 def oci_layer(blob: Blob) -> List[Part]:
-    """One layer of the tar for an engine with the containerd image store, an OCI layout; `oci_rest` ends it."""
+    """Return one layer of the tar for an engine with the containerd image store, an OCI layout; `oci_rest` ends it."""
     return _blob(_blob_path(blob.digest), blob)
 
 
 def oci_rest(config: bytes, layers: Sequence[Tuple[str, int]], names: Sequence[str]) -> List[Part]:
-    """All of an OCI layout but its layers.
+    """Return everything of an OCI layout except its layers.
 
     Args:
         layers: (diffID, bytes of its tar) of every layer; blobs are uncompressed, so both digests are the same.
@@ -70,10 +70,10 @@ def oci_rest(config: bytes, layers: Sequence[Tuple[str, int]], names: Sequence[s
 
 
 def prefix_config(config: bytes, layers: Sequence[str], mark: str) -> bytes:
-    """The configuration of an image that is only the lowest layers of another: what one can load before the rest.
+    """Return the configuration of an image with only the lowest layers of another, to load them before the rest.
 
     Args:
-        mark: makes it another image than anybody else's with these layers.
+        mark: makes it differ from any other image with these layers.
     """
     whole = json.loads(config)
     part = {"architecture": whole.get("architecture"), "os": whole.get("os"), "config": {}, "comment": mark}
@@ -82,7 +82,7 @@ def prefix_config(config: bytes, layers: Sequence[str], mark: str) -> bytes:
 
 
 def full_name(name: str) -> str:
-    """A name with its registry and path, as containerd keeps it: ``a:1`` is ``docker.io/library/a:1``."""
+    """Return a name with its registry and path, as containerd keeps it: ``a:1`` is ``docker.io/library/a:1``."""
     first, slash, _ = name.partition("/")
     if slash and ("." in first or ":" in first or first == "localhost"):
         return name
@@ -98,10 +98,10 @@ def load(call: Call, parts: Iterable[Part]) -> List[str]:
 
 @contextmanager
 def docker_load(call: Call) -> "Iterator[DockerLoad]":
-    """A ``docker load`` that takes its tar as it comes; it is broken off unless it is finished.
+    """Yield a ``docker load`` that takes its tar in pieces; it is aborted unless it is finished.
 
     Raises:
-        OpError: ``no-space``, or ``load-failed`` with Docker's words.
+        OpError: ``no-space``, or ``load-failed`` with Docker's message.
     """
     connection = docker.connect(call, timeout_s=None)
     try:
@@ -118,7 +118,7 @@ def docker_load(call: Call) -> "Iterator[DockerLoad]":
 
 
 class DockerLoad:
-    """What `docker_load` gives."""
+    """The object that `docker_load` yields."""
 
     def __init__(self, connection: docker.Connection) -> None:
         self._connection = connection
@@ -134,7 +134,7 @@ class DockerLoad:
                     self._refused = True  # Docker has seen enough: its answer says what is wrong
 
     def finish(self) -> List[str]:
-        """End the tar; the IDs or names that Docker says it has loaded."""
+        """End the tar; return the IDs or names that Docker reports as loaded."""
         if not self._refused:
             self._connection.sock.sendall(b"0\r\n\r\n")
         response = self._connection.getresponse()
@@ -145,13 +145,13 @@ class DockerLoad:
 
 
 def load_error(message: str) -> OpError:
-    """The error for Docker's words."""
+    """Return the error for Docker's message."""
     full = "no space left" in message or "disk quota exceeded" in message
     return OpError("no-space" if full else "load-failed", message)
 
 
 def _loaded(answer: bytes) -> List[str]:
-    """What was loaded; Docker reports errors inside a 200 answer, one JSON object a line."""
+    """Return what was loaded. Docker reports errors inside a 200 answer, one JSON object per line."""
     loaded = []
     for line in answer.splitlines():
         said = docker.parse(line)

@@ -1,7 +1,7 @@
-"""A folder made the same as one on the head: content, modes, links; only what is new has to be sent.
+"""Make a folder equal to one on the head: content, modes, links. Only new contents are sent.
 
-File contents live by digest in a store of the user's cache folder, so that the folder of the next job, or of the next
-attempt, is mostly copied from there.
+File contents are kept by digest in a store in the user's cache folder, so the folder of the next job or attempt is
+mostly copied from there.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ def _place(digest: str) -> str:
 
 
 def lacking(call: Call, digests: List[str]) -> List[str]:
-    """Those contents that the store does not have."""
+    """Return those contents that the store does not have."""
     return [digest for digest in digests if not os.path.exists(_place(digest))]
 
 
@@ -63,7 +63,7 @@ def add(call: Call) -> Dict[str, Any]:
 
 
 def unpack(call: Call, transfer: str, pack: str, index: Sequence[Tuple[str, int, int]]) -> None:
-    """Put contents into the store that came as one blob of a transfer, at (digest, offset, size)."""
+    """Put contents into the store that arrived as one blob of a transfer, at (digest, offset, size)."""
     blob = blobs.find(transfer).blob(pack)
     while not blob.wait_complete(0.5):
         call.check()
@@ -103,7 +103,7 @@ class _Making:
         os.replace(self._temporary, self._place)
 
     def drop(self) -> None:
-        """Forget it; does nothing once it is kept."""
+        """Discard it; does nothing once it is kept."""
         self._file.close()
         forget(self._temporary)
 
@@ -111,7 +111,7 @@ class _Making:
 def make(call: Call, dest: str, entries: List[Entry]) -> Dict[str, Any]:
     """Make `dest` a folder that holds exactly these entries; all contents are in the store.
 
-    What is right already stays as it is; every other byte is verified while it is copied.
+    Keeps files that are right already, and verifies every other byte while it copies.
 
     Returns:
         ``{"written", "bytes"}``: files and bytes that had to be written.
@@ -136,7 +136,7 @@ def make(call: Call, dest: str, entries: List[Entry]) -> Dict[str, Any]:
 
 
 def _make(call: Call, maker: Maker, entries: List[Entry], kinds: Dict[str, str]) -> Tuple[int, int]:
-    """Make all entries; how many files and bytes had to be written."""
+    """Create all entries; return how many files and bytes had to be written."""
     written = size = 0
     for path, kind, mode, mtime_ns, length, digest, target in entries:
         call.check()
@@ -157,7 +157,7 @@ def _make(call: Call, maker: Maker, entries: List[Entry], kinds: Dict[str, str])
 
 
 def _remove_others(top: int, kinds: Dict[str, str]) -> None:
-    """Remove what is not wanted, or is of another kind."""
+    """Remove entries that are not wanted, or are of another kind."""
     for found in walk(top, below.CHANGE):
         kind = None if found.status is None else below.kind_of(found.status.st_mode)
         if kind is None or kind != kinds.get(below.text_of_path(found.parts)):
@@ -167,7 +167,7 @@ def _remove_others(top: int, kinds: Dict[str, str]) -> None:
 
 
 def _has(above: int, name: bytes, mode: int, mtime_ns: int, size: int, digest: str) -> bool:
-    """Whether a file is there with that content; if so, it has this mode and time then."""
+    """Return whether a file is there with that content; if so, give it this mode and time."""
     try:
         descriptor = below.open_file(above, name, force=True)
     except FileNotFoundError:
@@ -191,7 +191,7 @@ def _digest(file: Any) -> str:
 
 
 def _copy(maker: Maker, entry: Listed, digest: str) -> None:
-    """A file's content out of the store, verified, into a file that `maker` begins."""
+    """Copy a file's content out of the store into a file that `maker` begins, and verify it."""
     source = _place(digest)
     begun, _ = maker.begin(entry, entry.marks)
     with open(begun, "wb", buffering=0, closefd=False) as out, open(source, "rb", buffering=0) as file:
@@ -203,7 +203,7 @@ def _copy(maker: Maker, entry: Listed, digest: str) -> None:
 
 
 class _Tee:
-    """Reads from one file and writes what it read to another."""
+    """Reads from one file and writes the same bytes to another."""
 
     def __init__(self, source: Any, copy: Any) -> None:
         self._source, self._copy = source, copy
@@ -217,7 +217,7 @@ class _Tee:
 
 
 def _contents() -> Iterator[Tuple[float, int, str]]:
-    """(last used, size, path) of everything in the store."""
+    """Yield (last used, size, path) of everything in the store."""
     for folder, _names, files in os.walk(_folder()):
         for name in files:
             place = os.path.join(folder, name)

@@ -1,4 +1,4 @@
-"""What lies below a folder that somebody else may change at any moment, found as `gpurun.node.below` opens things."""
+"""Find what is below a folder that other programs may change at any moment; opens it like `gpurun.node.below`."""
 
 import os
 import stat
@@ -10,11 +10,11 @@ _LOOK_AT_ONCE = 1000
 
 
 class Found(NamedTuple):
-    """Something below a folder.
+    """An entry below a folder.
 
     Attributes:
-        above: a descriptor of the folder that holds it, good until the next item.
-        status: None if it could not be looked at, or is a folder that could not be read: see `why`.
+        above: a descriptor of its folder, valid until the next item.
+        status: None if it could not be read, or is a folder that could not be read: see `why`.
     """
 
     parts: below.Parts
@@ -24,12 +24,12 @@ class Found(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Some of what one folder holds, names in order.
+    """Some entries of one folder, names in order.
 
     Attributes:
-        above: a descriptor of the folder, good until the next item.
+        above: a descriptor of the folder, valid until the next item.
         at: how many names came before these.
-        found: each name with its status, or with why it has none (as in `Found`).
+        found: each name with its status, or with the reason why it has none (as in `Found`).
     """
 
     parts: below.Parts
@@ -39,7 +39,7 @@ class Look(NamedTuple):
 
 
 def look(top: int, need: int = 0) -> Iterator[Look]:
-    """Everything below a folder, each folder before what is in it. What vanishes meanwhile is left out.
+    """Yield everything below a folder, each folder before its content. Leaves out what disappears meanwhile.
 
     Args:
         need: as for `gpurun.node.below.Cursor`.
@@ -75,7 +75,7 @@ def _unread(folder: below.Parts, top: int, why: str) -> Look:
 def _looked(
     folder: below.Parts, length: int, above: int, at: int, names: List[bytes], inner: List[Tuple[below.Parts, int]]
 ) -> Look:
-    """Look at some names of a folder; those that are folders are added to `inner`."""
+    """Look at some names of a folder; add those that are folders to `inner`."""
     found: List[Tuple[bytes, Optional[os.stat_result], str]] = []
     for name in names[at : at + _LOOK_AT_ONCE]:
         try:
@@ -92,7 +92,7 @@ def _looked(
 
 
 def walk(top: int, need: int = 0) -> Iterator[Found]:
-    """As `look`, one by one."""
+    """Do the same as `look`, one by one."""
     for parts, above, _, found in look(top, need):
         for name, status, why in found:
             yield Found((*parts, name), above, status, why)
