@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "list": Place("gpurun.cli.data:list_", "Show which hosts have which data sets"),
-    "stage": Place("gpurun.cli.data:stage", "Bring a data set to hosts"),
+    "stage": Place("gpurun.cli.data:stage", "Copy a data set to hosts"),
     "evict": Place("gpurun.cli.data:evict", "Remove data sets from hosts"),
 }
 app = typer.Typer(cls=lazy_group(COMMANDS), no_args_is_help=True, add_completion=False, rich_markup_mode=None)

@@ -1,4 +1,4 @@
-"""``gpurun doctor``: what is wrong with which hosts, how one knows, and what mends it."""
+"""``gpurun doctor``: check hosts, links and drivers; show evidence and suggest fixes."""
 
 from __future__ import annotations
 

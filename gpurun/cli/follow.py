@@ -59,7 +59,7 @@ def follow_job(
         except KeyboardInterrupt:
             view.close()
             if interrupted or not cancel_on_interrupt:
-                say(f"\n{folder.id} goes on without you; `gpurun status {folder.id}` shows it")
+                say(f"\n{folder.id} continues; `gpurun status {folder.id}` shows it")
                 return INTERRUPTED
             interrupted = True
             say(f"\ncancelling {folder.id}; Ctrl-C again leaves that to its supervisor")

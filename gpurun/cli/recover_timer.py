@@ -75,7 +75,7 @@ def uninstall(*, dry_run: bool) -> None:
         unit.unlink(missing_ok=True)
     if BOOTED.is_dir():
         _systemctl("daemon-reload")
-    say(f"{NAME} is removed; jobs go on")
+    say(f"{NAME} is removed; jobs continue")
 
 
 def _systemctl(*words: str) -> None:

@@ -8,13 +8,13 @@ import typer
 from gpurun.cli.lazy import Place, lazy_group
 
 COMMANDS = {
-    "run": Place("gpurun.cli.sweep_run:run", "Try a recipe with each point of a set of parameters"),
-    "status": Place("gpurun.cli.sweep_reading:status", "How far sweeps are; best trials first"),
-    "best": Place("gpurun.cli.sweep_reading:best", "The best trial"),
-    "table": Place("gpurun.cli.sweep_reading:table", "All trials, also as CSV"),
+    "run": Place("gpurun.cli.sweep_run:run", "Run a recipe with many parameters"),
+    "status": Place("gpurun.cli.sweep_reading:status", "Show progress; the best trials first"),
+    "best": Place("gpurun.cli.sweep_reading:best", "Print the best trial"),
+    "table": Place("gpurun.cli.sweep_reading:table", "Print all trials, also as CSV"),
     "plot": Place("gpurun.cli.sweep_reading:plot", "Draw parameters and curves of all trials"),
-    "stop": Place("gpurun.cli.sweep_run:stop", "End a sweep and its jobs"),
-    "resume": Place("gpurun.cli.sweep_run:resume", "Go on with a sweep that was stopped"),
+    "stop": Place("gpurun.cli.sweep_run:stop", "Stop a sweep and cancel its jobs"),
+    "resume": Place("gpurun.cli.sweep_run:resume", "Continue a stopped sweep"),
 }
 
 

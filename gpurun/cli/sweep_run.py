@@ -170,7 +170,7 @@ def resume(
     folder = own_sweep(sweep)
     again = reopen(folder, also_failed=failed)
     ensure_conductors(_home(), os.environ)
-    say(f"{folder.id} goes on; {again} trial{'s run' if again != 1 else ' runs'} again")
+    say(f"{folder.id} continues; {again} trial{'s run' if again != 1 else ' runs'} again")
 
 
 def own_sweep(text: str) -> SweepFolder:

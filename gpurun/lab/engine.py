@@ -36,7 +36,7 @@ def ensure(*, keep: bool = True) -> str:
     Idempotent, and safe to call from several processes at once.
 
     Args:
-        keep: whether an engine that this starts goes on until `stop`, not only until the last lab is down.
+        keep: whether an engine that this starts runs until `stop`, not only until the last lab is down.
 
     Raises:
         NotInstalled: not root, or a program is missing.

@@ -12,7 +12,7 @@ from dataclasses import replace
 from gpurun.jobs.spec import HorovodKnobs
 
 TIMELINE_FILE = "horovod-timeline.json"
-"""In the outputs, so that it comes home."""
+"""In the outputs, so that gpurun copies it to the head."""
 TIMELINE = "/tmp/horovod-timeline.json"  # noqa: S108  inside the job's own container
 
 

@@ -152,7 +152,7 @@ gpurun_pipe() {  # as fd 3 to read and 4 to write; opened for both at first: who
 gpurun_id=$GPURUN_JOB/$GPURUN_ATTEMPT/${gpurun_folder##*/}
 export PYTHONUNBUFFERED="${PYTHONUNBUFFERED-1}"
 if ! gpurun_pipe || ! exec 5<&3 6>&4 3<&- 4>&- || ! gpurun_pipe; then
-  rm -rf "$gpurun_folder"  # without mkfifo, say: it prints to the launcher, and nothing is known of it
+  rm -rf "$gpurun_folder"  # for example without mkfifo: it prints to the launcher, and cannot report
   exec "$@" 2>&7 7>&- 3<&- 4>&- 5<&- 6>&-
 fi
 exec 7>&-

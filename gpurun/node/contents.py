@@ -383,7 +383,7 @@ class Incoming:
 
     def _go_on(self, position: object) -> None:
         if self._known is None or position != self._known.size or self._known.size > self._size:
-            raise OpError("corrupt", "it goes on at %.40r, where nobody asked for it" % (position,))
+            raise OpError("corrupt", "it continues at %.40r, which was not requested" % (position,))
         self._whole.update(self._known.counted())
         self._position, self._known = self._known.size, None
 

@@ -105,7 +105,7 @@ def serving(path: str, call: Optional[Call] = None, answer_s: float = ANSWER_S) 
     finally:
         connection.close()
     process = processes.read_process(pid) if pid > 1 else None
-    # A socket that systemd made and passed on tells of systemd.
+    # For a socket that systemd made, the kernel names systemd.
     return process if process is not None and _name(process) != "systemd" else _only_dockerd()
 
 

@@ -28,7 +28,7 @@ _WORTH = re.compile(r"NVRM: |oom-kill:|Memory cgroup out of memory: |Out of memo
 _PIDS = re.compile(r"[Pp]rocess (\d+) \(|,pid=(\d+),uid=\d+\s*\Z")
 
 _ranks: Dict[str, Dict[int, int]] = {}
-"""Job → pid → rank, as last seen: when the kernel tells of a killed process, it can no longer be asked."""
+"""Job → pid → rank, as last seen: after the kernel has reported a killed process, it can no longer be asked."""
 
 
 class KernelLog:

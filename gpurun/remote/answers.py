@@ -131,7 +131,7 @@ class KernelNews(Struct, tag_field="kind", tag="kernel", omit_defaults=True):
 
 
 class XidNews(Struct, tag_field="kind", tag="xid"):
-    """``health``: NVML tells of an Xid."""
+    """``health``: NVML reports an Xid."""
 
     gpu: Index
     xid: Index

@@ -69,7 +69,7 @@ class Fleet:
         Args:
             timeout_s: for one host, from its first packet to its running agent.
             dead_after_s: seconds of silence after which a host is taken for dead (`HostUnreachable` everywhere).
-            contact: how long a host may take to accept a connection, and who is told of it.
+            contact: how long a host may take to accept a connection, and what records it.
         """
         from gpurun.remote.opening import open_agents  # noqa: PLC0415 - Paramiko is imported only where hosts are reached
 

@@ -48,7 +48,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Contact:
-    """How hosts are asked for a connection, and who is told of it. Any thread may tell.
+    """The time-out for a connection to a host, and what records the result. Any thread may report.
 
     Attributes:
         connect_s: how long a host may take to accept one. A kernel accepts connections though its host is busy.

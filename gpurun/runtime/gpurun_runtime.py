@@ -188,7 +188,7 @@ def _tell_rank() -> None:
 
 
 def _rank_folder() -> Optional[str]:
-    """Where the script of this rank tells of it (`gpurun.launch.rank`)."""
+    """Return the folder of the reports of this rank's script (`gpurun.launch.rank`)."""
     ident = os.environ.get("GPURUN_RANK_ID", "").split("/")
     return os.path.join(_FOLDER, "ranks", ident[1], ident[2]) if _FOLDER and len(ident) == 3 else None
 

@@ -1,4 +1,4 @@
-"""The pools' book of one pass: what is used, what may still be, and in which order gangs are looked at."""
+"""The pools' account of one pass: GPUs in use, GPUs still allowed, and the order of gangs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Bound:
     """A number of GPUs that the gangs of a pool may not exceed together.
 
     Attributes:
-        firm: it is the pool's reservation, and only for gangs that cannot be preempted; otherwise its limit.
+        firm: it is the pool's reservation, for gangs that cannot be preempted; otherwise it is the pool's limit.
         used: GPUs that count against it now.
     """
 
@@ -29,11 +29,11 @@ class Bound:
 
     @property
     def key(self) -> tuple[str, bool]:
-        """Tells it from the other bounds of a pass."""
+        """Return a key that distinguishes it from the other bounds of a pass."""
         return self.pool, self.firm
 
     def never(self, gang: Gang) -> str:
-        """Why the gang can never start under it."""
+        """Return why the gang can never start within it."""
         name, wanted = shown(self.pool), f"{gang.least} GPUs wanted"
         if not self.firm:
             return f"{wanted}; {name} is limited to {self.most:g}"
@@ -41,7 +41,7 @@ class Bound:
         return f"{wanted} by a gang that is not preemptible; {reserves}: only preemptible gangs borrow"
 
     def full(self) -> str:
-        """Why nobody can start under it now."""
+        """Return why no gang can start within it now."""
         name = shown(self.pool)
         if not self.firm:
             return f"{name} uses {self.used} of at most {self.most:g} GPUs"
@@ -50,12 +50,12 @@ class Bound:
 
 
 class Book:
-    """Kept current by `start`, `withdraw` and `stop` as the pass goes on.
+    """Updated by `start`, `withdraw` and `stop` during the pass.
 
     Attributes:
-        entitlements: pool → GPUs it may use now.
+        entitlements: pool → GPUs that it may use now.
         standing: gang → RESERVED, ENTITLED or BORROWING, counting the gangs of its pool that rank before it.
-        order: the waiting gangs by standing, then by rank: the order in which a pass looks at them.
+        order: the waiting gangs by standing, then by rank: the order of the pass.
     """
 
     def __init__(self, snapshot: Snapshot, capacity: int) -> None:
@@ -82,27 +82,27 @@ class Book:
         self._aside = {key: other for key, other in self._aside.items() if other.id != gang.id}
 
     def withdraw(self, gang: Gang) -> None:
-        """Count a gang no more for which GPUs were kept."""
+        """Stop counting a gang for which GPUs were kept."""
         self._add(gang, -1)
 
     def stop(self, gang: Gang) -> None:
-        """Count a gang that has just been told to stop."""
+        """Count a gang that has just been preempted."""
         leaf = self.tree.leaf_of(gang.pool)
         self._leaving.append(gang)
         if leaf is not None:
             self.active[leaf] -= gang.gpus
 
     def lends(self, gang: Gang) -> bool:
-        """True if a running gang's pool is beyond its entitlement, or the gang is so within its pool."""
+        """Return True if a running gang's pool is beyond its entitlement, or the gang is beyond it within its pool."""
         leaf = self.tree.leaf_of(gang.pool)
         if leaf is None or not gang.preemptible:
             return False
         return self.standing[gang.id] == BORROWING or self.active[leaf] > self.entitlements[leaf] + ENOUGH
 
     def may_take(self, gangs: Sequence[Gang]) -> bool:
-        """True if no pool is left with so little that one of these would be entitled to come back.
+        """Return True if none of these gangs would be within its pool's entitlement after it stopped.
 
-        That is what keeps gangs from taking the same GPUs from each other in turn.
+        So gangs do not take the same GPUs from each other in turn.
         """
         by_leaf: dict[str | None, list[Gang]] = {}
         for gang in gangs:
@@ -116,7 +116,7 @@ class Book:
         return True
 
     def gate(self, gang: Gang) -> Refusal | Wait | None:
-        """What keeps the fewest GPUs of a gang from starting even if there were room; None if nothing does."""
+        """Return what prevents a gang's start with its fewest GPUs even if they were free; None if nothing does."""
         leaf = self.tree.leaf_of(gang.pool)
         if leaf is None:
             return Refusal(True, Reason.POOL, f"there is no pool {gang.pool!r} in the inventory")
@@ -134,13 +134,13 @@ class Book:
         return None
 
     def allows(self, gang: Gang) -> int:
-        """The most GPUs, of those it asks for, with which an elastic gang may start now."""
+        """Return the most GPUs with which an elastic gang may start now."""
         leaf = self.tree.leaf_of(gang.pool)
         bounds = [] if leaf is None else self._bounds(gang, leaf)
         return int(min([gang.gpus, *(self._left(bound, gang) for bound in bounds)]))
 
     def set_aside(self, overdue: Iterable[Gang]) -> None:
-        """Leave what pools may still use to the oldest of these gangs: younger ones would overtake it without end.
+        """Leave what pools may still use to the oldest of these gangs, because younger ones could overtake it for ever.
 
         Args:
             overdue: gangs whose patience is over, the oldest first.
@@ -151,7 +151,9 @@ class Book:
                 self._aside.setdefault(bound.key, gang)
 
     def passes_without(self, gang: Gang, gone: Sequence[Gang]) -> bool:
-        """True if nothing would keep the gang from starting once these, and those being stopped, have ended."""
+        """Return True if the pools would let the gang start once these gangs, and those that are stopping, have
+        ended.
+        """
         for other in (*gone, *self._leaving):
             self._add(other, -1)
         passes = self.gate(gang) is None
@@ -195,7 +197,7 @@ class Book:
         return demand
 
     def _standing(self, running: Sequence[Running], queue: Sequence[Gang]) -> dict[str, int]:
-        """Gangs that cannot be preempted are counted first, then by rank; running before waiting.
+        """Compute the standing. Gangs that cannot be preempted count first, then by rank; running before waiting.
 
         A waiting gang counts with the fewest GPUs that it needs.
 
@@ -220,7 +222,7 @@ class Book:
 
 
 def shown(name: str) -> str:
-    """A pool's name for people."""
+    """Return a pool's name for people."""
     if name in ("", OWN):
         return "the cluster" if not name else "what no pool reserves"
     return f"pool {name.removesuffix(OWN)}"

@@ -1,4 +1,4 @@
-"""How this policy places a gang, whether it could ever run, and where: asked here by every part of a pass."""
+"""How this policy places a gang, and whether and where the gang could ever run. Every part of a pass uses this."""
 
 from __future__ import annotations
 
@@ -40,24 +40,27 @@ class Capacity:
         return self._shapes.setdefault(key, len(self._shapes)) if shape is None else shape
 
     def place(self, index: Index, gang: Gang, locality: Locality | None = None) -> Placement | None:
-        """Where the gang goes on an index, or None. It avoids hosts it failed on, as many as `avoiding` says.
+        """Return the gang's placement on an index; None if there is none. Avoids hosts on which it failed, as
+        `avoiding` says.
 
         Args:
-            locality: in place of the gang's own.
+            locality: instead of the gang's own.
         """
         return self._attempt(index, self.avoiding(gang), locality=locality)
 
     def need(self, index: Index, gang: Gang) -> Need:
-        """The hosts of an index that may serve the gang, by the rules of `place`."""
+        """Return the hosts of an index that may serve the gang, by the rules of `place`."""
         return need_of(index, self.avoiding(gang))
 
     def may_use(self, index: Index, gang: Gang) -> Callable[[int], bool]:
-        """A function that says of a host's number whether the gang may run there, by the rules of `place`."""
+        """Return a function that says whether the gang may run on a host, given by number, by the rules of `place`."""
         need = self.need(index, gang)
         return lambda number: serves(index.kind(number), gang.constraints) and need.admits(number)
 
     def could_hold(self, gang: Gang) -> bool:
-        """Returns True if the fewest GPUs of the gang fit into the empty inventory, hosts it failed on included."""
+        """Return True if the fewest GPUs of the gang fit into the empty inventory, including hosts on which it
+        failed.
+        """
         key = (self.shape(gang), gang.least)
         known = self._holds.get(key)
         if known is None:
@@ -65,7 +68,9 @@ class Capacity:
         return known
 
     def avoiding(self, gang: Gang) -> Gang:
-        """The gang with the hosts that it really avoids: the last it failed on, as many as the inventory can spare."""
+        """Return the gang with the hosts that it really avoids: the last failed ones, as many as the inventory can
+        spare.
+        """
         if not gang.avoid:
             return gang
         key = (self.shape(gang), gang.least)
@@ -86,7 +91,7 @@ class Capacity:
         return gang.avoid[low:]
 
     def refuse(self, index: Index, gang: Gang) -> Refusal:
-        """Why the gang is not placed on an index on which it does not fit."""
+        """Return why the gang does not fit on an index."""
         if not self.could_hold(gang):
             return Refusal(True, Reason.IMPOSSIBLE, self._never(gang))
         lanes = index.lanes(gang.constraints)
@@ -112,7 +117,7 @@ class Capacity:
 
 
 def share_of(lanes: tuple[Lane, ...], gpus: int) -> float:
-    """How much of the largest generation that serves it a gang needs, 0 … 1."""
+    """Return the part of its largest usable generation that a gang needs, 0 … 1."""
     most = max((lane.capacity for lane in lanes), default=0)
     return min(1.0, gpus / most) if most else 1.0
 

@@ -1,4 +1,4 @@
-"""The smallest change that would start a gang now. Each one offered was tried with a pass of its own."""
+"""The smallest change that would start a gang now. Each suggestion was tried with a pass."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Change:
 
 
 def changes_that_start(snapshot: Snapshot, gang: Gang, decisions: Decisions, policy: Policy) -> tuple[Change, ...]:
-    """Every kind of change that would start a waiting gang in a pass now, the smallest first."""
+    """Return every kind of change that would start a waiting gang in a pass now, the smallest first."""
     found: list[Change] = []
     for change, changed in _candidates(snapshot, gang, decisions):
         if change.what == "uncordon" and "," in change.value and any(c.what == "uncordon" for c in found):
@@ -64,7 +64,7 @@ def _with(snapshot: Snapshot, gang: Gang) -> Snapshot:
 
 
 def _fewer_gpus(snapshot: Snapshot, gang: Gang, policy: Policy) -> Change | None:
-    """The most GPUs below what it wants with which it starts; larger gangs are no easier to place."""
+    """Return the largest smaller number of GPUs with which it starts; larger gangs are no easier to place."""
     step = gang.constraints.gpus_per_host or 1
     low, high = 0, max(0, gang.least // step - 1)
     while low < high:
@@ -115,7 +115,7 @@ def _other_constraints(inventory: Inventory, wants: Constraints) -> Iterator[tup
 
 
 def _time_that_is_left(snapshot: Snapshot, gang: Gang, decisions: Decisions) -> float | None:
-    """How long a gang may run so as not to delay the first one that waits for room."""
+    """Return how long a gang may run without a delay for the first gang that waits for room."""
     wait = decisions.waits[gang.id]
     if wait.reason is not Reason.RESERVED or wait.behind is None:
         return None

@@ -1,7 +1,7 @@
-"""What becomes of gangs on hosts that are being drained. Pure.
+"""Decide about gangs on hosts that are being drained. Pure.
 
-A pass asks the gangs that move to stop, a running elastic gang releases the host, and commands print all of it. All of
-them read the same answer.
+A pass stops the gangs that move, a running elastic gang releases the host, and commands print the decision. All use the
+same answer.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Fate = Literal["stops", "shrinks", "moves", "waits", "ends"]
 
 @dataclass(frozen=True)
 class Tenant:
-    """A gang that holds GPUs of a host that is being drained.
+    """A gang that holds GPUs of a draining host.
 
     Attributes:
-        gang: with the GPUs it asked for.
+        gang: with the GPUs that it wants.
         members: where its ranks run, in rank order.
         hosts: the draining hosts on which it holds GPUs.
         may_restart: its recipe allows restarts.
         begun: its containers may exist; before that it has no work to lose.
-        stopping: it is on its way out already.
-        reforms: it cannot release hosts: it is ended, and started again at another size.
+        stopping: it is already stopping.
+        reforms: it cannot release hosts: gpurun stops it, and starts it again at another size.
     """
 
     gang: Gang
@@ -45,14 +45,14 @@ class Tenant:
 
 @dataclass(frozen=True)
 class Departure:
-    """What becomes of one gang.
+    """The decision about one gang.
 
     Attributes:
-        fate: ``stops``: it is ending already; ``shrinks``: it releases the hosts and continues on its others;
+        fate: ``stops``: it is already stopping; ``shrinks``: it releases the hosts and continues on its others;
             ``moves``: it stops and is queued again; ``waits``: the drain waits for its end; ``ends``: the deadline
-            is over, so it is stopped for good.
+            is over, so gpurun stops it for good.
         why: one phrase. For ``waits`` and ``ends``: why it does not move.
-        until_s: for ``waits``: when it is ended; None = never.
+        until_s: for ``waits``: when gpurun stops it; None = never.
     """
 
     gang: str
@@ -69,12 +69,13 @@ def departures(
     tenants: Iterable[Tenant],
     now_s: float,
 ) -> tuple[Departure, ...]:
-    """What becomes of each gang.
+    """Decide about each gang.
 
     Args:
-        unusable: all hosts that get no new gangs, those that are being drained included. A gang moves only if the
-            other hosts could hold it; so nobody stops a gang that could not start again.
-        draining: host → from when on gangs that cannot move are ended; None = they are waited for.
+        unusable: all hosts that get no new gangs, including draining ones. A gang moves only if the other hosts could
+            hold
+            it, so that gpurun stops no gang that could not start again.
+        draining: host → when gangs that cannot move are stopped; None = the drain waits for them.
     """
     empty = Snapshot(inventory, unusable=dict.fromkeys(unusable, "out of use"), now_s=now_s)
     found = []
@@ -89,11 +90,11 @@ def departures(
 
 
 def may_lose(members: Iterable[Grant], hosts: Collection[str], least: int | None) -> bool:
-    """Returns True if an elastic gang can go on without these hosts.
+    """Return True if an elastic gang can continue without these hosts.
 
     Args:
         members: where its ranks run, in rank order. Its launcher is on the first host.
-        least: the fewest GPUs it may have; None = it is not elastic.
+        least: the fewest GPUs that it may have; None = it is not elastic.
     """
     grants = tuple(members)
     if least is None or not grants or grants[0].host in hosts:
@@ -113,7 +114,7 @@ def host_state(host: str, found: Iterable[Departure], *, is_empty: bool) -> str:
 
 
 def in_words(departure: Departure, now_s: float) -> str:
-    """What becomes of a gang, for people; the sentence's subject is the gang."""
+    """Describe the decision for people; the sentence's subject is the gang."""
     match departure.fate:
         case "stops":
             return "is ending"
@@ -142,7 +143,7 @@ def _fate(tenant: Tenant, empty: Snapshot) -> tuple[Fate, str]:
 
 
 def _refused(gang: Gang, empty: Snapshot) -> str | None:
-    """Why the scheduler would not start the gang though nothing else runs or waits; None if it would."""
+    """Return why the scheduler would not start the gang even if nothing else ran or waited; None if it would."""
     try:
         decisions = schedule(replace(empty, queue=(gang.but(kept=None),)))
     except BadInput as error:

@@ -1,7 +1,7 @@
-"""Why a gang waits: read off the decisions of a pass, never guessed a second time.
+"""Explain why a gang waits, from the decisions of the pass.
 
-What the gang met is rebuilt from the snapshot and the starts that came before it; every change that is offered was
-tried with the same `schedule`, and so was the expected start.
+This module rebuilds the state that the gang met from the snapshot and the earlier starts. It tries each suggestion, and
+the expected start, with the same `schedule`.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Explanation:
 
 
 def explain(decisions: Decisions, snapshot: Snapshot, gang_id: str, policy: Policy = DEFAULT) -> Explanation:
-    """Explain what `decisions`, made from `snapshot` under `policy`, mean for one gang."""
+    """Explain the meaning of `decisions`, made from `snapshot` under `policy`, for one gang."""
     for run in snapshot.running:
         if run.gang.id == gang_id:
             text = "is being stopped" if run.stopping else "runs"
@@ -132,7 +132,7 @@ def explain(decisions: Decisions, snapshot: Snapshot, gang_id: str, policy: Poli
 
 
 def places(decisions: Decisions) -> dict[str, int]:
-    """Place in the queue, 1 = first, by gang, in this order; what can never start is in nobody's way and has none."""
+    """Return each gang's place in the queue, 1 = first. Gangs that can never start have no place."""
     waiting = (gang for gang in decisions.order if gang not in decisions.never)
     return {gang: place for place, gang in enumerate(waiting, 1)}
 
@@ -184,7 +184,7 @@ def _group(index: Index, why: str, numbers: list[int]) -> HostGroup:
 
 
 def _met(decisions: Decisions, snapshot: Snapshot, gang_id: str, starts_before: int) -> Index:
-    """What was free when the pass came to the gang: earlier starts and what is kept for others are not."""
+    """Return the free GPUs when the pass came to the gang, without earlier starts and GPUs kept for others."""
     index = Index(snapshot)
     for _, placement in decisions.starts[:starts_before]:
         index.take(index.masks(placement))
@@ -228,7 +228,7 @@ def _pool_use(decisions: Decisions, snapshot: Snapshot, gang: Gang) -> PoolUse |
 
 
 def _expected_start(decisions: Decisions, snapshot: Snapshot, gang: Gang, policy: Policy) -> tuple[float | None, str]:
-    """Pass after pass at the expected ends, as if nothing else happened; else why nobody can know."""
+    """Run pass after pass at the expected ends, as if nothing else happened; or return why the start is unknown."""
     now, capacity = snapshot, arrange(snapshot, policy).capacity
     for _ in range(min(MAX_EVENTS, 1 + MAX_CONSIDERED // len(snapshot.queue))):
         now = carried_out(now, decisions)
@@ -246,7 +246,7 @@ def _expected_start(decisions: Decisions, snapshot: Snapshot, gang: Gang, policy
 
 
 def _unknown(last: Snapshot, decisions: Decisions, gang: Gang, policy: Policy) -> str:
-    """What the start still depends on when nothing more ends by a time limit."""
+    """Return what the start still depends on when no more gangs end by a time limit."""
     arranged = arrange(last, policy)
     may_use = arranged.capacity.may_use(arranged.index, gang)
     number = arranged.index.number

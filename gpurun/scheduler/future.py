@@ -1,4 +1,4 @@
-"""Which GPUs come free when, and what that means for a gang that does not fit now."""
+"""Compute when GPUs become free, and when a gang that does not fit now will fit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpurun.scheduler.model import Decisions, Gang, Kept, Placement, Running, Sn
 
 
 def carried_out(snapshot: Snapshot, decisions: Decisions) -> Snapshot:
-    """The snapshot once the decisions are carried out. A gang that is stopped is not in the queue again."""
+    """Return the snapshot after the decisions. A stopped gang is not in the queue again."""
     started = {gang.id for gang, _ in decisions.starts}
     stopped = {preemption.victim for preemption in decisions.preempts}
     running = [
@@ -37,9 +37,9 @@ class Release:
 
 
 def first_fit(index: Index, gang: Gang, releases: Sequence[Release], attempt: Try) -> tuple[float, Placement] | None:
-    """The earliest release after which the gang fits, and where; None if it does not even after the last.
+    """Return the earliest release after which the gang fits, and its placement; None if there is none.
 
-    Leaves the index as it was. Whoever fits after some releases fits after more, so the search is binary.
+    Leaves the index as it was. A gang that fits after some releases fits after more, so the search is binary.
     """
     ordered = sorted(releases, key=lambda release: (release.at_s, release.gang))
     if index.total_free + sum(mask.bit_count() for r in ordered for _, mask in r.masks) < gang.gpus:

@@ -1,4 +1,4 @@
-"""More GPUs for an elastic gang that runs with fewer than it asked for: beside those it has, or anew. Pure."""
+"""More GPUs for an elastic gang that has fewer than it wants: in addition, or after a restart. Pure."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from gpurun.scheduler.schedule import arrange, schedule
 
 
 def growth(snapshot: Snapshot, gang: Gang, now: Placement, policy: Policy = DEFAULT) -> Placement | None:
-    """What an elastic gang may take besides, on hosts it does not touch yet; None if there is nothing for it.
+    """Return what an elastic gang may take in addition, on hosts that it does not use yet; None if nothing.
 
-    It comes last: it gets no host on which a waiting gang may run, and nothing of a pool for which one waits. Its own
-    racks come before others; its pool's limits hold.
+    Waiting gangs come first: it gets no host on which a waiting gang may run, and nothing of a pool for which a gang
+    waits. Its own racks come before others; its pool's limits apply.
 
     Args:
         snapshot: the gang is among its running ones.
-        gang: with the `gpus` it asked for.
-        now: all it holds, also what it is about to give back.
+        gang: with the `gpus` that it wants.
+        now: all it holds, including what it is about to release.
     """
     wants, step = gang.constraints, gang.step
     missing = (gang.gpus - now.gpus) // step * step
@@ -43,13 +43,13 @@ def growth(snapshot: Snapshot, gang: Gang, now: Placement, policy: Policy = DEFA
 
 
 def regrown(snapshot: Snapshot, gang: Gang, now: Placement, policy: Policy = DEFAULT) -> Placement | None:
-    """Where an elastic gang would run if it were ended and queued now; None unless that is more than it has.
+    """Return the placement that an elastic gang would get if it stopped and was queued now; None unless it is larger.
 
-    It comes last, too: what it would get besides is on no host on which a waiting gang may run.
+    Waiting gangs come first here, too.
 
     Args:
         snapshot: the gang is among its running ones.
-        gang: with the `gpus` it asked for.
+        gang: with the `gpus` that it wants.
         now: what it holds.
     """
     decisions = schedule(snapshot, policy)

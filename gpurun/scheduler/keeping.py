@@ -1,4 +1,4 @@
-"""GPUs that a pass holds for one gang against the others: those kept over passes, and one reservation."""
+"""GPUs that a pass holds for one gang against others: those kept over passes, and one reservation."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ class Hold:
     """GPUs that are held for one gang.
 
     Attributes:
-        free_s: when all of them are expected to be free. Until then a gang that ends before may use them. ENDLESS:
-            nobody knows, so nobody else may use them.
+        free_s: when all of them are expected to be free. Gangs that end before may use them until then. ENDLESS:
+            unknown,
+            so no other gang may use them.
         kept: what the caller stores; None for a reservation, which is for this pass only.
     """
 
@@ -31,7 +32,7 @@ class Hold:
 
 
 class Keeping:
-    """Takes held GPUs out of the index. `undo` gives all of them back.
+    """Removes held GPUs from the index. `undo` restores them.
 
     Attributes:
         holds: gang → what is held for it.
@@ -57,8 +58,8 @@ class Keeping:
     def keep_again(self, queue: Iterable[Gang], running: Sequence[Running], taken: Masks) -> None:
         """Keep what earlier passes kept, except what no longer helps the gang.
 
-        That is a placement on a host that is lost or gone, one with GPUs that somebody else holds now or that are kept
-        for another gang, and one for which gangs should stop that have not been told to: this pass decides again.
+        That is: a placement on a lost or missing host; one with GPUs that another holds now or that are kept for
+        another gang; one for which gangs should stop that were not told yet. This pass decides those again.
         """
         waiting = sorted((gang for gang in queue if gang.kept is not None), key=lambda gang: gang.age)
         if not waiting:
@@ -96,7 +97,7 @@ class Keeping:
         return self.holds.pop(gang, None)
 
     def against(self, gang: Gang) -> tuple[str, ...]:
-        """For whom GPUs are held that this gang may not use, of those whose time is known; the others' never."""
+        """Return the gangs for which GPUs are held that this gang may not use, among holds with a known time."""
         if not self._timed:
             return ()
         known = self._against.get(gang.longest_s)
@@ -118,14 +119,14 @@ class Keeping:
                 self._taken[hold.gang.id] = self.index.hold(hold.masks)
 
     def not_for_others(self, gang: Gang) -> Callable[[Masks], Masks]:
-        """A function that leaves out those of some GPUs that are held for another gang."""
+        """Return a function that removes GPUs that are held for another gang."""
         others = _union(hold.masks for hold in self.holds.values() if hold.gang.id != gang.id)
         if not others:
             return lambda masks: masks
         return lambda masks: [(n, mask & ~others.get(n, 0)) for n, mask in masks]
 
     def undo(self) -> None:
-        """Leave in the index only what really is in use."""
+        """Leave in the index only what is really in use."""
         for masks in self._taken.values():
             self.index.give(masks)
         self._taken.clear()

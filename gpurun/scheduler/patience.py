@@ -1,4 +1,4 @@
-"""Hosts for the oldest gang whose patience is over: what bounds how long a gang can be overtaken."""
+"""Keep hosts for the oldest gang whose patience is over. This limits how long others can overtake a gang."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def set_aside(state: PassState, queue: list[Gang]) -> None:
 
 
 def keep_again(state: PassState, waiting: list[Gang]) -> None:
-    """Before any gang is considered: keep what earlier passes kept, or other hosts where some are lost by now.
+    """Before any gang is considered: keep what earlier passes kept, or other hosts if some were lost.
 
     Args:
-        waiting: the gangs for which they kept some.
+        waiting: the gangs for which hosts were kept.
     """
     state.keep_again(waiting)
     lapsed = (g for g in waiting if g.kept and g.kept.why == "patience" and g.id not in state.keeping.holds)
@@ -43,10 +43,10 @@ def keep_again(state: PassState, waiting: list[Gang]) -> None:
 
 
 def keep_if_oldest(state: PassState, gang: Gang, behind: Iterable[Gang]) -> None:
-    """Keep hosts for a gang whose patience is over and that has just been left waiting, unless an older one is.
+    """Keep hosts for a gang that was left waiting and whose patience is over, unless an older gang's is over, too.
 
     Args:
-        behind: the gangs that this pass has yet to look at.
+        behind: the gangs that this pass has not looked at yet.
     """
     if not state.may_keep:
         return
@@ -58,10 +58,10 @@ def keep_if_oldest(state: PassState, gang: Gang, behind: Iterable[Gang]) -> None
 
 
 def keep_for_the_oldest(state: PassState) -> None:
-    """At the end of a pass: keep hosts for the oldest gang whose patience is over, if for no gang already.
+    """At the end of a pass: keep hosts for the oldest gang whose patience is over, unless some are kept already.
 
-    The oldest gang is served first, not the most important: otherwise a stream of important gangs could overtake it
-    without end. Only a reservation for a gang that is older still comes before it.
+    The oldest gang comes first, not the most important: otherwise a stream of important gangs could overtake it for
+    ever. Only a reservation for an older gang comes before it.
     """
     for gang in sorted(state.overdue, key=lambda gang: gang.age):
         reserved = state.keeping.reservation

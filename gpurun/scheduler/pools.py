@@ -1,14 +1,13 @@
-"""Pools: who may use how much now.
+"""Pools: how many GPUs each may use now.
 
 As in Uber's Peloton (its documentation, "Resource pools" and "Hierarchical max-min fairness"): every pool has a
-reservation, a limit and a share, and gets an entitlement from what its parent is entitled to, in three phases:
+reservation, a limit and a share. It gets an entitlement from its parent's entitlement, in three phases:
 
-1. its demand, up to its reservation;
-2. of the rest, by share among the pools that want more, again and again until nobody does or nothing is left;
-3. what is still left, by share up to the limits.
+1. its demand, up to its reservation; 2. of the rest, by share among the pools that want more, repeated until none does
+or nothing is left; 3. what is still left, by share up to the limits.
 
-What is put directly into a pool that has children, or into no pool at all, goes into an unnamed child with what
-the children leave of the reservation: one rule for the root, for inner pools and for clusters without pools.
+Jobs directly in a pool with children, or in no pool, count as an unnamed child. Its reservation is what the other
+children leave. So one rule covers the root, inner pools and clusters without pools.
 """
 
 from __future__ import annotations

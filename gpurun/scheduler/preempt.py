@@ -1,4 +1,4 @@
-"""Taking back what was lent: which gangs to stop so that one that is entitled to GPUs gets them."""
+"""Preemption: decide which gangs to stop so that a gang gets the GPUs to which it is entitled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_TRIES = 128
 
 
 def cost(running: Running, now_s: float) -> tuple[int, float, float, str]:
-    """How bad it is to stop a gang: lowest priority first, then the newest, then the least work lost."""
+    """Return how bad it is to stop a gang: lowest priority first, then the newest, then the least work lost."""
     saved = running.granted_s if running.checkpoint_s is None else max(running.checkpoint_s, running.granted_s)
     return (running.gang.priority, -running.granted_s, running.gang.gpus * (now_s - saved), running.gang.id)
 
@@ -27,8 +27,8 @@ class Hunt:
     Args:
         lenders: running gangs that may be stopped, each with the GPUs that the gang may have of them.
         attempt: places the gang.
-        fair: whether these may be stopped together.
-        enough: whether the gang would be allowed to start without these, room aside. With more it still is.
+        fair: returns whether these may be stopped together.
+        enough: returns whether the gang's pools would let it start without these.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Hunt:
         self._masks = {running.gang.id: masks for running, masks in lenders}
 
     def victims(self) -> tuple[tuple[Running, ...], Placement] | None:
-        """The fewest and cheapest, whole gangs only, and where the gang then goes; None if nothing helps."""
+        """Return the fewest and cheapest gangs to stop, and the gang's placement then; None if nothing helps."""
         if self._without(self.ranked) is None:
             return None
         singles = ((running,) for running in self.ranked)

@@ -1,6 +1,6 @@
-"""Hosts without GPUs that carry the servers of gangs. Nobody owns them: gangs share them, and a lease only names them.
+"""Hosts without GPUs that run gangs' servers. Gangs share these hosts; a lease only names them.
 
-A gang with servers starts when its GPUs fit and at least one such host can be used.
+A gang with servers starts if its GPUs fit and at least one such host can be used.
 """
 
 from __future__ import annotations

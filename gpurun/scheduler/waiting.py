@@ -1,4 +1,4 @@
-"""What becomes of a gang that does not fit: stop borrowers for it, reserve, keep hosts, or just wait."""
+"""Decide about a gang that does not fit: preempt borrowers, reserve, keep hosts, or wait."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from gpurun.scheduler.state import PassState, some_hosts
 
 
 def barred(state: PassState, gang: Gang, wait: Wait, hold: Hold | None) -> None:
-    """Its pool has no more for it, unless gangs of the pool's own that borrow can be stopped."""
+    """Handle a gang whose pool has no more for it: it waits, unless gangs of the same pool that borrow can be
+    stopped.
+    """
     if not state.could_ever(gang):
         return
     if hold is not None and hold.kept is not None and hold.kept.why == "preemption":
@@ -28,7 +30,7 @@ def barred(state: PassState, gang: Gang, wait: Wait, hold: Hold | None) -> None:
 
 
 def blocked(state: PassState, gang: Gang, hold: Hold | None) -> None:
-    """There is no room for it now."""
+    """Handle a gang for which there is no room now."""
     kept = None if hold is None else hold.kept
     if kept is not None and kept.why == "preemption":
         state.keep(gang, kept)
@@ -66,10 +68,10 @@ def patience_of(state: PassState, gang: Gang) -> float:
 
 
 def keep_soonest(state: PassState, gang: Gang) -> bool:
-    """Keep the hosts that are likely to be free soonest.
+    """Keep the hosts that will probably be free soonest.
 
-    How long a gang still runs is guessed as long as it has run, as durations are heavy-tailed. GPUs that are in use
-    outside of this inventory's jobs count as free last.
+    Guesses that a gang continues for as long as it has run, because durations are heavy-tailed. GPUs in use outside of
+    this inventory's jobs count as free last.
     """
     now_s = state.now_s
     releases = _releases(state, gang, lambda run: min(2 * now_s - run.granted_s, run.free_s(now_s)))

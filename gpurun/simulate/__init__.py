@@ -1,1 +1,1 @@
-"""Replay of a trace through the same scheduler."""
+"""Replay a trace through the same scheduler as `gpurun submit`."""

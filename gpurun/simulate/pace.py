@@ -1,4 +1,4 @@
-"""How much longer a job takes where a replay places it, by a model of how its rate scales. Pure."""
+"""How much longer a job takes on a replay's placement, by the cost model. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpurun.scheduler.model import Placement
 
 
 class PlacementPace:
-    """Takes every job of a trace for one like those measured. Its duration is that on its fewest hosts of one rack.
+    """Treats every job of a trace like the measured jobs. Takes its duration as that on its fewest hosts of one rack.
 
     Args:
         between_racks: the rate of racks' links in the replay, in bit/s; None = as in the samples.

@@ -32,7 +32,7 @@ class Span:
 
 @dataclass
 class Outcome:
-    """What became of one job. `spans` are its attempts; between them it waited."""
+    """The result of one job. `spans` are its attempts; between them it waited."""
 
     job: TraceJob
     spans: list[Span] = field(default_factory=list)

@@ -1,12 +1,12 @@
-"""Who did what: ``audit.jsonl`` in the state directory, one line each, only ever appended.
+"""The audit log: ``audit.jsonl`` in the state directory, one appended line for each action.
 
-What is written is what a person would be asked about: a job submitted, cancelled, granted, preempted, ended or adopted,
-a host cordoned, a damaged lease moved away, the inventory changed. Words of the command line that may be secret are
-left out. A line is one ``write`` to a file opened for appending, so lines of several processes never mix; it is not
-synced, so a power loss may cost the last ones.
+It records who submitted, cancelled, granted, preempted, ended or adopted a job, cordoned a host, discarded a damaged
+lease, or changed the inventory. It leaves out words of the command line that may be secret. A line is one ``write`` to
+a file opened for appending, so lines of several processes never mix. Lines are not synced, so a power loss may lose the
+last ones.
 
-At 10 MiB the file becomes ``audit.1.jsonl`` and a new one begins; the one before that is dropped. In a shared state
-directory only its owner (root) can do so, and does with every `gpurun recover`, as the systemd timer runs it.
+At 10 MiB gpurun renames the file to ``audit.1.jsonl``, dropping the earlier one, and begins a new file. In a shared
+state directory only its owner (root) can do so, at every `gpurun recover`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def older_file(home: Path) -> StatePath:
 
 
 def note(home: Path, what: str, *, job: str | None = None, **fields: object) -> None:
-    """Append one line; `fields` must be JSON values. What cannot be written is not worth stopping for."""
+    """Append one line; `fields` must be JSON values. Ignores a failed write."""
     entry = {
         "time_s": round(time.time(), 3),
         "what": what,
@@ -67,9 +67,10 @@ def note(home: Path, what: str, *, job: str | None = None, **fields: object) -> 
 
 
 def bound(home: Path) -> None:
-    """Begin a new file if this one is full, and this user may. Whoever has it open meanwhile appends to the old one.
+    """Begin a new file if this one is full, and this user may. A process that has the old file open appends to the old
+    one.
 
-    Both names are there at every moment: members of a shared directory's group could not make the file again.
+    Both names exist at every moment, because members of a shared directory's group could not create the file.
     """
     path = audit_file(home)
     with suppress(OSError, StateError):
@@ -137,10 +138,10 @@ def _entry(line: bytes) -> Mapping[str, Any]:
 
 
 def without_secrets(argv: Sequence[str]) -> str:
-    """A command line for others to read: what may be secret is ``***``.
+    """Return a command line for others to read, with ``***`` for what may be secret.
 
-    That is the value of every ``-e`` and of every flag or setting whose name sounds like it, passwords in URLs, and all
-    arguments of a user's own program (after ``--``), of which only the name is kept.
+    That is the value of every ``-e`` and of every flag or setting with a name that suggests a secret, passwords in
+    URLs, and all arguments of a user's own program (after ``--``), of which only the name is kept.
     """
     words = [command_name(argv[:1]), *argv[1:]]
     program: list[str] = []

@@ -1,6 +1,6 @@
 """Locks of files that members of a shared state directory change in turn: cordons, histories of benchmarks.
 
-Every member can hold such a lock, so nobody waits for it without an end.
+Every member can hold such a lock, so no process waits for it without a time-out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Hosts that get no new gangs: cordoned or draining by people, lost or suspect by health checks.
+"""Cordons: hosts that get no new gangs, because people cordoned or drained them, or health checks found a problem.
 
-State, not inventory: it lives in ``$GPURUN_HOME/cordons.json`` with who, when and why, never in the file that
-people keep in git. The deadlines of drains are in ``$GPURUN_HOME/deadlines.json``. A deadline ends jobs. In a shared
-state directory only root can write that file; every member can write the cordons.
+Cordons are state, not inventory: ``$GPURUN_HOME/cordons.json`` has who, when and why. The deadlines of drains are in
+``$GPURUN_HOME/deadlines.json``. A deadline stops jobs. So in a shared state directory only root can write that file,
+while every member can write the cordons.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Cordon:
 
 
 def again(old: Cordon, new: Cordon) -> Cordon:
-    """The cordon of a host that has one already and is given another.
+    """Return the cordon of a host that already has one and gets another.
 
-    A lost host stays lost until its fence or until a person uncordons it. A second drain keeps what the first one said
-    unless it says something else.
+    A lost host stays lost until its fence or until a person uncordons it. A second drain keeps the values of the first
+    unless it sets new ones.
     """
     if old.state == new.state == "draining":
         until_s = old.until_s if new.until_s is None else new.until_s

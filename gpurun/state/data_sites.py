@@ -1,6 +1,6 @@
-"""Which hosts had which data sets when they were last asked: advice, in the user's own cache.
+"""The user's cache of which hosts had which data sets when they were last asked.
 
-Hosts remove sets that nobody uses. So whoever needs a set asks the host, and what the host says replaces what is known.
+Hosts remove unused sets. So code that needs a set asks the host, and the answer replaces the cached one.
 """
 
 from __future__ import annotations

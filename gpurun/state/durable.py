@@ -1,4 +1,4 @@
-"""Files that are whole or absent, whatever crashes: the only way state is written."""
+"""Write files that are complete or absent after a crash: the only way to write state."""
 
 from __future__ import annotations
 
@@ -196,7 +196,9 @@ def remove(path: StatePath) -> None:
 
 
 def set_aside(path: StatePath) -> StatePath:
-    """Rename what is damaged, whatever it is, so that its place is free; its name then. Evidence is never deleted."""
+    """Rename a damaged file or folder, so that its place is free; return the new name. gpurun never deletes
+    evidence.
+    """
     aside = path.sibling(f"{path.name}.damaged-{time.time_ns()}")
     path.rename(aside)
     sync_folder(path.parent)
@@ -228,9 +230,9 @@ def _apply(act: Callable[[int], None], descriptor: int, path: StatePath, done: s
 
 
 def sync_file(path: StatePath) -> None:
-    """fsync a file that was appended to, and its folder: what is in it by now stays.
+    """fsync a file that was appended to, and its folder.
 
-    An absent file has nothing to sync. Neither has something else in its place: gpurun appends only to files.
+    If the path is absent or not a file, there is nothing to sync, because gpurun appends only to files.
 
     Raises:
         StateError: the disk failed, so the last lines may be lost.
@@ -248,13 +250,13 @@ def sync_file(path: StatePath) -> None:
 
 
 def make_folder(folder: StatePath) -> None:
-    """Make a folder and those above it, there after a power loss too. Present is fine.
+    """Create a folder and those above it, durably. Does nothing if it exists.
 
-    One that is present may have been made by somebody who has not synced it yet, or was killed before. Nothing is put
-    in a folder before its own name is durable: what has something in it needs no more.
+    If it exists, another process may have made it without a sync, or been killed before. gpurun puts nothing into a
+    folder before the folder's own name is durable, so a folder with content is durable.
 
     Raises:
-        StateError: it cannot be made, or something else has its name.
+        StateError: it cannot be created, or something else has its name.
     """
     if not folder.parts:
         make_home(folder.home)

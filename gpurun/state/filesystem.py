@@ -1,8 +1,8 @@
-"""Whether the file system under the state directory has locks that lock.
+"""Check that locks work on the state directory's file system.
 
-Every promise about GPUs stands on locks of files (`gpurun.state.lock`): between processes, and between machines if
-several see the directory. So they are tried once per file system and boot, with a second process, and ``locks.json``
-keeps that they work. Mount options that keep locks on one machine are evidence too (nfs(5), mount.cifs(8), fuse(4)).
+Every promise about GPUs depends on locks of files (`gpurun.state.lock`): between processes, and between machines if
+several see the directory. So gpurun tests them once per file system and boot, with a second process, and records the
+result in ``locks.json``. It also rejects mount options that keep locks on one machine (nfs(5), mount.cifs(8), fuse(4)).
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ class _Stamp:
 
 
 def check_locks(home: Path) -> None:
-    """Refuse a state directory whose locks do not lock. One small read when that was found out before.
+    """Refuse a state directory without working locks. Reads one small file if the test was successful before.
 
     Raises:
-        UnsafeState: naming the path, the file system and what to do.
+        UnsafeState: names the path, the file system and what to do.
     """
     try:
         now = _Stamp(home.stat().st_dev, Path("/proc/sys/kernel/random/boot_id").read_text().strip())

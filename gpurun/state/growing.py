@@ -29,7 +29,7 @@ class GrowingFile:
             if not end:  # no line is as long as that: a hole
                 self.offset += len(piece)
             for line in piece[:end].split(b"\n")[:-1]:
-                self.offset += len(line) + 1  # before the next: whoever stops here goes on there
+                self.offset += len(line) + 1  # before the next: a reader that stops here continues there
                 yield line
 
     def _piece(self) -> bytes:

@@ -1,4 +1,4 @@
-"""The id of a state directory: what tells its jobs from those of another user's, or another head node's, on a host."""
+"""The id of a state directory: it distinguishes its jobs on a host from those of other users and head nodes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Identity:
 
 
 def state_id(home: Path) -> str:
-    """The id of a state directory; made when it is asked for the first time, the same for everybody from then on.
+    """Return the id of a state directory; create it when it is first needed.
 
     Raises:
-        StateError: the file is damaged, or this user may not make it.
+        StateError: the file is damaged, or this user may not create it.
     """
     found = known_id(home)
     if found is not None:

@@ -1,9 +1,9 @@
-"""The one kind of lock that gpurun takes on the head: a lock of an open file (``F_OFD_SETLK``, fcntl(2)).
+"""The one kind of lock that gpurun uses on the head: a lock of an open file (``F_OFD_SETLK``, fcntl(2)).
 
-The kernel releases it when the last copy of the descriptor is closed, however its process ends, and a child inherits
-it with the descriptor. Only who may *write* a file can hold its lock, so other users can see whether a supervisor or
-waiter lives but cannot hold that sign of life in its place. (With flock(2), everybody who may read a file can.)
-Looking takes nothing, so it keeps nobody from the lock. On NFS it is a lock of the server's.
+The kernel releases it when the last copy of the descriptor is closed, however its process ends, and a child inherits it
+with the descriptor. Only users who may *write* a file can hold its lock. So other users can see whether a supervisor or
+waiter lives, but cannot hold its lock. (With flock(2), everybody who may read a file can.) A check whether it is held
+takes no lock, so it blocks no other process. On NFS it is a lock of the server's.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def take_within(
 
 
 def release(descriptor: int) -> None:
-    """Let go of the lock; the file stays open."""
+    """Release the lock; the file stays open."""
     fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
 
 

@@ -1,10 +1,10 @@
-"""The user's own cache: results that are slow to make again, kept from one command to the next.
+"""The user's own cache of results that are slow to compute, kept from one command to the next.
 
 A cache only saves time. `read` ignores a file that is missing or damaged, that another user could have written, or that
-gpurun did not write at this very place. `keep` never fails: without a cache everything still works.
+gpurun did not write to exactly this path. `keep` never fails, because everything works without a cache.
 
-People mount `~/.cache` into containers, so a hostile program of the same user may write there. Each file therefore has
-a keyed digest. The key lies outside the cache folder.
+People mount `~/.cache` into containers, so a hostile program of the same user may write there. So each file has a keyed
+digest. The key is outside the cache folder.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Names below the state directory, and the only way to open what they name.
+"""Names below the state directory, and the only way to open them.
 
-Several users write below a shared state directory, so a name there proves nothing: a member can put a link, a pipe or
-another user's file in its place. `StatePath` opens every folder on the way by its descriptor and follows no link.
-It refuses what is not a regular file, and a file that has a second name (a hard link). It is not an `os.PathLike`:
-`open` and `pathlib` do not take one by mistake.
+Several users write below a shared state directory, so a member can put a link, a pipe or another user's file in the
+place of a name. `StatePath` opens every folder on the way by its descriptor and follows no link. It refuses what is not
+a regular file, and a file with a second hard link. It is not an `os.PathLike`, so `open` and `pathlib` do not accept it
+by mistake.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _DISK = {
     errno.ENOSPC: ("the disk of the state directory is full", "free some space there; `df -h {home}` shows how much"),
     errno.EDQUOT: ("your quota on the disk of the state directory is used up", "free some space; `quota -s` shows it"),
     errno.EROFS: ("the file system of the state directory is read-only", "`dmesg | tail` may say why; mount it again"),
-    errno.EIO: ("the disk of the state directory failed", "`dmesg | tail` says more; check the disk before you go on"),
+    errno.EIO: (
+        "the disk of the state directory failed",
+        "`dmesg | tail` says more; check the disk before you continue",
+    ),
 }
 _PROCESS = {
     errno.EMFILE: ("this process has too many open files", "raise the limit: ulimit -n"),
@@ -115,7 +118,7 @@ class StatePath:
             )  # fmt: skip
 
     def open_folder(self) -> int:
-        """A descriptor of the folder, to list it, sync it or go on from there."""
+        """Return a descriptor of the folder, to list it, sync it or open entries below it."""
         with self._in_folder("opened") as folder:
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
             return os.open(self.parts[-1] if self.parts else ".", flags, dir_fd=folder)
@@ -215,7 +218,7 @@ class StatePath:
 
 
 def told(error: OSError, path: StatePath, doing: str) -> StateError:
-    """What went wrong with a file of the state directory, for people: what, why, and what to do next.
+    """Return the error about a file of the state directory, for people: what, why, and what to do next.
 
     Args:
         doing: what failed, as in "cannot be *written*".
@@ -256,7 +259,7 @@ def _in_the_way(path: StatePath) -> tuple[StatePath, os.stat_result] | None:
 
 
 def blame(found: os.stat_result) -> str:
-    """Who owns what lies in the way and when it changed, unless it is this user's own."""
+    """Return the owner and change time of a file that is in the way, unless it is this user's own."""
     if found.st_uid == os.getuid():
         return ""
     return f" ({user_name(found.st_uid)}'s, changed {time.strftime('%F %T', time.localtime(found.st_ctime))})"

@@ -1,10 +1,10 @@
-"""A state directory that several users share: which modes keep them apart, and whether they are so.
+"""Check and set the modes of a state directory that several users share.
 
-Root, or whoever is the administrator, owns the directory and makes everything on its first level, once: a member of
-the group can add, rename and remove nothing there. So all locks that members share are there. Below, each folder is
-one of two kinds. In a *sticky* one everybody puts things of their own, and only their owner (or root) may rename or
-remove them: jobs, leases, the marks of living jobs, waiters' logs, requests. In an *open* one everybody may replace
-everything: cordons and histories. The group can read all files; but for the locks, only their owner writes them.
+Root, or another administrator, owns the directory and creates everything on its first level once; a member of the group
+can add, rename and remove nothing there. So all locks that members share are on this level. Each folder below is of one
+of two kinds. In a *sticky* folder everybody can create files, and only their owner (or root) may rename or remove them:
+jobs, leases, the marks of live jobs, waiters' logs, requests. In an *open* folder everybody may replace everything:
+cordons and histories. The group can read all files; except for the locks, only their owner writes them.
 """
 
 from __future__ import annotations
@@ -46,11 +46,13 @@ def is_shared(home: Path) -> bool:
 
 
 def enter(home: Path) -> None:
-    """What every process does before it writes below `home`: check who may do what there; in a shared one, let the
-    group read what this process writes and nobody else. A directory that does not exist yet is fine.
+    """Check who may write below `home`. Every process calls this before it writes there.
+
+    In a shared directory, files that this process writes become readable for the group and for nobody else. A directory
+    that does not exist yet is fine.
 
     Raises:
-        UnsafeState: the modes or owners are not what keeps users apart; with the command that mends it.
+        UnsafeState: modes or owners do not protect users from each other; names the command that repairs them.
     """
     try:
         found = home.stat()
@@ -76,13 +78,13 @@ def enter(home: Path) -> None:
 
 
 def make_shared(home: Path, gid: int) -> bool:
-    """Make a shared state directory, or mend one. Idempotent.
+    """Create a shared state directory, or repair one. Idempotent.
 
     Returns:
-        Whether the audit log could be made append-only (by root, on a file system that knows how).
+        Whether the audit log could be made append-only (by root, on a file system that supports it).
 
     Raises:
-        BadInput: there is a state directory of one user's, with jobs.
+        BadInput: there is a state directory of one user with jobs.
         StateError: this user may not do it, or the disk is full.
     """
     if home.is_dir() and not is_shared(home) and any(_has_entries(home / name) for name in ("jobs", "leases")):

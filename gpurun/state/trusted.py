@@ -1,4 +1,4 @@
-"""Whether only root can change a file: what root may act on, though another user pointed to it."""
+"""Check whether only root can change a file. Root acts only on such a file, even if another user named it."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def cause_of(
         case "kernel":
             return _of_line(item, host, grants, containers, at_s)
         case "xid":
-            return _xid(at_s, host, int(item["xid"]), f"NVML tells of Xid {item['xid']} on GPU {gpu}", gpu, rank)
+            return _xid(at_s, host, int(item["xid"]), f"NVML reports Xid {item['xid']} on GPU {gpu}", gpu, rank)
         case "lost":
             return Cause(
                 at_s, host, "gpu-lost", f"the GPU is lost: {item['text']}", item["text"], "hardware", True, gpu, rank

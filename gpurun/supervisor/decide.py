@@ -265,7 +265,7 @@ def _is_ready(seen: GangSeen, launcher: ContainerEnd) -> bool:
         return True
     if not seen.has_launchers_log:
         return seen.now_s - max(seen.launcher_line_s, launcher.seen_s) >= LOG_SILENT_S
-    # A host that was just reached may not have told of its ranks yet. Ranks of an older gpurun tell nothing at all.
+    # A host that was just reached may not have reported its ranks yet. Ranks of an older gpurun tell nothing at all.
     are_told = seen.least is not None or not seen.ranks or len({rank.rank for rank in seen.ranks}) >= seen.world
     if are_told and all(rank.code is not None for rank in seen.ranks):
         return waited_s >= EXPLAIN_S if _may_have_gone_with_its_container(seen) else True

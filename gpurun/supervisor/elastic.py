@@ -238,7 +238,7 @@ class Members:
             for host in fenced:
                 job.hardware.pop(host, None)
                 job.events.emit("host", host=host, state="fenced", reason="nothing of the job is left there")
-            with suppress(GpurunError):  # a damaged lease, say: the next pass will tell
+            with suppress(GpurunError):  # for example a damaged lease: the next pass will report it
                 run_pass_and_start(job.home, now_s=job.clock(), environ=os.environ, patience_s=None)
         return unproven
 

@@ -44,7 +44,7 @@ def cluster_of(folder: JobFolder, lease: Lease) -> tuple[Inventory, BadInput | N
         if frozen is None or any(grant.host not in frozen.by_name for grant in lease.grants):
             raise StateUnavailable(
                 f"its inventory cannot be loaded: {error.message}", where=error.where, job=lease.job,
-                hint="correct the inventory; any gpurun command goes on with the job then",
+                hint="correct the inventory; then any gpurun command continues the job",
             ) from error  # fmt: skip
         return as_granted(frozen, lease), error
     return as_granted(inventory, lease), None

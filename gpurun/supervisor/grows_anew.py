@@ -43,7 +43,7 @@ class GrowsAnew:
                 if self._is_time() and self._ask():
                     return
                 told = ""
-            except GpurunError as error:  # a damaged lease, say: it is tried again, and said once
+            except GpurunError as error:  # for example a damaged lease: tried again, reported once
                 if str(error) != told:
                     self._job.note(f"it cannot grow yet: {error}")
                 told = str(error)

@@ -51,7 +51,7 @@ class HangWatch:
         if min(ages) < limit if ages else not self._is_idle(limit):
             return None
         behind = _furthest_behind(said.ok, self._job.seating)
-        return f"no rank has printed, told of progress or used its GPU for {limit:g} s{behind}"
+        return f"no rank has printed, reported progress or used its GPU for {limit:g} s{behind}"
 
     def _not_heard(self) -> None:
         self._heard_s = self._busy_s = time.monotonic()

@@ -75,4 +75,4 @@ class _Ear:
         with self._lock:
             if not self._closed.is_set():
                 self.request = request
-                self._links.cut(self._job.hosts, "the gang is to give way")
+                self._links.cut(self._job.hosts, "the gang must stop")

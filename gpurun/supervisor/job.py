@@ -83,7 +83,7 @@ class SupervisedJob:
         if problem is None:
             freeze(self.folder, inventory, self.lease)
         else:
-            self.note(f"the inventory cannot be loaded ({problem.message}); the gang goes on with the hosts it has")
+            self.note(f"the inventory cannot be loaded ({problem.message}); the gang continues with the hosts it has")
         return inventory
 
     @cached_property
@@ -254,7 +254,7 @@ class SupervisedJob:
         if self.leases.restore(self.lease.job):
             self.note("somebody removed its lease; gpurun restored it, because only a fence frees GPUs")
         if self._must_look(self.folder.cancel_request()):
-            with suppress(GpurunError):  # a damaged lease, say: not this job's fault, and it will be asked again
+            with suppress(GpurunError):  # for example a damaged lease: not this job's fault, and tried again later
                 run_pass_and_start(self.home, now_s=self.clock(), environ=os.environ, patience_s=None)
         return self.folder.cancel_request()
 

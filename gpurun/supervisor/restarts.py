@@ -18,7 +18,7 @@ FIRST_S = 3.0
 LONGEST_S = 300.0
 JITTER = 0.25
 LONG_ENOUGH_S = 600.0
-"""A job whose ranks do not tell of their progress counts as having made some if it has run for this long."""
+"""If a job's ranks do not report progress, the job counts as having made progress after this time."""
 
 MOST_FRUITLESS = 5
 """So many attempts in a row that achieve nothing end a gang that is formed again."""

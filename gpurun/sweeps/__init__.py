@@ -1,7 +1,7 @@
 """Sweeps: one recipe over a set of parameters. Each point is a trial, and each trial a job.
 
-`space` says what points there are, `search` which come next (by Optuna, where it must be guessed), `trials` what
-became of each, `judge` what a job's end means. `store` keeps all of it in ``sweeps/ID``; the `conductor` is a small
-process, one for each sweep, that asks for points, submits their jobs and reads what they report. It may die at any
-moment: the journal says how far it was, and the next command starts it again.
+`space` defines the points, `search` chooses the next ones (with Optuna, if it must guess), `trials` has the results,
+and `judge` interprets a job's end. `store` keeps everything in ``sweeps/ID``. The `conductor`, a small process for each
+sweep, chooses points, submits their jobs and reads their reports. It may die at any moment: the journal has its
+progress, and the next command starts a new one.
 """

@@ -1,4 +1,4 @@
-"""``python -m gpurun.sweeps ID LOCK``: carry a sweep, holding the inherited lock."""
+"""``python -m gpurun.sweeps ID LOCK``: run a sweep, holding the inherited lock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpurun.sweeps.store import SweepStore
 
 
 def main(argv: list[str]) -> int:
-    """Carry the sweep to its end; 1 if it cannot be carried at all."""
+    """Run the sweep to its end; return 1 if it cannot run at all."""
     faults.arm("conductor")
     name, descriptor = argv[0], int(argv[1])
     os.set_inheritable(descriptor, False)

@@ -1,8 +1,8 @@
 """The process of one sweep: ``python -m gpurun.sweeps ID``.
 
-It asks for points, submits their jobs, reads what they report, ends those that are not worth going on with, and notes
-what became of each. All that it knows is in the journal and in the jobs. So it may be killed at any moment: the next
-one reads the journal, and submits a job only if there is none of that id.
+It chooses points, submits their jobs, reads their reports, stops weak trials, and records the results. The journal and
+the jobs hold all its knowledge, so it may be killed at any moment. A new conductor reads the journal, and submits a job
+only if no job has its id.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BY = "its sweep"
 
 
 class Conductor:
-    """One sweep while it is carried. Its user holds the sweep's lock.
+    """One running sweep. The caller holds the sweep's lock.
 
     Raises:
         BadInput: the sweep needs Optuna, which is not installed.
@@ -61,7 +61,7 @@ class Conductor:
         self._room = 1
 
     def run(self) -> None:
-        """Carry the sweep to its end."""
+        """Run the sweep to its end."""
         wait_s = 0.0
         while True:
             time.sleep(wait_s)
@@ -75,7 +75,7 @@ class Conductor:
                 wait_s = RETRY_S
 
     def step(self) -> bool:
-        """Do what is to be done now; whether the sweep is done."""
+        """Do the next steps; return whether the sweep is done."""
         live = set(self._store.live_ids())
         is_stopped = self._folder.stop.exists()
         self._read_reports()
@@ -93,7 +93,7 @@ class Conductor:
         return True
 
     def _add(self, entries: Sequence[JournalEntry], *, is_safe: bool = True) -> list[JournalEntry]:
-        """Note entries; those of them that call for a trial's early end."""
+        """Add entries to the journal; return those that require a trial's early stop."""
         self._journal.add(*entries, is_safe=is_safe)
         losers = []
         for entry in entries:
@@ -162,7 +162,7 @@ class Conductor:
         return self._store.get(job).path.exists()
 
     def _ask(self) -> None:
-        """Give a job to trials that have none, and ask for more points, as many as there is room for."""
+        """Give a job to trials without one, and choose as many new points as there is space for."""
         room = self._free() - sum(1 for trial in self._trials.unended() if trial.job)
         for number, point in islice(self._to_ask(), max(0, min(room, MOST_AT_ONCE))):
             asked = JournalEntry("asked", time.time(), number, job=self._store.new_id(), parameters=point)
@@ -214,7 +214,7 @@ class Conductor:
                 self._cancel(trial, trial.stopping)
 
     def _end_all(self) -> None:
-        """The sweep is to stop: its jobs are cancelled; trials without one end now."""
+        """Stop the sweep: cancel its jobs, and end trials without a job now."""
         now_s = time.time()
         idle = [trial for trial in self._trials.unended() if not trial.job or not self._exists(trial.job)]
         if idle:

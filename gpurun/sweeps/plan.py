@@ -1,4 +1,4 @@
-"""What a sweep is, decided at its submission and never changed. Pure."""
+"""The plan of a sweep. It never changes after the submission. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Metric:
 class Asha:
     """Asynchronous successive halving: Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020.
 
-    At step `least`, and at each step `factor` times the one before, a trial goes on only if it is among the best
+    At step `least`, and at each step `factor` times the one before, a trial continues only if it is among the best
     1/`factor` of those that have come so far.
     """
 

@@ -29,7 +29,7 @@ class MetricTail:
     def new(self) -> Iterator[tuple[int, float | None]]:
         """Steps, each higher than the one before, and their values; None for what is not a finite number.
 
-        An attempt that begins anew tells of steps that are known: those are passed over.
+        A restarted attempt repeats steps that are already known; these are skipped.
         """
         for report in self._tail.new_reports():
             value = report.metrics.get(self._metric)

@@ -1,7 +1,7 @@
-"""Which point comes next, and which trials are stopped early.
+"""Choose the next point, and decide which trials to stop early.
 
-A grid that stops nothing early needs nothing. All else is Optuna's (`gpurun.sweeps.study`), an extra:
-``pip install 'gpurun[sweep]'``.
+A grid without early stops needs no library. Everything else uses Optuna (`gpurun.sweeps.study`), an extra: ``pip
+install 'gpurun[sweep]'``.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from gpurun.sweeps.trials import JournalEntry
 
 
 class Searcher(Protocol):
-    """Asked for points, and told of trials in the order of the journal."""
+    """Returns points, and processes trials in the order of the journal."""
 
     def next_point(self, number: int) -> Mapping[str, Value]:
         """The parameters of trial `number`, the next one."""
         ...
 
     def take(self, entry: JournalEntry) -> bool:
-        """Go on by one entry, also by one of an earlier conductor; whether a report calls for the trial's early end."""
+        """Process one entry, also of an earlier conductor; return whether a report requires the trial's early stop."""
         ...
 
 

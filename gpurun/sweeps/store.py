@@ -151,7 +151,7 @@ class SweepStore:
         """Store a new sweep: whole, or not at all.
 
         Raises:
-            StateError: it cannot be written, for want of disk say.
+            StateError: it cannot be written, for example because the disk is full.
         """
         durable.make_folder(self.folder)
         name = f"s-{secrets.token_hex(4)}"

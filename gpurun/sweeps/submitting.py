@@ -1,4 +1,4 @@
-"""A sweep is stored, and begins; one that was stopped begins again."""
+"""Store a new sweep and start it; restart a stopped one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def submit_sweep(
 
 
 def reopen(folder: SweepFolder, *, also_failed: bool) -> int:
-    """Let a sweep that has ended go on; how many trials run again.
+    """Continue an ended sweep; return how many trials run again.
 
     Raises:
         BadInput: its conductor lives, or nothing is left to do.

@@ -1,4 +1,4 @@
-"""What became of each trial: the fold of a sweep's journal. Pure."""
+"""The state of each trial, computed from a sweep's journal. Pure."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Trial:
 
 
 class Trials:
-    """All trials of a sweep, by number, as its journal tells of them."""
+    """All trials of a sweep, by number, from its journal."""
 
     def __init__(self, entries: Iterable[JournalEntry] = ()) -> None:
         self.by_number: dict[int, Trial] = {}
@@ -69,7 +69,7 @@ class Trials:
             self.take(entry)
 
     def take(self, entry: JournalEntry) -> None:
-        """Go on by one entry. An entry of a trial that nobody has asked for says nothing."""
+        """Process one entry. Ignores an entry of an unknown trial."""
         trial = self.by_number.get(entry.trial)
         if entry.kind == "asked":
             self.by_number[entry.trial] = Trial(entry.trial, entry.parameters, entry.job, entry.at_s)

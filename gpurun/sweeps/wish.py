@@ -1,4 +1,4 @@
-"""What a person asks for, in a recipe's ``sweep:`` or by flags, becomes a plan. Pure."""
+"""Turn a recipe's ``sweep:`` or flags into a plan. Pure."""
 
 from __future__ import annotations
 
