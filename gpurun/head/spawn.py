@@ -42,8 +42,14 @@ def run_pass_and_start(
     return done
 
 
+ADOPTED_AT_ONCE = 8
+"""Hundreds of supervisors that start at one moment leave the head no memory and no CPU."""
+
+
 def adopt_orphans(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Start a supervisor for every lease of this user without one; return their jobs' ids. Idempotent and quick.
+    """Start supervisors for leases of this user without one; return their jobs' ids. Idempotent and quick.
+
+    It starts `ADOPTED_AT_ONCE` of them. Each of these, once it runs, starts the next one (`adopt_next`).
 
     If a supervisor dies, the next command replaces it. If it dies after it released the GPUs and before it wrote the
     job's outcome, the job is stopping without a lease; this function writes its outcome.
@@ -51,18 +57,33 @@ def adopt_orphans(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
     live, problems = live_jobs(home)
     jobs = _own(home, live, problems)
     restore_removed(home, [job.record for job in jobs])
-    adopted = []
-    for lease, lock in LeaseStore(home).take_orphans(os.getuid()):
+    adopted = _adopt(home, environ, most=ADOPTED_AT_ONCE)
+    finish_interrupted(home, jobs)
+    return (*adopted, *adopt_found(home, claims_to_adopt(home, [job.record for job in live]), environ))
+
+
+def adopt_next(home: Path, environ: Mapping[str, str], name: str) -> None:
+    """Start a supervisor for the first orphan behind the lease `name`.
+
+    Each goes on from its own lease: so nobody starts a supervisor twice that ends at once, such as for a damaged job.
+    """
+    _adopt(home, environ, most=1, after=name)
+
+
+def _adopt(home: Path, environ: Mapping[str, str], *, most: int, after: str = "") -> list[str]:
+    adopted = list[str]()
+    for lease, lock in LeaseStore(home).take_orphans(os.getuid(), after=after):
         try:
             check_lease(home, lease)
-            start_supervisor(home, lease, lock, environ)
+            start_supervisor(home, lease, lock, environ, adopts=True)
         except (FileNotFoundError, StateError):  # forged, or its job's folder is gone or damaged: the GPUs stay taken
             lock.close()
         else:
             audit.note(home, "adopt", job=lease.job)
             adopted.append(lease.job)
-    finish_interrupted(home, jobs)
-    return (*adopted, *adopt_found(home, claims_to_adopt(home, [job.record for job in live]), environ))
+            if len(adopted) == most:
+                break
+    return adopted
 
 
 def adopt_found(home: Path, claims: Iterable[FoundClaim], environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -151,13 +172,26 @@ def _is_over(store: JobStore, leases: LeaseStore, record: JobRecord) -> bool:
     return record.state is not State.QUEUED or (request is not None and request.kind == "cancel")
 
 
-def start_supervisor(home: Path, lease: Lease, lock: LeaseLock, environ: Mapping[str, str]) -> None:
-    """Start the supervisor of a leased job. It inherits the lock, so the lock is never free in between."""
+def start_supervisor(
+    home: Path, lease: Lease, lock: LeaseLock, environ: Mapping[str, str], *, adopts: bool = False
+) -> None:
+    """Start the supervisor of a leased job. It inherits the lock, so the lock is never free in between.
+
+    Args:
+        adopts: there may be more orphans; it starts the next one's supervisor before its own work.
+    """
     faults.point()
     log = _log_of(JobStore(home).get(lease.job), needed=not lease.lost)
     try:
         subprocess.Popen(
-            [sys.executable, "-m", "gpurun.supervisor", lock.path.name.removesuffix(".json"), str(lock.descriptor)],
+            [
+                sys.executable,
+                "-m",
+                "gpurun.supervisor",
+                lock.path.name.removesuffix(".json"),
+                str(lock.descriptor),
+                *(["adopts"] if adopts else []),
+            ],
             env={**environ, "GPURUN_HOME": str(home)},
             stdin=subprocess.DEVNULL,
             stdout=log,

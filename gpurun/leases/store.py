@@ -248,10 +248,15 @@ class LeaseStore:
             durable.sync_folder(self.folder)
         return LeaseLock(lock.descriptor, path)
 
-    def take_orphans(self, uid: int) -> Iterator[tuple[Lease, LeaseLock]]:
-        """Lock every lease of a user without a supervisor, one after the other, each under its proper name."""
-        for lease in self.read_all().leases:
-            lock = self._take_orphan(lease) if lease.owner_uid == uid else None
+    def take_orphans(self, uid: int, after: str = "") -> Iterator[tuple[Lease, LeaseLock]]:
+        """Lock every lease of a user without a supervisor, in the order of names, each under its proper name.
+
+        Args:
+            after: only leases whose names come after this one.
+        """
+        for lease in sorted(self.read_all().leases, key=lambda lease: lease.name):
+            is_wanted = lease.owner_uid == uid and lease.name > after
+            lock = self._take_orphan(lease) if is_wanted else None
             if lock is None:
                 continue
             if lock.path != self.path(lease.name):

@@ -1,4 +1,4 @@
-"""``python -m gpurun.supervisor LEASE LOCK_FD``: the process behind one lease, as a rule a running job's.
+"""``python -m gpurun.supervisor LEASE LOCK_FD [adopts]``: the process behind one lease, as a rule a running job's.
 
 Started by `gpurun.head.spawn` with the lease's lock as an open descriptor; not meant to be typed.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpurun import faults
 from gpurun.errors import GpurunError, StateError
-from gpurun.head.spawn import run_pass_and_start
+from gpurun.head.spawn import adopt_next, run_pass_and_start
 from gpurun.head.waiter import ensure_waiter
 from gpurun.history.collect import collect
 from gpurun.jobs.states import State
@@ -42,6 +42,8 @@ def main(argv: list[str]) -> int:
         lease = leases.read(name)
         if lease is None:
             raise StateError("its lease is gone", job=name)
+        if "adopts" in argv[2:]:
+            adopt_next(home, os.environ, lease.name)
         _carry(home, lease, LeaseLock(descriptor, leases.path(name)))
     except GpurunError as error:
         print(error, file=sys.stderr)  # noqa: T201

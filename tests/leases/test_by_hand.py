@@ -61,7 +61,7 @@ def running(home, inventory):
 @pytest.fixture
 def started(monkeypatch):
     names = []
-    monkeypatch.setattr("gpurun.head.spawn.start_supervisor", lambda home, lease, *_: names.append(lease.name))
+    monkeypatch.setattr("gpurun.head.spawn.start_supervisor", lambda home, lease, *_, **__: names.append(lease.name))
     return names
 
 

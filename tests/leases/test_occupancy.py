@@ -320,7 +320,7 @@ class TestARemovedLeaseFile:
         finish_interrupted(home, own_jobs(home))
         assert folder.record().state is State.PREPARING, "it has not been fenced"
         started = []
-        monkeypatch.setattr("gpurun.head.spawn.start_supervisor", lambda home, lease, *_: started.append(lease))
+        monkeypatch.setattr("gpurun.head.spawn.start_supervisor", lambda home, lease, *_, **__: started.append(lease))
         assert adopt_orphans(home, {}) == (folder.id,)
         assert started == [lease]
 

@@ -175,7 +175,7 @@ class _Boot:
 
     # --- what the first commands do
 
-    def start(self, home: Path, lease: object, lock: LeaseLock, _environ: object) -> None:
+    def start(self, home: Path, lease: object, lock: LeaseLock, _environ: object, **_: object) -> None:
         try:
             power_hosts.carry(self.world, home, lease, lock)  # type: ignore[arg-type]
         except OSError:  # who adopts takes it for a job whose folder is gone

@@ -60,7 +60,7 @@ class Start:
     def __init__(self, world: power_hosts.World, chance: random.Random) -> None:
         self.world, self.chance = world, chance
 
-    def __call__(self, home: Path, lease: Lease, lock: LeaseLock, _environ: object) -> None:
+    def __call__(self, home: Path, lease: Lease, lock: LeaseLock, _environ: object, **_: object) -> None:
         dies_at = self.chance.randint(1, 40) if self.chance.random() < DIES else 0
         if os.fork():
             lock.close()

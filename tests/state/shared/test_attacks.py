@@ -186,7 +186,7 @@ lease = leases.read("{job}")
 leases.grant(replace(lease, job="j-0000000f"), Occupancy())
 """
     assert bob.python(PRELUDE + forge) == ""
-    adopt = PRELUDE + "from gpurun.head import spawn\nspawn.start_supervisor = lambda *a: None\n"
+    adopt = PRELUDE + "from gpurun.head import spawn\nspawn.start_supervisor = lambda *a, **k: None\n"
     assert alice.python(adopt + "print(spawn.adopt_orphans(home, {}))") == f"('{job}',)"
 
 
