@@ -1,7 +1,5 @@
-"""A document as rows of tokens: a row is what the library writes on one line, and has a name that stays.
-
-A row is named by the keys that lead to it, a token by its row and what it is there for. So the same row, and the
-same token, is found again in a text where something else was changed, added or taken away.
+"""A document as rows of tokens. A row is what the YAML library writes on one line; its name does not change with
+edits.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def solve(lower: Matrix, right: Sequence[float]) -> Vector:
 
 
 def inverse(matrix: Matrix) -> Matrix:
-    """The inverse of a positive definite matrix."""
+    """Return the inverse of a positive definite matrix."""
     lower = cholesky(matrix)
     size = len(matrix)
     columns = [solve(lower, [float(row == at) for row in range(size)]) for at in range(size)]

@@ -37,20 +37,20 @@ Score = tuple[int, int, Fit, tuple[int, int, list[int]], int, Chosen]
 
 
 def place(snapshot: Snapshot, gang: Gang) -> Placement | Refusal:
-    """The best placement of a gang on what is free now, or why there is none.
+    """Return the best placement of a gang on what is free now, or why there is none.
 
-    Pools and the queue are `gpurun.scheduler.schedule`'s business, not looked at here.
+    Ignores pools and the queue, which `gpurun.scheduler.schedule` handles.
     """
     index, capacity = Index(snapshot), Capacity(snapshot.inventory, try_place)
     return capacity.place(index, gang) or capacity.refuse(index, gang)
 
 
 def try_place(index: Index, gang: Gang, *, avoid: bool = True, locality: Locality | None = None) -> Placement | None:
-    """The best placement on what is free in the index, or None. Changes nothing.
+    """Return the best placement on what is free in the index, or None. Changes nothing.
 
     Args:
-        avoid: leave out the hosts the gang failed on before.
-        locality: in place of the gang's own.
+        avoid: leave out the hosts on which the gang failed before.
+        locality: instead of the gang's own.
     """
     need = need_of(index, gang, avoid=avoid, locality=locality)
     lanes = index.lanes(gang.constraints)

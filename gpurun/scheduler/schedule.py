@@ -1,9 +1,8 @@
-"""One pass: order the queue, place what fits, say why the rest waits.
+"""One pass: order the queue, place what fits, explain why the rest waits.
 
-docs/scheduler.md draws it. For each gang in order: does its pool allow it; does it fit; if not, may gangs on
-borrowed GPUs be stopped for it; if not, the first one that waits for room is protected from those behind it by a
-reservation at its expected start, where time limits give one. At the end of the pass hosts are kept for the oldest
-gang that has been overtaken for long enough.
+docs/scheduler.md draws it. For each gang in order: Does its pool allow it? Does it fit? If not, may gangs on borrowed
+GPUs be preempted for it? If not, the first gang that waits for room gets a reservation at its expected start, if time
+limits give one. At the end of the pass, hosts are kept for the oldest gang that others have overtaken for long enough.
 """
 
 from __future__ import annotations

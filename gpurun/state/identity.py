@@ -18,7 +18,7 @@ _ID = re.compile(r"[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class Identity:
-    """What the file holds."""
+    """The content of ``identity.json``."""
 
     id: str
 

@@ -33,7 +33,7 @@ MOST_LOG_BYTES = 1 << 20
 
 
 class SweepFolder:
-    """One sweep's files. Cheap to make; nothing is read until asked for."""
+    """One sweep's files. Creating this object reads nothing."""
 
     def __init__(self, path: StatePath) -> None:
         self.path = path
@@ -46,7 +46,7 @@ class SweepFolder:
         self._trouble = path / "trouble"
 
     def is_mine(self) -> bool:
-        """Whether this user, and nobody else, can have written it."""
+        """Return whether only this user can have written it."""
         try:
             found = self.path.stat()
         except (FileNotFoundError, StateError):
@@ -54,7 +54,7 @@ class SweepFolder:
         return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
     def plan(self) -> SweepPlan:
-        """What the sweep is. Raises StateError if it is damaged or missing."""
+        """Read the sweep's plan. Raises StateError if it is damaged or missing."""
         path = self.path / "plan.json"
         try:
             return durable.read_record(path, SweepPlan)
@@ -62,7 +62,7 @@ class SweepFolder:
             raise StateError("is missing", where=str(path)) from error
 
     def entries(self) -> Iterator[JournalEntry]:
-        """The whole lines of the journal, in order; a damaged one is passed over."""
+        """Yield the complete lines of the journal, in order; skips damaged ones."""
         decoder = msgspec.json.Decoder(ready(JournalEntry))
         for line in GrowingFile(self.journal).lines():
             with suppress(msgspec.MsgspecError, ValueError):
@@ -73,7 +73,7 @@ class SweepFolder:
         return Trials(self.entries())
 
     def trouble(self) -> str:
-        """What keeps the sweep from going on; "" if nothing does."""
+        """Return what prevents the sweep's progress; "" if nothing does."""
         try:
             return self._trouble.read_text()
         except (FileNotFoundError, StateError, ValueError):
@@ -86,7 +86,7 @@ class SweepFolder:
                 durable.write_bytes(self._trouble, trouble.encode())
 
     def take_lock(self) -> int | None:
-        """Take the lock that says that the sweep's conductor lives: its descriptor; None if it does."""
+        """Take the lock that shows that the sweep's conductor lives; return its descriptor, or None if it lives."""
         descriptor = self.log.open_file(os.O_RDWR | os.O_CREAT)
         if not lock.try_take(descriptor):
             os.close(descriptor)
