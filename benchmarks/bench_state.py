@@ -33,6 +33,7 @@ from gpurun.inventory.load import load
 from gpurun.jobs.spec import Constraints, JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases import allocate
+from gpurun.leases.look import look
 from gpurun.leases.waiters import take_waiter_lock
 
 GENERATIONS = ("hopper", "volta", "pascal")
@@ -175,7 +176,7 @@ def split(state: State) -> Mapping[str, float]:
     with mock.patch.object(allocate, "schedule", schedule):
         whole = median_cpu(state.run_pass)
     decided = statistics.median(scheduled)
-    read = median_cpu(lambda: allocate.look(state.home, now_s=time.time()))
+    read = median_cpu(lambda: look(state.home, now_s=time.time()))
     return {"pass": whole, "read": read, "schedule": decided, "commit": max(0.0, whole - read - decided)}
 
 

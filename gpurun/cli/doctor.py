@@ -109,7 +109,7 @@ def examine(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> tup
 
 def _carried(state: Path) -> set[tuple[str, int]]:
     """The attempts that have a lease here. A damaged lease is named by other commands."""
-    from gpurun.leases.allocate import look
+    from gpurun.leases.look import look
 
     view = look(state, now_s=time.time(), despite_damage=True)
     return {(lease.job, lease.attempt) for lease in view.leases}

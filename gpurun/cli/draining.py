@@ -103,8 +103,8 @@ def _have_them_ended(home: Path) -> None:
 
 
 def _look(found: Cluster, names: Sequence[str]) -> tuple[View, tuple[Departure, ...]]:
-    from gpurun.leases.allocate import look
     from gpurun.leases.cluster import Cluster
+    from gpurun.leases.look import look
 
     view = look(found.home, now_s=time.time())
     return view, Cluster(found.inventory, found.home).departures(view, names)

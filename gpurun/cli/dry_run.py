@@ -14,7 +14,8 @@ from gpurun.cli.printing import print_json, printable
 from gpurun.cli.why import print_explanation
 from gpurun.head.wish import NO_JOB
 from gpurun.launch.plan import HostPlan, Plan, make_plan
-from gpurun.leases.allocate import SSH_PORTS, look, snapshot
+from gpurun.leases.allocate import SSH_PORTS, snapshot
+from gpurun.leases.look import look
 from gpurun.node.claim_rules import Claimant
 from gpurun.scheduler.explain import explain
 from gpurun.scheduler.gangs import new_gang

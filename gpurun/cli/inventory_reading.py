@@ -94,7 +94,7 @@ def _states(found: Cluster) -> dict[str, tuple[str, str]]:
         return {}
     import time
 
-    from gpurun.leases.allocate import look
+    from gpurun.leases.look import look
 
     rows = found.rows(look(found.home, now_s=time.time(), despite_damage=True))
     return {row.host.name: (row.state, row.shown) for row in rows if row.shown != row.state or row.state == "drained"}

@@ -99,7 +99,7 @@ def status(
 
 def _leased(inventory: Inventory, store: JobStore) -> dict[str, dict[int, str]]:
     """Host → GPU → job, for the hosts of this inventory."""
-    from gpurun.leases.allocate import look
+    from gpurun.leases.look import look
 
     occupancy = look(store.home, now_s=time.time(), despite_damage=True).occupancy
     by_host = {host.name: occupancy.on(host) for host in inventory.hosts}

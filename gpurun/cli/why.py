@@ -58,8 +58,8 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
 
 def _drained(job: str) -> str:
     """What becomes of a job on hosts that are being drained; "" if it is on none."""
-    from gpurun.leases.allocate import loaded, look
     from gpurun.leases.draining import departures_of
+    from gpurun.leases.look import loaded, look
     from gpurun.scheduler.drain import in_words
     from gpurun.state.home import home
 

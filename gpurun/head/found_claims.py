@@ -22,9 +22,9 @@ from gpurun.jobs.record import GpuHolder, JobRecord
 from gpurun.jobs.spec import Grant
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import look
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.lease import Lease, machines_of, places_of
+from gpurun.leases.look import look
 from gpurun.leases.refusals import FORGET_S
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.state import audit

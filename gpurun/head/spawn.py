@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpurun import faults
 from gpurun.errors import StateError
@@ -19,11 +20,13 @@ from gpurun.jobs.live import LiveJob
 from gpurun.jobs.record import JobRecord
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, end_queued_job, finish
-from gpurun.leases.allocate import Pass, run_pass
 from gpurun.leases.allocator import PATIENCE_S, allocator_lock
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.state import audit
+
+if TYPE_CHECKING:
+    from gpurun.leases.allocate import Pass
 
 
 def run_pass_and_start(
@@ -34,6 +37,8 @@ def run_pass_and_start(
     Raises:
         StateError: as `run_pass`.
     """
+    from gpurun.leases.allocate import run_pass  # noqa: PLC0415 (the whole scheduler, and rarely needed)
+
     done = run_pass(home, now_s=now_s, patience_s=patience_s)
     faults.point()
     for lease, lock in done.granted:

@@ -26,8 +26,8 @@ from gpurun.jobs.origin import Origin
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import refuse_while_damaged
 from gpurun.leases.allocator import allocator_lock
+from gpurun.leases.look import refuse_while_damaged
 from gpurun.leases.store import LeaseStore
 from gpurun.state import audit
 from gpurun.state.shared import enter

@@ -15,19 +15,22 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpurun import faults
 from gpurun.errors import GpurunError
 from gpurun.head.spawn import adopt_orphans, run_pass_and_start
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import Pass
 from gpurun.leases.refusals import next_try_s
 from gpurun.leases.waiters import take_waiter_lock, waiter_lives
 from gpurun.state import lock
 from gpurun.state.cordons import cordons_file
 from gpurun.state.path import StatePath
 from gpurun.state.shared import enter
+
+if TYPE_CHECKING:
+    from gpurun.leases.allocate import Pass
 
 TICK_S = 0.5
 PASS_EVERY_S = 15.0

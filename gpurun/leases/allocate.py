@@ -14,13 +14,12 @@ pass understands the state (see `mark_granted`).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
 from gpurun.errors import BadInput, GpurunError, StateError
-from gpurun.inventory.load import load
 from gpurun.inventory.model import Inventory
 from gpurun.jobs.live import LiveJob
 from gpurun.jobs.record import CancelRequest, JobRecord, Kept
@@ -29,22 +28,17 @@ from gpurun.jobs.store import JobStore
 from gpurun.leases.allocator import PATIENCE_S, allocator_lock
 from gpurun.leases.asking import ask_to_give_way
 from gpurun.leases.draining import departures_of, is_drain_over, wanted_request
-from gpurun.leases.lease import Holdings, Lease, machines_of, places_of
-from gpurun.leases.occupancy import Occupancy
+from gpurun.leases.lease import Lease, machines_of, places_of
+from gpurun.leases.look import at_inventory, loaded, look
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.leases.view import View, place_of
-from gpurun.leases.waiters import waiter_lives
-from gpurun.scheduler.gangs import NOBODY
 from gpurun.scheduler.model import Decisions, Gang, Placement, Preemption, Snapshot
 from gpurun.scheduler.schedule import schedule
-from gpurun.state import audit, data_sites
+from gpurun.state import audit
 from gpurun.state.collector import without_collector
-from gpurun.state.cordons import read_cordons
 
 SSH_PORTS = range(23022, 32022)
 """Below Linux's ephemeral ports (32768 …), above the registered services hosts commonly run."""
-
-OnProblem = Callable[[GpurunError], None]
 
 
 @dataclass(frozen=True)
@@ -89,41 +83,6 @@ def decisions_on(home: Path, view: View) -> Pass:
         return _Passing(home, view, [], commit=False).run()
 
 
-def look(home: Path, *, now_s: float, on_problem: OnProblem = lambda _: None, despite_damage: bool = False) -> View:
-    """Read everything that a pass needs for its decisions.
-
-    Args:
-        despite_damage: report damaged leases instead of raising; then GPUs that seem free may not be free.
-
-    Raises:
-        StateError: a lease is damaged, so gpurun cannot know which GPUs are free; or the cordons are damaged.
-    """
-    leases = LeaseStore(home)
-    holdings = leases.read_all()
-    if not despite_damage:
-        refuse_while_damaged(holdings)
-    for error in holdings.damaged:
-        on_problem(error)
-    canonical, store = cache(os.path.realpath), JobStore(home)
-    jobs = store.live_jobs(on_problem)
-    may_hold = list(store.live_ids(but=jobs))  # a job whose record is damaged may be past the queue
-    for name, job in jobs.items():
-        path = canonical(job.record.inventory)
-        if path != job.record.inventory:
-            jobs[name] = _at(job, path)
-        if job.record.state.holds_gpus:
-            may_hold.append(name)
-    found = (*holdings.leases, *leases.removed({*may_hold}.difference(lease.name for lease in holdings.leases)))
-    all_leases = tuple(replace(lease, inventory=canonical(lease.inventory)) for lease in found)
-    occupancy = Occupancy(all_leases)
-    for overlap in occupancy.overlaps:
-        on_problem(overlap)
-    lives = cache(lambda uid: waiter_lives(home, uid))
-    needs_data = any(job.wants is not None and job.wants.data_digests for job in jobs.values())
-    holders = data_sites.holders() if needs_data else NOBODY
-    return View(jobs, all_leases, occupancy, read_cordons(home), os.getuid(), lives, now_s, holdings.damaged, holders)
-
-
 def snapshot(view: View, inventory: Inventory, *, extra: Iterable[Gang] = ()) -> Snapshot:
     """Return the scheduler's view of one inventory, with `extra` gangs in the queue."""
     for path, jobs in by_inventory(view.queued()).items():
@@ -132,15 +91,6 @@ def snapshot(view: View, inventory: Inventory, *, extra: Iterable[Gang] = ()) ->
             view.keep(jobs, theirs)
     found = view.snapshot(inventory, view.waiting())
     return replace(found, queue=(*found.queue, *extra))
-
-
-def refuse_while_damaged(holdings: Holdings) -> None:
-    """Raise the first damage found: while a lease is unreadable, no GPU counts as free."""
-    for error in holdings.damaged:
-        raise StateError(
-            f"the lease {error.message}; nothing is granted while its GPUs are unknown",
-            where=error.where, hint=error.hint,
-        )  # fmt: skip
 
 
 def by_inventory(queued: Iterable[LiveJob]) -> dict[str, list[LiveJob]]:
@@ -215,7 +165,7 @@ class _Passing:
     def _is_unchanged(self, job: LiveJob) -> bool:
         """Return whether the job's own files still match the pass's view. If not, the next pass reads them."""
         now = self._store.live_job(job.record.id, self._problems.append)
-        if now is not None and _at(now, os.path.realpath(now.record.inventory)) == job:
+        if now is not None and at_inventory(now, os.path.realpath(now.record.inventory)) == job:
             return True
         self._store.forget(job.record.id)
         return False
@@ -301,17 +251,3 @@ def mark_granted(store: JobStore, lease: Lease) -> None:
         kept=None, reason="", outcome=None, first_failure=None, reached="nothing", restart=None, checkpoint_s=None,
         generation=lease.generation, gpu_s=0.0, gpu_s_until_s=None,
     )  # fmt: skip
-
-
-def loaded(path: str, on_problem: OnProblem) -> Inventory | None:
-    """Return the inventory at a path; None if it cannot be used."""
-    try:
-        return load(Path(path))
-    except BadInput as error:
-        on_problem(error)
-        return None
-
-
-def _at(job: LiveJob, inventory: str) -> LiveJob:
-    """Return the job with the canonical path of its inventory: jobs of older versions may have another path."""
-    return LiveJob(job.record.but(inventory=inventory), job.wants, job.request)

@@ -70,8 +70,8 @@ class Cluster:
         """Return the fates of the gangs on those of these hosts (all if None) that are drained."""
         if not self.groups["draining"]:
             return ()
-        from gpurun.leases.allocate import loaded  # noqa: PLC0415 (the whole scheduler, and rarely needed)
         from gpurun.leases.draining import departures_of  # noqa: PLC0415
+        from gpurun.leases.look import loaded  # noqa: PLC0415 (the whole scheduler, and rarely needed)
 
         found = departures_of(view, lambda path: loaded(path, lambda _: None))
         return tuple(each for each in found if hosts is None or not set(hosts).isdisjoint(each.hosts))

@@ -14,9 +14,10 @@ from pathlib import Path
 from gpurun import faults
 from gpurun.errors import StateError
 from gpurun.inventory.model import Inventory
-from gpurun.leases.allocate import SSH_PORTS, free_ports, look, snapshot
+from gpurun.leases.allocate import SSH_PORTS, free_ports, snapshot
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.lease import Lease, machines_of, places_of
+from gpurun.leases.look import look
 from gpurun.leases.store import LeaseLock, LeaseStore
 from gpurun.scheduler.gangs import gang_of
 from gpurun.scheduler.growth import growth, regrown

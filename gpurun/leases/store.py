@@ -68,8 +68,12 @@ class LeaseStore:
         """Return the path of a lease. A running job's lease has the job's id as its name."""
         return self.folder / f"{name}.json"
 
-    def read_all(self) -> Holdings:
-        """Read every lease. Ignores only the temporary files of `durable`."""
+    def read_all(self, *, but_held: bool = False) -> Holdings:
+        """Read every lease. Ignores only the temporary files of `durable`.
+
+        Args:
+            but_held: leave out leases whose file a supervisor holds.
+        """
         leases, damaged = [], []
         try:
             names = sorted(self.folder.names())
@@ -77,6 +81,8 @@ class LeaseStore:
             return Holdings((), ())
         for name in names:
             if name.startswith(".") and name.endswith(".tmp"):
+                continue
+            if but_held and self.is_alive(name.removesuffix(".json")):
                 continue
             path = self.folder / name
             try:
@@ -254,7 +260,7 @@ class LeaseStore:
         Args:
             after: only leases whose names come after this one.
         """
-        for lease in sorted(self.read_all().leases, key=lambda lease: lease.name):
+        for lease in sorted(self.read_all(but_held=True).leases, key=lambda lease: lease.name):
             is_wanted = lease.owner_uid == uid and lease.name > after
             lock = self._take_orphan(lease) if is_wanted else None
             if lock is None:

@@ -15,8 +15,8 @@ from gpurun.jobs.gpu_use import GpuUse
 from gpurun.jobs.record import JobRecord
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import look
 from gpurun.leases.cluster import Cluster, HostRow
+from gpurun.leases.look import look
 from gpurun.metrics.exposition import MetricFamily
 
 HOST_STATES = ("ok", "cordoned", "draining", "drained", "lost", "unknown")

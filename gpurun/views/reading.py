@@ -12,14 +12,13 @@ from gpurun.inventory.folding import fold
 from gpurun.jobs.record import JobRecord
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import decisions_on, look
 from gpurun.leases.cluster import Cluster, HostRow
+from gpurun.leases.look import look
 from gpurun.leases.occupancy import Holder
 from gpurun.leases.store import LeaseStore
 from gpurun.leases.view import View
 from gpurun.supervisor.trouble import CARRIED, supervisor_trouble
 from gpurun.views.picture import FOREIGN, FREE, KEPT, LOST, UNKNOWN, HostCells, Picture, picture_of
-from gpurun.views.waiting import reasons_of, waiting_jobs
 
 ENDED_SHOWN = 10
 _MARK_OF = {"lost": LOST, "foreign": FOREIGN, "promised": KEPT}
@@ -63,6 +62,9 @@ def _why_they_wait(home: Path, view: View, records: Sequence[JobRecord]) -> Mapp
     """Job → why it waits. While a lease is damaged no pass decides anything."""
     if view.damaged or not any(record.state is State.QUEUED for record in records):
         return {}
+    from gpurun.leases.allocate import decisions_on  # noqa: PLC0415 (the whole scheduler, for a queue alone)
+    from gpurun.views.waiting import reasons_of, waiting_jobs  # noqa: PLC0415 (likewise)
+
     return reasons_of(waiting_jobs(decisions_on(home, view), records))
 
 

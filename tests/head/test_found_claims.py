@@ -17,7 +17,8 @@ from gpurun.jobs.record import GpuHolder
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import look, run_pass
+from gpurun.leases.allocate import run_pass
+from gpurun.leases.look import look
 from gpurun.leases.refusals import FORGET_S, remember
 from gpurun.leases.store import LeaseStore
 from gpurun.state.identity import FILE, state_id

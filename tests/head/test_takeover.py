@@ -19,7 +19,7 @@ from gpurun.head.takeover import held_by, ownerless_jobs, take_over
 from gpurun.inventory.load import load
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import look
+from gpurun.leases.look import look
 from gpurun.leases.store import LeaseStore
 from gpurun.state import audit, durable
 from gpurun.state.path import StatePath

@@ -12,10 +12,10 @@ from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore, finish
-from gpurun.leases import allocate
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.draining import DrainWatch, departures_of
+from gpurun.leases.look import look
 from gpurun.leases.store import LeaseStore
 from gpurun.state import durable
 from gpurun.state.cordons import Cordon, changing_cordons, cordons_file, deadlines_file, read_cordons
@@ -226,7 +226,7 @@ def test_a_gang_whose_inventory_cannot_be_used_is_waited_for(home):
     (home / "inventory.yaml").write_text("<<<<<<< HEAD")
     found = run_pass(home, now_s=10.0)
     assert folder.cancel_request() is None and found.problems
-    (said,) = departures_of(allocate.look(home, now_s=10.0), lambda _: None)
+    (said,) = departures_of(look(home, now_s=10.0), lambda _: None)
     assert (said.fate, said.why) == ("waits", "its inventory cannot be used")
 
 

@@ -18,10 +18,11 @@ from gpurun.jobs.spec import Constraints, Grant, JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases import allocate
-from gpurun.leases.allocate import look, run_pass
+from gpurun.leases.allocate import run_pass
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.cluster import Cluster
 from gpurun.leases.lease import Lease, machines_of
+from gpurun.leases.look import look
 from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseStore
 from gpurun.state import durable

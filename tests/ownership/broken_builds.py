@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from gpurun.inventory.model import Host
-from gpurun.leases import allocate
+from gpurun.leases import look
 from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseStore
 from gpurun.node import claims
@@ -44,10 +44,10 @@ def _without_lost(leases: Any = ()) -> Occupancy:
 
 
 BUILDS: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
-    "occupancy not updated by a grant": lambda: _replaced(allocate, "Occupancy", _Checks),
+    "occupancy not updated by a grant": lambda: _replaced(look, "Occupancy", _Checks),
     "claim not checked": lambda: _replaced(claims, "take", lambda *_: []),
     "overlap check removed": lambda: _replaced(Occupancy, "grant", _put_unchecked),
-    "lost leases not counted": lambda: _replaced(allocate, "Occupancy", _without_lost),
+    "lost leases not counted": lambda: _replaced(look, "Occupancy", _without_lost),
     "removed leases not counted": lambda: _replaced(LeaseStore, "removed", lambda *_: iter(())),
     "promise ignored": lambda: _replaced(Occupancy, "promise", lambda *_, **__: None),
     "second name not dropped at a release": lambda: _replaced(LeaseStore, "_drop_second_name", lambda *_: None),

@@ -26,8 +26,9 @@ from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import Constraints, Grant, JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import look, run_pass
+from gpurun.leases.allocate import run_pass
 from gpurun.leases.lease import Lease
+from gpurun.leases.look import look
 from gpurun.leases.store import LeaseStore
 from gpurun.leases.view import View
 from gpurun.state import durable

@@ -13,7 +13,8 @@ from gpurun.inventory.load import load
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
-from gpurun.leases.allocate import look, mark_granted, run_pass, snapshot
+from gpurun.leases.allocate import mark_granted, run_pass, snapshot
+from gpurun.leases.look import look
 from gpurun.node import gang, job_parts
 from gpurun.node.call import Call
 from gpurun.remote.agent import Reply
