@@ -1,7 +1,7 @@
 # From a clean clone on Debian or Ubuntu with git, make, python3 and root:
 #   make demo    a lab of four hosts in two racks trains a network, live
 #   make test    every test, those on the lab included
-.PHONY: setup packages demo test test-unit test-lab check bench lab image images site man reference fresh clean
+.PHONY: setup packages demo test test-unit thorough test-lab check bench lab image images site man reference fresh clean
 .DEFAULT_GOAL := setup
 
 VENV := .venv
@@ -31,16 +31,23 @@ demo: setup image
 # `make test ROOM=leases` runs the quick tests of one room.
 ifdef ROOM
 test: setup
-	$(VENV)/bin/pytest -m 'not lab' -n 2 tests/$(ROOM)
+	env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/pytest -m 'not lab' -n 2 tests/$(ROOM)
 else
 test: setup
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line images test-unit
 	@$(MAKE) --no-print-directory test-lab
 endif
 
-# These tests wait more than they compute: six processes keep two cores busy.
+# These tests wait more than they compute: six processes keep two cores busy. Each process imports all test modules, so
+# pytest keeps their compiled form, whatever PYTHONDONTWRITEBYTECODE says.
+UNIT := env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/pytest -m 'not lab' -n 6 --dist worksteal
+
 test-unit: setup
-	$(VENV)/bin/pytest -m 'not lab' -n 6 --dist worksteal
+	$(UNIT)
+
+# The same tests with longer histories and more random examples, which are new ones in each run.
+thorough: setup
+	$(UNIT) --hypothesis-profile=long
 
 test-lab: setup images
 	$(VENV)/bin/pytest -m 'lab and not alone' -n 3 --dist loadgroup --no-loadscope-reorder --durations=10

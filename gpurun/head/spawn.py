@@ -102,8 +102,9 @@ def adopt_found(home: Path, claims: Iterable[FoundClaim], environ: Mapping[str, 
 def restore_removed(home: Path, mine: Iterable[JobRecord]) -> None:
     """Restore lease files of this user's running jobs that somebody removed."""
     store, leases = JobStore(home), LeaseStore(home)
+    names = leases.names()
     for record in mine:
-        if record.state.holds_gpus and leases.restore(record.id):
+        if record.state.holds_gpus and record.id not in names and leases.restore(record.id):
             audit.note(home, "restore", job=record.id)
             text = "somebody removed its lease; gpurun restored it, because only a fence frees GPUs"
             EventLog(store.get(record.id).events, clock=time.time).emit("note", text=text)
@@ -136,10 +137,12 @@ def finish_interrupted(home: Path, mine: Iterable[LiveJob]) -> None:
     its lease. A queued job has ended if somebody requested its cancel.
     """
     store, leases = JobStore(home), LeaseStore(home)
+    names = leases.names()
     suspects = [
         job.record.id
         for job in mine
-        if (job.record.state is not State.QUEUED or job.request is not None) and _is_over(store, leases, job.record)
+        if job.record.state is not State.QUEUED or job.request is not None
+        if (job.record.state.ended or job.record.id not in names) and _is_over(store, leases, job.record)
     ]
     if not suspects:
         return

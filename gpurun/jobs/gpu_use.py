@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 CLEARLY_PERCENT = 20.0
 """A rank that is less busy than the median by this much is named."""
@@ -68,6 +67,8 @@ class GpuUse:
             return None
         least = min(self.ranks, key=lambda rank: (rank.mean, rank.rank))
         others = [rank.mean for rank in self.ranks if rank is not least]
+        from statistics import median  # noqa: PLC0415 (most commands load this file, few ask)
+
         return least if median(others) - least.mean >= CLEARLY_PERCENT else None
 
 

@@ -68,6 +68,13 @@ class LeaseStore:
         """Return the path of a lease. A running job's lease has the job's id as its name."""
         return self.folder / f"{name}.json"
 
+    def names(self) -> frozenset[str]:
+        """Return the names of all leases that have a file, from one look at the folder."""
+        try:
+            return frozenset(name.removesuffix(".json") for name in self.folder.names())
+        except FileNotFoundError:
+            return frozenset()
+
     def read_all(self, *, but_held: bool = False) -> Holdings:
         """Read every lease. Ignores only the temporary files of `durable`.
 

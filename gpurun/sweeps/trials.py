@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal
 
 from gpurun.sweeps.plan import Metric
@@ -92,16 +93,14 @@ class Trials:
         """Those with a value, best first; then the others in order. Without a metric all in order."""
         if metric is None:
             return list(self.by_number.values())
-        sign = -1 if metric.more_is_better else 1
-        return sorted(
-            self.by_number.values(),
-            key=lambda trial: (trial.value is None, sign * (trial.value or 0.0), trial.number),
-        )
+        reported = [trial for trial in self.by_number.values() if trial.value is not None]
+        others = [trial for trial in self.by_number.values() if trial.value is None]
+        return [*sorted(reported, key=_rank(metric)), *sorted(others, key=attrgetter("number"))]
 
     def best(self, metric: Metric) -> Trial | None:
         """The best of those that came to their end; None if there is none."""
-        done = [trial for trial in self.ranked(metric) if trial.outcome == "complete" and trial.value is not None]
-        return done[0] if done else None
+        done = (trial for trial in self.by_number.values() if trial.outcome == "complete" and trial.value is not None)
+        return min(done, key=_rank(metric), default=None)
 
     def counts(self) -> dict[str, int]:
         """How many there are of each outcome; ``open``: that have not ended."""
@@ -109,3 +108,9 @@ class Trials:
         for trial in self.by_number.values():
             found[trial.outcome or "open"] += 1
         return found
+
+
+def _rank(metric: Metric) -> Callable[[Trial], tuple[float, int]]:
+    """The key that sorts trials with a value, best first."""
+    sign = -1 if metric.more_is_better else 1
+    return lambda trial: (sign * (trial.value or 0.0), trial.number)

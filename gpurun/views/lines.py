@@ -7,7 +7,6 @@ A line is a sequence of (text, mark). Marks are ``job:N`` (the N-th job's colour
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from unicodedata import category, east_asian_width
 
 from gpurun.documents.plain import printable
 from gpurun.jobs.states import State
@@ -31,6 +30,8 @@ def width_of(text: str) -> int:
     """Columns that a text takes on a terminal."""
     if text.isascii():
         return len(text)
+    from unicodedata import category, east_asian_width  # noqa: PLC0415 (few texts need the tables)
+
     return sum(0 if category(c) in ("Mn", "Me", "Cf") else 2 if east_asian_width(c) in "WF" else 1 for c in text)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from string import ascii_letters
 from typing import NamedTuple
 
 from gpurun.jobs.record import JobRecord
 from gpurun.jobs.states import State
 
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 FREE, LOST, FOREIGN, KEPT, UNKNOWN = ".", "!", "#", "+", "?"
 MARKS: Mapping[str, str] = {
     FREE: "free",
@@ -111,10 +111,10 @@ class Picture(NamedTuple):
 def letters(jobs: Sequence[str]) -> dict[str, str]:
     """A short name for each job, all of one length: ``a`` … ``Z``; for more than 52 jobs ``a0`` … ``Z9``, and so on."""
     digits = 0
-    while len(ascii_letters) * 10**digits < len(jobs):
+    while len(LETTERS) * 10**digits < len(jobs):
         digits += 1
     return {
-        job: ascii_letters[at // 10**digits] + (f"{at % 10**digits:0{digits}}" if digits else "")
+        job: LETTERS[at // 10**digits] + (f"{at % 10**digits:0{digits}}" if digits else "")
         for at, job in enumerate(jobs)
     }
 

@@ -159,21 +159,22 @@ def test_nothing_speaks_of_a_job_that_was_pruned(gpurun, store):
 
 
 @pytest.mark.parametrize("options", [(), ("--outputs-only",)], ids=["jobs", "outputs"])
-def test_a_prune_that_is_killed_at_any_point_leaves_jobs_whole_or_gone(store, options):
-    """Real processes, really killed."""
+def test_a_prune_that_is_killed_at_any_point_leaves_jobs_whole_or_gone(gpurun, store, options):
+    """A real process, really killed; the commands after it run here."""
     for point in range(1, 30):
         folders = [ended(store, size=10), ended(store, size=10)]
-        argv = [sys.executable, "-m", "gpurun", "prune", "--older-than", "30d", "--yes", *options]
+        argv = ["prune", "--older-than", "30d", "--yes"]
         killed = subprocess.run(
-            argv, env={**os.environ, "GPURUN_FAULT": f"command:{point}"}, capture_output=True, check=False
-        )
+            [sys.executable, "-m", "gpurun", *argv, *options],
+            env={**os.environ, "GPURUN_FAULT": f"command:{point}"}, capture_output=True, check=False,
+        )  # fmt: skip
         for job in store.ids():
             assert store.get(job).record().state is State.SUCCEEDED
             assert store.get(job).spec().outputs == "/out"
-        assert subprocess.run(argv, check=False, capture_output=True).returncode == 0
+        assert gpurun(*argv, *options)[0] == 0
         names = [name for folder in folders if folder.path.exists() for name in folder.path.names()]
         assert not [name for name in (*store.folder.names(), *names) if "doomed" in name or "outputs" in name]
-        assert subprocess.run([*argv[:7]], check=False, capture_output=True).returncode == 0
+        assert gpurun(*argv)[0] == 0
         assert store.ids() == ()
         if killed.returncode == 0:
             break

@@ -9,8 +9,9 @@ import ownership_run
 import ownership_steps
 import pytest
 from broken_builds import BUILDS, NAMED_IN_THE_ISSUE, SEEN_AT_THE_END
+from hypothesis import settings
 
-EPISODES = 3
+EPISODES = 20 if settings.get_current_profile_name() == "long" else 2
 MOST_STEPS = 1000
 
 

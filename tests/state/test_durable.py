@@ -150,8 +150,8 @@ class FailingLibrary:
 def test_a_disk_that_fails_during_an_early_sync_is_told_at_the_end_or_before(tmp_path, monkeypatch):
     """The kernel tells it once, so a later sync may succeed."""
     monkeypatch.setattr(syncing, "EARLY_SYNC_BYTES", 1 << 20)
-    monkeypatch.setattr(syncing.ctypes, "CDLL", FailingLibrary)
-    monkeypatch.setattr(syncing.ctypes, "get_errno", lambda: errno.EIO)
+    monkeypatch.setattr("ctypes.CDLL", FailingLibrary)
+    monkeypatch.setattr("ctypes.get_errno", lambda: errno.EIO)
     top = os.open(tmp_path, os.O_RDONLY)
     early = syncing.EarlySync(top)
     early.wrote(10)
@@ -179,8 +179,8 @@ def test_a_disk_that_fails_is_told_to_whoever_syncs_a_tree_too_large_to_sync_by_
     if has_secrets:
         monkeypatch.setattr(syncing.below, "open_file", lambda *_, **__: refuse())
     syncing.sync_tree(tmp_path)
-    monkeypatch.setattr(syncing.ctypes, "CDLL", FailingLibrary)
-    monkeypatch.setattr(syncing.ctypes, "get_errno", lambda: errno.EIO)
+    monkeypatch.setattr("ctypes.CDLL", FailingLibrary)
+    monkeypatch.setattr("ctypes.get_errno", lambda: errno.EIO)
     with pytest.raises(OSError) as failed:
         syncing.sync_tree(tmp_path)
     assert failed.value.errno == errno.EIO
