@@ -11,7 +11,7 @@ import pytest
 from broken_builds import BUILDS, NAMED_IN_THE_ISSUE, SEEN_AT_THE_END
 from hypothesis import settings
 
-EPISODES = 20 if settings.get_current_profile_name() == "long" else 2
+EPISODES = 20 if settings.get_current_profile_name() == "long" else 3
 MOST_STEPS = 1000
 
 
