@@ -10,6 +10,7 @@ from gpurun.head import waiter
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
+from gpurun.leases.allocate import Pass
 from gpurun.leases.waiters import MAX_LOG_BYTES, take_waiter_lock, waiter_lives
 from gpurun.state import lock as locks
 
@@ -38,7 +39,7 @@ def passes(tmp_path, monkeypatch, own_copy):
         for record in store.records(pytest.fail):
             if record.state is State.QUEUED:
                 store.get(record.id).move(State.GRANTED)
-        return waiter.Pass()
+        return Pass()
 
     monkeypatch.setattr(waiter, "run_pass_and_start", run)
     return started
