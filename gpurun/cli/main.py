@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import click
@@ -101,6 +102,8 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...] | Non
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command and exit with its code: see the table of exit codes in the README."""
     faults.arm("command")
+    if sys.stdin is None:  # closed, as by `<&-` or some service managers: nobody answers, but it can be asked
+        sys.stdin = Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115 - open as long as the process
     args, command = split_command(sys.argv[1:] if argv is None else argv)
     try:
         code = app(args=args, prog_name="gpurun", obj=command, standalone_mode=False)
