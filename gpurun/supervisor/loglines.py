@@ -22,6 +22,8 @@ from gpurun.state.path import StatePath
 TAIL_BYTES = 1 << 20
 MOST_BYTES = 1 << 28
 MOST_REPORT_BYTES = 1 << 14
+MOST_STEP = 1 << 63
+"""No record can keep a larger number."""
 SECTOR_BYTES = 512
 HOLE = bytes(SECTOR_BYTES)
 """Blocks that were not written when the power was cut are zeros."""
@@ -105,7 +107,8 @@ def parse_report(raw: bytes) -> RankReport | None:
         told = json.loads(text)
         metrics = {str(name): float(value) for name, value in told["metrics"].items()}
         attempt, rank = int(line.source.partition("/")[0]), int(tag.strip(b"[]"))
-        return RankReport(attempt, rank, int(told["step"]), float(told["time"]), metrics)
+        step = int(told["step"])
+        return RankReport(attempt, rank, step, float(told["time"]), metrics) if abs(step) < MOST_STEP else None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return None
 

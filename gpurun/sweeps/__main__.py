@@ -29,6 +29,9 @@ def main(argv: list[str]) -> int:
     except GpurunError as error:  # no Optuna, or a damaged plan
         folder.say(str(error))
         return 1
+    except Exception as error:  # a defect of gpurun: `sweep status` must say that the sweep stands still
+        folder.say(f"its conductor has failed: {type(error).__name__}: {error}; {folder.log} has more")
+        raise
     return 0
 
 

@@ -121,7 +121,11 @@ class Conductor:
         ]
         if not news:
             return
-        losers = self._add(news, is_safe=False)
+        try:
+            losers = self._add(news, is_safe=False)
+        except OSError:
+            self._tails.pop(trial.job)  # the next tail reads them again
+            raise
         if losers and not self._trials.by_number[trial.number].stopping:
             lost = losers[0]
             shown = "not a number" if lost.value is None else f"{lost.value:g}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -87,6 +88,17 @@ def job_of(plan: SweepPlan, sweep: str, number: int, parameters: Point) -> JobSp
         command=(*plan.template.command, *(space.words(parameters) if plan.as_flags else ())),
         max_restarts=max(plan.template.max_restarts, LEAST_RESTARTS),
     )  # fmt: skip
+
+
+def wrong_with(plan: SweepPlan) -> str:
+    """Return why a stored plan cannot be carried, because somebody edited it; "" if it can."""
+    if plan.trials < 1:
+        return "it has no trials"
+    if plan.max_parallel is not None and plan.max_parallel < 1:
+        return "no trial may run"
+    if plan.search == "grid" and plan.trials > math.prod(len(one.values) for one in plan.space.values()):
+        return "it has more trials than points"
+    return ""
 
 
 def longest_point(plan: SweepPlan) -> dict[str, Value]:

@@ -25,10 +25,11 @@ from gpurun.msgspec_types import ready
 from gpurun.state import durable, lock
 from gpurun.state.growing import GrowingFile
 from gpurun.state.path import StatePath
-from gpurun.sweeps.plan import SweepPlan
+from gpurun.sweeps.plan import SweepPlan, wrong_with
 from gpurun.sweeps.trials import JournalEntry, Trials
 
 ID_PATTERN = re.compile(r"s-[0-9a-f]{8}\Z")
+DOOMED = ".doomed-"
 MOST_LOG_BYTES = 1 << 20
 
 
@@ -57,9 +58,12 @@ class SweepFolder:
         """Read the sweep's plan. Raises StateError if it is damaged or missing."""
         path = self.path / "plan.json"
         try:
-            return durable.read_record(path, SweepPlan)
+            plan = durable.read_record(path, SweepPlan)
         except FileNotFoundError as error:
             raise StateError("is missing", where=str(path)) from error
+        if wrong := wrong_with(plan):
+            raise StateError(f"is not the plan of a sweep: {wrong}", where=str(path))
+        return plan
 
     def entries(self) -> Iterator[JournalEntry]:
         """Yield the complete lines of the journal, in order; skips damaged ones."""
@@ -123,12 +127,17 @@ class Journal:
             is_safe: they outlive a power cut once this returns.
 
         Raises:
-            OSError: they cannot be written.
+            OSError: they cannot be written. Then the journal has none of them.
         """
         faults.point()
-        durable.write_all(self._descriptor, b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
-        if is_safe:
-            self.sync()
+        size = os.fstat(self._descriptor).st_size
+        try:
+            durable.write_all(self._descriptor, b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
+            if is_safe:
+                self.sync()
+        except OSError:
+            os.ftruncate(self._descriptor, size)  # on a full disk, half a line would damage the next line
+            raise
         faults.point()
 
     def sync(self) -> None:
@@ -193,11 +202,20 @@ class SweepStore:
                 continue
             if (descriptor := folder.take_lock()) is not None:
                 try:
-                    folder.path.rmtree()
+                    folder.path.rename(self.folder / f"{DOOMED}{folder.id}")  # a part of a sweep would run again
                 finally:
                     os.close(descriptor)
                 removed += 1
+        self._remove_doomed()
         return removed
+
+    def _remove_doomed(self) -> None:
+        """Remove sweeps that a prune, or a killed prune, has renamed."""
+        with suppress(FileNotFoundError):
+            for name in self.folder.names():
+                path = self.folder / name
+                if name.startswith(DOOMED) and path.stat().st_uid == os.getuid():
+                    path.rmtree()
 
     def find(self, text: str) -> SweepFolder:
         """The sweep that a person means by `text`: its id, an unambiguous beginning of it, or its name.

@@ -59,6 +59,8 @@ class Study:
         if trial is None:
             return False
         if entry.kind == "reported":
+            if entry.step < 0:  # Optuna refuses it
+                return False
             trial.report(float("nan") if entry.value is None else entry.value, entry.step)
             return trial.should_prune()
         if entry.kind == "ended":

@@ -65,7 +65,7 @@ def reopen(folder: SweepFolder, *, also_failed: bool) -> int:
         outcomes: tuple[Outcome, ...] = ("cancelled", "failed") if also_failed else ("cancelled",)
         trials, now_s = folder.trials(), time.time()
         again = [JournalEntry("again", now_s, t.number) for t in trials.by_number.values() if t.outcome in outcomes]
-        if not again and len(trials.by_number) >= folder.plan().trials:
+        if not again and not trials.unended() and len(trials.by_number) >= folder.plan().trials:
             raise BadInput(f"{folder.id}: all its trials have ended", hint="--failed tries again what failed")
         journal = Journal(folder)
         try:

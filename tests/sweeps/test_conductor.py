@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import replace
@@ -361,3 +362,106 @@ def test_only_the_owner_can_have_written_a_sweep(world):
     assert folder.is_mine()
     Path(str(folder.path)).chmod(0o775)
     assert not folder.is_mine() and world.store.unfinished() == []
+
+
+def fill_disk(monkeypatch):
+    """Have the next write of the journal stop in the middle, as on a full disk; later writes succeed."""
+    write_all = storing.durable.write_all
+
+    def torn(descriptor, data):
+        monkeypatch.setattr(storing.durable, "write_all", write_all)
+        os.write(descriptor, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(storing.durable, "write_all", torn)
+
+
+def test_a_report_that_a_full_disk_refused_is_read_again(world, monkeypatch):
+    folder = begin(world, grid={"lr": ("1",)}, metric="accuracy:max")
+    one = carry(world, folder)
+    one.step()
+    job = live(world)[0]
+    report(world, job, (1, 0.5), (2, 0.9))
+    fill_disk(monkeypatch)
+    with pytest.raises(OSError, match="No space"):
+        one.step()
+    end(world, job)
+    while not one.step():
+        pass
+    assert outcomes(folder) == {0: ("complete", 0.9)}
+
+
+def test_a_torn_line_on_a_full_disk_takes_no_later_line_with_it(world, monkeypatch):
+    folder = begin(world, grid=GRID, max_parallel=2)
+    one = carry(world, folder)
+    fill_disk(monkeypatch)
+    with pytest.raises(OSError, match="No space"):
+        one.step()
+    one.step()
+    assert {number: trial.job for number, trial in folder.trials().by_number.items()} == live(world)
+
+
+@pytest.mark.parametrize("step", [-1, -(10**30), 10**30])
+@pytest.mark.parametrize("stop", [None, "asha"])
+def test_a_step_that_cannot_be_ends_no_conductor(world, step, stop):
+    pytest.importorskip("optuna")
+    folder = begin(world, grid={"lr": ("1",)}, metric="accuracy:max", stop=stop)
+    one = carry(world, folder)
+    one.step()
+    job = live(world)[0]
+    report(world, job, (step, 0.5))
+    one.step()
+    report(world, job, (1, 0.7))
+    end(world, job)
+    again = carry(world, folder)
+    while not again.step():
+        pass
+    assert outcomes(folder) == {0: ("complete", 0.7)}
+
+
+def test_a_prune_that_is_killed_lets_no_sweep_run_again(world, monkeypatch):
+    folder = begin(world, grid={"lr": ("1",)})
+    one = carry(world, folder)
+    one.step()
+    end(world, live(world)[0])
+    assert one.step()
+
+    def killed(path):
+        (path / "done").unlink()
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StatePath, "rmtree", killed)
+        with pytest.raises(Killed):
+            world.store.remove_spent(lambda _: False)
+    assert not world.store.unfinished()
+    world.store.remove_spent(lambda _: False)
+    assert world.store.folder.names() == []
+
+
+def test_a_resume_that_was_killed_can_be_repeated(world, monkeypatch):
+    folder = begin(world, grid={"lr": ("1",)})
+    one = carry(world, folder)
+    one.step()
+    end(world, live(world)[0], State.FAILED)
+    assert one.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(StatePath, "unlink", lambda *_, **__: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            reopen(folder, also_failed=True)
+    reopen(folder, also_failed=True)
+    assert not folder.done.exists()
+    assert not carry(world, folder).step() and list(live(world)) == [0]
+
+
+@pytest.mark.parametrize("change", [{"trials": 9}, {"trials": 0}, {"max_parallel": 0}])
+def test_a_plan_that_somebody_edited_is_a_clear_error(world, change):
+    folder = begin(world, grid={"lr": ("1", "2")})
+    plan = json.loads((folder.path / "plan.json").read_bytes())
+    (folder.path / "plan.json").plain.write_text(json.dumps({**plan, **change}))
+    with pytest.raises(StateError, match="plan"):
+        one = carry(world, folder)
+        for _ in range(3):
+            one.step()
+            for job in live(world).values():
+                end(world, job)
