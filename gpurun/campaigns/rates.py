@@ -14,6 +14,8 @@ from gpurun.errors import BadInput
 SUFFIX = "_per_s"
 WARM_UP = 0.2
 """The share of a rank's reports that is not counted, from the first on: programs start slowly."""
+LEAST_RATE, MOST_RATE = 1e-100, 1e100
+"""No program has another rate; sums and quotients of these stay finite."""
 ADVICE = "report one: gpurun_runtime.report(step, images_per_s=…); or name another metric with --rate"
 
 
@@ -64,7 +66,7 @@ def rate_of(reports: Iterable[SaidByRank], wanted: str | None) -> MeasuredRate:
     series: dict[int, list[float]] = {}
     for report in last:
         value = report.metrics.get(name)
-        if value is not None and isfinite(value) and value > 0:
+        if value is not None and LEAST_RATE <= value <= MOST_RATE:
             series.setdefault(report.rank, []).append(value)
     if not series:
         raise BadInput(f"no rank reported {name} as a number above 0; {_reported(last)}", hint=ADVICE)
@@ -119,5 +121,6 @@ def _summed(series: Sequence[Sequence[float]]) -> tuple[float, ...]:
 
 
 def middle(values: Mapping[int, float] | None) -> float | None:
-    """Return the median over ranks."""
-    return statistics.median(values.values()) if values else None
+    """Return the median over ranks; None without values, or if it is too large for a number."""
+    found = statistics.median(values.values()) if values else None
+    return found if found is not None and isfinite(found) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -169,3 +170,21 @@ def test_one_command_at_a_time_carries_a_campaign(world):
         pass
     with folder.carried():
         pass
+
+
+@pytest.mark.parametrize("told", [{"images_per_s": 1.7e308}, {"images_per_s": 9.0, "loss": 1.7e308}])
+def test_numbers_that_overflow_damage_no_record(world, told):
+    """Each of two ranks reports the number: their sum, or the mean of them, is infinite."""
+
+    def end(folder):
+        finish(folder, **told)
+        log = JobLog(folder.log, attempt=1, now=lambda: 1.0)
+        data = (json.dumps({"time": 1, "step": 1, "metrics": told}) + "\n").encode()
+        log.take_output("h/1.1.1", 1, "m", len(data), data)
+        log.close()
+
+    world.end = end
+    folder = world.store.create(PLAN, None)
+    with suppress(BadInput):
+        carry(world, folder)
+    assert outcomes(folder) == ["measured"] * 4 if "loss" in told else ["no-rate"]

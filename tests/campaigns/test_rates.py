@@ -114,3 +114,9 @@ def test_servers_are_where_gpurun_puts_them():
 )
 def test_what_a_program_does_not_say_or_says_wrongly_makes_no_sample(values):
     assert sampled(values) is None
+
+
+@pytest.mark.parametrize("values", [(1.7e308,), (1.7e308, 1.7e308), (1e101,), (5e-324,)])
+def test_a_rate_that_no_gang_has_is_none(values):
+    with pytest.raises(BadInput, match="above 0"):
+        rate_of([*told(0, *values), *told(1, *values)], None)
