@@ -16,7 +16,7 @@ from gpurun.inventory.load import read
 
 MAX_BYTES = 1 << 20
 MOST_FILES = 64
-_COMMENT = re.compile(r"(^|\s+)#.*$")
+_COMMENT = re.compile(r"(?:^|(?<=\s))#.*$")
 _NAMED = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?=$|[\s<>=!~;@(\[])")
 _PLAIN = ("--pre", "--prefer-binary", "--require-hashes")
 _VALUED = ("--only-binary", "--no-binary")
@@ -25,7 +25,7 @@ _INDEXES = ("--index-url", "--extra-index-url", "--find-links")
 _INCLUDES = {"-r": "--requirement", "-c": "--constraint"}
 _OPTION = re.compile(r"(--?[A-Za-z][A-Za-z-]*)(?:[=\s]\s*|(?=[^\sA-Za-z=-]))?(.*)")
 _URL = re.compile(r"@\s*(\S+)")
-_CREDENTIALS = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s@]*@", re.IGNORECASE)
+_CREDENTIALS = re.compile(r"[a-z][a-z0-9+.-]{0,31}://[^/\s@]*@", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
 _REMOTE = re.compile(r"(?:git\+)?https?://", re.IGNORECASE)
 
@@ -47,7 +47,7 @@ class Requirements:
     @property
     def has_index(self) -> bool:
         """Return whether a line names an index."""
-        return any(line.startswith(_INDEXES) for line in self.lines)
+        return any(line.startswith(_INDEXES) for line in (*self.lines, *self.constraints))
 
 
 def read_requirements(path: Path) -> Requirements:
@@ -91,19 +91,19 @@ def parse(text: str, where: str) -> Iterator[tuple[str, str, str]]:
 
 
 class _Reading:
-    """Reads requirement files, each once."""
+    """Reads requirement files: each once as requirements, and once as constraints."""
 
     def __init__(self, top: Path) -> None:
         self._top = top
-        self._seen: set[Path] = set()
+        self._seen: set[tuple[Path, bool]] = set()
         self.lines: list[str] = []
         self.constraints: list[str] = []
 
     def add(self, path: Path, *, into: list[str]) -> None:
         """Add a file and the files it includes."""
-        if path in self._seen:
+        if (read := (path, into is self.constraints)) in self._seen:
             return
-        self._seen.add(path)
+        self._seen.add(read)
         if len(self._seen) > MOST_FILES:
             raise BadInput(f"includes more than {MOST_FILES} files", where=str(path))
         for place, option, value in parse(text_of(path), str(path)):
@@ -141,7 +141,8 @@ def _logical_lines(text: str, where: str) -> Iterator[tuple[str, str]]:
     place = where
     for number, raw in enumerate(text.splitlines(), 1):
         place = place if begun else f"{where}:{number}"
-        line = _COMMENT.sub("", raw)
+        comment = _COMMENT.search(raw)
+        line = raw if comment is None else raw[: comment.start()].rstrip()
         if line.endswith("\\") and line == raw:
             begun.append(line[:-1])
             continue

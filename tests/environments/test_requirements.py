@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 
 import pytest
 
@@ -106,3 +108,21 @@ def test_a_thousand_files_that_include_each_other_are_refused(write):
     files = {f"r{n}.txt": f"-r r{n + 1}.txt\nfoo{n}" for n in range(200)}
     with pytest.raises(BadInput, match="more than 64 files"):
         read_requirements(write(files))
+
+
+def test_a_file_that_is_a_constraint_and_a_requirement_is_both(write):
+    path = write({"r.txt": "-c base.txt\n-r base.txt\nfoo\n", "base.txt": "numpy==2.0\n"})
+    found = read_requirements(path)
+    assert found.lines == ("numpy==2.0", "foo") and found.constraints == ("numpy==2.0",)
+
+
+def test_an_index_that_a_constraint_file_names_is_known(write):
+    assert read_requirements(write({"r.txt": "-c c.txt\nfoo\n", "c.txt": "-i https://x/simple\n"})).has_index
+
+
+@pytest.mark.parametrize("line", ["foo" + " " * 100_000 + "x", "foo @ " + "a" * 100_000, "a1" * 50_000])
+def test_a_long_line_is_read_in_little_time(write, line):
+    began = time.process_time()
+    with contextlib.suppress(BadInput):
+        read_requirements(write({"r.txt": f"{line}\n"}))
+    assert time.process_time() - began < 2
