@@ -209,9 +209,31 @@ def make_room(size: int, quota: Optional[int], keep: Iterable[str]) -> None:
         free, disk = disk_reserve.disk_of(top)
     finally:
         os.close(top)
-    going = choose(size, sets(), disk // SHARE if quota is None else quota, free - disk_reserve.reserve_of(disk), keep)
+    spare = free - disk_reserve.reserve_of(disk) - unwritten()
+    going = choose(size, sets(), disk // SHARE if quota is None else quota, spare, keep)
     for digest in going:
         remove(digest)
+
+
+def unwritten() -> int:
+    """Return how many bytes arriving sets will still take from the disk: their files exist, but are empty at first."""
+    total = 0
+    for name in _names(folder()):
+        if name.startswith(ARRIVING):
+            path = os.path.join(folder(), name)
+            total += max(0, _size(path) - _allocated(os.path.join(path, TREE)))
+    return total
+
+
+def _allocated(top: str) -> int:
+    found = 0
+    try:
+        for _, _, names, descriptor in os.fwalk(top):
+            for name in names:
+                found += os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_blocks * 512
+    except FileNotFoundError:  # its transfer has just dropped it
+        pass
+    return found
 
 
 def choose(size: int, here: Iterable[DataSet], quota: int, spare: int, keep: Iterable[str]) -> List[str]:

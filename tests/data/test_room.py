@@ -129,3 +129,21 @@ def test_a_set_is_none_before_all_of_it_has_come(host):
     assert data.list_(host.call) == {"sets": []}
     data.drop(host.call, "t")
     assert names(host) == []
+
+
+def test_two_sets_that_arrive_at_once_do_not_fill_the_disk(host):
+    """The first has its files, but hardly any of their bytes."""
+    host.disk = (30 * GIB, 200 * GIB)
+    rows = [("f", "file", 0o444, 0, 12 * GIB, DIGESTS[5], "")]
+    begin(host, rows, DIGESTS[0], "one")
+    with pytest.raises(OpError) as caught:
+        begin(host, rows, DIGESTS[1], "two")
+    assert caught.value.kind == "no-space"
+
+
+def test_bytes_of_an_arriving_set_that_are_written_count_once(host):
+    host.disk = (12 * GIB, 200 * GIB)  # 2 GiB beyond the reserve
+    begin(host, [("f", "file", 0o444, 0, 1 << 20, DIGESTS[5], "")], DIGESTS[0], "one")
+    (arriving,) = names(host)
+    (host.top / "data" / arriving / "tree/f").write_bytes(b"x" * (1 << 20))
+    begin(host, [("f", "file", 0o444, 0, 2 * GIB - 4096, DIGESTS[5], "")], DIGESTS[1], "two")
