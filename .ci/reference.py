@@ -15,7 +15,10 @@ from pathlib import Path
 TOP = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TOP))
 
+import json_shapes  # noqa: E402
+
 from gpurun.cli.config import VARIABLES  # noqa: E402
+from gpurun.cli.shapes import SHAPES  # noqa: E402
 from gpurun.cli.tree import CommandPage, pages  # noqa: E402
 from gpurun.documents.convert import Kind  # noqa: E402
 from gpurun.errors import EXIT_CODES  # noqa: E402
@@ -177,8 +180,8 @@ def recipe_table(kinds: Mapping[str, Kind], defaults: Mapping[str, str]) -> str:
 
 def sentence(plain: str) -> str:
     """A meaning as a sentence. Names of programs stay as they are."""
-    first = plain if plain.startswith(("gpurun", "horovodrun")) else plain[:1].upper() + plain[1:]
-    return text(first + "." * (plain[-1:] != "."))
+    first = plain if plain.startswith(("gpurun", "horovodrun", "null")) else plain[:1].upper() + plain[1:]
+    return text(first + "." * (plain[-1:] not in ("", ".")))
 
 
 def see(key: str) -> str:
@@ -210,6 +213,42 @@ def exit_codes() -> str:
     )
 
 
+def json_documents() -> str:
+    """What each command prints with `--json`, and the objects in it."""
+    shared = {json_shapes.name(one): one for tops in SHAPES.values() for top in tops for one in inner(top)}
+    return page(
+        "JSON documents",
+        "Each command that reads has `--json`. It prints one document on stdout; messages go to stderr. New versions "
+        "may add keys. Keys that end in `_s` are seconds, or a moment in seconds since 1970; `_bytes` and `_mib` are "
+        "bytes and MiB.",
+        *(f"## gpurun {command}\n\n" + documents_of(command) for command in SHAPES),
+        "## Objects",
+        *(f"### {title}\n\n{shape(one)}" for title, one in sorted(shared.items())),
+    )
+
+
+def documents_of(command: str) -> str:
+    """What a command prints; if another one prints the same, a link to that."""
+    first = next(other for other, tops in SHAPES.items() if tops == SHAPES[command])
+    if first != command:
+        return f"The same as [gpurun {first}](#gpurun-{first.replace(' ', '-')})."
+    return "\n\n".join(map(shape, SHAPES[command]))
+
+
+def inner(top: type) -> Iterable[type]:
+    """The objects in a document, without itself."""
+    return (one for member in json_shapes.members(top).values() for one in json_shapes.objects(member.hint))
+
+
+def shape(one: type) -> str:
+    """An object: what it is, and its keys."""
+    rows = (
+        (f"`{key}`" + ", if any" * member.is_optional, json_shapes.words(member.hint), sentence(member.about))
+        for key, member in json_shapes.members(one).items()
+    )
+    return "\n\n".join(filter(None, (text(json_shapes.summary(one)), table(("key", "value", "meaning"), rows))))
+
+
 def decisions() -> str:
     """The list of decisions: each page's title."""
     found = sorted(DECISIONS.glob("[0-9]*.md"))
@@ -226,6 +265,7 @@ PAGES: Mapping[Path, Callable[[], str]] = {
     TOP / "docs/recipes.md": recipes,
     FOLDER / "commands.md": commands,
     FOLDER / "inventory.md": inventory,
+    FOLDER / "json.md": json_documents,
     FOLDER / "exit-codes.md": exit_codes,
     DECISIONS / "README.md": decisions,
 }

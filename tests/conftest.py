@@ -66,6 +66,8 @@ def caches_of_the_tests(request, tmp_path_factory, monkeypatch):
 @pytest.fixture(name="gpurun")
 def command_in_this_process(capsys):
     """Run a command in this process; its exit code, and what it printed on stdout and stderr."""
+    from json_shapes import printed_problems
+
     from gpurun.cli.main import main
 
     def run(*argv):
@@ -73,6 +75,7 @@ def command_in_this_process(capsys):
             main(argv)
         out, err = capsys.readouterr()
         assert "Traceback" not in err
+        assert printed_problems(argv, out) == []
         return ended.value.code, out, err
 
     return run

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from json_shapes import printed_problems
 
 from gpurun.cli import draining
 from gpurun.cli.main import main
@@ -60,6 +61,7 @@ def gpurun(home, capfd, monkeypatch):
         with pytest.raises(SystemExit) as ended:
             main(list(argv))
         out, err = capfd.readouterr()
+        assert printed_problems(argv, out) == []
         return Said(int(ended.value.code or 0), out, err)
 
     return run

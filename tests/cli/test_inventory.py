@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from json_shapes import printed_problems
 
 from gpurun.cli.doctor import load_chosen
 from gpurun.cli.main import main
@@ -68,6 +69,7 @@ def gpurun(inventory: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pyte
         with pytest.raises(SystemExit) as ended:
             main(["inventory", *argv])
         out, err = capfd.readouterr()
+        assert printed_problems(["inventory", *argv], out) == []
         return Said(int(ended.value.code or 0), out, err)
 
     return run

@@ -1,0 +1,174 @@
+"""Read the shapes of JSON documents (`gpurun.cli.shapes`): as Markdown for the reference, and as a check for tests.
+
+A shape is a type hint. Its objects are TypedDicts, dataclasses and named tuples; their docstrings say what keys mean.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal
+
+from gpurun.cli.shapes import SHAPES
+
+NAMES = {
+    str: "text", int: "integer", float: "number", bool: "`true` or `false`", Path: "text", object: "anything",
+    Any: "anything", type(None): "`null`",
+}  # fmt: skip
+_ATTRIBUTE = re.compile(r"^        (\w+(?:, \w+)*): (.*(?:\n         .*)*)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One key of an object."""
+
+    hint: Any
+    about: str
+    is_optional: bool
+
+
+def is_object(hint: Any) -> bool:
+    """Whether JSON has an object for a type, with known keys."""
+    return isinstance(hint, type) and (typing.is_typeddict(hint) or is_dataclass(hint) or hasattr(hint, "_fields"))
+
+
+def members(shape: type) -> Mapping[str, Member]:
+    """The keys of an object."""
+    optional = getattr(shape, "__optional_keys__", frozenset())
+    about: dict[str, str] = {}
+    for one in (*getattr(shape, "__orig_bases__", ()), *reversed(shape.__mro__)):
+        for names, text in _ATTRIBUTE.findall(one.__doc__ or ""):
+            about |= dict.fromkeys(names.split(", "), " ".join(text.split()).replace("``", "`"))
+    return {
+        key: Member(hint, about.get(key, ""), key in optional) for key, hint in typing.get_type_hints(shape).items()
+    }
+
+
+def summary(shape: type) -> str:
+    """What an object is."""
+    text = (shape.__doc__ or "").partition("Attributes:")[0].strip().replace("``", "`")
+    return "" if text.startswith(f"{shape.__name__}(") else re.sub(r"\s*\n\s*", " ", text)
+
+
+def name(shape: type) -> str:
+    """What the reference calls an object."""
+    return shape.__name__.removesuffix("Shape")
+
+
+def parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What a hint is made of: `list`, `dict`, `types.UnionType`, `Literal` or the type itself, and its arguments."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return types.UnionType, arguments
+    if origin is Literal or origin is None:
+        return origin or hint, arguments
+    if issubclass(origin, Mapping):
+        return dict, arguments
+    return list, arguments
+
+
+def objects(hint: Any) -> Iterator[type]:
+    """The objects that a hint names, itself included, each before those in it."""
+    if is_object(hint):
+        yield hint
+        for member in members(hint).values():
+            yield from objects(member.hint)
+    else:
+        for one in parts(hint)[1]:
+            yield from objects(one)
+
+
+def words(hint: Any) -> str:
+    """A type in words, as Markdown; objects are links to their sections."""
+    kind, arguments = parts(hint)
+    if is_object(hint):
+        return f"[{name(hint)}](#{name(hint).lower()})"
+    if kind in (types.UnionType, Literal):
+        return " or ".join(f"`{one}`" if kind is Literal else words(one) for one in arguments)
+    if kind is dict:
+        return f"object: name → {words(arguments[1])}"
+    if kind is list:
+        different = [one for one in dict.fromkeys(arguments) if one is not ...]
+        return f"list of {' and '.join(map(words, different))}"
+    return _plain_words(hint)
+
+
+def _plain_words(hint: Any) -> str:
+    is_enum = isinstance(hint, type) and issubclass(hint, Enum)
+    return " or ".join(f"`{one.value}`" for one in hint) if is_enum else NAMES[hint]
+
+
+def printed_problems(argv: Sequence[str], out: str) -> list[str]:
+    """Where what a command printed differs from all documents that it may print; nothing without ``--json``."""
+    options, names = argv[: argv.index("--")] if "--" in argv else argv, [word for word in argv if word[:1] != "-"]
+    shapes = SHAPES.get(" ".join(names[:2])) or SHAPES.get(names[0] if names else "")
+    if "--json" not in options or not shapes or not out.strip():
+        return []
+    documents = map(json.loads, out.splitlines()) if names[0] == "logs" else [json.loads(out)]
+    found = [min((list(problems(document, shape)) for shape in shapes), key=len) for document in documents]
+    return [problem for each in found for problem in each]
+
+
+def problems(value: object, hint: Any, where: str = "$") -> Iterator[str]:
+    """Where a JSON value differs from its shape."""
+    kind, arguments = parts(hint)
+    if is_object(hint):
+        yield from _object_problems(value, hint, where)
+    elif kind is types.UnionType:
+        found = [list(problems(value, one, where)) for one in arguments]
+        if all(found):
+            yield min(found, key=len)[0]
+    elif kind is dict:
+        if not isinstance(value, dict):
+            yield f"{where}: {value!r} is no object"
+        else:
+            for key, one in value.items():
+                yield from problems(one, arguments[1], f"{where}.{key}")
+    elif kind is list:
+        yield from _list_problems(value, arguments, where)
+    elif not _is(value, kind, arguments):
+        yield f"{where}: {value!r} is no {words(hint)}"
+
+
+def _object_problems(value: object, shape: type, where: str) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield f"{where}: {value!r} is no {name(shape)}"
+        return
+    known = members(shape)
+    yield from (f"{where}: {key} is unknown" for key in value if key not in known)
+    yield from (f"{where}: no {key}" for key, one in known.items() if key not in value and not one.is_optional)
+    for key, one in known.items():
+        if key in value:
+            yield from problems(value[key], one.hint, f"{where}.{key}")
+
+
+def _list_problems(value: object, arguments: tuple[Any, ...], where: str) -> Iterator[str]:
+    if not isinstance(value, list):
+        yield f"{where}: {value!r} is no list"
+        return
+    is_fixed = len(arguments) > 1 and arguments[-1] is not ...
+    if is_fixed and len(value) != len(arguments):
+        yield f"{where}: {len(value)} values, not {len(arguments)}"
+    for at, one in enumerate(value):
+        yield from problems(one, arguments[min(at, len(arguments) - 1)] if is_fixed else arguments[0], f"{where}[{at}]")
+
+
+def _is(value: object, kind: Any, arguments: tuple[Any, ...]) -> bool:
+    """Whether a value that is no list and no object is of a kind."""
+    if kind in (Any, object):
+        return True
+    if kind is Literal:
+        return value in arguments
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return value in [one.value for one in kind]
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, str if kind is Path else kind)

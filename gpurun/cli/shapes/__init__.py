@@ -1,0 +1,58 @@
+"""The JSON documents that commands print: `SHAPES` says which command prints which.
+
+docs/reference/json.md is written from here. Tests compare what commands print with these types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpurun.cli.shapes import accounts, hosts, inventories, jobs
+from gpurun.lab.status import LabStatus
+from gpurun.simulate.report import Report
+
+SHAPES: Mapping[str, tuple[Any, ...]] = {
+    "submit": (jobs.SubmittedShape, jobs.PlanShape),
+    "sweep run": (accounts.SweepStartedShape,),
+    "sweep status": (accounts.SweepsShape, accounts.SweepShape),
+    "sweep best": (accounts.BestTrialShape,),
+    "scale run": (accounts.CampaignShape,),
+    "scale list": (accounts.CampaignsShape,),
+    "scale show": (accounts.CampaignShape,),
+    "status": (jobs.StatusShape,),
+    "queue": (jobs.QueueShape,),
+    "why": (jobs.WhyShape,),
+    "logs": (jobs.LogLineShape,),
+    "wait": (jobs.JobsShape,),
+    "outputs": (jobs.OutputsShape,),
+    "show": (jobs.ShowShape,),
+    "diff": (jobs.DiffShape,),
+    "history": (accounts.HistoryShape,),
+    "report": (accounts.ReportShape,),
+    "du": (jobs.DiskShape,),
+    "prune": (jobs.PruneShape,),
+    "doctor": (hosts.DoctorShape,),
+    "bench": (hosts.BenchShape,),
+    "ship": (hosts.ShipShape, hosts.ShipPlanShape),
+    "images": (hosts.ImagesShape,),
+    "data list": (hosts.DataListShape,),
+    "data stage": (hosts.StageShape,),
+    "data evict": (hosts.EvictShape,),
+    "simulate": (Report,),
+    "inventory list": (inventories.InventoryListShape,),
+    "inventory show": (inventories.InventoryShape, inventories.InventoryListShape),
+    "inventory validate": (inventories.ValidateShape,),
+    "inventory probe": (hosts.ProbeShape,),
+    "inventory diff": (inventories.ChangesShape,),
+    "inventory cordon": (inventories.CordonShape,),
+    "inventory drain": (inventories.DrainShape,),
+    "inventory uncordon": (inventories.CordonShape,),
+    "inventory trust": (inventories.TrustShape,),
+    "recover": (accounts.RecoverShape,),
+    "audit": (accounts.AuditShape,),
+    "config view": (accounts.ConfigShape,),
+    "version": (accounts.VersionShape,),
+    "lab status": (LabStatus,),
+}
+"""Command → the documents that it may print, the usual one first."""

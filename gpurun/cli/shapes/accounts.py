@@ -1,0 +1,267 @@
+"""What ``--json`` prints about sweeps, campaigns, the history and gpurun itself."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+from gpurun.campaigns.curve import CurvePoint
+from gpurun.campaigns.picture import PredictedPoint
+from gpurun.campaigns.plan import RefusedSize
+from gpurun.history.accounts import Share
+from gpurun.history.row import HistoryRow
+from gpurun.scaling.shape import LinkRates
+
+
+class SweepStartedShape(TypedDict):
+    """A sweep that was started."""
+
+    sweep: str
+    trials: int
+
+
+class TrialShape(TypedDict):
+    """A trial. Times are seconds since 1970.
+
+    Attributes:
+        state: `open`, `waits`, `stopping`, `complete`, `pruned`, `failed` or `cancelled`.
+        value: the newest value of the metric; null: none, or not a number.
+        step: the step of that value.
+    """
+
+    trial: int
+    state: str
+    value: float | None
+    step: int | None
+    job: str
+    parameters: dict[str, Any]
+    reason: str
+    asked_s: float
+    ended_s: float | None
+
+
+class BestTrialShape(TrialShape):
+    """The best trial.
+
+    Attributes:
+        outputs: the folder of its outputs; empty: there are none.
+    """
+
+    outputs: str
+
+
+class _SweepAlways(TypedDict):
+    sweep: str
+    name: str
+    search: str
+    points: int
+    metric: str | None
+    done: bool
+    stopped: bool
+    counts: dict[str, int]
+    best: TrialShape | None
+    trouble: str
+
+
+class SweepShape(_SweepAlways, total=False):
+    """A sweep.
+
+    Attributes:
+        search: `grid`, `random` or `tpe`.
+        points: how many points the sweep tries.
+        counts: trials by outcome; `open`: not ended.
+        trouble: what keeps the sweep from continuing; empty: nothing.
+        trials: all trials, the best first; only for a named sweep.
+    """
+
+    trials: list[TrialShape]
+
+
+class SweepsShape(TypedDict):
+    """All sweeps. With a SWEEP, the document is that sweep, with `trials`."""
+
+    sweeps: list[SweepShape]
+
+
+class CampaignRowShape(TypedDict):
+    """One campaign."""
+
+    campaign: str
+    created_s: float
+    done: bool
+    unit: str
+    runs_in_all: int
+    gpu_hours: float
+
+
+class CampaignsShape(TypedDict):
+    """All campaigns."""
+
+    campaigns: list[CampaignRowShape]
+
+
+class RunShape(TypedDict):
+    """One run of a campaign.
+
+    Attributes:
+        run: the number of the repetition.
+        rate: the median rate; null: nothing was measured.
+        windows: the rate in each window of the measurement.
+        placement: GPU indices by host.
+        sample: what the cost model learns from the run; null: nothing.
+    """
+
+    launcher: str
+    gpus: int
+    run: int
+    outcome: str
+    reason: str
+    job: str
+    rate: float | None
+    low: float | None
+    high: float | None
+    windows: list[float] | None
+    hosts: int
+    racks: int
+    placement: dict[str, list[int]]
+    gpu_hours: float
+    held_s: float
+    metrics: dict[str, float]
+    sample: dict[str, Any] | None
+
+
+class VersionsShape(TypedDict):
+    """Versions of a campaign's software."""
+
+    gpurun: str
+    python: str
+    commit: str
+
+
+class CampaignShape(TypedDict):
+    """A campaign: how a recipe's rate grows with its GPUs.
+
+    Attributes:
+        unit: unit of the rate.
+        predicted: what the cost model predicts.
+        refused: sizes that cannot run.
+        settings: the settings of each job.
+    """
+
+    campaign: str
+    created_s: float
+    done: bool
+    unit: str
+    runs_in_all: int
+    curve: list[CurvePoint]
+    predicted: list[PredictedPoint]
+    refused: list[RefusedSize]
+    runs: list[RunShape]
+    gpu_hours: float
+    settings: list[dict[str, Any]]
+    rates_bit_per_s: LinkRates
+    inventory: str
+    repeat: int
+    versions: VersionsShape
+    head: str
+
+
+class HistoryShape(TypedDict):
+    """Ended attempts, the newest first."""
+
+    attempts: list[HistoryRow]
+
+
+class LargestShape(HistoryRow):
+    """An attempt, with its GPU use in words."""
+
+    use: str
+
+
+class ReportShape(TypedDict):
+    """Who used what in a period. Times are seconds.
+
+    Attributes:
+        since_s: start of the period, seconds since 1970.
+        until_s: its end.
+        capacity: GPUs in the inventory; null: unknown.
+        outcomes: attempts by outcome.
+        causes: failures by cause.
+        failed_hosts: failures by host.
+        timeline: leased GPUs in equal parts of the period.
+        largest: the attempts with the most GPU time.
+    """
+
+    since_s: float
+    until_s: float
+    capacity: int | None
+    total: Share
+    users: dict[str, Share]
+    pools: dict[str, Share]
+    projects: dict[str, Share]
+    generations: dict[str, Share]
+    outcomes: dict[str, int]
+    causes: dict[str, int]
+    failed_hosts: dict[str, int]
+    timeline: list[float]
+    largest: list[LargestShape]
+
+
+class AuditShape(TypedDict):
+    """Who did what, the oldest first.
+
+    Attributes:
+        entries: each has `what`; most have `time_s`, `user`, `uid`, `host`, `pid`, `command` and `job`.
+    """
+
+    entries: list[dict[str, Any]]
+
+
+class DamagedShape(TypedDict):
+    """A file that cannot be read."""
+
+    file: str | None
+    reason: str
+
+
+class RecoverShape(TypedDict):
+    """What a recovery did.
+
+    Attributes:
+        adopted: jobs that have a supervisor again.
+    """
+
+    adopted: list[str]
+    damaged: list[DamagedShape]
+
+
+class SettingShape(TypedDict):
+    """A file or variable that commands use, and why."""
+
+    name: str
+    value: str
+    why: str
+
+
+class ConfigShape(TypedDict):
+    """What commands use."""
+
+    settings: list[SettingShape]
+
+
+class PythonShape(TypedDict):
+    """The Python that runs gpurun."""
+
+    version: str
+    implementation: str
+
+
+class VersionShape(TypedDict):
+    """Versions.
+
+    Attributes:
+        packages: null: the package is not installed.
+    """
+
+    version: str
+    python: PythonShape
+    packages: dict[str, str | None]

@@ -1,0 +1,277 @@
+"""What ``--json`` prints about hosts, images and data sets."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+from gpurun.doctor.findings import Severity
+from gpurun.facts.hardware import Hardware
+
+
+class FindingShape(TypedDict):
+    """A problem on hosts.
+
+    Attributes:
+        check: the stable name of the check, such as `link-rate`.
+        remedy: what to do.
+        gpus: GPU indices by host, if the problem concerns some GPUs only.
+        links: from and to, if the problem concerns links only.
+    """
+
+    check: str
+    severity: Severity
+    hosts: list[str]
+    evidence: str
+    remedy: str
+    gpus: dict[str, list[int]]
+    links: list[list[str]]
+
+
+class DoctorShape(TypedDict):
+    """What is wrong with hosts.
+
+    Attributes:
+        cordoned: the hosts that `--cordon` cordoned.
+        findings: errors and warnings.
+    """
+
+    inventory: str
+    healthy: list[str]
+    unhealthy: list[str]
+    cordoned: list[str]
+    findings: list[FindingShape]
+    notes: list[FindingShape]
+    elapsed_s: float
+
+
+LinkShape = TypedDict(
+    "LinkShape",
+    {"from": str, "to": str, "gbit_per_s": float, "latency_us": float, "rate_gbit_per_s": float | None},
+)
+LinkShape.__doc__ = """One link between two hosts, in one direction.
+
+    Attributes:
+        rate_gbit_per_s: the nominal rate; null: unknown.
+    """
+
+
+class CollectiveShape(TypedDict):
+    """One allreduce of all ranks.
+
+    Attributes:
+        algbw_gbyte_per_s: bytes divided by time.
+        busbw_gbyte_per_s: the bus bandwidth, as nccl-tests define it.
+    """
+
+    engine: str
+    ranks: int
+    bytes: int
+    time_us: float
+    algbw_gbyte_per_s: float
+    busbw_gbyte_per_s: float
+
+
+class BenchShape(TypedDict):
+    """Latency and bandwidth between hosts.
+
+    Attributes:
+        skipped: engines that were not measured, with the reason.
+    """
+
+    inventory: str
+    hosts: list[str]
+    mpi: str
+    links: list[LinkShape]
+    allreduce: list[CollectiveShape]
+    skipped: dict[str, str]
+    findings: list[FindingShape]
+
+
+class DifferenceShape(TypedDict):
+    """A key of a host where the inventory and the machine disagree."""
+
+    key: str
+    stated: Any
+    found: Any
+
+
+class ProbedHostShape(Hardware):
+    """What a host is, beside what the inventory says of it."""
+
+    differences: tuple[DifferenceShape, ...]
+
+
+class FailedHostShape(TypedDict):
+    """A host that did not answer."""
+
+    host: str
+    error: str
+    hint: str | None
+
+
+class ProbeShape(TypedDict):
+    """The hardware of hosts."""
+
+    inventory: str
+    hosts: list[ProbedHostShape]
+    failed: list[FailedHostShape]
+    elapsed_s: float
+
+
+class _ShippedAlways(TypedDict):
+    host: str
+    state: Literal["present", "done", "failed"]
+    bytes_received: int
+    elapsed_s: float
+
+
+class ShippedHostShape(_ShippedAlways, total=False):
+    """The result on one host.
+
+    Attributes:
+        state: `present`: the host had the image.
+        error: why it failed.
+    """
+
+    error: str
+
+
+class ShipShape(TypedDict):
+    """The result of a copy of an image. While hosts progress, the command prints one object a line on stderr.
+
+    Attributes:
+        bytes_missing: bytes of the layers that at least one host lacked.
+    """
+
+    image: str
+    id: str
+    layers: int
+    bytes_missing: int
+    hosts: list[ShippedHostShape]
+    elapsed_s: float
+
+
+class MissingLayerShape(TypedDict):
+    """A layer, and the hosts that lack it."""
+
+    digest: str
+    bytes: int
+    hosts: list[str]
+
+
+HopShape = TypedDict("HopShape", {"host": str, "rack": str, "from": str, "layers": list[str]})
+HopShape.__doc__ = "One host of a chain, and the host that it gets the layers from."
+
+
+class ShipPlanShape(TypedDict):
+    """What `gpurun ship` would copy.
+
+    Attributes:
+        shape: `nothing`, `chain` or `star`.
+        present: hosts that have the image.
+        unnamed: hosts that have the image under another name only.
+        chains: hosts in the order in which layers travel.
+    """
+
+    image: str
+    id: str
+    bytes_missing: int
+    shape: str
+    expected_s: float
+    present: list[str]
+    unnamed: list[str]
+    layers: list[MissingLayerShape]
+    chains: list[list[HopShape]]
+
+
+class PlacedImageShape(TypedDict):
+    """An image that gpurun put on a host.
+
+    Attributes:
+        names: tags that gpurun gave it.
+        present: whether the image is still there.
+        temporary: it only holds layers of an interrupted copy.
+        shipped_s: when gpurun copied it, by the host's clock; null: unknown.
+        used_by: containers that use it.
+    """
+
+    id: str
+    names: list[str]
+    present: bool
+    temporary: bool
+    shipped_s: float | None
+    size_bytes: int
+    used_by: list[str]
+
+
+class ImagesShape(TypedDict, total=False):
+    """Images by host.
+
+    Attributes:
+        images: without `--prune`.
+        pruned: with `--prune`: the images that were removed.
+        failed: hosts that failed, with the error.
+    """
+
+    images: dict[str, list[PlacedImageShape]]
+    pruned: dict[str, list[PlacedImageShape]]
+    failed: dict[str, str]
+
+
+class DataSetShape(TypedDict):
+    """A data set.
+
+    Attributes:
+        source: where it came from; empty: unknown.
+        used_s: when a job used it last; seconds since 1970.
+        jobs: jobs that need it and have not ended.
+    """
+
+    digest: str
+    bytes: int
+    files: int
+    source: str
+    hosts: list[str]
+    used_s: float
+    jobs: list[str]
+
+
+class DataListShape(TypedDict):
+    """Data sets on hosts."""
+
+    sets: list[DataSetShape]
+    failed: dict[str, str]
+
+
+class _StagedAlways(TypedDict):
+    host: str
+    state: Literal["present", "done", "failed"]
+    bytes_received: int
+
+
+class StagedHostShape(_StagedAlways, total=False):
+    """The result on one host."""
+
+    error: str
+
+
+class StageShape(TypedDict):
+    """The result of a copy of a data set."""
+
+    digest: str
+    bytes: int
+    hosts: list[StagedHostShape]
+    elapsed_s: float
+
+
+class EvictShape(TypedDict):
+    """What was removed.
+
+    Attributes:
+        evicted: by digest: hosts that removed the set.
+        kept: by digest and host: why the set stays.
+    """
+
+    evicted: dict[str, list[str]]
+    kept: dict[str, dict[str, str]]
+    failed: dict[str, str]

@@ -1,0 +1,366 @@
+"""What ``--json`` prints about jobs."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+from gpurun.jobs.origin import Origin
+from gpurun.jobs.record import OutputsLeft, Restart
+from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.states import State
+from gpurun.launch.fabric import Setting
+from gpurun.scaling.choice import SmallerGang
+from gpurun.scheduler.changes import Change
+from gpurun.scheduler.explain import Explanation, Occupant, PoolUse
+from gpurun.scheduler.explain import State as Decision
+from gpurun.scheduler.model import HostGroup, Placement
+from gpurun.views.picture import WaitingJob
+
+
+class GrantShape(TypedDict):
+    """GPUs that a job holds on one host.
+
+    Attributes:
+        gpus: indices, as NVML numbers them.
+    """
+
+    host: str
+    gpus: list[int]
+
+
+class FirstFailureShape(TypedDict):
+    """What failed first.
+
+    Attributes:
+        rank: the first rank that failed; null if no rank did.
+        exit_code: that rank's exit code; 128 + n for signal n.
+        excerpt: the last lines that the rank printed.
+        kind: the class of the cause, such as `rank`, `host-lost`, `oom`, `hang` or `disk-full`.
+        evidence: what a host reported, word for word.
+    """
+
+    reason: str
+    rank: int | None
+    host: str | None
+    exit_code: int | None
+    excerpt: list[str]
+    kind: str
+    evidence: str
+
+
+class JobShape(TypedDict):
+    """A job. Times are seconds since 1970.
+
+    Attributes:
+        hosts: the hosts that the job holds now.
+        pool: null: no pool.
+        started_s: when RUNNING began; null before.
+        exit_code: the first failed rank's, or 0.
+        reason: why the job is in this state; empty if there is nothing to say.
+        owner: the user who submitted the job.
+        attempt: how often gpurun has started the job.
+        restarts: how often gpurun restarted the job after a host's fault.
+        restart: when gpurun starts the job again; null if nothing is planned.
+        outputs_left: outputs that are not on the head; null if all are.
+    """
+
+    id: str
+    name: str
+    state: State
+    gpus: int
+    hosts: list[str]
+    pool: str | None
+    priority: int
+    submitted_s: float
+    started_s: float | None
+    ended_s: float | None
+    exit_code: int | None
+    reason: str
+    owner: str
+    attempt: int
+    restarts: int
+    grants: list[GrantShape]
+    restart: Restart | None
+    outputs_left: OutputsLeft | None
+    first_failure: FirstFailureShape | None
+
+
+class ForeignShape(TypedDict):
+    """GPUs that another gpurun holds on a host."""
+
+    gpus: list[int]
+    job: str
+    user: str
+    head: str
+
+
+class _HostAlways(TypedDict):
+    host: str
+    rack: str
+    generation: str
+    gpus: int
+    free: int
+    state: str
+
+
+class HostShape(_HostAlways, total=False):
+    """A host and what is free on it.
+
+    Attributes:
+        free: GPUs that nobody holds.
+        state: `ok`, `cordoned`, `draining`, `drained`, `lost`, or `unknown` while a lease is damaged.
+        drain: in words, while the host is drained.
+        foreign: what another gpurun holds there; only if there is something.
+    """
+
+    drain: str
+    foreign: list[ForeignShape]
+
+
+class StatusShape(TypedDict):
+    """Hosts and jobs. With a JOB, `hosts` is empty."""
+
+    hosts: list[HostShape]
+    jobs: list[JobShape]
+
+
+class JobsShape(TypedDict):
+    """The jobs that were waited for, in the order of the arguments."""
+
+    jobs: list[JobShape]
+
+
+class SubmittedShape(TypedDict):
+    """The job that was submitted; with `--follow`, as it ended."""
+
+    job: JobShape
+
+
+class PlacedHostShape(TypedDict):
+    """One host of a plan, in rank order."""
+
+    host: str
+    rack: str
+    gpus: list[int]
+
+
+class PlacedShape(TypedDict):
+    """Where a job would run."""
+
+    generation: str
+    racks: list[str]
+    hosts: list[PlacedHostShape]
+
+
+class EnvironmentShape(TypedDict):
+    """The packages on top of the image.
+
+    Attributes:
+        built: whether the image with the packages exists already.
+    """
+
+    image: str
+    base: str
+    base_id: str
+    key: str
+    built: bool
+    requirements: list[str]
+    index: str | None
+
+
+class _PlanAlways(TypedDict):
+    job: JobSpec
+    placement: PlacedShape | None
+    containers: dict[str, list[str]]
+    launch: list[str]
+    ranks: dict[str, list[dict[str, str]]]
+
+
+class PlanShape(_PlanAlways, total=False):
+    """What `gpurun submit` would do.
+
+    Attributes:
+        job: the frozen job: every setting, defaults included.
+        placement: null: the job would wait.
+        containers: by host: the `docker run` argv.
+        launch: the argv of the launcher, or of each rank.
+        ranks: by host: the environment of each rank, where gpurun starts the ranks itself.
+        settings: by host: fabric settings with their reasons; only with a placement.
+        wait: why the job would wait; only without a placement.
+        environment: only if the recipe has `python`.
+    """
+
+    settings: dict[str, list[Setting]]
+    wait: Explanation
+    environment: EnvironmentShape
+
+
+class _WhyAlways(TypedDict):
+    job: str
+    state: State | Decision
+    message: str
+
+
+class WhyShape(_WhyAlways, total=False):
+    """Why a job waits. A job that does not wait has `job`, `state` and `message` only.
+
+    Attributes:
+        state: the job's state; of a job that waits, the decision: `starts`, `waits`, `never`.
+        position: 1: first in the queue; null: the job has no place in it.
+        ahead: ids of the jobs before it.
+        behind: the job or pool in the way.
+        groups: hosts, grouped by what keeps the job off them.
+        holders: who holds GPUs that the job could use, the soonest to end first.
+        expected_start_s: seconds since 1970; null: unknown.
+        changes: what would start the job now.
+        smaller_gang: a smaller job that would start now, if that is known.
+    """
+
+    gang: str
+    gpus: int
+    position: int | None
+    ahead: list[str]
+    behind: str | None
+    placement: Placement | None
+    groups: list[HostGroup]
+    holders: list[Occupant]
+    pool: PoolUse | None
+    expected_start_s: float | None
+    unknown_because: str
+    changes: list[Change]
+    smaller_gang: SmallerGang | None
+
+
+class QueueShape(TypedDict):
+    """Waiting jobs in the order in which they would start."""
+
+    queue: list[WaitingJob]
+
+
+class LogLineShape(TypedDict):
+    """One line of a log. The command prints one such object a line.
+
+    Attributes:
+        time: when gpurun read the line: UTC, as RFC 3339 writes it.
+        rank: null: the launcher printed it.
+        stream: `stdout` or `stderr`.
+    """
+
+    time: str
+    rank: int | None
+    stream: Literal["stdout", "stderr"]
+    text: str
+
+
+class LeftShape(TypedDict):
+    """Outputs that are not on the head."""
+
+    count: int
+    first: list[str]
+    hosts: list[str]
+
+
+class OutputsShape(TypedDict):
+    """A job's outputs on the head.
+
+    Attributes:
+        path: null: there are none.
+        left: null: all outputs are on the head.
+    """
+
+    job: str
+    path: str | None
+    files: int
+    bytes: int
+    left: LeftShape | None
+
+
+class ShowShape(TypedDict):
+    """What made a job.
+
+    Attributes:
+        inputs: settings that differ from their defaults, by path such as `constraints.locality`.
+        metrics: the last value of each metric.
+        code_files: files and folders of the workdir; null: the job has none.
+        placements: the hosts and GPUs of each attempt.
+    """
+
+    job: JobShape
+    inputs: dict[str, Any]
+    origin: Origin
+    metrics: dict[str, float]
+    code_files: int | None
+    placements: list[str]
+
+
+class DiffShape(TypedDict):
+    """How two jobs differ.
+
+    Attributes:
+        differs: by setting: the value in the first job and in the second.
+        files: files of the workdir that differ.
+    """
+
+    differs: dict[str, list[Any]]
+    files: list[str]
+
+
+class SizesShape(TypedDict):
+    """Bytes on the head's disk."""
+
+    outputs: int
+    logs: int
+    other: int
+    total: int
+
+
+class DiskRowShape(TypedDict):
+    """What one job takes of the head's disk.
+
+    Attributes:
+        state: the job's state, `left over` or `damaged`.
+        unread: folders that you may not read.
+    """
+
+    id: str
+    name: str
+    owner: str
+    state: str
+    ended_s: float | None
+    files: int
+    bytes: SizesShape
+    unread: list[str]
+
+
+class DiskShape(TypedDict):
+    """What jobs take of the head's disk, the largest first."""
+
+    jobs: list[DiskRowShape]
+    total: SizesShape
+    files: int
+    disk_free_bytes: int | None
+
+
+class PrunedJobShape(TypedDict):
+    """A job that was removed."""
+
+    id: str
+    owner: str
+    bytes: int
+
+
+class PruneShape(TypedDict):
+    """What was removed.
+
+    Attributes:
+        skipped: jobs that match but stay, with the reason.
+        failed: jobs that could not be removed, with the error.
+        left_bytes: bytes that are left, with `--keep-below`; else null.
+    """
+
+    dry_run: bool
+    jobs: list[PrunedJobShape]
+    bytes: int
+    skipped: dict[str, str]
+    failed: dict[str, str]
+    left_bytes: int | None
