@@ -37,8 +37,12 @@ def import_(
     interface: Annotated[str | None, typer.Option(help="Network interface that ranks use.")] = None,
     hca: Annotated[list[str] | None, typer.Option(help="RDMA device, such as mlx5_0; may be repeated.")] = None,
     racks: Annotated[str | None, typer.Option(metavar="GLOB", help="Ansible: which groups are racks.")] = None,
+    groups: Annotated[
+        str | None, typer.Option(metavar="GLOB", help="Ansible: import only the hosts of these groups.")
+    ] = None,
 ) -> None:
     """Make an inventory from an Ansible inventory, ssh config, Slurm configuration, hostfile or CSV file."""
+    from gpurun.inventory.imports.ansible import Meant
     from gpurun.inventory.imports.compose import compose
     from gpurun.inventory.imports.source import FORMATS, read
     from gpurun.inventory.load import parse
@@ -49,7 +53,7 @@ def import_(
     target = Path(inventory or "inventory.yaml").absolute()
     if not dry_run and is_there(target):
         raise BadInput("there is an inventory already", where=str(target), hint="-i FILE writes another one")
-    draft = read(source, kind, racks)
+    draft = read(source, kind, Meant(racks, groups))
     given = {"gpus": gpus, "generation": generation, "user": user}
     stated = {key: str(value) for key, value in given.items() if value is not None}
     if interface is None:
@@ -60,7 +64,7 @@ def import_(
     if dry_run:
         text = compose(draft, stated, wires)
         parse(text.encode(), target)
-        _notes(draft)
+        _notes(draft, most=None)
         typer.echo(text, nl=False)
         return
     create_inventory(draft, target, stated, wires)
@@ -81,7 +85,7 @@ def create_inventory(draft: Draft, target: Path, stated: Mapping[str, str], wire
 
     text = compose(draft, stated, wires)
     found = parse(text.encode(), target)
-    _notes(draft)
+    _notes(draft, most=_NOTES_SHOWN)
     _create(target, text)
     say(f"wrote {target}: {len(found.hosts)} hosts, {found.total_gpus} GPUs, {len(found.racks)} racks")
 
@@ -116,9 +120,10 @@ def _create(target: Path, text: str) -> None:
         raise BadInput("there is an inventory already", where=str(target)) from error
 
 
-def _notes(draft: Draft) -> None:
+def _notes(draft: Draft, *, most: int | None) -> None:
+    """Say what was taken, guessed and left, of each at most so many notes; None = all."""
     for title, notes in (("took", draft.took), ("guessed", draft.guessed), ("not mapped", draft.left)):
-        for note in notes[:_NOTES_SHOWN]:
+        for note in notes[:most]:
             say(f"{title}: {printable(note)}")
-        if len(notes) > _NOTES_SHOWN:
-            say(f"{title}: and {len(notes) - _NOTES_SHOWN} more")
+        if most is not None and len(notes) > most:
+            say(f"{title}: and {len(notes) - most} more; --dry-run prints all of them")

@@ -18,7 +18,7 @@ def pages():
         words, command = left.pop()
         found.append((words, command))
         if isinstance(command, click.Group):
-            context = click.Context(command)
+            context = click.Context(command, help_option_names=["-h", "--help"])
             left += [((*words, name), command.get_command(context, name)) for name in command.list_commands(context)]
     return sorted(found, key=lambda page: page[0])
 
@@ -28,7 +28,9 @@ PAGES = pages()
 
 @pytest.mark.parametrize(("words", "command"), PAGES, ids=[" ".join(words) for words, _ in PAGES])
 def test_help_explains_every_argument_and_option(words, command):
-    context = click.Context(command, info_name=" ".join(words))
+    context = click.Context(
+        command, info_name=" ".join(words), help_option_names=["-h", "--help"]
+    )  # a command keeps it
     page = command.get_help(context)
     flat = " ".join(page.split())
     for parameter in command.params:
@@ -45,7 +47,9 @@ def test_help_explains_every_argument_and_option(words, command):
 def test_a_group_shows_one_whole_line_for_each_command():
     for words, command in PAGES:
         if isinstance(command, click.Group):
-            context = click.Context(command, info_name=" ".join(words))
+            context = click.Context(
+                command, info_name=" ".join(words), help_option_names=["-h", "--help"]
+            )  # a command keeps it
             assert "..." not in command.get_help(context).split("Commands:")[1], words
 
 

@@ -89,7 +89,7 @@ racks:
 """
     before = parse(text.encode(), Path("/inventory.yaml"))
     again = Draft("again")
-    importer.read_yaml(ansible(before.hosts).encode(), again, "again.yml", lambda _: None)
+    importer.read_yaml(ansible(before.hosts).encode(), again, "again.yml", lambda _: ())
     roce = {"kind": "roce", "interface": "ens1f0", "hcas": "[mlx5_0]"}
     after = parse(compose(again, {}, roce).encode(), Path("/inventory.yaml"))
     assert not again.left
@@ -167,7 +167,7 @@ def test_what_is_exported_can_be_imported_again() -> None:
     again = Draft("again")
     from gpurun.inventory.imports import ansible as importer
 
-    importer.read_yaml(ansible(found.hosts).encode(), again, "again.yml", lambda _: None)
+    importer.read_yaml(ansible(found.hosts).encode(), again, "again.yml", lambda _: ())
     back = parse(compose(again, {}, TCP).encode(), Path("/inventory.yaml"))
     for host in found.hosts:
         other = back.by_name[host.name]

@@ -9,9 +9,9 @@ from ruamel.yaml import YAML
 
 from gpurun.inventory.model import Host
 
-_ANSIBLE = {"address": "ansible_host", "port": "ansible_port", "user": "ansible_user"}
-_FIELDS = ("address", "port", "user", "gpus", "gpu_model", "gpu_memory_mib", "fabric", "fabric_address",
-           "nvlink", "near_hca")  # fmt: skip
+_ANSIBLE = {"address": "ansible_host", "port": "ansible_port", "user": "ansible_user",
+            "python": "ansible_python_interpreter"}  # fmt: skip
+_ELSEWHERE = ("name", "rack", "generation", "labels")
 
 
 def ansible(hosts: Sequence[Host]) -> str:
@@ -40,9 +40,8 @@ def _plain(value: object) -> object:
 
 def _variables(host: Host) -> dict[str, object]:
     found: dict[str, object] = {}
-    for field in _FIELDS:
-        value = getattr(host, field)
-        if value is not None and value != ():
+    for field, value in vars(host).items():
+        if field not in _ELSEWHERE and value is not None and value != ():
             found[_ANSIBLE.get(field, field)] = _plain(value)
     found["rack"] = host.rack
     found["generation"] = host.generation

@@ -1,15 +1,15 @@
 """Ansible inventories, INI and YAML: hosts, ranges, groups of groups, and their variables.
 
 Groups become racks or generations where their name says so, labels otherwise. Variables named as an inventory's
-fields are taken; ``ansible_host``, ``ansible_port`` and ``ansible_user`` too. ``group_vars`` and ``host_vars``
-beside the file are read. Source: Ansible's "How to build your inventory".
+fields are taken; ``ansible_host``, ``ansible_port``, ``ansible_user`` and ``ansible_python_interpreter`` too.
+``group_vars`` and ``host_vars`` beside the file are read. Source: Ansible's "How to build your inventory".
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -19,7 +19,9 @@ from gpurun.documents.nodes import ProblemReport, compose, entries, is_null
 from gpurun.documents.problems import DocumentError, shown
 from gpurun.errors import BadInput
 from gpurun.inventory import fields
+from gpurun.inventory.folding import fold
 from gpurun.inventory.hostset import MAX_HOSTS
+from gpurun.inventory.imports.ansible_groups import MOST_DEPTH, Group, Variables, lineages
 from gpurun.inventory.imports.draft import Draft
 from gpurun.inventory.imports.generations import generation_of
 
@@ -33,31 +35,45 @@ _SAME = {
     "ansible_ssh_port": "port",
     "ansible_user": "user",
     "ansible_ssh_user": "user",
+    "ansible_python_interpreter": "python",
     "gpu_count": "gpus",
     "num_gpus": "gpus",
     "gpus_per_node": "gpus",
 }
-_MAX_DEPTH = 50
+_WAYS = (
+    "ansible_ssh_common_args",
+    "ansible_ssh_extra_args",
+    "ansible_ssh_private_key_file",
+    "ansible_private_key_file",
+)
+_GENERATION = "generation_"
+"""Groups that `gpurun inventory export ansible` writes begin so."""
+_JUMPS = ("bastion", "bastions", "jumphost", "jumphosts")
+"""Groups such as kubespray's, whose hosts are ways to the others."""
 
-ReadBeside = Callable[[str], bytes | None]
+VariableFiles = Callable[[str], Sequence[tuple[str, bytes]]]
+"""The files of ``group_vars/NAME`` or ``host_vars/NAME``, each with its name; what a later one says wins."""
 
 
-@dataclass
-class _Group:
-    """One group: its own hosts, variables with their places, and the groups inside."""
+@dataclass(frozen=True)
+class Meant:
+    """Which groups a person means, as globs. None: what the names of groups say, and every host."""
 
-    hosts: dict[str, None] = field(default_factory=dict)
-    variables: dict[str, tuple[str, str]] = field(default_factory=dict)
-    children: dict[str, None] = field(default_factory=dict)
+    racks: str | None = None
+    groups: str | None = None
+
+
+BY_NAME = Meant()
 
 
 @dataclass
 class _Source:
-    groups: dict[str, _Group] = field(default_factory=lambda: {"all": _Group()})
-    hosts: dict[str, dict[str, tuple[str, str]]] = field(default_factory=dict)
+    file: str
+    groups: dict[str, Group] = field(default_factory=lambda: {"all": Group()})
+    hosts: dict[str, Variables] = field(default_factory=dict)
 
-    def group(self, name: str) -> _Group:
-        return self.groups.setdefault(name, _Group())
+    def group(self, name: str) -> Group:
+        return self.groups.setdefault(name, Group())
 
     def add(self, pattern: str, group: str, draft: Draft, where: str) -> tuple[str, ...]:
         """Hosts of a pattern such as ``node[01:16]``, put into a group."""
@@ -68,9 +84,9 @@ class _Source:
         return names
 
 
-def read_ini(text: str, draft: Draft, file: str, beside: ReadBeside, racks: str | None = None) -> None:
-    """Fills a draft from an INI inventory. `racks`: a glob of groups that are racks, whatever their names say."""
-    source = _Source()
+def read_ini(text: str, draft: Draft, file: str, beside: VariableFiles, meant: Meant = BY_NAME) -> None:
+    """Fill a draft from an INI inventory."""
+    source = _Source(file)
     group, kind = "all", "hosts"
     for number, line in enumerate(text.splitlines(), 1):
         bare, where = line.strip(), f"{file}:{number}"
@@ -89,22 +105,22 @@ def read_ini(text: str, draft: Draft, file: str, beside: ReadBeside, racks: str 
             source.group(group).variables[key.strip()] = (_unquoted(value.strip()), where)
         else:
             _host_line(bare, "ungrouped" if group == "all" else group, source, draft, where)
-    _finish(source, draft, beside, racks)
+    _finish(source, draft, beside, meant)
 
 
-def read_yaml(data: bytes, draft: Draft, file: str, beside: ReadBeside, racks: str | None = None) -> None:
-    """Fills a draft from a YAML inventory. `racks`: as for `read_ini`."""
-    source, report = _Source(), ProblemReport(file)
+def read_yaml(data: bytes, draft: Draft, file: str, beside: VariableFiles, meant: Meant = BY_NAME) -> None:
+    """Fill a draft from a YAML inventory."""
+    source, report = _Source(file), ProblemReport(file)
     root = compose(data, file, tags=True)
     if root is not None:
         for name, (_, node) in entries(root, report, "the inventory").items():
             _group(name, node, source, draft, report, 0)
     report.raise_if_any()
-    _finish(source, draft, beside, racks)
+    _finish(source, draft, beside, meant)
 
 
 def _group(name: str, node: Node, source: _Source, draft: Draft, report: ProblemReport, depth: int) -> None:
-    if depth > _MAX_DEPTH:
+    if depth > MOST_DEPTH:
         report.wrong(node, "groups are nested too deeply")
         return
     group = source.group(name)
@@ -128,8 +144,8 @@ def _place(node: Node, report: ProblemReport) -> str:
     return f"{report.file}:{node.start_mark.line + 1}"
 
 
-def _variables(node: Node, report: ProblemReport, what: str) -> dict[str, tuple[str, str]]:
-    found = {}
+def _variables(node: Node, report: ProblemReport, what: str) -> Variables:
+    found: Variables = {}
     for key, (place, value) in entries(node, report, what).items():
         found[key] = (_text(value), _place(place, report))
         if key == "labels" and isinstance(value, MappingNode):  # as gpurun's own export writes them
@@ -194,19 +210,21 @@ def _expanded(pattern: str, where: str) -> Iterator[str]:
         yield from _expanded(pattern[: found.start()] + part + pattern[found.end() :], where)
 
 
-def _finish(source: _Source, draft: Draft, beside: ReadBeside, racks: str | None) -> None:
-    """Gives every host what its groups and itself say, the nearer word last."""
-    for name, group in source.groups.items():
-        group.variables.update(_variables_beside(f"group_vars/{name}", beside))
-    lineage = _lineage(source)
-    kinds = {name: _kind(name, racks) for name in source.groups}
+def _finish(source: _Source, draft: Draft, beside: VariableFiles, meant: Meant) -> None:
+    """Give every host what its groups and itself say. Ansible's order: a file of variables wins over the inventory."""
+    lineage = lineages(source.groups, draft, source.file)
+    files = {name: _variables_beside(f"group_vars/{name}", beside) for name in source.groups}
+    kinds = {name: _kind(name, meant.racks) for name in source.groups}
+    _leave_out(source, lineage, draft, meant)
     for host, own in source.hosts.items():
-        groups = lineage.get(host, ["all"])
-        variables: dict[str, tuple[str, str]] = {}
-        for name in groups:
+        groups = lineage.get(host, [])
+        variables: Variables = {}
+        for name in ("all", *groups):
             variables.update(source.groups[name].variables)
+        for name in ("all", *groups):
+            variables.update(files[name])
         variables.update(own)
-        variables.update(_variables_beside(f"host_vars/{host}", beside))  # files win
+        variables.update(_variables_beside(f"host_vars/{host}", beside))
         for name in groups:
             _group_says(host, name, kinds[name], draft)
         for key, (text, where) in variables.items():
@@ -214,27 +232,18 @@ def _finish(source: _Source, draft: Draft, beside: ReadBeside, racks: str | None
     _say_what(source, kinds, draft)
 
 
-def _lineage(source: _Source) -> dict[str, list[str]]:
-    """For each host the groups it is in, outermost first; ``all`` is in front, direct groups are last."""
-    above: dict[str, list[str]] = {}
-    for name, group in source.groups.items():
-        for child in group.children:
-            if child in source.groups:
-                above.setdefault(child, []).append(name)
-
-    def ancestors(name: str, path: tuple[str, ...]) -> list[str]:
-        found: list[str] = []
-        for parent in above.get(name, ()):
-            if parent not in path and len(path) < _MAX_DEPTH:
-                found += ancestors(parent, (*path, name))
-        return [*found, name]
-
-    lineage: dict[str, list[str]] = {}
-    for name, group in source.groups.items():
-        chain = ancestors(name, ())
-        for host in group.hosts:
-            lineage.setdefault(host, ["all"]).extend(chain)
-    return {host: list(dict.fromkeys(groups)) for host, groups in lineage.items()}
+def _leave_out(source: _Source, lineage: Mapping[str, Sequence[str]], draft: Draft, meant: Meant) -> None:
+    """Leave out hosts that nobody means, and those that are only ways to others."""
+    jumps = [host for host in source.hosts if (groups := lineage.get(host)) and set(groups).issubset(_JUMPS)]
+    others = []
+    if meant.groups is not None:
+        others = [h for h in source.hosts if not any(fnmatchcase(name, meant.groups) for name in lineage.get(h, ()))]
+    if jumps:
+        draft.leave(f"{fold(jumps)}: other hosts are reached through it, so it is no host of gangs", source.file)
+    if others:
+        draft.leave(f"{fold(others)}: in no group {meant.groups}", source.file)
+    for host in {*jumps, *others}:
+        del source.hosts[host], draft.values[host]
 
 
 def _kind(name: str, racks: str | None) -> str:
@@ -242,7 +251,7 @@ def _kind(name: str, racks: str | None) -> str:
         return ""
     if fnmatchcase(name, racks) if racks else _RACK.match(name):
         return "rack"
-    return "generation" if generation_of(name) else "label"
+    return "generation" if generation_of(name) or name.startswith(_GENERATION) else "label"
 
 
 def _group_says(host: str, name: str, kind: str, draft: Draft) -> None:
@@ -250,7 +259,7 @@ def _group_says(host: str, name: str, kind: str, draft: Draft) -> None:
     if kind == "rack":
         draft.put(host, "rack", name, where)
     elif kind == "generation":
-        draft.put(host, "generation", generation_of(name) or name, where)
+        draft.put(host, "generation", generation_of(name) or name.removeprefix(_GENERATION), where)
     elif kind == "label":
         draft.label(host, name, "yes", where)
 
@@ -269,25 +278,24 @@ def _variable(host: str, key: str, text: str, draft: Draft, where: str) -> None:
         return
     elif text and (key == "rack" or (key in fields.HOST and key != "labels")):
         draft.put(host, key, text, where)
-    elif text:
+    elif key in _WAYS:
+        draft.leave(f"{key}: gpurun reads from ~/.ssh/config how SSH reaches hosts", where)
+    elif text and key != "ansible_group_priority":
         draft.leave(f"variable {key}", where)
 
 
-def _variables_beside(name: str, beside: ReadBeside) -> Mapping[str, tuple[str, str]]:
-    for ending in ("", ".yml", ".yaml"):
-        file = name + ending
-        data = beside(file)
-        if data is None:
-            continue
+def _variables_beside(name: str, beside: VariableFiles) -> Variables:
+    found: Variables = {}
+    for file, data in beside(name):
         report = ProblemReport(file)
         try:
             root = compose(data, file, tags=True)
-            found = _variables(root, report, file) if root is not None else {}
+            told = _variables(root, report, file) if root is not None else {}
         except DocumentError:  # such as a whole file that is a vault
-            return {file: ("!vault", file)}
+            told = {file: ("!vault", file)}
         report.raise_if_any()
-        return found
-    return {}
+        found.update(told)
+    return found
 
 
 def _say_what(source: _Source, kinds: Mapping[str, str], draft: Draft) -> None:

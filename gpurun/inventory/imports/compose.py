@@ -65,13 +65,13 @@ def _defaults(draft: Draft, given: Mapping[str, str]) -> dict[str, str]:
     defaults = dict(given)
     for key in _COMMON:
         texts = Counter(values[key].text for values in draft.values.values() if key in values)
-        missing = len(draft.values) - texts.total()
+        missing = [name for name, values in draft.values.items() if key not in values]
         if key in defaults:
             continue
-        if texts and (missing == 0 or key in ("gpus", "generation")):
+        if texts and (not missing or key in ("gpus", "generation")):
             defaults[key] = texts.most_common(1)[0][0]
             if missing:
-                draft.guess(f"{key} {defaults[key]} for {missing} hosts, as most others have")
+                draft.guess(f"{key} {defaults[key]} for {fold(missing)}, as most others have")
         elif key in ("gpus", "generation"):
             defaults[key] = {"gpus": "1", "generation": "unknown"}[key]
             draft.guess(f"{key} {defaults[key]} for every host: the source does not say")

@@ -38,6 +38,7 @@ class Draft:
     took: list[str] = field(default_factory=list)
     guessed: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+    _noted: set[str] = field(default_factory=set)
 
     def host(self, name: str, where: str) -> bool:
         """Notes a host; False, and a note, if that is no name for one. Idempotent."""
@@ -95,7 +96,8 @@ class Draft:
     def leave(self, what: str, where: str) -> None:
         """Notes what could not be taken, once."""
         note = f"{where}: {what}"
-        if note not in self.left:
+        if note not in self._noted:
+            self._noted.add(note)
             self.left.append(note)
 
     def guess(self, what: str) -> None:

@@ -7,8 +7,9 @@ Source: slurm.conf(5), topology.conf(5), gres.conf(5).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from gpurun.documents.problems import shown
@@ -20,6 +21,8 @@ _PAIR = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|\S+)")
 _GRES = re.compile(r"gpu(?::([A-Za-z][\w.+-]*|\d+[A-Za-z][\w.+-]*))?(?::(\d+)([KMG]?))?(?:\([^)]*\))?\Z", re.IGNORECASE)
 _DEVICES = re.compile(r"/dev/nvidia(?:\[([\d,-]+)\]|(\d+))")
 _MAX_INCLUDES = 64
+_TAKEN = ("nodename", "nodeaddr", "nodehostname", "gres", "feature", "features", "state")
+_STATE = "it is state, not inventory; see gpurun inventory cordon"
 
 ReadBeside = Callable[[str], str | None]
 """A file by its name, as the configuration names it; None if there is none."""
@@ -27,11 +30,12 @@ ReadBeside = Callable[[str], str | None]
 
 @dataclass(frozen=True)
 class _Line:
-    """One logical line: its first keyword, all keywords in lower case, and its place."""
+    """One logical line: its first keyword, all keywords in lower case and as they are written, and its place."""
 
     first: str
     pairs: Mapping[str, str]
     where: str
+    words: tuple[str, ...] = ()
 
 
 def read(text: str, draft: Draft, file: str, beside: ReadBeside) -> None:
@@ -39,18 +43,26 @@ def read(text: str, draft: Draft, file: str, beside: ReadBeside) -> None:
     nodes: dict[str, bool] = {}  # whether Gres says that it has GPUs
     defaults: dict[str, str] = {}
     partitions: list[_Line] = []
+    sets: list[_Line] = []
     for line in _lines(text, file, draft, beside, set()):
         if line.first == "nodename":
+            _leave_slurms_own(line, draft)
             if line.pairs["nodename"].upper() == "DEFAULT":
                 defaults.update({key: value for key, value in line.pairs.items() if key != "nodename"})
             else:
                 _nodes(line, {**defaults, **line.pairs}, draft, nodes)
         elif line.first == "partitionname":
             partitions.append(line)
+        elif line.first == "nodeset":
+            sets.append(line)
+        elif line.first == "downnodes":
+            draft.leave(f"DownNodes={line.pairs['downnodes']}: {_STATE}", line.where)
     _gres(beside("gres.conf"), _beside(file, "gres.conf"), draft, nodes)
     _leave_out_without_gpus(draft, file)
     racks = _topology(beside("topology.conf"), _beside(file, "topology.conf"), draft)
-    _partitions(partitions, draft)
+    if beside("topology.yaml") is not None:
+        draft.leave("gpurun reads topology.conf only", _beside(file, "topology.yaml"))
+    _partitions(partitions, _node_sets(sets, draft), {*nodes}, draft)
     draft.took.append(
         f"{len(draft.values)} nodes, {racks} leaf switches as racks, {len(partitions)} partitions as labels"
     )
@@ -74,9 +86,10 @@ def _lines(text: str, file: str, draft: Draft, beside: ReadBeside, seen: set[str
         if len(words) == 2 and words[0].lower() == "include":
             yield from _included(words[1].strip(), where, draft, beside, seen)
             continue
-        pairs = {key.lower(): value.strip('"') for key, value in _PAIR.findall(complete)}
+        found = _PAIR.findall(complete)
+        pairs = {key.lower(): value.strip('"') for key, value in found}
         if pairs:
-            yield _Line(next(iter(pairs)), pairs, where)
+            yield _Line(next(iter(pairs)), pairs, where, tuple(key for key, _ in found))
 
 
 def _included(name: str, where: str, draft: Draft, beside: ReadBeside, seen: set[str]) -> Iterator[_Line]:
@@ -114,7 +127,13 @@ def _nodes(line: _Line, values: Mapping[str, str], draft: Draft, nodes: dict[str
             draft.label(name, feature, "yes", line.where)
     state = values.get("state", "unknown").split("*")[0].lower()
     if state not in ("unknown", "idle", "cloud", "future"):
-        draft.leave(f"State={state}: it is state, not inventory; see gpurun inventory cordon", line.where)
+        draft.leave(f"State={state}: {_STATE}", line.where)
+
+
+def _leave_slurms_own(line: _Line, draft: Draft) -> None:
+    own = [word for word in line.words if word.lower() not in _TAKEN]
+    if own:
+        draft.leave(f"{', '.join(own)}: settings of Slurm alone", line.where)
 
 
 def _gpus(name: str, gres: str, draft: Draft, where: str) -> None:
@@ -123,8 +142,7 @@ def _gpus(name: str, gres: str, draft: Draft, where: str) -> None:
     for part in filter(None, re.split(r",(?![^(]*\))", gres)):
         found = _GRES.match(part)
         if not found:
-            if part.lower().startswith("gpu"):
-                draft.leave(f"Gres={part}", where)
+            draft.leave(f"Gres={part}", where)
             continue
         kind, count, _ = found.groups()
         total += int(count or 1)
@@ -191,6 +209,10 @@ def _topology(text: str | None, file: str, draft: Draft) -> int:
     racks = 0
     for line in _lines(text or "", file, draft, lambda _: None, set()):
         switch, names = line.pairs.get("switchname"), line.pairs.get("nodes")
+        if switch and not names:
+            draft.leave(f"switch {switch} is no rack: only switches with nodes are", line.where)
+        elif not switch:
+            draft.leave(f"{line.words[0]}={line.pairs[line.first]}", line.where)
         if not switch or not names:
             continue
         racks += 1
@@ -204,12 +226,29 @@ def _topology(text: str | None, file: str, draft: Draft) -> int:
     return racks
 
 
-def _partitions(partitions: list[_Line], draft: Draft) -> None:
+def _node_sets(lines: list[_Line], draft: Draft) -> dict[str, tuple[str, ...]]:
+    """Node set → its nodes: those that it names, and those with its feature."""
+    found: dict[str, tuple[str, ...]] = {}
+    for line in lines:
+        label = f"labels.{line.pairs.get('feature', '')}"
+        named = _expanded(line.pairs["nodes"], draft, line.where) if "nodes" in line.pairs else ()
+        found[line.pairs["nodeset"]] = (*named, *(name for name, values in draft.values.items() if label in values))
+    return found
+
+
+def _partitions(
+    partitions: list[_Line], sets: Mapping[str, tuple[str, ...]], nodes: Collection[str], draft: Draft
+) -> None:
     for line in partitions:
         partition, names = line.pairs["partitionname"], line.pairs.get("nodes", "")
         if partition.upper() == "DEFAULT" or not names:
             continue
         everyone = names.upper() == "ALL"
-        for name in tuple(draft.values) if everyone else _expanded(names, draft, line.where):
+        members = tuple(draft.values) if everyone else _expanded(names, draft, line.where)
+        members = tuple(chain.from_iterable(sets.get(name, (name,)) for name in members))
+        for name in members:
             if name in draft.values:
                 draft.label(name, f"partition.{partition}", "yes", line.where)
+        unknown = [name for name in members if name not in nodes]
+        if unknown:
+            draft.leave(f"partition {partition} also has {fold(unknown)}", line.where)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gpurun.errors import BadInput
@@ -14,22 +14,27 @@ from gpurun.inventory.load import MAX_BYTES
 from gpurun.inventory.load import read as read_bytes
 
 FORMATS = ("ansible", "ssh-config", "slurm", "hostfile", "csv")
+_FILES = ("slurm.conf", "hosts", "hosts.yml", "hosts.yaml", "hosts.ini", "inventory", "inventory.yml", "inventory.yaml",
+          "inventory.ini")  # fmt: skip
+"""What a folder's inventory may be called."""
+_ENDINGS = ("", ".yml", ".yaml", ".json")
+_MOST_FILES, _MOST_FOLDERS = 1000, 10
 _HOSTFILE_LINE = re.compile(r"\s*[A-Za-z0-9][\w.@-]*(:\d+)?(\s+[\w-]+=\S+)*\s*(#.*)?\Z")
 _SSH_LINE = re.compile(r"^\s*Host(\s+|\s*=\s*)\S", re.IGNORECASE | re.MULTILINE)
 _SLURM_LINE = re.compile(r"^\s*(NodeName|SwitchName|ClusterName)\s*=", re.IGNORECASE | re.MULTILINE)
 
 
-def read(path: Path, kind: str | None = None, racks: str | None = None) -> Draft:
+def read(path: Path, kind: str | None = None, meant: ansible.Meant = ansible.BY_NAME) -> Draft:
     """What a file, or the folder it is in, has.
 
     Args:
         kind: one of FORMATS; told from the file unless given.
-        racks: Ansible: a glob of groups that are racks.
+        meant: Ansible: which groups are racks, and which have the hosts.
     Raises BadInput: it cannot be read, or nobody can tell what it is.
     """
     file = path
     if path.is_dir():
-        file = next((path / name for name in ("slurm.conf", "hosts", "hosts.yml") if (path / name).is_file()), path)
+        file = next((path / name for name in _FILES if (path / name).is_file()), path)
     data = read_bytes(file)
     if len(data) > MAX_BYTES:
         raise BadInput(f"larger than {MAX_BYTES >> 20} MiB", where=str(file))
@@ -40,9 +45,9 @@ def read(path: Path, kind: str | None = None, racks: str | None = None) -> Draft
     draft = Draft(str(file))
     if kind == "ansible":
         if file.suffix in (".yml", ".yaml"):
-            ansible.read_yaml(data, draft, str(file), _beside(file), racks)
+            ansible.read_yaml(data, draft, str(file), _variable_files(file), meant)
         else:
-            ansible.read_ini(text, draft, str(file), _beside(file), racks)
+            ansible.read_ini(text, draft, str(file), _variable_files(file), meant)
     elif kind == "ssh-config":
         ssh_config.read(text, draft, str(file.absolute()), _included)
     elif kind == "slurm":
@@ -76,12 +81,30 @@ def detect(path: Path, text: str) -> str:
     raise BadInput("cannot tell what this is", where=str(path), hint=f"--from {'|'.join(FORMATS)} says it")
 
 
-def _beside(file: Path) -> ansible.ReadBeside:
-    def read_beside(name: str) -> bytes | None:
-        path = file.parent / name
-        return read_bytes(path) if ".." not in Path(name).parts and path.is_file() else None
+def _variable_files(inventory: Path) -> ansible.VariableFiles:
+    """Files of variables beside an inventory. Source: Ansible's ``find_vars_files``."""
 
-    return read_beside
+    def read_all(name: str) -> Sequence[tuple[str, bytes]]:
+        folder, _, entity = name.partition("/")
+        if not entity.strip() or "/" in entity or entity in (".", ".."):
+            return ()
+        places = (inventory.parent / folder / (entity + ending) for ending in _ENDINGS)
+        place = next((place for place in places if place.exists()), None)
+        found = [] if place is None else [*_files_in(place, 0)] if place.is_dir() else [place]
+        return [(str(path), read_bytes(path)) for path in found[:_MOST_FILES] if path.is_file()]
+
+    return read_all
+
+
+def _files_in(folder: Path, depth: int) -> Iterator[Path]:
+    """Files of variables in a folder and those below it, without hidden ones and backups. Links to folders are none."""
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.name.endswith("~"):
+            continue
+        if path.is_dir() and not path.is_symlink() and depth < _MOST_FOLDERS:
+            yield from _files_in(path, depth + 1)
+        elif path.suffix in _ENDINGS and path.is_file():
+            yield path
 
 
 def _text_beside(file: Path) -> slurm.ReadBeside:
