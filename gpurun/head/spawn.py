@@ -70,8 +70,8 @@ def adopt_orphans(home: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
 def adopt_next(home: Path, environ: Mapping[str, str], name: str) -> None:
     """Start a supervisor for the first orphan behind the lease `name`.
 
-    Each looks only at leases behind its own. So a supervisor that ends at once, such as for a damaged job, is not started
-    again and again.
+    Each looks only at leases behind its own. So a supervisor that ends at once, such as for a damaged job, is not
+    started again and again.
     """
     _adopt(home, environ, most=1, after=name)
 

@@ -11,7 +11,7 @@ from gpurun.simulate.replay import Outcome, Replay
 
 @dataclass(frozen=True)
 class Report:
-    """What `gpurun simulate --json` prints; times in seconds.
+    """What `gpurun simulate TRACE.csv --json` prints; times in seconds.
 
     Attributes:
         jobs: how many ended.
