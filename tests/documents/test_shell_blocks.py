@@ -91,8 +91,7 @@ def problem(words, *, is_mention=False):
     except click.exceptions.NoArgsIsHelpError:
         return None
     except click.MissingParameter as error:
-        is_name = not any(word.startswith("-") for word in words)
-        return None if is_mention and is_name else f"{' '.join(words)}: {error.format_message()}"
+        return None if is_mention else f"{' '.join(words)}: {error.format_message()}"
     except click.UsageError as error:
         return f"{' '.join(words)}: {error.format_message()}"
     return None
