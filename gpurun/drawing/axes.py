@@ -52,7 +52,8 @@ class Numbers:
         if not rough > abs(self.high) * 1e-9:
             return []
         power = 10.0 ** math.floor(math.log10(rough))
-        step = max(factor for factor in (1, 2, 5) if factor * power <= rough) * power
+        # 1 if even that is too large: 0.1 is 10 ** -1, and (0.3 / 2) / 1.5 is a little less.
+        step = max((factor for factor in (2, 5) if factor * power <= rough), default=1) * power
         if not math.isfinite(self.low / step) or not math.isfinite(self.high / step):
             return []
         return [step * number for number in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpurun.drawing.axes import MOST_MARKS, Choices, Numbers, around, written
@@ -33,6 +33,7 @@ def test_a_logarithmic_axis_has_powers_of_ten_at_equal_distances():
 
 
 @given(one=FINITE, other=FINITE)
+@example(one=0.0, other=0.3)
 def test_no_numbers_break_an_axis(one, other):
     axis = Numbers(min(one, other), max(one, other))
     marks = axis.marks()

@@ -12,6 +12,7 @@ HERE = Path(gpurun.__file__).parent
 ROOM = HERE / "launch/launchers"
 NOT_THE_LAUNCHER = {
     "jobs/spec.py": "what a job is started by that says nothing",
+    "jobs/recipe_keys.py": "an example of the documents",
     "jobs/recipe.py": "the recipe's section of Horovod's knobs",
     "campaigns/plan.py": "the recipe's section of Horovod's knobs",
     "cli/bench.py": "the program that `gpurun bench` has the gang run",

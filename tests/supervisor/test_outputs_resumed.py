@@ -323,7 +323,7 @@ def test_a_host_that_goes_on_where_it_likes(job, wire, position):
 
 def test_a_host_that_goes_on_where_nothing_is(job, wire):
     lying_about_the_rest(job, wire, SIZE - 1000)
-    with pytest.raises(HostFailure, match="nobody asked for it"):
+    with pytest.raises(HostFailure, match="which was not requested"):
         copy_outputs(job)
     assert not job.head.exists() and not arriving(job).exists()
 
