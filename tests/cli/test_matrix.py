@@ -1,0 +1,122 @@
+"""Every command: without arguments, with wrong ones, for help, as JSON, without colours, on a narrow terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpurun.cli.tree import pages
+from gpurun.jobs.store import JobStore
+from gpurun.remote.fleet import Fleet
+
+INVENTORY = """\
+version: 1
+defaults: {user: train, generation: pascal, gpus: 4, port: 1, ssh: paramiko}
+fabrics: {tcp: {kind: tcp, interface: lo}}
+racks: {r1: {hosts: {h1: {address: 127.0.0.1}}}}
+"""
+CODES = {0, 1, 2, 3, 4, 5}
+PAGES = [page for page in pages() if len(page.words) > 1]
+COMMANDS = [page for page in PAGES if not page.commands]
+NAMES = [page.name for page in COMMANDS]
+NOT_RUN = ("gpurun web", "gpurun lab", "gpurun timer", "gpurun inventory edit")
+"""Commands that serve until Ctrl-C, change the machine, or open an editor: only their help and refusals are tried."""
+ARGUMENTS = {  # what a command needs to print JSON, and the exit codes that it may have then
+    "submit": (["--image", "i:1", "-n", "1", "--dry-run"], {0}),
+    "simulate": (["trace.csv"], {0}),
+    "inventory cordon": (["h1"], {0}), "inventory uncordon": (["h1"], {0}),
+    "inventory drain": (["h1"], {0}),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def cluster(tmp_path, monkeypatch):
+    """One host that refuses connections; no job, no terminal, and an empty home."""
+    for name in ("HOME", "GPURUN_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        (tmp_path / name.lower()).mkdir()
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    (tmp_path / "trace.csv").write_text("submit_time_s,duration_s,gpus,job_id\n0,60,1,a\n")
+    monkeypatch.setenv("GPURUN_INVENTORY", str(tmp_path / "inventory.yaml"))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def may_run(page) -> bool:
+    return not page.name.startswith(NOT_RUN)
+
+
+@pytest.mark.parametrize("page", COMMANDS, ids=NAMES)
+def test_help_fits_a_narrow_terminal_without_colours(gpurun, page, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    code, out, err = gpurun(*page.words[1:], "--help")
+    assert (code, err) == (0, "")
+    assert out.startswith(("Usage: ", "usage: ")) and "\x1b" not in out
+    too_wide = [line for line in out.splitlines() if len(line) > 60 and " " in line.strip()[:50]]
+    assert not [line for line in too_wide if not line.lstrip().startswith("gpurun ")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_a_wrong_option_is_one_message(gpurun, page):
+    code, out, err = gpurun(*page.words[1:], "--no-such-option")
+    assert (code, out) == (2, "")
+    assert "--no-such-option" in err
+
+
+@pytest.mark.parametrize("page", [page for page in COMMANDS if may_run(page)], ids=lambda page: page.name)
+def test_without_arguments_and_with_nobody_to_ask(gpurun, page, monkeypatch):
+    with Path("/dev/null").open() as closed:
+        monkeypatch.setattr(sys, "stdin", closed)
+        code, out, err = gpurun(*page.words[1:])
+    assert code in CODES
+    assert "\x1b" not in out + err
+    if code:
+        assert err.strip()
+
+
+@pytest.mark.parametrize("page", [page for page in COMMANDS if may_run(page)], ids=lambda page: page.name)
+def test_a_wrong_argument_is_one_message(gpurun, page):
+    words = ["$(touch pwned)'\n"] * max(1, sum(name.isupper() for name, _ in page.arguments))
+    code, out, err = gpurun(*page.words[1:], *words)
+    assert code == 2, err
+    assert out == "" and err.strip() and "\x1b" not in err
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in COMMANDS if may_run(page) and any("--json" in name for name, _ in page.options)],
+    ids=lambda page: page.name,
+)  # fmt: skip
+def test_json_is_one_document_or_nothing(gpurun, page):
+    words, codes = ARGUMENTS.get(" ".join(page.words[1:]), ([], CODES))
+    code, out, err = gpurun(*page.words[1:], *words, "--json", *(["--", "true"] if "submit" in page.words else []))
+    assert code in codes, err
+    if out:
+        json.loads(out)
+    else:
+        assert code and err.strip()
+
+
+OF_A_JOB = ("status", "why", "follow", "logs", "cancel", "wait", "outputs", "show", "rerun", "diff", "exec")
+
+
+@pytest.mark.parametrize("name", OF_A_JOB)
+def test_ctrl_c_while_a_job_is_looked_for(gpurun, name, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(JobStore, "find", interrupted)
+    assert gpurun(name, *["j-00000000"] * (2 if name == "diff" else 1))[0] == 130
+
+
+@pytest.mark.parametrize("name", ["doctor", "images", "inventory probe", "data list"])
+def test_ctrl_c_while_hosts_are_asked(gpurun, name, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Fleet, "open", interrupted)
+    assert gpurun(*name.split())[0] == 130
