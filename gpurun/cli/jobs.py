@@ -11,14 +11,14 @@ import typer
 
 from gpurun.cli.options import InventoryOption, JsonOption
 from gpurun.cli.printing import duration, job_json, print_json, printable, printed, say_problem, waited_s
-from gpurun.errors import StateError
+from gpurun.errors import BadInput, StateError
 
 if TYPE_CHECKING:
     from gpurun.inventory.model import Inventory
     from gpurun.jobs.folder import JobFolder
     from gpurun.jobs.record import JobRecord
     from gpurun.jobs.store import JobStore
-    from gpurun.leases.cluster import HostRow
+    from gpurun.leases.cluster import Cluster, HostRow
 
 QUEUED_SHOWN = 20
 POLL_S = 0.1
@@ -73,9 +73,7 @@ def status(
         else:
             _print_job(store, record)
         return
-    from gpurun.cli.inventory_options import cluster
-
-    found = cluster(inventory)
+    found = _hosts_of(inventory, store, are_needed=watch)
     if watch:
         from gpurun.cli.watch import watch as watch_gpus
 
@@ -95,6 +93,24 @@ def status(
         say_problem(problem)
     if reading.problems:
         raise typer.Exit(StateError.exit_code)
+
+
+def _hosts_of(inventory: str | None, store: JobStore, *, are_needed: bool) -> Cluster:
+    """The cluster that is meant. If nobody names an inventory and none is found, jobs are shown without hosts."""
+    from gpurun.cli.inventory_options import cluster
+    from gpurun.inventory.locate import candidates, is_there
+
+    try:
+        return cluster(inventory)
+    except BadInput as error:
+        is_named = inventory or os.environ.get("GPURUN_INVENTORY") or any(map(is_there, candidates(os.environ)))
+        if is_named or are_needed or not store.ids():
+            raise
+        say_problem(error)
+        from gpurun.inventory.model import Inventory
+        from gpurun.leases.cluster import Cluster
+
+        return Cluster(Inventory(hosts=(), racks=(), fabrics={}), store.home)
 
 
 def _leased(inventory: Inventory, store: JobStore) -> dict[str, dict[int, str]]:

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from rich.table import Table
     from rich.text import Text
@@ -19,7 +19,7 @@ HOT_C, FULL = 85, 0.95
 
 
 def watch(inventory: Inventory, leased: Callable[[], Mapping[str, Mapping[int, str]]], interval_s: float = 2.0) -> None:
-    """Show leased GPUs until Ctrl-C. Hosts that get a lease later are joined, those that lose theirs are left.
+    """Show leased GPUs until Ctrl-C, also of hosts that get a lease later. A host that fails is asked again.
 
     Args:
         leased: what is leased now: host → GPU → job; asked again at every refresh.
@@ -27,30 +27,27 @@ def watch(inventory: Inventory, leased: Callable[[], Mapping[str, Mapping[int, s
     from rich.console import Console
     from rich.live import Live
 
-    from gpurun.doctor.watch import Watch
     from gpurun.remote.fleet import Fleet
     from gpurun.supervisor.links import target_of
+    from gpurun.top.sampling import Sampling
 
-    fleet = Fleet({}, {})
-    watches: dict[str, Watch] = {}
-    with fleet, Live(console=Console(), auto_refresh=False, screen=False) as live:
-        try:
+    now = leased()
+
+    def opened(hosts: Iterable[str]) -> Fleet:
+        return Fleet.open([target_of(inventory.by_name[host], inventory) for host in hosts])
+
+    sampling = Sampling(opened, lambda: list(now), interval_s)
+    sampling.start()
+    try:
+        with Live(console=Console(), auto_refresh=False, screen=False) as live:
             while True:
-                now = leased()
-                new = [host for host in now if host not in watches]
-                if new:
-                    fleet.absorb(Fleet.open([target_of(inventory.by_name[host], inventory) for host in new]))
-                    watches.update((host, Watch(fleet, [host], interval_s)) for host in new)
-                for host in [host for host in watches if host not in now]:
-                    watches.pop(host).close()
-                samples = {host: sample for one in watches.values() for host, sample in one.latest().items()}
-                live.update(table(now, samples), refresh=True)
+                live.update(table(now, sampling.latest()), refresh=True)
                 time.sleep(REFRESH_S)
-        except KeyboardInterrupt:
-            return
-        finally:
-            for one in watches.values():
-                one.close()
+                now = leased()
+    except KeyboardInterrupt:
+        return
+    finally:
+        sampling.close()
 
 
 def table(leased: Mapping[str, Mapping[int, str]], samples: Mapping[str, HostSample]) -> Table:

@@ -160,6 +160,23 @@ def test_no_inventory_and_a_broken_one(gpurun, inventory, tmp_path):
     assert "broken.yaml:2:" in err
 
 
+def test_status_shows_jobs_where_there_is_no_inventory(gpurun, inventory, tmp_path, monkeypatch):
+    for name in ("HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "empty"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.delenv("GPURUN_INVENTORY", raising=False)
+    assert gpurun("status")[0] == 2  # nothing to show
+    spec = JobSpec(name="train", image="i:1", gpus=2, command=("true",))
+    job = JobStore(tmp_path / "home").create(spec, inventory=Path(inventory), now_s=1.0)
+    JobStore(tmp_path / "home").retire(job.id)  # no waiter starts for it
+    code, out, err = gpurun("status", "--json", "--all")
+    assert (code, [each["id"] for each in json.loads(out)["jobs"]], json.loads(out)["hosts"]) == (0, [job.id], [])
+    assert "found no inventory" in err
+    assert job.id in gpurun("status", "--all")[1]
+    assert gpurun("status", "--watch")[0] == 2
+
+
 def test_status_is_one_document(gpurun, inventory):
     code, out, err = gpurun("status", "-i", inventory, "--json")
     assert (code, err) == (0, "")

@@ -1,9 +1,15 @@
 """Live samples as a table; whatever a host says stays text."""
 
+from pathlib import Path
+
 from rich.console import Console
 
+from gpurun.cli import watch
 from gpurun.cli.watch import table
+from gpurun.errors import HostUnreachable
 from gpurun.facts.samples import HostSample, sample_from_document
+from gpurun.inventory.load import parse
+from gpurun.remote.fleet import Fleet
 
 GPU = {
     "index": 0, "utilization_percent": 87, "memory_used_mib": 15900, "memory_mib": 16384, "temperature_c": 91,
@@ -34,3 +40,25 @@ def test_hosts_that_say_nothing():
     assert "connecting" in text
     assert "1,3" in text
     assert "\x1b" not in text
+
+
+def test_a_host_that_failed_is_asked_again(monkeypatch):
+    hosts = "racks: {r: {hosts: {h1: {generation: volta, gpus: 1}}}}\n"
+    text = f"version: 1\nfabrics: {{tcp: {{kind: tcp, interface: eth0}}}}\n{hosts}"
+    asked = []
+
+    def fail(targets):
+        asked.append([target.name for target in targets])
+        return Fleet({}, {"h1": HostUnreachable("no route", host="h1")})
+
+    def leased():
+        if len(asked) > 2:
+            raise KeyboardInterrupt
+        return {"h1": {0: "j-1"}}
+
+    monkeypatch.setattr(Fleet, "open", fail)
+    monkeypatch.setattr("gpurun.top.sampling.AGAIN_S", -1.0)
+    monkeypatch.setattr("gpurun.top.sampling.TICK_S", 0.01)
+    monkeypatch.setattr(watch, "REFRESH_S", 0.01)
+    watch.watch(parse(text.encode(), Path("/inventory.yaml")), leased)
+    assert asked[:3] == [["h1"]] * 3
