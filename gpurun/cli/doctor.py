@@ -104,7 +104,8 @@ def examine(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> tup
         *diagnose(inventory, seen),
         *claims.check(held, state=known_id(state), uid=os.getuid(), carried=carried),
     ]
-    return merged([*findings, *bench_history.slower(bench_history.read(state), hosts)])
+    since_s = time.time() - bench_history.FRESH_S
+    return merged([*findings, *bench_history.slower(bench_history.read(state), hosts, since_s=since_s)])
 
 
 def _carried(state: Path) -> set[tuple[str, int]]:

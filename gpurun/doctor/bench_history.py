@@ -71,13 +71,22 @@ def _run(line: str) -> Run | None:
         return None
 
 
-def slower(runs: Sequence[Run], hosts: Iterable[str]) -> tuple[Finding, ...]:
-    """Find links of these hosts whose last figure is well below that of earlier runs."""
+FRESH_S = 7 * 86400.0
+"""`gpurun doctor` does not judge a link by figures that are older."""
+
+
+def slower(runs: Sequence[Run], hosts: Iterable[str], *, since_s: float = 0.0) -> tuple[Finding, ...]:
+    """Find links of these hosts whose last figure is well below that of earlier runs.
+
+    Args:
+        since_s: judge only links that were measured after this, seconds since 1970.
+    """
     wanted = frozenset(hosts)
     figures: dict[tuple[str, str], list[Link]] = {}
+    fresh = {(link.source, link.target) for run in runs if run.time_s >= since_s for link in run.links}
     for run in runs:
         for link in run.links:
-            if link.source in wanted and link.target in wanted:
+            if link.source in wanted and link.target in wanted and (link.source, link.target) in fresh:
                 figures.setdefault((link.source, link.target), []).append(link)
     last = [links[-1] for links in figures.values()]
     usual = {links[-1]: _before(links) for links in figures.values() if len(links) > 1}

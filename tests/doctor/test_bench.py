@@ -139,6 +139,13 @@ def test_no_history_and_a_mended_link_are_no_finding():
     assert bench_history.slower(runs(honest, honest, shaped, honest), HOSTS) == ()
 
 
+def test_a_link_is_not_judged_by_old_figures():
+    told = runs(honest, honest, honest, honest, shaped)
+    last_s = told[-1].time_s
+    assert bench_history.slower(told, HOSTS, since_s=last_s)
+    assert bench_history.slower(told, HOSTS, since_s=last_s + 1) == ()
+
+
 def test_hosts_that_are_not_asked_about_stay_out():
     assert bench_history.slower(runs(honest, honest, honest, honest, shaped), HOSTS[4:]) == ()
 
