@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
         if lease is None:
             raise StateError("its lease is gone", job=name)
         if "adopts" in argv[2:]:
-            adopt_next(home, os.environ, lease.name)
+            _start_next(home, lease.name)
         _carry(home, lease, LeaseLock(descriptor, leases.path(name)))
     except GpurunError as error:
         print(error, file=sys.stderr)  # noqa: T201
@@ -52,6 +52,14 @@ def main(argv: list[str]) -> int:
         traceback.print_exc()
         return 70
     return 0
+
+
+def _start_next(home: Path, name: str) -> None:
+    """Start the next orphan's supervisor. A failure does not stop this one: the next command adopts that orphan."""
+    try:
+        adopt_next(home, os.environ, name)
+    except (GpurunError, OSError) as error:
+        print(f"cannot adopt the next job: {error}", file=sys.stderr)  # noqa: T201
 
 
 def _carry(home: Path, lease: Lease, lock: LeaseLock) -> None:

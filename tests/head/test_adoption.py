@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpurun.errors import StateError
 from gpurun.head import spawn
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import run_pass
+from gpurun.supervisor import __main__ as process
 
 INVENTORY = """\
 version: 1
@@ -63,3 +65,19 @@ def test_supervisors_that_end_at_once_are_not_started_for_ever(world):
         spawn.adopt_next(world.home, {}, name)
     assert set(world.started) == set(world.names)
     assert len(world.started) <= spawn.ADOPTED_AT_ONCE * JOBS
+
+
+@pytest.mark.parametrize("error", [OSError(11, "no more processes"), StateError("the allocator lock is held")])
+def test_a_supervisor_that_cannot_start_the_next_does_its_own_work(world, monkeypatch, capfd, error):
+    def fails(*_):
+        raise error
+
+    carried = []
+    monkeypatch.setenv("GPURUN_HOME", str(world.home))
+    monkeypatch.setattr(process, "adopt_next", fails)
+    monkeypatch.setattr(process, "_carry", lambda _home, lease, _lock: carried.append(lease.name))
+    monkeypatch.setattr(process, "signal", SimpleNamespace(signal=lambda *_: None, SIGHUP=0, SIGCHLD=0, SIG_IGN=0))
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+    assert process.main([world.names[0], str(descriptor), "adopts"]) == 0
+    os.close(descriptor)
+    assert carried == [world.names[0]] and "cannot adopt the next job" in capfd.readouterr().err
