@@ -1,6 +1,6 @@
 """What `gpurun status` costs and how it reads: CPU seconds, lines and columns, for many hosts and jobs.
 
-    python benchmarks/bench_status.py [--hosts 1000] [--jobs 300] [--columns 100] [--keep DIR] [--show]
+    python benchmarks/bench_status.py [--hosts 1000] [--jobs 300] [--columns 100] [--show]
 
 The cluster and its jobs are those of bench_state.py. The command runs in a terminal of its own, as for a person, and
 through a pipe. CPU seconds are those of the whole process, imports included; the median of seven runs.
@@ -80,14 +80,11 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=300)
     parser.add_argument("--columns", type=int, default=100)
-    parser.add_argument("--keep", type=Path, help="work in this folder, and leave it behind")
     parser.add_argument("--show", action="store_true", help="print what a terminal gets")
     options = parser.parse_args()
     compileall.compile_dir(Path(gpurun.__file__).parent, quiet=1)  # what pip does at installation
     with tempfile.TemporaryDirectory() as folder:
-        place = options.keep or Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
-        state = State(place, options.hosts)
+        state = State(Path(folder), options.hosts)
         state.fill(options.jobs, seed=1)
         state.run_pass()
         time.sleep(0.2)  # what has just changed is not taken into the index
