@@ -90,8 +90,7 @@ def adopt_claims(home: Path, claims: Iterable[FoundClaim]) -> tuple[tuple[Lease,
 
     Returns:
         The new leases with their locks held, for `gpurun.head.spawn.start_supervisor`. Skips a claim on GPUs that a
-            pass
-        grants at this moment: the host refuses that gang, too, and the next look finds the GPUs free.
+        pass grants at this moment: the host refuses that gang, too, and the next look finds the GPUs free.
     """
     claims = tuple(claims)
     if not claims:
