@@ -83,8 +83,7 @@ def settings(
 
     Returns:
         Always the same value for the same arguments. Raises nothing: `gpurun.doctor` finds hosts that cannot work
-            before
-        a gang starts, and ``NCCL_NET=IB`` makes NCCL itself refuse them.
+        before a gang starts, and ``NCCL_NET=IB`` makes NCCL itself refuse them.
     """
     if fabric.kind is FabricKind.TCP:
         ports: tuple[ChosenPort, ...] = ()

@@ -29,8 +29,7 @@ def ask(call: Call, image: Image) -> Dict[str, Any]:
     Returns:
         ``{"local", "named", "store", "have", "root", "free_bytes", "spool_free_bytes", "one_disk"}``: the engine's ID
         of the image, None if it is not there; whether it has its tags; ``graph`` or ``containerd``; the layers that
-            need
-        not be sent; the free space on Docker's disk and on the spool's, and whether they are one disk.
+        need not be sent; the free space on Docker's disk and on the spool's, and whether they are one disk.
 
     Raises:
         OpError: ``no-docker``; ``architecture``: the image is for other machines.

@@ -22,8 +22,7 @@ def progress(call: Call, job: str) -> Dict[str, Any]:
 
     Returns:
         ``{"age_s", "checkpoint_age_s", "ranks"}``: seconds since the last report on this host and since the last
-            reported
-        checkpoint, None if there was none; and by rank its last progress report.
+        reported checkpoint, None if there was none; and by rank its last progress report.
     """
     folder = os.path.join(job_parts.folder(job), "run")
     ages = []

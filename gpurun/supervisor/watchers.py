@@ -112,8 +112,7 @@ class Watchers:
 
         Returns:
             The end of the container, if it has ended and no engine comes back to say how. With live-restore an engine
-                comes
-            back, or the container continues.
+            comes back, or the container continues.
         """
         before, now = self.engine_out_s.get(host), time.monotonic()
         self.engine_out_s[host] = now
