@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gpurun.cli.printing import print_json, printable
+from gpurun.cli.printing import print_json, printable, say_problem
 from gpurun.cli.why import print_explanation
+from gpurun.errors import BadInput, GpurunError
 from gpurun.head.wish import NO_JOB
 from gpurun.launch.plan import HostPlan, Plan, make_plan
 from gpurun.leases.allocate import SSH_PORTS, snapshot
@@ -29,14 +30,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpurun.inventory.model import Inventory
-    from gpurun.jobs.spec import JobSpec
+    from gpurun.jobs.spec import Environment, JobSpec
 
 
 def show_plan(spec: JobSpec, inventory: Inventory, *, as_json: bool) -> None:
-    """Print the plan of a job that would start now, or why it would wait (exit 0 either way)."""
-    environment = _environment(spec, inventory)
-    if environment and not as_json:
-        typer.echo(_environment_line(environment))
+    """Print the plan of a job that would start now, or why it would wait (exit 0 either way).
+
+    An image that the head does not have is a warning here; `submit` would refuse the job.
+
+    Raises:
+        BadInput, HostNotReady: the environment of the recipe's `python` cannot be planned.
+    """
+    image = _environment(spec, spec.python, inventory) if spec.python else _image_problem(spec, inventory)
+    if "environment" in image and not as_json:
+        typer.echo(_environment_line(image))
     now_s = time.time()
     gang = new_gang(spec.wants, job=NO_JOB, submitted_s=now_s)
     seen = snapshot(look(home(os.environ), now_s=now_s), inventory, extra=(gang,))
@@ -48,7 +55,7 @@ def show_plan(spec: JobSpec, inventory: Inventory, *, as_json: bool) -> None:
             waits = asdict(explanation)
             print_json({
                 "job": _job(spec), "placement": None, "wait": waits, "containers": {}, "launch": [], "ranks": {},
-                **environment,
+                **image,
             })  # fmt: skip
         else:
             print_explanation(explanation, "it")
@@ -60,20 +67,30 @@ def show_plan(spec: JobSpec, inventory: Inventory, *, as_json: bool) -> None:
         ssh_port=SSH_PORTS[0],
     )  # fmt: skip
     if as_json:
-        print_json({**_document(spec, inventory, placement, plan), **environment})
+        print_json({**_document(spec, inventory, placement, plan), **image})
     else:
         _print(spec, inventory, placement, plan)
 
 
-def _environment(spec: JobSpec, inventory: Inventory) -> dict[str, Any]:
-    """What is built on top of the image; nothing if the recipe has no python."""
+def _image_problem(spec: JobSpec, inventory: Inventory) -> dict[str, Any]:
+    """Warn that `submit` would refuse the job; nothing if the head has the image."""
+    from gpurun.images.engine import Engine
+
+    try:
+        Engine(inventory.docker_host).image(spec.image)
+    except GpurunError as problem:
+        say_problem(BadInput(f"submit would refuse this job: {problem}", hint=problem.hint))
+        return {"image_problem": str(problem)}
+    return {}
+
+
+def _environment(spec: JobSpec, python: Environment, inventory: Inventory) -> dict[str, Any]:
+    """What is built on top of the image, for a recipe with `python`."""
     from gpurun.environments.build import lookup, planned
     from gpurun.images.engine import Engine
 
-    if spec.python is None:
-        return {}
     engine = Engine(inventory.docker_host)
-    plan = planned(spec.python, spec.image, engine, os.environ)
+    plan = planned(python, spec.image, engine, os.environ)
     found = lookup(engine, plan)
     return {"environment": {
         "image": plan.reference, "base": spec.image, "base_id": plan.base.id, "key": plan.key,

@@ -46,6 +46,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
     parser.add_argument("--outputs", type=Path, default=os.environ.get("GPURUN_OUTPUTS") or None)
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--images", type=int, default=60_000, help="train on the first so many")
     parser.add_argument("--batch", type=int, default=64, help="images per rank and step")
     parser.add_argument("--learning-rate", type=float, default=0.001, help="of one rank alone")
     parser.add_argument("--warmup", type=float, default=1.0, help="epochs until the learning rate is scaled up")
@@ -243,7 +244,7 @@ def main() -> int:
     stop = Stop()
     trainer = Trainer(arguments)
     say(f"rank {trainer.rank} of {trainer.size} on {socket.gethostname()}, {jax.local_devices()[0]}")
-    pixels, labels = read_images(arguments.data, "train")
+    pixels, labels = (each[: arguments.images] for each in read_images(arguments.data, "train"))
     trainer.resume()
     started = time.monotonic()
     while trainer.epoch < arguments.epochs:

@@ -31,6 +31,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
     parser.add_argument("--outputs", type=Path, default=os.environ.get("GPURUN_OUTPUTS") or None)
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--images", type=int, default=60_000, help="train on the first so many")
     parser.add_argument("--batch", type=int, default=64, help="images per rank and step")
     parser.add_argument("--learning-rate", type=float, default=0.001, help="of one rank alone")
     parser.add_argument("--accuracy", type=float, default=0.85, help="exit 1 below this test accuracy")
@@ -125,7 +126,7 @@ def main() -> int:
     hvd.init()
     use_own_device()
     say(f"rank {hvd.rank()} of {hvd.size()} on {socket.gethostname()}")
-    pixels, labels = read_images(arguments.data, "train")
+    pixels, labels = (each[: arguments.images] for each in read_images(arguments.data, "train"))
     steps = len(labels) // (arguments.batch * hvd.size())
     model = small_network(arguments.seed)
     # Horovod 0.28 wraps Keras's earlier optimizer interface.

@@ -34,6 +34,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
     parser.add_argument("--outputs", type=Path, default=os.environ.get("GPURUN_OUTPUTS") or None)
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--images", type=int, default=60_000, help="train on the first so many")
     parser.add_argument("--batch", type=int, default=64, help="images per worker and step")
     parser.add_argument("--learning-rate", type=float, default=0.001, help="of one worker alone")
     parser.add_argument("--accuracy", type=float, default=0.85, help="exit 1 below this test accuracy")
@@ -50,13 +51,15 @@ def read_idx(file: Path) -> np.ndarray:
     return np.frombuffer(data, dtype=np.uint8, offset=4 + 4 * data[3]).reshape(shape)
 
 
-def read_images(folder: Path, part: str, batch: int, seed: int | None = None) -> tf.data.Dataset:
-    """Batches of pixels, uint8 of shape (28, 28, 1), and classes of ``train`` or ``t10k``; shuffled alike by all.
+def read_images(
+    folder: Path, part: str, batch: int, *, count: int | None = None, seed: int | None = None
+) -> tf.data.Dataset:
+    """Batches of pixels, uint8 of shape (28, 28, 1), and classes of the first `count` images of ``train`` or ``t10k``.
 
-    The strategy gives each worker its own part of them.
+    All workers shuffle alike, and the strategy gives each its own part.
     """
-    pixels = read_idx(folder / f"{part}-images-idx3-ubyte.gz")[..., None]
-    images = tf.data.Dataset.from_tensor_slices((pixels, read_idx(folder / f"{part}-labels-idx1-ubyte.gz")))
+    pixels, labels = (read_idx(folder / f"{part}-{kind}-ubyte.gz")[:count] for kind in ("images-idx3", "labels-idx1"))
+    images = tf.data.Dataset.from_tensor_slices((pixels[..., None], labels))
     if seed is not None:
         images = images.shuffle(len(pixels), seed=seed)
     options = tf.data.Options()
@@ -155,7 +158,7 @@ def main() -> int:
         )  # fmt: skip
         model.optimizer._create_all_weights(model.trainable_variables)
     batch = arguments.batch * size
-    images = read_images(arguments.data, "train", batch, arguments.seed)
+    images = read_images(arguments.data, "train", batch, count=arguments.images, seed=arguments.seed)
     checkpoints = Checkpoints(arguments.outputs, model, is_chief=is_chief) if arguments.outputs else None
     first = checkpoints.resume() if checkpoints else 0
     callbacks = [*([checkpoints] if checkpoints else []), Told(first * len(images))]

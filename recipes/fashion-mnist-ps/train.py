@@ -39,6 +39,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
     parser.add_argument("--outputs", type=Path, default=os.environ.get("GPURUN_OUTPUTS") or None)
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--images", type=int, default=60_000, help="train on the first so many")
     parser.add_argument("--batch", type=int, default=64, help="images per step")
     parser.add_argument("--learning-rate", type=float, default=0.001)
     parser.add_argument("--accuracy", type=float, default=0.85, help="exit 1 below this test accuracy")
@@ -62,8 +63,8 @@ def read_images(folder: Path, part: str) -> tf.data.Dataset:
     return tf.data.Dataset.zip((pixels, labels))
 
 
-def count_images(folder: Path) -> int:
-    return int(read_images(folder, "train").reduce(np.int64(0), lambda count, _: count + 1))
+def count_of(images: tf.data.Dataset) -> int:
+    return int(images.reduce(np.int64(0), lambda count, _: count + 1))
 
 
 def small_network() -> tf.keras.Model:
@@ -97,7 +98,7 @@ class Trainer:
 
     def __init__(self, arguments: argparse.Namespace, resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
         self.arguments = arguments
-        self.steps = count_images(arguments.data) // arguments.batch
+        self.steps = count_of(self._images()) // arguments.batch
         self.strategy = tf.distribute.ParameterServerStrategy(resolver)
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
         with self.strategy.scope():
@@ -111,10 +112,12 @@ class Trainer:
         if arguments.outputs:
             self.manager = tf.train.CheckpointManager(saved, str(arguments.outputs), max_to_keep=2)
 
+    def _images(self) -> tf.data.Dataset:
+        return read_images(self.arguments.data, "train").take(self.arguments.images)
+
     def _batches(self) -> tf.data.Dataset:
         """A worker's batches: every worker shuffles all images in an order of its own."""
-        images = read_images(self.arguments.data, "train").cache()
-        return images.shuffle(60_000).repeat().batch(self.arguments.batch).prefetch(2)
+        return self._images().cache().shuffle(60_000).repeat().batch(self.arguments.batch).prefetch(2)
 
     @property
     def epoch(self) -> int:

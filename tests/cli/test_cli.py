@@ -104,6 +104,16 @@ def test_a_dry_run_tells_of_the_rehearsal(gpurun, inventory):
     assert gpurun("submit", "-i", inventory, "--image", "i:1", "-n", "2", "--rehearse", "soon", "--", "true")[0] == 2
 
 
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_a_dry_run_says_that_submit_would_refuse_the_image(gpurun, inventory, tmp_path, flags, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path / 'no-such-socket'}")
+    argv = ("submit", "-i", inventory, "--image", "i:1", "-n", "1", "--dry-run", *flags, "--", "true")
+    code, out, err = gpurun(*argv)
+    assert code == 0 and out
+    assert "submit would refuse this job: on the head, Docker does not answer" in err and "→ start Docker" in err
+    assert not flags or "Docker does not answer" in json.loads(out)["image_problem"]
+
+
 def test_a_dry_run_leaves_no_state(gpurun, inventory, tmp_path):
     dry(gpurun, inventory, "-n", "1")
     assert not (tmp_path / "home").exists()

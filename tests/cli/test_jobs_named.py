@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 
 import pytest
 
 from gpurun.cli import completion
+from gpurun.jobs.record import Restart
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
@@ -108,6 +110,16 @@ def test_logs_of_a_failed_job_end_with_the_rank_that_failed_first(store, gpurun)
     folder = made(store)
     logged(folder, (1, "[0]<stdout>:a"))
     assert "failed" not in gpurun("logs", "train")[2]
+
+
+def test_every_command_says_when_a_job_restarts(store, gpurun):
+    folder = made(store)
+    restart = Restart(at_s=time.time() + 100, attempt=2, of=5)
+    folder.write(folder.record().but(restart=restart, reason="h1 is gone"))
+    for command in ("why", "status"):
+        assert re.search(r"restarts in \d+ s \(attempt 2 of 5\)", gpurun(command, folder.id)[1])
+    (row,) = json.loads(gpurun("queue", "--json")[1])["queue"]
+    assert (row["job"], row["position"]) == (folder.id, None)
 
 
 def test_wait_ends_like_timeout_of_coreutils(store, gpurun):

@@ -14,14 +14,14 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 def start(cluster, recipe):
-    """Two epochs of a recipe; returns the job once the first is over."""
+    """Three short epochs of a recipe; returns the job once the first is over."""
     done = cluster.gpurun(
         "submit", str(RECIPES / recipe), "-i", str(cluster.inventory), "--",
-        "python3", "train.py", "--epochs", "2", "--accuracy", "0.84",
+        "python3", "train.py", "--epochs", "3", "--images", "20000", "--accuracy", "0.75",
     )  # fmt: skip
     assert done.code == 0, done.err
     job = done.out.strip()
-    cluster.wait_for_log(job, "epoch 1/2: ", timeout_s=400)
+    cluster.wait_for_log(job, "epoch 1/3: ", timeout_s=400)
     return job
 
 
@@ -34,9 +34,9 @@ def test_a_gang_that_loses_a_host_with_its_tasks_goes_on_from_its_checkpoint(men
     cluster.wait_for(job, "SUCCEEDED", timeout_s=600)
     record, log = cluster.job(job), cluster.log(job)
     assert record["restarts"] == 1 and victim not in record["hosts"]
-    assert re.search(r"resuming from /checkpoints/\S+: epoch 2", log), log[-3000:]
-    assert not re.search(r"@2/\S+ .*epoch 1/2: ", log), "what was trained before is trained again"
-    assert float(re.search(r"test accuracy (0\.\d+)", log)[1]) >= 0.84
+    assert re.search(r"resuming from /checkpoints/\S+: epoch [23]", log), log[-3000:]
+    assert not re.search(r"@2/\S+ .*epoch 1/3: ", log), "what was trained before is trained again"
+    assert float(re.search(r"test accuracy (0\.\d+)", log)[1]) >= 0.75
     assert list((cluster.home / "jobs" / job / "outputs").iterdir()), "the checkpoint came home"
 
 

@@ -188,11 +188,13 @@ class PlanShape(_PlanAlways, total=False):
         settings: by host: fabric settings with their reasons; only with a placement.
         wait: why the job would wait; only without a placement.
         environment: only if the recipe has `python`.
+        image_problem: why `submit` would refuse the job: the head does not have the image, or has no Docker.
     """
 
     settings: dict[str, list[Setting]]
     wait: Explanation
     environment: EnvironmentShape
+    image_problem: str
 
 
 class _WhyAlways(TypedDict):
