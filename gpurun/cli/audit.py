@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ import typer
 from gpurun.cli.options import JsonOption
 from gpurun.cli.printing import print_json, printable
 
+HOST = re.compile(r"[A-Za-z][A-Za-z0-9.-]*")
 COMMON = ("time_s", "what", "user", "uid", "sudo_user", "host", "pid", "command", "job")
 
 
@@ -44,6 +46,18 @@ def _line(entry: Mapping[str, Any]) -> str:
     except (KeyError, TypeError, ValueError, OverflowError, OSError):
         when = f"{'?':19}"
     behind = f"{entry['sudo_user']} as " if entry.get("sudo_user") else ""
-    rest = " ".join(f"{key}={value}" for key, value in entry.items() if key not in COMMON and value != "")
+    rest = " ".join(f"{key}={_text(value)}" for key, value in entry.items() if key not in COMMON and value != "")
     who = f"{behind}{entry.get('user', '?')}"
     return f"{when}  {who:12} {entry.get('what', '?')!s:10} {entry.get('job') or '':10}  {rest}".rstrip()
+
+
+def _text(value: object) -> str:
+    """A field for people. The log may be damaged, so what is folded must look like names of hosts."""
+    if not isinstance(value, list):
+        return str(value)
+    words = [str(each) for each in value]
+    if words and all(HOST.fullmatch(word) for word in words):
+        from gpurun.inventory.hostset import fold
+
+        return fold(words)
+    return ",".join(words)

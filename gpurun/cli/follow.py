@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ import typer
 from gpurun.cli.options import JobArgument
 from gpurun.cli.printing import duration, printable, printed, say
 from gpurun.cli.sending import going_out
-from gpurun.errors import NotYours
+from gpurun.errors import GpurunError, NotYours
 from gpurun.head.caretaker import Caretaker
 from gpurun.jobs.events import EventTail
 from gpurun.jobs.states import ENDED, State
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from gpurun.jobs.record import JobRecord
 
 POLL_S = 0.05
+WHY_AFTER_S = 1.0  # a job that starts at once is not said to wait
+WHY_EVERY_S = 10.0
 INTERRUPTED = 130
 FIRST_LINES = 100
 
@@ -120,11 +123,13 @@ class _JobView:
         self.caretaker = Caretaker()
         self.progress: ShipProgress | None = None
         self.reason_shown = ""
+        self.why_due_s = self.started + WHY_AFTER_S
 
     def show_until_ended(self) -> bool:
         """Show everything up to the end; True once the job has ended."""
         while True:
-            ended = self.folder.record().state.ended
+            record = self.folder.record()
+            ended = record.state.ended
             for event in self.events.new():
                 self._show_event(event)
             for line in self.log.new():
@@ -133,6 +138,8 @@ class _JobView:
                 self.close()
                 self._show_end(self.folder.record())
                 return True
+            if record.state is State.QUEUED:
+                self._show_why()
             self.caretaker.look([self.folder])
             time.sleep(POLL_S)
 
@@ -154,6 +161,19 @@ class _JobView:
             self._say(f"{event['host']}: {event['state']}{_because(event)}")
         elif kind == "note":
             self._say(str(event.get("text")))
+
+    def _show_why(self) -> None:
+        """Show why the job waits, and later each other reason."""
+        if time.monotonic() < self.why_due_s:
+            return
+        from gpurun.views.waiting import why_it_waits
+
+        with suppress(GpurunError):  # damage is status's and recover's to report
+            why = why_it_waits(self.folder.path.home, self.folder.id)
+            if why and why != self.reason_shown:
+                self._say(f"waits: {why}")
+                self.reason_shown = why
+        self.why_due_s = time.monotonic() + WHY_EVERY_S
 
     def _show_progress(self, what: str, event: Mapping[str, Any]) -> None:
         if self.progress is None or self.progress.what != what:

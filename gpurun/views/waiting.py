@@ -19,6 +19,16 @@ def look_ahead(home: Path) -> Pass:
     return run_pass(home, now_s=time.time(), commit=False)
 
 
+def why_it_waits(home: Path, job: str) -> str:
+    """Why one job waits; "" if no pass looks at it now, because it has started or waits to be restarted.
+
+    Raises:
+        StateError: a lease is damaged, so gpurun cannot know which GPUs are free.
+    """
+    found = (each for each in look_ahead(home).decisions.values() if job in each.order)
+    return next((decided(each, job) for each in found), "")
+
+
 def waiting_jobs(looked: Pass, records: Iterable[JobRecord], inventory: str | None = None) -> list[WaitingJob]:
     """Jobs that wait, those that a pass looks at first.
 

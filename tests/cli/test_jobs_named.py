@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from gpurun.cli import completion
+from gpurun.cli.follow import cancel_job
 from gpurun.jobs.record import Restart
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
+from gpurun.views.waiting import why_it_waits
 
 INVENTORY = """\
 version: 1
@@ -34,8 +36,8 @@ def store(tmp_path, monkeypatch):
     return JobStore(tmp_path / "home")
 
 
-def made(store, name="train", *, at_s=None):
-    spec = JobSpec(name=name, image="i", gpus=2, command=("true",))
+def made(store, name="train", *, at_s=None, gpus=2):
+    spec = JobSpec(name=name, image="i", gpus=gpus, command=("true",))
     return store.create(spec, inventory=store.home.parent / "inventory.yaml", now_s=at_s or time.time())
 
 
@@ -120,6 +122,31 @@ def test_every_command_says_when_a_job_restarts(store, gpurun):
         assert re.search(r"restarts in \d+ s \(attempt 2 of 5\)", gpurun(command, folder.id)[1])
     (row,) = json.loads(gpurun("queue", "--json")[1])["queue"]
     assert (row["job"], row["position"]) == (folder.id, None)
+
+
+def test_who_follows_a_job_that_waits_sees_why(store, gpurun, monkeypatch):
+    folder = made(store, gpus=64)
+    reasons = iter(["", "all GPUs are busy", "all GPUs are busy"])
+
+    def why(_home, job):
+        assert job == folder.id
+        if (reason := next(reasons, None)) is not None:
+            return reason
+        cancel_job(folder, reason="seen enough")
+        return "1 GPU is free"
+
+    monkeypatch.setattr("gpurun.views.waiting.why_it_waits", why)
+    monkeypatch.setattr("gpurun.cli.follow.WHY_AFTER_S", 0.0)
+    monkeypatch.setattr("gpurun.cli.follow.WHY_EVERY_S", 0.0)
+    _, _, err = gpurun("follow", folder.id)
+    assert err.count("waits: all GPUs are busy") == 1 and err.count("waits:") == 2, err
+
+
+def test_why_a_job_waits_in_one_sentence(store, gpurun):
+    first, second = made(store, at_s=time.time() - 9), made(store, "big", gpus=64)
+    assert why_it_waits(store.home, first.id) == "starts now"
+    assert "64 GPUs" in why_it_waits(store.home, second.id)
+    assert why_it_waits(store.home, "j-nobody") == ""
 
 
 def test_wait_ends_like_timeout_of_coreutils(store, gpurun):

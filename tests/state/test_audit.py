@@ -81,6 +81,18 @@ def test_entries_are_json_that_the_command_prints(tmp_path, monkeypatch, capsys)
     assert "\x1b" not in shown
 
 
+def test_lists_are_for_people_not_for_python(tmp_path, monkeypatch, capsys):
+    from gpurun.cli.main import main
+
+    monkeypatch.setenv("GPURUN_HOME", str(tmp_path))
+    for hosts in (["h1", "h2", "h3"], [1, 2, 4], ["h[1-", "\x1b[2J", "@x"], []):
+        audit.note(tmp_path, "grant", hosts=hosts)
+    with pytest.raises(SystemExit):
+        main(["audit"])
+    shown = [line.rpartition("hosts=")[2] for line in capsys.readouterr().out.splitlines()]
+    assert shown == ["h[1-3]", "1,2,4", r"h[1-,\x1b[2J,@x", ""]
+
+
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setattr(audit, "MAX_BYTES", 4096)
