@@ -47,7 +47,7 @@ def test_after_the_rehearsal_the_gang_starts_and_finds_nothing_of_it(cluster):
 
 
 def test_the_first_step_ends_the_rehearsal_also_under_another_supervisor(cluster):
-    script = 'sleep 12; python3 -c "import gpurun_runtime as g; g.progress(1, of=9)"; test $GPURUN_SIZE = 4 || sleep 600'
+    script = 'sleep 9; python3 -c "import gpurun_runtime as g; g.progress(1, of=9)"; test $GPURUN_SIZE = 4 || sleep 600'
     args = cluster.submit_args("--launcher", "tasks", "--rehearse", "10m", gpus=4)
     done = cluster.gpurun(*args, "--", "sh", "-c", script)
     assert done.code == 0, done.err
