@@ -126,5 +126,15 @@ def print_explanation(explanation: Explanation, job: str) -> None:
     from gpurun.scheduler.wording import lines
 
     typer.echo(f"{job}: {explanation.gpus} GPUs")
-    for line in lines(explanation, now_s=time.time(), fold=fold):
+    for line in lines(explanation, now_s=time.time(), fold=fold, named=_named):
         typer.echo(f"  {printable(line)}")
+
+
+def _named(job: str) -> str:
+    """A job's name and id; the id alone if it has been removed meanwhile or is damaged."""
+    from gpurun.cli.jobs import open_store
+
+    try:
+        return f"{open_store().get(job).record().name} ({job})"
+    except GpurunError:
+        return job

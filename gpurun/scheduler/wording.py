@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from gpurun.scheduler.explain import Explanation, Occupant
 from gpurun.scheduler.model import HostGroup
@@ -10,16 +11,19 @@ from gpurun.scheduler.model import HostGroup
 MOST = 6
 """Lines of one kind; the rest is counted."""
 
+Entry = TypeVar("Entry")
+
 Fold = Callable[[Iterable[str]], str]
 """Host names to one short word, such as ``gpu-r1-[01-16]``."""
 
 
-def lines(explanation: Explanation, *, now_s: float, fold: Fold) -> list[str]:
+def lines(explanation: Explanation, *, now_s: float, fold: Fold, named: Callable[[str], str] = str) -> list[str]:
     """The explanation as lines of text without colours.
 
     Args:
         now_s: the time of the snapshot; expected starts are given as seconds from it.
         fold: how host names are shortened.
+        named: a gang's id to what people call it.
     """
     head = f"{explanation.gang}: {explanation.state}"
     text = [f"{head}: {explanation.message}" if explanation.message else head]
@@ -28,29 +32,32 @@ def lines(explanation: Explanation, *, now_s: float, fold: Fold) -> list[str]:
     if explanation.state not in ("waits", "never"):
         return text
     if explanation.position is not None:
-        text.append(f"  place in the queue: {explanation.position}{_ahead(explanation.ahead)}")
+        text.append(f"  place in the queue: {explanation.position}{_ahead(explanation.ahead, named)}")
     text += _pool(explanation)
-    text += _section("hosts", [_group(group, fold) for group in explanation.groups])
-    text += _section("GPUs it could use are held by", [_holder(holder, now_s) for holder in explanation.holders])
+    text += _section("hosts", explanation.groups, lambda group: _group(group, fold))
+    text += _section(
+        "GPUs it could use are held by", explanation.holders,
+        lambda holder: f"{named(holder.gang)}: {_holder(holder, now_s)}",
+    )  # fmt: skip
     if explanation.state == "waits":
         text.append(f"  expected start: {_expected(explanation, now_s)}")
-        changes = [change.text for change in explanation.changes]
-        text += _section("it would start now with", changes) or ["  no single change would start it now"]
+        changes = _section("it would start now with", explanation.changes, lambda change: change.text)
+        text += changes or ["  no single change of the job would start it now"]
     return text
 
 
-def _section(title: str, entries: Sequence[str]) -> list[str]:
+def _section(title: str, entries: Sequence[Entry], in_words: Callable[[Entry], str]) -> list[str]:
     if not entries:
         return []
     more = [f"    … and {len(entries) - MOST} more"] if len(entries) > MOST else []
-    return [f"  {title}:", *(f"    {entry}" for entry in entries[:MOST]), *more]
+    return [f"  {title}:", *(f"    {in_words(entry)}" for entry in entries[:MOST]), *more]
 
 
-def _ahead(ahead: Sequence[str]) -> str:
+def _ahead(ahead: Sequence[str], named: Callable[[str], str]) -> str:
     if not ahead:
         return ""
     more = f" and {len(ahead) - MOST} more" if len(ahead) > MOST else ""
-    return f", behind {', '.join(ahead[:MOST])}{more}"
+    return f", behind {', '.join(map(named, ahead[:MOST]))}{more}"
 
 
 def _pool(explanation: Explanation) -> list[str]:
@@ -71,7 +78,7 @@ def _group(group: HostGroup, fold: Fold) -> str:
 
 
 def _holder(holder: Occupant, now_s: float) -> str:
-    where = f"{holder.gang}: {holder.gpus} GPUs on {holder.hosts} host{'s' * (holder.hosts != 1)}"
+    where = f"{holder.gpus} GPUs on {holder.hosts} host{'s' * (holder.hosts != 1)}"
     if holder.stopping:
         return f"{where}, is stopping"
     if holder.free_s is None:

@@ -144,6 +144,13 @@ def test_words_say_what_an_expected_start_depends_on():
     assert "unknown: it depends on gangs without a time limit" in said(busy(Gang("g", 8, 1.0)))
 
 
+def test_gangs_have_the_names_that_people_know():
+    found = why(busy(Gang("ahead", 8, 1.0), Gang("g", 8, 2.0)), "g")
+    text = "\n".join(lines(found, now_s=10.0, fold=",".join, named=lambda gang: f"job of {gang}"))
+    assert "behind job of ahead" in text
+    assert found.holders and all(f"job of {holder.gang}: {holder.gpus} GPUs" in text for holder in found.holders)
+
+
 def test_a_gang_that_waits_for_lost_hosts_is_told_so_though_nothing_runs():
     snapshot = Snapshot(cluster([0], 2, 4), (), (Gang("g", 8),), {"r0h1": "lost"}, now_s=10.0)
     text = said(snapshot)
