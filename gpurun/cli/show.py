@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ class _Told:
 
     Attributes:
         inputs: path of a field, such as ``constraints.locality`` → value; only what is set.
-        metrics: name → the last value that was reported.
+        metrics: name → the last value of the rank that counts (`gpurun.supervisor.loglines.Speaker`).
     """
 
     folder: JobFolder
@@ -157,12 +158,15 @@ def _told(folder: JobFolder) -> _Told:
     import msgspec
 
     from gpurun.jobs.spec import JobSpec
-    from gpurun.supervisor.loglines import LogTail
+    from gpurun.supervisor.loglines import LogTail, Speaker
 
     spec = msgspec.to_builtins(folder.spec())
     unset = dict(_flat(msgspec.to_builtins(JobSpec(name="", image="", gpus=0, command=()))))
     inputs = {path: value for path, value in _flat(spec) if path not in LEFT_OUT and value != unset.get(path)}
-    metrics = {name: value for report in LogTail(folder.log).new_reports() for name, value in report.metrics.items()}
+    metrics: dict[str, float] = {}
+    speakers: defaultdict[str, Speaker] = defaultdict(Speaker)
+    for report in LogTail(folder.log).new_reports():
+        metrics |= {name: value for name, value in report.metrics.items() if speakers[name].counts(report)}
     return _Told(folder, inputs, _code(folder) if spec["code"] else None, metrics)
 
 

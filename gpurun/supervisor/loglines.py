@@ -50,6 +50,23 @@ class RankReport(NamedTuple):
     metrics: dict[str, float]
 
 
+class Speaker:
+    """Decides whose reports of a metric count: in the newest attempt that reports it, the lowest rank that reports it.
+
+    Until that rank speaks, the lowest rank so far counts.
+    """
+
+    def __init__(self) -> None:
+        self._attempt, self._rank = -1, 0
+
+    def counts(self, report: RankReport) -> bool:
+        """Return whether the report counts now; if it does, what others said before counts no longer."""
+        if (-report.attempt, report.rank) > (-self._attempt, self._rank):
+            return False
+        self._attempt, self._rank = report.attempt, report.rank
+        return True
+
+
 class RawLine(NamedTuple):
     """One line with its text not yet parsed.
 

@@ -115,10 +115,10 @@ class Conductor:
         tail = self._tails.get(trial.job)
         if tail is None:
             log = self._store.get(trial.job).log
-            tail = self._tails[trial.job] = MetricTail(log, metric.name, trial.step)
-        news = [
-            JournalEntry("reported", time.time(), trial.number, step=step, value=value) for step, value in tail.new()
-        ]
+            known = None if trial.step is None else (trial.step, trial.value)
+            tail = self._tails[trial.job] = MetricTail(log, metric.name, known)
+        now_s = time.time()
+        news = [JournalEntry("reported", now_s, trial.number, step=step, value=value) for step, value in tail.new()]
         if not news:
             return
         try:

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from gpurun.sweeps.plan import Metric
 from gpurun.sweeps.trials import JournalEntry, Trial
+
+
+class HasStep(Protocol):
+    """What is told of a step."""
+
+    @property
+    def step(self) -> int:
+        """The step's number."""
+
+
+AtStep = TypeVar("AtStep", bound=HasStep)
 
 
 @dataclass(frozen=True)
@@ -18,6 +30,16 @@ class Reported:
     value: float | None
 
 
+def add_report(curve: list[AtStep], report: AtStep) -> None:
+    """Add the newest report to a curve. It replaces reports of its step and of later steps.
+
+    An attempt that continues from a checkpoint repeats steps; a lower rank that speaks later has its own values.
+    """
+    while curve and curve[-1].step >= report.step:
+        curve.pop()
+    curve.append(report)
+
+
 def curves(entries: Iterable[JournalEntry]) -> Mapping[int, list[Reported]]:
     """What each trial's newest job reported, by the trial's number."""
     found: dict[int, list[Reported]] = {}
@@ -27,7 +49,7 @@ def curves(entries: Iterable[JournalEntry]) -> Mapping[int, list[Reported]]:
             began_s = entry.at_s if began_s is None else began_s
             found[entry.trial] = []
         elif entry.kind == "reported" and entry.trial in found and began_s is not None:
-            found[entry.trial].append(Reported(entry.step, entry.at_s - began_s, entry.value))
+            add_report(found[entry.trial], Reported(entry.step, entry.at_s - began_s, entry.value))
     return found
 
 

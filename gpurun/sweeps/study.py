@@ -32,6 +32,7 @@ class Study:
         self._grid = grid
         self._distributions = {name: _distribution(one) for name, one in plan.space.items()}
         self._trials: dict[int, optuna.Trial] = {}
+        self._last_step: dict[int, int] = {}
         self._next: tuple[dict[str, Value], optuna.Trial] | None = None
         self._study = optuna.create_study(
             direction="minimize" if plan.metric and not plan.metric.more_is_better else "maximize",
@@ -54,17 +55,19 @@ class Study:
         """Tell the study."""
         if entry.kind == "asked":
             self._trials[entry.trial] = self._known(dict(entry.parameters))
+            self._last_step[entry.trial] = -1
             return False
         trial = self._trials.get(entry.trial)
         if trial is None:
             return False
         if entry.kind == "reported":
-            if entry.step < 0:  # Optuna refuses it
+            if entry.step <= self._last_step[entry.trial]:  # Optuna judges each step once, and refuses those below 0
                 return False
+            self._last_step[entry.trial] = entry.step
             trial.report(float("nan") if entry.value is None else entry.value, entry.step)
             return trial.should_prune()
         if entry.kind == "ended":
-            del self._trials[entry.trial]
+            del self._trials[entry.trial], self._last_step[entry.trial]
             self._end(trial, entry)
         return False
 

@@ -42,10 +42,10 @@ def store(world, spec=SPEC, origin=None):
     return folder
 
 
-def report(folder, value):
-    log = JobLog(folder.log, attempt=1, now=lambda: 1.0)
+def report(folder, value, rank=0, attempt=1):
+    log = JobLog(folder.log, attempt=attempt, now=lambda: 1.0)
     said = b'{"time": 1, "step": 1, "metrics": {"accuracy": %g}}\n' % value
-    log.take_output("h/0.1.1", 0, "m", len(said), said)
+    log.take_output(f"h/{rank}.1.1", rank, "m", len(said), said)
     log.close()
 
 
@@ -72,6 +72,13 @@ def test_show_has_all_that_made_a_job(gpurun, world):
     text = gpurun("show", folder.id)[1]
     for words in ("last accuracy  0.25", "train", told["origin"]["commit"], "lines of diff", "code holds  2 files"):
         assert words in text
+
+
+def test_the_value_of_the_lowest_rank_of_the_newest_attempt_is_shown(gpurun, world):
+    folder = store(world)
+    for rank, attempt, value, shown in ((1, 1, 0.1, 0.1), (0, 1, 0.2, 0.2), (2, 1, 0.3, 0.2), (1, 2, 0.4, 0.4)):
+        report(folder, value, rank, attempt)
+        assert json.loads(gpurun("show", folder.id, "--json")[1])["metrics"] == {"accuracy": shown}
 
 
 def test_a_workdir_without_a_repository_and_a_job_without_an_origin(gpurun, world):

@@ -22,6 +22,7 @@ from gpurun.supervisor.joblog import JobLog
 from gpurun.sweeps import conductor as conducting
 from gpurun.sweeps import store as storing
 from gpurun.sweeps.conductor import Conductor
+from gpurun.sweeps.curves import curves
 from gpurun.sweeps.store import SweepStore
 from gpurun.sweeps.submitting import reopen
 from gpurun.sweeps.wish import Wish
@@ -185,23 +186,60 @@ def test_what_fails_is_an_outcome_and_the_sweep_goes_on(world):
     assert "exit code 1" in reasons[3] and "somebody" in reasons[4]
 
 
-def test_the_lowest_rank_counts_and_steps_of_an_attempt_that_begins_anew_are_known(world):
+def test_the_lowest_rank_that_reports_counts_and_an_attempt_that_begins_anew_replaces_the_one_before(world):
     folder = begin(world, grid={"lr": ("1",)}, metric="accuracy")
     one = carry(world, folder)
     one.step()
     (job,) = live(world).values()
-    report(world, job, (1, 0.1), rank=3)
-    one.step()
-    assert folder.trials().by_number[0].value == 0.1
-    report(world, job, (2, 0.2), rank=0)
+
+    def known(*, after_a_kill=False):
+        (carry(world, folder) if after_a_kill else one).step()
+        trial = folder.trials().by_number[0]
+        return trial.step, trial.value, [(each.step, each.value) for each in curves(folder.entries())[0]]
+
+    report(world, job, (1, 0.1), (2, 0.2), rank=3)
+    assert known() == (2, 0.2, [(1, 0.1), (2, 0.2)])
+    report(world, job, (1, 0.3), rank=0)
+    assert known() == (1, 0.3, [(1, 0.3)]), "whatever rank 3 said before rank 0 spoke"
     report(world, job, (3, 0.9), rank=3)
     report(world, job, (3, 0.5), metric="loss", rank=0)
-    one.step()
-    assert folder.trials().by_number[0].value == 0.2
-    report(world, job, (1, 0.7), (3, 0.3), attempt=2)
-    one.step()
-    trial = folder.trials().by_number[0]
-    assert (trial.step, trial.value, trial.reports) == (3, 0.3, 3)
+    assert known() == (1, 0.3, [(1, 0.3)])
+    report(world, job, (2, 0.4), (3, 0.5), (3, 0.6), rank=0)
+    assert known() == (3, 0.6, [(1, 0.3), (2, 0.4), (3, 0.6)]), "a step told again replaces the earlier value"
+    report(world, job, (2, 0.7), rank=1, attempt=2)
+    assert known() == (2, 0.7, [(1, 0.3), (2, 0.7)]), "it continues behind its checkpoint at step 1"
+    assert known(after_a_kill=True) == (2, 0.7, [(1, 0.3), (2, 0.7)])
+    report(world, job, (3, 0.8), rank=1, attempt=2)
+    assert known(after_a_kill=True) == (3, 0.8, [(1, 0.3), (2, 0.7), (3, 0.8)])
+
+
+def test_a_conductor_that_follows_a_killed_one_notes_no_report_twice(world):
+    folder = begin(world, grid={"lr": ("1",)}, metric="accuracy")
+    carry(world, folder).step()
+    (job,) = live(world).values()
+    report(world, job, (1, 0.1), (2, float("nan")), rank=1)
+    report(world, job, (1, 0.1))
+    for _ in range(3):
+        carry(world, folder).step()
+    report(world, job, (2, float("nan")))
+    for _ in range(3):
+        carry(world, folder).step()
+    assert [(entry.step, entry.value) for entry in folder.entries() if entry.kind == "reported"] == [
+        (1, 0.1), (2, None),
+    ]  # fmt: skip
+
+
+def test_a_log_that_a_power_cut_shortened_is_read_again(world):
+    """The journal may then know a report that the log lacks."""
+    folder = begin(world, grid={"lr": ("1",)}, metric="accuracy")
+    carry(world, folder).step()
+    (job,) = live(world).values()
+    report(world, job, (1, 0.1), (2, 0.2))
+    carry(world, folder).step()
+    Path(str(world.jobs.get(job).log)).write_bytes(b"")
+    report(world, job, (1, 0.3))
+    carry(world, folder).step()
+    assert outcomes(folder) == {0: (None, 0.3)}
 
 
 def test_a_loser_is_cancelled_once_and_counts_as_stopped_early(world):
