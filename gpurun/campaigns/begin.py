@@ -76,6 +76,7 @@ def begin(
     Raises:
         BadInput: the campaign of this name runs something else; or an image is not on this machine, or the workdir
             cannot be read.
+        StateUnavailable: another command began a campaign of this name at the same moment.
         StateError: gpurun cannot store the campaign.
     """
     enter(home)

@@ -8,7 +8,6 @@ The command that runs the campaign holds ``lock``. All files belong to the user 
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from gpurun.jobs.drafts import AddCode
 from gpurun.jobs.folder import CODE
 from gpurun.scaling.samples import encode
 from gpurun.state import durable, lock
+from gpurun.state.drafts import new_folder
 from gpurun.state.path import StatePath
 
 
@@ -100,22 +100,31 @@ class CampaignStore:
         self.folder = StatePath(home) / "scaling"
 
     def create(self, plan: CampaignPlan, add_code: AddCode | None) -> CampaignFolder:
-        """Store a new campaign, completely or not at all. Raises StateError if it cannot be written."""
+        """Store a new campaign, completely or not at all.
+
+        Raises:
+            StateUnavailable: another command has stored a campaign of this name meanwhile.
+            StateError: gpurun cannot write the campaign.
+        """
         durable.make_folder(self.folder)
-        draft = self.folder / f".new-{secrets.token_hex(4)}"
-        draft.mkdir(0o755)
-        try:
+        path = self.folder / plan.name
+        with new_folder(self.folder) as draft:
             (draft / "runs").mkdir(0o755)
             if add_code is not None:
                 add_code(draft / CODE)
             durable.write_record(draft / "plan.json", plan)
             faults.point()
-            draft.rename(self.folder / plan.name)
-        except BaseException:
-            draft.rmtree()
-            raise
+            try:
+                draft.rename(path)
+            except StateError as error:  # a folder with content is never replaced, so of two commands one fails
+                if not path.exists():
+                    raise
+                raise StateUnavailable(
+                    "another command has just begun a campaign of this name", where=plan.name,
+                    hint=f"`gpurun scale show {plan.name}` shows it; --name begins another campaign",
+                ) from error  # fmt: skip
         durable.sync_folder(self.folder)
-        return CampaignFolder(self.folder / plan.name)
+        return CampaignFolder(path)
 
     def names(self) -> list[str]:
         """Return the names of all campaigns."""

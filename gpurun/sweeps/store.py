@@ -23,6 +23,7 @@ from gpurun.jobs.drafts import AddCode
 from gpurun.jobs.folder import CODE
 from gpurun.msgspec_types import ready
 from gpurun.state import durable, lock
+from gpurun.state.drafts import new_folder
 from gpurun.state.growing import GrowingFile
 from gpurun.state.path import StatePath
 from gpurun.sweeps.plan import SweepPlan, wrong_with
@@ -164,17 +165,12 @@ class SweepStore:
         """
         durable.make_folder(self.folder)
         name = f"s-{secrets.token_hex(4)}"
-        draft = self.folder / f".new-{name}"
-        draft.mkdir(0o755)
-        try:
+        with new_folder(self.folder) as draft:
             if add_code is not None:
                 add_code(draft / CODE)
             durable.write_record(draft / "plan.json", plan)
             faults.point()
             draft.rename(self.folder / name)
-        except BaseException:
-            draft.rmtree()
-            raise
         durable.sync_folder(self.folder)
         return SweepFolder(self.folder / name)
 

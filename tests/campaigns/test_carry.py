@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from gpurun.campaigns import begin as beginning
 from gpurun.campaigns import carry as carrying
 from gpurun.campaigns import store as storing
 from gpurun.campaigns.carry import Carrier
@@ -74,6 +77,37 @@ def finish(folder, state=State.SUCCEEDED, reason="", **metrics):
     record = folder.record()
     granted = tuple(Grant(f"h{at}", (0,)) for at in range(record.gpus))
     folder.write(record.but(state=state, reason=reason, granted=granted, granted_s=10.0, ended_s=46.0, attempt=1))
+
+
+def test_two_that_begin_a_campaign_of_one_name_at_once_do_not_share_it(world, monkeypatch):
+    together, found = threading.Barrier(2, timeout=60), []
+
+    def pin(jobs, *_):
+        together.wait()  # neither command has found the campaign
+        return jobs, {}
+
+    def command(at_s):
+        try:
+            folder, _ = beginning.begin(replace(PLAN, created_s=at_s), None, world.home, {})
+            found.append(folder.plan().created_s == at_s)
+        except StateUnavailable as error:
+            found.append(str(error))
+
+    monkeypatch.setattr(beginning, "pin", pin)
+    threads = [threading.Thread(target=command, args=(at_s,)) for at_s in (1.0, 2.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert True in found and len(found) == 2
+    assert next(each for each in found if each is not True).startswith("curve: another command has just begun")
+    assert world.store.folder.names() == ["curve"]
+
+
+def test_what_a_killed_command_left_of_a_new_campaign_goes_when_the_next_one_begins(world):
+    (world.home / "scaling" / ".new-0a1b2c3d").mkdir(parents=True)
+    world.store.create(PLAN, None)
+    assert world.store.folder.names() == ["curve"]
 
 
 def carry(world, folder):

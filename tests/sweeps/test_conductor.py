@@ -387,6 +387,12 @@ def test_a_damaged_plan_is_named(world, damage):
         carry(world, folder)
 
 
+def test_what_a_killed_command_left_of_a_new_sweep_goes_when_the_next_one_begins(world):
+    (world.home / "sweeps" / ".new-s-0a1b2c3d").mkdir(parents=True)
+    folder = begin(world, grid=GRID)
+    assert world.store.folder.names() == [folder.id]
+
+
 def test_damaged_lines_of_a_journal_are_passed_over(world):
     folder = begin(world, grid=GRID, max_parallel=1)
     carry(world, folder).step()
