@@ -17,6 +17,7 @@ from gpurun.campaigns.picture import PredictedPoint, svg_of
 from gpurun.campaigns.plan import CampaignPlan
 from gpurun.campaigns.runs import DONE, RunRecord
 from gpurun.documents.plain import printable
+from gpurun.documents.table_cells import cell
 
 STYLE = (
     "body{font-family:sans-serif;max-width:64em;margin:2em auto;color:#222}table{border-collapse:collapse;margin:1em 0}"
@@ -96,7 +97,7 @@ class CampaignReport:
         for run in self.document()["runs"]:
             placed = " ".join(f"{host}:{'+'.join(map(str, gpus))}" for host, gpus in run["placement"].items())
             row = {**run["metrics"], **run, "placement": placed}
-            writer.writerow({key: _unformula(row.get(key)) for key in COLUMNS})
+            writer.writerow({key: cell(row.get(key)) for key in COLUMNS})
         return stream.getvalue()
 
     def html(self) -> str:
@@ -166,8 +167,3 @@ def _table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 def _escaped(value: object) -> str:
     return escape(printable(str(value)))
-
-
-def _unformula(value: object) -> object:
-    """Change a text that a spreadsheet would take for a formula."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value

@@ -14,6 +14,7 @@ import typer
 
 from gpurun.cli.options import JsonOption
 from gpurun.cli.printing import duration, print_json, printable, say
+from gpurun.documents.table_cells import cell
 from gpurun.errors import BadInput, StateError
 
 if TYPE_CHECKING:
@@ -147,14 +148,7 @@ def _print_csv(found: Sequence[HistoryRow]) -> None:
     table = csv.writer(sys.stdout, lineterminator="\n")
     table.writerow(COLUMNS)
     for row in found:
-        table.writerow([_cell(getattr(row, column)) for column in COLUMNS])
-
-
-def _cell(value: object) -> object:
-    """A cell that no spreadsheet takes for a formula (OWASP, CSV injection)."""
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
-        return f"'{value}"
-    return value
+        table.writerow([cell(getattr(row, column)) for column in COLUMNS])
 
 
 def _print_table(found: Sequence[HistoryRow]) -> None:

@@ -14,6 +14,7 @@ import typer
 from gpurun.cli.options import JsonOption
 from gpurun.cli.printing import duration, print_json, printable, say, say_problem
 from gpurun.cli.sweep_run import SweepArgument, open_sweeps
+from gpurun.documents.table_cells import cell
 from gpurun.errors import BadInput, StateError
 
 if TYPE_CHECKING:
@@ -192,11 +193,11 @@ def table(sweep: SweepArgument, as_csv: Annotated[bool, typer.Option("--csv", he
         return
     own = ["trial", "state", "value", "step", "job", "reason"]
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow([*own, *(f"parameter.{name}" if name in own else name for name in plan.space)])
+    writer.writerow([*own, *(cell(f"parameter.{name}" if name in own else name) for name in plan.space)])
     for trial in trials.ranked(plan.metric):
         told = trial_document(trial)
-        cells = [*(told[name] for name in own), *(trial.parameters.get(name, "") for name in plan.space)]
-        writer.writerow([printable(cell) if isinstance(cell, str) else cell for cell in cells])
+        values = [*(told[name] for name in own), *(trial.parameters.get(name, "") for name in plan.space)]
+        writer.writerow(map(cell, values))
 
 
 def plot(

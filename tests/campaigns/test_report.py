@@ -58,6 +58,9 @@ def test_the_page_needs_no_network_and_runs_no_script():
 def test_no_cell_is_a_formula():
     found = list(csv.DictReader(io.StringIO(report(record(1, 50.0, reason="=cmd|'/C calc'!A0")).csv())))
     assert found[0]["reason"] == "'=cmd|'/C calc'!A0" and found[0]["placement"] == "h0:0"
+    for before in ("\t", "\r", " "):
+        found = list(csv.DictReader(io.StringIO(report(record(1, 50.0, reason=f"{before}=cmd\x1b[2J")).csv())))
+        assert found[0]["reason"].startswith("'") and "\x1b" not in found[0]["reason"]
 
 
 def test_the_picture_is_sound_whatever_was_measured():

@@ -103,6 +103,21 @@ def test_no_parameter_takes_the_place_of_a_column_and_no_reason_steers_a_termina
     assert row["parameter.job"] == "x,y'\"" and row["reason"] == "rank 0\\x1b[31m\\nfailed"
 
 
+@pytest.mark.parametrize("before", ["", "\t", "\r", "  "])
+def test_no_cell_of_the_csv_is_a_formula_and_numbers_stay_numbers(gpurun, store, before):
+    wish = Wish(grid={"a": ("-1.5", "-2"), "b": ("=1", "x")}, metric="loss:min")
+    folder = store.create(wish.plan(TEMPLATE, "/i.yaml", 1.0), None)
+    journal = Journal(folder)
+    reason, point = f"{before}=cmd|'/C calc'!A0", {"a": -1.5, "b": f"{before}@SUM(A1)"}
+    journal.add(JournalEntry("asked", 1.0, 0, job="j-00000001", parameters=point))
+    journal.add(JournalEntry("reported", 2.0, 0, step=1, value=-0.25))
+    journal.add(JournalEntry("ended", 3.0, 0, outcome="failed", reason=reason))
+    journal.close()
+    (row,) = csv.DictReader(io.StringIO(gpurun("sweep", "table", folder.id, "--csv")[1]))
+    assert (row["a"], row["value"]) == ("-1.5", "-0.25")
+    assert row["b"].startswith("'") and row["reason"].startswith("'")
+
+
 def test_a_plot_is_written_where_it_is_asked_for(gpurun, store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = begin(store, *ENTRIES)
