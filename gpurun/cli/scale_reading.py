@@ -70,21 +70,12 @@ def report(
 
 def print_curve(told: CampaignReport) -> None:
     """A table of the curve, then one line about the campaign."""
-    from rich.console import Console
-    from rich.table import Table
-
     from gpurun.campaigns.report import CURVE_HEADS, curve_row
+    from gpurun.cli.tables import print_table
 
     shown = [number for number, head in enumerate(CURVE_HEADS) if head in SHOWN]
-    table = Table(
-        *(told.unit if CURVE_HEADS[number] == "rate" else CURVE_HEADS[number] for number in shown),
-        box=None,
-        pad_edge=False,
-    )
-    for point in told.curve:
-        row = curve_row(point)
-        table.add_row(*(printable(row[number]) for number in shown))
-    Console().print(table)
+    heads = [printable(told.unit) if CURVE_HEADS[number] == "rate" else CURVE_HEADS[number] for number in shown]
+    print_table(heads, [([printable(row[number]) for number in shown], "") for row in map(curve_row, told.curve)])
     for each in told.plan.refused:
         typer.echo(printable(f"{each.launcher or 'the recipe'}, {each.gpus} GPUs cannot run: {each.reason}"))
     typer.echo(printable(summary(told)))

@@ -18,8 +18,7 @@ from gpurun.documents.table_cells import cell
 from gpurun.errors import BadInput, StateError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from gpurun.cli.tables import Rows
     from gpurun.jobs.store import JobStore
     from gpurun.sweeps.plan import Metric, SweepPlan
     from gpurun.sweeps.store import SweepFolder, SweepStore
@@ -74,10 +73,9 @@ def _all(store: SweepStore) -> tuple[list[tuple[SweepFolder, SweepPlan, Trials]]
 
 
 def _print(folder: SweepFolder, plan: SweepPlan, trials: Trials) -> None:
-    from rich.console import Console
+    from gpurun.cli.tables import print_table
 
-    console = Console()
-    console.print(_table(folder, plan, trials, SHOWN))
+    print_table(*_table(folder, plan, trials, SHOWN))
     if (more := len(trials.by_number) - SHOWN) > 0:
         typer.echo(f"{more} more; `gpurun sweep table {folder.id}` has all")
     typer.echo(printable(summary(folder, plan, trials)))
@@ -87,11 +85,13 @@ def _watch(folder: SweepFolder, plan: SweepPlan) -> None:
     from rich.console import Console, Group
     from rich.live import Live
 
+    from gpurun.cli.tables import wrapped_table
+
     with Live(console=Console(), auto_refresh=False) as live:
         while True:
             is_done = folder.done.exists()
             trials = folder.trials()
-            shown = _table(folder, plan, trials, SHOWN)
+            shown = wrapped_table(*_table(folder, plan, trials, SHOWN))
             live.update(Group(shown, printable(summary(folder, plan, trials))), refresh=True)
             if is_done:
                 return
@@ -99,19 +99,17 @@ def _watch(folder: SweepFolder, plan: SweepPlan) -> None:
             time.sleep(REFRESH_S)
 
 
-def _table(folder: SweepFolder, plan: SweepPlan, trials: Trials, most: int) -> Table:
+def _table(folder: SweepFolder, plan: SweepPlan, trials: Trials, most: int) -> tuple[list[str], Rows]:
     """The best trials first; the best of those that came to their end in bold. Open ones have their job's state."""
-    from rich.table import Table
-
     from gpurun.jobs.store import JobStore
 
     jobs, best = JobStore(folder.path.home), trials.best(plan.metric) if plan.metric else None
     columns = ["trial", *([plan.metric.name, "step"] if plan.metric else []), *plan.space, "state", "time", "job"]
-    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    rows = []
     for trial in trials.ranked(plan.metric)[:most]:
         row = _row(plan, trial, "best" if trial is best else _state_of_job(jobs, trial))
-        table.add_row(*map(printable, row), style="bold" if trial is best else None)
-    return table
+        rows.append(([*map(printable, row)], "head" if trial is best else ""))
+    return [*map(printable, columns)], rows
 
 
 def _state_of_job(jobs: JobStore, trial: Trial) -> str:
@@ -187,9 +185,9 @@ def table(sweep: SweepArgument, as_csv: Annotated[bool, typer.Option("--csv", he
     folder = open_sweeps().find(sweep)
     plan, trials = folder.plan(), folder.trials()
     if not as_csv:
-        from rich.console import Console
+        from gpurun.cli.tables import print_table
 
-        Console().print(_table(folder, plan, trials, len(trials.by_number)))
+        print_table(*_table(folder, plan, trials, len(trials.by_number)))
         return
     own = ["trial", "state", "value", "step", "job", "reason"]
     writer = csv.writer(sys.stdout, lineterminator="\n")

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from gpurun.cli.printing import duration, printable, wants_colour
 from gpurun.inventory.folding import fold
-from gpurun.views.lines import Line, job_lines, mark_line, plain, rack_lines, total_line
+from gpurun.views.lines import Line, job_lines, mark_line, plain, rack_lines, table_lines, total_line, width_of
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from gpurun.views.picture import Picture
 
 LEAST_COLUMNS = 40
@@ -44,6 +46,32 @@ def print_status(picture: Picture, hosts: Sequence[dict[str, Any]], *, most_queu
             lines.append([(printable(f"{text} of {each['user']} on {each['head']}"), "")])
     lines.append(total_line(picture))
     print_lines(lines)
+
+
+Rows = Sequence[tuple[Sequence[str], str]]
+"""Printable cells, and the mark of the row."""
+
+
+def print_table(heads: Sequence[str], rows: Rows) -> None:
+    """Print a table. Only a terminal that is too narrow has cells that are wrapped."""
+    lines = table_lines(heads, rows)
+    if sys.stdout.isatty() and max(width_of(plain(line)) for line in lines) > shutil.get_terminal_size().columns:
+        from rich.console import Console
+
+        Console().print(wrapped_table(heads, rows))
+    else:
+        print_lines(lines)
+
+
+def wrapped_table(heads: Sequence[str], rows: Rows) -> Table:
+    """Return the same table for Rich, which wraps cells. Its import takes longer than any table needs."""
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    table = Table(*(Column(Text(head)) for head in heads), box=None, header_style="bold", pad_edge=False)
+    for cells, mark in rows:
+        table.add_row(*map(Text, cells), style="bold" if mark == "head" else None)
+    return table
 
 
 def print_lines(lines: Sequence[Line]) -> None:

@@ -70,8 +70,11 @@ class SweepFolder:
         """Yield the complete lines of the journal, in order; skips damaged ones."""
         decoder = msgspec.json.Decoder(ready(JournalEntry))
         for line in GrowingFile(self.journal).lines():
-            with suppress(msgspec.MsgspecError, ValueError):
-                yield decoder.decode(line)
+            try:
+                entry = decoder.decode(line)
+            except (msgspec.MsgspecError, ValueError):
+                continue
+            yield entry
 
     def trials(self) -> Trials:
         """What is known of each trial by now."""

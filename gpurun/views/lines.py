@@ -190,6 +190,13 @@ def job_lines(
         yield from _below("; ".join(filter(None, left)), columns, most=MOST_REASON_LINES, job=job.id)
 
 
+def table_lines(heads: Sequence[str], rows: Sequence[tuple[Sequence[str], str]]) -> list[Line]:
+    """Return a table of printable cells, none cut or wrapped. Each row has a mark for all its cells."""
+    texts = [heads, *(cells for cells, _ in rows)]
+    widths = [max(map(width_of, column)) for column in zip(*texts, strict=True)]
+    return [_row([(cell, mark) for cell in cells], widths) for cells, mark in ((heads, "head"), *rows)]
+
+
 def _short(text: str, most: int | None) -> str:
     """A name that fits its column on a terminal; the job's id beside it says which job it is."""
     if most is None or width_of(text) <= most:

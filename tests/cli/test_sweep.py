@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,24 @@ def test_the_table_has_the_best_in_front_and_the_state_of_jobs(gpurun, store):
     rows = [line.split() for line in gpurun("sweep", "status", folder.id)[1].splitlines()]
     assert [row[-3] for row in rows[2:4]] == ["best", "queued"], rows
     assert "1 queued or running, 1 complete, 1 failed of 3" in gpurun("sweep", "status")[1]
+
+
+def test_a_piped_table_has_each_trial_on_a_line_word_for_word(gpurun, store, monkeypatch):
+    """Not wrapped at 80 columns; brackets and colons are no markup."""
+    reason = f"[red] [/nosuch] :bomb: {'word ' * 40}end"
+    point = {"lr": "[bold]1"}
+    folder = begin(
+        store,
+        *ENTRIES,
+        JournalEntry("asked", 4.0, 2, job="j-00000003", parameters=point),
+        JournalEntry("ended", 5.0, 2, outcome="failed", reason=reason),
+    )
+    monkeypatch.setitem(sys.modules, "rich.table", None)  # its import and its drawing took 0.1 s
+    for words in (("status", folder.id), ("table", folder.id)):
+        code, out, err = gpurun("sweep", *words)
+        assert code == 0, err
+        assert out.splitlines()[0] == "trial  loss  step  lr       state" + " " * (len(reason) + 5) + "time  job"
+        assert f"[bold]1  failed: {reason}  1s    j-00000003\n" in out
 
 
 def test_sweeps_are_listed_in_their_order(gpurun, store):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from gpurun.cli.printing import job_json, waited_s
-from gpurun.cli.tables import print_status
+from gpurun.cli.tables import print_status, print_table
 from gpurun.cli.why import _line
 from gpurun.jobs.record import JobRecord, Restart
 from gpurun.jobs.states import State
@@ -30,6 +32,31 @@ def record(ident, owner, uid):
         id=ident, name="n", owner=owner, owner_uid=uid, inventory="/i", gpus=1, state=State.QUEUED, submitted_s=1.0,
         queued_s=1.0,
     )  # fmt: skip
+
+
+HEADS, ROWS = ("trial", "why"), [(("1", "best"), "head"), (("2", "日本 [/x] :bomb:"), "")]
+
+
+def test_a_table_that_is_piped_is_not_wrapped(capsys):
+    print_table(HEADS, [*ROWS, (("3", "x" * 300), "")])
+    assert capsys.readouterr().out.splitlines() == [
+        "trial  why", "1      best", "2      日本 [/x] :bomb:", f"3      {'x' * 300}",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", [23, 22])
+def test_a_table_on_a_terminal_looks_the_same_whether_it_fits_or_is_wrapped(capsys, monkeypatch, columns):
+    """23 columns have room for it; of 22, the last cell takes two lines."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    print_table(HEADS, ROWS)
+    out = capsys.readouterr().out
+    assert "\x1b[1m" in out
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in out.splitlines()]
+    last = ["2      日本 [/x] :bomb:"] if columns == 23 else ["2      日本 [/x]", "       :bomb:"]
+    assert lines == ["trial  why", "1      best", *last]
 
 
 def test_jobs_of_several_owners_say_whose_they_are(shown):
