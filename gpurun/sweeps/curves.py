@@ -11,7 +11,7 @@ from gpurun.sweeps.trials import JournalEntry, Trial
 
 
 class HasStep(Protocol):
-    """What is told of a step."""
+    """A report for one step."""
 
     @property
     def step(self) -> int:
