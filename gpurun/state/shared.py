@@ -26,7 +26,7 @@ HOME_MODE = 0o2750
 STICKY, OPEN, LOCK = 0o3770, 0o2770, 0o660
 FOLDERS: Mapping[str, int] = {
     "jobs": STICKY, "live": STICKY, "leases": STICKY, "waiters": STICKY, "requests": STICKY, "discarded": STICKY,
-    "sweeps": STICKY, "history": STICKY,
+    "sweeps": STICKY, "scaling": STICKY, "history": STICKY,
     "cordons": OPEN, "inventory": OPEN, "bench": OPEN,
 }  # fmt: skip
 FILES: Mapping[str, int] = {

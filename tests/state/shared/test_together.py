@@ -89,3 +89,21 @@ def test_the_command_that_makes_it(tmp_path, monkeypatch, capsys):
     assert is_shared(tmp_path / "made")
     assert "groupadd" in capsys.readouterr().err
     append_only(StatePath(tmp_path / "made") / "audit.jsonl", on=False)
+
+
+BEGIN = PRELUDE + (
+    "from gpurun.campaigns.plan import CampaignPlan\n"
+    "from gpurun.campaigns.store import CampaignStore\n"
+    "from gpurun.jobs.spec import JobSpec\n"
+    "plan = CampaignPlan('{0}', (JobSpec('n', 'i:1', 1, ('train',)),), '/i.yaml', 1, 1.0)\n"
+    "print(CampaignStore(home).create(plan, None).name)"
+)
+
+
+def test_each_user_begins_campaigns_and_nobody_removes_anothers_draft(state, alice, bob):
+    assert alice.python(BEGIN.format("one")) == "one"
+    alice.python(PRELUDE + "(home / 'scaling' / '.new-0a1b2c3d').mkdir()")
+    assert bob.python(BEGIN.format("two")) == "two"
+    assert sorted(os.listdir(state / "scaling")) == [".new-0a1b2c3d", "one", "two"]
+    alice.python(BEGIN.format("three"))
+    assert sorted(os.listdir(state / "scaling")) == ["one", "three", "two"]
