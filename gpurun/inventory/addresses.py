@@ -1,4 +1,4 @@
-"""Ranges of addresses that go along with ranges of hosts: shared out, split, and folded again."""
+"""Ranges of addresses for ranges of hosts: distribute, split and fold them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpurun.inventory.settings import HostSetting
 
 
 def shares(setting: HostSetting, hosts: Sequence[str]) -> Mapping[str, str]:
-    """Which of a range of addresses is whose. Raises BadInput if there are not as many as hosts."""
+    """Map each host to its address from a range. Raises BadInput if the numbers of addresses and hosts differ."""
     if setting.value is None:
         return {}
     addresses = expand(setting.text) if "[" in setting.text else (setting.text,)
@@ -28,7 +28,7 @@ def shares(setting: HostSetting, hosts: Sequence[str]) -> Mapping[str, str]:
 
 
 def folded_share(share: Mapping[str, str], hosts: Sequence[str]) -> str:
-    """The addresses of some of the hosts, as one range. Raises BadInput if a range would put them in another order."""
+    """Return the addresses of some of the hosts, as one range. Raises BadInput if a range would change their order."""
     addresses = tuple(share[name] for name in hosts)
     if len(addresses) == 1:
         return addresses[0]
@@ -39,7 +39,7 @@ def folded_share(share: Mapping[str, str], hosts: Sequence[str]) -> str:
 
 
 def with_part(value: CommentedMap, names: tuple[str, ...], chosen: tuple[str, ...]) -> CommentedMap:
-    """An entry's values, its ranges of addresses cut to those of the chosen hosts. Changes `value`."""
+    """Reduce an entry's ranges of addresses to those of the chosen hosts. Changes `value`."""
     for field in PER_HOST:
         addresses = expand(str(value[field])) if "[" in str(value.get(field) or "") else ()
         if len(addresses) == len(names):

@@ -1,6 +1,6 @@
-"""Large inventories, parsed once: the values of the last parse, in the user's own cache.
+"""A cache of large inventories: the values of the last parse, in the user's own cache folder.
 
-Without a cache, or with one of another file, of other code or of older content, gpurun parses the file.
+gpurun parses the file if there is no cache entry, or if the entry is from another file, other code or older content.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from gpurun.inventory.model import Inventory
 from gpurun.msgspec_types import ready
 from gpurun.state import own_cache
 
-MIN_HOSTS = 256  # a smaller inventory is parsed as fast as its cache would be found
+MIN_HOSTS = 256  # gpurun parses a smaller inventory as fast as it reads a cache entry
 
 
 @dataclass(frozen=True)
 class Key:
-    """What a cached inventory was made from: this very file, unchanged, by this very code."""
+    """The origin of a cached inventory: the file in this exact state, and the code that parsed it."""
 
     path: str
     inode: int
@@ -38,12 +38,12 @@ class _Cached:
 
 
 def folder(environ: Mapping[str, str]) -> Path | None:
-    """Where parsed inventories are kept; None if the environment names no place."""
+    """Return the folder of parsed inventories; None if the environment names none."""
     return own_cache.folder(environ, "inventory")
 
 
 def key(path: Path, status: os.stat_result) -> Key:
-    """The key of a file whose status was taken from the descriptor it is read from."""
+    """Return the key of a file. `status` must come from the descriptor from which the caller reads the file."""
     here = Path(__file__).parent
     return Key(
         path=str(path),
@@ -56,7 +56,7 @@ def key(path: Path, status: os.stat_result) -> Key:
 
 
 def fetch(cache: Path, wanted: Key) -> Inventory | None:
-    """The inventory that was kept for this key, or None."""
+    """Return the cached inventory for this key, or None."""
     payload = own_cache.read(own_cache.place(cache, wanted.path))
     try:
         entry = msgspec.msgpack.decode(payload or b"", type=ready(_Cached))
@@ -66,6 +66,6 @@ def fetch(cache: Path, wanted: Key) -> Inventory | None:
 
 
 def keep(cache: Path, made_from: Key, inventory: Inventory) -> None:
-    """Keep an inventory for the next command, if it is large and its file is settled. Never fails."""
+    """Store an inventory for the next command, if it is large and its file has not just changed. Never fails."""
     if len(inventory.hosts) >= MIN_HOSTS and own_cache.is_settled(made_from.changed_ns):
         own_cache.keep(own_cache.place(cache, made_from.path), msgspec.msgpack.encode(_Cached(made_from, inventory)))

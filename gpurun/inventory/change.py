@@ -1,4 +1,4 @@
-"""Changing an inventory file: locked, validated, protected, recorded, whole."""
+"""Change an inventory file: take the lock, validate, protect running jobs, record the change, replace the file."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gpurun.inventory.load import parse, read
 from gpurun.inventory.model import Inventory
 
 Rewrite = Callable[[bytes], bytes]
-"""From what the file says to what it shall say. May run twice: it is given the latest text each time."""
+"""Converts the old content to the new content. May run twice: each run gets the latest content."""
 
 
 @dataclass(frozen=True)
 class Preview:
-    """What a change would do, if the file stays as it is until then."""
+    """The effect of a change, if the file does not change first."""
 
     before: bytes
     after: bytes
@@ -27,7 +27,7 @@ class Preview:
 
 
 class Conflict(Exception):
-    """The file is not what it was when the change was shown. Carries what the change would do now."""
+    """The file changed after the preview. Carries the change's present effect."""
 
     def __init__(self, preview: Preview) -> None:
         super().__init__("the inventory was changed meanwhile")
@@ -38,13 +38,13 @@ class InventoryFile:
     """One inventory file and its history."""
 
     def __init__(self, path: Path, home: Path, leases: LeaseView | None = None) -> None:
-        """`home` is the state directory, where the history is kept; it is made if need be."""
+        """`home` is the state directory, which holds the history. It is created if necessary."""
         self.path = path
         self.history = History(home, path)
         self._leases = leases or NoLeases()
 
     def preview(self, rewrite: Rewrite) -> Preview:
-        """What a change would do now; nothing is locked or written.
+        """Return the present effect of a change, without a lock or a write.
 
         Raises what `rewrite` raises, DocumentError if the result is not valid, StateError if a lease forbids it.
         """
@@ -67,12 +67,12 @@ class InventoryFile:
     def commit(
         self, rewrite: Rewrite, author: Author, *, shown: Preview | None = None, agreed: bool = False
     ) -> RecordedChange | None:
-        """Makes a change. Returns None if there is nothing to change.
+        """Make a change. Returns None if the content stays the same.
 
         Args:
-            shown: what the change would do, when that was looked at; saves working it out again.
-            agreed: whatever the change does by now is agreed to, also if it is not what was shown.
-        Raises what `preview` raises. Conflict: the change would now do something else than what was shown.
+            shown: the preview that the user saw; avoids a second computation.
+            agreed: the user accepts the change, even if its effect differs from the preview.
+        Raises what `preview` raises. Conflict: the effect now differs from the preview.
         """
         with write.locked(self.path) as real:
             before = self._caught_up(real, author)
@@ -98,7 +98,7 @@ class InventoryFile:
         return change
 
     def create(self, data: bytes, author: Author) -> RecordedChange:
-        """Makes the file, which must not exist. Raises FileExistsError, DocumentError."""
+        """Create the file, which must not exist. Raises FileExistsError, DocumentError."""
         parse(data, self.path)
         with write.locked(self.path) as real:
             if real.exists():
@@ -108,7 +108,7 @@ class InventoryFile:
             return change
 
     def undo(self, author: Author, *, shown: Preview | None = None, agreed: bool = False) -> RecordedChange | None:
-        """Takes back the latest change that is not taken back yet. Raises as `commit`, BadInput if none is left."""
+        """Undo the latest change that is not yet undone. Raises as `commit`; BadInput if there is none."""
         with write.locked(self.path) as real:
             before = self._caught_up(real, author)
             target = self.history.to_undo()
@@ -117,18 +117,18 @@ class InventoryFile:
             )
 
     def preview_undo(self, author: Author) -> tuple[RecordedChange, Preview]:
-        """The change that `undo` would take back, and what that would do."""
+        """Return the change that `undo` would undo, and the effect."""
         with write.locked(self.path) as real:
             before = self._caught_up(real, author)
             target = self.history.to_undo()
             return target, self._preview(before, self._back(target))
 
     def _back(self, target: RecordedChange) -> Rewrite:
-        assert target.before is not None  # to_undo gives no others
+        assert target.before is not None  # to_undo returns no other changes
         old = self.history.text(target.before)
         return lambda _: old
 
 
 def _lines(text: str) -> list[str]:
-    """The lines that come and go, wherever they stand."""
+    """Return the added and removed lines of a diff, independent of their place."""
     return [line for line in text.splitlines() if line[:1] in "+-"]

@@ -1,4 +1,4 @@
-"""Whether a changed inventory says what the edit said, and nothing else changed."""
+"""Check that an edit made exactly the change that the user asked for."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gpurun.inventory.settings import HostSetting
 
 
 def check(before: Inventory, after: Inventory, hosts: Iterable[str], settings: tuple[HostSetting, ...] | None) -> None:
-    """Raises unless `after` is `before` with the settings given to these hosts.
+    """Raise unless `after` is `before` with these settings on these hosts.
 
     Args:
-        settings: None = these hosts were removed.
-    Raises BadInput: a value that was to be taken away is inherited. StateError: something else changed;
-    then gpurun has a fault, and the edit must not be written.
+        settings: None = the edit removed these hosts.
+    Raises BadInput: the edit removes a value that the host inherits. StateError: the edit changed something else. This
+    is a fault of gpurun, and the caller must not write the file.
     """
     named = dict.fromkeys(hosts)
     for name, host in after.by_name.items():
@@ -39,7 +39,7 @@ def check(before: Inventory, after: Inventory, hosts: Iterable[str], settings: t
 
 
 def _check_host(before: Host | None, after: Host, settings: tuple[HostSetting, ...]) -> None:
-    """Raises unless a host has what the settings say, and is otherwise what it was."""
+    """Raise unless a host has the values of the settings and no other value changed."""
     free = {setting.field for setting in settings if setting.value is None or setting.field in PER_HOST}
     for setting in settings:
         have = after.labels.get(setting.label) if setting.label else getattr(after, setting.field)
@@ -48,7 +48,7 @@ def _check_host(before: Host | None, after: Host, settings: tuple[HostSetting, .
         if setting.field not in free and have != setting.value:
             raise _fault(f"{setting.field} of {after.name} would be {have!r}, not {setting.value!r}")
     if before is None or any(setting.field == "rack" for setting in settings):
-        return  # another rack has other defaults
+        return  # the new rack has other defaults
     changed = free | {setting.field for setting in settings}
     for field in fields(Host):
         if field.name not in changed and getattr(before, field.name) != getattr(after, field.name):

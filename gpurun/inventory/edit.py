@@ -1,8 +1,8 @@
-"""Changes to an inventory file that a person owns: what changes is as small as they would have made it.
+"""Edits of an inventory file that a user owns: as small as if the user had made them by hand.
 
-An edit is a value; `apply` turns bytes into bytes. The values change in ruamel.yaml's round-trip tree, and
-`gpurun.inventory.merge` brings the difference into the text. What comes out is read again and compared with
-what the edit says, so that no edit can change a host it does not name.
+An edit is a value; `apply` converts bytes to bytes. It changes the values in ruamel.yaml's round-trip tree, and
+`gpurun.inventory.merge` merges the difference into the text. `apply` then parses the result and compares it with the
+edit, so that no edit can change a host that it does not name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpurun.inventory.tree import InventoryTree
 
 @dataclass(frozen=True)
 class SetFields:
-    """Gives hosts values of their own, or takes them away; ``rack`` moves them. Idempotent."""
+    """Set or remove values of hosts; ``rack`` moves the hosts. Idempotent."""
 
     hosts: tuple[str, ...]
     settings: tuple[HostSetting, ...]
@@ -33,7 +33,7 @@ class SetFields:
 
 @dataclass(frozen=True)
 class AddHosts:
-    """New hosts, in one entry, at the end of a rack; the rack is made if there is none of that name."""
+    """Add new hosts in one entry at the end of a rack. Creates the rack if no rack has this name."""
 
     hosts: tuple[str, ...]
     rack: str
@@ -42,7 +42,7 @@ class AddHosts:
 
 @dataclass(frozen=True)
 class RemoveHosts:
-    """Takes hosts out; their racks stay."""
+    """Remove hosts; their racks stay."""
 
     hosts: tuple[str, ...]
 
@@ -52,9 +52,9 @@ _SECTION = "racks:\n"
 
 
 def apply(data: bytes, source: Path, edit: Edit) -> bytes:
-    """The file after an edit.
+    """Return the file after an edit.
 
-    Raises DocumentError: the file is not valid. BadInput: the edit cannot be made, or what it makes is not valid.
+    Raises DocumentError: the file is not valid. BadInput: the edit is impossible, or its result is not valid.
     """
     before = parse(data, source)
     if isinstance(edit, AddHosts):
@@ -73,7 +73,7 @@ def apply(data: bytes, source: Path, edit: Edit) -> bytes:
 
 
 def _edited(text: str, before: Inventory, edit: Edit) -> str:
-    """The text after an edit, made rack by rack where it can be."""
+    """Return the text after an edit, rack by rack where possible."""
     hosts = edit.hosts
     if isinstance(edit, SetFields):
         hosts = tuple(name for name in hosts if _differs(before, name, edit.settings))
@@ -85,7 +85,7 @@ def _edited(text: str, before: Inventory, edit: Edit) -> str:
     by_rack: dict[str, list[str]] = {}
     for name in hosts:
         by_rack.setdefault(before.by_name[name].rack, []).append(name)
-    for rack in sorted(by_rack, key=lambda rack: -lines[rack][0]):  # from the end, so that places stay
+    for rack in sorted(by_rack, key=lambda rack: -lines[rack][0]):  # from the end, so that positions stay valid
         text = _spliced(text, lines[rack], edit, by_rack[rack])
     return text
 
@@ -96,7 +96,7 @@ def _spliced(text: str, lines: tuple[int, int], edit: Edit, hosts: Sequence[str]
 
 
 def _is_local(edit: Edit) -> bool:
-    """Whether an edit can be made rack by rack: it moves nothing, and shares no addresses out."""
+    """Return True if gpurun can make an edit rack by rack: it moves no host and distributes no addresses."""
     settings = () if isinstance(edit, RemoveHosts) else edit.settings
     return not any(setting.field == "rack" or setting.field in PER_HOST for setting in settings)
 
@@ -121,7 +121,7 @@ def _read_again(after: bytes, source: Path) -> Inventory:
 
 
 def _differs(inventory: Inventory, name: str, settings: Sequence[HostSetting]) -> bool:
-    """Whether a host is not yet as the settings say."""
+    """Return True if a host does not yet have the values of the settings."""
     host = inventory.by_name[name]
     return any(
         setting.value is None

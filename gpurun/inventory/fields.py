@@ -1,4 +1,4 @@
-"""Every key an inventory may have: its type and what it means. The loader, ``set`` and the schema read this."""
+"""All keys of an inventory, with type and description. The loader, ``set`` and the schema use this module."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _memory_mib(text: str) -> int:
 
 
 def _gpu_indices(text: str) -> tuple[int, ...]:
-    """GPU indices of a text such as ``0-3,6``. Raises ValueError."""
+    """Parse GPU indices such as ``0-3,6``. Raises ValueError."""
     indices: list[int] = []
     for part in text.replace(" ", "").split(","):
         found = _INDEX_RANGE.match(part)
@@ -41,7 +41,7 @@ def _gpu_indices(text: str) -> tuple[int, ...]:
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is a host name or an IP address."""
+    """Return True if a text is a host name or an IP address."""
     if is_host_name(text):
         return True
     try:
@@ -51,14 +51,14 @@ def is_address(text: str) -> bool:
 
 
 def _address(text: str) -> str:
-    """An address, or a range of them for a range of hosts, which `gpurun.inventory.validate` shares out."""
+    """Check an address, or a range of addresses, which `gpurun.inventory.validate` distributes over hosts."""
     if is_address(text) or "[" in text:
         return text
     raise ValueError
 
 
 def _printable(longest: int, *types: str) -> Meta:
-    """One line of printable text; `types` are the JSON types that people may write it as."""
+    """One line of printable text; `types` are the other JSON types that the user may write."""
 
     def check(text: str) -> str:
         if text.strip() and text.isprintable() and len(text) <= longest:
@@ -131,7 +131,7 @@ GpuIndices = Annotated[
 
 
 class HostKeys(TypedDict, total=False):
-    """What an inventory says of a host, or of all hosts in `defaults`."""
+    """The keys of a host, and of `defaults`."""
 
     gpus: Annotated[int, Meta(ge=0, le=128, description="How many GPUs the host has")]
     generation: Annotated[Name, Meta(description="GPU family, such as pascal; a gang never mixes generations")]
@@ -175,7 +175,7 @@ class HostKeys(TypedDict, total=False):
 
 
 class FabricKeys(TypedDict, total=False):
-    """What an inventory says of a fabric."""
+    """The keys of a fabric."""
 
     kind: Annotated[FabricKind, Meta(description="Kind of network between ranks on different hosts")]
     interface: Annotated[Interface, Meta(description="Interface for sockets, such as ens1f0")]
@@ -194,7 +194,7 @@ class FabricKeys(TypedDict, total=False):
 
 
 class PoolKeys(TypedDict, total=False):
-    """What an inventory says of a pool."""
+    """The keys of a pool."""
 
     parent: Annotated[Name, Meta(description="The pool that contains this pool")]
     reservation: Annotated[int, Meta(ge=0, le=10_000_000, description="GPUs that are always this team's")]
@@ -207,7 +207,7 @@ class PoolKeys(TypedDict, total=False):
 
 
 class HeadKeys(TypedDict, total=False):
-    """What an inventory says of the head node."""
+    """The keys of the head node."""
 
     docker_host: Annotated[DockerHost, Meta(description="The head node's Docker, as DOCKER_HOST")]
     outputs_limit: Annotated[
@@ -216,7 +216,7 @@ class HeadKeys(TypedDict, total=False):
 
 
 HOST, FABRIC, POOL, HEAD = keys_of(HostKeys), keys_of(FabricKeys), keys_of(PoolKeys), keys_of(HeadKeys)
-PER_HOST = ("address", "fabric_address")  # no two hosts have the same
+PER_HOST = ("address", "fabric_address")  # each host has its own
 FABRIC_NEEDS = ("kind", "interface")
 NAME, LABEL, LABEL_TEXT = kind_of(Name), kind_of(Label), kind_of(LabelText)
 SSH_CONFIG = kind_of(Annotated[Path, Meta(description="OpenSSH client configuration to use; relative to this file")])

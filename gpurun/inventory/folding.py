@@ -1,7 +1,7 @@
-"""Sets of hosts, folded: ``gpu-r1-[01-06,08-16]``. The common case without ClusterShell, which takes long to import.
+"""Fold sets of hosts: ``gpu-r1-[01-06,08-16]``. Handles the common case without the slow import of ClusterShell.
 
-A view folds hundreds of sets of hosts whose names differ only in the number at their end. What is not so simple is
-ClusterShell's.
+A view folds hundreds of sets of hosts whose names differ only in the number at their end. ClusterShell folds all other
+sets.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _TWICE = re.compile(r"([A-Za-z0-9_.-]*?[A-Za-z_.-])([0-9]{1,9})([A-Za-z_.-]+)", 
 
 
 def fold(names: Iterable[str]) -> str:
-    """The shortest way to write these hosts; what `gpurun.inventory.hostset.fold` gives."""
+    """Return the shortest notation for these hosts, the same as `gpurun.inventory.hostset.fold`."""
     given = list(names)
     if simple := _simple(given):
         return simple
@@ -24,7 +24,7 @@ def fold(names: Iterable[str]) -> str:
 
 
 def _simple(names: Sequence[str]) -> str:
-    """Names that differ in the number at their end, for each of some racks the same numbers; "" if others."""
+    """Fold names that differ only in the last number, with the same numbers for each rack; "" for all other names."""
     numbers: dict[str, list[str]] = {}
     for name in names:
         found = _NUMBERED.fullmatch(name)
@@ -45,7 +45,7 @@ def _simple(names: Sequence[str]) -> str:
 
 
 def _range(digits: Sequence[str]) -> str:
-    """``07`` or ``[01-03,07]``; "" for numbers of which some have zeros in front and not all the same length."""
+    """Return ``07`` or ``[01-03,07]``; "" for numbers of different lengths if one has leading zeros."""
     width = len(digits[0])
     if any(len(each) != width for each in digits):
         if any(each[0] == "0" for each in digits):

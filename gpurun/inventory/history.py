@@ -1,12 +1,13 @@
-"""Every change of an inventory file: who, when, by which command, and both texts, so that it can be undone.
+"""The history of an inventory file: for each change the author, time, command, and both texts. Makes undo possible.
 
-One folder a file. ``000012.json`` is a change, ``texts/SHA256`` what the file said before or after one. A change
-is recorded before the file is replaced: one that crashed in between is found by its texts and dropped. What
-somebody changed by hand is recorded when it is noticed, so that the record has no holes. Who may read the file may read
-its history: it has the file's mode and group, whatever the umask of who changes it.
+Each file has one folder. ``000012.json`` is a change; ``texts/SHA256`` is the file's content before or after a change.
+gpurun records a change before it replaces the file. After a crash between the two steps, gpurun finds the unfinished
+change by its texts and removes it. gpurun also records a change by hand when it notices one, so that the history has no
+gaps. The history has the file's mode and group, whatever the umask of the author: everyone who can read the file can
+read its history.
 
-Members of a shared state directory can all write in the folder of histories, also those who may not change the file. So
-no link is followed there, and a record counts only if its owner may change the file.
+All members of a shared state directory can write in the folder of histories, even those who cannot change the file. So
+gpurun follows no links there, and accepts a record only if its owner can change the file.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from gpurun.state.path import StatePath
 
 KEPT_CHANGES = 1000
 MAX_RECORD_BYTES = 8 * MAX_BYTES
-"""A diff holds both texts, and JSON may write a character as six."""
+"""A diff holds both texts, and JSON can encode one character as six."""
 BY_HAND = "changed without gpurun"
 
 
@@ -39,10 +40,10 @@ class RecordedChange:
     """One change.
 
     Attributes:
-        when_s: seconds since the epoch; of a change by hand, when it was noticed.
-        before: SHA-256 of the file before, in hexadecimal; None = there was no file.
-        diff: unified, both texts' lines as they are.
-        undoes: the change that this one took back.
+        when_s: seconds since the epoch; for a change by hand, the time when gpurun noticed it.
+        before: SHA-256 of the old content, in hexadecimal; None = there was no file.
+        diff: unified diff; the lines of both texts are unchanged.
+        undoes: number of the change that this change undoes.
     """
 
     number: int
@@ -57,7 +58,7 @@ class RecordedChange:
 
 @dataclass(frozen=True)
 class Author:
-    """Who changes an inventory, and how."""
+    """The author of a change, with the command and the time."""
 
     who: str
     command: str
@@ -65,7 +66,7 @@ class Author:
 
 
 class History:
-    """The changes of one inventory file. Only used while that file is locked; reading needs no lock."""
+    """The changes of one inventory file. A writer must hold the file's lock; a reader needs no lock."""
 
     def __init__(self, home: Path, inventory: Path) -> None:
         real = os.path.realpath(inventory)
@@ -73,7 +74,7 @@ class History:
         self.folder = StatePath(home) / "inventory" / hashlib.sha256(os.fsencode(real)).hexdigest()[:16]
 
     def changes(self) -> tuple[RecordedChange, ...]:
-        """All changes, the oldest first. Raises StateError naming a damaged record."""
+        """Return all changes, oldest first. Raises StateError with the path of a damaged record."""
         writers = self._writers()
         found = []
         for path in self._records():
@@ -83,23 +84,23 @@ class History:
                         continue
                     found.append(msgspec.json.decode(stream.read(MAX_RECORD_BYTES + 1), type=ready(RecordedChange)))
             except FileNotFoundError:
-                continue  # forgotten meanwhile
+                continue  # another process has just removed it
             except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise StateError(f"is not a readable change: {error}", where=str(path)) from error
         return tuple(found)
 
     def _writers(self) -> tuple[int, ...] | None:
-        """Who may change the file: its owner and root; None if its group or everybody may."""
+        """Return the users who can change the file: its owner and root; None if its group or everybody can."""
         try:
             found = [path.stat() for path in (self._inventory, self._inventory.parent)]
         except OSError:
-            return None  # there is no file, so there is nothing that a record could undo
+            return None  # no file, so a record has nothing to undo
         if any(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not _is_sticky(status) for status in found):
             return None
         return (0, *(status.st_uid for status in found))
 
     def text(self, digest: str) -> bytes:
-        """What a file said. Raises StateError if that is not kept any more, or damaged."""
+        """Return a recorded content. Raises StateError if it is damaged or no longer kept."""
         path = self.folder / "texts" / digest
         try:
             with path.reader() as stream:
@@ -111,7 +112,7 @@ class History:
         return data
 
     def catch_up(self, now: bytes | None, author: Author) -> None:
-        """Brings the record to what the file says now: drops a change that crashed, notes one made by hand."""
+        """Update the history from the file's content: remove an unfinished change, record a change by hand."""
         changes = self.changes()
         if not changes or now is None:
             return
@@ -124,7 +125,7 @@ class History:
         self.record(self.text(last.after), now, Author("?", BY_HAND, author.when_s))
 
     def record(self, before: bytes | None, after: bytes, author: Author, undoes: int | None = None) -> RecordedChange:
-        """Notes a change that is about to be made."""
+        """Record a change before the caller makes it."""
         numbers = [int(path.name.removesuffix(".json")) for path in self._records()]
         change = RecordedChange(
             number=max(numbers, default=0) + 1,
@@ -141,7 +142,7 @@ class History:
         return change
 
     def to_undo(self) -> RecordedChange:
-        """The latest change that is neither undone nor an undoing. Raises BadInput if there is none."""
+        """Return the latest change that is neither undone nor an undo. Raises BadInput if there is none."""
         undone: set[int | None] = set()
         for change in reversed(self.changes()):
             undone.add(change.undoes)
@@ -167,7 +168,7 @@ class History:
         return digest
 
     def _write(self, path: StatePath, data: bytes) -> None:
-        """Write a file that whoever may read the inventory may read."""
+        """Write a file with the mode and owner of the inventory."""
         _make(path.parent)
         try:
             like = self._inventory.stat()
@@ -176,7 +177,7 @@ class History:
         durable.write_bytes(path, data, like=like)
 
     def _forget(self, numbers: Sequence[int]) -> None:
-        """Removes the oldest changes, and the texts that only they need."""
+        """Remove the oldest changes, and the texts that only they need."""
         old = sorted(numbers)[: -KEPT_CHANGES or None] if len(numbers) > KEPT_CHANGES else []
         for number in old:
             self._record(number).unlink(missing_ok=True)
@@ -189,12 +190,12 @@ class History:
 
 
 def _is_sticky(status: os.stat_result) -> bool:
-    """Whether it is a folder in which only a file's owner can replace the file."""
+    """Return True for a folder in which only a file's owner can replace the file."""
     return stat.S_ISDIR(status.st_mode) and bool(status.st_mode & stat.S_ISVTX)
 
 
 def _make(folder: StatePath) -> None:
-    """A new folder is as open to the group as the one it is in: several users may share a history."""
+    """Create a folder. The group may write in it if it may write in the parent: several users may share a history."""
     if not folder.parts or folder.is_dir():
         durable.make_folder(folder)
         return
@@ -203,14 +204,14 @@ def _make(folder: StatePath) -> None:
     if folder.parent.stat().st_mode & stat.S_IWGRP:
         descriptor = folder.open_folder()
         try:
-            with suppress(PermissionError):  # another user has just made it, and opens it
+            with suppress(PermissionError):  # another user has just created it, and sets its mode
                 os.fchmod(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode) | stat.S_IRWXG)
         finally:
             os.close(descriptor)
 
 
 def diff(before: bytes, after: bytes, name: str) -> str:
-    """A unified diff of two texts."""
+    """Return a unified diff of two texts."""
     old, new = (data.decode("utf-8", "replace").splitlines(keepends=True) for data in (before, after))
     lines = unified_diff(old, new, f"{name} (before)", f"{name} (after)")
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)

@@ -1,6 +1,6 @@
-"""Sets of hosts, written and read as people do: ``gpu-r1-[01-16]``, ``@rack:r1&!@cordoned``.
+"""Sets of hosts in ClusterShell's syntax: ``gpu-r1-[01-16]``, ``@rack:r1&!@cordoned``.
 
-ClusterShell's syntax and code; this module gives it gpurun's groups and refuses what is not a host name.
+ClusterShell parses the sets. This module adds gpurun's groups and rejects names that are not host names.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _SHOWN_NAMES = 5
 
 
 def is_host_name(text: str) -> bool:
-    """Whether a text is a host name: letters, digits, ``-``, ``_``, dots; never an option or a shell word."""
+    """Return True if a text is a host name: letters, digits, ``-``, ``_``, dots; never an option or a shell word."""
     return _NAME.match(text) is not None
 
 
 def expand(folded: str) -> tuple[str, ...]:
-    """The host names of ``gpu-r1-[01-16]``, in order.
+    """Return the host names of ``gpu-r1-[01-16]``, in order.
 
-    Raises BadInput: not a range, a name that is no host name, or more than MAX_HOSTS names.
+    Raises BadInput: not a range, an invalid host name, or more than MAX_HOSTS names.
     """
     if is_host_name(folded):
         return (folded,)
@@ -58,9 +58,9 @@ def expand(folded: str) -> tuple[str, ...]:
 
 
 def _simple_range(prefix: str, first: str, last: str, suffix: str) -> tuple[str, ...]:
-    """``gpu-r1-[01-16]``, the range that large inventories have hundreds of; ClusterShell takes ten times longer.
+    """Expand a range such as ``gpu-r1-[01-16]``. Large inventories have hundreds; ClusterShell takes ten times longer.
 
-    Gives what ClusterShell would, or nothing if it is for ClusterShell to say what it is.
+    Returns the names that ClusterShell would return, or nothing if ClusterShell must parse the text.
     """
     width = len(first) if len(first) == len(last) else 0
     if (not width and (first[0] == "0" or last[0] == "0")) or int(first) > int(last):
@@ -71,25 +71,25 @@ def _simple_range(prefix: str, first: str, last: str, suffix: str) -> tuple[str,
 
 
 def fold(names: Iterable[str]) -> str:
-    """The shortest way to write these hosts, such as ``gpu-r1-[01-06,08-16]``."""
+    """Return the shortest notation for these hosts, such as ``gpu-r1-[01-06,08-16]``."""
     return str(NodeSet.fromlist(list(names), resolver=_NO_GROUPS))
 
 
 def quoted(names: Iterable[str]) -> str:
-    """These hosts as an argument of a command to paste: shells take ``[01-06]`` for a pattern of file names."""
+    """Return these hosts, quoted for a shell, because a shell expands ``[01-06]`` as a file name pattern."""
     return shlex.quote(fold(names))
 
 
 def select(inventory: Inventory, selection: str, groups: Mapping[str, Iterable[str]] | None = None) -> tuple[str, ...]:
-    """The hosts that a person means, in the inventory's order.
+    """Return the hosts of a selection, in the inventory's order.
 
     Args:
         selection: names and ranges, ``@rack:R``, ``@generation:G``, ``@fabric:F``, ``@label:KEY=VALUE``,
-            ``@all`` and the given groups, joined by ``,`` (or), ``&`` (and), ``!`` or ``&!`` (but not),
-            ``^`` (either).
+            ``@all`` and the given groups. Operators: ``,`` (union), ``&`` (intersection), ``!`` or ``&!`` (difference),
+            ``^`` (symmetric difference).
         groups: more groups by name, such as ``{"cordoned": […]}`` for ``@cordoned``.
 
-    Raises BadInput: not the syntax, an unknown group, or hosts that the inventory does not have.
+    Raises BadInput: invalid syntax, an unknown group, or hosts that the inventory does not have.
     """
     compact = "".join(selection.split())
     if not compact or not _SELECTION.match(compact):
@@ -116,7 +116,7 @@ def _parsed(text: str, resolver: GroupResolver | None = None) -> Iterator[str]:
 
 
 def _bound(text: str) -> None:
-    """Refuses what would not fit in memory, before ClusterShell writes it out."""
+    """Refuse a set that would not fit in memory, before ClusterShell expands it."""
     if len(text) > _MAX_CHARACTERS:
         raise BadInput("host set is too long")
     product = 1
@@ -134,7 +134,7 @@ def _bound(text: str) -> None:
 
 
 class _Groups(GroupSource):  # type: ignore[misc]  # ClusterShell has no types
-    """Groups held in a dictionary, for ClusterShell to look up."""
+    """Groups in a dictionary, for ClusterShell."""
 
     def __init__(self, name: str, members: Mapping[str, Iterable[str]]) -> None:
         super().__init__(name)

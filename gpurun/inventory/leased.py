@@ -1,4 +1,4 @@
-"""Hosts that a running job relies on: what of them may not be changed under it."""
+"""Protect the settings of hosts on which running jobs depend."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ JobsByMachine = Mapping[str, Sequence[str]]
 
 
 class LeaseView(Protocol):
-    """Who holds GPUs, as far as editing the inventory has to know."""
+    """The jobs that hold GPUs, as far as an edit of the inventory needs them."""
 
     def frozen(self) -> AbstractContextManager[JobsByMachine]:
-        """Who holds what; as long as the context is open, nobody is given more.
+        """Return the jobs of each machine; while the context is open, no job gets more GPUs.
 
-        Raises StateError if that cannot be known: then nothing that jobs may rely on is changed.
+        Raises StateError if the jobs are unknown. Then gpurun refuses every change on which a job may depend.
         """
 
 
 class NoLeases:
-    """Nobody holds anything."""
+    """No job holds GPUs."""
 
     def frozen(self) -> AbstractContextManager[JobsByMachine]:
         """See LeaseView."""
@@ -36,11 +36,11 @@ class NoLeases:
 
 @contextmanager
 def protected(before: Inventory | None, after: Inventory, leases: LeaseView) -> Iterator[None]:
-    """While open, `before` may be replaced by `after`: no job relies on what differs, and none can begin to.
+    """While the context is open, the caller may replace `before` by `after`: no job depends on the difference.
 
     Args:
-        before: None = what was there cannot be read, so that nothing is known but who has leases.
-    Raises StateError, naming the host and its jobs, if a leased host is gone or is not what its jobs rely on.
+        before: None = the old file is unreadable, so that only the leases are known.
+    Raises StateError, with the host and its jobs, if a leased host is missing or a setting that its jobs need changes.
     """
     if before is not None and _relied_on(before) == _relied_on(after):
         yield
@@ -65,7 +65,7 @@ def _refuse_change(jobs_by_machine: JobsByMachine, before: Inventory, after: Inv
 
 
 def _refuse_loss(jobs_by_machine: JobsByMachine, after: Inventory) -> None:
-    """What was there cannot be read: at least every machine that jobs hold must be in what replaces it."""
+    """Check a replacement of an unreadable inventory: it must contain at least every machine that jobs hold."""
     there = {host.machine for host in after.hosts}
     for machine, jobs in jobs_by_machine.items():
         if machine not in there:
@@ -81,7 +81,7 @@ def _relied_on(inventory: Inventory) -> object:
 
 
 def _changed(before: Inventory, after: Inventory, name: str) -> str:
-    """What of a host that jobs rely on is not the same, as a person would say it; empty if nothing."""
+    """Return the first changed setting of a host on which jobs depend, in words; an empty string if there is none."""
     new = after.by_name.get(name)
     if new is None:
         return "the host"

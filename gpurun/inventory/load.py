@@ -1,4 +1,4 @@
-"""An inventory file to an Inventory."""
+"""Load an inventory file."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from gpurun.errors import BadInput
 from gpurun.inventory import cache
 from gpurun.inventory.model import Inventory
 
-MAX_BYTES = 8 * 1024 * 1024  # 10,000 hosts written out one by one are about 1 MiB
+MAX_BYTES = 8 * 1024 * 1024  # 10,000 hosts in one entry each are about 1 MiB
 
 
 def load(path: Path | str) -> Inventory:
-    """The inventory in a file; a large one that was read before comes from the user's cache.
+    """Return the inventory in a file; a large inventory comes from the user's cache if it was read before.
 
-    Its `source` is the canonical path: every way to spell a path, links included, gives the same cluster.
+    Its `source` is the canonical path: all spellings of a path, and links to it, give the same cluster.
 
-    Raises DocumentError with everything that is wrong with it; BadInput if it cannot be read.
+    Raises DocumentError with all errors of the file; BadInput if the file is unreadable.
     """
     source = Path(os.path.realpath(path))
     with opened(source) as file:
@@ -41,12 +41,12 @@ def load(path: Path | str) -> Inventory:
 
 
 def parse(data: bytes, source: Path, *, shown_as: str | None = None) -> Inventory:
-    """The inventory in a file's bytes.
+    """Return the inventory in a file's bytes.
 
     Args:
-        source: the file they are from; paths inside are relative to its folder.
-        shown_as: how messages name the file; `source` unless given.
-    Raises DocumentError with everything that is wrong with it.
+        source: the path of the file; relative paths in the inventory start at its folder.
+        shown_as: the file's name in messages; default: `source`.
+    Raises DocumentError with all errors of the file.
     """
     from gpurun.documents.nodes import ProblemReport, compose  # noqa: PLC0415  a cached inventory needs no YAML
     from gpurun.inventory.validate import inventory  # noqa: PLC0415
@@ -66,7 +66,7 @@ def parse(data: bytes, source: Path, *, shown_as: str | None = None) -> Inventor
 
 @contextmanager
 def collector_at_rest() -> Iterator[None]:
-    """For parsing: all it makes lives until its end; searching that for garbage meanwhile doubles the time."""
+    """Stop the garbage collector during a parse: all new objects stay alive, and the collector doubles the time."""
     running = gc.isenabled()
     gc.disable()
     try:
@@ -77,7 +77,7 @@ def collector_at_rest() -> Iterator[None]:
 
 
 def read(path: Path, what: str = "the inventory", *, most_bytes: int = MAX_BYTES) -> bytes:
-    """The bytes of an inventory file, or of something like it: `most_bytes`, and one more if there are more.
+    """Return the bytes of an inventory file or a similar file: `most_bytes`, plus one if the file is larger.
 
     Raises BadInput if it is not a readable regular file.
     """
@@ -93,7 +93,7 @@ def _content(file: BinaryIO, path: Path, what: str, most_bytes: int) -> bytes:
 
 
 def opened(path: Path, what: str = "the inventory") -> BinaryIO:
-    """A file, open for reading. Raises BadInput if it is not a readable regular file."""
+    """Open a file for reading. Raises BadInput if it is not a readable regular file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Which inventory file a command means."""
+"""Find the inventory file of a command."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from gpurun.errors import BadInput
 
 
 def find(explicit: str | None, environ: Mapping[str, str]) -> Path:
-    """The inventory file, absolute.
+    """Return the absolute path of the inventory file.
 
-    The first of: what ``--inventory`` says, ``$GPURUN_INVENTORY``, ``./inventory.yaml``,
-    ``$XDG_CONFIG_HOME/gpurun/inventory.yaml``, ``/etc/gpurun/inventory.yaml``. The first two are never
-    skipped: one that does not exist is an error.
+    The first of: the value of ``--inventory``, ``$GPURUN_INVENTORY``, ``./inventory.yaml``,
+    ``$XDG_CONFIG_HOME/gpurun/inventory.yaml``, ``/etc/gpurun/inventory.yaml``. gpurun never skips the first two: if the
+    named file does not exist, that is an error.
 
-    Raises BadInput: there is none; says where it was looked for.
+    Raises BadInput: no inventory exists; the message lists the searched places.
     """
     named = explicit or environ.get("GPURUN_INVENTORY")
     if named:
@@ -39,7 +39,7 @@ def find(explicit: str | None, environ: Mapping[str, str]) -> Path:
 
 
 def is_there(path: Path) -> bool:
-    """Whether something lies there; what cannot be looked at does: reading it says why it cannot be."""
+    """Return True if the path exists, or cannot be inspected: reading it then reports the reason."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -50,7 +50,7 @@ def is_there(path: Path) -> bool:
 
 
 def candidates(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Where an inventory is looked for when none is named, in order."""
+    """Return the default places of the inventory, in the order of the search."""
     home = environ.get("HOME")
     config = Path(environ["XDG_CONFIG_HOME"]) if environ.get("XDG_CONFIG_HOME") else None
     if config is None and home:

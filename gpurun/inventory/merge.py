@@ -1,16 +1,16 @@
-"""Brings a change of the values into the text that a person wrote: a three-way merge that knows YAML's tokens.
+"""Merge changed values into the text that a user wrote: a three-way merge on YAML tokens.
 
-Three texts: the person's (`original`), what the library writes for its values (`base`), and what it writes for
-the changed values (`changed`). `original` and `base` have the same tokens and differ in spacing and comments
-only; `base` and `changed` differ in the change only. The result has the tokens of `changed`, and everything
-else, line by line, from `original`:
+There are three texts: the user's text (`original`), the library's output for its values (`base`), and the library's
+output for the changed values (`changed`). `original` and `base` have the same tokens; only spacing and comments differ.
+`base` and `changed` differ only in the change. The result has the tokens of `changed`. Everything else comes, line by
+line, from `original`:
 
     original   gpus: 4     # four       base   gpus: 4       changed   gpus: 8
     result     gpus: 8     # four
 
-Rows are what the library writes on one line. Rows without a change are copied as the person wrote them, a
-changed row is merged token by token, a new row is put behind the row it follows, and a row that is gone takes
-its line with it. Comment lines stay.
+A row is one line of the library's output. The merge copies unchanged rows from the user's text, and merges a changed
+row token by token. It inserts a new row after its predecessor, and removes the line of a removed row. Comment lines
+stay.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from gpurun.inventory.rows import (
 
 
 def merge(original: str, base: str, changed: str, renamed: Mapping[str, str]) -> str:
-    """`original` with the difference between `base` and `changed`.
+    """Return `original` with the difference between `base` and `changed`.
 
     Args:
-        renamed: keys of `changed` that had another name in `base`, and that name.
-    Raises BadInput if `original` and `base` do not say the same, which is the library's fault, not the file's.
+        renamed: keys of `changed` that had another name in `base`, with that name.
+    Raises BadInput if `original` and `base` have different tokens. This is a fault of the library, not of the file.
     """
     if base == changed:
         return original
@@ -58,7 +58,7 @@ class _Merge:
         self._new_rows = list(keeping_last_commas(new_rows, renamed, self._base_rows))
         self._newline = "\r\n" if "\r\n" in original else "\n"
         self._out: list[str] = []
-        self._shift: dict[int, int] = {}  # new row → how far to the right the person indents it
+        self._shift: dict[int, int] = {}  # new row → columns that the user indents it further
 
     def result(self) -> str:
         old, new = row_paths(self._base_rows, {}), row_paths(self._new_rows, self._renamed)
@@ -79,7 +79,7 @@ class _Merge:
         return self._rows[i - 1].end if i else 0
 
     def _gap(self, i: int) -> str:
-        """The comment lines and empty lines in front of a row."""
+        """Return the comment lines and empty lines before a row."""
         end = self._rows[i].start if i < len(self._rows) else len(self._original)
         return self._original[self._gap_start(i) : end]
 
@@ -88,7 +88,7 @@ class _Merge:
         self._out.append(self._original[self._gap_start(i) : self._rows[i].end])
 
     def _drop(self, i: int) -> None:
-        """Leaves out a row. Comments inside of what it belongs to go with it, those beside it stay."""
+        """Leave out a row. Removes the comments inside its block; keeps comments at its own level."""
         for line in self._gap(i).splitlines(keepends=True):
             outside = len(line) - len(line.lstrip()) <= self._rows[i].column
             if outside or not line.strip():
@@ -104,14 +104,14 @@ class _Merge:
             self._out.append(" " * max(shift, 0) + text[max(-shift, 0) :] + self._newline)
 
     def _neighbours_shift(self, j: int) -> int:
-        """How the person indents this row: as the row before it on the same level, else as its parent."""
+        """Return the extra indentation of a row: that of the previous row on the same level, or of its parent."""
         for before in range(j - 1, -1, -1):
             if self._new_rows[before].column <= self._new_rows[j].column:
                 return self._shift[before]
         return 0
 
     def _change(self, i: int, j: int) -> None:
-        """Merges one row token by token, and keeps what the person has between the tokens."""
+        """Merge one row token by token, and keep the user's text between the tokens."""
         self._out.append(self._gap(i))
         mine, theirs = self._rows[i].tokens, self._new_rows[j].tokens
         self._shift[j] = self._rows[i].column - self._new_rows[j].column
@@ -136,7 +136,7 @@ class _Merge:
         return "," if token.is_last_comma else self._changed[token.start : token.end]
 
     def _between(self, mine: Sequence[Token], theirs: Sequence[Token], position: int, kept: dict[int, int]) -> str:
-        """What stands between a token and the one before it: the person's spacing where it is still theirs."""
+        """Return the text between a token and its predecessor: the user's spacing if both are still neighbours."""
         before, here = kept.get(position - 1), kept.get(position)
         new = self._changed[theirs[position - 1].end : theirs[position].start].replace(NOTHING, "")
         if before is None and here:
@@ -152,12 +152,12 @@ class _Merge:
         return self._after_gone(mine, before, here) or new
 
     def _before_new(self, mine: Sequence[Token], before: int, old: str, kept: dict[int, int]) -> str:
-        """The line break in front of something new, with the comment of what is before it.
+        """Return the line break before a new token, with the comment of the previous token.
 
-        Comment lines are about what comes after them, so they go behind the new, if that stays.
+        A comment line describes the token after it. So it goes after the new token, if the described token stays.
         """
         indent = old.rpartition("\n")[2]
-        if mine[before + 1].kind in CLOSING:  # it stands as what is before it
+        if mine[before + 1].kind in CLOSING:  # use the indentation of the previous token
             start = self._original.rfind("\n", 0, mine[before].start) + 1
             line = self._original[start : mine[before].start]
             indent = line[: len(line) - len(line.lstrip())]
@@ -165,10 +165,10 @@ class _Merge:
         return (old.partition("\n") if stays else old.rpartition("\n"))[0] + "\n" + indent
 
     def _after_gone(self, mine: Sequence[Token], before: int, here: int) -> str | None:
-        """The line breaks around tokens that are gone, if there were any.
+        """Return the line breaks around removed tokens; None if there were none.
 
-        The comment behind what stays in front of them stays, also if a comma that is gone stood between. A comment
-        behind what is gone goes too. Comment lines and empty lines stay.
+        The comment after the last kept token stays, even if a removed comma stood between them. The comments of removed
+        tokens are removed too. Comment lines and empty lines stay.
         """
         gaps = [self._original[mine[at].end : mine[at + 1].start] for at in range(before, here)]
         broken = [at for at, gap in enumerate(gaps) if "\n" in gap]
@@ -183,7 +183,7 @@ class _Merge:
 
 
 def _matches(old: Sequence[Hashable], new: Sequence[Hashable]) -> Iterator[tuple[bool, int, int, int, int]]:
-    """Opcodes of a diff, (same, i1, i2, j1, j2); what is alike at both ends is not given to difflib."""
+    """Return the opcodes of a diff as (same, i1, i2, j1, j2); difflib does not get the equal start and end."""
     limit = min(len(old), len(new))
     head = next((k for k in range(limit) if old[k] != new[k]), limit)
     tail = next((k for k in range(limit - head) if old[-1 - k] != new[-1 - k]), limit - head)

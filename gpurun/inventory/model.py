@@ -1,4 +1,4 @@
-"""What an inventory says, as frozen values: hosts, racks, fabrics, pools.
+"""The contents of an inventory as frozen values: hosts, racks, fabrics, pools.
 
 Nothing here reads a file or a clock. `gpurun.inventory.load` makes these values from YAML.
 """
@@ -17,7 +17,7 @@ _NUMBER = re.compile(r"0x[0-9a-f]{1,16}|0[0-7]{0,22}|[1-9][0-9]{0,19}")
 
 
 class FabricKind(str, Enum):
-    """How ranks of different hosts talk to each other."""
+    """The network between ranks on different hosts."""
 
     INFINIBAND = "infiniband"
     ROCE = "roce"
@@ -53,17 +53,17 @@ class Host:
     """One machine.
 
     Attributes:
-        gpus: how many GPUs it has, numbered 0 … gpus-1 as NVML and Docker number them.
+        gpus: number of GPUs, indexed 0 … gpus-1 in the order of NVML and Docker.
         nvlink: groups of GPU indices that NVLink connects, ``((0, 1, 2, 3), (4, 5, 6, 7))``; empty = unknown.
         near_hca: GPU indices on the HCA's own PCI root or NUMA node; empty = unknown.
-        address: what SSH connects to; the host's name unless given. ``~/.ssh/config`` may refine it.
-        fabric_address: the address ranks of other hosts use; None = the address of the fabric's
-            interface as the host itself reports it.
-        python: the interpreter that runs gpurun's agent there; None = ``python3``.
-        docker_host: its Docker engine's socket, ``unix:///…``; None = as the SSH user's ``docker`` would choose.
-        ssh: how gpurun connects: ``paramiko``, or ``system`` for this machine's ``ssh``; None = gpurun chooses.
-        folder: a folder on a disk of the host's own, below which gpurun keeps its files; None = the user's home.
-        data_quota_mib: the most that data sets take of its disk; None = a quarter.
+        address: the address that SSH connects to; default: the host's name. ``~/.ssh/config`` may refine it.
+        fabric_address: the address that ranks on other hosts use; None = the address of the fabric's interface as the
+            host reports it.
+        python: the interpreter that runs gpurun's agent on the host; None = ``python3``.
+        docker_host: the socket of its Docker engine, ``unix:///…``; None = the default of the SSH user's ``docker``.
+        ssh: ``paramiko``, or ``system`` for the ``ssh`` program of this machine; None = gpurun chooses.
+        folder: a folder on a local disk of the host for gpurun's files; None = the user's home folder.
+        data_quota_mib: the most disk space for data sets; None = a quarter of the disk.
     """
 
     name: str
@@ -91,12 +91,12 @@ class Host:
 
     @property
     def machine(self) -> str:
-        """Where SSH connects to, as ``address:port``: hosts that share it are one machine, whatever their names are."""
+        """SSH's address and port, ``address:port``. Hosts with the same value are one machine, whatever their names."""
         return machine_at(self.address or self.name, self.port or SSH_PORT)
 
 
 def machine_at(address: str, port: int = SSH_PORT) -> str:
-    """`Host.machine` of what SSH connects to. All spellings of one IP address are one machine."""
+    """Return `Host.machine` for an SSH address. All spellings of one IP address give the same machine."""
     name = address.rstrip(".").lower()
     if ":" in name:
         name = _ipv6(name)
@@ -116,7 +116,7 @@ def _ipv6(text: str) -> str:
 
 
 def _ipv4(text: str) -> str:
-    """``10.0.0.7`` for every way to write it that inet_aton(3) knows, such as ``10.7``; names as they are."""
+    """Return ``10.0.0.7`` for each spelling that inet_aton(3) accepts, such as ``10.7``; return names unchanged."""
     numbers = [int(part, 0 if part[1:2] == "x" else 8 if part[0] == "0" else 10)
                for part in text.split(".") if _NUMBER.fullmatch(part)]  # fmt: skip
     missing = 4 - len(numbers)
@@ -138,7 +138,7 @@ class Rack:
 
 @dataclass(frozen=True)
 class Pool:
-    """A team's share, in GPUs. `limit` None = all; `parent` None = the root."""
+    """A team's share, in GPUs. `limit` None = no limit; `parent` None = the root."""
 
     name: str
     reservation: int = 0
@@ -155,8 +155,9 @@ class Inventory:
         hosts: every host, in the file's order.
         ssh_config: an OpenSSH client configuration to use instead of ``~/.ssh/config``; absolute.
         docker_host: the head node's Docker, as in ``DOCKER_HOST``; None = Docker's default.
-        outputs_limit_mib: the most outputs that one job brings to the head; None = what the head's disk has room for.
-        source: the file it came from, for messages.
+        outputs_limit_mib: the most outputs of one job that gpurun copies to the head; None = the free disk space of the
+            head.
+        source: the inventory's file, for messages.
     """
 
     hosts: tuple[Host, ...]
@@ -170,19 +171,19 @@ class Inventory:
 
     @cached_property
     def by_name(self) -> Mapping[str, Host]:
-        """Hosts by name."""
+        """Map each name to its host."""
         return {host.name: host for host in self.hosts}
 
     @property
     def total_gpus(self) -> int:
-        """GPUs of all hosts together."""
+        """The number of GPUs on all hosts."""
         return sum(host.gpus for host in self.hosts)
 
     @property
     def generations(self) -> tuple[str, ...]:
-        """The GPU generations there are, sorted."""
+        """The GPU generations in the inventory, sorted."""
         return tuple(sorted({host.generation for host in self.hosts if host.gpus}))
 
     def fabric_of(self, host: Host) -> Fabric:
-        """The fabric a host trains over."""
+        """Return the fabric that a host's ranks use."""
         return self.fabrics[host.fabric]

@@ -1,4 +1,4 @@
-"""What pools must not say: one set of rules for the inventory's validation and for the scheduler."""
+"""The consistency rules of pools, for the inventory's validation and for the scheduler."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gpurun.inventory.model import Pool
 
 @dataclass(frozen=True)
 class Contradiction:
-    """Something that cannot be.
+    """A broken rule.
 
     Attributes:
-        pool: the pool that says it; None = all pools together.
-        allowed: what it could say instead.
+        pool: the pool that breaks it; None = all pools together.
+        allowed: valid values.
     """
 
     pool: str | None
@@ -24,7 +24,7 @@ class Contradiction:
 
 
 def contradictions(pools: Sequence[Pool], total_gpus: int) -> list[Contradiction]:
-    """Everything that is wrong with pools. Sums are looked at once each pool alone is right.
+    """Return all errors in the pools. Checks the sums only if each single pool is valid.
 
     Args:
         total_gpus: GPUs of the whole inventory.

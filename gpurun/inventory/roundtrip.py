@@ -1,8 +1,8 @@
-"""The YAML of an inventory as a tree that can be changed and written again: ruamel.yaml's round trip.
+"""The YAML of an inventory as an editable tree: ruamel.yaml's round trip.
 
-Every scalar is kept as the text it is (``0x6a``, ``yes``, ``~``), with its quotes; anchors, aliases and flow
-or block style are kept too. Comments and spacing are not looked at here: `gpurun.inventory.merge` brings the
-difference between two trees into the text that a person wrote.
+The tree keeps the text of every scalar (``0x6a``, ``yes``, ``~``) with its quotes, and anchors, aliases and flow or
+block style. It drops comments and spacing: `gpurun.inventory.merge` merges the difference between two trees into the
+text that a user wrote.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ruamel.yaml.tag import Tag
 
 from gpurun.errors import BadInput
 
-NOTHING = "gpurun-nothing-stands-here"  # how a value that was left out is dumped, so that it has a place
+NOTHING = "gpurun-nothing-stands-here"  # the output for an omitted value, so that it has a place
 _ENDLESS = 1_000_000_000
 _COMMENT = re.compile("#[^\n]*")
 
 
 class _TextResolver(VersionedResolver):
-    """Takes every scalar for a text, so that none is written in another way than it was read."""
+    """Reads every scalar as a text, so that the output has the same form as the input."""
 
     def resolve(self, kind: type, value: str | None, implicit: tuple[bool, bool]) -> Tag:
         if kind is ScalarNode:
@@ -41,7 +41,7 @@ class _TextResolver(VersionedResolver):
 
 
 class _Representer(RoundTripRepresenter):
-    """Writes a value that was left out as NOTHING."""
+    """Writes an omitted value as NOTHING."""
 
 
 def _represent_nothing(representer: RoundTripRepresenter, _: None) -> ScalarNode:
@@ -62,7 +62,7 @@ def _yaml(indent: int) -> YAML:
 
 
 def read(text: str) -> CommentedMap:
-    """The tree of a document that `gpurun.documents.nodes.compose` accepted; an empty mapping for none.
+    """Return the tree of a document that `gpurun.documents.nodes.compose` accepted; an empty mapping for no document.
 
     Raises BadInput: ruamel.yaml does not read everything that libyaml reads.
     """
@@ -75,12 +75,12 @@ def read(text: str) -> CommentedMap:
         if hasattr(node, "_yaml_comment"):
             del node._yaml_comment
         if node.anchor.value:
-            node.anchor.always_dump = True  # also one that nobody refers to
+            node.anchor.always_dump = True  # also an anchor without an alias
     return tree
 
 
 def not_editable() -> BadInput:
-    """What is said of a file that is valid but cannot be written again as it is."""
+    """Return the error for a valid file that ruamel.yaml cannot write again without changes."""
     return BadInput(
         "this inventory is written in a way that cannot be changed without losing some of it",
         hint="change it with 'gpurun inventory edit'",
@@ -88,7 +88,7 @@ def not_editable() -> BadInput:
 
 
 def _without_comments(text: str) -> str:
-    """The same values, with neither comments nor tabs between them; libyaml takes tabs where ruamel.yaml does not."""
+    """Return the same values without comments and tabs: libyaml accepts tabs where ruamel.yaml does not."""
     out, at = [], 0
     for token in yaml.scan(text, Loader=yaml.CSafeLoader):
         start, end = token.start_mark.index, token.end_mark.index
@@ -98,14 +98,14 @@ def _without_comments(text: str) -> str:
 
 
 def write(tree: CommentedMap, indent: int = 2) -> str:
-    """The document of a tree, without comments."""
+    """Return the document of a tree, without comments."""
     stream = io.StringIO()
     _yaml(indent).dump(tree, stream)
     return stream.getvalue()
 
 
 def containers(node: object, seen: set[int] | None = None) -> Iterator[CommentedMap | CommentedSeq]:
-    """A node and everything in it that is a mapping or a list, each once."""
+    """Return a node and all mappings and lists in it, each once."""
     seen = set() if seen is None else seen
     if not isinstance(node, (CommentedMap, CommentedSeq)) or id(node) in seen:
         return
@@ -116,7 +116,7 @@ def containers(node: object, seen: set[int] | None = None) -> Iterator[Commented
 
 
 def shared(tree: CommentedMap) -> dict[int, tuple[int, object]]:
-    """Containers that stand in several places, by id: the id of the first place's parent, and its key there."""
+    """Map the id of each container that appears in several places to the parent's id and the key of its first place."""
     first: dict[int, tuple[int, object]] = {}
     several: dict[int, tuple[int, object]] = {}
 
@@ -135,7 +135,7 @@ def shared(tree: CommentedMap) -> dict[int, tuple[int, object]]:
 
 
 def twin(node: Any, several: dict[int, tuple[int, object]]) -> Any:
-    """A copy that can be changed on its own; what is an alias inside stays an alias, an anchor is not copied."""
+    """Return an independent copy. Aliases inside stay aliases; the copy has no anchor."""
     if isinstance(node, CommentedMap):
         mapping = flow_map() if node.fa.flow_style() else CommentedMap()
         for key, child in node.items():
@@ -152,26 +152,26 @@ def twin(node: Any, several: dict[int, tuple[int, object]]) -> Any:
 
 
 def flow_map() -> CommentedMap:
-    """An empty mapping that is written ``{…}``."""
+    """Return an empty mapping in flow style, ``{…}``."""
     mapping = CommentedMap()
     mapping.fa.set_flow_style()
     return mapping
 
 
 def flow_list(items: list[object]) -> CommentedSeq:
-    """A list that is written ``[…]``."""
+    """Return a list in flow style, ``[…]``."""
     sequence = CommentedSeq(items)
     sequence.fa.set_flow_style()
     return sequence
 
 
 def is_flow(node: CommentedBase) -> bool:
-    """Whether a container is written with brackets."""
+    """Return True if a container is in flow style."""
     return bool(node.fa.flow_style())
 
 
 def styled_like(text: str, example: object) -> str:
-    """A text in the quotes of another; in double quotes if that one has none and the text has brackets."""
+    """Return a text with the quotes of another; in double quotes if the other has none and the text has brackets."""
     if isinstance(example, ScalarString) and type(example).__name__.endswith("QuotedScalarString"):
         quoted: str = type(example)(text)
         return quoted

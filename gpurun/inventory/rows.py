@@ -1,6 +1,4 @@
-"""A document as rows of tokens. A row is what the YAML library writes on one line; its name does not change with
-edits.
-"""
+"""A document as rows of tokens. A row is one line of the YAML library's output; its name does not change with edits."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ _INVISIBLE = (yaml.DocumentStartToken, yaml.DocumentEndToken)
 
 @dataclass(frozen=True)
 class Token:
-    """A token that can be seen: what it is, what it says, and where it stands (`end` is behind it)."""
+    """A visible token: its kind, its text, and its place (`end` is exclusive)."""
 
     kind: str
     value: str
@@ -28,18 +26,18 @@ class Token:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What it is and says, wherever it stands."""
+        """The kind and the text, independent of the place."""
         return (self.kind, self.value)
 
     @property
     def is_last_comma(self) -> bool:
-        """Whether it is a comma before a closing bracket, which the library does not write."""
+        """True for a comma before a closing bracket, which the library does not write."""
         return self.kind == COMMA and self.start == self.end
 
 
 @dataclass(frozen=True)
 class Row:
-    """Tokens that the library writes on one line, and the lines they take."""
+    """The tokens of one line of the library's output, and the lines that they take in the text."""
 
     tokens: tuple[Token, ...]
     start: int
@@ -48,12 +46,12 @@ class Row:
 
     @property
     def keys(self) -> list[tuple[str, str]]:
-        """What the row says, however it is spaced."""
+        """The tokens of the row, independent of the spacing."""
         return [token.key for token in self.tokens]
 
 
 def scanned(text: str) -> list[Token]:
-    """The tokens that can be seen, without those that say a value was left out."""
+    """Return the visible tokens, without the placeholders for omitted values."""
     found = []
     for token in yaml.scan(text, Loader=yaml.CSafeLoader):
         start, end = token.start_mark.index, token.end_mark.index
@@ -66,7 +64,7 @@ def scanned(text: str) -> list[Token]:
 
 
 def grouped(text: str, tokens: list[Token]) -> Iterator[Row]:
-    """Tokens grouped by the line they begin on."""
+    """Group tokens by the line on which they begin."""
     starts = [0, *(at + 1 for at, character in enumerate(text) if character == "\n")]
     line, group = 0, list[Token]()
     for token in tokens:
@@ -82,7 +80,7 @@ def grouped(text: str, tokens: list[Token]) -> Iterator[Row]:
 
 
 def grouped_like(text: str, tokens: list[Token], rows: list[Row]) -> Iterator[Row]:
-    """The same tokens in the same groups as in other rows."""
+    """Group the same tokens in the same way as other rows."""
     at = 0
     found = []
     for row in rows:
@@ -101,7 +99,7 @@ def _row(text: str, tokens: list[Token]) -> Row:
 
 
 def row_paths(rows: Sequence[Row], renamed: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """For each row the keys that lead to it, which name it whatever happens around it."""
+    """Return for each row the path of keys to it. The path names the row, whatever changes around it."""
     paths: list[tuple[str, ...]] = []
     above: list[tuple[int, str]] = []
     for row in rows:
@@ -114,7 +112,7 @@ def row_paths(rows: Sequence[Row], renamed: Mapping[str, str]) -> list[tuple[str
 
 
 def token_places(tokens: Sequence[Token], renamed: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """For each token of a row what it is there for: the keys that lead to it, and its part in that."""
+    """Return the role of each token of a row: the path of keys to it, and its part in the last key's value."""
     places: list[tuple[str, ...]] = []
     path = [""]  # the key, or the number, at each level of brackets
     for at, token in enumerate(tokens):
@@ -137,7 +135,7 @@ def token_places(tokens: Sequence[Token], renamed: Mapping[str, str]) -> list[tu
 
 
 def with_last_commas(base: Sequence[Token], tokens: Sequence[Token]) -> list[Token]:
-    """The library's tokens, with a comma before each closing bracket that the person has one before."""
+    """Return the library's tokens, with a comma before each closing bracket where the user wrote a comma."""
     found: list[Token] = []
     rest = iter(base)
     upcoming = next(rest, None)
@@ -151,7 +149,7 @@ def with_last_commas(base: Sequence[Token], tokens: Sequence[Token]) -> list[Tok
 
 
 def keeping_last_commas(rows: Sequence[Row], renamed: Mapping[str, str], base_rows: Sequence[Row]) -> Iterator[Row]:
-    """New rows, with the last commas that the same brackets have in the base."""
+    """Return the new rows, with the trailing commas that the same brackets have in the base."""
     wanted = set()
     for row, path in zip(base_rows, row_paths(base_rows, {}), strict=True):
         for (comma, closing), place in zip(pairwise(row.tokens), token_places(row.tokens, {})[1:], strict=True):

@@ -1,4 +1,4 @@
-"""The JSON Schema of inventories, for editors that check while a person types."""
+"""The JSON Schema of inventories, for editors that check while the user types."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HOSTS = r"^[A-Za-z0-9][A-Za-z0-9_.\[\],/-]*$"
 
 
 def schema() -> dict[str, Any]:
-    """The schema, draft 2020-12. It describes each value; only ``validate`` knows how values must agree."""
+    """Return the schema, draft 2020-12. It describes single values; ``validate`` also checks consistency."""
     shared = mapping_schema({key: kind for key, kind in fields.HOST.items() if key not in fields.PER_HOST})
     rack = {
         "type": ["object", "null"],

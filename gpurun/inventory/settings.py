@@ -1,4 +1,4 @@
-"""``key=value`` words of a command line: checked as the inventory's own values are, ready to be written."""
+"""Parse ``key=value`` words of a command line and check them like the inventory's own values."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class HostSetting:
 
     Attributes:
         field: a key of a host, or ``rack``.
-        label: which label, if the field is ``labels``.
-        value: as the model has it; None = take the host's own value away, what it inherits counts.
-        text: as it was typed.
+        label: name of the label, if the field is ``labels``.
+        value: the converted value; None = remove the host's own value, so that the inherited value applies.
+        text: the text that the user typed.
     """
 
     field: str
@@ -36,7 +36,7 @@ class HostSetting:
 
     @property
     def tree(self) -> object:
-        """The value as roundtrip writes it."""
+        """The value in the form that roundtrip writes."""
         if self.label is not None:
             return _scalar_tree(self.text, text_kind=False)
         if fields.HOST[self.field].item is not None:
@@ -45,9 +45,9 @@ class HostSetting:
 
 
 def parse(words: Iterable[str]) -> tuple[HostSetting, ...]:
-    """Settings from words such as ``gpus=8``, ``labels.team=vision``, ``port=`` (take away), ``rack=r2``.
+    """Parse settings such as ``gpus=8``, ``labels.team=vision``, ``port=`` (remove), ``rack=r2``.
 
-    Raises BadInput: not ``key=value``, an unknown key, a value that is not allowed there, a key twice.
+    Raises BadInput: not ``key=value``, an unknown key, an invalid value, a repeated key.
     """
     found: dict[str, HostSetting] = {}
     for word in words:
@@ -61,14 +61,14 @@ def parse(words: Iterable[str]) -> tuple[HostSetting, ...]:
 
 
 def parse_labels(words: Iterable[str]) -> tuple[HostSetting, ...]:
-    """Settings from label words: ``team=vision`` sets one, ``team-`` takes it away. Raises BadInput."""
+    """Parse label words: ``team=vision`` sets a label, ``team-`` removes it. Raises BadInput."""
     return parse(
         f"labels.{word[:-1]}=" if word.endswith("-") and "=" not in word else f"labels.{word}" for word in words
     )
 
 
 def from_mapping(values: Mapping[str, object]) -> tuple[HostSetting, ...]:
-    """Settings of model values, as importers have them; labels as a mapping."""
+    """Return settings for the values of an importer; labels are a mapping."""
     words: list[str] = []
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -102,7 +102,7 @@ def _resolved(text: str) -> str:
 
 
 def _composed(text: str) -> Node:
-    """A value with structure, as YAML in one line: ``[0, 1]``, ``0-3``."""
+    """Parse a value with structure as one line of YAML: ``[0, 1]``, ``0-3``."""
     try:
         node = compose(text.encode(), "value")
     except DocumentError as error:
@@ -113,7 +113,7 @@ def _composed(text: str) -> Node:
 
 
 def _scalar_tree(text: str, *, text_kind: bool) -> str:
-    """A text as it is written: quoted where YAML would take it for something else than it is."""
+    """Return the text as YAML: in quotes if YAML would read it as another type."""
     tag = _resolved(text)
     if tag == _TAG + "null" or (text_kind and tag != _TAG + "str"):
         quoted: str = DoubleQuotedScalarString(text)

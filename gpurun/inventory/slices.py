@@ -1,4 +1,4 @@
-"""Which lines of an inventory are a rack's, so that an edit of one rack need not read a thousand."""
+"""Find the lines of each rack in an inventory, so that an edit of one rack need not parse thousands of lines."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from yaml.nodes import MappingNode, Node, ScalarNode
 
 
 def rack_lines(text: str) -> Mapping[str, tuple[int, int]]:
-    """Start and end of each rack's lines; the comments in front of the next rack are still its own.
+    """Return start and end of each rack's lines; the comments before the next rack belong to the previous one.
 
-    Empty if racks cannot be read one by one: they stand in braces, or there are aliases, which reach anywhere.
+    Empty if racks cannot be parsed one by one: they are in flow style, or there are anchors and aliases.
     """
     if "&" in text or "*" in text:
         return {}

@@ -1,4 +1,4 @@
-"""The mappings of an inventory, as the round trip has them, and what an edit does to them."""
+"""The mappings of an inventory in the round-trip tree, and the edits of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpurun.inventory.settings import HostSetting
 
 @dataclass(frozen=True)
 class _HostEntry:
-    """Some hosts of one entry: where it stands, its key as written, all its names, and the chosen ones."""
+    """One entry and some of its hosts: the parent mapping, the key as written, all names, and the chosen names."""
 
     parent: CommentedMap
     key: str
@@ -43,16 +43,16 @@ class InventoryTree:
         self._renamed: dict[str, str] = {}
 
     def merged(self) -> str:
-        """The person's text with what has changed."""
+        """Return the user's text with the changes."""
         for rack in _merged_values(self._root.get("racks")):
             for holder in _with_merged(rack):
                 section = holder.get("hosts")
                 if isinstance(section, CommentedMap) and not section and not roundtrip.is_flow(section):
-                    holder["hosts"] = None  # "hosts:" stays as it is written, with nothing under it
+                    holder["hosts"] = None  # "hosts:" keeps its form, with nothing below it
         return merge(self._original, self._base, roundtrip.write(self._root, self._indent), self._renamed)
 
     def set(self, hosts: Sequence[str], settings: Sequence[HostSetting]) -> None:
-        """Gives hosts values of their own, or takes them away; splits entries where only some are meant."""
+        """Set or remove values of hosts. Splits an entry if the change concerns only some of its hosts."""
         own = [setting for setting in settings if setting.field != "rack"]
         addresses = {setting.field: shares(setting, hosts) for setting in own if setting.field in PER_HOST}
         if own:
@@ -70,7 +70,7 @@ class InventoryTree:
                 self._move(hosts, setting.text)
 
     def add(self, hosts: Sequence[str], rack: str, settings: Sequence[HostSetting]) -> None:
-        """Puts new hosts, as one entry, at the end of a rack."""
+        """Add new hosts as one entry at the end of a rack."""
         values = roundtrip.flow_map()
         for setting in settings:
             share = shares(setting, hosts) if setting.field in PER_HOST else None
@@ -79,7 +79,7 @@ class InventoryTree:
         section[_key(fold(hosts), section)] = values
 
     def remove(self, hosts: Sequence[str]) -> None:
-        """Takes hosts out of their entries, and entries without hosts out of their racks."""
+        """Remove hosts from their entries, and entries without hosts from their racks."""
         for entry in self._entries(hosts):
             if entry.rest:
                 self._shrink(entry)
@@ -97,7 +97,7 @@ class InventoryTree:
             section[_key(entry.key, section)] = value
 
     def _movable(self, value: object) -> object:
-        """An entry's value, written out if it is or merges an alias of another entry: that may come later then."""
+        """Return an entry's value. Resolves aliases of other entries, whose anchors may now come later."""
         of_entries = {id(node) for node in roundtrip.containers(self._root.get("racks"))}
         sources = list(_with_merged(value))
         if not any(self._shared.get(id(source), (0, ""))[0] in of_entries for source in sources):
@@ -110,7 +110,7 @@ class InventoryTree:
         return flat
 
     def _entries(self, hosts: Sequence[str]) -> list[_HostEntry]:
-        """The entries that name these hosts, in the file's order."""
+        """Return the entries of these hosts, in the file's order."""
         wanted = set(hosts)
         found = []
         for section in self._sections():
@@ -127,7 +127,7 @@ class InventoryTree:
         return found
 
     def _sections(self) -> list[CommentedMap]:
-        """The mappings that hold host entries, each once; also what they merge."""
+        """Return the mappings that contain host entries, each once, including merged mappings."""
         sections: dict[int, CommentedMap] = {}
         for rack in _merged_values(self._root.get("racks")):
             for holder in _with_merged(rack):
@@ -136,7 +136,7 @@ class InventoryTree:
         return list(sections.values())
 
     def _split(self, entry: _HostEntry) -> _HostEntry:
-        """An entry of the chosen hosts alone, right behind what is left of the one that named them."""
+        """Move the chosen hosts into their own entry, directly after the entry of the other hosts."""
         if not entry.rest:
             return entry
         value = entry.parent[entry.key]
@@ -150,7 +150,7 @@ class InventoryTree:
         return _HostEntry(parent, key, entry.chosen, entry.chosen)
 
     def _shrink(self, entry: _HostEntry) -> None:
-        """Leaves an entry what is not chosen."""
+        """Reduce an entry to the hosts that are not chosen."""
         parent, position = entry.parent, list(entry.parent).index(entry.key)
         value = parent.pop(entry.key)
         if isinstance(value, CommentedMap):
@@ -160,7 +160,7 @@ class InventoryTree:
         parent.insert(position, key, value)
 
     def _own_mapping(self, entry: _HostEntry) -> CommentedMap:
-        """The entry's values as a mapping that belongs to it alone, so that a change changes nobody else."""
+        """Return a mapping that only this entry uses, so that an edit changes no other entry."""
         value = entry.parent[entry.key]
         if not isinstance(value, CommentedMap):
             own = roundtrip.flow_map()
@@ -184,7 +184,7 @@ class InventoryTree:
         else:
             new = setting.tree if share is None else share
             old = mapping.get(setting.field)
-            plain = type(new) is str and old is not None  # one that needs quotes has them already
+            plain = type(new) is str and old is not None  # a value that needs quotes has them already
             mapping[setting.field] = roundtrip.styled_like(str(new), old) if plain else new
 
     def _put_label(self, mapping: CommentedMap, setting: HostSetting) -> None:
@@ -204,7 +204,7 @@ class InventoryTree:
             mapping.pop("labels", None)
 
     def _inline(self, mapping: CommentedMap, key: str) -> None:
-        """Writes merged values out where one of them, `key`, is to go."""
+        """Replace a merge by its values if `key`, which the edit removes, comes from it."""
         sources = list(_with_merged(mapping))[1:]
         if "<<" not in mapping or not any(key in source for source in sources):
             return
@@ -218,7 +218,7 @@ class InventoryTree:
         del entry.parent[entry.key]
 
     def _rack_hosts(self, rack: str) -> CommentedMap:
-        """The mapping that new hosts of a rack go to; made, with the rack, if there is none."""
+        """Return the mapping for new hosts of a rack. Creates the mapping, and the rack, if there is none."""
         racks = self._root.get("racks")
         if not isinstance(racks, CommentedMap):
             racks = self._root["racks"] = CommentedMap()
@@ -241,19 +241,19 @@ class InventoryTree:
 
 
 def _concerns(settings: Sequence[HostSetting], value: object) -> bool:
-    """Whether there is anything to do for an entry: a value to set, or one that is there to take away."""
+    """Return True if a setting changes an entry: it sets a value or removes an existing value."""
     keys = {key for mapping in _with_merged(value) for key in mapping}
     return any(setting.value is not None or setting.field in keys for setting in settings)
 
 
 def _like_its_neighbours(racks: CommentedMap) -> CommentedMap:
-    """An empty rack in the style of the last one."""
+    """Return an empty rack in the style of the last rack."""
     last = next((rack for rack in reversed(list(racks.values())) if isinstance(rack, CommentedMap)), None)
     return roundtrip.flow_map() if last is not None and roundtrip.is_flow(last) else CommentedMap()
 
 
 def _with_merged(node: object) -> Iterator[CommentedMap]:
-    """A mapping and those it merges, the ones that win first."""
+    """Return a mapping and the mappings that it merges, highest precedence first."""
     if not isinstance(node, CommentedMap):
         return
     yield node
@@ -272,13 +272,13 @@ def _merged_values(node: object) -> Iterator[object]:
 
 
 def _key(text: str, section: CommentedMap) -> str:
-    """A new entry's key, in the quotes of the section's other ranges."""
+    """Return the key of a new entry, with the quotes of the section's other ranges."""
     example = next((key for key in reversed(list(section)) if "[" in str(key)), None)
     return roundtrip.styled_like(text, example if "[" in text else None)
 
 
 def _indent_of(text: str) -> int:
-    """How far a person indents, by the first indented line."""
+    """Return the user's indentation, from the first indented line."""
     for line in text.splitlines():
         bare = line.lstrip(" ")
         if bare and bare[0] not in "#-" and len(bare) < len(line):

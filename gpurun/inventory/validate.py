@@ -1,4 +1,4 @@
-"""From YAML nodes to an Inventory, noting everything that is wrong on the way."""
+"""Convert YAML nodes to an Inventory and report every error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NEEDED = ("gpus", "generation", "fabric")
 
 
 def inventory(root: Node, report: ProblemReport, source: Path) -> Inventory:
-    """The inventory a document describes. Only valid if the report has no problems afterwards."""
+    """Return the inventory of a document. It is valid only if the report then has no problems."""
     top = entries(root, report, "the inventory")
     refuse_unknown({key: pair for key, pair in top.items() if not key.startswith("x-")}, fields.TOP, report, "top")
     if "version" in top:
@@ -46,7 +46,7 @@ def inventory(root: Node, report: ProblemReport, source: Path) -> Inventory:
 
 
 def _named(top: Entries, section: str, report: ProblemReport) -> Iterable[tuple[str, Node, Node]]:
-    """The entries of a section whose keys are names people choose: name, key node, value node."""
+    """Return the entries of a section whose keys are user-defined names: name, key node, value node."""
     if section not in top:
         return
     for name, (key, node) in entries(top[section][1], report, section).items():
@@ -62,7 +62,7 @@ def _fabrics(top: Entries, report: ProblemReport) -> dict[str, Fabric]:
         if missing:
             report.wrong(key, f"fabric {name} has no {' and no '.join(missing)}")
         if None in (values.get("kind"), values.get("interface")):
-            fabrics[name] = Fabric(name, FabricKind.TCP, "")  # the report keeps it from being used
+            fabrics[name] = Fabric(name, FabricKind.TCP, "")  # the reported error prevents its use
             continue
         if values["kind"] is FabricKind.TCP and values.get("hcas"):
             report.wrong(key, f"fabric {name} is tcp, which has no hcas", allowed=("roce", "infiniband"))
@@ -91,7 +91,7 @@ def _ssh_config(top: Entries, report: ProblemReport, source: Path) -> str | None
 
 
 class _Racks:
-    """Reads racks and hosts; keeps what a host inherits and where each name was first seen."""
+    """Reads racks and hosts; keeps inherited values, and the line where each name first appears."""
 
     def __init__(self, fabrics: Mapping[str, Fabric], report: ProblemReport) -> None:
         self._fabrics = fabrics
@@ -138,7 +138,7 @@ class _Racks:
                 self._add(rack, names, values, key)
 
     def _complete(self, folded: str, values: Mapping[str, Any], key: Node) -> bool:
-        """Whether a host has what it needs and its values agree; notes what does not."""
+        """Return True if a host has all required values and they are consistent; report the errors."""
         good = True
         for needed in _NEEDED:
             if needed not in values:
@@ -179,7 +179,7 @@ class _Racks:
             if own:
                 values.update({field: addresses[position] for field, addresses in own.items()})
             host = Host(name=name, rack=rack, **values)
-            one_each = len(names) == 1 or "address" not in values or "address" in own  # else that is reported
+            one_each = len(names) == 1 or "address" not in values or "address" in own  # else validate has reported that
             first = self._machines.setdefault(host.machine, name)
             if first != name and one_each:
                 where = f"one machine, {host.machine}: its GPUs would be granted twice"
@@ -187,7 +187,7 @@ class _Racks:
             self._hosts.append(host)
 
     def _per_host(self, names: tuple[str, ...], values: dict[str, Any], key: Node) -> dict[str, tuple[str, ...]]:
-        """Addresses of a range of hosts, one each."""
+        """Return the addresses of a range of hosts, one per host."""
         own: dict[str, tuple[str, ...]] = {}
         for field in fields.PER_HOST:
             text = values.get(field)
@@ -206,7 +206,7 @@ class _Racks:
 
 
 def _merged(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a host inherits, with its own values over it; labels are joined name by name."""
+    """Return the inherited values, overridden by the host's own values; labels are merged name by name."""
     merged = {**base, **values}
     if "labels" in base and "labels" in values:
         merged["labels"] = {**base["labels"], **values["labels"]}

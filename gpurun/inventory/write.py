@@ -1,4 +1,4 @@
-"""Writing a file that people own: one writer at a time, the old file or the new one, whatever crashes."""
+"""Write a file that a user owns: one writer at a time; a crash leaves the old file or the new file."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _STALE, _LOCK = ".gpurun-", ".gpurun.lock"
 
 @contextmanager
 def locked(path: Path) -> Iterator[Path]:
-    """Holds the one lock under which a file is changed; gives the file behind any symbolic links.
+    """Hold the lock for changes of a file; yields the file behind any symbolic links.
 
-    The lock is that of a hidden file beside it, because the file itself is replaced; it is removed afterwards. What a
-    writer that crashed left there is removed, too.
+    The lock is on a hidden file in the same folder, because the writer replaces the file itself. The hidden file is
+    removed afterwards, and so are the files of a writer that crashed.
 
-    Raises BadInput: there is no such folder, or no file can be made in it.
+    Raises BadInput: the folder does not exist, or is not writable.
     """
     real = Path(os.path.realpath(path))
     with ExitStack() as stack:
@@ -37,9 +37,9 @@ def locked(path: Path) -> Iterator[Path]:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Gives a file new content: whole, durable, with the permissions and owner it had.
+    """Replace a file's content: complete, durable, with the same permissions and owner.
 
-    Raises BadInput if it cannot be written; then it is as it was.
+    Raises BadInput if the file cannot be written; then it is unchanged.
     """
     temporary = path.with_name(f".{path.name}{_STALE}{secrets.token_hex(8)}")
     try:

@@ -1,1 +1,1 @@
-"""An inventory as other tools want it: one module a format."""
+"""Exports of an inventory for other tools: one module per format."""

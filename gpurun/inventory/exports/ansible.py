@@ -15,7 +15,7 @@ _ELSEWHERE = ("name", "rack", "generation", "labels")
 
 
 def ansible(hosts: Sequence[Host]) -> str:
-    """The text of the inventory."""
+    """Return the text of the inventory."""
     everyone = {host.name: _variables(host) for host in hosts}
     groups: dict[str, dict[str, dict[str, None]]] = {}
     for host in hosts:
@@ -29,12 +29,12 @@ def ansible(hosts: Sequence[Host]) -> str:
 
 
 def _word(name: str) -> str:
-    """A name that groups may have: letters, digits and underscores."""
+    """Return a valid group name: letters, digits and underscores."""
     return "".join(c if c.isalnum() else "_" for c in name)
 
 
 def _plain(value: object) -> object:
-    """Tuples as lists, which YAML has."""
+    """Convert tuples to lists, because YAML has no tuples."""
     return [_plain(one) for one in value] if isinstance(value, tuple) else value
 
 

@@ -1,4 +1,4 @@
-"""An inventory as one JSON document: everything it says, defaults applied."""
+"""An inventory as one JSON document: all its values, with defaults applied."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpurun.inventory.model import Host, Inventory
 
 
 def document(inventory: Inventory, hosts: Sequence[Host]) -> dict[str, Any]:
-    """The document; of racks only those that these hosts are in."""
+    """Return the document; it contains only the racks of these hosts."""
     chosen = {host.name for host in hosts}
     racks = {rack.name: [name for name in rack.hosts if name in chosen] for rack in inventory.racks}
     return {

@@ -1,4 +1,4 @@
-"""Hostfiles: Open MPI's and DeepSpeed's, both with a slot for each GPU."""
+"""Hostfiles of Open MPI and DeepSpeed, with one slot per GPU."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from gpurun.inventory.model import Host
 
 
 def openmpi(hosts: Iterable[Host]) -> str:
-    """``HOST slots=N max_slots=N`` a line. Source: Open MPI's mpirun(1)."""
+    """Return one line ``HOST slots=N max_slots=N`` per host. Source: Open MPI's mpirun(1)."""
     return "".join(f"{host.name} slots={host.gpus} max_slots={host.gpus}\n" for host in hosts if host.gpus)
 
 
 def deepspeed(hosts: Iterable[Host]) -> str:
-    """``HOST slots=N`` a line. Source: DeepSpeed's "Resource Configuration (multi-node)"."""
+    """Return one line ``HOST slots=N`` per host. Source: DeepSpeed's "Resource Configuration (multi-node)"."""
     return "".join(f"{host.name} slots={host.gpus}\n" for host in hosts if host.gpus)

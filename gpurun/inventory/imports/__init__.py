@@ -1,1 +1,1 @@
-"""Other tools' lists of hosts, as inventories: one module a format, all filling a Draft."""
+"""Imports of other tools' lists of hosts: one module per format; each fills a Draft."""

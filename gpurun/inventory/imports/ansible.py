@@ -1,8 +1,8 @@
-"""Ansible inventories, INI and YAML: hosts, ranges, groups of groups, and their variables.
+"""Import Ansible inventories, INI and YAML: hosts, ranges, groups of groups, and their variables.
 
-Groups become racks or generations where their name says so, labels otherwise. Variables named as an inventory's
-fields are taken; ``ansible_host``, ``ansible_port``, ``ansible_user`` and ``ansible_python_interpreter`` too.
-``group_vars`` and ``host_vars`` beside the file are read. Source: Ansible's "How to build your inventory".
+A group becomes a rack or a generation if its name says so, otherwise a label. Variables with the name of an inventory
+field are imported, and also ``ansible_host``, ``ansible_port``, ``ansible_user`` and ``ansible_python_interpreter``.
+The import reads ``group_vars`` and ``host_vars`` beside the file. Source: Ansible's "How to build your inventory".
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ _WAYS = (
     "ansible_private_key_file",
 )
 _GENERATION = "generation_"
-"""Groups that `gpurun inventory export ansible` writes begin so."""
+"""The prefix of generation groups in the output of `gpurun inventory export ansible`."""
 _JUMPS = ("bastion", "bastions", "jumphost", "jumphosts")
-"""Groups such as kubespray's, whose hosts are ways to the others."""
+"""Groups such as kubespray's, whose hosts are jump hosts."""
 
 VariableFiles = Callable[[str], Sequence[tuple[str, bytes]]]
-"""The files of ``group_vars/NAME`` or ``host_vars/NAME``, each with its name; what a later one says wins."""
+"""Returns the files of ``group_vars/NAME`` or ``host_vars/NAME``, each with its name; later files win."""
 
 
 @dataclass(frozen=True)
 class Meant:
-    """Which groups a person means, as globs. None: what the names of groups say, and every host."""
+    """The groups that the user selects, as globs. None: decide by the names of groups, and take every host."""
 
     racks: str | None = None
     groups: str | None = None
@@ -76,7 +76,7 @@ class _Source:
         return self.groups.setdefault(name, Group())
 
     def add(self, pattern: str, group: str, draft: Draft, where: str) -> tuple[str, ...]:
-        """Hosts of a pattern such as ``node[01:16]``, put into a group."""
+        """Add the hosts of a pattern such as ``node[01:16]`` to a group."""
         names = tuple(name for name in _expanded(pattern, where) if draft.host(name, where))
         for name in names:
             self.hosts.setdefault(name, {})
@@ -148,7 +148,7 @@ def _variables(node: Node, report: ProblemReport, what: str) -> Variables:
     found: Variables = {}
     for key, (place, value) in entries(node, report, what).items():
         found[key] = (_text(value), _place(place, report))
-        if key == "labels" and isinstance(value, MappingNode):  # as gpurun's own export writes them
+        if key == "labels" and isinstance(value, MappingNode):  # the form of gpurun's own export
             del found[key]
             labels = entries(value, report, key)
             found.update({f"labels.{name}": (_text(text), _place(at, report)) for name, (at, text) in labels.items()})
@@ -156,7 +156,7 @@ def _variables(node: Node, report: ProblemReport, what: str) -> Variables:
 
 
 def _text(node: Node) -> str:
-    """A variable as text: a list as YAML writes it, a mapping or something encrypted as what no field can be."""
+    """Return a variable as text: a list as YAML; a mapping or an encrypted value as a text that no field accepts."""
     if isinstance(node, ScalarNode):
         return "!vault" if node.tag.startswith("!") else ("" if is_null(node) else str(node.value))
     if isinstance(node, SequenceNode):
@@ -191,7 +191,7 @@ def _unquoted(text: str) -> str:
 
 
 def _expanded(pattern: str, where: str) -> Iterator[str]:
-    """Hosts of ``node[01:16]`` and ``db-[a:f]``; the end is inside, zeros in front count."""
+    """Expand ``node[01:16]`` and ``db-[a:f]``; the end is inclusive, leading zeros count."""
     found = _RANGE.search(pattern)
     if not found:
         yield pattern
@@ -211,7 +211,7 @@ def _expanded(pattern: str, where: str) -> Iterator[str]:
 
 
 def _finish(source: _Source, draft: Draft, beside: VariableFiles, meant: Meant) -> None:
-    """Give every host what its groups and itself say. Ansible's order: a file of variables wins over the inventory."""
+    """Give every host the variables of its groups and its own. As in Ansible, variable files override the inventory."""
     lineage = lineages(source.groups, draft, source.file)
     files = {name: _variables_beside(f"group_vars/{name}", beside) for name in source.groups}
     kinds = {name: _kind(name, meant.racks) for name in source.groups}
@@ -233,7 +233,7 @@ def _finish(source: _Source, draft: Draft, beside: VariableFiles, meant: Meant) 
 
 
 def _leave_out(source: _Source, lineage: Mapping[str, Sequence[str]], draft: Draft, meant: Meant) -> None:
-    """Leave out hosts that nobody means, and those that are only ways to others."""
+    """Leave out hosts that the user did not select, and hosts that are only jump hosts."""
     jumps = [host for host in source.hosts if (groups := lineage.get(host)) and set(groups).issubset(_JUMPS)]
     others = []
     if meant.groups is not None:
@@ -291,7 +291,7 @@ def _variables_beside(name: str, beside: VariableFiles) -> Variables:
         try:
             root = compose(data, file, tags=True)
             told = _variables(root, report, file) if root is not None else {}
-        except DocumentError:  # such as a whole file that is a vault
+        except DocumentError:  # for example an encrypted file
             told = {file: ("!vault", file)}
         report.raise_if_any()
         found.update(told)

@@ -1,4 +1,4 @@
-"""Groups of an Ansible inventory: which groups a host is in, in the order in which Ansible merges their variables.
+"""Groups of an Ansible inventory: the groups of each host, in the order in which Ansible merges their variables.
 
 Source: Ansible's "Using variables", "Understanding variable precedence", and its ``sort_groups``.
 """
@@ -19,7 +19,7 @@ Variables = dict[str, tuple[str, str]]
 
 @dataclass
 class Group:
-    """One group: its own hosts, variables with their places, and the groups inside."""
+    """One group: its own hosts, its variables with their places, and its child groups."""
 
     hosts: dict[str, None] = field(default_factory=dict)
     variables: Variables = field(default_factory=dict)
@@ -27,15 +27,15 @@ class Group:
 
     @property
     def priority(self) -> int:
-        """Of groups of one depth, the variables of the highest priority win. 1 unless the file says otherwise."""
+        """Among groups of one depth, the variables of the highest priority win. 1 unless the file sets it."""
         text = self.variables.get("ansible_group_priority", ("1", ""))[0]
         return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 1
 
 
 def lineages(groups: Mapping[str, Group], draft: Draft, file: str) -> dict[str, list[str]]:
-    """For each host the groups it is in, ``all`` left out; the variables of later groups win.
+    """Return the groups of each host, without ``all``; the variables of later groups win.
 
-    A group that contains itself is noted, and that containment is left out.
+    If a group contains itself, the draft gets a note and that containment is ignored.
 
     Raises:
         BadInput: groups are nested too deeply.
@@ -69,7 +69,7 @@ def _reached(name: str, parents: Mapping[str, Iterable[str]]) -> set[str]:
 def _depths_and_parents(
     groups: Mapping[str, Group], draft: Draft, file: str
 ) -> tuple[dict[str, int], dict[str, set[str]]]:
-    """How long the longest way from ``all`` to each group is, and which groups it is directly in."""
+    """Return the length of the longest path from ``all`` to each group, and the direct parents of each group."""
     depths = dict.fromkeys(groups, 1)
     parents: dict[str, set[str]] = {name: set() for name in groups}
     inside = {name: [child for child in group.children if child in groups] for name, group in groups.items()}
@@ -80,7 +80,7 @@ def _depths_and_parents(
     ready = [name for name, count in open_ways.items() if count == 0]
     left = dict.fromkeys(name for name in groups if open_ways[name])
     while ready or left:
-        if not ready:  # all that are left contain themselves, or are in a group that does
+        if not ready:  # each remaining group contains itself, or is in such a group
             name = next(iter(left))
             draft.leave(f"group {name} contains itself", file)
             ready.append(name)
@@ -89,7 +89,7 @@ def _depths_and_parents(
         if depths[name] > MOST_DEPTH:
             raise BadInput("groups are nested too deeply", where=file)
         for child in inside[name]:
-            if child not in left:  # a way back
+            if child not in left:  # a cycle
                 continue
             parents[child].add(name)
             depths[child] = max(depths[child], depths[name] + 1)

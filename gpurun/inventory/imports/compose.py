@@ -1,4 +1,4 @@
-"""A draft as an inventory file that a person would have written: defaults first, alike hosts folded."""
+"""Write a draft as a readable inventory file: defaults first, equal hosts folded."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _COMMON = ("generation", "gpus", "user", "port", "gpu_model", "gpu_memory_mib")
 
 
 def compose(draft: Draft, given: Mapping[str, str], fabric: Mapping[str, str]) -> str:
-    """The text of an inventory.
+    """Return the text of an inventory.
 
     Args:
-        given: values a person gave for hosts that the source says nothing of: ``gpus``, ``generation``, …
-        fabric: the one fabric's keys as YAML: ``kind``, ``interface``, ``hcas``.
-    What neither the source nor the person says, and an inventory needs, is guessed and noted in the draft.
+        given: the user's values for hosts without a value in the source: ``gpus``, ``generation``, …
+        fabric: the keys of the single fabric as YAML: ``kind``, ``interface``, ``hcas``.
+    If a required value is in neither, gpurun guesses it and adds a note to the draft.
     """
     racks = draft.guess_racks()
     defaults = _defaults(draft, given)
@@ -45,7 +45,7 @@ def compose(draft: Draft, given: Mapping[str, str], fabric: Mapping[str, str]) -
 
 
 def _fabric_names(draft: Draft, kind: str, defaults: dict[str, str]) -> list[str]:
-    """The fabrics that hosts name, else one named by its kind. Puts the most common one into `defaults`."""
+    """Return the fabrics that hosts name, or one fabric named by its kind. Adds the most common one to `defaults`."""
     named = Counter(values["fabric"].text for values in draft.values.values() if "fabric" in values)
     if not named:
         return [kind]
@@ -61,7 +61,7 @@ def _quoted(text: str) -> str:
 
 
 def _defaults(draft: Draft, given: Mapping[str, str]) -> dict[str, str]:
-    """What most hosts have, and what has to be said of those that the source says nothing of."""
+    """Return the values of most hosts, and the required values for hosts without a value in the source."""
     defaults = dict(given)
     for key in _COMMON:
         texts = Counter(values[key].text for values in draft.values.values() if key in values)
@@ -87,7 +87,7 @@ def _written(key: str, text: str) -> str:
 def _groups(
     draft: Draft, hosts: Sequence[str], defaults: Mapping[str, str]
 ) -> Iterator[tuple[tuple[str, ...], tuple[HostSetting, ...]]]:
-    """Alike hosts of a rack together, their addresses folded where they go along with the names."""
+    """Group equal hosts of a rack; fold their addresses if they follow the order of the names."""
     alike: dict[tuple[tuple[HostSetting, ...], tuple[str, ...]], list[str]] = {}
     for host in hosts:
         own = draft.values[host]
@@ -109,7 +109,7 @@ def _written_own(key: str, setting: HostSetting) -> str:
 
 
 def _folded_addresses(draft: Draft, names: Sequence[str]) -> tuple[HostSetting, ...] | None:
-    """The hosts' addresses as ranges; None if they cannot be written as one."""
+    """Return the hosts' addresses as ranges; None if they do not form a range."""
     settings: list[HostSetting] = []
     for key in PER_HOST:
         texts = [draft.values[name][key].text for name in names if key in draft.values[name]]

@@ -1,4 +1,4 @@
-"""What an importer has read: hosts with values, and notes on what was taken, guessed and left."""
+"""The result of an import: hosts with values, and notes about imported, guessed and skipped values."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _RACK_IN_NAME = re.compile(r"(?:^|[-_.])(r(?:ack)?[-_]?\d+)(?=[-_.]|n|$)", re.IG
 _NOT_LABEL = re.compile(r"[^A-Za-z0-9._-]+")
 
 _NVML_NAME = re.compile(r"[A-Z].*[ -].*\d")
-"""Such as Tesla V100-SXM2-16GB, A100-SXM4-40GB: never one bare word, never all small letters."""
+"""Such as Tesla V100-SXM2-16GB, A100-SXM4-40GB: never a single word, never only lower-case letters."""
 
 
 @dataclass
 class Draft:
-    """An inventory in the making.
+    """An unfinished inventory.
 
     Attributes:
-        racks: host → rack, for hosts whose rack the source tells.
+        racks: host → rack, for hosts whose rack is in the source.
         values: host → field (or ``labels.NAME``) → setting, in the source's order.
-        ssh_config: the OpenSSH configuration that the hosts are reached by.
-        took, guessed, left: one sentence each; `left` with the place.
+        ssh_config: the OpenSSH configuration for connections to the hosts.
+        took, guessed, left: notes about imported, guessed and skipped values, one sentence each; `left` with the place.
     """
 
     source: str
@@ -41,7 +41,7 @@ class Draft:
     _noted: set[str] = field(default_factory=set)
 
     def host(self, name: str, where: str) -> bool:
-        """Notes a host; False, and a note, if that is no name for one. Idempotent."""
+        """Add a host; False, and a note, if the name is not a valid host name. Idempotent."""
         if name in self.values:
             return True
         if not is_host_name(name):
@@ -53,7 +53,7 @@ class Draft:
         return True
 
     def put(self, host: str, key: str, text: str, where: str) -> bool:
-        """Gives a host a value; False, and a note, if it is none that an inventory can have."""
+        """Set a value of a host; False, and a note, if the value is not valid in an inventory."""
         try:
             (setting,) = parse([f"{key}={text}"])
         except BadInput as error:
@@ -66,7 +66,7 @@ class Draft:
         return True
 
     def label(self, host: str, name: str, text: str, where: str) -> bool:
-        """Gives a host a label, its name made into one that labels can have."""
+        """Set a label of a host. Replaces characters that label names cannot have."""
         fitting = _NOT_LABEL.sub("-", name).strip("-._")
         if not re.match(LABEL_PATTERN, fitting):
             self.leave(f"{shown(name)} is not a label name", where)
@@ -74,7 +74,7 @@ class Draft:
         return self.put(host, f"labels.{fitting}", text, where)
 
     def gpu_type(self, host: str, kind: str, where: str) -> None:
-        """Take a GPU's type. One that NVML could say is its model; a scheduler's word, such as v100, is a label."""
+        """Set a GPU's type. An NVML name is the model; a scheduler's name, such as v100, becomes a label."""
         if _NVML_NAME.search(kind):
             self.gpu_model(host, kind, where)
         else:
@@ -82,7 +82,7 @@ class Draft:
             self._generation(host, kind, where)
 
     def gpu_model(self, host: str, model: str, where: str) -> None:
-        """Take a GPU's model, and the generation of that model."""
+        """Set a GPU's model, and the generation of that model."""
         self.put(host, "gpu_model", model, where)
         self._generation(host, model, where)
 
@@ -94,19 +94,19 @@ class Draft:
         self.put(host, "generation", generation, where)
 
     def leave(self, what: str, where: str) -> None:
-        """Notes what could not be taken, once."""
+        """Add a note about a skipped value, once."""
         note = f"{where}: {what}"
         if note not in self._noted:
             self._noted.add(note)
             self.left.append(note)
 
     def guess(self, what: str) -> None:
-        """Notes what was guessed, once."""
+        """Add a note about a guessed value, once."""
         if what not in self.guessed:
             self.guessed.append(what)
 
     def guess_racks(self) -> Mapping[str, str]:
-        """Every host's rack: the source's, else one that the host's name tells, else ``r1``."""
+        """Return every host's rack: from the source, otherwise from the host's name, otherwise ``r1``."""
         racks = dict(self.racks)
         by_name: list[str] = []
         others: list[str] = []

@@ -1,4 +1,4 @@
-"""GPU generations by model: what a GPU called ``v100`` or ``Tesla P100-SXM2-16GB`` belongs to.
+"""GPU generations by model, such as ``v100`` or ``Tesla P100-SXM2-16GB``.
 
 Source: NVIDIA's CUDA GPUs page (compute capability by product).
 """
@@ -25,7 +25,7 @@ _BY_MODEL = {model: family for family, models in _MODELS.items() for model in mo
 
 
 def generation_of(text: str) -> str | None:
-    """The generation that a GPU model, or a name that has one in it, belongs to; None if it has none."""
+    """Return the generation of a GPU model, or of a name that contains a model; None if there is none."""
     words = [word for word in re.split(r"[^a-z0-9]+", text.lower()) if word]
     for family in FAMILIES:
         if family in words:

@@ -1,4 +1,4 @@
-"""MPI and DeepSpeed hostfiles: ``host slots=4``, ``host:4``, one host a line; slots are GPUs.
+"""Import MPI and DeepSpeed hostfiles: ``host slots=4``, ``host:4``, one host per line; slots are GPUs.
 
 Sources: Open MPI's mpirun(1), MPICH's Hydra hostfiles, DeepSpeed's "Resource Configuration (multi-node)".
 """
@@ -13,7 +13,7 @@ _COLON = re.compile(r"([^\s:]+):(\d+)\Z")
 
 
 def read(text: str, draft: Draft, file: str) -> None:
-    """Fills a draft; a host on several lines has the sum of their slots."""
+    """Fill a draft; the slots of a host on several lines are summed."""
     slots: dict[str, int] = {}
     places: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):

@@ -1,4 +1,4 @@
-"""Slurm: ``slurm.conf`` with ``topology.conf`` and ``gres.conf`` beside it.
+"""Import a Slurm configuration: ``slurm.conf``, with ``topology.conf`` and ``gres.conf`` beside it.
 
 Nodes become hosts, leaf switches racks, GPU types models and generations, partitions and features labels.
 Source: slurm.conf(5), topology.conf(5), gres.conf(5).
@@ -25,12 +25,12 @@ _TAKEN = ("nodename", "nodeaddr", "nodehostname", "gres", "feature", "features",
 _STATE = "it is state, not inventory; see gpurun inventory cordon"
 
 ReadBeside = Callable[[str], str | None]
-"""A file by its name, as the configuration names it; None if there is none."""
+"""Returns the text of a file, by its name in the configuration; None if there is no such file."""
 
 
 @dataclass(frozen=True)
 class _Line:
-    """One logical line: its first keyword, all keywords in lower case and as they are written, and its place."""
+    """One logical line: its first keyword, all keywords in lower case and as written, and its place."""
 
     first: str
     pairs: Mapping[str, str]
@@ -39,8 +39,8 @@ class _Line:
 
 
 def read(text: str, draft: Draft, file: str, beside: ReadBeside) -> None:
-    """Fills a draft from a ``slurm.conf``."""
-    nodes: dict[str, bool] = {}  # whether Gres says that it has GPUs
+    """Fill a draft from a ``slurm.conf``."""
+    nodes: dict[str, bool] = {}  # True if Gres lists GPUs
     defaults: dict[str, str] = {}
     partitions: list[_Line] = []
     sets: list[_Line] = []
@@ -137,7 +137,7 @@ def _leave_slurms_own(line: _Line, draft: Draft) -> None:
 
 
 def _gpus(name: str, gres: str, draft: Draft, where: str) -> None:
-    """``gpu:v100:4``, ``gpu:4(S:0-1)``, or several types, which one host cannot have here."""
+    """Parse ``gpu:v100:4``, ``gpu:4(S:0-1)``, or several types, of which an inventory accepts only one per host."""
     total, kinds = 0, []
     for part in filter(None, re.split(r",(?![^(]*\))", gres)):
         found = _GRES.match(part)
@@ -157,7 +157,7 @@ def _gpus(name: str, gres: str, draft: Draft, where: str) -> None:
 
 
 def _gres(text: str | None, file: str, draft: Draft, nodes: Mapping[str, bool]) -> None:
-    """Types and numbers of GPUs that slurm.conf leaves open."""
+    """Take types and numbers of GPUs that slurm.conf does not contain."""
     if text is None:
         return
     counts: dict[str, int] = {}
@@ -190,7 +190,7 @@ def _leave_out_without_gpus(draft: Draft, file: str) -> None:
 
 
 def _devices(pairs: Mapping[str, str]) -> int:
-    """How many devices a line of gres.conf is about."""
+    """Return the number of devices on a line of gres.conf."""
     if pairs.get("count", "").isdigit():
         return int(pairs["count"][:6])
     found = _DEVICES.match(pairs.get("file", ""))
@@ -205,7 +205,7 @@ def _devices(pairs: Mapping[str, str]) -> int:
 
 
 def _topology(text: str | None, file: str, draft: Draft) -> int:
-    """Leaf switches, those with nodes, are racks."""
+    """Import leaf switches (switches with nodes) as racks."""
     racks = 0
     for line in _lines(text or "", file, draft, lambda _: None, set()):
         switch, names = line.pairs.get("switchname"), line.pairs.get("nodes")
@@ -227,7 +227,7 @@ def _topology(text: str | None, file: str, draft: Draft) -> int:
 
 
 def _node_sets(lines: list[_Line], draft: Draft) -> dict[str, tuple[str, ...]]:
-    """Node set → its nodes: those that it names, and those with its feature."""
+    """Map each node set to its nodes: the named nodes, and the nodes with its feature."""
     found: dict[str, tuple[str, ...]] = {}
     for line in lines:
         label = f"labels.{line.pairs.get('feature', '')}"

@@ -1,4 +1,4 @@
-"""Which format a file has, and what is beside it."""
+"""Detect the format of a file, and find the files beside it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpurun.inventory.load import read as read_bytes
 FORMATS = ("ansible", "ssh-config", "slurm", "hostfile", "csv")
 _FILES = ("slurm.conf", "hosts", "hosts.yml", "hosts.yaml", "hosts.ini", "inventory", "inventory.yml", "inventory.yaml",
           "inventory.ini")  # fmt: skip
-"""What a folder's inventory may be called."""
+"""Names of inventory files in a folder."""
 _ENDINGS = ("", ".yml", ".yaml", ".json")
 _MOST_FILES, _MOST_FOLDERS = 1000, 10
 _HOSTFILE_LINE = re.compile(r"\s*[A-Za-z0-9][\w.@-]*(:\d+)?(\s+[\w-]+=\S+)*\s*(#.*)?\Z")
@@ -25,12 +25,12 @@ _SLURM_LINE = re.compile(r"^\s*(NodeName|SwitchName|ClusterName)\s*=", re.IGNORE
 
 
 def read(path: Path, kind: str | None = None, meant: ansible.Meant = ansible.BY_NAME) -> Draft:
-    """What a file, or the folder it is in, has.
+    """Return the draft of a file, or of the inventory file in a folder.
 
     Args:
-        kind: one of FORMATS; told from the file unless given.
-        meant: Ansible: which groups are racks, and which have the hosts.
-    Raises BadInput: it cannot be read, or nobody can tell what it is.
+        kind: one of FORMATS; default: detect it.
+        meant: for Ansible: the groups that are racks, and the groups that contain the hosts.
+    Raises BadInput: the file is unreadable, or has no known format.
     """
     file = path
     if path.is_dir():
@@ -62,7 +62,7 @@ def read(path: Path, kind: str | None = None, meant: ansible.Meant = ansible.BY_
 
 
 def detect(path: Path, text: str) -> str:
-    """The format of a file, by its name and what it says. Raises BadInput if it could be any or none."""
+    """Return the format of a file, from its name and content. Raises BadInput if the format is unknown."""
     lines = [line for line in text.splitlines() if line.strip() and line.strip()[0] not in "#;"]
     signs = {
         "csv": path.suffix in (".csv", ".tsv"),
@@ -82,7 +82,7 @@ def detect(path: Path, text: str) -> str:
 
 
 def _variable_files(inventory: Path) -> ansible.VariableFiles:
-    """Files of variables beside an inventory. Source: Ansible's ``find_vars_files``."""
+    """Return a function that reads the variable files beside an inventory. Source: Ansible's ``find_vars_files``."""
 
     def read_all(name: str) -> Sequence[tuple[str, bytes]]:
         folder, _, entity = name.partition("/")
@@ -97,7 +97,7 @@ def _variable_files(inventory: Path) -> ansible.VariableFiles:
 
 
 def _files_in(folder: Path, depth: int) -> Iterator[Path]:
-    """Files of variables in a folder and those below it, without hidden ones and backups. Links to folders are none."""
+    """Return the variable files in a folder and its subfolders, without hidden files, backups and links to folders."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.name.endswith("~"):
             continue
@@ -116,7 +116,7 @@ def _text_beside(file: Path) -> slurm.ReadBeside:
 
 
 def _included(patterns: str) -> Iterator[tuple[str, str]]:
-    """Files of an ssh Include; relative names are below ``~/.ssh``, as ssh_config(5) says."""
+    """Return the files of an ssh Include; relative names are below ``~/.ssh``, as in ssh_config(5)."""
     for pattern in patterns.replace('"', " ").split():
         whole = str(Path("~/.ssh").expanduser() / Path(pattern).expanduser())
         for name in sorted(glob.glob(whole)):  # noqa: PTH207  an absolute pattern

@@ -1,6 +1,6 @@
-"""An OpenSSH client configuration: every host that it names becomes one, with Include and ProxyJump.
+"""Import an OpenSSH client configuration, with Include and ProxyJump: each host that it names becomes a host.
 
-How hosts are reached is not copied: the inventory names the configuration, and gpurun reads it each time.
+The import does not copy connection settings: the inventory names the configuration, and gpurun reads it each time.
 Source: ssh_config(5).
 """
 
@@ -17,10 +17,10 @@ from gpurun.inventory.hostset import fold
 from gpurun.inventory.imports.draft import Draft
 
 _KEYWORD = re.compile(r"\s*([A-Za-z]+)(?:\s*=\s*|\s+)(.*?)\s*\Z")
-_MAX_DEPTH = 16  # as OpenSSH
+_MAX_DEPTH = 16  # as in OpenSSH
 
 Included = Callable[[str], Iterator[tuple[str, str]]]
-"""The files that an Include pattern means, each with its name and text."""
+"""Returns the files of an Include pattern, each with its name and text."""
 
 
 @dataclass
@@ -30,7 +30,7 @@ class _Named:
 
 
 def read(text: str, draft: Draft, file: str, included: Included) -> None:
-    """Fills a draft; ``Host`` patterns are settings, not hosts, and a jump host is no host of gangs."""
+    """Fill a draft. ``Host`` patterns are settings, not hosts; a jump host is not a host for gangs."""
     reader = _BlockReader(draft, included)
     reader.file(text, file, 0)
     for name, named in reader.hosts.items():
@@ -46,7 +46,7 @@ def read(text: str, draft: Draft, file: str, included: Included) -> None:
 
 
 class _BlockReader:
-    """Hosts that are named, and those that others are reached through, as far as they were read."""
+    """The named hosts and the jump hosts in the lines read so far."""
 
     def __init__(self, draft: Draft, included: Included) -> None:
         self.hosts: dict[str, _Named] = {}

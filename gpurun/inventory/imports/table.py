@@ -1,4 +1,4 @@
-"""CSV: one host a row. Columns are named as the inventory's fields are; others become labels if they can."""
+"""Import CSV: one host per row. Columns have the names of inventory fields; other columns become labels if possible."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SAME = {
 
 
 def read(text: str, draft: Draft, file: str) -> None:
-    """Fills a draft. Raises BadInput if there is no column with host names."""
+    """Fill a draft. Raises BadInput if no column contains host names."""
     header = text.partition("\n")[0]
     delimiter = max(",;\t|", key=header.count)
     rows = csv.reader(io.StringIO(text.removeprefix("\ufeff")), delimiter=delimiter)
