@@ -10,7 +10,7 @@ _EMPTY_TIMEOUT_S = 5.0
 
 
 def hierarchies() -> tuple[Path, ...]:
-    """Mount points of all cgroup hierarchies (proc_pid_mountinfo(5): type after the ``-``)."""
+    """Return the mount points of all cgroup hierarchies (proc_pid_mountinfo(5): type after the ``-``)."""
     found = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _dash, after = line.partition(" - ")
@@ -21,21 +21,21 @@ def hierarchies() -> tuple[Path, ...]:
 
 @dataclass(frozen=True)
 class Cgroup:
-    """A group by its path below the root of every hierarchy. Docker makes it; only we remove it."""
+    """A cgroup by its path below the root of every hierarchy. Docker creates it; only the lab removes it."""
 
     name: str
 
     @property
     def path(self) -> str:
-        """As ``dockerd --cgroup-parent`` wants it."""
+        """The path in the form of ``dockerd --cgroup-parent``."""
         return f"/{self.name}"
 
     def places(self) -> list[Path]:
-        """Its folders that exist."""
+        """Return its existing folders."""
         return [place for root in hierarchies() if (place := root / self.name).is_dir()]
 
     def remove(self) -> list[Path]:
-        """Remove it with all groups below; returns what could not be removed because processes live in it."""
+        """Remove it with all child groups. Returns the folders that still contain processes."""
         deadline = time.monotonic() + _EMPTY_TIMEOUT_S
         while True:
             left = [place for place in self.places() if not _remove_tree(place)]
@@ -45,7 +45,7 @@ class Cgroup:
 
 
 def _remove_tree(place: Path) -> bool:
-    """Remove a cgroup folder depth first: its files are the kernel's, so only folders are removed."""
+    """Remove a cgroup folder depth first. Removes only folders, because the files belong to the kernel."""
     for child in place.iterdir():
         if child.is_dir():
             _remove_tree(child)

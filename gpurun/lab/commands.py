@@ -1,4 +1,4 @@
-"""Running the machine's own programs (``ip``, ``tc``, ``ssh-keygen`` …) as argument lists, never as shell text."""
+"""Run programs of the machine (``ip``, ``tc``, ``ssh-keygen`` …) as argument lists, never as shell text."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _ENV = {"PATH": SYSTEM_PATH, "LC_ALL": "C.UTF-8"}
 
 
 def run(argv: Sequence[str], *, stdin: str = "", merge_stderr: bool = False) -> str:
-    """Run a program to its end and return its stdout, with `merge_stderr` its stderr too.
+    """Run a program to its end and return its stdout, with `merge_stderr` also its stderr.
 
-    It inherits the lab's lock (`gpurun.lab.lock`): should we be killed, the lock is not free before the
-    program we started has ended too.
+    The program inherits the lab's lock (`gpurun.lab.lock`). If the lab's process is killed, the lock stays held until
+    the program has ended too.
 
     Raises:
-        LabFailed: it failed; with what it said.
+        LabFailed: the program failed; the message contains its output.
     """
     try:
         done = subprocess.run(

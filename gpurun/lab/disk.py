@@ -1,4 +1,4 @@
-"""A host's disk: a folder of the machine's file system, or an ext4 image where it has a size of its own."""
+"""A host's disk: a folder in the machine's file system, or an ext4 image if the disk has a size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNMOUNT_TIMEOUT_S = 10.0
 
 
 def make(place: HostFolder, size_mib: int | None) -> None:
-    """Make the disk unless there is one: what is on it survives everything but ``down --purge``."""
+    """Create the disk if there is none. Its content survives everything except ``down --purge``."""
     place.disk.mkdir(parents=True, exist_ok=True)
     if size_mib and not place.image.exists():
         draft = place.image.with_suffix(".draft")
@@ -22,10 +22,10 @@ def make(place: HostFolder, size_mib: int | None) -> None:
 
 
 def wait_unmounted(place: HostFolder) -> None:
-    """Wait until the kernel has let go of the image: it unmounts a moment after the last process has ended.
+    """Wait until the kernel releases the image. It unmounts the image shortly after the last process has ended.
 
     Raises:
-        LabFailed: it has not; the image must not be mounted a second time then.
+        LabFailed: the image is still mounted; then the caller must not mount it again.
     """
     deadline = time.monotonic() + _UNMOUNT_TIMEOUT_S
     while _is_attached(place.image):
@@ -35,7 +35,7 @@ def wait_unmounted(place: HostFolder) -> None:
 
 
 def _is_attached(image: Path) -> bool:
-    """Whether a loop device stands on this file (sysfs: ``block/loopN/loop/backing_file``)."""
+    """Return True if a loop device uses this file (sysfs: ``block/loopN/loop/backing_file``)."""
     for entry in Path("/sys/block").glob("loop*/loop/backing_file"):
         try:
             if entry.read_text().rstrip("\n") == str(image):

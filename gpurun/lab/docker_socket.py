@@ -1,4 +1,4 @@
-"""Asking a Docker engine whether it is there, with nothing but a socket."""
+"""Check over a Unix socket whether a Docker engine answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def answers(path: Path, *, timeout_s: float = 2.0) -> bool:
-    """Whether an engine answers ``GET /_ping`` on this Unix socket."""
+    """Return True if an engine answers ``GET /_ping`` on this Unix socket."""
     connection = _UnixConnection(path, timeout_s)
     try:
         connection.request("GET", "/_ping")
@@ -34,7 +34,7 @@ def answers(path: Path, *, timeout_s: float = 2.0) -> bool:
 
 
 def wait_until_it_answers(path: Path, *, timeout_s: float) -> bool:
-    """Poll until it does; False if it does not in time."""
+    """Poll until an engine answers; False if none answers in time."""
     deadline = time.monotonic() + timeout_s
     while not answers(path):
         if time.monotonic() > deadline:

@@ -1,9 +1,9 @@
-"""The head's Docker engine: the one that is there, else one that the lab starts.
+"""The head's Docker engine: the installed engine, or one that the lab starts.
 
-Images are built on the head and shipped from it, so the head needs an engine. Where none answers on
-Docker's default socket, this module keeps one of its own under gpurun's cache: data, log and socket in one
-folder, no bridge, no firewall rules (containers and builds use ``--network host``), in its own mount and PID
-namespace, so that ending its process 1 ends every shim and unmounts every layer.
+The head builds and ships images, so it needs an engine. If no engine answers on Docker's default socket, this module
+runs one below gpurun's cache folder. Data, log and socket are in one folder. The engine has no bridge and no firewall
+rules (containers and builds use ``--network host``). It runs in its own mount and PID namespace, so that the end of its
+process 1 ends every shim and unmounts every layer.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _LONGEST_SOCKET_PATH = 107  # bytes: sun_path in unix(7)
 
 
 def ensure(*, keep: bool = True) -> str:
-    """Return the ``DOCKER_HOST`` of an engine that answers, starting the lab's own where there is none.
+    """Return the ``DOCKER_HOST`` of an engine that answers. Starts the lab's own engine if there is none.
 
     Idempotent, and safe to call from several processes at once.
 
     Args:
-        keep: whether an engine that this starts runs until `stop`, not only until the last lab is down.
+        keep: an engine that this call starts runs until `stop`, not only until the last lab is down.
 
     Raises:
         NotInstalled: not root, or a program is missing.
-        LabFailed: the engine did not answer in time; says where its log is.
+        LabFailed: the engine did not answer in time; the hint names its log.
     """
     found = running()
     if found is not None and not (keep and found == _address(engine_folder())):
@@ -55,7 +55,7 @@ def ensure(*, keep: bool = True) -> str:
 
 
 def running() -> str | None:
-    """``DOCKER_HOST`` of the engine that answers now: Docker's default socket first; None if none does."""
+    """Return the ``DOCKER_HOST`` of the engine that answers, Docker's default socket first; None if none answers."""
     for path in (docker_socket.DEFAULT_SOCKET, _socket(engine_folder())):
         if docker_socket.answers(path):
             return f"unix://{path}"
@@ -63,13 +63,13 @@ def running() -> str | None:
 
 
 def release() -> None:
-    """Stop the engine if nobody but labs asked for it. To be called when the last lab is down."""
+    """Stop the engine if only labs use it. Call this when the last lab is down."""
     if not _kept(engine_folder()).exists():
         stop()
 
 
 def stop() -> bool:
-    """Stop the lab's own engine and leave nothing of it but its data; False if it did not run.
+    """Stop the lab's own engine and remove everything except its data; False if it did not run.
 
     Never touches an engine that the lab did not start.
     """
@@ -134,7 +134,7 @@ def _service(folder: Path) -> Service:
 
 
 def _cgroup(folder: Path) -> Cgroup:
-    """One per folder: two people's engines on one machine must not remove each other's."""
+    """Return the engine's cgroup. Each folder has its own, so that engines of several users stay separate."""
     return Cgroup(f"gpurun-engine/{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}")
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong with a lab, beyond wrong options."""
+"""Errors of a lab, except wrong options."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from gpurun.errors import BadInput, HostFailure
 
 
 class LabFailed(HostFailure):
-    """The machine refused something the lab needs, or a lab's host did not come up."""
+    """The machine refused an operation that the lab needs, or a host of the lab did not start."""
 
 
 class NotInstalled(BadInput):
-    """The machine lacks programs or privileges that a lab needs; nothing was started."""
+    """The machine lacks programs or privileges for a lab; the lab started nothing."""
 
 
 class NoSuchLab(BadInput):
-    """No lab, or no host of it, has this name or is up."""
+    """No running lab, or no running host in it, has this name."""

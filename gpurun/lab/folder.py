@@ -1,4 +1,4 @@
-"""The files that ``gpurun lab up`` writes for people and for gpurun itself: how to reach the lab's hosts."""
+"""The files that ``gpurun lab up`` writes for users and for gpurun: inventory, ssh configuration and known_hosts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KNOWN_HOSTS = "known_hosts"
 
 
 def known_hosts(hosts: Sequence[LabHost], keys: Mapping[str, str]) -> str:
-    """Every host's key, under its name and its address (sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT")."""
+    """Return every host's key, with its name and its address (sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT")."""
     lines = []
     for host in hosts:
         kind, key = keys[host.name].split()[:2]
@@ -28,7 +28,7 @@ def known_hosts(hosts: Sequence[LabHost], keys: Mapping[str, str]) -> str:
 
 
 def ssh_config(folder: Path, hosts: Sequence[LabHost]) -> str:
-    """How OpenSSH, and gpurun like it, reaches the hosts: the lab's key, the lab's host keys, nothing else."""
+    """Return the OpenSSH configuration for the hosts: only the lab's key and the lab's host keys."""
     blocks = [f"# Written by gpurun lab up. Try: ssh -F {_quoted(folder / SSH_CONFIG)} {hosts[0].name}\n"]
     blocks += [
         f"Host {host.name}\n"
@@ -46,7 +46,7 @@ def ssh_config(folder: Path, hosts: Sequence[LabHost]) -> str:
 
 
 def inventory(spec: LabSpec, hosts: Sequence[LabHost], docker_host: str) -> str:
-    """The lab as an inventory."""
+    """Return the lab's inventory."""
     lines = [
         "# Written by gpurun lab up, and again by every up: edit a copy.",
         "version: 1",
@@ -79,5 +79,5 @@ def _hardware(host: LabHost) -> str:
 
 
 def _quoted(path: Path) -> str:
-    """As ssh_config(5) wants an argument that may hold spaces; a percent sign starts a token there."""
+    """Quote a path for ssh_config(5): the path may contain spaces, and a percent sign starts a token."""
     return '"' + str(path).replace("%", "%%") + '"'

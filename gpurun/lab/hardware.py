@@ -1,4 +1,4 @@
-"""The hardware of a host that has none: its GPUs, its HCA, its kernel log, in one folder it sees as its own."""
+"""The simulated hardware of a host: its GPUs, its HCA, and its kernel log, in one folder that the host sees."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KERNEL_LOG = "kmsg"
 
 
 def write(folder: Path, lab: str, host: LabHost) -> None:
-    """Make the folder anew: a host that is switched on has healthy hardware."""
+    """Create the folder again: a host starts with healthy hardware."""
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
@@ -28,6 +28,6 @@ def write(folder: Path, lab: str, host: LabHost) -> None:
 
 
 def devices(host: LabHost) -> tuple[str, ...]:
-    """Device nodes below ``/dev`` that Docker's ``--device`` and the NVIDIA driver's users look for."""
+    """Return the device nodes below ``/dev`` that Docker's ``--device`` and users of the NVIDIA driver need."""
     gpus = [f"nvidia{index}" for index in range(host.gpus)]
     return (*gpus, "nvidiactl", "nvidia-uvm", f"infiniband/{rdma.UVERBS}", "infiniband/rdma_cm")

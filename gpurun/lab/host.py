@@ -1,4 +1,4 @@
-"""One host of a lab, seen from the machine: switching it on and off, and running things inside."""
+"""One host of a lab, from the machine's side: start and stop it, and run commands in it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SSH_PORT = 22
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a command inside a host ended. Output is bytes: a host may print anything."""
+    """The result of a command in a host. Output is bytes, because a host may print anything."""
 
     code: int
     stdout: bytes
@@ -34,7 +34,7 @@ class RunResult:
 
 
 def start(host: LabHost, boot_file: Path, *, record: Path, log: Path) -> ProcessId:
-    """Switch a host on; returns its process 1 at once. Its network namespace must be there."""
+    """Start a host. Returns its process 1 immediately. Its network namespace must exist."""
     return spawn_init(
         "gpurun.lab.inside.host",
         [str(boot_file)],
@@ -45,10 +45,10 @@ def start(host: LabHost, boot_file: Path, *, record: Path, log: Path) -> Process
 
 
 def wait_ready(host: LabHost, init: ProcessId, log: Path) -> None:
-    """Wait until its sshd and its dockerd answer.
+    """Wait until the host's sshd and dockerd answer.
 
     Raises:
-        LabFailed: they did not, or the host ended.
+        LabFailed: they did not answer in time, or the host ended.
     """
     deadline = time.monotonic() + _READY_TIMEOUT_S
     while not is_ready(init):
@@ -64,12 +64,12 @@ def wait_ready(host: LabHost, init: ProcessId, log: Path) -> None:
 
 
 def is_ready(init: ProcessId) -> bool:
-    """Whether both services of a running host answer, asked from inside: the network may be cut."""
+    """Return True if both services of a running host answer. Checks from inside, because the network may be cut."""
     return docker_socket.answers(Path(f"/proc/{init.pid}/root/run/docker.sock")) and listens(init, _SSH_PORT)
 
 
 def listens(init: ProcessId, port: int) -> bool:
-    """Whether something in the host listens on this TCP port (``/proc/PID/net/tcp``: state 0A)."""
+    """Return True if a process in the host listens on this TCP port (``/proc/PID/net/tcp``: state 0A)."""
     try:
         rows = Path(f"/proc/{init.pid}/net/tcp").read_text().splitlines()[1:]
     except OSError:
@@ -78,7 +78,7 @@ def listens(init: ProcessId, port: int) -> bool:
 
 
 def stop(record: Path, netns: str) -> None:
-    """Shut a host down: services first, then whatever is left, all of it gone on return."""
+    """Shut a host down: first its services, then all other processes. No process is left on return."""
     init = ProcessId.load(record)
     if init is not None:
         init.send(signal.SIGTERM)
@@ -87,12 +87,13 @@ def stop(record: Path, netns: str) -> None:
 
 
 def kill(record: Path, netns: str) -> None:
-    """End every process of a host at once: its process 1, and what the kernel says lives in its network.
+    """Kill all processes of a host: its process 1, and every process in its network namespace.
 
-    A start whose command was killed may not be there yet, or not be on record: it is known by its arguments.
+    If the starting command was killed, its process may not be in the namespace or in the record yet. So `kill` also
+    looks for the record's path in the arguments of processes.
 
     Raises:
-        LabFailed: something did not die, which SIGKILL allows only to processes stuck in the kernel.
+        LabFailed: a process did not end. SIGKILL fails only for processes stuck in the kernel.
     """
     init = ProcessId.load(record)
     if init is not None:
@@ -108,10 +109,10 @@ def kill(record: Path, netns: str) -> None:
 
 
 def processes(netns: str, record: Path | None = None) -> list[ProcessId]:
-    """Every process in a host's network namespace. Those in namespaces below die with the host's process 1.
+    """Return every process in a host's network namespace. Processes in nested namespaces die with the host's process 1.
 
     Args:
-        record: also those by which `spawn_init` starts the host that it is to put on record there.
+        record: also return the processes with which `spawn_init` starts the host of this record.
     """
     place = network.NETNS_FOLDER / netns
     inode = place.stat().st_ino if place.exists() else None
@@ -119,7 +120,7 @@ def processes(netns: str, record: Path | None = None) -> list[ProcessId]:
     for entry in Path("/proc").iterdir():
         try:
             wanted = entry.name.isdigit() and ((entry / "ns/net").stat().st_ino == inode or _starts(entry, record))
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         if wanted and (process := ProcessId.of(int(entry.name))):
             found.append(process)
@@ -136,7 +137,7 @@ def _living(init: ProcessId | None, netns: str, record: Path) -> list[ProcessId]
 
 
 def enter_argv(init: ProcessId, argv: Sequence[str], *, user: str = "root") -> list[str]:
-    """The argv that runs `argv` inside a host, with the environment a login there would have."""
+    """Return the command line that runs `argv` inside a host, with the environment of a login."""
     become = [] if user == "root" else ["runuser", "--user", user, "--"]
     home = "/root" if user == "root" else f"/home/{user}"
     variables = {"PATH": SYSTEM_PATH, "HOME": home, "USER": user, "LOGNAME": user, "LC_ALL": "C.UTF-8"}
@@ -168,7 +169,7 @@ def run(
 
 
 def memory_mib(netns: str) -> float:
-    """Memory that only this host's processes use plus their part of what is shared (PSS), MiB."""
+    """Return the memory of this host's processes in MiB: private memory plus their part of shared memory (PSS)."""
     return sum(_pss_kib(process.pid) for process in processes(netns)) / 1024
 
 

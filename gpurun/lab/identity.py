@@ -1,6 +1,6 @@
-"""What makes a lab's host a machine of its own: its users, names, keys and the configuration of its sshd.
+"""The files that make a lab's host a separate machine: users, names, keys, and the configuration of its sshd.
 
-Pure text in, pure text out. `gpurun.lab.inside.root` writes it onto the host's own disk.
+The functions are pure: text in, text out. `gpurun.lab.inside.root` writes the texts to the host's own disk.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NOBODY = 65534
 
 @dataclass(frozen=True)
 class User:
-    """A person on every host of the lab, in the group that may talk to Docker."""
+    """A user on every host of the lab, in the group that may use Docker."""
 
     name: str
     uid: int
@@ -26,39 +26,39 @@ DOCKER_GID = 1490
 
 
 def passwd(machine: str) -> str:
-    """``/etc/passwd``: the machine's system accounts (sshd needs one) and the lab's users."""
+    """Return ``/etc/passwd``: the machine's system accounts (sshd needs one) and the lab's users."""
     people = (f"{user.name}:x:{user.uid}:{user.uid}::/home/{user.name}:/bin/bash" for user in USERS)
     return _lines(*_system_entries(machine), *people)
 
 
 def group(machine: str) -> str:
-    """``/etc/group``, likewise; the group ``docker`` is the host's own."""
+    """Return ``/etc/group`` in the same way; the group ``docker`` is the host's own."""
     system = (line for line in _system_entries(machine) if not line.startswith("docker:"))
     members = ",".join(user.name for user in USERS)
     return _lines(*system, f"docker:x:{DOCKER_GID}:{members}", *(f"{user.name}:x:{user.uid}:" for user in USERS))
 
 
 def shadow(machine_passwd: str) -> str:
-    """``/etc/shadow``: no password opens any account, and none is locked for keys."""
+    """Return ``/etc/shadow``: no account has a password, and every account accepts keys."""
     names = [line.split(":")[0] for line in _system_entries(machine_passwd)] + [user.name for user in USERS]
     return _lines(*(f"{name}:*:19000:0:99999:7:::" for name in names))
 
 
 def hosts(own_name: str, addresses: Mapping[str, IPv4Address], *, resolve_names: bool) -> str:
-    """``/etc/hosts``: every name of the lab, or (a fault that doctor should find) only the host's own.
+    """Return ``/etc/hosts``: every name of the lab, or only the host's own name (a fault for doctor to find).
 
-    Without the others, the own name is 127.0.1.1, as Debian's installer leaves it.
+    Without the others, the host's own name is 127.0.1.1, as after Debian's installer.
     """
     known = [f"{address} {name}" for name, address in addresses.items()]
     return _lines("127.0.0.1 localhost", *(known if resolve_names else [f"127.0.1.1 {own_name}"]))
 
 
 def sshd_config(sftp_server: str, *, has_penalties: bool) -> str:
-    """``/etc/ssh/sshd_config``: keys only, and room for a fleet of sessions at once (sshd_config(5)).
+    """Return ``/etc/ssh/sshd_config``: keys only, and many sessions at once (sshd_config(5)).
 
     Args:
-        has_penalties: this sshd shuts out addresses that failed to log in (OpenSSH 9.8 and later); in a lab all
-            people come from one address, and some are there to fail.
+        has_penalties: this sshd blocks addresses after failed logins (OpenSSH 9.8 and later). In a lab, all users
+            connect from one address, and some tests fail to log in on purpose.
     """
     return _lines(
         *(["PerSourcePenalties no"] if has_penalties else []),
@@ -79,9 +79,9 @@ def sshd_config(sftp_server: str, *, has_penalties: bool) -> str:
 
 
 def pam_sshd() -> str:
-    """``/etc/pam.d/sshd``: ``/etc/environment`` and ``limits.conf`` hold, as on a Debian host.
+    """Return ``/etc/pam.d/sshd``: ``/etc/environment`` and ``limits.conf`` apply, as on a Debian host.
 
-    Debian's own file also wants ``pam_loginuid``, which fails where the machine itself is a container.
+    Debian's own file also requires ``pam_loginuid``, which fails if the machine itself is a container.
     """
     return _lines(
         "auth     required pam_deny.so",
@@ -94,12 +94,12 @@ def pam_sshd() -> str:
 
 
 def environment(variables: Mapping[str, str]) -> str:
-    """``/etc/environment`` (pam_env(8)): what every session on the host has set."""
+    """Return ``/etc/environment`` (pam_env(8)): the variables of every session on the host."""
     return _lines(*(f'{name}="{value}"' for name, value in variables.items()))
 
 
 def _system_entries(database: str) -> list[str]:
-    """Lines of a passwd(5) or group(5) file whose number belongs to no person."""
+    """Return the lines of a passwd(5) or group(5) file whose number is not that of a regular user."""
     entries = []
     for line in database.splitlines():
         fields = line.split(":")

@@ -1,4 +1,4 @@
-"""The few system calls a lab needs that Python's ``os`` does not have: mount, umount, pivot_root, prctl."""
+"""System calls that a lab needs and Python's ``os`` lacks: mount, umount, pivot_root, prctl."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class MountFlag(IntFlag):
 def mount(
     source: str | Path, target: str | Path, kind: str = "", flags: MountFlag = MountFlag.NONE, data: str = ""
 ) -> None:
-    """mount(2).
+    """Call mount(2).
 
     Raises:
-        OSError: with the target as its file name.
+        OSError: its file name is the target.
     """
     result = _LIBC.mount(
         os.fsencode(source), os.fsencode(target), kind.encode(), ctypes.c_ulong(int(flags)), data.encode()
@@ -44,19 +44,19 @@ def mount(
 
 
 def bind(source: str | Path, target: str | Path, *, recursive: bool = False) -> None:
-    """Make the tree at `source` appear at `target` too."""
+    """Mount the tree at `source` also at `target`."""
     mount(source, target, flags=MountFlag.BIND | (MountFlag.REC if recursive else MountFlag.NONE))
 
 
 def unmount_lazily(target: str | Path) -> None:
-    """umount2(2) with MNT_DETACH: gone from the tree now, freed when the last user leaves."""
+    """Call umount2(2) with MNT_DETACH: removes the mount immediately, and frees it when its last user ends."""
     _check(_LIBC.umount2(os.fsencode(target), _MNT_DETACH), target)
 
 
 def make_root(new_root: Path) -> None:
-    """Make the mount point `new_root` this process's ``/`` and let go of the old one.
+    """Make the mount point `new_root` this process's ``/`` and release the old one.
 
-    pivot_root(".", ".") stacks the old root on the new one, so one lazy unmount lets go of it: pivot_root(2),
+    pivot_root(".", ".") stacks the old root on the new one, so that one lazy unmount releases it: pivot_root(2),
     "pivot_root(., .)". The mount namespace must be private to the caller.
     """
     os.chdir(new_root)
@@ -66,7 +66,7 @@ def make_root(new_root: Path) -> None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends: prctl(2), PR_SET_PDEATHSIG."""
+    """Ask the kernel to kill this process when the thread that started it ends: prctl(2), PR_SET_PDEATHSIG."""
     _check(_LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
 
 

@@ -1,4 +1,4 @@
-"""Keys of a lab: one for the people on the head, one for each host. They are kept for as long as the disks."""
+"""Keys of a lab: one for the users on the head, and one for each host. They live as long as the disks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from gpurun.lab.commands import run
 
 
 def make_key(path: Path, comment: str) -> str:
-    """Make an ed25519 key pair at `path` and ``PATH.pub`` unless there is one; returns the public line.
+    """Create an ed25519 key pair at `path` and ``PATH.pub`` unless it exists. Returns the public key line.
 
-    A key is moved into place whole: a half-written one would be taken for the real one next time.
+    The key is created elsewhere and then renamed, so that no later call takes half a key for a complete one.
     """
     public = path.with_name(f"{path.name}.pub")
     if not (path.exists() and public.exists()):

@@ -27,7 +27,7 @@ _AT_ONCE = 8
 
 
 class Lab:
-    """One lab by its name. Every method may be called at any time by any process of this machine.
+    """One lab, by name. Any process of this machine may call any method at any time.
 
     Args:
         name: lower-case letters, digits and dashes.
@@ -39,7 +39,7 @@ class Lab:
 
     @property
     def folder(self) -> Path:
-        """Where its inventory, ssh config, keys and disks are."""
+        """The folder of its inventory, ssh configuration, keys and disks."""
         known = record.load(self.name)
         return known.folder if known else lab_folder(self.name)
 
@@ -58,21 +58,21 @@ class Lab:
         """Its hosts, rack by rack.
 
         Raises:
-            NoSuchLab: it is not up.
+            NoSuchLab: the lab is not up.
         """
         known = self._known()
         return hosts_of(known.spec, known.subnet)
 
     def up(self, spec: LabSpec | None = None) -> None:
-        """Bring the lab up. In one that is up, hosts that are off are switched on, pulled cables plugged in.
+        """Start the lab. If it is already up, start the hosts that are off, and reconnect cut links.
 
-        Idempotent. What an earlier, interrupted ``up`` left is removed first; if this one fails, so is what
-        it made.
+        Idempotent. Removes the remains of an earlier, interrupted ``up`` first. If this one fails, it removes
+        everything that it created.
 
         Raises:
-            BadInput: it is up with other options.
+            BadInput: the lab is up with other options.
             NotInstalled: not root, or programs are missing.
-            LabFailed: the machine refused something, or a host did not come up.
+            LabFailed: the machine refused an operation, or a host did not start.
         """
         spec = spec or LabSpec(self.name)
         if spec.name != self.name:
@@ -91,10 +91,10 @@ class Lab:
                 )
 
     def down(self, *, purge: bool = False) -> None:
-        """Take the lab down: no process, namespace, interface, mount or cgroup of it is left. Idempotent.
+        """Stop the lab. Removes its processes, namespaces, interfaces, mounts and cgroups. Idempotent.
 
         Args:
-            purge: also remove its folder, the hosts' disks with all their images included.
+            purge: also remove its folder, with the hosts' disks and all their images.
         """
         require("ip")
         with record.locked(self.name):
@@ -108,44 +108,44 @@ class Lab:
     def run(
         self, name: str, argv: Sequence[str], *, user: str = "root", stdin: bytes = b"", timeout_s: float | None = None
     ) -> host.RunResult:
-        """Run a command inside a host, past its network and its sshd.
+        """Run a command inside a host, without its network and its sshd.
 
         Raises:
-            NoSuchLab: the host is off, or there is none of this name.
+            NoSuchLab: the host is off, or no host has this name.
         """
         return host.run(self.init_of(name), argv, user=user, stdin=stdin, timeout_s=timeout_s)
 
     def cut(self, name: str) -> None:
-        """Pull a host's network cable; ``head`` is the machine's own link to the lab."""
+        """Cut a host's network link; ``head`` is the machine's own link to the lab."""
         network.set_port(self.name, self._port(name), up=False)
 
     def heal(self, name: str) -> None:
-        """Plug the cable in again."""
+        """Restore the link."""
         network.set_port(self.name, self._port(name), up=True)
 
     def shape(self, name: str, rate_bps: int) -> None:
-        """Give a host's link, or the head's, another rate until it is switched off: a cable gone bad."""
+        """Limit the rate of a host's link, or of the head's, until it is switched off. Simulates a bad cable."""
         network.shape_port(self.name, self._port(name), rate_bps)
 
     def crash(self, name: str) -> None:
-        """Cut a host's power: no packet leaves it any more, every process is gone, its disk stays as it is."""
+        """Cut a host's power: no further packet leaves it, all processes end, its disk keeps its state."""
         with record.locked(self.name):
             self._power_off(self._host(name))
 
     def boot(self, name: str) -> None:
-        """Switch a host on again and wait until it answers; nothing happens if it is on."""
+        """Start a host again and wait until it answers; does nothing if it is on."""
         with record.locked(self.name):
             self._switch_on(self._known(), [self._host(name)])
 
     def status(self) -> LabStatus:
-        """How it is now; a lab that is not up is no error."""
+        """Return the present status; a lab that is not up is not an error."""
         return status_of(self.name)
 
     def init_of(self, name: str) -> ProcessId:
-        """A running host's process 1, as the machine numbers it.
+        """Return a running host's process 1, as the machine numbers it.
 
         Raises:
-            NoSuchLab: the host is off, or there is none of this name.
+            NoSuchLab: the host is off, or no host has this name.
         """
         init = self._init(self._host(name))
         if init is None:
@@ -171,7 +171,7 @@ class Lab:
         known.completed().save()
 
     def _reserve(self, spec: LabSpec) -> Record:
-        """Choose addresses and take them, one lab at a time; on record before anything is made."""
+        """Choose and reserve addresses, one lab at a time. Saves the record before it creates anything."""
         place = lab_folder(self.name)
         (place / "hosts").mkdir(parents=True, exist_ok=True)
         place.chmod(0o700)
@@ -194,7 +194,7 @@ class Lab:
         return known
 
     def _switch_on(self, known: Record, hosts: Sequence[LabHost]) -> None:
-        """Start those of the hosts that are off, all at once, and wait until each answers."""
+        """Start the given hosts that are off, in parallel, and wait until each answers."""
         off = [each for each in hosts if self._init(each) is None]
         everyone = hosts_of(known.spec, known.subnet)
         stand_ins = stand_in.build()
@@ -226,7 +226,7 @@ class Lab:
         machine.cgroup(self.name, each.name).remove()
 
     def _tear_down(self) -> None:
-        """Remove all that is there of the lab, found by asking the kernel: what a record says may be old."""
+        """Remove all parts of the lab. Finds them in the kernel, because a record may be outdated."""
 
         def remove(name: str) -> None:
             netns = netns_of(self.name, name)
@@ -271,9 +271,9 @@ class Lab:
 
 
 def _all_at_once(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """Do the work for all items, several at a time; when all have ended, raise the first error there was.
+    """Run the work for all items in parallel. After all have ended, raise the first error.
 
-    Also on Ctrl-C nothing is still at work on return: what comes next may take everything down.
+    No work continues after return, even on Ctrl-C, because the caller may then remove everything.
     """
     pool = ThreadPoolExecutor(max_workers=_AT_ONCE)
     try:
@@ -285,7 +285,7 @@ def _all_at_once(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
 
 
 def _after_the_last() -> None:
-    """When no lab of this machine is left, neither are the engine that labs started and their cgroup."""
+    """If no lab is left on this machine, remove the labs' engine and cgroup."""
     with record.all_locked():
         if not any(record.labs()):
             engine.release()

@@ -1,4 +1,4 @@
-"""One lab is changed by one command at a time, also when that command was killed a moment ago."""
+"""One command at a time may change a lab, even shortly after that command was killed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gpurun.state import lock
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on the file `path`, waiting for it. Its holder may remove the file.
+    """Wait for an exclusive lock on the file `path` and hold it. The holder may remove the file.
 
-    The lock is inheritable on purpose: an ``ip`` or ``tc`` that was started under it holds it until it ends.
-    So whoever gets the lock after a ``kill -9`` finds nothing still changing. See `gpurun.lab.commands.run`.
+    The lock is inheritable on purpose: a child such as ``ip`` or ``tc`` holds it until it ends. So after a ``kill -9``,
+    the next holder finds no command that still changes the lab. See `gpurun.lab.commands.run`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with lock.alone(path, inheritable=True):

@@ -1,4 +1,4 @@
-"""What a host's process 1 is told: every file that makes it this host, and its two services."""
+"""The boot instructions of a host: all its own files, and its two services."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SERVICE_ENV = {"PATH": SYSTEM_PATH, "HOME": "/root", "LC_ALL": "C.UTF-8"}
 
 
 def cgroup(lab: str, host: str | None = None) -> Cgroup:
-    """Where the containers of a lab, or of one host of it, are accounted."""
+    """Return the cgroup for the containers of a lab, or of one host of it."""
     return Cgroup("/".join(filter(None, (ALL_LABS.name, lab, host))))
 
 
@@ -40,11 +40,11 @@ def boot(
     people_key: str,
     stand_in: StandIn,
 ) -> Boot:
-    """Everything about the next start of one host.
+    """Return the instructions for the next start of one host.
 
     Args:
         hosts: all hosts of the lab, for ``/etc/hosts``.
-        people_key: public key that opens every account of the lab's users.
+        people_key: public key that all accounts of the lab's users accept.
     """
     addresses = {HEAD: subnet[1], **{each.name: each.address for each in hosts}}
     texts = {
@@ -104,7 +104,7 @@ def _services(group: Cgroup) -> tuple[Service, ...]:
 
 
 def _daemon(program: str) -> str:
-    """Its path, which must lie where the hosts see the machine's programs too."""
+    """Return the path of a program, which must be below /usr, because the hosts see only that part of the machine."""
     path = find(program)
     if path is None or not str(Path(path).resolve()).startswith("/usr/"):
         raise NotInstalled(f"{program} is not below /usr: {path}", hint="install it from your distribution")
@@ -112,7 +112,7 @@ def _daemon(program: str) -> str:
 
 
 def _openssh_version() -> tuple[int, int]:
-    """As in ``OpenSSH_9.2p1 Debian-2+deb12u10``; client and server are built from one source package."""
+    """Return the version from ``OpenSSH_9.2p1 Debian-2+deb12u10``. Client and server come from one source package."""
     said = run(["ssh", "-V"], merge_stderr=True)
     match = re.match(r"OpenSSH_(\d+)\.(\d+)", said)
     return (int(match[1]), int(match[2])) if match else (0, 0)

@@ -1,6 +1,6 @@
-"""Whether the kernel can remember all the neighbours that the hosts of labs may have: one table for the whole machine.
+"""Check the size of the kernel's neighbour table, which all hosts of all labs on the machine share.
 
-When it is full, hosts lose each other at random, and only the kernel's log says why (arp(7), gc_thresh3).
+If the table is full, hosts lose each other at random, and only the kernel's log reports the cause (arp(7), gc_thresh3).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ SETTING = "net.ipv4.neigh.default.gc_thresh3"
 
 
 def check(labs: Iterable[LabSpec], proc: Path = Path("/proc/sys")) -> None:
-    """Refuse labs whose hosts could fill the table. A kernel that does not say how large it is, is not asked.
+    """Refuse labs whose hosts could fill the table. Does nothing if the kernel does not report the table's size.
 
     Raises:
-        LabFailed: with the command that makes room.
+        LabFailed: the table is too small; the hint is the command that enlarges it.
     """
     try:
         most = int((proc / SETTING.replace(".", "/")).read_text())
@@ -34,5 +34,5 @@ def check(labs: Iterable[LabSpec], proc: Path = Path("/proc/sys")) -> None:
 
 
 def _entries(hosts: int) -> int:
-    """The head knows each host; each host knows the head and each other host."""
+    """Return the entries: the head knows each host; each host knows the head and each other host."""
     return hosts * (hosts + 1)

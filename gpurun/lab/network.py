@@ -1,14 +1,14 @@
-"""A lab's network: one bridge per rack, a spine that joins them, every link shaped in both directions.
+"""A lab's network: one bridge per rack, a spine that connects them, and rate limits on every link in both directions.
 
-All bridges stand in one network namespace of their own, so the machine's own namespace gets a single new
-interface, the head's link to the spine, and the machine's firewall has no say between hosts::
+All bridges are in one separate network namespace. So the machine's own namespace gets only one new interface, the
+head's link to the spine, and the machine's firewall does not filter traffic between hosts::
 
     head ─── spine ═══ uplink ═══ rack r1 ─── eth0 of gpu-r1-01
                ║                         └─── eth0 of gpu-r1-02
                ╚══════ uplink ═══ rack r2 ─── …
 
-Inside the fabric's namespace a port has the name of what is plugged into it: ``head``, ``gpu-r1-01``; an
-uplink has two ends, ``r1-up`` on the spine and ``r1-down`` on the rack's bridge.
+In the fabric's namespace, a port has the name of the connected host: ``head``, ``gpu-r1-01``. An uplink has two ends:
+``r1-up`` on the spine and ``r1-down`` on the rack's bridge.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from gpurun.lab.spec import HEAD, LabHost, LabSpec, fabric_netns, netns_of, netn
 NETNS_FOLDER = Path("/run/netns")
 
 _LONGEST_INTERFACE = 15  # IFNAMSIZ - 1
-_BURST_S = 0.001  # tbf: what may pass at line rate; at least two of the largest segments
+_BURST_S = 0.001  # tbf: bytes that pass at line rate; at least two of the largest segments
 _SMALLEST_BURST_BYTES = 131_072
 _LINK_UP_S = 20.0
-_QUEUE_S = 0.01  # tbf: a full queue delays by this much, as a switch with a shared buffer would
+_QUEUE_S = 0.01  # tbf: delay of a full queue, as in a switch with a shared buffer
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that crossed a link since it was made, counted by the kernel, headers included.
+    """Bytes that crossed a link since its creation, as the kernel counts them, with headers.
 
     Attributes:
         to_bytes: towards the host, the rack or the head.
-        from_bytes: the other way.
+        from_bytes: the other direction.
     """
 
     to_bytes: int
@@ -48,7 +48,7 @@ class Traffic:
 
 
 def head_interface(lab: str) -> str:
-    """The one interface a lab adds to the machine: ``gl-NAME``, hashed where that is too long."""
+    """Return the name of the only interface that a lab adds to the machine: ``gl-NAME``, hashed if that is too long."""
     name = f"gl-{lab}"
     if len(name) <= _LONGEST_INTERFACE:
         return name
@@ -56,7 +56,7 @@ def head_interface(lab: str) -> str:
 
 
 def build(spec: LabSpec, subnet: IPv4Network) -> None:
-    """Make the spine, the racks, and the head's link with its address. No host is attached yet."""
+    """Create the spine, the racks, and the head's link with its address. No host is attached yet."""
     fabric, head = fabric_netns(spec.name), head_interface(spec.name)
     _ip(
         f"netns add {fabric}",
@@ -84,7 +84,7 @@ def build(spec: LabSpec, subnet: IPv4Network) -> None:
 
 
 def attach(spec: LabSpec, subnet: IPv4Network, host: LabHost) -> None:
-    """Make a host's network namespace and plug its eth0 into its rack."""
+    """Create a host's network namespace and connect its eth0 to its rack."""
     fabric = fabric_netns(spec.name)
     _ip(
         f"netns add {host.netns}",
@@ -103,21 +103,21 @@ def attach(spec: LabSpec, subnet: IPv4Network, host: LabHost) -> None:
 
 
 def unplug(lab: str, host: str) -> None:
-    """Take a host's link away at once: nothing leaves it any more. Nothing happens if it has none."""
+    """Remove a host's link immediately: no further packet leaves the host. Does nothing if it has no link."""
     fabric = fabric_netns(lab)
     if exists(fabric) and host in _ports(fabric):
         _ip(f"link delete {host}", netns=fabric)
 
 
 def detach(lab: str, host: str) -> None:
-    """Remove a host's link and network namespace; nothing happens if there are none."""
+    """Remove a host's link and network namespace; does nothing if there are none."""
     unplug(lab, host)
     if exists(netns_of(lab, host)):
         _ip(f"netns delete {netns_of(lab, host)}")
 
 
 def remove(lab: str) -> None:
-    """Remove what `build` made, as far as it got. Hosts must be detached before."""
+    """Remove everything that `build` created, even if it did not finish. Hosts must be detached first."""
     head = head_interface(lab)
     if Path(f"/sys/class/net/{head}").exists():
         _ip(f"link delete {head}")
@@ -126,7 +126,7 @@ def remove(lab: str) -> None:
 
 
 def set_port(lab: str, port: str, *, up: bool) -> None:
-    """Plug a cable in or pull it, at the switch's end: of a host, or of ``head``. One plugged in carries on return.
+    """Connect or cut the link of a host or of ``head``, at the switch's end. A connected link is usable on return.
 
     Raises:
         LabFailed: the kernel does not bring the link up.
@@ -142,7 +142,7 @@ def set_port(lab: str, port: str, *, up: bool) -> None:
 
 
 def _forget_unanswered(lab: str) -> None:
-    """Who asked for a neighbour over the pulled cable would be told "no route to host" for seconds to come."""
+    """Flush unanswered neighbour entries. Otherwise connections fail with "no route to host" for some seconds."""
     flush = "neighbour flush nud incomplete nud failed dev"
     _ip(f"{flush} {head_interface(lab)}")
     for host in hosts_with_netns(lab):
@@ -150,7 +150,7 @@ def _forget_unanswered(lab: str) -> None:
 
 
 def _carries(lab: str, port: str) -> bool:
-    """Whether both ends of a link are up and its bridge forwards; a busy kernel takes seconds to get there."""
+    """Return True if both ends of a link are up and its bridge forwards; a busy kernel takes seconds for this."""
     (near,) = json.loads(run(["ip", "-json", "-details", "-netns", fabric_netns(lab), "link", "show", port]))
     where = ["dev", head_interface(lab)] if port == HEAD else ["dev", "eth0"]
     netns = [] if port == HEAD else ["-netns", netns_of(lab, port)]
@@ -160,7 +160,7 @@ def _carries(lab: str, port: str) -> bool:
 
 
 def shape_port(lab: str, port: str, rate_bps: int) -> None:
-    """Set the rate of a link, both directions: of a host, or of ``head``."""
+    """Set the rate of a link of a host or of ``head``, in both directions."""
     _tc(_shape(port, rate_bps), netns=fabric_netns(lab))
     if port == HEAD:
         _tc(_shape(head_interface(lab), rate_bps))
@@ -169,12 +169,12 @@ def shape_port(lab: str, port: str, rate_bps: int) -> None:
 
 
 def ports_up(lab: str) -> frozenset[str]:
-    """The ports that are plugged in: names of hosts, ``head``, and the uplinks' ends."""
+    """Return the connected ports: names of hosts, ``head``, and the ends of the uplinks."""
     return frozenset(name for name, up in _ports(fabric_netns(lab)).items() if up)
 
 
 def traffic(lab: str) -> dict[str, Traffic]:
-    """Bytes over each port since it was made. For an uplink, ``r1-up`` counts what goes to and from rack r1."""
+    """Return the bytes over each port since its creation. For an uplink, ``r1-up`` counts the traffic of rack r1."""
     links = json.loads(run(["ip", "-json", "-stats", "-netns", fabric_netns(lab), "link", "show"]))
     return {
         link["ifname"]: Traffic(to_bytes=link["stats64"]["tx"]["bytes"], from_bytes=link["stats64"]["rx"]["bytes"])
@@ -184,12 +184,12 @@ def traffic(lab: str) -> dict[str, Traffic]:
 
 
 def exists(netns: str) -> bool:
-    """Whether there is a network namespace of this name."""
+    """Return True if a network namespace has this name."""
     return (NETNS_FOLDER / netns).exists()
 
 
 def hosts_with_netns(lab: str) -> list[str]:
-    """Hosts of a lab that have a network namespace now, whatever any record says."""
+    """Return the hosts of a lab that have a network namespace now, whatever the records contain."""
     prefix = netns_prefix(lab)
     if not NETNS_FOLDER.is_dir():
         return []
@@ -198,7 +198,7 @@ def hosts_with_netns(lab: str) -> list[str]:
 
 
 def _mac(host: LabHost) -> str:
-    """A host keeps its hardware address when it is switched off and on: its neighbours remember it."""
+    """Return a host's MAC address. It stays the same after a restart, because neighbours cache it."""
     return "02:67:" + host.address.packed.hex(":")
 
 
@@ -208,7 +208,7 @@ def _ports(netns: str) -> dict[str, bool]:
 
 
 def _shape(interface: str, rate_bps: int) -> str:
-    """The tc line that limits what leaves an interface to a rate (tc-tbf(8))."""
+    """Return the tc line that limits an interface's outgoing rate (tc-tbf(8))."""
     burst = max(_SMALLEST_BURST_BYTES, int(rate_bps / 8 * _BURST_S))
     return f"qdisc replace dev {interface} root tbf rate {rate_bps}bit burst {burst} latency {int(_QUEUE_S * 1000)}ms"
 

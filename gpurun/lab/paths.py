@@ -1,7 +1,7 @@
-"""Where labs keep what they keep.
+"""The folders of labs.
 
-Disks, keys and logs live in the user's cache and survive a reboot; what is true only while the machine is
-up (records of what was made in the kernel) lives under ``/run``, which a reboot empties with the kernel.
+Disks, keys and logs are in the user's cache folder and survive a reboot. Records of kernel objects are below ``/run``,
+because a reboot removes both the objects and the records.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RUNTIME = Path("/run/gpurun-lab")
 
 
 def cache(environ: Mapping[str, str] = os.environ) -> Path:
-    """gpurun's cache folder: ``$XDG_CACHE_HOME/gpurun``, else ``~/.cache/gpurun``."""
+    """Return gpurun's cache folder: ``$XDG_CACHE_HOME/gpurun``, otherwise ``~/.cache/gpurun``."""
     base = environ.get("XDG_CACHE_HOME", "")
     folder = (Path(base) if base.startswith("/") else Path.home() / ".cache") / "gpurun"
     if _UNUSABLE & set(str(folder)):
@@ -30,29 +30,29 @@ def cache(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def engine_folder() -> Path:
-    """Folder of the head's own Docker engine."""
+    """Return the folder of the head's own Docker engine."""
     return cache() / "engine"
 
 
 def lab_folder(name: str) -> Path:
-    """Folder of one lab: inventory, ssh config, keys, and the hosts' disks."""
+    """Return the folder of one lab: inventory, ssh configuration, keys, and the hosts' disks."""
     return cache() / "lab" / name
 
 
 @dataclass(frozen=True)
 class HostFolder:
-    """What a lab keeps of one host, ``LAB/hosts/HOST``: its disk and key stay when it is switched off."""
+    """The folder of one host, ``LAB/hosts/HOST``: its disk and key stay when the host is off."""
 
     path: Path
 
     @property
     def disk(self) -> Path:
-        """The host's disk, or where its image is mounted."""
+        """The host's disk, or the mount point of its image."""
         return self.path / "disk"
 
     @property
     def image(self) -> Path:
-        """The host's disk as one file, where it has a size."""
+        """The host's disk as one file, if the disk has a size."""
         return self.path / "disk.img"
 
     @property
@@ -67,10 +67,10 @@ class HostFolder:
 
     @property
     def boot_file(self) -> Path:
-        """What its process 1 is told."""
+        """The instructions for its process 1."""
         return self.path / "boot.json"
 
     @property
     def log(self) -> Path:
-        """What its process 1 says; the services' logs are on its disk, in /var/log."""
+        """The output of its process 1; the services' logs are on its disk, in /var/log."""
         return self.path / "init.log"

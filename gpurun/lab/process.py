@@ -1,4 +1,4 @@
-"""Naming a process so that it is never mistaken for another, and ending it."""
+"""Identify a process reliably, and end it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True)
 class ProcessId:
-    """One process of this boot: pids are used again, a pid with its start time is not.
+    """One process of this boot. The kernel reuses pids, but not a pid with the same start time.
 
     Attributes:
         start_ticks: clock ticks after boot at which it started, field 22 of ``/proc/PID/stat`` (proc(5)).
@@ -25,13 +25,13 @@ class ProcessId:
 
     @classmethod
     def of(cls, pid: int) -> ProcessId | None:
-        """The process that has this pid now; None if there is none or it is a zombie."""
+        """Return the process that has this pid now; None if there is none or it is a zombie."""
         fields = _stat(pid)
         return None if fields is None or fields[0] in "ZX" else cls(pid, int(fields[19]))
 
     @classmethod
     def load(cls, record: Path) -> ProcessId | None:
-        """Read what `save` wrote; None if there is no such file or it says nothing sensible."""
+        """Read the file that `save` wrote; None if it is missing or invalid."""
         try:
             fields = json.loads(record.read_text())
             return cls(int(fields["pid"]), int(fields["start_ticks"]))
@@ -39,17 +39,17 @@ class ProcessId:
             return None
 
     def save(self, record: Path) -> None:
-        """Write this down, whole or not at all."""
+        """Write the process's identity atomically."""
         draft = record.with_name(f".{record.name}.{os.getpid()}")
         draft.write_text(json.dumps(asdict(self)))
         draft.rename(record)
 
     def alive(self) -> bool:
-        """Whether this very process still runs."""
+        """Return True if this exact process still runs."""
         return ProcessId.of(self.pid) == self
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal; nothing happens if the process is gone."""
+        """Send a signal; does nothing if the process has ended."""
         if not self.alive():
             return
         try:
@@ -58,7 +58,7 @@ class ProcessId:
             return
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until it has ended; False if it has not by then."""
+        """Wait until the process has ended; False after the time-out."""
         deadline = time.monotonic() + timeout_s
         while self.alive():
             if time.monotonic() > deadline:
@@ -67,7 +67,7 @@ class ProcessId:
         return True
 
     def end(self, grace_s: float) -> None:
-        """SIGTERM, up to `grace_s` seconds, then SIGKILL; returns when it is gone."""
+        """Send SIGTERM, wait up to `grace_s` seconds, then send SIGKILL; returns when the process has ended."""
         if grace_s > 0:
             self.send(signal.SIGTERM)
             if self.wait(grace_s):
@@ -77,7 +77,7 @@ class ProcessId:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Fields 3 and up of ``/proc/PID/stat``: the name before them may hold spaces and brackets."""
+    """Return fields 3 and up of ``/proc/PID/stat``. The name before them may contain spaces and brackets."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,7 +1,7 @@
-"""RDMA stand-in: the part of sysfs that describes a RoCE HCA and where GPUs sit, as a tree of real files.
+"""The RDMA stand-in: the part of sysfs for a RoCE HCA and for the places of GPUs, as a tree of regular files.
 
-There is no RDMA in the machine's kernel and nobody can write into ``/sys``, so what reads sysfs is told another
-root: ``$GPURUN_SYSFS`` in the host. Tests edit the tree to plant faults. Layout and wording: the kernel's
+The machine's kernel has no RDMA and nobody can write into ``/sys``. So programs that read sysfs in the host use another
+root, ``$GPURUN_SYSFS``. Tests edit the tree to inject faults. Layout and wording: the kernel's
 Documentation/ABI/stable/sysfs-class-infiniband and sysfs-bus-pci.
 """
 
@@ -19,14 +19,14 @@ UVERBS = "uverbs0"
 _HCA_PCI = "0000:0f:00.0"
 _INTERFACE = "eth0"
 _MLX5_CHARACTER_DEVICE = "231:192"  # IB_UVERBS_MAJOR:IB_UVERBS_BASE_MINOR
-_GID_TABLE = 8  # entries shown; real tables hold 256, nearly all empty
+_GID_TABLE = 8  # entries here; real tables have 256 entries, nearly all empty
 _EMPTY_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 _GPU_CLASS, _HCA_CLASS = "0x030200", "0x020700"
 _PEERMEM_VERSION = "535.183.06"
 
 
 def write_sysfs(root: Path, host: LabHost) -> None:
-    """Write a host's tree: its HCA, its GPUs as PCI devices, and ``nvidia_peermem`` as loaded."""
+    """Write a host's tree: its HCA, its GPUs as PCI devices, and ``nvidia_peermem`` as a loaded module."""
     device = root / "devices/pci0000:00" / _HCA_PCI
     _pci_device(device, vendor="0x15b3", kind=_HCA_CLASS, numa=0)
     infiniband = device / "infiniband" / HCA
@@ -93,7 +93,7 @@ def _pci_device(device: Path, *, vendor: str, kind: str, numa: int) -> None:
 
 
 def _interface_id(host: LabHost) -> bytes:
-    """EUI-64 of a Mellanox MAC address that ends in the host's number."""
+    """Return the EUI-64 of a Mellanox MAC address that ends in the host's number."""
     return bytes((0x0E, 0x42, 0xA1, 0xFF, 0xFE)) + host.number.to_bytes(3, "big")
 
 
@@ -109,7 +109,7 @@ def _write(folder: Path, files: dict[str, str]) -> None:
 
 
 def _link(link: Path, target: Path) -> None:
-    """A relative link, as sysfs has them: the tree may be mounted anywhere."""
+    """Create a relative link, as in sysfs, because the tree may be mounted anywhere."""
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(_relative(target, link.parent))
 

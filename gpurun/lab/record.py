@@ -1,6 +1,6 @@
-"""What this machine knows of the labs that are up: one small file each, below ``/run``.
+"""The machine's records of running labs: one small file per lab, below ``/run``.
 
-The kernel is the truth about what exists; the record says what it was made from, and where its folder is.
+The kernel is authoritative for existing objects. The record contains the lab's options and its folder.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class Record:
-    """A lab that is up, or was being brought up.
+    """A lab that is up, or whose start is not complete.
 
     Attributes:
-        complete: False from before the first thing is made until everything answers.
+        complete: False until every host answers.
     """
 
     spec: LabSpec
@@ -35,11 +35,11 @@ class Record:
     complete: bool = False
 
     def completed(self) -> Record:
-        """The same, now that everything answers."""
+        """Return the same record, marked as complete."""
         return replace(self, complete=True)
 
     def save(self) -> None:
-        """Write it, whole or not at all."""
+        """Write it atomically."""
         place = runtime(self.spec.name)
         place.mkdir(parents=True, exist_ok=True)
         fields = {
@@ -55,7 +55,7 @@ class Record:
 
 
 def load(lab: str) -> Record | None:
-    """The record of a lab; None if there is none, it is from before a reboot, or it says nothing sensible."""
+    """Return the record of a lab; None if there is none, if it is older than the last reboot, or if it is invalid."""
     try:
         fields = json.loads((runtime(lab) / "record.json").read_text())
         if fields["boot_id"] != _boot_id():
@@ -71,12 +71,12 @@ def load(lab: str) -> Record | None:
 
 
 def forget(lab: str) -> None:
-    """Remove everything about a lab below ``/run``; nothing happens if there is nothing."""
+    """Remove all files of a lab below ``/run``; does nothing if there are none."""
     shutil.rmtree(runtime(lab), ignore_errors=True)
 
 
 def labs() -> Iterator[Record]:
-    """Every lab of this machine that is up or half up, by name."""
+    """Return every lab of this machine that is up or partly up, by name."""
     for place in sorted(RUNTIME.glob("*/record.json")):
         record = load(place.parent.name)
         if record is not None:
@@ -84,17 +84,17 @@ def labs() -> Iterator[Record]:
 
 
 def runtime(lab: str) -> Path:
-    """Where a lab's record and those of its hosts are."""
+    """Return the folder of a lab's record and of its hosts' records."""
     return RUNTIME / lab
 
 
 def init_record(lab: str, host: str) -> Path:
-    """Where a host's process 1 writes down who it is."""
+    """Return the file in which a host's process 1 records its identity."""
     return runtime(lab) / f"{host}.json"
 
 
 def hosts_with_record(lab: str) -> list[str]:
-    """Hosts whose process 1 has been on record since the lab came up."""
+    """Return the hosts whose process 1 has a record since the lab started."""
     return sorted(path.stem for path in runtime(lab).glob("[!.]*.json") if path.stem != "record")
 
 
@@ -104,12 +104,12 @@ def locked(lab: str) -> AbstractContextManager[None]:
 
 
 def remove_lock(lab: str) -> None:
-    """Remove the lock's file of a lab that is no more; only its holder may."""
+    """Remove the lock file of a removed lab; only the lock's holder may call this."""
     _lock(lab).unlink(missing_ok=True)
 
 
 def all_locked() -> AbstractContextManager[None]:
-    """Hold the lock under which labs choose their addresses."""
+    """Hold the lock for the choice of addresses."""
     return alone(RUNTIME / "all.lock")
 
 

@@ -1,4 +1,4 @@
-"""Is everything on this machine that a lab needs? One message says all that is missing."""
+"""Check that this machine has everything that a lab needs. One message lists all missing parts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def find(program: str) -> str | None:
-    """Absolute path of a program: where system daemons live first, then ``PATH``."""
+    """Return the absolute path of a program: searches the folders of system daemons first, then ``PATH``."""
     return shutil.which(program, path=SYSTEM_PATH) or shutil.which(program)
 
 
@@ -34,7 +34,7 @@ def require(*programs: str) -> None:
     """Check for Linux, root, and these programs.
 
     Raises:
-        NotInstalled: names everything that is missing, and the command that installs it.
+        NotInstalled: the message lists everything that is missing, and the hint is the command that installs it.
     """
     if sys.platform != "linux":
         raise NotInstalled("a lab needs Linux: its hosts are namespaces", hint="use a Linux machine or a VM")

@@ -1,4 +1,4 @@
-"""Starting the process 1 of new namespaces, so that it is on record before it does anything."""
+"""Start process 1 of new namespaces. Its record exists before it does anything."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def spawn_init(
 ) -> ProcessId:
     """Start ``python -m MODULE RECORD TELLER GATE ARGUMENTS…`` as process 1 of its own namespaces.
 
-    Always its own mount and PID namespace; with `netns` also its own UTS and IPC namespaces, inside that
-    network namespace. It is no child of ours, and outlives us once it is on record.
+    The process always has its own mount and PID namespace. With `netns`, it also has its own UTS and IPC namespaces,
+    inside that network namespace. It is not a child of the caller, and outlives it after its record exists.
 
     Args:
-        record: where it writes its `ProcessId` before anything else.
-        log: where its own messages are appended.
+        record: file to which the process writes its `ProcessId` before anything else.
+        log: file to which its own messages are appended.
         netns: file of the network namespace to enter; None = the machine's.
 
     Raises:
-        LabFailed: it ended before it was on record.
+        LabFailed: the process ended before it wrote its record.
     """
     record.unlink(missing_ok=True)
     enter = ["nsenter", f"--net={netns}"] if netns else []

@@ -1,4 +1,4 @@
-"""What a lab is made of, as frozen values: nothing here touches the machine."""
+"""The options and the hosts of a lab, as frozen values. Nothing here changes the machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FIRST_HOST = 11  # the address of host number 0 within the lab's /24; .1 is the
 
 
 def parse_rate(text: str) -> int:
-    """Bits per second of a rate as tc writes it: ``10gbit``, ``2.5gbit``, ``100mbit``."""
+    """Return the bits per second of a rate in tc's notation: ``10gbit``, ``2.5gbit``, ``100mbit``."""
     match = _RATE.fullmatch(text.strip().lower())
     rate = int(float(match[1]) * _BITS[match[2]]) if match else 0
     if rate < 8_000:
@@ -35,7 +35,7 @@ def parse_rate(text: str) -> int:
 
 
 def parse_size_mib(text: str) -> int:
-    """MiB of a size such as ``2g`` or ``512m``."""
+    """Return the MiB of a size such as ``2g`` or ``512m``."""
     match = _SIZE.fullmatch(text.strip().lower())
     size = int(match[1]) * _MIB[match[2]] if match else 0
     if size < _SMALLEST_DISK_MIB:
@@ -50,11 +50,11 @@ class LabSpec:
     Attributes:
         hosts: hosts per rack.
         gpus: GPUs per host.
-        generation: GPU generation of each rack; the last one goes for all racks that follow.
+        generation: GPU generation of each rack; the last one also applies to all further racks.
         host_link_bps, rack_uplink_bps: link rates, bits per second, each direction.
-        fabric: what the written inventory says the hosts train over.
+        fabric: the hosts' fabric in the inventory that the lab writes.
         disk_mib: size of each host's own disk; None = the machine's file system, unlimited.
-        resolve_names: whether each host's ``/etc/hosts`` knows the others (off: a fault for doctor to find).
+        resolve_names: each host's ``/etc/hosts`` contains the other hosts (False: a fault for doctor to find).
     """
 
     name: str = "default"
@@ -82,12 +82,12 @@ class LabSpec:
             raise BadInput(f"unknown fabric {self.fabric!r}", hint=f"choose from: {', '.join(FABRICS)}")
 
     def to_json(self) -> dict[str, object]:
-        """As plain JSON values."""
+        """Return the options as plain JSON values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> LabSpec:
-        """What `to_json` gave."""
+        """Return the options from the values of `to_json`."""
         known = dict(fields)
         known["generation"] = tuple(known["generation"])
         return cls(**known)
@@ -95,7 +95,7 @@ class LabSpec:
 
 @dataclass(frozen=True)
 class LabHost:
-    """One host of a lab: what it is called on the outside and on the inside.
+    """One host of a lab, with its name, address and namespace.
 
     Attributes:
         number: counted through the whole lab, from 0.
@@ -112,7 +112,7 @@ class LabHost:
 
 
 def check_name(name: str) -> None:
-    """Refuse lab names that would not do as part of a namespace, cgroup or folder name."""
+    """Refuse lab names that are not valid in the name of a namespace, cgroup or folder."""
     if not _NAME.fullmatch(name):
         raise BadInput(
             f"not a name for a lab: {name!r}",
@@ -121,12 +121,12 @@ def check_name(name: str) -> None:
 
 
 def racks_of(spec: LabSpec) -> tuple[str, ...]:
-    """Names of the racks: r1, r2, …"""
+    """Return the names of the racks: r1, r2, …"""
     return tuple(f"r{number}" for number in range(1, spec.racks + 1))
 
 
 def hosts_of(spec: LabSpec, subnet: IPv4Network) -> tuple[LabHost, ...]:
-    """All hosts, rack by rack: gpu-r1-01, gpu-r1-02, …"""
+    """Return all hosts, rack by rack: gpu-r1-01, gpu-r1-02, …"""
     return tuple(
         LabHost(
             name=(name := f"gpu-{rack}-{place + 1:02d}"),
@@ -143,17 +143,17 @@ def hosts_of(spec: LabSpec, subnet: IPv4Network) -> tuple[LabHost, ...]:
 
 
 def netns_prefix(lab: str) -> str:
-    """How the names of a lab's network namespaces begin: no lab's name can hold the dot behind it."""
+    """Return the prefix of a lab's network namespaces. It is unique, because no lab's name contains its dot."""
     return f"gpurun.{lab}."
 
 
 def netns_of(lab: str, host: str) -> str:
-    """A host's network namespace."""
+    """Return a host's network namespace."""
     return netns_prefix(lab) + host
 
 
 def fabric_netns(lab: str) -> str:
-    """The network namespace that holds a lab's bridges."""
+    """Return the network namespace of a lab's bridges."""
     return f"{netns_prefix(lab)}fabric"
 
 

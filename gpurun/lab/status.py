@@ -1,4 +1,4 @@
-"""How a lab is doing: read from the kernel at the moment of asking, changing nothing."""
+"""The status of a lab, read from the kernel without changes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class HostStatus:
     """One host.
 
     Attributes:
-        state: ``up``: sshd and dockerd answer; ``cut``: they do, but its cable is pulled; ``starting``: they do
-            not; ``off``: it has no process.
+        state: ``up``: sshd and dockerd answer; ``cut``: they answer, but the link is cut; ``starting``: they do not
+            answer yet; ``off``: the host has no process.
         pid: of its process 1, as the machine numbers it.
-        memory_mib: memory of its own processes, shared pages counted in proportion (PSS).
-        hardware: folder with its GPUs' state, sysfs tree and kernel log, to plant faults in.
-        sysfs: its sysfs tree, as the machine sees it.
-        to_bytes, from_bytes: over its link since it was switched on.
+        memory_mib: memory of its own processes, with their part of shared pages (PSS).
+        hardware: folder with its GPUs' state, sysfs tree and kernel log, in which to inject faults.
+        sysfs: its sysfs tree, as a path on the machine.
+        to_bytes, from_bytes: traffic of its link since the host started.
     """
 
     name: str
@@ -48,7 +48,7 @@ class LabStatus:
     """A whole lab.
 
     Attributes:
-        state: ``up``, ``half up`` (an ``up`` that did not end), ``down``.
+        state: ``up``, ``half up`` (an ``up`` that did not finish), ``down``.
         head_state: ``up`` or ``cut``.
         uplinks: bytes to and from each rack over its uplink since the lab came up.
     """
@@ -66,12 +66,12 @@ class LabStatus:
     head: network.Traffic | None = None
 
     def to_json(self) -> dict[str, object]:
-        """As plain JSON values."""
+        """Return the status as plain JSON values."""
         return asdict(self)
 
 
 def status_of(lab: str) -> LabStatus:
-    """Ask the kernel how this lab is; a lab that is not up is ``down``, which is no error."""
+    """Return the status of this lab from the kernel. A lab that is not up is ``down``, which is not an error."""
     known = record.load(lab)
     if known is None or not network.exists(fabric_netns(lab)):
         return LabStatus(name=lab, state="down" if known is None else "half up", folder=str(lab_folder(lab)))

@@ -1,4 +1,4 @@
-"""Which addresses a lab gets: the same ones every time, unless the machine already uses them."""
+"""The addresses of a lab: the same every time, unless the machine already uses them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RANGE = IPv4Network("10.192.0.0/11")  # 8192 networks of 254 addresses, private 
 
 
 def choose(lab: str, taken: Iterable[IPv4Network]) -> IPv4Network:
-    """The lab's /24: where its name's hash points to, or the next one after it that overlaps nothing taken."""
+    """Return the lab's /24: the network that its name's hash selects, or the next network without a conflict."""
     taken = tuple(taken)
     networks = list(RANGE.subnets(new_prefix=24))
     first = int.from_bytes(hashlib.sha256(lab.encode()).digest()[:8], "big") % len(networks)
@@ -27,7 +27,7 @@ def choose(lab: str, taken: Iterable[IPv4Network]) -> IPv4Network:
 
 
 def taken() -> tuple[IPv4Network, ...]:
-    """Every IPv4 network that this machine has a route to, its default route aside."""
+    """Return every IPv4 network to which this machine has a route, except its default route."""
     routes = json.loads(run(["ip", "-4", "-json", "route", "show", "table", "all"]))
     return tuple(
         IPv4Network(route["dst"], strict=False)

@@ -1,1 +1,1 @@
-"""GPU stand-ins: what NVML and the NVIDIA container toolkit say on a host that has no GPU."""
+"""GPU stand-ins: replacements for NVML and the NVIDIA container toolkit on a host without GPUs."""

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class GpuModel:
-    """What all GPUs of a model have in common.
+    """The properties that all GPUs of a model share.
 
     Attributes:
         pci_device: PCI device id, as in pci.ids.
         architecture: NVML's number, ``NVML_DEVICE_ARCH_*`` in nvml.h.
         capability: CUDA compute capability, major and minor.
-        links: NVLink links per GPU; 0 = it has none.
+        links: NVLink links per GPU; 0 = no NVLink.
         link_version: NVLink generation.
-        numa_nodes: sockets of the machines it is usually found in.
+        numa_nodes: CPU sockets of the usual machine for this model.
         power_limit_w: board power.
     """
 

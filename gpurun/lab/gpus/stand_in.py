@@ -1,4 +1,4 @@
-"""Building what stands in for NVIDIA's software: ``libnvidia-ml.so.1``, from C, once; and the container hook."""
+"""Build the stand-ins for NVIDIA's software: ``libnvidia-ml.so.1`` from C, and the container hook."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _FLAGS = ("-std=gnu11", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", f"-Wl,-so
 
 @dataclass(frozen=True)
 class StandIn:
-    """The library on this machine, and where a host's dynamic linker finds it without being told."""
+    """The library on this machine, and its path in a host, where the dynamic linker finds it by default."""
 
     library: Path
     library_in_host: str
 
 
 def build() -> StandIn:
-    """Compile the library unless these very sources have been compiled before; about a second with gcc.
+    """Compile the library unless these exact sources are already compiled; takes about a second with gcc.
 
     Raises:
-        LabFailed: gcc failed; with what it said.
+        LabFailed: gcc failed; the message contains its output.
     """
     sources = sorted(_SOURCES.glob("*.[ch]"))
     content = b"".join(source.read_bytes() for source in sources) + repr(_FLAGS).encode()

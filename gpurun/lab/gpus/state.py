@@ -1,8 +1,8 @@
-"""The file that the NVML stand-in reads: what each GPU of a host is and how it fares, edited to plant faults.
+"""The file that the NVML stand-in reads: the properties and the state of each GPU of a host. Edit it to inject faults.
 
-An ini file: one section ``[driver]``, one section ``[gpu N]`` per GPU. In the host it is
-``/run/gpurun-lab/gpus.ini``, on the machine ``hosts/HOST/hardware/gpus.ini`` in the lab's folder. It is read
-again at every NVML call, so an edit takes effect at once; ``docs/lab.md`` lists the keys.
+The file is in ini format: one section ``[driver]``, and one section ``[gpu N]`` per GPU. Its path is
+``/run/gpurun-lab/gpus.ini`` in the host, and ``hosts/HOST/hardware/gpus.ini`` in the lab's folder on the machine. The
+stand-in reads it at every NVML call, so an edit takes effect immediately. ``docs/lab.md`` lists the keys.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FILE = "gpus.ini"
 
 
 def healthy(lab: str, host: LabHost) -> ConfigParser:
-    """All GPUs of a host as they are when nothing is wrong and nothing runs."""
+    """Return the state of a host's GPUs without faults and without load."""
     model = MODELS[host.generation]
     state = ConfigParser(interpolation=None)
     state["driver"] = {"version": model.driver, "cuda": str(model.cuda)}
@@ -55,7 +55,7 @@ def load(path: Path) -> ConfigParser:
 
 
 def save(state: ConfigParser, path: Path) -> None:
-    """Write the file of a host in one step: a reader sees the old state or the new one."""
+    """Write the file of a host atomically: a reader sees the old state or the new state."""
     draft = path.with_name(f".{path.name}")
     with draft.open("w") as file:
         state.write(file)
@@ -71,5 +71,5 @@ def change(path: Path, gpu: int, facts: Mapping[str, str]) -> None:
 
 
 def _uuid(lab: str, host: str, index: int) -> str:
-    """A GPU's UUID: always the same one for the same place, as a card keeps its own."""
+    """Return a GPU's UUID: always the same for the same host and index, like that of a real card."""
     return f"GPU-{uuid.UUID(bytes=hashlib.sha256(f'{lab}/{host}/{index}'.encode()).digest()[:16], version=4)}"

@@ -1,4 +1,4 @@
-"""Where the GPUs of a host sit: PCI addresses, NUMA nodes, and which of them NVLink joins."""
+"""Topology of a host's GPUs: PCI addresses, NUMA nodes, and NVLink connections."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from gpurun.lab.gpus.models import GpuModel
 
 SWITCH = "switch"
 
-_FULL_MESH_MOST = 4  # without a switch chip (before NVLink 3) four GPUs can be wired each to each
+_FULL_MESH_MOST = 4  # without a switch (before NVLink 3), at most four GPUs are fully connected
 _SWITCHED_SINCE = 3
 _FIRST_BUS = 0x1A
 _BUS_STEP = 0x0D
 
 
 def bus(index: int) -> int:
-    """PCI bus number of a GPU: 1a, 27, 34, … so that sixteen of them fit."""
+    """Return the PCI bus number of a GPU: 1a, 27, 34, … so that sixteen GPUs fit."""
     return _FIRST_BUS + index * _BUS_STEP
 
 
 def pci_address(index: int) -> str:
-    """PCI address as the kernel writes it: ``0000:1a:00.0``."""
+    """Return the PCI address in the kernel's format: ``0000:1a:00.0``."""
     return f"0000:{bus(index):02x}:00.0"
 
 
 def numa_node(model: GpuModel, index: int, gpus: int) -> int:
-    """NUMA node of a GPU: the first half of the GPUs on node 0, the rest on node 1."""
+    """Return the NUMA node of a GPU: node 0 for the first half of the GPUs, node 1 for the rest."""
     return index * model.numa_nodes // gpus if gpus > 1 else 0
 
 
 def nvlink_groups(model: GpuModel, gpus: int) -> tuple[tuple[int, ...], ...]:
-    """GPUs that NVLink joins each to each: all of them behind a switch chip, else by fours."""
+    """Return the groups of GPUs that NVLink connects fully: all GPUs behind a switch, otherwise groups of four."""
     if model.links == 0 or gpus < 2:
         return ()
     size = gpus if model.link_version >= _SWITCHED_SINCE else _FULL_MESH_MOST
@@ -37,7 +37,7 @@ def nvlink_groups(model: GpuModel, gpus: int) -> tuple[tuple[int, ...], ...]:
 
 
 def link_ends(model: GpuModel, index: int, gpus: int) -> tuple[str, ...]:
-    """What each NVLink link of a GPU leads to: ``switch``, or the index of a GPU, dealt out evenly to its peers."""
+    """Return the end of each NVLink link of a GPU: ``switch``, or a peer's index, distributed evenly over the peers."""
     for group in nvlink_groups(model, gpus):
         if index in group:
             if model.link_version >= _SWITCHED_SINCE:

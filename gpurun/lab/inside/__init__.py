@@ -1,1 +1,1 @@
-"""What runs as process 1 of a lab's host, or of the head's engine: standard library only."""
+"""Process 1 of a lab's host, and of the head's engine. Uses only the standard library."""

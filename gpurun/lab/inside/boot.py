@@ -1,4 +1,4 @@
-"""What a host's process 1 is told by ``gpurun lab up``: one JSON file, made and read by this module."""
+"""The instructions for a host's process 1: one JSON file. ``gpurun lab up`` writes it with this module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class File:
     """A file of the host.
 
     Attributes:
-        keep: write it only where the host has none yet: people may have changed it.
+        keep: write the file only if the host has none: users may have changed it.
         uid: owner and group.
     """
 
@@ -29,7 +29,7 @@ class File:
 
 @dataclass(frozen=True)
 class Copy:
-    """A file of the host that comes from the machine."""
+    """A file of the host that is copied from the machine."""
 
     source: str
     path: str
@@ -41,12 +41,12 @@ class Boot:
     """One start of one host.
 
     Attributes:
-        disk: folder that is the host's disk, or where `image` is mounted.
-        image: file that holds an ext4 file system; None = `disk` itself is the disk.
+        disk: folder that is the host's disk, or the mount point of `image`.
+        image: file with an ext4 file system; None = `disk` itself is the disk.
         hardware: folder that appears in the host as ``/run/gpurun-lab``.
-        devices: device nodes to make below ``/dev``, stand-ins that swallow everything.
+        devices: device nodes to create below ``/dev``; the stand-ins discard all input, like ``/dev/null``.
         homes: uid by user name.
-        authorized_key: public key that opens those users' accounts.
+        authorized_key: public key that these users accept.
     """
 
     name: str
@@ -61,13 +61,13 @@ class Boot:
     services: tuple[Service, ...]
 
     def save(self, path: Path) -> None:
-        """Write it; it holds the host's private key, so for root only."""
+        """Write the file. Only root may read it, because it contains the host's private key."""
         path.touch(mode=0o600)
         path.write_text(json.dumps(asdict(self)))
 
     @classmethod
     def load(cls, path: Path) -> Boot:
-        """Read what `save` wrote."""
+        """Read the file that `save` wrote."""
         fields: dict[str, Any] = json.loads(path.read_text())
         fields["files"] = tuple(File(**each) for each in fields["files"])
         fields["copies"] = tuple(Copy(**each) for each in fields["copies"])
@@ -77,5 +77,5 @@ class Boot:
 
 
 def service_from(fields: Mapping[str, Any]) -> Service:
-    """A `Service` from its JSON."""
+    """Return a `Service` from its JSON."""
     return Service(**{**fields, "argv": tuple(fields["argv"]), "stale": tuple(fields["stale"])})

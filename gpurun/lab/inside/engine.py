@@ -15,7 +15,7 @@ _STOP_GRACE_S = 15.0
 
 
 def main() -> None:
-    """Wait until the starter knows us, then keep the engine running until SIGTERM."""
+    """Wait until the starter has read the record, then run the engine until SIGTERM."""
     record, teller, gate, service = sys.argv[1:]
     hold_signals()
     announce(Path(record), int(teller), int(gate))

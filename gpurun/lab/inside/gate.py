@@ -1,4 +1,4 @@
-"""The gate between a starter and the process 1 it starts: neither can be killed and leave the other astray."""
+"""The handshake between a starter and its process 1: if one of them is killed, the other does not stay behind."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from gpurun.lab.process import ProcessId
 
 
 def announce(record: Path, teller: int, gate: int) -> None:
-    """Write down who we are, as the machine numbers processes; go on only when the starter has read it.
+    """Record this process's pid, as the machine numbers processes. Continue only after the starter has read the record.
 
-    The starter reads the pipe `teller` and writes the pipe `gate`. If it dies first, this process ends too: a
-    namespace that nobody has on record is never left running. Call it while ``/proc`` is the machine's.
+    The starter reads the pipe `teller` and writes the pipe `gate`. If the starter dies first, this process ends too, so
+    that no namespace without a record keeps running. Call this while ``/proc`` is the machine's.
     """
     myself = ProcessId.of(int(Path("/proc/self").readlink().name))
     assert myself is not None

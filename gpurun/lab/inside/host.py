@@ -16,11 +16,11 @@ _STOP_GRACE_S = 6.0
 
 
 def main() -> None:
-    """Wait until the starter knows us, become the host, run its services until SIGTERM."""
+    """Wait until the starter has read the record, set up the host, and run its services until SIGTERM."""
     record, teller, gate, boot_file = sys.argv[1:]
     hold_signals()
     announce(Path(record), int(teller), int(gate))
-    os.umask(0o022)  # not that of whoever typed gpurun lab up
+    os.umask(0o022)  # not the umask of the user who ran gpurun lab up
     boot = Boot.load(Path(boot_file))
     socket.sethostname(boot.name)
     build(boot)

@@ -1,4 +1,4 @@
-"""A small init: starts services, reaps every orphan, restarts what dies, ends all on SIGTERM."""
+"""A small init: starts services, reaps every orphan, restarts services that end, ends all on SIGTERM."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Service:
 
     Attributes:
         argv: the program, absolute, and its arguments.
-        log: where its stdout and stderr go, appended.
-        stale: files it would trip over when it died without removing them, such as a pid file.
+        log: file to which its stdout and stderr are appended.
+        stale: files that a crashed run leaves behind and that prevent the next start, such as a pid file.
     """
 
     name: str
@@ -31,17 +31,17 @@ class Service:
 
 
 def hold_signals() -> None:
-    """Keep signals for `supervise`: process 1 ignores those it has no handler for, so they would be lost."""
+    """Block signals until `supervise` reads them. Process 1 would lose signals without a handler."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
 
 
 def supervise(services: Sequence[Service], *, grace_s: float) -> None:
-    """Be init until SIGTERM: then end the services, last started first, and return.
+    """Act as init until SIGTERM; then end the services, last started first, and return.
 
-    What still runs when process 1 exits is killed by the kernel together with the PID namespace.
+    When process 1 exits, the kernel kills all other processes of the PID namespace.
 
     Args:
-        grace_s: how long each service may take to end before it gets SIGKILL.
+        grace_s: how long each service may take to end before SIGKILL.
     """
     hold_signals()
     running = {_start(service): service for service in services}
@@ -79,12 +79,12 @@ def _start(service: Service) -> int:
 
 
 def _until(due: Mapping[Service, float]) -> float:
-    """Seconds until the next restart is due; an hour when none is."""
+    """Return the seconds until the next restart is due; an hour if none is due."""
     return max(0.0, min(due.values()) - time.monotonic()) if due else 3600.0
 
 
 def _reap() -> list[int]:
-    """Collect every child that has ended, ours and adopted ones."""
+    """Collect every child that has ended, including adopted children."""
     ended: list[int] = []
     while True:
         try:

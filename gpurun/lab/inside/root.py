@@ -1,6 +1,6 @@
-"""The file system of a host: its own disk as ``/``, the machine's programs below it, nothing else of the machine.
+"""The file system of a host: its own disk as ``/``, with the machine's programs, and nothing else of the machine.
 
-Everything is mounted in the host's own mount namespace, so all of it is gone when the host's last process is.
+All mounts are in the host's own mount namespace, so they disappear with the host's last process.
 
 =============  ==================================================================================
 ``/``          the host's disk: a folder, or an ext4 image where the disk has a size
@@ -39,19 +39,19 @@ _DEVICE_LINKS = {
     "stdout": "/proc/self/fd/1",
     "stderr": "/proc/self/fd/2",
     "ptmx": "pts/ptmx",
-    "kmsg": "/run/gpurun-lab/kmsg",  # the kernel's log is one for all hosts: each has a file in its place
+    "kmsg": "/run/gpurun-lab/kmsg",  # the kernel has one log for all hosts, so each host has a file instead
 }
 HARDWARE = "run/gpurun-lab"
 
 
 def build(boot: Boot) -> None:
-    """Mount the host's root, write what makes it this host, and change into it."""
+    """Mount the host's root, write its files, and change into it."""
     root = Path(boot.disk)
     if boot.image:
         subprocess.run(["/bin/mount", "-o", "loop,discard", boot.image, str(root)], check=True)
     else:
         bind(root, root)
-    os.chdir(root)  # relative paths from here on: no name of the machine's folders ends up in mount options
+    os.chdir(root)  # relative paths from here on keep the machine's paths out of mount options
     _make_folders(root)
     _lay_over(root)
     _link_programs(root)
@@ -87,7 +87,7 @@ def _lay_over(root: Path) -> None:
 
 
 def _link_programs(root: Path) -> None:
-    """``/bin``, ``/lib`` …: links into ``/usr`` where the machine has links, else its own folders, read-only."""
+    """Create ``/bin``, ``/lib`` …: links into ``/usr`` if the machine has links, otherwise its folders, read-only."""
     for name in _PROGRAMS:
         place, here = Path("/", name), root / name
         if place.is_symlink():
@@ -134,12 +134,12 @@ def _copy(root: Path, copy: Copy) -> None:
 
 
 def _write(root: Path, file: File) -> None:
-    """Write a file unless it is there as it should be: a host whose disk is full still boots."""
+    """Write a file unless it already has this content, so that a host with a full disk still boots."""
     target = root / file.path.lstrip("/")
     if target.is_file() and not target.is_symlink() and (file.keep or target.read_bytes() == file.text.encode()):
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.unlink(missing_ok=True)  # it may be a link of the machine's, such as /etc/resolv.conf
+    target.unlink(missing_ok=True)  # may be a link from the machine, such as /etc/resolv.conf
     target.touch(mode=0o600)
     target.write_text(file.text)
     os.chown(target, file.uid, file.uid)
