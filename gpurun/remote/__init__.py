@@ -1,6 +1,6 @@
-"""SSH sessions, agents on hosts, bounded fan-out.
+"""SSH sessions, agents on hosts, and bounded parallel calls to many hosts.
 
-`Fleet.open` gives an `Agent` for every `Target` that answers and a typed failure for every other.
+`Fleet.open` returns an `Agent` for every `Target` that answers, and a typed failure for every other target.
 """
 
 from gpurun.remote.agent import Agent, RemoteOpFailed, Reply

@@ -1,4 +1,4 @@
-"""The head's end of one agent channel: calls, streams, and what happens when the host goes away."""
+"""The head's end of one agent channel: calls, streams, and the loss of the host."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Json = Any
-# Ask for a sign of life after this much silence, …
+# Send a ping after this much silence, …
 PING_AFTER_S = 4.0
-# … and take the host for dead after this much.
+# … and consider the host dead after this much.
 DEAD_AFTER_S = 13.0
-# Paramiko splits larger writes into packets of 32 KiB, and the last one of each then is a small one.
+# Paramiko splits larger writes into packets of 32 KiB, and then the last packet of each write is small.
 SEND_BYTES = 32_000
 BAD_ANSWER = "bad-answer"
-"""The kind of a failure where a host's answer cannot be one."""
+"""The kind of a failure for an invalid answer of a host."""
 
 
 class Channel(Protocol):
-    """What an Agent needs of an SSH channel (Paramiko's, or a pipe's in tests)."""
+    """The methods of an SSH channel that an Agent needs (Paramiko's channel, or a pipe in tests)."""
 
     def sendall(self, data: bytes) -> None: ...  # noqa: D102
     def recv(self, size: int) -> bytes: ...  # noqa: D102
@@ -42,7 +42,7 @@ class Channel(Protocol):
 
 @dataclass(frozen=True)
 class Reply:
-    """What an operation answered: a JSON value and bytes."""
+    """The answer of an operation: a JSON value and bytes."""
 
     value: Json = None
     payload: bytes = b""
@@ -52,10 +52,10 @@ class RemoteOpFailed(HostFailure):
     """The operation ran on the host and failed there.
 
     Attributes:
-        kind: the agent's word for it: ``not-found``, ``denied``, ``no-space``, ``timeout``, ``bad-request``,
+        kind: the agent's name for the failure: ``not-found``, ``denied``, ``no-space``, ``timeout``, ``bad-request``,
             ``unknown-op``, ``internal``, ``no-docker``, … (`gpurun.node.agent.KINDS` and the operations themselves);
-            ``bad-answer`` where the host answered what cannot be an answer.
-        detail: further JSON values the operation gave.
+            ``bad-answer`` if the host's answer is invalid.
+        detail: further JSON values from the operation.
     """
 
     def __init__(self, message: str, *, kind: str, detail: Json = None, host: str | None = None) -> None:
@@ -65,9 +65,9 @@ class RemoteOpFailed(HostFailure):
 
 
 class Agent:
-    """An agent on one host. Thread-safe: many calls may be under way at once over its one channel.
+    """An agent on one host. Thread-safe: many calls can use its one channel at the same time.
 
-    Made by `Fleet.open`; tests may give it any channel that speaks frames.
+    `Fleet.open` creates it; tests may pass any channel that carries frames.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Agent:
 
         Raises:
             RemoteOpFailed: the operation failed on the host.
-            HostUnreachable: the channel died, or no reply came in `timeout_s`; the operation is then cancelled.
+            HostUnreachable: the channel died, or no reply came within `timeout_s`; then the operation is cancelled.
         """
         operation = self._start(op, params, more=len(payload) > frames.PIECE, payload=payload)
         deadline = time.monotonic() + timeout_s
@@ -125,17 +125,17 @@ class Agent:
         silence_s: float | None = None,
         **params: Json,
     ) -> Stream:
-        """Run an operation and iterate over what it sends, item by item; the last one is its return value.
+        """Run an operation and iterate over its items; the last item is its return value.
 
-        Closing the stream (or dropping it) cancels the operation on the host. A stream lasts as long as its operation.
+        Closing or dropping the stream cancels the operation on the host. A stream lasts as long as its operation.
 
         Args:
-            payload_in: bytes for the operation, taken in a thread of their own as the host consumes them. An exception
-                that it raises is raised by the stream.
-            silence_s: give up when no item comes for so long.
+            payload_in: bytes for the operation. A separate thread reads them as the host consumes them. The stream
+                raises the exceptions of this iterable.
+            silence_s: give up if no item comes for so long.
 
         Raises:
-            RemoteOpFailed, HostUnreachable: as `call`, here or from the iteration.
+            RemoteOpFailed, HostUnreachable: as `call`, here or during the iteration.
         """
         operation = self._start(op, params, more=payload_in is not None)
         if payload_in is not None:
@@ -143,11 +143,11 @@ class Agent:
         return Stream(self, operation, silence_s)
 
     def close(self) -> None:
-        """Close the channel: the agent and its children end. Idempotent."""
+        """Close the channel. This ends the agent and its children. Idempotent."""
         self.die(HostUnreachable("the session was closed", host=self.host))
 
     def on_close(self, hook: Callable[[], object]) -> None:
-        """Run `hook` once when the agent is closed or lost; at once if it already is."""
+        """Run `hook` once when the agent is closed or lost; immediately if it already is."""
         with self._lock:
             if self._death is None:
                 self._on_close.append(hook)
@@ -155,7 +155,7 @@ class Agent:
         hook()
 
     def die(self, why: GpurunError) -> None:
-        """Give up the host: every waiting call raises `why`. Idempotent, never blocks on the network."""
+        """Mark the host as lost: every waiting call raises `why`. Idempotent, never blocks on the network."""
         with self._lock:
             if self._death is not None:
                 return
@@ -166,7 +166,7 @@ class Agent:
         for operation in operations:
             operation.put(why)
             operation.end()
-        # Closing a Paramiko channel sends a packet, which may wait for a peer that is gone.
+        # Closing a Paramiko channel sends a packet, which may wait for a lost peer.
         Thread(target=_run_all, args=([self._channel.close, *hooks],), daemon=True).start()
 
     # -- sending ------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class Agent:
         return operation
 
     def _feed(self, operation: Operation, payload: Iterable[frames.Bytes]) -> None:
-        """Send an operation's payload as fast as the host consumes it."""
+        """Send an operation's payload at the speed at which the host consumes it."""
         try:
             for item in payload:
                 for piece in frames.pieces(item):
@@ -198,7 +198,7 @@ class Agent:
             self._send({"t": "eof", "id": operation.id})
         except GpurunError as error:
             operation.put(error)
-        except Exception as error:  # noqa: BLE001 - of the caller's iterable: raised again in the caller's thread
+        except Exception as error:  # noqa: BLE001 - from the caller's iterable: raised again in the caller's thread
             operation.put(_FeedFailed(error))
 
     def _send(self, header: dict[str, Json], payload: bytes | memoryview = b"") -> None:
@@ -212,7 +212,7 @@ class Agent:
             raise _again(self._death) from None
 
     def ping(self) -> None:
-        """Ask for a sign of life, unless something is being sent anyway."""
+        """Send a ping, unless another thread is sending now."""
         if self._write_lock.acquire(blocking=False):
             try:
                 with suppress(OSError, EOFError):  # the reader notices
@@ -253,7 +253,7 @@ class Agent:
         with self._lock:
             operation = self._operations.get(ident)
         if operation is None:
-            return  # its caller has gone
+            return  # its caller no longer waits
         if kind == "credit":
             amount = frame.header.get("n")
             if type(amount) is not int or amount < 0:
@@ -280,20 +280,20 @@ class Agent:
 
     def _failure(self, header: dict[str, Json]) -> HostFailure:
         kind, detail = words(header.get("kind")), header.get("detail")
-        if kind == "cancelled":  # not by us, who still wait for it
+        if kind == "cancelled":  # not by this caller, which still waits
             return HostUnreachable("its agent is being stopped", host=self.host)
         detail = detail if isinstance(detail, dict) else None
         return RemoteOpFailed(words(header.get("message")), kind=kind, detail=detail, host=self.host)
 
     def _checked(self, operation: Operation, frame: frames.Frame) -> Json:
-        """The value of a frame, once it is known to be one that the operation can give."""
+        """Return the value of a frame. Raises RemoteOpFailed if it is not a valid answer of the operation."""
         try:
             return answers.checked(operation.op, frame.header.get("v"), item=frame.header["t"] == "out")
         except answers.NotAnAnswer as error:
             raise bad_answer(self.host, str(error)) from None
 
     def _gather(self, operation: Operation, whole: bytearray, frame: frames.Frame) -> None:
-        """Put the pieces of a reply together."""
+        """Append a piece of a reply."""
         if len(whole) + len(frame.payload) > MOST_HELD_BYTES:
             raise bad_answer(self.host, f"{operation.op}: more than {MOST_HELD_BYTES >> 20} MiB")
         whole += frame.payload
@@ -303,18 +303,18 @@ class Agent:
             self._send({"t": "credit", "id": operation.id, "n": len(frame.payload)})
 
     def _forget(self, operation: Operation, *, cancel: bool = True) -> None:
-        """The caller wants no more of this operation; one that still runs is cancelled on the host."""
+        """Drop an operation that the caller no longer needs; cancel it on the host if it still runs."""
         ended = operation.ended
         operation.end()
         with self._lock:
             known = self._operations.pop(operation.id, None)
         if cancel and known is not None and not ended and self.alive:
-            with suppress(HostUnreachable):  # a dead host runs nothing of ours that its agent would not have stopped
+            with suppress(HostUnreachable):  # on a dead host, the agent stops all its operations
                 self._send({"t": "cancel", "id": operation.id})
 
 
 class Stream(Iterator[Reply]):
-    """The items of one operation. A context manager; not for several threads at once, but `close` may come from any."""
+    """The items of one operation. A context manager. Only one thread may iterate, but any thread may call `close`."""
 
     def __init__(self, agent: Agent, operation: Operation, silence_s: float | None) -> None:
         self._agent = agent
@@ -349,7 +349,7 @@ class Stream(Iterator[Reply]):
             self._agent._gather(self._operation, self._parts, frame)
 
     def close(self) -> None:
-        """End the iteration; an operation that still runs is cancelled on the host. Idempotent."""
+        """End the iteration, and cancel the operation on the host if it still runs. Idempotent."""
         if not self._closed:
             self._closed = True
             self._agent._forget(self._operation)
@@ -364,7 +364,7 @@ class Stream(Iterator[Reply]):
 
     def __del__(self) -> None:
         if not self._closed:
-            # Not here: the garbage collector may run in a thread that holds the very locks that closing needs.
+            # Not in this thread: the garbage collector may run in a thread that holds the locks that closing needs.
             Thread(target=self._agent._forget, args=(self._operation,), daemon=True).start()
 
 
@@ -377,17 +377,17 @@ class _FeedFailed(GpurunError):
 
 
 def bad_answer(host: str, why: str) -> RemoteOpFailed:
-    """The error for a host that answers what cannot be an answer."""
+    """Return the error for a host whose answer is invalid."""
     return RemoteOpFailed(f"the host's answer cannot be true: {words(why)}", kind=BAD_ANSWER, host=host)
 
 
 def _again(error: GpurunError | None) -> GpurunError:
-    """A copy to raise: one exception object raised in several threads would mix up their tracebacks."""
+    """Return a copy to raise: threads that raise the same exception object would mix up their tracebacks."""
     assert error is not None
     return type(error)(error.message, host=error.host, job=error.job, where=error.where, hint=error.hint)
 
 
 def _run_all(hooks: list[Callable[[], object]]) -> None:
     for hook in hooks:
-        with suppress(OSError, EOFError):  # it was closed already
+        with suppress(OSError, EOFError):  # it was already closed
             hook()

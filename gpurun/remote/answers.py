@@ -1,9 +1,10 @@
-"""What each operation of a host's agent may answer. The head checks every answer here as it enters.
+"""The valid answers of each operation of a host's agent. The head checks every answer here on arrival.
 
-A host may be hostile, or broken. Its answers become lines of configuration files, words of command lines, paths, and
-numbers to count with, on the head and on other hosts. So each operation has types here, with patterns and bounds. The
-head refuses an answer of another shape and names the host; the operation counts as failed there. An operation without
-types answers nothing. What depends on the question, such as a digest that nobody asked about, the caller checks.
+A host may be hostile or broken. Its answers become lines of configuration files, words of command lines, paths, and
+numbers in calculations, on the head and on other hosts. So this module defines the types of each operation's answers,
+with patterns and bounds. If an answer has another shape, the head rejects it and names the host; the operation counts
+as failed there. An operation without types must return nothing. The caller checks everything that depends on the
+request, such as a digest that the head did not ask for.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ PublicKey = Annotated[str, Meta(pattern=r"\Assh-ed25519 [A-Za-z0-9+/]{60,100}={0
 
 
 class Account(TypedDict):
-    """``gang.prepare``: these become words of the launcher's ssh configuration, of ``known_hosts`` and of passwd."""
+    """``gang.prepare``: values for the launcher's ssh configuration, for ``known_hosts`` and for passwd."""
 
     uid: Digits
     gid: Digits
@@ -68,7 +69,7 @@ class Inspected(TypedDict):
 
 
 class EngineSame(Struct, tag_field="state", tag="same"):
-    """``gang.engine``: it is the engine that created the container."""
+    """``gang.engine``: the engine that created the container answers."""
 
     why: Text = ""
 
@@ -80,13 +81,13 @@ class EngineGone(Struct, tag_field="state", tag="gone"):
 
 
 class EngineUnknown(Struct, tag_field="state", tag="unknown"):
-    """Nobody can say."""
+    """The state of the engine is unknown."""
 
     why: Text = ""
 
 
 class EngineRestarted(Struct, tag_field="state", tag="restarted"):
-    """Another engine answers; it has been up for so long."""
+    """Another engine answers; `up_s` is its uptime."""
 
     up_s: Seconds
     why: Text = ""
@@ -103,7 +104,7 @@ class HoldingProcess(TypedDict):
 
 
 class Rest(TypedDict):
-    """``gang.fence``: what keeps the host from being fenced."""
+    """``gang.fence``: everything that prevents the fence of the host."""
 
     containers: list[Text]
     processes: list[str]
@@ -114,7 +115,7 @@ class Rest(TypedDict):
 
 
 class ToldProgress(TypedDict):
-    """``gang.progress``: below a rank's number stands what its program wrote, which may be anything."""
+    """``gang.progress``: the values of a rank come from its program, and may be anything."""
 
     age_s: Seconds | None
     checkpoint_age_s: Seconds | None
@@ -138,7 +139,7 @@ class XidNews(Struct, tag_field="kind", tag="xid"):
 
 
 class LostNews(Struct, tag_field="kind", tag="lost"):
-    """``health``: NVML cannot reach a GPU any more."""
+    """``health``: NVML can no longer reach a GPU."""
 
     gpu: Index
     text: Text
@@ -167,7 +168,7 @@ class NvmlNews(Struct, tag_field="kind", tag="nvml"):
 
 
 class UseOfGpu(Struct):
-    """How busy one GPU was: percent, and MiB."""
+    """The utilization of one GPU, in percent, and its memory, in MiB."""
 
     index: Index
     uuid: Text
@@ -178,7 +179,7 @@ class UseOfGpu(Struct):
 
 
 class UseNews(Struct, tag_field="kind", tag="use"):
-    """``health``: how busy the job's GPUs were (`gpurun.node.gpu_use`)."""
+    """``health``: the utilization of the job's GPUs (`gpurun.node.gpu_use`)."""
 
     gpus: list[UseOfGpu]
 
@@ -268,7 +269,7 @@ class ListedRank(TypedDict):
 
 
 def fields(**types: Any) -> Any:
-    """A JSON object with these keys; one whose value may be None may be missing."""
+    """Return the type of a JSON object with these keys; a key whose value may be None is optional."""
     optional = [(name, kind, None) for name, kind in types.items() if _may_be_none(kind)]
     return msgspec.defstruct("Fields", [*((n, k) for n, k in types.items() if not _may_be_none(k)), *optional])
 
@@ -281,8 +282,8 @@ class AnswerTypes(NamedTuple):
     """The types of one operation's answers.
 
     Attributes:
-        end: what it returns.
-        item: what it yields, if it is a stream.
+        end: the type of the return value.
+        item: the type of each item, if the operation is a stream.
     """
 
     end: Any = None
@@ -294,7 +295,7 @@ FILE = fields(
     kind=Literal["file", "dir", "link", "other"], size=Count, mode=Count, uid=Count, gid=Count, mtime_s=Seconds
 )
 CONVERTED_BY_FACTS = Any
-"""`gpurun.facts` has the type and converts the answer, before anybody else looks at it."""
+"""`gpurun.facts` defines the type and converts the answer before any other code reads it."""
 
 ANSWERS: Mapping[str, AnswerTypes] = {
     "blobs.open": AnswerTypes(fields(address=Address, port=Port, head=Address)),
@@ -370,17 +371,17 @@ ANSWERS: Mapping[str, AnswerTypes] = {
 
 
 class NotAnAnswer(ValueError):
-    """What a host says is no answer to what it was asked. The message says where it goes wrong."""
+    """An answer is not valid for its operation. The message contains the place of the error."""
 
 
 def checked(op: str, said: object, *, item: bool = False) -> Any:
-    """What a host says, as JSON values, once it is known to be an answer to this operation. Unknown keys are left out.
+    """Return a host's answer, as JSON values, if it is valid for this operation. Drops unknown keys.
 
     Args:
-        item: it is an item of a stream, not the answer that ends the operation.
+        item: the answer is an item of a stream, not the operation's final answer.
 
     Raises:
-        NotAnAnswer: it is none.
+        NotAnAnswer: the answer is not valid.
     """
     types = ANSWERS.get(op, AnswerTypes())
     kind = types.item if item else types.end
@@ -388,11 +389,11 @@ def checked(op: str, said: object, *, item: bool = False) -> Any:
         return said
     try:
         return msgspec.to_builtins(msgspec.convert(said, ready(kind)))
-    except (msgspec.ValidationError, ValueError, RecursionError) as error:  # a lone surrogate is a ValueError
+    except (msgspec.ValidationError, ValueError, RecursionError) as error:  # a lone surrogate raises ValueError
         raise NotAnAnswer(f"{op}: {error}") from None
 
 
 def words(said: object) -> str:
-    """A host's words for people: no control characters but ends of lines, and not without end."""
+    """Return a host's text for display: limited in length, and without control characters except line breaks."""
     lines = str(said)[:_MOST_WORDS].splitlines()
     return "\n".join("".join(letter if letter.isprintable() else "?" for letter in line) for line in lines)

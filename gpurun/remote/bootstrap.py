@@ -1,4 +1,4 @@
-"""The agent's code as a zip, and the command line that starts it on a host without leaving a file there."""
+"""The agent's code as a zip, and the command that starts it on a host without a file there."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from gpurun.remote.target import Target
 
 PYTHON = "python3"
 
-# Runs as `python3 -ISc`. One line, no single quote, no backslash, no exclamation mark: any login shell passes it on as
-# it is. A memory file descriptor holds the zip, so nothing is written to a disk and nothing is left behind.
+# Runs as `python3 -ISc`. One line, without single quotes, backslashes and exclamation marks, so that every login shell
+# passes it on unchanged. A memory file descriptor holds the zip, so gpurun writes nothing to a disk.
 _START = (
     "import sys,os;"
     'sys.version_info<(3,8) and sys.exit("gpurun needs Python 3.8 or newer, this is "+sys.version.split()[0]);'
@@ -32,14 +32,14 @@ _START = (
     'main("{nonce}",{silence_limit_s!r},{docker_host},{folder})'
 )
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@+-]+")
-"""What every shell passes on as one word, and Python reads as itself between quotes."""
+"""Texts that every shell passes on as one word, and that Python reads unchanged between quotes."""
 
 
 def command(size: int, nonce: str, silence_limit_s: float, target: Target) -> str:
-    """The command that the host's login shell is given: reads `size` bytes of zip from stdin and becomes the agent.
+    """Return the command for the host's login shell. It reads `size` bytes of zip from stdin and becomes the agent.
 
     Raises:
-        BadInput: the host's Python, Docker or folder cannot be written so that every shell reads it alike.
+        BadInput: the host's Python, Docker or folder has characters that shells interpret differently.
     """
     code = _START.format(
         size=size, nonce=nonce, silence_limit_s=silence_limit_s,
@@ -60,22 +60,22 @@ def _plain(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def agent_zip() -> bytes:
-    """Every module of `gpurun.node`, and pynvml if it is installed here.
+    """Return every module of `gpurun.node`, and pynvml if it is installed on the head.
 
-    Each as source and, compiled, as the ``.pyc`` of this head's Python: a host with the same Python saves the
-    compilation, any other ignores it.
+    The zip has the source and the compiled ``.pyc`` of each module, for the head's version of Python. A host with the
+    same version skips the compilation; other hosts ignore the ``.pyc``.
     """
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as out:
         for name, path in _modules():
             for ending, content in ((".py", path.read_bytes()), (".pyc", _compiled(name, path))):
-                # ZipInfo's date is fixed: the zip's bytes depend on its content alone.
+                # The date of a ZipInfo is fixed, so the zip's bytes depend only on its content.
                 out.writestr(zipfile.ZipInfo(name + ending), content, zipfile.ZIP_DEFLATED, 1)
     return archive.getvalue()
 
 
 def _modules() -> Iterator[tuple[str, Path]]:
-    """(name in the zip without its ending, file) of everything the agent may import."""
+    """Return name (in the zip, without extension) and file of each module that the agent may import."""
     node = Path(gpurun.node.__file__).parent
     yield "gpurun/__init__", node.parent / "__init__.py"
     for path in sorted(node.glob("*.py")):
@@ -86,8 +86,8 @@ def _modules() -> Iterator[tuple[str, Path]]:
 
 
 def _compiled(name: str, path: Path) -> bytes:
-    """A hash-based ``.pyc`` that is never checked against its source (PEP 552)."""
-    # Through the loader, so that the compilation itself is cached in __pycache__.
+    """Return a hash-based ``.pyc`` that Python never compares with its source (PEP 552)."""
+    # The loader caches the compilation in __pycache__.
     spec = importlib.util.spec_from_file_location(name.replace("/", "."), path)
     assert spec is not None and spec.loader is not None
     code: CodeType = spec.loader.get_code(spec.name)  # type: ignore[attr-defined]

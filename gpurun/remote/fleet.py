@@ -1,4 +1,4 @@
-"""Agents on many hosts: opened at once, asked at once, each host's failure kept as data."""
+"""Agents on many hosts: opened and called in parallel, with each host's failure as data."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ ANY_TIME = Contact()
 
 @dataclass(frozen=True)
 class Results(Generic[T]):
-    """What each host answered, and which ones failed; both in the order the hosts were asked."""
+    """The answers and the failures of hosts, both in the order of the request."""
 
     ok: Mapping[str, T]
     failed: Mapping[str, GpurunError]
 
     def raise_first(self) -> Mapping[str, T]:
-        """All answers, or the first host's error."""
+        """Return all answers, or raise the error of the first failed host."""
         for error in self.failed.values():
             raise error
         return self.ok
 
 
 class Fleet:
-    """Agents on many hosts. A context manager: leaving it closes them all.
+    """Agents on many hosts. A context manager: its exit closes all agents.
 
     Attributes:
-        agents: the hosts that answered.
-        failures: the hosts that did not, each with its typed error.
+        agents: the agents of the hosts that answered.
+        failures: the typed errors of the other hosts.
     """
 
     def __init__(
@@ -63,15 +63,16 @@ class Fleet:
     ) -> Fleet:  # fmt: skip
         """Open an agent on every target, at most `limit` at a time.
 
-        Never raises for one host. A host that does not answer costs `timeout_s` once and holds up no other; so the
-        whole takes at most ``ceil(dead hosts / limit) * timeout_s`` longer than the hosts that answer take.
+        Never raises for one host. A host that does not answer costs `timeout_s` once and delays no other host. So the
+        whole call takes at most ``ceil(dead hosts / limit) * timeout_s`` longer than the hosts that answer need.
 
         Args:
             timeout_s: for one host, from its first packet to its running agent.
-            dead_after_s: seconds of silence after which a host is taken for dead (`HostUnreachable` everywhere).
-            contact: how long a host may take to accept a connection, and what records it.
+            dead_after_s: seconds of silence after which gpurun considers a host dead (all its calls raise
+                HostUnreachable).
+            contact: how long a host may take to accept a connection, and the callbacks that record the result.
         """
-        from gpurun.remote.opening import open_agents  # noqa: PLC0415 - Paramiko is imported only where hosts are reached
+        from gpurun.remote.opening import open_agents  # noqa: PLC0415 - imports Paramiko only to connect to hosts
 
         agents, failures = open_agents(
             list(targets), limit=limit, timeout_s=timeout_s, ping_after_s=min(PING_AFTER_S, dead_after_s / 3),
@@ -88,13 +89,13 @@ class Fleet:
         self.close()
 
     def map(self, fn: Callable[[Agent], T], hosts: Iterable[str] | None = None) -> Results[T]:
-        """Run `fn` with each host's agent, at once, at most `limit` at a time.
+        """Run `fn` with each host's agent in parallel, at most `limit` at a time.
 
-        A `GpurunError` that `fn` raises is that host's result, as is the failure of a host that could not be opened.
-        Any other exception is a mistake in `fn`: it is raised here when all hosts are through.
+        A `GpurunError` of `fn` is that host's result, and so is the failure of a host without a session. Any other
+        exception is a fault in `fn`: `map` raises it after all hosts have finished.
 
         Args:
-            hosts: which ones; None = all, those that could not be opened included.
+            hosts: the hosts to call; None = all, including hosts without a session.
         """
         names = [*self.agents, *self.failures] if hosts is None else list(hosts)
         outcomes: dict[str, Any] = {}
@@ -125,7 +126,7 @@ class Fleet:
         return _sorted_out(names, outcomes)
 
     def absorb(self, other: Fleet) -> None:
-        """Take over another fleet: hosts that were opened again, or later. `other` must not be used any more."""
+        """Take over the agents of another fleet, which were opened again or later. `other` is not usable afterwards."""
         other._closed.set()
         for name in self.agents.keys() & other.agents.keys():
             self.agents[name].close()
@@ -147,12 +148,12 @@ class Fleet:
             self._heartbeat.start()
 
     def _watch(self) -> None:
-        """Notice hosts that have fallen silent. Only compares times: it never waits for a host."""
+        """Detect hosts that have become silent. Only compares times: it never waits for a host."""
         tick = max(0.1, min(1.0, self._dead_after_s / 4))
         previous = time.monotonic()
         while not self._closed.wait(tick):
             now = time.monotonic()
-            stopped = now - previous > 3 * tick  # this process itself was: judge nobody by that
+            stopped = now - previous > 3 * tick  # this process itself was stopped, so the silence proves nothing
             previous = now
             for agent in self.agents.values():
                 if stopped:

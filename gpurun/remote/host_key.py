@@ -1,4 +1,4 @@
-"""Whether the key that a host shows is the one that known_hosts has."""
+"""Compare the key that a host presents with known_hosts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def known(route: Route) -> tuple[KnownHost, ...]:
-    """What known_hosts has of a host."""
+    """Return the entries of a host in known_hosts."""
     return find(load(route.known_hosts), route.hostname, route.port, route.host_key_alias)
 
 
@@ -21,7 +21,7 @@ def check(route: Route, kind: str, fingerprint: str, entries: Sequence[KnownHost
     """Compare the host's key with known_hosts.
 
     Raises:
-        HostKeyMismatch: it is unknown, another one (with both fingerprints and the file's line), or revoked.
+        HostKeyMismatch: the key is unknown, different (with both fingerprints and the file's line), or revoked.
     """
     shown = f"{kind} {fingerprint}"
     hint = f"compare the fingerprint with the host's own, then: gpurun inventory trust {route.name}"

@@ -1,4 +1,4 @@
-"""Connections to jump hosts: one for each, shared by all who go through it, closed with the last of them."""
+"""Connections to jump hosts. All sessions through a jump host share one connection, and the last one closes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class _Shared:
-    """The connection to one jump host, and how many use it."""
+    """The connection to one jump host, and the number of its users."""
 
     users: int = 0
     transport: Transport | None = None
@@ -29,11 +29,11 @@ class _Shared:
 
 
 class Passage:
-    """A channel through a jump host, as a socket for Paramiko. Closing it gives up its use of the jump host."""
+    """A channel through a jump host, as a socket for Paramiko. Closing it releases the jump host."""
 
     def __init__(self, channel: Channel, leave: Callable[[], None]) -> None:
         self._channel, self._leave = channel, leave
-        self._lock, self._closed = Lock(), False  # Paramiko looks at `_closed`, under this very name
+        self._lock, self._closed = Lock(), False  # Paramiko reads `_closed`, so the name must stay
         self.send, self.recv, self.settimeout = channel.send, channel.recv, channel.settimeout
 
     def close(self) -> None:
@@ -49,17 +49,17 @@ class Passage:
 
 
 class Jumps:
-    """The jump hosts that this process is connected to. Thread-safe."""
+    """The jump hosts to which this process is connected. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._shared: dict[Route, _Shared] = {}
 
     def through(self, jump: Route, route: Route, attempt: Attempt) -> Passage:
-        """A way to `route` through `jump`.
+        """Open a channel to `route` through `jump`.
 
         Raises:
-            HostFailure: the jump host cannot be used, or cannot reach the host.
+            HostFailure: the jump host is not usable, or cannot reach the host.
         """
         with self._lock:
             shared = self._shared.setdefault(jump, _Shared())
@@ -78,13 +78,13 @@ class Jumps:
         return Passage(channel, lambda: self._leave(jump, shared))
 
     def _transport(self, jump: Route, shared: _Shared, attempt: Attempt) -> Transport:
-        # Others that need the same jump host wait for its one session rather than open their own.
+        # Other sessions through the same jump host wait for its one connection and do not open their own.
         if not shared.connecting.acquire(timeout=attempt.left_s):
             raise HostUnreachable(f"{jump.name}, the host to go through, does not answer", host=jump.name)
         try:
             if shared.transport is None or not shared.transport.is_active():
-                # An attempt of its own: giving up one host must not close what others use, and whether the host
-                # behind it answers is not seen from here.
+                # A separate attempt: giving up one host must not close the connection of others, and gpurun
+                # cannot see from here whether the host behind it answers.
                 own = Attempt(attempt.deadline_s, connect_s=attempt.connect_s)
                 shared.transport = session.connect(jump, own, self)
             return shared.transport

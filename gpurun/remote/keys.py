@@ -1,4 +1,4 @@
-"""The keys that a person can prove to have: the ssh-agent's, and private key files. Nothing is typed in or stored."""
+"""The user's SSH keys, in the ssh-agent and in private key files. gpurun asks for no passphrase and stores no key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_KEY_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class ClientKey:
-    """One key to offer: where it comes from, and the key."""
+    """One key to offer, and its source."""
 
     source: str
     key: PKey
@@ -33,16 +33,16 @@ class ClientKey:
 
 @dataclass(frozen=True)
 class KeyProblem:
-    """A key file that is there but cannot be used, and why."""
+    """A key file that exists but is not usable, and the reason."""
 
     file: str
     reason: str
 
 
 def identities(route: Route) -> Iterator[ClientKey | KeyProblem]:
-    """Keys in the order OpenSSH offers them: agent keys that a key file names, other agent keys, key files.
+    """Return the keys in OpenSSH's order: agent keys with a key file, other agent keys, key files.
 
-    The ssh-agent is asked only when the first key is wanted.
+    Contacts the ssh-agent only when the caller takes the first key.
     """
     files = [file for file in route.identity_files if Path(file).exists() or Path(file + ".pub").exists()]
     named = {blob: file for file in files if (blob := _public_blob(file)) is not None}
@@ -62,26 +62,26 @@ def identities(route: Route) -> Iterator[ClientKey | KeyProblem]:
 
 
 def has_plain(route: Route) -> bool:
-    """Whether there is a key that Paramiko could offer; the ssh-agent is not asked."""
+    """Return True if Paramiko may have a key to offer; does not contact the ssh-agent."""
     if not route.identities_only and route.identity_agent and Path(route.identity_agent).exists():
         return True
     return any(Path(file).exists() and not _is_hardware(file) for file in route.identity_files)
 
 
 def has_hardware(route: Route) -> bool:
-    """Whether a key file stands for a FIDO key, also if only its public half is a file."""
+    """Return True if a key file stands for a FIDO key, even if only its public half is a file."""
     return any(_is_hardware(file) or _public_text(file).startswith("sk-") for file in route.identity_files)
 
 
 def _is_hardware(file: str) -> bool:
-    """Whether the key is one of the types ``sk-…``, which a file only stands for (OpenSSH, PROTOCOL.u2f)."""
+    """Return True if the key has a type ``sk-…``, whose private part is on a token (OpenSSH, PROTOCOL.u2f)."""
     with suppress(OSError, ValueError):
         return any(kind in _unarmoured(file) for kind in _HARDWARE)
     return False
 
 
 def _unarmoured(file: str) -> bytes:
-    """A private key file's bytes: its type is there in clear, also under a passphrase (OpenSSH, PROTOCOL.key)."""
+    """Return a private key file's bytes. The type is in clear text, even with a passphrase (OpenSSH, PROTOCOL.key)."""
     lines = Path(file).read_bytes()[:_MOST_KEY_BYTES].splitlines()
     return b64decode(b"".join(line for line in lines if not line.startswith(b"-----")))
 
@@ -115,7 +115,7 @@ def _load_key(file: str, _mtime_ns: int) -> tuple[PKey | None, str]:
 
 
 def _certified(file: str, certificate: str) -> PKey | None:
-    """The key with its certificate, if there is one and it is this key's."""
+    """Return the key with its certificate, if the certificate exists and belongs to this key."""
     if not Path(certificate).exists():
         return None
     try:
@@ -135,7 +135,7 @@ def _public_blob(file: str) -> bytes | None:
 
 
 def _public_text(file: str) -> str:
-    """The public half of a key; nothing if there is none."""
+    """Return the public half of a key; an empty text if there is none."""
     try:
         return Path(file + ".pub").read_text(errors="replace")
     except OSError:
@@ -143,7 +143,7 @@ def _public_text(file: str) -> str:
 
 
 def _agent_keys(socket_path: str | None) -> tuple[PKey, ...]:
-    """The agent's keys; each connection has its own agent socket, for Paramiko's is not thread-safe."""
+    """Return the agent's keys. Each connection has its own agent socket, because Paramiko's is not thread-safe."""
     if not socket_path or not Path(socket_path).exists():
         return ()
     try:
@@ -153,7 +153,7 @@ def _agent_keys(socket_path: str | None) -> tuple[PKey, ...]:
 
 
 class _AgentAt(paramiko.agent.AgentSSH):
-    """The ssh-agent behind a given socket, not only the one in ``SSH_AUTH_SOCK``."""
+    """The ssh-agent at a given socket, not only at ``SSH_AUTH_SOCK``."""
 
     def __init__(self, path: str) -> None:
         import socket  # noqa: PLC0415

@@ -1,7 +1,7 @@
-"""Which key a host must have: OpenSSH's known_hosts files, with lines, patterns and hashed names.
+"""Read OpenSSH's known_hosts files, with line numbers, patterns and hashed names.
 
-Format: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT". ``@cert-authority`` lines are skipped: Paramiko cannot verify host
-certificates, and a certificate's authority is no host key. ``@revoked`` keys are never accepted.
+Format: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT". gpurun skips ``@cert-authority`` lines: Paramiko cannot verify host
+certificates, and the key of an authority is not a host key. gpurun never accepts ``@revoked`` keys.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class KnownHost:
 
     @property
     def fingerprint(self) -> str:
-        """As ``ssh-keygen -lf`` prints it."""
+        """The fingerprint in the format of ``ssh-keygen -lf``."""
         return fingerprint(self.blob)
 
     def matches(self, name: str) -> bool:
-        """Whether this line is about `name`, which is a host name or ``[host]:port``."""
+        """Return True if this line applies to `name`, which is a host name or ``[host]:port``."""
         if self.names.startswith("|1|"):
             return _hash_matches(self.names, name)
         patterns = self.names.lower().split(",")
@@ -59,7 +59,7 @@ class KnownHost:
 
 
 def fingerprint(blob: bytes) -> str:
-    """A public key's fingerprint, ``SHA256:…`` as OpenSSH writes it."""
+    """Return a public key's fingerprint in OpenSSH's format, ``SHA256:…``."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
@@ -79,7 +79,7 @@ def _hash_matches(names: str, name: str) -> bool:
 
 
 def parse(text: str, file: str) -> tuple[KnownHost, ...]:
-    """Every line that holds a key; comments and lines that cannot be read are skipped, as OpenSSH does."""
+    """Return every line with a key; skips comments and invalid lines, as OpenSSH does."""
     return tuple(entry for number, line in enumerate(text.splitlines(), 1) if (entry := _entry(line, file, number)))
 
 
@@ -101,7 +101,7 @@ def _load(path: str, _mtime_ns: int, _size: int) -> tuple[KnownHost, ...]:
 
 
 def load(files: Iterable[str]) -> tuple[KnownHost, ...]:
-    """The entries of several files, in order; one that is not there, not readable or no regular file has none."""
+    """Return the entries of several files, in order; skips files that are missing, unreadable or not regular."""
     entries: list[KnownHost] = []
     for file in files:
         try:
@@ -115,12 +115,12 @@ def load(files: Iterable[str]) -> tuple[KnownHost, ...]:
 
 
 def lookup_name(host: str, port: int) -> str:
-    """How known_hosts writes a host on that port."""
+    """Return the name of a host with this port in known_hosts."""
     return host.lower() if port == DEFAULT_PORT else f"[{host.lower()}]:{port}"
 
 
 def find(entries: Sequence[KnownHost], host: str, port: int, alias: str | None = None) -> tuple[KnownHost, ...]:
-    """The entries about a host: by its alias, else by host and port, else (as OpenSSH does) by host alone."""
+    """Return the entries of a host: by its alias, else by host and port, else (as OpenSSH does) by host alone."""
     names = [alias.lower()] if alias else list(dict.fromkeys((lookup_name(host, port), host.lower())))
     for name in names:
         found = tuple(entry for entry in entries if entry.marker != "@cert-authority" and entry.matches(name))

@@ -1,7 +1,8 @@
-"""Connections of ``ssh`` that are open already and can be shared (ssh_config(5), ``ControlPath``).
+"""Open connections of ``ssh`` that gpurun can share (ssh_config(5), ``ControlPath``).
 
-A person opens one where a host asks for what only a person can give. Its socket lies in a folder that nobody else can
-enter. A socket of the user's own configuration is used as well, if only this user can have made it.
+A user opens such a connection if a host asks for something that only the user can type. Its socket is in a folder that
+no other user can enter. gpurun also uses a socket of the user's own configuration, if only this user can have created
+it.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from gpurun.remote.ssh_config import Route
 _ANSWER_S = 1.0
 _CLOSE_S = 10.0
 _MOST_PATH = 90
-"""sockaddr_un has room for 108 bytes, of which ``ssh`` needs 17 while it makes the socket (mux.c)."""
+"""sockaddr_un has 108 bytes; ``ssh`` needs 17 of them while it creates the socket (mux.c)."""
 _NOT_QUOTABLE = ('"', "\\", "$", "\n")
 
 
 def live(route: Route) -> Mapping[Route, str]:
-    """The hops of a route with an open connection to share, and its socket."""
+    """Return the hops of a route that have an open shared connection, with its socket."""
     return {hop: path for hop in route.hops if (path := _live_one(hop))}
 
 
@@ -38,9 +39,10 @@ def _live_one(hop: Route) -> str | None:
 
 
 def own_path(route: Route) -> str | None:
-    """Where gpurun has a hop's connection shared. None if the environment names no folder, or one that is too deep.
+    """Return the socket path of gpurun's shared connection to a hop; None if the environment names no usable folder.
 
-    The name says which machine, user and way are meant, and whose host keys count, so that no other route finds it.
+    The name is a digest of the machine, the user, the way to the host and the known_hosts files, so that no other route
+    uses the socket.
     """
     base = os.environ.get("XDG_CONFIG_HOME") or (f"{os.environ['HOME']}/.config" if os.environ.get("HOME") else "")
     ways = [(hop.hostname, hop.port, hop.user, hop.host_key_alias, hop.known_hosts) for hop in route.hops]
@@ -50,12 +52,12 @@ def own_path(route: Route) -> str | None:
 
 
 def is_quotable(path: str) -> bool:
-    """Whether every version of ``ssh`` reads the path as it is, between quotes, and has room for it."""
+    """Return True if every version of ``ssh`` reads the quoted path unchanged, and it is short enough."""
     return len(os.fsencode(path)) <= _MOST_PATH and not any(letter in path for letter in _NOT_QUOTABLE)
 
 
 def is_usable(path: str) -> bool:
-    """Whether only this user can have made the socket, and nobody else can put another in its place."""
+    """Return True if only this user can have created the socket, and no other user can replace it."""
     if not is_quotable(path):
         return False
     with suppress(OSError):
@@ -69,7 +71,7 @@ def is_usable(path: str) -> bool:
 
 
 def _answers(path: str) -> bool:
-    """Whether a process listens there."""
+    """Return True if a process listens on the socket."""
     with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):
         probe.settimeout(_ANSWER_S)
         probe.connect(path)
@@ -78,13 +80,13 @@ def _answers(path: str) -> bool:
 
 
 def open_for_a_person(route: Route, keep_s: int) -> bool:
-    """Have ``ssh`` ask on the terminal, and share the connection. Whether the host let the person in. Main thread only.
+    """Let ``ssh`` ask on the terminal, and share the connection. Returns True if the login succeeded. Main thread only.
 
     Args:
         keep_s: the connection ends after so many seconds without use.
 
     Raises:
-        BadInput: there is no place for the socket, or no ``ssh``.
+        BadInput: there is no usable path for the socket, or no ``ssh``.
     """
     path = own_path(route)
     if path is None:
@@ -94,7 +96,7 @@ def open_for_a_person(route: Route, keep_s: int) -> bool:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     argv = ssh_argv.master(route, live(route), path, keep_s)
-    # The shared connection leaves the terminal's session by itself, but a ProxyCommand below it does not.
+    # The shared connection leaves the terminal's session, but a ProxyCommand of it does not.
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         return subprocess.run(argv, stdout=subprocess.DEVNULL, check=False).returncode == 0
@@ -105,7 +107,7 @@ def open_for_a_person(route: Route, keep_s: int) -> bool:
 
 
 def close_own(route: Route) -> int:
-    """End the connections that gpurun shares on the way to a host; how many there were."""
+    """End the connections that gpurun shares on the way to a host. Returns their number."""
     count = 0
     for hop in reversed(route.hops):
         path = own_path(hop)

@@ -1,4 +1,4 @@
-"""Opening agents on many hosts at once: SSH session, one exec, the agent's zip over its stdin, its hello."""
+"""Open agents on many hosts in parallel: SSH session, one exec, the agent's zip over its stdin, its hello."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from gpurun.remote.ssh_config import Route, resolve_all
 from gpurun.remote.target import Contact, Target
 from gpurun.remote.transport import Proofs, choose
 
-# What a login shell's start files may print before the agent speaks.
+# Limit for the output of a login shell's start files before the agent's hello.
 MAX_NOISE = 1 << 20
-# The agent ends itself after this long without a word from the head; the head pings every few seconds.
+# The agent ends itself after this long without a message from the head; the head pings every few seconds.
 AGENT_SILENCE_LIMIT_S = 90.0
 
 
 JUMPS = Jumps()
-"""This process's connections to jump hosts: a host that is opened again shares them with those that stayed open."""
+"""This process's connections to jump hosts: a host that is opened again shares them with hosts that stayed open."""
 ONLY_SSH: dict[str, Route] = {}
-"""Hosts that refused Paramiko's keys and let ``ssh`` in: they are not asked in vain again."""
+"""Hosts that refused Paramiko's keys and accepted ``ssh``: gpurun uses ``ssh`` for them immediately."""
 
 
 @dataclass
 class _Opening:
-    """The state of one `open_agents`: hosts that wait, hosts under way, and what became of the others."""
+    """The state of one `open_agents`: waiting hosts, running attempts, and outcomes."""
 
     timeout_s: float
     ping_after_s: float
@@ -71,7 +71,7 @@ class _Opening:
             outcome = HostFailure(error.message, host=target.name, where=error.where, hint=error.hint)
         except (paramiko.SSHException, OSError, EOFError) as error:
             outcome = session.as_host_failure(error, target.name)
-        except BaseException as error:  # noqa: BLE001 - a mistake of ours: raised in the opening thread
+        except BaseException as error:  # noqa: BLE001 - a fault of gpurun: raised in the opening thread
             outcome = error
         self.arrived.put((target.name, outcome))
 
@@ -91,7 +91,7 @@ class _Opening:
             return
         if self.under_way.pop(name, None) is None:
             if isinstance(outcome, Agent):
-                outcome.close()  # it came after its time was over
+                outcome.close()  # it came too late
         elif isinstance(outcome, Agent | HostFailure):
             self.outcomes[name] = outcome
         else:
@@ -108,7 +108,7 @@ class _Opening:
 
 
 def _about(host: str, error: HostFailure) -> HostFailure:
-    """The failure as one of `host`, also when a jump host on the way to it is what failed."""
+    """Return the failure as a failure of `host`, even if a jump host on the way failed."""
     if error.host == host:
         return error
     message = f"{error.host}, on the way to it: {error.message}"
@@ -118,10 +118,10 @@ def _about(host: str, error: HostFailure) -> HostFailure:
 def open_agents(
     targets: Sequence[Target], *, limit: int, timeout_s: float, ping_after_s: float, contact: Contact
 ) -> tuple[dict[str, Agent], dict[str, HostFailure]]:
-    """Agents and failures, both in the order of `targets`."""
+    """Return agents and failures, both in the order of `targets`."""
     waiting = deque({target.name: target for target in targets}.values())
     opening = _Opening(timeout_s, ping_after_s, waiting, contact, resolve_all(waiting))
-    bootstrap.agent_zip()  # once, before threads would all make it
+    bootstrap.agent_zip()  # once, before each thread would build it
     try:
         opening.start_some(limit)
         while opening.under_way:
@@ -137,7 +137,7 @@ def open_agents(
 
 
 def _abandon(opening: _Opening) -> None:
-    """Ctrl-C while opening: leave no session behind."""
+    """Close all sessions after Ctrl-C during the opening."""
     for attempt in opening.under_way.values():
         Thread(target=attempt.abort, daemon=True).start()
     for outcome in opening.outcomes.values():
@@ -146,10 +146,10 @@ def _abandon(opening: _Opening) -> None:
 
 
 def open_agent(target: Target, route: Route, attempt: Attempt, ping_after_s: float) -> Agent:
-    """A session to a host and its agent.
+    """Open a session to a host and start its agent.
 
     Raises:
-        HostFailure: one of the kinds `Fleet.failures` describes.
+        HostFailure: one of the kinds that `Fleet.failures` describes.
     """
     nonce, code = secrets.token_hex(16), bootstrap.agent_zip()
     running = run(route, attempt, bootstrap.command(len(code), nonce, AGENT_SILENCE_LIMIT_S, target))
@@ -161,10 +161,10 @@ def open_agent(target: Target, route: Route, attempt: Attempt, ping_after_s: flo
 
 
 def run(route: Route, attempt: Attempt, command: str) -> RemoteCommand:
-    """Run a command on a host, over the transport that suits it.
+    """Run a command on a host, over the suitable transport.
 
     Raises:
-        HostFailure: the host cannot be reached, is another one, or lets nobody in.
+        HostFailure: the host is unreachable, has an unexpected key, or refuses the login.
     """
     masters = live(route)
     plain = all(has_plain(hop) for hop in route.hops if hop not in masters)
@@ -184,10 +184,10 @@ def run(route: Route, attempt: Attempt, command: str) -> RemoteCommand:
 def _start_agent(
     target: Target, running: RemoteCommand, code: bytes, nonce: str, timeout_s: float, ping_after_s: float
 ) -> Agent:
-    """Start the agent: its zip, and its hello.
+    """Start the agent: send its zip, and wait for its hello.
 
     Raises:
-        HostNotReady: its Python is missing or too old, or the login shell ends before it runs.
+        HostNotReady: its Python is missing or too old, or the login shell ended before the agent started.
         HostUnreachable: no hello in time.
     """
     running.settimeout(timeout_s)
@@ -195,14 +195,14 @@ def _start_agent(
         for start in range(0, len(code), SEND_BYTES):
             running.sendall(code[start : start + SEND_BYTES])
     except OSError:
-        pass  # it has ended already: its exit code and stderr say why
+        pass  # it has already ended; its exit code and stderr show the reason
     hello, decoder = _await_hello(target, running, frames.MAGIC + nonce.encode())
     running.discard_stderr()
     return Agent(target.name, running, hello, decoder, ping_after_s)
 
 
 def _await_hello(target: Target, running: RemoteCommand, magic: bytes) -> tuple[frames.Frame, frames.Decoder]:
-    """Skip what start files print, up to the magic; the first frame after it and the decoder for the rest."""
+    """Skip the output of start files up to the magic. Returns the next frame, and the decoder for the rest."""
     noise = bytearray()
     decoder: frames.Decoder | None = None
     while True:
@@ -227,7 +227,7 @@ def _await_hello(target: Target, running: RemoteCommand, magic: bytes) -> tuple[
 
 
 def _no_agent(target: Target, running: RemoteCommand, noise: bytearray) -> HostFailure:
-    """Why the login shell ended without an agent."""
+    """Return the reason why the login shell ended without an agent."""
     ending = running.ending(within_s=2.0)
     said, code = ending.said, ending.code
     host, python = target.name, target.python or bootstrap.PYTHON
@@ -245,7 +245,7 @@ def _no_agent(target: Target, running: RemoteCommand, noise: bytearray) -> HostF
 
 
 def _excerpt(said: str | bytes | bytearray) -> str:
-    """The end of what was printed, as one short line to append to a message."""
+    """Return the last line of an output, shortened, to append to a message."""
     text = said if isinstance(said, str) else bytes(said).decode(errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return f" ({lines[-1][:200]!r})" if lines else ""

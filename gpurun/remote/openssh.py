@@ -1,7 +1,7 @@
-"""OpenSSH's own word on its configuration: what ``ssh -G`` prints for one host.
+"""OpenSSH's view of its configuration: the output of ``ssh -G`` for one host.
 
-gpurun does not read ssh_config(5) itself: `Match`, `Include`, canonical names and every later keyword mean what the
-installed ``ssh`` takes them for.
+gpurun does not parse ssh_config(5) itself. So `Match`, `Include`, canonical names and all newer keywords have exactly
+the meaning that they have for the installed ``ssh``.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ Options = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class ConfigAnswer:
-    """What ``ssh -G`` said.
+    """The output of ``ssh -G``.
 
     Attributes:
         text: the lines with keywords that gpurun uses, as ``ssh`` printed them.
-        version: what ``ssh`` calls itself.
+        version: the version that ``ssh`` reports.
         read: the files that ``ssh`` read.
-        repeatable: False if a command or a name server had a say, besides these files.
+        repeatable: False if the answer also depends on a command or a name server, not only on these files.
     """
 
     text: bytes
@@ -53,7 +53,7 @@ class ConfigAnswer:
 
 
 def options(text: bytes) -> Options:
-    """The values of each keyword, in order."""
+    """Return the values of each keyword, in order."""
     found: dict[str, tuple[str, ...]] = {}
     for line in os.fsdecode(text).split("\n"):
         key, _, value = line.partition(" ")
@@ -62,10 +62,10 @@ def options(text: bytes) -> Options:
 
 
 def ask_all(targets: Collection[Target]) -> Mapping[Target, ConfigAnswer | BadInput]:
-    """Ask ``ssh`` about each target, a few at a time.
+    """Run ``ssh -G`` for each target, a few at a time.
 
-    A configuration that keeps ``ssh`` from ending costs `LIMIT_S`, not `LIMIT_S` for each host: when as many as run
-    at once did not end, the rest is not asked.
+    If a configuration prevents ``ssh`` from ending, this costs `LIMIT_S` in total, not per host: after
+    `PROCESSES_AT_ONCE` processes that did not end, the remaining targets fail without a process.
     """
     stuck: list[Target] = []
 
@@ -94,7 +94,7 @@ def _ask(target: Target) -> ConfigAnswer:
     argv = ["ssh", "-v", "-T", "-G", *target.arguments()]
     pipe = subprocess.PIPE
     try:
-        # A session of its own: a command of `Match exec` that does not end is killed with ssh.
+        # A separate session: if ssh does not end, its `Match exec` command is killed with it.
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True)
     except (OSError, ValueError) as error:
         hint = "install the OpenSSH client: gpurun asks `ssh -G` how to reach a host"
@@ -129,7 +129,7 @@ def _answer(printed: bytes, said: bytes) -> ConfigAnswer:
 
 
 def _unescaped(said: bytes) -> bytes:
-    """With the bytes that ``ssh`` wrote as ``\\\\`` or ``\\ooo``."""
+    """Decode the bytes that ``ssh`` wrote as ``\\\\`` or ``\\ooo``."""
     return _ESCAPED.sub(lambda match: b"\\" if match[1] == b"\\" else bytes([int(match[1], 8) & 0xFF]), said)
 
 

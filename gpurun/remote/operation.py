@@ -1,4 +1,4 @@
-"""One request under way on a host, as the head sees it: what has arrived and was not taken, and what may be sent."""
+"""One running request on a host, from the head's side: frames that wait for the caller, and the credit for sending."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from gpurun.errors import GpurunError
 from gpurun.node import frames
 
 MOST_HELD_BYTES = 64 << 20
-"""The head holds no more of one operation than this. An honest host waits for credit long before."""
+"""Limit for the data of one operation that the head holds. A correct agent waits for credit long before."""
 FRAME_COST_BYTES = 1 << 10
-"""What a frame costs in memory, however small it is."""
+"""Memory that each frame needs in addition to its payload."""
 
 
 class Operation:
-    """One request under way.
+    """One running request.
 
     Attributes:
-        ended: nothing more need be sent for it.
+        ended: nothing more needs to be sent for it.
     """
 
     def __init__(self, ident: int, op: str) -> None:
@@ -31,7 +31,7 @@ class Operation:
         self._condition = Condition()
 
     def put(self, arrived: frames.Frame | GpurunError, cost_bytes: int = 0) -> bool:
-        """Keep what has arrived until it is taken; False if that is more than a host may send ahead."""
+        """Hold a frame until the caller takes it; False if the host has sent more than it may send ahead."""
         with self._condition:
             if cost_bytes and self._held_bytes + cost_bytes > MOST_HELD_BYTES:
                 return False
@@ -40,26 +40,26 @@ class Operation:
         return True
 
     def take(self, timeout_s: float | None) -> frames.Frame | GpurunError:
-        """What has arrived next. Raises Empty if nothing comes in time."""
+        """Return the next frame or error. Raises Empty if none comes in time."""
         arrived, cost_bytes = self._arrived.get(timeout=timeout_s)
         with self._condition:
             self._held_bytes -= cost_bytes
         return arrived
 
     def credit(self, amount: int) -> None:
-        """The host has consumed so many bytes."""
+        """Add credit: the host has consumed so many bytes."""
         with self._condition:
             self._room += amount
             self._condition.notify_all()
 
     def end(self) -> None:
-        """Nothing more need be sent for this operation."""
+        """Mark the operation as ended: nothing more needs to be sent for it."""
         with self._condition:
             self.ended = True
             self._condition.notify_all()
 
     def spend(self, amount: int) -> bool:
-        """Wait until the host has room for `amount` more bytes; False when the operation has ended instead."""
+        """Wait until the host has room for `amount` more bytes; False if the operation ends first."""
         with self._condition:
             self._condition.wait_for(lambda: self.ended or self._room >= min(amount, frames.WINDOW))
             self._room -= amount

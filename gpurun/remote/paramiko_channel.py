@@ -39,7 +39,7 @@ class ParamikoChannel:
         self.sendall, self.recv, self.settimeout = channel.sendall, channel.recv, channel.settimeout
 
     def ending(self, within_s: float) -> CommandEnd:
-        """Wait for stderr, then for the exit code, which follows the end of the output."""
+        """Wait for stderr, then for the exit code, which comes after the end of the output."""
         self._channel.settimeout(within_s)
         try:
             said = self._channel.recv_stderr(1 << 14).decode(errors="replace").strip()
@@ -49,7 +49,7 @@ class ParamikoChannel:
         return CommandEnd(self._channel.recv_exit_status() if self._channel.exit_status_ready() else None, said)
 
     def discard_stderr(self) -> None:
-        """Read stderr away: a full window would stop the agent's own messages and with them the agent."""
+        """Read and discard stderr: a full window would block the agent's messages, and so the agent."""
         Thread(target=self._drain, name=f"stderr {self._host}", daemon=True).start()
 
     def _drain(self) -> None:
@@ -60,7 +60,7 @@ class ParamikoChannel:
     def close(self) -> None:
         """Close the channel, then its connection."""
         try:
-            with suppress(OSError, EOFError):  # it was closed already
+            with suppress(OSError, EOFError):  # it was already closed
                 self._channel.close()
         finally:
             self._transport.close()

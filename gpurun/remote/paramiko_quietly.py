@@ -1,8 +1,8 @@
-"""Paramiko, imported once, without what gpurun does not need and without its chatter.
+"""Import Paramiko once, without unneeded modules and without its log output.
 
-`paramiko.config` imports all of Invoke (half of Paramiko's own import time, some 55 ms of CPU) for ``Match exec``
-lines of a parser that gpurun does not use; while Paramiko is imported here, Invoke is hidden from it. Paramiko logs
-what it also raises; without a handler Python would print that on stderr in the middle of a person's output.
+`paramiko.config` imports all of Invoke (half of Paramiko's own import time, about 55 ms of CPU) for ``Match exec``
+lines of a parser that gpurun does not use. So this module hides Invoke during the import. Paramiko also logs the errors
+that it raises; without a handler, Python would print them on stderr in the middle of the user's output.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ else:
 _logger = logging.getLogger("paramiko")
 _logger.addHandler(logging.NullHandler())
 _logger.propagate = False
-# Each log call formats its message even when nobody reads it; thousands of packets make that measurable.
+# Each log call formats its message even without a handler; with thousands of packets, this takes measurable time.
 _logger.setLevel(logging.CRITICAL + 1)
 
 __all__ = ["paramiko"]

@@ -1,4 +1,4 @@
-"""A program as a child of its own session: pipes at its stdin, stdout and stderr, and an end without leftovers."""
+"""A program as a child process in its own session, with pipes, and without remaining processes at its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GRACE_S = 2.0
 class Program:
     """The running program. Thread-safe: one thread may read while another writes and a third closes.
 
-    It has a session of its own, so that Ctrl-C reaches gpurun alone and `close` ends all processes of the program.
+    It has its own session, so that Ctrl-C reaches only gpurun and `close` ends all processes of the program.
 
     Raises:
         OSError, ValueError: it cannot be started.
@@ -38,7 +38,7 @@ class Program:
         for descriptor in (self._stdin, self._stderr):
             os.set_blocking(descriptor, False)
         self._reading, self._writing, self._closing = Lock(), Lock(), Lock()
-        self._closed = False  # Paramiko looks at it, under this very name
+        self._closed = False  # Paramiko reads it, so the name must stay
         self._said = b""
         self._ended = Event()
         atexit.register(self._hang_up)
@@ -51,7 +51,7 @@ class Program:
                 self._readable.unregister(self._stderr)
 
     def _hear(self, text: bytes) -> None:
-        """Take what the program wrote to stderr; nothing at its end."""
+        """Take a piece of the program's stderr; empty at its end."""
         self._said = (self._said + text)[-_SAID_BYTES:]
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class Program:
             os.killpg(self._process.pid, signal_number)
 
     def _exited(self) -> os.waitid_result | None:
-        """How the program ended; None while it runs. It is not reaped: until then nobody else gets its number."""
+        """Return how the program ended; None while it runs. Does not reap it, so that its pid stays reserved."""
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
 
     def _end(self) -> None:

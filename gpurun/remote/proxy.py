@@ -1,4 +1,4 @@
-"""A ProxyCommand, run as OpenSSH runs it: ``exec COMMAND`` in the user's shell, with pipes at stdin and stdout."""
+"""A ProxyCommand, run in OpenSSH's way: ``exec COMMAND`` in the user's shell, with pipes at stdin and stdout."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class ProxyProgram(Program):
         super().__init__([os.environ.get("SHELL") or "/bin/sh", "-c", f"exec {command}"])
 
     def settimeout(self, timeout_s: float | None) -> None:
-        """Nothing: `recv` and `send` never wait for long, and Paramiko calls them again."""
+        """Do nothing: `recv` and `send` never wait for long, and Paramiko calls them again."""
 
     def recv(self, count: int) -> bytes:
-        """What the host sent; nothing at its end. Raises TimeoutError."""
+        """Return bytes from the host; empty at the end. Raises TimeoutError."""
         with self._reading:
             if self._closed:
                 return b""
@@ -32,7 +32,7 @@ class ProxyProgram(Program):
         raise TimeoutError
 
     def send(self, data: bytes) -> int:
-        """How many bytes the program took. Raises TimeoutError; another OSError if it has ended."""
+        """Return the number of bytes that the program took. Raises TimeoutError; another OSError if it has ended."""
         with self._writing:
             if self._closed:
                 raise BrokenPipeError

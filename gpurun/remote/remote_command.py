@@ -1,4 +1,4 @@
-"""The one thing that gpurun needs of an SSH transport: a command that runs on a host, with its three streams."""
+"""The interface that gpurun needs from an SSH transport: a command on a host, with its three streams."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class CommandEnd:
-    """How a command ended.
+    """The end of a command.
 
     Attributes:
         code: its exit code; None if the transport does not know it.
-        said: the end of what it printed to stderr.
+        said: the last part of its stderr.
     """
 
     code: int | None
@@ -26,16 +26,16 @@ class RemoteCommand(Protocol):
         """Write to its stdin. Raises OSError."""
 
     def recv(self, size: int) -> bytes:
-        """Read from its stdout; nothing at its end. Raises TimeoutError after the time of `settimeout`, or OSError."""
+        """Read from its stdout; empty at the end. Raises TimeoutError after the time of `settimeout`, or OSError."""
 
     def settimeout(self, timeout: float | None) -> None:
-        """Let `recv` wait so many seconds; None = without end."""
+        """Let `recv` wait at most so many seconds; None = without limit."""
 
     def ending(self, within_s: float) -> CommandEnd:
-        """How it ended, after the end of its stdout. Before any `discard_stderr`."""
+        """Return how the command ended, after the end of its stdout. Call it before any `discard_stderr`."""
 
     def discard_stderr(self) -> None:
-        """Keep its stderr from filling up, from now on."""
+        """Discard all further stderr, so that it cannot block the command."""
 
     def close(self) -> None:
-        """End it and its connection. Idempotent."""
+        """End the command and its connection. Idempotent."""

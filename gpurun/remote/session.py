@@ -1,4 +1,4 @@
-"""One authenticated SSH transport to one host, its host key verified before anything is said to it."""
+"""One authenticated SSH transport to one host. gpurun verifies the host key before it sends anything else."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from gpurun.remote.jumps import Jumps
     from gpurun.remote.ssh_config import Route
 
-# Paramiko's own order begins with aes128-ctr + HMAC, which is half as fast; see docs/shipping.md for figures.
+# Paramiko's own order begins with aes128-ctr + HMAC, at half the speed; see docs/shipping.md for measurements.
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
-# The X25519 exchange costs less than a tenth of the CPU of the hybrid one Paramiko would prefer.
+# The X25519 exchange costs less than a tenth of the CPU of the hybrid exchange that Paramiko prefers.
 KEX = (
     "curve25519-sha256@libssh.org",
     "ecdh-sha2-nistp256",
@@ -32,7 +32,7 @@ KEX = (
     "diffie-hellman-group16-sha512",
     "diffie-hellman-group14-sha256",
 )
-# Paramiko starts a new key exchange every 512 MiB and can lose data when one begins under load (paramiko #822).
+# Paramiko starts a new key exchange every 512 MiB and can lose data if it starts under load (paramiko #822).
 # AES-GCM allows far more; sshd itself renews the keys at its own limit (64 GiB for AES).
 REKEY_BYTES = 1 << 38
 
@@ -41,14 +41,14 @@ _RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
 
 @dataclass
 class Attempt:
-    """A connection being made: its deadline, and what to close when it has passed.
+    """A connection attempt: its deadline, and everything to close after the deadline.
 
-    The thread that connects registers what it opens; any thread may `abort`.
+    The connecting thread registers everything that it opens; any thread may call `abort`.
 
     Attributes:
-        connect_s: how long a connection may take to be accepted.
-        asks: called before the host is asked for a connection.
-        answered: called when something comes back.
+        connect_s: how long the host may take to accept a connection.
+        asks: called before gpurun asks the host for a connection.
+        answered: called when the host answers.
     """
 
     deadline_s: float
@@ -62,16 +62,16 @@ class Attempt:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the deadline, at least a moment."""
+        """Seconds until the deadline, at least 0.05."""
         return max(0.05, self.deadline_s - time.monotonic())
 
     @property
     def connect_left_s(self) -> float:
-        """How long a connection that is asked for now may take to be accepted."""
+        """Seconds that the host may take from now to accept a connection."""
         return min(self.left_s, self.connect_s)
 
     def opened(self, close: Callable[[], object]) -> None:
-        """Register something to close on abort; closed at once if it came too late."""
+        """Register something to close on abort; closes it immediately if the attempt is already aborted."""
         with self._lock:
             if not self._aborted:
                 self._closers.append(close)
@@ -88,15 +88,15 @@ class Attempt:
 
 
 def connect(route: Route, attempt: Attempt, jumps: Jumps) -> Transport:
-    """Open, verify, authenticate.
+    """Open, verify and authenticate a transport.
 
     Args:
-        jumps: the connections to jump hosts that are shared.
+        jumps: the shared connections to jump hosts.
 
     Raises:
-        HostUnreachable: no connection, or what answers speaks no SSH that we do.
-        HostKeyMismatch: the host's key is unknown, another one, or revoked.
-        AuthenticationFailed: no key was accepted.
+        HostUnreachable: no connection, or the peer has no SSH algorithms in common with gpurun.
+        HostKeyMismatch: the host's key is unknown, different, or revoked.
+        AuthenticationFailed: the host accepted no key.
     """
     entries = host_key.known(route)
     transport = _negotiate(route, attempt, _open_socket(route, attempt, jumps), entries)
@@ -111,7 +111,7 @@ def connect(route: Route, attempt: Attempt, jumps: Jumps) -> Transport:
 
 
 def _open_socket(route: Route, attempt: Attempt, jumps: Jumps) -> Any:
-    """A socket, a channel of the jump host, or a program's pipes: whatever leads to the host's sshd."""
+    """Return the connection to the host's sshd: a socket, a channel of the jump host, or a program's pipes."""
     attempt.stage = f"connecting to {route.hostname} port {route.port}"
     if route.jump is not None:
         attempt.stage += f" through {route.jump.name}"
@@ -189,7 +189,7 @@ def _negotiate(route: Route, attempt: Attempt, sock: Any, entries: Sequence[know
 
 
 def _key_types(offered: Sequence[str], entries: Sequence[known_hosts.KnownHost]) -> tuple[str, ...]:
-    """Host key algorithms, those of known keys first: a host with several keys then shows one that is known."""
+    """Return the host key algorithms, known ones first, so that a host with several keys presents a known key."""
     known: list[str] = []
     for entry in entries:
         if entry.marker == "":
@@ -219,7 +219,7 @@ def _authenticate(route: Route, transport: Transport, attempt: Attempt) -> None:
 
 
 def _offered(route: Route, transport: Transport) -> set[str]:
-    """The methods of authentication that a host names, once it has refused all keys."""
+    """Return the authentication methods that a host offers after it has refused all keys."""
     if transport.is_active():
         try:
             transport.auth_none(route.user)
@@ -231,10 +231,10 @@ def _offered(route: Route, transport: Transport) -> set[str]:
 
 
 class KeysRefused(AuthenticationFailed):
-    """No key was enough.
+    """The keys were not sufficient.
 
     Attributes:
-        wanted: the methods of authentication that the host named instead, as far as it did.
+        wanted: the authentication methods that the host offered instead, if it listed any.
     """
 
     def __init__(self, message: str, *, wanted: Collection[str] = (), **places: str | None) -> None:
@@ -265,7 +265,7 @@ def _accepts(
 
 
 def reason(error: BaseException | None) -> str:
-    """An exception's text; its type's name where it has none."""
+    """Return an exception's text; the name of its type if it has none."""
     if isinstance(error, TimeoutError | socket.timeout):
         return "timed out"
     if isinstance(error, OSError) and error.strerror:
@@ -276,7 +276,7 @@ def reason(error: BaseException | None) -> str:
 
 
 def as_host_failure(error: BaseException, host: str) -> HostFailure:
-    """Whatever the SSH library raises, as a typed error."""
+    """Convert an exception of the SSH library to a typed error."""
     if isinstance(error, HostFailure):
         return error
     return HostUnreachable(f"SSH failed: {reason(error)}", host=host)

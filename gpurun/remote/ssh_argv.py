@@ -1,7 +1,7 @@
-"""The command lines of the machine's own ``ssh``. Pure: lists of arguments, quoted once where a shell reads them.
+"""The command lines of the machine's own ``ssh``. Pure: lists of arguments, quoted once for the shell that reads them.
 
-The configuration of the user holds, as `ssh -G` was asked about it, but for what would make ``ssh`` less strict than
-gpurun, ask a person, or do more than run one command. Options of the command line win over the configuration.
+The user's configuration applies, as `ssh -G` reported it. Options on the command line override it only where it would
+make ``ssh`` less strict than gpurun, make it ask the user, or make it do more than run one command.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ _PLAIN = {
     "VisualHostKey": "no",
 }
 _ALIVE = {"ServerAliveInterval": "10", "ServerAliveCountMax": "3"}
-"""A connection whose host is silent ends after 30 s, also if gpurun itself was killed."""
+"""A connection to a silent host ends after 30 s, even if gpurun itself was killed."""
 
 Masters = Mapping[Route, str]
-"""Hops with an open connection to share, and its socket."""
+"""Hops with an open shared connection, and its socket."""
 
 
 def session(route: Route, masters: Masters, command: str) -> list[str]:
-    """Run a command with pipes; nobody is asked anything. ``ssh`` says on stderr how far it has come."""
+    """Return the command line for a command without questions. ``ssh`` reports its progress on stderr."""
     once = {"RequestTTY": "no", "EscapeChar": "none", "BatchMode": "yes", "LogLevel": "DEBUG1"}
     return ["ssh", *_options(once), *_way(route, masters, batch=True), *_asked(route), command]
 
 
 def terminal(route: Route, masters: Masters, command: str, *, tty: bool) -> list[str]:
-    """Run a command for a person, who may be asked."""
+    """Return the command line for a command of a user, whom ``ssh`` may ask."""
     once = {"RequestTTY": "yes" if tty else "no"}
     return ["ssh", *_options(once), *_way(route, masters, batch=False), *_asked(route), command]
 
 
 def master(route: Route, masters: Masters, socket: str, keep_s: int) -> list[str]:
-    """Open a connection, for which a person may be asked, and leave it open for others to share.
+    """Return the command line that opens a shared connection, possibly with questions to the user.
 
-    The way to the host asks nothing: who opens it has opened that before. It must live on when the terminal is closed,
-    as the shared connection itself does, so it has a session of its own (setsid(1)).
+    The jump hosts ask no questions: the caller has opened their connections before. The connection through them must
+    survive the end of the terminal, like the shared connection itself. So it gets its own session (setsid(1)).
 
     Args:
-        socket: where it is shared.
-        keep_s: it ends after so many seconds without use.
+        socket: the socket of the shared connection.
+        keep_s: the connection ends after so many seconds without use.
     """
     shared = {"ControlMaster": "auto", "ControlPersist": str(keep_s), "ControlPath": _quoted(socket)}
     once = {"RequestTTY": "no", "LogLevel": "ERROR", **shared}
@@ -67,14 +67,14 @@ def master(route: Route, masters: Masters, socket: str, keep_s: int) -> list[str
 
 
 def leave(route: Route, socket: str) -> list[str]:
-    """End a shared connection."""
+    """Return the command line that ends a shared connection."""
     return ["ssh", "-O", "exit", *_options({"ControlPath": _quoted(socket)}), *_asked(route)]
 
 
 def _way(route: Route, masters: Masters, *, batch: bool) -> list[str]:
-    """The options that every connection has, and the way through jump hosts.
+    """Return the options of every connection, and the options for the way through jump hosts.
 
-    Of the ciphers that the configuration allows, those that processors compute come first (docs/decisions/0025).
+    Of the ciphers that the configuration allows, ciphers with hardware support come first (docs/decisions/0025).
     """
     options = {**_STRICT, **_PLAIN, **_ALIVE, "ControlMaster": "no"}
     options["ControlPath"] = _quoted(masters[route]) if route in masters else "none"
@@ -87,7 +87,7 @@ def _way(route: Route, masters: Masters, *, batch: bool) -> list[str]:
 
 
 def through(jump: Route, route: Route, masters: Masters, *, batch: bool) -> str:
-    """A ProxyCommand that goes through a jump host. `ssh -J` would not hand it the options that check host keys."""
+    """Return a ProxyCommand through a jump host. `ssh -J` would not pass on the options that check host keys."""
     once = {"BatchMode": "yes" if batch else "no", "LogLevel": "ERROR"}
     host = f"[{route.hostname}]" if ":" in route.hostname else route.hostname
     way = ["-W", f"{host}:{route.port}", *_options(once), *_way(jump, masters, batch=batch)]
@@ -95,7 +95,7 @@ def through(jump: Route, route: Route, masters: Masters, *, batch: bool) -> str:
 
 
 def _asked(route: Route) -> tuple[str, ...]:
-    """The arguments that `ssh -G` had, but for the jump hosts: `_way` has them."""
+    """Return the arguments of `ssh -G`, without the jump hosts, which `_way` adds."""
     return replace(route.target, jumps=None).arguments()
 
 
@@ -104,5 +104,5 @@ def _options(values: Mapping[str, str]) -> list[str]:
 
 
 def _quoted(path: str) -> str:
-    """A path as ``ssh`` reads one: it may hold spaces; a percent sign stands for itself."""
+    """Quote a path for ``ssh``: it may contain spaces; a percent sign is literal."""
     return '"' + path.replace("%", "%%") + '"'

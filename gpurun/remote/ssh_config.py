@@ -1,4 +1,4 @@
-"""How to reach a host, from the inventory and from what ``ssh -G`` says of it: a Route."""
+"""The connection settings of a host, from the inventory and from ``ssh -G``: a Route."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpurun.remote.ssh_config_cache import answers
 from gpurun.remote.target import Target
 
 MAX_JUMPS = 8
-# As OpenSSH 9.6 and later refuse them: they reach the shell that runs a ProxyCommand.
+# OpenSSH 9.6 and later refuse these characters too: they reach the shell that runs a ProxyCommand.
 _UNSAFE = re.compile(r"""^-|[\s'"`$\\;&<>|(){}\0-\x1f\x7f]""")
 _JUMP = re.compile(r"(?:ssh://)?(?:(?P<user>[^@\s]+)@)?(?P<host>\[[^\]]+\]|[^:@/\s\[\]]+)(?::(?P<port>\d+))?/?")
 _TOKEN = re.compile(r"%(.?)", re.DOTALL)
@@ -40,20 +40,20 @@ class Route:
 
     Attributes:
         name: the inventory's name, for messages.
-        identity_files: private keys to offer, in order; those not there are skipped.
+        identity_files: private keys to offer, in order; missing files are skipped.
         certificate_files: certificates for these keys.
         identities_only: do not offer further keys of the ssh-agent.
         identity_agent: the ssh-agent's socket; None = there is none.
         known_hosts: files with host keys; the first is the user's own.
-        target: what ``ssh`` was asked about.
-        host_key_alias: what the host is called there.
-        jump: the host to go through.
-        proxy_command: a line for the user's shell, whose stdin and stdout reach the host's sshd.
-        control_path: where the user's own `ssh` shares a connection, if the configuration has it check host keys.
-        beyond_keys: keywords in use that name another proof of identity than a key file or the ssh-agent.
-        public_keys: whether the configuration lets keys be offered.
-        ciphers: those that ``ssh`` may use, in the order of the configuration.
-        resets: options for a plain session, of keywords that only later versions of ``ssh`` know.
+        target: the target for which gpurun ran ``ssh -G``.
+        host_key_alias: the host's name in known_hosts.
+        jump: the jump host.
+        proxy_command: a command for the user's shell; its stdin and stdout lead to the host's sshd.
+        control_path: the socket of the user's own shared `ssh` connection, if the configuration checks host keys.
+        beyond_keys: enabled keywords for authentication without a key file or the ssh-agent.
+        public_keys: the configuration allows keys.
+        ciphers: the ciphers that ``ssh`` may use, in the order of the configuration.
+        resets: options for a plain session, for keywords that only newer versions of ``ssh`` know.
     """
 
     name: str
@@ -79,15 +79,15 @@ class Route:
 
     @property
     def hops(self) -> tuple[Route, ...]:
-        """The jump hosts on the way, the nearest first, and the host itself."""
+        """The jump hosts on the way, nearest first, and the host itself."""
         return (*(self.jump.hops if self.jump else ()), self)
 
 
 def resolve(target: Target) -> Route:
-    """The route to a target.
+    """Return the route to a target.
 
     Raises:
-        BadInput: the configuration cannot be read or is wrong, its jumps go round in circles, or there is no ``ssh``.
+        BadInput: the configuration is unreadable or wrong, its jump hosts form a loop, or there is no ``ssh``.
     """
     route = resolve_all([target])[target]
     if isinstance(route, BadInput):
@@ -96,7 +96,7 @@ def resolve(target: Target) -> Route:
 
 
 def resolve_all(targets: Collection[Target]) -> Mapping[Target, Route | BadInput]:
-    """The routes to many targets. ``ssh`` is asked once for each host that is not known yet, jump hosts included."""
+    """Return the routes to many targets. Runs ``ssh -G`` once for each unknown host, including jump hosts."""
     said: dict[Target, Options | BadInput] = {}
     wave = list(targets)
     for _ in range(MAX_JUMPS + 1):
@@ -124,12 +124,12 @@ def _refused(target: Target) -> BadInput | None:
 
 def _hops(target: Target, found: Options | BadInput) -> Iterator[Target]:
     if not isinstance(found, BadInput) and (jumps := _one(found, "proxyjump")):
-        with suppress(BadInput):  # `_route` says it again
+        with suppress(BadInput):  # `_route` reports it
             yield _last_hop(jumps, target)
 
 
 def _last_hop(jumps: str, target: Target) -> Target:
-    """The last of ``[user@]host[:port],…``, reached through those before it: as ``ssh -J BEFORE LAST``."""
+    """Return the last of ``[user@]host[:port],…``, with the others as its jump hosts: as ``ssh -J BEFORE LAST``."""
     before, _, last = jumps.rpartition(",")
     match = _JUMP.fullmatch(last)
     if not match:
@@ -184,13 +184,13 @@ def _one(found: Options, key: str) -> str | None:
 
 
 def _files(found: Options, key: str) -> list[str]:
-    """Files of a list that ``ssh -G`` prints without quotes: a word that begins no path belongs to the one before."""
+    """Return the files of a list from ``ssh -G``, which has no quotes: a word that is no path continues the last."""
     line = _one(found, key) or ""
     return [_home(file) for file in re.split(r" (?=[/~])", line) if file]
 
 
 def _paths(found: Options, key: str, tokens: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """Files that ``ssh -G`` prints as they were written."""
+    """Return the files that ``ssh -G`` prints as written."""
     return tuple(_home(_expand(value, tokens, name)) for value in found.get(key, ()) if value != "none")
 
 
@@ -200,18 +200,18 @@ def _agent_socket(found: Options, tokens: Mapping[str, str], name: str) -> str |
         return None
     if value == "SSH_AUTH_SOCK" or value.startswith("$"):
         return os.environ.get(value.strip("${}"))
-    # `ssh -G` of OpenSSH before 8.4 prints it as it was written; later ones print the path.
+    # `ssh -G` of OpenSSH before 8.4 prints the value as written; later versions print the path.
     return _home(_expand(value, tokens, name)) if value.startswith("~") else value
 
 
 def _home(path: str) -> str:
-    """As ``ssh`` takes a ``~``: from the password database, not from the environment."""
+    """Expand ``~`` like ``ssh``: from the password database, not from the environment."""
     own = path == "~" or path.startswith("~/")
     return pwd.getpwuid(os.getuid()).pw_dir + path[1:] if own else os.path.expanduser(path)  # noqa: PTH111
 
 
 def _expand(value: str, tokens: Mapping[str, str], host: str, references: re.Pattern[str] = _TOKEN_OR_VARIABLE) -> str:
-    """With the values of ``%`` tokens and of environment variables, which only paths may name."""
+    """Replace ``%`` tokens and environment variables, which only paths may contain."""
 
     def meaning(match: re.Match[str]) -> str:
         found = tokens.get(match[1]) if match[1] is not None else os.environ.get(match[2])

@@ -1,8 +1,8 @@
-"""Answers of ``ssh -G``, kept in the user's own cache for as long as what decides them stays the same.
+"""A cache of answers of ``ssh -G``, in the user's own cache folder. An answer is valid while its inputs are unchanged.
 
-gpurun asks ``ssh`` about one host each time. ``ssh`` says which files it reads now; if their contents are those of
-last time, the kept answers about all other hosts still hold. gpurun does not keep an answer that a command, a name
-server or the network has a say in.
+gpurun runs ``ssh -G`` for one host each time. ``ssh`` then reports which files it reads. If their contents are
+unchanged, the cached answers for all other hosts are still valid. gpurun does not cache an answer that depends on a
+command, a name server or the network.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from gpurun.state import own_cache
 
 _VARIABLE = re.compile(rb"\$\{?(\w+)")
 _KEPT = msgspec.msgpack.Decoder(ready(tuple[str, dict[bytes, bytes]]))
-"""The state of all that decides the answers, and the text of each answer by the arguments of `ssh`."""
+"""A digest of all inputs of the answers, and the text of each answer by the arguments of `ssh`."""
 
 
 def answers(targets: Collection[Target]) -> Mapping[Target, Options | BadInput]:
-    """What ``ssh -G`` says of each target. Starts one process for each configuration and each unknown answer."""
+    """Return the output of ``ssh -G`` for each target. Runs one process per configuration and per unknown answer."""
     found: dict[Target, Options | BadInput] = {}
     for config in {target.ssh_config for target in targets}:
         found.update(_of_one_configuration([target for target in targets if target.ssh_config == config]))
@@ -47,7 +47,7 @@ def _of_one_configuration(targets: Collection[Target]) -> Mapping[Target, Option
     texts = _kept(config, state)
     missing = [target for target in others if _key(target) not in texts]
     said |= openssh.ask_all(missing)
-    # A file that changed meanwhile may have been read before and after.
+    # A file that changed in the meantime may have been read before and after the change.
     if missing and state is not None and _state(said[first]) == state:
         _keep(config, state, {**texts, **_lasting(missing, said, first)})
     found: dict[Target, Options | BadInput] = {}
@@ -61,7 +61,7 @@ def _of_one_configuration(targets: Collection[Target]) -> Mapping[Target, Option
 def _lasting(
     asked: Collection[Target], said: Mapping[Target, ConfigAnswer | BadInput], first: Target
 ) -> Mapping[bytes, bytes]:
-    """The answers that came from the same files as the first one's, and from nothing else."""
+    """Return the answers that depend only on the files of the first answer."""
     read = getattr(said[first], "read", None)
     lasting = {}
     for target in asked:
@@ -76,7 +76,7 @@ def _key(target: Target) -> bytes:
 
 
 def _state(answer: ConfigAnswer | BadInput) -> str | None:
-    """A digest of what decides answers about a configuration: what an answer says of it. None if gpurun cannot know."""
+    """Return a digest of all inputs of a configuration's answers, from one answer; None if gpurun cannot know them."""
     if isinstance(answer, BadInput):
         return None
     digest = hashlib.sha256(own_cache.code_stamp(Path(__file__).parent).encode())

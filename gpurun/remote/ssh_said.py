@@ -1,7 +1,7 @@
-"""What the machine's own ``ssh`` prints to stderr, read as how far it has come and as the errors that gpurun has. Pure.
+"""Parse the stderr of the machine's own ``ssh``: the progress of the login, and gpurun's errors. Pure.
 
-The texts are those of OpenSSH's ssh.c, sshconnect.c, sshconnect2.c and mux.c; they are not translated. What the host's
-own programs print follows the login.
+The texts come from OpenSSH's ssh.c, sshconnect.c, sshconnect2.c and mux.c; OpenSSH does not translate them. The output
+of programs on the host comes after the login.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _LINES, _MOST_OFFERED, _LINE_BYTES = 40, 16, 500
 
 
 class Heard:
-    """What one ``ssh`` has said so far.
+    """The parsed output of one ``ssh`` so far.
 
     Attributes:
-        connecting: ``ssh`` has found the host's address and asks it for a connection.
+        connecting: ``ssh`` has resolved the host's address and asks it for a connection.
         connected: the host has accepted the connection.
-        logged_in: the host has let ``ssh`` in.
-        host_key: the type and the fingerprint of the key that the host shows.
+        logged_in: the host has accepted the login.
+        host_key: the type and the fingerprint of the host's key.
         offered: the keys that ``ssh`` has offered.
-        lines: the last ones that are more than a report of progress.
+        lines: the last lines that are not progress reports.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Heard:
         self._rest = b""
 
     def feed(self, text: bytes) -> None:
-        """More of its words; nothing at their end."""
+        """Take the next piece of stderr; empty at its end."""
         *whole, rest = (self._rest + text).split(b"\n")
         self._rest = rest[:_LINE_BYTES]
         for line in [*whole, self._rest] if not text else whole:
@@ -65,20 +65,20 @@ class Heard:
 
 
 def needs_a_person(methods: Collection[str]) -> bool:
-    """Whether a host wants something that a person types."""
+    """Return True if a host asks for something that a user types."""
     return any(method in _TYPED for method in methods)
 
 
 def connect_hint(host: str) -> str:
-    """What opens a connection that a person must answer for."""
+    """Return the hint with the command that opens a connection for which a user must answer questions."""
     return f"answer what the host asks, and gpurun shares the connection: gpurun inventory connect {host}"
 
 
 def failure(host: str, user: str, heard: Heard, jump: str | None = None) -> HostFailure:
-    """Why ``ssh`` ended before the host let it in.
+    """Return the reason why ``ssh`` ended before the login.
 
     Args:
-        jump: the host to go through.
+        jump: the jump host.
     """
     text = "\n".join(heard.lines)
     if any(words in text for words in _WRONG_KEY):
@@ -95,6 +95,6 @@ def failure(host: str, user: str, heard: Heard, jump: str | None = None) -> Host
 
 
 def _reason(heard: Heard) -> str:
-    """The last lines that name a cause."""
+    """Return the last lines with a cause."""
     causes = [line for line in heard.lines if not line.startswith(_CONSEQUENCES)]
     return "; ".join((causes or [*heard.lines])[-2:]) or "nothing"

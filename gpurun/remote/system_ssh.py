@@ -1,4 +1,4 @@
-"""A command on a host, over the machine's own ``ssh``: one process for each, which ends with it."""
+"""A command on a host, over the machine's own ``ssh``: one process per command, which ends with it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def run(route: Route, attempt: Attempt, masters: ssh_argv.Masters, command: str)
 
     Raises:
         HostUnreachable: no connection in time, or ``ssh`` cannot be started.
-        HostKeyMismatch: the host's key is unknown, another one, or revoked.
-        AuthenticationFailed: nobody can log in without a person who answers.
+        HostKeyMismatch: the host's key is unknown, different, or revoked.
+        AuthenticationFailed: the login needs a user who answers questions, or the host refused it.
     """
     attempt.stage = f"connecting to {route.hostname} port {route.port} with ssh"
     direct = route not in masters and route.jump is None and route.proxy_command is None
@@ -55,10 +55,10 @@ class SystemSsh(Program):
         self._heard = Heard()
 
     def await_login(self, route: Route, attempt: Attempt, *, direct: bool) -> None:
-        """Wait until the host has let ``ssh`` in.
+        """Wait until the host has accepted the login.
 
         Args:
-            direct: ``ssh`` itself connects to the host: it is seen whether the host accepts.
+            direct: ``ssh`` connects to the host directly, so that gpurun sees whether the host accepts the connection.
         """
         connect_until_s = time.monotonic() + attempt.connect_left_s
         asked = told = False
@@ -94,7 +94,7 @@ class SystemSsh(Program):
         raise error
 
     def _wait_for_words(self, timeout_s: float) -> tuple[bool, bool]:
-        """Read stderr; whether there is output, and whether ``ssh`` has ended and its words are all read."""
+        """Read stderr. Returns whether there is output, and whether ``ssh`` has ended and all its stderr is read."""
         with self._reading:
             if self._closed:
                 return False, True
@@ -129,7 +129,7 @@ class SystemSsh(Program):
         return b""
 
     def sendall(self, data: bytes) -> None:
-        """See RemoteCommand. A host that takes nothing is given up by who waits for its answers."""
+        """See RemoteCommand. Has no time-out: the caller gives up a host that does not answer."""
         left = memoryview(data)
         with self._writing:
             while left:
@@ -140,7 +140,7 @@ class SystemSsh(Program):
                         left = left[os.write(self._stdin, left) :]
 
     def ending(self, within_s: float) -> CommandEnd:
-        """See RemoteCommand. ``ssh`` itself exits with 255 when the connection fails."""
+        """See RemoteCommand. ``ssh`` itself exits with code 255 if the connection fails."""
         end_s = time.monotonic() + within_s
         ended = False
         while not ended and time.monotonic() < end_s:
@@ -150,4 +150,4 @@ class SystemSsh(Program):
         return CommandEnd(None if code == 255 else code, "\n".join(self._heard.lines))
 
     def discard_stderr(self) -> None:
-        """Nothing: `recv` reads stderr too, and keeps only its last lines."""
+        """Do nothing: `recv` also reads stderr, and keeps only its last lines."""

@@ -1,4 +1,4 @@
-"""How to reach one host."""
+"""The inventory's connection settings of one host."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 TransportName = Literal["paramiko", "system"]
-"""Who speaks SSH: the library inside gpurun, or the ``ssh`` program of this machine."""
+"""The SSH implementation: the library inside gpurun, or the ``ssh`` program of this machine."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """How to reach one host, as arguments of ``ssh``; everything else comes from the OpenSSH configuration.
+    """Connection settings of one host, as arguments of ``ssh``; all others come from the OpenSSH configuration.
 
     Attributes:
-        name: the inventory's name of the host; what ``Host`` patterns of the configuration are matched with.
-        address: what to connect to; wins over the configuration's ``HostName``. None = that, else `name`.
-        port: wins over the configuration's ``Port``.
-        user: wins over the configuration's ``User``.
+        name: the inventory's name of the host; ``Host`` patterns of the configuration match it.
+        address: the address to connect to; overrides the configuration's ``HostName``. None = that, else `name`.
+        port: overrides the configuration's ``Port``.
+        user: overrides the configuration's ``User``.
         ssh_config: the OpenSSH client configuration, ``ssh -F``; None = ``~/.ssh/config`` and the system's.
-        jumps: the hosts to go through, as ``ssh -J`` takes them; None = what the configuration says.
-        python, docker_host, folder: of the host, as `gpurun.inventory.model.Host` has them: how its agent runs.
+        jumps: the jump hosts in the format of ``ssh -J``; None = those of the configuration.
+        python, docker_host, folder: settings for the agent, as in `gpurun.inventory.model.Host`.
         ssh: the transport; None = gpurun chooses (`gpurun.remote.transport`).
     """
 
@@ -48,13 +48,13 @@ class Target:
 
 @dataclass(frozen=True)
 class Contact:
-    """The time-out for a connection to a host, and what records the result. Any thread may report.
+    """The time-out for a connection to a host, and callbacks that record the result. Any thread may call them.
 
     Attributes:
-        connect_s: how long a host may take to accept one. A kernel accepts connections though its host is busy.
-        asks: called with a host's name before it is asked. Not for a host behind another one, or behind a program:
-            from here nobody sees whether it answers.
-        answered: the same, when the host has accepted or refused.
+        connect_s: how long a host may take to accept a connection. A kernel accepts connections even on a busy host.
+        asks: called with a host's name before gpurun asks it for a connection. Not called for a host behind a jump host
+            or a program, because the head cannot see whether that host answers.
+        answered: called with a host's name when the host has accepted or refused. Not called for such hosts either.
     """
 
     connect_s: float = math.inf

@@ -1,7 +1,7 @@
-"""Which transport reaches a host. Pure.
+"""Choose the transport for a host. Pure.
 
-Paramiko offers keys of files and of the ssh-agent, and nothing else. The machine's own ``ssh`` can also use a
-connection that is open already, Kerberos tickets, FIDO keys and PKCS#11 tokens.
+Paramiko offers only keys from files and from the ssh-agent. The machine's own ``ssh`` can also use an open shared
+connection, Kerberos tickets, FIDO keys and PKCS#11 tokens.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from gpurun.remote.ssh_config import Route
 from gpurun.remote.target import TransportName
 
 _METHODS = {"gssapiauthentication": "gssapi-with-mic", "hostbasedauthentication": "hostbased"}
-"""Keyword of ssh_config → the method of authentication that it lets ``ssh`` use (RFC 4462, RFC 4252)."""
+"""Keyword of ssh_config → the authentication method that it enables for ``ssh`` (RFC 4462, RFC 4252)."""
 
 
 @dataclass(frozen=True)
 class Proofs:
-    """What there is to log in with, on the way to one host.
+    """The available credentials for the hops to one host.
 
     Attributes:
-        masters: hops with an open connection to share, and its socket.
-        plain: whether Paramiko has a key that it could offer to each hop without such a connection.
-        hardware: whether a key file stands for a FIDO key.
+        masters: hops with an open shared connection, and its socket.
+        plain: Paramiko has a key to offer to each hop without a shared connection.
+        hardware: a key file stands for a FIDO key.
     """
 
     masters: Mapping[Route, str]
@@ -33,24 +33,24 @@ class Proofs:
 
 @dataclass(frozen=True)
 class Choice:
-    """How a host is reached.
+    """The transports for a host.
 
     Attributes:
-        first: the transport to try.
-        then: methods of authentication for which ``ssh`` is tried too, if the host wants one of them and refused the
-            keys; ``publickey`` stands for keys that only ``ssh`` can use.
+        first: the transport to try first.
+        then: authentication methods for which gpurun also tries ``ssh``, if the host asks for one of them and refused
+            the keys; ``publickey`` stands for keys that only ``ssh`` can use.
     """
 
     first: TransportName
     then: frozenset[str] = frozenset()
 
     def asks_ssh(self, wanted: Collection[str]) -> bool:
-        """Whether ``ssh`` may succeed where Paramiko was refused by a host that wants these methods."""
+        """Return True if ``ssh`` may succeed after a host refused Paramiko and asked for these methods."""
         return bool(self.then & set(wanted))
 
 
 def choose(route: Route, proofs: Proofs) -> Choice:
-    """The inventory decides; else an open connection; else Paramiko, wherever it has a key to offer."""
+    """Choose the inventory's transport, else ``ssh`` for a shared connection, else Paramiko if it has a key."""
     if route.target.ssh is not None:
         return Choice(route.target.ssh)
     if proofs.masters:

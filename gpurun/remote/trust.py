@@ -1,7 +1,7 @@
-"""Host keys before they are trusted: fetched, laid beside what is known, written only when a person says so.
+"""Fetch unknown host keys, compare them with known_hosts, and write them only after a user accepts them.
 
-Keys come from ``ssh-keyscan``, for all hosts at once. A host behind a jump host or a proxy command is asked by
-``ssh`` itself with an empty known_hosts file of its own; it shows the one key that the two agree on.
+``ssh-keyscan`` fetches the keys of all hosts in parallel. For a host behind a jump host or a proxy command, ``ssh``
+itself fetches the key, with a separate empty known_hosts file. It gets only the one key that both sides negotiate.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ KeyState = Literal["known", "new", "changed", "revoked"]
 
 @dataclass(frozen=True)
 class OfferedKey:
-    """A key that a host shows.
+    """A key that a host presents.
 
     Attributes:
-        known: fingerprints that known_hosts has for this type, if they differ from this key's.
+        known: fingerprints in known_hosts for this type, if they differ from this key's.
     """
 
     kind: str
@@ -41,17 +41,17 @@ class OfferedKey:
 
     @property
     def fingerprint(self) -> str:
-        """As ``ssh-keygen -lf`` prints it."""
+        """The fingerprint in the format of ``ssh-keygen -lf``."""
         return known_hosts.fingerprint(self.blob)
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What one host shows.
+    """The keys of one host.
 
     Attributes:
-        name: what known_hosts calls it.
-        file: the known_hosts file that a new key would be written to.
+        name: the host's name in known_hosts.
+        file: the known_hosts file for a new key.
         keys: empty if the host did not answer.
     """
 
@@ -62,7 +62,7 @@ class Offer:
 
     @property
     def state(self) -> Literal["known", "new", "changed", "revoked", "unreachable"]:
-        """The worst that can be said of its keys; a host with a known key and others unknown is known."""
+        """The worst state of its keys; a host with a known key and other, unknown keys is known."""
         states = {key.state for key in self.keys}
         for state in ("revoked", "changed", "known", "new"):
             if state in states:
@@ -71,10 +71,10 @@ class Offer:
 
 
 def offers(routes: Sequence[Route], *, ssh_config: str | None = None, timeout_s: float = 5.0) -> tuple[Offer, ...]:
-    """The keys that hosts show, and what is known of them, in the order given. Never raises for one host.
+    """Return the hosts' keys and their states, in the given order. Never raises for one host.
 
     Args:
-        ssh_config: the configuration that the routes were read from.
+        ssh_config: the OpenSSH configuration of the routes.
     """
     scanned = _scan([route for route in routes if not _is_indirect(route)], timeout_s)
     with ThreadPoolExecutor(max_workers=32) as pool:
@@ -85,11 +85,11 @@ def offers(routes: Sequence[Route], *, ssh_config: str | None = None, timeout_s:
 
 
 def accept(offered: Iterable[Offer], *, replace: bool = False) -> int:
-    """Writes the new keys of hosts to their known_hosts files; how many keys.
+    """Write the new keys of hosts to their known_hosts files. Returns the number of keys.
 
     Args:
-        replace: also of hosts whose key changed, and takes their old ones out. Without it they are passed over.
-    Raises BadInput: a file cannot be written, or an old key stands in a line that is not the host's alone.
+        replace: also write the keys of hosts whose key changed, and remove their old keys. Otherwise skip these hosts.
+    Raises BadInput: a file is not writable, or an old key is on a line that also applies to other hosts.
     """
     by_file: dict[Path, list[Offer]] = {}
     for offer in offered:
@@ -118,7 +118,7 @@ def _known_as(route: Route) -> str:
 
 
 def _scan(routes: Sequence[Route], timeout_s: float) -> dict[str, tuple[KnownHost, ...]]:
-    """Keys by host; one ssh-keyscan for all hosts of a port, names over stdin, so that none is an option."""
+    """Return keys by host. Runs one ssh-keyscan per port; passes names over stdin, so that no name is an option."""
     found: dict[str, tuple[KnownHost, ...]] = {}
     for port in dict.fromkeys(route.port for route in routes):
         there = [route for route in routes if route.port == port]
@@ -132,7 +132,7 @@ def _scan(routes: Sequence[Route], timeout_s: float) -> dict[str, tuple[KnownHos
 
 
 def _through(route: Route, ssh_config: str | None, timeout_s: float) -> tuple[KnownHost, ...]:
-    """The key that a host shows to ssh, which finds the way through jump hosts; those must be trusted already."""
+    """Return the key that a host presents to ssh. Jump hosts on the way must already be trusted."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "known_hosts"
         options = {
@@ -142,7 +142,7 @@ def _through(route: Route, ssh_config: str | None, timeout_s: float) -> tuple[Kn
             "HashKnownHosts": "no",
             "HostKeyAlias": "asked",
             "PreferredAuthentications": "none",
-            "StrictHostKeyChecking": "accept-new",  # into a file of its own, which is thrown away
+            "StrictHostKeyChecking": "accept-new",  # into a separate file, which is deleted
             "UpdateHostKeys": "no",
             "UserKnownHostsFile": str(file),
             "HostName": route.hostname.replace("%", "%%"),
@@ -171,7 +171,7 @@ def _offer(route: Route, shown: Sequence[KnownHost]) -> Offer:
     entries = known_hosts.load(route.known_hosts)
     known = known_hosts.find(entries, route.hostname, route.port, route.host_key_alias)
     ours = {entry.blob for entry in known if entry.marker == ""}
-    # A host that is known, but shows no key that is known, is a stranger, whatever types its keys are of.
+    # A known host that presents no known key counts as changed, whatever the types of its keys.
     strange = bool(ours) and not any(entry.blob in ours for entry in shown)
     keys = tuple(_judged(entry, known, strange) for entry in sorted(shown, key=lambda entry: entry.kind))
     return Offer(route.name, _known_as(route), Path(route.known_hosts[0]), keys)
@@ -191,7 +191,7 @@ def _judged(entry: KnownHost, known: Sequence[KnownHost], strange: bool) -> Offe
 
 
 def _with(text: str, offer: Offer, file: str) -> str:
-    """A known_hosts file with an offer's new keys; if one changed, without the host's keys that it does not show."""
+    """Add an offer's new keys to a known_hosts text. If a key changed, remove the host's other keys."""
     shown = {key.blob for key in offer.keys}
     old: dict[int, KnownHost] = {}
     if any(key.state == "changed" for key in offer.keys):
@@ -208,7 +208,7 @@ def _with(text: str, offer: Offer, file: str) -> str:
 
 
 def _without(line: str, entry: KnownHost, name: str) -> str:
-    """A line without one of its names; nothing if that was the only one."""
+    """Return a line without one of its names; empty if that was the only name."""
     names = entry.names.split(",")
     left = [other for other in names if other.lower() != name.lower()]
     if entry.names.startswith("|1|") or not left:
