@@ -1,1 +1,1 @@
-"""What user code may import inside its container."""
+"""Modules that user code can import inside its container."""

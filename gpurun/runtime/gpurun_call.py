@@ -1,7 +1,8 @@
-"""Runs a function that came from Python on the head, and leaves what it returns among the outputs. On every rank.
+"""Run a Python function from the head on every rank, and write its result to the outputs.
 
-Standard library only, but for ``cloudpickle``, which travels beside this file. The head reads results with `decoded`:
-plain data, never a pickle, because a result comes from a host, and a pickle can run any code where it is loaded.
+Uses only the standard library and ``cloudpickle``, which gpurun sends with this file. The head reads results with
+`decoded`. A result is plain data and never a pickle: it comes from a host, and a pickle can run any code when it is
+loaded.
 """
 
 import base64
@@ -15,25 +16,25 @@ import traceback
 from typing import Any, Dict, List
 
 RESULTS = ".gpurun-results"
-"""Below the outputs: a file for each rank."""
+"""Folder below the outputs, with one file per rank."""
 CALL = "call.pickle"
 MOST_KIND, MOST_TEXT = 200, 1 << 20
 MOST_BYTES = 256 << 20
-"""Of what a rank leaves."""
+"""Limit for the result of one rank."""
 
 
 class NotPlain(TypeError):
-    """A value that is no plain data."""
+    """A value that is not plain data."""
 
 
 def main() -> int:
-    """Call the function; 0 if it has returned, 1 if it raised."""
-    import gpurun_runtime  # noqa: PLC0415  only there
+    """Call the function. Returns 0 if it returned, 1 if it raised."""
+    import gpurun_runtime  # noqa: PLC0415  exists only in the container
 
     rank = gpurun_runtime.gang().rank
     path = os.path.join(gpurun_runtime.outputs(), RESULTS, "%d.json" % rank)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    if os.path.exists(path):  # of an earlier attempt
+    if os.path.exists(path):  # from an earlier attempt
         os.remove(path)
     with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "call.json")) as file:
         told = json.load(file)
@@ -46,14 +47,14 @@ def main() -> int:
         return _failed(path, "PythonMismatch", text, "")
     try:
         with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), CALL), "rb") as file:
-            function, args, kwargs = pickle.load(file)  # noqa: S301  from the head, for which it runs
+            function, args, kwargs = pickle.load(file)  # noqa: S301  from the head, which started this rank
         text = _as_text({"value": encoded(function(*args, **kwargs))})
     except SystemExit as error:
         if error.code in (None, 0):
             text = _as_text({"value": None})
         else:
             raise
-    except BaseException as error:  # noqa: BLE001  the head is told
+    except BaseException as error:  # noqa: BLE001  reported to the head
         traceback.print_exc()
         return _failed(path, type(error).__name__, _words(error), traceback.format_exc())
     _write(path, text)
@@ -70,7 +71,7 @@ def _failed(path: str, kind: str, text: str, trace: str) -> int:
 def _words(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as other:  # noqa: BLE001  the class is a stranger's
+    except Exception as other:  # noqa: BLE001  the exception class is user code
         return "it has no text: %s" % type(other).__name__
 
 
@@ -90,10 +91,10 @@ def _write(path: str, text: str) -> None:
 
 
 def encoded(value: Any, where: str = "the result") -> Any:
-    """Plain data as JSON has it: numbers, text, bytes, None, lists, tuples, sets, dictionaries, and NumPy's arrays.
+    """Encode plain data for JSON: numbers, text, bytes, None, lists, tuples, sets, dictionaries, and NumPy arrays.
 
     Raises:
-        NotPlain: something else is in it.
+        NotPlain: the value contains other data.
     """
     if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
         return value
@@ -134,7 +135,7 @@ def _array(value: Any, where: str) -> str:
 
 
 _MARKED = (
-    ((float,), "$float", lambda value, _where: repr(value)),  # those that JSON does not know
+    ((float,), "$float", lambda value, _where: repr(value)),  # values that JSON lacks
     ((bytes, bytearray), "$bytes", _base64),
     ((tuple,), "$tuple", _all),
     ((set, frozenset), "$set", _all),
@@ -142,10 +143,10 @@ _MARKED = (
 
 
 def decoded(value: Any) -> Any:
-    """What `encoded` was given. A NumPy scalar is an array of no dimension then.
+    """Decode the output of `encoded`. A NumPy scalar becomes an array without dimensions.
 
     Raises:
-        Exception: it is nothing that `encoded` makes. NumPy raises many kinds.
+        Exception: the value is not an output of `encoded`. NumPy raises many types.
     """
     if isinstance(value, list):
         return [decoded(each) for each in value]
@@ -158,8 +159,8 @@ def decoded(value: Any) -> Any:
 
 
 def _loaded(text: str) -> Any:
-    """An array. NumPy's own reader takes as much memory as the header asks for, and opens archives."""
-    import numpy  # noqa: PLC0415  whoever returns arrays has it
+    """Return an array. NumPy's own reader allocates as much memory as the header claims, and opens archives."""
+    import numpy  # noqa: PLC0415  a user who returns arrays has it
 
     data = bytearray(base64.b64decode(text, validate=True))
     file = io.BytesIO(data)
@@ -175,7 +176,7 @@ def _loaded(text: str) -> Any:
 
 
 def _distinct(keys: List[Any]) -> List[Any]:
-    """Keys of a set or a dictionary. Many of one hash would take the head's whole time."""
+    """Check the keys of a set or a dictionary. Many keys with one hash would block the head."""
     if len(set(map(hash, keys))) < len(keys) // 2:
         raise ValueError("most keys have the same hash")
     return keys

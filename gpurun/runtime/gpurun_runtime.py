@@ -1,16 +1,16 @@
-"""What training code may import inside a gpurun container. Standard library only, nothing to install.
+"""The module that training code can import inside a gpurun container. Standard library only, no installation.
 
     import gpurun_runtime as gpurun
 
     gpurun.gang().rank, gpurun.gang().size, gpurun.gang().addresses
-    gpurun.progress(step, of=total)      # the job is alive, and this far
-    gpurun.report(step, accuracy=0.9)    # what a sweep compares its trials by, and what is kept of a run
+    gpurun.progress(step, of=total)      # report that the job is alive, and its progress
+    gpurun.report(step, accuracy=0.9)    # metrics that a sweep compares, and that the run keeps
     gpurun.parameters()                  # this trial's hyperparameters
-    gpurun.outputs()                     # the folder that is kept across attempts
-    gpurun.checkpointed(step)            # work up to here is safe
-    if gpurun.stopping(): ...            # SIGTERM came: save and leave
+    gpurun.outputs()                     # the folder that gpurun keeps across attempts
+    gpurun.checkpointed(step)            # the work up to this step is saved
+    if gpurun.stopping(): ...            # after SIGTERM: save and exit
 
-Outside a gpurun job every call works and does nothing, so that the same script runs on a laptop.
+Outside a gpurun job, every call works without effect, so that the same script runs on a laptop.
 """
 
 import json
@@ -32,16 +32,17 @@ _told_rank = os.environ.get("HOROVOD_RANK")
 
 
 class GangOfRank(NamedTuple):
-    """Where this rank is among the others, whatever started them.
+    """This rank's place in the gang, for every launcher.
 
     Attributes:
-        rank: its number, from 0; `size`: how many there are.
-        local_rank: its number on its host, from 0; `local_size`: how many the host has.
+        rank: its number, from 0; `size`: the number of ranks.
+        local_rank: its number on its host, from 0; `local_size`: the number of ranks on the host.
         node: the number of its host, from 0.
-        hosts: the hosts' names in rank order, as the inventory has them; `addresses`: theirs on the fabric.
-        port: a TCP port that is free for the gang's own use on the first host; 0 = not known.
-        role: what this rank does, such as ``worker`` or ``ps``; "" where all are alike. `role_index`: its number in it.
-        roles: role → where each of its ranks listens, as ``address:port``.
+        hosts: the inventory's names of the hosts, in rank order; `addresses`: their addresses on the fabric.
+        port: a free TCP port on the first host for the gang's own use; 0 = not known.
+        role: the role of this rank, such as ``worker`` or ``ps``; "" if all ranks are equal. `role_index`: its number
+            in the role.
+        roles: role → the addresses on which its ranks listen, as ``address:port``.
     """
 
     rank: int
@@ -58,9 +59,9 @@ class GangOfRank(NamedTuple):
 
 
 def gang() -> GangOfRank:
-    """This rank and the others. Outside gpurun a gang of one.
+    """Return this rank and its gang. Outside gpurun, this is a gang of one rank.
 
-    An elastic gang comes and goes: rank and size are those of now, the hosts those at the start of this rank's host.
+    In an elastic gang, rank and size are the current values; the hosts are those at the start of this rank's host.
     """
     path = os.environ.get("GPURUN_GANG")
     if not path:
@@ -87,7 +88,7 @@ def gang() -> GangOfRank:
 
 
 def _number(what: str, otherwise: int) -> int:
-    """What the launcher says, in its own words."""
+    """Return the launcher's value, from the launcher's own variable."""
     for prefix in ("HOROVOD_", "OMPI_COMM_WORLD_", "GPURUN_"):
         if os.environ.get(prefix + what):
             return int(os.environ[prefix + what])
@@ -95,28 +96,28 @@ def _number(what: str, otherwise: int) -> int:
 
 
 def job() -> Optional[str]:
-    """The job's id, or None outside gpurun."""
+    """Return the job's id, or None outside gpurun."""
     return os.environ.get("GPURUN_JOB")
 
 
 def outputs() -> str:
-    """The folder for checkpoints and results, kept across attempts; the working directory if the job has none."""
+    """Return the folder for checkpoints and results, kept across attempts; without outputs, the working directory."""
     return os.environ.get("GPURUN_OUTPUTS") or os.getcwd()
 
 
 def parameters() -> Dict[str, Any]:
-    """This trial's parameters as a dictionary; empty if there are none."""
+    """Return this trial's parameters as a dictionary; empty if there are none."""
     found: Dict[str, Any] = json.loads(os.environ.get("GPURUN_PARAMETERS") or "{}")
     return found
 
 
 def progress(step: int, of: Optional[int] = None, **metrics: float) -> None:
-    """Say that this rank is alive and how far it is. Cheap: written at most once a second.
+    """Report that this rank is alive, and its progress. Cheap: written at most once a second.
 
     Args:
-        step: how many steps are done.
-        of: how many there are in all.
-        metrics: numbers to show beside it, such as ``loss=0.3``.
+        step: the number of finished steps.
+        of: the total number of steps.
+        metrics: numbers to show with the progress, such as ``loss=0.3``.
     """
     _progress(step, of, metrics)
 
@@ -131,9 +132,9 @@ def _progress(step: int, of: Optional[int], metrics: Dict[str, float]) -> None:
 
 
 def report(step: int, **metrics: float) -> None:
-    """Report metrics of a step, such as ``accuracy=0.9``: each call is kept, and says that this rank is alive.
+    """Report metrics of a step, such as ``accuracy=0.9``. gpurun keeps each call; it also shows that the rank is alive.
 
-    Where several ranks report one metric, that of the lowest counts.
+    If several ranks report a metric, the lowest rank counts.
     """
     told = {"time": time.time(), "step": int(step), "metrics": {k: float(v) for k, v in metrics.items()}}
     _progress(step, None, metrics)
@@ -147,18 +148,18 @@ def report(step: int, **metrics: float) -> None:
         finally:
             os.close(descriptor)
     except OSError:
-        pass  # telling must never end the training
+        pass  # a report must never end the training
 
 
 def checkpointed(step: int) -> None:
-    """Say that work up to `step` is safe in `outputs()`: a restart loses only what comes after."""
+    """Report that the work up to `step` is safe in `outputs()`: a restart loses only later work."""
     _write("checkpoint", {"step": int(step)})
 
 
 def stopping() -> bool:
-    """True once the gang has been told to stop (SIGTERM). The first call installs the handler.
+    """Return True after the gang received SIGTERM. The first call installs the handler.
 
-    Call it once before training begins; a rank that never calls it is ended by SIGTERM as usual.
+    Call it once before the training begins. If a rank never calls it, SIGTERM ends the rank as usual.
     """
     if not _stopping.is_set() and threading.current_thread() is threading.main_thread():
         if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):
@@ -172,7 +173,7 @@ def _rank() -> str:
 
 
 def _tell_rank() -> None:
-    """Say this rank's number if it has changed: elastic Horovod counts the ranks anew after each change of the gang."""
+    """Report this rank's number if it has changed: elastic Horovod renumbers ranks after each change of the gang."""
     global _told_rank
     now, folder = _rank_now(), _rank_folder()
     if now is None or now == _told_rank or folder is None:
@@ -184,7 +185,7 @@ def _tell_rank() -> None:
         os.replace(path + ".tmp", path)
         _told_rank = now
     except OSError:
-        pass  # it is tried again with the next progress
+        pass  # the next progress tries again
 
 
 def _rank_folder() -> Optional[str]:
@@ -194,19 +195,19 @@ def _rank_folder() -> Optional[str]:
 
 
 def _rank_now() -> Optional[str]:
-    """What Horovod says, if the program uses it; None while Horovod counts."""
+    """Return Horovod's rank if the program uses Horovod; None while Horovod assigns ranks."""
     for name in ("horovod.torch", "horovod.tensorflow", "horovod.keras", "horovod.tensorflow.keras", "horovod.mxnet"):
         horovod = sys.modules.get(name)
         try:
             if horovod is not None and horovod.is_initialized():
                 return str(int(horovod.rank()))
-        except Exception:  # noqa: BLE001 - telling about progress must never end the training
+        except Exception:  # noqa: BLE001 - a progress report must never end the training
             return None
     return None
 
 
 def _write(kind: str, value: Dict[str, Any]) -> None:
-    """One small file per rank and kind, replaced whole: whoever reads it sees the old value or the new one."""
+    """Write one small file per rank and kind. Replaces it atomically: a reader sees the old value or the new value."""
     if not _FOLDER:
         return
     path = os.path.join(_FOLDER, "%s.%s" % (kind, _rank()))
@@ -215,4 +216,4 @@ def _write(kind: str, value: Dict[str, Any]) -> None:
             json.dump({"time": time.time(), **value}, stream)
         os.replace(path + ".tmp", path)
     except OSError:
-        pass  # telling about progress must never end the training
+        pass  # a progress report must never end the training
