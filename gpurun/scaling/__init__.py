@@ -1,4 +1,4 @@
-"""How a job's rate grows with its GPUs: what was measured, and what that predicts.
+"""Predict how a job's rate grows with its GPUs, from measurements.
 
-This room is pure: measured runs (`samples`) and shapes of gangs (`shape`) go in, predictions with ranges come out.
+This package is pure: it turns measured runs (`samples`) and shapes of gangs (`shape`) into predictions with ranges.
 """

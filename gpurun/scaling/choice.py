@@ -1,4 +1,4 @@
-"""How many GPUs a job is worth: the most whose predicted efficiency is high enough. Pure."""
+"""Choose the number of GPUs of a job: the largest with a sufficient predicted efficiency. Pure."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from gpurun.scheduler.schedule import schedule
 
 AUTO = re.compile(r"auto:([1-9][0-9]?|100)%")
 PER_OCTAVE = 8
-"""Whole hosts: every number of them up to so many, then so many numbers for each doubling."""
+"""Sizes in whole hosts: every number of hosts up to twice this, then this many sizes per doubling."""
 
 
 @dataclass(frozen=True)
 class GpuChoice:
-    """The size that was chosen.
+    """The chosen size.
 
     Attributes:
-        larger: the next size, which is not efficient enough, or why nothing is known of it; None if there is none.
+        larger: the next size, whose efficiency is too low, or the reason why it is unknown; None if there is none.
     """
 
     prediction: Prediction
@@ -33,7 +33,7 @@ class GpuChoice:
 
 
 def least_efficiency(text: str) -> float | None:
-    """``auto:80%`` as 0.8; None for what does not begin with ``auto``. Raises BadInput."""
+    """Parse ``auto:80%`` as 0.8; None for a text that does not begin with ``auto``. Raises BadInput."""
     if not text.startswith("auto"):
         return None
     found = AUTO.fullmatch(text)
@@ -43,7 +43,7 @@ def least_efficiency(text: str) -> float | None:
 
 
 def sizes(inventory: Inventory) -> list[int]:
-    """Numbers of GPUs to try: all that one host may have, then whole hosts."""
+    """Return the numbers of GPUs to try: each number up to one whole host, then whole hosts."""
     largest = max((host.gpus for host in inventory.hosts), default=0)
     found = list(range(1, largest + 1))
     hosts, step = 2, 1
@@ -56,10 +56,10 @@ def sizes(inventory: Inventory) -> list[int]:
 
 
 def predicted(model: ScalingModel, spec: JobSpec, inventory: Inventory) -> Prediction | None:
-    """What the job would do on the empty inventory; None if it would not start there.
+    """Predict the job on the empty inventory; None if it would not start there.
 
     Raises:
-        CannotPredict: the samples say nothing of it.
+        CannotPredict: the samples do not allow a prediction.
     """
     gang = new_gang(spec.wants, job="j-00000000", submitted_s=0.0)
     starts = schedule(Snapshot(inventory, queue=(gang,))).starts
@@ -67,7 +67,7 @@ def predicted(model: ScalingModel, spec: JobSpec, inventory: Inventory) -> Predi
 
 
 def shape_of(placement: Placement, inventory: Inventory, servers: int = 0) -> Shape:
-    """Where its ranks are. Servers, if any, are spread over its hosts."""
+    """Return the shape of a placement. Distributes servers, if any, over its hosts."""
     hosts = len(placement.grants)
     return Shape(
         tuple(len(grant.gpus) for grant in placement.grants),
@@ -79,14 +79,14 @@ def shape_of(placement: Placement, inventory: Inventory, servers: int = 0) -> Sh
 def most_gpus(
     model: ScalingModel, inventory: Inventory, least: float, spec_with: Callable[[int], JobSpec], tried: Iterable[int]
 ) -> GpuChoice:
-    """The most GPUs that the job uses with at least this efficiency, each size placed on the empty inventory.
+    """Return the largest size with at least this efficiency. Places each size on the empty inventory.
 
     Args:
-        spec_with: the job with so many GPUs.
+        spec_with: returns the job with so many GPUs.
 
     Raises:
         BadInput: no size is possible, or none is efficient enough.
-        CannotPredict: the samples say nothing of the smallest size.
+        CannotPredict: the samples do not allow a prediction for the smallest size.
     """
     best: Prediction | None = None
     larger: Prediction | CannotPredict | None = None
@@ -118,12 +118,12 @@ def most_gpus(
 
 @dataclass(frozen=True)
 class SmallerGang:
-    """A gang that would start now in place of a larger one that waits.
+    """A gang that would start now, as an alternative to a larger gang that waits.
 
     Attributes:
-        rate: its images/s over those of the larger gang.
-        is_sooner: it ends first, however long the job's work is.
-        sooner_below_s: it ends first if the larger gang would run for less than this; None = nobody knows the wait.
+        rate: its images/s, divided by those of the larger gang.
+        is_sooner: it ends first, whatever the length of the job.
+        sooner_below_s: it ends first if the larger gang would run for less than this; None = the wait is unknown.
     """
 
     gpus: int
@@ -135,10 +135,10 @@ class SmallerGang:
 def smaller_gang(
     smaller: Prediction, whole: Prediction, wait_s: float | None, time_limit_s: float | None
 ) -> SmallerGang:
-    """Compare a gang that would start now with one that has to wait.
+    """Compare a gang that would start now with a gang that must wait.
 
     Args:
-        time_limit_s: the larger gang runs no longer than this; None = nobody knows.
+        time_limit_s: the larger gang runs no longer than this; None = unknown.
     """
     rate = smaller.images_per_s.median / whole.images_per_s.median
     below_s = None if wait_s is None or rate >= 1 else wait_s * rate / (1 - rate)
@@ -147,7 +147,7 @@ def smaller_gang(
 
 
 def in_words(choice: GpuChoice, least: float) -> str:
-    """The choice, with its range and what is beyond it."""
+    """Return the choice in words, with its range and the next larger size."""
     found = choice.prediction
     efficiency = found.efficiency
     text = (

@@ -1,7 +1,7 @@
-"""What a step costs: computation, communication, and how much of one hides behind the other. Pure.
+"""The cost of a step: computation, communication, and the overlap of the two. Pure.
 
-Three sources: the overlap is Pollux's, T = (Tcompute^γ + Texchange^γ)^(1/γ) (Qiao et al., OSDI 2021, section 3.2); a
-ring costs 2(p-1)α + 2(p-1)/p · n/B (Patarasuk and Yuan, 2009; Thakur et al., 2005); the slowest of p ranks takes the
+Sources: the overlap is Pollux's, T = (Tcompute^γ + Texchange^γ)^(1/γ) (Qiao et al., OSDI 2021, section 3.2). A ring
+costs 2(p-1)α + 2(p-1)/p · n/B (Patarasuk and Yuan, 2009; Thakur et al., 2005). The slowest of p ranks needs the
 expected maximum of p normal times (Blom, 1958).
 """
 
@@ -15,18 +15,18 @@ from gpurun.scaling.samples import Exchange
 from gpurun.scaling.shape import LinkClass, Shape
 
 COMPUTE, SPREAD, OVERLAP, BYTE = range(4)
-"""Places of parameters: seconds of compute; ranks' relative spread; γ - 1; seconds a byte of copies and sums."""
+"""Indices of parameters: seconds of compute; ranks' relative spread; γ - 1; seconds per byte of copies and sums."""
 
 LINKS = tuple(LinkClass)
 
 
 def latency_at(link: LinkClass) -> int:
-    """The place of α, the seconds of one message."""
+    """Return the index of α, the seconds of one message."""
     return 4 + 2 * LINKS.index(link)
 
 
 def inverse_at(link: LinkClass) -> int:
-    """The place of 1/B: seconds a bit, or nominal rate over real rate where the nominal one is known."""
+    """Return the index of 1/B: seconds per bit, or nominal rate over real rate if the nominal rate is known."""
     return 5 + 2 * LINKS.index(link)
 
 
@@ -35,12 +35,12 @@ PARAMETERS = 4 + 2 * len(LINKS)
 
 @dataclass(frozen=True)
 class ExchangeStage:
-    """Messages that follow each other.
+    """Consecutive messages.
 
     Attributes:
-        messages: how many, one after the other.
-        latencies: places of the α of links that each message may cross; the largest counts.
-        loads: bits on a link, or bits over its nominal rate, and the place of its 1/B; the slowest link counts.
+        messages: number of messages, one after the other.
+        latencies: indices of the α of the links that each message may cross; the largest α counts.
+        loads: bits on a link, or bits over its nominal rate, and the index of its 1/B; the slowest link counts.
         bytes: bytes that the busiest rank or server copies or sums.
     """
 
@@ -52,7 +52,7 @@ class ExchangeStage:
 
 @dataclass(frozen=True)
 class StepTraffic:
-    """All that the cost of a step depends on, except the parameters.
+    """All inputs of a step's cost, except the parameters.
 
     Attributes:
         slowest: standard deviations from the mean to the expected slowest of the ranks.
@@ -63,28 +63,28 @@ class StepTraffic:
 
     @property
     def links(self) -> frozenset[LinkClass]:
-        """Classes of links that carry something."""
+        """The classes of links that carry data."""
         return frozenset(LINKS[(at - 5) // 2] for stage in self.stages for _, at in stage.loads)
 
 
 def traffic_of(shape: Shape, sent_bytes: float, exchange: Exchange, rated: frozenset[LinkClass]) -> StepTraffic:
-    """What a gang of this shape sends in a step.
+    """Return the traffic of a gang of this shape in a step.
 
     Args:
-        sent_bytes: of one rank's gradients, after compression.
-        rated: classes whose nominal rate counts; `shape.rates` has it for those that the gang uses.
+        sent_bytes: bytes of one rank's gradients, after compression.
+        rated: classes whose nominal rate the model uses; `shape.rates` contains it for the classes that the gang uses.
     """
     stages = _STAGES[exchange](shape, sent_bytes, rated) if shape.links else ()
     return StepTraffic(expected_slowest(shape.ranks), stages)
 
 
 def expected_slowest(ranks: int) -> float:
-    """The expected maximum of so many standard normal values, by Blom's formula."""
+    """Return the expected maximum of so many standard normal values, by Blom's formula."""
     return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
 
 
 def exchange_seconds(values: Sequence[float], traffic: StepTraffic) -> float:
-    """Seconds of communication in a step, hidden or not."""
+    """Return the seconds of communication in a step, including hidden communication."""
     total = 0.0
     for stage in traffic.stages:
         total += stage.messages * max(values[at] for at in stage.latencies)
@@ -93,12 +93,12 @@ def exchange_seconds(values: Sequence[float], traffic: StepTraffic) -> float:
 
 
 def compute_seconds(values: Sequence[float], traffic: StepTraffic) -> float:
-    """Seconds until the slowest rank has computed."""
+    """Return the seconds until the slowest rank has computed."""
     return values[COMPUTE] * (1.0 + values[SPREAD] * traffic.slowest)
 
 
 def step_seconds(values: Sequence[float], traffic: StepTraffic) -> float:
-    """Seconds of a step."""
+    """Return the seconds of a step."""
     long, short = compute_seconds(values, traffic), exchange_seconds(values, traffic)
     if short > long:
         long, short = short, long
@@ -119,11 +119,11 @@ def _bit_per_s(shape: Shape, link: LinkClass, rated: frozenset[LinkClass]) -> fl
 
 
 def _between_hosts(shape: Shape, own: float, shared: float, rated: frozenset[LinkClass]) -> dict[LinkClass, float]:
-    """Bits between hosts.
+    """Return the bits between hosts, by class.
 
     Args:
-        own: on the busiest host's own link.
-        shared: on the busiest rack's link. A host's own link carries them too: where it is the slower one, it counts.
+        own: bits on the busiest host's own link.
+        shared: bits on the busiest rack's link. A host's own link also carries its part; the slower link counts.
     """
     bits = {LinkClass.RACK: own} if LinkClass.RACK in shape.links else {}
     if LinkClass.RACKS in shape.links:
@@ -135,7 +135,7 @@ def _between_hosts(shape: Shape, own: float, shared: float, rated: frozenset[Lin
 
 
 def _ring(shape: Shape, sent_bytes: float, rated: frozenset[LinkClass]) -> tuple[ExchangeStage, ...]:
-    """One ring of all ranks. Ranks of a host are neighbours, so one flow each way crosses a host's own link."""
+    """Return the stage of one ring of all ranks. A host's ranks are neighbours: one flow per direction leaves it."""
     if shape.ranks == 1:
         return ()
     volume = 2 * (shape.ranks - 1) / shape.ranks * sent_bytes
@@ -145,7 +145,7 @@ def _ring(shape: Shape, sent_bytes: float, rated: frozenset[LinkClass]) -> tuple
 
 
 def _hierarchical(shape: Shape, sent_bytes: float, rated: frozenset[LinkClass]) -> tuple[ExchangeStage, ...]:
-    """A ring inside each host, then a ring of hosts."""
+    """Return the stages of a ring inside each host, then a ring of hosts."""
     stages = []
     largest, hosts = max(shape.ranks_per_host), len(shape.ring)
     if largest > 1:
@@ -159,10 +159,10 @@ def _hierarchical(shape: Shape, sent_bytes: float, rated: frozenset[LinkClass]) 
 
 
 def _servers(shape: Shape, sent_bytes: float, rated: frozenset[LinkClass]) -> tuple[ExchangeStage, ...]:
-    """Each rank pushes its gradients to the servers and pulls what they made of them, once a step.
+    """Return the stage of parameter servers: each rank pushes its gradients and pulls the results once per step.
 
-    Servers have equal parts. Links are full duplex and pushes of one rank overlap pulls of another: so a link carries
-    in one direction what its servers receive and what its ranks pull, and as much in the other.
+    All servers have equal parts. Links are full duplex, and pushes of one rank overlap with pulls of another. So in one
+    direction a link carries the data that its servers receive and its ranks pull, and the same amount in the other.
     """
     servers = shape.servers_per_host
     part = sent_bytes / sum(servers)

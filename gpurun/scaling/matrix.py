@@ -1,4 +1,4 @@
-"""Small symmetric matrices, as lists of rows: no more than a fit of ten parameters needs. Pure."""
+"""Small symmetric matrices, as lists of rows: the operations for a fit of about ten parameters. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Matrix = list[list[float]]
 
 
 def cholesky(matrix: Matrix) -> Matrix:
-    """The lower triangular L with L·Lᵀ = matrix, which is positive definite."""
+    """Return the lower triangular L with L·Lᵀ = matrix, which must be positive definite."""
     size = len(matrix)
     lower = [[0.0] * size for _ in range(size)]
     for row in range(size):
@@ -20,12 +20,12 @@ def cholesky(matrix: Matrix) -> Matrix:
 
 
 def times(lower: Matrix, vector: Sequence[float]) -> Vector:
-    """L·v."""
+    """Return L·v."""
     return [sum(a * b for a, b in zip(row[: at + 1], vector, strict=False)) for at, row in enumerate(lower)]
 
 
 def solve_lower(lower: Matrix, right: Sequence[float]) -> Vector:
-    """The x with L·x = right."""
+    """Return the x with L·x = right."""
     found: Vector = []
     for row, value in zip(lower, right, strict=True):
         found.append((value - sum(a * b for a, b in zip(row, found, strict=False))) / row[len(found)])
@@ -33,7 +33,7 @@ def solve_lower(lower: Matrix, right: Sequence[float]) -> Vector:
 
 
 def solve(lower: Matrix, right: Sequence[float]) -> Vector:
-    """The x with L·Lᵀ·x = right."""
+    """Return the x with L·Lᵀ·x = right."""
     found = solve_lower(lower, right)
     for row in range(len(lower) - 1, -1, -1):
         above = sum(lower[other][row] * found[other] for other in range(row + 1, len(lower)))
@@ -50,7 +50,7 @@ def inverse(matrix: Matrix) -> Matrix:
 
 
 def covariance(points: Sequence[Vector], weights: Sequence[float]) -> tuple[Vector, Matrix]:
-    """Mean and covariance of weighted points; the weights sum to 1."""
+    """Return mean and covariance of weighted points; the weights sum to 1."""
     size = len(points[0])
     mean = [sum(w * point[at] for w, point in zip(weights, points, strict=True)) for at in range(size)]
     spread = [[0.0] * size for _ in range(size)]

@@ -1,4 +1,4 @@
-"""Read what campaigns measured: ``scaling/NAME/samples.jsonl`` in the state directory, one run a line."""
+"""Read the measured runs of campaigns: ``scaling/NAME/samples.jsonl`` in the state directory, one run per line."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
 def samples_file(home: Path, name: str) -> Path | None:
-    """Where the samples of a campaign of this name are; None if no campaign can have the name."""
+    """Return the samples file of a campaign; None if the name is not valid for a campaign."""
     return home / "scaling" / name / "samples.jsonl" if NAME.fullmatch(name) else None
 
 
 def read_samples(path: Path) -> tuple[Sample, ...]:
-    """The samples of a file.
+    """Return the samples of a file.
 
     Raises:
-        BadInput: it cannot be read, or a line is no sample.
+        BadInput: the file is unreadable, or a line is not a sample.
     """
     data = read(path, "measured runs", most_bytes=MOST_BYTES)
     if len(data) > MOST_BYTES:
@@ -31,10 +31,10 @@ def read_samples(path: Path) -> tuple[Sample, ...]:
 
 
 def campaign_samples(home: Path, name: str, launcher: str) -> tuple[Sample, ...]:
-    """The samples of a campaign, of one launcher; empty if there are none.
+    """Return the samples of a campaign for one launcher; empty if there are none.
 
     Raises:
-        BadInput: the file cannot be read.
+        BadInput: the file is unreadable.
     """
     path = samples_file(home, name)
     if path is None or not path.exists():

@@ -1,4 +1,4 @@
-"""Fit the cost of a step to measured runs, and predict other gangs and links, always with a range. Pure."""
+"""Fit the cost of a step to measured runs, and predict other gangs and links, with a range. Pure."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from gpurun.scaling.samples import Exchange, Sample
 from gpurun.scaling.shape import LinkClass, LinkRates, Shape
 
 COVERAGE = 0.95
-"""A range is to hold a run's figure with this probability."""
+"""A range contains a run's value with this probability."""
 
 LEAST_SPREAD = 0.02
-"""No model of this kind is more exact."""
+"""The smallest relative spread: no model of this kind is more exact."""
 
 COMPUTE_WEIGHT, EXCHANGE_WEIGHT = 0.5, 0.2
-"""What a profiler says of a part of a step counts less than the step's own time."""
+"""Weights of a profiler's values for parts of a step; the step's own time has weight 1."""
 
 
 class Unknown(str, Enum):
-    """Why there is no prediction."""
+    """The reason why there is no prediction."""
 
     NO_SAMPLES = "no samples"
     MIXED_SAMPLES = "mixed samples"
@@ -36,7 +36,7 @@ class Unknown(str, Enum):
 
 
 class CannotPredict(BadInput):
-    """The samples say nothing of what is asked."""
+    """The samples do not allow this prediction."""
 
     def __init__(self, reason: Unknown, message: str, hint: str) -> None:
         super().__init__(message, hint=hint)
@@ -45,7 +45,7 @@ class CannotPredict(BadInput):
 
 @dataclass(frozen=True)
 class PairFigure:
-    """What `gpurun bench` measured between two hosts, or inside one."""
+    """A measurement of `gpurun bench` between two hosts, or inside one host."""
 
     link: LinkClass
     bit_per_s: float
@@ -54,7 +54,7 @@ class PairFigure:
 
 @dataclass(frozen=True)
 class Range:
-    """A figure: the median, and bounds that hold a run's figure with the probability `COVERAGE`."""
+    """A value: the median, and bounds that contain a run's value with the probability `COVERAGE`."""
 
     low: float
     median: float
@@ -63,12 +63,13 @@ class Range:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a gang is expected to do.
+    """The expected performance of a gang.
 
     Attributes:
-        efficiency: images/s over ranks times the images/s of one rank.
-        host_efficiency: images/s a rank, over that of one host with as many ranks; None = no sample inside a host.
-        exchange_s: median seconds of communication in a step, hidden or not.
+        efficiency: images/s, divided by ranks times the images/s of one rank.
+        host_efficiency: images/s per rank, divided by that of one host with as many ranks; None = no sample inside a
+            host.
+        exchange_s: median seconds of communication in a step, including hidden communication.
     """
 
     ranks: int
@@ -84,10 +85,10 @@ def fit(samples: Iterable[Sample], figures: Iterable[PairFigure] = (), *, seed: 
 
     Args:
         samples: runs of one recipe with one launcher, batch and network.
-        figures: what links do by themselves. A class that has one counts as measured.
+        figures: measurements of single links. A class with a measurement counts as measured.
 
     Raises:
-        CannotPredict: there are no samples, or they differ in what the model holds equal.
+        CannotPredict: there are no samples, or they differ in a value that the model requires to be equal.
     """
     known = tuple(samples)
     if not known:
@@ -110,7 +111,7 @@ def _traffic(sample: Sample, rated: frozenset[LinkClass]) -> StepTraffic:
 
 
 def _rated(samples: Sequence[Sample]) -> frozenset[LinkClass]:
-    """Classes whose nominal rate every sample knows that uses them, and some sample does."""
+    """Return the classes of links whose nominal rate is known in every sample that uses them, and in at least one."""
     unrated = {
         link for sample in samples for link in _traffic(sample, frozenset()).links if sample.rates.of(link) is None
     }
@@ -120,14 +121,14 @@ def _rated(samples: Sequence[Sample]) -> frozenset[LinkClass]:
 
 @dataclass(frozen=True)
 class Priors:
-    """Medians and spreads, as logarithms, of the parameters that the samples say something of."""
+    """Medians and spreads, as logarithms, of the parameters to which the samples are sensitive."""
 
     places: tuple[int, ...]
     medians: tuple[float, ...]
     spreads: tuple[float, ...]
 
     def values(self, z: Sequence[float]) -> tuple[float, ...]:
-        """Parameters in the order of `gpurun.scaling.cost`."""
+        """Return the parameters in the order of `gpurun.scaling.cost`."""
         values = [1.0] * cost.PARAMETERS
         for at, middle, spread, x in zip(self.places, self.medians, self.spreads, z, strict=True):
             values[at] = exp(max(-200.0, min(200.0, middle + spread * x)))
@@ -165,12 +166,12 @@ def _inverse_rate(
     if not is_rated:
         return (1 / measured, 0.3) if measured else (1 / BIT_PER_S[link], 2.5)
     nominal = median(rate for sample in samples if (rate := sample.rates.of(link)))
-    is_same = measured is not None and measured < 1.1 * nominal  # else the link ran at another rate then
+    is_same = measured is not None and measured < 1.1 * nominal  # otherwise the link ran at another rate
     return (nominal / measured, 0.3) if measured is not None and is_same else (1.2, 0.25)
 
 
 def _misfit(samples: Sequence[Sample], rated: frozenset[LinkClass], priors: Priors) -> posterior.Misfit:
-    """Runs of one configuration count as one, with the weight of all."""
+    """Combine the runs of one configuration into one, with the weight of all."""
     told: dict[tuple[object, ...], list[float]] = {}
     parts: dict[tuple[object, ...], tuple[Callable[[Sequence[float]], float], float]] = {}
     for sample in samples:
@@ -200,7 +201,7 @@ def _figures(
 
 
 def _expected_spread(samples: Sequence[Sample]) -> float:
-    """How far runs are expected to be from each other: as far as windows of one run are."""
+    """Return the expected spread between runs: the spread between windows of one run."""
     within = [
         1.4826 * median(abs(window_s / sample.step_s - 1) for window_s in sample.windows_s)
         for sample in samples
@@ -214,10 +215,10 @@ class ScalingModel:
     """A fitted model.
 
     Attributes:
-        samples, figures: what it is fitted to.
-        rated: classes of links whose rate may be another than in the samples.
-        draws: parameters that the samples allow, each with the relative spread of a run.
-        effective: independent draws that they are worth.
+        samples, figures: the fitted data.
+        rated: classes of links whose rate may differ from the samples.
+        draws: parameters that are consistent with the samples, each with the relative spread of a run.
+        effective: the equivalent number of independent draws.
     """
 
     samples: tuple[Sample, ...]
@@ -229,7 +230,7 @@ class ScalingModel:
 
     @cached_property
     def links(self) -> frozenset[LinkClass]:
-        """Classes of links that a run used or `gpurun bench` measured."""
+        """The classes of links that a run used or `gpurun bench` measured."""
         used = {link for sample in self.samples for link in _traffic(sample, self.rated).links}
         return frozenset(used | {figure.link for figure in self.figures})
 
@@ -242,17 +243,17 @@ class ScalingModel:
 
     @cached_property
     def exchange(self) -> Exchange:
-        """How ranks exchange gradients: as the samples of several do."""
+        """The ranks' exchange of gradients, from the samples with several ranks."""
         return next((sample.exchange for sample in self.samples if sample.shape.links), self.samples[0].exchange)
 
     def predict(self, shape: Shape, *, compression: float | None = None) -> Prediction:
-        """What a gang of this shape does. Rates that the shape does not know are those of the samples.
+        """Predict a gang of this shape. Uses the samples' rates for rates that the shape does not contain.
 
         Args:
             compression: gradient bytes over bytes sent; None = as in the samples.
 
         Raises:
-            CannotPredict: no sample has such links, or none knows their rate.
+            CannotPredict: no sample has such links, or no sample contains their rate.
         """
         sample = self.samples[0]
         factor = sample.compression if compression is None else compression
@@ -295,7 +296,7 @@ class ScalingModel:
                 raise CannotPredict(Unknown.RATE, message, "measure again and give the rate of the links")
 
     def _octaves(self, shape: Shape, sent: float) -> float:
-        """How far a gang is outside what was measured: doublings of ranks, of links' rates, of bytes."""
+        """Return how far a gang is outside the measured range: doublings of ranks, of links' rates, of bytes."""
         ranks = max(0.0, log2(shape.ranks / max(sample.ranks for sample in self.samples)))
         total = ranks + _outside(sent, [sample.bytes_sent for sample in self.samples])
         for link in traffic_of(shape, sent, self.exchange, self.rated).links & self.rated:
@@ -304,7 +305,7 @@ class ScalingModel:
         return total
 
     def _noise(self, widened: float) -> list[float]:
-        """A factor for each draw: how one run differs from the model."""
+        """Return a factor per draw: the deviation of one run from the model."""
         normal = NormalDist()
         uniform = posterior.sequence(2, self.seed, len(self.draws))
         return [
@@ -312,7 +313,7 @@ class ScalingModel:
         ]
 
     def _host_steps(self, shape: Shape, sent: float) -> list[float] | None:
-        """Seconds of a step on one host alone, for each draw; None if no sample says."""
+        """Return the seconds of a step on one host for each draw; None if no sample covers this."""
         alone = Shape((max(shape.ranks_per_host),), ("",), rates=shape.rates)
         has_servers = self.exchange == "servers"
         traffic = traffic_of(alone, sent, "ring" if has_servers else self.exchange, self.rated)
@@ -326,7 +327,7 @@ def _outside(value: float, measured: Sequence[float]) -> float:
 
 
 def _range(values: Sequence[float], noise: Sequence[float]) -> Range:
-    """Bounds have a run's spread in them; the median is the model's own."""
+    """Return a range. The bounds include a run's spread; the median is the model's own."""
     middle = median(values)
     noisy = sorted(value * factor for value, factor in zip(values, noise, strict=True))
     tail = (1 - COVERAGE) / 2
@@ -335,5 +336,5 @@ def _range(values: Sequence[float], noise: Sequence[float]) -> Range:
 
 
 def at_rate(rates: LinkRates, link: LinkClass, bit_per_s: float) -> LinkRates:
-    """Rates with that of one class changed. Raises ValueError for a rate that cannot be."""
+    """Return rates with a change in one class. Raises ValueError for an invalid rate."""
     return replace(rates, **{link.name.lower(): bit_per_s})

@@ -1,4 +1,4 @@
-"""What `gpurun bench` measured of links, as the model reads it. Pure."""
+"""Convert the link measurements of `gpurun bench` for the model. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gpurun.scaling.shape import LinkClass
 
 
 def pair_figures(links: Iterable[Link], racks: Mapping[str, str]) -> tuple[PairFigure, ...]:
-    """The median of each class of links between hosts.
+    """Return the median of each class of links between hosts.
 
     Args:
-        links: oldest first; the newest figure of a link counts.
-        racks: host → rack; links of other hosts do not count.
+        links: oldest first; the newest measurement of a link counts.
+        racks: host → rack; links of other hosts are ignored.
     """
     newest = {(link.source, link.target): link for link in links}
     classes: dict[LinkClass, list[Link]] = {}

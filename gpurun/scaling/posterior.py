@@ -1,8 +1,8 @@
-"""Draws from what measurements leave open of a few parameters: Laplace's approximation, then importance sampling. Pure.
+"""Draw parameters that are consistent with measurements: Laplace's approximation, then importance sampling. Pure.
 
-Parameters are standard normal before the measurements (`z`). The spread of the measurements is unknown: its inverse
-gamma prior is integrated out, so that log p(z) = -|z|²/2 - (ν + N)/2 · log(ν s² + Σ r²). Points come from a
-quasi-random sequence, not from chains: no walker can get stuck, and a seed only shifts the sequence.
+The prior of the parameters (`z`) is standard normal. The spread of the measurements is unknown, with an inverse gamma
+prior. The integral over the spread gives log p(z) = -|z|²/2 - (ν + N)/2 · log(ν s² + Σ r²). The points come from a
+quasi-random sequence, not from Markov chains: so no chain can get stuck, and a seed only shifts the sequence.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from statistics import NormalDist
 from gpurun.scaling.matrix import Matrix, Vector, cholesky, covariance, inverse, solve, times
 
 PRIOR_WEIGHT = 4.0
-"""ν: the prior of the spread counts as so many measurements."""
+"""ν: the prior of the spread counts as this many measurements."""
 
 SCALES = ((1.0, 0.6), (1.6, 0.3), (2.6, 0.1))
-"""Widths of the proposal's parts, each with its share: the wide ones reach the tails."""
+"""Widths of the proposal's components, each with its share; the wide components reach the tails."""
 
 ROUNDS = (500, 1000, 2000, 2000, 4000, 4000)
-"""Points in each round; each round's proposal is made of the one before. The first only finds the second's."""
+"""Points per round. Each round's proposal is fitted to the previous round; the first only fits the second's."""
 
 LEAST_ROUNDS, ENOUGH = 3, 500.0
-"""Rounds end, after so many, as soon as their points are worth so many independent draws."""
+"""The rounds end after this many rounds, as soon as their points equal this many independent draws."""
 
 DRAWS = 1000
 STEPS = 60
@@ -35,13 +35,13 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True)
 class Misfit:
-    """What is to be fitted.
+    """The fitted problem.
 
     Attributes:
-        size: parameters.
-        residuals: z → differences of logarithms, measured less computed.
+        size: number of parameters.
+        residuals: z → differences of logarithms, measured minus computed.
         extra: the squared residuals that no parameter changes: runs of one configuration around their mean.
-        count: measurements in all.
+        count: number of measurements.
         spread: the expected relative spread of measurements.
     """
 
@@ -52,7 +52,7 @@ class Misfit:
     spread: float
 
     def scale(self, z: Sequence[float]) -> float:
-        """ν s² + Σ r²."""
+        """Return ν s² + Σ r²."""
         return PRIOR_WEIGHT * self.spread**2 + self.extra + fsum(r * r for r in self.residuals(z))
 
     @property
@@ -61,17 +61,17 @@ class Misfit:
         return PRIOR_WEIGHT + self.count
 
     def log_density(self, z: Sequence[float]) -> float:
-        """The logarithm of the posterior's density, but for a constant."""
+        """Return the logarithm of the posterior's density, except for a constant."""
         return -0.5 * fsum(x * x for x in z) - 0.5 * self.freedom * log(self.scale(z))
 
 
 @dataclass(frozen=True)
 class Posterior:
-    """What a fit leaves.
+    """The result of a fit.
 
     Attributes:
-        draws: parameters, all equally likely, each with the relative spread of a run.
-        effective: independent draws that the weighted points are worth.
+        draws: equally likely parameters, each with the relative spread of a run.
+        effective: the number of independent draws to which the weighted points are equivalent.
     """
 
     draws: tuple[tuple[tuple[float, ...], float], ...]
@@ -100,7 +100,7 @@ def sample(misfit: Misfit, seed: int = 0) -> Posterior:
 
 
 def sequence(size: int, seed: int, count: int) -> Iterator[Vector]:
-    """Richtmyer's quasi-random points in the open unit cube, shifted by the seed (Cranley and Patterson)."""
+    """Return Richtmyer's quasi-random points in the open unit cube, shifted by the seed (Cranley and Patterson)."""
     roots = [sqrt(prime) for prime in PRIMES[:size]]
     shifts = [(seed + 1) * sqrt(prime * 2.0 + 1) * 0.618033988749895 for prime in PRIMES[:size]]
     for number in range(1, count + 1):
@@ -110,7 +110,7 @@ def sequence(size: int, seed: int, count: int) -> Iterator[Vector]:
 
 
 def _laplace(misfit: Misfit) -> tuple[Vector, Matrix]:
-    """The mode and the covariance there, by Levenberg's and Marquardt's method from several starts."""
+    """Return the mode and the covariance there, by the Levenberg-Marquardt method from several starts."""
     starts = [[0.0] * misfit.size]
     for at in range(misfit.size):
         for value in (-1.5, 1.5):
@@ -122,7 +122,7 @@ def _laplace(misfit: Misfit) -> tuple[Vector, Matrix]:
 
 
 def _curvature(misfit: Misfit, z: Vector) -> tuple[Matrix, Vector]:
-    """The Gauss-Newton matrix of -log p, and its gradient."""
+    """Return the Gauss-Newton matrix of -log p, and its gradient."""
     base = misfit.residuals(z)
     step = 1e-4
     slopes = []
@@ -186,7 +186,7 @@ def _scale(uniform: float) -> float:
 
 
 def _proposed(away: Vector) -> float:
-    """The logarithm of the proposal's density, but for a constant."""
+    """Return the logarithm of the proposal's density, except for a constant."""
     squared, size = fsum(x * x for x in away), len(away)
     terms = [log(share) - size * log(scale) - 0.5 * squared / scale**2 for scale, share in SCALES]
     most = max(terms)
@@ -194,7 +194,7 @@ def _proposed(away: Vector) -> float:
 
 
 def _systematic(weights: Sequence[float], count: int) -> Iterator[int]:
-    """Places drawn by weight: so many, evenly through the cumulated weights."""
+    """Draw so many indices by weight, at even steps through the cumulative weights (systematic resampling)."""
     sums = list(accumulate(weights))
     at = 0
     for number in range(count):
@@ -204,7 +204,7 @@ def _systematic(weights: Sequence[float], count: int) -> Iterator[int]:
 
 
 def _run_spread(misfit: Misfit, z: Vector, uniform: float) -> float:
-    """A draw of the relative spread of runs: inverse gamma, its quantile by Wilson's and Hilferty's formula."""
+    """Draw the relative spread of runs: inverse gamma, with its quantile by the Wilson-Hilferty formula."""
     freedom = misfit.freedom
     chi = freedom * (1 - 2 / (9 * freedom) + _NORMAL.inv_cdf(uniform) * sqrt(2 / (9 * freedom))) ** 3
     return sqrt(misfit.scale(z) / max(chi, 1e-3 * freedom))

@@ -14,7 +14,7 @@ from gpurun.msgspec_types import ready
 from gpurun.scaling.shape import LinkRates, Shape
 
 Exchange = Literal["ring", "hierarchical", "servers"]
-"""How gradients are exchanged: one ring of all ranks; rings inside hosts and one of the hosts; parameter servers."""
+"""The exchange of gradients: one ring of all ranks; rings inside hosts and one of the hosts; parameter servers."""
 
 MOST_SECONDS = 1e6
 MOST_BYTES = 1 << 50
@@ -28,26 +28,26 @@ class Sample:
     """One measured run.
 
     Attributes:
-        ranks_per_host: ranks that train, host by host in rank order; 0 for a host that has only parameter servers.
+        ranks_per_host: training ranks, host by host in rank order; 0 for a host that has only parameter servers.
         racks: the rack of each host.
         batch_per_rank: images of one step of one rank.
         gradient_bytes: bytes of one rank's gradients in one step, before compression.
-        step_s: median seconds of a step, warm-up left out.
+        step_s: median seconds of a step, without warm-up.
         images_per_s: of all ranks together.
         windows_s: seconds of a step in each window of the measurement.
-        gpus: GPUs that the job held; 0 where its ranks have none.
+        gpus: GPUs that the job held; 0 if its ranks have none.
         exchange: how ranks exchange gradients.
         servers_per_host: parameter servers on each host; empty without servers.
-        launcher: the launcher's name, such as ``horovod``. One model is fitted for each launcher.
+        launcher: the launcher's name, such as ``horovod``. Each launcher has its own model.
         compute_s: seconds of computation in a step of one rank; None = not known.
         compute_spread: standard deviation of ranks' compute times over their mean; None = not known.
-        exchange_s: seconds of communication in a step, hidden or not; None = not known.
+        exchange_s: seconds of communication in a step, including hidden communication; None = not known.
         rates: nominal link rates during the run.
         compression: gradient bytes over bytes sent: 2 for fp16.
-        job: the id of the job that was measured.
+        job: the id of the measured job.
 
     Raises:
-        ValueError: a figure cannot be.
+        ValueError: a value is not possible.
     """
 
     ranks_per_host: tuple[int, ...]
@@ -89,17 +89,17 @@ class Sample:
 
     @property
     def shape(self) -> Shape:
-        """Where its ranks and servers are, on which links."""
+        """The hosts of its ranks and servers, with the links."""
         return Shape(self.ranks_per_host, self.racks, self.servers_per_host, self.rates)
 
     @property
     def ranks(self) -> int:
-        """Ranks that train."""
+        """The number of training ranks."""
         return sum(self.ranks_per_host)
 
     @property
     def bytes_sent(self) -> float:
-        """Bytes of one rank's gradients as the network carries them."""
+        """The bytes of one rank's gradients on the network."""
         return self.gradient_bytes / self.compression
 
 
@@ -114,18 +114,18 @@ def _positive(name: str, value: float, most: float) -> None:
 
 
 def encode(sample: Sample) -> bytes:
-    """A sample as a line of JSON, with its newline."""
+    """Return a sample as a line of JSON, with its newline."""
     return msgspec.json.encode(sample) + b"\n"
 
 
 def decode(data: bytes, where: str) -> tuple[Sample, ...]:
-    """Read samples, one a line; empty lines do not count.
+    """Read samples, one per line; skips empty lines.
 
     Args:
-        where: what messages call the file.
+        where: the file's name in messages.
 
     Raises:
-        BadInput: a line is no sample; names the line.
+        BadInput: a line is not a sample; the error names the line.
     """
     return tuple(_decoded(enumerate(data.split(b"\n"), 1), where))
 

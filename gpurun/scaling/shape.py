@@ -1,4 +1,4 @@
-"""Where the ranks of a gang are, and over which links they talk. Pure."""
+"""The hosts of a gang's ranks, and the links between them. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEAST_BIT_PER_S, MOST_BIT_PER_S = 1e3, 1e16
 
 
 class LinkClass(str, Enum):
-    """A kind of link. Links of one kind are taken to be alike."""
+    """A kind of link. The model treats links of one kind as equal."""
 
     HOST = "inside a host"
     RACK = "between hosts of a rack"
@@ -23,12 +23,12 @@ class LinkClass(str, Enum):
 
 @dataclass(frozen=True)
 class LinkRates:
-    """Nominal rates in bit/s, of each direction; None = not known.
+    """Nominal rates per direction in bit/s; None = not known.
 
     Attributes:
         host: between GPUs of one host.
         rack: a host's own link.
-        racks: a rack's link to the others, which all its hosts share.
+        racks: a rack's link to the other racks, which all its hosts share.
     """
 
     host: float | None = None
@@ -41,21 +41,21 @@ class LinkRates:
                 raise ValueError(f"a link of {rate!r} bit/s: from {LEAST_BIT_PER_S:g} to {MOST_BIT_PER_S:g}, or null")
 
     def of(self, link: LinkClass) -> float | None:
-        """The rate of a class."""
+        """Return the rate of a class."""
         return {LinkClass.HOST: self.host, LinkClass.RACK: self.rack, LinkClass.RACKS: self.racks}[link]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Where a gang's ranks are.
+    """The hosts of a gang's ranks.
 
     Attributes:
-        ranks_per_host: host by host in rank order; 0 for a host that has only servers.
+        ranks_per_host: ranks, host by host in rank order; 0 for a host that has only servers.
         racks: the rack of each host.
         servers_per_host: parameter servers on each host; empty = none.
 
     Raises:
-        ValueError: there can be no such gang.
+        ValueError: no gang can have this shape.
     """
 
     ranks_per_host: tuple[int, ...]
@@ -74,24 +74,24 @@ class Shape:
 
     @cached_property
     def ranks(self) -> int:
-        """Ranks that train."""
+        """The number of training ranks."""
         return sum(self.ranks_per_host)
 
     @cached_property
     def ring(self) -> tuple[tuple[int, str], ...]:
-        """Ranks and rack of each host that has ranks, in rank order."""
+        """The ranks and the rack of each host with ranks, in rank order."""
         return tuple((ranks, rack) for ranks, rack in zip(self.ranks_per_host, self.racks, strict=True) if ranks)
 
     @cached_property
     def flows_between_racks(self) -> int:
-        """Flows of the ring that share the busiest rack's link in one direction; 0 in one rack."""
+        """The number of the ring's flows that share the busiest rack's link in one direction; 0 within one rack."""
         racks = [rack for _, rack in self.ring]
         leaving = [a for a, b in pairwise([*racks, racks[0]]) if a != b]
         return max((leaving.count(rack) for rack in set(leaving)), default=0)
 
     @cached_property
     def links(self) -> frozenset[LinkClass]:
-        """The classes of links that its ranks and servers talk over."""
+        """The classes of links between its ranks and servers."""
         return frozenset(self._links())
 
     def _links(self) -> Iterator[LinkClass]:
@@ -106,5 +106,5 @@ class Shape:
             yield LinkClass.RACKS
 
     def on(self, rates: LinkRates) -> Shape:
-        """The same gang with other links."""
+        """Return the same gang with other link rates."""
         return Shape(self.ranks_per_host, self.racks, self.servers_per_host, rates)
