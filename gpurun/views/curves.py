@@ -1,4 +1,4 @@
-"""The metrics that a job's ranks reported, as curves over their steps. Pure."""
+"""The reported metrics of a job's ranks, as curves over their steps. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ COLOUR, GRID = "#1f6feb", "#ddd"
 
 
 class Curves:
-    """Metric → step → value. Where several ranks report a metric, the lowest of them counts.
+    """Metric → step → value. If several ranks report a metric, the lowest rank counts.
 
-    An attempt that begins anew replaces what an earlier attempt reported of the same steps.
+    An attempt replaces the values of earlier attempts for the same steps.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Curves:
         self._rank: dict[str, int] = {}
 
     def add(self, rank: int, step: int, metrics: Mapping[str, float]) -> None:
-        """Take one report. What is not finite, and metrics and points beyond the limits, are left out."""
+        """Take one report. Ignores infinite values and NaN, and metrics and points beyond the limits."""
         for name, value in metrics.items() if abs(step) <= MOST_STEP else ():
             lowest = self._rank.setdefault(name, rank)
             if rank > lowest or not isfinite(value):
@@ -42,12 +42,12 @@ class Curves:
                 self.points[name] = dict(list(points.items())[::2])
 
     def drawn(self) -> list[str]:
-        """A picture for each metric, as SVG, by name."""
+        """Return a picture of each metric, as SVG, sorted by name."""
         return [picture_of_curve(name, self.points[name]) for name in sorted(self.points)]
 
 
 def picture_of_curve(name: str, points: dict[int, float]) -> str:
-    """One curve with its axes, and its last value in words."""
+    """Return one curve with its axes, and its last value as text."""
     steps = sorted(points)
     shown = [*steps[:: -(-len(steps) // DRAWN_POINTS)], steps[-1]]
     values = [points[step] for step in shown]

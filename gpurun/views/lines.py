@@ -1,7 +1,7 @@
-"""A picture as lines of marked text: racks with cells, and tables. Pure; whoever paints a mark knows its colour.
+"""Format a picture as lines of marked text: racks with cells, and tables. Pure; the painter knows the marks' colours.
 
 A line is a sequence of (text, mark). Marks are ``job:N`` (the N-th job's colour), ``free``, ``bad``, ``head``, ``dim``,
-``good``, ``wait`` and "". Without colours nothing is lost: cells have letters, and states are words.
+``good``, ``wait`` and "". The lines are complete without colours: cells have letters, and states are words.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STATE_MARKS = {
 
 
 def width_of(text: str) -> int:
-    """Columns that a text takes on a terminal."""
+    """Return the number of terminal columns of a text."""
     if text.isascii():
         return len(text)
     from unicodedata import category, east_asian_width  # noqa: PLC0415 (few texts need the tables)
@@ -36,7 +36,7 @@ def width_of(text: str) -> int:
 
 
 def plain(line: Line) -> str:
-    """The text of a line, without what hangs over at its end."""
+    """Return the text of a line, without trailing spaces."""
     return "".join(text for text, _ in line).rstrip()
 
 
@@ -44,10 +44,10 @@ def plain(line: Line) -> str:
 
 
 def rack_lines(picture: Picture, fold: Fold, columns: int | None) -> Iterator[Line]:
-    """A line for each rack, then its hosts: as many beside each other as the terminal has room for.
+    """Return a line for each rack, then its hosts: as many per line as fit the terminal.
 
     Args:
-        columns: of the terminal; None: one entry a line, and nothing is wrapped.
+        columns: width of the terminal; None: one entry per line, without wrapping.
     """
     marks = _cell_marks(picture)
     racks = [(rack, [_entry(group, fold, marks) for group in rack.groups]) for rack in racks_of(picture.hosts)]
@@ -64,13 +64,13 @@ def rack_lines(picture: Picture, fold: Fold, columns: int | None) -> Iterator[Li
 
 
 def mark_line(picture: Picture) -> Line:
-    """What the marks mean that occur in the cells; empty if no cell has one."""
+    """Return the meaning of the marks that occur in the cells; empty if no cell has a mark."""
     seen = {cell for host in picture.hosts for cell in host.cells}
     return [(", ".join(f"{mark} {words}" for mark, words in MARKS.items() if mark in seen), "dim")]
 
 
 def total_line(picture: Picture) -> Line:
-    """How many GPUs are free, in one sentence."""
+    """Return the number of free GPUs in one sentence."""
     hosts = len(picture.hosts)
     rest = picture.free_elsewhere
     more = f"; {rest} more on hosts that get no new gangs" if rest else ""
@@ -78,7 +78,7 @@ def total_line(picture: Picture) -> Line:
 
 
 def _cell_marks(picture: Picture) -> dict[str, Span]:
-    """How each cell is written, and how it is painted; all as wide as a job's letter."""
+    """Return the text and the mark of each cell; all texts are as wide as a job's letter."""
     wide = max(map(len, picture.letters.values()), default=1)
     spans: dict[str, Span] = {job: (letter, f"job:{at}") for at, (job, letter) in enumerate(picture.letters.items())}
     for mark in MARKS:
@@ -113,7 +113,7 @@ def _heading(rack: RackView, fold: Fold) -> tuple[Span, Span]:
 
 
 def _beside(entries: Sequence[Line], unit: int, columns: int | None) -> Iterator[Line]:
-    """Entries in columns of one width; a wide entry takes several, and is never cut."""
+    """Lay out entries in columns of one width; a wide entry takes several columns, and is never cut."""
     if columns is None:
         yield from ([(INDENT, ""), *entry] for entry in entries)
         return
@@ -122,7 +122,7 @@ def _beside(entries: Sequence[Line], unit: int, columns: int | None) -> Iterator
     used = 0
     for whole in entries:
         entry = whole
-        while _width(entry) > room and "," in entry[0][0]:  # many hosts that do not fold well: their names take lines
+        while _width(entry) > room and "," in entry[0][0]:  # a long list of names takes several lines
             first, entry = _in_two(entry, room)
             if used:
                 yield line
@@ -140,7 +140,7 @@ def _beside(entries: Sequence[Line], unit: int, columns: int | None) -> Iterator
 
 
 def _in_two(entry: Line, room: int) -> tuple[Span, Line]:
-    """As many of an entry's names as fit, and the entry with the rest of them."""
+    """Split off as many of an entry's names as fit. Returns them, and the entry with the other names."""
     names = entry[0][0]
     at = names.rfind(",", 0, room) + 1 or names.find(",") + 1
     return (names[:at], ""), [(names[at:], ""), *entry[1:]]
@@ -152,11 +152,11 @@ def _in_two(entry: Line, room: int) -> tuple[Span, Line]:
 def job_lines(
     picture: Picture, jobs: Sequence[JobRow], columns: int | None, duration: Callable[[float], str]
 ) -> Iterator[Line]:
-    """A table of jobs. What a narrow terminal has no column for goes below the job's line; nothing is cut when piped.
+    """Return a table of jobs. On a narrow terminal, some columns go below the job's line; a pipe gets all columns.
 
     Args:
-        jobs: those of the picture's that are shown.
-        columns: of the terminal; None: each job is one line, however long.
+        jobs: the jobs of the picture to show.
+        columns: width of the terminal; None: each job is one line of any length.
     """
     marks = _cell_marks(picture)
     most_name = max(columns // 4, 8) if columns else None
@@ -198,7 +198,7 @@ def table_lines(heads: Sequence[str], rows: Sequence[tuple[Sequence[str], str]])
 
 
 def _short(text: str, most: int | None) -> str:
-    """A name that fits its column on a terminal; the job's id beside it says which job it is."""
+    """Shorten a name to its column; the job's id beside it identifies the job."""
     if most is None or width_of(text) <= most:
         return text
     while width_of(text) >= most:
@@ -215,7 +215,7 @@ def _row(cells: Sequence[Span], widths: Sequence[int]) -> Line:
 
 
 def _below(text: str, columns: int | None, *, most: int, job: str) -> Iterator[Line]:
-    """A text under its job, wrapped at words, and within long words."""
+    """Return a text below its job, wrapped between words, and inside long words."""
     if not text or columns is None:
         return
     room = max(columns - 4, 20)
@@ -227,7 +227,7 @@ def _below(text: str, columns: int | None, *, most: int, job: str) -> Iterator[L
 
 
 def wrapped(text: str, room: int) -> Iterator[str]:
-    """A text in lines of at most so many columns."""
+    """Return a text as lines of at most so many columns."""
     line = ""
     for word in text.split(" "):
         rest = word

@@ -1,4 +1,4 @@
-"""A cluster at one moment, as people see it: a cell for each GPU, a letter for each job. Pure."""
+"""The state of a cluster at one moment, for users: a cell for each GPU, a letter for each job. Pure."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MARKS: Mapping[str, str] = {
     KEPT: "kept for a gang of another inventory",
     UNKNOWN: "not known: a lease is damaged",
 }
-"""What a cell shows that is no job's, and what it means."""
+"""The marks of cells without a job, with their meaning."""
 
 
 class HostCells(NamedTuple):
     """A host and its GPUs.
 
     Attributes:
-        free: GPUs that nobody holds.
+        free: GPUs without a holder.
         state: as `gpurun.leases.cluster.HostRow.state`.
         shown: the state in words.
         cells: for each GPU the id of the job that holds it, or one of `MARKS`.
@@ -41,11 +41,11 @@ class HostCells(NamedTuple):
 
 
 class JobRow(NamedTuple):
-    """A job, as every view shows it. Its texts are raw: each view makes them printable.
+    """A job in all views. Its texts are raw: each view makes them printable.
 
     Attributes:
         letter: the job's name in the cells; "" if it holds no GPU.
-        gpus: ``8``; ``6 of 8`` for an elastic gang that runs with fewer than it asked for.
+        gpus: ``8``; ``6 of 8`` for an elastic gang that runs with fewer GPUs than it wants.
         hosts: folded.
         for_s: how long it has run, or waited.
         reason: why it waits, or how it ended.
@@ -66,9 +66,9 @@ class WaitingJob(NamedTuple):
     """A job in the queue.
 
     Attributes:
-        position: its place; None while it waits to be restarted, or can never start.
+        position: its place; None if it waits for a restart, or can never start.
         inventory: the path of its inventory.
-        waiting_s: since it was queued.
+        waiting_s: seconds since it was queued.
         expected_start_s: seconds since the epoch; None = not known.
     """
 
@@ -86,7 +86,7 @@ class WaitingJob(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """Hosts in the inventory's order; jobs, oldest first; the job's letter by id."""
+    """Hosts in the inventory's order; jobs, oldest first; the letter of each job, by id."""
 
     hosts: tuple[HostCells, ...]
     jobs: tuple[JobRow, ...]
@@ -94,22 +94,22 @@ class Picture(NamedTuple):
 
     @property
     def gpus(self) -> int:
-        """GPUs of all hosts."""
+        """The number of GPUs of all hosts."""
         return sum(host.gpus for host in self.hosts)
 
     @property
     def free(self) -> int:
-        """GPUs that a gang could get: free ones of hosts that get gangs."""
+        """The number of free GPUs on hosts that accept new gangs."""
         return sum(host.free for host in self.hosts if host.state == "ok")
 
     @property
     def free_elsewhere(self) -> int:
-        """Free GPUs of hosts that get no new gangs."""
+        """The number of free GPUs on hosts that accept no new gangs."""
         return sum(host.free for host in self.hosts if host.state != "ok")
 
 
 def letters(jobs: Sequence[str]) -> dict[str, str]:
-    """A short name for each job, all of one length: ``a`` … ``Z``; for more than 52 jobs ``a0`` … ``Z9``, and so on."""
+    """Return a short name for each job, all of one length: ``a`` … ``Z``; above 52 jobs ``a0`` … ``Z9``, and so on."""
     digits = 0
     while len(LETTERS) * 10**digits < len(jobs):
         digits += 1
@@ -126,12 +126,12 @@ def picture_of(
     fold: Callable[[Iterable[str]], str],
     reasons: Mapping[str, str] | None = None,
 ) -> Picture:
-    """Put hosts and jobs together.
+    """Combine hosts and jobs.
 
     Args:
-        records: in the order in which the jobs are shown.
-        fold: `gpurun.inventory.fold.fold`.
-        reasons: job → why it waits, which its record does not know.
+        records: in the order of display.
+        fold: `gpurun.inventory.folding.fold`.
+        reasons: job → why it waits, which is not in its record.
     """
     shown = tuple(hosts)
     holding = {cell for host in shown for cell in host.cells if cell not in MARKS}
@@ -150,7 +150,7 @@ def picture_of(
 
 
 def shown_for_s(record: JobRecord, now_s: float) -> float:
-    """For how long a job runs, or did run; before that, for how long it is queued."""
+    """Return how long a job has run; before its start, how long it has been in the queue."""
     return max(0.0, (record.ended_s or now_s) - (record.started_s or record.queued_s))
 
 

@@ -1,4 +1,4 @@
-"""Hosts that are alike, put together: by rack, then by what their cells show. Pure."""
+"""Group equal hosts: by rack, then by their cells. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpurun.views.picture import HostCells
 
 
 class Alike(NamedTuple):
-    """Hosts of one rack that show the same."""
+    """Hosts of one rack with equal cells and state."""
 
     names: tuple[str, ...]
     cells: tuple[str, ...]
@@ -18,7 +18,7 @@ class Alike(NamedTuple):
 
 
 class RackView(NamedTuple):
-    """A rack, or several racks whose hosts all show the same.
+    """A rack, or several racks whose hosts all look the same.
 
     Attributes:
         generations: of its hosts; more than one only in a mixed rack.
@@ -33,7 +33,7 @@ class RackView(NamedTuple):
 
 
 def racks_of(hosts: Iterable[HostCells]) -> list[RackView]:
-    """Racks in the inventory's order. Racks that are alike follow the first of them."""
+    """Return the racks in the inventory's order. Equal racks are merged into the first of them."""
     by_rack: dict[str, list[HostCells]] = {}
     for host in hosts:
         by_rack.setdefault(host.rack, []).append(host)

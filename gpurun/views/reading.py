@@ -25,10 +25,10 @@ _MARK_OF = {"lost": LOST, "foreign": FOREIGN, "promised": KEPT}
 
 
 class Reading(NamedTuple):
-    """What was read.
+    """The result of a read.
 
     Attributes:
-        problems: damage that was found, each problem once.
+        problems: the damage that was found, each problem once.
     """
 
     rows: tuple[HostRow, ...]
@@ -40,11 +40,11 @@ class Reading(NamedTuple):
 def read(
     cluster: Cluster, store: JobStore, *, all_jobs: bool = False, reasons: Mapping[str, str] | None = None
 ) -> Reading:
-    """Read hosts, their GPUs, and jobs. Damage is reported, and what depends on it is shown as unknown.
+    """Read hosts, their GPUs, and jobs. Reports damage, and shows everything that depends on damaged data as unknown.
 
     Args:
-        all_jobs: also every job that has ended, not only the last ones.
-        reasons: job → why it waits; None = ask what a pass would say of what was read.
+        all_jobs: read all ended jobs, not only the last ones.
+        reasons: job → why it waits; None = compute the reasons with a scheduling pass on this state.
     """
     problems: list[GpurunError] = []
     now_s = time.time()
@@ -59,17 +59,17 @@ def read(
 
 
 def _why_they_wait(home: Path, view: View, records: Sequence[JobRecord]) -> Mapping[str, str]:
-    """Job → why it waits. While a lease is damaged no pass decides anything."""
+    """Return job → why it waits. With a damaged lease, no pass makes decisions."""
     if view.damaged or not any(record.state is State.QUEUED for record in records):
         return {}
-    from gpurun.leases.allocate import decisions_on  # noqa: PLC0415 (the whole scheduler, for a queue alone)
+    from gpurun.leases.allocate import decisions_on  # noqa: PLC0415 (the whole scheduler, needed only for a queue)
     from gpurun.views.waiting import reasons_of, waiting_jobs  # noqa: PLC0415 (likewise)
 
     return reasons_of(waiting_jobs(decisions_on(home, view), records))
 
 
 def with_trouble(store: JobStore, record: JobRecord) -> JobRecord:
-    """A record whose reason says so when the job's supervisor cannot start or continue."""
+    """Return the record; if the job's supervisor cannot start or continue, its reason reports that."""
     if record.state not in CARRIED:
         return record
     trouble = supervisor_trouble(store.get(record.id), record, LeaseStore(store.home))
@@ -79,7 +79,7 @@ def with_trouble(store: JobStore, record: JobRecord) -> JobRecord:
 def _records(
     store: JobStore, view: View, on_problem: Callable[[GpurunError], None], *, all_jobs: bool
 ) -> list[JobRecord]:
-    """Jobs that have not ended, and the last ones that have; oldest first."""
+    """Return the jobs that have not ended, and the last ended jobs; oldest first."""
     ended = set(store.ids()).difference(view.jobs) if all_jobs else store.recently_ended(ENDED_SHOWN)
     records = [with_trouble(store, job.record) for job in view.jobs.values()]
     records += store.records(on_problem, ids=ended)

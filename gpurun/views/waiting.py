@@ -1,4 +1,4 @@
-"""The jobs that wait, in the order in which they would start, with the reasons that a pass would give now."""
+"""The waiting jobs, in the order in which they would start, with the present reasons."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpurun.views.picture import WaitingJob
 
 
 def look_ahead(home: Path) -> Pass:
-    """The decisions that a pass would make now; nothing is changed."""
+    """Return the decisions that a pass would make now, without changes."""
     return run_pass(home, now_s=time.time(), commit=False)
 
 
@@ -30,11 +30,11 @@ def why_it_waits(home: Path, job: str) -> str:
 
 
 def waiting_jobs(looked: Pass, records: Iterable[JobRecord], inventory: str | None = None) -> list[WaitingJob]:
-    """Jobs that wait, those that a pass looks at first.
+    """Return the waiting jobs, in the order of the pass.
 
     Args:
-        records: of the jobs that have not ended.
-        inventory: only jobs of this one, with links followed; None = of all.
+        records: records of the jobs that have not ended.
+        inventory: only jobs of this inventory, with links resolved; None = of all inventories.
     """
     by_id = {record.id: record for record in records}
     now_s = time.time()
@@ -44,11 +44,11 @@ def waiting_jobs(looked: Pass, records: Iterable[JobRecord], inventory: str | No
             continue
         position = places(decisions)
         for job in decisions.order:
-            if (record := by_id.get(job)) is not None:  # else it has ended meanwhile
+            if (record := by_id.get(job)) is not None:  # otherwise it has just ended
                 wait = decisions.waits.get(job)
                 start_s = wait.expected_start_s if wait else None
                 rows.append(_row(record, path, position.get(job), decided(decisions, job), start_s, now_s))
-    for record in by_id.values():  # no pass looks at them yet: they have failed a moment ago
+    for record in by_id.values():  # no pass includes them yet, because they have just failed
         if record.waits_for_restart(now_s) and inventory in (None, os.path.realpath(record.inventory)):
             at_s = record.restart.at_s if record.restart else None
             rows.append(_row(record, record.inventory, None, record.story(now_s), at_s, now_s))
@@ -56,13 +56,13 @@ def waiting_jobs(looked: Pass, records: Iterable[JobRecord], inventory: str | No
 
 
 def decided(decisions: Decisions, job: str) -> str:
-    """Why a job waits, in one sentence."""
+    """Return why a job waits, in one sentence."""
     said = decisions.waits.get(job) or decisions.never.get(job)
     return said.message if said else "starts now"
 
 
 def reasons_of(rows: Iterable[WaitingJob]) -> Mapping[str, str]:
-    """Job → why it waits."""
+    """Return job → why it waits."""
     return {row.job: row.message for row in rows}
 
 
