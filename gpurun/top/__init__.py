@@ -1,5 +1,5 @@
-"""The cluster live in a terminal.
+"""The live view of a cluster in a terminal.
 
-`feed` reads and samples in the background, `rows` says what is shown, and `app` draws it. `app` is the one file that
-imports Textual, which is an extra. `plain` prints lines instead, for screen readers.
+`feed` reads and samples in the background, `rows` computes the rows, and `app` draws them. Only `app` imports Textual,
+which is an extra. `plain` prints lines instead, for screen readers.
 """

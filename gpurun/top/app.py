@@ -1,4 +1,4 @@
-"""The live screen. The one file that imports Textual."""
+"""The live screen. Only this module imports Textual."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from gpurun.top.rows import (
 
 TICK_S = 1.0
 FIGURES_EVERY_S = 10.0
-"""Figures and times are drawn anew this often; states, reasons and hosts that fall silent at once."""
+"""The screen updates numbers and times at this interval; states, reasons and silent hosts immediately."""
 COLUMNS = {"jobs": JOB_COLUMNS, "queue": QUEUE_COLUMNS, "hosts": HOST_COLUMNS}
 STYLES = {
     "RUNNING": "green", "QUEUED": "yellow", "FAILED": "red", "TIMED_OUT": "red", "no answer": "red", "lost": "red",
@@ -46,35 +46,35 @@ W = TypeVar("W", bound=Widget)
 
 
 class MomentSource(Protocol):
-    """Where moments and logs come from: a `gpurun.top.feed.Feed`."""
+    """The source of moments and logs: a `gpurun.top.feed.Feed`."""
 
     def latest(self) -> Moment:
-        """What is known now."""
+        """Return the present state."""
         ...
 
     def hurry(self) -> None:
-        """Read again at once."""
+        """Read again immediately."""
         ...
 
     def log(self, job: str) -> list[str]:
-        """The last lines of a job's log."""
+        """Return the last lines of a job's log."""
         ...
 
     def log_stamp(self, job: str) -> object:
-        """Changes when the job's log does."""
+        """Return a value that changes when the job's log changes."""
         ...
 
 
 @dataclass(frozen=True)
 class Actions:
-    """What keys do; each returns what to say, or raises GpurunError. They may take seconds."""
+    """The actions of keys; each returns a message, or raises GpurunError. An action may take seconds."""
 
     cancel: Callable[[str], str]
     cordon: Callable[[str], str]
 
 
 class Question(ModalScreen[bool]):
-    """Asks before something is done. `y` is yes; `n` and Escape are no."""
+    """Asks before an action. `y` is yes; `n` and Escape are no."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "answer(True)", "yes"), Binding("n,escape,q", "answer(False)", "no")
@@ -89,7 +89,7 @@ class Question(ModalScreen[bool]):
         self._text = text
 
     def compose(self) -> ComposeResult:
-        """The question."""
+        """Return the question."""
         yield Static(Text(f"{self._text}\n\ny yes   n no"))
 
     def action_answer(self, answer: bool) -> None:
@@ -98,7 +98,7 @@ class Question(ModalScreen[bool]):
 
 
 class TopApp(App[None]):
-    """Jobs, queue and hosts as tables; below them the log of the selected job."""
+    """Jobs, queue and hosts as tables, with the log of the selected job below them."""
 
     TITLE = "gpurun top"
     ENABLE_COMMAND_PALETTE = False
@@ -126,7 +126,7 @@ class TopApp(App[None]):
         self._drawn_s = 0.0
 
     def compose(self) -> ComposeResult:
-        """The screen."""
+        """Return the widgets of the screen."""
         yield Static(id="summary", markup=False)
         with TabbedContent(initial="jobs"):
             for name in COLUMNS:
@@ -138,7 +138,7 @@ class TopApp(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Fill the tables, and look for news every second."""
+        """Fill the tables, and refresh them every second."""
         for name, columns in COLUMNS.items():
             table = self._table(name)
             for column in columns:
@@ -148,13 +148,13 @@ class TopApp(App[None]):
         self.set_interval(TICK_S, self.refresh_all)
 
     def _find(self, selector: str, kind: type[W]) -> W:
-        """A widget of the main screen, also while a question is shown above it."""
+        """Return a widget of the main screen, even while a question covers it."""
         return self.screen_stack[0].query_one(selector, kind)
 
     # -- drawing ------------------------------------------------------------------------------------------
 
     def refresh_all(self) -> None:
-        """Show what has changed. Only the table that is seen is drawn."""
+        """Show changes. Draws only the visible table."""
         if not self.screen_stack or not self.screen_stack[0].query("#summary"):  # the app is ending
             return
         moment, now_s = self._source.latest(), time.monotonic()
@@ -181,7 +181,7 @@ class TopApp(App[None]):
         self._put(name, rows)
 
     def _put(self, name: str, rows: list[TopRow]) -> None:
-        """Change the cells that differ and are seen; fill the table anew only when rows came, went or moved."""
+        """Update the visible cells that differ. Fills the table again only if rows appear, disappear or move."""
         table, before = self._table(name), self._shown.get(name, [])
         columns = [column or "letter" for column in COLUMNS[name]]
         if [row.key for row in before] == [row.key for row in rows]:
@@ -236,19 +236,19 @@ class TopApp(App[None]):
     # -- keys ---------------------------------------------------------------------------------------------
 
     def action_show(self, name: str) -> None:
-        """Go to a table."""
+        """Switch to a table."""
         self._find("TabbedContent", TabbedContent).active = name
 
     def on_tabbed_content_tab_activated(self) -> None:
-        """Draw the table that is seen now."""
+        """Draw the table that has become visible."""
         self._moment = None
         self._table(self._active()).focus()
         self.refresh_all()
 
     def on_data_table_row_highlighted(self) -> None:
-        """Another job is selected: show its log."""
+        """Show the log of the newly selected job."""
         if self.screen_stack and self.screen_stack[0].query("#log"):
-            if self._moment is not None:  # rows that were not seen may be old
+            if self._moment is not None:  # rows outside the screen may be outdated
                 self._draw(self._moment)
             self._draw_log()
 
@@ -264,7 +264,7 @@ class TopApp(App[None]):
         self.refresh_all()
 
     def action_filter(self) -> None:
-        """Ask for the text that lines must have."""
+        """Ask for a filter text."""
         field = self._find("#filter", Input)
         field.add_class("shown")
         field.focus()
@@ -295,7 +295,7 @@ class TopApp(App[None]):
         self._ask(f"Cancel {job}? Its ranks get SIGTERM and their grace period.", self._actions.cancel, job)
 
     def action_cordon(self) -> None:
-        """Cordon the selected host, or take its cordon away, after a question."""
+        """Cordon the selected host, or remove its cordon, after a question."""
         host = self._selected("hosts", self._shown.get("hosts", [])) if self._active() == "hosts" else None
         if host is None:
             self.notify("select a host in the hosts table first (key 3)", severity="warning")
@@ -320,7 +320,7 @@ class TopApp(App[None]):
 
 
 def _states(moment: Moment) -> object:
-    """What is shown at once when it changes."""
+    """Return the values whose change the screen shows immediately."""
     jobs = [(job.id, job.state, job.reason) for job in moment.picture.jobs]
     queue = [(job.job, job.position) for job in moment.queue]
     hosts = [(host.cells, host.shown) for host in moment.picture.hosts]
@@ -328,5 +328,5 @@ def _states(moment: Moment) -> object:
 
 
 def _cell(text: str) -> Text:
-    """A cell: never markup, whatever a job is called."""
+    """Return a cell without markup, whatever the job's name contains."""
     return Text(text, style=STYLES.get(text, ""), no_wrap=True)

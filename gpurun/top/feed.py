@@ -1,4 +1,4 @@
-"""Reads the state directory again and again in the background, and joins it with the hosts' samples."""
+"""Read the state directory repeatedly in the background, and combine it with the hosts' samples."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from gpurun.views.waiting import look_ahead, reasons_of, waiting_jobs
 READ_EVERY_S = 4.0
 DECIDE_EVERY_S = 15.0
 COST_SHARE = 0.005
-"""The part of a core that reading may take: what costs more is read less often."""
+"""The share of one core for reading: if a read costs more, the reads become rarer."""
 LOG_LINES = 300
 EMPTY = Moment(Picture((), (), {}), (), {}, ())
 
 
 class Feed:
-    """The newest moment. A context manager; leaving it ends all threads and closes all connections.
+    """The latest moment. A context manager; its exit ends all threads and closes all connections.
 
     Args:
-        open_cluster: reads the inventory anew, because people change it.
+        open_cluster: reads the inventory again, because users change it.
     """
 
     def __init__(self, store: JobStore, open_cluster: Callable[[], Cluster]) -> None:
@@ -57,17 +57,17 @@ class Feed:
         self.sampling.close()
 
     def latest(self) -> Moment:
-        """What is known now."""
+        """Return the present state."""
         picture, problems = self._read
         return Moment(picture, self._queue, self.sampling.latest(), problems)
 
     def hurry(self) -> None:
-        """Read again at once: somebody has changed something."""
+        """Read again immediately, after a change by the user."""
         self._decide_s = 0.0
         self._hurry.set()
 
     def log(self, job: str) -> list[str]:
-        """The last lines of a job's log, as a terminal can show them."""
+        """Return the last lines of a job's log, printable on a terminal."""
         try:
             lines = last_lines(self._store.get(job).log, LOG_LINES)
         except GpurunError as error:
@@ -75,7 +75,7 @@ class Feed:
         return [f"{'launcher' if line.rank is None else line.rank:>8} | {printed(line.text)}" for _, line in lines]
 
     def log_stamp(self, job: str) -> object:
-        """Changes when the job's log does."""
+        """Return a value that changes when the job's log changes."""
         try:
             found = self._store.get(job).log.stat()
         except (OSError, GpurunError):
@@ -83,7 +83,7 @@ class Feed:
         return found.st_size, found.st_mtime_ns
 
     def refresh(self) -> None:
-        """Read the state directory once. Damage becomes words in the moment; the last picture stays."""
+        """Read the state directory once. Damage becomes a message in the moment, and the last picture stays."""
         try:
             self._cluster = self._open_cluster()
             if time.monotonic() >= self._decide_s:

@@ -1,4 +1,4 @@
-"""The live view as lines: first everything, then only what has changed. For screen readers and pipes."""
+"""The live view as lines: first everything, then only changes. For screen readers and pipes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from gpurun.top.rows import Duration, Moment, TopRow, host_rows, job_rows, queue_rows, summary
 
 CALM = 10
-"""A job's use is told again when it has changed by this many percent."""
+"""A change of a job's utilization by this many percent prints the job again."""
 
 
 def first_lines(moment: Moment, duration: Duration) -> Iterator[str]:
-    """Everything, a sentence or a row a line."""
+    """Return everything, one sentence or row per line."""
     yield summary(moment)
     yield from (_job_line(row) for row in job_rows(moment, duration))
     yield from (_waits(row) for row in queue_rows(moment, duration))
@@ -19,7 +19,7 @@ def first_lines(moment: Moment, duration: Duration) -> Iterator[str]:
 
 
 def changed_lines(before: Moment, now: Moment, duration: Duration) -> Iterator[str]:
-    """What is different: jobs that came, went or changed state, reasons, hosts that fell silent or answer again."""
+    """Return the changes: new and ended jobs, changed states and reasons, hosts that became silent or answer again."""
     if summary(before) != summary(now):
         yield summary(now)
     old = {row.key: row for row in job_rows(before, duration)}
@@ -37,7 +37,7 @@ def changed_lines(before: Moment, now: Moment, duration: Duration) -> Iterator[s
 
 
 def _matters(old: TopRow, new: TopRow) -> bool:
-    """Whether more has changed than the time and a little of the use."""
+    """Return True if more has changed than the time and a little of the utilization."""
     state, use, hosts, reason = 4, 6, 9, 10
     if any(old.cells[at] != new.cells[at] for at in (state, hosts, reason)):
         return True

@@ -1,4 +1,4 @@
-"""What the live view shows, as rows of texts. Pure."""
+"""The rows of the live view, as texts. Pure."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Duration = Callable[[float], str]
 
 
 class Moment(NamedTuple):
-    """Everything that is known at one moment.
+    """The state at one moment.
 
     Attributes:
-        problems: what could not be read, in words.
+        problems: read errors, in words.
     """
 
     picture: Picture
@@ -32,14 +32,14 @@ class Moment(NamedTuple):
 
 
 class TopRow(NamedTuple):
-    """A line of a table. `key`: the job or host that it is about."""
+    """A row of a table. `key`: its job or host."""
 
     key: str
     cells: tuple[str, ...]
 
 
 class Usage(NamedTuple):
-    """What a job's GPUs do together. None: nothing is known yet."""
+    """The combined utilization and memory of a job's GPUs. None: not known yet."""
 
     percent: float | None
     memory_mib: int | None
@@ -47,17 +47,17 @@ class Usage(NamedTuple):
 
 
 def leased_hosts(picture: Picture) -> list[str]:
-    """The hosts on which a job holds a GPU."""
+    """Return the hosts on which a job holds a GPU."""
     return [host.name for host in picture.hosts if any(cell not in MARKS for cell in host.cells)]
 
 
 def silent_hosts(moment: Moment) -> list[str]:
-    """The hosts that do not answer, or cannot say how their GPUs are."""
+    """Return the hosts that do not answer, or cannot report on their GPUs."""
     return [name for name in leased_hosts(moment.picture) if (sample := moment.samples.get(name)) and sample.problem]
 
 
 def job_rows(moment: Moment, duration: Duration, *, sort: str = "state", wanted: str = "") -> list[TopRow]:
-    """A row for each job that contains the wanted text."""
+    """Return a row for each job that contains the wanted text."""
     used = usage(moment)
     order = sorted(moment.picture.jobs, key=lambda job: _order(job, sort, used))
     rows = [TopRow(job.id, _job(job, used.get(job.id), duration)) for job in order]
@@ -65,7 +65,7 @@ def job_rows(moment: Moment, duration: Duration, *, sort: str = "state", wanted:
 
 
 def queue_rows(moment: Moment, duration: Duration, *, wanted: str = "") -> list[TopRow]:
-    """A row for each job that waits, with its reason, in the order in which they would start."""
+    """Return a row for each waiting job, with its reason, in the order in which the jobs would start."""
     rows = [
         TopRow(job.job, (
             str(job.position or NONE), job.job, printable(job.owner), printable(job.name), str(job.gpus),
@@ -77,13 +77,13 @@ def queue_rows(moment: Moment, duration: Duration, *, wanted: str = "") -> list[
 
 
 def host_rows(moment: Moment, *, wanted: str = "") -> list[TopRow]:
-    """A row for each host, with what its agent says of its GPUs."""
+    """Return a row for each host, with its agent's report on its GPUs."""
     rows = [TopRow(host.name, _host(host, moment)) for host in moment.picture.hosts]
     return _filtered(rows, wanted)
 
 
 def summary(moment: Moment) -> str:
-    """One sentence for the top of the screen."""
+    """Return one sentence for the top of the screen."""
     picture = moment.picture
     running = sum(job.state.value == "RUNNING" for job in picture.jobs)
     parts = [f"{picture.free} of {picture.gpus} GPUs free", f"{running} jobs running", f"{len(moment.queue)} waiting"]
@@ -94,7 +94,7 @@ def summary(moment: Moment) -> str:
 
 
 def usage(moment: Moment) -> dict[str, Usage]:
-    """Job → what its GPUs do."""
+    """Return job → the utilization of its GPUs."""
     found: dict[str, list[GpuSample]] = {}
     for host in moment.picture.hosts:
         sample = moment.samples.get(host.name)

@@ -1,4 +1,4 @@
-"""Samples of all hosts whose GPUs are leased, over one agent for each host that stays open."""
+"""Sample all hosts with leased GPUs, over one agent per host that stays open."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from gpurun.remote.fleet import Fleet
 
 INTERVAL_S = 5.0
 AGAIN_S = 60.0
-"""A host that did not answer is asked again after this time."""
+"""Time before another attempt to reach a host that did not answer."""
 TICK_S = 1.0
 
 Open = Callable[[Iterable[str]], Fleet]
 
 
 class Sampling:
-    """A background thread opens hosts as they get leases, leaves those that lose theirs, and keeps the latest samples.
+    """A background thread opens hosts that get leases, closes hosts that lose theirs, and keeps the latest samples.
 
-    A host that does not answer has a sample with a problem, and holds up nobody: hosts are opened at once, off the
-    caller's thread. No connection is opened for a refresh.
+    A host that does not answer has a sample with a problem, and delays no other host: the thread opens hosts in
+    parallel, outside the caller's thread. A refresh opens no connection.
 
     Args:
         open_fleet: opens agents on hosts, by name.
@@ -39,11 +39,11 @@ class Sampling:
         self._thread = threading.Thread(target=self._run, name="top sampling", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def latest(self) -> Mapping[str, HostSample]:
-        """The newest sample of each host; a host that is being opened has none."""
+        """Return the newest sample of each host; a host that is still opening has none."""
         with self._lock:
             watches = list(self._watches.values())
         return {host: sample for watch in watches for host, sample in watch.latest().items()}
@@ -57,7 +57,7 @@ class Sampling:
         self._fleet.close()
 
     def look(self) -> None:
-        """Open hosts that are wanted and not watched, or that failed a while ago; leave the others."""
+        """Open new hosts and hosts that failed a while ago; close hosts that are no longer wanted."""
         wanted, now_s = list(self._wanted()), time.monotonic()
         failed = {host for host, sample in self.latest().items() if sample.problem}
         due = [
