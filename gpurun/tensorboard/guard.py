@@ -1,4 +1,4 @@
-"""TensorBoard behind the door, and a page with the traces among the outputs beside it."""
+"""TensorBoard behind a token, with an additional page for the traces in the outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHUNK_BYTES = 1 << 18
 
 
 class Guard(Door):
-    """TensorBoard's application behind a token, which TensorBoard itself does not know."""
+    """TensorBoard's application behind a token, because TensorBoard itself has no authentication."""
 
     def __init__(self, inner: App, shown: Shown, token: str) -> None:
         super().__init__(self._route, token, "gpurun tensorboard")
@@ -66,7 +66,7 @@ def _printable(name: str) -> str:
 
 
 def _opened(trace: Trace) -> BinaryIO:
-    """The trace's file, reached without following a link, whatever has become of the outputs since they were listed."""
+    """Open the trace's file without following links, whatever happened to the outputs since the listing."""
     top = open_top(str(trace.run.outputs))
     try:
         with Cursor(top) as cursor:
@@ -77,7 +77,7 @@ def _opened(trace: Trace) -> BinaryIO:
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:
-    left = os.fstat(file.fileno()).st_size  # as was said: it may grow
+    left = os.fstat(file.fileno()).st_size  # the size in the header: the file may grow
     with file:
         while left > 0 and (chunk := file.read(min(CHUNK_BYTES, left))):
             left -= len(chunk)

@@ -1,4 +1,4 @@
-"""TensorBoard in this process. The one file that imports it."""
+"""TensorBoard in this process. Only this module imports it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gpurun.tensorboard.guard import Guard
 from gpurun.tensorboard.shown import Shown
 
 warnings.filterwarnings("ignore", module="tensorboard")
-from tensorboard import default, program  # noqa: E402  it warns while it is imported
+from tensorboard import default, program  # noqa: E402  it prints warnings during its import
 
 RELOAD_S = 5
 
 
 @dataclass(frozen=True)
 class Board:
-    """A TensorBoard that serves.
+    """A running TensorBoard.
 
     Attributes:
         port: on 127.0.0.1.
@@ -31,10 +31,10 @@ class Board:
 
 
 def serve(shown: Shown, token: str, *, port: int | None, title: str) -> Board:
-    """Begin to serve on 127.0.0.1, in threads that end with the process.
+    """Start to serve on 127.0.0.1, in threads that end with the process.
 
     Args:
-        port: None = 6006 or, if that is taken, the next that is free.
+        port: None = 6006 or, if that is taken, the next free port.
 
     Raises:
         BadInput: the port is taken.
@@ -52,7 +52,7 @@ def serve(shown: Shown, token: str, *, port: int | None, title: str) -> Board:
     board = program.TensorBoard(default.get_plugins(), server_class=program.with_port_scanning(Guarded))
     flags = {
         "logdir": str(shown.folder), "host": "127.0.0.1", "window_title": title, "reload_interval": RELOAD_S,
-        "reload_multifile": True,  # ranks may write into one folder
+        "reload_multifile": True,  # several ranks may write into one folder
         "load_fast": "false",  # the other loader keeps files open, and copies of outputs replace them
     } | ({} if port is None else {"port": port})  # fmt: skip
     board.configure(**flags)

@@ -1,8 +1,8 @@
-"""What is shown of jobs' outputs: a folder with a run for each job, which has links to its event files, and no others.
+"""A folder for TensorBoard with one run per job. It contains only links to event files of the jobs' outputs.
 
-Outputs come from hosts, and hosts may lie. TensorBoard follows any link and reads whatever a plugin's settings name. So
-it is never given the outputs themselves: only regular files that are called as event files are, each looked up without
-following a link.
+Outputs come from hosts, and hosts may be hostile. TensorBoard follows any link and reads any file that a plugin's
+settings name. So it never gets the outputs themselves. It gets only regular files with the names of event files, and
+gpurun finds them without following links.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 EVENTS = b"tfevents"
-"""What each event file has in its name (TensorBoard's `io_wrapper.IsTensorFlowEventsFile`)."""
+"""The part that each event file has in its name (TensorBoard's `io_wrapper.IsTensorFlowEventsFile`)."""
 _TRACE = re.compile(rb"(\.trace|timeline[^/]*)\.json(\.gz)?$")
 _ODD = re.compile(r"[^\w.,=+ -]|^\.+")
 MOST_FILES = 100_000
-"""Of one run, that are looked at."""
+"""Limit for the files of one run that gpurun examines."""
 
 Parts = tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
 class ShownRun:
-    """A job as TensorBoard calls it.
+    """A job under its name in TensorBoard.
 
     Attributes:
-        outputs: the head's copy of its outputs; it may not be there yet.
+        outputs: the head's copy of its outputs; it may not exist yet.
     """
 
     name: str
@@ -39,7 +39,7 @@ class ShownRun:
 
 @dataclass(frozen=True)
 class Trace:
-    """A recording for a viewer of traces: Horovod's timeline, or a profile of PyTorch."""
+    """A recording for a trace viewer: Horovod's timeline, or a profile of PyTorch."""
 
     run: ShownRun
     parts: Parts
@@ -47,20 +47,20 @@ class Trace:
 
     @property
     def name(self) -> str:
-        """The run and the path in its outputs, for people."""
+        """The run and the path in its outputs, for display."""
         return f"{self.run.name}/{b'/'.join(self.parts).decode('utf-8', 'replace')}"
 
 
 def run_name(text: str) -> str:
-    """A name as a folder can have it: no separator, nothing hidden, nothing that a terminal or a page would take."""
+    """Return a valid folder name: no separator, no leading dot, no character with a meaning for a terminal or HTML."""
     return _ODD.sub("_", text)[:100] or "_"
 
 
 class Shown:
-    """A folder for TensorBoard; `refresh` makes it follow the outputs.
+    """A folder for TensorBoard; `refresh` updates it from the outputs.
 
     Args:
-        folder: an empty folder of our own.
+        folder: an empty folder that only gpurun uses.
     """
 
     def __init__(self, folder: Path, runs: Sequence[ShownRun]) -> None:
@@ -70,7 +70,7 @@ class Shown:
         self._linked: set[Path] = set()
 
     def refresh(self) -> int:
-        """Link what is new and unlink what is gone; how many event files there are."""
+        """Link new event files and unlink removed ones. Returns the number of event files."""
         found: dict[Path, Path] = {}
         traces = []
         for run in self.runs:
@@ -83,7 +83,7 @@ class Shown:
         for gone in self._linked - found.keys():
             gone.unlink(missing_ok=True)
         for link in found.keys() - self._linked:
-            with suppress(OSError):  # what was a file is a folder now, or the name is too long here
+            with suppress(OSError):  # a file has become a folder, or the name is too long here
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(found[link])
         self._linked, self.traces = {link for link in found if link.is_symlink()}, tuple(traces)
@@ -91,7 +91,7 @@ class Shown:
 
 
 def _regular_files(top: Path) -> Iterator[tuple[Parts, int]]:
-    """Regular files below a folder and their sizes; no link is followed. None if it is not there."""
+    """Return the regular files below a folder with their sizes. Follows no links. Empty if the folder is missing."""
     above = len(os.fsencode(top).split(b"/"))
     seen = 0
     with suppress(FileNotFoundError, NotADirectoryError):
