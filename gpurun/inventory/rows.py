@@ -112,7 +112,7 @@ def row_paths(rows: Sequence[Row], renamed: Mapping[str, str]) -> list[tuple[str
 
 
 def token_places(tokens: Sequence[Token], renamed: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """Return the role of each token of a row: the path of keys to it, and its part in the last key's value."""
+    """Return the role of each token of a row: the path of keys to it, and its part there."""
     places: list[tuple[str, ...]] = []
     path = [""]  # the key, or the number, at each level of brackets
     for at, token in enumerate(tokens):
