@@ -85,6 +85,7 @@ class ArrivingSet:
         with data_store.alone(call):
             try:
                 os.rename(self.path, data_store.place_of(self.digest))
+                data_store.share(self._descriptor)  # until `drop`, which may be long after: others still receive it
             except OSError:
                 if not data_store.is_here(self.digest):
                     raise

@@ -121,14 +121,21 @@ def hold(path: str, shared: bool = True) -> int:
     """Return a descriptor that keeps the set in the folder `path` from being removed until it is closed.
 
     Raises:
-        OpError: ``not-found``: it is gone.
+        OpError: ``not-found``: it is gone; ``conflict``: another process has locked it.
     """
     try:
         descriptor = os.open(os.path.join(path, META), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         raise OpError("not-found", "the data set is not here") from None
-    _try_lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+    if not _try_lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
+        os.close(descriptor)
+        raise OpError("conflict", "another process has locked the data set")
     return descriptor
+
+
+def share(descriptor: int) -> None:
+    """Let others `hold` a set that has arrived, too. The caller is `alone`, so nobody locks the set in between."""
+    _try_lock(descriptor, fcntl.LOCK_SH)
 
 
 def begin(digest: str, rows: Sequence[Row], entries: bytes) -> Tuple[str, int]:

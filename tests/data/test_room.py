@@ -1,5 +1,6 @@
 """Which sets go when room is needed, and what a host refuses to receive. Its free space is what the test says."""
 
+import fcntl
 import json
 import os
 import zlib
@@ -129,6 +130,42 @@ def test_a_set_is_none_before_all_of_it_has_come(host):
     assert data.list_(host.call) == {"sets": []}
     data.drop(host.call, "t")
     assert names(host) == []
+
+
+@pytest.fixture
+def arrived(host):
+    """A set that is complete, and whose transfer has not ended: other hosts may still be receiving it."""
+    begin(host, [])
+    data.expect(Call(1, lambda *_: None, False, b""), "t", DIGESTS[0], DIGESTS[0])
+    data.finish(host.call, "t")
+    return data_store.place_of(DIGESTS[0])
+
+
+def end_transfer(host):
+    """End it as a host does: its blobs are closed, then its set is dropped."""
+    data._arriving["t"].blob.close()
+    data.drop(host.call, "t")
+
+
+def test_a_set_that_is_sent_stays_also_when_the_transfer_that_brought_it_ends(host, arrived):
+    sent = data._served(host.call, DIGESTS[0], DIGESTS[0], b"")
+    end_transfer(host)
+    assert data.evict(host.call, DIGESTS[:1]) == {DIGESTS[0]: "it is being received or sent"}
+    sent.close()
+    assert data.evict(host.call, DIGESTS[:1]) == {} and names(host) == []
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_lock_that_cannot_be_had_is_no_lock(host, arrived, shared):
+    end_transfer(host)
+    other = os.open(os.path.join(arrived, data_store.META), os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(OpError, match="another process") as refused:
+        data_store.hold(arrived, shared)
+    assert refused.value.kind == "conflict"
+    os.close(other)
+    os.close(data_store.hold(arrived, shared))
+    assert not data_store.is_held(arrived)
 
 
 def test_two_sets_that_arrive_at_once_do_not_fill_the_disk(host):
