@@ -10,11 +10,10 @@ import errno
 import importlib.util
 import json
 import os
-import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from gpurun.errors import BadInput, GpurunError, HostNotReady
 from gpurun.images.engine import Engine, HeadImage
 from gpurun.images.export import default_folder
 from gpurun.jobs.spec import Environment
+from gpurun.node import below
 from gpurun.state import lock
 
 CONTAINERS = "gpurun-environment"
@@ -90,6 +90,9 @@ def clear(engine: Engine, folder: Path, *, also: str = "") -> None:
 
     Args:
         also: the key whose lock this process holds.
+
+    Raises:
+        HostNotReady: the leftovers of this key cannot be removed: they would come into the next build.
     """
     mine = f"{CONTAINERS}-{os.getuid()}-"
     filters = quote(json.dumps({"name": [mine]}))
@@ -102,17 +105,27 @@ def clear(engine: Engine, folder: Path, *, also: str = "") -> None:
     for path in folder.iterdir():
         by_key.setdefault(path.name.removesuffix(".lock"), [])
     for key, containers in by_key.items():
-        with _free(folder, key) if key != also else _nothing() as is_free:
+        with _free(folder, key) if key != also else nullcontext(enter_result=True) as is_free:
             if is_free:
                 for name in containers:
                     _remove(engine, name)
-                shutil.rmtree(folder / key, ignore_errors=True)
+                with suppress(HostNotReady) if key != also else nullcontext():
+                    _remove_folder(folder / key)
+
+
+def _remove_folder(path: Path) -> None:
+    """Remove a build's folder, also folders in it that a package has made read-only."""
+    try:
+        below.remove_path(str(path))
+    except OSError as error:
+        why = f"what an earlier build left cannot be removed: {error.strerror}"
+        raise HostNotReady(why, where=str(path), hint="remove this folder by hand") from None
 
 
 def _build(plan: EnvironmentPlan, engine: Engine, work: Path, report: Report) -> None:
     try:
         for part in ("in", "scratch", "environment"):
-            (work / part).mkdir(mode=0o700, parents=True, exist_ok=True)
+            (work / part).mkdir(mode=0o700, parents=True)
         packages = _install(plan, engine, work, report)
         if lookup(engine, plan) is None:  # another user may have built it meanwhile
             report("adding the layer", 0.0)
@@ -122,7 +135,8 @@ def _build(plan: EnvironmentPlan, engine: Engine, work: Path, report: Report) ->
             raise failure_of(1, str(error), plan.base.reference) from None
         raise HostNotReady(f"the environment cannot be built: {error.strerror}", where=str(error.filename)) from None
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        with suppress(HostNotReady):  # the next build removes it; here it would hide why this build failed
+            _remove_folder(work)
 
 
 def _install(plan: EnvironmentPlan, engine: Engine, work: Path, report: Report) -> tuple[str, ...]:
@@ -275,11 +289,6 @@ def _has_name(descriptor: int, path: Path) -> bool:
         return os.path.samestat(path.lstat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False
-
-
-@contextmanager
-def _nothing() -> Iterator[bool]:
-    yield True
 
 
 def _lock_file(folder: Path, key: str) -> Path:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from wheels import make_wheel
 
+from gpurun.jobs.environment import environment_of
+
 
 @pytest.fixture
 def write(tmp_path):
@@ -30,3 +32,16 @@ def wheel(tmp_path):
         return make_wheel(tmp_path / folder, name, version, requires)
 
     return make
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/gpurun/environments"
+
+
+@pytest.fixture
+def wanted(write, wheel, cache):
+    wheel("tinyone")
+    path = write({"requirements.txt": "tinyone==1.0\n"})
+    return environment_of({"requirements": path.name, "index": "wheels"}, path.parent)

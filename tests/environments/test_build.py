@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -10,98 +9,14 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
+from fake_engine import BASE, CONF, FakeEngine, ensure
 
 from gpurun.environments import build
 from gpurun.environments.plan import LABEL, PACKAGES
 from gpurun.errors import BadInput, GpurunError, HostNotReady
-from gpurun.images.engine import Engine
 from gpurun.jobs.environment import environment_of
-
-BASE = "me/base:1"
-CONF = {"PIP_CONFIG_FILE": "/dev/null"}
-
-
-class FakeEngine(Engine):
-    """Docker as a build sees it. `pip` is called with the folders that are mounted, by their place in the container."""
-
-    def __init__(self, pip=None, code=0):
-        super().__init__(None)
-        self.pip, self.code = pip or (lambda folders: None), code
-        self.made, self.containers, self.refuse, self.bodies = {}, {}, {}, []
-        self.builds, self.rootless = 0, False
-        self._add(BASE, "sha256:" + "b" * 64, ["sha256:l0"], {"Cmd": ["/bin/sh"], "Env": ["PATH=/base/bin", "A=b"]})
-
-    def _add(self, name, ident, layers, config):
-        self.made[name] = {
-            "Id": ident, "RootFS": {"Layers": layers}, "Size": 1, "RepoTags": [name], "Config": config,
-            "Architecture": "amd64", "Os": "linux",
-        }  # fmt: skip
-
-    def info(self):
-        return {"SecurityOptions": ["name=rootless"] if self.rootless else []}
-
-    def upload(self, path, tar):
-        self.layer = hashlib.sha256(b"".join(tar)).hexdigest()
-        return self.refuse.get("upload", (200, None))
-
-    def exchange(self, method, path, body=None, timeout_s=60.0):
-        url = urlsplit(path)
-        query = {key: values[0] for key, values in parse_qs(url.query).items()}
-        parts = url.path.strip("/").split("/")
-        if parts[0] == "images":
-            found = self.made.get(unquote("/".join(parts[1:-1])))
-            return (200, found) if found else (404, {"message": "no such image"})
-        if parts[-1] == "create":
-            if "create" in self.refuse:
-                return self.refuse["create"]
-            self.containers[query["name"]] = body
-            self.bodies.append(body)
-            return 201, {"Id": query["name"]}
-        if parts == ["containers", "json"]:
-            (prefix,) = json.loads(query["filters"])["name"]
-            return 200, [{"Names": [f"/{name}"]} for name in self.containers if name.startswith(prefix)]
-        if parts[-1] == "start":
-            return self.refuse.get("start") or self._run(self.containers[parts[1]])
-        if parts[-1] == "json":
-            state = {"Running": False, "ExitCode": self.code}
-            return (200, {"State": state}) if parts[1] in self.containers else (404, None)
-        if method == "DELETE":
-            self.containers.pop(parts[1], None)
-            return 204, None
-        assert parts == ["commit"], path
-        config = self.containers[query["container"]]
-        ident = "sha256:" + hashlib.sha256(self.layer.encode()).hexdigest()
-        self._add(f"{query['repo']}:{query['tag']}", ident, ["sha256:l0", self.layer], config)
-        return 201, {"Id": ident}
-
-    def _run(self, body):
-        self.builds += 1
-        folders = {each["Target"]: Path(each["Source"]) for each in body["HostConfig"]["Mounts"]}
-        scratch = folders["/run/gpurun-build/scratch"]
-        (scratch / "packages.json").write_text('["tinyone==1.0"]')
-        (folders["/opt/gpurun/environment"] / "tinyone.py").write_text("1")
-        self.pip(folders)
-        return 204, None
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache/gpurun/environments"
-
-
-@pytest.fixture
-def wanted(write, wheel, cache):
-    wheel("tinyone")
-    path = write({"requirements.txt": "tinyone==1.0\n"})
-    return environment_of({"requirements": path.name, "index": "wheels"}, path.parent)
-
-
-def ensure(wanted, engine, image=BASE, environ=CONF, report=lambda *_: None):
-    return build.ensure(wanted, image, engine, environ, report)
 
 
 def test_it_is_built_once_and_is_the_base_and_one_layer(wanted, cache):
