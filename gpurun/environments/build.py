@@ -1,7 +1,7 @@
 """Build an environment on the head: run pip in a container of the base image, then add one layer to the base image.
 
 A second request for the same environment finds it. Builds of one environment wait for each other. A build that fails or
-is interrupted leaves nothing; the user's next build removes what a killed build left.
+is interrupted leaves nothing; the user's next request for an environment removes what a killed build left.
 """
 
 from __future__ import annotations
@@ -60,9 +60,11 @@ def ensure(
         HostNotReady: the index, the network, the disk or Docker fails.
     """
     plan = planned(wanted, image, engine, environ)
+    folder = _folder()
     found = lookup(engine, plan)
+    if found is not None and any(folder.iterdir()):  # its builder may have been killed after the image was complete
+        clear(engine, folder)
     if found is None:
-        folder = _folder()
         with _turn(folder, plan.key, report):
             found = lookup(engine, plan)
             if found is None:

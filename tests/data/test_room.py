@@ -158,7 +158,7 @@ def test_a_set_that_is_sent_stays_also_when_the_transfer_that_brought_it_ends(ho
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_lock_that_cannot_be_had_is_no_lock(host, arrived, shared):
     end_transfer(host)
-    other = os.open(os.path.join(arrived, data_store.META), os.O_RDONLY)
+    other = os.open(f"{arrived}/{data_store.META}", os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_EX)
     with pytest.raises(OpError, match="another process") as refused:
         data_store.hold(arrived, shared)

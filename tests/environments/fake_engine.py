@@ -21,6 +21,7 @@ class FakeEngine(Engine):
         super().__init__(None)
         self.pip, self.code = pip or (lambda folders: None), code
         self.made, self.containers, self.refuse, self.bodies = {}, {}, {}, []
+        self.layers = {}  # by container
         self.builds, self.rootless = 0, False
         self._add(BASE, "sha256:" + "b" * 64, ["sha256:l0"], {"Cmd": ["/bin/sh"], "Env": ["PATH=/base/bin", "A=b"]})
 
@@ -34,7 +35,7 @@ class FakeEngine(Engine):
         return {"SecurityOptions": ["name=rootless"] if self.rootless else []}
 
     def upload(self, path, tar):
-        self.layer = hashlib.sha256(b"".join(tar)).hexdigest()
+        self.layers[path.split("/")[2]] = hashlib.sha256(b"".join(tar)).hexdigest()
         return self.refuse.get("upload", (200, None))
 
     def exchange(self, method, path, body=None, timeout_s=60.0):
@@ -47,6 +48,8 @@ class FakeEngine(Engine):
         if parts[-1] == "create":
             if "create" in self.refuse:
                 return self.refuse["create"]
+            if query["name"] in self.containers:
+                return 409, {"message": "the name is in use"}
             self.containers[query["name"]] = body
             self.bodies.append(body)
             return 201, {"Id": query["name"]}
@@ -59,12 +62,14 @@ class FakeEngine(Engine):
             state = {"Running": False, "ExitCode": self.code}
             return (200, {"State": state}) if parts[1] in self.containers else (404, None)
         if method == "DELETE":
-            self.containers.pop(parts[1], None)
-            return 204, None
+            if "delete" in self.refuse and parts[1] in self.containers:
+                return self.refuse["delete"]
+            self.layers.pop(parts[1], None)
+            return (404, {}) if self.containers.pop(parts[1], self) is self else (204, None)
         assert parts == ["commit"], path
-        config = self.containers[query["container"]]
-        ident = "sha256:" + hashlib.sha256(self.layer.encode()).hexdigest()
-        self._add(f"{query['repo']}:{query['tag']}", ident, ["sha256:l0", self.layer], config)
+        config, layer = self.containers[query["container"]], self.layers[query["container"]]
+        ident = "sha256:" + hashlib.sha256(layer.encode()).hexdigest()
+        self._add(f"{query['repo']}:{query['tag']}", ident, ["sha256:l0", layer], config)
         return 201, {"Id": ident}
 
     def _run(self, body):
