@@ -7,6 +7,7 @@ is interrupted leaves nothing; the user's next request for an environment remove
 from __future__ import annotations
 
 import errno
+import hashlib
 import importlib.util
 import json
 import os
@@ -34,7 +35,9 @@ from gpurun.node import below
 from gpurun.state import lock
 
 CONTAINERS = "gpurun-environment"
-POLL_S = 0.2
+POLL_S, REMOVE_S = 0.2, 60.0
+ABANDONED_S = 24 * 3600.0
+"""No build takes a day. A container of this age is removed, although its lock is in a cache folder that is not ours."""
 MOST_LOG_BYTES = 1 << 20
 
 
@@ -96,23 +99,41 @@ def clear(engine: Engine, folder: Path, *, also: str = "") -> None:
     Raises:
         HostNotReady: the leftovers of this key cannot be removed: they would come into the next build.
     """
-    mine = f"{CONTAINERS}-{os.getuid()}-"
-    filters = quote(json.dumps({"name": [mine]}))
-    _, found = engine.get(f"/containers/json?all=1&filters={filters}")
-    names = [name.strip("/") for each in found or () if isinstance(each, dict) for name in each.get("Names") or ()]
+    _, found = engine.get(f"/containers/json?all=1&filters={quote(json.dumps({'name': [_names()]}))}")
     by_key: dict[str, list[str]] = {}
-    for name in names:
-        if name.startswith(mine):
-            by_key.setdefault(name.removeprefix(mine).partition("-")[0], []).append(name)
+    for name, created_s in _listed(found):
+        if name.startswith(_names(folder)):
+            by_key.setdefault(name.removeprefix(_names(folder)).partition("-")[0], []).append(name)
+        elif name.startswith(_names()) and time.time() - created_s > ABANDONED_S:
+            with suppress(GpurunError):
+                _remove(engine, name)
     for path in folder.iterdir():
         by_key.setdefault(path.name.removesuffix(".lock"), [])
     for key, containers in by_key.items():
         with _free(folder, key) if key != also else nullcontext(enter_result=True) as is_free:
             if is_free:
-                for name in containers:
-                    _remove(engine, name)
-                with suppress(HostNotReady) if key != also else nullcontext():
+                with suppress(GpurunError) if key != also else nullcontext():
+                    for name in containers:
+                        _remove(engine, name)
                     _remove_folder(folder / key)
+
+
+def container_name(folder: Path, key: str, part: str) -> str:
+    """Return the name of a build's container. The lock that tells whether the build lives is in `folder`."""
+    return f"{_names(folder)}{key}-{part}"
+
+
+def _names(folder: Path | None = None) -> str:
+    """Return the beginning of the names of this user's containers: all, or those of builds in `folder`."""
+    mine = f"{CONTAINERS}-{os.getuid()}-"
+    return mine if folder is None else f"{mine}{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:8]}-"
+
+
+def _listed(found: Any) -> Iterator[tuple[str, float]]:
+    """Yield name and time of creation of each container that Docker lists."""
+    for each in found if isinstance(found, list) else ():
+        for name in each.get("Names") or ():
+            yield name.strip("/"), float(each.get("Created") or time.time())
 
 
 def _remove_folder(path: Path) -> None:
@@ -131,7 +152,7 @@ def _build(plan: EnvironmentPlan, engine: Engine, work: Path, report: Report) ->
         packages = _install(plan, engine, work, report)
         if lookup(engine, plan) is None:  # another user may have built it meanwhile
             report("adding the layer", 0.0)
-            _commit(plan, engine, work / "environment", packages)
+            _commit(plan, engine, work, packages)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise failure_of(1, str(error), plan.base.reference) from None
@@ -150,7 +171,7 @@ def _install(plan: EnvironmentPlan, engine: Engine, work: Path, report: Report) 
     _write(work / "in/requirements.txt", "\n".join([*plan.requirements.lines, ""]))
     _write(work / "in/constraints.txt", "\n".join([*plan.constraints, ""]))
     _write(work / "in/inside.py", Path(inside.__file__).read_text())
-    name = f"{CONTAINERS}-{os.getuid()}-{plan.key}-build"
+    name = container_name(work.parent, plan.key, "build")
     with _container(engine, name, create_request(plan, made, _user(engine))) as ident:
         status, answer = engine.exchange("POST", f"/containers/{ident}/start")
         if status != 204:
@@ -182,12 +203,16 @@ def _followed(engine: Engine, ident: str, log: Path, report: Report) -> int:
         time.sleep(POLL_S)
 
 
-def _commit(plan: EnvironmentPlan, engine: Engine, folder: Path, packages: tuple[str, ...]) -> None:
-    name = f"{CONTAINERS}-{os.getuid()}-{plan.key}-layer"
+def _commit(plan: EnvironmentPlan, engine: Engine, work: Path, packages: tuple[str, ...]) -> None:
+    name, tar = container_name(work.parent, plan.key, "layer"), layer_tar(work / "environment", inside.ENVIRONMENT)
     with _container(engine, name, layer_request(plan, packages)) as ident:
-        status, answer = engine.upload(f"/containers/{ident}/archive?path=/", layer_tar(folder, inside.ENVIRONMENT))
+        status, answer = engine.upload(f"/containers/{ident}/archive?path=/", tar)
         if status != 200:
             raise _refused(answer, "takes no layer")
+        if (
+            lookup(engine, plan) is not None
+        ):  # a second commit would take the name from that image, and leave it nameless
+            return
         query = f"container={ident}&repo={quote(NAME, safe='')}&tag={plan.reference.partition(':')[2]}"
         status, answer = engine.exchange("POST", f"/commit?{query}", {}, timeout_s=None)
         if status != 201:
@@ -209,7 +234,19 @@ def _container(engine: Engine, name: str, body: Mapping[str, Any]) -> Iterator[s
 
 
 def _remove(engine: Engine, name: str) -> None:
-    engine.exchange("DELETE", f"/containers/{name}?force=1&v=1")
+    """Remove a container, and wait until it is gone: before, it can still write to its folders.
+
+    Raises:
+        HostNotReady: Docker does not remove it.
+    """
+    deadline = time.monotonic() + REMOVE_S
+    while True:
+        status, answer = engine.exchange("DELETE", f"/containers/{name}?force=1&v=1")
+        if status in (204, 404):
+            return
+        if status != 409 or time.monotonic() > deadline:  # 409: it is being removed
+            raise _refused(answer, f"does not remove the container {name}")
+        time.sleep(POLL_S)
 
 
 def _refused(answer: Any, what: str) -> GpurunError:

@@ -60,8 +60,13 @@ def main(path: str, requirements: str) -> None:
     """Build it."""
     given = Path(requirements)
     wanted = environment_of({"requirements": given.name, "index": "wheels"}, given.parent)
-    image, _ = ensure(wanted, DistantEngine(path), report=lambda stage, _: print(stage, flush=True))
-    print(json.dumps(image.layers), flush=True)
+    image, _ = ensure(wanted, DistantEngine(path), report=lambda stage, _: _say(stage))
+    _say(json.dumps(image.layers))
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -21,8 +22,8 @@ class FakeEngine(Engine):
         super().__init__(None)
         self.pip, self.code = pip or (lambda folders: None), code
         self.made, self.containers, self.refuse, self.bodies = {}, {}, {}, []
-        self.layers = {}  # by container
-        self.builds, self.rootless = 0, False
+        self.layers, self.created_s = {}, {}  # by container
+        self.builds, self.commits, self.rootless = 0, 0, False
         self._add(BASE, "sha256:" + "b" * 64, ["sha256:l0"], {"Cmd": ["/bin/sh"], "Env": ["PATH=/base/bin", "A=b"]})
 
     def _add(self, name, ident, layers, config):
@@ -55,18 +56,22 @@ class FakeEngine(Engine):
             return 201, {"Id": query["name"]}
         if parts == ["containers", "json"]:
             (prefix,) = json.loads(query["filters"])["name"]
-            return 200, [{"Names": [f"/{name}"]} for name in self.containers if name.startswith(prefix)]
+            return 200, [
+                {"Names": [f"/{name}"], "Created": self.created_s.get(name, time.time())}
+                for name in self.containers if name.startswith(prefix)
+            ]  # fmt: skip
         if parts[-1] == "start":
             return self.refuse.get("start") or self._run(self.containers[parts[1]])
         if parts[-1] == "json":
             state = {"Running": False, "ExitCode": self.code}
             return (200, {"State": state}) if parts[1] in self.containers else (404, None)
         if method == "DELETE":
-            if "delete" in self.refuse and parts[1] in self.containers:
-                return self.refuse["delete"]
+            if "delete" in self.refuse and (answer := self.refuse["delete"](parts[1])):
+                return answer
             self.layers.pop(parts[1], None)
             return (404, {}) if self.containers.pop(parts[1], self) is self else (204, None)
         assert parts == ["commit"], path
+        self.commits += 1
         config, layer = self.containers[query["container"]], self.layers[query["container"]]
         ident = "sha256:" + hashlib.sha256(layer.encode()).hexdigest()
         self._add(f"{query['repo']}:{query['tag']}", ident, ["sha256:l0", layer], config)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -143,10 +144,11 @@ def test_an_interrupted_build_leaves_nothing(wanted, cache, raised):
 
 def test_the_next_build_removes_what_a_killed_one_left_and_not_what_another_is_doing(wanted, cache):
     engine = FakeEngine()
-    mine = f"gpurun-environment-{os.getuid()}-"
-    engine.containers = dict.fromkeys(
-        (f"{mine}dead-build", f"{mine}dead2-layer", f"{mine}busy-build", "gpurun-environment-99999-x-build", "other")
+    dead, dead2, busy = (
+        build.container_name(cache, key, part)
+        for key, part in (("dead", "build"), ("dead2", "layer"), ("busy", "build"))
     )
+    engine.containers = dict.fromkeys((dead, dead2, busy, "gpurun-environment-99999-x-build", "other"))
     for name in ("dead/in", "dead/environment", "busy/in"):
         (cache / name).mkdir(parents=True)
     (cache / "dead.lock").touch()
@@ -154,7 +156,7 @@ def test_the_next_build_removes_what_a_killed_one_left_and_not_what_another_is_d
         assert is_free
         ensure(wanted, engine)
         assert sorted(path.name for path in cache.iterdir()) == ["busy", "busy.lock"]
-    assert set(engine.containers) == {f"{mine}busy-build", "gpurun-environment-99999-x-build", "other"}
+    assert set(engine.containers) == {busy, "gpurun-environment-99999-x-build", "other"}
 
 
 def test_two_that_want_the_same_build_it_once(wanted, cache):
@@ -190,6 +192,67 @@ def test_what_another_user_has_built_meanwhile_is_used(wanted):
     engine = FakeEngine(pip)
     image, _ = ensure(wanted, engine)
     assert len(engine.bodies) == 1 and image.id == others.made[image.reference]["Id"]
+
+
+def test_what_another_user_has_built_while_this_one_packs_its_layer_is_used(wanted):
+    others = FakeEngine()
+    ensure(wanted, others)
+
+    class Packing(FakeEngine):
+        def upload(self, path, tar):
+            self.made = others.made
+            return super().upload(path, tar)
+
+    engine = Packing()
+    image, _ = ensure(wanted, engine)
+    assert engine.commits == 0 and image.id == others.made[image.reference]["Id"] and engine.containers == {}
+
+
+def test_two_with_other_cache_folders_do_not_remove_each_others_containers(wanted, tmp_path, monkeypatch):
+    def pip(folders):
+        if engine.builds == 1:
+            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+            results.append(ensure(wanted, engine))
+
+    engine, results = FakeEngine(pip), []
+    results.append(ensure(wanted, engine))
+    assert results[0] == results[1] and (engine.builds, engine.commits) == (2, 1) and engine.containers == {}
+    assert [list(each.iterdir()) for each in tmp_path.rglob("gpurun/environments")] == [[], []]
+
+
+def test_containers_of_a_cache_folder_that_nobody_uses_any_more_go_after_a_day(wanted):
+    engine, mine = FakeEngine(), f"gpurun-environment-{os.getuid()}-"
+    engine.containers = dict.fromkeys((f"{mine}elsewhere-old-build", f"{mine}elsewhere-new-layer", f"{mine}x-layer"))
+    engine.created_s = {f"{mine}elsewhere-old-build": time.time() - 90000, f"{mine}x-layer": 1}
+    ensure(wanted, engine)
+    assert set(engine.containers) == {f"{mine}elsewhere-new-layer"}
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_container_that_docker_cannot_remove_keeps_its_folder_and_stops_its_own_build_only(wanted, cache, own):
+    """It may still write there."""
+    engine = FakeEngine()
+    key = build.planned(wanted, BASE, engine, CONF).key if own else "dead"
+    (cache / key / "environment").mkdir(parents=True)
+    name = build.container_name(cache, key, "build")
+    engine.containers[name] = {}
+    engine.refuse["delete"] = lambda which: (500, {"message": "device is busy"}) if which == name else None
+    if own:
+        with pytest.raises(HostNotReady, match=f"does not remove the container {name}: device is busy"):
+            ensure(wanted, engine)
+    else:
+        ensure(wanted, engine)
+    assert engine.builds == (not own) and set(engine.containers) == {name}
+    assert (cache / key / "environment").is_dir()
+
+
+def test_a_container_that_docker_is_removing_is_waited_for(wanted, cache, monkeypatch):
+    monkeypatch.setattr(build, "POLL_S", 0.001)
+    engine, answers = FakeEngine(), [(409, {"message": "removal is already in progress"})] * 3
+    engine.containers[build.container_name(cache, build.planned(wanted, BASE, engine, CONF).key, "build")] = {}
+    engine.refuse["delete"] = lambda _: answers.pop() if answers else None
+    ensure(wanted, engine)
+    assert answers == [] and engine.builds == 1 and engine.containers == {}
 
 
 def test_what_a_package_leaves_is_not_followed_and_not_believed(wanted, cache, tmp_path):
