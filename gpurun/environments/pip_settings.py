@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from gpurun.errors import BadInput
+
 INDEX_KEYS = ("index-url", "extra-index-url", "find-links", "no-index", "constraint")
 WAY_KEYS = ("trusted-host", "proxy", "cert", "client-cert", "timeout", "retries")
 _RENAMED = {"default-timeout": "timeout"}
@@ -49,10 +51,34 @@ class PipSettings:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Return passwords and user names of the URLs, both encoded and decoded."""
-        found = [urlsplit(word) for words in self.values.values() for word in words if _USER_INFO.search(word)]
+        """Return passwords and user names of the URLs, both encoded and decoded. Call `check` before."""
+        found = [urlsplit(url) for _, url in self._urls() if _USER_INFO.search(url)]
         parts = [part for url in found for part in (url.password or url.username,) if part]
         return tuple(dict.fromkeys((*parts, *map(unquote, parts))))
+
+    def check(self) -> None:
+        """Check that every URL can be read, so that gpurun knows its password.
+
+        Raises:
+            BadInput: one cannot. The error does not repeat the URL.
+        """
+        for key, url in self._urls():
+            try:
+                _ = urlsplit(url).port
+            except ValueError:  # its message can contain the password
+                raise BadInput(
+                    f"the URL of pip's {key} cannot be read",
+                    hint="it is in the recipe, in a pip.conf or in a variable; in a password, write %2F for / and %40 for @",
+                ) from None
+
+    def _urls(self) -> Iterator[tuple[str, str]]:
+        """Yield each URL with its key. pip takes a proxy without a scheme, too."""
+        for key, words in self.values.items():
+            for word in words:
+                if "://" in word:
+                    yield key, word
+                elif key == "proxy":
+                    yield key, f"http://{word}"
 
     def as_file(self) -> str:
         """Return the settings as a configuration file for pip."""

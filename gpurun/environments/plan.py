@@ -73,6 +73,7 @@ def plan_environment(
     else:
         wheels = Path(wanted.index)
         named, settings = _wheels(wheels), with_folder(WHEELS)
+    settings.check()
     if wanted.index is not None and requirements.has_index:
         raise BadInput("names an index, and so does the recipe", where=wanted.path, hint="leave one of them out")
     constraints = (*requirements.constraints, *(_users_constraints(users) if wanted.index is None else ()))

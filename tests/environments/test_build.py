@@ -90,6 +90,15 @@ def test_a_secret_is_in_a_file_that_only_the_build_sees(write, cache):
     assert "s3cret" not in json.dumps(engine.made) and "pr0xy" not in json.dumps(engine.made)
 
 
+def test_an_index_whose_url_cannot_be_read_is_found_before_docker_is_asked_for_anything(wanted, cache):
+    engine = FakeEngine(code=1)
+    with pytest.raises(BadInput, match="the URL of pip's index-url cannot be read") as caught:
+        ensure(replace(wanted, index=None), engine, environ={**CONF, "PIP_INDEX_URL": "http://me:s3cret@[::1/simple"})
+    assert "s3cret" not in str(caught.value) and engine.bodies == []
+    with pytest.raises(BadInput, match="the URL of pip's index-url cannot be read"):
+        ensure(replace(wanted, index="https://[::1"), engine)
+
+
 def test_the_key_is_what_goes_in(wanted, write, wheel, tmp_path):
     def key(image=BASE, environ=CONF, engine=None, **changed):
         return build.planned(replace(wanted, **changed), image, engine or FakeEngine(), environ).key

@@ -7,6 +7,7 @@ import configparser
 import pytest
 
 from gpurun.environments.pip_settings import PipSettings, secrets_of, users_settings, with_folder, with_index
+from gpurun.errors import BadInput
 
 
 def test_later_files_win_and_variables_win_over_files(write, tmp_path):
@@ -55,6 +56,31 @@ def test_passwords_make_no_other_environment_and_are_known_as_secrets():
     assert one.named == other.named == {"index-url": ["https://a.example/simple"]}
     assert set(one.secrets) == {"s3cret%21", "s3cret!", "pr0xy"} and other.secrets == ()
     assert PipSettings({"index-url": ("https://t0ken@a.example/simple",)}).secrets == ("t0ken",)
+
+
+MALFORMED = (
+    "https://me:s3cret@[::1/simple", "https://me:s3cret@a]b/simple", "http://me:s3cret@a.example:port/simple",
+    "http://me:s3/cret@a.example/simple", "http://me:s3cret@a\u2100.example/simple", "file://[s3cret",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("url", MALFORMED)
+@pytest.mark.parametrize("key", ["index-url", "extra-index-url", "find-links", "proxy"])
+def test_a_url_that_cannot_be_read_is_an_error_that_does_not_repeat_it(key, url):
+    with pytest.raises(BadInput, match=f"the URL of pip's {key} cannot be read") as caught:
+        PipSettings({"timeout": ("5",), key: ("https://b.example", url)}).check()
+    assert "cret" not in f"{caught.value} {caught.value.hint}" and caught.value.__suppress_context__
+
+
+def test_urls_and_folders_that_pip_takes_are_taken():
+    PipSettings({
+        "index-url": ("https://me:a%2Fb@[::1]:8080/simple",), "find-links": ("/a [b", "file:///w", "wheels", "https://a"),
+        "proxy": ("me:x@p:3128",), "trusted-host": ("a.example:80", "[::1]"), "cert": ("/a]b",),
+    }).check()  # fmt: skip
+
+
+def test_a_password_in_a_proxy_without_a_scheme_is_a_secret_too():
+    assert PipSettings({"proxy": ("me:pr0xy@p:3128",)}).secrets == ("pr0xy",)
 
 
 def test_an_index_of_the_recipe_is_the_only_one_and_a_folder_needs_no_network():
