@@ -67,14 +67,13 @@ def census(
     Args:
         waiting: digest → jobs of this head that need the set.
     """
-    listed = fleet.map(lambda agent: agent.call("data.list", timeout_s=600.0).value["sets"], hosts)
-    found: dict[str, dict[str, Any]] = {}
+    listed = fleet.map(_sets_of, hosts)
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
     for host, sets in listed.ok.items():
         for one in sets:
             found.setdefault(one["digest"], {})[host] = one
-    for digest in found.keys() | data_sites.known().keys():
-        has = found.get(digest, {})
-        data_sites.note(digest, has=has, lacks=[host for host in listed.ok if host not in has])
+    heard = {digest: found.get(digest, {}) for digest in found.keys() | data_sites.known().keys()}
+    data_sites.note_all({digest: (has, listed.ok.keys() - has.keys()) for digest, has in heard.items()})
     known = data_sites.known()
     made = [
         HostedSet(
@@ -85,6 +84,13 @@ def census(
         for digest, by_host in sorted(found.items())
     ]  # fmt: skip
     return made, listed.failed
+
+
+def _sets_of(agent: Agent) -> Sequence[Mapping[str, Any]]:
+    sets: Sequence[Mapping[str, Any]] = agent.call("data.list", timeout_s=600.0).value["sets"]
+    if len({one["digest"] for one in sets}) != len(sets):
+        raise bad_answer(agent.host, "data.list: it names a data set twice")
+    return sets
 
 
 def evict(fleet: Fleet, hosts: Sequence[str], digests: Sequence[str]) -> Evicted:

@@ -68,7 +68,7 @@ class PipSettings:
             except ValueError:  # its message can contain the password
                 raise BadInput(
                     f"the URL of pip's {key} cannot be read",
-                    hint="it is in the recipe, in a pip.conf or in a variable; in a password, write %2F for / and %40 for @",
+                    hint="it is in the recipe, a pip.conf or a variable; in a password, write %2F for /",
                 ) from None
 
     def _urls(self) -> Iterator[tuple[str, str]]:

@@ -20,6 +20,8 @@ from gpurun.msgspec_types import ready
 
 _MOST = 1 << 62
 _MOST_WORDS = 4000
+MOST_SETS = 10_000
+"""No host has more data sets."""
 
 Count = Annotated[int, Meta(ge=0, le=_MOST)]
 Code = Annotated[int, Meta(ge=-(1 << 31), le=1 << 32)]
@@ -314,7 +316,7 @@ ANSWERS: Mapping[str, AnswerTypes] = {
     "data.finish": AnswerTypes(),
     "data.drop": AnswerTypes(),
     "data.manifest": AnswerTypes(),
-    "data.list": AnswerTypes(fields(sets=list[HeldSet])),
+    "data.list": AnswerTypes(fields(sets=Annotated[list[HeldSet], Meta(max_length=MOST_SETS)])),
     "data.evict": AnswerTypes(dict[Digest, Text]),
     "data.folders": AnswerTypes(dict[Text, Text]),
     "docker.request": AnswerTypes(fields(status=Annotated[int, Meta(ge=100, le=999)], json=Any)),

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -54,19 +55,34 @@ def known() -> Known:
 
 def note(digest: str, *, has: Iterable[str] = (), lacks: Iterable[str] = (), source: str = "") -> None:
     """Note what hosts have said of a set, and where it comes from."""
+    note_all({digest: (has, lacks)}, source=source)
+
+
+def note_all(heard: Mapping[str, tuple[Iterable[str], Iterable[str]]], *, source: str = "") -> None:
+    """Note, at once, which hosts have said that they have each of these sets, and which that they lack it.
+
+    Never fails: everything works without the cache. If it is full, it forgets new sets of many before those it knew.
+    """
     place = _place()
-    if place is None:
+    if place is None or not heard:
         return
-    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with lock.alone(place.with_suffix(".lock")):
-        found = known()
-        site = found.pop(digest, Site())
-        site.hosts |= dict.fromkeys(has, time.time())
-        for host in lacks:
-            site.hosts.pop(host, None)
-        site.source = source or site.source
-        found[digest] = site
-        own_cache.keep(place, msgspec.json.encode(dict(list(found.items())[-MOST_SETS:])))
+    with suppress(OSError):
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with lock.alone(place.with_suffix(".lock")):
+            found = known()
+            now_s = time.time()
+            new: Known = {}
+            for digest, (has, lacks) in heard.items():
+                site = found.pop(digest, None)
+                among = new if site is None else found
+                site = site or Site()
+                site.hosts |= dict.fromkeys(has, now_s)
+                for host in lacks:
+                    site.hosts.pop(host, None)
+                site.source = source or site.source
+                among[digest] = site
+            kept = [*new.items(), *found.items()] if len(new) > 1 else [*found.items(), *new.items()]
+            own_cache.keep(place, msgspec.json.encode(dict(kept[-MOST_SETS:])))
 
 
 def _place() -> Path | None:

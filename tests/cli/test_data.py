@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 from local_agents import Hosts
+from lying_host import agent_of, done
 
 from gpurun.data.pinning import pin
 from gpurun.jobs.spec import DataSource, JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
-from gpurun.state import data_sites
+from gpurun.remote import Fleet, answers
+from gpurun.state import data_sites, own_cache
 
 INVENTORY = """\
 version: 1
@@ -67,6 +70,56 @@ def test_stage_list_and_evict(gpurun, world, monkeypatch):
     assert "removed from h2" in gpurun("data", "evict", staged["digest"][7:14], "--yes")[1]
     assert "nothing to remove" in gpurun("data", "evict", "--unused", "--yes")[1]
     assert "has put no data" in gpurun("data", "list")[1]
+
+
+DIGEST = "sha256:" + "1" * 64
+SET = {"digest": DIGEST, "bytes": 5, "files": 1, "used_s": 1.0, "jobs": []}
+LIES = [
+    None, [], {}, {"sets": None}, {"sets": [None]}, {"sets": [{}]}, {"sets": [{**SET, "digest": "sha256:x"}]},
+    {"sets": [{**SET, "used_s": float("nan")}]}, {"sets": [{**SET, "used_s": None}]}, {"sets": [{**SET, "bytes": -1}]},
+    {"sets": [{**SET, "jobs": ["\u001b[2J"]}]}, {"sets": [{**SET, "jobs": {}}]}, {"sets": [SET, SET]},
+    {"sets": [{**SET, "digest": f"sha256:{number:064x}"} for number in range(answers.MOST_SETS + 1)]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", LIES, ids=range(len(LIES)))
+def test_a_host_that_lies_about_its_sets_is_named_and_left_out(gpurun, world, monkeypatch, lie):
+    with agent_of(done({"sets": [SET]}), "h1") as honest, agent_of(done(lie), "h2") as liar:
+        fleet = nullcontext(Fleet({"h1": honest, "h2": liar}, {}))
+        monkeypatch.setattr("gpurun.cli.ship.fleet_of", lambda *_: fleet)
+        code, out, err = gpurun("data", "list", "h[1-2]")
+        assert code == 4 and len(out.splitlines()) == 1 and " h1 " in out
+        assert err.startswith("gpurun: h2: the host's answer cannot be true: ")
+        code, out, _ = gpurun("data", "list", "h[1-2]", "--json")
+        assert code == 4 and [(one["hosts"], list(json.loads(out)["failed"])) for one in json.loads(out)["sets"]] == [
+            (["h1"], ["h2"])
+        ]
+    assert data_sites.known().keys() == {DIGEST} and data_sites.hosts_of(DIGEST) == {"h1"}
+
+
+def test_as_many_sets_as_a_host_may_have_are_noted_at_once(gpurun, world, monkeypatch):
+    """A host that invents sets must not keep the head busy with its cache, nor push out of it what others have said."""
+    written = []
+    keep = own_cache.keep
+    monkeypatch.setattr(own_cache, "keep", lambda path, payload: written.append(path) or keep(path, payload))
+    data_sites.note("sha256:" + "f" * 64, has=["h3"], source="/mine")
+    many = [{**SET, "digest": f"sha256:{number:064x}"} for number in range(answers.MOST_SETS)]
+    with agent_of(done({"sets": many}), "h1") as agent:
+        fleet = nullcontext(Fleet({"h1": agent}, {}))
+        monkeypatch.setattr("gpurun.cli.ship.fleet_of", lambda *_: fleet)
+        written.clear()
+        code, out, _ = gpurun("data", "list", "h1")
+    assert code == 0 and len(out.splitlines()) == len(many) and len(written) == 1
+    assert data_sites.hosts_of("sha256:" + "f" * 64) == {"h3"}
+
+
+def test_sets_are_listed_although_the_cache_cannot_be_written(gpurun, world, monkeypatch):
+    (world / "XDG_CACHE_HOME").write_text("no folder")
+    with agent_of(done({"sets": [SET]}), "h1") as agent:
+        fleet = nullcontext(Fleet({"h1": agent}, {}))
+        monkeypatch.setattr("gpurun.cli.ship.fleet_of", lambda *_: fleet)
+        code, out, err = gpurun("data", "list", "h1")
+    assert (code, err) == (0, "") and DIGEST[7:19] in out
 
 
 @pytest.mark.parametrize("source", ["host:/etc", "./none", "no-job:outputs", "", "a\nb:outputs/.."])
