@@ -92,7 +92,7 @@ def stage(
         finally:
             view.close()
     print_json(report.as_json()) if as_json else _print_report(report)
-    say_failures(report.failed)
+    say_failures({**report.bad_copies, **report.failed})
     if report.failed:
         raise typer.Exit(HostFailure.exit_code)
 

@@ -54,9 +54,11 @@ class DataContent:
         """Return the error for a blob with other content than announced."""
         if self.is_on_head:
             return BadInput(CHANGED, where=self.folder, hint=HINT)
-        return HostFailure(
-            "its copy of the data is damaged, and no other is known", host=self.holders[0], hint="submit the job again"
-        )
+        return DamagedCopy("its copy of the data is damaged", host=self.holders[0], hint="submit the job again")
+
+
+class DamagedCopy(HostFailure):
+    """A host's copy of a set is not what the set's digest says, or the host does not send it."""
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpurun.data.content import DataContent, content_of_folder, content_of_host
+from gpurun.data.content import DamagedCopy, DataContent, content_of_folder, content_of_host
 from gpurun.data.folder import DataFolder
 from gpurun.data.routes import routes
 from gpurun.errors import BadInput, GpurunError, HostFailure, HostNotReady
@@ -58,12 +57,17 @@ class StagedHost:
 
 @dataclass(frozen=True)
 class StageReport:
-    """The result of copying a set to hosts."""
+    """The result of copying a set to hosts.
+
+    Attributes:
+        bad_copies: hosts whose copy could not be used, so that the set came from another host.
+    """
 
     digest: str
     size_bytes: int
     hosts: tuple[StagedHost, ...]
     elapsed_s: float
+    bad_copies: Mapping[str, GpurunError] = field(default_factory=dict)
 
     @property
     def failed(self) -> Mapping[str, GpurunError]:
@@ -81,7 +85,11 @@ class StageReport:
             }
             for each in self.hosts
         ]
-        return {"digest": self.digest, "bytes": self.size_bytes, "hosts": hosts, "elapsed_s": round(self.elapsed_s, 3)}
+        bad = [{"host": host, "error": error.message} for host, error in self.bad_copies.items()]
+        return {
+            "digest": self.digest, "bytes": self.size_bytes, "hosts": hosts, "elapsed_s": round(self.elapsed_s, 3),
+            "bad_copies": bad,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -123,8 +131,8 @@ def stage(
     began, names = time.monotonic(), list(dict.fromkeys(hosts))
     sender = _Sender(digest, tree, how)
     results = sender.run(names, [name for name in neighbours if name not in names])
-    size = sender.size
-    return StageReport(digest, size, tuple(results[name] for name in names), time.monotonic() - began)
+    staged = tuple(results[name] for name in names)
+    return StageReport(digest, sender.size, staged, time.monotonic() - began, sender.bad_copies)
 
 
 class _Sender:
@@ -132,6 +140,7 @@ class _Sender:
 
     def __init__(self, digest: str, tree: DataFolder | None, how: Staging) -> None:
         self.size = tree.size if tree is not None else 0
+        self.bad_copies: dict[str, GpurunError] = {}
         self._digest, self._tree, self._how = digest, tree, how
         self._progress = Progress(how.progress)
         self._results: dict[str, StagedHost] = {}
@@ -188,20 +197,36 @@ class _Sender:
                 holders = self._holders(list(others.agents), others)
                 fleet = Fleet({}, {})
                 fleet.agents = {**self._how.fleet.agents, **others.agents}
-            content = self._content(fleet, holders)
-            self.size = content.size
-            failed = self._send(content, lacking)
+            if self._tree is not None:
+                failed = self._send(content_of_folder(self._tree, fleet, holders), lacking)
+            else:
+                failed = self._send_from_holder(fleet, holders, lacking)
             for host in lacking:
                 self._done(host, "failed" if host in failed else "done", failed.get(host))
         finally:
             others.close()
 
-    def _content(self, fleet: Fleet, holders: Sequence[str]) -> DataContent:
-        if self._tree is not None:
-            return content_of_folder(self._tree, fleet, holders)
+    def _send_from_holder(
+        self, fleet: Fleet, holders: Sequence[str], lacking: Sequence[str]
+    ) -> Mapping[str, GpurunError]:
+        """Send the set from the first of these hosts whose copy is whole; return the hosts that failed."""
         for holder in holders:
-            with suppress(GpurunError):
-                return content_of_host(fleet, holder, self._digest)
+            try:
+                content = content_of_host(fleet, holder, self._digest)
+            except GpurunError as error:
+                self.bad_copies[holder] = _typed(error)
+                continue
+            self.size = content.size
+            try:
+                return self._send(content, lacking)
+            except DamagedCopy as error:
+                self.bad_copies[holder] = error
+        damaged = [host for host, error in self.bad_copies.items() if isinstance(error, DamagedCopy)]
+        if damaged:
+            raise HostFailure(
+                f"the data set {self._digest[7:19]} is damaged on {', '.join(damaged)}, and no other is known",
+                host=damaged[0], hint="remove it there with `gpurun data evict`, and submit the job again",
+            )  # fmt: skip
         raise BadInput(
             f"the data set {self._digest[7:19]} is gone: its source does not hold it any more, and no host has it",
             hint="submit the job again to train with what the source holds now",
@@ -260,6 +285,9 @@ class _Sender:
             agent.call("data.finish", transfer=relay.transfer, verify=not content.is_on_head, timeout_s=MAKE_LIMIT_S)
 
         finished = content.fleet.map(finish, [host for host in relay.hosts if host in self._lacking])
+        kinds = [error.kind for error in finished.failed.values() if isinstance(error, RemoteOpFailed)]
+        if "corrupt" in kinds and not finished.ok and not content.is_on_head:
+            raise content.damage  # no receiver can use what the holder sent: its hashes fit its damage
         for host, error in finished.failed.items():
             relay.give_up(host, error)
         data_sites.note(self._digest, has=finished.ok)

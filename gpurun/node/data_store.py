@@ -78,7 +78,7 @@ def unpacked(content: bytes) -> List[Row]:
         unpacker = zlib.decompressobj()
         rows = json.loads(unpacker.decompress(content, _MOST_ENTRIES_BYTES))
         return [(str(p), str(k), int(m), int(t), int(s), str(d), str(to)) for p, k, m, t, s, d, to in rows]
-    except (zlib.error, ValueError, TypeError) as error:
+    except (zlib.error, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise OpError("corrupt", "the entries of a data set cannot be read: %s" % error) from None
 
 

@@ -78,6 +78,8 @@ def _send(
     report = stage(
         source.digest, tree, hosts, how, neighbours=[host for host in job.members if job.links.is_open(host)]
     )
+    for host, error in report.bad_copies.items():
+        job.note(f"the copy of the data set {name!r} on {host} could not be used: {error.message}")
     raise_first(report.failed)
 
 

@@ -1,7 +1,9 @@
 """A set is on hosts byte for byte, once per content, from the folder or from a neighbour; else nothing of it is."""
 
+import hashlib
 import os
 import stat
+import zlib
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,9 @@ import pytest
 from gpurun.data.folder import CHANGED, read_folder
 from gpurun.data.staging import DataUser, Staging, stage
 from gpurun.errors import BadInput, GpurunError, HostNotReady
+from gpurun.node import data_store
+from gpurun.node.call import OpError
+from gpurun.node.spool import CHUNK
 from gpurun.state import data_sites
 
 
@@ -134,6 +139,56 @@ def test_a_neighbour_with_damaged_data_is_found_out(hosts, top):
     healed = stage(tree.digest, tree, ["h1"], Staging(fleet), neighbours=["h0"])
     assert healed.failed == {}
     assert shape(folder_of(hosts, "h1") / tree.digest[7:] / "tree") == shape(top)
+
+
+def damage(hosts, host, digest):
+    there = folder_of(hosts, host) / digest[7:] / "tree/big"
+    there.chmod(0o600)
+    there.write_bytes(os.urandom(3_000_000))
+
+
+def test_the_next_holder_gives_the_set_where_the_first_ones_copy_is_damaged_and_that_one_is_named(hosts, top):
+    fleet, tree = hosts.fleet("h0", "h1", "h2", "h3"), read_folder(top)
+    put(tree, fleet, "h0", "h1", "h2")
+    damage(hosts, "h0", tree.digest)
+    (folder_of(hosts, "h1") / tree.digest[7:] / "entries").write_bytes(b"x")
+    report = stage(tree.digest, None, ["h3"], Staging(fleet), neighbours=["h0", "h1", "h2"])
+    assert report.failed == {}
+    assert list(report.bad_copies) == ["h0", "h1"] and "damaged" in report.bad_copies["h0"].message
+    assert [each["host"] for each in report.as_json()["bad_copies"]] == ["h0", "h1"]
+    assert shape(folder_of(hosts, "h3") / tree.digest[7:] / "tree") == shape(top)
+
+
+def test_a_holder_whose_hashes_fit_its_damage_is_found_out(hosts, top):
+    fleet, tree = hosts.fleet("h0", "h1", "h2"), read_folder(top)
+    put(tree, fleet, "h0", "h1")
+    damage(hosts, "h0", tree.digest)
+    wrong = content_of_damaged(folder_of(hosts, "h0") / tree.digest[7:] / "tree", tree)
+    (folder_of(hosts, "h0") / tree.digest[7:] / "hashes").write_bytes(wrong)
+    report = stage(tree.digest, None, ["h2"], Staging(fleet), neighbours=["h0", "h1"])
+    assert report.failed == {} and list(report.bad_copies) == ["h0"]
+
+
+def content_of_damaged(folder, tree):
+    """The hashes of the chunks of a copy as it is now."""
+    whole = b"".join((folder / entry.path).read_bytes() for entry in tree.entries if entry.kind == "file")
+    return b"".join(hashlib.sha256(whole[at : at + CHUNK]).digest() for at in range(0, len(whole), CHUNK))
+
+
+def test_where_every_copy_is_damaged_each_host_is_named(hosts, top):
+    fleet, tree = hosts.fleet("h0", "h1", "h2"), read_folder(top)
+    put(tree, fleet, "h0", "h1")
+    for host in ("h0", "h1"):
+        damage(hosts, host, tree.digest)
+    with pytest.raises(GpurunError, match="damaged on h0, h1, and no other is known"):
+        stage(tree.digest, None, ["h2"], Staging(fleet), neighbours=["h0", "h1"])
+    assert names_in(hosts, "h2") == []
+
+
+def test_entries_that_crash_what_reads_them_are_a_damaged_copy():
+    for row in ("[[[[", "[" * 100_000, '[["a","file",1e999,0,0,"",""]]'):
+        with pytest.raises(OpError, match="cannot be read"):
+            data_store.unpacked(zlib.compress(row.encode()))
 
 
 def test_a_neighbour_that_describes_another_set(hosts, top, tmp_path):
