@@ -85,7 +85,7 @@ class StageReport:
             }
             for each in self.hosts
         ]
-        bad = [{"host": host, "error": error.message} for host, error in self.bad_copies.items()]
+        bad = {host: error.message for host, error in self.bad_copies.items()}
         return {
             "digest": self.digest, "bytes": self.size_bytes, "hosts": hosts, "elapsed_s": round(self.elapsed_s, 3),
             "bad_copies": bad,

@@ -256,12 +256,17 @@ class StagedHostShape(_StagedAlways, total=False):
 
 
 class StageShape(TypedDict):
-    """The result of a copy of a data set."""
+    """The result of a copy of a data set.
+
+    Attributes:
+        bad_copies: hosts whose copy could not be used, and why.
+    """
 
     digest: str
     bytes: int
     hosts: list[StagedHostShape]
     elapsed_s: float
+    bad_copies: dict[str, str]
 
 
 class EvictShape(TypedDict):
