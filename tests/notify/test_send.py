@@ -112,7 +112,7 @@ def test_a_redirect_is_not_followed(server):
     "url",
     [
         "http://127.0.0.1:1/SECRET", "https://127.0.0.1:1/SECRET", "http://no.invalid/SECRET", "file:///SECRET",
-        "http://[SECRET", "SECRET", "", "http://a b/SECRET", "http://\xe9/SECRET",
+        "http://[SECRET", "SECRET", "", "http://a b/SECRET", "http://\xe9/SECRET", "http://SECRET\u2100@h/",
     ],
 )  # fmt: skip
 def test_no_error_holds_the_url(tmp_path, url):
