@@ -166,8 +166,8 @@ class OutputsLeft:
     Attributes:
         count: the number of files, or of hosts that did not list theirs.
         first: the first of them, each with the reason.
-        hosts: hosts that keep their copies, because they have more than the head. None: nothing is lost, such as a
-            pipe.
+        hosts: hosts that keep their copies, because they have more than the head. None: no content is missing; for
+            example, the file is a pipe.
     """
 
     count: int

@@ -231,7 +231,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Wait:
-    """Why one gang of the queue was not started by a pass. Equal waits may be one shared value.
+    """Why one gang of the queue was not started by a pass. Gangs that wait for the same reason may share one object.
 
     Attributes:
         behind: the gang in the way (BEHIND, RESERVED), or the pool (POOL).

@@ -146,7 +146,7 @@ def _known_fit(state: PassState, gang: Gang) -> tuple[float, Placement] | None:
 
 
 def _releases(state: PassState, gang: Gang, at_s: Callable[[Running], float]) -> list[Release]:
-    """When running gangs free GPUs that are held for nobody but this gang."""
+    """Return when each running gang frees its GPUs, without GPUs that are kept for other gangs."""
     only = state.keeping.not_for_others(gang)
     return [Release(at_s(run), run.gang.id, only(state.index.masks(run.placement))) for run in state.running]
 
