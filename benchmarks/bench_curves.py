@@ -99,7 +99,7 @@ class Judged:
 
     @property
     def is_inside(self) -> bool:
-        """Whether the range holds the run."""
+        """Return whether the range holds the run."""
         return self.low <= self.measured <= self.high
 
 

@@ -85,7 +85,7 @@ class Supervisor:
         self.cpu_s = self.memory_mib = 0.0
 
     def is_gone(self) -> bool:
-        """Whether it has ended; reads what it has used so far."""
+        """Return whether the process has ended; read what it has used so far."""
         fields = _read(self._folder / "stat").rpartition(b")")[2].split()
         if not fields or fields[0] == b"Z":
             return True

@@ -140,7 +140,7 @@ def unrelated_lines_changed(edits: int) -> tuple[int, int, float]:
 
 
 def may_change(line: str, edit: Edit, touched: set[str]) -> bool:
-    """Whether a line is about hosts of the edit, or is the flow mapping of a rack that grows."""
+    """Return whether a line is about hosts of the edit, or is the flow mapping of a rack that grows."""
     rack = line.strip().partition(":")[0].strip("'\"")
     if isinstance(edit, AddHosts):
         return rack == edit.rack

@@ -84,7 +84,7 @@ def one_tree(case: tuple[str, int]) -> str:
 
 
 def trees(count: int, first: int) -> bool:
-    """Whether every copy was right."""
+    """Return whether every copy was right."""
     print(f"trees: {count} of one host, {count} of two, changed while they are copied")
     cases = [(kind, seed) for seed in range(first, first + count) for kind in ("of_one_host", "of_two_hosts")]
     with multiprocessing.get_context("spawn").Pool(2) as pool:
@@ -238,7 +238,7 @@ def compare(host: Host, rounds: int, what: str, goal: str) -> list[Cost]:
 
 
 def is_equal(one: Path, other: Path) -> bool:
-    """Whether two folders hold the same names and contents, as diff(1) sees it."""
+    """Return whether two folders hold the same names and contents, as diff(1) sees it."""
     return subprocess.run(["diff", "-rq", "--no-dereference", one, other], check=False).returncode == 0
 
 

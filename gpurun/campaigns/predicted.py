@@ -10,7 +10,7 @@ from gpurun.scaling.samples import Sample
 from gpurun.scaling.shape import Shape
 
 DOUBLINGS = 2
-"""How far beyond the largest measured size a curve goes."""
+"""A curve goes this far beyond the largest measured size."""
 
 
 def predictions(

@@ -103,7 +103,7 @@ def _is_over(folder: JobFolder) -> bool:
 
 
 def _is_ownerless(folder: JobFolder) -> bool:
-    """Whether this is root, and nobody can carry the job, because its owner has no account."""
+    """Return whether this is root, and nobody can carry the job, because its owner has no account."""
     from gpurun.state.people import has_account
 
     return os.getuid() == 0 and not has_account(folder.record().owner_uid)

@@ -40,7 +40,7 @@ def follow_job(
     """Show a job until it has ended.
 
     Args:
-        print_id: first of all, print the job's id: who has seen it may press Ctrl-C.
+        print_id: first print the job's id, so that a person can name the job after Ctrl-C.
         lines_to_stderr: ranks' lines go there too, so that stdout is free for one JSON document.
         first_lines: how many lines that ranks have printed already are shown; None = all.
         cancel_on_interrupt: the first Ctrl-C cancels the job and waits for its end; the second leaves it to that.

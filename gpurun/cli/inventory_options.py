@@ -1,4 +1,4 @@
-"""What the inventory's commands share: their options, where things are, who has what."""
+"""Options and helpers that the inventory's commands share."""
 
 from __future__ import annotations
 

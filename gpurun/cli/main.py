@@ -1,4 +1,4 @@
-"""``gpurun``: the command line. Parse, call, render; what fails is said once, with the right exit code."""
+"""``gpurun``: the command line. Parse, call, render; print each failure once and exit with its code."""
 
 from __future__ import annotations
 

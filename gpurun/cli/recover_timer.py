@@ -18,7 +18,7 @@ BOOTED = Path("/run/systemd/system")
 
 
 def recovery() -> Recovery:
-    """What would be installed for whoever runs this."""
+    """Return what would be installed for the user who runs this."""
     from gpurun.state.home import home
 
     argv = (sys.executable, "-m", "gpurun", "recover")

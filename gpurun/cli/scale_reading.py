@@ -82,7 +82,7 @@ def print_curve(told: CampaignReport) -> None:
 
 
 def summary(told: CampaignReport) -> str:
-    """One line: how far it is."""
+    """Return one line: the campaign's progress."""
     of = sum(1 for _ in told.plan.runs())
     done = sum(record.outcome == "measured" for record in told.records)
     cost = sum(record.gpu_hours for record in told.records)

@@ -14,7 +14,7 @@ def going_out(event: Mapping[str, Any]) -> str | None:
 
 
 def sending(events: Iterable[Mapping[str, Any]]) -> list[str]:
-    """How far the image and each data set are, since the job was last in another state."""
+    """Return the progress of the image and of each data set since the job's last change of state."""
     last: dict[str, dict[str, Mapping[str, Any]]] = {}
     for event in events:
         if event.get("kind") == "state":

@@ -1,4 +1,4 @@
-"""What commands that serve pages share: they print the URL, and serve until they are told to end."""
+"""Helpers of commands that serve pages: print the URL, and serve until a signal ends the command."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def _state(trial: Trial) -> str:
 
 
 def summary(folder: SweepFolder, plan: SweepPlan, trials: Trials) -> str:
-    """One line: how far it is, and the best so far."""
+    """Return one line: the sweep's progress, and its best trial so far."""
     counts = trials.counts()
     told = [f"{count} {'queued or running' if what == 'open' else what}" for what, count in counts.items() if count]
     left = plan.trials - len(trials.by_number)

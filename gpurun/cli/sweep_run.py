@@ -201,7 +201,7 @@ def _home() -> Path:
 
 
 def _follow(folder: SweepFolder) -> int:
-    """Show how far it is until it has ended. 0 if a trial came to its end, 1 if none did."""
+    """Show a sweep's progress until it has ended. Return 0 if a trial has completed, else 1."""
     from gpurun.cli.sweep_reading import summary
 
     said = ""

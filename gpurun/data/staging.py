@@ -119,7 +119,7 @@ class Staging:
 def stage(
     digest: str, tree: DataFolder | None, hosts: Iterable[str], how: Staging, *, neighbours: Iterable[str] = ()
 ) -> StageReport:
-    """Make sure that hosts have a set. If a host fails, the report says so and the others continue. Idempotent.
+    """Make sure that hosts have a set. If a host fails, the report names it and the others continue. Idempotent.
 
     Args:
         tree: the folder of the head that holds the set; None: it must come from a host.

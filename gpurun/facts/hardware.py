@@ -50,7 +50,7 @@ class HcaPort:
 
     @property
     def active(self) -> bool:
-        """Whether traffic can flow."""
+        """Return whether traffic can flow."""
         return self.state == "ACTIVE"
 
 

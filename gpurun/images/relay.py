@@ -201,7 +201,7 @@ class Relay:
             self.give_up(lane.host, HostFailure(f"nothing could be brought to it: {error.message}", host=lane.host))
 
     def _accuse(self, lane: ChainLane, source: str, error: GpurunError) -> None:
-        """Decide who is at fault when a host refused a chunk.
+        """Decide which host is at fault when a host refused a chunk.
 
         Each chunk's hash is known, so either the source or the refusing host is at fault. If the source is a host,
         gpurun excludes it after reports of two hosts, because one host alone may lie. The head can check its own file.

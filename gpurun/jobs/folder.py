@@ -124,7 +124,7 @@ class JobFolder:
     def mend_request(self) -> str | None:
         """Set damaged requests aside; return a message about them. Only the job's owner calls this.
 
-        A damaged request does not say what it asked for, and gpurun stops no gang on a guess. The pass will ask for a
+        gpurun cannot read what a damaged request wanted, and stops no gang on a guess. The pass will ask for a
         preemption again; a person must repeat a cancel.
         """
         return "; ".join(filter(None, map(self._mend, REQUESTS))) or None

@@ -1,4 +1,4 @@
-"""The job spec: what a person asked for, as one frozen value.
+"""The job spec: a person's request, as one frozen value.
 
 A recipe and the flags of ``gpurun submit`` become a JobSpec once; later steps only read it. This module reads no file
 and no clock.

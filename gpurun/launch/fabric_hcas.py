@@ -76,7 +76,7 @@ def split_name(name: str) -> tuple[str, int | None]:
 
 
 def distance(gpu: Gpu, hca: Hca) -> tuple[int, int]:
-    """How far a GPU is from an HCA; smaller is nearer.
+    """Return the distance of a GPU from an HCA; smaller is nearer.
 
     The classes are NCCL's (NCCL_NET_GDR_LEVEL): PIX and PXB (PCI switches only, fewer hops first), PHB (same
     host bridge), NODE (same NUMA node), SYS (across sockets, and whatever is not known).

@@ -22,7 +22,7 @@ def remember(
 ) -> tuple[HostRefusal, ...]:
     """Add a refusal to a job's refusals. Each host that refuses again is left alone for twice as long.
 
-    A host names only GPUs that the job asked for. Its earlier refusals of other GPUs stay valid until they expire.
+    A host names only GPUs that the job requested. Its earlier refusals of other GPUs stay valid until they expire.
 
     Args:
         before: the refusals in the job's record.

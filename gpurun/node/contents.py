@@ -1,13 +1,13 @@
-"""What a folder holds and the content of its files, as frames; both sides check what they are told.
+"""What a folder holds and the content of its files, as frames; both sides check what they receive.
 
 A list of a folder has one header for each entry (`Listed.header`). A file's content has one or more, with payloads.
 Small ones share a frame (`gpurun.node.batches`). The headers of a content:
 
 ========== =================================================================================================
-``n``      which file, by the number under which it was asked for
+``n``      the number of the file in the request
 ``whole``  the frame is a small file's content: the marks, ``[size, mtime_ns, ctime_ns, inode]``, before and after it
 ``marks``  the first frame: the marks before the file was read
-``from``   the content before this position is as the reader has it, who asked for the rest (`Begun`)
+``from``   the reader requested the rest: the content before this position is as the reader has it (`Begun`)
 payload    the next bytes
 ``skip``   the next bytes are a hole of that length
 ``sha``    the last frame: SHA-256 of the content, in which a hole counts as ``hole:LENGTH;``, and what was there before

@@ -35,7 +35,7 @@ class DataSet(NamedTuple):
     """A set that is here.
 
     Attributes:
-        used_s: when a job or person last asked for it, in seconds since the epoch.
+        used_s: when a job or person last used it, in seconds since the epoch.
         jobs: the jobs that use it here.
         is_moving: it is being received or sent.
     """

@@ -61,7 +61,7 @@ def context(server: bool, certificate: str, key: str) -> ssl.SSLContext:
 
 
 class Server:
-    """The upstream end: sends chunks to whoever has the certificate and a token.
+    """The upstream end: sends chunks to hosts that have the certificate and a token.
 
     Args:
         find: returns the blob of a digest, None while it is not announced.

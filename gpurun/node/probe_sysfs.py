@@ -137,7 +137,7 @@ def peermem(sysfs: str) -> str:
 
 
 def dmabuf(proc: str, kernel: str) -> Optional[bool]:
-    """Whether GPUDirect works without that module: open GPU kernel modules and Linux 5.12 or newer.
+    """Return whether GPUDirect works without that module: open GPU kernel modules and Linux 5.12 or newer.
 
     Source: NVIDIA GPU Operator documentation, "GPUDirect RDMA", DMA-BUF prerequisites. None without a driver.
     """

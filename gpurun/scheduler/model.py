@@ -22,7 +22,7 @@ from gpurun.jobs.spec import Grant as Grant  # noqa: PLC0414
 from gpurun.jobs.spec import Placement as Placement  # noqa: PLC0414
 
 ENDLESS = float("inf")
-"""A time that nobody knows."""
+"""An unknown time."""
 
 ANYWHERE = Constraints()
 """No constraint at all."""

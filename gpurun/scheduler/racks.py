@@ -64,7 +64,7 @@ class Part:
 
     Attributes:
         free: GPUs the gang may use here.
-        room: GPUs of the generation that are free here, whoever may use them.
+        room: GPUs of the generation that are free here, for any gang.
         empty: no GPU of the rack's usable hosts of this generation is in use.
     """
 

@@ -140,7 +140,7 @@ def _sooner(state: PassState, gang: Gang, hold: Hold) -> Kept | None:
 
 
 def _known_fit(state: PassState, gang: Gang) -> tuple[float, Placement] | None:
-    """The earliest time at which the gang is expected to fit, and where. None: nobody knows."""
+    """Return the earliest time at which the gang is expected to fit, and where; None if unknown."""
     releases = _releases(state, gang, lambda run: run.free_s(state.now_s))
     return first_fit(state.index, gang.smallest, [r for r in releases if r.at_s != ENDLESS], state.capacity.place)
 

@@ -74,7 +74,7 @@ class MountEntry:
 
 
 def is_shared(kind: str) -> bool:
-    """Whether a file system may be the same one on several machines, or may be slow to say so."""
+    """Return whether a file system may be the same one on several machines, or may be slow to say so."""
     return MountEntry("", kind, "", ()).family in SHARED_FAMILIES
 
 

@@ -78,7 +78,7 @@ def alone(path: Path, *, mode: int = 0o600, inheritable: bool = False, remove: b
     """Hold the lock of the file `path`, which need not exist, however long that takes. No link is followed.
 
     Args:
-        mode: of a new file, whatever the umask: who may write it may hold its lock.
+        mode: of a new file, whatever the umask: users who may write the file may hold its lock.
         inheritable: processes that are started meanwhile hold the lock until they end, too.
         remove: leave no file behind. Its holder may also remove it by other means.
     """
@@ -119,7 +119,7 @@ def _is_still(path: Path, opened: int) -> bool:
 
 
 def is_held(descriptor: int) -> bool:
-    """Whether somebody else holds the lock exclusively. Only looks; the file need be open for reading only."""
+    """Return whether somebody else holds the lock exclusively. Only looks; the file need be open for reading only."""
     answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
     return bool(_FLOCK.unpack(answer)[0] == fcntl.F_WRLCK)
 

@@ -62,7 +62,7 @@ def keep(path: Path, payload: bytes) -> None:
 
 
 def is_settled(changed_ns: int, now_ns: int | None = None) -> bool:
-    """Whether a later change of a file gets another time stamp than `changed_ns`, its last one.
+    """Return whether a later change of a file gets another time stamp than `changed_ns`, its last one.
 
     Args:
         now_ns: a time before the file was read; None = now. A clock that was set back makes this False.

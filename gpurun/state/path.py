@@ -150,7 +150,7 @@ class StatePath:
             return os.stat(self.parts[-1] if self.parts else ".", dir_fd=folder, follow_symlinks=False)
 
     def exists(self) -> bool:
-        """Whether anything has this name, even a link to nothing."""
+        """Return whether anything has this name, even a link to nothing."""
         try:
             self.stat()
         except FileNotFoundError:
@@ -158,7 +158,7 @@ class StatePath:
         return True
 
     def is_dir(self) -> bool:
-        """Whether it is a folder, and not a link to one."""
+        """Return whether it is a folder, and not a link to one."""
         try:
             return stat.S_ISDIR(self.stat().st_mode)
         except FileNotFoundError:

@@ -17,7 +17,7 @@ def user_name(uid: int) -> str:
 
 
 def has_account(uid: int) -> bool:
-    """Whether a user of this number exists on this machine."""
+    """Return whether a user of this number exists on this machine."""
     try:
         pwd.getpwuid(uid)
     except KeyError:

@@ -41,7 +41,7 @@ _GETFLAGS, _SETFLAGS, _APPEND_ONLY = 0x80086601, 0x40086602, 0x20  # ioctl_iflag
 
 
 def is_shared(home: Path) -> bool:
-    """Whether this state directory was made for several users."""
+    """Return whether this state directory was made for several users."""
     return (StatePath(home) / MARK).is_dir()
 
 
@@ -119,7 +119,7 @@ def _make(folder: StatePath) -> None:
 
 
 def cordons_folder(home: Path) -> StatePath:
-    """Where the file of cordons lies: it is replaced by whoever changes it, so the folder must be an open one."""
+    """Return where the file of cordons lies. Each change replaces it, so all members may write to the folder."""
     return StatePath(home) / "cordons" if is_shared(home) else StatePath(home)
 
 

@@ -1,4 +1,4 @@
-"""Turn what hosts saw into causes: who is at fault, which rank, and which cause came first. Pure.
+"""Turn what hosts saw into causes: which host and rank is at fault, and which cause came first. Pure.
 
 One failure causes many others: a GPU falls off the bus, its rank dies, the other ranks time out, the launcher names the
 first of them. The cause is the earliest thing that a host saw and that explains the failure.

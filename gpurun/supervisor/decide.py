@@ -38,7 +38,7 @@ HOST_LOST_S = 14.0
 MUTE_S = 10.0
 """The same for a host that a new supervisor asks for a connection, and that does not even accept one.
 
-A host that was heard is asked for a sign of life after 4 s of silence (`gpurun.remote.agent`), so it has these 10 s,
+gpurun asks a connected host for a sign of life after 4 s of silence (`gpurun.remote.agent`), so it has these 10 s,
 too. A new supervisor asks at once. A host that is only slow accepts the connection: its kernel does that.
 """
 RETURN_S = 8.0

@@ -13,7 +13,7 @@ from gpurun.jobs.record import JobRecord
 from gpurun.leases.lease import Lease
 
 GIVE_UP_S = 10.0
-"""How long hosts are asked for what they owe, and at least twice, before their GPUs count as lost."""
+"""gpurun tries for this time, and at least twice, to fence a host before its GPUs count as lost."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from gpurun.supervisor.outputs_plan import is_changing, lacking, left_of
 
 TRIES = 3
 AGAIN_S = 0.5
-"""The gang has ended: whoever still changes a file gets this time to finish."""
+"""The gang has ended: a program that still changes a file gets this time to finish."""
 
 
 def send_outputs(job: SupervisedJob) -> None:

@@ -175,7 +175,7 @@ class Conductor:
             self._journal.sync()
 
     def _to_ask(self) -> Iterator[tuple[int, Point]]:
-        """Trials that are to run again, then new ones. Each is drawn once those before are told."""
+        """Yield trials that run again, then new ones. Each is drawn once the study knows those before it."""
         for trial in self._trials.unended():
             if not trial.job:
                 yield trial.number, trial.parameters
@@ -191,7 +191,7 @@ class Conductor:
         return self._room + (1 if self._plan.search == "tpe" else min(self._room, MOST_WAITING))
 
     def _submit(self, live: set[str]) -> None:
-        """Queue the jobs that were asked for and are not there; also those of a conductor that was killed."""
+        """Queue jobs that the journal names and that do not exist yet; also those of a killed conductor."""
         missing = [trial for trial in self._trials.unended() if trial.job and trial.job not in live | self._submitted]
         new = [trial for trial in missing if not self._exists(trial.job)]
         self._submitted.update(trial.job for trial in missing if trial not in new)

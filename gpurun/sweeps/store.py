@@ -2,7 +2,7 @@
 
 ``plan.json`` and ``code`` (`gpurun.images.code`) are written once. ``journal`` has a line for each step of each
 trial; only who holds the lock of ``conductor.log`` appends to it. ``stop`` asks the conductor to end the sweep;
-``done`` says that nothing is left to do. All of it belongs to the user who has made the sweep.
+``done`` exists once nothing is left to do. All of it belongs to the user who made the sweep.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class SweepFolder:
         return descriptor
 
     def is_conducted(self) -> bool:
-        """Whether the conductor lives."""
+        """Return whether the conductor lives."""
         try:
             descriptor = self.log.open_file(os.O_RDONLY)
         except FileNotFoundError:

@@ -16,7 +16,7 @@ Texts = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Wish:
-    """A sweep as it was asked for.
+    """A sweep as a person requested it.
 
     Attributes:
         grid, space: parameters by name, each a list of values or one range, as written.

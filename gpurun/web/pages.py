@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class Remade(Generic[T]):
-    """A value that is made again when it is asked for and older than `for_s` seconds. Any thread may ask."""
+    """A value that is computed again on use when it is older than `for_s` seconds. Thread-safe."""
 
     def __init__(self, make: Callable[[], T], for_s: float) -> None:
         self._make, self._for_s = make, for_s
