@@ -5,8 +5,7 @@ From NVIDIA's document "Xid Errors", read in November 2026. Meaning and advice a
 catalog has no entry, as for 61, they are from the listing of causes for Volta and older. These rules assign the blame:
 
 - RESET_GPU, RESTART_BM, WORKFLOW_XID_48, WORKFLOW_NVLINK_ERR, CHECK_MECHANICALS: the hardware. The GPU is unusable
-  until an operator
-  acts. Fatal if the GPU stops computing for its user.
+  until an operator acts. Fatal if the GPU stops computing for its user.
 - RESTART_APP: the program, if the trigger conditions name it or the next action is CHECK_APP/CUDA; the host, if
   they say that the program is not the cause (32: the quality of the PCI bus; 94: memory); else unclear.
 - IGNORE, and errors that need further decoding (144 to 150): unclear, except errors whose text blames the program (43,
