@@ -70,8 +70,7 @@ def map(
 
     Args:
         points: a list with the keyword arguments of each call; or a mapping from names to values, which gives a point
-            for
-            each combination.
+            for each combination.
         settings: as for `submit`; one GPU each unless `gpus` says more.
 
     Raises:

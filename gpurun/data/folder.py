@@ -69,8 +69,7 @@ def read_folder(top: Path) -> DataFolder:
 
     Raises:
         BadInput: the path is not a folder; or the folder holds a socket, FIFO or device, a link that leads out of it,
-            or
-            something unreadable.
+            or something unreadable.
     """
     try:
         resolved = top.resolve()

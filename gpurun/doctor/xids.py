@@ -33,8 +33,7 @@ class Xid:
 
     Attributes:
         blame: ``hardware`` takes the host out of use. After ``host``, gpurun restarts the gang on other hosts, but
-            other
-            gangs may use the host. ``program`` and ``unclear`` do neither.
+            other gangs may use the host. ``program`` and ``unclear`` do neither.
         fatal: the GPU stops computing for its user, so gpurun stops the gang immediately, before its other ranks time
             out.
         advice: NVIDIA's advice to the operator; "" = none, or more than a sentence.

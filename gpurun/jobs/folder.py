@@ -58,8 +58,7 @@ class JobFolder:
 
         Raises:
             StateError: the file is damaged or missing, or names another job; or another user than the named owner can
-                have
-                written it. So no user can make another user run something.
+                have written it. So no user can make another user run something.
         """
         path = self.path / "state.json"
         try:

@@ -13,8 +13,7 @@ class LiveJob(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         wants: None if the job's spec is damaged or missing: then it is unknown where the job may run, and a pass must
-            not
-            grant it.
+            not grant it.
         request: the cancel or preemption request about this job.
     """
 

@@ -148,8 +148,7 @@ class Environment:
         kind: what `path` is: a requirements file, a ``uv.lock``, or the folder of a ``pyproject.toml``.
         path: absolute, on the head.
         index: where pip looks for packages: a URL, or an absolute folder of wheels on the head; None = as the user's
-            own
-            pip.
+            own pip.
         secret: an absolute netrc file on the head, with passwords for the index.
         base: the base image, as the person wrote it; "" until the environment is built.
         base_id: the head's ID of that image.
@@ -244,8 +243,7 @@ class JobSpec:
         name: the job's name: any text without control characters, never used as a path.
         image: the Docker image reference on the head node, as the person wrote it.
         image_id: the head's ID of the image at submit. The job runs this image even if the reference changes. "" in a
-            job
-            that an older gpurun has stored.
+            job that an older gpurun has stored.
         gpus: the number of GPUs; each has a rank.
         min_gpus: elastic: start and continue with at least this many GPUs, and grow back; None = not elastic.
         command: the argv of each rank, byte for byte.

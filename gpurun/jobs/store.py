@@ -59,8 +59,7 @@ class JobStore:
 
         Args:
             alone: keeps passes out, such as the allocator lock. With it a failure stores none of the jobs, because no
-                pass
-                can have started any. Only a killed process can leave some of them.
+                pass can have started any. Only a killed process can leave some of them.
             codes: writes the code of the specs that have some, by its digest (`JobSpec.code`).
             ids: new ids for the specs, in order (`new_id`). So after a crash, the caller still knows the ids of its
                 jobs.

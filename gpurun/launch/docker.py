@@ -107,8 +107,7 @@ def run_argv(
     Args:
         claimant: the attempt; the container's labels name it to every other gpurun that uses the host.
         image: the ID of the image in the host's engine. Docker never pulls: a registry may have another image under
-            that
-            name, which would get the job's secrets.
+            that name, which would get the job's secrets.
         cards: its GPUs on this host: device indices, and UUIDs if known.
         names: host name → address, for every host of the gang: Gloo resolves them (``--add-host``).
         environment: the container's environment; ranks inherit it.

@@ -57,8 +57,7 @@ class Plan:
         ssh_port: the port of the job's own sshd; without one, of the ranks' rendezvous on the first host.
         hosts: in rank order.
         launch: the command that starts the ranks: the argv of the first container's main process or, if gpurun starts
-            the
-            ranks on every host, of each rank.
+            the ranks on every host, of each rank.
         has_launcher: whether `launch` is the first container's.
     """
 

@@ -46,8 +46,7 @@ class Lease:
 
     Raises:
         ValueError: `inventory` is not a path, one of `machines` is not valid, or no host has so many ports; readers of
-            a
-            file treat that as damage.
+            a file treat that as damage.
     """
 
     job: str

@@ -89,8 +89,7 @@ class Occupancy:
 
         Raises:
             StateError: another job holds one of them, or two hosts of the lease are one machine, so that the lease
-                would
-                hold a GPU twice. Nothing is changed then.
+                would hold a GPU twice. Nothing is changed then.
         """
         _refuse_twice(lease)
         for machine, gpu, host in _gpus_of(lease):

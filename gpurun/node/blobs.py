@@ -189,8 +189,7 @@ def fetch(
 
     Raises:
         OpError: ``no-route``, ``link-lost``; ``corrupt`` if the neighbour sends chunks that were not requested, or
-            omits
-            some; ``no-space`` (as an OSError) if the disk is full.
+            omits some; ``no-space`` (as an OSError) if the disk is full.
     """
     here = find(transfer)
     wants = missing(call, transfer, digests, lane) if wants is None else wants

@@ -113,8 +113,7 @@ def request(
 
     Raises:
         OpError: ``no-docker``; ``timeout``. A status of 400 and above is *returned*, not raised, because callers know
-            which
-            ones they expect.
+            which ones they expect.
     """
     payload = call.payload
     if not path.startswith("/") or any(ord(letter) < 0x21 or ord(letter) > 0x7E for letter in path):

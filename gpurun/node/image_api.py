@@ -64,8 +64,7 @@ def find_image(engine: ImageApi, image: Image, store: str, loaded: Sequence[str]
 
     Args:
         loaded: the image that Docker has just reported as loaded: with the containerd store there may be no other way
-            to
-            find it.
+            to find it.
     """
     if store == "graph":
         candidates = [image["id"]]

@@ -141,8 +141,7 @@ def install(
 
     Raises:
         OpError: ``no-space``; ``load-failed``; ``not-verified`` if Docker reports success but the image differs from
-            the
-            sent one; ``closed`` if the transfer ends before everything has arrived.
+            the sent one; ``closed`` if the transfer ends before everything has arrived.
     """
     config = call.payload
     loading = Loading(call, transfer, image, store, have, config)

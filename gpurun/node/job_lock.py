@@ -42,8 +42,7 @@ def held(call: Call, job: str, required: bool = True) -> Iterator[Held]:
 
     Args:
         required: raise if the lock cannot be made. A fence works without: on a full disk nothing can be made, so no
-            other
-            operation can be running.
+            other operation can be running.
 
     Raises:
         Cancelled: nobody waits for the operation any more.

@@ -38,8 +38,7 @@ def cut(call: Call, job: str, addresses: List[str], hold_s: float = HOLD_S) -> D
 
     Returns:
         ``{"cut", "refused"}``: how many connections were cut; how many the kernel did not allow (Yama's
-            ``ptrace_scope``,
-        or a kernel before 5.6). Those ranks wait for their time-out.
+        ``ptrace_scope``, or a kernel before 5.6). Those ranks wait for their time-out.
     """
     done = {"cut": 0, "refused": 0}
     held = [one for one in rank_processes.of_job(job) if _to_cut(one.process.pid, one.environ, addresses)]

@@ -63,11 +63,9 @@ def follow(call: Call, job: str, attempt: int, have: Dict[str, List[int]], once:
         ``{"kind": "output", "id", "rank", "stream", "end"}``: ``stream`` is one of `STREAMS`; the payload of at
         most 64 KiB ends at the offset ``end``;
         ``{"kind": "end", "id", "rank", "code", "age_s"}``: after all earlier output; if that takes long, before the
-        rest
-        of it, with ``"more": True``. A rank whose script was killed, too, has code 137 and ``"killed": True``, with
-        ``"container": True`` if all other processes in its container ended with it; if another code follows later, that
-        one is right.
-        An id is new for every start of a rank, also after the host has left the gang and come back.
+        rest of it, with ``"more": True``. A rank whose script was killed, too, has code 137 and ``"killed": True``,
+        with ``"container": True`` if all other processes in its container ended with it; if another code follows later,
+        that one is right. An id is new for every start of a rank, also after the host has left the gang and come back.
     """
     scripts = _Scripts(job, attempt)
     ranks: Dict[str, _Rank] = {}

@@ -73,8 +73,7 @@ def departures(
 
     Args:
         unusable: all hosts that get no new gangs, including draining ones. A gang moves only if the other hosts could
-            hold
-            it, so that gpurun stops no gang that could not start again.
+            hold it, so that gpurun stops no gang that could not start again.
         draining: host → when gangs that cannot move are stopped; None = the drain waits for them.
     """
     empty = Snapshot(inventory, unusable=dict.fromkeys(unusable, "out of use"), now_s=now_s)

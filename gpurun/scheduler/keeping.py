@@ -15,8 +15,7 @@ class Hold:
 
     Attributes:
         free_s: when all of them are expected to be free. Gangs that end before may use them until then. ENDLESS:
-            unknown,
-            so no other gang may use them.
+            unknown, so no other gang may use them.
         kept: what the caller stores; None for a reservation, which is for this pass only.
     """
 

@@ -79,8 +79,7 @@ class GangSeen:
         drained: hosts of an elastic gang that a person drains.
         exits: containers that have ended, by host, as Docker reported.
         heard_since_s: since when this supervisor has continuously heard some host of the gang or another. Hosts
-            reported
-            earlier events one after the other.
+            reported earlier events one after the other.
         cut_off_s: when the head last heard no host, if ever.
         down_since: unreachable hosts, and since when the supervisor has not heard them.
         returned_s: when an unreachable host was last heard again: it may have more to report.

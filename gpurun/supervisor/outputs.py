@@ -154,8 +154,7 @@ def bring_left(
 
     Args:
         limit: largest size of the head's copy in bytes. None: a person asks for the outputs, so the job's limit does
-            not
-            apply.
+            not apply.
 
     Raises:
         StateError: the head could not write them.

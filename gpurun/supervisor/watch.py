@@ -179,8 +179,7 @@ class _Watch:
 
         Returns:
             None if a host cannot be asked and is not lost: the watch continues until it answers or is lost. Also None,
-                once, if
-            an answer took long, because hosts may have reported more meanwhile.
+            once, if an answer took long, because hosts may have reported more meanwhile.
         """
         if finish.is_explained:
             return finish.end

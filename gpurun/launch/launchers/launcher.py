@@ -25,8 +25,7 @@ class PlacedGang:
         interfaces: host → the network interface of its fabric.
         addresses: host → the IPv4 address of that interface.
         port: a TCP port that no other job of this head uses. If ranks have roles, the job also owns as many ports after
-            it
-            as a host has ranks.
+            it as a host has ranks.
         is_tcp: the fabric has no RDMA.
         given: the variables that the recipe sets itself; the recipe's values stay.
         roles: the roles of the ranks; None if all ranks are alike.
@@ -109,8 +108,7 @@ class Launcher:
         with_roles: completes the spec of a job whose ranks have roles; raises BadInput for impossible roles. None: its
             ranks are all alike.
         elastic: what happens when hosts join or leave. "live": its ranks continue; "anew": gpurun stops them and starts
-            a
-            gang of another size; "no": its gang has one size.
+            a gang of another size; "no": its gang has one size.
         all_read_outputs: each rank may read what earlier attempts left. Otherwise rank 0 reads it and passes it on, as
             Horovod's guide recommends.
         interpreter: what runs a command whose first word is a Python file; empty = the file itself.
