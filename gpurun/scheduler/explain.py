@@ -71,11 +71,11 @@ class Explanation:
         message: the decision in one sentence.
         behind: the gang or pool in the way.
         groups: the hosts, grouped by what they are for this gang.
-        holders: who has the GPUs it could use, the soonest to end first.
-        expected_start_s: when it starts if running gangs use their whole time limits, if nothing fails and if nobody
-            goes before it who is not in the queue yet; None = nobody can know.
-        unknown_because: why nobody can know.
-        changes: what would start it now, each tried; the smallest first.
+        holders: the jobs that hold the GPUs it could use, the soonest to end first.
+        expected_start_s: its start if running gangs use their whole time limits, nothing fails, and no later
+            submission overtakes it; None = unknown.
+        unknown_because: why the expected start is unknown.
+        changes: changes that would start it now, each tested by a placement; the smallest first.
     """
 
     gang: str

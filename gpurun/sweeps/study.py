@@ -1,6 +1,6 @@
-"""Points and early ends by Optuna, the only module that imports it.
+"""Points and early stops by Optuna. Only this module imports Optuna.
 
-The study is in memory alone: the sweep's journal is told to it again when a conductor begins.
+The study is only in memory: a new conductor replays the sweep's journal into it.
 """
 
 from __future__ import annotations
