@@ -24,7 +24,7 @@ def bootstrap(tree: Path, packages: Sequence[str], suite: str, *options: str) ->
         options: more options of mmdebstrap.
 
     Raises:
-        subprocess.CalledProcessError: mmdebstrap failed; what it said is on stderr.
+        subprocess.CalledProcessError: mmdebstrap failed; its message is on stderr.
     """
     argv = ["mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(packages)}"]
     argv += [f"--aptopt={line}" for line in rootfs.apt_settings(_output("apt-config", "dump"))]

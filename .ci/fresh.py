@@ -214,7 +214,7 @@ def run(root: Path, shared: list[Shared], commands: str) -> int:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """End a process that this program started; what it started is in its namespaces and ends with it."""
+    """End a process that this program started. Its own child processes are in its namespaces and end with it."""
     process.kill()
     process.wait()
 

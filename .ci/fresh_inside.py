@@ -21,7 +21,7 @@ QUIET = MountFlag.NOSUID | MountFlag.NODEV
 
 @dataclass(frozen=True)
 class Boot:
-    """What process 1 is told on its stdin.
+    """The input of process 1, as JSON on its stdin.
 
     Attributes:
         shared: the machine's folder, where it appears, whether it can be written, and which folders of it stay out.
@@ -49,7 +49,7 @@ def main() -> int:
     os.write(teller, b"!")
     os.close(teller)
     if os.read(gate, 1) == b"":
-        return 1  # whoever started this has gone, and said why
+        return 1  # the process that started this has failed and reported why
     os.close(gate)
     os.umask(0o022)
     socket.sethostname("fresh")
@@ -113,7 +113,7 @@ def _share(source: Path, target: Path, *, writable: bool, without: Sequence[str]
 
 
 def run(command: str, boot: Boot) -> int:
-    """Run one shell command in the clone; end what it left running; reap what it lost."""
+    """Run one shell command in the clone; end processes that it left running; reap its orphans."""
     environment = {"HOME": "/root", "PATH": PATH, "TERM": os.environ.get("TERM", "dumb"), **boot.environment}
     argv = ["/bin/sh", "-c", f"cd {boot.clone} && {command}"]
     actions: list[Any] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]

@@ -1,4 +1,4 @@
-"""A year's history: 200,000 attempts, and what `gpurun report` and `gpurun history` cost.
+"""Measure `gpurun report` and `gpurun history` on a year's history of 200,000 attempts.
 
     python benchmarks/bench_accounts.py [ATTEMPTS]
 
@@ -49,7 +49,7 @@ def rows(count: int, seed: int = 17) -> Iterator[HistoryRow]:
 
 
 def cpu_s(*argv: str, home: Path) -> tuple[float, float]:
-    """CPU and wall seconds of one command."""
+    """Return CPU and wall seconds of one command."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     environ = {**os.environ, "GPURUN_HOME": str(home)}
     subprocess.run([sys.executable, "-m", "gpurun", *argv], check=True, env=environ, stdout=subprocess.DEVNULL)

@@ -1,12 +1,12 @@
-"""Races for the GPUs of a host that no state directory can decide: never may both run, and the loser runs afterwards.
+"""Race for a host's GPUs from different state directories: both jobs must never run at once, and both must run.
 
     python benchmarks/bench_claims.py [--races 200] [--hosts 2] [--scenario heads|names] [--json FILE]
 
-heads  two heads, each with a state directory of its own, submit a job for all GPUs of the same host
+heads  two heads, each with its own state directory, submit a job for all GPUs of the same host
 names  one head has two inventories that call the machine by different names, and submits one job against each
 
 The second job is submitted up to two seconds after the first, so that they meet in all steps before the start. Races
-on different hosts run beside each other. Exits with 1 if both ran at one moment, or one of them did not run. Needs root
+on different hosts run in parallel. Exits with 1 if both jobs ran at once, or a job did not run. Needs root
 and Docker's packages.
 """
 
@@ -33,7 +33,7 @@ MOST_DELAY_S = 2.0
 
 
 def run(lab: Lab, scenario: str, races: int, folder: Path, seed: int) -> list[Race]:
-    """Race on every host of the lab at once until there were enough races."""
+    """Race on all hosts of the lab in parallel until enough races are done."""
     done: list[Race] = []
     lock = threading.Lock()
     left = iter(range(races))

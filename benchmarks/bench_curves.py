@@ -1,11 +1,11 @@
-"""Scaling curves on the lab by `gpurun scale`, and what the cost model says of sizes and links that it did not see.
+"""Measure scaling curves on the lab by `gpurun scale`; test the cost model on sizes and links it was not fitted to.
 
 Ring (Horovod) against parameter servers (TensorFlow), one rank per host, then some sizes again on links of half the
-rate. The networks are paced: their computing is a pause, so that the lab's hosts, which share one machine's cores, do
-not slow each other down by computing. Nor must they by sending: 8 hosts that send 1 Gbit/s each keep two cores busy.
-So links have 250 Mbit/s and a step takes 4 times as long as on links of 1 Gbit/s; README.md of the recipe has the
-proportion to a P100 with 25 Gbit/s, which stays. The model is fitted to 1, 2 and 4 hosts on the faster links, and
-asked for 8 hosts and for the slower links.
+rate. The networks are paced: they sleep instead of computing, because the lab's hosts share one machine's cores and
+would slow each other down. Sending would, too: 8 hosts that send 1 Gbit/s each keep two cores busy. So links have
+250 Mbit/s, and a step takes 4 times as long as on links of 1 Gbit/s. This keeps the ratio to a P100 with 25 Gbit/s
+that the recipe's README.md describes. The model is fitted to 1, 2 and 4
+hosts on the faster links, and predicts 8 hosts and the slower links.
 
     python benchmarks/bench_curves.py [--models vgg-like,resnet-like] [--sizes 1,2,4,8] [--repeat 1] [--to DIR]
 
@@ -42,7 +42,7 @@ AGAIN = "2,4"
 
 
 def scale(lab: Lab, name: str, model: str, sizes: str, link: str, repeat: int) -> None:
-    """One campaign; what `gpurun scale` prints goes to stderr."""
+    """Run one campaign. The output of `gpurun scale` goes to stderr."""
     subprocess.run(
         [
             *GPURUN, "scale", "run", str(RECIPE), "-i", str(lab.inventory), "--gpus", sizes,
@@ -55,13 +55,13 @@ def scale(lab: Lab, name: str, model: str, sizes: str, link: str, repeat: int) -
 
 
 def samples_of(home: Path, name: str) -> Iterator[Sample]:
-    """All runs of a campaign."""
+    """Return all runs of a campaign."""
     for launcher in LAUNCHERS:
         yield from campaign_samples(home, name, launcher)
 
 
 def show_curves(model: str, link: str, samples: Sequence[Sample]) -> None:
-    """Images/s and efficiency against one rank of the same launcher, by size."""
+    """Print images/s by size, and efficiency relative to one rank of the same launcher."""
     print(f"{model}, links of {link}: images/s, of linear, bytes of gradients, seconds of exchange")
     for launcher in LAUNCHERS:
         by_ranks: dict[int, list[Sample]] = {}
@@ -81,7 +81,7 @@ def show_curves(model: str, link: str, samples: Sequence[Sample]) -> None:
 
 @dataclass(frozen=True)
 class Judged:
-    """A run that the model did not see, with what it expected: images/s of all ranks."""
+    """A run outside the fit, with the model's prediction: images/s of all ranks."""
 
     model: str
     launcher: str
@@ -94,17 +94,17 @@ class Judged:
 
     @property
     def error(self) -> float:
-        """Of the expectation, relative to what was measured."""
+        """The relative error of the prediction."""
         return self.expected / self.measured - 1
 
     @property
     def is_inside(self) -> bool:
-        """Return whether the range holds the run."""
+        """Whether the run is within the predicted range."""
         return self.low <= self.measured <= self.high
 
 
 def judge(home: Path, model: str) -> Iterator[Judged]:
-    """Fit to what is small and fast; ask for the rest."""
+    """Fit the model to small sizes on fast links; predict the other runs."""
     runs = [run for link in LINKS for run in samples_of(home, f"{model}-{link}")]
     for launcher in LAUNCHERS:
         own = [run for run in runs if run.launcher == launcher]
@@ -120,7 +120,7 @@ def judge(home: Path, model: str) -> Iterator[Judged]:
 
 
 def show_judged(found: Sequence[Judged]) -> None:
-    """Each run, and all together beside the goals."""
+    """Print each run, and the totals with their goals."""
     for each in found:
         print(
             f"  {each.model:12} {each.launcher:10} {each.ranks:3} ranks, {each.mbit_per_s:.0f} Mbit/s: measured"

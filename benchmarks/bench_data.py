@@ -1,9 +1,9 @@
-"""What it takes to bring a data set to hosts of a lab, and what of it the head sends.
+"""Measure copying a data set to hosts of a lab: time, and bytes that the head sends.
 
     python benchmarks/bench_data.py [--mib 2048] [--racks 3] [--hosts 3]
 
-One host of the lab is left out at first. It then joins and gets the set from a neighbour.
-Bytes are those of the head's network interface, headers and SSH included. Needs root, Linux and Docker's packages.
+One host of the lab joins later and gets the set from a neighbour.
+Bytes are counted at the head's network interface, headers and SSH included. Needs root, Linux and Docker's packages.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ RESULTS: dict[str, float] = {}
 
 
 def note(name: str, value: float, unit: str = "", goal: str = "") -> None:
-    """One figure, for people now and for the JSON at the end."""
+    """Print one figure, and keep it for the JSON at the end."""
     RESULTS[name] = round(value, 4)
     print(f"  {name:56} {value:>10.4g} {unit:6} {goal}", flush=True)
 
 
 def make(top: Path, mib: int) -> None:
-    """Noise in `FILES` files, and a thousand small ones."""
+    """Write `FILES` files with random bytes, and a thousand small files."""
     (top / "small").mkdir(parents=True)
     for number in range(FILES):
         (top / f"{number:04}.bin").write_bytes(os.urandom(mib * MIB // FILES))
@@ -44,7 +44,7 @@ def make(top: Path, mib: int) -> None:
 
 
 def timed(call: Callable[[], StageReport], lab: str) -> tuple[StageReport, float, int]:
-    """The report, its seconds, and the bytes that the head sent meanwhile."""
+    """Return the report, the seconds, and the bytes that the head sent meanwhile."""
     before, began = network.traffic(lab)["head"].from_bytes, time.monotonic()
     report = call()
     assert not report.failed, report.failed
@@ -52,7 +52,7 @@ def timed(call: Callable[[], StageReport], lab: str) -> tuple[StageReport, float
 
 
 def measure(top: Path, lab: Lab) -> None:
-    """First to all hosts but one, then again, then to the last."""
+    """Copy to all hosts except one, copy again, then copy to the last host."""
     began = time.monotonic()
     tree = read_folder(top)
     note("digest, nothing known", time.monotonic() - began, "s")

@@ -1,10 +1,10 @@
-"""How gangs end, at random and in virtual time: does every end come once, in time and for the right reason?
+"""Simulate random gangs in virtual time, and check that each ends once, in time and for the right reason.
 
     bench_gangs.py --histories 100000      # the promise
     bench_gangs.py --broken                # how many histories until each deliberately broken build is caught
     bench_gangs.py --replay 1234           # one history, shrunk if it breaks a promise
 
-tests/gangs holds the world; `make test-unit` takes a sample of it.
+The simulation is in tests/gangs; `make test-unit` runs a sample.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def try_sound(histories: int, first: int, processes: int) -> int:
 
 
 def _some(seeds: tuple[int, int]) -> tuple[list[tuple[int, str]], Counter[str]]:
-    """A few histories: those that broke a promise, and how attempts ended."""
+    """Run a few histories. Returns those that broke a promise, and how attempts ended."""
     failed, ends = list[tuple[int, str]](), Counter[str]()
     with gang_run.simulated():
         for seed in range(seeds[0], sum(seeds)):

@@ -1,9 +1,9 @@
-"""What a gang costs the head as it grows: `tasks` with a shell on 2, 8, 32 and 64 lab hosts, one rank on each.
+"""Measure the head's cost by gang size: `tasks` with a shell on 2, 8, 32 and 64 lab hosts, one rank per host.
 
-Seconds from `gpurun submit` until the last rank has said that it runs, and from `gpurun cancel` until every host is
+Seconds from `gpurun submit` until the last rank reports that it runs, and from `gpurun cancel` until every host is
 fenced; CPU seconds of the submit and of the supervisor, for each host; the supervisor's memory at its peak. All
-hosts share this machine's cores, so wall times hold the work of the hosts, too: "busy" is the share of all cores that
-was in use until the ranks ran. Where it is near 1, more hosts with cores of their own would not take longer.
+hosts share this machine's cores, so wall times include the hosts' work. "busy" is the share of all cores that was in
+use until the ranks ran. If it is near 1, this machine's cores limit the time.
 
     python benchmarks/bench_growth.py [--hosts 2,8,32,64] [--rounds 3] [--lab growth]
 """
@@ -32,7 +32,7 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Cost:
-    """What one job of one size has cost."""
+    """The cost of one job of one size."""
 
     running_s: float
     busy: float
@@ -46,7 +46,7 @@ def run(argv: list[str]) -> str:
 
 
 def wait_until(is_so, what: str) -> float:
-    """The time at which it is so, on the monotonic clock."""
+    """Wait until the condition holds. Returns the time, on the monotonic clock."""
     began = time.monotonic()
     while not is_so():
         assert time.monotonic() - began < WAIT_S, what
@@ -55,7 +55,7 @@ def wait_until(is_so, what: str) -> float:
 
 
 def machine_cpu_s() -> float:
-    """CPU seconds that all processes of this machine have used since it started."""
+    """Return the CPU seconds of all processes since this machine started."""
     user, nice, system, _, _, irq, soft = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8])
     return (user + nice + system + irq + soft) * TICK_S
 
@@ -78,14 +78,14 @@ def _read(path: Path) -> bytes:
 
 
 class Supervisor:
-    """CPU and memory of a supervisor, read as often as somebody looks; what was read last stays when it has ended."""
+    """CPU and memory of a supervisor, read at each call. After its end, the last values remain."""
 
     def __init__(self, pid: int) -> None:
         self._folder = Path(f"/proc/{pid}")
         self.cpu_s = self.memory_mib = 0.0
 
     def is_gone(self) -> bool:
-        """Return whether the process has ended; read what it has used so far."""
+        """Return whether it has ended. Reads its CPU and memory first."""
         fields = _read(self._folder / "stat").rpartition(b")")[2].split()
         if not fields or fields[0] == b"Z":
             return True

@@ -1,4 +1,4 @@
-"""How long an inventory takes: to load, to load again, to change; and what a change leaves alone.
+"""Measure loading, reloading and editing an inventory; check that edits keep unrelated lines.
 
     python benchmarks/bench_inventory.py [--edits 200] [--seconds 10]
 
@@ -63,7 +63,7 @@ def folded(hosts: int) -> str:
 
 
 def written_out(hosts: int) -> str:
-    """A line for every host, each with fields of its own."""
+    """A line for every host, each with its own fields."""
     lines = [HEAD]
     for number in range(hosts):
         if number % 100 == 0:
@@ -84,7 +84,7 @@ def cpu_s(do: Callable[[], object]) -> float:
 
 
 def command_cpu_s(*argv: str) -> float:
-    """CPU seconds of a gpurun command, the median of ROUNDS; the first, which fills caches, is not counted."""
+    """Return CPU seconds of a gpurun command, the median of ROUNDS. A first, uncounted run fills caches."""
     took = []
     for _ in range(ROUNDS + 1):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -95,7 +95,7 @@ def command_cpu_s(*argv: str) -> float:
 
 
 def commented(random_: random.Random) -> str:
-    """A file as people keep them: comments, blanks, several styles, ranges and single hosts."""
+    """Return a realistic file: comments, blank lines, several styles, ranges and single hosts."""
     lines = ["# our cluster\n", *HEAD.splitlines(keepends=True)]
     for rack in range(8):
         lines.append(f"  # rack {rack}, {random_.choice(['row A', 'row B', 'spare'])}\n")
@@ -104,7 +104,7 @@ def commented(random_: random.Random) -> str:
 
 
 def random_edit(random_: random.Random, names: list[str], number: int) -> tuple[Edit, set[str]]:
-    """An edit, and the hosts it names."""
+    """Return a random edit, and the hosts it names."""
     hosts = tuple(random_.sample(names, random_.choice([1, 1, 2, 5])))
     kind = random_.randrange(4)
     if kind == 0:
@@ -119,7 +119,7 @@ def random_edit(random_: random.Random, names: list[str], number: int) -> tuple[
 
 
 def unrelated_lines_changed(edits: int) -> tuple[int, int, float]:
-    """(lines that changed although nothing they say did, wrong models, CPU seconds an edit) over generated edits."""
+    """Return counts over generated edits: unrelated lines that changed, wrong results; and CPU seconds per edit."""
     random_, source = random.Random(7), Path("/inventory.yaml")
     unrelated = wrong = 0
     took = 0.0
@@ -159,7 +159,7 @@ def _edit_until(path: Path, home: Path, name: str, until: float, done: multiproc
 
 
 def lost_changes(seconds: float, folder: Path) -> tuple[int, int]:
-    """(changes made, changes lost) by two processes that edit one file as fast as they can."""
+    """Return changes made and changes lost when two processes edit one file as fast as they can."""
     path, home = folder / "contended.yaml", folder / "home"
     path.write_text(folded(64))
     done: multiprocessing.Queue = multiprocessing.Queue()

@@ -1,8 +1,8 @@
-"""What a lab costs: seconds for up, up again, down, crash, boot; memory a host; how true a shaped link is.
+"""Measure a lab: seconds for up, up again, down, crash and boot; memory per host; accuracy of a shaped link's rate.
 
     python benchmarks/bench_lab.py [--hosts 4] [--rounds 3]
 
-Up and down are what a person waits for, the command's own start included. Memory is the sum of the hosts'
+Up and down are the times that a person waits, including the command's own start. Memory is the sum of the hosts'
 proportional set sizes. A link's rate is what iperf3 receives, so some 4 % below the line rate: headers.
 """
 

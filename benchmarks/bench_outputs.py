@@ -1,16 +1,16 @@
-"""What it takes to bring a job's outputs to the head, beside `rsync` over ssh through the same link in the same run.
+"""Measure copying a job's outputs to the head, compared with `rsync` over ssh on the same link in the same run.
 
     python benchmarks/bench_outputs.py [--only trees,big,small,hole] [--trees 1000] [--mib 8192] [--files 100000]
 
-trees  generated folders that change while they are copied, of one host and of two: the head has what was left
+trees  generated folders that change during the copy, on one host and on two: the head has the final files
 big    a few big files through a link of 1 Gbit/s; --mib is their sum
 small  many files of 0 to 4 KiB, then again after 1 % of them changed
 hole   one file of 20 GiB with 1 GiB of data in it
 
-gpurun's copy is on the disk when it ends, rsync's in memory: so rsync's time is given alone and with `sync -f`.
-Small files go to a new ext4 file system in a file. An ext4 without a journal examines each inode that was freed in the
-last minute whenever it makes a file, so the removal of one round's copy made the next round up to five times slower.
-Ratios count: everything here shares one machine. Needs root, Linux, Docker's packages and Debian's rsync
+gpurun's copy is on disk when it ends, rsync's in memory. So rsync is measured both alone and with `sync -f`.
+Small files go to a new ext4 file system in a file. An ext4 without a journal checks each inode that was freed in the
+last minute whenever it creates a file, so removing one round's copy made the next round up to five times slower.
+Only ratios are meaningful: everything here shares one machine. Needs root, Linux, Docker's packages and Debian's rsync
 (.ci/install-packages installs it). Exits with 1 if a tree was not copied.
 """
 
@@ -56,12 +56,12 @@ MIB = 1 << 20
 HOLE_BYTES, DATA_BYTES = 20 << 30, 1 << 30
 DISK_BYTES = 8 << 30
 SHARES = (0.5, 0.25, 0.15, 0.1)
-"""The big files' parts of their sum."""
+"""The share of each big file in their total size."""
 RESULTS: dict[str, object] = {}
 
 
 def note(name: str, value: float | str, unit: str = "", goal: str = "") -> None:
-    """One figure, for people now and for the JSON at the end."""
+    """Print one figure, and keep it for the JSON at the end."""
     RESULTS[name] = value
     shown = f"{value:.3g}" if isinstance(value, float) else value
     print(f"  {name:58} {shown:>8} {unit:6} {goal}", flush=True)
@@ -71,7 +71,7 @@ def note(name: str, value: float | str, unit: str = "", goal: str = "") -> None:
 
 
 def one_tree(case: tuple[str, int]) -> str:
-    """What is wrong with one seed's copy; nothing if it is right."""
+    """Return the errors of one seed's copy; empty if it is correct."""
     kind, seed = case
     folder = tempfile.mkdtemp(prefix="gpurun-trees-")
     try:
@@ -84,7 +84,7 @@ def one_tree(case: tuple[str, int]) -> str:
 
 
 def trees(count: int, first: int) -> bool:
-    """Return whether every copy was right."""
+    """Return whether every copy is correct."""
     print(f"trees: {count} of one host, {count} of two, changed while they are copied")
     cases = [(kind, seed) for seed in range(first, first + count) for kind in ("of_one_host", "of_two_hosts")]
     with multiprocessing.get_context("spawn").Pool(2) as pool:
@@ -105,7 +105,7 @@ def trees(count: int, first: int) -> bool:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one copy took: seconds on the wall, seconds of CPU of the head and of the host, bytes over the link."""
+    """The cost of one copy: wall seconds, CPU seconds of the head and of the host, bytes over the link."""
 
     wall_s: float
     head_s: float
@@ -114,7 +114,7 @@ class Cost:
 
 
 class Host:
-    """A host of a lab behind a link, its folder of outputs, and a connection that stands."""
+    """A host of a lab behind a link, its folder of outputs, and an open connection."""
 
     def __init__(self, lab: Lab, fleet: Fleet, scratch: Path) -> None:
         (self.name,) = (each.name for each in lab.hosts)
@@ -124,7 +124,7 @@ class Host:
         self._fleet = fleet
 
     def give(self) -> None:
-        """The outputs belong to the host's user."""
+        """Give the outputs to the host's user."""
         owner = self.outputs.parents[2].stat().st_uid
         subprocess.run(["chown", "-R", f"{owner}:{owner}", str(self.outputs.parents[1])], check=True)
 
@@ -134,7 +134,7 @@ class Host:
             folder.mkdir(parents=True)
 
     def head(self, name: str) -> SimpleNamespace:
-        """A job whose outputs the head has nothing of yet."""
+        """Return a job without outputs on the head."""
         (self.scratch / name / JOB).mkdir(parents=True)
         folder = JobFolder(StatePath(self.scratch) / name / JOB)
         return SimpleNamespace(
@@ -164,7 +164,7 @@ class Host:
         return network.traffic(self._lab.name)[self.name].from_bytes
 
     def _host_cpu_s(self) -> float:
-        """CPU of the host's processes, those included that have ended and were waited for."""
+        """Return CPU seconds of the host's processes, including reaped processes."""
         ticks = 0
         for process in host.processes(self._lab.hosts[0].netns):
             try:
@@ -197,7 +197,7 @@ def host_behind_link() -> Iterator[Host]:
 
 @contextmanager
 def new_disk(at: Path) -> Iterator[None]:
-    """A file system of its own, empty and with a journal."""
+    """Yield a new, empty file system with a journal."""
     with tempfile.TemporaryDirectory(prefix="gpurun-disk-") as folder:
         image = Path(folder) / "disk"
         with image.open("wb") as file:
@@ -212,7 +212,7 @@ def new_disk(at: Path) -> Iterator[None]:
 
 
 def compare(host: Host, rounds: int, what: str, goal: str) -> list[Cost]:
-    """Copy the host's outputs to a head that has nothing, with gpurun and with rsync, in turn. What gpurun took."""
+    """Copy the host's outputs to an empty head, with gpurun and with rsync in turn. Returns gpurun's cost."""
     ours, theirs, synced = [], [], []
     for number in range(rounds):
         ours.append(host.gpurun(host.head(f"{number}")))
@@ -238,7 +238,7 @@ def compare(host: Host, rounds: int, what: str, goal: str) -> list[Cost]:
 
 
 def is_equal(one: Path, other: Path) -> bool:
-    """Return whether two folders hold the same names and contents, as diff(1) sees it."""
+    """Return whether two folders have the same names and contents, according to diff(1)."""
     return subprocess.run(["diff", "-rq", "--no-dereference", one, other], check=False).returncode == 0
 
 
@@ -271,7 +271,7 @@ def small(host: Host, files: int, rounds: int) -> None:
 
 
 def compare_small(host: Host, rounds: int, paths: Sequence[Path], chance: random.Random) -> None:
-    """Copy everything, then again and again what has changed since: 1 % of the files."""
+    """Copy everything, then repeatedly copy the changes: 1 % of the files."""
     firsts = compare(host, rounds, "small", "≥ 1")
     job = host.head("again")
     firsts.append(host.gpurun(job))

@@ -1,10 +1,10 @@
-"""Random steps on a simulated world of real lease files, claims, records and inventories: is a GPU ever held twice?
+"""Run random steps on simulated hosts with real lease files and records; check that no GPU is ever held twice.
 
     bench_ownership.py --steps 100000            # the promise
     bench_ownership.py --broken --runs 20        # how many steps until each deliberately broken build is caught
     bench_ownership.py --seed 1234 --episodes 1  # replay one episode, with a short history if it fails
 
-tests/ownership holds the world; `make test-unit` takes a sample of it.
+The simulation is in tests/ownership; `make test-unit` runs a sample.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""The head's power is cut: what the state directory may look like then, and whether gpurun keeps its promises.
+"""Cut the head's power, and check gpurun's promises on every state directory that may result.
 
     python benchmarks/bench_power.py [--states 3000] [--ext4 40] [--seed 1] [--json FILE]
 
 states  real processes submit, cancel, cordon, run and end gangs, and are killed; strace records every change of a
-        file. From that come the states that a file system may show when the power is cut after any of them: what was
-        not synced is there, lost, torn or zeros, in any combination (tests/power/power_disk.py). From each of these,
-        commands run as after a boot
-ext4    the same work on a real ext4, on a loop device, that the kernel shuts down at a random moment; half of them
-        mounted as promises least (data=writeback,noauto_da_alloc,commit=300). Needs root
+        file. The states that a file system may have after a power cut follow from that: unsynced data is there,
+        lost, torn or zeros, in any combination (tests/power/power_disk.py). On each state, commands run as
+        after a boot
+ext4    the same work on a real ext4, on a loop device, which the kernel shuts down at a random moment. Half of the
+        runs use the weakest mount options (data=writeback,noauto_da_alloc,commit=300). Needs root
 
-After each: no file is damaged, no GPU is in two leases, every container's GPUs are leased to its job, every job that
-was submitted, cancel and cordon that was acknowledged, checkpoint and line of a log is there; after some commands every
-job has ended as it should, nothing is left on a host and all GPUs can be had. Exits with 1 if one of these was broken.
+After each: no file is damaged, no GPU is in two leases, every container's GPUs are leased to its job, and no
+acknowledged submission, cancel, cordon, checkpoint or log line is lost. After some commands every job has ended
+correctly, nothing is left on a host, and all GPUs can be leased. Exits with 1 if one of these promises was broken.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ import power_work
 
 JOBS = 12
 PER_RECORDING = 600
-"""So many of a recording's states are booted: another recording has other races in it."""
+"""The most states that are booted per recording. A new recording has other races."""
 
 
 @dataclass
 class Tally:
-    """What was tried and what broke."""
+    """Counts of tried states, and the broken promises."""
 
     recordings: int = 0
     operations: int = 0
@@ -65,7 +65,7 @@ class Tally:
 
 
 def derive(wanted: int, seed: int) -> Tally:
-    """Boot from at least so many derived states."""
+    """Boot from at least this many derived states."""
     tally, began = Tally(), time.monotonic()
     while tally.booted < wanted:
         with tempfile.TemporaryDirectory(dir=_fast()) as folder:
@@ -93,7 +93,7 @@ def _one_recording(place: Path, seed: int, wanted: int, tally: Tally) -> None:
 
 
 def cut_ext4(wanted: int, seed: int) -> Tally:
-    """Cut a real file system so many times."""
+    """Cut a real file system's power this many times."""
     tally, began, chance = Tally(), time.monotonic(), random.Random(seed)
     power_boot.warm()
     for number in range(wanted):
@@ -107,7 +107,7 @@ def cut_ext4(wanted: int, seed: int) -> Tally:
 
 
 def _fast() -> str | None:
-    """A folder in memory: what is measured is not this machine's disk."""
+    """Return a folder in memory, because the speed of this machine's disk does not matter."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
@@ -120,7 +120,7 @@ def show(tallies: dict[str, Tally]) -> None:
 
 
 def can_run(part: str, module: ModuleType) -> bool:
-    """Return True if the module can run here; else say what it needs."""
+    """Return True if the module can run here; else print its requirements."""
     if module.available():
         return True
     print(f"{part}: left out: {module.NEEDS}", file=sys.stderr)

@@ -3,8 +3,8 @@
     sudo apt-get install pdsh
     .venv/bin/python benchmarks/bench_probe.py --hosts 64
 
-The zipapp lies on the hosts before pdsh is timed; gpurun sends its code every time. Both runs are interleaved, so that
-what else the machine does hits both. A lab host takes about 140 MB of memory.
+The hosts have the zipapp before the measurement of pdsh; gpurun sends its code every time. The runs alternate, so that
+other load on the machine affects both. A lab host takes about 140 MB of memory.
 """
 
 from __future__ import annotations

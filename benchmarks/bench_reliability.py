@@ -1,12 +1,12 @@
-"""Crashes at every fault point, and a stress of the leases: nothing may be granted twice, nothing lost.
+"""Crash gpurun at every fault point and stress the leases: no GPU may be granted twice, no job lost.
 
     python benchmarks/bench_reliability.py [--crashes 300] [--stress 60] [--labs 2] [--json FILE]
 
 crashes  on labs of two real hosts: the supervisor, the waiter and each command (submit, cancel, recover, status as the
-         adopter) are killed with SIGKILL at one fault point after the other, one command passes by, and every promise
-         of the design is checked: jobs end as they should, logs are whole, no GPU in two leases, nothing left anywhere
+         adopter) get SIGKILL at one fault point after the other. Then one command recovers, and every promise of the
+         design is checked: jobs end correctly, logs are complete, no GPU is in two leases, nothing is left behind
 stress   16 processes submit, cancel and recover for a while, a tenth of all supervisors is killed, and one more process
-         reads the leases all the time
+         reads the leases continuously
 
 Exits with 1 if a promise was broken. Needs root, Linux and Docker's packages for the first part.
 """
@@ -35,13 +35,13 @@ from gpurun.lab import Lab, LabSpec
 
 PROCESSES = 16
 ENOUGH_LIVED = 3
-"""A scenario's round is over when its victim has outlived this many counts in a row."""
+"""A scenario's round ends after its victim has survived this many fault points in a row."""
 MOST_POINTS = 120
 
 
 @dataclass
 class Tally:
-    """What became of one scenario's crashes."""
+    """The results of one scenario's crashes."""
 
     crashes: int = 0
     lived: int = 0
@@ -51,7 +51,7 @@ class Tally:
 
 
 class Crashes:
-    """Hands out (scenario, point) until there were enough crashes; every scenario's points in turn, then again."""
+    """Returns (scenario, point) until there are enough crashes: all points of each scenario in turn, then again."""
 
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted
@@ -90,7 +90,7 @@ class Crashes:
 
 
 def crash_all(wanted: int, labs: int) -> dict[str, Tally]:
-    """At least `wanted` crashes, over all scenarios, on `labs` labs at once."""
+    """Run at least `wanted` crashes over all scenarios, on `labs` labs at once."""
     crashes = Crashes(wanted)
     with tempfile.TemporaryDirectory() as folder:
         build_image(Path(folder))
@@ -124,7 +124,7 @@ def _crash_on(name: str, crashes: Crashes) -> None:
 
 
 def _clean(cluster: Cluster) -> None:
-    """After a broken promise: off with what is left, so that the next crash is judged by itself."""
+    """Remove leftovers after a broken promise, so that they do not affect the next crash."""
     (cluster.home / "state-of-a-broken-promise").touch()
     for job in [entry.name for entry in (cluster.home / "jobs").glob("j-*")]:
         cluster.gpurun("cancel", "--no-wait", job)

@@ -1,4 +1,4 @@
-"""The cost model against Horovod's published figures, with no fitting to them; and a month with other links.
+"""Compare the cost model with Horovod's published figures, without fitting to them; replay a month with other links.
 
 python benchmarks/bench_scaling.py                 # the published figures
 python benchmarks/bench_scaling.py TRACE.csv       # and a trace, replayed with several links between racks
@@ -26,7 +26,7 @@ from gpurun.simulate.trace import read_trace
 
 LINKS = (PairFigure(LinkClass.HOST, 80e9, 5e-6), PairFigure(LinkClass.RACK, 25e9, 5e-6))
 NETWORKS = {"Inception V3": (134.4, 23.9e6), "ResNet-101": (119.4, 44.7e6), "VGG-16": (130.9, 138.4e6)}
-"""Images/s of one GPU; parameters, 4 bytes each."""
+"""Images/s of one GPU; number of parameters, 4 bytes each."""
 
 PUBLISHED = {
     "Inception V3": {16: 2022.6 / 16 / 134.4, 128: 0.90, 512: 0.90},
@@ -48,7 +48,7 @@ def published():
 
 
 def assumed(name):
-    """Runs of a network on hosts with 8 GPUs, computed and not measured: γ 2, links at 85 % of their rates."""
+    """Return computed, not measured, runs of a network on hosts with 8 GPUs: γ 2, links at 85 % of their rates."""
     rate, parameters = NETWORKS[name]
     values = [1.0] * cost.PARAMETERS
     values[cost.COMPUTE], values[cost.SPREAD], values[cost.OVERLAP], values[cost.BYTE] = 64 / rate, 0.03, 1.0, 1e-11

@@ -1,10 +1,10 @@
-"""How well the scaling model finds truths that it cannot know.
+"""Measure how well the scaling model predicts jobs with hidden random parameters.
 
     python benchmarks/bench_scaling_truths.py [TRUTHS]
 
 Each truth is a job with random parameters, measured on 1, 2 and 4 hosts at 1 Gbit/s, three runs each. Half of the
 truths follow the model's own equations, with 5 % noise. The others do not: gradients leave in 1 to 8 parts of
-unequal size while the backward pass goes on, ranks' times are log-normal, a run is the median
+unequal size during the backward pass, ranks' times are log-normal, a run is the median
 of 15 steps, and runs differ by 3 %.
 """
 
@@ -50,7 +50,7 @@ class OwnTruth:
 
 
 class OtherTruth(OwnTruth):
-    """Parts of the gradients follow each other onto the network while the backward pass goes on."""
+    """Sends parts of the gradients one after the other during the backward pass."""
 
     noise = 0.03
 

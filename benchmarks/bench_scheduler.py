@@ -1,9 +1,9 @@
-"""The scheduler's figures, as tables: one placement, one pass, and a real trace beside its yardsticks.
+"""Measure the scheduler: one placement, one pass, and a real trace compared with a second simulator.
 
     python benchmarks/bench_scheduler.py [TRACE.csv]
 
-Timings are CPU seconds of this process, so that a busy machine does not blur them; placements and passes are medians of
-several runs with the collector off. The trace is replayed by the scheduler and by a second, independent simulator
+Timings are CPU seconds of this process, so that other load does not distort them. Placements and passes are medians of
+several runs with garbage collection off. The trace is replayed by the scheduler and by a second, independent simulator
 (`yardstick`) in the same run.
 """
 
@@ -46,7 +46,7 @@ def cluster(racks: int, hosts: int, gpus: int = 8) -> Inventory:
 
 
 def half_full(inventory: Inventory, seed: int) -> Snapshot:
-    """Gangs of the mix, placed one after the other; then random ones end until half of the GPUs are free."""
+    """Place gangs of the mix one after the other, then end random gangs until half of the GPUs are free."""
     rng = random.Random(seed)
     index, running, number = Index(Snapshot(inventory)), [], 0
     while index.total_free > inventory.total_gpus // 50:
@@ -65,7 +65,7 @@ def half_full(inventory: Inventory, seed: int) -> Snapshot:
 
 
 def timed(work: Callable[[], object], runs: int = RUNS) -> float:
-    """Median seconds of several runs."""
+    """Return the median seconds of several runs."""
     took = []
     for _ in range(runs):
         gc.collect()
@@ -109,7 +109,7 @@ def placements() -> None:
 
 
 def one_by_one(index: Index, rng: random.Random) -> list[float]:
-    """Seconds of single placements, ascending. Gangs come and go, so that the cluster stays half full."""
+    """Return seconds of single placements, ascending. Gangs start and end, so that the cluster stays half full."""
     took, placed = [], []
     gc.collect()
     gc.disable()
@@ -128,7 +128,7 @@ def one_by_one(index: Index, rng: random.Random) -> list[float]:
 
 
 def as_decoded(number: int, rng: random.Random, limit_s: float | None) -> Gang:
-    """A queued gang as a pass reads it from its files: it shares no object with any other gang."""
+    """Return a queued gang as a pass decodes it from files: it shares no object with other gangs."""
     spec = JobSpec("n", "i", rng.choices(SIZES, WEIGHTS)[0], ("true",), time_limit_s=limit_s, constraints=WANTS)
     decoded = msgspec.json.decode(msgspec.json.encode(spec), type=JobSpec)
     return new_gang(decoded, job=f"q{number:06d}", submitted_s=float(number))
@@ -149,11 +149,11 @@ def passes() -> None:
     table("One pass (ms)", ("queue", "median", "at most", "started"), rows)
 
 
-# a second opinion, which shares nothing with the scheduler
+# an independent check, which shares no code with the scheduler
 
 
 def yardstick(jobs: Sequence[TraceJob], hosts: int, shortest_first: bool, size: int = 8) -> list[float]:
-    """Waits under a strict queue with consolidated placement, in the order of `jobs`. Knows free counts only."""
+    """Return waits under a strict queue with consolidated placement, in the order of `jobs`. Uses only free counts."""
     free, queue, running, waits, following, now = [size] * hosts, [], [], [0.0] * len(jobs), 0, 0.0
     while following < len(jobs) or queue or running:
         arrival = jobs[following].submitted_s if following < len(jobs) else float("inf")

@@ -1,14 +1,15 @@
-"""What shipping an image takes, beside what its peers take in the same lab in the same run.
+"""Measure shipping an image, compared with other methods in the same lab and the same run.
 
     python benchmarks/bench_ship.py [--only transfer,nothing,first,change] [--image gpurun/train:tf2.15] [--mib 1700]
 
 transfer  one blob to 16 hosts in 4 racks over slow links, against one plain copy to one host; bytes over each link
-nothing   16 hosts that have the image
-first     the whole image to 4 hosts that have nothing, against `docker save | ssh docker load` and a registry
+nothing   to 16 hosts that have the image
+first     the whole image to 4 empty hosts, against `docker save | ssh docker load` and a registry
 change    5 MiB more on top of it, against `docker save | ssh docker load`
 
---mib makes the image so large, in two more layers of this machine's own programs.
-Ratios count: everything here shares one machine. Needs root, Linux, Docker's packages, and the training image.
+--mib sets the image's size, by two more layers with this machine's own programs.
+Only ratios are meaningful: everything here shares one machine.
+Needs root, Linux, Docker's packages, and the training image.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ RESULTS: dict[str, object] = {}
 
 
 def note(name: str, value: float | str, unit: str = "", goal: str = "") -> None:
-    """One figure, for people now and for the JSON at the end."""
+    """Print one figure, and keep it for the JSON at the end."""
     RESULTS[name] = value
     shown = f"{value:.3g}" if isinstance(value, float) else value
     print(f"  {name:48} {shown:>10} {unit:6} {goal}", flush=True)
@@ -57,7 +58,7 @@ def note(name: str, value: float | str, unit: str = "", goal: str = "") -> None:
 
 @contextmanager
 def lab_of(name: str, **options: int) -> Iterator[tuple[Lab, Inventory, Cluster]]:
-    """A lab that is gone afterwards, disks and all."""
+    """Yield a lab; remove it with its disks afterwards."""
     lab = Lab(name)
     lab.down(purge=True)
     lab.up(LabSpec(name, **options))
@@ -113,7 +114,7 @@ def transfer(lab: Lab, inventory: Inventory, cluster: Cluster, fleet: Fleet, fol
 
 
 def programs() -> Iterator[bytes]:
-    """As many bytes of what layers are made of: this machine's programs and libraries."""
+    """Collect this many bytes of typical layer content: this machine's programs and libraries."""
     left = BLOB_BYTES
     for path in sorted(Path("/usr/lib").rglob("*.so*")) + sorted(Path("/usr/bin").iterdir()):
         if left and path.is_file() and not path.is_symlink():
@@ -167,7 +168,7 @@ def first_and_change(want: Callable[[str], bool], image: str, mib: int | None) -
 
 
 def gpurun_ship(argv: list[str], environ: dict[str, str]) -> tuple[float, float]:
-    """Seconds of the whole command, and MiB of memory it had at most."""
+    """Return seconds of the whole command, and its peak memory in MiB."""
     began = time.monotonic()
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environ)
     with peaks(lambda pid, _argv: pid == process.pid) as memory:
@@ -200,9 +201,9 @@ def first(cluster: Cluster, argv: list[str], environ: dict[str, str], image: str
 
 @contextmanager
 def peaks(wanted: Callable[[int, list[bytes]], bool]) -> Iterator[dict[int, float]]:
-    """MiB at most of every process that is `wanted` by pid and argv, while the block lasts.
+    """Record the peak MiB of every process that is `wanted` by pid and argv, during the block.
 
-    From the kernel's own mark, not from wait4(): that counts the parent's memory before exec as the child's.
+    Uses the kernel's peak value, not wait4(), which counts the parent's memory before exec as the child's.
     """
     found: dict[int, float] = {}
     over = threading.Event()
@@ -251,7 +252,7 @@ def changed_image(cluster: Cluster, image: str, folder: Path, name: str) -> str:
 
 
 def grown_image(cluster: Cluster, image: str, mib: int) -> str:
-    """The image with two more layers, so that it has that many MiB."""
+    """Return the image with two more layers, so that it has this many MiB."""
     missing = mib * MIB - size_of(cluster, image)
     files = (path for path in sorted(Path("/usr").rglob("*")) if path.is_file() and not path.is_symlink())
     name, lines = f"gpurun/grown:{mib}", [f"FROM {image}"]

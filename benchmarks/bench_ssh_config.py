@@ -1,4 +1,4 @@
-"""How long routes to the hosts of an inventory take: never asked, in the next command, and again in the same one.
+"""Measure resolving the SSH routes to an inventory's hosts: uncached, in the next command, in the same command.
 
 python benchmarks/bench_ssh_config.py [HOSTS]
 """
@@ -44,7 +44,7 @@ def passes(config: Path, hosts: int, name: str) -> None:
 
 
 def main() -> None:
-    """In a folder, and with a cache, of its own."""
+    """Measure in an empty folder with an empty cache."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = os.environ["XDG_CONFIG_HOME"] = f"{folder}/cache"
         measure(Path(folder), int(sys.argv[1]) if len(sys.argv) > 1 else 1000)

@@ -1,8 +1,8 @@
-"""What the two SSH transports cost, side by side, on an sshd of this machine: opening, one call, and a long stream.
+"""Compare the two SSH transports on an sshd of this machine: opening, one call, and a long stream.
 
     python benchmarks/bench_ssh_transports.py [--rounds 5] [--mib 1024]
 
-The transports take turns. Ratios count: the head, the sshd and the agent share one machine.
+The transports take turns. Only ratios are meaningful: the head, the sshd and the agent share one machine.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ MIB = 1 << 20
 CALLS = 200
 PIECE = bytes(MIB)
 WAYS = ("paramiko", "system", "shared")
-"""Paramiko; the machine's ssh, which logs in each time; and the same over a connection that is open already."""
+"""Paramiko; the machine's ssh, which logs in each time; and the machine's ssh over an open connection."""
 
 
 @contextmanager
 def own_sshd(folder: Path) -> Iterator[Path]:
-    """An sshd on a high port; the configuration that reaches it as ``host``, and as ``shared`` over one connection."""
+    """Start an sshd on a high port. Its configuration reaches it as ``host``, and as ``shared`` over one connection."""
     for name in ("host_key", "key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
     port, public = random.randrange(10_000, 20_000), (folder / "host_key.pub").read_text()
@@ -59,34 +59,34 @@ def own_sshd(folder: Path) -> Iterator[Path]:
 
 
 def target(way: str, config: Path) -> Target:
-    """The host, as that way reaches it."""
+    """Return the host as a target of this transport."""
     if way == "shared":
         return Target("shared", ssh_config=str(config), ssh="system")
     return Target("host", ssh_config=str(config), ssh=way)
 
 
 def opened(where: Target) -> Fleet:
-    """The host's agent."""
+    """Start the host's agent."""
     fleet = Fleet.open([where])
     assert not fleet.failures, fleet.failures
     return fleet
 
 
 def opening(where: Target) -> float:
-    """Seconds until the agent runs."""
+    """Return seconds until the agent runs."""
     began_s = time.perf_counter()
     with opened(where):
         return time.perf_counter() - began_s
 
 
 def calling(where: Target) -> float:
-    """Seconds of one call."""
+    """Return seconds of one call."""
     with opened(where) as fleet:
         return timed(lambda agent: [agent.call("files.stat", path="/") for _ in range(CALLS)], fleet) / CALLS
 
 
 def timed(work: Callable[[Agent], object], fleet: Fleet) -> float:
-    """Seconds of some work with the host's only agent."""
+    """Return seconds of some work with the host's only agent."""
     (agent,) = fleet.agents.values()
     began_s = time.perf_counter()
     work(agent)
@@ -94,7 +94,7 @@ def timed(work: Callable[[Agent], object], fleet: Fleet) -> float:
 
 
 def sending(where: Target, mib: int, file: Path) -> float:
-    """Seconds to stream so much to the host."""
+    """Return seconds to stream this much to the host."""
     with opened(where) as fleet:
         return timed(
             lambda a: list(a.stream("files.write", path=str(file), payload_in=(PIECE for _ in range(mib)))), fleet
@@ -102,7 +102,7 @@ def sending(where: Target, mib: int, file: Path) -> float:
 
 
 def fetching(where: Target, mib: int, file: Path) -> float:
-    """Seconds to read it back, in calls of 16 MiB."""
+    """Return seconds to read it back, in calls of 16 MiB."""
     step = 16 * MIB
 
     def work(agent: Agent) -> None:
@@ -114,7 +114,7 @@ def fetching(where: Target, mib: int, file: Path) -> float:
 
 
 def main() -> None:
-    """Medians of all rounds."""
+    """Print medians of all rounds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mib", type=int, default=1024)

@@ -1,8 +1,8 @@
-"""What gpurun adds to a bare launcher: `gpurun submit --follow` of a job that does nothing, on 4 lab hosts.
+"""Measure gpurun's overhead over a bare launcher: `gpurun submit --follow` of a job that does nothing, on 4 lab hosts.
 
-Bare means: containers, sshd and image already there. `horovodrun … true` or `mpirun … true` is started inside the first
+Bare means: containers, sshd and image are ready. `horovodrun … true` or `mpirun … true` is started inside the first
 container; `torchrun … true` inside all of them at once, as a person would by hand. Both run in turn in the same
-lab, so that a slow minute slows both; the difference of the medians is what gpurun costs.
+lab, so that other load affects both. The difference of the medians is gpurun's overhead.
 
     python benchmarks/bench_startup.py [--launcher horovod|mpirun|torchrun] [--rounds 5] [--lab bench]
 """
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def bare_commands(job: str, hosts: list[str]) -> dict[str, list[str]]:
-    """Host → what is run in its container to start the ranks without gpurun."""
+    """Return, by host, the command that starts the ranks in its container without gpurun."""
     plan = json.loads((Path(os.environ["GPURUN_HOME"]) / "jobs" / job / "plan.json").read_text())
     if plan["has_launcher"]:
         launch = [word for word in plan["launch"] if word not in ("sleep", "600")]
@@ -93,13 +93,13 @@ def bare_seconds(lab: str, job: str, hosts: list[str]) -> float:
 
 
 def measure(submit: list[str], arguments: argparse.Namespace) -> None:
-    seconds([*submit, "--follow", "--", "true"])  # the image goes out
+    seconds([*submit, "--follow", "--", "true"])  # ships the image
     whole, bare = [], []
     for _ in range(arguments.rounds):
         whole.append(seconds([*submit, "--follow", "--", "true"]))
         job = run([*submit, "--", "sleep", "600"], stderr=subprocess.DEVNULL).strip()
         hosts = wait_for_launch(job)["hosts"]
-        time.sleep(12)  # until its own ranks sleep too: the launcher's start-up is the load here
+        time.sleep(12)  # until its own ranks sleep too, because the launcher's start-up is a load
         bare.append(bare_seconds(arguments.lab, job, hosts))
         subprocess.run([*GPURUN, "cancel", job], check=True, stderr=subprocess.DEVNULL)
         print(f"  gpurun {whole[-1]:6.2f} s   bare {arguments.launcher} {bare[-1]:6.2f} s", flush=True)

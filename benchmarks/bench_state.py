@@ -1,4 +1,4 @@
-"""What ten thousand queued jobs cost: a pass, one more submission, many submissions, and the commands that only look.
+"""Measure gpurun with ten thousand queued jobs: a pass, one submission, many submissions, and read-only commands.
 
     python benchmarks/bench_state.py [--jobs 10000] [--hosts 256] [--submits 1000] [--seed 1] [--keep DIR] [--json FILE]
 
@@ -42,7 +42,7 @@ WORKDIR = str(Path(__file__).parents[1] / "recipes/fashion-mnist")
 SWEEP = 25
 RUNS = 7
 TARGETS = {"pass": 0.3, "submit": 0.5, "submits": 5.0}
-"""Seconds, from the project's issues: CPU, CPU, and time on the clock."""
+"""Goals in seconds, from the project's issues: CPU, CPU, and wall time."""
 
 
 def inventory_text(hosts: int) -> str:
@@ -85,7 +85,7 @@ def specs(count: int, seed: int) -> Iterator[JobSpec]:
 
 
 class FakeDocker(socketserver.ThreadingUnixStreamServer):
-    """A Docker engine that has every image and can do nothing else."""
+    """A Docker engine that claims to have every image, and supports no other request."""
 
     daemon_threads = True
 
@@ -106,7 +106,7 @@ class FakeDocker(socketserver.ThreadingUnixStreamServer):
 
 
 class State:
-    """A state directory with a full cluster and a long queue. No process runs for it but commands.
+    """A state directory with a full cluster and a long queue. Only the measured commands run on it.
 
     This process holds the locks of supervisors and of the waiter, so no command starts any.
     """
@@ -123,7 +123,7 @@ class State:
         self.locks: list[object] = [take_waiter_lock(self.home)]
 
     def fill(self, jobs: int, seed: int) -> float:
-        """Store the jobs; seconds on the clock."""
+        """Store the jobs. Returns wall seconds."""
         wanted = list(specs(jobs, seed))
         began = time.monotonic()
         JobStore(self.home).create_many(wanted, inventory=self.path, now_s=time.time())
@@ -135,7 +135,7 @@ class State:
         return done
 
     def submit(self, count: int, seed: int) -> float:
-        """So many jobs by this process; seconds on the clock."""
+        """Submit this many jobs in this process. Returns wall seconds."""
         wanted = list(specs(count, seed))
         began = time.monotonic()
         submit_jobs(wanted, self.inventory, self.home, os.environ)
@@ -143,7 +143,7 @@ class State:
 
 
 def command(*words: str) -> float:
-    """CPU seconds of a whole ``gpurun`` process, its imports included."""
+    """Return CPU seconds of a whole ``gpurun`` process, including imports."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-m", "gpurun", *words], capture_output=True, text=True, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -162,7 +162,7 @@ def median_cpu(work: Callable[[], object], runs: int = RUNS) -> float:
 
 
 def split(state: State) -> Mapping[str, float]:
-    """A pass in parts: what it reads, what it decides, and what is left of it: the commit."""
+    """Measure the parts of a pass: read, decide, commit."""
     scheduled: list[float] = []
     real = allocate.schedule
 
@@ -181,13 +181,13 @@ def split(state: State) -> Mapping[str, float]:
 
 
 def measure(state: State, options: argparse.Namespace) -> Iterator[tuple[str, float]]:
-    """Name and figure of each thing, as soon as it is known."""
+    """Yield the name and figure of each measurement as soon as it is done."""
     yield "fill", state.fill(options.jobs, options.seed)
     begun = time.process_time()
     granted = len(state.run_pass().granted)
     yield "first pass", time.process_time() - begun
     yield "granted", float(granted)
-    time.sleep(0.2)  # what has just changed is not taken into the index
+    time.sleep(0.2)  # the index leaves out files that have just changed
     state.run_pass()
     yield from split(state).items()
     job = JobStore(state.home).live_ids()[options.jobs // 2]

@@ -1,9 +1,9 @@
-"""What `gpurun status` costs and how it reads: CPU seconds, lines and columns, for many hosts and jobs.
+"""Measure `gpurun status` with many hosts and jobs: CPU seconds, lines and columns.
 
     python benchmarks/bench_status.py [--hosts 1000] [--jobs 300] [--columns 100] [--show]
 
-The cluster and its jobs are those of bench_state.py. The command runs in a terminal of its own, as for a person, and
-through a pipe. CPU seconds are those of the whole process, imports included; the median of seven runs.
+The cluster and its jobs are those of bench_state.py. The command runs in its own terminal, as for a person, and
+with a pipe. CPU seconds are those of the whole process, imports included; the median of seven runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def used_s() -> float:
 
 
 def in_terminal(columns: int, *words: str) -> str:
-    """What the command prints on a terminal."""
+    """Return the command's output on a terminal."""
     ours, theirs = pty.openpty()
     environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns)}
     with subprocess.Popen(
@@ -47,7 +47,7 @@ def in_terminal(columns: int, *words: str) -> str:
         while True:
             try:
                 data = os.read(ours, 1 << 16)
-            except OSError:  # Linux says so when the last writer has gone
+            except OSError:  # Linux returns EIO after the last writer has closed the terminal
                 break
             if not data:
                 break
@@ -87,7 +87,7 @@ def main() -> int:
         state = State(Path(folder), options.hosts)
         state.fill(options.jobs, seed=1)
         state.run_pass()
-        time.sleep(0.2)  # what has just changed is not taken into the index
+        time.sleep(0.2)  # the index leaves out files that have just changed
         state.run_pass()
         worst = max(
             report(f"{options.columns} columns", lambda: in_terminal(options.columns, "status")),

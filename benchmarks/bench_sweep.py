@@ -1,9 +1,9 @@
-"""How busy a sweep keeps GPUs: a grid of short trials on 16 lab GPUs, while whatever carries it is killed.
+"""Measure how busy a sweep keeps 16 lab GPUs with a grid of short trials, while its processes are killed.
 
 After a third of the trials the conductor is killed, then a supervisor; after two thirds a host is powered
-off and comes back. Between the first and the last start: for which part of the time a GPU was a trial's own, from its
-grant until the fence, and for which part its ranks ran. All hosts share this machine's cores, so most of a start is
-their work.
+off and comes back. Measured between the first and the last start: the share of the time in which a trial held a GPU,
+from its grant until the fence, and the share in which its ranks ran. All hosts share this machine's cores, so most of
+a start is their work.
 
     python benchmarks/bench_sweep.py [--trials 200] [--seconds 2] [--quiet] [--lab sweep]
 """
@@ -34,7 +34,7 @@ def run(*argv: str) -> str:
 
 
 def process_of(*words: str) -> int | None:
-    """A process with these words in its command line."""
+    """Return a process with these words in its command line."""
     wanted = "\0".join(words).encode() + b"\0"
     for entry in Path("/proc").iterdir():
         try:
@@ -53,7 +53,7 @@ def kill(*words: str) -> str:
 
 
 def running_job(home: Path) -> tuple[str, str]:
-    """A job that runs, and its host."""
+    """Return a running job, and its host."""
     while True:
         for folder in (home / "jobs").glob("j-*"):
             record = json.loads((folder / "state.json").read_text())
@@ -63,7 +63,7 @@ def running_job(home: Path) -> tuple[str, str]:
 
 
 def spans(home: Path) -> list[tuple[float, float, float, float]]:
-    """Of each attempt: when it was granted, when its ranks ran first and last, and when its GPUs were free again."""
+    """Return for each attempt the times of its grant, its ranks' start and end, and its GPUs' release."""
     found = []
     for folder in (home / "jobs").glob("j-*"):
         events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
@@ -84,7 +84,7 @@ def _span(at: dict[str, float], end: float) -> tuple[float, float, float, float]
 
 
 def busy(intervals: list[tuple[float, float]], begin: float, end: float) -> float:
-    """The part of all GPUs' time that these intervals, of one GPU each, take up."""
+    """Return the share of all GPUs' time that these intervals of one GPU each use."""
     return sum(max(0.0, min(last, end) - max(first, begin)) for first, last in intervals) / (GPUS * (end - begin))
 
 

@@ -1,11 +1,11 @@
-"""What `gpurun top` takes of a core while it watches a full cluster whose hosts answer.
+"""Measure the CPU use of `gpurun top` on a full cluster whose hosts answer.
 
     python benchmarks/bench_top.py [--hosts 100] [--jobs 150] [--seconds 60] [--tab jobs|queue|hosts]
 
-Hosts are simulated by a process of their own: each has an agent's channel, a socket, on which it sends a sample of 8
-GPUs as often as it is asked to. The app runs in another process, in a pseudo-terminal of 160 × 48 that is read all the
-time. Measured are the CPU seconds of the app's process: its reading of the state directory, the samples and the screen
-are included. SSH's own cost is not, because a socket has none.
+A separate process simulates the hosts: each has an agent's channel, a socket, on which it sends samples of 8 GPUs at
+the requested interval. The app runs in another process, in a pseudo-terminal of 160 × 48 that is read continuously.
+The result is the CPU seconds of the app's process, including its reading of the state directory and samples, and its
+screen. SSH's cost is not included, because the channel is a socket.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TARGET_PERCENT = 3.0
 
 
 def simulate_hosts(path: Path) -> None:
-    """Accept connections; on each, answer what the head asks, and send samples while `probe.sample` runs."""
+    """Accept connections. On each, answer the head's requests, and send samples while `probe.sample` runs."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen(512)
@@ -89,7 +89,7 @@ def _hear(one, streams, selector, rng) -> None:
 
 
 def run_app(path: str, tab: str) -> None:
-    """The app as the command runs it, but for where its agents come from."""
+    """Run the app as the command does, but with simulated agents."""
 
     def open_agent(host: str) -> Agent:
         channel = socket.socket(socket.AF_UNIX)

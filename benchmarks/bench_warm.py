@@ -1,7 +1,7 @@
-"""How long a trial takes to begin on a host that has its image, and where the time goes: one lab host, one GPU.
+"""Measure the start of a trial on a host that has its image, step by step: one lab host, one GPU.
 
-From the grant to the first line that the trial printed, by what the job's events and log say; then to the end of its
-ranks, and to the next trial's grant. The first trial, which ships the image, is left out.
+The steps are: from the grant to the trial's first line, according to the job's events and log; to the end of its
+ranks; to the next trial's grant. The first trial does not count, because it ships the image.
 
     python benchmarks/bench_warm.py [--trials 9] [--lab warm]
 """
@@ -38,7 +38,7 @@ def run(*argv: str) -> str:
 
 
 def moments(folder: Path) -> dict[str, float]:
-    """When each thing happened to a job, in seconds since the epoch."""
+    """Return the time of each step of a job, in seconds since the epoch."""
     found = {"granted": json.loads((folder / "state.json").read_text())["granted_s"]}
     for line in (folder / "events.jsonl").read_text().splitlines():
         event = json.loads(line)

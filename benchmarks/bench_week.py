@@ -1,8 +1,8 @@
-"""A supervisor's week in fast motion: memory, descriptors and threads after many joins of hosts and many transfers.
+"""Simulate a supervisor's week: memory, descriptors and threads after many joins of hosts and many transfers.
 
     python benchmarks/bench_week.py [--joins 2000] [--ships 300]
 
-joins  a host joins an elastic gang's links, is sent the outputs, gives its own, and leaves; hosts take turns
+joins  a host joins an elastic gang's links, receives the outputs, sends its own, and leaves; hosts take turns
 ships  a new blob of 1 MiB goes through a chain of three hosts, as an image's layer does (TLS, verified by chunk)
 
 The hosts are real agents over pipes, and the code of the head is what a supervisor runs: links, outputs, relay.
@@ -44,7 +44,7 @@ NAMES = tuple(f"h{number}" for number in range(8))
 
 @dataclass(frozen=True)
 class Held:
-    """What this process holds once everything has come to rest."""
+    """The resources that this process holds while it is idle."""
 
     rss_kib: int
     descriptors: int
@@ -63,14 +63,14 @@ def _held_now() -> Held:
 
 
 class LocalLinks(Links):
-    """A supervisor's links whose agents are reached over pipes."""
+    """A supervisor's links to agents over pipes."""
 
     def __init__(self, hosts: Hosts) -> None:
         super().__init__(None, ())  # type: ignore[arg-type]
         self._hosts = hosts
 
     def join(self, host: str) -> None:
-        """As `add` and `open`."""
+        """Connect a host, like `add` and `open`."""
         self.targets = {**self.targets, host: None}  # type: ignore[dict-item]
         fleet = self._hosts.fleet(host)
         self._hosts.fleets.remove(fleet)
@@ -78,12 +78,12 @@ class LocalLinks(Links):
             self.fleet.absorb(fleet)
 
     def leave(self, host: str) -> None:
-        """As when a host has left: its agent is given up, the host forgotten."""
+        """Disconnect a host that has left: stop its agent and forget the host."""
         self.cut([host], "it has left")
         self.drop([host])
         process = self._hosts.processes.pop(host)
         process.wait(20)
-        for thread in threading.enumerate():  # it must not read from a descriptor that is somebody else's by then
+        for thread in threading.enumerate():  # its descriptor may be reused, and the thread must not read from it then
             if thread.name == f"agent {host}":
                 thread.join(20)
         assert process.stdout
@@ -151,7 +151,7 @@ def ships(folder: Path, count: int) -> list[Held]:
 
 
 def at_fifths(count: int, act: Callable[[int], object]) -> list[Held]:
-    """What is held after each fifth of the way."""
+    """Return the held resources after each fifth of the rounds."""
     found = []
     for number in range(count):
         act(number)
@@ -162,7 +162,7 @@ def at_fifths(count: int, act: Callable[[int], object]) -> list[Held]:
 
 
 def growth(found: list[Held]) -> dict[str, float]:
-    """The end against two fifths of the way: the first ones fill caches and heaps of threads."""
+    """Compare the end with two fifths of the rounds. The first rounds fill caches and the heaps of threads."""
     return {name: getattr(found[-1], name) / getattr(found[1], name) for name in ("rss_kib", "descriptors", "threads")}
 
 

@@ -1,6 +1,6 @@
-"""The picture in docs/sweeps.md: a sweep of a made-up function, searched and stopped early as a real sweep is.
+"""Draw the picture in docs/sweeps.md: a sweep of an invented function, with real search and early stops.
 
-No host is needed: eight trials at a time report what the function says, and Optuna draws points and ends losers.
+No host is needed: eight trials at a time report the function's values; Optuna chooses points and stops bad trials.
 
     python benchmarks/draw_sweep.py docs/sweeps.svg
 """
@@ -26,14 +26,14 @@ TRIALS, STEPS, AT_ONCE, STEP_S = 40, 27, 8, 4.0
 
 
 def accuracy(point: Point, step: int) -> float:
-    """What a trial reports: it is best near lr=0.003 and with five layers."""
+    """Return a trial's reported value: best near lr=0.003 and with five layers."""
     top = 0.89 - 0.035 * (math.log10(float(point["lr"])) + 2.5) ** 2 - 0.004 * (float(point["layers"]) - 5) ** 2
     top -= 0.12 * abs(float(point["dropout"]) - 0.2) + (0.03 if point["optimizer"] == "sgd" else 0.0)
     return top * (1 - math.exp(-step / 4)) + 0.004 * math.sin(step * (1 + float(point["dropout"])))
 
 
 def journal(plan: SweepPlan) -> Iterator[JournalEntry]:
-    """What the sweep's journal would hold."""
+    """Return the entries that a real sweep's journal would have."""
     searcher, now_s, asked = searcher_for(plan), 0.0, 0
     running: dict[int, tuple[Point, int]] = {}
     while running or asked < plan.trials:

@@ -1,4 +1,4 @@
-"""How else one gets an image onto hosts: what `bench_ship.py` compares with."""
+"""Other methods to copy an image to hosts, for comparison in `bench_ship.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CIPHER = "aes128-gcm@openssh.com"
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where the head's Docker is, and how OpenSSH reaches the hosts."""
+    """The head's Docker, and OpenSSH's configuration for the hosts."""
 
     docker_host: str
     ssh_config: Path
@@ -32,14 +32,14 @@ class Cluster:
         return ["ssh", "-F", str(self.ssh_config), "-c", CIPHER, *options, host, *argv]
 
     def everywhere(self, *argv: str) -> None:
-        """One command on all hosts at once; what it says does not matter."""
+        """Run one command on all hosts at once; discard its output."""
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         for process in [subprocess.Popen(self.ssh(host, *argv), **quiet) for host in self.hosts]:
             process.wait()
 
 
 def plain_copy(cluster: Cluster, host: str, file: Path) -> float:
-    """Seconds to copy a file to one host: one OpenSSH, one cat."""
+    """Return seconds to copy a file to one host with ssh and cat."""
     began = time.monotonic()
     with file.open("rb") as content:
         subprocess.run(cluster.ssh(host, "cat > /tmp/plain-copy"), stdin=content, check=True)
@@ -49,7 +49,7 @@ def plain_copy(cluster: Cluster, host: str, file: Path) -> float:
 
 
 def save_load(cluster: Cluster, image: str) -> float:
-    """Seconds of ``docker save | ssh HOST docker load`` for every host at once."""
+    """Return seconds of ``docker save | ssh HOST docker load`` for all hosts at once."""
     began = time.monotonic()
     pairs = []
     for host in cluster.hosts:
@@ -64,11 +64,11 @@ def save_load(cluster: Cluster, image: str) -> float:
 
 
 class NoRegistry(Exception):
-    """Debian's docker-registry cannot be had here."""
+    """Debian's docker-registry cannot be downloaded here."""
 
 
 def registry_program() -> Path:
-    """Debian's docker-registry, unpacked into the cache, not installed.
+    """Return Debian's docker-registry, unpacked into the cache, not installed.
 
     Raises:
         NoRegistry: it cannot be downloaded.
@@ -90,7 +90,7 @@ def registry_program() -> Path:
 
 @contextmanager
 def registry() -> Iterator[int]:
-    """A registry on the head; its port."""
+    """Run a registry on the head. Yields its port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -117,7 +117,7 @@ def head_docker(cluster: Cluster, *argv: str) -> None:
 
 
 def push_pull(cluster: Cluster, image: str) -> float:
-    """Seconds of ``docker push`` to a registry on the head and ``docker pull`` on every host through ``ssh -R``."""
+    """Return seconds of ``docker push`` to a head registry and ``docker pull`` on all hosts through ``ssh -R``."""
     with registry() as port:
         name = f"127.0.0.1:{port}/{image}"
         head_docker(cluster, "tag", image, name)

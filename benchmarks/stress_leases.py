@@ -1,7 +1,7 @@
-"""Many processes that submit, cancel and recover on one state directory, while another one reads the leases.
+"""Run many processes that submit, cancel and recover on one state directory, while another process reads the leases.
 
-The passes, the lease and job stores, adoption, cancel and the table of a job's life are gpurun's; only the steps that
-touch hosts are left out, so that as many jobs as possible start and end, and some supervisors die on their way.
+The passes, the lease and job stores, adoption, cancel and the table of a job's life are gpurun's. Only steps on hosts
+are left out, so that as many jobs as possible start and end. Some supervisors are killed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> None:
 
 
 def stress(home: Path, processes: int, seconds: float) -> dict[str, int]:
-    """Run it all; how much was done, and how often a GPU was in two leases or was lost."""
+    """Run all processes. Returns what they did, and how often a GPU was in two leases or was lost."""
     (home / "inventory.yaml").write_text(INVENTORY)
     with (home / "stderr").open("w") as errors:
         roles = ["watch", *["worker"] * processes]
@@ -79,7 +79,7 @@ def stress(home: Path, processes: int, seconds: float) -> dict[str, int]:
 
 
 def work(home: Path, until: float, chance: random.Random) -> tuple[int, int, int]:
-    """Submit, cancel and recover at random until the time is over; how often each."""
+    """Submit, cancel and recover at random until the time is over. Returns the count of each."""
     done = [0, 0, 0]
     ways: list[Callable[[Path, random.Random], None]] = [submit, cancel, recover]
     while time.monotonic() < until:
@@ -112,7 +112,7 @@ def recover(home: Path, _chance: random.Random | None = None) -> None:
 
 
 def start_supervisor(home: Path, lease: Lease, lock: LeaseLock, _environ: object) -> None:
-    """In the place of `spawn.start_supervisor`: a fork that lives the job's life without hosts."""
+    """Replace `spawn.start_supervisor` by a fork that runs the job's life without hosts."""
     faults.point()
     if os.fork():
         lock.close()
@@ -149,7 +149,7 @@ def carry(home: Path, lease: Lease, lock: LeaseLock, chance: random.Random) -> N
 
 
 def steps(chance: random.Random) -> dict[State, Callable[[SupervisedJob], State]]:
-    """A job's way without hosts: now and then one of them "fails" and keeps its GPUs for a while."""
+    """Return a job's steps without hosts. Sometimes a host "fails" and keeps its GPUs for a while."""
 
     def prepare(job: SupervisedJob) -> State:
         job.check_requests(ladder=False)
@@ -173,10 +173,10 @@ def steps(chance: random.Random) -> dict[State, Callable[[SupervisedJob], State]
 
 
 def watch_leases(home: Path, until: float, _chance: random.Random) -> tuple[int, int, int]:
-    """Read all leases over and over; how often, how often a GPU was in two at one moment, how many there were.
+    """Read all leases continuously. Returns counts of reads, of GPUs in two leases at once, and of leases.
 
-    Files are read one after the other, so a GPU may be met in a lease that is released and then in the next one:
-    it was in two only if the first is still there afterwards.
+    It reads files one after the other, so it may find a GPU in a released lease and then in the next lease. The GPU
+    was in two leases at once only if the first lease still exists afterwards.
     """
     store, seen, reads, doubles = LeaseStore(home), set(), 0, 0
     while time.monotonic() < until:
@@ -192,7 +192,7 @@ def watch_leases(home: Path, until: float, _chance: random.Random) -> tuple[int,
 
 
 def drain(home: Path) -> tuple[int, int]:
-    """Let everything end; GPUs that nobody can have any more, and jobs that never ended."""
+    """Let all jobs end. Returns the counts of GPUs that cannot be leased any more, and of jobs that never ended."""
     start = spawn.start_supervisor
     spawn.start_supervisor = start_supervisor
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -17,9 +17,9 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    """What people use from Python; loaded only then, because every command imports this package."""
+    """Return a part of the Python API. Loads it only when used, because every command imports this package."""
     if name not in _PLACES:
         raise AttributeError(f"module 'gpurun' has no attribute {name!r}")
-    from importlib import import_module  # noqa: PLC0415  as what it imports
+    from importlib import import_module  # noqa: PLC0415  lazy, like the module it imports
 
     return getattr(import_module(f"gpurun.api.{_PLACES[name]}"), name)

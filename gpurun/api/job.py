@@ -114,7 +114,7 @@ class Job(Future[Any]):
             return False
         try:
             self._settle(record)
-        except Exception as error:  # noqa: BLE001  whatever it is, whoever waits must see it
+        except Exception as error:  # noqa: BLE001  every error must reach the callers that wait
             self.set_exception(error)
         return True
 

@@ -9,18 +9,18 @@ import typer
 from gpurun.errors import BadInput
 
 DECLINED = 1
-"""The exit code of a command that a person declined."""
+"""The exit code after a person declines a command."""
 
 
 def agree(question: str, nobody: str, hint: str) -> None:
-    """Ask a question on stderr; return only after yes.
+    """Ask a question on stderr. Return only if the person says yes.
 
     Args:
-        nobody: the error without a terminal.
+        nobody: the error message if stdin is not a terminal.
 
     Raises:
-        BadInput: nobody is there to be asked.
-        typer.Exit: the person declined; exit code 1. Ctrl-C is 130, as everywhere.
+        BadInput: stdin is not a terminal.
+        typer.Exit: the person declined; exit code 1. Ctrl-C exits with 130, as in every command.
     """
     if not sys.stdin.isatty():
         raise BadInput(nobody, hint=hint)

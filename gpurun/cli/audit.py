@@ -52,7 +52,7 @@ def _line(entry: Mapping[str, Any]) -> str:
 
 
 def _text(value: object) -> str:
-    """A field for people. The log may be damaged, so what is folded must look like names of hosts."""
+    """Return a field as text. Folds a list only if all its words look like host names: the log may be damaged."""
     if not isinstance(value, list):
         return str(value)
     words = [str(each) for each in value]

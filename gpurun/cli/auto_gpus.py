@@ -1,4 +1,4 @@
-"""``submit --gpus auto:80%``, and what ``why`` says of a smaller gang: sizes that measured runs predict."""
+"""Choose gang sizes from measured runs: ``submit --gpus auto:80%``, and the smaller gang that ``why`` suggests."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 def chosen_gpus(
     text: str | None, recipe: Recipe | None, inventory: Inventory, flags: Flags, places: Flags
 ) -> str | None:
-    """What ``--gpus`` means: ``auto:80%`` as a number of GPUs, all else as it is.
+    """Return the value of ``--gpus``, with ``auto:80%`` replaced by a number of GPUs.
 
     Raises:
-        BadInput: it is damaged, nothing was measured, or no size is efficient enough.
-        NeverFits: the inventory could never hold the job.
+        BadInput: the value is malformed, no run was measured, or no size is efficient enough.
+        NeverFits: the job does not fit even if all GPUs are free.
     """
     from gpurun.head.wish import spec_of
     from gpurun.scaling.choice import in_words, least_efficiency, most_gpus, sizes
@@ -50,7 +50,7 @@ def chosen_gpus(
 
 
 def _first(spec_with: Callable[[int], JobSpec], tried: Sequence[int]) -> JobSpec:
-    """The job at the first size that it may have."""
+    """Return the job at the first of these sizes that is valid for it."""
     refusal: GpurunError = BadInput("the inventory has no GPUs")
     for gpus in tried:
         try:
@@ -71,7 +71,7 @@ def _model(spec: JobSpec, campaign: str, inventory: Inventory) -> ScalingModel:
             hint="measure some sizes first: gpurun scale RECIPE --gpus 1,2,4",
         )
     from gpurun.doctor.bench_history import read
-    from gpurun.scaling.model import fit  # after all that may say no: it is the larger part to import
+    from gpurun.scaling.model import fit  # after all checks that can fail: this import is slow
     from gpurun.scaling.pairs import pair_figures
 
     links = [link for run in read(home(os.environ)) for link in run.links]
@@ -79,7 +79,7 @@ def _model(spec: JobSpec, campaign: str, inventory: Inventory) -> ScalingModel:
 
 
 def smaller_gang_of(folder: JobFolder, snapshot: Snapshot, explanation: Explanation) -> SmallerGang | None:
-    """What a gang that would start now does, in place of one that waits; None if nothing is known of it."""
+    """Predict a smaller gang that would start now instead of the waiting gang. None if no prediction is possible."""
     from gpurun.scaling.choice import predicted, smaller_gang
 
     fewer = next((int(change.value) for change in explanation.changes if change.what == "gpus"), None)
@@ -90,7 +90,7 @@ def smaller_gang_of(folder: JobFolder, snapshot: Snapshot, explanation: Explanat
         model = _model(spec, spec.name, snapshot.inventory)
         smaller = predicted(model, replace(spec, gpus=fewer, min_gpus=None), snapshot.inventory)
         whole = predicted(model, spec, snapshot.inventory)
-    except GpurunError:  # nothing was measured, or not on such links
+    except GpurunError:  # no run was measured, or none on such links
         return None
     if smaller is None or whole is None:
         return None
@@ -99,7 +99,7 @@ def smaller_gang_of(folder: JobFolder, snapshot: Snapshot, explanation: Explanat
 
 
 def smaller_in_words(smaller: SmallerGang, gpus: int) -> str:
-    """One sentence about a smaller gang."""
+    """Describe a smaller gang in one sentence."""
     text = f"{smaller.gpus} GPUs would start now with {smaller.rate:.0%} of the images/s of {gpus}"
     if smaller.is_sooner:
         return f"{text}, and would end sooner"

@@ -1,4 +1,4 @@
-"""``gpurun bench``: how fast the links between hosts are, and which one is slow."""
+"""``gpurun bench``: measure the links between hosts and find slow links."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ IMAGE = "gpurun/train:tf2.15"
 OUTPUTS = "/outputs"
 RESULT = "bench.json"
 ALONE_UP_TO_HOSTS = 12
-"""Up to here each pair measures alone; beyond, every host is in one pair at a time: 2·(n−1) steps, not n·(n−1)."""
+"""Up to this many hosts, one pair measures at a time: n·(n−1) steps. Beyond, disjoint pairs do so at once: 2·(n−1)."""
 
 SIZES = "8,1024,65536,1048576,8388608,67108864"
 
@@ -76,9 +76,10 @@ def spec_of(
     sizes: str,
     engine: str,
 ) -> JobSpec:
-    """The benchmark as a job.
+    """Return the benchmark as a job.
 
-    Raises BadInput: fewer than two hosts, several GPU generations (a gang has one), sizes that are no numbers.
+    Raises:
+        BadInput: fewer than two hosts, several GPU generations (a gang has one), or sizes that are not numbers.
     """
     from gpurun.doctor import bench_job
     from gpurun.jobs.spec import Constraints, JobSpec
@@ -106,7 +107,7 @@ def spec_of(
         command=tuple(command),
         workdir=str(Path(bench_job.__file__).parent),
         outputs=OUTPUTS,
-        # Ranks that wait leave the core to the two that measure; on cores of their own nothing changes.
+        # Waiting ranks yield the core to the two that measure. No effect if each rank has its own core.
         env={"OMPI_MCA_mpi_yield_when_idle": "1"},
         constraints=Constraints(hosts=tuple(hosts), gpus_per_host=gpus_per_host),
         controller="mpi",
@@ -114,7 +115,7 @@ def spec_of(
 
 
 def _rates(inventory: Inventory, hosts: Sequence[str]) -> Mapping[str, float]:
-    """Host → the rate of its fabric interface, Gbit/s; virtual ones claim one that means nothing, and are left out."""
+    """Return each host's fabric interface rate, Gbit/s. Omits virtual interfaces: they report a meaningless rate."""
     from gpurun.doctor.survey import probe
     from gpurun.remote.fleet import Fleet
     from gpurun.supervisor.links import target_of
@@ -130,7 +131,7 @@ def _rates(inventory: Inventory, hosts: Sequence[str]) -> Mapping[str, float]:
 
 
 def _measure(spec: JobSpec, inventory: Inventory) -> BenchResult:
-    """Run the job and read what it wrote. Raises JobFailed."""
+    """Run the job and read its result. Raises JobFailed."""
     from gpurun.cli.follow import follow_job
     from gpurun.doctor.bench_result import result_from_document
 
@@ -159,7 +160,7 @@ def _start(spec: JobSpec, inventory: Inventory) -> JobFolder:
 
 
 def _judge(inventory: Inventory, result: BenchResult, rates: Mapping[str, float]) -> tuple[Finding, ...]:
-    """Slow links now, and slower than they were; this run is history from now on."""
+    """Find links that are slow, or slower than in earlier runs. Adds this run to the history."""
     from gpurun.doctor import bench_history
     from gpurun.doctor.bench_result import slow_links
     from gpurun.doctor.findings import merged

@@ -1,4 +1,4 @@
-"""``gpurun cancel``: end jobs and free their GPUs; as root, everybody's."""
+"""``gpurun cancel``: stop jobs and free their GPUs. Root can stop every user's jobs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpurun.jobs.store import JobStore
 
 PATIENCE_S = 60.0
-"""How long, beyond its grace, root waits for the supervisor of a job whose owner has no account."""
+"""If a job's owner has no account, root waits this long, plus the job's grace period, for its supervisor."""
 
 
 def cancel(
@@ -70,7 +70,7 @@ def cancel(
 
 
 def _live(store: JobStore, *, everybody: bool) -> list[JobFolder]:
-    """All jobs that have not ended, or this user's."""
+    """Return the jobs that have not ended: every user's, or only this user's."""
     records = sorted(store.live_records(), key=lambda record: record.submitted_s)
     return [store.get(record.id) for record in records if everybody or record.owner_uid == os.getuid()]
 
@@ -103,7 +103,7 @@ def _is_over(folder: JobFolder) -> bool:
 
 
 def _is_ownerless(folder: JobFolder) -> bool:
-    """Return whether this is root, and nobody can carry the job, because its owner has no account."""
+    """Return whether this is root and the job cannot have a supervisor because its owner has no account."""
     from gpurun.state.people import has_account
 
     return os.getuid() == 0 and not has_account(folder.record().owner_uid)
@@ -116,7 +116,7 @@ def _holds(folder: JobFolder) -> tuple[str, ...]:
 
 
 def _have_it_carried(folder: JobFolder) -> None:
-    """As root, have the owner's `gpurun recover` start a supervisor for a job whose supervisor died."""
+    """As root, run `gpurun recover` as the owner: it starts a new supervisor for a job whose supervisor died."""
     from gpurun.head.everybody import recover_as
 
     record = folder.record()
@@ -130,7 +130,7 @@ def _have_it_carried(folder: JobFolder) -> None:
 
 
 def _end_ownerless(folders: Iterable[JobFolder], inventory: str | None, *, may_wait: bool) -> None:
-    """Give each job's supervisor its time if one lives; else, and afterwards, take the job over."""
+    """Wait for the supervisor of each job if it runs. Take over the jobs that still hold GPUs after that."""
     from gpurun.cli.inventory_options import cluster
     from gpurun.head.takeover import take_over
 

@@ -1,6 +1,6 @@
 """Words that the shell completes: jobs, hosts and pools as they are now.
 
-A completion is never an error: whatever cannot be read completes to nothing.
+A completion never fails: if gpurun cannot read a file, it offers no words.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def _quietly(find: Callable[[str], Iterable[str]]) -> Callable[[str], list[str]]
     def words(incomplete: str) -> list[str]:
         try:
             return [word for word in find(incomplete) if word.startswith(incomplete) and word.isprintable()]
-        except Exception:  # noqa: BLE001 - an error would be printed into the line that a person types
+        except Exception:  # noqa: BLE001 - an error message would appear in the command line that a person types
             return []
 
     return words
@@ -25,7 +25,7 @@ def _quietly(find: Callable[[str], Iterable[str]]) -> Callable[[str], list[str]]
 
 @_quietly
 def jobs(incomplete: str) -> Iterable[str]:
-    """Complete ids and names of jobs: those that have not ended, and the last that have."""
+    """Complete ids and names of jobs that have not ended, and of the jobs that ended last."""
     from gpurun.jobs.store import JobStore
     from gpurun.state.home import home
 

@@ -1,4 +1,4 @@
-"""``gpurun version`` and ``gpurun config``: what is installed, and which files commands use."""
+"""``gpurun version`` and ``gpurun config``: show installed versions and the files that commands use."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _config() -> None:
 
 
 class Used(NamedTuple):
-    """One thing that commands use, where it is, and why there."""
+    """A file, folder or variable that commands use: its value, and why gpurun uses that value."""
 
     name: str
     value: str

@@ -1,4 +1,4 @@
-"""``gpurun data``: which hosts have which data sets; bring one there before a job needs it; remove those not needed."""
+"""``gpurun data``: list data sets on hosts, copy a data set there before a job needs it, remove unused data sets."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def _meant(text: str, sets: Sequence[HostedSet]) -> HostedSet:
 
 
 class _StageView:
-    """What is seen of a set on its way: bars or lines; JSON lines for scripts."""
+    """Shows the progress of a data set's copy: bars, lines, or JSON lines for scripts."""
 
     def __init__(self, source: str, show: Any) -> None:
         from gpurun.cli.progress import ShipProgress
@@ -167,11 +167,11 @@ class _StageView:
         self._show = self._progress.show if self._progress is not None else show
 
     def show(self, event: ShipEvent) -> None:
-        """One event."""
+        """Show an event."""
         self._show(event.as_json())
 
     def close(self) -> None:
-        """Take the bars away."""
+        """Remove the bars."""
         if self._progress is not None:
             self._progress.close()
 
@@ -190,7 +190,7 @@ def _print_report(report: StageReport) -> None:
 
 
 def _lines(sets: Sequence[HostedSet]) -> list[str]:
-    """One line for each set: digest, size, source, hosts, who needs it."""
+    """Return one line for each set: digest, size, source, hosts, jobs that use it."""
     from gpurun.inventory.hostset import fold
 
     now_s = time.time()

@@ -65,10 +65,10 @@ def doctor(
 
 
 def load_chosen(inventory: str | None, hosts: str | None) -> tuple[Inventory, tuple[str, ...]]:
-    """The inventory, and the names of the hosts that a person means; all of them if none are named.
+    """Return the inventory and the names of the chosen hosts; without a choice, of all hosts.
 
     Raises:
-        BadInput: there is no such host: a check of no host would find nothing wrong.
+        BadInput: no host matches. A check of zero hosts would report no problem.
     """
     from gpurun.cli.inventory_options import cluster
 
@@ -80,7 +80,7 @@ def load_chosen(inventory: str | None, hosts: str | None) -> tuple[Inventory, tu
 
 
 def examine(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> tuple[Finding, ...]:
-    """Ask the hosts and check what they say; history of `gpurun bench` included."""
+    """Probe the hosts and check the results, and the history of `gpurun bench`."""
     from gpurun.doctor import bench_history, claims
     from gpurun.doctor.diagnosis import diagnose
     from gpurun.doctor.findings import merged
@@ -109,7 +109,7 @@ def examine(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> tup
 
 
 def _carried(state: Path) -> set[tuple[str, int]]:
-    """The attempts that have a lease here. A damaged lease is named by other commands."""
+    """Return the attempts that have a lease in this state directory. Other commands report damaged leases."""
     from gpurun.leases.look import look
 
     view = look(state, now_s=time.time(), despite_damage=True)
@@ -117,7 +117,7 @@ def _carried(state: Path) -> set[tuple[str, int]]:
 
 
 def finding_json(finding: Finding) -> dict[str, Any]:
-    """A finding as ``--json`` shows it."""
+    """Return a finding as ``--json`` shows it."""
     return {
         "check": finding.check,
         "severity": finding.severity.value,
@@ -145,7 +145,7 @@ def _print(findings: Sequence[Finding], chosen: Sequence[str], bad: frozenset[st
 
 
 def print_findings(findings: Sequence[Finding]) -> None:
-    """Findings for people: who, what, how one knows; below it the remedy."""
+    """Print each finding: hosts, severity, check and evidence; below it the remedy."""
     from rich.console import Console
     from rich.text import Text
 
@@ -167,7 +167,7 @@ def print_findings(findings: Sequence[Finding]) -> None:
 
 
 def _cordon(findings: Sequence[Finding]) -> list[str]:
-    """Cordon every host with an error that is not cordoned already; which ones."""
+    """Cordon every host with an error, unless it has a cordon. Returns the newly cordoned hosts."""
     from pathlib import Path
 
     from gpurun.doctor.findings import Severity

@@ -1,4 +1,4 @@
-"""What ``gpurun inventory drain`` says of the gangs on the hosts, and its wait until the hosts are empty."""
+"""``gpurun inventory drain``: report what happens to the gangs on the hosts, and wait until the hosts are empty."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ PASS_EVERY_S = 5.0
 
 
 def deadline_s(text: str, home: Path) -> float:
-    """When a drain that is to take at most this long is over, seconds since the epoch.
+    """Return the deadline of a drain that may take this long, in seconds since the epoch.
 
     Raises:
-        BadInput: it is not a time.
-        NotYours: the state directory is shared, so that the deadline would end other users' jobs.
+        BadInput: the text is not a duration.
+        NotYours: several users share the state directory, and the deadline would stop other users' jobs.
     """
     from gpurun.jobs.recipe_values import duration_s
     from gpurun.state.shared import is_shared
@@ -50,7 +50,7 @@ def deadline_s(text: str, home: Path) -> float:
 
 
 def report_drain(found: Cluster, names: Sequence[str], changed: Sequence[str], *, as_json: bool) -> None:
-    """Say which jobs leave the hosts, which the drain waits for, and why."""
+    """Print which jobs leave the hosts, which jobs the drain waits for, and why."""
     view, leaving = _look(found, names)
     if as_json:
         print_json(_document(found, view, names, changed, leaving))
@@ -59,10 +59,10 @@ def report_drain(found: Cluster, names: Sequence[str], changed: Sequence[str], *
 
 
 def wait_until_empty(found: Cluster, names: Sequence[str], changed: Sequence[str], *, as_json: bool) -> None:
-    """Wait until nobody holds GPUs of the hosts. Jobs whose supervisor died are picked up.
+    """Wait until no job holds GPUs of the hosts. Restarts supervisors that died meanwhile.
 
     Raises:
-        StateError: one of the hosts is lost, or somebody has uncordoned it meanwhile.
+        StateError: a host is lost, or somebody uncordoned a host meanwhile.
     """
     from gpurun.jobs.store import JobStore
 
@@ -96,7 +96,7 @@ def wait_until_empty(found: Cluster, names: Sequence[str], changed: Sequence[str
 
 
 def _have_them_ended(home: Path) -> None:
-    """Run a pass. In a shared state directory nobody but root carries out a deadline."""
+    """Run a scheduling pass, which stops jobs at the deadline. In a shared state directory only root's pass does so."""
     from gpurun.head.spawn import run_pass_and_start
 
     run_pass_and_start(home, now_s=time.time(), environ=os.environ)

@@ -1,4 +1,4 @@
-"""``submit --dry-run``: exactly what submit would carry out, now, on this inventory and these leases."""
+"""``submit --dry-run``: show what `submit` would execute now, with this inventory and these leases."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def show_plan(spec: JobSpec, inventory: Inventory, *, as_json: bool) -> None:
 
 
 def _image_problem(spec: JobSpec, inventory: Inventory) -> dict[str, Any]:
-    """Warn that `submit` would refuse the job; nothing if the head has the image."""
+    """Warn that `submit` would refuse the job if the head does not have the image."""
     from gpurun.images.engine import Engine
 
     try:
@@ -85,7 +85,7 @@ def _image_problem(spec: JobSpec, inventory: Inventory) -> dict[str, Any]:
 
 
 def _environment(spec: JobSpec, python: Environment, inventory: Inventory) -> dict[str, Any]:
-    """What is built on top of the image, for a recipe with `python`."""
+    """Return what gpurun would build on top of the image, for a recipe with `python`."""
     from gpurun.environments.build import lookup, planned
     from gpurun.images.engine import Engine
 
@@ -155,7 +155,7 @@ def _print(spec: JobSpec, inventory: Inventory, placement: Placement, plan: Plan
 
 
 def _alike(host: HostPlan, shown: Sequence[HostPlan]) -> tuple[str | None, tuple[str, ...]]:
-    """A host that was shown whole and whose argv is nearly this one's, and the words that differ; None if none is."""
+    """Return a fully printed host with nearly the same argv, and the words that differ; None if there is none."""
     for other in shown:
         changed = tuple(word for old, word in zip(other.run, host.run, strict=False) if old != word)
         if len(other.run) == len(host.run) and len(changed) <= len(host.run) // 4:
@@ -164,5 +164,5 @@ def _alike(host: HostPlan, shown: Sequence[HostPlan]) -> tuple[str | None, tuple
 
 
 def _shown(argv: tuple[str, ...]) -> str:
-    """An argv as a person would type it; `$(id -u)` and `$HOME` stay what they mean on the host."""
+    """Return an argv as a person would type it. Leaves `$(id -u)` and `$HOME` for the host's shell to expand."""
     return " ".join(word if word.startswith(("$", "type=bind,source=$")) else shlex.quote(word) for word in argv)

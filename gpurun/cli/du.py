@@ -47,7 +47,7 @@ def du(
 
 
 def _all_names(store: JobStore) -> list[str]:
-    """Jobs, and what killed submissions and prunes have left."""
+    """Return the names of all job folders, and of folders that killed submissions and prunes left behind."""
     return sorted(store.folder.names()) if store.folder.exists() else []
 
 

@@ -1,4 +1,4 @@
-"""``gpurun exec``: a command inside a running job's container."""
+"""``gpurun exec``: run a command inside a running job's container."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def exec_(
 
 
 def _inventory(folder: JobFolder, record: JobRecord, lease: Lease) -> Inventory:
-    """The job's inventory, with the gang's hosts as they were at the grant.
+    """Return the job's inventory, with the gang's hosts as they were when the job got its GPUs.
 
     Raises:
-        BadInput: this is root, the job is another user's, and others than root can change the inventory.
-        StateUnavailable: the inventory cannot be loaded, and no supervisor has stored it.
+        BadInput: root runs this for another user's job, and users other than root can change the inventory.
+        StateUnavailable: the inventory cannot be loaded, and no supervisor has stored a copy.
     """
     from gpurun.head.takeover import check_inventory
     from gpurun.inventory.load import load

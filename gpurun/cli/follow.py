@@ -1,4 +1,4 @@
-"""``gpurun follow`` and ``submit --follow``: a job's events and its ranks' lines, live, until it has ended."""
+"""``gpurun follow`` and ``submit --follow``: show a job's events and its ranks' output, live, until the job ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpurun.jobs.record import JobRecord
 
 POLL_S = 0.05
-WHY_AFTER_S = 1.0  # a job that starts at once is not said to wait
+WHY_AFTER_S = 1.0  # a job that starts immediately does not report that it waits
 WHY_EVERY_S = 10.0
 INTERRUPTED = 130
 FIRST_LINES = 100
@@ -37,13 +37,13 @@ def follow_job(
     folder: JobFolder, *, print_id: bool = False, lines_to_stderr: bool = False, cancel_on_interrupt: bool = False,
     first_lines: int | None = None,
 ) -> int:  # fmt: skip
-    """Show a job until it has ended.
+    """Show a job until it ends.
 
     Args:
-        print_id: first print the job's id, so that a person can name the job after Ctrl-C.
-        lines_to_stderr: ranks' lines go there too, so that stdout is free for one JSON document.
-        first_lines: how many lines that ranks have printed already are shown; None = all.
-        cancel_on_interrupt: the first Ctrl-C cancels the job and waits for its end; the second leaves it to that.
+        print_id: print the job's id first. From then on, Ctrl-C has the effect of `cancel_on_interrupt`.
+        lines_to_stderr: write the ranks' lines to stderr, so that stdout has only one JSON document.
+        first_lines: begin with this many of the lines that ranks have already printed; None = all.
+        cancel_on_interrupt: the first Ctrl-C cancels the job and waits for its end; the second stops waiting.
 
     Returns:
         The exit code: the job's outcome, or 130 when interrupted.
@@ -85,10 +85,10 @@ def follow(
 
 
 def refuse_others(folder: JobFolder, what: str = "end it") -> None:
-    """Only a job's owner, or root, may end it or enter it.
+    """Refuse users other than the job's owner and root: only they may stop or enter a job.
 
     Raises:
-        NotYours: it is another user's.
+        NotYours: the job belongs to another user.
     """
     owner = folder.record().owner_uid
     if os.getuid() not in (owner, 0):
@@ -100,10 +100,10 @@ def refuse_others(folder: JobFolder, what: str = "end it") -> None:
 
 
 def cancel_job(folder: JobFolder, *, reason: str) -> None:
-    """Ask for a job's end, and carry it out at once if it only waits in the queue.
+    """Request a job's cancellation. If the job is only queued, cancel it immediately.
 
     Raises:
-        NotYours: it is another user's.
+        NotYours: the job belongs to another user.
     """
     from gpurun.head.requests import cancel
 
@@ -112,7 +112,7 @@ def cancel_job(folder: JobFolder, *, reason: str) -> None:
 
 
 class _JobView:
-    """What has been shown so far, and where the next line goes."""
+    """Shows a job's new events and lines; remembers what it has shown."""
 
     def __init__(self, folder: JobFolder, lines: Any) -> None:
         self.folder = folder
@@ -126,7 +126,7 @@ class _JobView:
         self.why_due_s = self.started + WHY_AFTER_S
 
     def show_until_ended(self) -> bool:
-        """Show everything up to the end; True once the job has ended."""
+        """Show events and lines until the job has ended. Returns True then."""
         while True:
             record = self.folder.record()
             ended = record.state.ended
@@ -144,7 +144,7 @@ class _JobView:
             time.sleep(POLL_S)
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Remove the progress bars from the terminal."""
         if self.progress is not None:
             self.progress.close()
             self.progress = None
@@ -163,12 +163,12 @@ class _JobView:
             self._say(str(event.get("text")))
 
     def _show_why(self) -> None:
-        """Show why the job waits, and later each other reason."""
+        """Show why the job waits, and show the reason again each time it changes."""
         if time.monotonic() < self.why_due_s:
             return
         from gpurun.views.waiting import why_it_waits
 
-        with suppress(GpurunError):  # damage is status's and recover's to report
+        with suppress(GpurunError):  # `status` and `recover` report damage
             why = why_it_waits(self.folder.path.home, self.folder.id)
             if why and why != self.reason_shown:
                 self._say(f"waits: {why}")
@@ -186,7 +186,7 @@ class _JobView:
     def _say_state(self, event: Mapping[str, Any]) -> None:
         if event["state"] != "PREPARING":
             self.close()
-        if State(event["state"]) not in ENDED:  # the end has a line of its own
+        if State(event["state"]) not in ENDED:  # _show_end reports the end
             self._say(f"{event['state']}{_because(event)}")
             self.reason_shown = str(event.get("reason") or "")
 
@@ -211,7 +211,7 @@ class _JobView:
 
 
 def placement_text(event: Mapping[str, Any]) -> str:
-    """Where a gang runs and why there, in one line."""
+    """Describe in one line where a gang runs, and why there."""
     from gpurun.inventory.hostset import fold
 
     hosts = event["hosts"]

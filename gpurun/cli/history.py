@@ -1,4 +1,4 @@
-"""``gpurun history``: every attempt of every job that has ended."""
+"""``gpurun history``: show the ended attempts of all jobs."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def wanted_of(
     user: str | None, pool: str | None, project: str | None, since: str | None, until: str | None, *,
     host: str | None = None, states: Sequence[str] | None = None, name: str | None = None,
 ) -> Wanted:  # fmt: skip
-    """The options as conditions. Raises BadInput for one that cannot be."""
+    """Return the options as conditions. Raises BadInput for an invalid value."""
     from gpurun.history.row import OUTCOMES
     from gpurun.history.select import Wanted
 
@@ -94,7 +94,7 @@ def wanted_of(
 
 
 def moment_s(flag: str, text: str | None) -> float | None:
-    """``7d`` (ago), ``2026-11-01`` or ``2026-11-01T08:00`` in seconds since the epoch. Raises BadInput."""
+    """Parse ``7d`` (ago), ``2026-11-01`` or ``2026-11-01T08:00`` into seconds since the epoch. Raises BadInput."""
     from datetime import datetime
 
     from gpurun.jobs.recipe_values import duration_s
@@ -123,7 +123,7 @@ def _read(wanted: Wanted, most: int | None) -> tuple[list[HistoryRow], list[Stat
 
 
 def end_with(problems: Sequence[StateError]) -> None:
-    """Report histories that could not be read; raises typer.Exit if there are some."""
+    """Report unreadable histories. Raises typer.Exit if there are any."""
     for problem in problems:
         say(printable(f"gpurun: {problem}"))
         if problem.hint:
@@ -173,12 +173,12 @@ def _print_table(found: Sequence[HistoryRow]) -> None:
             Text(row.outcome), Text(printable(row.reason)),
         )  # fmt: skip
     console = Console()
-    console.width = console.width if console.is_terminal else 10_000  # nothing is cut for a program that reads
+    console.width = console.width if console.is_terminal else 10_000  # the output goes to a program: do not cut lines
     console.print(table)
 
 
 def day_time(when_s: float) -> str:
-    """``11-25 08:00`` on this machine's clock."""
+    """Format a time such as ``11-25 08:00``, in this machine's time zone."""
     try:
         return time.strftime("%m-%d %H:%M", time.localtime(when_s))
     except (OverflowError, OSError, ValueError):

@@ -1,4 +1,4 @@
-"""``gpurun init``: from a list of hosts to an inventory that is checked against them."""
+"""``gpurun init``: make an inventory from a list of hosts, and check it against the hosts."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _step(number: int, what: str) -> None:
 
 
 def _asked() -> str:
-    """Ask which hosts; show the files of this machine that list some."""
+    """Ask the person for hosts, and show the files on this machine that list hosts."""
     if not sys.stdin.isatty():
         raise BadInput("says not which hosts", where="init", hint="gpurun init 'gpu-[01-16]', or gpurun init FILE")
     for place in found_sources():
@@ -79,15 +79,15 @@ def _asked() -> str:
 
 
 def found_sources() -> list[str]:
-    """The files that often list hosts, of those that are here."""
+    """Return the files on this machine that often list hosts."""
     return [place for place in PLACES if os.access(Path(place).expanduser(), os.R_OK)]
 
 
 def _read(source: str) -> Draft:
-    """The hosts that a person means.
+    """Read the hosts from a file or a host set.
 
     Raises:
-        BadInput: neither a file that lists hosts nor a host set.
+        BadInput: the text is neither a file that lists hosts nor a host set.
     """
     from gpurun.inventory.hostset import expand
     from gpurun.inventory.imports import source as files
@@ -112,7 +112,7 @@ def _write(draft: Draft, target: Path, user: str | None) -> None:
 
 
 def _trust(target: Path, *, yes: bool) -> None:
-    """Show and trust host keys. Hosts whose keys nobody trusts are left to the probe, which names them."""
+    """Show host keys, and trust those that the person accepts. The probe reports hosts without a trusted key."""
     from gpurun.cli.inventory_trust import trust
 
     try:
@@ -122,7 +122,7 @@ def _trust(target: Path, *, yes: bool) -> None:
 
 
 def _probe(target: Path, *, yes: bool) -> dict[str, GpurunError]:
-    """Write what the hosts have into the inventory; why a host said nothing, by host."""
+    """Probe the hosts and write the results into the inventory. Returns the error of each host that did not answer."""
     from gpurun.cli.inventory_editing import change_file
     from gpurun.cli.probe import differing, rewritten, survey_of
     from gpurun.inventory.load import load
@@ -151,7 +151,10 @@ def _said(survey: Survey) -> dict[str, GpurunError]:
 
 
 def interface_of(machines: Iterable[Hardware]) -> str | None:
-    """The interface for ranks: on most hosts the fastest that is up and has an address; None if no host has one."""
+    """Return the interface for ranks: the interface that is on most hosts the fastest that is up and has an address.
+
+    None if no host has such an interface.
+    """
     named: Counter[str] = Counter()
     for machine in machines:
         usable = [

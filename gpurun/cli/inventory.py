@@ -1,4 +1,4 @@
-"""``gpurun inventory``: the commands, and where each is."""
+"""``gpurun inventory``: the commands and their modules."""
 
 from __future__ import annotations
 

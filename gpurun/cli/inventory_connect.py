@@ -1,4 +1,4 @@
-"""``gpurun inventory connect``: connections that a person opens, and that gpurun's other processes share."""
+"""``gpurun inventory connect``: open SSH connections by hand that gpurun's other processes share."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def connect(
 
 
 def _connect(target: Target, keep_s: int) -> HostFailure | None:
-    """Open what is missing on the way to a host, hop by hop; why it cannot be reached after that."""
+    """Open the missing connections to a host, hop by hop. Returns the error if the host is still unreachable."""
     from gpurun.remote.masters import live, open_for_a_person
     from gpurun.remote.ssh_config import resolve
 
@@ -74,7 +74,7 @@ def _connect(target: Target, keep_s: int) -> HostFailure | None:
 
 
 def _refusal(target: Target) -> HostFailure | None:
-    """Why gpurun cannot run its agent there by itself; None if it can."""
+    """Return why gpurun cannot start its agent on the host; None if it can."""
     from gpurun.remote.fleet import Fleet
 
     with Fleet.open([target]) as fleet:

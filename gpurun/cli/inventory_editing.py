@@ -1,4 +1,4 @@
-"""``gpurun inventory add|set|label|remove|edit|diff|undo``: the file that people own, changed as they would."""
+"""``gpurun inventory add|set|label|remove|edit|diff|undo``: change the inventory file, and keep comments and layout."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def undo(inventory: InventoryOption = None, yes: YesOption = False, dry_run: Dry
 def change(
     inventory: str | None, edit_of: Callable[[Inventory], Edit], *, yes: bool = False, dry_run: bool = False
 ) -> None:
-    """Shows what an edit changes, asks, and makes it. The edit is worked out anew on the text that is replaced."""
+    """Show what an edit changes, ask, and make the change. Computes the edit again from the text that it replaces."""
     from gpurun.inventory.edit import apply
     from gpurun.inventory.load import parse
 
@@ -173,7 +173,7 @@ def change(
 
 
 def change_file(path: Path, rewrite: Callable[[bytes], bytes], *, yes: bool = False, dry_run: bool = False) -> None:
-    """Like `change`, for any rewriting of the file's text; it may be called again if others change the file."""
+    """Like `change`, but with any function that rewrites the text. May call it again if others change the file."""
     file = _file(path)
     preview = file.preview(rewrite)
     if preview.after == preview.before:
@@ -186,7 +186,7 @@ def change_file(path: Path, rewrite: Callable[[bytes], bytes], *, yes: bool = Fa
 
 
 def _agreed(preview: Preview, yes: bool, carry_out: Callable[[Preview], RecordedChange | None]) -> None:
-    """Carries a change out once a person agreed to it, and shows it again if it has become another one."""
+    """Make a change after a person agrees. If the file changed meanwhile, show the new change and ask again."""
     from gpurun.inventory.change import Conflict
 
     while True:
@@ -227,7 +227,7 @@ def _file(path: Path) -> InventoryFile:
 
 
 def author() -> Author:
-    """Who runs this command, and how."""
+    """Return the user, the command line and the time."""
     from gpurun.inventory.history import Author
     from gpurun.state.people import myself
 

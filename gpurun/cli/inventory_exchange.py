@@ -1,4 +1,4 @@
-"""``gpurun inventory import|export``: from and to other tools' lists of hosts."""
+"""``gpurun inventory import|export``: convert between inventories and other tools' lists of hosts."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def import_(
 
 
 def create_inventory(draft: Draft, target: Path, stated: Mapping[str, str], wires: Mapping[str, str]) -> None:
-    """Write a draft as an inventory; say what was guessed.
+    """Write a draft as an inventory, and print which values were guessed.
 
     Args:
-        stated: values of hosts that the source says nothing of.
-        wires: the keys of the one fabric.
+        stated: values for hosts whose source does not say.
+        wires: the keys of the inventory's only fabric.
 
     Raises:
-        BadInput: the file exists, or the draft is no inventory.
+        BadInput: the file exists, or the draft is not a valid inventory.
     """
     from gpurun.inventory.imports.compose import compose
     from gpurun.inventory.load import parse
@@ -121,7 +121,7 @@ def _create(target: Path, text: str) -> None:
 
 
 def _notes(draft: Draft, *, most: int | None) -> None:
-    """Say what was taken, guessed and left, of each at most so many notes; None = all."""
+    """Print at most `most` notes each about values taken, guessed and not mapped; None = all."""
     for title, notes in (("took", draft.took), ("guessed", draft.guessed), ("not mapped", draft.left)):
         for note in notes[:most]:
             say(f"{title}: {printable(note)}")

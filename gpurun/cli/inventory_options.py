@@ -1,4 +1,4 @@
-"""Options and helpers that the inventory's commands share."""
+"""Options of the inventory's commands, and functions that find the state directory, the inventory and leases."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the differen
 
 
 def state_home() -> Path:
-    """The state directory."""
+    """Return the state directory."""
     from gpurun.state.home import home
 
     return home(os.environ)
 
 
 def located(explicit: str | None) -> Path:
-    """The inventory file that is meant."""
+    """Return the inventory file: the given path, else the default (`gpurun.inventory.locate`)."""
     from gpurun.inventory.locate import find
 
     return find(explicit, os.environ)
 
 
 def cluster(explicit: str | None) -> Cluster:
-    """The inventory that is meant, and its state."""
+    """Load the inventory (`located` says which) and its state."""
     from gpurun.leases.cluster import open_cluster
 
     return open_cluster(explicit, os.environ)
 
 
 class Leases:
-    """The leases of a state directory, as `gpurun.inventory.leased` wants them."""
+    """The leases of a state directory, in the form that `gpurun.inventory.leased` needs."""
 
     def __init__(self, home: Path) -> None:
         self._home = home

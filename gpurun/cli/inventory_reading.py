@@ -89,7 +89,7 @@ def _problem_json(problem: Any) -> dict[str, Any]:
 
 
 def _states(found: Cluster) -> dict[str, tuple[str, str]]:
-    """Host → its state, for scripts and for people; of the hosts that are being drained."""
+    """Return the state of each draining or drained host: a word for scripts, and a text for people."""
     if not found.groups["draining"]:
         return {}
     import time
@@ -166,7 +166,7 @@ def _state(found: Cluster, host: Host, states: Mapping[str, tuple[str, str]]) ->
 
 
 def _print_indented(document: dict[str, Any], indent: str = "") -> None:
-    """A document for people, like YAML; what is empty is left out."""
+    """Print a document for people, like YAML. Leaves out empty values."""
     for key, item in document.items():
         if item in (None, "", (), {}, []):
             continue

@@ -1,4 +1,4 @@
-"""``gpurun inventory cordon|drain|uncordon``: what hosts may be used for now. State, never in the file."""
+"""``gpurun inventory cordon|drain|uncordon``: keep gangs off hosts. Writes only state, never the inventory file."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _cordon(
 
 
 def _say_lost(home: Path, names: Sequence[str]) -> None:
-    """Name the hosts that stay lost: a drain changes nothing about them."""
+    """Report the hosts that are lost: a drain does not change them."""
     from gpurun.inventory.hostset import fold
     from gpurun.state.cordons import read_cordons
 
@@ -133,7 +133,7 @@ def _report(names: Sequence[str], changed: Sequence[str], state: str, as_json: b
 
 
 def _start_what_fits(home: Path) -> None:
-    """A pass: what waited for these hosts may start."""
+    """Run a scheduling pass: jobs that waited for these hosts may start."""
     from gpurun.head.spawn import run_pass_and_start
 
     if (home / "live").is_dir():

@@ -1,4 +1,4 @@
-"""``gpurun inventory trust``: show new host keys beside the known ones; trust them only after a person agrees."""
+"""``gpurun inventory trust``: show host keys and known_hosts entries, and trust a key only if a person agrees."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def trust(
 
 
 def _to_write(offer: Offer, replace: bool) -> bool:
-    """Return whether an answered yes writes anything for a host."""
+    """Return whether a yes would write a key of this host."""
     if _refused(offer, replace):
         return False
     return any(key.state in ("new", "changed") for key in offer.keys)

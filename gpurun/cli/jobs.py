@@ -1,4 +1,4 @@
-"""``gpurun status | logs | cancel | wait``: jobs that there are."""
+"""``gpurun status``, and how commands find jobs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POLL_S = 0.1
 
 
 def open_store() -> JobStore:
-    """The job store, after what a crash left has been picked up: any command that comes along does that."""
+    """Recover what a crash left behind, then return the job store. Every command that reads jobs does this."""
     from gpurun.jobs.store import JobStore
     from gpurun.state.filesystem import check_locks
     from gpurun.state.home import home
@@ -37,7 +37,7 @@ def open_store() -> JobStore:
     if any(folder.is_dir() and any(folder.iterdir()) for folder in (state / "leases", state / "live")):
         from gpurun.head.waiter import resume
 
-        with suppress(StateError):  # damage is status's and recover's to report, not every command's
+        with suppress(StateError):  # `status` and `recover` report damage; other commands do not
             resume(state, os.environ)
     if (state / "sweeps").is_dir():
         from gpurun.sweeps.starting import ensure_conductors
@@ -47,7 +47,7 @@ def open_store() -> JobStore:
 
 
 def find_job(text: str) -> JobFolder:
-    """The job a person means. Raises BadInput when none or several match."""
+    """Find a job by id or name. Raises BadInput if no job or several jobs match."""
     return open_store().find(text)
 
 
@@ -96,7 +96,7 @@ def status(
 
 
 def _hosts_of(inventory: str | None, store: JobStore, *, are_needed: bool) -> Cluster:
-    """The cluster that is meant. If nobody names an inventory and none is found, jobs are shown without hosts."""
+    """Load the inventory and its state. Without any inventory, return no hosts, so that jobs can be shown."""
     from gpurun.cli.inventory_options import cluster
     from gpurun.inventory.locate import candidates, is_there
 
@@ -114,7 +114,7 @@ def _hosts_of(inventory: str | None, store: JobStore, *, are_needed: bool) -> Cl
 
 
 def _leased(inventory: Inventory, store: JobStore) -> dict[str, dict[int, str]]:
-    """Host → GPU → job, for the hosts of this inventory."""
+    """Return host → GPU → job for the hosts of this inventory."""
     from gpurun.leases.look import look
 
     occupancy = look(store.home, now_s=time.time(), despite_damage=True).occupancy
@@ -123,9 +123,9 @@ def _leased(inventory: Inventory, store: JobStore) -> dict[str, dict[int, str]]:
 
 
 def host_json(row: HostRow) -> dict[str, Any]:
-    """A host for scripts and tables.
+    """Return a host for scripts and tables.
 
-    ``foreign`` only where somebody else's gpurun holds GPUs; ``drain``, in words, only while it is being drained.
+    ``foreign`` is there only if another gpurun installation holds GPUs; ``drain`` is a text, only during a drain.
     """
     shown = {
         "host": row.host.name,
@@ -180,7 +180,7 @@ def _sending(folder: JobFolder) -> str:
 
 
 def _story(record: JobRecord, now_s: float) -> str:
-    """Its reason; of a job in the queue also what it waits for."""
+    """Return the reason for the job's state; for a queued job, also what it waits for."""
     if record.state.value != "QUEUED" or record.waits_for_restart(now_s):
         return record.story(now_s)
     from gpurun.cli.why import waits_for

@@ -102,7 +102,7 @@ def run(
     from gpurun.lab.lab import Lab
 
     argv = enter_argv(Lab(name).init_of(host), command, user=user)
-    os.execvp(argv[0], argv)  # the command takes our place, with our terminal
+    os.execvp(argv[0], argv)  # the command replaces this process and keeps the terminal
 
 
 @app.command()

@@ -1,6 +1,6 @@
-"""Groups of commands whose modules are imported when a command is called, not before.
+"""Groups of commands that import a command's module only when the command runs.
 
-Importing all commands and reading their signatures costs more than most commands take.
+Importing all commands and reading their signatures takes longer than most commands take to run.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typer.main import get_command
 
 
 class Place(NamedTuple):
-    """Where a command is.
+    """The place of a command.
 
     Attributes:
         where: ``module:name`` of the function, or of the Typer application of a group.
-        short_help: its line in the group's help. Without it, that help imports the command and takes its first line.
+        short_help: its line in the group's help. Without it, the help imports the command and shows its first line.
         takes_command: words after ``--`` are a program's argv.
     """
 
@@ -31,14 +31,14 @@ class Place(NamedTuple):
 
 
 def lazy_group(places: Mapping[str, Place]) -> type[TyperGroup]:
-    """The class of a group that has these commands, by name, in this order."""
+    """Return the class of a group with these commands, in this order."""
 
     class LazyGroup(TyperGroup):
         def __init__(self, **attrs: Any) -> None:
             super().__init__(**attrs)
-            self.commands.update({name: click.Command(name) for name in places})  # a mistyped name is compared to these
+            self.commands.update({name: click.Command(name) for name in places})  # for click's suggestions
 
-        def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click says so
+        def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's API
             return _load(cmd_name, places[cmd_name]) if cmd_name in places else None
 
         def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -1,4 +1,4 @@
-"""``gpurun logs``: what a job's ranks have printed."""
+"""``gpurun logs``: print the output of a job's ranks."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def logs(
 
 @dataclass(frozen=True)
 class _Wanted:
-    """Which lines a person wants."""
+    """The filters for lines."""
 
     rank: int | None
     since: str
@@ -84,7 +84,7 @@ class _Wanted:
 
 
 def _checked_rank(folder: JobFolder, rank: int | None) -> int | None:
-    """Raises BadInput: no attempt of the job can have such a rank."""
+    """Return the rank. Raises BadInput if no attempt of the job can have it."""
     if rank is None:
         return None
     spec = folder.spec()
@@ -95,7 +95,7 @@ def _checked_rank(folder: JobFolder, rank: int | None) -> int | None:
 
 
 def _since(text: str | None, now_s: float) -> str:
-    """The beginning that a person means, as a log has it (RFC 3339, UTC). "" for the whole log."""
+    """Return the value of ``--since`` in the log's time format (RFC 3339, UTC); "" for the whole log."""
     from gpurun.jobs.recipe_values import duration_s
 
     if text is None:
@@ -127,7 +127,7 @@ def _json(logged: LoggedLine) -> str:
 
 
 def _say_first_failure(record: JobRecord) -> None:
-    """Name the rank that failed first: a launcher prints much after that rank's own last words."""
+    """Print the first rank to fail and its last lines: a launcher prints many lines after them."""
     failure = record.first_failure
     if failure is None:
         return

@@ -1,4 +1,4 @@
-"""``gpurun``: the command line. Parse, call, render; print each failure once and exit with its code."""
+"""``gpurun``: the command line. Parse arguments, run the command, print an error once and exit with its code."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # Rich and its Markdown parser would be half of what `--help` costs
+    rich_markup_mode=None,  # Rich and its Markdown parser would take half the time of `--help`
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -91,7 +91,10 @@ def root(
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...] | None]:
-    """An argv without what follows ``--`` of a command that takes a program, and that; None if there is no ``--``."""
+    """Split an argv at ``--`` into gpurun's part and the program's argv.
+
+    The second is None if there is no ``--``, or the command takes no program.
+    """
     words = [word for word in argv if not word.startswith("-")]
     if not words or words[0] not in TAKES_COMMAND or "--" not in argv:
         return list(argv), None
@@ -102,7 +105,7 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...] | Non
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command and exit with its code: see the table of exit codes in the README."""
     faults.arm("command")
-    if sys.stdin is None:  # closed, as by `<&-` or some service managers: nobody answers, but it can be asked
+    if sys.stdin is None:  # closed by `<&-` or a service manager; an empty stdin can be read
         sys.stdin = Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115 - open as long as the process
     args, command = split_command(sys.argv[1:] if argv is None else argv)
     try:
@@ -117,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
         code = INTERRUPTED
-    except BrokenPipeError:  # the reader of a pipe went away: nobody is left to be told
+    except BrokenPipeError:  # the reader of the pipe has exited, so nobody reads a message
         sys.stdout = None
         code = 1
     sys.exit(code if isinstance(code, int) else 0)

@@ -13,11 +13,11 @@ _CODE = re.compile(r"`([^`]+)`")
 _SPECIAL = {
     "\\": r"\e", "-": r"\-", "'": r"\(aq", "`": r"\(ga", "^": r"\(ha", "~": r"\(ti", '"': r"\(dq",
 }  # fmt: skip
-"""Letters that roff would print as others (groff_char(7))."""
+"""Characters that roff would print as other characters (groff_char(7))."""
 
 
 def manual_page(page: CommandPage, version: str) -> str:
-    """The page. It has no date: the same gpurun writes the same bytes."""
+    """Return the page. It has no date, so that the same gpurun version always writes the same bytes."""
     title = "-".join(page.words)
     lines = [f'.TH "{_text(title.upper())}" "1" "" "gpurun {version}" "gpurun manual"']
     lines += [".nh", ".ad l"]
@@ -36,12 +36,12 @@ def manual_page(page: CommandPage, version: str) -> str:
 
 
 def _text(text: str) -> str:
-    """A text as roff prints it letter for letter: a minus is no hyphen, and all of it is ASCII."""
+    """Escape a text so that roff prints every character as it is. The result is ASCII; a minus stays a minus."""
     return "".join(_SPECIAL.get(one) or (one if one.isascii() else f"\\[u{ord(one):04X}]") for one in text)
 
 
 def _line(text: str) -> str:
-    """A line of running text, with what stands between backquotes in bold. A leading dot is no macro."""
+    """Return a line of text, with words in backquotes in bold. Escapes a leading dot, which would start a macro."""
     parts = _CODE.split(" ".join(text.split()))
     made = "".join(rf"\fB{_text(part)}\fR" if at % 2 else _text(part) for at, part in enumerate(parts))
     return rf"\&{made}" if made.startswith((".", "\\(aq")) else made

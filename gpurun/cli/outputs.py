@@ -1,4 +1,4 @@
-"""``gpurun outputs``: what a job has left behind: where it is, what is still on hosts, and a copy of it."""
+"""``gpurun outputs``: show where a job's outputs are and which are still on hosts; copy them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def outputs(
 
 
 def _with_what_was_left(folder: JobFolder) -> JobRecord:
-    """The job's record, once its owner has had what hosts kept of its outputs brought, if it has ended."""
+    """Return the job's record. For the owner of an ended job, first copy outputs left on hosts to the head."""
     from gpurun.supervisor.frozen import last_known
     from gpurun.supervisor.links import Links
     from gpurun.supervisor.outputs import bring_left
@@ -67,16 +67,17 @@ def _with_what_was_left(folder: JobFolder) -> JobRecord:
 
 
 def _copy(folder: JobFolder, to: Path) -> None:
-    """Copy the head's copy: links as links, modes and times as they are.
+    """Copy the outputs that the head has. Keeps symbolic links, modes and times.
 
     Raises:
-        BadInput: there is something of that name, or nothing to copy, or it could not be written.
+        BadInput: the target exists or cannot be written, or the head has no outputs.
+        GpurunError: some files could not be copied.
     """
     try:
         source = os.open(folder.outputs, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
         raise BadInput("it has no outputs on the head", job=folder.id) from None
-    try:  # the folder itself: a copy that comes meanwhile takes its name
+    try:  # the open folder: newer outputs may replace its path during the copy
         shutil.copytree(f"/proc/self/fd/{source}", to, symlinks=True)
     except FileExistsError:
         raise BadInput("there is something of that name", where=str(to), hint="name a folder that is new") from None
@@ -94,7 +95,7 @@ def _copy(folder: JobFolder, to: Path) -> None:
 
 
 def _measured(top: Path) -> tuple[int, int]:
-    """Files, and their bytes."""
+    """Return the number of files and their total size in bytes."""
     files = size = 0
     for above, _, names in os.walk(top):
         for name in names:

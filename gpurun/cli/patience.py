@@ -1,4 +1,4 @@
-"""What a command that waits says on stderr: for what, and how long already."""
+"""Messages of a waiting command on stderr: what it waits for, and for how long."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Patience:
         self._due_s = self._began_s + FIRST_S
 
     def tell(self, what: Callable[[], str]) -> None:
-        """Say it if it is time.
+        """Print the message if it is due.
 
         Args:
-            what: what the command waits for, asked only then.
+            what: returns what the command waits for; called only if a message is due.
         """
         now_s = self._clock()
         if now_s >= self._due_s:
@@ -36,7 +36,7 @@ class Patience:
 
 
 def jobs_in_words(folders: Iterable[JobFolder]) -> str:
-    """``j-1 is STOPPING, j-2 is RUNNING and 4 more jobs``."""
+    """Return a text such as ``j-1 is STOPPING, j-2 is RUNNING and 4 more jobs``."""
     records = [record for folder in folders if not (record := folder.record()).state.ended]
     named = ", ".join(f"{record.id} is {record.state.value}" for record in records[:MOST_NAMED])
     more = len(records) - MOST_NAMED

@@ -1,4 +1,4 @@
-"""What commands share in printing: JSON to stdout, messages to stderr, colours only on a terminal."""
+"""Printing for all commands: JSON to stdout, messages to stderr, colours only on a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def print_json(document: object) -> None:
-    """One JSON document on stdout, indented for people on a terminal."""
+    """Print one JSON document on stdout, indented on a terminal."""
     sys.stdout.write(json.dumps(document, indent=2 if sys.stdout.isatty() else None, default=list) + "\n")
     sys.stdout.flush()
 
@@ -34,7 +34,7 @@ def say(text: str) -> None:
 
 
 def say_problem(problem: GpurunError) -> None:
-    """Print what failed, where and why, then what to do next. Names of files and hosts in it may be anybody's."""
+    """Print an error and its hint. Escapes control characters: names of files and hosts in it are untrusted."""
     for line in f"gpurun: {problem}".split("\n"):
         typer.echo(printable(line), err=True)
     if problem.hint:
@@ -43,12 +43,12 @@ def say_problem(problem: GpurunError) -> None:
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """Whether to colour text on this stream: it is a terminal, and nobody asked for none (https://no-color.org)."""
+    """Return whether to colour text: only on a terminal, and not with NO_COLOR (https://no-color.org) or TERM=dumb."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def job_json(record: JobRecord) -> dict[str, Any]:
-    """A job as ``status --json`` shows it; the keys scripts rely on come first."""
+    """Return a job as ``status --json`` shows it, with the keys that scripts use most first."""
     failure = record.first_failure
     return {
         "id": record.id,
@@ -92,7 +92,7 @@ def job_json(record: JobRecord) -> dict[str, Any]:
 
 
 def size_text(size: int) -> str:
-    """``0 B``, ``4.0 KiB``, ``1.5 GiB``."""
+    """Format a size in bytes: ``0 B``, ``4.0 KiB``, ``1.5 GiB``."""
     number, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
     while number >= 1024 and len(units) > 1:
         number, units = number / 1024, units[1:]
@@ -100,7 +100,7 @@ def size_text(size: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``42s``, ``3m07s``, ``5h02m`` or ``3d04h``."""
+    """Format seconds: ``42s``, ``3m07s``, ``5h02m`` or ``3d04h``."""
     whole = max(0, int(seconds))
     if whole < 60:
         return f"{whole}s"
@@ -112,7 +112,7 @@ def duration(seconds: float) -> str:
 
 
 def waited_s(record: JobRecord, now_s: float) -> float:
-    """For how long a job has waited, or did wait before its last attempt: since it was queued, or queued again."""
+    """Return for how many seconds a job has waited, or waited before its last attempt, since it was last queued."""
     is_granted = record.granted_s is not None and record.granted_s >= record.queued_s
     until_s = record.granted_s if is_granted else record.ended_s or now_s
     return max(0.0, (until_s or now_s) - record.queued_s)

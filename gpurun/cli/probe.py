@@ -1,4 +1,4 @@
-"""``gpurun inventory probe``: what the hosts really are, beside what the inventory says."""
+"""``gpurun inventory probe``: detect the hosts' hardware and compare it with the inventory."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def probe(
 
 
 def survey_of(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> Survey:
-    """Ask hosts what they have."""
+    """Probe the hosts' hardware and software."""
     from gpurun.doctor.survey import probe as ask
     from gpurun.remote.fleet import Fleet
     from gpurun.supervisor.links import target_of
@@ -73,7 +73,7 @@ def survey_of(inventory: Inventory, hosts: Sequence[str], timeout_s: float) -> S
 
 
 def differing(inventory: Inventory, survey: Survey) -> Mapping[str, tuple[Difference, ...]]:
-    """Where the inventory and the hosts disagree, by host."""
+    """Return the differences between the inventory and each host."""
     from gpurun.doctor.compare import differences
 
     found = {}
@@ -152,14 +152,14 @@ def _plain(value: object) -> str:
 
 
 def _write(source: Path, differences: Mapping[str, tuple[Difference, ...]], yes: bool) -> None:
-    """Change the inventory file so that it says what was found, after showing how."""
+    """Show the change that writes the results into the inventory file, ask, and make it."""
     from gpurun.cli.inventory_editing import change_file
 
     change_file(source, lambda text: rewritten(text, source, differences), yes=yes)
 
 
 def rewritten(text: bytes, source: Path, differences: Mapping[str, tuple[Difference, ...]]) -> bytes:
-    """An inventory's text that says what was found."""
+    """Return the inventory's text with the results written into it."""
     from gpurun.inventory.edit import SetFields, apply
     from gpurun.inventory.settings import from_mapping
 
@@ -171,7 +171,7 @@ def rewritten(text: bytes, source: Path, differences: Mapping[str, tuple[Differe
 def _grouped(
     differences: Mapping[str, tuple[Difference, ...]],
 ) -> Iterable[tuple[dict[str, object], list[str]]]:
-    """(values, hosts), hosts with the same differences together."""
+    """Return pairs of values and the hosts that have exactly these differences."""
     groups: dict[tuple[tuple[str, object], ...], list[str]] = {}
     for name, found in differences.items():
         if found:

@@ -1,4 +1,4 @@
-"""An image or a data set going out: a bar per host on a terminal, a line now and then elsewhere."""
+"""Progress of an image or a data set to hosts: a bar per host on a terminal, otherwise a line every 5 s."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ MOST_BARS = 16
 
 
 class ShipProgress:
-    """Shows events of something that goes to hosts. With many hosts, one bar for all of them.
+    """Shows the progress of a copy to hosts. Beyond `MOST_BARS` hosts, one bar shows the sum.
 
     Attributes:
-        what: goes out.
+        what: is copied.
     """
 
     def __init__(self, what: str = "image") -> None:
@@ -45,7 +45,7 @@ class ShipProgress:
         self._progress.start()
 
     def show(self, event: Mapping[str, Any]) -> None:
-        """One event of one host: `bytes` of `total`, and what it is doing."""
+        """Show an event of a host: `bytes` of `total`, and its state."""
         host, state = str(event.get("host")), str(event.get("state", ""))
         done, total = int(event.get("bytes") or 0), int(event.get("total") or 0)
         self._done[host] = (done, total)
@@ -59,7 +59,7 @@ class ShipProgress:
             say(f"        {what}: {amount} on {len(self._done)} hosts{left}")
 
     def close(self) -> None:
-        """Take the bars away."""
+        """Remove the bars."""
         self._progress.stop()
 
     def _sums(self) -> tuple[int, int]:

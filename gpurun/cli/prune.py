@@ -124,7 +124,7 @@ def _print_plan(plan: PrunePlan) -> None:
 
 
 def _end(plan: PrunePlan, done: Pruned, limit: int | None) -> None:
-    """Say what did not go, and exit with the code for it."""
+    """Report jobs that could not be removed, and exit with the code for that."""
     for what, error in done.failed.items():
         say(f"not removed: {printable(what)}: {printable(error.message)}")
     if limit is not None and plan.kept is not None and plan.kept > limit:

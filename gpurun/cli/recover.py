@@ -1,4 +1,4 @@
-"""``gpurun recover``: pick up what a crash left, and say what only a person can decide."""
+"""``gpurun recover``: restart supervisors after a crash, and report damage that a person must decide about."""
 
 from __future__ import annotations
 
@@ -71,7 +71,10 @@ def recover(
 
 
 def _adopt_claims(state: Path, inventory: str | None) -> tuple[str, ...]:
-    """Have fenced what hosts claim for this user's forgotten jobs; those jobs' ids. Silent hosts are named."""
+    """Start a fence of GPUs that hosts claim for forgotten jobs of this user; return the jobs' ids.
+
+    A forgotten job has a claim on a host, but no lease. Reports hosts that do not answer.
+    """
     from gpurun.cli.inventory_options import cluster
     from gpurun.doctor.claims import ask
     from gpurun.head.found_claims import FoundClaim
@@ -101,7 +104,7 @@ def _adopt_claims(state: Path, inventory: str | None) -> tuple[str, ...]:
 
 
 def _is_mine(uid: int) -> bool:
-    """Whether a job of this uid is this user's to fence; root's are also the jobs of users without an account."""
+    """Return whether this user may fence jobs of this uid. Root may also fence jobs of users without an account."""
     from gpurun.state.people import has_account
 
     return uid == os.getuid() or (os.getuid() == 0 and uid >= 0 and not has_account(uid))
@@ -114,7 +117,7 @@ def _claims_options(inventory: str | None) -> tuple[str, ...]:
 
 
 def _recover_others(home: Path, options: tuple[str, ...]) -> list[str]:
-    """Root recovers what every user has in a shared state directory, as that user; what was wrong."""
+    """As root with a shared state directory, recover every user's jobs as that user. Returns the problems."""
     from gpurun.head.everybody import owners, recover_as
     from gpurun.head.takeover import ownerless_jobs
     from gpurun.state.shared import is_shared
@@ -132,10 +135,10 @@ def _recover_others(home: Path, options: tuple[str, ...]) -> list[str]:
 
 
 def _discard(home: Path, name: str) -> Path:
-    """Move a damaged lease to ``discarded/``; a healthy one is refused.
+    """Move a damaged lease to ``discarded/``.
 
     Raises:
-        BadInput: there is no such damaged lease.
+        BadInput: no damaged lease has this name.
     """
     from gpurun.head.forged import forged_leases
     from gpurun.leases.allocator import allocator_lock

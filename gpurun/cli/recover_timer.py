@@ -1,4 +1,4 @@
-"""The units with which systemd runs ``gpurun recover`` at boot and every minute."""
+"""Install systemd units that run ``gpurun recover`` at boot and every minute."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gpurun.errors import HostNotReady, StateError
 from gpurun.head.timer import NAME, Recovery, kept
 
 BOOTED = Path("/run/systemd/system")
-"""There if systemd is the machine's manager: sd_booted(3)."""
+"""Exists if systemd is the machine's service manager: sd_booted(3)."""
 
 
 def recovery() -> Recovery:
-    """Return what would be installed for the user who runs this."""
+    """Return the units' content for the current user."""
     from gpurun.state.home import home
 
     argv = (sys.executable, "-m", "gpurun", "recover")
@@ -26,7 +26,7 @@ def recovery() -> Recovery:
 
 
 def unit_folder() -> Path:
-    """Where the units go: the system's for root, else the user's own (systemd.unit(5))."""
+    """Return the folder for the units: for root the system's, otherwise the user's (systemd.unit(5))."""
     if os.getuid() == 0:
         return Path("/etc/systemd/system")
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "systemd" / "user"
@@ -36,8 +36,8 @@ def install(*, dry_run: bool) -> None:
     """Write and enable the units; with `dry_run`, print them.
 
     Raises:
-        HostNotReady: systemd does not run here; the crontab lines that do the same were printed.
-        StateError: it refused the units.
+        HostNotReady: systemd does not run here. gpurun has printed equivalent crontab lines.
+        StateError: systemd refused the units.
     """
     wanted = recovery()
     if dry_run:

@@ -1,4 +1,4 @@
-"""``gpurun report``: who used what, and what was wasted."""
+"""``gpurun report``: GPU hours by user, waiting times, and wasted GPU time."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def report(
 
 
 def _capacity(inventory: str | None) -> int | None:
-    """How many GPUs the inventory has now; None without one, unless it was named."""
+    """Return how many GPUs the inventory has now. None if no inventory is named and the default cannot be loaded."""
     from gpurun.inventory.load import load
     from gpurun.inventory.locate import find
 
@@ -87,7 +87,7 @@ def _capacity(inventory: str | None) -> int | None:
 
 
 def document(made: Accounts) -> dict[str, Any]:
-    """What ``--json`` prints."""
+    """Return the document that ``--json`` prints."""
     return {**asdict(made), "largest": [{**asdict(row), "use": row.use_words} for row in made.largest]}
 
 
@@ -118,7 +118,7 @@ def _print(made: Accounts) -> None:
 
 
 def _print_timeline(console: Console, made: Accounts) -> None:
-    """One line of blocks: how many GPUs were leased over time."""
+    """Print a line of blocks: the number of leased GPUs over time."""
     most, width = max([1.0, float(made.capacity or 0), *made.timeline]), 60
     blocks = " ▁▂▃▄▅▆▇█"
     stretches = len(made.timeline)

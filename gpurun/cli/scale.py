@@ -1,4 +1,4 @@
-"""``gpurun scale``: the commands, and where each is. ``gpurun scale RECIPE …`` is ``gpurun scale run RECIPE …``."""
+"""``gpurun scale``: the commands and their modules. ``gpurun scale RECIPE …`` is ``gpurun scale run RECIPE …``."""
 
 from __future__ import annotations
 

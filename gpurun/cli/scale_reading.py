@@ -69,7 +69,7 @@ def report(
 
 
 def print_curve(told: CampaignReport) -> None:
-    """A table of the curve, then one line about the campaign."""
+    """Print the curve as a table, then one line about the campaign."""
     from gpurun.campaigns.report import CURVE_HEADS, curve_row
     from gpurun.cli.tables import print_table
 
@@ -82,7 +82,7 @@ def print_curve(told: CampaignReport) -> None:
 
 
 def summary(told: CampaignReport) -> str:
-    """Return one line: the campaign's progress."""
+    """Describe the campaign's progress in one line."""
     of = sum(1 for _ in told.plan.runs())
     done = sum(record.outcome == "measured" for record in told.records)
     cost = sum(record.gpu_hours for record in told.records)
@@ -105,7 +105,7 @@ def _report(name: str) -> CampaignReport:
 
 
 def _with_predictions(told: CampaignReport) -> CampaignReport:
-    """The same, with what the cost model expects of other sizes."""
+    """Return the report with the cost model's predictions for other sizes."""
     from gpurun.campaigns.predicted import predictions
     from gpurun.campaigns.report import CampaignReport
     from gpurun.doctor.bench_history import read

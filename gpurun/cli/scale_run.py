@@ -1,4 +1,4 @@
-"""``gpurun scale RECIPE``: a campaign's jobs, one after the other."""
+"""``gpurun scale RECIPE``: run a campaign's jobs, one after the other."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _carry(folder: CampaignFolder) -> None:
 
 
 def _tell(folder: CampaignFolder, plan: CampaignPlan, *, as_json: bool) -> int:
-    """Print what came of it; the exit code."""
+    """Print the campaign's results. Returns the exit code."""
     from gpurun.campaigns.report import CampaignReport
     from gpurun.cli.scale_reading import print_curve
 
@@ -127,19 +127,19 @@ def _tell(folder: CampaignFolder, plan: CampaignPlan, *, as_json: bool) -> int:
 
 
 class CampaignProgress:
-    """Says on stderr what runs, how far the campaign is and how long it takes."""
+    """Prints on stderr which run is active, the campaign's progress and the time left."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()
 
     def begins(self, run: RunKey, at: int, of: int, left_s: float | None) -> None:
-        """A run begins."""
+        """Report that a run begins."""
         left = f"; about {duration(left_s)} left" if left_s is not None else ""
         say(f"run {at} of {of}: {run.words}{left}")
         self._began_s = time.monotonic()
 
     def moves(self, record: JobRecord) -> None:
-        """Its job has gone to another state."""
+        """Report the new state of the run's job."""
         where = f" on {', '.join(grant.host for grant in record.granted)}" if record.granted else ""
         text = f"{duration(time.monotonic() - self._began_s):>6}  {record.id} {record.state.value}{where}"
         if sys.stderr.isatty() and not record.state.ended:
@@ -149,6 +149,6 @@ class CampaignProgress:
             say(("\r\x1b[K" if sys.stderr.isatty() else "") + printable(text))
 
     def ends(self, run: RunKey, record: RunRecord) -> None:
-        """It has ended."""
+        """Report that the run has ended."""
         what = f"{record.rate.name} {record.rate.value:.4g}" if record.rate is not None else record.reason
         say(f"        {run.words}: {record.outcome}, {printable(what)}")

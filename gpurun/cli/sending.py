@@ -1,4 +1,4 @@
-"""What a job's events say of its image and its data on their way to hosts."""
+"""Progress of a job's image and data sets to hosts, read from its events."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from gpurun.cli.printing import duration, size_text
 
 
 def going_out(event: Mapping[str, Any]) -> str | None:
-    """What an event says is going out to hosts; None if it says nothing of that."""
+    """Return what an event reports progress of: the image or a data set; None for other events."""
     return {"ship": "image", "stage": f"data {event.get('data')}"}.get(str(event.get("kind")))
 
 
 def sending(events: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the progress of the image and of each data set since the job's last change of state."""
+    """Describe the progress of the image and each data set since the job's last change of state."""
     last: dict[str, dict[str, Mapping[str, Any]]] = {}
     for event in events:
         if event.get("kind") == "state":

@@ -1,4 +1,4 @@
-"""Helpers of commands that serve pages: print the URL, and serve until a signal ends the command."""
+"""Commands that serve web pages: print the URL, and stop on a signal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def say_url(port: int, token: str) -> None:
 
 @contextmanager
 def told_to_end() -> Iterator[threading.Event]:
-    """Is set on Ctrl-C, SIGTERM, and when the terminal is closed."""
+    """Yield an event that SIGINT (Ctrl-C), SIGTERM and SIGHUP (closed terminal) set."""
     end = threading.Event()
 
     def tell(_number: int, _frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""``gpurun ship`` and ``gpurun images``: an image to hosts, and what gpurun has put where."""
+"""``gpurun ship`` and ``gpurun images``: copy an image to hosts; list and remove copied images."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def images(
 
 
 def fleet_of(found: Cluster, names: Sequence[str]) -> Fleet:
-    """Agents on these hosts."""
+    """Start agents on these hosts."""
     from gpurun.remote.fleet import Fleet
     from gpurun.supervisor.links import target_of
 
@@ -117,7 +117,7 @@ def fleet_of(found: Cluster, names: Sequence[str]) -> Fleet:
 
 
 def _wanted(found: Cluster) -> list[str]:
-    """The head's IDs of the images that jobs which have not ended run with."""
+    """Return the IDs, in the head's engine, of images that jobs need which have not ended."""
     from gpurun.images.engine import Engine
     from gpurun.jobs.store import JobStore
 
@@ -139,7 +139,7 @@ def _confirm(going: Mapping[str, Sequence[Placed]]) -> None:
 
 
 class _ShipView:
-    """What a person or a script sees of a ship while it runs: bars, a line now and then, or JSON lines on stderr."""
+    """Shows the progress of a ship: bars, a line every 5 s, or JSON lines on stderr."""
 
     def __init__(self, as_json: bool) -> None:
         self._close: Callable[[], None] = lambda: None
@@ -152,7 +152,7 @@ class _ShipView:
         self._show, self._close = progress.show, progress.close
 
     def show(self, event: ShipEvent) -> None:
-        """One event."""
+        """Show an event."""
         said = event.as_json()
         if event.state in ("receiving", "loading") and event.layers and not self._is_json:
             said["state"] = f"{event.state}, layer {event.layer} of {event.layers}"
@@ -163,12 +163,12 @@ class _ShipView:
         return self._show is json_line
 
     def close(self) -> None:
-        """Take the bars away."""
+        """Remove the bars."""
         self._close()
 
 
 def json_line(event: dict[str, Any]) -> None:
-    """An event for scripts, on stderr."""
+    """Print an event for scripts on stderr."""
     import json
 
     say(json.dumps(event))
@@ -213,7 +213,7 @@ def _print_images(listed: Mapping[str, Sequence[Placed]], *, removed: bool) -> N
 
 
 def _image_lines(listed: Mapping[str, Sequence[Placed]]) -> list[str]:
-    """One line for each image, with the hosts that have it."""
+    """Return one line for each image, with its hosts."""
     from gpurun.inventory.hostset import fold
 
     by_image: dict[tuple[str, str, int, str], list[str]] = {}
@@ -230,7 +230,7 @@ def _image_lines(listed: Mapping[str, Sequence[Placed]]) -> list[str]:
 
 
 def say_failures(failed: Mapping[str, GpurunError]) -> None:
-    """Say which hosts failed, and why."""
+    """Report which hosts failed, and why."""
     for host, error in failed.items():
         say(f"gpurun: {host}: {printable(error.message)}")
         if error.hint:

@@ -1,4 +1,4 @@
-"""``gpurun show``, ``rerun``, ``diff``: everything that made a job, the same once more, and what two jobs differ in."""
+"""``gpurun show``, ``rerun``, ``diff``: show a job's inputs and results, run it again, compare two jobs."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from gpurun.jobs.spec import JobSpec
 
 LEFT_OUT = ("name",)
-"""Fields of a spec that say nothing about what runs."""
+"""Fields of a spec that do not affect what runs."""
 MOST_SHOWN_BYTES = 64 << 10
-"""Of a file whose lines are compared."""
+"""The largest file whose lines `diff` compares."""
 
 
 @dataclass(frozen=True)
 class _Told:
-    """What is known of a job.
+    """The facts that `show` and `diff` read about a job.
 
     Attributes:
-        inputs: path of a field, such as ``constraints.locality`` → value; only what is set.
-        metrics: name → the last value of the rank that counts (`gpurun.supervisor.loglines.Speaker`).
+        inputs: path of a field, such as ``constraints.locality`` → value; only fields that are set.
+        metrics: name → the last value from the rank whose metrics count (`gpurun.supervisor.loglines.Speaker`).
     """
 
     folder: JobFolder
@@ -95,11 +95,11 @@ def rerun(
     if missing := [file for file in spec.secret_files.values() if not Path(file).is_file()]:
         raise BadInput(f"its secret {missing[0]} is not there any more")
     if spec.code:
-        _code(folder)  # readable, and sound
+        _code(folder)  # raises if the stored code is missing or damaged
     _look_for_data(folder, spec)
     again = spec if name is None else replace(spec, name=name)
     if record.owner_uid != os.getuid():
-        again = replace(again, notify=())  # another user's targets may be commands, which would run as this user
+        again = replace(again, notify=())  # another user's notify targets may be commands, which would run as this user
     codes = {spec.code: kept_code(folder.code)} if spec.code else {}
     made = queue_jobs(
         [again], Path(record.inventory), folder.path.home, os.environ, codes=codes, origins=[folder.origin()]
@@ -113,10 +113,10 @@ def rerun(
 
 
 def _look_for_data(folder: JobFolder, spec: JobSpec) -> None:
-    """Refuse what cannot run again: data that their source does not hold any more, and no host.
+    """Refuse a job with a data set that neither its source nor any host has any more.
 
     Raises:
-        BadInput: says which data set is gone.
+        BadInput: names the missing data set.
     """
     from gpurun.data.pinning import as_pinned
     from gpurun.state import data_sites
@@ -192,7 +192,7 @@ def _outcome(told: _Told) -> dict[str, Any]:
 
 
 def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested fields by their path."""
+    """Yield nested fields as pairs of path and value."""
     for key, one in value.items():
         if isinstance(one, dict) and one:
             yield from _flat(one, f"{above}{key}.")
@@ -211,7 +211,7 @@ def _digests(code: Code | None) -> dict[str, tuple[str, int, str, str]]:
 
 
 def _file_diff(path: str, one: Code | None, other: Code | None) -> Iterator[str]:
-    """What changed in a file: its lines if it is a text that is not long, else that it changed."""
+    """Yield the changed lines of a file; for a binary or long file, only that it differs."""
     texts = [_lines(path, code) for code in (one, other)]
     if None in texts:
         yield f"{path}: differs"
@@ -221,7 +221,7 @@ def _file_diff(path: str, one: Code | None, other: Code | None) -> Iterator[str]
 
 
 def _lines(path: str, code: Code | None) -> list[str] | None:
-    """A file's lines; none of one that is not there; None for what is no short text."""
+    """Return a file's lines; [] for a missing file, None for a binary or long file."""
     entry = next((each for each in code.entries if each.path == path), None) if code is not None else None
     if entry is None:
         return []

@@ -1,4 +1,4 @@
-"""``gpurun simulate``: what the scheduler would have done with a trace, on this or another cluster."""
+"""``gpurun simulate``: replay a trace through the scheduler, on this or another cluster."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _policy(name: str, patience_h: float | None) -> Policy:
 
 
 def _factor(samples: Path | None, between_racks: str | None, cluster: Inventory) -> Callable[[Placement], float]:
-    """How much longer a job takes where it is placed."""
+    """Return the function that gives the factor by which a placement slows a job down."""
     if samples is None:
         if between_racks is not None:
             raise BadInput("--between-racks needs --scaling", hint="measure with `gpurun scale` first")

@@ -1,4 +1,4 @@
-"""``gpurun ssh``: a shell on a host, the way gpurun itself gets there."""
+"""``gpurun ssh``: open a shell on a host over gpurun's own connection."""
 
 from __future__ import annotations
 

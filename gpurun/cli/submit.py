@@ -1,4 +1,4 @@
-"""``gpurun submit``: a recipe and flags become a job."""
+"""``gpurun submit``: make a job from a recipe and flags."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def submit(
 
 
 def spec_of(recipe: Recipe | None, inventory: Inventory, flags: Flags, places: Flags) -> JobSpec:
-    """As `gpurun.head.wish.spec_of`; says what was understood, and what is in the wrong place."""
+    """Like `gpurun.head.wish.spec_of`; also prints how it read the flags, and warns of secrets in `env`."""
     from gpurun.head import wish
 
     spec, said = wish.spec_of(recipe, inventory, flags, places)
@@ -202,10 +202,12 @@ def _submit(spec: JobSpec, inventory: Inventory, *, follow: bool, as_json: bool)
 def _store(
     spec: JobSpec, inventory: Inventory, *, follow: bool, print_id: bool
 ) -> tuple[JobFolder, GpurunError | None]:
-    """Submit; the job, and what failed after it was stored. Whatever fails then, the person learns that it is stored.
+    """Submit the job. Returns the job, and the error if something failed after it was stored.
+
+    After any such failure, a message says that the job is stored.
 
     Args:
-        follow: Ctrl-C is to cancel the job.
+        follow: Ctrl-C cancels the job.
     """
     from gpurun.environments.log import BuildLines
     from gpurun.head.submission import submit_jobs
@@ -247,7 +249,7 @@ def _warn_of_secrets(spec: JobSpec) -> None:
 
 
 def pairs_of(flag: str, texts: Sequence[str], value: str = "VALUE") -> dict[str, str]:
-    """Texts such as ``NAME=VALUE`` taken apart. Raises BadInput, naming the flag."""
+    """Split texts such as ``NAME=VALUE``. Raises BadInput with the flag's name."""
     pairs = {}
     for text in texts:
         key, equals, given = text.partition("=")

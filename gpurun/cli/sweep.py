@@ -1,4 +1,4 @@
-"""``gpurun sweep``: the commands, and where each is. ``gpurun sweep RECIPE …`` is ``gpurun sweep run RECIPE …``."""
+"""``gpurun sweep``: the commands and their modules. ``gpurun sweep RECIPE …`` is ``gpurun sweep run RECIPE …``."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def status(
 
 
 def _all(store: SweepStore) -> tuple[list[tuple[SweepFolder, SweepPlan, Trials]], list[StateError]]:
-    """Every sweep that can be read, and what is wrong with the others."""
+    """Return all readable sweeps, oldest first, and the errors of the others."""
     rows, damaged = [], []
     for folder in map(store.get, store.ids()):
         try:
@@ -100,7 +100,7 @@ def _watch(folder: SweepFolder, plan: SweepPlan) -> None:
 
 
 def _table(folder: SweepFolder, plan: SweepPlan, trials: Trials, most: int) -> tuple[list[str], Rows]:
-    """The best trials first; the best of those that came to their end in bold. Open ones have their job's state."""
+    """Return columns and rows, best trial first; the best complete one is bold. Open trials show their job's state."""
     from gpurun.jobs.store import JobStore
 
     jobs, best = JobStore(folder.path.home), trials.best(plan.metric) if plan.metric else None
@@ -113,7 +113,7 @@ def _table(folder: SweepFolder, plan: SweepPlan, trials: Trials, most: int) -> t
 
 
 def _state_of_job(jobs: JobStore, trial: Trial) -> str:
-    """``queued``, ``running``; else the trial's own state."""
+    """Return the job's state for an open trial, such as ``running``; else the trial's state."""
     with suppress(StateError):
         if _state(trial) == "open":
             return jobs.get(trial.job).record().state.value.lower()
@@ -140,7 +140,7 @@ def _state(trial: Trial) -> str:
 
 
 def summary(folder: SweepFolder, plan: SweepPlan, trials: Trials) -> str:
-    """Return one line: the sweep's progress, and its best trial so far."""
+    """Describe the sweep's progress and its best trial in one line."""
     counts = trials.counts()
     told = [f"{count} {'queued or running' if what == 'open' else what}" for what, count in counts.items() if count]
     left = plan.trials - len(trials.by_number)
@@ -235,7 +235,7 @@ def _metric_of(folder: SweepFolder, plan: SweepPlan) -> Metric:
 
 
 def as_document(folder: SweepFolder, plan: SweepPlan, trials: Trials) -> dict[str, Any]:
-    """A sweep for scripts."""
+    """Return a sweep for scripts."""
     best = trials.best(plan.metric) if plan.metric else None
     return {
         "sweep": folder.id, "name": plan.name, "search": plan.search, "points": plan.trials,
@@ -245,7 +245,7 @@ def as_document(folder: SweepFolder, plan: SweepPlan, trials: Trials) -> dict[st
 
 
 def trial_document(trial: Trial) -> dict[str, Any]:
-    """A trial for scripts."""
+    """Return a trial for scripts."""
     return {
         "trial": trial.number, "state": _state(trial), "value": trial.value, "step": trial.step, "job": trial.job,
         "parameters": dict(trial.parameters), "reason": trial.reason, "asked_s": trial.asked_s,

@@ -118,7 +118,7 @@ def run(
 
 
 def _split(words: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
-    """The recipe, if there is one, and the ranges."""
+    """Split the arguments into the recipe, if any, and the ranges."""
     recipe = words[0] if words and "=" not in words[0] else None
     rest = tuple(words[recipe is not None :])
     if strange := [word for word in rest if "=" not in word]:
@@ -130,7 +130,7 @@ def _wish(
     recipe: Recipe | None, grid: Sequence[str], ranges: Sequence[str], random: int | None, tpe: int | None,
     rest: dict[str, Any],
 ) -> Wish:  # fmt: skip
-    """The recipe's sweep, with what flags say instead. Points that flags name replace the recipe's."""
+    """Combine the recipe's sweep with flags. Points given by flags replace all points of the recipe."""
     from gpurun.sweeps.space import assignments
     from gpurun.sweeps.wish import Wish
 
@@ -174,11 +174,11 @@ def resume(
 
 
 def own_sweep(text: str) -> SweepFolder:
-    """The sweep that a person means, to change it.
+    """Find a sweep that this command changes.
 
     Raises:
-        BadInput: there is none.
-        NotYours: it is another user's.
+        BadInput: no sweep matches.
+        NotYours: the sweep belongs to another user.
     """
     folder = open_sweeps().find(text)
     if not folder.is_mine():
@@ -187,7 +187,7 @@ def own_sweep(text: str) -> SweepFolder:
 
 
 def open_sweeps() -> SweepStore:
-    """The sweeps, after what a crash left has been picked up."""
+    """Recover what a crash left behind, then return the sweep store."""
     from gpurun.cli.jobs import open_store
     from gpurun.sweeps.store import SweepStore
 
@@ -201,7 +201,7 @@ def _home() -> Path:
 
 
 def _follow(folder: SweepFolder) -> int:
-    """Show a sweep's progress until it has ended. Return 0 if a trial has completed, else 1."""
+    """Show the sweep's progress until it ends. Returns 0 if a trial is complete, else 1."""
     from gpurun.cli.sweep_reading import summary
 
     said = ""
@@ -213,5 +213,5 @@ def _follow(folder: SweepFolder) -> int:
             say(text)
         if is_done:
             return 0 if trials.counts()["complete"] else 1
-        open_sweeps()  # a conductor that has died is started again
+        open_sweeps()  # restarts a conductor that died
         time.sleep(POLL_S)

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 LEAST_COLUMNS = 40
 _SGR = {"head": "1", "dim": "2", "bad": "31", "good": "32", "wait": "33", "free": "2"}
 JOB_COLOURS = (39, 208, 76, 201, 226, 51, 141, 203, 118, 215, 123, 183)
-"""Of xterm's 256 colours: light ones, on which a black letter is read."""
+"""Indices of xterm's 256 colours: light colours, on which black letters are readable."""
 
 
 def print_status(picture: Picture, hosts: Sequence[dict[str, Any]], *, most_queued: int | None) -> None:
-    """Print racks, jobs, and a line that sums them up. No line is cut or wrapped when the output is piped.
+    """Print racks, jobs, and a line of totals. No line is cut or wrapped when the output is piped.
 
     Args:
-        hosts: as ``status --json`` has them; they name who else holds GPUs.
-        most_queued: so many of the jobs that wait are shown, the first of the picture's; None = all.
+        hosts: as in ``status --json``; their ``foreign`` says which other gpurun users hold GPUs.
+        most_queued: print at most this many queued jobs, the first in the picture's order; None = all.
     """
     columns = max(shutil.get_terminal_size().columns, LEAST_COLUMNS) if sys.stdout.isatty() else None
     waiting = [job.id for job in picture.jobs if job.state.value == "QUEUED"]
@@ -49,11 +49,11 @@ def print_status(picture: Picture, hosts: Sequence[dict[str, Any]], *, most_queu
 
 
 Rows = Sequence[tuple[Sequence[str], str]]
-"""Printable cells, and the mark of the row."""
+"""For each row: printable cells, and the row's mark."""
 
 
 def print_table(heads: Sequence[str], rows: Rows) -> None:
-    """Print a table. Only a terminal that is too narrow has cells that are wrapped."""
+    """Print a table. Wraps cells only on a terminal that is too narrow."""
     lines = table_lines(heads, rows)
     if sys.stdout.isatty() and max(width_of(plain(line)) for line in lines) > shutil.get_terminal_size().columns:
         from rich.console import Console
@@ -64,7 +64,7 @@ def print_table(heads: Sequence[str], rows: Rows) -> None:
 
 
 def wrapped_table(heads: Sequence[str], rows: Rows) -> Table:
-    """Return the same table for Rich, which wraps cells. Its import takes longer than any table needs."""
+    """Return the table as a Rich table, which wraps cells. Importing Rich takes longer than printing most tables."""
     from rich.table import Column, Table
     from rich.text import Text
 
@@ -75,13 +75,13 @@ def wrapped_table(heads: Sequence[str], rows: Rows) -> Table:
 
 
 def print_lines(lines: Sequence[Line]) -> None:
-    """Write lines to stdout, coloured if a terminal wants that."""
+    """Write lines to stdout, coloured if stdout is a terminal that wants colours."""
     paint = painted if wants_colour(sys.stdout) else plain
     sys.stdout.write("".join(f"{paint(line)}\n" for line in lines))
 
 
 def painted(line: Line) -> str:
-    """A line with the colours of its marks, as SGR sequences."""
+    """Return a line as text with SGR sequences for the colours of its marks."""
     return "".join(f"\x1b[{code}m{text}\x1b[0m" if (code := _code(mark)) else text for text, mark in line).rstrip()
 
 

@@ -1,4 +1,4 @@
-"""``gpurun tensorboard``: the curves of jobs and sweeps in a browser, while they train and after."""
+"""``gpurun tensorboard``: serve the curves of running and ended jobs and sweeps to a browser."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def _say_where(port: int, token: str, events: int, traces: int) -> None:
 
 
 def _runs(names: Sequence[str]) -> list[ShownRun]:
-    """What to show: a run for a job, one for each trial of a sweep that has been started.
+    """Return the runs to show: one for each job, and one for each started trial of a sweep.
 
     Raises:
-        BadInput: none or several of that name, or nothing of it can have outputs.
+        BadInput: a name matches no job or sweep, or several; or it has no outputs to show.
     """
     from gpurun.cli.jobs import open_store
     from gpurun.sweeps.store import SweepStore
@@ -113,7 +113,7 @@ def _runs(names: Sequence[str]) -> list[ShownRun]:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """A folder of our own; those that killed calls have left go, too."""
+    """Yield a temporary folder. Also removes folders that killed processes left behind."""
     top = Path(tempfile.gettempdir())
     for older in top.glob(f"{FOLDER}*"):
         with suppress(OSError, ValueError):

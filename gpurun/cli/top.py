@@ -39,7 +39,7 @@ def top(
 
     if not plain:
         _check_screen()
-    cluster(inventory)  # an inventory that is wrong is said before the screen is taken
+    cluster(inventory)  # report a broken inventory before the full-screen view starts
     store = open_store()
     if plain:
         with Feed(store, lambda: cluster(inventory)) as feed:
@@ -53,7 +53,7 @@ def top(
 
 
 def _check_screen() -> None:
-    """Refuse before anything is read. Textual draws on stderr.
+    """Check that the full-screen view can start, before reading anything. Textual draws on stderr.
 
     Raises:
         BadInput: Textual is not installed, or there is no terminal.
@@ -69,7 +69,7 @@ def _check_screen() -> None:
 
 
 def _print_lines(feed: Feed) -> None:
-    """Print until Ctrl-C or until the reader goes away."""
+    """Print until Ctrl-C or until the reader of the output exits."""
     from gpurun.top.plain import changed_lines, first_lines
     from gpurun.top.rows import leased_hosts
 
@@ -102,7 +102,7 @@ def _cancel(store: JobStore, job: str) -> str:
 
 
 def _cordon(home: Path, host: str) -> str:
-    """Cordon a host, or remove its cordon. A lost or draining host is left to the commands for that."""
+    """Cordon a host, or remove its cordon. Refuses lost and draining hosts: other commands change those."""
     from gpurun.head.spawn import run_pass_and_start
     from gpurun.state.cordons import Cordon, changing_cordons
     from gpurun.state.people import myself

@@ -1,4 +1,4 @@
-"""Every command as a value: what `gpurun man` and the reference pages print."""
+"""The help of every command as data, for `gpurun man` and the reference pages."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import click
 from typer.main import get_command
 
 EXAMPLE = "gpurun "
-"""A paragraph of a command's help that begins with this is a command to type."""
+"""A paragraph of a command's help that begins with this is an example command."""
 
 
 @dataclass(frozen=True)
 class CommandPage:
-    """What the help of one command says.
+    """The help of a command.
 
     Attributes:
         words: the command, such as ``("gpurun", "inventory", "set")``.
@@ -24,7 +24,7 @@ class CommandPage:
         examples: the commands in its help.
         arguments: each argument as written, and its help.
         options: each option as written, and its help.
-        commands: of a group: each command's name and summary.
+        commands: for a group, each command's name and summary.
     """
 
     words: tuple[str, ...]
@@ -43,14 +43,14 @@ class CommandPage:
 
 
 def pages() -> tuple[CommandPage, ...]:
-    """One page for `gpurun` and for each command below it; a group comes before its commands."""
+    """Return one page for `gpurun` and one for each command below it. A group comes before its commands."""
     from gpurun.cli.main import app
 
     return tuple(_page(context) for context in contexts("gpurun", get_command(app)))
 
 
 def contexts(name: str, command: click.Command, parent: click.Context | None = None) -> Iterator[click.Context]:
-    """The context of a command and of those below it, in the order of the help."""
+    """Yield the contexts of a command and of the commands below it, in the order of the help."""
     context = command.context_class(command, info_name=name, parent=parent, **command.context_settings)
     yield context
     for below, child in _children(context):

@@ -1,4 +1,4 @@
-"""``gpurun wait``: until jobs have ended."""
+"""``gpurun wait``: wait until jobs have ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpurun.cli.printing import job_json, print_json, printable, say
 from gpurun.head.caretaker import Caretaker
 
 TIMED_OUT = 124
-"""The exit code after `--timeout`, as of timeout(1)."""
+"""The exit code after `--timeout`, the same as timeout(1) uses."""
 
 
 def wait(

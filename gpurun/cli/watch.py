@@ -1,4 +1,4 @@
-"""``gpurun status --watch``: how every leased GPU fares, live, over one SSH session per host."""
+"""``gpurun status --watch``: show the use of every leased GPU, live, over one SSH session per host."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ HOT_C, FULL = 85, 0.95
 
 
 def watch(inventory: Inventory, leased: Callable[[], Mapping[str, Mapping[int, str]]], interval_s: float = 2.0) -> None:
-    """Show leased GPUs until Ctrl-C, also of hosts that get a lease later. A host that fails is asked again.
+    """Show leased GPUs until Ctrl-C, also on hosts that get a lease later. Retries hosts that fail.
 
     Args:
-        leased: what is leased now: host → GPU → job; asked again at every refresh.
+        leased: returns host → GPU → job; called at every refresh.
     """
     from rich.console import Console
     from rich.live import Live
@@ -51,7 +51,7 @@ def watch(inventory: Inventory, leased: Callable[[], Mapping[str, Mapping[int, s
 
 
 def table(leased: Mapping[str, Mapping[int, str]], samples: Mapping[str, HostSample]) -> Table:
-    """One line per leased GPU; a host that says nothing has one line with the reason."""
+    """Return one line per leased GPU. A host that does not answer has one line with the reason."""
     from rich.table import Table
     from rich.text import Text
 

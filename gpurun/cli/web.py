@@ -35,7 +35,7 @@ def web(
     from gpurun.web.pages import Pages
 
     idle_s = duration_s(idle)
-    cluster(inventory)  # an inventory that is wrong is said here, not in the browser
+    cluster(inventory)  # report a broken inventory here, not in the browser
     token = secrets.token_urlsafe(24)
     door = Door(Pages(open_store(), lambda: cluster(inventory), duration), token, "gpurun web")
     with told_to_end() as end:

@@ -1,4 +1,4 @@
-"""``gpurun why`` and ``gpurun queue``: what jobs wait for, from the decision itself."""
+"""``gpurun why`` and ``gpurun queue``: explain the wait of jobs from the scheduler's own decision."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
 
 
 def _drained(job: str) -> str:
-    """What becomes of a job on hosts that are being drained; "" if it is on none."""
+    """Say what a drain does to the job; "" if none of its hosts is draining."""
     from gpurun.leases.draining import departures_of
     from gpurun.leases.look import loaded, look
     from gpurun.scheduler.drain import in_words
@@ -93,10 +93,10 @@ def queue(
 
 
 def waits_for(record: JobRecord) -> str:
-    """What a queued job waits for, in one sentence; "" if its inventory says nothing."""
+    """Say in one sentence what a queued job waits for; "" if the pass made no decision about it."""
     try:
         decisions = _look().decisions.get(os.path.realpath(record.inventory))
-    except GpurunError as error:  # a damaged lease, say
+    except GpurunError as error:  # such as a damaged lease
         return f"nothing is decided: {error}"
     from gpurun.views.waiting import decided
 
@@ -121,7 +121,7 @@ def _look() -> Pass:
 
 
 def print_explanation(explanation: Explanation, job: str) -> None:
-    """One screen: the decision, the hosts, who holds them, the expected start, the ways to start now."""
+    """Print the decision, the hosts, who holds them, the expected start, and changes that would start the job now."""
     from gpurun.inventory.hostset import fold
     from gpurun.scheduler.wording import lines
 
@@ -131,7 +131,7 @@ def print_explanation(explanation: Explanation, job: str) -> None:
 
 
 def _named(job: str) -> str:
-    """A job's name and id; the id alone if it has been removed meanwhile or is damaged."""
+    """Return a job's name and id; only the id if the job was removed or is damaged."""
     from gpurun.cli.jobs import open_store
 
     try:

@@ -142,7 +142,7 @@ def _as_leases(claims: Iterable[FoundClaim]) -> Iterator[Lease]:
         key = (claim.holder.job, claim.holder.attempt, claim.inventory)
         attempts.setdefault(key, {}).setdefault(claim.host, set()).update(claim.holder.gpus)
     for (job, attempt, path), gpus in attempts.items():
-        with suppress(BadInput):  # nobody can say how to reach the host
+        with suppress(BadInput):  # without the inventory, the host is unreachable
             yield from _lease(job, attempt, load(Path(path)), gpus)
 
 

@@ -1,4 +1,4 @@
-"""Read layers from ``docker save``: this works for every user of Docker.
+"""Read layers from ``docker save``: works for every user with access to Docker.
 
 Docker always writes the whole image, so gpurun splits the stream and puts each layer into the store immediately. It
 reads both formats: that of the graph drivers (``manifest.json``, ``ID/layer.tar``) and the OCI layout of newer engines

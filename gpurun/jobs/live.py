@@ -12,8 +12,8 @@ class LiveJob(msgspec.Struct, frozen=True, gc=False):
     """One job that has not ended. Not a dataclass, because a pass creates ten thousand of them.
 
     Attributes:
-        wants: None if the job's spec is damaged or missing: then it is unknown where the job may run, and a pass must
-            not grant it.
+        wants: None if the job's spec is damaged or missing: then its constraints are unknown, and a pass must not grant
+            it.
         request: the cancel or preemption request about this job.
     """
 

@@ -11,8 +11,8 @@ _SECRET = re.compile(r"(TOKEN|(\A|_)KEY|_PAT|(\A|_)CREDENTIALS?)\Z|PASSWORD|PASS
 def visible_secrets(env: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of variables whose values look secret.
 
-    Whoever may use Docker on a GPU host sees a container's environment by `docker inspect`. A name that ends with
-    ``_FILE`` or ``_PATH`` only says where a secret is stored.
+    Every user with access to Docker on a GPU host sees a container's environment in `docker inspect`. A name that ends
+    with ``_FILE`` or ``_PATH`` only says where a secret is stored.
     """
     return tuple(sorted(name for name, value in env.items() if value and _SECRET.search(name) and not _is_place(name)))
 

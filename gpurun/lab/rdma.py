@@ -1,6 +1,6 @@
 """The RDMA stand-in: the part of sysfs for a RoCE HCA and for the places of GPUs, as a tree of regular files.
 
-The machine's kernel has no RDMA and nobody can write into ``/sys``. So programs that read sysfs in the host use another
+The machine's kernel has no RDMA and ``/sys`` is not writable. So programs that read sysfs in the host use another
 root, ``$GPURUN_SYSFS``. Tests edit the tree to inject faults. Layout and wording: the kernel's
 Documentation/ABI/stable/sysfs-class-infiniband and sysfs-bus-pci.
 """

@@ -31,12 +31,12 @@ class GidNeed:
 def gid_need(fabric: Fabric, ports: tuple[ChosenPort, ...], version: tuple[int, ...] | None) -> GidNeed:
     """Decide for one host.
 
-    Before 2.21 NCCL used index 0 unless told, which is RoCE v1 on most hosts. Since 2.21 it finds the first
-    RoCE v2 entry of NCCL_IB_ADDR_FAMILY (IPv4 unless set) and its guide says to leave the index alone; it
-    passes over link-local addresses (`net_ib/connect.cc`, `ncclUpdateGidIndex`, `validGid`). A job
-    whose NCCL version is unknown gets an index: the right one harms no version, and 2.18 fails with a wrong one.
+    Before 2.21, NCCL used index 0 by default, which is RoCE v1 on most hosts. Since 2.21 it finds the first
+    RoCE v2 entry of NCCL_IB_ADDR_FAMILY (IPv4 by default), and its guide says to leave the index unset. It
+    skips link-local addresses (`net_ib/connect.cc`, `ncclUpdateGidIndex`, `validGid`). If the version is
+    unknown, gpurun sets the index: the right index harms no version, and 2.18 does not work with a wrong one.
 
-    `NCCL_IB_GID_INDEX` is one number for all ports. If no index fits all ports, gpurun takes that of the first port.
+    `NCCL_IB_GID_INDEX` is one number for all ports. If no index fits all ports, gpurun uses the first port's.
     """
     tables = [port.probed.gids for port in ports if port.probed]
     best = [candidates(gids, fabric.interface) for gids in tables]

@@ -13,8 +13,8 @@ the rank and leaves in the job's `run` folder what the agent reads (`gpurun.node
         now                              the rank's present number, if `gpurun.runtime` knows that it has changed
 
 `horovodrun` (Gloo) signals the script alone, so the rank runs in the background and the script passes HUP, INT and TERM
-on. `mpirun` signals the rank's process group: nothing is passed on. Where the agent has given its notice nothing is
-passed on either, so that no rank is told twice. Where gpurun itself starts the ranks only the agent signals them.
+on. `mpirun` signals the rank's process group, so the script passes nothing on. After the agent's notice, the script
+passes nothing on either, so that no rank gets a signal twice. If gpurun starts the ranks, only the agent signals them.
 
 These two kill the other ranks when one has ended: `mpirun` after 2 s, `horovodrun` after 5 s. So the script of a rank
 that ends after the agent's notice stays until the grace is over. The script of a failed rank first waits for that

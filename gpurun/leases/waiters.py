@@ -71,7 +71,7 @@ def _folder(home: Path) -> StatePath:
 
 
 def _logs(home: Path, uid: int) -> Iterator[StatePath]:
-    """Yield the files with the user's number in their name, of any owner."""
+    """Yield the files with the user's number in their name, regardless of their owner."""
     try:
         names = _folder(home).names()
     except FileNotFoundError:

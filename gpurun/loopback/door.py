@@ -1,4 +1,4 @@
-"""Protect a page by a token: only people who have the URL can see it, no other user of the machine. WSGI (PEP 3333).
+"""Protect a page by a token in its URL, so that other users of the machine cannot see it. WSGI (PEP 3333).
 
 Every user of the head can connect to its loopback. The URL contains the token once. The answer stores it in a cookie,
 which no script can read and no other site can make a browser send.

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: hosts, GPUs, the queue and jobs now; attempts, GPU time and failures since the beginning."""
+"""Metrics for Prometheus: hosts, GPUs, the queue and jobs now; totals of attempts, GPU time and failures."""
 
 from __future__ import annotations
 

@@ -70,10 +70,10 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 def server(address: tuple[str, int], scraped: Scraped) -> ThreadingHTTPServer:
-    """A server that answers ``GET /metrics`` and nothing else.
+    """Return a server that answers only ``GET /metrics``.
 
     Raises:
-        BadInput: nobody can listen there.
+        BadInput: gpurun cannot listen on this address.
     """
 
     class Handler(BaseHTTPRequestHandler):

@@ -123,7 +123,7 @@ class Dispatcher:
             if error is not None:
                 call.fail(error)
         except (Cancelled, OSError):
-            pass  # nobody is there to be told
+            pass  # the caller has gone, so there is no receiver for an error
         finally:
             with self._calls_lock:
                 self._calls.pop(call.id, None)

@@ -2,7 +2,7 @@
 
 ``blobs.open`` adds a host to a transfer, ``blobs.expect`` announces a blob, ``blobs.grant`` admits one neighbour,
 ``blobs.fetch`` pulls from a neighbour, ``blobs.feed`` takes chunks from the head over the SSH channel, and
-``blobs.close`` ends it. If nobody closes a transfer, it ends with the agent.
+``blobs.close`` ends it. A transfer that is never closed ends with the agent.
 """
 
 import fcntl

@@ -1,7 +1,7 @@
 """Rules of claims on GPUs: the content of a claim, and who may take which GPU. Pure: no Docker, no process, no clock.
 
-A claim is an empty Docker volume. Its name is the GPU, its labels name the holder. Docker creates a volume once, for
-the first that asks, and shows it to everybody who may give a container a GPU. A job's container has the same labels, so
+A claim is an empty Docker volume. Its name is the GPU, its labels name the holder. Docker creates a volume only for
+the first request, and shows it to every user who may give a container a GPU. A job's container has the same labels, so
 it is a claim, too, even if somebody prunes the volume. `gpurun.node.claims` carries out these decisions
 (docs/decisions/0012-claims-on-the-host.md).
 """

@@ -178,7 +178,7 @@ def _seen_signs() -> List[str]:
                 if path.startswith("@gpurun-claim-"):
                     names.add(path[1:])
     except OSError:
-        pass  # then claims without a container count as stale; whoever starts a container looks again
+        pass  # then claims without a container count as stale; starting a container checks again
     return sorted(names)
 
 
@@ -191,13 +191,13 @@ def _is_alive(volume: Volume, signs: List[str]) -> bool:
 
 
 def _listener(name: str) -> Optional[int]:
-    """Return the account that listens on an abstract socket; None if nobody does."""
+    """Return the account that listens on an abstract socket; None if no process listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
             probe.connect("\0" + name)
         except OSError as error:
-            # More callers than it lets wait: then somebody listens, but the kernel does not say who.
+            # Its backlog is full: a process listens, but the kernel does not say which account.
             return 0 if error.errno == errno.EAGAIN else None
         size = _CREDENTIALS.size
         return int(_CREDENTIALS.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1])

@@ -206,7 +206,7 @@ def entry_of(path: str, above: int, status: Optional[os.stat_result], why: str) 
         try:
             target = os.readlink(name, dir_fd=above).decode("utf-8", "surrogateescape")
         except OSError:
-            return None  # whoever looks again sees by what
+            return None  # it was replaced meanwhile; the next listing shows by what
     why = "" if kind in ("dir", "link") else "is a %s" % kind
     size, mtime_ns = marks_of(status)[:2]
     return Listed(path, kind, status.st_mode & 0o777, mtime_ns, size, (), target, why)

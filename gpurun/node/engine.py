@@ -17,9 +17,9 @@ from gpurun.node.call import Call, OpError
 FILE = "engine.json"
 """In a job's folder: the engine that its container was created by."""
 ANSWER_S = 20.0
-"""The time limit of an engine's answer: systemd holds the socket, so clients wait until a new engine is up."""
+"""How long an engine may take to answer: while it restarts, systemd holds the socket and requests wait."""
 LIVES_S = 2.0
-"""The same while the process that served the job's start lives: one that stops refuses, so this one is only slow."""
+"""The same while the engine process of the job's start lives. A stopping engine refuses requests; this one is slow."""
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid (man 7 unix)
 
 

@@ -51,7 +51,7 @@ def fence(
     seen: Set[str] = set()
     me = None if claimant is None else Claimant(**claimant)
     if me is not None:
-        claim_store.show_life(me)  # nobody takes the GPUs over before the proof is complete
+        claim_store.show_life(me)  # no other gpurun takes over the GPUs before the proof is complete
     nvml = Nvml() if gpus else None  # starts while the containers are being removed
     try:
         while True:

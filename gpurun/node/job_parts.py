@@ -80,7 +80,7 @@ def processes_of(job: str, everybody: bool = False) -> List[processes.Process]:
     below = "/jobs/%s/" % _checked(job) if everybody else folder(job) + "/"
     found = processes.of_job([below, "gpurun-%s-" % job])
     found = [process for process in found if everybody or process.uid == os.getuid()]
-    # A program in a container can call itself what it likes: also another job's sshd, again and again.
+    # A program in a container can choose any process name, for example that of another job's sshd.
     here = processes.container_of(os.getpid())
     found = [process for process in found if processes.container_of(process.pid) == here]
     return [process for process in found if _is_started_by_gpurun(process, found)]

@@ -1,15 +1,15 @@
 """Chunks from host to host: TLS 1.3 in which both ends show the transfer's one certificate.
 
 The head makes a key and a certificate for each transfer and gives them to its hosts over SSH; nothing else is
-accepted at either end. A connection then names a token that the head gave out for it and that works once. After
-that the downstream end says which chunks it wants, and the upstream end sends each as soon as it has it itself.
+accepted at either end. A connection then sends a token, which the head issued for it and which works once. Then
+the downstream end names the chunks it wants, and the upstream end sends each chunk as soon as it has the chunk itself.
 
 Frames are those of `gpurun.node.frames`; ``t`` is one of
 
 ===== ========== ============================================
 hi    down → up  ``token``
 want  down → up  ``d`` (digest), ``r`` ([[first, last], …])
-go    down → up  all wants are said
+go    down → up  all wants are sent
 chunk up → down  ``d``, ``i``, and the chunk as payload, packed with ``z``
 wait  up → down  nothing to send just now, but alive
 end   up → down  everything wanted was sent
@@ -30,13 +30,13 @@ from gpurun.node.packing import Packs
 from gpurun.node.spool import CHUNK, Blob
 
 CONNECT_TIMEOUT_S = 4.0
-# An upstream end that has nothing to send says so this often …
+# An upstream end with nothing to send sends `wait` this often …
 WAIT_EVERY_S = 1.5
-# … so that one which says nothing for this long is gone, or its network is.
+# … so after this long a silence, the peer or its network counts as dead.
 SILENCE_S = 6.0
 MAX_UNPROVEN = 64
 MOST_RANGES = 1 << 16
-"""A blob of 32 GiB with every second chunk missing. Who asks for more has not looked at what it has."""
+"""Enough for a blob of 32 GiB with every second chunk missing. More ranges are an invalid request."""
 
 Wants = List[Tuple[str, List[Tuple[int, int]]]]
 
@@ -61,7 +61,7 @@ def context(server: bool, certificate: str, key: str) -> ssl.SSLContext:
 
 
 class Server:
-    """The upstream end: sends chunks to hosts that have the certificate and a token.
+    """The upstream end: sends chunks to peers with the certificate and a token.
 
     Args:
         find: returns the blob of a digest, None while it is not announced.

@@ -1,15 +1,15 @@
-"""What a folder holds, as a stream: regular files in rows, many at once; everything else entry by entry.
+"""Stream the content of a folder: regular files in rows, many at once; all other entries one by one.
 
 ========= ==========================================================================================================
 header    meaning
 ========= ==========================================================================================================
 ``in``    the payload is the files that begin with name number ``at`` of this folder, as a JSON list of rows: ``[name,
           mode, mtime_ns, size, ctime_ns, inode, stored]``
-``same``  the same, without a payload: the rows are those that the reader has told the SHA-256 of
+``same``  the same, without a payload: the rows have the SHA-256 that the reader sent
 other     `gpurun.node.contents.Listed.header`
 ========= ==========================================================================================================
 
-Whoever has read a list once tells what it has: ``{"in", "at", "sha"}``. Then only rows that have changed travel.
+A reader that already has a list sends the hashes of its rows: ``{"in", "at", "sha"}``. Then only changed rows travel.
 """
 
 import hashlib

@@ -33,7 +33,7 @@ class ManyFiles:
         self._writable = writable
         self._cursor = below.Cursor(top)
         self._descriptors: "collections.OrderedDict[int, int]" = collections.OrderedDict()
-        self._lock = threading.Lock()  # also while a file is read: nobody closes its descriptor then
+        self._lock = threading.Lock()  # also held while a file is read, so that no thread closes its descriptor
 
     @property
     def size(self) -> int:

@@ -22,9 +22,9 @@ from gpurun.node.call import OpError
 CHUNK = 256 << 10
 HASH_BYTES = 32
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
-# What a transfer that nobody came back to has left is removed after a day.
+# Files of a transfer that was never resumed are removed after a day.
 STALE_S = 24 * 3600.0
-# So long a blob that is closed waits for those that read or write its file just now.
+# Closing a blob waits this long for threads that read or write its file.
 CLOSE_WAIT_S = 2.0
 
 

@@ -1,4 +1,4 @@
-"""The message about a job: one document for programs, one line for people. Pure."""
+"""Messages about a job: one document for programs, one line for people. Pure."""
 
 from __future__ import annotations
 

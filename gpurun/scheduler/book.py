@@ -10,7 +10,7 @@ from gpurun.scheduler.model import Gang, Reason, Refusal, Running, Snapshot, Wai
 from gpurun.scheduler.pools import ENOUGH, OWN, Tree, tree_of
 
 RESERVED, ENTITLED, BORROWING = 0, 1, 2
-"""Inside the pool's reservation; inside what it is entitled to now; beyond."""
+"""Within the pool's reservation; within its present entitlement; beyond it."""
 
 
 @dataclass(frozen=True)

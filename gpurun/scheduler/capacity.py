@@ -20,7 +20,7 @@ by_value = attrgetter("avoid", *(f"constraints.{field.name}" for field in fields
 
 
 class Capacity:
-    """The inventory with every host usable and nothing running. Remembers what it was asked.
+    """Placement on the inventory with every host usable and no gang running. Caches its answers.
 
     Args:
         attempt: how the policy places a gang, such as `try_place`.

@@ -70,12 +70,12 @@ class Explanation:
         ahead: ids of the gangs in front of it, in the pass's order.
         message: the decision in one sentence.
         behind: the gang or pool in the way.
-        groups: the hosts, grouped by why this gang can or cannot use them.
-        holders: the gangs on GPUs that it could use, the soonest to end first.
-        expected_start_s: when it starts if running gangs use their whole time limits, if nothing fails and if no later
-            job goes before it; None = unknown.
-        unknown_because: why the start is unknown.
-        changes: what would start it now, each tried; the smallest first.
+        groups: the hosts, grouped by what they are for this gang.
+        holders: the jobs that hold the GPUs it could use, the soonest to end first.
+        expected_start_s: its start if running gangs use their whole time limits, nothing fails, and no later
+            submission overtakes it; None = unknown.
+        unknown_because: why the expected start is unknown.
+        changes: changes that would start it now, each tested by a placement; the smallest first.
     """
 
     gang: str

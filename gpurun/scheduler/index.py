@@ -45,7 +45,7 @@ class Shelf:
 
     @property
     def room(self) -> int:
-        """GPUs that are free here, for any gang."""
+        """GPUs that are free here, regardless of who may use them."""
         return self.free
 
     @property

@@ -140,7 +140,7 @@ class Keeping:
             if _overlap(wanted, used):
                 free_s = max(free_s, run.free_s(self.now_s))
                 wanted = {n: mask & ~dict(used).get(n, 0) for n, mask in wanted.items()}
-        return ENDLESS if any(wanted.values()) else free_s  # what no gang of ours uses: nobody knows until when
+        return ENDLESS if any(wanted.values()) else free_s  # other users of GPUs have no known end
 
 
 def _union(many: Iterable[Masks]) -> dict[int, int]:

@@ -169,7 +169,7 @@ class Snapshot:
         running: every lease of ours, also those that are stopping or whose host is out of reach.
         queue: every gang that waits, in any order.
         unusable: host → why nothing new may start there (``cordoned: fan``, ``lost``).
-        taken: host → GPUs that are neither ours nor free (a lease nobody can read, a foreign process).
+        taken: host → GPUs that are neither ours nor free (an unreadable lease, a foreign process).
         now_s: the time of the pass.
     """
 

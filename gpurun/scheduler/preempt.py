@@ -87,7 +87,7 @@ class Hunt:
         return ranked[:low]
 
     def _pruned(self, victims: Sequence[Running]) -> Sequence[Running]:
-        """Spare gangs that need not be stopped, the most expensive first."""
+        """Spare victims that need not be stopped, the most expensive first."""
         kept = list(victims)
         for running in reversed(victims):
             fewer = [other for other in kept if other is not running]

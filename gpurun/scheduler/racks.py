@@ -60,11 +60,11 @@ def need_of(index: Index, gang: Gang, *, avoid: bool = True, locality: Locality 
 
 
 class Part:
-    """A rack of which only some hosts, or some GPUs of them, serve a gang. Reads like a `Shelf`.
+    """A rack with only some hosts, or some of their GPUs, usable for a gang. Has the interface of a `Shelf`.
 
     Attributes:
         free: GPUs the gang may use here.
-        room: GPUs of the generation that are free here, for any gang.
+        room: GPUs of the generation that are free here, regardless of who may use them.
         empty: no GPU of the rack's usable hosts of this generation is in use.
     """
 

@@ -64,7 +64,7 @@ class Room:
         self._fits_beside.clear()
 
     def forget(self) -> None:
-        """Forget what found no room, because GPUs have become free or are held for nobody any more."""
+        """Forget which gangs found no room, because GPUs have become free or are no longer kept for a gang."""
         self._too_large.clear()
 
     def _place(self, gang: Gang, against: tuple[str, ...]) -> Placement | None:

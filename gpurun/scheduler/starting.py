@@ -53,10 +53,10 @@ def try_start(state: PassState, gang: Gang, hold: Hold | None = None) -> bool:
 
 
 def _most(state: PassState, gang: Gang, hold: Hold | None) -> int:
-    """The most GPUs the gang may start with.
+    """Return the most GPUs the gang may start with.
 
-    An elastic gang for which others were stopped starts with what was emptied for it. With more it could keep them
-    from coming back; it grows when nobody waits.
+    If gpurun stopped other gangs for an elastic gang, it starts with the GPUs that they released. With more GPUs it
+    could keep those gangs from starting again. It grows when no gang waits.
     """
     if gang.min_gpus is None:
         return gang.gpus

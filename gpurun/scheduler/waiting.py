@@ -140,13 +140,13 @@ def _sooner(state: PassState, gang: Gang, hold: Hold) -> Kept | None:
 
 
 def _known_fit(state: PassState, gang: Gang) -> tuple[float, Placement] | None:
-    """Return the earliest time at which the gang is expected to fit, and where; None if unknown."""
+    """Return the earliest time at which the gang is expected to fit, and its placement. None if unknown."""
     releases = _releases(state, gang, lambda run: run.free_s(state.now_s))
     return first_fit(state.index, gang.smallest, [r for r in releases if r.at_s != ENDLESS], state.capacity.place)
 
 
 def _releases(state: PassState, gang: Gang, at_s: Callable[[Running], float]) -> list[Release]:
-    """Return when each running gang frees its GPUs, without GPUs that are kept for other gangs."""
+    """Return when running gangs release GPUs that are not kept for another gang."""
     only = state.keeping.not_for_others(gang)
     return [Release(at_s(run), run.gang.id, only(state.index.masks(run.placement))) for run in state.running]
 

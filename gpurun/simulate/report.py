@@ -72,7 +72,7 @@ def percentile(ordered: Sequence[float], part: float) -> float:
 
 
 def mean_wait(outcomes: Sequence[Outcome], *, more_than_gpus: int = 0) -> float:
-    """Mean wait of the jobs above a size, in seconds; 0 if there are none."""
+    """Return the mean wait of the jobs above a size, in seconds; 0 if there are none."""
     waits = [outcome.wait_s for outcome in outcomes if outcome.job.gpus > more_than_gpus]
     return sum(waits) / len(waits) if waits else 0.0
 

@@ -80,7 +80,7 @@ def bound(home: Path) -> None:
             may = os.getuid() in (0, home.stat().st_uid)
             if not may or found.st_size < MAX_BYTES or not lock.try_take(descriptor):
                 return
-            if os.path.samestat(found, path.stat()):  # nobody was quicker
+            if os.path.samestat(found, path.stat()):  # no other process has replaced it
                 _begin_anew(home, found)
         finally:
             os.close(descriptor)

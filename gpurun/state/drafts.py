@@ -1,7 +1,7 @@
 """New folders of the state directory, which appear whole or not at all.
 
 A process fills a draft, a folder ``.new-XXXXXXXX``, and then renames it. It holds the lock of ``.new-XXXXXXXX.lock``
-from before the draft exists until the draft is gone. So a draft whose lock nobody holds is what a dead process left.
+from before the draft exists until the draft is gone. So a draft whose lock is free was left by a dead process.
 """
 
 from __future__ import annotations

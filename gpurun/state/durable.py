@@ -46,7 +46,7 @@ def write_locked_record(path: StatePath, record: object, *, mode: int = 0o644, m
         mine: the file belongs to this user. Otherwise root leaves it to the owner of the file that it replaces.
 
     Returns:
-        The descriptor that holds the lock. The lock is taken before the file has its name, so nobody ever
+        The descriptor that holds the lock. The lock is taken before the file has its name, so no process ever
         sees the file unlocked.
     """
     descriptor = _write(path, _encoded(path, record), mode=mode, locked=True, mine=mine)

@@ -74,7 +74,7 @@ class MountEntry:
 
 
 def is_shared(kind: str) -> bool:
-    """Return whether a file system may be the same one on several machines, or may be slow to say so."""
+    """Return whether several machines may share a file system of this kind."""
     return MountEntry("", kind, "", ()).family in SHARED_FAMILIES
 
 
@@ -107,7 +107,7 @@ def check_locks(home: Path) -> None:
     except FileNotFoundError:
         return
     except StateError:
-        return  # somebody who may only read: no promise depends on that
+        return  # a user with read-only access takes no locks
     if why:
         raise _refusal(home, mount, why)
     if is_shared(mount.kind):

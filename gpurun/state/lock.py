@@ -2,8 +2,8 @@
 
 The kernel releases it when the last copy of the descriptor is closed, however its process ends, and a child inherits it
 with the descriptor. Only users who may *write* a file can hold its lock. So other users can see whether a supervisor or
-waiter lives, but cannot hold its lock. (With flock(2), everybody who may read a file can.) A check whether it is held
-takes no lock, so it blocks no other process. On NFS it is a lock of the server's.
+waiter lives, but cannot hold its lock. (With flock(2), every user who may read a file can.) A check whether it is held
+takes no lock, so it blocks no other process. On NFS the server holds the lock.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def alone(path: Path, *, mode: int = 0o600, inheritable: bool = False, remove: b
     """Hold the lock of the file `path`, which need not exist, however long that takes. No link is followed.
 
     Args:
-        mode: of a new file, whatever the umask: users who may write the file may hold its lock.
-        inheritable: processes that are started meanwhile hold the lock until they end, too.
+        mode: of a new file, regardless of the umask. Every user who may write the file may hold its lock.
+        inheritable: processes started meanwhile also hold the lock until they end.
         remove: leave no file behind. Its holder may also remove it by other means.
     """
     while True:

@@ -48,7 +48,7 @@ def is_shared(home: Path) -> bool:
 def enter(home: Path) -> None:
     """Check who may write below `home`. Every process calls this before it writes there.
 
-    In a shared directory, files that this process writes become readable for the group and for nobody else. A directory
+    In a shared directory, files that this process writes become readable only for the group. A directory
     that does not exist yet is fine.
 
     Raises:
@@ -119,7 +119,7 @@ def _make(folder: StatePath) -> None:
 
 
 def cordons_folder(home: Path) -> StatePath:
-    """Return where the file of cordons lies. Each change replaces it, so all members may write to the folder."""
+    """Return the folder of the cordons file. Every user may replace that file, so every user must have write access."""
     return StatePath(home) / "cordons" if is_shared(home) else StatePath(home)
 
 

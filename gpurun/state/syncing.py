@@ -109,7 +109,7 @@ class EarlySync:
             self._error = error
 
     def end(self) -> None:
-        """Wait for the sync that is under way. The kernel reports a failure once; a later sync may succeed after it.
+        """Wait for the running sync. The kernel reports a write error only once, so a later sync may not see it.
 
         Raises:
             OSError: the disk failed.

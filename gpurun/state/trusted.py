@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def not_only_root_s(path: Path) -> Path | None:
-    """The first part of a path that others than root can change or replace; None if there is none.
+    """Return the first part of a path that users other than root can change or replace; None if there is none.
 
     Links are followed, and each folder above the file is checked. In a sticky folder, such as ``/tmp``, only the owner
     of a file can replace it. A part that cannot be examined is not root's alone.

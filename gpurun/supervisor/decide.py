@@ -186,7 +186,7 @@ def _settled_s(seen: GangSeen, failed: Rank) -> float:
         return UNTOLD_S
     if failed.is_cut_off or failed.code == SIGTERMED:
         return EXPLAIN_S
-    is_old = (failed.ended_s or 0.0) < seen.heard_since_s  # a new supervisor is told by one host after the other
+    is_old = (failed.ended_s or 0.0) < seen.heard_since_s  # the hosts report to a new supervisor one after the other
     return FOLLOW_S if is_old and not seen.have_all_ended else SETTLE_S
 
 

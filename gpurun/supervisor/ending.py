@@ -21,7 +21,7 @@ class Ending:
     """What the hosts of an ending attempt still owe.
 
     Attributes:
-        suspects: hosts that the job avoids. They are asked, but nobody waits for them.
+        suspects: hosts that the job avoids. gpurun asks them, but does not wait for their answers.
         lines: hosts whose ranks' last lines may not all be on the head.
         outputs: hosts with outputs that the head may not have.
         proof: hosts that are not fenced yet.

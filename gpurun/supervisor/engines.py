@@ -18,7 +18,7 @@ from gpurun.supervisor.job import SupervisedJob
 ASK_TIMEOUT_S = 25.0
 REACH_TIMEOUT_S = 5.0
 BEFORE_S = 60.0
-"""How long the new engine may have been coming up after the gang's end, if nobody watched it."""
+"""How long the new engine may have taken to start after the gang's end, if no supervisor watched it."""
 AFTER_LAUNCHER_S = 10.0
 """How long the launcher's container may outlive the new engine's start: it ends what an engine that died has left."""
 AFTER_RANK_S = 60.0

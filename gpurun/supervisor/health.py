@@ -22,9 +22,9 @@ RETRY_S = 1.0
 RECENT_TIMEOUT_S = 5.0
 NEVER_RAN_S = 60.0
 MOST_ALIKE = 5
-"""An Xid can come a thousand times a second; the first ones tell all there is to know."""
+"""An Xid can occur a thousand times a second; the first ones have all the information."""
 FOR_GOOD = ("unknown-op", "bad-request", "internal", BAD_ANSWER)
-"""Failures of the watch that would come again at once; a Docker that restarts is none."""
+"""Failures of the watch that a retry would not fix. A Docker that restarts is not among them."""
 
 
 class HealthWatch:

@@ -75,7 +75,7 @@ def _is_refusal(error: GpurunError) -> bool:
 
 
 def _holders(host: str, error: GpurunError) -> tuple[GpuHolder, ...]:
-    """Return the holders that a host names; nobody if its answer is not valid, which is then the host's failure."""
+    """Return the holders that a host names; () if its answer is invalid, which counts as the host's failure."""
     assert isinstance(error, RemoteOpFailed)
     try:
         return tuple(holder_of(each) for each in facts.refused(host, error.detail.get("refused")))

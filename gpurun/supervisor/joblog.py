@@ -28,9 +28,9 @@ LINE_BYTES = 1 << 20
 RESERVE_PART = 8
 """Logs leave this part of the disk free of what outputs do: all jobs keep their state there."""
 CHECKPOINT_BYTES = 1 << 22
-"""How much may come between two checkpoints."""
+"""The most bytes between two checkpoints."""
 BAR_BYTES = 1 << 12
-"""A progress bar prints carriage returns and no newline: so much of it is a line, or nobody sees it for minutes."""
+"""A progress bar prints carriage returns and no newline. This many bytes count as a line, so that it appears soon."""
 _CHECKPOINT_HEAD = f"- {CHECKPOINT} {{".encode()
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z", re.ASCII)
 _NAMES = {"o": b"stdout", "e": b"stderr", "m": b"metrics"}

@@ -110,7 +110,7 @@ def _without_spec(job: SupervisedJob, damage: StateError) -> State:
     """Stop a job with a damaged spec and release its GPUs. A running gang continues until somebody cancels it.
 
     Raises:
-        StateError: the gang runs, and nobody requested its end.
+        StateError: the gang runs, and there is no request to stop it.
     """
     if job.record.state is State.QUEUED:
         begin(job)

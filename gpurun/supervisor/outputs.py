@@ -34,7 +34,7 @@ from gpurun.supervisor.outputs_plan import is_changing, lacking, left_of
 
 TRIES = 3
 AGAIN_S = 0.5
-"""The gang has ended: a program that still changes a file gets this time to finish."""
+"""The gang has ended. Processes that still change a file get this time to finish."""
 
 
 def send_outputs(job: SupervisedJob) -> None:
@@ -230,7 +230,7 @@ def copy_outputs(job: SupervisedJob, *, cancelled: Callable[[], bool] = lambda: 
         What does not fit on the head.
 
     Raises:
-        HostFailure: a host failed or lies, or it was cancelled; what it gave before stays.
+        HostFailure: a host failed or sent an invalid answer, or the copy was cancelled. Files that arrived stay.
         StateError: the head could not write it.
     """
     asked = job.links.each(_lister(job.outputs, job.lease.job), job.members)

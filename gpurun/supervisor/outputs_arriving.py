@@ -205,7 +205,7 @@ class Arriving(Sink):
         self._index.write(f'{{"h": {named}, "p": {at}, "m": {marks}, "w": {is_whole:d}}}\n')
 
     def forget_others(self) -> None:
-        """Remove what an earlier copy left and this one does not need."""
+        """Remove files of an earlier copy that this copy does not need."""
         below.remove(self._folder, BEFORE)
 
     def end(self) -> None:

@@ -33,7 +33,7 @@ def changes_of(old: Mapping[str, Listed], plan: CopyPlan, brought: Collection[st
     """Return the changes that turn the present copy into the planned one.
 
     Args:
-        old: what it holds.
+        old: the entries of the present copy.
         brought: planned files that have arrived. Of the others, the present version stays if it is a file.
     """
     made = {entry.path: entry for entry in plan.made}

@@ -1,7 +1,7 @@
 """Which ranks a host may report about. Pure.
 
-A host may be hostile. gpurun must believe what it says about its own ranks, because nobody else can know. It must not
-believe anything about ranks of other hosts: their ends, their output, their progress, their place.
+A host may be hostile. gpurun must believe its reports about its own ranks, because there is no other source. It must
+not believe anything about ranks of other hosts: their ends, their output, their progress, their place.
 """
 
 from __future__ import annotations

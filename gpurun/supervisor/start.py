@@ -45,7 +45,7 @@ def start(job: SupervisedJob, is_asked: Callable[[], bool]) -> State:
     if _is_launched(job):
         return job.move(State.RUNNING, started_s=job.clock(), uncut=(), placements=0)
     examine(job, job.hosts)
-    if unknown := [host for host in job.hosts if host not in job.image_ids]:  # whoever prepared them is gone
+    if unknown := [host for host in job.hosts if host not in job.image_ids]:  # an earlier supervisor prepared them
         ship_image(job, unknown, cancelled=is_asked)
     job.reach("containers")
     plan = _create_all(job)

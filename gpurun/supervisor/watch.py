@@ -159,9 +159,7 @@ class _Watch:
             self._cut_off_s = now_s
 
     def _hung(self, now_s: float, down_since: Collection[str]) -> str | None:
-        """Return why the gang counts as hung. Asks nobody while a host may soon be lost, because it would answer
-        late.
-        """
+        """Return why the gang counts as hung. Asks no host while one may soon be lost: it would answer late."""
         silent_s = max((self._job.links.silent_s(host) for host in self._job.members), default=0.0)
         if silent_s > SILENT_S and not down_since:
             return None

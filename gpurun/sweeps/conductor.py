@@ -228,6 +228,6 @@ class Conductor:
 
     def _cancel(self, trial: Trial, reason: str) -> None:
         if trial.job not in self._cancelled and self._exists(trial.job):
-            with suppress(StateError):  # a damaged record: its supervisor ends the job, or nobody can
+            with suppress(StateError):  # a damaged record: only its supervisor can stop the job
                 cancel(self._store.get(trial.job), by=BY, reason=reason, environ=self._environ)
             self._cancelled.add(trial.job)

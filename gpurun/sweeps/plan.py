@@ -114,10 +114,10 @@ def _variable(name: str) -> str:
 
 
 def parse_metric(text: str) -> Metric:
-    """``accuracy:max``, ``loss:min``; without an end more is better.
+    """Parse ``accuracy:max`` or ``loss:min``; without ``:max`` or ``:min``, more is better.
 
     Raises:
-        BadInput: it is none.
+        BadInput: the text is not a metric.
     """
     found = _METRIC.match(text)
     if not found:
@@ -126,10 +126,10 @@ def parse_metric(text: str) -> Metric:
 
 
 def parse_stop(text: str) -> Asha | None:
-    """``asha``, ``asha:min=1,factor=3``; ``none``, against what a recipe says.
+    """Parse ``asha``, ``asha:min=1,factor=3``, or ``none``, which overrides the recipe.
 
     Raises:
-        BadInput: it is none.
+        BadInput: the text is not a stop rule.
     """
     if text == "none":
         return None

@@ -122,10 +122,10 @@ def grid(space: Space) -> Iterator[dict[str, Value]]:
 
 
 def check_grid(space: Space) -> int:
-    """How many points a grid has.
+    """Return the number of points of a grid.
 
     Raises:
-        BadInput: a parameter is a range, there is none, or there are too many points.
+        BadInput: a parameter is a range, there are no parameters, or there are too many points.
     """
     for name, one in space.items():
         if not one.values:

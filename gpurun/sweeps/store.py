@@ -1,8 +1,8 @@
 """A sweep's files: ``sweeps/ID`` in the state directory.
 
 ``plan.json`` and ``code`` (`gpurun.images.code`) are written once. ``journal`` has a line for each step of each
-trial; only who holds the lock of ``conductor.log`` appends to it. ``stop`` asks the conductor to end the sweep;
-``done`` exists once nothing is left to do. All of it belongs to the user who made the sweep.
+trial; only the holder of the lock of ``conductor.log`` appends to it. ``stop`` asks the conductor to end the sweep;
+``done`` marks an ended sweep. All files belong to the user who created the sweep.
 """
 
 from __future__ import annotations

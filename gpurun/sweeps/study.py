@@ -1,6 +1,6 @@
-"""Points and early ends by Optuna, the only module that imports it.
+"""Points and early stops by Optuna. Only this module imports Optuna.
 
-The study is only in memory: a conductor replays the sweep's journal into it at its start.
+The study is only in memory: a new conductor replays the sweep's journal into it.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Trials:
         return [*sorted(reported, key=_rank(metric)), *sorted(others, key=attrgetter("number"))]
 
     def best(self, metric: Metric) -> Trial | None:
-        """The best of those that came to their end; None if there is none."""
+        """Return the best complete trial; None if there is none."""
         done = (trial for trial in self.by_number.values() if trial.outcome == "complete" and trial.value is not None)
         return min(done, key=_rank(metric), default=None)
 

@@ -79,7 +79,7 @@ def report_body(accounts: str, problems: Iterable[str]) -> str:
 
 
 def problem_body(message: str, hint: str | None) -> str:
-    """The text in place of a page that cannot be made."""
+    """Return the body of an error page."""
     return f'<h1>gpurun</h1><p class="bad">{text(message)}</p>' + (f"<p>{text(hint)}</p>" if hint else "")
 
 

@@ -2,7 +2,7 @@
 
 Each rank has its own part of the images, ``hvd.DistributedOptimizer`` averages the gradients, the learning rate grows
 with the number of ranks after a warm-up (Goyal et al. 2017, https://arxiv.org/abs/1706.02677). Rank 0 writes a
-checkpoint to ``$GPURUN_OUTPUTS`` after each epoch; a later start with the same folder goes on from it, also with
+checkpoint to ``$GPURUN_OUTPUTS`` after each epoch; a later start with the same folder continues from it, also with
 another number of ranks.
 
 Exit codes: 0 trained and accurate enough; 1 not accurate enough; 143 stopped by SIGTERM after a checkpoint.

@@ -3,7 +3,7 @@
 An ordinary multi-process JAX program: the batch is sharded over the devices of all processes, the network is on
 each, and XLA inserts the sums of gradients that follow from that (https://docs.jax.dev/en/latest/multi_process.html).
 The learning rate grows with the number of ranks after a warm-up (Goyal et al. 2017, https://arxiv.org/abs/1706.02677).
-Rank 0 writes checkpoints to ``$GPURUN_OUTPUTS``; a later start with the same folder goes on from the last one, also
+Rank 0 writes checkpoints to ``$GPURUN_OUTPUTS``; a later start with the same folder continues from the last one, also
 with another number of ranks.
 
 Exit codes: 0 trained and accurate enough; 1 not accurate enough; 143 stopped by SIGTERM after a checkpoint.

@@ -2,7 +2,7 @@
 
 Three lines make an ordinary Keras script a distributed one: the wrapped optimizer, the callback that gives every rank
 rank 0's weights, and each rank's own part of the images. Rank 0 writes a checkpoint to ``$GPURUN_OUTPUTS``
-after each epoch; a later start with the same folder goes on from it, also with another number of ranks.
+after each epoch; a later start with the same folder continues from it, also with another number of ranks.
 
 Exit codes: 0 trained and accurate enough; 1 not accurate enough.
 """
@@ -71,7 +71,7 @@ def small_network(seed: int) -> tf.keras.Model:
 
 
 class Checkpoint(tf.keras.callbacks.Callback):
-    """Rank 0 writes the whole state after each epoch, and tells of it."""
+    """Rank 0 writes the whole state after each epoch, and reports the checkpoint."""
 
     def __init__(self, folder: Path, model: tf.keras.Model, optimizer: tf.keras.optimizers.Optimizer) -> None:
         super().__init__()

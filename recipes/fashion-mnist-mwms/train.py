@@ -2,7 +2,7 @@
 
 An ordinary Keras script: ``TF_CONFIG`` says which worker this is and where the others are. Each worker trains on its
 own part of every batch, gradients are averaged. All workers take part in writing a checkpoint; worker 0's goes to
-``$GPURUN_OUTPUTS`` after each epoch. A later start with the same folder goes on from it, also with another number of
+``$GPURUN_OUTPUTS`` after each epoch. A later start with the same folder continues from it, also with another number of
 workers.
 
 Exit codes: 0 trained and accurate enough; 1 not accurate enough.

@@ -1,9 +1,9 @@
 """Train a small convolutional network on Fashion-MNIST with TensorFlow's parameter servers, and check it.
 
 An ordinary script of ``ParameterServerStrategy``, the same for every task; ``TF_CONFIG`` says which one it is. The
-chief hands out steps, workers take them as fast as they can and nobody waits for anybody, the servers hold the
-variables. Workers and servers serve until they are ended. The chief writes checkpoints to ``$GPURUN_OUTPUTS``; a later
-start with the same folder goes on from the last one, also with other numbers of workers and servers.
+chief hands out steps; workers take them as fast as they can, without waiting for each other; the servers hold the
+variables. Workers and servers run until they are stopped. The chief writes checkpoints to ``$GPURUN_OUTPUTS``; a later
+start with the same folder continues from the last one, also with other numbers of workers and servers.
 
 Exit codes: 0 trained and accurate enough; 1 not accurate enough; 143 stopped by SIGTERM after a checkpoint.
 """
@@ -49,7 +49,7 @@ def parse_arguments() -> argparse.Namespace:
 def read_images(folder: Path, part: str) -> tf.data.Dataset:
     """Pixels, uint8 of shape (28, 28, 1), and class of each image of ``train`` or ``t10k``.
 
-    The files have the IDX format (http://yann.lecun.com/exdb/mnist). Whoever iterates reads them, on its own host.
+    The files have the IDX format (http://yann.lecun.com/exdb/mnist). A task that iterates reads them on its own host.
     """
 
     def records(kind: str, header: int, size: int) -> tf.data.Dataset:

@@ -2,7 +2,7 @@
 
 An ordinary script for ``torchrun``: each rank trains on its own part of the images, gradients are averaged, the
 learning rate grows with the number of ranks after a warm-up (Goyal et al. 2017, https://arxiv.org/abs/1706.02677).
-Rank 0 writes checkpoints to ``$GPURUN_OUTPUTS``; a later start with the same folder goes on from the last one, also
+Rank 0 writes checkpoints to ``$GPURUN_OUTPUTS``; a later start with the same folder continues from the last one, also
 with another number of ranks.
 
 Exit codes: 0 trained and accurate enough; 1 not accurate enough; 143 stopped by SIGTERM after a checkpoint.

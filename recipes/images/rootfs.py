@@ -41,7 +41,7 @@ def build(base: Sequence[str], additions: Mapping[str, Sequence[str]], into: Pat
         additions: name → packages. Each tar holds what installing its packages changed, on top of all before it.
 
     Raises:
-        subprocess.CalledProcessError: a tool failed; what it said is on stderr.
+        subprocess.CalledProcessError: a tool failed; its message is on stderr.
     """
     with tempfile.TemporaryDirectory(prefix="gpurun-rootfs-", dir=into) as scratch:
         tree = Path(scratch) / "tree"

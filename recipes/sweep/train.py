@@ -1,7 +1,7 @@
 """Train a network with one hidden layer on a part of Fashion-MNIST, and report how well it does after each epoch.
 
-Numpy alone: nothing but the sweep is to be seen here. The sweep gives the parameters; without one the defaults hold.
-After each epoch a checkpoint goes to ``$GPURUN_OUTPUTS``; a later start with the same folder goes on from it.
+Uses only NumPy, to show just the sweep. The sweep sets the parameters; without a sweep the defaults apply.
+After each epoch a checkpoint goes to ``$GPURUN_OUTPUTS``; a later start with the same folder continues from it.
 
 Exit codes: 0 trained; 143 stopped by SIGTERM after a checkpoint.
 """

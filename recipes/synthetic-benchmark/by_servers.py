@@ -108,7 +108,7 @@ def serve(arguments: argparse.Namespace, resolver: tf.distribute.cluster_resolve
         resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc"
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    del server  # it goes on serving
+    del server  # it continues to serve
     while True:
         time.sleep(3600)
 

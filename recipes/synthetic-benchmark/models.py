@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PIXELS = {"tiny": 32, "inception-v3": 299}
-"""Side of a synthetic image; 224 where nothing is said."""
+"""Side of a synthetic image in pixels; the default is 224."""
 BATCH = {"tiny": 32}
-"""Images per rank and step; 64 where nothing is said."""
+"""Images per rank and step; the default is 64."""
 REAL = ("tiny", "resnet-50", "resnet-101", "inception-v3", "vgg-16")
 SHRINK = 10
 """A paced network has a tenth of its namesake's parameters."""

@@ -1,4 +1,4 @@
-"""What the kernel says is there of a lab, found without asking the lab's own code."""
+"""Find a lab's remains through the kernel, without the lab's own code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def census(name: str, folder: Path) -> set[str]:
-    """Namespaces, interfaces, cgroups, loop devices and processes of the lab called `name`."""
+    """Return namespaces, interfaces, cgroups, loop devices and processes of the lab called `name`."""
     found = {f"netns {path.name}" for path in Path("/run/netns").glob(f"gpurun.{name}.*")}
     found |= {f"link {path.name}" for path in Path("/sys/class/net").iterdir() if path.name == f"gl-{name}"}
     found |= {f"cgroup {path}" for path in Path("/sys/fs/cgroup").glob(f"**/gpurun-lab/{name}")}

@@ -1,4 +1,4 @@
-"""What tests of whole jobs share: gpurun as a person runs it, on a lab, with a state directory of its own."""
+"""Shared by tests of whole jobs: gpurun's commands on a lab, with a separate state directory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TINY = "gpurun/tiny:1"
 
 @dataclass
 class Done:
-    """How a command ended."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -39,7 +39,7 @@ class Cluster:
         self.environ = {**os.environ, "GPURUN_HOME": str(self.home)}
 
     def start(self, *args: str) -> subprocess.Popen[str]:
-        """A command that runs on; its stdin is closed."""
+        """Start a command in the background, with stdin closed."""
         return subprocess.Popen(
             [sys.executable, "-m", "gpurun", *args], env=self.environ, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -91,7 +91,7 @@ class Cluster:
                 self.gpurun("cancel", job["id"])
 
     def end_processes(self) -> None:
-        """End what still runs with this state directory, such as the keeper of a host that never proves anything."""
+        """End processes that use this state directory, such as the keeper of a host that is never fenced."""
         mine = f"GPURUN_HOME={self.home}".encode()
         for entry in Path("/proc").iterdir():
             try:
@@ -101,7 +101,7 @@ class Cluster:
                 continue
 
     def assert_nothing_left(self) -> None:
-        """No lease, container, process, key or file of any job, on the head's books or on any host."""
+        """Check that no lease, container, process, key or file of any job is left on the head or on any host."""
         assert list((self.home / "leases").glob("[!.]*")) == []
         assert all(host["free"] == host["gpus"] for host in self.status()["hosts"])
         for host in self.lab.hosts:
@@ -120,5 +120,5 @@ class Cluster:
 
 
 def interrupt(process: subprocess.Popen[str]) -> None:
-    """Ctrl-C, as a terminal sends it."""
+    """Send Ctrl-C, as a terminal does."""
     os.killpg(process.pid, signal.SIGINT)

@@ -1,4 +1,4 @@
-"""A lab for whoever needs one: ``lab`` is up, whole and healthy at the start of every test that asks for it."""
+"""Fixtures with labs: ``lab`` is up, complete and healthy at the start of every test that uses it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ rm -rf ~train/.gpurun
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with what takes long: of several processes, none then works alone at the end.
+    """Run long tests first, so that parallel processes finish at the same time.
 
-    Without root there is no lab: say so once, and run the rest.
+    Without root there is no lab: report that once, and run the other tests.
     """
     here = Path(__file__).parent
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
@@ -33,14 +33,14 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def session_lab():
-    """A 2 × 2 × 4 lab of this test process alone."""
+    """A 2 × 2 × 4 lab that only this test process uses."""
     with own_lab("test") as lab:
         yield lab
 
 
 @pytest.fixture(scope="session")
 def train_lab():
-    """Four hosts with disks of their own, on which the training image stays from session to session."""
+    """Four hosts with their own disks, which keep the training image across sessions."""
     with own_lab("train", gpus=2, disk_mib=8 << 10) as lab:
         for host in lab.hosts:  # a session that was killed may have left jobs on the disks
             lab.run(host.name, ["sh", "-c", FORGET_JOBS])
@@ -49,7 +49,7 @@ def train_lab():
 
 @pytest.fixture
 def lab(session_lab):
-    """The session's lab with every host on and every cable in."""
+    """The session's lab with every host switched on and connected."""
     session_lab.up(LabSpec(session_lab.name))
     return session_lab
 
@@ -70,7 +70,7 @@ def named_lab():
 
 @pytest.fixture
 def cluster(train_lab, tmp_path):
-    """A cluster with a state directory of its own; at the end nothing of any job may be left."""
+    """A cluster with its own state directory. At the end, nothing of any job may be left."""
     made = Cluster(train_lab, tmp_path)
     yield made
     made.cancel_all()
@@ -80,7 +80,7 @@ def cluster(train_lab, tmp_path):
 
 @pytest.fixture
 def mended(train_lab, tmp_path):
-    """A cluster whose hosts are switched on and plugged in again at the end; then nothing of any job may be left."""
+    """Like `cluster`, but switches on and connects all hosts at the end."""
     made = Cluster(train_lab, tmp_path)
     yield made
     for host in train_lab.hosts:

@@ -1,6 +1,6 @@
-"""Crash tests: kill a process of gpurun at its N-th fault point, run one command, and look what is left.
+"""Crash tests: kill a process of gpurun at its N-th fault point, run one command, and check the result.
 
-The image's horovodrun is a shell script that prints numbered lines: what is tested is gpurun's life of a job, not
+The image's horovodrun is a shell script that prints numbered lines: the tests are about gpurun's life of a job, not
 Horovod, and a crash should take seconds. `tests/lab/test_crashes.py` takes a sample of the points on every run,
 `benchmarks/bench_reliability.py` all of them.
 """
@@ -56,10 +56,10 @@ def build_image(folder, image: str = IMAGE, launcher: str = LAUNCHER) -> None:
 
 @dataclass(frozen=True)
 class Crash:
-    """What a scenario did.
+    """The result of a scenario.
 
     Attributes:
-        place: the fault point at which the victim was killed; None: it has fewer points than that and lived.
+        place: the fault point at which the victim was killed; None: it has fewer fault points, so it survived.
     """
 
     place: str | None
@@ -71,7 +71,7 @@ class Crash:
 
 @contextmanager
 def fault(cluster: Cluster, role: str, point: int) -> Iterator[None]:
-    """Processes of that role which are started meanwhile die at their `point`-th fault point."""
+    """During the block, new processes of that role die at their `point`-th fault point."""
     cluster.environ["GPURUN_FAULT"] = f"{role}:{point}"
     try:
         yield
@@ -80,7 +80,7 @@ def fault(cluster: Cluster, role: str, point: int) -> Iterator[None]:
 
 
 def submit_dies(cluster: Cluster, point: int) -> Crash:
-    """Whatever a submit that was killed left, one command makes a job of it that succeeds, or there is none."""
+    """After a killed submit, one command makes the job succeed, or there is no job."""
     with fault(cluster, "command", point):
         done = cluster.gpurun(*cluster.submit_args(image=IMAGE), "--", "true")
     cluster.gpurun("status", "-i", str(cluster.inventory))
@@ -92,7 +92,7 @@ def submit_dies(cluster: Cluster, point: int) -> Crash:
 
 
 def supervisor_dies(cluster: Cluster, point: int) -> Crash:
-    """Whatever a supervisor was about to do, the next one carries on with: the job succeeds, its log is whole."""
+    """The next supervisor continues where the killed one stopped: the job succeeds, its log is complete."""
     with fault(cluster, "supervisor", point):
         job = submit(cluster)
     crash = Crash(death_of_supervisor(cluster, job))
@@ -102,7 +102,7 @@ def supervisor_dies(cluster: Cluster, point: int) -> Crash:
 
 
 def supervisor_dies_while_one_waits(cluster: Cluster, point: int) -> Crash:
-    """A job that waits for the GPUs of the one whose supervisor dies gets them all the same."""
+    """A job that waits for the GPUs of a job whose supervisor dies still gets them."""
     with fault(cluster, "supervisor", point):
         first = submit(cluster, gpus=whole(cluster))
     second = submit(cluster, gpus=whole(cluster))
@@ -114,7 +114,7 @@ def supervisor_dies_while_one_waits(cluster: Cluster, point: int) -> Crash:
 
 
 def supervisor_dies_while_cancelled(cluster: Cluster, point: int) -> Crash:
-    """A cancel holds whoever carries it out: the ladder is walked to its end."""
+    """A cancel completes all its steps, even if supervisors die during it."""
     with fault(cluster, "supervisor", point):
         job = submit(cluster, ENDLESS)
     cluster.gpurun("cancel", "--no-wait", job)
@@ -125,7 +125,7 @@ def supervisor_dies_while_cancelled(cluster: Cluster, point: int) -> Crash:
 
 
 def running_gang_is_cancelled(cluster: Cluster, point: int) -> Crash:
-    """The supervisor of a gang that runs dies at the `point`-th step after it was told to end it."""
+    """The supervisor of a running gang dies at its `point`-th step after a cancel."""
     with fault(cluster, "supervisor", 10_000):
         job = submit(cluster, ENDLESS)
     cluster.wait_for_log(job, "line 1")
@@ -139,7 +139,7 @@ def running_gang_is_cancelled(cluster: Cluster, point: int) -> Crash:
 
 
 def cancel_dies(cluster: Cluster, point: int) -> Crash:
-    """A cancel that was killed has been asked for, and is carried out, or has not, and the gang runs on."""
+    """A killed cancel either was recorded and takes effect, or the gang continues."""
     job = submit(cluster, ENDLESS)
     cluster.wait_for_log(job, "line 1")
     with fault(cluster, "command", point):
@@ -154,7 +154,7 @@ def cancel_dies(cluster: Cluster, point: int) -> Crash:
 
 
 def cancel_of_a_queued_job_dies(cluster: Cluster, point: int) -> Crash:
-    """The same for a job that waits; the one it waits for is not touched."""
+    """The same for a queued job. The job that it waits for continues."""
     first = submit(cluster, gpus=whole(cluster))
     second = submit(cluster, gpus=whole(cluster))
     with fault(cluster, "command", point):
@@ -170,12 +170,12 @@ def cancel_of_a_queued_job_dies(cluster: Cluster, point: int) -> Crash:
 
 
 def recover_dies(cluster: Cluster, point: int) -> Crash:
-    """A recover that dies while it adopts leaves an orphan for the next command, or an adopted job."""
+    """A recover that dies during an adoption leaves an adopted job, or an orphan that the next command adopts."""
     return _adopter_dies(cluster, point, "recover")
 
 
 def status_dies(cluster: Cluster, point: int) -> Crash:
-    """The same for any command that comes along."""
+    """The same for any other command, such as status."""
     return _adopter_dies(cluster, point, "status", "-i", str(cluster.inventory))
 
 
@@ -194,13 +194,13 @@ def _adopter_dies(cluster: Cluster, point: int, *command: str) -> Crash:
 
 
 def waiter_dies(cluster: Cluster, point: int) -> Crash:
-    """A waiter that dies before, while or after it grants: its job is granted once, by it or by the next one."""
+    """A waiter dies before, during or after a grant: it or the next waiter grants the job exactly once."""
     hosts = [host.name for host in cluster.lab.hosts]
     with changing_cordons(cluster.home) as cordons:
         cordons.update({host: Cordon("cordoned", "test", time.time(), "nothing may start yet") for host in hosts})
     with fault(cluster, "waiter", point):
         jobs = [submit(cluster), submit(cluster)]
-    with changing_cordons(cluster.home) as cordons:  # no command runs a pass for this: it is the waiter's to notice
+    with changing_cordons(cluster.home) as cordons:  # no command runs a pass for this: the waiter must notice it
         cordons.clear()
     deadline = time.monotonic() + DEADLINE_S
     while waiter_lives(cluster.home, os.getuid()):
@@ -214,7 +214,7 @@ def waiter_dies(cluster: Cluster, point: int) -> Crash:
 
 
 def supervisor_of_an_elastic_gang_dies(cluster: Cluster, point: int) -> Crash:
-    """While a host leaves the gang and comes back: whoever carries on has every GPU in one lease, and fences first."""
+    """A supervisor dies while a host leaves and rejoins the gang. The next fences first; each GPU is in one lease."""
     with fault(cluster, "supervisor", 10_000):
         job = submit(cluster, ENDLESS, min_gpus=1)
     cluster.wait_for_log(job, "line 1")
@@ -234,7 +234,7 @@ def supervisor_of_an_elastic_gang_dies(cluster: Cluster, point: int) -> Crash:
 
 
 def wait_until_whole_or_dead(cluster: Cluster, job: str, *, again: bool = False) -> str | None:
-    """Wait until an elastic gang has lost a host and has it back; or where its supervisor has died meanwhile."""
+    """Wait until an elastic gang has lost and regained a host. Returns the place of its supervisor's death, if any."""
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         place = told(JobStore(cluster.home).get(job).supervisor_log.read_text())
@@ -263,7 +263,7 @@ SCENARIOS: Mapping[str, Callable[[Cluster, int], Crash]] = {
 
 
 def submit(cluster: Cluster, command: str = "true", *, gpus: int = 2, min_gpus: int | None = None) -> str:
-    """A gang over both hosts; its id."""
+    """Submit a gang over both hosts. Returns its id."""
     recipe = cluster.folder / "recipe.yaml"
     recipe.write_text(f"image: {IMAGE}\ngpus: {gpus}\ngrace: 1s\ncommand: [{command}]\n")
     each = gpus // len(cluster.lab.hosts)
@@ -274,7 +274,7 @@ def submit(cluster: Cluster, command: str = "true", *, gpus: int = 2, min_gpus: 
 
 
 def whole(cluster: Cluster) -> int:
-    """All GPUs of the lab."""
+    """Return all GPUs of the lab."""
     return sum(host["gpus"] for host in cluster.status()["hosts"])
 
 
@@ -283,7 +283,7 @@ def record(cluster: Cluster, job: str) -> JobRecord:
 
 
 def told(text: str) -> str | None:
-    """The place at which a process says it was killed."""
+    """Return the place at which a process reports that it was killed."""
     return next((line for line in text.splitlines() if line.startswith(FAULT)), None)
 
 
@@ -298,7 +298,7 @@ def kill_waiter(cluster: Cluster) -> None:
 
 
 def death_of_supervisor(cluster: Cluster, job: str) -> str | None:
-    """Wait until the job's first supervisor has died or has done its work; where it died."""
+    """Wait until the job's first supervisor has died or finished. Returns the place where it died."""
     log = JobStore(cluster.home).get(job).supervisor_log
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
@@ -312,19 +312,19 @@ def death_of_supervisor(cluster: Cluster, job: str) -> str | None:
 
 
 def _last_words(log) -> str | None:
-    """Between the end of its job and its own, a supervisor runs a pass: it may die there too."""
+    """Return the place where a supervisor died after its job's end: it runs a pass then."""
     time.sleep(0.3)
     return told(log.read_text())
 
 
 def must_succeed(cluster: Cluster, job: str) -> None:
-    """The job ends well, and its log has every line once, in order."""
+    """Check that the job succeeds, and its log has every line once, in order."""
     assert cluster.gpurun("wait", job, "--timeout", "60").code == 0, record(cluster, job)
     assert logged(cluster, job) == [f"line {number}" for number in range(LINES)]
 
 
 def must_be_cancelled(cluster: Cluster, job: str) -> None:
-    """The job ends as a person wanted; what it printed until then is there, once and in order."""
+    """Check that the job is cancelled, and its log has its lines until then, once and in order."""
     cluster.gpurun("wait", job, "--timeout", "60")
     assert record(cluster, job).state is State.CANCELLED, record(cluster, job)
     lines = logged(cluster, job)
@@ -336,12 +336,12 @@ def logged(cluster: Cluster, job: str) -> list[str]:
 
 
 def check_invariants(cluster: Cluster) -> None:
-    """No GPU in two leases, none lost for good, nothing left on any host or in the state directory."""
+    """Check that no GPU is in two leases or lost, and nothing is left on any host or in the state directory."""
     holdings = LeaseStore(cluster.home).read_all()
     held = [(grant.host, gpu) for lease in holdings.leases for grant in lease.grants for gpu in grant.gpus]
     assert not holdings.damaged
     assert len(held) == len(set(held))
-    deadline = time.monotonic() + 15  # the last supervisor may still be on its way out
+    deadline = time.monotonic() + 15  # the last supervisor may still be exiting
     while LeaseStore(cluster.home).read_all().leases and time.monotonic() < deadline:
         time.sleep(0.05)
     cluster.assert_nothing_left()

@@ -35,7 +35,7 @@ done
 
 @dataclass
 class Story:
-    """What became of a job after a fault; times in seconds after it.
+    """The events of a job after a fault; times in seconds after it.
 
     Attributes:
         noticed_s: until the job left RUNNING; None if it never did.
@@ -99,14 +99,14 @@ def assert_no_step_lost(cluster: Cluster, job: str, steps: int = STEPS) -> None:
 
 
 def supervisor_of(job: str) -> Process:
-    """The job's supervisor. A child that it has just forked still shows its command line, and is not it."""
+    """Return the job's supervisor. Skips a just forked child, which still has the supervisor's command line."""
     found = {process.pid: process for process in list_processes() if f"gpurun.supervisor {job} " in process.command}
     (process,) = [process for process in found.values() if process.parent not in found]
     return process
 
 
 def kill_supervisor(cluster: Cluster, job: str) -> None:
-    """kill -9 the job's supervisor, and nothing else."""
+    """Kill only the job's supervisor, with SIGKILL."""
     process = supervisor_of(job)
     os.kill(process.pid, signal.SIGKILL)
     while is_same(process):

@@ -1,4 +1,4 @@
-"""Runs the shell blocks of a how-to on a head of its own: a mount namespace with its own accounts, homes and state."""
+"""Run the shell blocks of a how-to on a separate head: a mount namespace with its own accounts, homes and state."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class OwnHead:
         self.environ = {"PATH": "/opt/gpurun/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 
     def _move_root_s_home(self, passwd: Path) -> None:
-        """OpenSSH goes by the account, whatever HOME says."""
+        """Give root another home in its account: OpenSSH uses the account's home and ignores HOME."""
         lines = passwd.read_text().splitlines()
         moved = [re.sub(r":[^:]*(:[^:]*)$", rf":{self.folder}/root\1", line) for line in lines if line[:5] == "root:"]
         passwd.write_text("\n".join([*moved, *(line for line in lines if line[:5] != "root:"), ""]))
@@ -91,13 +91,13 @@ class OwnHead:
         )  # fmt: skip
 
     def do(self, user: str, script: str, *, codes: tuple[int, ...] = (0,)) -> str:
-        """Like `run`; what the script printed. It must end with one of these codes."""
+        """Like `run`, but return the script's output. Its exit code must be one of these."""
         done = self.run(user, script)
         assert done.returncode in codes, f"{user}: {script}\n{done.stdout}\n{done.stderr}"
         return done.stdout + done.stderr
 
     def pids(self) -> list[int]:
-        """The processes of this head, without the one that keeps it."""
+        """Return the processes of this head, except the process that holds its namespace."""
         mine, found = Path(f"/proc/{self._places.pid}/ns/mnt").readlink(), []
         for process in Path("/proc").iterdir():
             with suppress(OSError):
@@ -106,7 +106,7 @@ class OwnHead:
         return [pid for pid in found if pid != self._places.pid]
 
     def close(self) -> None:
-        """End what runs here."""
+        """End the processes of this head."""
         for pid in self.pids():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -114,7 +114,7 @@ class OwnHead:
 
 
 def has_account_here(name: str) -> bool:
-    """Whether the machine itself knows this name: it must not, after a test that makes accounts of its own."""
+    """Return whether the machine itself has this account. It must not after a test that makes its own accounts."""
     with suppress(KeyError):
         return pwd.getpwnam(name) is not None
     return False

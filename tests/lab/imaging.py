@@ -16,11 +16,11 @@ from gpurun.lab import Lab
 
 MIB = 1 << 20
 NAMES = f"ship-{os.getpid()}"
-"""What this process calls its images: other checkouts' tests may use the same engine."""
+"""The prefix of this process's image names: other checkouts' tests may use the same engine."""
 
 
 def layer(seed: str, size: int = 0, **files: bytes) -> bytes:
-    """A layer's tar: one file of `size` random-looking bytes that `seed` decides, and others."""
+    """Return a layer's tar: a file of `size` pseudo-random bytes from `seed`, and other files."""
     content = {f"{seed}.bin": noise(seed, size), **files}
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as made:
@@ -113,7 +113,7 @@ class OnHost:
         return json.loads(done.stdout)[0] if done.code == 0 else None
 
     def images(self) -> set[str]:
-        """IDs of everything there, intermediate ones included."""
+        """Return the IDs of all images there, including intermediate images."""
         out = self.docker("images", "-aq", "--no-trunc").decode()
         return set(out.split())
 
@@ -122,7 +122,7 @@ class OnHost:
             self._lab.run(self._host, ["docker", "rmi", "-f", name])
 
     def saved_layers(self, name: str) -> list[str]:
-        """What ``docker save`` writes there: the digest of each layer."""
+        """Return the digest of each layer that ``docker save`` writes there."""
         with tarfile.open(fileobj=io.BytesIO(self.docker("save", name))) as archive:
             files = {entry.name: entry for entry in archive}
             read = archive.extractfile(files["manifest.json"])
@@ -139,6 +139,6 @@ class OnHost:
         return digests
 
     def spool(self) -> list[str]:
-        """What transfers have left on the host."""
+        """Return the files that transfers left on the host."""
         done = self._lab.run(self._host, ["find", "/home", "/root", "-path", "*/gpurun/spool/*", "-type", "f"])
         return done.stdout.decode().split()

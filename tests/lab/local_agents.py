@@ -1,4 +1,4 @@
-"""Hosts without SSH: agents as plain child processes, each with a home of its own, reached over pipes."""
+"""Hosts without SSH: agents as child processes, each with its own home, connected by pipes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Hosts:
         self.processes[name].kill()
 
     def stop(self, name: str) -> None:
-        """Let a host hang, for longer than its fleet waits for it. It may be called again, while answers still come."""
+        """Let a host hang for longer than its fleet waits. May be called again while answers still arrive."""
         self.processes[name].send_signal(signal.SIGSTOP)
         for fleet in self.fleets:
             if name in fleet.agents:

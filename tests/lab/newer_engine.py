@@ -36,7 +36,7 @@ exec chroot "$1" dockerd --data-root /work/data --exec-root /run/docker -p /run/
 
 
 class NotToBeHad(Exception):
-    """There is no newer Debian here and none can be made."""
+    """The newer Debian does not exist here, and cannot be built."""
 
 
 def debian_root() -> Path:

@@ -14,7 +14,7 @@ _SLOTS = 9
 
 @contextmanager
 def own_lab(kind: str, **options) -> Iterator[Lab]:
-    """A lab of this test process alone: workers of xdist and other sessions get others.
+    """Yield a lab that only this test process uses: xdist workers and other sessions get other labs.
 
     The names KIND-1, KIND-2 … are taken in turn, so that the hosts' disks, with the images on them, are found
     again by the next session.

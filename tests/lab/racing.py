@@ -1,7 +1,7 @@
 """Two heads, or one head with two names for a machine, race for the same GPUs of a lab's host.
 
-The image's horovodrun prints the host's uptime all the time it runs, so a job's log says when its container ran: all
-containers of a host read one clock. Two spans that overlap are two gangs on one GPU.
+The image's horovodrun prints the host's uptime continuously, so a job's log says when its container ran: all
+containers of a host read one clock. If two spans overlap, two gangs were on one GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ UP = re.compile(r"up (\d+\.\d+)")
 
 @dataclass(frozen=True)
 class Side:
-    """One that races: a state directory and what it calls the machine."""
+    """One side of a race: a state directory and its name for the machine."""
 
     home: Path
     inventory: Path
@@ -77,7 +77,7 @@ class Race:
 
     @property
     def both(self) -> bool:
-        """Both ran at one moment on the same GPUs."""
+        """Whether both jobs ran on the same GPUs at once."""
         one, other = self.spans
         return one is not None and other is not None and one[0] <= other[1] and other[0] <= one[1]
 
@@ -123,7 +123,7 @@ SCENARIOS: Mapping[str, Callable[[Lab, Path, str], tuple[Side, Side]]] = {"heads
 
 
 def race(sides: Sequence[Side], *, gpus: int = 4, seconds: int = 1, delay_s: float = 0.0, limit_s: float = 240) -> Race:
-    """Both submit, the second one `delay_s` later, and both wait for their ends."""
+    """Submit from both sides, the second `delay_s` later, and wait until both jobs end."""
     began = time.monotonic()
     jobs: dict[int, str] = {}
     barrier = threading.Barrier(2)

@@ -1,4 +1,4 @@
-"""A host with things that a hostile program or host could want, and what became of them."""
+"""A host with targets for a hostile program or host, and checks that they were not harmed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ for top in sys.argv[2:]:
         note(top)
 print(json.dumps(found))
 """
-"""What tells a change of any file below some folders: inode, mode, owner, time of change, content."""
+"""Prints the values that reveal a change of any file below some folders: inode, mode, owner, ctime, content."""
 
 OURS = (
     "/home/train/.gpurun", "/home/train/.gpurun/jobs", "/home/train/.gpurun/outputs", "/home/train/.cache",
@@ -59,7 +59,7 @@ OURS = (
 
 
 def build_image(folder: Path) -> None:
-    """Python, and a program that root lends to everybody."""
+    """Build an image with Python and a setuid program of root's."""
     (folder / "Dockerfile").write_text(DOCKERFILE)
     environ = {**os.environ, "DOCKER_HOST": engine.ensure(), "DOCKER_BUILDKIT": "0"}
     argv = ["docker", "build", "-q", "--network", "none", "-t", IMAGE, str(folder)]
@@ -67,7 +67,7 @@ def build_image(folder: Path) -> None:
 
 
 class Scene:
-    """Secrets of the SSH user, of the head's user and of a job beside; and every file that is nobody's to change."""
+    """Secrets of the SSH user, of the head's user and of a neighbour job; and all files that must not change."""
 
     def __init__(self, cluster: Cluster, hosts: Iterable[str]) -> None:
         self.cluster, self.hosts = cluster, tuple(hosts)
@@ -129,7 +129,7 @@ class Scene:
         self.cluster.wait_for_log(self._neighbour, "line 3")
 
     def end_neighbour(self) -> None:
-        """It has lost no line and has its outputs; nobody has its secret but its own folder."""
+        """Check that the neighbour has all lines and outputs, and its secret is only in its own folder."""
         there = f"/home/train/.gpurun/outputs/{self._neighbour}"
         assert self.cluster.lab.run(self.hosts[0], ["touch", f"{there}/go"], user="train").code == 0
         record = self.cluster.wait_for(self._neighbour, "SUCCEEDED", "FAILED", timeout_s=60)
@@ -149,7 +149,7 @@ class Scene:
         self._before = self._files()
 
     def assert_unharmed(self) -> None:
-        """No other file was changed, none has come, no secret was carried anywhere. The neighbour goes on and ends."""
+        """Check that no other file was changed or added, and no secret was copied. Wait for the neighbour's end."""
         now = self._files()
         for place, before in self._before.items():
             changed = {path: (before.get(path), now[place].get(path)) for path in {*before, *now[place]}}
@@ -160,7 +160,7 @@ class Scene:
             self.assert_nowhere(word, self.cluster.home)
 
     def assert_nowhere(self, word: str, *folders: Path) -> None:
-        """Nothing below the head's folders has it, nor what jobs have on the hosts."""
+        """Check that neither the head's folders nor jobs' files on the hosts contain it."""
         for folder in folders:
             found = subprocess.run(
                 ["grep", "-rlaF", "--devices=skip", word, str(folder)], capture_output=True, text=True

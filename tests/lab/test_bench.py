@@ -63,7 +63,7 @@ def measured_by_iperf3(lab, server, client):
 
 
 def bench_like_iperf3(lab, home, *links):
-    """A bench of which iperf3 says the same, within a tenth: what else this machine does slows either at times."""
+    """Repeat until `gpurun bench` and iperf3 agree within 10 %: other load sometimes slows either of them."""
     for _ in range(3):
         code, document = bench(lab, home)
         both = [(rates(document)[link], iperf3(lab, link[1], link[0])) for link in links]

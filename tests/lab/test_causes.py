@@ -1,4 +1,4 @@
-"""What ends a gang or keeps its GPUs: found on the host where it began, named, and kept out of the next gang's way."""
+"""Causes that end a gang or keep its GPUs: gpurun finds the host, names the cause, and avoids it for the next gang."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def until_again(cluster, job, attempt=2):
 
 
 def say_at_the_end(cluster, job, text=""):
-    """What the launcher is to print when it is told to exit: written while there is room on the disk."""
+    """Write the text that the launcher prints at exit, while the disk has room."""
     first = cluster.job(job)["hosts"][0]
     path = f"/home/train/.gpurun/jobs/{job}/run/new"
     assert cluster.lab.run(first, ["sh", "-c", f"cat >{path}"], stdin=text.encode()).code == 0
@@ -126,7 +126,7 @@ def end(cluster, job, text=""):
 
 
 def seen(cluster, job, kind):
-    """The event in which a host told of that kind of cause."""
+    """Return the event in which a host reported this kind of cause."""
     deadline = time.monotonic() + 15
     while True:
         found = [e for e in events(cluster, job) if e["kind"] == "host" and e["state"] == kind]

@@ -67,7 +67,7 @@ def hardware(lab):
 
 @pytest.fixture
 def agent(lab):
-    """Open an agent on the host, as another head would; each is a process of its own."""
+    """Open an agent on the host, as another head would. Each agent is a separate process."""
     inventory = load(lab.inventory)
     opened = []
 
@@ -86,7 +86,7 @@ def take(agent, me, cards=None):
 
 
 def refused(agent, me, cards=None):
-    """Why a host refuses a claim."""
+    """Return why a host refuses a claim."""
     with pytest.raises(RemoteOpFailed) as caught:
         take(agent, me, cards)
     assert caught.value.kind == "claimed"
@@ -100,7 +100,7 @@ def docker(lab, *words):
 
 
 def claims(lab):
-    """Volume → job, as Docker says it."""
+    """Return volume → job, as Docker reports it."""
     found = {}
     for name in docker(lab, "volume", "ls", "-q", "--filter", "name=gpurun-gpu-"):
         found[name] = json.loads(lab.run(HOST, ["docker", "volume", "inspect", name]).stdout)[0]["Labels"]["gpurun.job"]
@@ -116,7 +116,7 @@ def run_container(lab, labels, *options):
 
 
 def sleeper(lab):
-    """A process of alice's that gpurun knows nothing of; its pid."""
+    """Start a process of alice's outside gpurun. Returns its pid."""
     command = ["sh", "-c", "sleep 300 >/dev/null 2>&1 & echo $!"]
     return lab.run(HOST, command, user="alice").stdout.decode().strip()
 
@@ -237,7 +237,7 @@ class TestTheEngine:
         take(agent(), BOB)
 
     def test_a_fence_takes_another_gangs_container_for_what_it_is(self, lab, agent):
-        """Our claim was taken over while our head was away: the GPU is somebody else's, and our job is proven gone."""
+        """Another head took over our claim while ours was down: the GPU is theirs, and our job is fenced."""
         mine = agent()
         ident = run_container(lab, container_labels(BOB, CARDS[:1]))
         pid = docker(lab, "inspect", "--format", "{{.State.Pid}}", ident)[0]
@@ -290,7 +290,7 @@ def gpurun(side: Side, tmp_path, *words: str):
 
 
 def test_the_last_gpus_beside_another_heads_gang_are_found_and_nobody_is_blamed(heads, tmp_path):
-    """The second head knows nothing of the first one's gang: the host tells it, and it takes what is left."""
+    """The second head has no record of the first head's gang. The host reports it, and the job gets the other GPUs."""
     first, second = heads
     holder = first.submit(2, 600)
     wait_for(first, holder, "RUNNING")
@@ -306,7 +306,7 @@ def test_the_last_gpus_beside_another_heads_gang_are_found_and_nobody_is_blamed(
 
 
 def test_a_supervisor_killed_between_claim_and_container_gives_its_gpus_up_and_gets_them_later(lab, heads, tmp_path):
-    """The image takes its time over a slow link; another head takes the GPUs over meanwhile."""
+    """The image is shipped over a slow link; meanwhile another head takes over the GPUs."""
     first, second = heads
     build_image(tmp_path, f"{IMAGE}-{os.getpid()}", f"{LAUNCHER}# {os.urandom(1_500_000).hex()}\n")
     lab.shape(HOST, 2_000_000)
@@ -329,7 +329,7 @@ def test_a_supervisor_killed_between_claim_and_container_gives_its_gpus_up_and_g
 
 
 def test_a_removed_lease_and_record_free_nothing(lab, heads, tmp_path):
-    """The container goes on; the next gang is refused, the host is fenced, and the gang runs."""
+    """The container continues. The host refuses the next gang; after a fence of the host, the gang runs."""
     side = heads[0]
     job = side.submit(2, 600)
     wait_for(side, job, "RUNNING")

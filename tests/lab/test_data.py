@@ -36,7 +36,7 @@ def test_data_come_once_to_each_host_and_outlive_their_folder(cluster, tmp_path)
     done = run(cluster, top, "--host", "gpu-r1-02", gpus=1)
     assert done.code == 0, done.err
     assert "hello from the data" in done.out
-    assert "ead-only" in done.out  # whoever touches the data is told so
+    assert "ead-only" in done.out  # a program that writes to the data gets an error
     assert sent_by_head(cluster) - before < SIZE // 8, "nothing of the data travels again"
 
     (first,) = [job["id"] for job in cluster.status()["jobs"] if "gpu-r1-02" in job["hosts"]][:1]

@@ -1,4 +1,4 @@
-"""An elastic gang under real horovodrun: hosts die, it goes on without them, and with them when they are back."""
+"""An elastic gang under real horovodrun: it continues without dead hosts, and takes them in when they return."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_hosts_leave_and_come_back_and_no_step_is_lost(cluster):
 # Of a measurement: GPURUN_KILL_AFTER="0 1 2 …".
 @pytest.mark.parametrize("after_s", [int(text) for text in os.environ.get("GPURUN_KILL_AFTER", "1 14").split()])
 def test_a_supervisor_that_dies_beside_a_host_delays_nobody_for_long(cluster, after_s):
-    """Before the host's silence was noticed, and about when the others were to be told."""
+    """It dies before it notices the host's silence, and about when it would notify the other hosts."""
     job = train(cluster)
     wait_for_ranks(cluster, job, 4, 180)
     cluster.lab.crash(cluster.job(job)["hosts"][2])
@@ -118,7 +118,7 @@ def test_a_supervisor_that_dies_beside_a_host_delays_nobody_for_long(cluster, af
 
 @contextmanager
 def hampered(cluster, host, how):
-    """A host that lives and, for some seconds, cannot be reached, or lets nobody log in."""
+    """A live host that for some seconds is unreachable or refuses logins."""
     if how == "unplugged":
         cluster.lab.cut(host)
     else:
@@ -134,7 +134,7 @@ def hampered(cluster, host, how):
 
 @pytest.mark.parametrize(("how", "for_s"), [("unplugged", 5), ("slow", 10)])
 def test_a_host_that_is_hampered_while_a_supervisor_is_followed_stays_in_the_gang(cluster, how, for_s):
-    """Nothing comes back from it for 5 s, or its agent needs 10 s to start."""
+    """The host does not answer for 5 s, or its agent needs 10 s to start."""
     job = train(cluster)
     wait_for_ranks(cluster, job, 4, 180)
     host = cluster.job(job)["hosts"][2]

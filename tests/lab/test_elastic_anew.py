@@ -1,4 +1,4 @@
-"""Elastic gangs whose launcher cannot take in hosts: ended, and started again at the size that there is."""
+"""Elastic gangs whose launcher cannot add hosts: gpurun stops them and starts them again at the available size."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def wait_for_sizes(cluster, job, wanted, timeout_s):
 
 
 def done_again(cluster, job):
-    """For each change of its size, how many steps the gang did again."""
+    """Return for each change of size how many steps the gang repeated."""
     pairs = itertools.pairwise(steps(cluster, job))
     return [before + 1 - after for (before, old), (after, new) in pairs if old != new]
 

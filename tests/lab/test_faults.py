@@ -1,4 +1,4 @@
-"""Faults while a gang trains: whatever can go on goes on, the rest starts again elsewhere, nothing is left behind."""
+"""Faults while a gang trains: gangs continue if they can or restart elsewhere, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_host_is_powered_off(cluster, tmp_path):
 
 
 def test_the_first_host_is_powered_off(cluster, tmp_path):
-    """It has the outputs; the gang goes on from the copy that the head has."""
+    """The host has the outputs; the gang resumes from the head's copy."""
     job = train(cluster, tmp_path / "recipe", steps=60)
     copied = cluster.home / "jobs" / job / "outputs" / "step"
     wait_until(lambda: copied.exists() and int(copied.read_text() or 0) >= 5, 25)
@@ -137,14 +137,14 @@ def test_dockerd_is_restarted(cluster, tmp_path, rank):
 
 @pytest.mark.parametrize("how", ["TERM", "KILL"])
 def test_dockerd_of_the_launchers_host_stops_for_good(cluster, tmp_path, how):
-    """Its configuration was spoiled, say: the gang goes on elsewhere, and the host is fenced once it is mended."""
+    """Its configuration is broken. The gang restarts elsewhere; the host is fenced after the repair."""
     job = train(cluster, tmp_path / "recipe")
     victim = cluster.job(job)["hosts"][0]
     cluster.lab.run(victim, ["tee", "/etc/docker/daemon.json"], stdin=b"no JSON")
     try:
         since = time.time()
         assert cluster.lab.run(victim, ["pkill", f"-{how}", "-x", "dockerd"]).code == 0
-        if how == "KILL":  # then the container has run on, and nobody saw how it ended
+        if how == "KILL":  # the container survives dockerd, and its exit code is lost
             main = json.loads(cluster.lab.run(victim, ["cat", f"/home/train/.gpurun/jobs/{job}/main.json"]).stdout)
             cluster.lab.run(victim, ["kill", "-KILL", str(main["pid"])])
         story = tell(cluster, job, f"dockerd of the launcher's host stopped for good ({how})", since)
@@ -187,7 +187,7 @@ def test_a_rank_that_kills_is_no_fault_of_the_host(cluster, tmp_path, victim, st
 
 @pytest.mark.parametrize("silent_s", [0, 8], ids=["", "its engine tells late"])
 def test_a_worker_container_is_killed(cluster, tmp_path, silent_s):
-    """What an OOM kill does to a gang. The launcher may have ended long before Docker tells of the container."""
+    """Has the effect of an OOM kill. The launcher may end long before Docker reports the container's end."""
     job = train(cluster, tmp_path / "recipe")
     victim = cluster.job(job)["hosts"][1]
     since = time.time()
@@ -233,7 +233,7 @@ def test_a_cancelled_gang_s_log_holds_what_ranks_printed_until_they_were_killed(
 
 
 def test_a_preempted_gang_gives_way_and_resumes(cluster, tmp_path):
-    """What the supervisor does with the scheduler's request: notice, grace, fence, queue, and on from the outputs."""
+    """After the scheduler's request: notice, grace, fence, queue; then the gang resumes from its outputs."""
     job = train(cluster, tmp_path / "recipe")
     folder = JobStore(cluster.home).get(job)
     since = time.time()
@@ -274,7 +274,7 @@ def submit_python(cluster, folder, program, *lines):
 
 
 def test_a_rank_outgrows_the_memory_limit_of_its_container(cluster, tmp_path):
-    """The kernel kills the rank, not the container: its own fault, and nobody else's."""
+    """The kernel kills only the rank, not the container, so the rank is the cause."""
     job = submit_python(cluster, tmp_path, GROWS)
     victim, container = cluster.job(job)["hosts"][1], f"gpurun-{job}-1"
     limits = ["--memory", MEMORY_LIMIT, "--memory-swap", MEMORY_LIMIT]
@@ -306,7 +306,7 @@ time.sleep(600)
 
 
 def test_a_rank_hangs_and_the_others_wait_for_it(cluster, tmp_path):
-    """Rank 1 takes a step less than rank 0, which waits for it: the gang ends, and is not started again."""
+    """Rank 1 makes one step less than rank 0, which waits for it: the gang is stopped, and not restarted."""
     job = submit_python(cluster, tmp_path, HANGS, "hang_timeout: 6s")
     wait_until(lambda: cluster.log(job).count("waits since") == 2, 60)
     since = max(float(each) for each in re.findall(r"waits since ([\d.]+)", cluster.log(job)))

@@ -1,4 +1,4 @@
-"""``make fresh``: the machine runs commands as a machine does, and nothing of it stays, however it ends."""
+"""``make fresh``: the machine runs commands like a real machine, and leaves nothing behind however it ends."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_nothing_runs_on_when_it_is_interrupted_or_killed(start, group, number):
     machine.communicate(timeout=30)
     assert machine.returncode != 0
     nothing_is_left(machine, marker)
-    if number == signal.SIGKILL:  # nobody was there to remove it; the next machine does
+    if number == signal.SIGKILL:  # its process was killed; the next machine removes it
         assert group.places() != []
         assert start("true").wait(30) == 0
     assert group.places() == []

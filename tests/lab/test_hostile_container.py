@@ -1,7 +1,7 @@
-"""A stranger's program on a real host, whose SSH user is not root: it reads, changes and stops nothing but its own job.
+"""A hostile program on a real host, whose SSH user is not root, can read, change and stop only its own job.
 
 The tricks are in `hostile/tricks.py`. After each job every other file of the hosts and of the head is as it was, no
-planted secret was carried anywhere, the job beside has all its lines, and the host is proven free.
+planted secret was copied anywhere, the neighbour job has all its lines, and the host is fenced.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_outputs_full_of_tricks_come_home_or_are_named_and_go_to_the_next_attemp
     outputs = scene.cluster.home / "jobs" / job / "outputs"
     assert (outputs / "steady").read_text() == "steady"
     assert (outputs / "sparse").stat().st_size == 1 << 40
-    (outputs / "sparse").unlink()  # nobody wants to search it
+    (outputs / "sparse").unlink()  # too large to search
     assert (outputs / "link0").is_symlink()
     assert (outputs / "suid").stat().st_mode & 0o7000 == 0
     scene.assert_unharmed()

@@ -1,4 +1,4 @@
-"""A host whose agent is another's program: it lies in every operation, and harms nothing but its own gangs.
+"""A host with a hostile agent, which sends false answers in every operation, harms only its own gangs.
 
 The host's ``python3`` is a wrapper that loads `hostile/lies.py` before gpurun's agent. Each gang has one rank there and
 one on an honest host; a job beside runs on a third host. The liar is named, honest hosts are free again, the head's
@@ -74,7 +74,7 @@ class Liar:
         return json.loads(self.lab.run(self.host, ["cat", "/opt/lies/turns.json"]).stdout)
 
     def clean(self) -> None:
-        """Remove what its lies have kept there: outputs that nobody brought home."""
+        """Remove outputs that its lies kept on the host."""
         self.lab.run(self.host, ["sh", "-c", "rm -rf /home/train/.gpurun/outputs/j-*"])
 
     def repent(self) -> None:
@@ -136,7 +136,7 @@ def submit(scene, liar, name, command=TRAINS, limit_s=5):
 
 
 def told(scene, job):
-    """All that the head says of a job."""
+    """Return all of the head's output about a job."""
     record = json.loads((scene.cluster.home / "jobs" / job / "state.json").read_text())
     said = []
     with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""A gang trains to its end whatever becomes of the inventory's file, and of its supervisor."""
+"""A gang trains to its end even if the inventory file changes or its supervisor dies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cluster(train_lab, tmp_path):
 
 
 def remove_host(cluster, job):
-    """As an edit by hand or a `git pull` does: the file is what it is afterwards."""
+    """Change the file without gpurun, like an edit by hand or a `git pull`."""
     written = yaml.safe_load(cluster.inventory.read_text())
     host = cluster.job(job)["hosts"][1]
     racks = [rack for rack in written["racks"].values() if host in rack["hosts"]]

@@ -1,4 +1,4 @@
-"""Whole jobs on real hosts: real sshd, real Docker, real horovodrun; good luck and bad."""
+"""Whole jobs on real hosts, with real sshd, Docker and horovodrun: successes and failures."""
 
 from __future__ import annotations
 

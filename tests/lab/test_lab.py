@@ -281,7 +281,7 @@ def test_disks_outlive_down_and_have_the_size_that_was_asked_for(named_lab):
 
 
 def test_a_start_that_is_not_on_record_yet_ends_with_its_host(tmp_path):
-    """`up` was killed when it had just forked: nobody wrote down that process, and it is in no namespace yet."""
+    """`up` was killed just after a fork: the process is not recorded, and is in no namespace yet."""
     record, other = tmp_path / "host.json", tmp_path / "other.json"
     mine, others = (
         subprocess.Popen(["sh", "-c", "read _", "sh", str(path)], stdin=subprocess.PIPE) for path in (record, other)

@@ -1,4 +1,4 @@
-"""`gpurun lab` killed at every step it takes: whatever is left, `down` removes and `up` does not mind."""
+"""`gpurun lab` is killed at every step: `down` removes all leftovers, and `up` works despite them."""
 
 from __future__ import annotations
 

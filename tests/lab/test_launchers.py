@@ -131,7 +131,7 @@ def test_a_cancelled_gang_has_its_grace_on_every_host(cluster):
 
 @pytest.mark.parametrize("host", [0, 1])
 def test_a_container_that_is_killed_is_no_fault_of_a_rank(cluster, host):
-    """That of the first host, too: it is no launcher's."""
+    """Also the first host's container: it does not contain a launcher."""
     job = start(cluster, command=["sleep", "600"])
     record = cluster.wait_for(job, "RUNNING")
     time.sleep(2)

@@ -1,4 +1,4 @@
-"""What was submitted is what runs, on the first host and on the one that comes later: image and code."""
+"""A job runs the submitted image and code, also on hosts that join later."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IMAGE = f"gpurun/pinned-{os.getpid()}:1"
 
 @pytest.fixture
 def build(tmp_path):
-    """Give the name to an image that says so much; None takes it away."""
+    """Give the name to an image that prints this text; None removes the name."""
     environ = {**os.environ, "DOCKER_HOST": engine.ensure(), "DOCKER_BUILDKIT": "0"}
     (tmp_path / "image").mkdir()
 
@@ -37,7 +37,7 @@ def build(tmp_path):
 
 
 def waiting(cluster, *submission):
-    """A job that waits for GPUs, and what lets it start."""
+    """A job that waits for GPUs, and a function that lets it start."""
     gpus = sum(host["gpus"] for host in cluster.status()["hosts"])
     per_host = ["--gpus-per-host", str(gpus // len(cluster.lab.hosts))]
     first = cluster.gpurun(*cluster.submit_args(*per_host, gpus=gpus), "--", "sleep", "600").out.strip()

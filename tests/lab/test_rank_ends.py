@@ -1,4 +1,4 @@
-"""A gang ends when its ranks end, for the reason they ended: whatever their children, their shells and launchers do."""
+"""A gang ends when its ranks end, with their reason, whatever their children, shells and launchers do."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_what_outlives_ranks_that_succeeded_ends_with_them(cluster, launcher, sc
 
 
 def test_a_program_under_a_shell_gets_its_notice_and_its_grace(cluster):
-    """The shell does not `exec` it, and dies of the signal first."""
+    """The shell does not `exec` the program, and dies of the signal first."""
     program = (
         "import signal, sys, time\n"
         "def save(*_):\n    time.sleep(1); print('saved', flush=True); sys.exit(0)\n"
@@ -123,7 +123,7 @@ def test_a_program_under_a_shell_gets_its_notice_and_its_grace(cluster):
 
 
 def test_a_cancel_does_not_break_a_ranks_data_loader_before_the_rank(cluster):
-    """The notice is for the rank: PyTorch's loader, for one, fails a rank whose worker ends."""
+    """Only the rank gets the notice: PyTorch's loader, for example, fails a rank whose worker ends."""
     program = (
         "import multiprocessing, os, signal, sys, time\n"
         "def load():\n    signal.signal(signal.SIGTERM, lambda *_: print('loader told', flush=True)); time.sleep(600)\n"

@@ -1,4 +1,4 @@
-"""Hosts as people have them: another Python, another Docker, home folders that hosts share."""
+"""Hosts with another Python, another Docker, or shared home folders."""
 
 from __future__ import annotations
 

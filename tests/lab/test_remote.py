@@ -1,4 +1,4 @@
-"""Sessions to real hosts over a network that fails: what is noticed, how soon, and by what name."""
+"""Sessions to real hosts over a failing network: which failures gpurun detects, how soon, and as which error."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_refused_key(lab, targets, copied, tmp_path):
 
 
 def test_a_host_without_python3(lab, targets):
-    # Where the login shell looks for it first, there is one that is none.
+    # The login shell finds this python3 first, and it fails as if missing.
     script = "#!/bin/sh\necho python3: not found >&2\nexit 127\n"
     lab.run(HOSTS[3], ["mkdir", "-p", "/usr/local/bin"])
     lab.run(HOSTS[3], ["mount", "-t", "tmpfs", "none", "/usr/local/bin"])

@@ -1,4 +1,4 @@
-"""``gpurun rerun``: what ran once runs again, whatever the workdir and the image's name hold by then."""
+"""``gpurun rerun``: a job runs again unchanged, even if the workdir or the image's name has changed."""
 
 from __future__ import annotations
 

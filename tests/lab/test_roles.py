@@ -1,4 +1,4 @@
-"""Gangs whose ranks have roles: each listens where the others look for it; some only serve until the rest is done."""
+"""Gangs whose ranks have roles: each listens at its announced address; some only serve until the others end."""
 
 from __future__ import annotations
 

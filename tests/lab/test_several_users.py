@@ -137,7 +137,7 @@ def test_the_document_from_top_to_bottom(head):
     head.do("root", f"gpurun cancel {bobs}")  # also when root comes before the timer does
     assert jobs(head)[bobs]["state"] == "CANCELLED"
 
-    # Alice leaves in good order, carol with a job that nobody carries.
+    # Alice leaves without jobs, carol with a job that has no supervisor.
     alices, carols = submit_long(head, "alice"), submit_long(head, "carol")
     head.do("root", leave.script.replace("JOB", alices))
     assert jobs(head)[alices]["state"] == "CANCELLED"

@@ -1,4 +1,4 @@
-"""Shipping on real hosts: real engines, real links, and what goes wrong on the way."""
+"""Shipping on real hosts, with real engines and links, and with failures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gpurun.supervisor.links import target_of
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("ship")]
 
 HOSTS = ["gpu-r1-01", "gpu-r1-02", "gpu-r2-01", "gpu-r2-02"]
-# What TLS, TCP, IP, Ethernet and SSH add, and what the hosts have to say to each other.
+# The overhead of TLS, TCP, IP, Ethernet and SSH, and of messages between hosts.
 OVERHEAD = 1.02
 TALK_BYTES = 600_000
 
@@ -167,7 +167,7 @@ def test_the_plan_is_what_happens(fleet, inventory, head, send):
 
 
 def in_the_middle(act, after_bytes=4 * MIB):
-    """A `progress` that acts once, when a host has received so much."""
+    """Return a `progress` that acts once, when a host has received this much."""
     done = []
 
     def told(event):
@@ -208,7 +208,7 @@ def test_a_slow_host_does_not_hold_up_the_others(lab, head, send):
 
 
 def fill_disk(lab, host, but_mib):
-    """Take all of a host's disk but so much."""
+    """Fill a host's disk except this much."""
     free_kib = lab.run(host, ["df", "--output=avail", "-k", "/var/lib/docker"]).stdout.split()[-1]
     size = int(free_kib) - but_mib * 1024
     assert lab.run(host, ["fallocate", "-l", f"{size}K", "/var/lib/docker/filler"]).code == 0

@@ -173,7 +173,7 @@ def test_an_engine_that_says_loaded_but_is_not_believed(hosts, heads, graph, con
 
     def lie(op, **params):
         reply = honest(op, **params)
-        if op == "images.ask":  # it claims to have what it does not have
+        if op == "images.ask":  # it claims to have a layer that it lacks
             return type(reply)({**reply.value, "have": params["image"]["layers"][:1]}, b"")
         return reply
 

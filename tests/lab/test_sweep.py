@@ -1,4 +1,4 @@
-"""Sweeps on real hosts: each trial runs once, whoever dies; losers save and leave; what was reported is compared."""
+"""Sweeps on real hosts: each trial runs once despite crashes, and bad trials save and stop early."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_losers_are_stopped_early_save_and_leave(cluster):
 
 
 def test_none_is_lost_and_none_runs_twice_whoever_dies(cluster):
-    """Its own process, a trial's supervisor and a host, one after the other."""
+    """Kills the conductor, a trial's supervisor and a host, one after the other."""
     values = ",".join(f"{n / 100}" for n in range(1, 17))
     ident = sweep(cluster, "--grid", f"lr={values}", "-e", "STEPS=8", "-e", "PAUSE=0.5")
     wait_until(lambda: state(cluster, ident)["counts"]["open"] >= 8, 60)

@@ -44,7 +44,7 @@ def test_a_gang_that_loses_a_host_with_its_tasks_goes_on_from_its_checkpoint(men
     ("recipe", "rank", "name"), [("fashion-mnist-ps", 1, "worker 1"), ("fashion-mnist-mwms", 3, "worker 3")]
 )
 def test_a_task_that_is_killed_while_it_trains_is_the_one_that_is_named(cluster, recipe, rank, name):
-    """The others fail, too, because it is gone."""
+    """The other tasks fail, too, because of its end."""
     job = start(cluster, recipe)
     kill_rank(cluster, job, rank)
     cluster.wait_for(job, "FAILED")

@@ -1,4 +1,4 @@
-"""Three users on one head: they submit, wait, preempt, adopt and cancel, each with processes of their own."""
+"""Three users on one head submit, wait, preempt, adopt and cancel, each with their own processes."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_three_users_share_a_head(head):
     assert Path(f"/proc/{supervisor_of(bobs).pid}").stat().st_uid == BOB
 
     head.age(bobs, 3600)
-    # Alice's pool is owed half of the GPUs. Her pass finds that bob's gang must give way; his supervisor sees to it.
+    # Alice's pool is entitled to half of the GPUs. Her pass asks to preempt bob's gang; his supervisor stops it.
     alices = head.submit(alice, everything // 2, "short", "--pool", "a")
     head.wait_for(alices, "SUCCEEDED")
     assert head.audited("preempt", bobs) == [BOB], "his own process decided"
@@ -215,7 +215,7 @@ def test_three_users_share_a_head(head):
     assert head.audited("grant", bobs) == [BOB, BOB]
     assert head.audited("grant", alices) == [ALICE]
 
-    # Who only waits costs no process but a waiter; nobody ends another's job.
+    # A queued job needs no process except a waiter; users cannot stop each other's jobs.
     trains = head.submit(train, everything, "short", "--pool", "b", "--preemptible")
     assert head.record(trains)["state"] == "QUEUED"
     for job, user in ((trains, bob), (bobs, train)):
@@ -259,7 +259,7 @@ def test_three_users_share_a_head(head):
 
 
 def test_root_ends_the_job_of_a_user_who_has_no_account(head):
-    """Alice's account is removed. Her supervisor dies, and nobody can start another one."""
+    """Alice's account is removed. Her supervisor dies, and no user can start a new one."""
     alice, root = head.users[ALICE], head.root
     job = head.submit(alice, 2 * len(head.lab.hosts), "long", "--pool", "a", "--preemptible")
     head.wait_for(job, "RUNNING")

@@ -1,4 +1,4 @@
-"""Other users for tests: throw-away uids of one group, as which real processes run."""
+"""Other users for tests: temporary uids of one group, with real processes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class OwnPlaces:
         return ["nsenter", "--mount", f"--target={self.pid}", "setpriv", f"--reuid={uid}", f"--regid={gid}", *groups]
 
     def close(self) -> None:
-        """The namespace and its mounts go with its last process."""
+        """End the processes of the namespace: it and its mounts disappear with the last process."""
         self._holder.kill()
         self._holder.communicate()
 
@@ -83,7 +83,7 @@ class Accounts(OwnPlaces):
 
 @dataclass
 class User:
-    """A user: a uid, a home, and what its processes' environment says. Without `accounts` it has no account."""
+    """A user: a uid, a home, and the environment of its processes. Without `accounts` it has no account."""
 
     uid: int
     home: Path
@@ -108,7 +108,7 @@ class User:
         return subprocess.CompletedProcess(argv, process.returncode, out, err)
 
     def python(self, code: str, umask: int = 0o022) -> str:
-        """What a piece of Python prints: its last line, or its last error."""
+        """Run a piece of Python. Returns the last line of its output or its error."""
         done = self.run("-c", code, umask=umask)
         return (done.stdout + done.stderr).strip().rpartition("\n")[2]
 

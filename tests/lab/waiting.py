@@ -1,4 +1,4 @@
-"""Waiting for what must come. On a busy machine it comes late, and no test judges by how late."""
+"""Wait for expected events. They come late on a busy machine, so no test fails because of a delay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIMIT_S = 120.0
 def until(
     condition: Callable[[], Found], said: Callable[[], object] = lambda: "it does not come", *, every_s: float = 0.01
 ) -> Found:
-    """Wait until the condition holds; what it returned then.
+    """Wait until the condition holds. Returns its value.
 
     Args:
         said: what to show if it never does.

@@ -1,6 +1,6 @@
-"""The JSON documents that commands print: `SHAPES` says which command prints which.
+"""The JSON documents that commands print. `SHAPES` maps each command to its documents.
 
-docs/reference/json.md is written from here. Tests compare what commands print with these types.
+`make reference` generates docs/reference/json.md from these types. Tests compare what commands print with these types.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class TrialShape(TypedDict):
 
     Attributes:
         state: `open`, `waits`, `stopping`, `complete`, `pruned`, `failed` or `cancelled`.
-        value: the newest value of the metric; null: none, or not a number.
+        value: the newest value of the metric; null: no value yet, or not a number.
         step: the step of that value.
     """
 
@@ -69,7 +69,7 @@ class SweepShape(_SweepAlways, total=False):
         search: `grid`, `random` or `tpe`.
         points: how many points the sweep tries.
         counts: trials by outcome; `open`: not ended.
-        trouble: what keeps the sweep from continuing; empty: nothing.
+        trouble: why the sweep cannot continue; empty: it can.
         trials: all trials, the best first; only for a named sweep.
     """
 
@@ -104,10 +104,10 @@ class RunShape(TypedDict):
 
     Attributes:
         run: the number of the repetition.
-        rate: the median rate; null: nothing was measured.
+        rate: the median rate; null: not measured.
         windows: the rate in each window of the measurement.
         placement: GPU indices by host.
-        sample: what the cost model learns from the run; null: nothing.
+        sample: the run's data for the cost model; null: no data.
     """
 
     launcher: str
@@ -178,7 +178,7 @@ class LargestShape(HistoryRow):
 
 
 class ReportShape(TypedDict):
-    """Who used what in a period. Times are seconds.
+    """Resource use in a period. Times are seconds.
 
     Attributes:
         since_s: start of the period, seconds since 1970.
@@ -207,7 +207,7 @@ class ReportShape(TypedDict):
 
 
 class AuditShape(TypedDict):
-    """Who did what, the oldest first.
+    """The audit log, the oldest entry first.
 
     Attributes:
         entries: each has `what`; most have `time_s`, `user`, `uid`, `host`, `pid`, `command` and `job`.

@@ -28,7 +28,7 @@ class FindingShape(TypedDict):
 
 
 class DoctorShape(TypedDict):
-    """What is wrong with hosts.
+    """Problems on hosts and links.
 
     Attributes:
         cordoned: the hosts that `--cordon` cordoned.
@@ -96,7 +96,7 @@ class DifferenceShape(TypedDict):
 
 
 class ProbedHostShape(Hardware):
-    """What a host is, beside what the inventory says of it."""
+    """A host's hardware, compared with the inventory."""
 
     differences: tuple[DifferenceShape, ...]
 

@@ -59,7 +59,7 @@ class InventoryShape(TypedDict):
 
 
 class ValidateShape(TypedDict):
-    """What is wrong with an inventory."""
+    """Problems in an inventory."""
 
     inventory: str
     valid: bool
@@ -77,8 +77,8 @@ class CordonShape(TypedDict):
     """Hosts whose state changed.
 
     Attributes:
-        hosts: the hosts that were named.
-        changed: those of them that had another state before.
+        hosts: the named hosts.
+        changed: the named hosts that had another state before.
     """
 
     hosts: list[str]
@@ -90,7 +90,7 @@ class LeavingShape(TypedDict):
     """A job on a host that is drained.
 
     Attributes:
-        fate: what becomes of the job.
+        fate: what the drain does to the job.
         why: for `waits` and `ends`: why the job does not move.
         until_s: for `waits`: when gpurun stops the job; null: never.
     """

@@ -29,14 +29,14 @@ class GrantShape(TypedDict):
 
 
 class FirstFailureShape(TypedDict):
-    """What failed first.
+    """The first failure.
 
     Attributes:
         rank: the first rank that failed; null if no rank did.
         exit_code: that rank's exit code; 128 + n for signal n.
         excerpt: the last lines that the rank printed.
         kind: the class of the cause, such as `rank`, `host-lost`, `oom`, `hang` or `disk-full`.
-        evidence: what a host reported, word for word.
+        evidence: a host's report, verbatim.
     """
 
     reason: str
@@ -56,11 +56,11 @@ class JobShape(TypedDict):
         pool: null: no pool.
         started_s: when RUNNING began; null before.
         exit_code: the first failed rank's, or 0.
-        reason: why the job is in this state; empty if there is nothing to say.
+        reason: why the job is in this state; empty: no reason.
         owner: the user who submitted the job.
         attempt: how often gpurun has started the job.
         restarts: how often gpurun restarted the job after a host's fault.
-        restart: when gpurun starts the job again; null if nothing is planned.
+        restart: when gpurun starts the job again; null if no restart is planned.
         outputs_left: outputs that are not on the head; null if all are.
     """
 
@@ -104,13 +104,13 @@ class _HostAlways(TypedDict):
 
 
 class HostShape(_HostAlways, total=False):
-    """A host and what is free on it.
+    """A host and its free GPUs.
 
     Attributes:
-        free: GPUs that nobody holds.
+        free: GPUs that no job holds.
         state: `ok`, `cordoned`, `draining`, `drained`, `lost`, or `unknown` while a lease is damaged.
         drain: in words, while the host is drained.
-        foreign: what another gpurun holds there; only if there is something.
+        foreign: GPUs that another gpurun holds there; only if there are any.
     """
 
     drain: str
@@ -207,14 +207,14 @@ class WhyShape(_WhyAlways, total=False):
     """Why a job waits. A job that does not wait has `job`, `state` and `message` only.
 
     Attributes:
-        state: the job's state; of a job that waits, the decision: `starts`, `waits`, `never`.
+        state: the job's state; for a waiting job, the decision: `starts`, `waits`, `never`.
         position: 1: first in the queue; null: the job has no place in it.
         ahead: ids of the jobs before it.
         behind: the job or pool in the way.
         groups: hosts, grouped by what keeps the job off them.
-        holders: who holds GPUs that the job could use, the soonest to end first.
+        holders: the jobs that hold GPUs which this job could use, the soonest to end first.
         expected_start_s: seconds since 1970; null: unknown.
-        changes: what would start the job now.
+        changes: changes that would start the job now.
         smaller_gang: a smaller job that would start now, if that is known.
     """
 
@@ -278,7 +278,7 @@ class OutputsShape(TypedDict):
 
 
 class ShowShape(TypedDict):
-    """What made a job.
+    """A job's inputs and results.
 
     Attributes:
         inputs: settings that differ from their defaults, by path such as `constraints.locality`.
@@ -317,7 +317,7 @@ class SizesShape(TypedDict):
 
 
 class DiskRowShape(TypedDict):
-    """What one job takes of the head's disk.
+    """The disk space of one job on the head.
 
     Attributes:
         state: the job's state, `left over` or `damaged`.
@@ -335,7 +335,7 @@ class DiskRowShape(TypedDict):
 
 
 class DiskShape(TypedDict):
-    """What jobs take of the head's disk, the largest first."""
+    """The disk space of jobs on the head, the largest first."""
 
     jobs: list[DiskRowShape]
     total: SizesShape

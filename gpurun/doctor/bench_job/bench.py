@@ -40,7 +40,7 @@ ENOUGH_BYTES = 32 * MIB
 LONGEST_S = 4.0
 
 SUSPECT, REPEATS = 0.9, 3
-"""Below this part of what its like do, a link is measured again, up to so many times."""
+"""A link slower than this fraction of similar links is measured again, up to `REPEATS` times."""
 
 
 def main() -> None:
