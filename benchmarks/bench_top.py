@@ -32,7 +32,7 @@ from bench_state import State
 from gpurun.cli.inventory_options import cluster
 from gpurun.cli.printing import duration
 from gpurun.jobs.store import JobStore
-from gpurun.node import frames
+from gpurun.node.agent import frames
 from gpurun.remote.agent import Agent
 from gpurun.remote.fleet import Fleet
 from gpurun.state.home import home

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpurun.documents.plain import printable
 from gpurun.errors import JobFailed
-from gpurun.node.below import Cursor, open_regular, open_top
+from gpurun.node.folder.below import Cursor, open_regular, open_top
 from gpurun.runtime.gpurun_call import MOST_BYTES, MOST_KIND, MOST_TEXT, RESULTS, decoded
 
 if TYPE_CHECKING:

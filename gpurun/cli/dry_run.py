@@ -17,7 +17,7 @@ from gpurun.head.wish import NO_JOB
 from gpurun.launch.plan import HostPlan, Plan, make_plan
 from gpurun.leases.allocate import SSH_PORTS, snapshot
 from gpurun.leases.look import look
-from gpurun.node.claim_rules import Claimant
+from gpurun.node.gpu.claim_rules import Claimant
 from gpurun.scheduler.explain import explain
 from gpurun.scheduler.gangs import new_gang
 from gpurun.scheduler.model import Placement

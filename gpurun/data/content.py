@@ -10,9 +10,9 @@ from gpurun.errors import BadInput, GpurunError, HostFailure
 from gpurun.images.export import default_folder
 from gpurun.images.store import Stored
 from gpurun.images.tree import Entry, digest_of
-from gpurun.node import data_store
-from gpurun.node.call import OpError
-from gpurun.node.spool import Blob
+from gpurun.node.agent.call import OpError
+from gpurun.node.data import data_store
+from gpurun.node.transfer.spool import Blob
 from gpurun.remote import Fleet
 from gpurun.remote.agent import bad_answer
 

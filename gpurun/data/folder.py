@@ -17,10 +17,10 @@ from pathlib import Path
 
 from gpurun.errors import BadInput
 from gpurun.images.tree import DigestMemory, Entry, FolderTree
-from gpurun.node import below
-from gpurun.node.many_files import FilesBlob, ManyFiles
-from gpurun.node.spool import CHUNK
-from gpurun.node.walk import Found, walk
+from gpurun.node.folder import below
+from gpurun.node.folder.walk import Found, walk
+from gpurun.node.transfer.many_files import FilesBlob, ManyFiles
+from gpurun.node.transfer.spool import CHUNK
 from gpurun.state import own_cache
 
 FOLDER_MODE, FILE_MODE, PROGRAM_MODE = 0o555, 0o444, 0o555

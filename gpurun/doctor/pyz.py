@@ -7,7 +7,7 @@ import zipfile
 
 from gpurun.remote.bootstrap import agent_zip
 
-_MAIN = "from gpurun.node.probe import main\n\nmain()\n"
+_MAIN = "from gpurun.node.probe.probe import main\n\nmain()\n"
 
 
 def probe_pyz() -> bytes:

@@ -31,7 +31,7 @@ from gpurun.errors import BadInput, GpurunError, HostNotReady
 from gpurun.images.engine import Engine, HeadImage
 from gpurun.images.export import default_folder
 from gpurun.jobs.spec import Environment
-from gpurun.node import below
+from gpurun.node.folder import below
 from gpurun.state import lock
 
 CONTAINERS = "gpurun-environment"

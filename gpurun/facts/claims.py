@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from gpurun.errors import HostNotReady
 from gpurun.facts.documents import convert
-from gpurun.node.claim_rules import Claimant, Refused, Seen, read_claimant, why_live
+from gpurun.node.gpu.claim_rules import Claimant, Refused, Seen, read_claimant, why_live
 
 _MOST_TEXT = 200
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}\Z")

@@ -1,7 +1,7 @@
 """The hardware that a probe found on one host, as frozen values, to compare with the inventory.
 
-`gpurun.node.probe` makes the JSON document on the host. `hardware_from_document` checks it and converts it to these
-values. Fields here and keys there have the same names. This module reads no file and no clock.
+`gpurun.node.probe.probe` makes the JSON document on the host. `hardware_from_document` checks it and converts it to
+these values. Fields here and keys there have the same names. This module reads no file and no clock.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.jobs.usage import DOOMED, OUTPUTS, FolderUsage, Freed, measure
 from gpurun.leases.allocator import allocator_lock
-from gpurun.node import below
+from gpurun.node.folder import below
 from gpurun.state import audit, durable, lock
 from gpurun.state.filesystem import mounts_below
 from gpurun.state.path import StatePath, told

@@ -18,7 +18,7 @@ import msgspec
 from gpurun.errors import StateError
 from gpurun.images.tree import Entry, FileTree
 from gpurun.msgspec_types import ready
-from gpurun.node.spool import CHUNK
+from gpurun.node.transfer.spool import CHUNK
 from gpurun.state import durable
 from gpurun.state.path import StatePath, told
 

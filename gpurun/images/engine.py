@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 from gpurun.errors import BadInput, HostNotReady
 from gpurun.node import docker
-from gpurun.node.call import OpError
-from gpurun.node.image_api import facts_of
+from gpurun.node.agent.call import OpError
+from gpurun.node.image.api import facts_of
 
 # Docker's own grammar is stricter; this keeps anything out of a URL that is no reference.
 _REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-/:@]{0,511}\Z")
@@ -28,7 +28,7 @@ class HeadImage:
         layers: diffIDs, lowest first.
         size_bytes: all layers unpacked, as the engine counts them.
         tags: every ``name:tag`` it has.
-        facts: the facts of its configuration: see `gpurun.node.image_api.facts_of`.
+        facts: the facts of its configuration: see `gpurun.node.image.api.facts_of`.
         has_moved: the reference now means another image.
     """
 

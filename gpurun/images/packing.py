@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gpurun.node.packing import pack
-from gpurun.node.spool import CHUNK, Blob
+from gpurun.node.transfer.packing import pack
+from gpurun.node.transfer.spool import CHUNK, Blob
 
 WARM_UP_S = 1.0
 MEASURE_S = 1.0

@@ -14,7 +14,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from gpurun.errors import GpurunError
-from gpurun.node import links
+from gpurun.node.transfer import links
 from gpurun.remote import Agent, RemoteOpFailed
 
 if TYPE_CHECKING:

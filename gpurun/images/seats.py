@@ -11,11 +11,12 @@ from gpurun.images.certificate import make_certificate
 from gpurun.images.lane import HEAD, HEAD_OVER_SSH
 from gpurun.images.pulls import Source, agent_answers
 from gpurun.images.store import Stored
-from gpurun.node import frames, links
-from gpurun.node.call import OpError
-from gpurun.node.pace import Pace
-from gpurun.node.packing import Packing
-from gpurun.node.spool import CHUNK, Blob
+from gpurun.node.agent import frames
+from gpurun.node.agent.call import OpError
+from gpurun.node.transfer import links
+from gpurun.node.transfer.pace import Pace
+from gpurun.node.transfer.packing import Packing
+from gpurun.node.transfer.spool import CHUNK, Blob
 from gpurun.remote import Agent, Fleet
 from gpurun.remote.agent import bad_answer
 

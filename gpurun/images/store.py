@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpurun.errors import HostNotReady
-from gpurun.node.spool import CHUNK, Blob, checked
+from gpurun.node.transfer.spool import CHUNK, Blob, checked
 from gpurun.state import lock
 
 # Never more than this share of the file system, and never so much that less than the reserve stays free.

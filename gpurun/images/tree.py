@@ -17,7 +17,7 @@ from typing import Any
 from gpurun.errors import BadInput
 from gpurun.images.export import default_folder
 from gpurun.images.ignore import Walk
-from gpurun.node.spool import CHUNK
+from gpurun.node.transfer.spool import CHUNK
 
 # A file changed this recently may change again within the same time stamp: its digest is not remembered.
 RACY_S = 2.0

@@ -16,7 +16,7 @@ from gpurun.errors import GpurunError
 from gpurun.images.lane import HEAD, ChainLane
 from gpurun.images.seats import Seats
 from gpurun.images.slow import HostPace
-from gpurun.node.spool import CHUNK
+from gpurun.node.transfer.spool import CHUNK
 from gpurun.remote import Fleet
 
 AFTER_S = 3.0

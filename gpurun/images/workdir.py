@@ -15,7 +15,7 @@ from gpurun.images.plan import chains_of
 from gpurun.images.relay import Relay
 from gpurun.images.store import LayerStore, Stored
 from gpurun.images.tree import FileTree
-from gpurun.node import frames
+from gpurun.node.agent import frames
 from gpurun.remote import Agent, Fleet, Results
 from gpurun.remote.agent import bad_answer
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gpurun.errors import StateError
-from gpurun.node import below
-from gpurun.node.walk import walk
+from gpurun.node.folder import below
+from gpurun.node.folder.walk import walk
 from gpurun.state.path import StatePath
 
 Kind = Literal["outputs", "logs", "other"]

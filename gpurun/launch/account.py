@@ -41,7 +41,7 @@ class HostAccount:
         return f"{self.folder}/outputs/{job}"
 
     def data_folder(self, digest: str | None) -> str:
-        """Return the folder of a data set on this host (`gpurun.node.data_store`). None: its digest is not known
+        """Return the folder of a data set on this host (`gpurun.node.data.data_store`). None: its digest is not known
         yet.
         """
         return f"{self.folder}/data/{(digest or 'DIGEST').removeprefix('sha256:')}/tree"

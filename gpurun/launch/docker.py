@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gpurun.jobs.spec import DATA, DataSource, JobSpec
 from gpurun.launch.account import HostAccount
 from gpurun.launch.jobssh import MOUNT
-from gpurun.node.claim_rules import Card, Claimant, container_labels
+from gpurun.node.gpu.claim_rules import Card, Claimant, container_labels
 
 WORKSPACE = "/workspace"
 SECRETS = "/run/secrets"
@@ -35,7 +35,8 @@ _LOG_OPTIONS = ("max-size=1t", "max-file=1", "compress=false")
 With some drivers nothing can be read back, and who follows a log while Docker rotates it gets lines twice and others
 never (seen with 20.10, ``json-file`` and ``local``). A size is given because engines take no word for "none".
 
-What ranks print is in files of their own, which the host empties as the head copies them (`gpurun.node.ranks.release`).
+What ranks print is in files of their own, which the host empties as the head copies them
+(`gpurun.node.job.ranks.release`).
 """
 
 

@@ -18,7 +18,7 @@ from gpurun.launch import docker, elastic, fabric, horovod_knobs, jobssh, rank
 from gpurun.launch.account import HostAccount, assumed_account
 from gpurun.launch.launchers import PlacedGang, launcher_of
 from gpurun.launch.launchers.direct import START_SCRIPT, start_script, told
-from gpurun.node.claim_rules import Card, Claimant
+from gpurun.node.gpu.claim_rules import Card, Claimant
 
 LAUNCH = f"{jobssh.MOUNT}/bin/launch"
 

@@ -1,7 +1,7 @@
 """The script that starts every rank, as ``/gpurun/bin/rank CMD …``. Pure.
 
 It exports the host's own settings, because a launcher sends rank 0's environment to every rank. It stays the parent of
-the rank and leaves in the job's `run` folder what the agent reads (`gpurun.node.rank_folders`)::
+the rank and leaves in the job's `run` folder what the agent reads (`gpurun.node.job.rank_folders`)::
 
     stop.ATTEMPT                         made by the agent: ranks that start later end at once
     ranks/ATTEMPT/RANK.PID.STARTED/      PID and STARTED are the script's own, as in its /proc/PID/stat

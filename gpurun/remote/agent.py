@@ -12,7 +12,7 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpurun.errors import GpurunError, HostFailure, HostUnreachable
-from gpurun.node import frames
+from gpurun.node.agent import frames
 from gpurun.remote import answers
 from gpurun.remote.answers import words
 from gpurun.remote.operation import FRAME_COST_BYTES, MOST_HELD_BYTES, Operation
@@ -53,7 +53,8 @@ class RemoteOpFailed(HostFailure):
 
     Attributes:
         kind: the agent's name for the failure: ``not-found``, ``denied``, ``no-space``, ``timeout``, ``bad-request``,
-            ``unknown-op``, ``internal``, ``no-docker``, … (`gpurun.node.agent.KINDS` and the operations themselves);
+            ``unknown-op``, ``internal``, ``no-docker``, … (`gpurun.node.agent.serve.KINDS` and the operations
+            themselves);
             ``bad-answer`` if the host's answer is invalid.
         detail: further JSON values from the operation.
     """

@@ -181,7 +181,7 @@ class UseOfGpu(Struct):
 
 
 class UseNews(Struct, tag_field="kind", tag="use"):
-    """``health``: the utilization of the job's GPUs (`gpurun.node.gpu_use`)."""
+    """``health``: the utilization of the job's GPUs (`gpurun.node.gpu.use`)."""
 
     gpus: list[UseOfGpu]
 

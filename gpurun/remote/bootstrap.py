@@ -28,7 +28,7 @@ _START = (
     "os.write(f,d);"
     "del d;"
     'sys.path.insert(0,"/proc/self/fd/"+str(f));'
-    "from gpurun.node.agent import main;"
+    "from gpurun.node.agent.serve import main;"
     'main("{nonce}",{silence_limit_s!r},{docker_host},{folder})'
 )
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@+-]+")
@@ -78,8 +78,8 @@ def _modules() -> Iterator[tuple[str, Path]]:
     """Return name (in the zip, without extension) and file of each module that the agent may import."""
     node = Path(gpurun.node.__file__).parent
     yield "gpurun/__init__", node.parent / "__init__.py"
-    for path in sorted(node.glob("*.py")):
-        yield f"gpurun/node/{path.stem}", path
+    for path in sorted(node.rglob("*.py")):
+        yield path.relative_to(node.parent.parent).with_suffix("").as_posix(), path
     pynvml = importlib.util.find_spec("pynvml")
     if pynvml is not None and pynvml.origin is not None:
         yield "pynvml", Path(pynvml.origin)

@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 
 from gpurun.errors import BadInput, GpurunError, HostFailure, HostNotReady, HostUnreachable
-from gpurun.node import frames
+from gpurun.node.agent import frames
 from gpurun.remote import bootstrap, paramiko_channel, session, system_ssh
 from gpurun.remote.agent import SEND_BYTES, Agent
 from gpurun.remote.jumps import Jumps

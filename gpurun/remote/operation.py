@@ -6,7 +6,7 @@ from queue import SimpleQueue
 from threading import Condition
 
 from gpurun.errors import GpurunError
-from gpurun.node import frames
+from gpurun.node.agent import frames
 
 MOST_HELD_BYTES = 64 << 20
 """Limit for the data of one operation that the head holds. A correct agent waits for credit long before."""

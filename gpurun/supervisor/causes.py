@@ -68,7 +68,7 @@ def rank_of(grants: Sequence[Grant], host: str, gpu: int) -> int | None:
 def cause_of(
     item: Mapping[str, Any], host: str, grants: Sequence[Grant], containers: Iterable[str], now_s: float
 ) -> Cause | None:
-    """Return the cause in a report of `gpurun.node.health` on a host, if it concerns the gang.
+    """Return the cause in a report of `gpurun.node.job.health` on a host, if it concerns the gang.
 
     Args:
         containers: ids of the gang's containers on that host.

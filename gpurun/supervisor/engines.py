@@ -2,7 +2,7 @@
 
 Without live-restore, an engine that stops ends its containers, and the launcher then ends ranks that it started by
 `docker exec`. Both look like ranks that failed by themselves, or that somebody killed. Evidence is the engine's own
-process (`gpurun.node.engine`): it started when the gang ended.
+process (`gpurun.node.docker.engine`): it started when the gang ended.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def stopped(answer: Mapping[str, Any], ended_ago_s: float, *, is_first: bool, se
     With live-restore, containers outlive their engine, so the engine does not explain what happens to them later.
 
     Args:
-        answer: the answer of `gpurun.node.engine.compare`.
+        answer: the answer of `gpurun.node.docker.engine.compare`.
         ended_ago_s: how long ago the launcher ended.
         is_first: it is the launcher's host.
         seen_out: it did not answer in the last minute.

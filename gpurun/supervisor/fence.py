@@ -45,7 +45,7 @@ def fence(
 
 
 def what_is_left(rest: Mapping[str, Any]) -> str:
-    """Describe why a fence failed, from the answer of `gpurun.node.fence.fence`."""
+    """Describe why a fence failed, from the answer of `gpurun.node.job.fence.fence`."""
     left = [
         f"GPU {one['gpu']} is held by pid {one['pid']} of {one['user'] or 'an unknown user'}"
         f"{', container ' + one['container'] if one['container'] else ''} ({one['command'][:120] or 'no command line'})"

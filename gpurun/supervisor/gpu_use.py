@@ -23,7 +23,7 @@ MOST_SAMPLES = 1000
 
 @dataclass(frozen=True)
 class _UseLine:
-    """A host's report about one GPU; see `gpurun.node.gpu_use`."""
+    """A host's report about one GPU; see `gpurun.node.gpu.use`."""
 
     index: int
     uuid: str

@@ -13,7 +13,7 @@ from gpurun.jobs.spec import MOST_GPUS
 from gpurun.jobs.states import State
 from gpurun.launch.plan import cards
 from gpurun.leases.lease import Lease
-from gpurun.node.claim_rules import Claimant
+from gpurun.node.gpu.claim_rules import Claimant
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.supervisor.ends import End
 
@@ -33,7 +33,7 @@ def claimant_of(lease: Lease, state: str) -> Claimant:
 
 
 def claim_of(job: SupervisedJob, host: str) -> dict[str, Any]:
-    """Return the arguments for `gpurun.node.claims.take_here` on a host."""
+    """Return the arguments for `gpurun.node.job.claims.take_here` on a host."""
     (grant,) = (grant for grant in job.lease.grants if grant.host == host)
     return {"claimant": job.claimant._asdict(), "cards": cards(grant, job.hardware.get(host))}
 

@@ -33,7 +33,7 @@ from gpurun.leases.asking import Asked
 from gpurun.leases.draining import DrainWatch
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
-from gpurun.node.claim_rules import Claimant
+from gpurun.node.gpu.claim_rules import Claimant
 from gpurun.state.identity import state_id
 from gpurun.supervisor.ends import GangEnd, failed
 from gpurun.supervisor.frozen import cluster_of, freeze

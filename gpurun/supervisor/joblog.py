@@ -18,8 +18,8 @@ from contextlib import suppress
 from datetime import datetime, timezone
 
 from gpurun import faults
-from gpurun.node.disk_reserve import disk_of, reserve_of
-from gpurun.node.rank_folders import STREAMS
+from gpurun.node.agent.disk_reserve import disk_of, reserve_of
+from gpurun.node.job.rank_folders import STREAMS
 from gpurun.state import durable
 from gpurun.state.path import StatePath
 from gpurun.supervisor.loglines import CHECKPOINT, RawLine, has_hole, last, split

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from gpurun.errors import HostFailure, StateError
-from gpurun.node.rank_folders import STREAMS
+from gpurun.node.job.rank_folders import STREAMS
 from gpurun.remote.agent import BAD_ANSWER, Agent, RemoteOpFailed, Reply
 from gpurun.state.path import StatePath
 from gpurun.supervisor.joblog import JobLog

@@ -20,8 +20,8 @@ from gpurun.jobs.store import JobStore
 from gpurun.launch.docker import AUTOTUNE_FILE
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.lease import Lease
-from gpurun.node import batches
-from gpurun.node.contents import Listed
+from gpurun.node.folder import batches
+from gpurun.node.folder.contents import Listed
 from gpurun.remote.agent import Agent
 from gpurun.state import durable
 from gpurun.state.path import told

@@ -19,9 +19,9 @@ from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any
 
-from gpurun.node import below, contents
-from gpurun.node.contents import Begun, Listed
-from gpurun.node.making import Sink
+from gpurun.node.folder import below, contents
+from gpurun.node.folder.contents import Begun, Listed
+from gpurun.node.folder.making import Sink
 from gpurun.state.syncing import EarlySync
 
 NAME = b"outputs.arriving"

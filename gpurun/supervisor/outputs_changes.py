@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from gpurun.node import batches, below
-from gpurun.node.call import OpError
-from gpurun.node.contents import Listed, listed
-from gpurun.node.making import Maker
+from gpurun.node.agent.call import OpError
+from gpurun.node.folder import batches, below
+from gpurun.node.folder.contents import Listed, listed
+from gpurun.node.folder.making import Maker
 from gpurun.state import syncing
 from gpurun.supervisor.outputs_plan import CopyPlan
 

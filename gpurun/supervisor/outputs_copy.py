@@ -14,11 +14,12 @@ from typing import Any
 from gpurun.errors import HostFailure
 from gpurun.jobs.folder import JobFolder
 from gpurun.jobs.usage import measure
-from gpurun.node import batches, below, contents, frames
-from gpurun.node.batches import Item
-from gpurun.node.call import OpError
-from gpurun.node.contents import Begun, Listed
-from gpurun.node.making import Receiver
+from gpurun.node.agent import frames
+from gpurun.node.agent.call import OpError
+from gpurun.node.folder import batches, below, contents
+from gpurun.node.folder.batches import Item
+from gpurun.node.folder.contents import Begun, Listed
+from gpurun.node.folder.making import Receiver
 from gpurun.remote.agent import Agent
 from gpurun.state import durable, lock, syncing
 from gpurun.state.path import told

@@ -13,10 +13,11 @@ from msgspec import Meta
 
 from gpurun.errors import HostFailure
 from gpurun.msgspec_types import ready
-from gpurun.node import batches, below, frames
-from gpurun.node.call import OpError
-from gpurun.node.contents import CHANGING, MOST, Listed, listed
-from gpurun.node.listings import Rows
+from gpurun.node.agent import frames
+from gpurun.node.agent.call import OpError
+from gpurun.node.folder import batches, below
+from gpurun.node.folder.contents import CHANGING, MOST, Listed, listed
+from gpurun.node.folder.listings import Rows
 from gpurun.remote.agent import Agent
 
 COPIED = ("file", "dir", "link")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from gpurun.jobs.record import OutputsLeft
-from gpurun.node.contents import CHANGING, Listed
+from gpurun.node.folder.contents import CHANGING, Listed
 from gpurun.supervisor.outputs_listed import HostOutputs, Unbrought
 from gpurun.supervisor.outputs_room import OutputsRoom
 

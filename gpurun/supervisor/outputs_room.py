@@ -7,8 +7,8 @@ So gpurun counts twice: what the host lists, before it sends anything, and what 
 
 from __future__ import annotations
 
-from gpurun.node.contents import Listed
-from gpurun.node.disk_reserve import disk_of, reserve_of
+from gpurun.node.agent.disk_reserve import disk_of, reserve_of
+from gpurun.node.folder.contents import Listed
 
 ENTRY_BYTES = 4096
 """Each entry counts for a multiple of this: empty files and folders fill a disk, too."""

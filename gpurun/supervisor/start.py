@@ -12,7 +12,7 @@ from gpurun.jobs.states import State
 from gpurun.launch import jobssh
 from gpurun.launch.plan import HostPlan, Plan
 from gpurun.leases.members import move_ports
-from gpurun.node.job_parts import CARDS_FILE
+from gpurun.node.job.job_parts import CARDS_FILE
 from gpurun.remote.agent import Agent, RemoteOpFailed
 from gpurun.remote.fleet import Results
 from gpurun.state import durable

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from gpurun.errors import GpurunError
 from gpurun.loopback.door import App, Door, Environ, StartResponse, say
-from gpurun.node.below import Cursor, open_regular, open_top
+from gpurun.node.folder.below import Cursor, open_regular, open_top
 from gpurun.tensorboard.shown import Shown, Trace
 
 TRACES = "/traces"

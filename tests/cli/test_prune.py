@@ -16,7 +16,7 @@ from gpurun.jobs.record import OutputsLeft
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
-from gpurun.node import below
+from gpurun.node.folder import below
 
 MIB = 1 << 20
 

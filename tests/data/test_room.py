@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.node import blobs, data, data_store, disk_reserve
-from gpurun.node.call import Call, OpError
-from gpurun.node.data_store import DataSet, choose
+from gpurun.node.agent import disk_reserve
+from gpurun.node.agent.call import Call, OpError
+from gpurun.node.data import data_store, sets
+from gpurun.node.data.data_store import DataSet, choose
+from gpurun.node.transfer import blobs
 
 GIB = 1 << 30
 DIGESTS = [f"sha256:{number:064x}" for number in range(6)]
@@ -55,15 +57,15 @@ def host(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(disk_reserve, "disk_of", lambda _: made.disk)
     monkeypatch.setattr(blobs, "find", lambda _: SimpleNamespace(blobs={}))
-    monkeypatch.setattr(data, "_arriving", {})
+    monkeypatch.setattr(sets, "_arriving", {})
     yield made
-    for transfer in list(data._arriving):
-        data.drop(made.call, transfer)
+    for transfer in list(sets._arriving):
+        sets.drop(made.call, transfer)
 
 
 def begin(host, rows, digest=DIGESTS[0], transfer="t", **how):
     call = Call(1, lambda *_: None, False, data_store.packed(rows))
-    data.begin(call, transfer, digest, **how)
+    sets.begin(call, transfer, digest, **how)
 
 
 def names(host):
@@ -100,7 +102,7 @@ def test_sets_share_a_quarter_of_the_disk(host):
 def test_entries_that_no_folder_has_leave_nothing(host, rows):
     with pytest.raises((OpError, OSError)):
         begin(host, rows)
-    data.drop(host.call, "t")
+    sets.drop(host.call, "t")
     assert names(host) == []
 
 
@@ -114,8 +116,8 @@ def test_entries_that_cannot_be_read(content):
 @pytest.mark.parametrize("digest", ["../../x", "sha256:" + "A" * 64, "", "sha256:" + "1" * 63])
 def test_a_digest_that_is_none_becomes_no_path(host, digest):
     for ask in (
-        lambda: data.use(host.call, [digest]), lambda: data.evict(host.call, [digest]), lambda: begin(host, [], digest),
-        lambda: list(data.manifest(host.call, digest, "entries")),
+        lambda: sets.use(host.call, [digest]), lambda: sets.evict(host.call, [digest]), lambda: begin(host, [], digest),
+        lambda: list(sets.manifest(host.call, digest, "entries")),
     ):  # fmt: skip
         with pytest.raises(OpError) as refused:
             ask()
@@ -125,10 +127,10 @@ def test_a_digest_that_is_none_becomes_no_path(host, digest):
 def test_a_set_is_none_before_all_of_it_has_come(host):
     begin(host, [row("a", size=5)])
     with pytest.raises(OpError, match="has not arrived"):
-        data.finish(host.call, "t")
-    assert data.use(host.call, DIGESTS[:1]) == []
-    assert data.list_(host.call) == {"sets": []}
-    data.drop(host.call, "t")
+        sets.finish(host.call, "t")
+    assert sets.use(host.call, DIGESTS[:1]) == []
+    assert sets.list_(host.call) == {"sets": []}
+    sets.drop(host.call, "t")
     assert names(host) == []
 
 
@@ -136,23 +138,23 @@ def test_a_set_is_none_before_all_of_it_has_come(host):
 def arrived(host):
     """A set that is complete, and whose transfer has not ended: other hosts may still be receiving it."""
     begin(host, [])
-    data.expect(Call(1, lambda *_: None, False, b""), "t", DIGESTS[0], DIGESTS[0])
-    data.finish(host.call, "t")
+    sets.expect(Call(1, lambda *_: None, False, b""), "t", DIGESTS[0], DIGESTS[0])
+    sets.finish(host.call, "t")
     return data_store.place_of(DIGESTS[0])
 
 
 def end_transfer(host):
     """End it as a host does: its blobs are closed, then its set is dropped."""
-    data._arriving["t"].blob.close()
-    data.drop(host.call, "t")
+    sets._arriving["t"].blob.close()
+    sets.drop(host.call, "t")
 
 
 def test_a_set_that_is_sent_stays_also_when_the_transfer_that_brought_it_ends(host, arrived):
-    sent = data._served(host.call, DIGESTS[0], DIGESTS[0], b"")
+    sent = sets._served(host.call, DIGESTS[0], DIGESTS[0], b"")
     end_transfer(host)
-    assert data.evict(host.call, DIGESTS[:1]) == {DIGESTS[0]: "it is being received or sent"}
+    assert sets.evict(host.call, DIGESTS[:1]) == {DIGESTS[0]: "it is being received or sent"}
     sent.close()
-    assert data.evict(host.call, DIGESTS[:1]) == {} and names(host) == []
+    assert sets.evict(host.call, DIGESTS[:1]) == {} and names(host) == []
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -11,9 +11,9 @@ import pytest
 from gpurun.data.folder import CHANGED, read_folder
 from gpurun.data.staging import DataUser, Staging, stage
 from gpurun.errors import BadInput, GpurunError, HostNotReady
-from gpurun.node import data_store
-from gpurun.node.call import OpError
-from gpurun.node.spool import CHUNK
+from gpurun.node.agent.call import OpError
+from gpurun.node.data import data_store
+from gpurun.node.transfer.spool import CHUNK
 from gpurun.state import data_sites
 
 

@@ -101,16 +101,17 @@ def sysfs_of(tmp_path):
 def machine(sysfs_of, nvml_of):
     """Case name → everything its probe would find that the case knows about, as `Hardware`."""
     from gpurun.facts.hardware import hardware_from_document
-    from gpurun.node import probe_nvml, probe_sysfs
+    from gpurun.node.gpu import nvml_facts
+    from gpurun.node.probe import sysfs_facts
 
     def build(case, **more):
         root = sysfs_of(case)
-        hcas = probe_sysfs.hcas(root)
-        document = {"hcas": hcas, "peermem": probe_sysfs.peermem(root), "gpus": []}
+        hcas = sysfs_facts.hcas(root)
+        document = {"hcas": hcas, "peermem": sysfs_facts.peermem(root), "gpus": []}
         document["infiniband_nodes"] = [hca["uverbs"] for hca in hcas if hca["uverbs"]] + ["rdma_cm"]
         if (CASES / case / "nvml.json").exists():
-            document.update(probe_nvml.read(nvml_of(case)))
-            probe_sysfs.gpu_places(root, document["gpus"])
+            document.update(nvml_facts.read(nvml_of(case)))
+            sysfs_facts.gpu_places(root, document["gpus"])
         return hardware_from_document(case, {**document, **more})
 
     return build

@@ -8,7 +8,7 @@ from gpurun.doctor.claims import check
 from gpurun.doctor.findings import Severity
 from gpurun.errors import HostNotReady
 from gpurun.facts.claims import held
-from gpurun.node.claim_rules import Claimant, Container, Seen, Volume, read_claimant, read_volume
+from gpurun.node.gpu.claim_rules import Claimant, Container, Seen, Volume, read_claimant, read_volume
 
 MINE = Claimant("j-0000000a", 1, "a" * 16, "alice", 1001, "head-1")
 BOB = Claimant("j-0000000b", 1, "b" * 16, "bob", 1002, "head-2")

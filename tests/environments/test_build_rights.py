@@ -60,7 +60,7 @@ def test_what_a_killed_build_left_and_nobody_can_remove_is_named_and_not_used(wa
     def refuse(path):
         raise PermissionError(1, "Operation not permitted", path)
 
-    monkeypatch.setattr("gpurun.node.below.remove_path", refuse)
+    monkeypatch.setattr("gpurun.node.folder.below.remove_path", refuse)
     with pytest.raises(HostNotReady, match="cannot be removed: Operation not permitted") as caught:
         ensure(wanted, engine)
     assert caught.value.where == str(left) and engine.builds == 0

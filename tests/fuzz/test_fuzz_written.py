@@ -30,7 +30,7 @@ from gpurun.jobs.recipe import build, read
 from gpurun.jobs.spec import HorovodKnobs, JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.launch.horovod_knobs import reuse
-from gpurun.node import image_record
+from gpurun.node.image import shipped
 from gpurun.remote import known_hosts
 from gpurun.scheduler.model import Gang, Snapshot
 from gpurun.scheduler.schedule import schedule
@@ -237,7 +237,7 @@ def test_what_hosts_and_jobs_leave(tmp_path, monkeypatch):
     def fuzz(record, result, history, autotune):
         with in_time():
             (tmp_path / "gpurun" / "images.json").write_bytes(record)
-            for entry in image_record.read().values():
+            for entry in shipped.read().values():
                 assert all(isinstance(word, str) for word in (entry["local"], *entry["names"], *entry["layers"]))
                 time.localtime(entry["shipped_s"])
             with suppress(GpurunError, ValueError, RecursionError):

@@ -14,7 +14,7 @@ from gang_events import EventfulWorld
 
 from gpurun.errors import HostFailure, StateError
 from gpurun.jobs.record import JobRecord
-from gpurun.node.contents import Listed
+from gpurun.node.folder.contents import Listed
 from gpurun.state.cordons import Cordon
 from gpurun.supervisor.outputs_listed import HostOutputs
 

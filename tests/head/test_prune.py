@@ -20,7 +20,7 @@ from gpurun.jobs.usage import DOOMED
 from gpurun.leases.allocate import run_pass
 from gpurun.leases.allocator import allocator_lock
 from gpurun.leases.store import LeaseStore
-from gpurun.node import below
+from gpurun.node.folder import below
 from gpurun.state import durable
 from gpurun.supervisor.outputs_copy import HeadCopy
 

@@ -4,9 +4,9 @@ import zlib
 import pytest
 
 from gpurun.images.packing import GAIN, MEASURE_S, WARM_UP_S, PackingSample, PackingTrial, promises
-from gpurun.node.call import OpError
-from gpurun.node.packing import Packing, Remembered, pack, unpack
-from gpurun.node.spool import CHUNK
+from gpurun.node.agent.call import OpError
+from gpurun.node.transfer.packing import Packing, Remembered, pack, unpack
+from gpurun.node.transfer.spool import CHUNK
 
 MIB = 1 << 20
 
@@ -41,7 +41,7 @@ def test_a_host_remembers_the_last_packs_only():
 
 def test_the_head_packs_each_chunk_once_and_only_while_it_is_on(monkeypatch):
     made = []
-    monkeypatch.setattr("gpurun.node.packing.pack", lambda piece: made.append(1) or b"packed")
+    monkeypatch.setattr("gpurun.node.transfer.packing.pack", lambda piece: made.append(1) or b"packed")
     head = Packing()
     assert head.get(OneBlob, 0, b"x") is None
     head.on = True

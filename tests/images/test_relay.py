@@ -16,10 +16,10 @@ from gpurun.images.certificate import make_certificate
 from gpurun.images.chain import Want, chain, star
 from gpurun.images.relay import DamagedBlob, Relay
 from gpurun.images.seats import Options
-from gpurun.node import links
-from gpurun.node.call import OpError
-from gpurun.node.pace import Pace
-from gpurun.node.spool import CHUNK
+from gpurun.node.agent.call import OpError
+from gpurun.node.transfer import links
+from gpurun.node.transfer.pace import Pace
+from gpurun.node.transfer.spool import CHUNK
 
 MIB = 1 << 20
 

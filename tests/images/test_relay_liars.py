@@ -9,12 +9,13 @@ from gpurun.errors import HostFailure
 from gpurun.images.chain import Want, chain
 from gpurun.images.relay import Relay
 from gpurun.images.seats import Options, Seat
-from gpurun.node import frames, links
-from gpurun.node.call import OpError
-from gpurun.node.links import checked_ranges
-from gpurun.node.pace import Pace
-from gpurun.node.packing import Remembered
-from gpurun.node.spool import CHUNK, Blob
+from gpurun.node.agent import frames
+from gpurun.node.agent.call import OpError
+from gpurun.node.transfer import links
+from gpurun.node.transfer.links import checked_ranges
+from gpurun.node.transfer.pace import Pace
+from gpurun.node.transfer.packing import Remembered
+from gpurun.node.transfer.spool import CHUNK, Blob
 
 MIB = 1 << 20
 

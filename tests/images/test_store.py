@@ -6,7 +6,7 @@ import pytest
 
 from gpurun.errors import HostNotReady
 from gpurun.images.store import Hashed, LayerStore
-from gpurun.node.spool import CHUNK, chunk_hashes
+from gpurun.node.transfer.spool import CHUNK, chunk_hashes
 
 
 def digest_of(content):

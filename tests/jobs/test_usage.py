@@ -10,7 +10,7 @@ import time
 import pytest
 
 from gpurun.jobs.usage import DOOMED, Freed, each_counted_once, measure
-from gpurun.node import below
+from gpurun.node.folder import below
 from gpurun.state.path import StatePath
 
 

@@ -26,7 +26,7 @@ from gpurun.jobs.store import JobStore
 from gpurun.lab import engine
 from gpurun.leases.store import LeaseStore
 from gpurun.leases.waiters import waiter_lives
-from gpurun.node.processes import list_processes
+from gpurun.node.agent.processes import list_processes
 from gpurun.state.cordons import Cordon, changing_cordons
 
 IMAGE = "gpurun/crashtest:2"

@@ -17,7 +17,7 @@ from itertools import pairwise
 from cluster import TRAIN, Cluster
 
 from gpurun.leases.store import LeaseStore
-from gpurun.node.processes import Process, is_same, list_processes
+from gpurun.node.agent.processes import Process, is_same, list_processes
 
 LAUNCHER = os.environ.get("GPURUN_LAUNCHER", "horovod")
 RANK = "${GPURUN_RANK:-${OMPI_COMM_WORLD_RANK:-$HOROVOD_RANK}}"

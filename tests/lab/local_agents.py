@@ -13,7 +13,7 @@ from pathlib import Path
 
 from waiting import LIMIT_S
 
-from gpurun.node import frames
+from gpurun.node.agent import frames
 from gpurun.remote import Agent, Fleet, Target, bootstrap
 
 

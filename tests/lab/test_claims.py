@@ -22,7 +22,7 @@ from gpurun.lab import engine
 from gpurun.lab.gpus import state as gpus
 from gpurun.lab.paths import HostFolder
 from gpurun.leases.store import LeaseStore
-from gpurun.node.claim_rules import Claimant, container_labels, volume_labels, volume_name
+from gpurun.node.gpu.claim_rules import Claimant, container_labels, volume_labels, volume_name
 from gpurun.remote import Fleet
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.state.identity import state_id

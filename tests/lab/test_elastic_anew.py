@@ -13,7 +13,7 @@ import pytest
 from cluster import TORCH, TRAIN
 from faulting import wait_until
 
-from gpurun.node.processes import list_processes
+from gpurun.node.agent.processes import list_processes
 
 pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("elastic")]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import fresh
 import pytest
 
-from gpurun.node.processes import list_processes
+from gpurun.node.agent.processes import list_processes
 
 pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("fresh")]
 

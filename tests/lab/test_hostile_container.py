@@ -11,7 +11,7 @@ import time
 import pytest
 from scene import Scene, build_image
 
-from gpurun.node.below import remove_path
+from gpurun.node.folder.below import remove_path
 
 pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("train"), pytest.mark.timeout(240)]
 

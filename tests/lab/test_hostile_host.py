@@ -18,17 +18,17 @@ from faulting import events
 from scene import Scene, build_image
 
 from gpurun.lab.lab import Lab
-from gpurun.node.processes import list_processes
+from gpurun.node.agent.processes import list_processes
 
 pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.xdist_group("train"), pytest.mark.timeout(400)]
 
 LIES = Path(__file__).parent / "hostile" / "lies.py"
 WRAPPER = """#!/bin/sh
 case "$*" in
-*gpurun.node.agent*) ;;
+*gpurun.node.agent.serve*) ;;
 *) exec /usr/bin/python3 "$@" ;;
 esac
-code=$(printf %s "$2" | sed 's#from gpurun.node.agent import main;#exec(open("/opt/lies/lies.py").read());&#')
+code=$(printf %s "$2" | sed 's#from gpurun.node.agent.serve import main;#exec(open("/opt/lies/lies.py").read());&#')
 exec /usr/bin/python3 "$1" "$code"
 """
 PLACE = "/usr/local/bin/python3"

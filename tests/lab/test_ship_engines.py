@@ -19,7 +19,7 @@ from gpurun.images.export import Exporter
 from gpurun.images.ship import ship
 from gpurun.inventory.model import Inventory
 from gpurun.lab import engine
-from gpurun.node import thin
+from gpurun.node.image import thin
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.xdist_group("ship"), pytest.mark.timeout(1500)]
 

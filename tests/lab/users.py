@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gpurun
-from gpurun.node.processes import list_processes
+from gpurun.node.agent.processes import list_processes
 
 GROUP = 62_000
 ALICE, BOB, TRAIN, STRANGER = 61_001, 61_002, 61_003, 61_004

@@ -14,7 +14,7 @@ from gpurun.lab import folder, identity, machine, paths, rdma, requirements
 from gpurun.lab.inside.boot import Boot, Copy, File
 from gpurun.lab.inside.init import Service
 from gpurun.lab.spec import LabSpec, hosts_of
-from gpurun.node import probe_sysfs
+from gpurun.node.probe import sysfs_facts
 
 NET = IPv4Network("10.200.3.0/24")
 
@@ -97,7 +97,7 @@ def test_what_a_host_is_told_survives_its_json_and_is_for_root_only(tmp_path):
 def test_the_probe_reads_the_sysfs_stand_in(tmp_path):
     (host,) = hosts_of(LabSpec(racks=1, hosts=1), NET)
     rdma.write_sysfs(tmp_path, host)
-    (hca,) = probe_sysfs.hcas(str(tmp_path))
+    (hca,) = sysfs_facts.hcas(str(tmp_path))
     (port,) = hca["ports"]
     assert (hca["name"], hca["uverbs"], hca["numa_node"]) == ("mlx5_0", "uverbs0", 0)
     assert hca["interfaces"] == ["eth0"] and hca["pci_path"][-1] == "0000:0f:00.0"

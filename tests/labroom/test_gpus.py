@@ -16,7 +16,7 @@ from gpurun.lab.gpus import stand_in, state
 from gpurun.lab.gpus.models import MODELS
 from gpurun.lab.gpus.topology import bus, link_ends, numa_node, nvlink_groups
 from gpurun.lab.spec import LabSpec, hosts_of
-from gpurun.node import probe_nvml
+from gpurun.node.gpu import nvml_facts
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc: apt-get install gcc libc6-dev")
 
@@ -46,7 +46,7 @@ def gpus(tmp_path, monkeypatch):
 @pytest.mark.parametrize("count", [1, 4, 8, 16])
 def test_the_probe_finds_each_generation_as_it_is(gpus, generation, count):
     gpus(host(generation, count))
-    found = probe_nvml.read(pynvml)
+    found = nvml_facts.read(pynvml)
     assert [gpu["model"] for gpu in found["gpus"]] == [MODELS[generation].name] * count
     assert {gpu["generation"] for gpu in found["gpus"]} == {generation}
     assert {gpu["memory_mib"] for gpu in found["gpus"]} == {MODELS[generation].memory_mib}
@@ -70,7 +70,7 @@ def test_planted_faults_are_answered_at_once(gpus):
         ]
     ):
         state.change(path, index, facts)
-    first, hot, unlinked, lost = probe_nvml.read(pynvml)["gpus"]
+    first, hot, unlinked, lost = nvml_facts.read(pynvml)["gpus"]
     assert (first["ecc_uncorrected"], first["retired_pages"], first["retirement_pending"]) == (3, 2, True)
     assert hot["throttle"] == ["hardware thermal slowdown"]
     assert unlinked["nvlink_inactive"] == [1]

@@ -10,7 +10,7 @@ from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.launch.launchers import PlacedGang
 from gpurun.launch.launchers.direct import environment
 from gpurun.launch.plan import make_plan
-from gpurun.node.claim_rules import Claimant
+from gpurun.node.gpu.claim_rules import Claimant
 
 GANG = PlacedGang(
     "j-00000001.2", (Grant("h2", (1, 3)), Grant("h3", (0,))), {"h2": "eth0", "h3": "ens5"},

@@ -15,7 +15,7 @@ from gpurun.launch import jobssh
 from gpurun.launch.account import HostAccount
 from gpurun.launch.docker import Mount
 from gpurun.launch.plan import make_plan
-from gpurun.node.claim_rules import Claimant, read_cards, read_claimant
+from gpurun.node.gpu.claim_rules import Claimant, read_cards, read_claimant
 
 HOSTS = tuple(Host(name=f"h{i}", rack=f"r{i // 2}", generation="pascal", gpus=4, fabric="tcp") for i in range(4))
 INVENTORY = Inventory(

@@ -20,7 +20,7 @@ from gpurun.jobs.spec import Grant, Roles
 from gpurun.launch.launchers import NAMES, launcher_of, settled
 from gpurun.launch.launchers.direct import environment
 from gpurun.launch.seats import seats_of
-from gpurun.node.claim_rules import read_cards
+from gpurun.node.gpu.claim_rules import read_cards
 
 TENSORFLOW = replace(SPEC, launcher="tensorflow")
 ALL = Roles(ps=2, chief=True, evaluator=True)

@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 from waiting import until
 
-from gpurun.node import claim_store
-from gpurun.node.claim_rules import (
+from gpurun.node.gpu.claim_rules import (
     Claimant,
     Container,
     Seen,
@@ -32,7 +31,8 @@ from gpurun.node.claim_rules import (
     volume_labels,
     volume_name,
 )
-from gpurun.node.claims import release, take
+from gpurun.node.job import claim_store
+from gpurun.node.job.claims import release, take
 
 ALICE = Claimant("j-0000000a", 1, "a" * 16, "alice", 1001, "head-1")
 BOB = Claimant("j-0000000b", 1, "b" * 16, "bob", 1002, "head-2")
@@ -304,7 +304,7 @@ def test_uuids_tell_gpus_apart_and_indices_only_where_one_is_missing():
 SHOW = """
 import sys, time
 from gpurun.node import claim_store
-from gpurun.node.claim_rules import Claimant
+from gpurun.node.gpu.claim_rules import Claimant
 claim_store.show_life(Claimant(*eval(sys.argv[1])))
 print("up", flush=True)
 exec(sys.argv[2])

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 import pytest
 from waiting import LIMIT_S, until
 
-from gpurun.node import docker, engine
-from gpurun.node.call import Call
+from gpurun.node import docker
+from gpurun.node.agent.call import Call
+from gpurun.node.docker import engine
 
 NOBODY = 65534
 ENGINE = """

@@ -15,16 +15,17 @@ import pytest
 from engine_stand_in import EngineStandIn
 from waiting import LIMIT_S, until
 
-from gpurun.node import creating, frames, gang, job_lock, job_parts, outputs
-from gpurun.node.call import Call, OpError
-from gpurun.node.fence import fence
+from gpurun.node.agent import frames
+from gpurun.node.agent.call import Call, OpError
+from gpurun.node.job import creating, gang, job_lock, job_parts, outputs
+from gpurun.node.job.fence import fence
 
 JOB = "j-0a1b2c3d"
 NAME = f"gpurun-{JOB}-1"
 CREATE = """
 import sys
 from gpurun.node import gang
-from gpurun.node.call import Call
+from gpurun.node.agent.call import Call
 call = Call(1, lambda *_: None, False, b"")
 gang.create(call, %r, 1, {}, %r, None)
 """

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from gpurun.node import files
-from gpurun.node.call import Call, OpError
+from gpurun.node.agent.call import Call, OpError
+from gpurun.node.folder import files
 
 
 def call_with(payload=b""):

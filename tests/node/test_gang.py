@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from gpurun.node import gang
+from gpurun.node.job import gang
 
 
 @pytest.mark.parametrize(

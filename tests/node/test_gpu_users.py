@@ -17,10 +17,12 @@ from waiting import LIMIT_S
 
 from gpurun.lab.gpus import stand_in, state
 from gpurun.lab.spec import LabSpec, hosts_of
-from gpurun.node import gpu_users, job_parts, processes
-from gpurun.node.call import Call
-from gpurun.node.fence import fence
-from gpurun.node.nvml_apart import NoAnswer, Nvml
+from gpurun.node.agent import processes
+from gpurun.node.agent.call import Call
+from gpurun.node.gpu import holders
+from gpurun.node.gpu.nvml_apart import NoAnswer, Nvml
+from gpurun.node.job import job_parts
+from gpurun.node.job.fence import fence
 from gpurun.supervisor.fence import what_is_left
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc: apt-get install gcc libc6-dev")
@@ -99,7 +101,7 @@ def test_a_question_costs_milliseconds_once_the_process_stands(gpus):
         nvml.ask([(0, "")])
         began = cpu_s()
         for _ in range(10):
-            gpu_users.find(nvml, [(0, ""), (1, ""), (2, "")])
+            holders.find(nvml, [(0, ""), (1, ""), (2, "")])
         assert (cpu_s() - began) / 10 < 0.1
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 from waiting import until
 
-from gpurun.node import health
+from gpurun.node.job import health
 
 XID = "NVRM: Xid (PCI:0000:1a:00): 79, GPU has fallen off the bus."
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from gpurun.node import image_load, image_record, images
-from gpurun.node.call import Call, OpError
+from gpurun.node.agent.call import Call, OpError
+from gpurun.node.image import listing, load, shipped
 
 LAYERS = [f"sha256:{number:064x}" for number in range(3)]
 IMAGE = {"id": "sha256:" + "a" * 64, "names": ["i:1"], "layers": LAYERS}
@@ -32,7 +32,7 @@ class Engine:
 @pytest.fixture(autouse=True)
 def removed(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(image_load, "ImageApi", Engine)
+    monkeypatch.setattr(load, "ImageApi", Engine)
     monkeypatch.setattr(Engine, "removed", [], raising=False)
     return Engine.removed
 
@@ -40,20 +40,20 @@ def removed(tmp_path, monkeypatch):
 def loading(monkeypatch, count=1):
     """A ship that has loaded its lower layers ahead of the rest."""
     config = json.dumps({"rootfs": {"type": "layers", "diff_ids": LAYERS}}).encode()
-    made = image_load.Loading(Call(1, lambda *_: None, False, b""), "t", IMAGE, "graph", [], config)
+    made = load.Loading(Call(1, lambda *_: None, False, b""), "t", IMAGE, "graph", [], config)
     monkeypatch.setattr(made, "_load", lambda *_: None)
     made._load_prefix(count)
     return made
 
 
 def temporary():
-    return [ident for ident, entry in image_record.read().items() if entry.get("temporary")]
+    return [ident for ident, entry in shipped.read().items() if entry.get("temporary")]
 
 
 @contextmanager
 def as_if_by(process, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(image_load.os, "getpid", lambda: process.pid)
+        patched.setattr(load.os, "getpid", lambda: process.pid)
         yield
 
 
@@ -83,28 +83,28 @@ def test_another_ship_that_goes_on_keeps_its_own(removed, monkeypatch):
 
 def test_a_pid_that_is_another_process_by_now_keeps_nothing(removed, monkeypatch):
     loading(monkeypatch)
-    with image_record.change() as record:
+    with shipped.change() as record:
         (entry,) = record.values()
         entry["by"] = [os.getpid(), entry["by"][1] + 1]
-    image_load.Loading(Call(1, lambda *_: None, False, b""), "t", IMAGE, "graph", [], b"").remove_temporary()
+    load.Loading(Call(1, lambda *_: None, False, b""), "t", IMAGE, "graph", [], b"").remove_temporary()
     assert len(removed) == 1 and temporary() == []
 
 
 @pytest.mark.parametrize("by", [None, [], "x", [1], [1, 2, 3], ["a", "b"], [-1, 0], [1 << 80, 1], {}, [True, False]])
 def test_a_note_that_is_none_keeps_nothing(removed, monkeypatch, by):
     loading(monkeypatch)
-    with image_record.change() as record:
+    with shipped.change() as record:
         (entry,) = record.values()
         entry["by"] = by
-    image_load.Loading(Call(1, lambda *_: None, False, b""), "t", IMAGE, "graph", [], b"").remove_temporary()
+    load.Loading(Call(1, lambda *_: None, False, b""), "t", IMAGE, "graph", [], b"").remove_temporary()
     assert temporary() == []
 
 
 def test_images_that_were_shipped_stay(removed, monkeypatch):
-    with image_record.change() as record:
+    with shipped.change() as record:
         record["sha256:" + "b" * 64] = {"local": "x", "names": [], "layers": LAYERS, "shipped_s": 1.0}
     loading(monkeypatch).remove_temporary()
-    assert list(image_record.read()) == ["sha256:" + "b" * 64] and len(removed) == 1
+    assert list(shipped.read()) == ["sha256:" + "b" * 64] and len(removed) == 1
 
 
 @pytest.mark.parametrize(
@@ -118,6 +118,6 @@ def test_an_image_for_other_machines_is_refused_before_it_is_sent(image, engine,
     asked = {"facts": {"Architecture": image}}
     if is_refused:
         with pytest.raises(OpError, match=f"the image is for {image}, this host runs"):
-            images._check_architecture(asked, {"Architecture": engine})
+            listing._check_architecture(asked, {"Architecture": engine})
     else:
-        images._check_architecture(asked, {"Architecture": engine})
+        listing._check_architecture(asked, {"Architecture": engine})

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.node import blobs, image_record, job_parts, place
+from gpurun.node.agent import place
+from gpurun.node.image import shipped
+from gpurun.node.job import job_parts
+from gpurun.node.transfer import blobs
 
 MOUNTS = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
@@ -28,7 +31,7 @@ def test_files_are_below_the_home_folder_unless_another_is_named(environment, tm
     own = f"{tmp_path}/gpurun-{os.getuid()}"
     assert job_parts.folder("j-00000001") == f"{own}/jobs/j-00000001"
     assert job_parts.outputs_folder("j-00000001") == f"{own}/outputs/j-00000001"
-    assert blobs.spool_folder().startswith(own) and image_record.folder().startswith(own)
+    assert blobs.spool_folder().startswith(own) and shipped.folder().startswith(own)
     assert Path(own).stat().st_mode & 0o777 == 0o700
     place.use(str(tmp_path))
 

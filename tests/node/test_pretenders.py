@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from gpurun.node import job_parts, processes, rank_processes
+from gpurun.node.agent import processes
+from gpurun.node.job import job_parts, rank_processes
 
 JOB = f"j-2{os.getpid():07x}"
 STAY = "import time; time.sleep(600)"

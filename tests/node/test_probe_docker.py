@@ -7,7 +7,7 @@ from socketserver import ThreadingMixIn, UnixStreamServer
 
 import pytest
 
-from gpurun.node import probe_docker
+from gpurun.node.probe import docker_facts
 
 CONTAINER = "0123456789abcdef" * 4
 
@@ -49,7 +49,7 @@ def info(**fields):
 def test_docker_facts(docker):
     answers = docker
     answers["/info"] = info(Runtimes={"runc": {}, "nvidia": {}})
-    found = probe_docker.facts()
+    found = docker_facts.facts()
     assert (found["version"], found["storage_driver"], found["gpu_support"]) == ("26.1.5", "overlay2", "runtime")
     assert 0 < found["free_bytes"] <= found["total_bytes"]
 
@@ -59,41 +59,41 @@ def test_docker_cdi(docker, tmp_path):
     (tmp_path / "cdi").mkdir()
     answers["/info"] = info(Runtimes={}, CDISpecDirs=[str(tmp_path / "cdi"), "/nowhere"])
     (tmp_path / "cdi/nvidia.yaml").write_text("")
-    assert probe_docker.facts()["gpu_support"] == "cdi"
+    assert docker_facts.facts()["gpu_support"] == "cdi"
 
 
 @pytest.mark.parametrize("answer", [(500, b"{}"), (200, b"not json"), (200, b"[]"), (200, b"{}")])
 def test_docker_that_answers_nonsense(docker, answer):
     answers = docker
     answers["/info"] = answer
-    assert probe_docker.facts()["problem"]
+    assert docker_facts.facts()["problem"]
 
 
 @pytest.mark.parametrize("host", ["unix:///none", "tcp://10.0.0.1:2375", "unix://"])
 def test_no_docker(host, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", host)
-    assert probe_docker.facts()["problem"]
-    assert probe_docker.job_containers() == {}
+    assert docker_facts.facts()["problem"]
+    assert docker_facts.job_containers() == {}
 
 
 def test_podman_is_refused_by_name(docker):
     docker["/info"] = info()
     docker["/version"] = 200, json.dumps({"Components": [{"Name": "Podman Engine", "Version": "4.9.4"}]}).encode()
-    assert "Podman answers at" in probe_docker.facts()["problem"]
+    assert "Podman answers at" in docker_facts.facts()["problem"]
 
 
 def test_an_engine_says_whether_it_is_a_users_own_and_shares_the_hosts_network(docker):
     docker["/info"] = info(SecurityOptions=["name=seccomp,profile=builtin", "name=rootless"], Architecture="aarch64")
-    found = probe_docker.facts()
+    found = docker_facts.facts()
     assert (found["is_rootless"], found["has_own_network"], found["architecture"]) == (True, False, "aarch64")
     docker["/info"] = info(SecurityOptions=None)
-    assert probe_docker.facts()["is_rootless"] is False
+    assert docker_facts.facts()["is_rootless"] is False
 
 
 def test_job_containers(docker):
     answers = docker
     answers["/containers/json"] = 200, json.dumps([{"Id": CONTAINER, "Labels": {"gpurun.job": "j'1"}}]).encode()
-    assert probe_docker.job_containers() == {CONTAINER: "j'1"}
+    assert docker_facts.job_containers() == {CONTAINER: "j'1"}
 
 
 LIMITS = """Limit                     Soft Limit           Hard Limit           Units
@@ -112,14 +112,14 @@ def test_limits_of_the_engine(tmp_path, effective, may_raise):
         (tmp_path / name / "ns/net").symlink_to(network)
     (tmp_path / "77/limits").write_text(LIMITS)
     (tmp_path / "77/status").write_text(f"Name:\tdockerd\nCapEff:\t{effective}\n")
-    found = probe_docker.engine_limits(77, str(tmp_path))
+    found = docker_facts.engine_limits(77, str(tmp_path))
     limits = {"memlock_bytes": 8 << 20, "nofile": 524288, "may_raise_limits": may_raise}
     assert found == {**limits, "has_own_network": True}
-    assert probe_docker.hard_limit(LIMITS, "Max stack size") == -1
+    assert docker_facts.hard_limit(LIMITS, "Max stack size") == -1
 
 
 def test_an_engine_that_cannot_be_seen(tmp_path):
-    assert probe_docker.engine_limits(None) == {}
-    assert set(probe_docker.engine_limits(77, str(tmp_path)).values()) == {None}
-    assert probe_docker.hard_limit("", "Max open files") is None
-    assert probe_docker.has_capability("", "CapEff") is None
+    assert docker_facts.engine_limits(None) == {}
+    assert set(docker_facts.engine_limits(77, str(tmp_path)).values()) == {None}
+    assert docker_facts.hard_limit("", "Max open files") is None
+    assert docker_facts.has_capability("", "CapEff") is None

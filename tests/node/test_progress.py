@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from gpurun.node import gang, job_parts
+from gpurun.node.job import gang, job_parts
 
 JOB = "j-00000001"
 

@@ -19,8 +19,9 @@ from waiting import LIMIT_S, until
 
 from gpurun.launch.launchers.horovod import GLOO
 from gpurun.launch.rank import rank_script
-from gpurun.node import processes, rank_folders, rank_processes, ranks
-from gpurun.node.call import Call, Cancelled, OpError
+from gpurun.node.agent import processes
+from gpurun.node.agent.call import Call, Cancelled, OpError
+from gpurun.node.job import rank_folders, rank_processes, ranks
 from gpurun.runtime import gpurun_runtime
 
 JOB = f"j-1{os.getpid():07x}"  # processes of other test runs on this machine are other jobs'

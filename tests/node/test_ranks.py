@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from waiting import until
 
-from gpurun.node import rank_sockets, ranks
-from gpurun.node.call import Call, OpError
+from gpurun.node.agent.call import Call, OpError
+from gpurun.node.job import rank_sockets, ranks
 
 JOB = f"j-2{os.getpid():07x}"
 LISTEN = """

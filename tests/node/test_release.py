@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpurun.node import ranks
-from gpurun.node.call import Call
+from gpurun.node.agent.call import Call
+from gpurun.node.job import ranks
 
 JOB, NAME, MIB = "j-0a1b2c3d", "0.17.99", 1 << 20
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from waiting import LIMIT_S
 
-from gpurun.node import spool
-from gpurun.node.call import OpError
-from gpurun.node.spool import CHUNK, Blob, Spool
+from gpurun.node.agent.call import OpError
+from gpurun.node.transfer import spool
+from gpurun.node.transfer.spool import CHUNK, Blob, Spool
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from gpurun.inventory.model import Host
 from gpurun.leases import look
 from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseStore
-from gpurun.node import claims
+from gpurun.node.job import claims
 
 
 @contextmanager

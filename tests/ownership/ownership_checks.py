@@ -16,8 +16,8 @@ from gpurun.jobs.record import JobRecord
 from gpurun.jobs.states import State
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseStore
-from gpurun.node import claims
-from gpurun.node.claim_rules import Claimant
+from gpurun.node.gpu.claim_rules import Claimant
+from gpurun.node.job import claims
 from gpurun.state.identity import Identity
 
 ROOT = os.geteuid() == 0

@@ -1,7 +1,7 @@
 """Machines in memory: GPUs, containers and claims, with the real decision about claims in front of them.
 
-A machine answers the operations that a supervisor asks of an agent. `gpurun.node.claims` decides. What Docker, NVML and
-`/proc` do on a real host is modelled here.
+A machine answers the operations that a supervisor asks of an agent. `gpurun.node.job.claims` decides. What Docker, NVML
+and `/proc` do on a real host is modelled here.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from gpurun.errors import GpurunError, HostUnreachable
-from gpurun.node import claims
-from gpurun.node.claim_rules import (
+from gpurun.node.gpu.claim_rules import (
     Card,
     Claimant,
     Container,
@@ -28,6 +27,7 @@ from gpurun.node.claim_rules import (
     volume_labels,
     volume_name,
 )
+from gpurun.node.job import claims
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.remote.fleet import Results
 from gpurun.supervisor.links import FirstAnswers
@@ -52,7 +52,7 @@ class Box:
 
 @dataclass
 class Machine:
-    """A host with its Docker. It is the store of its claims (`gpurun.node.claims.Store`).
+    """A host with its Docker. It is the store of its claims (`gpurun.node.job.claims.Store`).
 
     Attributes:
         signs: (agent, claim key) of every connected agent that stands for an attempt.

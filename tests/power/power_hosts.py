@@ -22,8 +22,8 @@ from gpurun.head import spawn, submission, waiter
 from gpurun.jobs.states import State
 from gpurun.leases.lease import Lease
 from gpurun.leases.store import LeaseLock, LeaseStore
-from gpurun.node import batches
-from gpurun.node.contents import Listed
+from gpurun.node.folder import batches
+from gpurun.node.folder.contents import Listed
 from gpurun.remote.agent import Reply
 from gpurun.remote.fleet import Results
 from gpurun.supervisor import life, lost, prepare, start, stop

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from gpurun.node import frames
+from gpurun.node.agent import frames
 from gpurun.remote import Agent
 
 MOST_UNDER_WAY = 64

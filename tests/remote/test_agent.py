@@ -12,7 +12,7 @@ import pytest
 from waiting import LIMIT_S, until
 
 from gpurun.errors import GpurunError, HostUnreachable
-from gpurun.node import frames
+from gpurun.node.agent import frames
 from gpurun.remote import Fleet, RemoteOpFailed
 
 HOSTILE = ["plain", "a b", "it's", '"quoted"', "$(touch /tmp/x)", "`id`", "a\nb", "\t", "", "ünï—☃", "a\\b", "-rf", "*"]

@@ -10,9 +10,9 @@ from waiting import LIMIT_S, until
 
 import gpurun.node
 from gpurun.errors import HostFailure, HostUnreachable
-from gpurun.node import agent as node_agent
-from gpurun.node import frames
-from gpurun.node.gpu_use import UseTally
+from gpurun.node.agent import frames
+from gpurun.node.agent import serve as node_agent
+from gpurun.node.gpu.use import UseTally
 from gpurun.remote import Agent, RemoteOpFailed, answers
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "b" * 43

@@ -21,7 +21,7 @@ from local_agents import Hosts
 from gpurun.jobs.folder import JobFolder
 from gpurun.launch.launchers.horovod import GLOO
 from gpurun.launch.launchers.launcher import Launcher
-from gpurun.node import below
+from gpurun.node.folder import below
 from gpurun.remote.fleet import Results
 from gpurun.state.path import StatePath
 from gpurun.supervisor.outputs_copy import HeadCopy

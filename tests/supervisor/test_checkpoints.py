@@ -15,8 +15,8 @@ from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
 from gpurun.leases.allocate import mark_granted, run_pass, snapshot
 from gpurun.leases.look import look
-from gpurun.node import gang, job_parts
-from gpurun.node.call import Call
+from gpurun.node.agent.call import Call
+from gpurun.node.job import gang, job_parts
 from gpurun.remote.agent import Reply
 from gpurun.remote.fleet import Results
 from gpurun.runtime import gpurun_runtime

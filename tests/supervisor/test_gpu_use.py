@@ -6,7 +6,7 @@ import pytest
 
 from gpurun.jobs.attempts import read_use
 from gpurun.jobs.gpu_use import MOST_POINTS, GpuUse, RankUse, thinned
-from gpurun.node.gpu_use import UseTally
+from gpurun.node.gpu.use import UseTally
 from gpurun.supervisor.gpu_use import GpuUseMeter
 
 

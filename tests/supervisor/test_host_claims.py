@@ -6,7 +6,7 @@ import pytest
 
 from gpurun.errors import HostUnreachable
 from gpurun.jobs.states import State
-from gpurun.node.claim_rules import Claimant, Refused
+from gpurun.node.gpu.claim_rules import Claimant, Refused
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.supervisor.ends import GangEnd
 from gpurun.supervisor.host_claims import refusals_in, refused_end

@@ -17,7 +17,8 @@ from local_agents import Hosts
 from outputs_world import JOB, meanwhile, outputs_job, removed_later
 
 from gpurun.errors import HostFailure
-from gpurun.node import below, frames
+from gpurun.node.agent import frames
+from gpurun.node.folder import below
 from gpurun.remote.agent import Reply
 from gpurun.supervisor import outputs_listed
 from gpurun.supervisor.ends import GangEnd

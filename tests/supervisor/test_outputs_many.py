@@ -16,7 +16,8 @@ from local_agents import Hosts
 from outputs_world import outputs_job, removed_later, shape
 
 from gpurun.errors import HostFailure, StateError
-from gpurun.node import contents, frames
+from gpurun.node.agent import frames
+from gpurun.node.folder import contents
 from gpurun.state import syncing
 from gpurun.supervisor.outputs import collect_outputs, copy_outputs
 from gpurun.supervisor.outputs_listed import KnownRows, list_outputs, outputs_of

@@ -13,7 +13,7 @@ from gpurun.jobs.record import OutputsLeft
 from gpurun.launch.launchers.direct import TASKS, TORCHRUN
 from gpurun.launch.launchers.horovod import GLOO, MPI
 from gpurun.launch.launchers.mpirun import MPIRUN
-from gpurun.node.contents import Listed
+from gpurun.node.folder.contents import Listed
 from gpurun.supervisor.outputs import collect_outputs, copy_outputs, send_outputs
 from gpurun.supervisor.outputs_listed import HostOutputs
 from gpurun.supervisor.outputs_plan import plan_copy

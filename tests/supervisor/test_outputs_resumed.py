@@ -18,7 +18,8 @@ from outputs_trees import change
 from outputs_world import outputs_job, shape
 
 from gpurun.errors import HostFailure, HostUnreachable
-from gpurun.node import batches, contents, frames
+from gpurun.node.agent import frames
+from gpurun.node.folder import batches, contents
 from gpurun.remote.agent import Reply
 from gpurun.state import syncing
 from gpurun.supervisor import outputs_arriving, outputs_changes

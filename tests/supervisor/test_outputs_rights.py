@@ -8,8 +8,10 @@ import pytest
 from local_agents import Hosts
 from outputs_world import JOB, as_stranger, outputs_job
 
-from gpurun.node import below, fence, files, tree
-from gpurun.node.call import Call
+from gpurun.node.agent.call import Call
+from gpurun.node.folder import below, files
+from gpurun.node.job import fence
+from gpurun.node.transfer import tree
 from gpurun.supervisor.outputs import collect_outputs, copy_outputs, send_outputs
 
 STRANGER = os.geteuid() != 0
@@ -70,7 +72,7 @@ def test_what_the_reader_may_not_read_stays_on_the_host(job, monkeypatch):
     def stream(op, **params):
         yield from listing(op, **params)
         if op == "outputs.list":
-            from gpurun.node import frames
+            from gpurun.node.agent import frames
             from gpurun.remote.agent import Reply
 
             yield Reply(None, frames.encode(denied))

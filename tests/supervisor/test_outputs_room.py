@@ -10,9 +10,9 @@ import pytest
 from local_agents import Hosts
 from outputs_world import outputs_job
 
-from gpurun.node.call import OpError
-from gpurun.node.contents import Listed, listed
-from gpurun.node.disk_reserve import reserve_of
+from gpurun.node.agent.call import OpError
+from gpurun.node.agent.disk_reserve import reserve_of
+from gpurun.node.folder.contents import Listed, listed
 from gpurun.supervisor import outputs, outputs_room
 from gpurun.supervisor.outputs import collect_outputs, copy_outputs
 from gpurun.supervisor.outputs_arriving import Arriving

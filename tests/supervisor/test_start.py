@@ -12,8 +12,8 @@ from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.launch.account import HostAccount
 from gpurun.launch.launchers import NAMES, settled
-from gpurun.node import gang
-from gpurun.node.call import OpError
+from gpurun.node.agent.call import OpError
+from gpurun.node.job import gang
 from gpurun.remote.agent import RemoteOpFailed
 from gpurun.remote.fleet import Results
 from gpurun.supervisor import start

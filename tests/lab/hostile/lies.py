@@ -8,11 +8,11 @@ import json
 import os
 import re
 
-from gpurun.node import agent, frames
-from gpurun.node.call import OpReply
+from gpurun.node.agent import frames, serve
+from gpurun.node.agent.call import OpReply
 
 FOLDER = "/opt/lies/"
-honest_find = agent.find
+honest_find = serve.find
 known = {}
 
 
@@ -149,4 +149,4 @@ def all_gone(call, op, params):
     return {"containers": [], "processes": [], "folder": False, "users": [], "gpu_problem": "", "claims": []}
 
 
-agent.find = find
+serve.find = find

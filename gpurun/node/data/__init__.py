@@ -1,0 +1,1 @@
+"""Data sets on this host: receive, pass on, choose what to remove."""

@@ -1,0 +1,1 @@
+"""Images of this host's Docker: look up, receive, load, record, remove."""

@@ -1,0 +1,219 @@
+"""Report problems of a job's hardware on this host while it runs; see `watch`.
+
+Reads the kernel's log, NVML, and free disk space. Reports only facts: it sends lines that name a GPU error or a killed
+process as they are; the head interprets them (`gpurun.facts.kernel_log`, `gpurun.doctor.xids`).
+"""
+
+import os
+import re
+import stat
+import time
+from typing import Any, Dict, Iterator, List, Optional
+
+from gpurun.node.agent.call import Call
+from gpurun.node.gpu.nvml_apart import NoAnswer, Nvml
+from gpurun.node.gpu.use import UseTally
+from gpurun.node.job import job_parts, rank_processes
+from gpurun.node.probe import docker_facts
+
+EVERY_S = 1.0
+SLOW_S = 2.0
+"""How often disks and the ranks' pids are looked at."""
+MOST_LINES = 50
+"""Lines of the kernel log passed on at a time: an Xid can come a thousand times a second."""
+LONGEST = 600
+LEAST_FREE = 256 << 20
+"""Below this, or 2 % of a smaller disk, a disk counts as full: the next checkpoint would not fit."""
+
+_WORTH = re.compile(r"NVRM: |oom-kill:|Memory cgroup out of memory: |Out of memory: ")
+_PIDS = re.compile(r"[Pp]rocess (\d+) \(|,pid=(\d+),uid=\d+\s*\Z")
+
+_ranks: Dict[str, Dict[int, int]] = {}
+"""Job → pid → rank, as last seen: after the kernel has reported a killed process, it can no longer be asked."""
+
+
+class KernelLog:
+    """``/dev/kmsg`` from some time on: one record per read (Documentation/ABI/testing/dev-kmsg).
+
+    If this user may not read it (``dmesg_restrict``), there are no lines. In the lab a regular file replaces it; lines
+    without a record's prefix are skipped.
+    """
+
+    def __init__(self, age_s: float, path: str = "") -> None:
+        self._since_s = time.monotonic() - age_s
+        self._rest = b""
+        try:
+            path = path or (os.environ.get("GPURUN_DEV") or "/dev") + "/kmsg"
+            self._fd: Optional[int] = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._is_file = stat.S_ISREG(os.fstat(self._fd).st_mode)
+        except OSError:
+            self._fd = None
+
+    def lines(self) -> Iterator[Dict[str, Any]]:
+        """Yield ``{"line", "age_s"}`` of the kernel's own relevant lines since the last call."""
+        found = 0
+        for record in self._records():
+            item = self._item(record)
+            if item is not None and found < MOST_LINES:
+                found += 1
+                yield item
+
+    def _records(self) -> Iterator[bytes]:
+        while self._fd is not None:
+            try:
+                data = os.read(self._fd, 1 << 16 if self._is_file else 8192)
+            except BlockingIOError:
+                return
+            except OSError:
+                continue  # EPIPE: records were overwritten before they were read
+            if not data:
+                return
+            if not self._is_file:
+                yield data
+                continue
+            *records, self._rest = (self._rest + data).split(b"\n")
+            yield from records
+
+    def _item(self, record: bytes) -> Optional[Dict[str, Any]]:
+        prefix, semicolon, text = record.partition(b";")
+        fields = prefix.split(b",")
+        try:
+            level, stamp_s = int(fields[0]), int(fields[2]) / 1e6
+        except (IndexError, ValueError):
+            return None
+        line = text.split(b"\n")[0].decode("utf-8", "replace")[:LONGEST]
+        # Facility 0 is the kernel; programs that write to the log get another one.
+        if not semicolon or level >> 3 or stamp_s < self._since_s or not _WORTH.match(line):
+            return None
+        return {"line": line, "age_s": max(0.0, time.monotonic() - stamp_s)}
+
+    def close(self) -> None:
+        """Close it."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def watch(call: Call, job: str, gpus: List[int], age_s: float) -> Iterator[List[Dict[str, Any]]]:
+    """Yield problems as they happen, until cancelled. The first item may be empty: the watch has started.
+
+    Args:
+        gpus: the job's GPUs here.
+        age_s: how long the attempt has run: older lines of the kernel's log are ignored.
+
+    Yields:
+        lists of ``{"kind": "kernel", "line", "age_s", "rank", "cards": GPU → PCI address}``,
+        ``{"kind": "xid", "gpu", "xid"}``, ``{"kind": "lost", "gpu", "text"}``,
+        ``{"kind": "ecc", "gpu", "count", "before"}``, ``{"kind": "disk", "what", "path", "free_bytes"}``,
+        ``{"kind": "nvml", "text"}``, and the items of `UseTally`.
+    """
+    log = KernelLog(age_s)
+    nvml: Optional[Nvml] = Nvml() if gpus else None
+    cards = job_parts.cards(job, gpus)
+    seen, use = _Seen(cards=job_parts.known_cards(job)), UseTally(cards)
+    try:
+        yield []
+        while True:
+            found = seen.slowly(job)
+            found += [_named(item, job, seen) for item in log.lines()]
+            if found:
+                yield found
+            if nvml is None:
+                call.wait(EVERY_S)
+                continue
+            try:
+                said = nvml.ask(cards, wait_ms=int(EVERY_S * 1000))
+                found = seen.gpus(said) + use.add(said)
+            except NoAnswer as error:
+                found = [{"kind": "nvml", "text": str(error)}]
+                nvml.close()
+                nvml = None
+            if found:
+                yield found
+            call.check()
+    finally:
+        log.close()
+        if nvml is not None:
+            nvml.close()
+
+
+def recent(call: Call, job: str, age_s: float) -> List[Dict[str, Any]]:
+    """Return problems of the last `age_s` seconds in the kernel's log and on the disks, after an attempt has failed."""
+    log = KernelLog(age_s)
+    seen = _Seen(cards=job_parts.known_cards(job))
+    try:
+        return seen.slowly(job) + [_named(item, job, seen) for item in log.lines()]
+    finally:
+        log.close()
+
+
+class _Seen:
+    """Remembers what has been reported."""
+
+    def __init__(self, cards: Dict[int, Dict[str, str]]) -> None:
+        self.cards = cards
+        self._lost: Dict[int, str] = {}
+        self._ecc: Dict[int, int] = {}
+        self._full: Dict[str, bool] = {}
+        self._slow_s = 0.0
+        self._docker_root = ""
+
+    def gpus(self, said: Dict[str, Any]) -> List[Dict[str, Any]]:
+        """Return the news in an answer of NVML."""
+        found: List[Dict[str, Any]] = []
+        for gpu in said.get("gpus", []):
+            index, count = gpu["index"], gpu["ecc"]
+            found += [{"kind": "xid", "gpu": index, "xid": number} for number in gpu["xids"]]
+            if gpu["lost"] and gpu["lost"] != self._lost.get(index):
+                found.append({"kind": "lost", "gpu": index, "text": gpu["lost"]})
+            self._lost[index] = gpu["lost"]
+            if count is not None:
+                before = self._ecc.setdefault(index, count)
+                if count > before:
+                    found.append({"kind": "ecc", "gpu": index, "count": count, "before": before})
+                self._ecc[index] = count
+        return found
+
+    def slowly(self, job: str) -> List[Dict[str, Any]]:
+        """Check disks, and the ranks' pids, if it is time again."""
+        if time.monotonic() - self._slow_s < SLOW_S:
+            return []
+        self._slow_s = time.monotonic()
+        _ranks.setdefault(job, {}).update(ranks(job))  # those that have just been killed are the ones asked for
+        if not self._docker_root:
+            self._docker_root = str(docker_facts.facts().get("root") or "/")
+        return [found for what, path in self._disks(job) for found in self._disk(what, path)]
+
+    def _disks(self, job: str) -> Iterator["tuple[str, str]"]:
+        yield "Docker's disk", self._docker_root
+        outputs = job_parts.outputs_folder(job)
+        if os.path.isdir(outputs):
+            yield "the outputs' disk", outputs
+
+    def _disk(self, what: str, path: str) -> Iterator[Dict[str, Any]]:
+        try:
+            found = os.statvfs(path)
+        except OSError:
+            return
+        free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+        full = free < min(LEAST_FREE, total // 50)
+        if full and not self._full.get(path):
+            yield {"kind": "disk", "what": what, "path": path, "free_bytes": free}
+        self._full[path] = full
+
+
+def ranks(job: str) -> Dict[int, int]:
+    """Return pid → rank of the job's processes on this host, from the variables of Horovod or MPI."""
+    return {one.process.pid: one.rank for one in rank_processes.of_job(job)}
+
+
+def _named(item: Dict[str, Any], job: str, seen: _Seen) -> Dict[str, Any]:
+    """Add to a line what only this host knows: the killed rank, the GPUs' PCI addresses."""
+    pids = _PIDS.search(item["line"])
+    pid = int(pids.group(1) or pids.group(2)) if pids else None
+    rank = None if pid is None else _ranks.get(job, {}).get(pid)
+    cards = {str(index): facts.get("pci_bus", "") for index, facts in seen.cards.items()}
+    return {**item, "kind": "kernel", "rank": rank, "cards": cards}
+
+
+OPS = {"watch": watch, "recent": recent}

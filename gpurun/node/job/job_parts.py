@@ -1,0 +1,113 @@
+"""Find the parts of a job on this host without a record of who started it: folders, containers, processes, GPUs."""
+
+import json
+import os
+import re
+import urllib.parse
+from typing import Any, Dict, List, Optional
+
+from gpurun.node import docker
+from gpurun.node.agent import place, processes
+from gpurun.node.agent.call import OpError
+from gpurun.node.gpu.claim_rules import Card, read_claimant
+
+LABEL = "gpurun.job"
+CARDS_FILE = "cards.json"
+"""In a job's folder: which GPUs it was given, by UUID and PCI address: indices shift when one is lost."""
+MAIN_FILE = "main.json"
+"""In a job's folder: its container's main process."""
+_JOB = re.compile(r"j-[0-9a-f]{8}\Z")
+# An sshd's listener and sessions, or a docker client, by the way ps shows them.
+_STARTED = re.compile(r"(^|/)(sshd|docker)\b")
+
+
+def folder(job: str) -> str:
+    """Return the folder of a job's files on this host.
+
+    Raises:
+        OpError: ``bad-request`` for a text that is not a job's id, because it becomes part of a path that is removed.
+    """
+    return os.path.join(place.root(), "jobs", _checked(job))
+
+
+def outputs_folder(job: str) -> str:
+    """Return the folder of a job's outputs on this host."""
+    return os.path.join(place.root(), "outputs", _checked(job))
+
+
+def _checked(job: str) -> str:
+    if not _JOB.match(job):
+        raise OpError("bad-request", "%r is not a job's id" % job)
+    return job
+
+
+def has_ended(job: str) -> bool:
+    """Return whether the container's main process, recorded at its start, is gone. Does not ask Docker."""
+    main = processes.noted(os.path.join(folder(job), MAIN_FILE))
+    now = processes.read_process(main[0]) if main else None
+    return main is not None and (now is None or now.started != main[1])
+
+
+def container_of_main(job: str) -> str:
+    """Return the id of the container whose main process was recorded at its start; "" if unknown or gone."""
+    main = processes.noted(os.path.join(folder(job), MAIN_FILE))
+    now = processes.read_process(main[0]) if main else None
+    return processes.container_of(now.pid) if main and now and now.started == main[1] else ""
+
+
+def containers_of(connection: docker.Connection, job: str, attempt: Optional[int] = None) -> List[Dict[str, Any]]:
+    """Return the job's containers as Docker lists them, in any state.
+
+    Args:
+        attempt: only those of this and earlier attempts. A label that is not a number counts as earlier.
+
+    Raises:
+        OpError: with Docker's message.
+    """
+    filters = urllib.parse.quote('{"label":["%s=%s"]}' % (LABEL, _checked(job)))
+    status, answer = docker.exchange(connection, "GET", "/containers/json?all=1&filters=" + filters)
+    found = docker.parse(answer)
+    if status != 200 or not isinstance(found, list):
+        raise docker.failure(status, answer, "listing the job's containers")
+    return [each for each in found if attempt is None or read_claimant(each.get("Labels")).attempt <= attempt]
+
+
+def processes_of(job: str, everybody: bool = False) -> List[processes.Process]:
+    """Return the processes that gpurun started for the job outside containers.
+
+    Args:
+        everybody: those of every account of this host, not only of ours.
+    """
+    below = "/jobs/%s/" % _checked(job) if everybody else folder(job) + "/"
+    found = processes.of_job([below, "gpurun-%s-" % job])
+    found = [process for process in found if everybody or process.uid == os.getuid()]
+    # A program in a container can choose any process name, for example that of another job's sshd.
+    here = processes.container_of(os.getpid())
+    found = [process for process in found if processes.container_of(process.pid) == here]
+    return [process for process in found if _is_started_by_gpurun(process, found)]
+
+
+def _is_started_by_gpurun(process: processes.Process, found: List[processes.Process]) -> bool:
+    """Return whether gpurun started it or an ancestor of it. A person's editor on the job's files does not count."""
+    by_pid = {one.pid: one for one in found}
+    current: Optional[processes.Process] = process
+    while current is not None:
+        if _STARTED.search(current.command.split(" ")[0].rstrip(":")):
+            return True
+        current = by_pid.get(current.parent)
+    return False
+
+
+def cards(job: str, gpus: List[int]) -> List[Card]:
+    """Return the job's GPUs with the UUIDs recorded when it started here, if there are any."""
+    known = known_cards(job)
+    return [(gpu, known.get(gpu, {}).get("uuid", "")) for gpu in gpus]
+
+
+def known_cards(job: str) -> Dict[int, Dict[str, str]]:
+    """Return GPU index → ``{"uuid", "pci_bus"}``, as recorded when the job was created here; empty if it was not."""
+    try:
+        with open(os.path.join(folder(job), CARDS_FILE), encoding="utf-8") as stream:
+            return {int(index): {**facts} for index, facts in json.load(stream).items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}

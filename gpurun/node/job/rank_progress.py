@@ -1,0 +1,88 @@
+"""Read the ranks' progress reports (`gpurun.runtime`). Their program may have put anything in their place."""
+
+import errno
+import itertools
+import json
+import os
+import stat
+import time
+from typing import Any, Dict, List, Tuple
+
+from gpurun.node.agent.call import Call
+from gpurun.node.job import job_parts
+
+_MOST_TOLD = 64
+_MOST_TOLD_BYTES = 4 << 20
+"""All that ranks of one host tell; a program can leave a million such files."""
+_MOST_NAMES = 1 << 14
+
+
+def progress(call: Call, job: str) -> Dict[str, Any]:
+    """Return what `gpurun.runtime` has left in the job's folder here.
+
+    Returns:
+        ``{"age_s", "checkpoint_age_s", "ranks"}``: seconds since the last report on this host and since the last
+        reported checkpoint, None if there was none; and by rank its last progress report.
+    """
+    folder = os.path.join(job_parts.folder(job), "run")
+    ages = []
+    checkpoints = []
+    ranks: Dict[str, Dict[str, Any]] = {}
+    left = _MOST_TOLD_BYTES
+    for name in sorted(_names_in(folder)):
+        path = os.path.join(folder, name)
+        kind, _, rank = name.partition(".")
+        if kind not in ("progress", "checkpoint") or not (rank.isascii() and rank.isdigit()):
+            continue
+        try:
+            content, changed_s = _read_plain(path)
+            left -= len(content)
+            if left < 0:
+                break
+            ages.append(time.time() - changed_s)
+            if kind == "checkpoint":
+                checkpoints.append(ages[-1])
+            ranks.setdefault(rank, {})[kind] = _plain(json.loads(content))
+        except (OSError, ValueError, RecursionError):
+            continue  # being replaced, or not the runtime's own
+    return {
+        "age_s": min(ages) if ages else None,
+        "checkpoint_age_s": min(checkpoints) if checkpoints else None,
+        "ranks": ranks,
+    }
+
+
+def _names_in(folder: str) -> List[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in itertools.islice(entries, _MOST_NAMES)]
+    except OSError:
+        return []
+
+
+def _plain(told: Any) -> Any:
+    """Return a program's value if it is short and plain; of an object, those of its values that are."""
+    if isinstance(told, dict):
+        return {key: value for key, value in list(told.items())[:_MOST_TOLD] if len(key) <= 64 and _is_plain(value)}
+    return told if _is_plain(told) else None
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether every JSON reader accepts it: newer ones refuse numbers of thousands of digits, and JSON has no
+    NaN.
+    """
+    if isinstance(value, str):
+        return len(value) <= 1000
+    return value is None or (isinstance(value, (int, float)) and abs(value) < 1 << 62)
+
+
+def _read_plain(path: str) -> Tuple[bytes, float]:
+    """Return the beginning of a regular file, and when it was written. A rank may have made anything of that name."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        return os.read(descriptor, 1 << 16), found.st_mtime
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""The probe: what this host is, as one JSON document."""

@@ -1,0 +1,173 @@
+"""Facts about the host's Docker engine, from its socket."""
+
+import http.client
+import json
+import os
+import re
+import shutil
+from typing import Any, Dict, Optional
+from urllib.parse import quote
+
+from gpurun.node import docker
+from gpurun.node.agent.call import OpError
+from gpurun.node.docker import engine
+
+CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
+CAP_SYS_RESOURCE = 24  # linux/capability.h
+HOOK = "nvidia-container-runtime-hook"
+
+
+def get(path: str, timeout_s: float = 10.0) -> Any:
+    """Return the JSON answer to one GET. Raises OSError or ValueError (no engine, no permission, no JSON)."""
+    connection = docker.Connection(docker.socket_path(), timeout_s)
+    try:
+        status, answer = docker.exchange(connection, "GET", path)
+    except http.client.HTTPException as error:
+        raise OSError("Docker's answer to GET %s is not HTTP: %s" % (path, error)) from None
+    finally:
+        connection.close()
+    if status != 200:
+        raise OSError("Docker answered %d to GET %s" % (status, path))
+    return json.loads(answer.decode("utf-8", "replace"))
+
+
+def facts() -> Dict[str, Any]:
+    """Return `gpurun.facts.hardware.DockerFacts`, with ``problem`` instead of an exception."""
+    try:
+        path = docker.socket_path()
+        info = _docker_info(path)
+    except OpError as error:
+        return {"problem": error.message}
+    rootless, limits = engine.is_rootless(info), engine_limits(_pid_of_engine(path))
+    if rootless:  # its capabilities count in its own user namespace alone (user_namespaces(7))
+        limits["may_raise_limits"] = False
+    root = str(info.get("DockerRootDir") or "")
+    return {
+        "socket": path,
+        "version": str(info.get("ServerVersion") or ""),
+        "storage_driver": str(info.get("Driver") or ""),
+        "architecture": str(info.get("Architecture") or ""),
+        "root": root,
+        "gpu_support": gpu_support(info),
+        "is_rootless": rootless,
+        **_space(root),
+        **limits,
+    }
+
+
+def _docker_info(path: str) -> Dict[str, Any]:
+    """Return ``docker info``. Raises OpError with a message that people can act on."""
+    try:
+        info, version = get("/info"), get("/version")
+    except PermissionError:
+        problem = "this user may not use %s" % path
+    except (FileNotFoundError, ConnectionRefusedError):
+        problem = "no Docker engine answers at %s" % path
+    except (OSError, ValueError) as error:
+        problem = "%s: %s" % (type(error).__name__, error)
+    else:
+        if _is_podman(version):
+            problem = "Podman answers at %s: gpurun needs Docker's own engine" % path
+        elif not isinstance(info, dict) or not info.get("ServerVersion"):
+            problem = "what answers at %s is not Docker" % path
+        else:
+            return info
+    raise OpError("no-docker", problem)
+
+
+def _is_podman(version: Any) -> bool:
+    components = version.get("Components") if isinstance(version, dict) else None
+    return any(isinstance(one, dict) and "Podman" in str(one.get("Name")) for one in components or ())
+
+
+def engine_limits(pid: Optional[int], proc: str = "/proc") -> Dict[str, Any]:
+    """Return the limits that the engine's containers can get, and whether they share this host's network.
+
+    These are the engine's own hard limits, or any limit if it may raise them. runc sets a container's limits with the
+    engine's rights. More than the hard limit needs CAP_SYS_RESOURCE (setrlimit(2)), which an engine in a container, a
+    rootless engine, or a restricted systemd unit may lack.
+    """
+    if pid is None:
+        return {}
+    limits = _read(proc, str(pid), "limits")
+    return {
+        "memlock_bytes": hard_limit(limits, "Max locked memory"),
+        "nofile": hard_limit(limits, "Max open files"),
+        "may_raise_limits": has_capability(_read(proc, str(pid), "status"), "CapEff"),
+        "has_own_network": _differ(os.path.join(proc, str(pid), "ns/net"), os.path.join(proc, "self/ns/net")),
+    }
+
+
+def _pid_of_engine(socket_path: str) -> Optional[int]:
+    try:
+        process = engine.serving(socket_path)
+    except (OSError, engine.NoEngine):
+        return None
+    return None if process is None else process.pid
+
+
+def _differ(one: str, other: str) -> Optional[bool]:
+    try:
+        return os.readlink(one) != os.readlink(other)
+    except OSError:  # of another user: then it is no rootless one of ours
+        return None
+
+
+def hard_limit(limits: str, name: str) -> Optional[int]:
+    """Return a hard limit from ``/proc/PID/limits``; -1 = unlimited, None = not there."""
+    match = re.search(re.escape(name) + r"\s+\S+\s+(unlimited|\d+)", limits)
+    return None if not match else -1 if match.group(1) == "unlimited" else int(match.group(1))
+
+
+def has_capability(status: str, which: str, bit: int = CAP_SYS_RESOURCE) -> Optional[bool]:
+    """Return whether a capability is in a set of ``/proc/PID/status``; None = not there."""
+    match = re.search(which + r":\s*([0-9a-f]+)", status)
+    return bool(int(match.group(1), 16) >> bit & 1) if match else None
+
+
+def _read(*parts: str) -> str:
+    try:
+        with open(os.path.join(*parts), encoding="utf-8", errors="replace") as stream:
+            return stream.read(1 << 14)
+    except OSError:
+        return ""
+
+
+def gpu_support(info: Dict[str, Any]) -> str:
+    """Return how ``docker run --gpus`` would work.
+
+    In Docker's own order: a registered ``nvidia`` runtime, CDI specifications (since 25), or the container toolkit's
+    hook on the engine's PATH, which the engine looks up when it starts (moby `daemon/nvidia_linux.go`).
+    """
+    if "nvidia" in (info.get("Runtimes") or {}):
+        return "runtime"
+    for folder in info.get("CDISpecDirs") or CDI_FOLDERS:
+        if _has_nvidia_spec(folder):
+            return "cdi"
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"])
+    return "hook" if shutil.which(HOOK, path=path) else ""
+
+
+def _has_nvidia_spec(folder: str) -> bool:
+    try:
+        return any("nvidia" in name for name in os.listdir(folder))
+    except OSError:
+        return False
+
+
+def _space(root: str) -> Dict[str, Any]:
+    try:
+        found = os.statvfs(root)
+    except OSError:
+        return {"free_bytes": None, "total_bytes": None}
+    return {"free_bytes": found.f_bavail * found.f_frsize, "total_bytes": found.f_blocks * found.f_frsize}
+
+
+def job_containers() -> Dict[str, str]:
+    """Return container id → gpurun job id for running containers of gpurun jobs; empty if Docker does not say."""
+    filters = quote(json.dumps({"label": ["gpurun.job"]}))
+    try:
+        found = get("/containers/json?filters=" + filters)
+        return {str(one["Id"]): str(one["Labels"]["gpurun.job"]) for one in found}
+    except (OpError, OSError, ValueError, KeyError, TypeError):
+        return {}

@@ -1,0 +1,347 @@
+"""Content-addressed blobs while they arrive: each chunk is verified before anything can read it.
+
+A blob is announced with its size and the SHA-256 of every chunk. Chunks may arrive in any order and from any source; a
+chunk with another hash is refused. Readers wait for the chunk that they need, so a host can forward and load a blob
+while it is still arriving. The files are sparse; the next transfer verifies and uses what an interrupted one left.
+"""
+
+import fcntl
+import hashlib
+import hmac
+import os
+import re
+import stat
+import threading
+import time
+from contextlib import contextmanager
+from typing import Dict, Iterator, List, Optional, Tuple
+
+from gpurun.node.agent.call import OpError
+
+# A host forwards a chunk when it has all of it: sixteen hosts in a row then add sixteen chunks' time to a transfer.
+CHUNK = 256 << 10
+HASH_BYTES = 32
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
+# Files of a transfer that was never resumed are removed after a day.
+STALE_S = 24 * 3600.0
+# Closing a blob waits this long for threads that read or write its file.
+CLOSE_WAIT_S = 2.0
+
+
+class Corrupt(OpError):
+    """A chunk does not match its announced hash."""
+
+    def __init__(self, digest: str, index: int) -> None:
+        message = "chunk %d of %s is not what was announced" % (index, digest)
+        super().__init__("corrupt", message, digest=digest, index=index)
+
+
+def chunk_hashes(path: str) -> bytes:
+    """Return the SHA-256 of every chunk of a file, one after the other."""
+    hashes = bytearray()
+    with open(path, "rb", buffering=0) as file:
+        while True:
+            piece = file.read(CHUNK)
+            if not piece:
+                return bytes(hashes)
+            hashes += hashlib.sha256(piece).digest()
+
+
+def checked(digest: str) -> str:
+    """Return the digest if it is valid, because it becomes a file's name.
+
+    Raises:
+        OpError: ``bad-request``.
+    """
+    if not isinstance(digest, str) or not _DIGEST.match(digest):
+        raise OpError("bad-request", "%r is no sha256 digest" % (digest,))
+    return digest
+
+
+class Blob:
+    """One blob, complete or arriving. Thread-safe.
+
+    Args:
+        hashes: of all chunks, 32 bytes each.
+        descriptor: the file, open for reading and (unless `complete`) writing; the blob owns it.
+        complete: the file's content is known to be right.
+    """
+
+    def __init__(self, digest: str, size: int, hashes: bytes, descriptor: int, complete: bool = False) -> None:
+        count = (size + CHUNK - 1) // CHUNK
+        if size < 0 or len(hashes) != count * HASH_BYTES:
+            raise OpError("bad-request", "%s: %d bytes do not have %d bytes of hashes" % (digest, size, len(hashes)))
+        self.digest = digest
+        self.size = size
+        self.count = count
+        self._descriptor = descriptor
+        self._users = 0
+        self._hashes = hashes
+        self._have = bytearray((b"\1" if complete else b"\0") * count)
+        self._missing = 0 if complete else count
+        self._arrived = threading.Condition()
+        self._closed = False
+
+    @property
+    def complete(self) -> bool:
+        """True when every chunk is there."""
+        return self._missing == 0
+
+    @property
+    def have_bytes(self) -> int:
+        """Return how many bytes have arrived."""
+        if self.complete:
+            return self.size
+        whole = (self.count - self._missing) * CHUNK
+        last_is_here = self.count > 0 and self._have[-1]
+        return whole - (self.count * CHUNK - self.size) if last_is_here else whole
+
+    def length(self, index: int) -> int:
+        """Return the size of one chunk: `CHUNK`, less for the last."""
+        return min(CHUNK, self.size - index * CHUNK)
+
+    @contextmanager
+    def file(self) -> Iterator[int]:
+        """Yield the file's descriptor and keep it open meanwhile, because a closed descriptor's number may be reused.
+
+        Raises:
+            OpError: ``closed``.
+        """
+        with self._arrived:
+            if self._closed:
+                raise OpError("closed", "the transfer of %s has ended" % self.digest)
+            self._users += 1
+        try:
+            yield self._descriptor
+        finally:
+            with self._arrived:
+                self._users -= 1
+                self._arrived.notify_all()
+                is_last = self._closed and not self._users and self._descriptor >= 0
+            if is_last:
+                self._let_go()
+
+    def take_up(self) -> None:
+        """Verify and use what the file already holds from an interrupted transfer."""
+        with self.file() as descriptor:
+            end = os.fstat(descriptor).st_size
+            position = 0
+            while position < end:
+                try:
+                    position = os.lseek(descriptor, position, os.SEEK_DATA)
+                except OSError:
+                    break  # only a hole is left
+                index = position // CHUNK
+                if index >= self.count:
+                    break
+                piece = os.pread(descriptor, self.length(index), index * CHUNK)
+                if self._is(index, piece):
+                    self._mark(index)
+                position = (index + 1) * CHUNK
+
+    def _is(self, index: int, piece: "bytes | memoryview") -> bool:
+        expected = self._hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES]
+        return len(piece) == self.length(index) and hmac.compare_digest(hashlib.sha256(piece).digest(), expected)
+
+    def _mark(self, index: int) -> None:
+        with self._arrived:
+            if not self._have[index]:
+                self._have[index] = 1
+                self._missing -= 1
+            self._arrived.notify_all()
+
+    def write(self, index: int, piece: "bytes | memoryview") -> bool:
+        """Store a chunk; return False if it was there already.
+
+        Raises:
+            Corrupt: it does not match the announced hash.
+            OpError: ``closed``.
+            OSError: the disk is full or broken.
+        """
+        if not 0 <= index < self.count:
+            raise OpError("bad-request", "%s has no chunk %d" % (self.digest, index))
+        if self._have[index]:
+            return False
+        if not self._is(index, piece):
+            raise Corrupt(self.digest, index)
+        view, position = memoryview(piece), index * CHUNK
+        with self.file() as descriptor:
+            while view:
+                written = self._write_at(descriptor, view, position)
+                view, position = view[written:], position + written
+        self._mark(index)
+        return True
+
+    def _write_at(self, descriptor: int, view: memoryview, position: int) -> int:
+        """Write the beginning of `view`; return how many bytes."""
+        return os.pwrite(descriptor, view, position)
+
+    def _read_at(self, descriptor: int, view: memoryview, position: int) -> int:
+        """Fill the beginning of `view`; return how many bytes, 0 at the end of the content."""
+        return os.preadv(descriptor, [view], position)
+
+    def wait(self, index: int, timeout_s: float) -> bool:
+        """Wait until a chunk is there; return False if it is not within `timeout_s`.
+
+        Raises:
+            OpError: ``closed``: it will never be there.
+        """
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._have[index] or self._closed, timeout_s)
+            if self._closed:
+                raise OpError("closed", "the transfer of %s has ended" % self.digest)
+            return bool(self._have[index])
+
+    def wait_complete(self, timeout_s: float) -> bool:
+        """Wait until the whole blob is there; return False if it is not within `timeout_s`."""
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._missing == 0 or self._closed, timeout_s)
+            if self._closed:
+                raise OpError("closed", "the transfer of %s has ended" % self.digest)
+            return self._missing == 0
+
+    def read_into(self, index: int, buffer: memoryview) -> memoryview:
+        """Return a chunk that is there, as the part of `buffer` it fills.
+
+        Raises:
+            OpError: ``closed``.
+            OSError: the file cannot be read, or has been shortened.
+        """
+        view = buffer[: self.length(index)]
+        done = 0
+        with self.file() as descriptor:
+            while done < len(view):
+                count = self._read_at(descriptor, view[done:], index * CHUNK + done)
+                if count == 0:
+                    raise OSError("the file of %s has been cut short" % self.digest)
+                done += count
+        return view
+
+    def holds(self, index: int) -> bool:
+        """Read and hash a chunk; return whether the file has the announced one."""
+        try:
+            return self._is(index, self.read_into(index, memoryview(bytearray(CHUNK))))
+        except (OSError, OpError):
+            return False
+
+    def lacks(self, first: int, last: int) -> bool:
+        """Return whether one of these chunks is missing."""
+        return self._have.find(b"\0", first, last + 1) >= 0
+
+    def missing(self) -> List[Tuple[int, int]]:
+        """Return the missing chunks, as ranges (first, last)."""
+        ranges: List[Tuple[int, int]] = []
+        with self._arrived:
+            have = bytes(self._have)
+        index = have.find(b"\0")
+        while index >= 0:
+            end = have.find(b"\1", index)
+            last = (end if end >= 0 else len(have)) - 1
+            ranges.append((index, last))
+            index = have.find(b"\0", last + 1)
+        return ranges
+
+    def close(self) -> None:
+        """Wake all waiting readers, and close the file once nothing reads or writes it. Idempotent."""
+        with self._arrived:
+            if self._closed:
+                return
+            self._closed = True
+            self._arrived.notify_all()
+            is_unused = self._arrived.wait_for(lambda: not self._users, CLOSE_WAIT_S)
+        if is_unused:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        with self._arrived:
+            descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class Spool:
+    """One host's folder where blobs arrive; one object for each transfer, all on the same files.
+
+    Two transfers never write to one file: the second gets a separate file, which is removed with it.
+    """
+
+    def __init__(self, folder: str, transfer: str) -> None:
+        self.folder = folder
+        self._transfer = transfer
+        self._paths: Dict[str, str] = {}
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        sweep(folder)
+
+    def open(self, digest: str, size: int, hashes: bytes) -> Blob:
+        """Return a blob to receive, with whatever an earlier transfer left of it."""
+        path = os.path.join(self.folder, checked(digest)[len("sha256:") :] + ".part")
+        descriptor = _locked(path)
+        if descriptor is None:
+            path = "%s.%s" % (path, self._transfer)
+            descriptor = _locked(path)
+            if descriptor is None:
+                raise OpError("conflict", "another transfer uses %s" % path)
+        self._paths[digest] = path
+        os.ftruncate(descriptor, min(size, os.fstat(descriptor).st_size))
+        blob = Blob(digest, size, hashes, descriptor)
+        blob.take_up()
+        return blob
+
+    def forget(self, digest: str) -> None:
+        """Remove a blob's file. Processes that have it open can still read it."""
+        path = self._paths.pop(digest, None)
+        if path is not None:
+            _remove(path)
+
+    def drop_private(self) -> None:
+        """Remove the files that only this transfer could have used again."""
+        for digest, path in list(self._paths.items()):
+            if path.endswith("." + self._transfer):
+                self.forget(digest)
+
+
+def sweep(folder: str, unused_s: float = STALE_S) -> int:
+    """Remove leftovers of transfers that were unused for this long; return the freed bytes."""
+    freed = 0
+    for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        path = os.path.join(folder, name)
+        try:
+            status = os.lstat(path)
+            if not stat.S_ISREG(status.st_mode) or time.time() - status.st_mtime < unused_s:
+                continue
+            descriptor = _locked(path, os.O_RDWR)
+        except FileNotFoundError:  # its transfer has just ended
+            continue
+        if descriptor is not None:
+            _remove(path)
+            os.close(descriptor)
+            freed += status.st_blocks * 512
+    return freed
+
+
+def _remove(path: str) -> None:
+    """Remove a file; another transfer may be removing it, too."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def _locked(path: str, flags: int = os.O_RDWR | os.O_CREAT) -> Optional[int]:
+    """Return the file, created if missing, open and locked; None if another process has it.
+
+    Raises:
+        FileNotFoundError: it is missing and must not be created.
+    """
+    while True:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
+                return descriptor
+        except FileNotFoundError:
+            pass
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        os.close(descriptor)  # it was removed while we waited for it: take the new one

@@ -1,0 +1,247 @@
+"""Make a folder equal to one on the head: content, modes, links. Only new contents are sent.
+
+File contents are kept by digest in a store in the user's cache folder, so the folder of the next job or attempt is
+mostly copied from there.
+"""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
+
+from gpurun.node.agent import frames
+from gpurun.node.agent.call import Call, OpError
+from gpurun.node.folder import below
+from gpurun.node.folder.below import forget
+from gpurun.node.folder.contents import Listed
+from gpurun.node.folder.making import Maker
+from gpurun.node.folder.walk import walk
+from gpurun.node.transfer import blobs
+from gpurun.node.transfer.spool import CHUNK, checked
+
+# The store never takes more than this share of its disk, least recently used contents going first.
+SHARE = 0.05
+
+Entry = Tuple[str, str, int, int, int, str, str]
+
+
+def _folder() -> str:
+    return os.path.join(os.path.dirname(blobs.spool_folder()), "files")
+
+
+def _place(digest: str) -> str:
+    name = checked(digest)[len("sha256:") :]
+    return os.path.join(_folder(), name[:2], name)
+
+
+def lacking(call: Call, digests: List[str]) -> List[str]:
+    """Return those contents that the store does not have."""
+    return [digest for digest in digests if not os.path.exists(_place(digest))]
+
+
+def add(call: Call) -> Dict[str, Any]:
+    """Put contents into the store: the payload is a sequence of frames ``{"d", "end"}`` with pieces of them.
+
+    Raises:
+        OpError: ``corrupt``: a content does not have its digest.
+    """
+    decoder, received = frames.Decoder(), 0
+    making: "Dict[str, _Making]" = {}
+    try:
+        for piece in call.chunks():
+            for frame in decoder.feed(piece):
+                digest = str(frame.header["d"])
+                if digest not in making:
+                    making[digest] = _Making(digest)
+                making[digest].write(frame.payload)
+                received += len(frame.payload)
+                if frame.header.get("end"):
+                    making.pop(digest).keep()
+    finally:
+        for unfinished in making.values():
+            unfinished.drop()
+    return {"bytes": received}
+
+
+def unpack(call: Call, transfer: str, pack: str, index: Sequence[Tuple[str, int, int]]) -> None:
+    """Put contents into the store that arrived as one blob of a transfer, at (digest, offset, size)."""
+    blob = blobs.find(transfer).blob(pack)
+    while not blob.wait_complete(0.5):
+        call.check()
+    for digest, offset, size in index:
+        if os.path.exists(_place(digest)):
+            continue
+        making = _Making(digest)
+        try:
+            for start in range(offset, offset + size, CHUNK):
+                with blob.file() as descriptor:
+                    making.write(os.pread(descriptor, min(CHUNK, offset + size - start), start))
+            making.keep()
+        finally:
+            making.drop()
+
+
+class _Making:
+    """One content on its way into the store."""
+
+    def __init__(self, digest: str) -> None:
+        self._digest = digest
+        self._place = _place(digest)
+        os.makedirs(os.path.dirname(self._place), mode=0o700, exist_ok=True)
+        self._hash = hashlib.sha256()
+        handle, self._temporary = tempfile.mkstemp(dir=_folder(), prefix="making-")
+        self._file = os.fdopen(handle, "wb", buffering=0)
+
+    def write(self, piece: frames.Bytes) -> None:
+        self._hash.update(piece)
+        self._file.write(piece)
+
+    def keep(self) -> None:
+        self._file.close()
+        if "sha256:" + self._hash.hexdigest() != self._digest:
+            self.drop()
+            raise OpError("corrupt", "what arrived for %s has another digest" % self._digest)
+        os.replace(self._temporary, self._place)
+
+    def drop(self) -> None:
+        """Discard it; does nothing once it is kept."""
+        self._file.close()
+        forget(self._temporary)
+
+
+def make(call: Call, dest: str, entries: List[Entry]) -> Dict[str, Any]:
+    """Make `dest` a folder that holds exactly these entries; all contents are in the store.
+
+    Keeps files that are right already, and verifies every other byte while it copies.
+
+    Returns:
+        ``{"written", "bytes"}``: files and bytes that had to be written.
+
+    Raises:
+        OpError: ``refused``: a name that leads out of the folder; ``not-found``: a content is not in the store;
+            ``corrupt``.
+    """
+    kinds = {below.text_of_path(below.parts_of(entry[0])): entry[1] for entry in entries}
+    if len(kinds) != len(entries):
+        raise OpError("refused", "a name comes twice")
+    top = below.open_top(dest, make=True)
+    try:
+        os.fchmod(top, 0o700)
+        _remove_others(top, kinds)
+        with Maker(top) as maker:
+            written, size = _make(call, maker, entries, kinds)
+    finally:
+        os.close(top)
+    _evict()
+    return {"written": written, "bytes": size}
+
+
+def _make(call: Call, maker: Maker, entries: List[Entry], kinds: Dict[str, str]) -> Tuple[int, int]:
+    """Create all entries; return how many files and bytes had to be written."""
+    written = size = 0
+    for path, kind, mode, mtime_ns, length, digest, target in entries:
+        call.check()
+        if kinds.get(os.path.dirname(path), "dir") != "dir":
+            raise OpError("refused", "%r passes through something that is no folder" % path)
+        parts = below.parts_of(path)
+        if kind == "dir":
+            maker.folder(Listed(path, kind, mode, mtime_ns))
+        elif kind == "link":
+            maker.link(Listed(path, kind, mtime_ns=mtime_ns, target=target))
+        elif not _has(maker.cursor.at(parts[:-1]), parts[-1], mode, mtime_ns, length, digest):
+            entry = Listed(path, kind, mode, mtime_ns, length)
+            _copy(maker, entry, digest)
+            maker.keep(entry, entry.marks)
+            written, size = written + 1, size + length
+    maker.close_folders()
+    return written, size
+
+
+def _remove_others(top: int, kinds: Dict[str, str]) -> None:
+    """Remove entries that are not wanted, or are of another kind."""
+    for found in walk(top, below.CHANGE):
+        kind = None if found.status is None else below.kind_of(found.status.st_mode)
+        if kind is None or kind != kinds.get(below.text_of_path(found.parts)):
+            if kind is None:
+                raise OpError("denied", "%r: %s" % (below.text_of_path(found.parts), found.why))
+            below.remove(found.above, found.parts[-1])
+
+
+def _has(above: int, name: bytes, mode: int, mtime_ns: int, size: int, digest: str) -> bool:
+    """Return whether a file is there with that content; if so, give it this mode and time."""
+    try:
+        descriptor = below.open_file(above, name, force=True)
+    except FileNotFoundError:
+        return False
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        status = os.fstat(descriptor)
+        # A file with several names is not ours alone: somebody else may write to it.
+        if status.st_size != size or status.st_nlink != 1 or _digest(file) != digest:
+            return False
+        below.finish(descriptor, mode, mtime_ns)
+    return True
+
+
+def _digest(file: Any) -> str:
+    whole = hashlib.sha256()
+    while True:
+        piece = file.read(CHUNK)
+        if not piece:
+            return "sha256:" + whole.hexdigest()
+        whole.update(piece)
+
+
+def _copy(maker: Maker, entry: Listed, digest: str) -> None:
+    """Copy a file's content out of the store into a file that `maker` begins, and verify it."""
+    source = _place(digest)
+    begun, _ = maker.begin(entry, entry.marks)
+    with open(begun, "wb", buffering=0, closefd=False) as out, open(source, "rb", buffering=0) as file:
+        os.utime(source)
+        copied = _digest(_Tee(file, out))
+    if copied != digest:
+        forget(source)
+        raise OpError("corrupt", "the stored copy of %s has changed; it was removed" % digest)
+
+
+class _Tee:
+    """Reads from one file and writes the same bytes to another."""
+
+    def __init__(self, source: Any, copy: Any) -> None:
+        self._source, self._copy = source, copy
+
+    def read(self, size: int) -> bytes:
+        piece: bytes = self._source.read(size)
+        view = memoryview(piece)
+        while view:
+            view = view[self._copy.write(view) :]
+        return piece
+
+
+def _contents() -> Iterator[Tuple[float, int, str]]:
+    """Yield (last used, size, path) of everything in the store."""
+    for folder, _names, files in os.walk(_folder()):
+        for name in files:
+            place = os.path.join(folder, name)
+            try:
+                status = os.stat(place)
+            except FileNotFoundError:
+                continue
+            yield status.st_mtime, status.st_size, place
+
+
+def _evict() -> None:
+    """Keep the store within its share of the disk."""
+    if not os.path.isdir(_folder()):
+        return
+    contents = sorted(_contents())
+    used = sum(size for _, size, _ in contents)
+    limit = shutil.disk_usage(_folder()).total * SHARE
+    for _, size, place in contents:
+        if used <= limit:
+            return
+        forget(place)
+        used -= size
+
+
+OPS = {"lacking": lacking, "add": add, "unpack": unpack, "make": make}
