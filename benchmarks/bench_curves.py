@@ -41,12 +41,12 @@ AGAIN = "2,4"
 """Sizes that run again on the slower links."""
 
 
-def scale(lab: Lab, name: str, model: str, sizes: str, link: str, repeat: int) -> None:
+def scale(lab: Lab, name: str, model: str, sizes: str, link: str, options: argparse.Namespace) -> None:
     """Run one campaign. The output of `gpurun scale` goes to stderr."""
     subprocess.run(
         [
             *GPURUN, "scale", "run", str(RECIPE), "-i", str(lab.inventory), "--gpus", sizes,
-            "--launcher", ",".join(LAUNCHERS), "--repeat", str(repeat), "--link", link, "--name", name,
+            "--launcher", options.launchers, "--repeat", str(options.repeat), "--link", link, "--name", name,
             "--", "python3", "benchmark.py", "--model", model, "--steps", "6", "--warmup", "2",
             "--slowdown", str(SLOWDOWN),
         ],
@@ -108,6 +108,8 @@ def judge(home: Path, model: str) -> Iterator[Judged]:
     runs = [run for link in LINKS for run in samples_of(home, f"{model}-{link}")]
     for launcher in LAUNCHERS:
         own = [run for run in runs if run.launcher == launcher]
+        if not own:
+            continue
         seen = [run for run in own if run.ranks <= SEEN_RANKS and run.rates.rack == LINKS[FAST]]
         fitted = fit(seen)
         for run in own:
@@ -137,6 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="vgg-like,resnet-like")
     parser.add_argument("--sizes", default="1,2,4,8")
+    parser.add_argument("--launchers", default=",".join(LAUNCHERS))
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--to", type=Path, help="keep the campaigns and their reports in this folder")
     options = parser.parse_args()
@@ -152,7 +155,7 @@ def main() -> None:
                 lab.up(LabSpec(lab.name, racks=1, hosts=largest, gpus=1, host_link_bps=rate))
                 for model in models:
                     sizes = options.sizes if link == FAST else AGAIN
-                    scale(lab, f"{model}-{link}", model, sizes, link, options.repeat)
+                    scale(lab, f"{model}-{link}", model, sizes, link, options)
                     show_curves(model, link, list(samples_of(home, f"{model}-{link}")))
                 lab.down()
         finally:

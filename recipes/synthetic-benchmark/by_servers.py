@@ -57,15 +57,18 @@ class Chief:
         return next(batches)[0], sums
 
     @tf.function
-    def push(self, batches: tf.data.Iterator) -> tuple[tf.Tensor, tf.Tensor]:
-        """Give gradients for all weights, without a step."""
-        nothing = tf.cast(tf.timestamp() * 0.0, tf.float32)  # not known before: it cannot be left out
+    def exchange(self, batches: tf.data.Iterator) -> tuple[tf.Tensor, tf.Tensor]:
+        """Take all weights, and give them back as gradients: what moves in a step, without its computing.
 
-        def on_worker() -> None:
-            tf_network.apply(self.net, [tf.fill(variable.shape, nothing) for variable in self.net.trained])
+        Gradients that TensorFlow can compute without the worker, such as a constant, would not move.
+        """
 
-        self.strategy.run(on_worker)
-        return next(batches)[0], nothing
+        def on_worker() -> tf.Tensor:
+            tf_network.apply(self.net, [tf.identity(variable) for variable in self.net.trained])
+            return tf.timestamp()
+
+        number = next(batches)[0]
+        return number, self.strategy.run(on_worker)
 
     def move_s(self, work) -> float:
         """Seconds until all workers, at once, have done `work`; each does it once, so none does another's share."""
@@ -124,7 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
     ended = time.time()
     medians = {worker: statistics.median(steps) for worker, steps in times.items()}
     total = sum(arguments.batch / step_s for step_s in medians.values())
-    pull_s, push_s = chief.move_s(chief.pull), chief.move_s(chief.push)
+    pull_s, exchange_s = chief.move_s(chief.pull), chief.move_s(chief.exchange)
     inside = [sent for at, sent in seen if began <= at <= ended]
     sent = (inside[-1] - inside[0]) / (arguments.warmup + arguments.steps) if inside else None
     size = tf_network.gradient_bytes(chief.net)
@@ -133,9 +136,8 @@ def run(arguments: argparse.Namespace) -> int:
         rate = sum(arguments.batch / steps[number] for steps in times.values())
         measures.tell(arguments.warmup + number, images_per_s=rate)
     step_s = statistics.median(medians.values())
-    exchange_s = pull_s + push_s
     measures.tell(
-        arguments.warmup + arguments.steps, step_s=step_s, exchange_s=exchange_s, pull_s=pull_s, push_s=push_s,
+        arguments.warmup + arguments.steps, step_s=step_s, exchange_s=exchange_s, pull_s=pull_s,
         fabric_bytes=sent, gradient_bytes=size, batch=arguments.batch,
     )  # fmt: skip
     measures.write(measures.outputs_folder(), "chief", {
@@ -143,7 +145,7 @@ def run(arguments: argparse.Namespace) -> int:
         "servers": resolver.cluster_spec().num_tasks("ps"), "gradient_bytes": size, "images_per_s_all": total,
         "images_per_s": [arguments.batch / value for value in medians.values()], "step_s": step_s,
         "step_s_spread": measures.spread([took for steps in times.values() for took in steps]),
-        "pull_s": pull_s, "push_s": push_s, "exchange_s": exchange_s, "fabric_bytes": sent,
+        "pull_s": pull_s, "exchange_s": exchange_s, "fabric_bytes": sent,
         "steps_s": list(times.values()),
         "versions": {"tensorflow": tf.__version__},
     })  # fmt: skip
