@@ -16,6 +16,9 @@ from gpurun.node.transfer.spool import Blob
 from gpurun.remote import Fleet
 from gpurun.remote.agent import bad_answer
 
+MOST_DESCRIBED_BYTES = 1 << 30
+"""The most that a host may send as the entries or the hashes of a set: those of 8 TiB."""
+
 
 @dataclass(frozen=True)
 class DataContent:
@@ -99,11 +102,8 @@ def content_of_host(fleet: Fleet, holder: str, digest: str) -> DataContent:
     Raises:
         RemoteOpFailed: the host describes another set, or none.
     """
-    agent = fleet.agents[holder]
-    entries, hashes = (
-        b"".join(bytes(item.payload) for item in agent.stream("data.manifest", digest=digest, part=part))
-        for part in (data_store.ENTRIES, data_store.HASHES)
-    )
+    entries = _described(fleet, holder, digest, data_store.ENTRIES)
+    hashes = _described(fleet, holder, digest, data_store.HASHES)
     try:
         listed = [Entry(*row) for row in data_store.unpacked(entries)]
         size = sum(entry.size for entry in listed)
@@ -113,3 +113,13 @@ def content_of_host(fleet: Fleet, holder: str, digest: str) -> DataContent:
     if digest_of(listed) != digest:
         raise bad_answer(holder, "data.manifest: it describes another data set")
     return DataContent(digest, size, entries, hashes, lambda: blob, fleet, [holder])
+
+
+def _described(fleet: Fleet, holder: str, digest: str, part: str) -> bytes:
+    found = bytearray()
+    with fleet.agents[holder].stream("data.manifest", digest=digest, part=part) as pieces:
+        for piece in pieces:
+            found += piece.payload
+            if len(found) > MOST_DESCRIBED_BYTES:
+                raise bad_answer(holder, f"data.manifest: over {MOST_DESCRIBED_BYTES} bytes of {part}")
+    return bytes(found)

@@ -26,7 +26,7 @@ TREE, ENTRIES, HASHES, META = "tree", "entries", "hashes", "set.json"
 SHARE = 4
 """Without a quota, all sets together may take this part of the disk: a quarter."""
 _POLL_S = 0.05
-_MOST_ENTRIES_BYTES = 4 << 30
+_MOST_ENTRIES_BYTES = 1 << 30
 
 Row = Tuple[str, str, int, int, int, str, str]
 """``(path, kind, mode, mtime_ns, size, digest, target)`` of a file, folder or link of a set."""
