@@ -63,7 +63,7 @@ def samples_of(home: Path, name: str) -> Iterator[Sample]:
 def show_curves(model: str, link: str, samples: Sequence[Sample]) -> None:
     """Print images/s by size, and efficiency relative to one rank of the same launcher."""
     print(f"{model}, links of {link}: images/s, of linear, bytes of gradients, seconds of exchange")
-    for launcher in LAUNCHERS:
+    for launcher in sorted({sample.launcher for sample in samples}):
         by_ranks: dict[int, list[Sample]] = {}
         for sample in samples:
             if sample.launcher == launcher:
