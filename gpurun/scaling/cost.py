@@ -1,8 +1,9 @@
 """The cost of a step: computation, communication, and the overlap of the two. Pure.
 
-Sources: the overlap is Pollux's, T = (Tcompute^γ + Texchange^γ)^(1/γ) (Qiao et al., OSDI 2021, section 3.2). A ring
-costs 2(p-1)α + 2(p-1)/p · n/B (Patarasuk and Yuan, 2009; Thakur et al., 2005). The slowest of p ranks needs the
-expected maximum of p normal times (Blom, 1958).
+Sources: a rank sends gradients during its backward pass, from the first one that is ready (wait-free backpropagation:
+Zhang et al., USENIX ATC 2017; Shi et al., MG-WFBP, INFOCOM 2019). So a step hides at most that part of the exchange
+that fits into the rest of the computation. A ring costs 2(p-1)α + 2(p-1)/p · n/B (Patarasuk and Yuan, 2009; Thakur et
+al., 2005). The slowest of p ranks needs the expected maximum of p normal times (Blom, 1958).
 """
 
 from __future__ import annotations
@@ -14,8 +15,12 @@ from statistics import NormalDist
 from gpurun.scaling.samples import Exchange
 from gpurun.scaling.shape import LinkClass, Shape
 
-COMPUTE, SPREAD, OVERLAP, BYTE = range(4)
-"""Indices of parameters: seconds of compute; ranks' relative spread; γ - 1; seconds per byte of copies and sums."""
+COMPUTE, SPREAD, AHEAD, BYTE = range(4)
+"""Indices of parameters: seconds of compute; ranks' relative spread; compute before the first gradient is ready over
+compute after it; seconds per byte of copies and sums."""
+
+SHARPNESS = 6.0
+"""How sharply hiding ends where exchange and the rest of the computation are equally long; ∞ would be a minimum."""
 
 LINKS = tuple(LinkClass)
 
@@ -98,12 +103,11 @@ def compute_seconds(values: Sequence[float], traffic: StepTraffic) -> float:
 
 
 def step_seconds(values: Sequence[float], traffic: StepTraffic) -> float:
-    """Return the seconds of a step."""
-    long, short = compute_seconds(values, traffic), exchange_seconds(values, traffic)
-    if short > long:
-        long, short = short, long
-    gamma = 1.0 + values[OVERLAP]
-    return float(long * (1.0 + (short / long) ** gamma) ** (1.0 / gamma))
+    """Return the seconds of a step: computation, and the part of the exchange that no computation hides."""
+    compute_s, exchange_s = compute_seconds(values, traffic), exchange_seconds(values, traffic)
+    short, long = sorted((exchange_s, compute_s / (1.0 + values[AHEAD])))
+    hidden_s = short * (1.0 + (short / long) ** SHARPNESS) ** (-1.0 / SHARPNESS) if short else 0.0
+    return float(compute_s + exchange_s - hidden_s)
 
 
 def _stage(

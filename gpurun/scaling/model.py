@@ -147,7 +147,7 @@ def _priors(samples: Sequence[Sample], rated: frozenset[LinkClass], figures: Seq
     rows = [
         (cost.COMPUTE, median(computes) if computes else min(sample.step_s for sample in samples), 1.0),
         (cost.SPREAD, median(spreads) if spreads else 0.03, 0.4 if spreads else 0.8),
-        (cost.OVERLAP, 1.0, 1.0),
+        (cost.AHEAD, 0.5, 1.2),
         (cost.BYTE, 1e-10, 1.5),
     ]
     for link in links:

@@ -14,7 +14,17 @@ from gpurun.errors import BadInput, StateError
 from gpurun.inventory.load import parse
 from gpurun.jobs.spec import JobSpec
 from gpurun.scaling.choice import SmallerGang, in_words, least_efficiency, most_gpus, sizes, smaller_gang
-from gpurun.scaling.cost import COMPUTE, PARAMETERS, inverse_at, latency_at, step_seconds, traffic_of
+from gpurun.scaling.cost import (
+    AHEAD,
+    BYTE,
+    COMPUTE,
+    PARAMETERS,
+    SPREAD,
+    inverse_at,
+    latency_at,
+    step_seconds,
+    traffic_of,
+)
 from gpurun.scaling.measured import campaign_samples, samples_file
 from gpurun.scaling.model import CannotPredict, fit
 from gpurun.scaling.pairs import pair_figures
@@ -34,7 +44,7 @@ SPEC = JobSpec(name="mnist", image="i", gpus=8, command=("true",))
 
 def samples(launcher=""):
     values = [1.0] * PARAMETERS
-    values[COMPUTE], values[1], values[2], values[3] = 0.1, 0.04, 1e-6, 1e-11
+    values[COMPUTE], values[SPREAD], values[AHEAD], values[BYTE] = 0.1, 0.04, 1e6, 1e-11
     for link in LinkClass:
         values[latency_at(link)], values[inverse_at(link)] = 2e-3, 1.1
     for hosts in (1, 2, 4):

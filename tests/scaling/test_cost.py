@@ -16,9 +16,9 @@ ALL = frozenset(LinkClass)
 RATES = LinkRates(100e9, 10e9, 25e9)
 
 
-def values(compute_s=0.1, spread=0.0, overlap=1e-9, byte_s=0.0, latency_s=0.0, inverse=1.0):
+def values(compute_s=0.1, spread=0.0, ahead=1e-9, byte_s=0.0, latency_s=0.0, inverse=1.0):
     found = [1.0] * cost.PARAMETERS
-    found[cost.COMPUTE], found[cost.SPREAD], found[cost.OVERLAP], found[cost.BYTE] = compute_s, spread, overlap, byte_s
+    found[cost.COMPUTE], found[cost.SPREAD], found[cost.AHEAD], found[cost.BYTE] = compute_s, spread, ahead, byte_s
     for link in LinkClass:
         found[cost.latency_at(link)], found[cost.inverse_at(link)] = latency_s, inverse
     return found
@@ -76,11 +76,14 @@ def test_one_rank_exchanges_nothing_and_the_slowest_of_many_takes_longer():
     assert expected_slowest(512) == pytest.approx(3.04, abs=0.05)
 
 
-def test_gamma_goes_from_nothing_hidden_to_all():
-    traffic = traffic_of(Shape((1, 1), ("a", "a"), rates=RATES), 1e8, "ring", ALL)
-    assert step_seconds(values(0.1), traffic) == pytest.approx(0.18)
-    assert step_seconds(values(0.1, overlap=1e3), traffic) == pytest.approx(0.1)
+def test_computation_hides_exchange_only_after_the_first_gradient():
+    traffic = traffic_of(Shape((1, 1), ("a", "a"), rates=RATES), 1e8, "ring", ALL)  # exchanges for 0.08 s
+    assert step_seconds(values(0.2), traffic) == pytest.approx(0.2, rel=1e-3)  # all of it is hidden
+    assert step_seconds(values(0.2, ahead=1e9), traffic) == pytest.approx(0.28)  # nothing is
+    assert step_seconds(values(0.06, ahead=1.0), traffic) == pytest.approx(0.03 + 0.08, rel=1e-3)
     assert step_seconds(values(1e-300), traffic) == pytest.approx(0.08)
+    alone = traffic_of(Shape((1,), ("a",)), 1e8, "ring", ALL)
+    assert step_seconds(values(0.2, ahead=1.0), alone) == 0.2
 
 
 shapes = st.integers(1, 6).flatmap(

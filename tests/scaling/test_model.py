@@ -39,7 +39,7 @@ class Truth:
         self.values = [1.0] * cost.PARAMETERS
         self.values[cost.COMPUTE] = exp(pick(log(0.05), log(1.0)))
         self.values[cost.SPREAD] = pick(0.0, 0.06)
-        self.values[cost.OVERLAP] = exp(self.random.gauss(0.0, 0.7))
+        self.values[cost.AHEAD] = 0.5 * exp(self.random.gauss(0.0, 0.7))
         self.values[cost.BYTE] = 10 ** pick(-10.5, -9)
         for link in LinkClass:
             self.values[cost.latency_at(link)] = 10 ** pick(-5, -3.5)
