@@ -303,7 +303,7 @@ def test_uuids_tell_gpus_apart_and_indices_only_where_one_is_missing():
 
 SHOW = """
 import sys, time
-from gpurun.node import claim_store
+from gpurun.node.job import claim_store
 from gpurun.node.gpu.claim_rules import Claimant
 claim_store.show_life(Claimant(*eval(sys.argv[1])))
 print("up", flush=True)

@@ -24,7 +24,7 @@ JOB = "j-0a1b2c3d"
 NAME = f"gpurun-{JOB}-1"
 CREATE = """
 import sys
-from gpurun.node import gang
+from gpurun.node.job import gang
 from gpurun.node.agent.call import Call
 call = Call(1, lambda *_: None, False, b"")
 gang.create(call, %r, 1, {}, %r, None)

@@ -1,17 +1,17 @@
 """A host may answer anything: the head names it, stays whole, and believes only what can be an answer."""
 
+import importlib
 import json
-import pkgutil
 import threading
 
 import pytest
 from lying_host import LyingHost, agent_of, done, said, stream
 from waiting import LIMIT_S, until
 
-import gpurun.node
 from gpurun.errors import HostFailure, HostUnreachable
 from gpurun.node.agent import frames
 from gpurun.node.agent import serve as node_agent
+from gpurun.node.agent.serve import MODULES
 from gpurun.node.gpu.use import UseTally
 from gpurun.remote import Agent, RemoteOpFailed, answers
 
@@ -33,11 +33,10 @@ def no_thread_ends_by_an_error(monkeypatch):
 
 
 def test_every_operation_of_the_agent_has_types():
-    modules = (each.name for each in pkgutil.iter_modules(gpurun.node.__path__))
     there = {
-        f"{module}.{name}"
-        for module in modules
-        for name in getattr(__import__(f"gpurun.node.{module}", fromlist=["OPS"]), "OPS", {})
+        f"{name}.{operation}"
+        for name, module in MODULES.items()
+        for operation in importlib.import_module(f"gpurun.node.{module}").OPS
     }
     assert there == set(answers.ANSWERS)
     assert node_agent.find("gang.prepare")
