@@ -128,10 +128,12 @@ def settings(root: Path) -> list[Shared]:
     for name, text in write.items():
         (root / name).unlink(missing_ok=True)
         (root / name).write_text(text)
-    if Path("/", CA_BUNDLE).exists():
-        shutil.copyfile(Path("/", CA_BUNDLE), root / CA_BUNDLE)
     words = {Path(word.removeprefix("file://")) for word in write["etc/pip.conf"].split()}
     named = {word.parent if word.name == "simple" else word for word in words if word.is_absolute()}
+    for path in {*named, Path("/", CA_BUNDLE)}:  # such as a file of constraints
+        if path.is_file():
+            (root / path.relative_to("/")).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, root / path.relative_to("/"))
     return [Shared(path, str(path).lstrip("/"), writable=False) for path in sorted(named) if path.is_dir()]
 
 
