@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Dict, Iterator, List, Optional, Tuple
 
 from gpurun.node.agent.call import OpError
+from gpurun.node.folder.below import forget
 
 # A host forwards a chunk when it has all of it: sixteen hosts in a row then add sixteen chunks' time to a transfer.
 CHUNK = 256 << 10
@@ -291,7 +292,7 @@ class Spool:
         """Remove a blob's file. Processes that have it open can still read it."""
         path = self._paths.pop(digest, None)
         if path is not None:
-            _remove(path)
+            forget(path)
 
     def drop_private(self) -> None:
         """Remove the files that only this transfer could have used again."""
@@ -313,18 +314,10 @@ def sweep(folder: str, unused_s: float = STALE_S) -> int:
         except FileNotFoundError:  # its transfer has just ended
             continue
         if descriptor is not None:
-            _remove(path)
+            forget(path)
             os.close(descriptor)
             freed += status.st_blocks * 512
     return freed
-
-
-def _remove(path: str) -> None:
-    """Remove a file; another transfer may be removing it, too."""
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
 
 
 def _locked(path: str, flags: int = os.O_RDWR | os.O_CREAT) -> Optional[int]:
