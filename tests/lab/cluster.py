@@ -71,7 +71,7 @@ class Cluster:
             record = json.loads((self.home / "jobs" / job / "state.json").read_text())
             if record["state"] in states:
                 return record
-            time.sleep(0.05)
+            time.sleep(0.2)
         raise AssertionError(f"{job} is {record['state']} ({record['reason']}), not {states}")
 
     def log(self, job: str) -> str:
@@ -82,7 +82,7 @@ class Cluster:
         deadline = time.monotonic() + timeout_s
         while text not in self.log(job):
             assert time.monotonic() < deadline, f"{text!r} never appeared in:\n{self.log(job)}"
-            time.sleep(0.05)
+            time.sleep(0.2)
 
     def cancel_all(self) -> None:
         """Cancel every job that has not ended."""

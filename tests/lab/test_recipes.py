@@ -26,7 +26,7 @@ def test_a_recipe_loses_a_host_and_goes_on_from_its_checkpoint(mended, recipe):
     cluster = mended
     done = cluster.gpurun(
         "submit", str(RECIPES / recipe), "-i", str(cluster.inventory), "--",
-        "python3", "train.py", "--epochs", "3", "--images", "20000", "--accuracy", "0.75",
+        "python3", "train.py", "--epochs", "3", "--images", "10000", "--accuracy", "0.65",
     )  # fmt: skip
     assert done.code == 0, done.err
     job = done.out.strip()
@@ -38,7 +38,7 @@ def test_a_recipe_loses_a_host_and_goes_on_from_its_checkpoint(mended, recipe):
     assert record["restarts"] == 1 and victim not in record["hosts"]
     assert re.search(r"resuming from /checkpoints/\S+: epoch [23]", log), log[-3000:]
     assert not re.search(r"@2/\S+ .*epoch 1/3: ", log), "what was trained before is trained again"
-    assert float(re.search(r"test accuracy (0\.\d+)", log)[1]) >= 0.75
+    assert float(re.search(r"test accuracy (0\.\d+)", log)[1]) >= 0.65
     outputs = cluster.home / "jobs" / job / "outputs"
     assert list(outputs.iterdir()), "the checkpoint came home"
 

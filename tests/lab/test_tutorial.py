@@ -1,4 +1,7 @@
-"""The tutorial, typed as it is written. Its own lab is replaced by that of the tests, which has half as many GPUs."""
+"""The tutorial, typed as it is written, with one epoch of training instead of three.
+
+Its own lab is replaced by that of the tests, which has half as many GPUs.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,18 @@ pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.slow, pytest.mark.
 TOP = Path(__file__).parents[2]
 TYPED = re.compile(r"^\$ (.*)$", re.MULTILINE)
 LEFT_OUT = ("git clone", "make setup", ". .venv/", "export ", "gpurun lab ")
+TRAINING = "gpurun submit recipes/fashion-mnist --follow"
+SHORTER = f"{TRAINING} -- python3 train.py --epochs 1 --accuracy 0.7"
 
 
 def typed():
     """What the tutorial's reader types, without what makes a machine ready."""
     lines = TYPED.findall((TOP / "docs/tutorial.md").read_text())
-    return [line.replace("-n 16", "-n 8") for line in lines if not line.startswith(LEFT_OUT)]
+    return [
+        SHORTER if line == TRAINING else line.replace("-n 16", "-n 8")
+        for line in lines
+        if not line.startswith(LEFT_OUT)
+    ]
 
 
 def test_each_command_does_what_the_tutorial_says(cluster, tmp_path):
@@ -39,7 +48,7 @@ def test_each_command_does_what_the_tutorial_says(cluster, tmp_path):
     assert said["gpurun logs @last --rank 3"] == "rank 3 of 4\n"
     assert "hello" in said["gpurun history"]
     assert "settings, with where they come from:" in said["gpurun submit recipes/fashion-mnist --dry-run"]
-    accuracy = re.search(r"test accuracy (0\.\d+)", said["gpurun submit recipes/fashion-mnist --follow"])
-    assert float(accuracy[1]) >= 0.85
+    accuracy = re.search(r"test accuracy (0\.\d+)", said[TRAINING])
+    assert float(accuracy[1]) >= 0.7
     assert list((tmp_path / "checkpoints").iterdir())
     assert "big" in said["gpurun why small"], "the job that holds the GPUs"
