@@ -21,7 +21,7 @@ def fleet_of(says):
 
     class Host:
         @contextmanager
-        def stream(self, op, digest, part):
+        def stream(self, op, digest, part, silence_s):
             assert op == "data.manifest"
             yield (SimpleNamespace(payload=piece) for piece in says(part))
 

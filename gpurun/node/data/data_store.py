@@ -9,6 +9,7 @@ A job that uses a set has an empty file ``data/HEX`` in its own folder, which th
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import secrets
@@ -81,6 +82,12 @@ def unpacked(content: bytes) -> List[Row]:
         return [(str(p), str(k), int(m), int(t), int(s), str(d), str(to)) for p, k, m, t, s, d, to in rows]
     except (zlib.error, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise OpError("corrupt", "the entries of a data set cannot be read: %s" % error) from None
+
+
+def digest_of(rows: Iterable[Sequence[Any]]) -> str:
+    """Return the digest of a folder's content without times. Folders with the same digest have the same content."""
+    told = [[path, kind, mode, digest, target] for path, kind, mode, _, _, digest, target in rows]
+    return "sha256:" + hashlib.sha256(json.dumps(sorted(told)).encode("ascii")).hexdigest()
 
 
 def files_of(rows: Iterable[Row]) -> List[Tuple[str, int]]:
