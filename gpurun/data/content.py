@@ -17,8 +17,6 @@ from gpurun.node.transfer.spool import Blob
 from gpurun.remote import Fleet
 from gpurun.remote.agent import bad_answer
 
-MOST_DESCRIBED_BYTES = 1 << 30
-"""The most that a host may send as the entries or the hashes of a set: those of 8 TiB."""
 SILENCE_S, DESCRIBE_LIMIT_S = 60.0, 3600.0
 
 
@@ -121,8 +119,8 @@ def _described(fleet: Fleet, holder: str, digest: str, part: str, check: Callabl
         for piece in pieces:
             check()
             found += piece.payload
-            if len(found) > MOST_DESCRIBED_BYTES:
-                raise bad_answer(holder, f"data.manifest: over {MOST_DESCRIBED_BYTES} bytes of {part}")
+            if len(found) > data_store.MOST_DESCRIBED_BYTES:
+                raise bad_answer(holder, f"data.manifest: over {data_store.MOST_DESCRIBED_BYTES} bytes of {part}")
             if time.monotonic() > deadline:
                 raise HostFailure(f"it described the data for more than {DESCRIBE_LIMIT_S:g} s", host=holder)
     return bytes(found)

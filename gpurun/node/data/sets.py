@@ -141,7 +141,7 @@ def begin(call: Call, transfer: str, digest: str, quota: Optional[int] = None, k
         OpError: ``no-space``.
     """
     blobs.find(transfer)
-    entries = call.payload
+    entries = call.whole(data_store.MOST_DESCRIBED_BYTES)
     rows = data_store.unpacked(entries)
     with data_store.alone(call):
         data_store.make_room(sum(size for _, size in data_store.files_of(rows)), quota, keep)
@@ -154,7 +154,7 @@ def begin(call: Call, transfer: str, digest: str, quota: Optional[int] = None, k
 
 def expect(call: Call, transfer: str, digest: str, blob: str) -> None:
     """Announce the blob of a set that arrives, or that is here to be passed on; the payload is its chunks' hashes."""
-    hashes, here = call.payload, blobs.find(transfer)
+    hashes, here = call.whole(data_store.MOST_DESCRIBED_BYTES), blobs.find(transfer)
     arriving = _arriving.get(transfer)
     here.blobs[blob] = arriving.expect(blob, hashes) if arriving is not None else _served(call, digest, blob, hashes)
 
