@@ -239,7 +239,8 @@ class _Sender:
                 left += self._discard(fleet, damaged)
                 damaged = []
                 sent = self._send(content, left)
-                failed = {host: error for host, error in failed.items() if host not in left} | sent
+                failed = {host: error for host, error in failed.items() if host not in left}
+                failed.update(sent)
                 left = [host for host in left if isinstance(sent.get(host), Unusable)]
             is_suspect = content is None or left or (holder in self._accused and self._members([holder]))
             if is_suspect and self._is_damaged(fleet, holder):
