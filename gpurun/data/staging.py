@@ -238,7 +238,7 @@ class _Sender:
                 self.size = content.size
                 left += self._discard(fleet, damaged)
                 damaged = []
-                sent = self._send(content, left)
+                sent = self._send(content, left) if left else {}
                 failed = {host: error for host, error in failed.items() if host not in left}
                 failed.update(sent)
                 left = [host for host in left if isinstance(sent.get(host), Unusable)]
