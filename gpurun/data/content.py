@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,8 +17,7 @@ from gpurun.node.transfer.spool import Blob
 from gpurun.remote import Fleet
 from gpurun.remote.agent import bad_answer
 
-MOST_DESCRIBED_BYTES = 1 << 30
-"""The most that a host may send as the entries or the hashes of a set: those of 8 TiB."""
+SILENCE_S, DESCRIBE_LIMIT_S = 60.0, 3600.0
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,9 @@ class DataContent:
         return _AnnouncedData(self.digest, self.size, b"", default_folder(), self.made)
 
     @property
-    def damage(self) -> GpurunError:
-        """Return the error for a blob with other content than announced."""
-        if self.is_on_head:
-            return BadInput(CHANGED, where=self.folder, hint=HINT)
-        return DamagedCopy("its copy of the data is damaged", host=self.holders[0], hint="submit the job again")
-
-
-class DamagedCopy(HostFailure):
-    """A host's copy of a set is not what the set's digest says, or the host does not send it."""
+    def changed(self) -> GpurunError:
+        """Return the error for a folder of the head that has other content than announced."""
+        return BadInput(CHANGED, where=self.folder, hint=HINT)
 
 
 @dataclass(frozen=True)
@@ -96,14 +90,18 @@ def content_of_folder(tree: DataFolder, fleet: Fleet, holders: Sequence[str]) ->
     )
 
 
-def content_of_host(fleet: Fleet, holder: str, digest: str) -> DataContent:
+def content_of_host(fleet: Fleet, holder: str, digest: str, check: Callable[[], object] = lambda: None) -> DataContent:
     """Return a set that only hosts have, as `holder` describes it. The described content must have the set's digest.
+
+    Args:
+        check: called repeatedly; raises to stop.
 
     Raises:
         RemoteOpFailed: the host describes another set, or none.
+        HostFailure: it does not describe the set in time.
     """
-    entries = _described(fleet, holder, digest, data_store.ENTRIES)
-    hashes = _described(fleet, holder, digest, data_store.HASHES)
+    entries = _described(fleet, holder, digest, data_store.ENTRIES, check)
+    hashes = _described(fleet, holder, digest, data_store.HASHES, check)
     try:
         listed = [Entry(*row) for row in data_store.unpacked(entries)]
         size = sum(entry.size for entry in listed)
@@ -115,11 +113,14 @@ def content_of_host(fleet: Fleet, holder: str, digest: str) -> DataContent:
     return DataContent(digest, size, entries, hashes, lambda: blob, fleet, [holder])
 
 
-def _described(fleet: Fleet, holder: str, digest: str, part: str) -> bytes:
-    found = bytearray()
-    with fleet.agents[holder].stream("data.manifest", digest=digest, part=part) as pieces:
+def _described(fleet: Fleet, holder: str, digest: str, part: str, check: Callable[[], object]) -> bytes:
+    found, deadline = bytearray(), time.monotonic() + DESCRIBE_LIMIT_S
+    with fleet.agents[holder].stream("data.manifest", digest=digest, part=part, silence_s=SILENCE_S) as pieces:
         for piece in pieces:
+            check()
             found += piece.payload
-            if len(found) > MOST_DESCRIBED_BYTES:
-                raise bad_answer(holder, f"data.manifest: over {MOST_DESCRIBED_BYTES} bytes of {part}")
+            if len(found) > data_store.MOST_DESCRIBED_BYTES:
+                raise bad_answer(holder, f"data.manifest: over {data_store.MOST_DESCRIBED_BYTES} bytes of {part}")
+            if time.monotonic() > deadline:
+                raise HostFailure(f"it described the data for more than {DESCRIBE_LIMIT_S:g} s", host=holder)
     return bytes(found)

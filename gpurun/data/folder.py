@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gpurun.errors import BadInput
 from gpurun.images.tree import DigestMemory, Entry, FolderTree
+from gpurun.node.data import data_store
 from gpurun.node.folder import below
 from gpurun.node.folder.walk import Found, walk
 from gpurun.node.transfer.many_files import FilesBlob, ManyFiles
@@ -69,7 +70,7 @@ def read_folder(top: Path) -> DataFolder:
 
     Raises:
         BadInput: the path is not a folder; or the folder holds a socket, FIFO or device, a link that leads out of it,
-            or something unreadable.
+            something unreadable, or more entries than hosts take.
     """
     try:
         resolved = top.resolve()
@@ -82,6 +83,11 @@ def read_folder(top: Path) -> DataFolder:
         memory.keep()
     except OSError as error:
         raise BadInput(f"the data cannot be read: {error.strerror}", where=str(error.filename or top)) from None
+    if len(entries) > data_store.MOST_ENTRIES:
+        raise BadInput(
+            f"holds {len(entries):,} files, folders and links; a data set has at most {data_store.MOST_ENTRIES:,}",
+            where=str(top), hint="pack the files into archives, or mount the folder with host:/path",
+        )  # fmt: skip
     return DataFolder(resolved, entries, memory)
 
 

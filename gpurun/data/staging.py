@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpurun.data.content import DamagedCopy, DataContent, content_of_folder, content_of_host
+from gpurun.data.content import DataContent, content_of_folder, content_of_host
+from gpurun.data.copies import DamagedCopy, Unusable, damage_of, discard
 from gpurun.data.folder import DataFolder
 from gpurun.data.routes import routes
 from gpurun.errors import BadInput, GpurunError, HostFailure, HostNotReady
@@ -144,6 +145,8 @@ class _Sender:
         self._digest, self._tree, self._how = digest, tree, how
         self._progress = Progress(how.progress)
         self._results: dict[str, StagedHost] = {}
+        self._accused: set[str] = set()
+        self._replaced: list[str] = []
 
     def run(self, hosts: Sequence[str], neighbours: Sequence[str]) -> Mapping[str, StagedHost]:
         """Ask the hosts, then send the set."""
@@ -198,36 +201,99 @@ class _Sender:
                 fleet = Fleet({}, {})
                 fleet.agents = {**self._how.fleet.agents, **others.agents}
             if self._tree is not None:
-                failed = self._send(content_of_folder(self._tree, fleet, holders), lacking)
+                failed = self._send_from_head(self._tree, fleet, holders, lacking)
             else:
-                failed = self._send_from_holder(fleet, holders, lacking)
-            for host in lacking:
+                failed = self._send_from_holders(fleet, holders, lacking)
+            for host in [*lacking, *self._replaced]:
                 self._done(host, "failed" if host in failed else "done", failed.get(host))
         finally:
             others.close()
 
-    def _send_from_holder(
+    def _send_from_head(
+        self, tree: DataFolder, fleet: Fleet, holders: Sequence[str], lacking: Sequence[str]
+    ) -> Mapping[str, GpurunError]:
+        """Send the set from the head and from these hosts; return the hosts that failed.
+
+        A member whose copy turns out to be damaged gets a whole copy.
+        """
+        failed = self._send(content_of_folder(tree, fleet, holders), lacking)
+        accused = [member for member in self._members(holders) if member in self._accused]
+        damaged = [member for member in accused if self._is_damaged(fleet, member)]
+        if left := self._discard(fleet, damaged):
+            whole = [holder for holder in holders if holder not in damaged]
+            failed = {**failed, **self._send(content_of_folder(tree, fleet, whole), left)}
+        return failed
+
+    def _send_from_holders(
         self, fleet: Fleet, holders: Sequence[str], lacking: Sequence[str]
     ) -> Mapping[str, GpurunError]:
-        """Send the set from the first of these hosts whose copy is whole; return the hosts that failed."""
+        """Send the set from one of these hosts after the other, until each host has it; return the hosts that failed.
+
+        A member whose copy turns out to be damaged gets a whole copy from the next holder.
+        """
+        left, damaged, failed = list(lacking), list[str](), dict[str, GpurunError]()
         for holder in holders:
-            try:
-                content = content_of_host(fleet, holder, self._digest)
-            except GpurunError as error:
-                self.bad_copies[holder] = _typed(error)
-                continue
-            self.size = content.size
-            try:
-                return self._send(content, lacking)
-            except DamagedCopy as error:
-                self.bad_copies[holder] = error
+            content = self._content_of(fleet, holder)
+            if content is not None:
+                self.size = content.size
+                left += self._discard(fleet, damaged)
+                damaged = []
+                sent = self._send(content, left) if left else {}
+                failed = {host: error for host, error in failed.items() if host not in left}
+                failed.update(sent)
+                left = [host for host in left if isinstance(sent.get(host), Unusable)]
+            is_suspect = content is None or left or (holder in self._accused and self._members([holder]))
+            if is_suspect and self._is_damaged(fleet, holder):
+                damaged.append(holder)
+            if not left and not self._members(damaged):
+                return failed
+        if self.bad_copies.keys() >= set(holders):
+            raise self._nobody_has_it()
+        for member in self._members(damaged):
+            self._done(member, "failed", self.bad_copies[member])
+        return failed
+
+    def _content_of(self, fleet: Fleet, holder: str) -> DataContent | None:
+        """Return the set as a host describes it; None if the host cannot."""
+        try:
+            return content_of_host(fleet, holder, self._digest, self._how.check)
+        except HostFailure as error:
+            self.bad_copies[holder] = _typed(error)
+            return None
+
+    def _is_damaged(self, fleet: Fleet, holder: str) -> bool:
+        """Return whether a host finds its own copy damaged. No other host's report proves that."""
+        try:
+            found: GpurunError | None = damage_of(fleet.agents[holder], self._digest, self._how.check)
+        except HostFailure as error:
+            found = _typed(error)
+        if found is not None:
+            self.bad_copies[holder] = found
+        return isinstance(found, DamagedCopy)
+
+    def _members(self, hosts: Iterable[str]) -> list[str]:
+        """Return those of these hosts that need the set."""
+        return [host for host in hosts if host in self._results and self._results[host].state == "present"]
+
+    def _discard(self, fleet: Fleet, damaged: Iterable[str]) -> list[str]:
+        """Remove damaged copies of members; return the members that need another copy now."""
+        user = self._how.user
+        removed = fleet.map(
+            lambda agent: discard(agent, self._digest, user.job if user is not None else ""), self._members(damaged)
+        )
+        for host, error in removed.failed.items():
+            self._done(host, "failed", error)
+        self._replaced += removed.ok
+        return list(removed.ok)
+
+    def _nobody_has_it(self) -> GpurunError:
         damaged = [host for host, error in self.bad_copies.items() if isinstance(error, DamagedCopy)]
         if damaged:
-            raise HostFailure(
+            return HostFailure(
                 f"the data set {self._digest[7:19]} is damaged on {', '.join(damaged)}, and no other is known",
                 host=damaged[0], hint="remove it there with `gpurun data evict`, and submit the job again",
             )  # fmt: skip
-        raise BadInput(
+        return BadInput(
             f"the data set {self._digest[7:19]} is gone: its source does not hold it any more, and no host has it",
             hint="submit the job again to train with what the source holds now",
         )
@@ -250,17 +316,24 @@ class _Sender:
                 self._how.check()
                 if time.monotonic() > deadline:
                     raise HostFailure(f"sending the data took longer than {LIMIT_S:g} s")
-                relay.step()
+                self._step(relay, content)
             self._finish(relay, content)
-        except DamagedBlob:
-            raise content.damage from None
         finally:
+            self._accused |= relay.accused
             relay.close()
             alive = [host for host in lacking if content.fleet.agents[host].alive]
             content.fleet.map(
                 lambda agent: agent.call("data.drop", transfer=relay.transfer, timeout_s=ASK_LIMIT_S), alive
             )
         return {host: _typed(error) for host, error in relay.failed.items() if host in self._lacking}
+
+    def _step(self, relay: Relay, content: DataContent) -> None:
+        try:
+            relay.step()
+        except DamagedBlob as damaged:
+            if content.is_on_head:
+                raise content.changed from None
+            relay.give_up(damaged.receiver, _unusable(damaged.receiver, content))
 
     def _begin(self, relay: Relay, content: DataContent, everybody: Iterable[str]) -> None:
         """Make hosts free space, create the files, and expect the blob. Hosts that cannot are given up."""
@@ -285,11 +358,9 @@ class _Sender:
             agent.call("data.finish", transfer=relay.transfer, verify=not content.is_on_head, timeout_s=MAKE_LIMIT_S)
 
         finished = content.fleet.map(finish, [host for host in relay.hosts if host in self._lacking])
-        kinds = [error.kind for error in finished.failed.values() if isinstance(error, RemoteOpFailed)]
-        if "corrupt" in kinds and not finished.ok and not content.is_on_head:
-            raise content.damage  # no receiver can use what the holder sent: its hashes fit its damage
         for host, error in finished.failed.items():
-            relay.give_up(host, error)
+            is_corrupt = isinstance(error, RemoteOpFailed) and error.kind == "corrupt" and not content.is_on_head
+            relay.give_up(host, _unusable(host, content) if is_corrupt else error)
         data_sites.note(self._digest, has=finished.ok)
 
     def _received(self, host: str, count: int) -> None:
@@ -305,6 +376,10 @@ class _Sender:
     def _wait(self, seconds: float) -> None:
         self._how.check()
         time.sleep(seconds)
+
+
+def _unusable(host: str, content: DataContent) -> Unusable:
+    return Unusable(f"it could not use the copy of the data that {content.holders[0]} sent", host=host)
 
 
 def _typed(error: GpurunError) -> GpurunError:

@@ -9,7 +9,7 @@ or the head, the head sends over SSH. Hosts keep what has arrived and never ask 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Sequence, Set
 from queue import Empty, SimpleQueue
 
 from gpurun.errors import GpurunError, HostFailure, HostUnreachable
@@ -38,11 +38,12 @@ class DamagedBlob(GpurunError):
 
     Attributes:
         digest: the blob's digest.
+        receiver: the host that refused a chunk.
     """
 
-    def __init__(self, digest: str) -> None:
+    def __init__(self, digest: str, receiver: str) -> None:
         super().__init__(f"the head's copy of {digest} is damaged")
-        self.digest = digest
+        self.digest, self.receiver = digest, receiver
 
 
 class Relay:
@@ -84,6 +85,11 @@ class Relay:
     def hosts(self) -> list[str]:
         """Return the remaining hosts."""
         return [host for host in dict.fromkeys(lane.host for lane in self.lanes.values()) if host not in self.failed]
+
+    @property
+    def accused(self) -> Set[str]:
+        """Return the hosts whose chunks another host refused."""
+        return self._accusers.keys()
 
     @property
     def sent_bytes(self) -> int:
@@ -211,7 +217,7 @@ class Relay:
         """
         if source in (HEAD, HEAD_OVER_SSH):
             lane.corrupt += 1
-            self._check_own(error)
+            self._check_own(lane.host, error)
             return
         accusers = self._accusers.setdefault(source, set())
         accusers.add(lane.host)
@@ -221,13 +227,13 @@ class Relay:
                 source, HostFailure(f"{told} got chunks from it that are not what was sent to it", host=source)
             )
 
-    def _check_own(self, error: GpurunError) -> None:
+    def _check_own(self, receiver: str, error: GpurunError) -> None:
         """Check the head's own file after a host refused one of its chunks."""
         detail = error.detail if isinstance(error, RemoteOpFailed) else {}
         digest, index = detail.get("digest"), detail.get("index")
         blob = self.seats.blobs.get(digest) if isinstance(digest, str) else None
         if blob is not None and type(index) is int and 0 <= index < blob.count and not blob.holds(index):
-            raise DamagedBlob(blob.digest)
+            raise DamagedBlob(blob.digest, receiver)
 
     def _consider_packing(self) -> None:
         """Compress chunks if a trial has shown a gain."""

@@ -17,6 +17,7 @@ from typing import Any
 from gpurun.errors import BadInput
 from gpurun.images.export import default_folder
 from gpurun.images.ignore import Walk
+from gpurun.node.data import data_store
 from gpurun.node.transfer.spool import CHUNK
 
 # A file changed this recently may change again within the same time stamp: its digest is not remembered.
@@ -50,8 +51,7 @@ class Entry:
 
 def digest_of(entries: Iterable[Entry]) -> str:
     """Return the digest of a folder's content without times. Folders with the same digest have the same content."""
-    told = [[entry.path, entry.kind, entry.mode, entry.digest, entry.target] for entry in entries]
-    return f"sha256:{hashlib.sha256(json.dumps(sorted(told)).encode()).hexdigest()}"
+    return data_store.digest_of(entry.as_json() for entry in entries)
 
 
 class FileTree(ABC):

@@ -316,6 +316,7 @@ ANSWERS: Mapping[str, AnswerTypes] = {
     "data.finish": AnswerTypes(),
     "data.drop": AnswerTypes(),
     "data.manifest": AnswerTypes(),
+    "data.verify": AnswerTypes(None, Count),
     "data.list": AnswerTypes(fields(sets=Annotated[list[HeldSet], Meta(max_length=MOST_SETS)])),
     "data.evict": AnswerTypes(dict[Digest, Text]),
     "data.folders": AnswerTypes(dict[Text, Text]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -23,6 +24,8 @@ from gpurun.remote.agent import Agent
 COPIED = ("file", "dir", "link")
 SILENCE_S = 120.0
 """A host that sends nothing for so long hangs."""
+LIST_LIMIT_S = 3600.0
+"""No list takes longer."""
 MOST_LISTED_BYTES = 512 << 20
 """No list of outputs is longer."""
 MOST_LISTED = 2_000_000
@@ -100,7 +103,7 @@ def list_outputs(
     Raises:
         HostFailure: it fails, hangs or lies.
     """
-    present = True
+    present, deadline = True, time.monotonic() + LIST_LIMIT_S
     rows = {} if before is None else before.rows
     asked = (({"in": folder, "at": at, "sha": known.sha}, b"") for (folder, at), known in rows.items())
     stream = agent.stream(
@@ -114,7 +117,7 @@ def list_outputs(
             if not reply.payload:
                 present = isinstance(reply.value, dict) and bool(reply.value.get("present"))
             size += len(reply.payload)
-            if size > MOST_LISTED_BYTES:
+            if size > MOST_LISTED_BYTES or time.monotonic() > deadline:
                 raise HostFailure("its list of outputs does not end", host=agent.host)
             yield reply.payload
 

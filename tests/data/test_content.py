@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import zlib
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 
-from gpurun.data import content
 from gpurun.data.content import content_of_host
+from gpurun.data.folder import read_folder
+from gpurun.errors import BadInput
 from gpurun.images.tree import Entry, digest_of
+from gpurun.node.agent.call import Call, OpError
+from gpurun.node.data import data_store, sets
 from gpurun.node.data.data_store import ENTRIES, packed
 from gpurun.remote.agent import RemoteOpFailed
 
@@ -21,7 +25,7 @@ def fleet_of(says):
 
     class Host:
         @contextmanager
-        def stream(self, op, digest, part):
+        def stream(self, op, digest, part, silence_s):
             assert op == "data.manifest"
             yield (SimpleNamespace(payload=piece) for piece in says(part))
 
@@ -55,7 +59,7 @@ def test_a_lie_is_an_error_that_names_the_host(fleet):
 
 
 def test_a_host_that_never_stops_describing_does_not_fill_the_heads_memory(monkeypatch):
-    monkeypatch.setattr(content, "MOST_DESCRIBED_BYTES", 1000)
+    monkeypatch.setattr(data_store, "MOST_DESCRIBED_BYTES", 1000)
     sent = []
 
     def endless(_part):
@@ -66,3 +70,33 @@ def test_a_host_that_never_stops_describing_does_not_fill_the_heads_memory(monke
     with pytest.raises(RemoteOpFailed, match="over 1000 bytes"):
         content_of_host(fleet_of(endless), "liar", digest_of([FILE]))
     assert len(sent) == 11
+
+
+@pytest.mark.parametrize("one", ["{}", "[]", "0", '["",{},"","","","",""]'])
+def test_a_small_description_does_not_become_millions_of_values(monkeypatch, one):
+    """One MiB of it, unpacked, would take twenty GiB of the head's memory."""
+    monkeypatch.setattr(data_store, "MOST_ENTRIES", 1000)
+    said = zlib.compress(b"[" + b",".join([one.encode()] * 20_000) + b"]")
+    monkeypatch.setattr(data_store.json, "loads", lambda _: pytest.fail("all of it was read"))
+    with pytest.raises(OpError, match="more than 1000 entries"):
+        data_store.unpacked(said)
+
+
+def test_a_folder_with_more_files_than_hosts_take_is_refused_at_the_submit(tmp_path, monkeypatch):
+    monkeypatch.setattr(data_store, "MOST_ENTRIES", 3)
+    for number in range(4):
+        (tmp_path / str(number)).touch()
+    with pytest.raises(BadInput, match="at most 3"):
+        read_folder(tmp_path)
+
+
+@pytest.mark.parametrize("receive", [sets.begin, sets.expect])
+def test_a_host_takes_the_description_of_more_than_half_a_tebibyte(monkeypatch, tmp_path, receive):
+    """A set of 512 GiB has 64 MiB of hashes; a set of a million files has as much of entries."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sets.blobs, "find", lambda _: SimpleNamespace(blobs={}))
+    call = Call(1, lambda *_: None, more=False, payload=bytes((64 << 20) + 1))
+    blob = {"blob": "sha256:" + "0" * 64} if receive is sets.expect else {}
+    with pytest.raises((OpError, OSError)) as caught:
+        receive(call, "t", digest="sha256:" + "0" * 64, **blob)
+    assert "larger" not in str(caught.value)

@@ -1,38 +1,22 @@
 """A set is on hosts byte for byte, once per content, from the folder or from a neighbour; else nothing of it is."""
 
-import hashlib
 import os
 import stat
 import zlib
-from pathlib import Path
 
 import pytest
+from hosted_sets import damage, describe_as_it_is, folder_of, shape
 
 from gpurun.data.folder import CHANGED, read_folder
 from gpurun.data.staging import DataUser, Staging, stage
-from gpurun.errors import BadInput, GpurunError, HostNotReady
+from gpurun.errors import BadInput, GpurunError, HostFailure, HostNotReady
 from gpurun.node.agent.call import OpError
 from gpurun.node.data import data_store
-from gpurun.node.transfer.spool import CHUNK
 from gpurun.state import data_sites
-
-
-def folder_of(hosts, name):
-    return hosts.home(name) / ".gpurun/data"
 
 
 def names_in(hosts, name):
     return sorted(each.name for each in folder_of(hosts, name).iterdir() if each.name != ".lock")
-
-
-def shape(top: Path):
-    found = {}
-    for folder, names, files in os.walk(top):
-        for name in [*names, *files]:
-            path = Path(folder) / name
-            content = str(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else None
-            found[os.fsencode(path.relative_to(top))] = (stat.S_IFMT(path.lstat().st_mode), content)
-    return found
 
 
 def put(tree, fleet, *names, **how):
@@ -141,12 +125,6 @@ def test_a_neighbour_with_damaged_data_is_found_out(hosts, top):
     assert shape(folder_of(hosts, "h1") / tree.digest[7:] / "tree") == shape(top)
 
 
-def damage(hosts, host, digest):
-    there = folder_of(hosts, host) / digest[7:] / "tree/big"
-    there.chmod(0o600)
-    there.write_bytes(os.urandom(3_000_000))
-
-
 def test_the_next_holder_gives_the_set_where_the_first_ones_copy_is_damaged_and_that_one_is_named(hosts, top):
     fleet, tree = hosts.fleet("h0", "h1", "h2", "h3"), read_folder(top)
     put(tree, fleet, "h0", "h1", "h2")
@@ -163,16 +141,9 @@ def test_a_holder_whose_hashes_fit_its_damage_is_found_out(hosts, top):
     fleet, tree = hosts.fleet("h0", "h1", "h2"), read_folder(top)
     put(tree, fleet, "h0", "h1")
     damage(hosts, "h0", tree.digest)
-    wrong = content_of_damaged(folder_of(hosts, "h0") / tree.digest[7:] / "tree", tree)
-    (folder_of(hosts, "h0") / tree.digest[7:] / "hashes").write_bytes(wrong)
+    describe_as_it_is(hosts, "h0", tree)
     report = stage(tree.digest, None, ["h2"], Staging(fleet), neighbours=["h0", "h1"])
     assert report.failed == {} and list(report.bad_copies) == ["h0"]
-
-
-def content_of_damaged(folder, tree):
-    """The hashes of the chunks of a copy as it is now."""
-    whole = b"".join((folder / entry.path).read_bytes() for entry in tree.entries if entry.kind == "file")
-    return b"".join(hashlib.sha256(whole[at : at + CHUNK]).digest() for at in range(0, len(whole), CHUNK))
 
 
 def test_where_every_copy_is_damaged_each_host_is_named(hosts, top):
@@ -198,7 +169,7 @@ def test_a_neighbour_that_describes_another_set(hosts, top, tmp_path):
     evil = read_folder(tmp_path / "evil")
     put(evil, fleet, "h0")
     (folder_of(hosts, "h0") / evil.digest[7:]).rename(folder_of(hosts, "h0") / tree.digest[7:])
-    with pytest.raises(BadInput, match="is gone"):
+    with pytest.raises(HostFailure, match="damaged on h0"):
         stage(tree.digest, None, ["h1"], Staging(fleet), neighbours=["h0"])
     assert names_in(hosts, "h1") == []
 

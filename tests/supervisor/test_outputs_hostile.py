@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import hashlib
+import itertools
 import os
 import signal
 import time
@@ -224,6 +225,9 @@ def test_a_list_that_cannot_be(kept, listing):
         ([{"n": 0, "whole": [True, 5, 6, 7]}], b"abc"),
         ([{"n": 0, "whole": [3, 1 << 70, 6, 7]}], b"abc"),
         ([{"n": 0, "whole": {}}], b"abc"),
+        ([{"n": 0, "whole": MARKS, "from": -3}], b"abc"),
+        ([{"n": 0, "whole": MARKS, "from": "3"}], b"abc"),
+        ([{"n": 0, "gone": "it is gone", "from": "3"}], b""),
         ([{"n": 0, "marks": [6, 5, 6, 7]}, {"n": 0, "whole": MARKS}], b"abc"),
         ([{"n": 0, "whole": MARKS}, {"n": 0, "whole": MARKS}], b"abc"),
         ([{"all": [[{"n": 0, "whole": MARKS}, 3]], "sha": "0" * 64}], b"abc"),
@@ -270,6 +274,14 @@ def test_more_files_than_the_head_can_remember_stay_and_are_said(job, monkeypatc
     assert collect_outputs(job) == {"h1"}
     assert "more than 100 files" in job.record.outputs_left.first[0]
     assert len(list(job.host().iterdir())) == 150
+
+
+def test_a_list_that_goes_on_without_a_word_ends(kept, monkeypatch):
+    """Every item is a sign of life, so no silence ends it."""
+    monkeypatch.setattr(outputs_listed, "LIST_LIMIT_S", 0.2)
+    lying(kept, itertools.repeat(b""))
+    with pytest.raises(HostFailure, match="does not end"):
+        copy_outputs(kept)
 
 
 def test_a_list_that_does_not_end(kept, monkeypatch):

@@ -109,11 +109,19 @@ class Call:
     @property
     def payload(self) -> bytes:
         """Return the whole payload of the request; at most 64 MiB. Can be read once."""
+        return self.whole(MAX_WHOLE_PAYLOAD)
+
+    def whole(self, most_bytes: int) -> bytes:
+        """Return the whole payload of the request. Can be read once.
+
+        Raises:
+            OpError: ``bad-request``: it is larger than `most_bytes`.
+        """
         whole = bytearray()
         for piece in self.chunks():
             whole += piece
-            if len(whole) > MAX_WHOLE_PAYLOAD:
-                raise OpError("bad-request", "the payload is larger than %d bytes" % MAX_WHOLE_PAYLOAD)
+            if len(whole) > most_bytes:
+                raise OpError("bad-request", "the payload is larger than %d bytes" % most_bytes)
         return bytes(whole)
 
     def send(self, value: Any = None, payload: frames.Bytes = b"") -> None:

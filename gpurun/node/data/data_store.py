@@ -9,6 +9,7 @@ A job that uses a set has an empty file ``data/HEX`` in its own folder, which th
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import secrets
@@ -26,7 +27,12 @@ TREE, ENTRIES, HASHES, META = "tree", "entries", "hashes", "set.json"
 SHARE = 4
 """Without a quota, all sets together may take this part of the disk: a quarter."""
 _POLL_S = 0.05
-_MOST_ENTRIES_BYTES = 1 << 30
+MOST_DESCRIBED_BYTES = 1 << 30
+"""The longest description of a set: its entries, or the hashes of the chunks of 8 TiB."""
+MOST_ENTRIES = 2_000_000
+"""No set has more files, folders and links: each takes up to 1 KiB of memory."""
+_MARKS_PER_ENTRY = 16
+"""An entry has 8 commas and brackets without those in its names. So a small description cannot fill the memory."""
 
 Row = Tuple[str, str, int, int, int, str, str]
 """``(path, kind, mode, mtime_ns, size, digest, target)`` of a file, folder or link of a set."""
@@ -77,10 +83,19 @@ def unpacked(content: bytes) -> List[Row]:
     """
     try:
         unpacker = zlib.decompressobj()
-        rows = json.loads(unpacker.decompress(content, _MOST_ENTRIES_BYTES))
+        said = unpacker.decompress(content, MOST_DESCRIBED_BYTES)
+        if sum(map(said.count, (b",", b"[", b"{"))) > MOST_ENTRIES * _MARKS_PER_ENTRY:
+            raise ValueError("more than %d entries" % MOST_ENTRIES)
+        rows = json.loads(said)
         return [(str(p), str(k), int(m), int(t), int(s), str(d), str(to)) for p, k, m, t, s, d, to in rows]
     except (zlib.error, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise OpError("corrupt", "the entries of a data set cannot be read: %s" % error) from None
+
+
+def digest_of(rows: Iterable[Sequence[Any]]) -> str:
+    """Return the digest of a folder's content without times. Folders with the same digest have the same content."""
+    told = [[path, kind, mode, digest, target] for path, kind, mode, _, _, digest, target in rows]
+    return "sha256:" + hashlib.sha256(json.dumps(sorted(told)).encode("ascii")).hexdigest()
 
 
 def files_of(rows: Iterable[Row]) -> List[Tuple[str, int]]:

@@ -9,10 +9,11 @@ import ctypes
 import hashlib
 import os
 import threading
+import time
 from typing import Any, Dict, Generator, List, Optional, Sequence
 
 from gpurun.node.agent.call import Call, OpError, OpReply
-from gpurun.node.data import data_store
+from gpurun.node.data import data_store, reading
 from gpurun.node.data.data_store import TREE, Row
 from gpurun.node.folder import below
 from gpurun.node.folder.contents import Listed
@@ -23,6 +24,7 @@ from gpurun.node.transfer.many_files import FilesBlob, ManyFiles
 from gpurun.node.transfer.spool import Blob
 
 _PIECE = 1 << 20
+_TELL_S = 1.0
 
 
 class ArrivingSet:
@@ -139,7 +141,7 @@ def begin(call: Call, transfer: str, digest: str, quota: Optional[int] = None, k
         OpError: ``no-space``.
     """
     blobs.find(transfer)
-    entries = call.payload
+    entries = call.whole(data_store.MOST_DESCRIBED_BYTES)
     rows = data_store.unpacked(entries)
     with data_store.alone(call):
         data_store.make_room(sum(size for _, size in data_store.files_of(rows)), quota, keep)
@@ -152,7 +154,7 @@ def begin(call: Call, transfer: str, digest: str, quota: Optional[int] = None, k
 
 def expect(call: Call, transfer: str, digest: str, blob: str) -> None:
     """Announce the blob of a set that arrives, or that is here to be passed on; the payload is its chunks' hashes."""
-    hashes, here = call.payload, blobs.find(transfer)
+    hashes, here = call.whole(data_store.MOST_DESCRIBED_BYTES), blobs.find(transfer)
     arriving = _arriving.get(transfer)
     here.blobs[blob] = arriving.expect(blob, hashes) if arriving is not None else _served(call, digest, blob, hashes)
 
@@ -208,6 +210,26 @@ def manifest(call: Call, digest: str, part: str) -> Generator[OpReply, None, Non
             yield OpReply(None, piece)
 
 
+def verify(call: Call, digest: str) -> Generator[int, None, None]:
+    """Read a set that is here, and yield about once a second how many bytes have been read.
+
+    Raises:
+        OpError: ``corrupt``: it is not what its digest says; ``not-found``.
+    """
+    path = data_store.place_of(digest)
+    with data_store.alone(call):
+        descriptor = data_store.hold(path)
+    try:
+        told_s = time.monotonic()
+        for count in reading.damage(path, digest):
+            call.check()
+            if time.monotonic() - told_s > _TELL_S:
+                told_s = time.monotonic()
+                yield count
+    finally:
+        os.close(descriptor)
+
+
 def list_(call: Call) -> Dict[str, Any]:
     """Return ``{"sets": [as `DataSet.as_json`…]}``: the sets that are here."""
     with data_store.alone(call):
@@ -215,15 +237,20 @@ def list_(call: Call) -> Dict[str, Any]:
         return {"sets": [one.as_json() for one in data_store.sets() if os.path.isdir(data_store.place_of(one.digest))]}
 
 
-def evict(call: Call, digests: List[str]) -> Dict[str, str]:
-    """Remove sets; return those that stay, with the reason: a job uses it, or it is being sent."""
+def evict(call: Call, digests: List[str], job: str = "") -> Dict[str, str]:
+    """Remove sets; return those that stay, with the reason: a job uses it, or it is being sent.
+
+    Args:
+        job: has not started yet, so that its sets may go.
+    """
     kept: Dict[str, str] = {}
     with data_store.alone(call):
         here = {one.digest: one for one in data_store.sets()}
         for digest in digests:
             one = here.get(digest)
-            if one is not None and one.jobs:
-                kept[digest] = "used by %s" % ", ".join(one.jobs)
+            users = [user for user in one.jobs if user != job] if one is not None else []
+            if users:
+                kept[digest] = "used by %s" % ", ".join(users)
             elif one is not None and one.is_moving:
                 kept[digest] = "it is being received or sent"
             else:
@@ -266,6 +293,7 @@ OPS = {
     "finish": finish,
     "drop": drop,
     "manifest": manifest,
+    "verify": verify,
     "list": list_,
     "evict": evict,
     "folders": folders,

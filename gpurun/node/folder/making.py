@@ -141,6 +141,8 @@ class Receiver:
         Raises:
             OpError: ``corrupt``: the data do not match the announcement.
         """
+        if "from" in header and ("gone" in header or "whole" in header):
+            raise OpError("corrupt", "it continues a file that has not begun")
         if "gone" in header:
             self.forget()
             return str(header["gone"])[:200] or "it is gone"
