@@ -12,7 +12,7 @@ from statistics import NormalDist, mean, median
 from gpurun.errors import BadInput
 from gpurun.scaling import cost, posterior
 from gpurun.scaling.cost import StepTraffic, traffic_of
-from gpurun.scaling.samples import Exchange, Sample
+from gpurun.scaling.samples import LEAST_FACTOR, MOST_FACTOR, Exchange, Sample
 from gpurun.scaling.shape import LinkClass, LinkRates, Shape
 
 COVERAGE = 0.95
@@ -131,8 +131,13 @@ class Priors:
         """Return the parameters in the order of `gpurun.scaling.cost`."""
         values = [1.0] * cost.PARAMETERS
         for at, middle, spread, x in zip(self.places, self.medians, self.spreads, z, strict=True):
-            values[at] = exp(max(-200.0, min(200.0, middle + spread * x)))
+            values[at] = _bounded_exp(middle + spread * x)
         return tuple(values)
+
+
+def _bounded_exp(power: float) -> float:
+    """Return e to this power, or to ±200 beyond: products and quotients of a few such values stay finite."""
+    return exp(max(-200.0, min(200.0, power)))
 
 
 LATENCY_S = {LinkClass.HOST: 1e-5, LinkClass.RACK: 5e-5, LinkClass.RACKS: 6e-5}
@@ -257,8 +262,8 @@ class ScalingModel:
         """
         sample = self.samples[0]
         factor = sample.compression if compression is None else compression
-        if not 0 < factor < float("inf"):
-            raise BadInput(f"compression {factor!r} must be above 0")
+        if not LEAST_FACTOR <= factor <= MOST_FACTOR:
+            raise BadInput(f"compression {factor!r} must be from {LEAST_FACTOR:g} to {MOST_FACTOR:g}")
         sent = sample.gradient_bytes / factor
         self._refuse_unknown(shape, sent)
         there = shape.on(self._filled(shape.rates))
@@ -306,10 +311,8 @@ class ScalingModel:
 
     def _noise(self, widened: float) -> list[float]:
         """Return a factor per draw: the deviation of one run from the model."""
-        normal = NormalDist()
-        uniform = posterior.sequence(2, self.seed, len(self.draws))
         return [
-            exp(widened * spread * normal.inv_cdf(u)) for (_, spread), (_, u) in zip(self.draws, uniform, strict=True)
+            _bounded_exp(widened * spread * away) for (_, spread), away in zip(self.draws, self._normals, strict=True)
         ]
 
     def _host_steps(self, shape: Shape, sent: float) -> list[float] | None:
@@ -333,6 +336,12 @@ def _range(values: Sequence[float], noise: Sequence[float]) -> Range:
     tail = (1 - COVERAGE) / 2
     low, high = noisy[int(tail * len(noisy))], noisy[min(len(noisy) - 1, int((1 - tail) * len(noisy)))]
     return Range(min(low, middle), middle, max(high, middle))
+    @cached_property
+    def _normals(self) -> list[float]:
+        """A standard normal value per draw."""
+        normal = NormalDist()
+        return [normal.inv_cdf(u) for _, u in posterior.sequence(2, self.seed, len(self.draws))]
+
 
 
 def at_rate(rates: LinkRates, link: LinkClass, bit_per_s: float) -> LinkRates:

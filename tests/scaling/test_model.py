@@ -9,7 +9,7 @@ from random import Random
 from statistics import median
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpurun.errors import BadInput
@@ -204,7 +204,7 @@ def test_samples_that_differ_in_more_than_size_are_refused():
     assert raised.value.reason is Unknown.EXCHANGE
 
 
-@pytest.mark.parametrize("factor", [0, -1, float("nan"), float("inf")])
+@pytest.mark.parametrize("factor", [0, -1, 1e-300, 1e300, float("nan"), float("inf")])
 def test_no_compression_that_cannot_be(model, factor):
     with pytest.raises(BadInput, match="compression"):
         model.predict(in_a_rack(2), compression=factor)
@@ -213,7 +213,8 @@ def test_no_compression_that_cannot_be(model, factor):
 
 
 @settings(max_examples=6, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 64), st.floats(1e-6, 1e6), st.floats(1e-6, 1e6)), min_size=1, max_size=6))
+@given(st.lists(st.tuples(st.integers(1, 64), st.floats(1e-9, 1e6), st.floats(1e-9, 1e6)), min_size=1, max_size=6))
+@example([(1, 1e-9, 1e6), (64, 1e6, 1e-9)])
 def test_wild_figures_give_a_range_and_no_crash(rows):
     samples = [
         Sample((1,) * hosts, ("a",) * hosts, 1, 1 << 50, step_s, 1.0, compute_s=compute_s, exchange_s=0.0, rates=RATES)
