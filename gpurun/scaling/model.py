@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
-from math import exp, fsum, log, log2, sqrt
-from statistics import NormalDist, mean, median
+from math import exp, fsum, hypot, log, log2, sqrt
+from statistics import NormalDist, fmean, median, variance
 
 from gpurun.errors import BadInput
 from gpurun.scaling import cost, posterior
@@ -19,7 +19,7 @@ COVERAGE = 0.95
 """A range contains a run's value with this probability."""
 
 LEAST_SPREAD = 0.02
-"""The smallest relative spread: no model of this kind is more exact."""
+"""The model's own relative error, as expected before the fit. Repeats of a configuration do not reduce it."""
 
 COMPUTE_WEIGHT, EXCHANGE_WEIGHT = 0.5, 0.2
 """Weights of a profiler's values for parts of a step; the step's own time has weight 1."""
@@ -176,23 +176,31 @@ def _inverse_rate(
 
 
 def _misfit(samples: Sequence[Sample], rated: frozenset[LinkClass], priors: Priors) -> posterior.Misfit:
-    """Combine the runs of one configuration into one, with the weight of all."""
-    told: dict[tuple[object, ...], list[float]] = {}
-    parts: dict[tuple[object, ...], tuple[Callable[[Sequence[float]], float], float]] = {}
+    """Combine the runs of one configuration into one.
+
+    Repeats average out the spread of runs. They do not average out the model's own error, which is the same in each.
+    A figure with less weight is also less evidence of the spread: exact compute times do not make steps exact.
+    """
+    told: dict[tuple[str, StepTraffic], list[float]] = {}
+    parts: dict[tuple[str, StepTraffic], tuple[Callable[[Sequence[float]], float], float]] = {}
     for sample in samples:
         traffic = _traffic(sample, rated)
         for name, value, computed, weight in _figures(sample, traffic):
             told.setdefault((name, traffic), []).append(log(value))
             parts[name, traffic] = (computed, weight)
-    rows = [(parts[key][0], parts[key][1] * sqrt(len(logs)), mean(logs)) for key, logs in told.items()]
+    run = _run_spread(samples, [logs for (name, _), logs in told.items() if name == "step"])
+    one = hypot(LEAST_SPREAD, run)
+    rows = [
+        (parts[key][0], parts[key][1] * one / hypot(LEAST_SPREAD, run / sqrt(len(logs))), fmean(logs))
+        for key, logs in told.items()
+    ]
 
     def residuals(z: Sequence[float]) -> list[float]:
         values = priors.values(z)
         return [weight * (measured - log(max(computed(values), 1e-12))) for computed, weight, measured in rows]
 
-    extra = fsum(parts[key][1] ** 2 * fsum((x - mean(logs)) ** 2 for x in logs) for key, logs in told.items())
-    count = sum(map(len, told.values()))
-    return posterior.Misfit(len(priors.places), residuals, extra, count, _expected_spread(samples))
+    count = fsum(weight**2 for _, weight in parts.values())
+    return posterior.Misfit(len(priors.places), residuals, count, one)
 
 
 def _figures(
@@ -205,8 +213,8 @@ def _figures(
         yield "exchange", sample.exchange_s, lambda values: cost.exchange_seconds(values, traffic), EXCHANGE_WEIGHT
 
 
-def _expected_spread(samples: Sequence[Sample]) -> float:
-    """Return the expected spread between runs: the spread between windows of one run."""
+def _run_spread(samples: Sequence[Sample], repeats: Sequence[Sequence[float]]) -> float:
+    """Return the relative spread of runs: from the windows of single runs, and from the repeats of a configuration."""
     within = [
         1.4826 * median(abs(window_s / sample.step_s - 1) for window_s in sample.windows_s)
         for sample in samples

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpurun.errors import BadInput
 from gpurun.scaling import cost
 from gpurun.scaling.cost import step_seconds, traffic_of
-from gpurun.scaling.model import CannotPredict, PairFigure, Unknown, at_rate, fit
+from gpurun.scaling.model import LEAST_SPREAD, CannotPredict, PairFigure, Unknown, at_rate, fit
 from gpurun.scaling.samples import Sample
 from gpurun.scaling.shape import LinkClass, LinkRates, Shape
 
@@ -221,5 +221,34 @@ def test_wild_figures_give_a_range_and_no_crash(rows):
         for hosts, step_s, compute_s in rows
     ]
     samples.append(replace(samples[0], ranks_per_host=(1, 1), racks=("a", "a")))
-    found = fit(samples).predict(in_a_rack(4)).step_s
-    assert 0 < found.low <= found.median <= found.high < float("inf")
+    fitted = fit(samples)
+    for shape, compression in ((in_a_rack(4), 1.0), (in_a_rack(10_000, replace(RATES, rack=1e16)), 1e6)):
+        found = fitted.predict(shape, compression=compression).images_per_s
+        assert 0 < found.low <= found.median <= found.high < float("inf")
+
+
+def test_repeats_of_one_size_do_not_make_the_model_exact():
+    """A range is for a new run. However often one size runs, its runs and the model's error keep their spread."""
+    sample = Truth(5).run(in_a_rack(4))
+    widths = []
+    for repeat in (1, 10, 1000):
+        found = fit([sample] * repeat).predict(in_a_rack(4)).step_s
+        widths.append(log2(found.high / found.low))
+    assert min(widths) > log2(1 + 2 * LEAST_SPREAD)
+
+
+def test_the_time_of_a_fit_depends_on_configurations_not_on_runs():
+    sample = Truth(5).run(in_a_rack(4))
+    began = time.process_time()
+    fit([sample] * 3000)
+    assert time.process_time() - began < 3.0
+
+
+def test_exact_compute_times_do_not_make_steps_exact():
+    """A paced program computes for the same time in each step, but its steps differ by what the network does."""
+    truth = Truth(7)
+    seen = truth.campaign(repeat=1)
+    plain = fit(seen)
+    exact = fit([replace(sample, compute_s=truth.values[cost.COMPUTE]) for sample in seen])
+    spreads = [median(spread for _, spread in model.draws) for model in (plain, exact)]
+    assert spreads[1] > 0.85 * spreads[0]
