@@ -220,7 +220,10 @@ def _run_spread(samples: Sequence[Sample], repeats: Sequence[Sequence[float]]) -
         for sample in samples
         if len(sample.windows_s) > 2
     ]
-    return min(0.3, sqrt(LEAST_SPREAD**2 + (median(within) if within else LEAST_SPREAD) ** 2))
+    expected = min(0.3, median(within) if within else LEAST_SPREAD)
+    freedom = sum(len(logs) - 1 for logs in repeats)
+    squares = fsum((len(logs) - 1) * variance(logs) for logs in repeats if len(logs) > 1)
+    return sqrt((posterior.PRIOR_WEIGHT * expected**2 + squares) / (posterior.PRIOR_WEIGHT + freedom))
 
 
 @dataclass(frozen=True)
@@ -259,14 +262,17 @@ class ScalingModel:
         """The ranks' exchange of gradients, from the samples with several ranks."""
         return next((sample.exchange for sample in self.samples if sample.shape.links), self.samples[0].exchange)
 
-    def predict(self, shape: Shape, *, compression: float | None = None) -> Prediction:
+    def predict(
+        self, shape: Shape, *, compression: float | None = None, exchange: Exchange | None = None
+    ) -> Prediction:
         """Predict a gang of this shape. Uses the samples' rates for rates that the shape does not contain.
 
         Args:
             compression: gradient bytes over bytes sent; None = as in the samples.
+            exchange: the gang's exchange of gradients, if it is known.
 
         Raises:
-            CannotPredict: no sample has such links, or no sample contains their rate.
+            CannotPredict: no sample has such links or such an exchange, or no sample contains the links' rate.
         """
         sample = self.samples[0]
         factor = sample.compression if compression is None else compression
@@ -286,14 +292,14 @@ class ScalingModel:
             images_per_s=_range([images / step for step in steps], noise),
             efficiency=_range([v[cost.COMPUTE] / s for (v, _), s in zip(self.draws, steps, strict=True)], noise),
             host_efficiency=None if host is None else _range([h / s for h, s in zip(host, steps, strict=True)], noise),
-            exchange_s=median(cost.exchange_seconds(values, traffic) for values, _ in self.draws),
+            exchange_s=median(exchanges),
         )
 
     def _filled(self, rates: LinkRates) -> LinkRates:
         mine = self.rates
         return LinkRates(rates.host or mine.host, rates.rack or mine.rack, rates.racks or mine.racks)
 
-    def _refuse_unknown(self, shape: Shape, sent: float) -> None:
+    def _refuse_unknown(self, shape: Shape, sent: float, wanted: Exchange | None) -> None:
         exchange = self.exchange
         if (exchange == "servers") != any(shape.servers_per_host):
             has = "no parameter servers" if exchange == "servers" else "parameter servers"
