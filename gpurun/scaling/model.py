@@ -279,10 +279,14 @@ class ScalingModel:
         if not LEAST_FACTOR <= factor <= MOST_FACTOR:
             raise BadInput(f"compression {factor!r} must be from {LEAST_FACTOR:g} to {MOST_FACTOR:g}")
         sent = sample.gradient_bytes / factor
-        self._refuse_unknown(shape, sent)
+        self._refuse_unknown(shape, sent, exchange)
         there = shape.on(self._filled(shape.rates))
         traffic = traffic_of(there, sent, self.exchange, self.rated)
-        steps = [cost.step_seconds(values, traffic) for values, _ in self.draws]
+        exchanges = [cost.exchange_seconds(values, traffic) for values, _ in self.draws]
+        steps = [
+            cost.overlapped(values, cost.compute_seconds(values, traffic), exchange_s)
+            for (values, _), exchange_s in zip(self.draws, exchanges, strict=True)
+        ]
         noise = self._noise(sqrt(1 + self._octaves(there, sent)))
         images = sample.batch_per_rank * shape.ranks
         host = self._host_steps(there, sent)
@@ -304,6 +308,9 @@ class ScalingModel:
         if (exchange == "servers") != any(shape.servers_per_host):
             has = "no parameter servers" if exchange == "servers" else "parameter servers"
             message = f"the gang has {has}, and the samples are of exchange {exchange!r}"
+            raise CannotPredict(Unknown.EXCHANGE, message, "measure such a gang with `gpurun scale`")
+        if wanted not in (None, exchange) and shape.links:
+            message = f"the gang's exchange is {wanted!r}, and that of the samples is {exchange!r}"
             raise CannotPredict(Unknown.EXCHANGE, message, "measure such a gang with `gpurun scale`")
         used = traffic_of(shape, sent, exchange, frozenset()).links
         for link in sorted(used - self.links, key=cost.LINKS.index):
@@ -329,6 +336,12 @@ class ScalingModel:
             _bounded_exp(widened * spread * away) for (_, spread), away in zip(self.draws, self._normals, strict=True)
         ]
 
+    @cached_property
+    def _normals(self) -> list[float]:
+        """A standard normal value per draw."""
+        normal = NormalDist()
+        return [normal.inv_cdf(u) for _, u in posterior.sequence(2, self.seed, len(self.draws))]
+
     def _host_steps(self, shape: Shape, sent: float) -> list[float] | None:
         """Return the seconds of a step on one host for each draw; None if no sample covers this."""
         alone = Shape((max(shape.ranks_per_host),), ("",), rates=shape.rates)
@@ -350,12 +363,6 @@ def _range(values: Sequence[float], noise: Sequence[float]) -> Range:
     tail = (1 - COVERAGE) / 2
     low, high = noisy[int(tail * len(noisy))], noisy[min(len(noisy) - 1, int((1 - tail) * len(noisy)))]
     return Range(min(low, middle), middle, max(high, middle))
-    @cached_property
-    def _normals(self) -> list[float]:
-        """A standard normal value per draw."""
-        normal = NormalDist()
-        return [normal.inv_cdf(u) for _, u in posterior.sequence(2, self.seed, len(self.draws))]
-
 
 
 def at_rate(rates: LinkRates, link: LinkClass, bit_per_s: float) -> LinkRates:
