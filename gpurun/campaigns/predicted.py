@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from gpurun.campaigns.picture import PredictedPoint
 from gpurun.scaling.model import CannotPredict, PairFigure, fit
@@ -24,28 +24,34 @@ def predictions(
         figures: latency and bandwidth of links, as `gpurun bench` measured them.
 
     Returns:
-        The points; and for each launcher without points, the reason.
+        The points; and for each launcher without some or all points, the reason.
     """
     points: list[PredictedPoint] = []
     unknown: list[str] = []
     for launcher in sorted({sample.launcher for sample in samples}):
         own = [sample for sample in samples if sample.launcher == launcher]
         try:
-            points += _curve(launcher, own, figures)
+            model = fit(own, figures)
         except CannotPredict as error:
             unknown.append(f"{launcher}: no prediction: {error.message}")
+            continue
+        for ranks, shape in _shapes(own):
+            try:
+                images = model.predict(shape).images_per_s
+            except CannotPredict as error:
+                unknown.append(f"{launcher}: no prediction for {ranks} GPUs and more: {error.message}")
+                break
+            points.append(PredictedPoint(launcher, ranks, images.low, images.median, images.high))
     return points, unknown
 
 
-def _curve(launcher: str, samples: Sequence[Sample], figures: Sequence[PairFigure]) -> Iterator[PredictedPoint]:
-    model = fit(samples, figures)
+def _shapes(samples: Sequence[Sample]) -> list[tuple[int, Shape]]:
+    """Return the sizes to predict, from the smallest, with their shapes."""
     largest = max(samples, key=lambda sample: sample.ranks)
     by_ranks = {sample.ranks: sample.shape for sample in samples}
     for doubling in range(1, DOUBLINGS + 1):
         by_ranks[largest.ranks << doubling] = repeated(largest.shape, 1 << doubling)
-    for ranks, shape in sorted(by_ranks.items()):
-        images = model.predict(shape).images_per_s
-        yield PredictedPoint(launcher, ranks, images.low, images.median, images.high)
+    return sorted(by_ranks.items(), key=lambda found: found[0])
 
 
 def repeated(shape: Shape, times: int) -> Shape:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from gpurun.campaigns.rates import MeasuredRate, middle
 from gpurun.jobs.spec import Grant, JobSpec
-from gpurun.launch.seats import SERVER, seats_of
-from gpurun.scaling.samples import Exchange, Sample
+from gpurun.scaling.placed import exchange_of, shape_of
+from gpurun.scaling.samples import Sample
 from gpurun.scaling.shape import LinkRates
 
 Outcome = Literal["open", "measured", "failed", "cancelled", "no-rate"]
 DONE: tuple[Outcome, ...] = ("measured",)
 """What is not run again."""
+
+MOST_WINDOWS = 200
+"""Windows of a run in its sample, evenly spaced: their spread needs no more, and a file of many samples stays small."""
+
+MOST_APART = 4.0
+"""If batch / rate and the reported seconds differ by a larger factor, batch and rate have different units."""
 
 
 @dataclass(frozen=True)
@@ -61,22 +66,30 @@ def sample_of(
     spec: JobSpec, job: str, grants: Sequence[Grant], racks: Mapping[str, str], rates: LinkRates,
     rate: MeasuredRate, values: Mapping[str, Mapping[int, float]],
 ) -> Sample | None:  # fmt: skip
-    """Return the run as a sample for the cost model; None if the program reports no valid batch and gradient size."""
+    """Return the run as a sample for the cost model.
+
+    None if the program reports no valid batch and gradient size, or a batch in another unit than the rate.
+    """
     batch, size = middle(values.get("batch")), middle(values.get("gradient_bytes"))
     if batch is None or size is None:
         return None
     computes = [value for value in values.get("compute_s", {}).values() if value > 0]
-    servers = Counter(seat.node for seat in seats_of(grants, spec.roles) if seat.role == SERVER)
-    exchange: Exchange = "servers" if servers else "hierarchical" if spec.horovod.hierarchical_allreduce else "ring"
     images = batch * spec.gpus
+    windows = rate.windows[:: len(rate.windows) // MOST_WINDOWS + 1]
+    reported_s = middle(values.get("step_s"))
     try:
+        step_s = images / rate.value
+        if computes and statistics.median(computes) > MOST_APART * step_s:
+            return None
+        if reported_s is not None and not 1 / MOST_APART <= reported_s / step_s <= MOST_APART:
+            return None
+        shape = shape_of(spec, grants, racks, rates)
         return Sample(
-            ranks_per_host=tuple(len(grant.gpus) for grant in grants),
-            racks=tuple(racks.get(grant.host, "") for grant in grants),
-            batch_per_rank=int(batch), gradient_bytes=int(size), step_s=images / rate.value, images_per_s=rate.value,
-            windows_s=tuple(images / window for window in rate.windows), gpus=spec.gpus, exchange=exchange,
-            servers_per_host=tuple(servers[node] for node in range(len(grants))) if servers else (),
-            launcher=spec.launcher, compute_s=statistics.median(computes) if computes else None,
+            ranks_per_host=shape.ranks_per_host, racks=shape.racks, servers_per_host=shape.servers_per_host,
+            batch_per_rank=int(batch), gradient_bytes=int(size), step_s=step_s, images_per_s=rate.value,
+            windows_s=tuple(images / window for window in windows), gpus=spec.gpus,
+            exchange=exchange_of(spec), launcher=spec.launcher,
+            compute_s=statistics.median(computes) if computes else None,
             compute_spread=statistics.pstdev(computes) / statistics.mean(computes) if len(computes) > 1 else None,
             exchange_s=middle(values.get("exchange_s")), rates=rates, job=job,
         )  # fmt: skip

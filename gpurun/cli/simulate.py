@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import asdict, replace
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -91,6 +92,8 @@ def _policy(name: str, patience_h: float | None) -> Policy:
 
     if name not in POLICIES:
         raise BadInput(f"--policy {name!r} must be one of {', '.join(sorted(POLICIES))}")
+    if patience_h is not None and isnan(patience_h):
+        raise BadInput("--patience nan must be a number of hours, 0 or more")
     policy = POLICIES[name]
     return policy if patience_h is None else replace(policy, patience_s=patience_h * HOUR_S)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from gpurun.errors import BadInput, NeverFits
 from gpurun.inventory.model import Inventory
-from gpurun.jobs.spec import JobSpec, Placement
+from gpurun.jobs.spec import JobSpec
 from gpurun.scaling.model import CannotPredict, Prediction, ScalingModel
-from gpurun.scaling.shape import Shape
+from gpurun.scaling.placed import exchange_of, shape_of
 from gpurun.scheduler.gangs import new_gang
 from gpurun.scheduler.model import Snapshot
 from gpurun.scheduler.schedule import schedule
@@ -63,17 +63,11 @@ def predicted(model: ScalingModel, spec: JobSpec, inventory: Inventory) -> Predi
     """
     gang = new_gang(spec.wants, job="j-00000000", submitted_s=0.0)
     starts = schedule(Snapshot(inventory, queue=(gang,))).starts
-    return model.predict(shape_of(starts[0][1], inventory, spec.roles.ps if spec.roles else 0)) if starts else None
-
-
-def shape_of(placement: Placement, inventory: Inventory, servers: int = 0) -> Shape:
-    """Return the shape of a placement. Distributes servers, if any, over its hosts."""
-    hosts = len(placement.grants)
-    return Shape(
-        tuple(len(grant.gpus) for grant in placement.grants),
-        tuple(inventory.by_name[host].rack for host in placement.hosts),
-        tuple(servers // hosts + (at < servers % hosts) for at in range(hosts)) if servers else (),
-    )
+    if not starts:
+        return None
+    grants = starts[0][1].grants
+    racks = {grant.host: inventory.by_name[grant.host].rack for grant in grants}
+    return model.predict(shape_of(spec, grants, racks), exchange=exchange_of(spec))
 
 
 def most_gpus(

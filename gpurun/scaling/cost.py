@@ -103,8 +103,12 @@ def compute_seconds(values: Sequence[float], traffic: StepTraffic) -> float:
 
 
 def step_seconds(values: Sequence[float], traffic: StepTraffic) -> float:
-    """Return the seconds of a step: computation, and the part of the exchange that no computation hides."""
-    compute_s, exchange_s = compute_seconds(values, traffic), exchange_seconds(values, traffic)
+    """Return the seconds of a step."""
+    return overlapped(values, compute_seconds(values, traffic), exchange_seconds(values, traffic))
+
+
+def overlapped(values: Sequence[float], compute_s: float, exchange_s: float) -> float:
+    """Return the seconds of computation, and of the part of the exchange that no computation hides."""
     short, long = sorted((exchange_s, compute_s / (1.0 + values[AHEAD])))
     hidden_s = short * (1.0 + (short / long) ** SHARPNESS) ** (-1.0 / SHARPNESS) if short else 0.0
     return float(compute_s + exchange_s - hidden_s)

@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
-from math import exp, fsum, log, log2, sqrt
-from statistics import NormalDist, mean, median
+from math import exp, fsum, hypot, log, log2, sqrt
+from statistics import NormalDist, fmean, median, variance
 
 from gpurun.errors import BadInput
 from gpurun.scaling import cost, posterior
 from gpurun.scaling.cost import StepTraffic, traffic_of
-from gpurun.scaling.samples import Exchange, Sample
+from gpurun.scaling.samples import LEAST_FACTOR, MOST_FACTOR, Exchange, Sample
 from gpurun.scaling.shape import LinkClass, LinkRates, Shape
 
 COVERAGE = 0.95
 """A range contains a run's value with this probability."""
 
 LEAST_SPREAD = 0.02
-"""The smallest relative spread: no model of this kind is more exact."""
+"""The model's own relative error, as expected before the fit. Repeats of a configuration do not reduce it."""
 
 COMPUTE_WEIGHT, EXCHANGE_WEIGHT = 0.5, 0.2
 """Weights of a profiler's values for parts of a step; the step's own time has weight 1."""
@@ -131,8 +131,13 @@ class Priors:
         """Return the parameters in the order of `gpurun.scaling.cost`."""
         values = [1.0] * cost.PARAMETERS
         for at, middle, spread, x in zip(self.places, self.medians, self.spreads, z, strict=True):
-            values[at] = exp(max(-200.0, min(200.0, middle + spread * x)))
+            values[at] = _bounded_exp(middle + spread * x)
         return tuple(values)
+
+
+def _bounded_exp(power: float) -> float:
+    """Return e to this power, or to ±200 beyond: products and quotients of a few such values stay finite."""
+    return exp(max(-200.0, min(200.0, power)))
 
 
 LATENCY_S = {LinkClass.HOST: 1e-5, LinkClass.RACK: 5e-5, LinkClass.RACKS: 6e-5}
@@ -171,23 +176,31 @@ def _inverse_rate(
 
 
 def _misfit(samples: Sequence[Sample], rated: frozenset[LinkClass], priors: Priors) -> posterior.Misfit:
-    """Combine the runs of one configuration into one, with the weight of all."""
-    told: dict[tuple[object, ...], list[float]] = {}
-    parts: dict[tuple[object, ...], tuple[Callable[[Sequence[float]], float], float]] = {}
+    """Combine the runs of one configuration into one.
+
+    Repeats average out the spread of runs. They do not average out the model's own error, which is the same in each.
+    A figure with less weight is also less evidence of the spread: exact compute times do not make steps exact.
+    """
+    told: dict[tuple[str, StepTraffic], list[float]] = {}
+    parts: dict[tuple[str, StepTraffic], tuple[Callable[[Sequence[float]], float], float]] = {}
     for sample in samples:
         traffic = _traffic(sample, rated)
         for name, value, computed, weight in _figures(sample, traffic):
             told.setdefault((name, traffic), []).append(log(value))
             parts[name, traffic] = (computed, weight)
-    rows = [(parts[key][0], parts[key][1] * sqrt(len(logs)), mean(logs)) for key, logs in told.items()]
+    run = _run_spread(samples, [logs for (name, _), logs in told.items() if name == "step"])
+    one = hypot(LEAST_SPREAD, run)
+    rows = [
+        (parts[key][0], parts[key][1] * one / hypot(LEAST_SPREAD, run / sqrt(len(logs))), fmean(logs))
+        for key, logs in told.items()
+    ]
 
     def residuals(z: Sequence[float]) -> list[float]:
         values = priors.values(z)
         return [weight * (measured - log(max(computed(values), 1e-12))) for computed, weight, measured in rows]
 
-    extra = fsum(parts[key][1] ** 2 * fsum((x - mean(logs)) ** 2 for x in logs) for key, logs in told.items())
-    count = sum(map(len, told.values()))
-    return posterior.Misfit(len(priors.places), residuals, extra, count, _expected_spread(samples))
+    count = fsum(weight**2 for _, weight in parts.values())
+    return posterior.Misfit(len(priors.places), residuals, count, one)
 
 
 def _figures(
@@ -200,14 +213,17 @@ def _figures(
         yield "exchange", sample.exchange_s, lambda values: cost.exchange_seconds(values, traffic), EXCHANGE_WEIGHT
 
 
-def _expected_spread(samples: Sequence[Sample]) -> float:
-    """Return the expected spread between runs: the spread between windows of one run."""
+def _run_spread(samples: Sequence[Sample], repeats: Sequence[Sequence[float]]) -> float:
+    """Return the relative spread of runs: from the windows of single runs, and from the repeats of a configuration."""
     within = [
         1.4826 * median(abs(window_s / sample.step_s - 1) for window_s in sample.windows_s)
         for sample in samples
         if len(sample.windows_s) > 2
     ]
-    return min(0.3, sqrt(LEAST_SPREAD**2 + (median(within) if within else LEAST_SPREAD) ** 2))
+    expected = min(0.3, median(within) if within else LEAST_SPREAD)
+    freedom = sum(len(logs) - 1 for logs in repeats)
+    squares = fsum((len(logs) - 1) * variance(logs) for logs in repeats if len(logs) > 1)
+    return sqrt((posterior.PRIOR_WEIGHT * expected**2 + squares) / (posterior.PRIOR_WEIGHT + freedom))
 
 
 @dataclass(frozen=True)
@@ -246,24 +262,31 @@ class ScalingModel:
         """The ranks' exchange of gradients, from the samples with several ranks."""
         return next((sample.exchange for sample in self.samples if sample.shape.links), self.samples[0].exchange)
 
-    def predict(self, shape: Shape, *, compression: float | None = None) -> Prediction:
+    def predict(
+        self, shape: Shape, *, compression: float | None = None, exchange: Exchange | None = None
+    ) -> Prediction:
         """Predict a gang of this shape. Uses the samples' rates for rates that the shape does not contain.
 
         Args:
             compression: gradient bytes over bytes sent; None = as in the samples.
+            exchange: the gang's exchange of gradients, if it is known.
 
         Raises:
-            CannotPredict: no sample has such links, or no sample contains their rate.
+            CannotPredict: no sample has such links or such an exchange, or no sample contains the links' rate.
         """
         sample = self.samples[0]
         factor = sample.compression if compression is None else compression
-        if not 0 < factor < float("inf"):
-            raise BadInput(f"compression {factor!r} must be above 0")
+        if not LEAST_FACTOR <= factor <= MOST_FACTOR:
+            raise BadInput(f"compression {factor!r} must be from {LEAST_FACTOR:g} to {MOST_FACTOR:g}")
         sent = sample.gradient_bytes / factor
-        self._refuse_unknown(shape, sent)
+        self._refuse_unknown(shape, sent, exchange)
         there = shape.on(self._filled(shape.rates))
         traffic = traffic_of(there, sent, self.exchange, self.rated)
-        steps = [cost.step_seconds(values, traffic) for values, _ in self.draws]
+        exchanges = [cost.exchange_seconds(values, traffic) for values, _ in self.draws]
+        steps = [
+            cost.overlapped(values, cost.compute_seconds(values, traffic), exchange_s)
+            for (values, _), exchange_s in zip(self.draws, exchanges, strict=True)
+        ]
         noise = self._noise(sqrt(1 + self._octaves(there, sent)))
         images = sample.batch_per_rank * shape.ranks
         host = self._host_steps(there, sent)
@@ -273,18 +296,21 @@ class ScalingModel:
             images_per_s=_range([images / step for step in steps], noise),
             efficiency=_range([v[cost.COMPUTE] / s for (v, _), s in zip(self.draws, steps, strict=True)], noise),
             host_efficiency=None if host is None else _range([h / s for h, s in zip(host, steps, strict=True)], noise),
-            exchange_s=median(cost.exchange_seconds(values, traffic) for values, _ in self.draws),
+            exchange_s=median(exchanges),
         )
 
     def _filled(self, rates: LinkRates) -> LinkRates:
         mine = self.rates
         return LinkRates(rates.host or mine.host, rates.rack or mine.rack, rates.racks or mine.racks)
 
-    def _refuse_unknown(self, shape: Shape, sent: float) -> None:
+    def _refuse_unknown(self, shape: Shape, sent: float, wanted: Exchange | None) -> None:
         exchange = self.exchange
         if (exchange == "servers") != any(shape.servers_per_host):
             has = "no parameter servers" if exchange == "servers" else "parameter servers"
             message = f"the gang has {has}, and the samples are of exchange {exchange!r}"
+            raise CannotPredict(Unknown.EXCHANGE, message, "measure such a gang with `gpurun scale`")
+        if wanted not in (None, exchange) and shape.links:
+            message = f"the gang's exchange is {wanted!r}, and that of the samples is {exchange!r}"
             raise CannotPredict(Unknown.EXCHANGE, message, "measure such a gang with `gpurun scale`")
         used = traffic_of(shape, sent, exchange, frozenset()).links
         for link in sorted(used - self.links, key=cost.LINKS.index):
@@ -306,11 +332,15 @@ class ScalingModel:
 
     def _noise(self, widened: float) -> list[float]:
         """Return a factor per draw: the deviation of one run from the model."""
-        normal = NormalDist()
-        uniform = posterior.sequence(2, self.seed, len(self.draws))
         return [
-            exp(widened * spread * normal.inv_cdf(u)) for (_, spread), (_, u) in zip(self.draws, uniform, strict=True)
+            _bounded_exp(widened * spread * away) for (_, spread), away in zip(self.draws, self._normals, strict=True)
         ]
+
+    @cached_property
+    def _normals(self) -> list[float]:
+        """A standard normal value per draw."""
+        normal = NormalDist()
+        return [normal.inv_cdf(u) for _, u in posterior.sequence(2, self.seed, len(self.draws))]
 
     def _host_steps(self, shape: Shape, sent: float) -> list[float] | None:
         """Return the seconds of a step on one host for each draw; None if no sample covers this."""

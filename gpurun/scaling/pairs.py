@@ -7,7 +7,9 @@ from statistics import median
 
 from gpurun.doctor.bench_result import Link
 from gpurun.scaling.model import PairFigure
-from gpurun.scaling.shape import LinkClass
+from gpurun.scaling.shape import LEAST_BIT_PER_S, MOST_BIT_PER_S, LinkClass
+
+MOST_LATENCY_US = 1e9
 
 
 def pair_figures(links: Iterable[Link], racks: Mapping[str, str]) -> tuple[PairFigure, ...]:
@@ -20,7 +22,7 @@ def pair_figures(links: Iterable[Link], racks: Mapping[str, str]) -> tuple[PairF
     newest = {(link.source, link.target): link for link in links}
     classes: dict[LinkClass, list[Link]] = {}
     for (source, target), link in newest.items():
-        if source in racks and target in racks and source != target and link.gbit_per_s > 0 and link.latency_us > 0:
+        if source in racks and target in racks and source != target and _is_possible(link):
             near = racks[source] == racks[target]
             classes.setdefault(LinkClass.RACK if near else LinkClass.RACKS, []).append(link)
     return tuple(
@@ -29,3 +31,8 @@ def pair_figures(links: Iterable[Link], racks: Mapping[str, str]) -> tuple[PairF
         )
         for kind, alike in classes.items()
     )
+
+
+def _is_possible(link: Link) -> bool:
+    """Return whether a network can have these figures. A file that somebody changed can contain others."""
+    return LEAST_BIT_PER_S <= 1e9 * link.gbit_per_s <= MOST_BIT_PER_S and 0 < link.latency_us <= MOST_LATENCY_US

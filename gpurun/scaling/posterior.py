@@ -40,20 +40,18 @@ class Misfit:
     Attributes:
         size: number of parameters.
         residuals: z → differences of logarithms, measured minus computed.
-        extra: the squared residuals that no parameter changes: runs of one configuration around their mean.
-        count: number of measurements.
+        count: number of measurements; one with less weight counts as a part.
         spread: the expected relative spread of measurements.
     """
 
     size: int
     residuals: Callable[[Sequence[float]], Vector]
-    extra: float
     count: float
     spread: float
 
     def scale(self, z: Sequence[float]) -> float:
         """Return ν s² + Σ r²."""
-        return PRIOR_WEIGHT * self.spread**2 + self.extra + fsum(r * r for r in self.residuals(z))
+        return PRIOR_WEIGHT * self.spread**2 + fsum(r * r for r in self.residuals(z))
 
     @property
     def freedom(self) -> float:

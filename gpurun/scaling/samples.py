@@ -16,10 +16,10 @@ from gpurun.scaling.shape import LinkRates, Shape
 Exchange = Literal["ring", "hierarchical", "servers"]
 """The exchange of gradients: one ring of all ranks; rings inside hosts and one of the hosts; parameter servers."""
 
-MOST_SECONDS = 1e6
+LEAST_SECONDS, MOST_SECONDS = 1e-9, 1e6
 MOST_BYTES = 1 << 50
 MOST_RATE = 1e12
-MOST_FACTOR = 1e6
+LEAST_FACTOR, MOST_FACTOR = 1e-6, 1e6
 MOST_WINDOWS = 10_000
 
 
@@ -72,17 +72,18 @@ class Sample:
         _between("batch_per_rank", self.batch_per_rank, 1, MOST_BYTES)
         _between("gradient_bytes", self.gradient_bytes, 1, MOST_BYTES)
         _between("gpus", self.gpus, 0, MOST_BYTES)
-        _positive("step_s", self.step_s, MOST_SECONDS)
+        _between("step_s", self.step_s, LEAST_SECONDS, MOST_SECONDS)
         _positive("images_per_s", self.images_per_s, MOST_RATE)
-        _positive("compression", self.compression, MOST_FACTOR)
+        _between("compression", self.compression, LEAST_FACTOR, MOST_FACTOR)
         _between("the number of windows_s", len(self.windows_s), 0, MOST_WINDOWS)
         for window_s in self.windows_s:
-            _positive("windows_s", window_s, MOST_SECONDS)
-        for name in ("compute_s", "exchange_s", "compute_spread"):
-            if (value := getattr(self, name)) is not None:
-                _between(name, value, 0.0, MOST_SECONDS)
-        if self.compute_s == 0:
-            raise ValueError("compute_s must be above 0")
+            _between("windows_s", window_s, LEAST_SECONDS, MOST_SECONDS)
+        if self.compute_s is not None:
+            _between("compute_s", self.compute_s, LEAST_SECONDS, MOST_SECONDS)
+        if self.exchange_s:
+            _between("exchange_s", self.exchange_s, LEAST_SECONDS, MOST_SECONDS)
+        if self.compute_spread is not None:
+            _between("compute_spread", self.compute_spread, 0.0, MOST_FACTOR)
         if (self.exchange == "servers") != any(self.servers_per_host):
             raise ValueError("servers_per_host must name servers for exchange 'servers', and only then")
         _ = self.shape

@@ -109,6 +109,23 @@ def test_servers_are_where_gpurun_puts_them():
     assert (sample.exchange, sample.servers_per_host) == ("servers", (0, 1))
 
 
+def test_a_batch_in_another_unit_than_the_rate_makes_no_sample():
+    """With `--rate tokens_per_s`, a batch of sequences gives the seconds of a small part of a step."""
+    assert sampled(VALUES, value=100.0 * 512) is None  # compute_s is longer than such a step
+    without = {name: ranks for name, ranks in VALUES.items() if name != "compute_s"}
+    assert sampled(without | {"step_s": {0: 1.3, 1: 1.3}}) is not None
+    for value in (100.0 * 512, 100.0 / 512):
+        assert sampled(without | {"step_s": {0: 1.3, 1: 1.3}}, value=value) is None
+
+
+def test_a_run_with_very_many_reports_is_a_sample_too():
+    rate = MeasuredRate("images_per_s", 100.0, (100.0,) * 20_001, 100.0, 100.0)
+    sample = sample_of(
+        JobSpec("n", "i:1", 2, ("train",)), "j-00000001", GRANTS, {"h1": "r1"}, LinkRates(), rate, VALUES
+    )
+    assert 100 <= len(sample.windows_s) <= 200
+
+
 @pytest.mark.parametrize(
     "values", [{}, {"batch": {0: 64.0}}, {**VALUES, "batch": {0: -1.0}}, {**VALUES, "gradient_bytes": {0: 1e300}}]
 )

@@ -95,6 +95,12 @@ def test_sizes_beyond_the_largest_are_predicted_with_a_range_that_grows():
     assert predictions([]) == ([], [])
 
 
+def test_sizes_on_measured_links_are_predicted_even_if_larger_ones_are_not():
+    (points, (reason,)) = predictions([Sample((1,), ("r1",), 64, 10_000_000, 0.7, 64 / 0.7, launcher="horovod")])
+    assert [point.gpus for point in points] == [1]
+    assert reason.startswith("horovod: no prediction for 2 GPUs and more: no measured run used links")
+
+
 def test_a_larger_gang_repeats_the_placement():
     shape = Shape((2, 0), ("r1", "r2"), (0, 1))
     assert repeated(shape, 2) == Shape((2, 2, 0, 0), ("r1", "r1", "r2", "r2"), (0, 0, 1, 1))

@@ -12,7 +12,7 @@ from gpurun.cli.auto_gpus import smaller_gang_of, smaller_in_words
 from gpurun.doctor.bench_result import Link
 from gpurun.errors import BadInput, StateError
 from gpurun.inventory.load import parse
-from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.spec import Grant, HorovodKnobs, JobSpec, Roles
 from gpurun.scaling.choice import SmallerGang, in_words, least_efficiency, most_gpus, sizes, smaller_gang
 from gpurun.scaling.cost import (
     AHEAD,
@@ -26,8 +26,9 @@ from gpurun.scaling.cost import (
     traffic_of,
 )
 from gpurun.scaling.measured import campaign_samples, samples_file
-from gpurun.scaling.model import CannotPredict, fit
+from gpurun.scaling.model import CannotPredict, Unknown, fit
 from gpurun.scaling.pairs import pair_figures
+from gpurun.scaling.placed import exchange_of, shape_of
 from gpurun.scaling.samples import Sample, encode
 from gpurun.scaling.shape import LinkClass, LinkRates, Shape
 from gpurun.scheduler.model import Snapshot
@@ -121,6 +122,22 @@ def test_what_the_bench_measured_between_racks_allows_a_prediction_there(tmp_pat
         fit(samples(), [near]).predict(apart)
     assert fit(samples(), [near, far]).predict(apart).efficiency.median < 0.9
     assert pair_figures([], racks) == pair_figures(links, {}) == ()
+    for gbit_per_s, latency_us in ((1e308, 1.0), (1e-300, 1.0), (float("nan"), 1.0), (1.0, float("inf"))):
+        assert pair_figures([Link("a", "b", gbit_per_s, latency_us)], racks) == ()
+
+
+def test_a_job_with_another_exchange_than_the_samples_is_refused(model, inventory):
+    reduced_in_hosts = replace(SPEC, horovod=HorovodKnobs(hierarchical_allreduce=True))
+    choice = chosen(model, inventory, 0.1, reduced_in_hosts)
+    assert choice.prediction.ranks == 1 and choice.larger.reason is Unknown.EXCHANGE  # one rank exchanges nothing
+
+
+def test_parameter_servers_count_where_gpurun_starts_them():
+    spec = replace(SPEC, launcher="tensorflow", roles=Roles(ps=1))
+    grants = (Grant("a", (0, 1, 2, 3)), Grant("b", (0,)))
+    found = shape_of(spec, grants, {"a": "r1", "b": "r2"})
+    assert (found.ranks_per_host, found.racks, found.servers_per_host) == ((4, 1), ("r1", "r2"), (0, 1))
+    assert exchange_of(spec) == "servers"
 
 
 def test_large_clusters_are_tried_at_few_sizes(tmp_path):

@@ -9,13 +9,13 @@ from random import Random
 from statistics import median
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpurun.errors import BadInput
 from gpurun.scaling import cost
 from gpurun.scaling.cost import step_seconds, traffic_of
-from gpurun.scaling.model import CannotPredict, PairFigure, Unknown, at_rate, fit
+from gpurun.scaling.model import LEAST_SPREAD, CannotPredict, PairFigure, Unknown, at_rate, fit
 from gpurun.scaling.samples import Sample
 from gpurun.scaling.shape import LinkClass, LinkRates, Shape
 
@@ -204,7 +204,7 @@ def test_samples_that_differ_in_more_than_size_are_refused():
     assert raised.value.reason is Unknown.EXCHANGE
 
 
-@pytest.mark.parametrize("factor", [0, -1, float("nan"), float("inf")])
+@pytest.mark.parametrize("factor", [0, -1, 1e-300, 1e300, float("nan"), float("inf")])
 def test_no_compression_that_cannot_be(model, factor):
     with pytest.raises(BadInput, match="compression"):
         model.predict(in_a_rack(2), compression=factor)
@@ -213,12 +213,42 @@ def test_no_compression_that_cannot_be(model, factor):
 
 
 @settings(max_examples=6, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 64), st.floats(1e-6, 1e6), st.floats(1e-6, 1e6)), min_size=1, max_size=6))
+@given(st.lists(st.tuples(st.integers(1, 64), st.floats(1e-9, 1e6), st.floats(1e-9, 1e6)), min_size=1, max_size=6))
+@example([(1, 1e-9, 1e6), (64, 1e6, 1e-9)])
 def test_wild_figures_give_a_range_and_no_crash(rows):
     samples = [
         Sample((1,) * hosts, ("a",) * hosts, 1, 1 << 50, step_s, 1.0, compute_s=compute_s, exchange_s=0.0, rates=RATES)
         for hosts, step_s, compute_s in rows
     ]
     samples.append(replace(samples[0], ranks_per_host=(1, 1), racks=("a", "a")))
-    found = fit(samples).predict(in_a_rack(4)).step_s
-    assert 0 < found.low <= found.median <= found.high < float("inf")
+    fitted = fit(samples)
+    for shape, compression in ((in_a_rack(4), 1.0), (in_a_rack(10_000, replace(RATES, rack=1e16)), 1e6)):
+        found = fitted.predict(shape, compression=compression).images_per_s
+        assert 0 < found.low <= found.median <= found.high < float("inf")
+
+
+def test_repeats_of_one_size_do_not_make_the_model_exact():
+    """A range is for a new run. However often one size runs, its runs and the model's error keep their spread."""
+    sample = Truth(5).run(in_a_rack(4))
+    widths = []
+    for repeat in (1, 10, 1000):
+        found = fit([sample] * repeat).predict(in_a_rack(4)).step_s
+        widths.append(log2(found.high / found.low))
+    assert min(widths) > log2(1 + 2 * LEAST_SPREAD)
+
+
+def test_the_time_of_a_fit_depends_on_configurations_not_on_runs():
+    sample = Truth(5).run(in_a_rack(4))
+    began = time.process_time()
+    fit([sample] * 3000)
+    assert time.process_time() - began < 3.0
+
+
+def test_exact_compute_times_do_not_make_steps_exact():
+    """A paced program computes for the same time in each step, but its steps differ by what the network does."""
+    truth = Truth(7)
+    seen = truth.campaign(repeat=1)
+    plain = fit(seen)
+    exact = fit([replace(sample, compute_s=truth.values[cost.COMPUTE]) for sample in seen])
+    spreads = [median(spread for _, spread in model.draws) for model in (plain, exact)]
+    assert spreads[1] > 0.85 * spreads[0]

@@ -48,7 +48,8 @@ HOSTILE = [
     {"ranks_per_host": []}, {"ranks_per_host": [0, 0]}, {"ranks_per_host": [-1, 2]}, {"ranks_per_host": [10**9, 1]},
     {"ranks_per_host": [4]}, {"racks": ["r1"]}, {"racks": [1, 2]}, {"exchange": "gossip"}, {"exchange": "servers"},
     {"servers_per_host": [1, 0]}, {"servers_per_host": [1], "exchange": "servers"},
-    {"servers_per_host": [-1, 2], "exchange": "servers"},
+    {"servers_per_host": [-1, 2], "exchange": "servers"}, {"step_s": 1e-300}, {"windows_s": [1e-300]},
+    {"compute_s": 1e-300}, {"exchange_s": 1e-300}, {"compression": 1e-300},
 ]  # fmt: skip
 
 

@@ -133,6 +133,7 @@ def test_the_command(run):
     ("flags", "says"),
     [
         (("--between-racks", "25gbit"), "needs --scaling"),
+        (("--patience", "nan"), "number of hours"),
         (("--scaling", "nosuch.jsonl"), "cannot read"),
         (("--scaling", "samples.jsonl", "--between-racks", "fast"), "not a link rate"),
         (("--scaling", "samples.jsonl", "--between-racks", "-1gbit"), "not a link rate"),
