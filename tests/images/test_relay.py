@@ -344,7 +344,11 @@ def test_a_peer_with_another_certificate_is_refused_on_both_sides(door):
     assert b"".join(knock(relay, relay.seats.certificate, "good", stored)) == stored.path.read_bytes()
 
 
-@pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.0\r\n\r\n", os.urandom(3000), b"\x16\x03\x01" + b"\xff" * 600])
+@pytest.mark.parametrize(
+    "noise",
+    [b"", b"GET / HTTP/1.0\r\n\r\n", os.urandom(3000), b"\x16\x03\x01" + b"\xff" * 600],
+    ids=["nothing", "HTTP", "random bytes", "a TLS record too long"],
+)
 def test_noise_at_the_door(door, noise):
     relay, stored = door
     with socket.create_connection(("127.0.0.1", relay.seats.server.port)) as raw:
