@@ -7,16 +7,20 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from waiting import until
 
 from gpurun.lab.lab import Lab
 
 TRAIN = "gpurun/train:tf2.15"
 TORCH = "gpurun/train:torch"
 TINY = "gpurun/tiny:1"
+
+LOOK_S = 0.2
+"""How often a test looks at a job: looking takes CPU time from the job."""
 
 
 @dataclass
@@ -65,24 +69,23 @@ class Cluster:
     def job(self, job: str) -> dict:
         return self.status(job)["jobs"][0]
 
-    def wait_for(self, job: str, *states: str, timeout_s: float = 120) -> dict:
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            record = json.loads((self.home / "jobs" / job / "state.json").read_text())
-            if record["state"] in states:
-                return record
-            time.sleep(0.2)
-        raise AssertionError(f"{job} is {record['state']} ({record['reason']}), not {states}")
+    def wait_for(self, job: str, *states: str) -> dict:
+        """Wait until the job is in one of these states; returns its record."""
+
+        def record() -> dict:
+            return json.loads((self.home / "jobs" / job / "state.json").read_text())
+
+        def reached() -> dict | None:
+            return found if (found := record())["state"] in states else None
+
+        return until(reached, lambda: f"not {states}: {record()}", every_s=LOOK_S)
 
     def log(self, job: str) -> str:
         path = self.home / "jobs" / job / "log"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def wait_for_log(self, job: str, text: str, timeout_s: float = 120) -> None:
-        deadline = time.monotonic() + timeout_s
-        while text not in self.log(job):
-            assert time.monotonic() < deadline, f"{text!r} never appeared in:\n{self.log(job)}"
-            time.sleep(0.2)
+    def wait_for_log(self, job: str, text: str) -> None:
+        until(lambda: text in self.log(job), lambda: f"{text!r} never appeared in:\n{self.log(job)}", every_s=LOOK_S)
 
     def cancel_all(self) -> None:
         """Cancel every job that has not ended."""

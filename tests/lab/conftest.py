@@ -87,6 +87,6 @@ def mended(train_lab, tmp_path):
         train_lab.boot(host.name)
         train_lab.heal(host.name)
     made.cancel_all()
-    wait_until(lambda: not list((made.home / "leases").glob("[!.]*")), 90)
+    wait_until(lambda: not list((made.home / "leases").glob("[!.]*")))
     made.assert_nothing_left()
     made.end_processes()

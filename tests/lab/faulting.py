@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
-from cluster import TRAIN, Cluster
+from cluster import LOOK_S, TRAIN, Cluster
+from waiting import until
 
 from gpurun.leases.store import LeaseStore
 from gpurun.node.agent.processes import Process, is_same, list_processes
@@ -64,7 +65,7 @@ def train(cluster: Cluster, folder, *flags: str, gpus: int = 2, steps: int = STE
     done = cluster.gpurun("submit", str(folder), "-i", str(cluster.inventory), *flags)
     job = done.out.strip()
     assert done.code == 0, done.err
-    cluster.wait_for_log(job, "step 4", timeout_s=180)
+    cluster.wait_for_log(job, "step 4")
     return job
 
 
@@ -134,8 +135,5 @@ def is_adopted(cluster: Cluster, job: str) -> bool:
     return LeaseStore(cluster.home).is_alive(job)
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.25)  # looking takes CPU time from what is looked at
+def wait_until(condition: Callable[[], object]) -> None:
+    until(condition, every_s=LOOK_S)

@@ -43,7 +43,7 @@ def other_engine(lab: Lab, host: str, script: str, socket: str) -> Iterator[str]
     lab.run(host, ["sh", "-c", START], stdin=script.encode())
     address = f"unix://{socket}"
     try:
-        wait_until(lambda: lab.run(host, ["docker", "--host", address, "version"]).code == 0, 30)
+        wait_until(lambda: lab.run(host, ["docker", "--host", address, "version"]).code == 0)
         yield address
     finally:
         lab.run(host, ["sh", "-c", STOP])

@@ -132,7 +132,7 @@ class Scene:
         """Check that the neighbour has all lines and outputs, and its secret is only in its own folder."""
         there = f"/home/train/.gpurun/outputs/{self._neighbour}"
         assert self.cluster.lab.run(self.hosts[0], ["touch", f"{there}/go"], user="train").code == 0
-        record = self.cluster.wait_for(self._neighbour, "SUCCEEDED", "FAILED", timeout_s=60)
+        record = self.cluster.wait_for(self._neighbour, "SUCCEEDED", "FAILED")
         assert (record["state"], record["reason"]) == ("SUCCEEDED", ""), record
         lines = [
             line.partition(":")[2] for line in self.cluster.log(self._neighbour).splitlines() if "<stdout>" in line
@@ -170,9 +170,9 @@ class Scene:
             found = self.cluster.lab.run(host, ["grep", "-rlaF", "--devices=skip", word, "/home/train/.gpurun"])
             assert found.stdout == b"", found.stdout
 
-    def end_of(self, job: str, *states: str, timeout_s: float = 90) -> dict:
+    def end_of(self, job: str, *states: str) -> dict:
         """The record of a job that has ended, and all of whose hosts were fenced."""
-        record = self.cluster.wait_for(job, *(states or ("SUCCEEDED", "FAILED", "CANCELLED")), timeout_s=timeout_s)
+        record = self.cluster.wait_for(job, *(states or ("SUCCEEDED", "FAILED", "CANCELLED")))
         lost = [event for event in events(self.cluster, job) if event.get("state") == "not fenced"]
         assert lost == [], lost
         assert not list((self.cluster.home / "leases").glob(f"{job}*"))
@@ -218,6 +218,6 @@ class Scene:
         self._ended = [job]
 
 
-def wait_for_all(cluster: Cluster, job: str, text: str, timeout_s: float = 60) -> None:
-    cluster.wait_for_log(job, text, timeout_s)
+def wait_for_all(cluster: Cluster, job: str, text: str) -> None:
+    cluster.wait_for_log(job, text)
     time.sleep(0.5)

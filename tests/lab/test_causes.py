@@ -108,7 +108,7 @@ def kernel_says(cluster, host, line):
 
 
 def until_again(cluster, job, attempt=2):
-    cluster.wait_for_log(job, f"begun on attempt {attempt}", timeout_s=60)
+    cluster.wait_for_log(job, f"begun on attempt {attempt}")
     return cluster.job(job)
 
 
@@ -203,7 +203,7 @@ def test_a_full_disk_is_named_with_its_host(cluster):
             cluster, job, "[1]<stderr>:OSError: [Errno 28] No space left on device: '/out/checkpoint'\n"
             "Process name: 1\nExit code:    1\n",
         )  # fmt: skip
-        found = cluster.wait_for(job, "FAILED", timeout_s=60)
+        found = cluster.wait_for(job, "FAILED")
     finally:
         cluster.lab.run(host, ["rm", "/var/lib/full"])
     assert found["reason"] == f"{host}: Docker's disk is full (rank 1)"
@@ -235,7 +235,7 @@ def test_a_gang_that_a_full_disk_keeps_from_starting_starts_elsewhere(cluster):
     try:
         done = cluster.gpurun(*cluster.submit_args("--max-restarts", "1", image=IMAGE), "--", "true")
         job = done.out.strip()
-        cluster.wait_for(job, "RUNNING", timeout_s=60)
+        cluster.wait_for(job, "RUNNING")
         placed = [
             [one["host"] for one in event["hosts"]] for event in events(cluster, job) if event["kind"] == "placement"
         ]
@@ -250,7 +250,7 @@ def test_a_programs_own_fault_is_told_as_such(cluster):
     bus = state.load(hardware(cluster, host) / state.FILE)[f"gpu {gpu}"]["pci"].rpartition(".")[0]
     kernel_says(cluster, host, f"NVRM: Xid (PCI:{bus}): 31, pid=7, name=python3, MMU Fault: ENGINE GRAPHICS")
     end(cluster, job, "[1]<stderr>:CUDA error: an illegal memory access\nProcess name: 1\nExit code:    134\n")
-    found = cluster.wait_for(job, "FAILED", timeout_s=60)
+    found = cluster.wait_for(job, "FAILED")
     assert (found["restarts"], found["code"], found["first_failure"]["rank"]) == (0, 1, 1)
     assert "failed first, with exit code 134" in found["reason"] and "Xid 31" in found["reason"]
     assert host not in read_cordons(cluster.home)
@@ -267,6 +267,6 @@ def test_the_same_failure_twice_without_progress_ends_the_job(cluster):
     cluster.wait_for(job, "QUEUED")
     until_again(cluster, job)
     fail(2)
-    found = cluster.wait_for(job, "FAILED", timeout_s=60)
+    found = cluster.wait_for(job, "FAILED")
     assert found["reason"].endswith("attempt 1 failed the same way and no progress was made since")
     assert found["restarts"] == 1

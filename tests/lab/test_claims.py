@@ -163,7 +163,7 @@ class TestTheEngine:
     def test_a_killed_and_restarted_engine_remembers_claims(self, lab, agent):
         take(agent(), ALICE)
         lab.run(HOST, ["sh", "-c", "kill -9 $(cat /run/docker.pid)"])
-        wait_until(lambda: lab.run(HOST, ["docker", "ps"]).code == 0, 30)
+        wait_until(lambda: lab.run(HOST, ["docker", "ps"]).code == 0)
         assert claims(lab) == {volume_name(CARDS[0]): ALICE.job}
         assert "connected" in refused(agent(), BOB)
 
@@ -278,8 +278,8 @@ def heads(lab, tmp_path):
     return two_heads(lab, tmp_path, HOST)
 
 
-def wait_for(side: Side, job: str, *states: str, timeout_s: float = 90):
-    wait_until(lambda: side.record(job).state.value in states, timeout_s)
+def wait_for(side: Side, job: str, *states: str):
+    wait_until(lambda: side.record(job).state.value in states)
     return side.record(job)
 
 
@@ -312,7 +312,7 @@ def test_a_supervisor_killed_between_claim_and_container_gives_its_gpus_up_and_g
     lab.shape(HOST, 2_000_000)
     slow = first.submit(4, 1, f"{IMAGE}-{os.getpid()}")
     try:
-        wait_until(lambda: claims(lab), 60)
+        wait_until(lambda: claims(lab))
         cluster = Cluster.__new__(Cluster)
         cluster.home = first.home
         kill_supervisor(cluster, slow)
@@ -322,7 +322,7 @@ def test_a_supervisor_killed_between_claim_and_container_gives_its_gpus_up_and_g
     wait_for(second, job, "RUNNING")
     assert set(claims(lab).values()) == {job}
     assert gpurun(first, tmp_path, "recover").code == 0
-    wait_until(lambda: '"state": "refused"' in first.events(slow), 60)
+    wait_until(lambda: '"state": "refused"' in first.events(slow))
     assert gpurun(second, tmp_path, "cancel", job).code == 0
     wait_for(first, slow, "SUCCEEDED")
     assert first.span(slow)[0] >= second.span(job)[1]
@@ -347,7 +347,7 @@ def test_a_removed_lease_and_record_free_nothing(lab, heads, tmp_path):
     wait_for(side, after, "SUCCEEDED")
     assert '"state": "refused"' in side.events(after)
     assert job not in " ".join(docker(lab, "ps", "-a", "--format", "{{.Names}}"))
-    wait_until(lambda: not list((side.home / "leases").glob("[!.]*")), 30)
+    wait_until(lambda: not list((side.home / "leases").glob("[!.]*")))
 
 
 def test_recover_fences_what_hosts_claim_for_forgotten_jobs(lab, heads, agent, tmp_path):
@@ -359,7 +359,7 @@ def test_recover_fences_what_hosts_claim_for_forgotten_jobs(lab, heads, agent, t
     run_container(lab, container_labels(me, CARDS[:2]))
     done = gpurun(side, tmp_path, "recover", "--claims", "-i", str(side.inventory), "--json")
     assert json.loads(done.out)["adopted"] == ["j-0000dead"], done.err
-    wait_until(lambda: not list((side.home / "leases").glob("[!.]*")), 30)
+    wait_until(lambda: not list((side.home / "leases").glob("[!.]*")))
     assert claims(lab) == {volume_name(CARDS[2]): BOB.job}
     assert docker(lab, "ps", "-aq") == []
 

@@ -68,4 +68,4 @@ def test_a_gang_that_cannot_move_is_waited_for_and_ended_at_the_deadline(cluster
     assert done.code == 0, done.err
     found = cluster.job(job)
     assert (found["state"], found["reason"].split(":")[0]) == ("CANCELLED", "drained")
-    wait_until(lambda: state(cluster, host) == "drained", 30)
+    wait_until(lambda: state(cluster, host) == "drained")

@@ -75,10 +75,10 @@ def sizes(cluster, job):
     return found
 
 
-def wait_for_sizes(cluster, job, wanted, timeout_s):
+def wait_for_sizes(cluster, job, wanted):
     """Wait until the gang has had these sizes; how many seconds it took."""
     began = time.monotonic()
-    wait_until(lambda: sizes(cluster, job)[: len(wanted)] == wanted, timeout_s)
+    wait_until(lambda: sizes(cluster, job)[: len(wanted)] == wanted)
     return round(time.monotonic() - began, 1)
 
 
@@ -91,18 +91,18 @@ def done_again(cluster, job):
 def test_it_loses_a_host_trains_on_with_fewer_and_grows_back(cluster):
     hosts = [host.name for host in cluster.lab.hosts][1:3]
     job = submit(cluster, hosts, 800)
-    wait_until(lambda: len(steps(cluster, job)) >= 25, 120)
+    wait_until(lambda: len(steps(cluster, job)) >= 25)
     victim = cluster.job(job)["hosts"][1]
     cluster.lab.crash(victim)
-    shrunk_s = wait_for_sizes(cluster, job, [4, 2], 120)
+    shrunk_s = wait_for_sizes(cluster, job, [4, 2])
     assert cluster.job(job)["hosts"] == [host for host in hosts if host != victim]
     for process in list_processes():  # also that of the first attempt, which waits for the lost host's proof
         if f"gpurun.supervisor {job} " in process.command:
             os.kill(process.pid, signal.SIGKILL)
     cluster.lab.boot(victim)
     assert cluster.status()  # commands adopt
-    grown_s = wait_for_sizes(cluster, job, [4, 2, 4], 240)
-    cluster.wait_for(job, "SUCCEEDED", timeout_s=400)
+    grown_s = wait_for_sizes(cluster, job, [4, 2, 4])
+    cluster.wait_for(job, "SUCCEEDED")
     assert steps(cluster, job)[-1] == (800, 4)
     shrinking, growing = done_again(cluster, job)
     assert 0 <= shrinking <= 20, "what was done since the last checkpoint that was copied is done again"
@@ -113,13 +113,13 @@ def test_it_loses_a_host_trains_on_with_fewer_and_grows_back(cluster):
 def test_a_drained_host_leaves_and_the_gang_trains_elsewhere_or_smaller(cluster):
     hosts = [host.name for host in cluster.lab.hosts][1:3]
     job = submit(cluster, hosts, 120)
-    wait_until(lambda: len(steps(cluster, job)) >= 10, 120)
+    wait_until(lambda: len(steps(cluster, job)) >= 10)
     drained = cluster.job(job)["hosts"][0]
     assert cluster.gpurun("inventory", "drain", drained, "-i", str(cluster.inventory)).code == 0
     try:
-        wait_until(lambda: sizes(cluster, job) == [4, 2], 120)
+        wait_until(lambda: sizes(cluster, job) == [4, 2])
         assert drained not in cluster.job(job)["hosts"]
-        cluster.wait_for(job, "SUCCEEDED", timeout_s=120)
+        cluster.wait_for(job, "SUCCEEDED")
     finally:
         cluster.gpurun("inventory", "uncordon", drained, "-i", str(cluster.inventory))
     assert steps(cluster, job)[-1] == (120, 2) and done_again(cluster, job) == [0]

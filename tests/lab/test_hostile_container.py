@@ -75,7 +75,7 @@ def test_outputs_whose_folder_keeps_everybody_out_come_home_and_go_to_the_next_a
 def test_what_a_program_forges_pretends_and_prints_harms_its_own_job_alone(scene):
     """Its rank 0 plays tricks beside the neighbour, whose fence comes first; its rank 1 runs on another host."""
     job = scene.play("reports", *IN_RUN, *ELSEWHERE, hosts=scene.hosts, STAY_S=300)
-    scene.cluster.wait_for_log(job, "all tricks are played", timeout_s=60)
+    scene.cluster.wait_for_log(job, "all tricks are played")
     time.sleep(3)
     assert scene.cluster.job(job)["state"] == "RUNNING", "forged ends of other hosts' ranks end nothing"
     scene.assert_unharmed()

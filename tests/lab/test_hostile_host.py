@@ -149,7 +149,7 @@ def test_whatever_an_agent_answers_it_harms_its_own_gangs_and_is_named(scene, li
     sizes.start()
     jobs = [submit(scene, mine, f"lie{number}") for number in range(len(PLAN))]
     for job in jobs:
-        scene.cluster.wait_for(job, "SUCCEEDED", "FAILED", "CANCELLED", "TIMED_OUT", timeout_s=120)
+        scene.cluster.wait_for(job, "SUCCEEDED", "FAILED", "CANCELLED", "TIMED_OUT")
     sizes.ended.set()
     turns, wrong = mine.turns(), []
     for job in jobs:
@@ -197,7 +197,7 @@ def test_a_host_that_says_all_is_gone_while_its_container_runs_gives_its_gpus_to
     assert "got in" not in scene.cluster.log(second)
     scene.cluster.lab.run(mine.host, ["sh", "-c", "docker ps -aq --filter label=gpurun.job | xargs -r docker rm -f"])
     scene.cluster.gpurun("recover", "--claims", "-i", str(scene.cluster.inventory))
-    scene.cluster.wait_for(second, "SUCCEEDED", timeout_s=60)
+    scene.cluster.wait_for(second, "SUCCEEDED")
     scene.cluster.lab.run(
         mine.host, ["rm", "-rf", f"/home/train/.gpurun/jobs/{first}", f"/home/train/.gpurun/outputs/{first}"]
     )

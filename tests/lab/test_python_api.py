@@ -70,7 +70,7 @@ def test_what_one_rank_raises_is_raised_here_and_a_cancel_ends_the_others(here):
         time.sleep(600)
 
     job = gpurun.submit(forever, gpus=1, image=TRAIN)
-    here.wait_for(job.id, "RUNNING", timeout_s=60)
+    here.wait_for(job.id, "RUNNING")
     assert job.running() and job.cancel()
     with pytest.raises(CancelledError):
         job.result(60)

@@ -114,7 +114,7 @@ def test_a_program_under_a_shell_gets_its_notice_and_its_grace(cluster):
         "signal.signal(signal.SIGTERM, save)\nprint('trains', flush=True)\ntime.sleep(600)\n"
     )
     job = start(cluster, "sh", "-c", 'python3 -c "$0"; exit $?', program)
-    wait_until(lambda: cluster.log(job).count("trains") == 2, 60)
+    wait_until(lambda: cluster.log(job).count("trains") == 2)
     asked = time.time()
     assert cluster.gpurun("cancel", job).code == 0
     finish(cluster, job)
@@ -132,7 +132,7 @@ def test_a_cancel_does_not_break_a_ranks_data_loader_before_the_rank(cluster):
         "signal.signal(signal.SIGTERM, save)\nprint('trains', flush=True)\ntime.sleep(600)\n"
     )
     job = start(cluster, "python3", "-c", program)
-    wait_until(lambda: cluster.log(job).count("trains") == 2, 60)
+    wait_until(lambda: cluster.log(job).count("trains") == 2)
     assert cluster.gpurun("cancel", job).code == 0
     finish(cluster, job)
     assert cluster.log(job).count("saved, loader True") == 2
@@ -169,7 +169,7 @@ def start_saving(cluster, launcher):
     job = start(
         cluster, *command, flags=LAUNCHERS[name], grace_s=SAVES_GRACE_S, per_host=2, more="outputs: /out\n"
     )  # fmt: skip
-    wait_until(lambda: cluster.log(job).count("trains") == 4, 60)
+    wait_until(lambda: cluster.log(job).count("trains") == 4)
     return job
 
 
@@ -305,7 +305,7 @@ os._exit(37)
 @pytest.mark.parametrize("rank", [0, 3], ids=["on the launcher's host", "on the other host"])
 def test_without_a_supervisor_the_launcher_tells_ranks_on_every_host_once(cluster, launcher, rank):
     job = start(cluster, "python3", "-c", TOLD, str(rank), flags=LAUNCHERS[launcher], per_host=2)
-    wait_until(lambda: cluster.log(job).count("trains") == 4, 60)
+    wait_until(lambda: cluster.log(job).count("trains") == 4)
     hosts = cluster.job(job)["hosts"]
     kill_supervisor(cluster, job)
     run = f"/home/train/.gpurun/jobs/{job}/run"
@@ -318,7 +318,7 @@ def test_without_a_supervisor_the_launcher_tells_ranks_on_every_host_once(cluste
     def launcher_lives():
         return f"gpurun-{job}-1".encode() in cluster.lab.run(hosts[0], ["docker", "ps"]).stdout
 
-    wait_until(lambda: len(ends()) == 4 or (launcher == "mpi" and not launcher_lives()), 60)
+    wait_until(lambda: len(ends()) == 4 or (launcher == "mpi" and not launcher_lives()))
     # mpirun kills a second after its notice: on a busy machine the script has not noted each end by then.
     assert ends() == [37, 143, 143, 143] if launcher == "gloo" else set(ends()) - {143} == {37}
     cluster.gpurun("status", job)

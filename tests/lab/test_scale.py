@@ -30,7 +30,7 @@ def test_a_campaign_is_interrupted_goes_on_and_measures_each_size_once(cluster, 
     measure = campaign(cluster, "--gpus", "1,2,400", "--name", "curve")
     begun = cluster.start(*measure)
     # Ctrl-C while the second size runs.
-    wait_until(lambda: "RUNNING" in [job["state"] for job in cluster.status()["jobs"] if job["gpus"] == 2], 120)
+    wait_until(lambda: "RUNNING" in [job["state"] for job in cluster.status()["jobs"] if job["gpus"] == 2])
     interrupt(begun)
     out, err = begun.communicate(timeout=60)
     assert begun.returncode == 130 and "Traceback" not in out + err, err

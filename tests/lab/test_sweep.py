@@ -73,7 +73,7 @@ def conductor(ident):
 def running(cluster):
     """A job that runs."""
     found = []
-    wait_until(lambda: found.extend(j for j in cluster.status()["jobs"] if j["state"] == "RUNNING") or found, 60)
+    wait_until(lambda: found.extend(j for j in cluster.status()["jobs"] if j["state"] == "RUNNING") or found)
     return found[0]
 
 
@@ -90,7 +90,7 @@ def test_a_grid_runs_every_point_and_names_the_best(cluster):
     assert "accuracy 0.9 with --lr=0.3" in cluster.gpurun("sweep", "status").out
     jobs = cluster.status()["jobs"]
     assert sorted(job["name"] for job in jobs) == ["lr-0", "lr-1", "lr-2", "lr-3"]
-    wait_until(lambda: conductor(ident) is None, 10)
+    wait_until(lambda: conductor(ident) is None)
 
 
 def test_losers_are_stopped_early_save_and_leave(cluster):
@@ -111,10 +111,10 @@ def test_none_is_lost_and_none_runs_twice_whoever_dies(cluster):
     """Kills the conductor, a trial's supervisor and a host, one after the other."""
     values = ",".join(f"{n / 100}" for n in range(1, 17))
     ident = sweep(cluster, "--grid", f"lr={values}", "-e", "STEPS=8", "-e", "PAUSE=0.5")
-    wait_until(lambda: state(cluster, ident)["counts"]["open"] >= 8, 60)
+    wait_until(lambda: state(cluster, ident)["counts"]["open"] >= 8)
     os.kill(conductor(ident), signal.SIGKILL)
     kill_supervisor(cluster, running(cluster)["id"])
-    wait_until(lambda: state(cluster, ident)["counts"]["complete"] >= 2, 120)
+    wait_until(lambda: state(cluster, ident)["counts"]["complete"] >= 2)
     cluster.lab.crash(running(cluster)["hosts"][0])
     os.kill(conductor(ident), signal.SIGKILL)
     found = ended(cluster, ident, timeout_s=400)
@@ -127,7 +127,7 @@ def test_none_is_lost_and_none_runs_twice_whoever_dies(cluster):
 
 def test_stop_ends_its_jobs_and_resume_goes_on(cluster):
     ident = sweep(cluster, "--random", "5", "lr=log:1e-3..1", "--max-parallel", "2", "-e", "STEPS=6", "-e", "PAUSE=0.5")
-    wait_until(lambda: state(cluster, ident)["counts"]["open"] == 2, 60)
+    wait_until(lambda: state(cluster, ident)["counts"]["open"] == 2)
     done = cluster.gpurun("sweep", "stop", ident)
     assert "is stopped" in done.err
     assert all(job["state"] == "CANCELLED" for job in cluster.status()["jobs"])
