@@ -198,6 +198,16 @@ def test_what_reads_from_a_device_for_gpurun_holds_nothing_of_it(gpus, tmp_path)
         assert not any(fenced(gpus=[0]).values())
 
 
+def test_a_process_in_a_container_cannot_pass_for_gpuruns(gpus, tmp_path, monkeypatch):
+    gpus.unlink()
+    (tmp_path / "dev/nvidia0").touch()
+    code = f"f = open({str(tmp_path / 'dev/nvidia0')!r}); print(flush=True); input()  # from gpurun.node.gpu.nvml_apart"
+    with subprocess.Popen([sys.executable, "-ISc", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as liar:
+        assert liar.stdout.readline() == b"\n"
+        monkeypatch.setattr(holders, "container_of", lambda pid, proc: "c" * 64 if pid == liar.pid else "")
+        assert [one["pid"] for one in fenced(gpus=[0])["users"]] == [liar.pid]
+
+
 FORK = """
 import os, time
 device = open({device!r})

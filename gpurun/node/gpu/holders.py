@@ -10,7 +10,7 @@ keeps the memory, and NVML still lists the parent (seen with driver 580 on an H2
 import os
 from typing import Any, Dict, Iterable, List, Optional
 
-from gpurun.node.agent.processes import Process, command_line, environment_of, open_files, read_process
+from gpurun.node.agent.processes import Process, command_line, container_of, environment_of, open_files, read_process
 from gpurun.node.gpu import nvml_facts
 from gpurun.node.gpu.claim_rules import Card
 from gpurun.node.gpu.nvml_apart import NoAnswer, Nvml, is_reader
@@ -76,6 +76,12 @@ def _with_heirs(listed: List[int], opened: List[int], proc: str) -> List[int]:
     return [*living, *(heirs or unknown)]
 
 
+def _only_reads(pid: int, proc: str) -> bool:
+    """Return whether a process is one of gpurun's own. One in a job's container is not, whatever it calls itself."""
+    here = container_of(os.getpid(), proc)
+    return is_reader(command_line(pid, proc)) and container_of(pid, proc) == here
+
+
 def _by_device(gpus: Iterable[int], proc: str) -> Dict[int, List[int]]:
     """Return GPU → processes that have its device open, except gpurun's own. Only root sees other users' processes."""
     folder = os.environ.get("GPURUN_DEV") or "/dev"
@@ -85,7 +91,7 @@ def _by_device(gpus: Iterable[int], proc: str) -> Dict[int, List[int]]:
     found: Dict[int, List[int]] = {}
     for pid in map(int, filter(str.isdigit, os.listdir(proc))):
         held = {paths[path] for path in open_files(pid, proc).values() if path in paths}
-        if held and not is_reader(command_line(pid, proc)):
+        if held and not _only_reads(pid, proc):
             for gpu in held:
                 found.setdefault(gpu, []).append(pid)
     return found
