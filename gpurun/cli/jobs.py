@@ -166,10 +166,26 @@ def _print_job(store: JobStore, record: JobRecord) -> None:
             typer.echo(f"{key:>10}  {value}")
     if record.outputs_left:
         typer.echo(f"{'left':>10}  {printable(record.outputs_left.words(record.id))}")
+    for text in _lost(store, folder):
+        typer.echo(f"{'lost':>10}  {printable(text)}")
     if record.first_failure and record.first_failure.evidence:
         typer.echo(f"{'evidence':>10}  {printable(record.first_failure.evidence)}")
     for text in record.first_failure.excerpt if record.first_failure else ():
         typer.echo(f"{'':>10}  | {printed(text)}")
+
+
+def _lost(store: JobStore, folder: JobFolder) -> list[str]:
+    """Return, for each host whose GPUs the ended job keeps, why its last fence failed, such as who holds a GPU."""
+    from gpurun.jobs.events import EventTail
+    from gpurun.leases.store import LeaseStore
+
+    leases = [lease for lease in LeaseStore(store.home).read_all().leases if lease.lost and lease.job == folder.id]
+    why = {grant.host: "gave no proof that its GPUs are free" for lease in leases for grant in lease.grants}
+    if why:
+        for event in EventTail(folder.events).new():
+            if event.get("kind") == "host" and event.get("host") in why and event.get("reason"):
+                why[str(event["host"])] = str(event["reason"])
+    return [f"{host}: {text}" for host, text in why.items()]
 
 
 def _sending(folder: JobFolder) -> str:

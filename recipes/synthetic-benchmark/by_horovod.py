@@ -57,9 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
     hvd.init()
     use_own_device(arguments.threads)
     rank = Rank(arguments)
-    compute_s = measures.median_s(rank.alone.step, ALONE_STEPS)
     steps = measures.Steps(arguments.steps, arguments.warmup, arguments.batch)
     steps.run(rank.step)
+    compute_s = measures.median_s(rank.alone.step, ALONE_STEPS)  # behind the others: a GPU's first steps are slower
     has_timeline = os.environ["HOROVOD_TIMELINE"] == "DYNAMIC"  # else a person wants one of the whole run
     exchange_s = 0.0 if hvd.size() == 1 else rank.exchange_s() if has_timeline else None
     sent = steps.sent / arguments.steps if hvd.local_rank() == 0 else None

@@ -93,9 +93,9 @@ def run(arguments: argparse.Namespace) -> int:
         torch.set_num_threads(arguments.threads)
     dist.init_process_group("nccl" if on_gpu else "gloo")
     rank = Rank(arguments, device)
-    compute_s = measures.median_s(rank.alone, ALONE_STEPS)
     steps = measures.Steps(arguments.steps, arguments.warmup, arguments.batch)
     steps.run(rank.step)
+    compute_s = measures.median_s(rank.alone, ALONE_STEPS)  # behind the others: a GPU's first steps are slower
     exchange_s = rank.exchange_s() if dist.get_world_size() > 1 else 0.0
     sent = steps.sent / arguments.steps if local == 0 else None
     total = torch.tensor(arguments.batch / steps.step_s, dtype=torch.float64, device=device)
@@ -109,6 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
         "gradient_bytes": rank.gradient_bytes, "images_per_s": arguments.batch / steps.step_s,
         "images_per_s_all": float(total), "step_s": steps.step_s, "step_s_spread": measures.spread(steps.times_s),
         "compute_s": compute_s, "exchange_s": exchange_s, "fabric_bytes": sent, "steps_s": steps.times_s,
+        "gpu_memory_mib": torch.cuda.max_memory_allocated(device) >> 20 if on_gpu else None,
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu", "versions": {"torch": torch.__version__},
     })  # fmt: skip
     dist.destroy_process_group()

@@ -12,10 +12,14 @@ import pytest
 
 from gpurun.cli import completion
 from gpurun.cli.follow import cancel_job
+from gpurun.jobs.events import EventLog
 from gpurun.jobs.record import Restart
-from gpurun.jobs.spec import JobSpec
+from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
+from gpurun.leases.lease import Lease
+from gpurun.leases.occupancy import Occupancy
+from gpurun.leases.store import LeaseStore
 from gpurun.views.waiting import why_it_waits
 
 INVENTORY = """\
@@ -53,6 +57,21 @@ def test_last_is_the_job_that_one_submitted_last(store, gpurun):
     os.utime(str(first.path), (time.time() + 100,) * 2)  # the older job changed after the newer was submitted
     assert store.find("@last").id == newest.id
     assert json.loads(gpurun("status", "@last", "--json")[1])["jobs"][0]["id"] == newest.id
+
+
+def test_an_ended_job_names_who_keeps_its_gpus_lost(store, gpurun):
+    job = made(store)
+    lease = Lease(
+        job.id, 1, "o", os.getuid(), "pascal", ("r1",), (Grant("h1", (0,)), Grant("h2", (1,))), 23022, 0.0,
+        str(store.home.parent / "inventory.yaml"), lost=True,
+    )  # fmt: skip
+    job.write(job.record().but(state=State.CANCELLED, reason="cancelled by o", attempt=1, ended_s=time.time()))
+    held = "GPU 0 is held by pid 2502 of 1234 (python3 hold.py)"
+    EventLog(job.events, clock=time.time).emit("host", host="h1", state="not fenced", reason=held)
+    assert "lost" not in gpurun("status", job.id)[1]
+    LeaseStore(store.home).grant(lease, Occupancy()).close()
+    shown = re.findall(r"lost  (.*)", gpurun("status", job.id)[1])
+    assert shown == [f"h1: {held}", "h2: gave no proof that its GPUs are free"]
 
 
 def test_last_is_nobody_elses(store, gpurun, monkeypatch):

@@ -4,6 +4,7 @@ import pytest
 
 from gpurun.inventory.model import Fabric, FabricKind, Host
 from gpurun.launch.fabric import settings
+from gpurun.node.gpu import nvml_apart, nvml_facts
 
 IB = FabricKind.INFINIBAND
 ROCE = FabricKind.ROCE
@@ -100,6 +101,32 @@ def test_an_old_driver(machine):
     assert [gpu.numa_node for gpu in found.gpus] == [0, 1]
     assert found.gpus[0].processes[0].memory_mib is None
     assert found.hcas == ()
+
+
+def test_a_real_h200_in_a_virtual_machine(machine):
+    """NVLink and retired pages are "not supported" there, and the device has no NUMA node: none of it is a fault."""
+    (gpu,) = machine("one-h200").gpus
+    assert (gpu.model, gpu.generation, gpu.memory_mib, gpu.problem) == ("NVIDIA H200", "hopper", 143771, "")
+    assert (gpu.ecc, gpu.ecc_uncorrected, gpu.retired_pages, gpu.throttle) == (True, 0, 0, ())
+    assert (gpu.pci_bus, gpu.numa_node, gpu.nvlink_peers, gpu.nvlink_inactive) == ("0000:00:06.0", None, (), ())
+
+
+def test_an_idle_gpu_uses_no_memory_as_nvidia_smi_says(nvml_of):
+    """The driver keeps 615 MiB of an H200 for itself; only NVML's second version leaves them out."""
+    (sample,) = next(nvml_facts.samples(nvml_of("one-h200"), lambda: None))
+    assert (sample["memory_used_mib"], sample["memory_mib"], sample["power_w"]) == (0, 143771, 80.0)
+    recorded = nvml_of("one-h200")
+    assert nvml_apart._card(recorded, (0, ""))["memory_mib"] == 0
+    del recorded.document["gpus"][0][f"nvmlDeviceGetMemoryInfo[{nvml_facts.MEMORY_V2}]"]
+    recorded.document["gpus"][0]["nvmlDeviceGetMemoryInfo"] = {"error": 3}
+    assert nvml_apart._card(recorded, (0, ""))["memory_mib"] is None
+
+
+def test_a_driver_without_the_second_version_counts_its_own_memory(nvml_of):
+    recorded = nvml_of("one-h200")
+    recorded.document["gpus"][0][f"nvmlDeviceGetMemoryInfo[{nvml_facts.MEMORY_V2}]"] = {"error": 13}
+    assert nvml_apart._card(recorded, (0, ""))["memory_mib"] == 615
+    assert next(nvml_facts.samples(recorded, lambda: None))[0]["memory_used_mib"] == 615
 
 
 def test_down_ports(machine):

@@ -13,6 +13,10 @@ from gpurun.facts.kernel_log import OomLine, XidLine, parse, same_gpu
 ID = "00748bf4e957f82c239a1db8a88579059b7d40c7b5fbd3f43617d31d3f646f12"
 
 XID_LINES = [
+    # an H200 with driver 580.159.04, after a kernel wrote to an address that was not its own
+    ("NVRM: Xid (PCI:0000:00:06): 31, pid=795, name=python3, channel 0x0000000a, intr 00000000. MMU Fault: ENGINE "
+     "GRAPHICS GPC1 GPCCLIENT_T1_8 faulted @ 0x0_00000000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_WRITE",
+     "0000:00:06", 31),
     # NVIDIA/open-gpu-kernel-modules issue 1151
     ("NVRM: Xid (PCI:0000:2b:00): 79, GPU has fallen off the bus.", "0000:2b:00", 79),
     ("NVRM: GPU 0000:2b:00.0: GPU has fallen off the bus.", "0000:2b:00", 79),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from waiting import LIMIT_S
+from waiting import LIMIT_S, until
 
 from gpurun.lab.gpus import stand_in, state
 from gpurun.lab.spec import LabSpec, hosts_of
@@ -184,6 +186,76 @@ def test_without_a_driver_the_devices_holders_count(gpus, process, tmp_path):
     holder = process(code=f"import time; f = open({str(tmp_path / 'dev/nvidia1')!r})")
     assert [one["pid"] for one in fenced(gpus=[0, 1])["users"]] == [holder.pid]
     assert not any(fenced(gpus=[0]).values())
+
+
+def test_what_reads_from_a_device_for_gpurun_holds_nothing_of_it(gpus, tmp_path):
+    """NVML itself opens the device: on an H200, the fence's own process would have kept the GPU for ever."""
+    gpus.unlink()
+    (tmp_path / "dev/nvidia0").touch()
+    code = f"f = open({str(tmp_path / 'dev/nvidia0')!r}); print(flush=True); input()  # from gpurun.node.gpu.nvml_apart"
+    with subprocess.Popen([sys.executable, "-ISc", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+        assert reader.stdout.readline() == b"\n"
+        assert not any(fenced(gpus=[0]).values())
+
+
+def test_a_process_in_a_container_cannot_pass_for_gpuruns(gpus, tmp_path, monkeypatch):
+    gpus.unlink()
+    (tmp_path / "dev/nvidia0").touch()
+    code = f"f = open({str(tmp_path / 'dev/nvidia0')!r}); print(flush=True); input()  # from gpurun.node.gpu.nvml_apart"
+    with subprocess.Popen([sys.executable, "-ISc", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as liar:
+        assert liar.stdout.readline() == b"\n"
+        monkeypatch.setattr(holders, "container_of", lambda pid, proc: "c" * 64 if pid == liar.pid else "")
+        assert [one["pid"] for one in fenced(gpus=[0])["users"]] == [liar.pid]
+
+
+FORK = """
+import os, time
+device = open({device!r})
+if os.fork() == 0:
+    open({child!r}, "w").write(str(os.getpid()))
+    time.sleep(600)
+while not os.path.exists({child!r}) or not os.path.getsize({child!r}): time.sleep(0.01)
+pass"""
+
+
+class Orphan:
+    """NVML's list while a process that CUDA prepared before it forked has ended, and its child has not.
+
+    As seen on an H200 with driver 580: the parent stays on the list until the child ends, too.
+    """
+
+    def __init__(self, process, folder, job=None):
+        device, child = folder / "dev/nvidia0", folder / "child"
+        device.touch()
+        self.parent = process(job, FORK.format(device=str(device), child=str(child)))
+        self.child = int(child.read_text())
+        self.parent.kill()
+
+    def ask(self, cards):
+        listed = [self.parent.pid] if processes.read_process(self.child) else []
+        return {"gpus": [{"index": 0, "pids": listed, "lost": ""}]}
+
+    def close(self):
+        if processes.read_process(self.child):
+            os.kill(self.child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("reaped", [True, False])
+def test_the_child_of_a_process_that_has_ended_holds_its_gpu(gpus, process, tmp_path, reaped):
+    with contextlib.closing(Orphan(process, tmp_path)) as nvml:
+        os.waitid(os.P_PID, nvml.parent.pid, os.WEXITED | (0 if reaped else os.WNOWAIT))
+        (holder,) = holders.find(nvml, [(0, "")]).holders
+        assert (holder["pid"], "device = open" in holder["command"]) == (nvml.child, True)
+    until(lambda: processes.read_process(nvml.child) is None)
+    assert not holders.find(nvml, [(0, "")]).holders
+
+
+def test_a_jobs_child_that_outlived_its_parent_is_ended(gpus, process, tmp_path, monkeypatch):
+    with contextlib.closing(Orphan(process, tmp_path, JOB)) as nvml:
+        nvml.parent.wait()
+        monkeypatch.setattr("gpurun.node.job.fence.Nvml", lambda: nvml)
+        assert not any(fenced(gpus=[0]).values())
+        assert processes.read_process(nvml.child) is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"x": 1}', '{"0": "GPU-1"}', "\0"])

@@ -22,16 +22,16 @@ def line(index=0, **changes):
     }
 
 
-def test_a_host_adds_up_half_a_minute():
+def test_a_host_adds_up_half_a_minute_but_shorter_at_first():
     now = [0.0]
     tally = UseTally([(0, "GPU-a"), (3, "GPU-b")], clock=lambda: now[0])
     said = {"gpus": [{"index": 0, "use": 40, "memory_mib": 10}, {"index": 3, "use": None, "memory_mib": None}]}
     found = []
-    for second in range(1, 40):
+    for second in range(1, 80):
         now[0] = float(second)
         found += [(second, item) for item in tally.add(said)]
-    assert [second for second, _ in found] == [5, 35]
-    assert found[1][1]["gpus"] == [
+    assert [second for second, _ in found] == [5, 10, 20, 40, 70]
+    assert found[4][1]["gpus"] == [
         {"index": 0, "uuid": "GPU-a", "samples": 30, "mean": 40.0, "most": 40, "memory_mib": 10}
     ]
     assert tally.add({"missing": "no driver"}) == []

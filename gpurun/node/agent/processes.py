@@ -66,6 +66,15 @@ def read_process(pid: int) -> "Process | None":
     return Process(pid, int(fields[1]), int(fields[19]), uid, command)
 
 
+def command_line(pid: int, proc: str = "/proc") -> List[str]:
+    """Return a process's arguments; empty for a process that is gone or a thread of the kernel."""
+    try:
+        with open("%s/%d/cmdline" % (proc, pid), "rb") as stream:
+            return stream.read(_MOST_COMMAND).decode("utf-8", "replace").rstrip("\0").split("\0")
+    except OSError:
+        return []
+
+
 def note(path: str, process: Optional[Process]) -> None:
     """Record a process for `noted`; without one, record that nothing is known."""
     if process is None:

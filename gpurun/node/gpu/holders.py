@@ -2,15 +2,18 @@
 
 NVML lists them. Without NVML, gpurun looks for processes with ``/dev/nvidiaN`` open, as far as this user may see them.
 A host without such a device has no GPU that could be held.
+
+A process that uses CUDA can fork, as a DataLoader of PyTorch does. If the parent ends and the child stays, the driver
+keeps the memory, and NVML still lists the parent (seen with driver 580 on an H200). Then the child is the holder.
 """
 
 import os
 from typing import Any, Dict, Iterable, List, Optional
 
-from gpurun.node.agent.processes import Process, environment_of, open_files, read_process
+from gpurun.node.agent.processes import Process, command_line, container_of, environment_of, open_files, read_process
 from gpurun.node.gpu import nvml_facts
 from gpurun.node.gpu.claim_rules import Card
-from gpurun.node.gpu.nvml_apart import NoAnswer, Nvml
+from gpurun.node.gpu.nvml_apart import NoAnswer, Nvml, is_reader
 
 
 class Users:
@@ -38,41 +41,59 @@ def find(nvml: Nvml, cards: List[Card], proc: str = "/proc") -> Users:
     else:
         silent = [gpu["index"] for gpu in said["gpus"] if gpu["pids"] is None and not gpu["lost"]]
     by_gpu = {gpu["index"]: gpu["pids"] for gpu in said.get("gpus", []) if gpu["pids"]}
-    by_gpu.update(_by_device(silent, proc))
+    ended = [gpu for gpu, pids in by_gpu.items() if not all(_lives(pid, proc) for pid in pids)]
+    opened = _by_device([*silent, *ended], proc)
+    for gpu in ended:
+        by_gpu[gpu] = _with_heirs(by_gpu[gpu], opened.pop(gpu, []), proc)
+    by_gpu.update(opened)
     gpus = [{"index": index, "processes": [{"pid": pid} for pid in pids]} for index, pids in sorted(by_gpu.items())]
     nvml_facts.name_processes(gpus, proc, {})
     holders = [
         {"gpu": gpu["index"], **{key: one[key] for key in ("pid", "user", "command", "container")}}
         for gpu in gpus
         for one in gpu["processes"]
-        if _holds(one["pid"], proc)
     ]
     return Users(holders, "; ".join(problems))
 
 
-def _holds(pid: int, proc: str) -> bool:
-    """Return whether a listed process holds anything. A zombie does not, unless its other threads are stuck in the
-    driver.
-
-    Assumes so for a process that cannot be looked up, because the driver lists it. If it was just ending, the next look
-    does not show it.
-    """
+def _lives(pid: int, proc: str) -> bool:
+    """Return whether a process has not ended. A zombie has not if other threads of it are stuck in the driver."""
     try:
         return read_process(pid) is not None or len(os.listdir("%s/%d/task" % (proc, pid))) != 1
     except OSError:
-        return True
+        return False
+
+
+def _with_heirs(listed: List[int], opened: List[int], proc: str) -> List[int]:
+    """Return a GPU's holders if some of those that NVML lists have ended: their children with the device open.
+
+    Without such a child, a zombie holds nothing. A process that cannot be looked up does, because the driver lists it.
+    If it was just ending, the next look does not show it.
+    """
+    living = [pid for pid in listed if _lives(pid, proc)]
+    heirs = [pid for pid in opened if pid not in listed]
+    unknown = [pid for pid in listed if not os.path.exists("%s/%d" % (proc, pid))]
+    return [*living, *(heirs or unknown)]
+
+
+def _only_reads(pid: int, proc: str) -> bool:
+    """Return whether a process is one of gpurun's own. One in a job's container is not, whatever it calls itself."""
+    here = container_of(os.getpid(), proc)
+    return is_reader(command_line(pid, proc)) and container_of(pid, proc) == here
 
 
 def _by_device(gpus: Iterable[int], proc: str) -> Dict[int, List[int]]:
-    """Return GPU → processes that have its device open, for GPUs without NVML's answer. Only root sees other users'."""
+    """Return GPU → processes that have its device open, except gpurun's own. Only root sees other users' processes."""
     folder = os.environ.get("GPURUN_DEV") or "/dev"
     paths = {"%s/nvidia%d" % (folder, gpu): gpu for gpu in gpus}
     if not any(os.path.exists(path) for path in paths):
         return {}
     found: Dict[int, List[int]] = {}
     for pid in map(int, filter(str.isdigit, os.listdir(proc))):
-        for gpu in {paths[path] for path in open_files(pid, proc).values() if path in paths}:
-            found.setdefault(gpu, []).append(pid)
+        held = {paths[path] for path in open_files(pid, proc).values() if path in paths}
+        if held and not _only_reads(pid, proc):
+            for gpu in held:
+                found.setdefault(gpu, []).append(pid)
     return found
 
 

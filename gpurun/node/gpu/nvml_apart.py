@@ -21,6 +21,7 @@ import time
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from gpurun.node.gpu.claim_rules import Card
+from gpurun.node.gpu.nvml_facts import MEMORY_V2
 
 ANSWER_S = 10.0
 """A healthy driver answers in milliseconds; one without persistence mode that starts up, in seconds."""
@@ -36,6 +37,14 @@ _START = (
     "from gpurun.node.gpu.nvml_apart import serve;"
     "serve(sys.stdin,sys.stdout)"
 )
+
+
+def is_reader(command: List[str]) -> bool:
+    """Return whether a command line is that of a process of gpurun that asks NVML: an agent, or the process below.
+
+    NVML opens ``/dev/nvidiaN`` to read from it, which holds nothing of the GPU.
+    """
+    return command[1:2] == ["-ISc"] and "from gpurun.node." in "".join(command[2:3])
 
 
 class NoAnswer(Exception):
@@ -161,10 +170,19 @@ def _card(nvml: Any, card: Card) -> Dict[str, Any]:
         found["pids"] = _pids(nvml, handle)
         found["ecc"] = _supported(nvml, lambda: int(nvml.nvmlDeviceGetTotalEccErrors(handle, _UNCORRECTED, _VOLATILE)))
         found["use"] = _supported(nvml, lambda: int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu))
-        found["memory_mib"] = _supported(nvml, lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).used) >> 20)
+        found["memory_mib"] = _memory_mib(nvml, handle)
     except nvml.NVMLError as error:
         found["lost"] = "NVML: %s" % error
     return found
+
+
+def _memory_mib(nvml: Any, handle: Any) -> Optional[int]:
+    """Return the memory in use, without what the driver keeps for itself if it says so; None if it says nothing."""
+    for version in ((MEMORY_V2,), ()):
+        found = _supported(nvml, lambda version=version: nvml.nvmlDeviceGetMemoryInfo(handle, *version))
+        if found is not None:
+            return int(found.used) >> 20
+    return None
 
 
 def _pids(nvml: Any, handle: Any) -> Optional[List[int]]:

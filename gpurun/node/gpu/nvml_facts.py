@@ -36,6 +36,9 @@ THROTTLE = {
 MAX_NVLINKS = 18
 SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 MIB = 1 << 20
+MEMORY_V2 = 0x02000028
+"""nvmlMemory_v2: its ``used`` leaves out what the driver keeps for itself, as nvidia-smi does (615 MiB of an H200).
+Drivers before 510 do not have it."""
 
 # NVML return codes that mean "this GPU or driver does not have that", not a fault.
 INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND = 2, 3, 4, 6, 13
@@ -69,6 +72,12 @@ class Device:
             return None
 
 
+def _memory(device: Device) -> Any:
+    """Return a GPU's memory, in bytes; None if the driver does not say."""
+    found = device.ask("nvmlDeviceGetMemoryInfo", MEMORY_V2)
+    return device.ask("nvmlDeviceGetMemoryInfo") if found is None else found
+
+
 def read(nvml: Any) -> Dict[str, Any]:
     """Return driver, CUDA version and every GPU, with the names of `gpurun.facts.hardware`.
 
@@ -99,7 +108,7 @@ def samples(nvml: Any, wait: Callable[[], object]) -> Iterator[List[Dict[str, An
 def _sample(device: Device) -> Dict[str, Any]:
     device.problem = "" if device.handle is not None else device.problem
     use = device.ask("nvmlDeviceGetUtilizationRates")
-    memory = device.ask("nvmlDeviceGetMemoryInfo")
+    memory = _memory(device)
     power_mw = device.ask("nvmlDeviceGetPowerUsage")
     return {
         "index": device.index,
@@ -114,7 +123,7 @@ def _sample(device: Device) -> Dict[str, Any]:
 
 
 def _gpu(device: Device) -> Dict[str, Any]:
-    memory = device.ask("nvmlDeviceGetMemoryInfo")
+    memory = _memory(device)
     pci = device.ask("nvmlDeviceGetPciInfo")
     ecc = device.ask("nvmlDeviceGetEccMode")
     retired, pending = _retired(device)

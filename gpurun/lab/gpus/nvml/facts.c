@@ -153,7 +153,8 @@ nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *correc
     return NVML_SUCCESS;
 }
 
-/* A process that has ended is not on the list, whatever the file says: the driver frees what it held. */
+/* A process that has ended is not on the list, whatever the file says: the driver frees what it held. (The real one
+   does so when its forked children have ended, too.) */
 static bool process(int gpu, const char *key, int place, nvmlProcessInfo_t *out) {
     char word[LONGEST_FACT], path[32];
     struct stat entry;
