@@ -38,11 +38,11 @@ def output_written() -> Iterator[None]:
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:  # the reader of the pipe has exited, so nobody reads a message
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         sys.exit(UNREAD)
     except OSError as error:
         if error.filename is not None or error.errno not in NO_ROOM:
             raise
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         typer.echo(f"gpurun: cannot write to stdout: {error.strerror}", err=True)
         sys.exit(StateError.exit_code)
