@@ -14,7 +14,7 @@ EXIT_CODES: Mapping[int, str] = {
     2: "Bad input: a recipe, an inventory, an option or an image.",
     3: "The inventory could never satisfy this request.",
     4: "A host or the network failed.",
-    5: "State is locked, damaged or inconsistent.",
+    5: "State is locked, damaged or inconsistent, or the disk for state or output is full.",
     124: "The time of `wait --timeout` is over.",
     130: "Interrupted, such as by Ctrl-C.",
 }

@@ -209,14 +209,12 @@ def _document(
 
 
 def _print(result: BenchResult, findings: Sequence[Finding], rates: Mapping[str, float]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+    from gpurun.cli import tables
     from gpurun.cli.doctor import print_findings
 
-    console = Console(highlight=False)
+    console = tables.console()
     _print_heat_map(console, result)
-    table = Table("ALLREDUCE", "BYTES", "TIME µs", "ALGBW GB/s", "BUSBW GB/s", box=None, pad_edge=False)
+    table = tables.table_of("ALLREDUCE", "BYTES", "TIME µs", "ALGBW GB/s", "BUSBW GB/s")
     for one in result.collectives:
         figures = (f"{one.time_us:.1f}", f"{one.algorithm_gbyte_per_s:.3f}", f"{one.bus_gbyte_per_s:.3f}")
         table.add_row(f"{one.engine}, {one.ranks} ranks", str(one.size_bytes), *figures)

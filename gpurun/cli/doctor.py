@@ -133,29 +133,29 @@ STYLES = {"error": "red", "warning": "yellow", "note": "dim"}
 
 
 def _print(findings: Sequence[Finding], chosen: Sequence[str], bad: frozenset[str]) -> None:
-    from rich.console import Console
     from rich.text import Text
 
+    from gpurun.cli.tables import console
     from gpurun.inventory.hostset import fold
 
     healthy = [host for host in chosen if host not in bad]
     if healthy:
-        Console(highlight=False, soft_wrap=True).print(Text.assemble(fold(healthy), ": ", ("ok", "green")))
+        console(soft_wrap=True).print(Text.assemble(fold(healthy), ": ", ("ok", "green")))
     print_findings(findings)
 
 
 def print_findings(findings: Sequence[Finding]) -> None:
     """Print each finding: hosts, severity, check and evidence; below it the remedy."""
-    from rich.console import Console
     from rich.text import Text
 
+    from gpurun.cli.tables import console
     from gpurun.inventory.hostset import fold
 
-    console = Console(highlight=False, soft_wrap=True)
+    out = console(soft_wrap=True)
     for finding in findings:
         severity = finding.severity.value
         place = fold(finding.hosts) if finding.hosts else "the fabric"
-        console.print(
+        out.print(
             Text.assemble(
                 f"{place}: ",
                 (f"{severity} {finding.check}", STYLES[severity]),
@@ -163,7 +163,7 @@ def print_findings(findings: Sequence[Finding]) -> None:
             )
         )
         if finding.remedy:
-            console.print(Text(f"    → {printable(finding.remedy)}", style="dim"))
+            out.print(Text(f"    → {printable(finding.remedy)}", style="dim"))
 
 
 def _cordon(findings: Sequence[Finding]) -> list[str]:

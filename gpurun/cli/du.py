@@ -70,13 +70,11 @@ def _row(store: JobStore, name: str, usage: FolderUsage) -> dict[str, Any]:
 
 
 def _print(rows: list[dict[str, Any]], sums: dict[str, int], free: int | None) -> None:
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table("job", "owner", "name", "state", box=None, header_style="bold", pad_edge=False)
-    for column in COLUMNS:
-        table.add_column(column, justify="right")
+    from gpurun.cli.tables import console, table_of
+
+    table = table_of("job", "owner", "name", "state", figures=COLUMNS)
     for row in rows:
         texts = [Text(printable(row[key])) for key in ("id", "owner", "name", "state")]
         unread = "+" if row["unread"] else ""
@@ -86,7 +84,7 @@ def _print(rows: list[dict[str, Any]], sums: dict[str, int], free: int | None) -
             size_text(row["bytes"]["total"]) + unread,
         )
     table.add_row("sum", "", "", "", *(size_text(sums[column]) for column in COLUMNS), style="bold")
-    Console().print(table)
+    console().print(table)
     if free is not None:
         say(f"{size_text(free)} free on this disk")
     problems = [f"{row['id']}: {each}" for row in rows for each in row["unread"]]

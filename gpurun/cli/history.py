@@ -152,10 +152,9 @@ def _print_csv(found: Sequence[HistoryRow]) -> None:
 
 
 def _print_table(found: Sequence[HistoryRow]) -> None:
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
+    from gpurun.cli.tables import console, table_of
     from gpurun.inventory.folding import fold
 
     several = len({row.user for row in found}) > 1
@@ -163,7 +162,7 @@ def _print_table(found: Sequence[HistoryRow]) -> None:
         "job", "try", *(["owner"] if several else []), "name", "GPUs", "hosts", "ended", "waited", "ran", "GPU h",
         "busy", "outcome", "reason",
     )  # fmt: skip
-    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    table = table_of(*columns)
     for row in found:
         table.add_row(
             printable(row.job), str(row.attempt), *([Text(printable(row.user))] if several else []),
@@ -172,9 +171,7 @@ def _print_table(found: Sequence[HistoryRow]) -> None:
             f"{row.gpu_s / 3600:.1f}", "" if row.use_percent is None else f"{row.use_percent:.0f}%",
             Text(row.outcome), Text(printable(row.reason)),
         )  # fmt: skip
-    console = Console()
-    console.width = console.width if console.is_terminal else 10_000  # the output goes to a program: do not cut lines
-    console.print(table)
+    console().print(table)
 
 
 def day_time(when_s: float) -> str:

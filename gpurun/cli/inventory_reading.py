@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -138,9 +137,9 @@ def _sum(inventory: Inventory) -> str:
 
 
 def _print_table(found: Cluster, chosen: tuple[Host, ...]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from rich.text import Text
 
+    from gpurun.cli.tables import console, table_of
     from gpurun.inventory.hostset import fold
 
     rows: dict[tuple[str, ...], list[str]] = {}
@@ -149,10 +148,10 @@ def _print_table(found: Cluster, chosen: tuple[Host, ...]) -> None:
         labels = " ".join(f"{key}={value}" for key, value in host.labels.items())
         row = (host.rack, host.generation, str(host.gpus), host.fabric, _state(found, host, states), labels)
         rows.setdefault(row, []).append(host.name)
-    table = Table("RACK", "HOSTS", "GENERATION", "GPUS", "FABRIC", "STATE", "LABELS", box=None, pad_edge=False)
+    table = table_of("RACK", "HOSTS", "GENERATION", "GPUS", "FABRIC", "STATE", "LABELS")
     for (rack, *rest), names in rows.items():
-        table.add_row(rack, fold(names), *rest)
-    Console(width=None if sys.stdout.isatty() else 240, highlight=False, markup=False).print(table)
+        table.add_row(*map(Text, (rack, fold(names), *rest)))
+    console().print(table)
     say(f"{_sum(found.inventory)} in {found.inventory.source}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from gpurun.inventory.model import Inventory
     from gpurun.jobs.folder import JobFolder
     from gpurun.jobs.record import JobRecord
+    from gpurun.jobs.spec import JobSpec
     from gpurun.jobs.store import JobStore
     from gpurun.leases.cluster import Cluster, HostRow
 
@@ -146,16 +148,23 @@ def host_json(row: HostRow) -> dict[str, Any]:
 
 def _print_job(store: JobStore, record: JobRecord) -> None:
     folder = store.get(record.id)
+    spec = _spec_of(folder)
     now = record.ended_s or time.time()
     rows = {
         "job": f"{record.id}  {printable(record.name)}",
         "state": f"{record.state.value}  {printable(_story(record, now))}",
         "owner": record.owner,
         "gpus": f"{record.gpus}",
+        "image": "" if spec is None else printable(spec.image),
+        "command": "" if spec is None else printable(shlex.join(spec.command)),
+        "limit": "" if spec is None or spec.time_limit_s is None else duration(spec.time_limit_s),
         "hosts": ", ".join(f"{g.host}:{','.join(map(str, g.gpus))}" for g in record.granted) or "none yet",
         "sending": _sending(folder) if record.state.value == "PREPARING" else "",
+        "submitted": _when(record.submitted_s),
         "waited": duration(waited_s(record, now)),
+        "started": _when(record.started_s),
         "ran": duration(now - record.started_s) if record.started_s else "not yet",
+        "ended": _when(record.ended_s),
         "attempt": f"{record.attempt}, {record.restarts} restarts",
         "exit code": "" if record.exit_code is None else str(record.exit_code),
         "log": str(folder.log),
@@ -186,6 +195,22 @@ def _lost(store: JobStore, folder: JobFolder) -> list[str]:
             if event.get("kind") == "host" and event.get("host") in why and event.get("reason"):
                 why[str(event["host"])] = str(event["reason"])
     return [f"{host}: {text}" for host, text in why.items()]
+
+
+def _spec_of(folder: JobFolder) -> JobSpec | None:
+    """Return the job's spec; None if it is damaged, so that `status` can still show the job's record."""
+    try:
+        return folder.spec()
+    except StateError as error:
+        say_problem(error)
+        return None
+
+
+def _when(time_s: float | None) -> str:
+    try:
+        return "" if time_s is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
+    except (ValueError, OverflowError, OSError):  # a damaged record
+        return "?"
 
 
 def _sending(folder: JobFolder) -> str:

@@ -153,14 +153,13 @@ def engine(stop: Annotated[bool, typer.Option("--stop", help="Stop the engine th
 
 
 def _print_status(now: LabStatus) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from gpurun.cli import tables
 
-    console = Console()
-    console.print(f"lab {now.name}: {now.state}, {now.folder}", highlight=False, soft_wrap=True)
+    console = tables.console()
+    console.print(f"lab {now.name}: {now.state}, {now.folder}", soft_wrap=True)
     if not now.hosts:
         return
-    table = Table("host", "rack", "address", "state", "GPUs", "memory MiB", box=None, pad_edge=False)
+    table = tables.table_of("host", "rack", "address", "state", "GPUs", "memory MiB")
     for each in now.hosts:
         gpus = f"{each.gpus} × {each.generation}"
         table.add_row(each.name, each.rack, each.address, each.state, gpus, f"{each.memory_mib:.0f}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import click
@@ -14,6 +13,7 @@ import typer
 from gpurun import __version__, faults
 from gpurun.cli import printing
 from gpurun.cli.lazy import Place, lazy_group
+from gpurun.cli.streams import open_closed_streams, output_written
 from gpurun.errors import GpurunError
 
 INTERRUPTED = 130
@@ -105,9 +105,15 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...] | Non
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command and exit with its code: see the table of exit codes in the README."""
     faults.arm("command")
-    if sys.stdin is None:  # closed by `<&-` or a service manager; an empty stdin can be read
-        sys.stdin = Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115 - open as long as the process
+    open_closed_streams()
     args, command = split_command(sys.argv[1:] if argv is None else argv)
+    with output_written():
+        code = _run(args, command)
+    sys.exit(code)
+
+
+def _run(args: list[str], command: tuple[str, ...] | None) -> int:
+    """Run a command and return its exit code. Prints a GpurunError or a usage error once."""
     try:
         code = app(args=args, prog_name="gpurun", obj=command, standalone_mode=False)
     except GpurunError as error:
@@ -120,10 +126,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
         code = INTERRUPTED
-    except BrokenPipeError:  # the reader of the pipe has exited, so nobody reads a message
-        sys.stdout = None
-        code = 1
-    sys.exit(code if isinstance(code, int) else 0)
+    return code if isinstance(code, int) else 0
 
 
 if __name__ == "__main__":

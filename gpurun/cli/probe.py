@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -100,20 +99,19 @@ def _document(
 
 
 def _print(inventory: Inventory, survey: Survey, differences: Mapping[str, tuple[Difference, ...]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
+    from gpurun.cli import tables
     from gpurun.inventory.hostset import fold
 
     rows: dict[tuple[str, ...], list[str]] = {}
     for name, hardware in survey.hardware.items():
         interface = inventory.fabric_of(inventory.by_name[name]).interface
         rows.setdefault(_row(hardware, interface), []).append(name)
-    table = Table("HOSTS", "GPUS", "DRIVER", "FABRIC", "HCAS", "DOCKER", box=None, pad_edge=False)
+    table = tables.table_of("HOSTS", "GPUS", "DRIVER", "FABRIC", "HCAS", "DOCKER")
     for row, names in rows.items():
-        table.add_row(fold(names), *(Text(printable(cell)) for cell in row))
-    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+        table.add_row(Text(fold(names)), *(Text(printable(cell)) for cell in row))
+    console = tables.console()
     console.print(table)
     for name, error in survey.failures.items():
         console.print(Text(f"{name}: {printable(error.message)}", style="red"))

@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -19,6 +18,7 @@ from rich.progress import (
 )
 
 from gpurun.cli.printing import duration, printable, say
+from gpurun.cli.tables import console
 
 LINE_EVERY_S = 5.0
 MOST_BARS = 16
@@ -40,7 +40,7 @@ class ShipProgress:
         self._progress = Progress(
             TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
             TimeRemainingColumn(), TextColumn("{task.fields[state]}"),
-            console=Console(stderr=True), transient=True, disable=not self._live,
+            console=console(stderr=True), transient=True, disable=not self._live,
         )  # fmt: skip
         self._progress.start()
 

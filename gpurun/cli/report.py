@@ -92,13 +92,11 @@ def document(made: Accounts) -> dict[str, Any]:
 
 
 def _print(made: Accounts) -> None:
-    from rich.console import Console
-
+    from gpurun.cli import tables
     from gpurun.history.page import day, summary
 
-    console = Console(highlight=False)
-    console.width = console.width if console.is_terminal else 10_000
-    console.print(f"{day(made.since_s)} to {day(made.until_s)}: {summary(made)}", markup=False)
+    console = tables.console()
+    console.print(f"{day(made.since_s)} to {day(made.until_s)}: {summary(made)}")
     _print_timeline(console, made)
     for name in ("users", "pools", "projects", "generations"):
         shares = getattr(made, name)
@@ -111,10 +109,10 @@ def _print(made: Accounts) -> None:
         if counts:
             shown = [f"{printable(label)} {count}" for label, count in list(counts.items())[:SHOWN]]
             more = f", {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
-            console.print(f"{name}: {', '.join(shown)}{more}", markup=False)
+            console.print(f"{name}: {', '.join(shown)}{more}")
     for row in made.largest[:SHOWN]:
         text = f"{row.job}  {row.user}  {row.name}  {row.gpu_s / 3600:.1f} GPU h  {row.use_words}  {row.outcome}"
-        console.print(printable(text), markup=False)
+        console.print(printable(text))
 
 
 def _print_timeline(console: Console, made: Accounts) -> None:
@@ -124,17 +122,16 @@ def _print_timeline(console: Console, made: Accounts) -> None:
     stretches = len(made.timeline)
     parts = [made.timeline[stretches * n // width : stretches * (n + 1) // width] for n in range(width)]
     line = "".join(blocks[round(8 * min(1.0, sum(part) / len(part) / most))] if part else " " for part in parts)
-    console.print(f"leased GPUs, 0 to {most:.0f}: |{line}|", markup=False)
+    console.print(f"leased GPUs, 0 to {most:.0f}: |{line}|")
 
 
 def _print_shares(console: Console, name: str, shares: Mapping[str, Share]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
+    from gpurun.cli.tables import table_of
     from gpurun.history.page import hours, percent, span
 
-    table = Table(name, "GPU h", "jobs", "attempts", "failed", "mean wait", "longest", "busy", "idle GPU h", box=None,
-                  header_style="bold", pad_edge=False)  # fmt: skip
+    table = table_of(name, "GPU h", "jobs", "attempts", "failed", "mean wait", "longest", "busy", "idle GPU h")
     for label, share in list(shares.items())[:SHOWN]:
         table.add_row(
             Text(printable(label)), hours(share.gpu_s), str(share.jobs), str(share.attempts), str(share.failed),
@@ -142,4 +139,4 @@ def _print_shares(console: Console, name: str, shares: Mapping[str, Share]) -> N
         )  # fmt: skip
     console.print(table)
     if len(shares) > SHOWN:
-        console.print(f"{len(shares) - SHOWN} more; --json and --html show all", markup=False)
+        console.print(f"{len(shares) - SHOWN} more; --json and --html show all")

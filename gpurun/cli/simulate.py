@@ -120,11 +120,12 @@ def _replay(
 
     if not sys.stderr.isatty():
         return replay(jobs, cluster, policy, source=source, **asked)
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from gpurun.cli.tables import console
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task(f"replay, {policy.name}", total=len(jobs))
         return replay(
             jobs, cluster, policy, source=source, progress=lambda ended: bar.update(task, completed=ended), **asked

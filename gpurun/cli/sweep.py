@@ -8,7 +8,7 @@ import typer
 from gpurun.cli.lazy import Place, lazy_group
 
 COMMANDS = {
-    "run": Place("gpurun.cli.sweep_run:run", "Run a recipe with many parameters"),
+    "run": Place("gpurun.cli.sweep_run:run", "Run a recipe with many parameters", takes_command=True),
     "status": Place("gpurun.cli.sweep_reading:status", "Show progress; the best trials first"),
     "best": Place("gpurun.cli.sweep_reading:best", "Print the best trial"),
     "table": Place("gpurun.cli.sweep_reading:table", "Print all trials, also as CSV"),

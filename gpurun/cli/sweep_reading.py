@@ -82,12 +82,12 @@ def _print(folder: SweepFolder, plan: SweepPlan, trials: Trials) -> None:
 
 
 def _watch(folder: SweepFolder, plan: SweepPlan) -> None:
-    from rich.console import Console, Group
+    from rich.console import Group
     from rich.live import Live
 
-    from gpurun.cli.tables import wrapped_table
+    from gpurun.cli.tables import console, wrapped_table
 
-    with Live(console=Console(), auto_refresh=False) as live:
+    with Live(console=console(), auto_refresh=False) as live:
         while True:
             is_done = folder.done.exists()
             trials = folder.trials()

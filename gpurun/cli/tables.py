@@ -12,11 +12,13 @@ from gpurun.inventory.folding import fold
 from gpurun.views.lines import Line, job_lines, mark_line, plain, rack_lines, table_lines, total_line, width_of
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from gpurun.views.picture import Picture
 
 LEAST_COLUMNS = 40
+PIPE_COLUMNS = 10_000
 _SGR = {"head": "1", "dim": "2", "bad": "31", "good": "32", "wait": "33", "free": "2"}
 JOB_COLOURS = (39, 208, 76, 201, 226, 51, 141, 203, 118, 215, 123, 183)
 """Indices of xterm's 256 colours: light colours, on which black letters are readable."""
@@ -56,19 +58,51 @@ def print_table(heads: Sequence[str], rows: Rows) -> None:
     """Print a table. Wraps cells only on a terminal that is too narrow."""
     lines = table_lines(heads, rows)
     if sys.stdout.isatty() and max(width_of(plain(line)) for line in lines) > shutil.get_terminal_size().columns:
-        from rich.console import Console
-
-        Console().print(wrapped_table(heads, rows))
+        console().print(wrapped_table(heads, rows))
     else:
         print_lines(lines)
 
 
-def wrapped_table(heads: Sequence[str], rows: Rows) -> Table:
-    """Return the table as a Rich table, which wraps cells. Importing Rich takes longer than printing most tables."""
+def console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
+    """Return a Rich console for text as it is: what looks like markup or a number stays plain.
+
+    A pipe gets whole lines of any length. Without colours (`wants_colour`), the output has no escape sequence at all.
+
+    Args:
+        soft_wrap: leave lines that are wider than the terminal to the terminal.
+    """
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    made = Console(
+        stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap,
+        color_system="auto" if wants_colour(stream) else None,
+    )  # fmt: skip
+    if not made.is_terminal:
+        made.width = PIPE_COLUMNS
+    return made
+
+
+def table_of(*heads: str, figures: Sequence[str] = ()) -> Table:
+    """Return a Rich table with these columns, then with right-aligned ones for `figures`.
+
+    A cell that is too wide for the terminal takes several lines: a part of a job's id or a host's name is no use.
+    """
     from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table(*(Column(Text(head)) for head in heads), box=None, header_style="bold", pad_edge=False)
+    columns = [
+        *(Column(Text(head), overflow="fold") for head in heads),
+        *(Column(Text(head), justify="right", overflow="fold") for head in figures),
+    ]
+    return Table(*columns, box=None, header_style="bold", pad_edge=False)
+
+
+def wrapped_table(heads: Sequence[str], rows: Rows) -> Table:
+    """Return the table as a Rich table, which wraps cells. Importing Rich takes longer than printing most tables."""
+    from rich.text import Text
+
+    table = table_of(*heads)
     for cells, mark in rows:
         table.add_row(*map(Text, cells), style="bold" if mark == "head" else None)
     return table

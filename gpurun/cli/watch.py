@@ -24,9 +24,9 @@ def watch(inventory: Inventory, leased: Callable[[], Mapping[str, Mapping[int, s
     Args:
         leased: returns host → GPU → job; called at every refresh.
     """
-    from rich.console import Console
     from rich.live import Live
 
+    from gpurun.cli.tables import console
     from gpurun.remote.fleet import Fleet
     from gpurun.supervisor.links import target_of
     from gpurun.top.sampling import Sampling
@@ -39,7 +39,7 @@ def watch(inventory: Inventory, leased: Callable[[], Mapping[str, Mapping[int, s
     sampling = Sampling(opened, lambda: list(now), interval_s)
     sampling.start()
     try:
-        with Live(console=Console(), auto_refresh=False, screen=False) as live:
+        with Live(console=console(), auto_refresh=False, screen=False) as live:
             while True:
                 live.update(table(now, sampling.latest()), refresh=True)
                 time.sleep(REFRESH_S)
@@ -52,12 +52,12 @@ def watch(inventory: Inventory, leased: Callable[[], Mapping[str, Mapping[int, s
 
 def table(leased: Mapping[str, Mapping[int, str]], samples: Mapping[str, HostSample]) -> Table:
     """Return one line per leased GPU. A host that does not answer has one line with the reason."""
-    from rich.table import Table
     from rich.text import Text
 
     from gpurun.cli.printing import printable
+    from gpurun.cli.tables import table_of
 
-    found = Table("HOST", "GPU", "JOB", "USE", "MEMORY", "TEMP", "POWER", "", box=None, pad_edge=False)
+    found = table_of("HOST", "GPU", "JOB", "USE", "MEMORY", "TEMP", "POWER", "")
     for host, gpus in leased.items():
         sample = samples.get(host)
         if sample is None or sample.problem:

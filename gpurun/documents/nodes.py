@@ -30,7 +30,7 @@ _BRACKETS = re.compile(r"[\[\]{}]")
 
 
 class _Loader(yaml.CSafeLoader):
-    """A scalar is its text. Of YAML's own types only null and the merge key exist, which also makes this faster."""
+    """Loads each scalar as its text, except null and the merge key: to resolve YAML's types is also slower."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  PyYAML reads the class's own
         first: [(tag, pattern) for tag, pattern in known if tag in (_NULL, _MERGE)]

@@ -51,7 +51,7 @@ def in_refusals(records: Iterable[JobRecord], state: str | None, uid: int, now_s
     """Return claims of one user's jobs that hosts named when they refused GPUs to any job in the last minutes.
 
     Args:
-        state: the id of this state directory; None if it has none, so that no host can know it.
+        state: the id of this state directory; None if it has no id yet: then no host can name it.
     """
     return tuple(
         FoundClaim(os.path.realpath(record.inventory), refusal.host, refusal.holder, refusal.until_s - refusal.pause_s)

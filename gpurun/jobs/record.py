@@ -71,7 +71,7 @@ class GpuHolder:
         why: the host's evidence that the holder still needs them.
 
     Raises:
-        ValueError: there can be no such GPU, or it is named twice; readers of a file treat that as damage.
+        ValueError: the index of a GPU is out of range, or occurs twice; readers of a file treat that as damage.
     """
 
     gpus: tuple[int, ...]

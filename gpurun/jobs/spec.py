@@ -39,7 +39,7 @@ class Grant:
     """GPUs of one host that belong to a gang, in rank order.
 
     Raises:
-        ValueError: there can be no such GPU, or it is named twice; readers of a file treat that as damage.
+        ValueError: the index of a GPU is out of range, or occurs twice; readers of a file treat that as damage.
     """
 
     host: str

@@ -96,7 +96,7 @@ def client_config(peers: Sequence[tuple[str, str, str, str]], *, port: int, aliv
     """Return the configuration of ``ssh`` in the first container.
 
     Args:
-        peers: (the launcher's name for it, host, address, user on it).
+        peers: for each host: the launcher's name for it, its name, its address, and the user there.
         alive_s: seconds between keep-alive messages.
         alive_count: how many of them may remain unanswered.
     """

@@ -45,7 +45,8 @@ class Bound:
         name = shown(self.pool)
         if not self.firm:
             return f"{name} uses {self.used} of at most {self.most:g} GPUs"
-        used = f"{self.used} of the {self.most:g} GPUs that {name} reserves"
+        those = f"that {name} reserves" if name.startswith("pool") else f"of {name}"
+        used = f"{self.used} of the {self.most:g} GPUs {those}"
         return f"{used} are in use by gangs that are not preemptible"
 
 
@@ -224,5 +225,5 @@ class Book:
 def shown(name: str) -> str:
     """Return a pool's name for people."""
     if name in ("", OWN):
-        return "the cluster" if not name else "what no pool reserves"
+        return "the cluster" if not name else "the share that no pool reserves"
     return f"pool {name.removesuffix(OWN)}"

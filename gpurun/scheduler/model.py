@@ -84,7 +84,7 @@ class Gang(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def smallest(self) -> Gang:
-        """The gang as it is when it starts with its fewest GPUs."""
+        """The gang with the fewest GPUs it can start with."""
         return self.sized(self.least)
 
     @property

@@ -158,7 +158,7 @@ class PassState:
         self._alike[self._kind(gang)] = gang.age, wait, patience_s
 
     def note_patience(self, gang: Gang, patience_s: float) -> None:
-        """Note that a gang waits for room: it is overdue, or a pass must look at it again when it will be."""
+        """Note that a gang waits for room. It is overdue now, or a pass looks at it again when its patience ends."""
         ends_s = gang.submitted_s + patience_s
         if ends_s <= self.now_s:
             self.overdue.append(gang)

@@ -172,9 +172,10 @@ class GangSeen:
 
     @property
     def ends(self) -> Mapping[str, ContainerEnd]:
-        """Return containers that have ended, by host: Docker has reported it, or all that ran in them is gone.
+        """Return containers that have ended, by host: Docker reported their end, or all their processes are gone.
 
-        Docker may report it much later than the launcher, and without a time. Ranks that ended with it have the time.
+        Docker may report an end much later than the launcher, and without its time. Then the end of the container's
+        ranks gives the time.
         """
         ends = {rank.host: ContainerEnd(rank.ended_s or 0.0) for rank in self.ranks if rank.with_container}
         for host, end in self.exits.items():

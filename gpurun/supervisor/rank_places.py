@@ -52,7 +52,7 @@ def ask(links: Links, job: str, attempt: int, seating: Seating) -> tuple[list[Ra
 def host_of(
     job: str, rank: int, places: Iterable[RankPlace], silent: Mapping[str, GpurunError], seating: Seating
 ) -> str:
-    """Return the host of a rank: of the newest rank with this number. If no rank has reported, where it must be.
+    """Return the host of the newest rank with this number; if no rank has reported, the host in the plan.
 
     Raises:
         BadInput: the rank has ended, or does not exist; says which ranks run where.

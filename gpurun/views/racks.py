@@ -22,6 +22,7 @@ class RackView(NamedTuple):
 
     Attributes:
         generations: of its hosts; more than one only in a mixed rack.
+        free: GPUs that a new gang can get: those of hosts that accept no new gangs do not count.
     """
 
     racks: tuple[str, ...]
@@ -55,9 +56,8 @@ def _rack(name: str, hosts: list[HostCells]) -> RackView:
         for (_, cells, shown), members in groups.items()
     )
     generations = tuple(dict.fromkeys(host.generation for host in hosts))
-    return RackView(
-        (name,), generations, len(hosts), sum(host.gpus for host in hosts), sum(host.free for host in hosts), alike
-    )
+    free = sum(host.free for host in hosts if host.state == "ok")
+    return RackView((name,), generations, len(hosts), sum(host.gpus for host in hosts), free, alike)
 
 
 def _together(one: RackView, other: RackView) -> RackView:

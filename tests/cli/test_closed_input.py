@@ -1,14 +1,58 @@
-"""Commands whose standard input is closed, as service managers and `<&-` leave it."""
+"""Commands whose standard streams are closed or full, as service managers, `<&-`, `>&-` and `| head` leave them."""
 
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
+PRINTS = ["--help", "version", "status", "status --json", "inventory list"]
 
-@pytest.mark.parametrize(("words", "said"), [("init", "says not which hosts"), ("top", "needs a terminal")])
-def test_a_closed_input_is_as_none_that_answers(gpurun, tmp_path, monkeypatch, words, said):
+
+@pytest.fixture(autouse=True)
+def cluster(tmp_path, monkeypatch):
     monkeypatch.setenv("GPURUN_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def inventory(tmp_path):
+    text = "version: 1\ndefaults: {generation: pascal, gpus: 1}\nracks: {r1: {hosts: {h1: {}}}}\n"
+    (tmp_path / "inventory.yaml").write_text(f"{text}fabrics: {{tcp: {{kind: tcp, interface: lo}}}}\n")
+
+
+@pytest.mark.parametrize(("words", "said"), [("init", "says not which hosts"), ("top", "needs a terminal")])
+def test_a_closed_input_is_as_none_that_answers(gpurun, monkeypatch, words, said):
     monkeypatch.setattr(sys, "stdin", None)  # what Python makes of it
     code, out, err = gpurun(words)
     assert (code, out, said in err) == (2, "", True)
+
+
+@pytest.mark.parametrize("words", PRINTS)
+@pytest.mark.parametrize("buffering", [1, 1 << 16], ids=["line by line", "at the end"])
+def test_output_on_a_full_disk_is_one_message(gpurun, inventory, monkeypatch, words, buffering):
+    with Path("/dev/full").open("w", buffering) as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        code, _, err = gpurun(*words.split())
+        assert (code, err) == (5, "gpurun: cannot write to stdout: No space left on device\n")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())  # what is left in the buffer goes there
+
+
+@pytest.mark.parametrize("words", PRINTS)
+def test_who_reads_no_further_sees_no_message(gpurun, inventory, monkeypatch, words):
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        code, _, err = gpurun(*words.split())
+        assert (code, err) == (1, "")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), pipe.fileno())
+
+
+@pytest.mark.parametrize("words", PRINTS)
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_closed_stream_changes_no_exit_code(gpurun, inventory, monkeypatch, words, stream):
+    monkeypatch.setattr(sys, stream, None)
+    assert gpurun(*words.split())[0] == 0
+    monkeypatch.setattr(sys, stream, None)
+    assert gpurun("status", "nobody")[0] == 2

@@ -10,8 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpurun.cli.jobs import _leased
 from gpurun.cli.main import main
 from gpurun.head import spawn, waiter
+from gpurun.inventory.load import load
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
@@ -134,5 +136,9 @@ def test_a_lease_of_another_inventory_counts_on_the_same_machine(jobs, tmp_path,
     text = INVENTORY.replace("h1: {}", "other: {address: h1}")
     assert text != INVENTORY
     (tmp_path / "second.yaml").write_text(text)
+    (tmp_path / "third.yaml").write_text(INVENTORY.replace("h1: {}", "h3: {}"))
+    store = JobStore(tmp_path / "home")  # below: what `status --watch` shows
+    assert _leased(load(tmp_path / "second.yaml"), store) == {"other": dict.fromkeys((0, 1), jobs["job"])}
+    assert _leased(load(tmp_path / "third.yaml"), store) == {}
     monkeypatch.setenv("GPURUN_INVENTORY", str(tmp_path / "second.yaml"))
     assert status(capsys)[:3] == (0, 0, "ok")

@@ -8,7 +8,7 @@ import click
 import pytest
 from typer.main import get_command
 
-from gpurun.cli.main import app
+from gpurun.cli.main import TAKES_COMMAND, app
 
 
 def pages():
@@ -42,6 +42,20 @@ def test_help_explains_every_argument_and_option(words, command):
         assert re.sub(r"\s", "", help_text) in re.sub(r"\s", "", flat), f"{words}: {parameter.name} is not shown"
     assert command.help and command.help[0].isupper(), words
     assert re.search(r"[.:]$", command.help.strip().split("\n\n")[0]) or words[0] == "gpurun", words
+
+
+def test_help_says_what_ctrl_c_does_to_the_job():
+    helps = {" ".join(words): command for words, command in PAGES}
+    (follow,) = (one for one in helps["gpurun submit"].params if one.name == "follow")
+    assert "Ctrl-C cancels it" in follow.help
+    assert "Ctrl-C ends the view; the job continues." in helps["gpurun follow"].help
+
+
+def test_usage_shows_where_a_program_goes():
+    for words, command in PAGES:
+        takes = words[1:] and words[1] in TAKES_COMMAND and not isinstance(command, click.Group)
+        if takes and words[-1] in ("submit", "exec", "ssh", "run"):
+            assert "[-- COMMAND…]" in command.get_usage(click.Context(command)), words
 
 
 def test_a_group_shows_one_whole_line_for_each_command():

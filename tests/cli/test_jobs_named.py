@@ -13,7 +13,7 @@ import pytest
 from gpurun.cli import completion
 from gpurun.cli.follow import cancel_job
 from gpurun.jobs.events import EventLog
-from gpurun.jobs.record import Restart
+from gpurun.jobs.record import FirstFailure, Restart
 from gpurun.jobs.spec import Grant, JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
@@ -130,7 +130,33 @@ def test_logs_refuse_what_can_never_be(store, gpurun, argv):
 def test_logs_of_a_failed_job_end_with_the_rank_that_failed_first(store, gpurun):
     folder = made(store)
     logged(folder, (1, "[0]<stdout>:a"))
-    assert "failed" not in gpurun("logs", "train")[2]
+    assert gpurun("logs", "train")[2] == ""
+    failure = FirstFailure(
+        "exit code 3", kind="rank", rank=1, host="h2", exit_code=3, excerpt=("NaN\x1b[2J in step 7",)
+    )
+    ended = {"state": State.FAILED, "ended_s": time.time(), "reason": "rank 1 on h2: exit code 3"}
+    folder.write(folder.record().but(first_failure=failure, **ended))
+    said = gpurun("logs", "train")[2].splitlines()
+    assert said == [f"{folder.id} FAILED: rank 1 on h2: exit code 3", "        | NaN\\x1b[2J in step 7"]
+
+
+def test_logs_print_no_control_character_of_a_rank(store, gpurun):
+    logged(made(store), (1, "[0]<stdout>:a\x1b]0;title\x07\x1b[2Jb"))
+    assert gpurun("logs", "train")[1] == "[0] a\\x1b]0;title\\x07\\x1b[2Jb\n"
+
+
+def test_status_of_a_job_says_what_runs_when_and_for_how_long_at_most(store, gpurun):
+    spec = JobSpec(name="n", image="me/i:1\x1b[2J", gpus=2, command=("sh", "-c", "a 'b'\n"), time_limit_s=5400.0)
+    folder = store.create(spec, inventory=store.home.parent / "inventory.yaml", now_s=time.time())
+    folder.write(folder.record().but(started_s=1e9, ended_s=1e300, state=State.FAILED))
+    rows = dict(line.strip().split("  ", 1) for line in gpurun("status", folder.id)[1].splitlines())
+    assert (rows["image"], rows["limit"]) == ("me/i:1\\x1b[2J", "1h30m")
+    assert rows["command"].startswith("sh -c 'a '") and "\\n" in rows["command"]
+    assert rows["submitted"].startswith(time.strftime("%Y-")) and rows["started"].startswith("2001-09-0")
+    assert rows["ended"] == "?"
+    Path(str(folder.path / "spec.json")).write_bytes(b"{")
+    code, out, err = gpurun("status", folder.id)
+    assert (code, "FAILED" in out, "spec.json" in err) == (0, True, True)
 
 
 def test_every_command_says_when_a_job_restarts(store, gpurun):
@@ -174,7 +200,8 @@ def test_wait_ends_like_timeout_of_coreutils(store, gpurun):
     assert code == 124 and "still running" in err
 
 
-def test_cancel_needs_to_know_which_jobs_and_asks_before_it_takes_all(store, gpurun):
+def test_cancel_needs_to_know_which_jobs_and_asks_before_it_takes_all(store, gpurun, monkeypatch):
+    monkeypatch.setattr("gpurun.head.waiter.resume", lambda *_: None)  # starts no job, which would fail meanwhile
     jobs = [made(store, at_s=time.time() - second) for second in (2, 1)]
     assert gpurun("cancel")[0] == 2
     assert gpurun("cancel", jobs[0].id, "--mine")[0] == 2

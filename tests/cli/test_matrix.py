@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
-from gpurun.cli.tree import pages
+import gpurun as package
+from gpurun.cli.main import app
+from gpurun.cli.tree import contexts, pages
+from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.remote.fleet import Fleet
 
@@ -22,8 +27,19 @@ CODES = {0, 1, 2, 3, 4, 5}
 PAGES = [page for page in pages() if len(page.words) > 1]
 COMMANDS = [page for page in PAGES if not page.commands]
 NAMES = [page.name for page in COMMANDS]
+GROUPS = [page for page in PAGES if page.commands]
+COMMAND_OF = {context.command_path: context.command for context in contexts("gpurun", get_command(app))}
 NOT_RUN = ("gpurun web", "gpurun lab", "gpurun timer", "gpurun inventory edit")
 """Commands that serve until Ctrl-C, change the machine, or open an editor: only their help and refusals are tried."""
+AS_IT_IS = (
+    "gpurun doctor",
+    "gpurun metrics",
+    "gpurun config view",
+    "gpurun inventory schema",
+    "gpurun inventory show",
+    "gpurun inventory export",
+)
+"""Commands whose output is for other programs, or word for word: a terminal wraps it."""
 ARGUMENTS = {  # what a command needs to print JSON, and the exit codes that it may have then
     "submit": (["--image", "i:1", "-n", "1", "--dry-run"], {0}),
     "simulate": (["trace.csv"], {0}),
@@ -49,7 +65,7 @@ def may_run(page) -> bool:
     return not page.name.startswith(NOT_RUN)
 
 
-@pytest.mark.parametrize("page", COMMANDS, ids=NAMES)
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_help_fits_a_narrow_terminal_without_colours(gpurun, page, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("NO_COLOR", "1")
@@ -79,7 +95,32 @@ def test_without_arguments_and_with_nobody_to_ask(gpurun, page, monkeypatch):
         assert err.strip()
 
 
+@pytest.mark.parametrize("page", GROUPS, ids=lambda page: page.name)
+def test_a_group_without_a_command_shows_its_help(gpurun, page):
+    code, out, err = gpurun(*page.words[1:])
+    assert code == 2 and "Usage: " in out + err
+
+
 @pytest.mark.parametrize("page", [page for page in COMMANDS if may_run(page)], ids=lambda page: page.name)
+def test_output_fits_a_narrow_terminal_without_colours(gpurun, page, monkeypatch, tmp_path):
+    """One job has ended. Only a word of its own may be wider than the terminal: nobody wants a path in two pieces."""
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    store = JobStore(tmp_path / "gpurun_home")
+    spec = JobSpec(name="a'; \x1b[31m训练 " * 9, image="i:1", gpus=1, command=("train", "x" * 99))
+    store.retire(store.create(spec, inventory=tmp_path / "inventory.yaml", now_s=1.0).id)
+    code, out, err = gpurun(*page.words[1:], *ARGUMENTS.get(" ".join(page.words[1:]), ([], CODES))[0])
+    assert code in CODES and "\x1b" not in out
+    assert not re.search(r"\x1b\[[\d;]*m", err)  # a bar moves the cursor
+    if not page.name.startswith(AS_IT_IS):
+        assert [line for line in out.splitlines() if len(line) > 60 and " " in line.strip()[:50]] == []
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in COMMANDS if may_run(page) or not page.arguments], ids=lambda page: page.name
+)
 def test_a_wrong_argument_is_one_message(gpurun, page):
     words = ["$(touch pwned)'\n"] * max(1, sum(name.isupper() for name, _ in page.arguments))
     code, out, err = gpurun(*page.words[1:], *words)
@@ -120,3 +161,67 @@ def test_ctrl_c_while_hosts_are_asked(gpurun, name, monkeypatch):
 
     monkeypatch.setattr(Fleet, "open", interrupted)
     assert gpurun(*name.split())[0] == 130
+
+
+NEEDED = {  # arguments that a command parses before it begins
+    "gpurun scale run": ["-n", "1"], "gpurun inventory add": ["h9", "rack=r1", "gpus=1"], "gpurun man": ["--to", "man"],
+    "gpurun inventory diff": ["1"], "gpurun share": ["shared", "--group", "root"],
+}  # fmt: skip
+
+
+def interrupt_call(number):
+    """Raise KeyboardInterrupt in the main thread, as Ctrl-C does, at the n-th call of a function of gpurun.
+
+    Not while a module is imported: tests that follow would meet half a module.
+    """
+    here, calls = str(Path(package.__file__).parent), 0
+
+    def profile(frame, event, _):
+        nonlocal calls
+        if event != "call" or not frame.f_code.co_filename.startswith(here):
+            return
+        calls += 1
+        if calls >= number and not imports(frame):
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+
+
+def imports(frame):
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def words_of(page):
+    """Arguments with which a command does more than refuse them."""
+    words, _ = ARGUMENTS.get(" ".join(page.words[1:]), ([], CODES))
+    names = [name for name, _ in page.arguments if name.isupper()]
+    known = {"JOB": ["j-00000001"], "JOB…": ["j-00000001"], "HOST": ["h1"], "HOSTS": ["h1"]}
+    return words or NEEDED.get(page.name) or [word for name in names for word in known.get(name, ["x"])]
+
+
+@pytest.mark.parametrize("page", COMMANDS, ids=NAMES)
+def test_ctrl_c_at_any_call_is_exit_code_130(gpurun, page, monkeypatch):
+    """Commands that may not run are interrupted at once; so is `ssh`, which would replace this process."""
+    callback = COMMAND_OF[page.name].callback
+    ended = False
+    for number in (1, 10, 100, 1000) if may_run(page) and page.name != "gpurun ssh" else (1,):
+        if ended:
+            break
+
+        def begin(*args, number=number, **options):
+            interrupt_call(number)
+            try:
+                return callback(*args, **options)
+            finally:
+                nonlocal ended
+                ended = sys.getprofile() is not None
+                sys.setprofile(None)
+
+        monkeypatch.setattr(COMMAND_OF[page.name], "callback", begin)
+        code, _, err = gpurun(*page.words[1:], *words_of(page))
+        assert code in (CODES if ended else {130}), (number, err)

@@ -48,7 +48,7 @@ def test_each_gpu_is_a_letter_of_its_job_and_hosts_that_are_alike_are_one():
     ]  # fmt: skip
     picture = picture_of(hosts, jobs, 10.0, fold)
     assert racks(picture) == [
-        "r1  pascal  5 hosts  10 of 20 GPUs free", "  n[1-2] aaaa", "  n3 bb..", "  n4 ....", "  n5 .... cordoned"
+        "r1  pascal  5 hosts  6 of 20 GPUs free", "  n[1-2] aaaa", "  n3 bb..", "  n4 ....", "  n5 .... cordoned"
     ]  # fmt: skip
     assert [line.split()[:2] for line in table(picture)[1:]] == [["a", one], ["b", two]]
     assert plain(mark_line(picture)) == ". free"

@@ -1,0 +1,48 @@
+"""The standard streams of a command, where they are closed, full, or read no further."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+
+from gpurun.errors import StateError
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+UNREAD = 1
+
+
+def open_closed_streams() -> None:
+    """Open /dev/null for each standard stream that is closed, as by `<&-` or a service manager.
+
+    Call this before opening any other file: that file would get the stream's number, and child processes would use it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - open as long as the process
+
+
+@contextmanager
+def output_written() -> Iterator[None]:
+    """On leaving, write what stdout still buffers. Exit with 1 if nobody reads it, with 5 if its disk is full.
+
+    Without this, Python writes the buffer as it exits: a failure there is a warning, and exit code 120.
+    """
+    try:
+        yield
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader of the pipe has exited, so nobody reads a message
+        sys.stdout = None
+        sys.exit(UNREAD)
+    except OSError as error:
+        if error.filename is not None or error.errno not in NO_ROOM:
+            raise
+        sys.stdout = None
+        typer.echo(f"gpurun: cannot write to stdout: {error.strerror}", err=True)
+        sys.exit(StateError.exit_code)
