@@ -1,6 +1,6 @@
 # From a clean clone on Debian or Ubuntu with git, make, python3 and root:
 #   make demo    a lab of four hosts in two racks trains a network, live
-#   make test    every test, those on the lab included
+#   make test    the tests that each change must pass, those on the lab included
 .PHONY: setup packages demo test test-unit thorough test-lab check bench lab image images site man reference fresh clean
 .DEFAULT_GOAL := setup
 
@@ -42,15 +42,18 @@ endif
 # pytest keeps their compiled form, whatever PYTHONDONTWRITEBYTECODE says.
 UNIT := env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/pytest -m 'not lab' -n 6 --dist worksteal
 
+LAB := $(VENV)/bin/pytest -n 3 --dist loadgroup --no-loadscope-reorder --durations=10
+
 test-unit: setup
 	$(UNIT)
 
-# The same tests with longer histories and more random examples, which are new ones in each run.
-thorough: setup
+# For each release: all that `test` leaves out, longer histories, and more random examples, which are new in each run.
+thorough: setup images
 	$(UNIT) --hypothesis-profile=long
+	$(LAB) -m 'lab and thorough'
 
 test-lab: setup images
-	$(VENV)/bin/pytest -m 'lab and not alone' -n 3 --dist loadgroup --no-loadscope-reorder --durations=10
+	$(LAB) -m 'lab and not alone and not thorough'
 	$(VENV)/bin/pytest -m 'lab and alone' --durations=10
 
 check: setup

@@ -93,6 +93,7 @@ def test_hosts_leave_and_come_back_and_no_step_is_lost(cluster):
 
 
 # Of a measurement: GPURUN_KILL_AFTER="0 1 2 …".
+@pytest.mark.thorough
 @pytest.mark.parametrize("after_s", [int(text) for text in os.environ.get("GPURUN_KILL_AFTER", "1 14").split()])
 def test_a_supervisor_that_dies_beside_a_host_delays_nobody_for_long(cluster, after_s):
     """It dies before it notices the host's silence, and about when it would notify the other hosts."""

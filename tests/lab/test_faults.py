@@ -119,7 +119,13 @@ def test_the_head_is_cut_off_and_loses_all_its_supervisors(cluster, tmp_path):
         assert_no_step_lost(cluster, job, steps=200)
 
 
-@pytest.mark.parametrize("rank", [0, 1], ids=["the launcher's host", "a worker's host"])
+@pytest.mark.parametrize(
+    "rank",
+    [
+        pytest.param(0, id="the launcher's host"),
+        pytest.param(1, id="a worker's host", marks=pytest.mark.thorough),
+    ],
+)
 def test_dockerd_is_restarted(cluster, tmp_path, rank):
     """Without live-restore every container of the host ends; the gang starts again from its outputs."""
     job = train(cluster, tmp_path / "recipe")
@@ -135,7 +141,7 @@ def test_dockerd_is_restarted(cluster, tmp_path, rank):
     assert len(told) <= 3, "an engine that is out must not be told of again and again"
 
 
-@pytest.mark.parametrize("how", ["TERM", "KILL"])
+@pytest.mark.parametrize("how", [pytest.param("TERM", marks=pytest.mark.thorough), "KILL"])
 def test_dockerd_of_the_launchers_host_stops_for_good(cluster, tmp_path, how):
     """Its configuration is broken. The gang restarts elsewhere; the host is fenced after the repair."""
     job = train(cluster, tmp_path / "recipe")

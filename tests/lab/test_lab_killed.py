@@ -79,6 +79,7 @@ def test_down_killed_at_every_step(named_lab):
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.thorough
 def test_up_after_an_up_killed_at_every_tenth_step(named_lab):
     lab = named_lab("steps")
     spec = LabSpec(lab.name, racks=1, hosts=1)

@@ -16,10 +16,10 @@ RECIPES = Path(__file__).parents[2] / "recipes"
     "recipe",
     [
         "fashion-mnist-torch",
-        "fashion-mnist-mpi",
         "fashion-mnist-keras",
-        "fashion-mnist-horovod-torch",
-        "fashion-mnist-jax",
+        pytest.param("fashion-mnist-mpi", marks=pytest.mark.thorough),
+        pytest.param("fashion-mnist-horovod-torch", marks=pytest.mark.thorough),
+        pytest.param("fashion-mnist-jax", marks=pytest.mark.thorough),
     ],
 )
 def test_a_recipe_loses_a_host_and_goes_on_from_its_checkpoint(mended, recipe):
@@ -43,6 +43,7 @@ def test_a_recipe_loses_a_host_and_goes_on_from_its_checkpoint(mended, recipe):
     assert list(outputs.iterdir()), "the checkpoint came home"
 
 
+@pytest.mark.thorough
 def test_compressed_gradients_take_a_fiftieth_of_the_bytes(cluster):
     """Fifty steps: the network is not good yet, but what crosses the wire is the same in every step."""
     sent = {}

@@ -25,7 +25,11 @@ def start(cluster, recipe):
     return job
 
 
-@pytest.mark.parametrize("recipe", ["fashion-mnist-ps", "fashion-mnist-mwms"])
+MULTI_WORKER = pytest.mark.thorough
+"""What parameter servers show runs with each change; the other strategy's tests take as long again."""
+
+
+@pytest.mark.parametrize("recipe", ["fashion-mnist-ps", pytest.param("fashion-mnist-mwms", marks=MULTI_WORKER)])
 def test_a_gang_that_loses_a_host_with_its_tasks_goes_on_from_its_checkpoint(mended, recipe):
     cluster = mended
     job = start(cluster, recipe)
@@ -41,7 +45,11 @@ def test_a_gang_that_loses_a_host_with_its_tasks_goes_on_from_its_checkpoint(men
 
 
 @pytest.mark.parametrize(
-    ("recipe", "rank", "name"), [("fashion-mnist-ps", 1, "worker 1"), ("fashion-mnist-mwms", 3, "worker 3")]
+    ("recipe", "rank", "name"),
+    [
+        ("fashion-mnist-ps", 1, "worker 1"),
+        pytest.param("fashion-mnist-mwms", 3, "worker 3", marks=MULTI_WORKER),
+    ],
 )
 def test_a_task_that_is_killed_while_it_trains_is_the_one_that_is_named(cluster, recipe, rank, name):
     """The other tasks fail, too, because of its end."""
