@@ -19,6 +19,12 @@ TRAIN = "gpurun/train:tf2.15"
 TORCH = "gpurun/train:torch"
 TINY = "gpurun/tiny:1"
 
+ONE_THREAD = (
+    "-e", "OMP_NUM_THREADS=1", "-e", "TF_NUM_INTRAOP_THREADS=1", "-e", "TF_NUM_INTEROP_THREADS=1",
+    "-e", "OMPI_MCA_mpi_yield_when_idle=1",
+)  # fmt: skip
+"""For `submit`: all ranks of a lab share few cores, and threads that spin take them from the others."""
+
 LOOK_S = 0.2
 """How often a test looks at a job: looking takes CPU time from the job."""
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from cluster import TRAIN
+from cluster import ONE_THREAD, TRAIN
 from faulting import events, is_adopted, kill_supervisor, wait_until
 
 from gpurun.leases.store import LeaseStore
@@ -32,7 +32,7 @@ def train(cluster, *flags, gpus=4, least=2, steps=100_000, recipe=RECIPE):
     command = ["python3", "train.py", "--steps", str(steps)]
     done = cluster.gpurun(
         "submit", str(recipe), "-i", str(cluster.inventory), "-n", str(gpus), "--gpus-per-host", "1",
-        "--min-gpus", str(least), *flags, "--", *command,
+        "--min-gpus", str(least), *ONE_THREAD, *flags, "--", *command,
     )  # fmt: skip
     assert done.code == 0, done.err
     return done.out.strip()

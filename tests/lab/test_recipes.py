@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from cluster import ONE_THREAD
 
 pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("recipes")]
 
@@ -25,7 +26,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 def test_a_recipe_loses_a_host_and_goes_on_from_its_checkpoint(mended, recipe):
     cluster = mended
     done = cluster.gpurun(
-        "submit", str(RECIPES / recipe), "-i", str(cluster.inventory), "--",
+        "submit", str(RECIPES / recipe), "-i", str(cluster.inventory), *ONE_THREAD, "--",
         "python3", "train.py", "--epochs", "3", "--images", "10000", "--accuracy", "0.65",
     )  # fmt: skip
     assert done.code == 0, done.err

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from cluster import ONE_THREAD
 from faulting import kill_rank
 
 pytestmark = [pytest.mark.lab, pytest.mark.train, pytest.mark.slow, pytest.mark.xdist_group("launchers")]
@@ -16,7 +17,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 def start(cluster, recipe):
     """Three short epochs of a recipe; returns the job once the first is over."""
     done = cluster.gpurun(
-        "submit", str(RECIPES / recipe), "-i", str(cluster.inventory), "--",
+        "submit", str(RECIPES / recipe), "-i", str(cluster.inventory), *ONE_THREAD, "--",
         "python3", "train.py", "--epochs", "3", "--images", "10000", "--accuracy", "0.65",
     )  # fmt: skip
     assert done.code == 0, done.err
