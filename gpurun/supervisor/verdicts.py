@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gpurun.jobs.record import CancelRequest, FirstFailure
@@ -22,6 +22,8 @@ NOT_FOUND = 127
 """What a shell exits with that cannot find the program it was to become."""
 STOPPED_S = 5.0
 """How long a launcher may outlive the ranks beside it, when something ends them all."""
+AFTERMATH_S = 60.0
+"""If an elastic gang fails so soon after it has lost a host, that is the cause."""
 SUCCEEDED = End(State.SUCCEEDED, "", 0, exit_code=0)
 
 
@@ -159,6 +161,25 @@ def with_cause(end: End, cause: Cause | None, stopped: Sequence[Cause]) -> End:
         return explained(end, cause)
     end = explained(end, stopped[0])
     return replace(end, suspects=tuple(sorted({*end.suspects, *(each.host for each in stopped)})))
+
+
+def after_loss(end: End, lost: Mapping[str, FirstFailure], since_s: float) -> End:
+    """Return the end of an elastic gang that failed soon after it had lost hosts; the loss is then the first failure.
+
+    Horovod can abort every survivor of a lost host: ``terminate called after throwing … gloo::IoException``, exit code
+    134. The program is not at fault, and starts again from its checkpoint.
+
+    Args:
+        lost: the hosts that the gang lost last, and why.
+        since_s: how long before the end it lost them.
+    """
+    if not lost or end.outcome is not State.FAILED or end.suspects or since_s > AFTERMATH_S:
+        return end
+    host, failure = min(lost.items())
+    reason = f"{host}: {failure.reason}; then {end.reason}"
+    return replace(
+        end, reason=reason, code=4, exit_code=failure.exit_code, failure=failure, suspects=tuple(sorted(lost))
+    )
 
 
 def explains_alone(cause: Cause | None) -> bool:

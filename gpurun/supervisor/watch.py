@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from gpurun import faults
 from gpurun.jobs.limits import is_over_limit
+from gpurun.jobs.record import FirstFailure
 from gpurun.jobs.states import State
 from gpurun.supervisor.causes import TAIL_LINES
 from gpurun.supervisor.checkpoints import CheckpointWatch
@@ -25,7 +26,7 @@ from gpurun.supervisor.links import CONNECT_S, Links
 from gpurun.supervisor.loglines import last_lines
 from gpurun.supervisor.outputs_watch import OutputsWatch
 from gpurun.supervisor.rehearsal import RehearsalWatch
-from gpurun.supervisor.verdicts import by_launcher, explains_alone, with_cause, with_last_words
+from gpurun.supervisor.verdicts import after_loss, by_launcher, explains_alone, with_cause, with_last_words
 from gpurun.supervisor.watchers import Watchers
 
 POLL_S = 0.2
@@ -68,6 +69,8 @@ class _Watch:
         self._others: tuple[float, bool] | None = None
         self._begun_s, self._cut_off_s = time.monotonic(), -math.inf
         self._down, self._returned_s = frozenset[str](), -math.inf
+        self._lost: Mapping[str, FirstFailure] = {}
+        self._lost_s = -math.inf
         self._was_late = False
         self._follow(job.members)
         self._checkpoints.thread().start()
@@ -85,6 +88,7 @@ class _Watch:
             seen = self._seen()
             match decide(seen):
                 case Lose(failures):
+                    self._lost, self._lost_s = failures, seen.now_s
                     self._members.lose(failures)
                     self._forget(failures)
                 case LetGo(hosts):
@@ -199,7 +203,7 @@ class _Watch:
         gone = {each.host for each in stopped if each.kind == "host-lost"}
         if not gone <= {*lost_hosts(seen)} or (self._was_late and not was_late):
             return end_from_outside(seen)
-        return with_cause(end, cause, stopped)
+        return after_loss(with_cause(end, cause, stopped), self._lost, seen.now_s - self._lost_s)
 
 
 def _others_answer(job: SupervisedJob) -> bool:

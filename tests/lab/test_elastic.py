@@ -203,6 +203,27 @@ def test_it_starts_with_what_there_is_and_grows_when_others_end(cluster, tmp_pat
     assert_no_step_lost([step for step, _ in trained(cluster, job)])
 
 
+WAITS = 'test "$GPURUN_ATTEMPT" = 1 || exit 0; echo up; while :; do sleep 1; done'
+
+
+def test_survivors_that_all_fail_beside_a_lost_host_start_again(cluster):
+    """As when Horovod aborts each survivor (``terminate called … gloo::IoException``), which it does now and then."""
+    job = cluster.gpurun(
+        *cluster.submit_args("--min-gpus", "2", "--max-restarts", "1", gpus=3), "--", "sh", "-c", WAITS
+    ).out.strip()
+    wait_until(lambda: cluster.log(job).count("<stdout>:up") == 3)
+    hosts = cluster.job(job)["hosts"]
+    cluster.lab.run(hosts[2], ["docker", "kill", f"gpurun-{job}-1"])
+    wait_until(lambda: any(event.get("state") == "left the gang" for event in events(cluster, job)))
+    for host in hosts[:2]:
+        cluster.lab.run(host, ["pkill", "-ABRT", "-f", "^sh -c test .*while"])
+    assert cluster.gpurun("wait", job).code == 0
+    found = cluster.job(job)
+    assert (found["state"], found["restarts"]) == ("SUCCEEDED", 1)
+    (again,) = [event["reason"] for event in events(cluster, job) if event.get("state") == "STOPPING"][:1]
+    assert again.startswith(f"{hosts[2]}: the job's container ended (exit code 137); then a rank on ")
+
+
 def test_with_too_few_left_it_starts_again_and_a_program_that_fails_everywhere_does_not(cluster):
     job = train(cluster, gpus=2, least=2, steps=400)
     cluster.wait_for_log(job, "step 45 with")

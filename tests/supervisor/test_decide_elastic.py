@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from decide_examples import ELASTIC, GANG, SPEC, T, container, end_of, rank
 
-from gpurun.jobs.record import CancelRequest
+from gpurun.jobs.record import CancelRequest, FirstFailure
 from gpurun.jobs.states import State
 from gpurun.supervisor.causes import Cause
 from gpurun.supervisor.decide import (
@@ -17,7 +17,8 @@ from gpurun.supervisor.decide import (
     LetGo,
     decide,
 )
-from gpurun.supervisor.verdicts import by_launcher
+from gpurun.supervisor.ends import End
+from gpurun.supervisor.verdicts import AFTERMATH_S, after_loss, by_launcher, rank_failed
 
 
 def test_an_elastic_gang_goes_on_without_a_host_as_long_as_enough_are_left():
@@ -120,3 +121,20 @@ def test_an_elastic_launchers_0_is_not_believed_when_something_broke_off_the_ran
 def test_nothing_undoes_the_work_of_ranks_that_have_all_returned_0(what):
     seen = replace(GANG, ranks=[rank(0, "a", 0, T - 1), rank(1, "b", 0, T - 1)], **what)
     assert end_of(decide(seen)).outcome is State.SUCCEEDED
+
+
+def test_a_lost_host_is_the_cause_if_every_other_rank_fails_soon_after():
+    """Horovod aborted all survivors of a lost host once, on a busy machine: the job FAILED, and is to start again."""
+    lost = {"c": FirstFailure("the job's container ended (exit code 137)", host="c", exit_code=137, kind="container")}
+    end = rank_failed(None, "a", 134, who="a rank")
+    found = after_loss(end, lost, 2.6)
+    assert (found.suspects, found.failure, found.code, found.exit_code) == (("c",), lost["c"], 4, 137)
+    assert found.reason == (
+        "c: the job's container ended (exit code 137); then a rank on a failed first, with exit code 134"
+    )
+    assert after_loss(end, lost, AFTERMATH_S + 1) == end, "it has trained on without the host"
+    assert after_loss(end, {}, 0.0) == end
+    blamed = replace(end, suspects=("b",))
+    assert after_loss(blamed, lost, 1.0) == blamed, "another host's engine has stopped"
+    for other in (End(State.SUCCEEDED, "", 0), End(State.CANCELLED, "", 1), End(State.QUEUED, "", 1)):
+        assert after_loss(other, lost, 1.0) == other
