@@ -167,19 +167,19 @@ def after_loss(end: End, lost: Mapping[str, FirstFailure], since_s: float) -> En
     """Return the end of an elastic gang that failed soon after it had lost hosts; the loss is then the first failure.
 
     Horovod can abort every survivor of a lost host: ``terminate called after throwing … gloo::IoException``, exit code
-    134. The program is not at fault, and starts again from its checkpoint.
+    134. The program is not at fault, and starts again from its checkpoint. It may be at fault if the host was lost
+    because ranks failed there.
 
     Args:
         lost: the hosts that the gang lost last, and why.
         since_s: how long before the end it lost them.
     """
-    if not lost or end.outcome is not State.FAILED or end.suspects or since_s > AFTERMATH_S:
+    faulty = sorted(host for host, failure in lost.items() if failure.kind != "rank")
+    if not faulty or end.outcome is not State.FAILED or end.suspects or since_s > AFTERMATH_S:
         return end
-    host, failure = min(lost.items())
-    reason = f"{host}: {failure.reason}; then {end.reason}"
-    return replace(
-        end, reason=reason, code=4, exit_code=failure.exit_code, failure=failure, suspects=tuple(sorted(lost))
-    )
+    failure = lost[faulty[0]]
+    reason = f"{faulty[0]}: {failure.reason}; then {end.reason}"
+    return replace(end, reason=reason, code=4, exit_code=failure.exit_code, failure=failure, suspects=tuple(faulty))
 
 
 def explains_alone(cause: Cause | None) -> bool:

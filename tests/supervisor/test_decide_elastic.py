@@ -134,6 +134,8 @@ def test_a_lost_host_is_the_cause_if_every_other_rank_fails_soon_after():
     )
     assert after_loss(end, lost, AFTERMATH_S + 1) == end, "it has trained on without the host"
     assert after_loss(end, {}, 0.0) == end
+    idle = {"c": FirstFailure("its ranks have ended, those of others have not", host="c", kind="rank")}
+    assert after_loss(end, idle, 1.0) == end, "the program may have failed there"
     blamed = replace(end, suspects=("b",))
     assert after_loss(blamed, lost, 1.0) == blamed, "another host's engine has stopped"
     for other in (End(State.SUCCEEDED, "", 0), End(State.CANCELLED, "", 1), End(State.QUEUED, "", 1)):
