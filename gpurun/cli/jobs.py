@@ -127,7 +127,7 @@ def _leased(inventory: Inventory, store: JobStore) -> dict[str, dict[int, str]]:
 def host_json(row: HostRow) -> dict[str, Any]:
     """Return a host for scripts and tables.
 
-    ``foreign`` is there only if another gpurun installation holds GPUs; ``drain`` is a text, only during a drain.
+    ``foreign`` is there only if others hold GPUs; ``drain`` is a text, only during a drain.
     """
     shown = {
         "host": row.host.name,
@@ -141,7 +141,8 @@ def host_json(row: HostRow) -> dict[str, Any]:
         shown["drain"] = row.shown
     if row.foreign:
         shown["foreign"] = [
-            {"gpus": list(each.gpus), "job": each.job, "user": each.user, "head": each.head} for each in row.foreign
+            {"gpus": list(each.gpus), "job": each.job, "user": each.user, "head": each.head, "process": each.process}
+            for each in row.foreign
         ]
     return shown
 

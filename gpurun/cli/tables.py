@@ -28,7 +28,7 @@ def print_status(picture: Picture, hosts: Sequence[dict[str, Any]], *, most_queu
     """Print racks, jobs, and a line of totals. No line is cut or wrapped when the output is piped.
 
     Args:
-        hosts: as in ``status --json``; their ``foreign`` says which other gpurun users hold GPUs.
+        hosts: as in ``status --json``; their ``foreign`` says who else holds GPUs.
         most_queued: print at most this many queued jobs, the first in the picture's order; None = all.
     """
     columns = max(shutil.get_terminal_size().columns, LEAST_COLUMNS) if sys.stdout.isatty() else None
@@ -44,8 +44,9 @@ def print_status(picture: Picture, hosts: Sequence[dict[str, Any]], *, most_queu
         lines.append([(f"{len(left_out)} more wait; `gpurun queue` lists all that wait, in order", "")])
     for host in hosts:
         for each in host.get("foreign", ()):
-            text = f"{host['host']}: GPUs {', '.join(map(str, each['gpus']))} belong to {each['job']}"
-            lines.append([(printable(f"{text} of {each['user']} on {each['head']}"), "")])
+            whose = f"belong to {each['job']} of {each['user']} on {each['head']}"
+            whose = f"are used by {each['process']}" if each["process"] else whose
+            lines.append([(printable(f"{host['host']}: GPUs {', '.join(map(str, each['gpus']))} {whose}"), "")])
     lines.append(total_line(picture))
     print_lines(lines)
 

@@ -49,9 +49,12 @@ def why(job: JobArgument, as_json: JsonOption = False) -> None:
     explanation = explain(decisions, snapshot, record.id)
     smaller = smaller_gang_of(folder, snapshot, explanation)
     if as_json:
-        print_json({"job": record.id, **asdict(explanation), "smaller_gang": smaller and asdict(smaller)})
+        before = {"reason": record.reason} if record.reason else {}
+        print_json({"job": record.id, **before, **asdict(explanation), "smaller_gang": smaller and asdict(smaller)})
         return
     print_explanation(explanation, record.id)
+    if record.reason:
+        typer.echo(f"  its last attempt ended: {printable(record.reason)}")
     if smaller is not None:
         typer.echo(f"  {smaller_in_words(smaller, explanation.gpus)}")
 

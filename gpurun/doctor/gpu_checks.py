@@ -29,9 +29,9 @@ def check_gpus(host: Host, found: Hardware) -> Iterator[Finding]:
 def strangers(host: Host, found: Hardware, gpus: frozenset[int], severity: Severity) -> Iterator[Finding]:
     """Yield GPUs that are used by a process outside any gpurun job."""
     for gpu in found.gpus:
-        foreign = [process for process in gpu.processes if not process.job]
+        foreign = foreign_on(gpu)
         if gpu.index in gpus and foreign:
-            who = ", ".join(_described(process) for process in foreign)
+            who = ", ".join(described(process) for process in foreign)
             yield Finding(
                 "gpu-stranger",
                 severity,
@@ -42,7 +42,13 @@ def strangers(host: Host, found: Hardware, gpus: frozenset[int], severity: Sever
             )
 
 
-def _described(process: GpuProcess) -> str:
+def foreign_on(gpu: Gpu) -> list[GpuProcess]:
+    """Return the processes on a GPU that no gpurun job started."""
+    return [process for process in gpu.processes if not process.job]
+
+
+def described(process: GpuProcess) -> str:
+    """Describe a process for people. A host's text: neither printable nor short."""
     name = process.command.split(" ")[0].rsplit("/", 1)[-1] or "a process"
     owner = f" of {process.user}" if process.user else ""
     where = f", container {process.container}" if process.container else ""

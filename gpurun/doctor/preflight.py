@@ -14,9 +14,10 @@ from gpurun.facts.hardware import Hardware
 from gpurun.inventory.model import Inventory
 from gpurun.remote.fleet import Fleet
 
+STRANGER = "gpu-stranger"
 BLOCKING = frozenset(
     {"address", "clock", "docker", "docker-gpu", "docker-network", "firewall", "gpu-driver", "gpu-lost", "gpu-missing",
-     "gpu-stranger", "hca", "hca-link-layer", "hca-node", "hca-port", "interface", "memlock", "mtu", "path", "roce-gid",
+     STRANGER, "hca", "hca-link-layer", "hca-node", "hca-port", "interface", "memlock", "mtu", "path", "roce-gid",
      "shared-folder", "ssh"}
 )  # fmt: skip
 """Checks whose errors make a gang fail or hang. A slow link or old memory errors only deserve a word."""
@@ -41,6 +42,16 @@ class Preflight:
         """Return host → why gpurun should place the gang on other hosts."""
         return {host: f"{one.check}: {one.evidence}" for one in reversed(self.blocking) for host in one.hosts}
 
+    @property
+    def strangers(self) -> frozenset[str]:
+        """Return the hosts where a process that no gpurun job started holds a granted GPU."""
+        return frozenset(host for one in self.blocking if one.check == STRANGER for host in one.hosts)
+
+    @property
+    def without_strangers(self) -> Preflight:
+        """Return the other findings: a process ends, but a bad host stays bad."""
+        return replace(self, blocking=tuple(one for one in self.blocking if one.check != STRANGER))
+
 
 def preflight(
     fleet: Fleet, inventory: Inventory, grants: Mapping[str, tuple[int, ...]], *, ports: mesh.Ports = mesh.SYSTEM_PORTS
@@ -60,7 +71,7 @@ def preflight(
 def judge(inventory: Inventory, survey: Survey, grants: Mapping[str, tuple[int, ...]]) -> Preflight:
     """Split the findings about this gang into those that block it and the others. Pure."""
     findings = [one for one in diagnose(inventory, survey) if one.is_fault and _concerns(one, grants)]
-    findings = [one for one in findings if one.check != "gpu-stranger"]
+    findings = [one for one in findings if one.check != STRANGER]
     for name, found in survey.hardware.items():
         findings += strangers(inventory.by_name[name], found, frozenset(grants[name]), Severity.ERROR)
         findings += _missing(name, found, grants[name])

@@ -116,7 +116,8 @@ def outcome_of(record: JobRecord) -> str:
         return str(record.state.value)
     if record.rehearsal == "passed":
         return "REHEARSED"
-    if record.restart is not None:
+    has_failed = record.setback is not None and record.setback.attempt == record.attempt
+    if record.restart is not None and (has_failed or not record.placements):  # else pre-flight made it pause
         return "RETRIED"
     return "PREEMPTED" if record.reason.startswith(("preempted", "moved")) else "REPLACED"
 

@@ -62,13 +62,14 @@ class GpuHolder:
 
     Attributes:
         gpus: all GPU indices that the holder has there.
-        job: the holder's job.
+        job: the holder's job; "" also if no job holds them, but a process that no gpurun job started.
         attempt: the attempt of that job.
-        user: the account of the job's owner on its head node.
+        user: the account of the job's owner on its head node, or of the process on the host.
         uid: the same account, by number.
         head: the holder's head node.
         state: the id of the holder's state directory.
         why: the host's evidence that the holder still needs them.
+        process: that process, with its user and pid.
 
     Raises:
         ValueError: the index of a GPU is out of range, or occurs twice; readers of a file treat that as damage.
@@ -82,13 +83,16 @@ class GpuHolder:
     head: str = ""
     state: str = ""
     why: str = ""
+    process: str = ""
 
     def __post_init__(self) -> None:
         check_gpus(self.gpus)
 
     @property
     def words(self) -> str:
-        """Describe the holder for people: ``job j-0a1b2c3d of bob on head-2``."""
+        """Describe the holder for people: ``job j-0a1b2c3d of bob on head-2``, ``python3 of bob (pid 4711)``."""
+        if self.process:
+            return self.process
         owner = f" of {self.user}" if self.user else ""
         place = f" on {self.head}" if self.head else ""
         return f"{f'job {self.job}' if self.job else 'an unknown job'}{owner}{place}"
@@ -96,7 +100,7 @@ class GpuHolder:
 
 @dataclass(frozen=True)
 class HostRefusal:
-    """A host refused GPUs to this job, because another job claims them there.
+    """A host refused GPUs to this job: another job claims them there, or a process that no job started uses them.
 
     Attributes:
         host: the host's name in the job's inventory.
@@ -112,11 +116,12 @@ class HostRefusal:
 
 @dataclass(frozen=True)
 class Restart:
-    """A job's next start after a failed attempt.
+    """A job's next start after a failed attempt, or after pre-flight refused a host that the job avoids.
 
     Attributes:
         at_s: the earliest start, seconds since the epoch.
-        attempt: the number of the start, counted with the first start, of those that ``max_restarts`` allows.
+        attempt: the number of the start, counted with the first start, of those that ``max_restarts`` allows; after
+            pre-flight, of the placements that it allows.
         of: how many starts are allowed; None = unlimited, because the gang is formed again.
     """
 
@@ -202,7 +207,7 @@ class JobRecord(msgspec.Struct, frozen=True, gc=False):
         kept: GPUs that the last pass keeps for the queued job.
         restart: from the end of a failed attempt to the next grant: when the job will restart.
         setback: the last failed attempt, kept to recognise a later attempt that fails in the same way.
-        refusals: hosts that refused GPUs, because another job claims them there (`gpurun.leases.refusals`).
+        refusals: hosts that refused GPUs, because another job or a process holds them (`gpurun.leases.refusals`).
         placements: how often pre-flight moved the job to other hosts since it last ran.
         outputs_left: outputs that are not on the head after an attempt; None = all are on the head.
         rehearsal: "due": the current or next attempt is a rehearsal; "passed": the rehearsal succeeded, and is

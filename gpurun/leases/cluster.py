@@ -29,7 +29,7 @@ class HostRow:
         free: GPUs without a holder, also of a cordoned host; 0 while holders are unknown.
         state: ``ok``, ``cordoned``, ``draining``, ``drained`` (no job holds its GPUs any more), ``lost``, or
             ``unknown`` while a lease is damaged.
-        foreign: other holders of GPUs here: the host recently refused the GPUs to a job of this user.
+        foreign: others that hold GPUs here: the host recently refused the GPUs to a job of this user.
         shown: the state for people, such as ``draining: 1 gang leaves``.
     """
 

@@ -27,7 +27,8 @@ class Holder:
     Attributes:
         job: the job's id.
         how: ``leased``; ``lost``: the rest of an attempt whose host could not be fenced; ``promised``: a queued gang of
-            another inventory waits for it; ``foreign``: another user, state directory or head claims it on the host.
+            another inventory waits for it; ``foreign``: another user, state directory or head claims it on the
+            host, or a process that no gpurun job started uses it.
         owner: the user's name; "" = unknown.
     """
 

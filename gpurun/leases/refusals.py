@@ -1,6 +1,7 @@
-"""What a user's jobs learned from hosts that refused a claim on a GPU. Pure.
+"""What a user's jobs learned from hosts that refused a GPU. Pure.
 
-The host knows all claims on its GPUs; the leases of this state directory do not. After a refusal, the next passes treat
+The host knows all claims on its GPUs, and all processes; the leases of this state directory do not. After a refusal
+(by a claim, or by pre-flight because of a process that no gpurun job started), the next passes treat
 these GPUs as taken for some seconds, so that they place the gang elsewhere, and then try again. A refusal affects only
 gangs of the same user, so false refusals harm no other user.
 """
@@ -22,7 +23,7 @@ def remember(
 ) -> tuple[HostRefusal, ...]:
     """Add a refusal to a job's refusals. Each host that refuses again is left alone for twice as long.
 
-    A host names only GPUs that the job requested. Its earlier refusals of other GPUs stay valid until they expire.
+    A host need not name all its held GPUs. Its earlier refusals of other GPUs stay valid until they expire.
 
     Args:
         before: the refusals in the job's record.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpurun.errors import GpurunError, HostUnreachable, StateUnavailable
-from gpurun.jobs.record import FirstFailure, GpuHolder
+from gpurun.jobs.record import FirstFailure, GpuHolder, Restart
 from gpurun.jobs.states import State
 
 
@@ -21,6 +21,7 @@ class End:
         ladder: ranks may still be running, and get SIGTERM and their grace period before SIGKILL.
         suspects: hosts at fault.
         refused: host → who holds the gang's GPUs there; the gang is placed again, and no host is at fault.
+        restart: when the queued job may be placed again, if not at once.
     """
 
     outcome: State
@@ -31,6 +32,7 @@ class End:
     ladder: bool = False
     suspects: tuple[str, ...] = ()
     refused: Mapping[str, tuple[GpuHolder, ...]] = field(default_factory=dict)
+    restart: Restart | None = None
 
 
 class GangEnd(Exception):

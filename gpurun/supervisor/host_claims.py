@@ -47,10 +47,15 @@ def claim(job: SupervisedJob, hosts: Iterable[str]) -> Mapping[str, GpurunError]
     results = job.links.each(
         lambda agent: agent.call("claims.take", timeout_s=TIMEOUT_S, **claim_of(job, agent.host)), hosts
     )
-    for host, holders in refusals_in(results.failed).items():
+    report_refusals(job, refusals_in(results.failed))
+    return results.failed
+
+
+def report_refusals(job: SupervisedJob, refused: Mapping[str, tuple[GpuHolder, ...]]) -> None:
+    """Write an event for each holder of GPUs that a host refused."""
+    for host, holders in refused.items():
         for holder in holders:
             job.events.emit("host", host=host, state="refused", reason=_held(holder))
-    return results.failed
 
 
 def refusals_in(failures: Mapping[str, GpurunError]) -> Mapping[str, tuple[GpuHolder, ...]]:

@@ -125,13 +125,14 @@ def _without_spec(job: SupervisedJob, damage: StateError) -> State:
 
 
 def _stopping(job: SupervisedJob, end: End) -> State:
-    restart, setback, rehearsal = None, job.record.setback, job.record.rehearsal
+    restart, setback, rehearsal = end.restart, job.record.setback, job.record.rehearsal
     if rehearsal:
         rehearsal = "passed" if end.outcome is State.SUCCEEDED else "due"
         end = judged(end, job.record.gpus)
+    again = False
     if restarts.is_worth_another(job.record, end, max_restarts=_most_restarts(job)):
         end, restart, setback = _another(job, end)
-    again = restart is not None
+        again = restart is not None
     return job.move(
         State.STOPPING, outcome=State.QUEUED if again else end.outcome, reason=end.reason, code=end.code,
         exit_code=end.exit_code, first_failure=end.failure, ladder=end.ladder, restarts=job.record.restarts + again,

@@ -7,21 +7,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpurun.doctor.preflight import preflight
+from gpurun.doctor.gpu_checks import described, foreign_on
+from gpurun.doctor.preflight import Preflight, preflight
 from gpurun.errors import HostFailure
+from gpurun.facts.claims import printable
+from gpurun.facts.hardware import GpuProcess, Hardware
+from gpurun.jobs.record import GpuHolder, Restart
 from gpurun.jobs.states import State
-from gpurun.supervisor.ends import GangEnd, failed
+from gpurun.leases.refusals import FIRST_PAUSE_S
+from gpurun.supervisor.ends import End, GangEnd, failed
+from gpurun.supervisor.host_claims import refused_end, report_refusals
 from gpurun.supervisor.job import SupervisedJob
 
 MOST_PLACEMENTS = 5
 """A gang is placed elsewhere because of what pre-flight finds at most this often; then it fails and says why."""
+
+MOST_NAMED = 2
+"""So many processes on a GPU are named; the others are counted."""
 
 
 def examine(job: SupervisedJob, hosts: Sequence[str]) -> None:
     """Probe new hosts, keep the results for the plan, and refuse hosts that would make the gang fail.
 
     Raises:
-        GangEnd: something would make it fail or hang. The gang is queued again and avoids those hosts.
+        GangEnd: something would make it fail or hang. The gang is queued again and avoids those hosts. If only
+            processes are in the way, it waits for them as for another job's claims.
     """
     new = {
         grant.host: grant.gpus for grant in job.lease.grants if grant.host in hosts and grant.host not in job.hardware
@@ -34,12 +44,44 @@ def examine(job: SupervisedJob, hosts: Sequence[str]) -> None:
         job.note(f"{', '.join(finding.hosts)}: {finding.evidence} (→ {finding.remedy})")
     if not found.blocking:
         return
-    worst = found.blocking[0]
-    bad = tuple(sorted(found.bad_hosts))
+    refused = {
+        host: _processes_on(found.hardware[host], {*range(job.inventory.by_name[host].gpus), *new[host]})
+        for host in sorted(found.strangers)
+    }
+    report_refusals(job, refused)
+    others = found.without_strangers
+    raise GangEnd(replace(_end_by(job, others), refused=refused) if others.blocking else refused_end(refused))
+
+
+def _end_by(job: SupervisedJob, found: Preflight) -> End:
+    """Return the end by bad hosts. Without a better host, the gang gets them again, and pauses longer each time."""
+    worst, bad = found.blocking[0], tuple(sorted(found.bad_hosts))
     error = HostFailure(f"{worst.check}: {worst.evidence}", host=bad[0] if bad else None, hint=worst.remedy)
     end = replace(failed(error).end, suspects=bad)
     placements = job.record.placements + 1
     if bad and placements < MOST_PLACEMENTS:
+        pause_s = FIRST_PAUSE_S * 2 ** (placements - 1)
+        again = Restart(job.clock() + pause_s, attempt=placements + 1, of=MOST_PLACEMENTS)
+        is_known = not set(bad).isdisjoint(job.record.avoid)
         job.amend(placements=placements)
-        end = replace(end, outcome=State.QUEUED)
-    raise GangEnd(end)
+        end = replace(end, outcome=State.QUEUED, restart=again if is_known else None)
+    return end
+
+
+def _processes_on(found: Hardware, gpus: set[int]) -> tuple[GpuHolder, ...]:
+    """Return the processes on a host's GPUs that no gpurun job started. Those on several GPUs are named once."""
+    held: dict[tuple[int, ...], tuple[list[GpuProcess], set[int]]] = {}
+    for gpu in found.gpus:
+        if gpu.index in gpus and (foreign := foreign_on(gpu)):
+            held.setdefault(tuple(each.pid for each in foreign), (foreign, set()))[1].add(gpu.index)
+    return tuple(_holder(processes, on) for processes, on in held.values())
+
+
+def _holder(processes: Sequence[GpuProcess], gpus: set[int]) -> GpuHolder:
+    more = f" and {len(processes) - MOST_NAMED} more" if len(processes) > MOST_NAMED else ""
+    # without the memory: on each of several GPUs, a process uses another amount
+    named = ", ".join(described(replace(each, memory_mib=None)) for each in processes[:MOST_NAMED])
+    return GpuHolder(
+        tuple(sorted(gpus)), user=printable(processes[0].user), why="no job of gpurun started it",
+        process=printable(named + more),
+    )  # fmt: skip

@@ -13,7 +13,7 @@ FREE, LOST, FOREIGN, KEPT, UNKNOWN = ".", "!", "#", "+", "?"
 MARKS: Mapping[str, str] = {
     FREE: "free",
     LOST: "lost: its host gave no proof that the GPU is free",
-    FOREIGN: "held by another gpurun",
+    FOREIGN: "held by another gpurun, or by a process that no job started",
     KEPT: "kept for a gang of another inventory",
     UNKNOWN: "not known: a lease is damaged",
 }

@@ -4,6 +4,7 @@ import json
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -11,9 +12,12 @@ import pytest
 from typer.main import get_command
 
 from gpurun.cli.main import COMMANDS, app, split_command
+from gpurun.jobs.record import GpuHolder
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.store import JobStore
+from gpurun.leases.refusals import remember
 from gpurun.state.cordons import Cordon, changing_cordons
+from gpurun.supervisor.host_claims import refused_end
 
 INVENTORY = """\
 version: 1
@@ -288,6 +292,24 @@ def test_a_job_in_the_queue_says_what_it_waits_for(gpurun, inventory, tmp_path, 
     (store.home / "cordons.json").unlink()
     rows = {row["job"]: row for row in json.loads(gpurun("queue", "--json")[1])["queue"]}
     assert (rows[later]["position"], rows[never]["position"]) == (1, None)
+
+
+def test_a_job_that_waits_for_a_process_says_whose(gpurun, inventory, tmp_path, monkeypatch):
+    monkeypatch.setattr("gpurun.head.waiter.resume", lambda *_: None)  # no process is left behind
+    spec = JobSpec(name="n", image="i:1", gpus=16, command=("true",))
+    folder = JobStore(tmp_path / "home").create(spec, inventory=Path(inventory), now_s=1.0)
+    eve = GpuHolder((0, 1), user="eve", process="python3 of eve (pid 7)", why="no job of gpurun started it")
+    end = refused_end({"h1": [eve]})
+    refusals = remember((), end.refused, now_s=time.time())
+    folder.write(folder.record().but(reason=end.reason, refusals=refusals))
+    said = "h1: python3 of eve (pid 7) holds GPUs 0, 1: no job of gpurun started it"
+    for argv in (["why", folder.id], ["status", folder.id], ["status", "-i", inventory]):
+        assert said in gpurun(*argv)[1], argv
+    assert said in json.loads(gpurun("why", folder.id, "--json")[1])["reason"]
+    assert "h1: GPUs 0, 1 are used by python3 of eve (pid 7)" in gpurun("status", "-i", inventory)[1]
+    hosts = json.loads(gpurun("status", "-i", inventory, "--json")[1])["hosts"]
+    ((foreign,),) = (host["foreign"] for host in hosts if "foreign" in host)
+    assert (foreign["gpus"], foreign["user"], foreign["process"]) == ([0, 1], "eve", "python3 of eve (pid 7)")
 
 
 def test_a_forgotten_double_dash_is_explained(gpurun, inventory):

@@ -97,8 +97,10 @@ def test_all_free_says_nothing_of_others(shown):
 
 
 def test_who_else_holds_gpus_is_named(shown):
-    foreign = {"host": "h1", "foreign": [{"gpus": [2], "job": "j-1", "user": "bo\x1b[2Jb", "head": "h"}]}
+    foreign = {"host": "h1", "foreign": [{"gpus": [2], "job": "j-1", "user": "bo\x1b[2Jb", "head": "h", "process": ""}]}
     assert "h1: GPUs 2 belong to j-1 of bo\\x1b[2Jb on h" in shown([HOST], [], foreign=[foreign])
+    foreign["foreign"] = [{"gpus": [0, 2], "job": "", "user": "eve", "head": "", "process": "py\x1b of eve (pid 7)"}]
+    assert "h1: GPUs 0, 2 are used by py\\x1b of eve (pid 7)" in shown([HOST], [], foreign=[foreign])
 
 
 def test_a_job_that_is_back_in_the_queue_is_shown_for_as_long_as_it_waits_now():

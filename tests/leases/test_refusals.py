@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
+
 from gpurun.jobs.record import GpuHolder, HostRefusal, JobRecord
 from gpurun.jobs.states import State
 from gpurun.leases.refusals import (
@@ -14,6 +16,7 @@ from gpurun.leases.refusals import (
     refused_gpus,
     remember,
 )
+from gpurun.msgspec_types import ready
 
 BOB = GpuHolder((2, 3), "j-0000000b", 1, "bob", 1002, "head-2")
 
@@ -75,6 +78,13 @@ def test_several_holders_on_one_host_and_several_jobs_add_up():
 def test_a_holder_in_words():
     assert BOB.words == "job j-0000000b of bob on head-2"
     assert GpuHolder((0,)).words == "an unknown job"
+    assert GpuHolder((0,), user="eve", process="python3 of eve (pid 7)").words == "python3 of eve (pid 7)"
+
+
+def test_a_refusal_that_an_older_version_wrote_is_read():
+    older = msgspec.json.decode(msgspec.json.encode(HostRefusal("gpu-1", BOB, until_s=7.0, pause_s=5.0)))
+    del older["holder"]["process"]
+    assert msgspec.convert(older, ready(HostRefusal)).holder == BOB
 
 
 def test_what_a_host_said_of_other_gpus_holds_on():

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gpurun.errors import BadInput, HostFailure, StateDiskError, StateError
-from gpurun.jobs.record import FirstFailure
+from gpurun.jobs.record import FirstFailure, GpuHolder, Restart
 from gpurun.jobs.spec import JobSpec
 from gpurun.jobs.states import State
 from gpurun.jobs.store import JobStore
@@ -77,6 +77,18 @@ def test_what_fails_while_stopping_is_tried_again_and_decides_nothing(running, m
     assert (record.state, record.code, record.exit_code, record.first_failure) == (State.SUCCEEDED, 0, 0, None)
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert LeaseStore(running.home).read_all().leases == ()
+
+
+def test_a_pause_before_the_next_placement_counts_as_no_restart(running, monkeypatch):
+    pause = Restart(110.0, 3, 5)
+    eve = GpuHolder((1,), user="eve", process="python3 of eve (pid 7)")
+    end = End(State.QUEUED, "clock", 4, suspects=("h1",), refused={"h1": (eve,)}, restart=pause)
+    ends_with(end, monkeypatch)
+    assert life.live(running) is State.QUEUED
+    record = running.folder.record()
+    assert (record.restart, record.restarts, record.avoid) == (pause, 0, ("h1",))
+    assert [each.holder for each in record.refusals] == [eve]
+    assert record.story(101.0) == "restarts in 9 s (attempt 3 of 5): clock"
 
 
 def test_damaged_cordons_neither_lose_a_cordon_nor_change_the_end(running, monkeypatch, own_copy, pauses, home):

@@ -44,6 +44,7 @@ def test_a_target_that_fails_is_reported_without_its_secret(carry, monkeypatch):
         ({"state": State.SUCCEEDED}, ("end",)),
         ({"state": State.TIMED_OUT}, ("end", "failure")),
         ({"state": State.QUEUED, "restart": Restart(1.0, 2, 3)}, ("failure",)),
+        ({"state": State.QUEUED, "restart": Restart(1.0, 2, 5), "placements": 1}, ()),
         ({"state": State.QUEUED, "reason": "preempted: j-1 needs them"}, ("preemption",)),
         ({"state": State.QUEUED, "reason": "its hosts refused"}, ()),
     ],

@@ -1,4 +1,4 @@
-"""How often pre-flight may have a gang placed elsewhere: by what it found, not by how often the job was started."""
+"""What pre-flight's findings mean for a gang: it is placed elsewhere, waits for a process to end, or fails."""
 
 from __future__ import annotations
 
@@ -6,48 +6,104 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpurun.doctor.findings import Finding, Severity
+from gpurun.doctor.gpu_checks import strangers
+from gpurun.doctor.preflight import Preflight
+from gpurun.facts.hardware import Gpu, GpuProcess, Hardware
 from gpurun.jobs.record import JobRecord
 from gpurun.jobs.spec import Grant
 from gpurun.jobs.states import State
+from gpurun.leases.refusals import FIRST_PAUSE_S
 from gpurun.supervisor import preflight
 from gpurun.supervisor.ends import GangEnd
 
 RECORD = JobRecord("j-00000001", "n", "o", 0, "/i", 4, State.PREPARING, 0.0, 0.0, attempt=6)
+H1 = SimpleNamespace(name="h1", gpus=4)
+FULL = Finding("shared-folder", Severity.ERROR, ("h1",), "is on nfs", "folder=DIR")
+EVE = GpuProcess(7, 100, "eve", "/usr/bin/python3 x.py")
 
 
 class Job:
     """As much of a job as pre-flight looks at."""
 
-    def __init__(self, record):
-        self.record, self.hardware, self.inventory = record, {}, None
+    def __init__(self, record=RECORD):
+        self.record, self.hardware, self.inventory = record, {}, SimpleNamespace(by_name={"h1": H1})
         self.lease = SimpleNamespace(grants=(Grant("h1", (0,)),))
         self.links = SimpleNamespace(fleet=None)
+        self.told = []
+        self.events = SimpleNamespace(emit=lambda kind, **fields: self.told.append((kind, fields)))
+        self.clock = lambda: 1000.0
 
     def amend(self, **changes):
         self.record = self.record.but(**changes)
 
 
-@pytest.fixture
-def found(monkeypatch):
-    worst = SimpleNamespace(check="disk", evidence="is full", remedy="make room")
-    found = SimpleNamespace(hardware={}, other=(), blocking=[worst], bad_hosts={"h1"})
-    monkeypatch.setattr(preflight, "preflight", lambda *_: found)
-
-
-def end_of(job):
+def end_of(job, monkeypatch, *blocking, processes=()):
+    """Return the end of a gang on GPU 0 of a host; `processes` are on GPUs 0, 1, … of it."""
+    gpus = tuple(Gpu(number, processes=each) for number, each in enumerate(processes))
+    found = Hardware("h1", gpus=gpus)
+    blocking += tuple(strangers(H1, found, frozenset({0}), Severity.ERROR))
+    monkeypatch.setattr(preflight, "preflight", lambda *_: Preflight(blocking, (), {"h1": found}))
     with pytest.raises(GangEnd) as raised:
         preflight.examine(job, ["h1"])
     return raised.value.end
 
 
-def test_a_job_that_was_preempted_often_is_placed_elsewhere_at_its_first_finding(found):
-    job = Job(RECORD)
-    end = end_of(job)
+def test_a_job_that_was_preempted_often_is_placed_elsewhere_at_its_first_finding(monkeypatch):
+    job = Job()
+    end = end_of(job, monkeypatch, FULL)
+    assert (end.outcome, end.suspects, job.record.placements, end.restart) == (State.QUEUED, ("h1",), 1, None)
+
+
+def test_the_fifth_finding_in_a_row_fails_the_job_and_says_why(monkeypatch):
+    end = end_of(Job(RECORD.but(placements=preflight.MOST_PLACEMENTS - 1)), monkeypatch, FULL)
+    assert end.outcome is State.FAILED and end.restart is None
+    assert "shared-folder: is on nfs" in end.reason and "folder=DIR" in end.reason
+
+
+def test_a_gang_that_gets_the_avoided_host_again_pauses_longer_each_time(monkeypatch):
+    """No other host fits. Five placements on one host took 6 s, and then the job failed."""
+    job, pauses = Job(RECORD.but(avoid=("h1",))), []
+    for number in range(1, preflight.MOST_PLACEMENTS):
+        end = end_of(job, monkeypatch, FULL)
+        job.hardware = {}
+        assert (end.outcome, job.record.placements) == (State.QUEUED, number)
+        assert (end.restart.attempt, end.restart.of) == (number + 1, preflight.MOST_PLACEMENTS)
+        pauses.append(end.restart.at_s - 1000.0)
+    assert pauses == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S, 8 * FIRST_PAUSE_S]
+
+
+def test_a_gang_waits_for_a_process_that_no_job_started_and_never_fails_because_of_it(monkeypatch):
+    """The process kept its GPU for a minute: after five placements, in 6 s, the job had failed."""
+    job = Job(RECORD.but(placements=preflight.MOST_PLACEMENTS - 1, avoid=("h1",)))
+    end = end_of(job, monkeypatch, processes=[(EVE,), (), (EVE,)])
+    assert (end.outcome, end.suspects, end.failure, end.restart) == (State.QUEUED, (), None, None)
+    assert job.record.placements == preflight.MOST_PLACEMENTS - 1
+    assert end.reason == "h1: python3 of eve (pid 7) holds GPUs 0, 2: no job of gpurun started it"
+    (holder,) = end.refused["h1"]
+    assert (holder.gpus, holder.job, holder.user, holder.process) == ((0, 2), "", "eve", "python3 of eve (pid 7)")
+    ((kind, told),) = job.told
+    assert (kind, told["host"], told["state"]) == ("host", "h1", "refused") and "pid 7" in told["reason"]
+
+
+def test_processes_of_gpurun_s_jobs_and_gpus_that_no_inventory_has_are_nobody_s(monkeypatch):
+    ours = GpuProcess(8, job="j-0000000b")
+    end = end_of(Job(), monkeypatch, processes=[(EVE, ours), (ours,), (), (), (EVE,)])
+    assert [(each.gpus, each.process) for each in end.refused["h1"]] == [((0,), "python3 of eve (pid 7)")]
+
+
+def test_a_process_beside_another_problem_excludes_its_gpus_and_the_host_is_avoided(monkeypatch):
+    job = Job()
+    end = end_of(job, monkeypatch, FULL, processes=[(EVE,)])
     assert (end.outcome, end.suspects, job.record.placements) == (State.QUEUED, ("h1",), 1)
+    assert end.reason.startswith("h1: shared-folder:")
+    assert [each.gpus for each in end.refused["h1"]] == [(0,)]
 
 
-def test_the_fifth_finding_in_a_row_fails_the_job_and_says_why(found):
-    job = Job(RECORD.but(placements=preflight.MOST_PLACEMENTS - 1))
-    end = end_of(job)
-    assert end.outcome is State.FAILED
-    assert "disk: is full" in end.reason and "make room" in end.reason
+@pytest.mark.parametrize("text", ["\x1b]0;x\x07", "a\nb", "x" * 100_000, "\0", "\u202e"])
+def test_what_a_host_says_of_its_processes_is_fit_to_be_printed_and_stored(monkeypatch, text):
+    many = tuple(GpuProcess(number, None, text, text, text) for number in range(1000))
+    end = end_of(Job(), monkeypatch, processes=[many, many])
+    (holder,) = end.refused["h1"]
+    assert (holder.gpus == (0, 1) and "998 more" in holder.process) or len(text) > 200
+    assert (holder.user + holder.process + end.reason).isprintable() and len(repr(holder)) + len(end.reason) < 2000

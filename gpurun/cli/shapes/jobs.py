@@ -86,12 +86,17 @@ class JobShape(TypedDict):
 
 
 class ForeignShape(TypedDict):
-    """GPUs that another gpurun holds on a host."""
+    """GPUs that another gpurun, or a process that no gpurun job started, holds on a host.
+
+    Attributes:
+        process: the process with its user and pid; empty: a job holds the GPUs.
+    """
 
     gpus: list[int]
     job: str
     user: str
     head: str
+    process: str
 
 
 class _HostAlways(TypedDict):
@@ -110,7 +115,7 @@ class HostShape(_HostAlways, total=False):
         free: GPUs that no job holds.
         state: `ok`, `cordoned`, `draining`, `drained`, `lost`, or `unknown` while a lease is damaged.
         drain: in words, while the host is drained.
-        foreign: GPUs that another gpurun holds there; only if there are any.
+        foreign: GPUs that another gpurun or a process holds there; only if there are any.
     """
 
     drain: str
@@ -208,6 +213,7 @@ class WhyShape(_WhyAlways, total=False):
 
     Attributes:
         state: the job's state; for a waiting job, the decision: `starts`, `waits`, `never`.
+        reason: why its last attempt ended; only if it had one.
         position: 1: first in the queue; null: the job has no place in it.
         ahead: ids of the jobs before it.
         behind: the job or pool in the way.
@@ -218,6 +224,7 @@ class WhyShape(_WhyAlways, total=False):
         smaller_gang: a smaller job that would start now, if that is known.
     """
 
+    reason: str
     gang: str
     gpus: int
     position: int | None
