@@ -9,6 +9,7 @@ import pytest
 from cluster import Cluster
 from faulting import wait_until
 from own_labs import own_lab
+from waiting import until
 
 from gpurun.lab import Lab, LabSpec
 
@@ -16,6 +17,7 @@ FORGET_JOBS = """
 docker ps -aq --filter label=gpurun.job | xargs -r docker rm -f
 docker volume ls -q --filter name=gpurun-gpu- | xargs -r docker volume rm
 rm -rf ~train/.gpurun
+test -z "$(docker ps -aq --filter label=gpurun.job)"
 """
 
 
@@ -43,7 +45,7 @@ def train_lab():
     """Four hosts with their own disks, which keep the training image across sessions."""
     with own_lab("train", gpus=2, disk_mib=8 << 10) as lab:
         for host in lab.hosts:  # a session that was killed may have left jobs on the disks
-            lab.run(host.name, ["sh", "-c", FORGET_JOBS])
+            until(lambda name=host.name: lab.run(name, ["sh", "-c", FORGET_JOBS]).code == 0, every_s=1.0)
         yield lab
 
 
