@@ -38,7 +38,7 @@ test: setup
 	@$(MAKE) --no-print-directory test-lab
 endif
 
-# These tests wait more than they compute: six processes keep two cores busy. Each process imports all test modules, so
+# Some of these tests wait: six processes keep two cores busy. Each process imports all test modules, so
 # pytest keeps their compiled form, whatever PYTHONDONTWRITEBYTECODE says.
 UNIT := env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/pytest -m 'not lab' -n 6 --dist worksteal
 
