@@ -167,19 +167,24 @@ def after_loss(end: End, lost: Mapping[str, FirstFailure], since_s: float) -> En
     """Return the end of an elastic gang that failed soon after it had lost hosts; the loss is then the first failure.
 
     Horovod can abort every survivor of a lost host: ``terminate called after throwing … gloo::IoException``, exit code
-    134. The program is not at fault, and starts again from its checkpoint. It may be at fault if the host was lost
-    because ranks failed there.
+    134. The program is not at fault, and starts again from its checkpoint.
 
     Args:
-        lost: the hosts that the gang lost last, and why.
+        lost: the `hosts_at_fault` that the gang lost last.
         since_s: how long before the end it lost them.
     """
-    faulty = sorted(host for host, failure in lost.items() if failure.kind != "rank")
-    if not faulty or end.outcome is not State.FAILED or end.suspects or since_s > AFTERMATH_S:
+    if not lost or end.outcome is not State.FAILED or end.suspects or since_s > AFTERMATH_S:
         return end
-    failure = lost[faulty[0]]
-    reason = f"{faulty[0]}: {failure.reason}; then {end.reason}"
-    return replace(end, reason=reason, code=4, exit_code=failure.exit_code, failure=failure, suspects=tuple(faulty))
+    host, failure = min(lost.items(), key=lambda found: found[0])
+    reason = f"{host}: {failure.reason}; then {end.reason}"
+    return replace(
+        end, reason=reason, code=4, exit_code=failure.exit_code, failure=failure, suspects=tuple(sorted(lost))
+    )
+
+
+def hosts_at_fault(failures: Mapping[str, FirstFailure]) -> dict[str, FirstFailure]:
+    """Return the lost hosts without those where ranks failed: there the program may be at fault."""
+    return {host: failure for host, failure in failures.items() if failure.kind != "rank"}
 
 
 def explains_alone(cause: Cause | None) -> bool:

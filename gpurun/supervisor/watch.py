@@ -26,7 +26,14 @@ from gpurun.supervisor.links import CONNECT_S, Links
 from gpurun.supervisor.loglines import last_lines
 from gpurun.supervisor.outputs_watch import OutputsWatch
 from gpurun.supervisor.rehearsal import RehearsalWatch
-from gpurun.supervisor.verdicts import after_loss, by_launcher, explains_alone, with_cause, with_last_words
+from gpurun.supervisor.verdicts import (
+    after_loss,
+    by_launcher,
+    explains_alone,
+    hosts_at_fault,
+    with_cause,
+    with_last_words,
+)
 from gpurun.supervisor.watchers import Watchers
 
 POLL_S = 0.2
@@ -88,7 +95,8 @@ class _Watch:
             seen = self._seen()
             match decide(seen):
                 case Lose(failures):
-                    self._lost, self._lost_s = failures, seen.now_s
+                    if at_fault := hosts_at_fault(failures):
+                        self._lost, self._lost_s = at_fault, seen.now_s
                     self._members.lose(failures)
                     self._forget(failures)
                 case LetGo(hosts):

@@ -18,7 +18,7 @@ from gpurun.supervisor.decide import (
     decide,
 )
 from gpurun.supervisor.ends import End
-from gpurun.supervisor.verdicts import AFTERMATH_S, after_loss, by_launcher, rank_failed
+from gpurun.supervisor.verdicts import AFTERMATH_S, after_loss, by_launcher, hosts_at_fault, rank_failed
 
 
 def test_an_elastic_gang_goes_on_without_a_host_as_long_as_enough_are_left():
@@ -135,7 +135,7 @@ def test_a_lost_host_is_the_cause_if_every_other_rank_fails_soon_after():
     assert after_loss(end, lost, AFTERMATH_S + 1) == end, "it has trained on without the host"
     assert after_loss(end, {}, 0.0) == end
     idle = {"c": FirstFailure("its ranks have ended, those of others have not", host="c", kind="rank")}
-    assert after_loss(end, idle, 1.0) == end, "the program may have failed there"
+    assert hosts_at_fault({**lost, **idle}) == {} and hosts_at_fault(lost) == lost, "the program may have failed there"
     blamed = replace(end, suspects=("b",))
     assert after_loss(blamed, lost, 1.0) == blamed, "another host's engine has stopped"
     for other in (End(State.SUCCEEDED, "", 0), End(State.CANCELLED, "", 1), End(State.QUEUED, "", 1)):
