@@ -20,10 +20,13 @@ TORCH = "gpurun/train:torch"
 TINY = "gpurun/tiny:1"
 
 ONE_THREAD = (
-    "-e", "OMP_NUM_THREADS=1", "-e", "TF_NUM_INTRAOP_THREADS=1", "-e", "TF_NUM_INTEROP_THREADS=1",
-    "-e", "OMPI_MCA_mpi_yield_when_idle=1",
+    "-e", "OMP_NUM_THREADS=1", "-e", "TF_NUM_INTRAOP_THREADS=1", "-e", "OMPI_MCA_mpi_yield_when_idle=1",
 )  # fmt: skip
-"""For `submit`: all ranks of a lab share few cores, and threads that spin take them from the others."""
+"""For `submit`: all ranks of a lab share few cores, and threads that spin take them from the others.
+
+`TF_NUM_INTEROP_THREADS` stays as it is: with one, TensorFlow's parameter servers and workers wait for each other for
+ever.
+"""
 
 LOOK_S = 0.2
 """How often a test looks at a job: looking takes CPU time from the job."""
@@ -76,22 +79,36 @@ class Cluster:
         return self.status(job)["jobs"][0]
 
     def wait_for(self, job: str, *states: str) -> dict:
-        """Wait until the job is in one of these states; returns its record."""
-
-        def record() -> dict:
-            return json.loads((self.home / "jobs" / job / "state.json").read_text())
+        """Wait until the job is in one of these states; returns its record. Fails at once if it ends in another."""
 
         def reached() -> dict | None:
-            return found if (found := record())["state"] in states else None
+            found = self.record(job)
+            assert found["state"] in states or found["ended_s"] is None, f"not {states}: {found}"
+            return found if found["state"] in states else None
 
-        return until(reached, lambda: f"not {states}: {record()}", every_s=LOOK_S)
+        return until(reached, lambda: f"not {states}: {self.record(job)}", every_s=LOOK_S)
+
+    def record(self, job: str) -> dict:
+        """The job's record, as its file has it: `gpurun status` takes a second of CPU time."""
+        return json.loads((self.home / "jobs" / job / "state.json").read_text())
 
     def log(self, job: str) -> str:
         path = self.home / "jobs" / job / "log"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def wait_for_log(self, job: str, text: str) -> None:
-        until(lambda: text in self.log(job), lambda: f"{text!r} never appeared in:\n{self.log(job)}", every_s=LOOK_S)
+    def wait_for_log(self, job: str, text: str, *, times: int = 1) -> None:
+        """Wait until the log has the text so many times. Fails at once if the job ends before."""
+
+        def said() -> str:
+            return f"{text!r} never appeared in:\n{self.log(job)}\n{self.record(job)}"
+
+        def appeared() -> bool:
+            ended = self.record(job)["ended_s"] is not None
+            found = self.log(job).count(text) >= times
+            assert found or not ended, said()
+            return found
+
+        until(appeared, said, every_s=LOOK_S)
 
     def cancel_all(self) -> None:
         """Cancel every job that has not ended."""

@@ -209,7 +209,8 @@ def test_the_same_with_open_mpi_5(cluster, tmp_path):
     script = (
         "import os, time; from mpi4py import MPI; w = MPI.COMM_WORLD\n"
         "print('sum', w.allreduce(w.rank + 1), MPI.Get_library_version()[:11], flush=True); w.Barrier()\n"
-        "if {fails}: os._exit(9) if w.rank == 2 else time.sleep(600)"
+        # Not at once: a rank that is still in the barrier when another one is gone fails, too.
+        "if {fails}: time.sleep(2); os._exit(9) if w.rank == 2 else time.sleep(600)"
     )
     flags = ("--launcher", "mpirun", "--workdir", str(tmp_path), "-e", "PATH=/workspace/ompi/bin:/usr/bin:/bin")
     flags += ("--gpus-per-host", "2")
