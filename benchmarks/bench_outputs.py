@@ -144,7 +144,13 @@ class Host:
         )  # fmt: skip
 
     def gpurun(self, job: SimpleNamespace) -> Cost:
-        return self._cost(lambda: copy_outputs(job), resource.RUSAGE_SELF)
+        """Copy everything. Ends the program with gpurun's own words if something does not fit on the head's disk."""
+
+        def copy() -> None:
+            if unfit := copy_outputs(job):
+                raise SystemExit(f"{unfit[0].words}; the copies need about 4 times --mib on this disk")
+
+        return self._cost(copy, resource.RUSAGE_SELF)
 
     def rsync(self, to: Path) -> Cost:
         ssh = f"ssh -F {self._lab.ssh_config} -c {CIPHER}"
