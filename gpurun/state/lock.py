@@ -1,9 +1,10 @@
 """The one kind of lock that gpurun uses on the head: a lock of an open file (``F_OFD_SETLK``, fcntl(2)).
 
 The kernel releases it when the last copy of the descriptor is closed, however its process ends, and a child inherits it
-with the descriptor. Only users who may *write* a file can hold its lock. So other users can see whether a supervisor or
-waiter lives, but cannot hold its lock. (With flock(2), every user who may read a file can.) A check whether it is held
-takes no lock, so it blocks no other process. On NFS the server holds the lock.
+with the descriptor. Only users who may *write* a file can hold its exclusive lock. So other users can see whether a
+supervisor or waiter lives, but cannot pass for it. (With flock(2), every user who may read a file can.) Every user who
+may read a file can hold a *read* lock on it, which keeps its owner from the lock: see `gpurun.state.own_lock`. A check
+whether it is held takes no lock, so it blocks no other process. On NFS the server holds the lock.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from gpurun.msgspec_types import ready
 from gpurun.state import durable, lock
 from gpurun.state.drafts import new_folder
 from gpurun.state.growing import GrowingFile
+from gpurun.state.own_lock import open_own_lock
 from gpurun.state.path import StatePath
 from gpurun.sweeps.plan import SweepPlan, wrong_with
 from gpurun.sweeps.trials import JournalEntry, Trials
@@ -95,7 +96,7 @@ class SweepFolder:
 
     def take_lock(self) -> int | None:
         """Take the lock that shows that the sweep's conductor lives; return its descriptor, or None if it lives."""
-        descriptor = self.log.open_file(os.O_RDWR | os.O_CREAT)
+        descriptor = open_own_lock(self.log)
         if not lock.try_take(descriptor):
             os.close(descriptor)
             return None
