@@ -70,7 +70,7 @@ print(lock.try_take(held, shared=True), flush=True); time.sleep(60)
     bobs = bob.start("-c", PRELUDE + hold)
     assert bobs.stdout.readline() == "True\n"
     adopt = "from gpurun.head import spawn\nspawn.start_supervisor = lambda *_, **__: None\n"
-    adopt += "print(spawn.adopt_orphans(home, {{}}), LeaseStore(home).is_alive({!r}))".format(job)
+    adopt += f"print(spawn.adopt_orphans(home, {{}}), LeaseStore(home).is_alive({job!r}))"
     assert alice.python(PRELUDE + adopt) == f"('{job}',) True"
     assert alice.python(PRELUDE + f"print(LeaseStore(home).read('{job}').job)") == job
     bobs.kill()
