@@ -176,6 +176,15 @@ folder.write(folder.record().but(owner_uid={ALICE}))
     assert alice.python(PRELUDE + "print([l.job for l, _ in run_pass(home, now_s=2.0).granted])") == f"['{alices}']"
 
 
+def test_a_name_means_ones_own_job_first(alice, bob):
+    """Else a member chooses what another one runs again, or reads as data, by the name of a later job."""
+    alices, bobs = alice.python(SUBMIT), bob.python(SUBMIT.replace("now_s=1.0", "now_s=2.0"))
+    find = PRELUDE + "print(JobStore(home).find('n').id)"
+    assert (alice.python(find), bob.python(find)) == (alices, bobs)
+    other = bob.python(SUBMIT.replace('name="n"', 'name="m"'))
+    assert alice.python(find.replace("'n'", "'m'")) == other
+
+
 def test_a_lease_forged_in_another_s_name_is_not_adopted(state, alice, bob):
     job = alice.python(SUBMIT)
     alice.python(PRELUDE + "run_pass(home, now_s=2.0)")
