@@ -12,6 +12,7 @@ from shared_code import PRELUDE, SUBMIT, needs_root
 from users import ALICE, BOB, GROUP, make_user
 
 from gpurun.errors import BadInput, StateUnavailable, UnsafeState
+from gpurun.state import audit
 from gpurun.state.path import StatePath
 from gpurun.state.shared import FILES, FOLDERS, append_only, enter, is_shared, make_shared
 
@@ -210,6 +211,21 @@ def test_another_s_job_is_not_cancelled(state, alice, bob):
     assert bob.gpurun("cancel", own, job).returncode == 2
     assert not (state / "jobs" / own / "cancel.json").exists(), "nothing half done"
     assert alice.gpurun("cancel", job).returncode == 0
+
+
+def test_only_root_and_its_owner_stop_a_sweep(state, tmp_path, alice, bob):
+    """Without that, the sweep of a user who has left submits one job after the other."""
+    folder = state / "sweeps" / "s-0000000a"
+    assert alice.python(PRELUDE + "(home / 'sweeps' / 's-0000000a').mkdir()") == ""
+    refused = bob.gpurun("sweep", "stop", folder.name)
+    assert (refused.returncode, "belongs to another user" in refused.stderr) == (2, True)
+    assert not (folder / "stop").exists()
+    done = make_user(0, tmp_path, state).gpurun("sweep", "stop", folder.name)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "stop").stat().st_uid == ALICE
+    assert [(entry["uid"], entry["sweep"]) for entry in audit.read(state) if entry["what"] == "sweep stop"] == [
+        (0, folder.name)
+    ]
 
 
 def test_another_s_job_is_not_entered(alice, bob):
