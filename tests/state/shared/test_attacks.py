@@ -11,7 +11,7 @@ import pytest
 from shared_code import PRELUDE, SUBMIT, needs_root
 from users import ALICE, BOB, GROUP, make_user
 
-from gpurun.errors import BadInput, StateUnavailable, UnsafeState
+from gpurun.errors import BadInput, StateError, StateUnavailable, UnsafeState
 from gpurun.state import audit
 from gpurun.state.path import StatePath
 from gpurun.state.shared import FILES, FOLDERS, append_only, enter, is_shared, make_shared
@@ -66,6 +66,14 @@ def test_a_directory_that_everybody_may_write_is_refused(tmp_path):
     with pytest.raises(UnsafeState, match="by everybody"):
         enter(tmp_path)
     enter(tmp_path / "none")
+
+
+def test_a_place_that_can_be_no_directory_is_one_message(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    for place in (tmp_path / "file" / "home", tmp_path / "loop", tmp_path / ("x" * 300)):
+        with pytest.raises(StateError, match="cannot be examined"):
+            enter(place)
 
 
 def test_a_private_directory_is_its_owner_s(tmp_path, bob):
