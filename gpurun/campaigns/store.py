@@ -22,6 +22,7 @@ from gpurun.jobs.folder import CODE
 from gpurun.scaling.samples import encode
 from gpurun.state import durable, lock
 from gpurun.state.drafts import new_folder
+from gpurun.state.own_lock import open_own_lock
 from gpurun.state.path import StatePath
 
 
@@ -77,7 +78,7 @@ class CampaignFolder:
         """
         if not self.is_mine():
             raise NotYours("belongs to another user; only they may continue it", where=self.name)
-        descriptor = (self.path / "lock").open_file(os.O_RDWR | os.O_CREAT)
+        descriptor = open_own_lock(self.path / "lock")
         try:
             if not lock.try_take(descriptor):
                 raise StateUnavailable(

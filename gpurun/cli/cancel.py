@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,13 +14,13 @@ from gpurun.cli.agreement import agree
 from gpurun.cli.jobs import POLL_S, open_store
 from gpurun.cli.options import InventoryOption, SomeJobsArgument, YesOption
 from gpurun.cli.patience import Patience, jobs_in_words
-from gpurun.cli.printing import printable, say
-from gpurun.errors import BadInput, StateError
+from gpurun.cli.printing import printable, say, say_problem
+from gpurun.errors import BadInput, GpurunError, StateError
 from gpurun.head.caretaker import Caretaker, is_carried
 from gpurun.jobs.states import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from gpurun.jobs.folder import JobFolder
@@ -44,7 +44,7 @@ def cancel(
 
     Root can stop everybody's jobs. If a job's owner has no account any more, root's own inventory names the hosts.
     """
-    from gpurun.cli.follow import cancel_job, refuse_others
+    from gpurun.cli.follow import refuse_others
 
     store = open_store()
     if not jobs and not (mine or everybody):
@@ -57,16 +57,38 @@ def cancel(
         _ask(folders, yes=yes)
     for folder in folders:
         refuse_others(folder)
-    for folder in folders:
-        if not folder.record().state.ended:
-            cancel_job(folder, reason="gpurun cancel")
-        elif not _is_ownerless(folder) or not _holds(folder):
-            say(f"{folder.id} has ended already: {folder.record().state.value}")
-        if not _is_ownerless(folder):
-            _have_it_carried(folder)
-    _end_ownerless([folder for folder in folders if _is_ownerless(folder)], inventory, may_wait=not no_wait)
+    failed: dict[str, GpurunError] = {}
+    for act in (_request, partial(_end_ownerless, inventory=inventory, may_wait=not no_wait)):
+        for folder in folders:
+            if folder.id not in failed:
+                with _noting(folder, failed):
+                    act(folder)
     if not no_wait:
-        _wait_until_ended(store.home, folders)
+        _wait_until_ended(store.home, [folder for folder in folders if folder.id not in failed])
+    for error in failed.values():
+        raise typer.Exit(error.exit_code)
+
+
+@contextmanager
+def _noting(folder: JobFolder, failed: dict[str, GpurunError]) -> Iterator[None]:
+    """Print a job's error and note it: one job's failure does not keep the others from their end."""
+    try:
+        yield
+    except GpurunError as error:
+        say_problem(error)
+        failed[folder.id] = error
+
+
+def _request(folder: JobFolder) -> None:
+    """Request a job's cancellation, and have a supervisor carry it out."""
+    from gpurun.cli.follow import cancel_job
+
+    if not folder.record().state.ended:
+        cancel_job(folder, reason="gpurun cancel")
+    elif not _is_ownerless(folder) or not _holds(folder):
+        say(f"{folder.id} has ended already: {folder.record().state.value}")
+    if not _is_ownerless(folder):
+        _have_it_carried(folder)
 
 
 def _live(store: JobStore, *, everybody: bool) -> list[JobFolder]:
@@ -129,21 +151,22 @@ def _have_it_carried(folder: JobFolder) -> None:
         )  # fmt: skip
 
 
-def _end_ownerless(folders: Iterable[JobFolder], inventory: str | None, *, may_wait: bool) -> None:
-    """Wait for the supervisor of each job if it runs. Take over the jobs that still hold GPUs after that."""
+def _end_ownerless(folder: JobFolder, *, inventory: str | None, may_wait: bool) -> None:
+    """If a job's owner has no account, wait for its supervisor if it runs. Take it over if it still holds GPUs then."""
     from gpurun.cli.inventory_options import cluster
     from gpurun.head.takeover import take_over
 
-    for folder in folders:
-        if is_carried(folder):
-            if not may_wait:
-                continue
-            _wait_at_most(_grace_s(folder) + PATIENCE_S, lambda folder=folder: _is_over(folder))  # type: ignore[misc]
-        if _is_over(folder) or (_is_waiting(folder) and not _holds(folder)):
-            continue
-        take_over(folder.path.home, folder, cluster(inventory).inventory, os.environ)
-        if hosts := _holds(folder):
-            say(f"{folder.id}: its owner has no account, so root fences {', '.join(hosts)}")
+    if not _is_ownerless(folder):
+        return
+    if is_carried(folder):
+        if not may_wait:
+            return
+        _wait_at_most(_grace_s(folder) + PATIENCE_S, lambda: _is_over(folder))
+    if _is_over(folder) or (_is_waiting(folder) and not _holds(folder)):
+        return
+    take_over(folder.path.home, folder, cluster(inventory).inventory, os.environ)
+    if hosts := _holds(folder):
+        say(f"{folder.id}: its owner has no account, so root fences {', '.join(hosts)}")
 
 
 def _is_waiting(folder: JobFolder) -> bool:

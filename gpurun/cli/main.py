@@ -13,7 +13,7 @@ import typer
 from gpurun import __version__, faults
 from gpurun.cli import printing
 from gpurun.cli.lazy import Place, lazy_group
-from gpurun.cli.streams import open_closed_streams, output_written
+from gpurun.cli.streams import disk_problem, open_closed_streams, output_written
 from gpurun.errors import GpurunError
 
 INTERRUPTED = 130
@@ -124,6 +124,12 @@ def _run(args: list[str], command: tuple[str, ...] | None) -> int:
         if isinstance(error, click.UsageError) and command is None and args and args[0] in TAKES_COMMAND:
             typer.echo(f"  → a program and its arguments follow --: gpurun {args[0]} … -- python3 train.py", err=True)
         code = error.exit_code
+    except OSError as error:
+        problem = disk_problem(error)
+        if problem is None:
+            raise
+        printing.say_problem(problem)
+        code = problem.exit_code
     except (KeyboardInterrupt, click.Abort):
         code = INTERRUPTED
     return code if isinstance(code, int) else 0

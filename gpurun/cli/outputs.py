@@ -71,10 +71,11 @@ def _copy(folder: JobFolder, to: Path) -> None:
 
     Raises:
         BadInput: the target exists or cannot be written, or the head has no outputs.
+        StateError: a link is in the place of the outputs.
         GpurunError: some files could not be copied.
     """
     try:
-        source = os.open(folder.outputs, os.O_RDONLY | os.O_DIRECTORY)
+        source = (folder.path / "outputs").open_folder()
     except FileNotFoundError:
         raise BadInput("it has no outputs on the head", job=folder.id) from None
     try:  # the open folder: newer outputs may replace its path during the copy

@@ -21,6 +21,7 @@ from gpurun.errors import BadInput, StateError
 if TYPE_CHECKING:
     from gpurun.images.code import Code
     from gpurun.jobs.folder import JobFolder
+    from gpurun.jobs.record import JobRecord
     from gpurun.jobs.spec import JobSpec
 
 LEFT_OUT = ("name",)
@@ -90,7 +91,13 @@ def rerun(
     spec, record = folder.spec(), folder.record()
     if not spec.image_id or (spec.workdir is not None and not spec.code):
         raise BadInput(f"{folder.id} is from a gpurun that did not keep what it ran", hint="submit it anew")
-    inventory = load(Path(record.inventory))
+    if record.owner_uid != os.getuid() and spec.secret_files:
+        raise BadInput(
+            f"its secrets are files that {record.owner} named; gpurun gives your files to no program of another user",
+            job=folder.id, hint="submit its recipe, with secrets of your own",
+        )  # fmt: skip
+    path = _inventory_for(record)
+    inventory = load(path)
     Engine(inventory.docker_host).image(spec.image, spec.image_id)
     if missing := [file for file in spec.secret_files.values() if not Path(file).is_file()]:
         raise BadInput(f"its secret {missing[0]} is not there any more")
@@ -101,15 +108,23 @@ def rerun(
     if record.owner_uid != os.getuid():
         again = replace(again, notify=())  # another user's notify targets may be commands, which would run as this user
     codes = {spec.code: kept_code(folder.code)} if spec.code else {}
-    made = queue_jobs(
-        [again], Path(record.inventory), folder.path.home, os.environ, codes=codes, origins=[folder.origin()]
-    )
+    made = queue_jobs([again], path, folder.path.home, os.environ, codes=codes, origins=[folder.origin()])
     if made.problem is not None:
         say_problem(made.problem)
     (new,) = made.folders
     if follow:
         raise typer.Exit(follow_job(new, print_id=True, cancel_on_interrupt=True))
     typer.echo(new.id)
+
+
+def _inventory_for(record: JobRecord) -> Path:
+    """Return the inventory with which a job runs again: its own; for another user's job, this user's.
+
+    An inventory names an ``ssh_config``, which can run commands.
+    """
+    from gpurun.inventory.locate import find
+
+    return Path(record.inventory) if record.owner_uid == os.getuid() else find(None, os.environ)
 
 
 def _look_for_data(folder: JobFolder, spec: JobSpec) -> None:

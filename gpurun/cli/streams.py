@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import typer
 
-from gpurun.errors import StateError
+from gpurun.errors import StateDiskError, StateError
 
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 UNREAD = 1
 
@@ -25,6 +28,27 @@ def open_closed_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - open as long as the process
+
+
+def disk_problem(error: OSError) -> StateDiskError | None:
+    """Return the error for people if a disk is full, read-only or broken, but not stdout's; else None."""
+    if error.errno not in DISK or (error.filename is None and _is_on_disk(sys.stdout)):
+        return None
+    return StateDiskError(
+        f"cannot write: {error.strerror}", where=None if error.filename is None else str(error.filename),
+        hint="`df -h` shows which disk is full, such as that of caches or temporary files; `dmesg | tail` may say more",
+    )  # fmt: skip
+
+
+def _is_on_disk(stream: TextIO | None) -> bool:
+    """Return whether a write to a stream may fail because of a disk."""
+    if stream is None:
+        return False
+    try:
+        kind = os.fstat(stream.fileno()).st_mode
+        return stat.S_ISREG(kind) or (stat.S_ISCHR(kind) and not stream.isatty())
+    except (OSError, ValueError):
+        return True
 
 
 @contextmanager

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpurun.sweeps.wish import Wish
 
 POLL_S = 1.0
+NOT_RUN = "its process does not run now; the next command of its owner starts it"
 SweepArgument = Annotated[
     str, typer.Argument(metavar="SWEEP", help="The sweep's id, the beginning of it, or its name.")
 ]
@@ -147,16 +148,18 @@ def _wish(
 
 def stop(sweep: SweepArgument) -> None:
     """Stop a sweep and cancel its jobs. `gpurun sweep resume` continues it."""
+    from gpurun.state import audit
     from gpurun.sweeps.starting import ensure_conductors
 
-    folder = own_sweep(sweep)
+    folder = own_sweep(sweep, or_root=True)
     if folder.done.exists():
         raise BadInput(f"{folder.id} has ended")
     folder.stop.touch()
+    audit.note(_home(), "sweep stop", sweep=folder.id)
     ensure_conductors(_home(), os.environ)
     while not folder.done.exists() and folder.is_conducted():
         time.sleep(POLL_S / 4)
-    say(f"{folder.id} is stopped" if folder.done.exists() else f"{folder.id} will stop: {folder.trouble()}")
+    say(f"{folder.id} is stopped" if folder.done.exists() else f"{folder.id} will stop: {folder.trouble() or NOT_RUN}")
 
 
 def resume(
@@ -173,15 +176,18 @@ def resume(
     say(f"{folder.id} continues; {again} trial{'s run' if again != 1 else ' runs'} again")
 
 
-def own_sweep(text: str) -> SweepFolder:
+def own_sweep(text: str, *, or_root: bool = False) -> SweepFolder:
     """Find a sweep that this command changes.
+
+    Args:
+        or_root: root may change every user's sweeps.
 
     Raises:
         BadInput: no sweep matches.
         NotYours: the sweep belongs to another user.
     """
     folder = open_sweeps().find(text)
-    if not folder.is_mine():
+    if not (folder.is_mine() or (or_root and os.getuid() == 0)):
         raise NotYours("belongs to another user; only they may change it", where=folder.id)
     return folder
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpurun.jobs.store import JobStore
+from gpurun.leases.store import LeaseStore
 from gpurun.state.trusted import only_root_s
 
 KEPT = ("PATH", "LANG", "GPURUN_HOME", "DOCKER_HOST")
@@ -18,8 +19,10 @@ TIMEOUT_S = 120.0
 
 
 def owners(home: Path) -> tuple[int, ...]:
-    """Return the users with jobs that have not ended, without root."""
-    return tuple(sorted({record.owner_uid for record in JobStore(home).live_records()} - {0}))
+    """Return the users, without root, with jobs that have not ended or that still hold GPUs."""
+    found = {record.owner_uid for record in JobStore(home).live_records()}
+    found |= {lease.owner_uid for lease in LeaseStore(home).read_all().leases}  # lost ones, too
+    return tuple(sorted(found - {0}))
 
 
 def recover_as(uid: int, home: Path, environ: Mapping[str, str], options: Sequence[str] = ()) -> str | None:

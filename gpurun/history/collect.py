@@ -108,12 +108,15 @@ def sources(home: Path, on_problem: OnProblem, *, now_s: float | None = None) ->
 
 def _of_user(home: Path, uid: int, stack: ExitStack) -> HistorySource:
     """Return that user's history. Raises FileNotFoundError if there is none."""
+    folder, user = attempts.history_folder(home, uid), user_name(uid)
+    if (owner := _owner_of(folder)) != uid:
+        raise StateError(
+            f"is {user_name(owner)}'s, not {user}'s, so {user} has no history", where=str(folder),
+            hint=f"have root remove it; then `gpurun history --rebuild` of {user} reads the rows from the jobs",
+        )  # fmt: skip
     if uid == os.getuid():
         collect(home)
-        return HistorySource(stack.enter_context(database.own(home, write=False)), user_name(uid))
-    folder, user = attempts.history_folder(home, uid), user_name(uid)
-    if _owner_of(folder) != uid:
-        raise StateError(f"is not {user}'s", where=str(folder))
+        return HistorySource(stack.enter_context(database.own(home, write=False)), user)
     copy = stack.enter_context(database.copy_of(folder))
     database.put(copy, _rows(home, attempts.marked(folder), uid))
     return HistorySource(copy, user)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
@@ -33,6 +34,7 @@ KEPT_CHANGES = 1000
 MAX_RECORD_BYTES = 8 * MAX_BYTES
 """A diff holds both texts, and JSON can encode one character as six."""
 BY_HAND = "changed without gpurun"
+_RECORD = re.compile(r"\d{6,9}\.json", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -79,14 +81,18 @@ class History:
         found = []
         for path in self._records():
             try:
+                if writers is not None and path.stat().st_uid not in writers:
+                    continue  # anything, such as a link or a folder
                 with path.reader() as stream:
                     if writers is not None and os.fstat(stream.fileno()).st_uid not in writers:
                         continue
-                    found.append(msgspec.json.decode(stream.read(MAX_RECORD_BYTES + 1), type=ready(RecordedChange)))
+                    change = msgspec.json.decode(stream.read(MAX_RECORD_BYTES + 1), type=ready(RecordedChange))
             except FileNotFoundError:
                 continue  # another process has just removed it
             except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise StateError(f"is not a readable change: {error}", where=str(path)) from error
+            if path.name == self._record(change.number).name:  # else a member has renamed it
+                found.append(change)
         return tuple(found)
 
     def _writers(self) -> tuple[int, ...] | None:
@@ -126,9 +132,9 @@ class History:
 
     def record(self, before: bytes | None, after: bytes, author: Author, undoes: int | None = None) -> RecordedChange:
         """Record a change before the caller makes it."""
-        numbers = [int(path.name.removesuffix(".json")) for path in self._records()]
+        numbers = [change.number for change in self.changes()]
         change = RecordedChange(
-            number=max(numbers, default=0) + 1,
+            number=self._free_number(numbers),
             when_s=author.when_s,
             who=author.who,
             command=author.command,
@@ -140,6 +146,13 @@ class History:
         self._write(self._record(change.number), msgspec.json.format(msgspec.json.encode(change), indent=1))
         self._forget(numbers)
         return change
+
+    def _free_number(self, numbers: Sequence[int]) -> int:
+        """Return a number after these, skipping those for which a member has put something into the folder."""
+        number = max(numbers, default=0) + 1
+        while self._record(number).exists():
+            number += 1
+        return number
 
     def to_undo(self) -> RecordedChange:
         """Return the latest change that is neither undone nor an undo. Raises BadInput if there is none."""
@@ -155,7 +168,7 @@ class History:
             names = self.folder.names()
         except FileNotFoundError:
             return []
-        return [self.folder / name for name in sorted(names) if name.endswith(".json") and name[:-5].isdigit()]
+        return [self.folder / name for name in sorted(names) if _RECORD.fullmatch(name)]
 
     def _record(self, number: int) -> StatePath:
         return self.folder / f"{number:06}.json"

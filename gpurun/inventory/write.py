@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from gpurun.errors import BadInput
+from gpurun.errors import BadInput, StateUnavailable
 from gpurun.state import durable, lock
 from gpurun.state.syncing import sync_plain_folder
 
 _STALE, _LOCK = ".gpurun-", ".gpurun.lock"
+PATIENCE_S = 60.0
+"""Another change may check many leases. Everybody who may write in the folder can hold the lock."""
 
 
 @contextmanager
@@ -22,12 +24,20 @@ def locked(path: Path) -> Iterator[Path]:
     The lock is on a hidden file in the same folder, because the writer replaces the file itself. The hidden file is
     removed afterwards, and so are the files of a writer that crashed.
 
-    Raises BadInput: the folder does not exist, or is not writable.
+    Raises:
+        BadInput: the folder does not exist, or is not writable.
+        StateUnavailable: somebody has held the lock for longer than `PATIENCE_S`.
     """
     real = Path(os.path.realpath(path))
+    beside = real.with_name(f".{real.name}{_LOCK}")
     with ExitStack() as stack:
         try:
-            stack.enter_context(lock.alone(real.with_name(f".{real.name}{_LOCK}"), mode=0o666, remove=True))
+            stack.enter_context(lock.alone(beside, mode=0o666, remove=True, patience_s=PATIENCE_S))
+        except TimeoutError as error:
+            raise StateUnavailable(
+                f"cannot be changed: {error.strerror}", where=str(path),
+                hint=f"root's `fuser -v {beside}` shows who holds it; end or continue that process",
+            ) from error  # fmt: skip
         except OSError as error:
             raise BadInput(f"cannot be changed: {error.strerror}", where=str(path)) from error
         for left in real.parent.glob(f".{_escaped(real.name)}{_STALE}*"):

@@ -56,15 +56,23 @@ def keep(folder: JobFolder, record: JobRecord) -> None:
     Raises:
         StateUnavailable: the state directory cannot be used now. Any other damage does not prevent the end of a job.
     """
-    try:
-        marks = make_history_folder(folder.path.home, record.owner_uid)
-        (marks / f"{MARK}{folder.id}").touch()
-        durable.sync_folder(marks)
-        durable.write_record(folder.path / f"attempt-{record.attempt}.json", record)
-    except StateUnavailable:
-        raise
-    except (FileNotFoundError, StateError):
-        return
+    for store in (_mark, _store):
+        try:
+            store(folder, record)
+        except StateUnavailable:
+            raise
+        except (FileNotFoundError, StateError):  # such as another user's folder in the place of this user's history
+            continue
+
+
+def _mark(folder: JobFolder, record: JobRecord) -> None:
+    marks = make_history_folder(folder.path.home, record.owner_uid)
+    (marks / f"{MARK}{folder.id}").touch()
+    durable.sync_folder(marks)
+
+
+def _store(folder: JobFolder, record: JobRecord) -> None:
+    durable.write_record(folder.path / f"attempt-{record.attempt}.json", record)
 
 
 def never_began(record: JobRecord) -> JobRecord:

@@ -19,6 +19,7 @@ from gpurun.jobs.origin import Origin
 from gpurun.jobs.record import ID_PATTERN, JobRecord
 from gpurun.jobs.spec import JobSpec
 from gpurun.state import durable, lock
+from gpurun.state.own_lock import OWN
 from gpurun.state.path import StatePath
 
 PREFIX = ".new-"
@@ -52,7 +53,7 @@ class Drafts:
     def __enter__(self) -> Drafts:
         self._folder.mkdir(0o755)
         try:
-            self._lock = (self._folder / LOCK).open_file(os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            self._lock = (self._folder / LOCK).open_file(os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWN)
         except BaseException:
             self._clear()
             raise

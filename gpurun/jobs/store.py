@@ -164,7 +164,8 @@ class JobStore:
     def find(self, text: str) -> JobFolder:
         """Return the job that `text` means: its id, an unambiguous beginning of it, or its name.
 
-        If several jobs have the name, returns the newest. ``@last`` is the newest job of this user.
+        If several jobs have the name, returns the newest of this user, else the newest of all. So no other user chooses
+        which job a name means. ``@last`` is the newest job of this user.
 
         Raises:
             BadInput: no job matches, or several do.
@@ -180,7 +181,8 @@ class JobStore:
         if text == LAST:
             newest = self._newest(ids, lambda record: record.owner_uid == os.getuid())
         else:
-            newest = self._newest(ids, lambda record: record.name == text)
+            newest = self._newest(ids, lambda record: record.name == text and record.owner_uid == os.getuid())
+            newest = newest or self._newest(ids, lambda record: record.name == text)
         if newest is None:
             raise self._unknown(text, ids)
         return self.get(newest.id)

@@ -280,13 +280,33 @@ class LeaseStore:
     def _take_orphan(self, lease: Lease) -> LeaseLock | None:
         """Return the lock on exactly this lease: under either name there may now be another one."""
         for name in dict.fromkeys((lease.name, lease.job)):
-            lock = self.try_lock(name)
+            lock = self.try_lock(name) or self._past_readers(name, lease)
             if lock is None:
                 continue
             if lock.is_mine() and self._is_at(name, lease) and not self._lives_elsewhere(lease, lock):
                 return lock
             lock.close()
         return None
+
+    def _past_readers(self, name: str, lease: Lease) -> LeaseLock | None:
+        """Replace a lease that other users keep read-locked by a new file, whose lock this process holds.
+
+        Everybody can read a lease, so everybody can hold a read lock on it. Returns None if the lock cannot be taken
+        for another reason.
+        """
+        path = self.path(name)
+        if self.is_alive(name) or not path.exists():
+            return None
+        with allocator_lock(self.folder.parent.plain):
+            try:
+                lock = LeaseLock(path.open_file(os.O_RDWR, linked=True), path)
+            except (FileNotFoundError, StateError):
+                return None
+            is_orphan = not is_held(lock.descriptor) and lock.is_current() and lock.is_mine()
+            if is_orphan and self._is_at(name, lease) and not self._lives_elsewhere(lease, lock):
+                return self.change(lock, lease)
+            lock.close()
+            return None
 
     def _lives_elsewhere(self, lease: Lease, lock: LeaseLock) -> bool:
         """Return whether a supervisor holds the lease by its second link, because a person or an editor replaced the

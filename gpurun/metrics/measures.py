@@ -20,7 +20,7 @@ from gpurun.leases.look import look
 from gpurun.metrics.exposition import MetricFamily
 
 HOST_STATES = ("ok", "cordoned", "draining", "drained", "lost", "unknown")
-GPU_STATES = ("leased", "free", "unavailable")
+GPU_STATES = ("leased", "free", "unavailable", "unknown")
 STALE_S = 120.0
 """A GPU whose host has said nothing for this long has no use."""
 _GPU = ("gpu", "UUID", "host", "job_id")
@@ -37,7 +37,7 @@ def measure_all(cluster: Cluster, *, now_s: float) -> list[MetricFamily]:
     records = [job.record for job in view.jobs.values()]
     waiting = [record for record in records if record.state is State.QUEUED]
     found = [
-        *_hosts(cluster.rows(view)),
+        *_hosts(cluster.rows(view), are_known=not view.damaged),
         *_pools(records),
         *_queue(waiting, now_s),
         *_jobs(cluster.home, records, now_s),
@@ -52,11 +52,12 @@ def measure_all(cluster: Cluster, *, now_s: float) -> list[MetricFamily]:
     return [build, *found, damage]
 
 
-def _hosts(rows: Sequence[HostRow]) -> Iterable[MetricFamily]:
+def _hosts(rows: Sequence[HostRow], *, are_known: bool) -> Iterable[MetricFamily]:
     hosts = MetricFamily("gpurun_hosts", "gauge", "Hosts of the inventory by state.", ("state",))
     gpus = MetricFamily(
         "gpurun_gpus", "gauge",
-        "GPUs of the inventory. Unavailable: free, on a host that gets no new jobs.", ("generation", "state"),
+        "GPUs of the inventory. Unavailable: free, on a host that gets no new jobs. Unknown: a lease is damaged.",
+        ("generation", "state"),
     )  # fmt: skip
     for state in HOST_STATES:
         hosts.add(0, state)
@@ -65,7 +66,7 @@ def _hosts(rows: Sequence[HostRow]) -> Iterable[MetricFamily]:
         if row.host.gpus:
             for state in GPU_STATES:
                 gpus.add(0, row.host.generation, state)
-            gpus.add(row.host.gpus - row.free, row.host.generation, "leased")
+            gpus.add(row.host.gpus - row.free, row.host.generation, "leased" if are_known else "unknown")
             gpus.add(row.free, row.host.generation, "free" if row.state == "ok" else "unavailable")
     return hosts, gpus
 

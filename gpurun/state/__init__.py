@@ -3,7 +3,7 @@
 path, home           names below the directory, and the only way to open them
 durable, growing, drafts, syncing
                      files and folders that are complete or absent after a crash; lines that are appended
-lock, change_lock, filesystem
+lock, change_lock, own_lock, filesystem
                      the one kind of lock
 shared, people, identity, trusted
                      several users

@@ -14,7 +14,6 @@ from pathlib import Path
 from gpurun.errors import StateUnavailable
 from gpurun.state import lock
 from gpurun.state.path import StatePath
-from gpurun.state.people import user_name
 
 PATIENCE_S = 10.0
 """A change takes milliseconds."""
@@ -34,22 +33,9 @@ def change_lock(home: Path, name: str) -> Iterator[None]:
         begun = time.monotonic()
         if not lock.take_within(descriptor, PATIENCE_S):
             raise StateUnavailable(
-                f"did not come free in {time.monotonic() - begun:.0f} s: held by {_holders(descriptor)}",
+                f"did not come free in {time.monotonic() - begun:.0f} s: held by {lock.holders_in_words(descriptor)}",
                 where=str(path), hint=f"root's `fuser -v {path}` shows who holds it; end or continue that process",
             )  # fmt: skip
         yield
     finally:
         os.close(descriptor)
-
-
-def _holders(descriptor: int) -> str:
-    """The processes that hold the lock, with their users. A user sees only their own; root sees all."""
-    told = [f"{_owner(pid)}'s process {pid}" for pid in lock.holders(descriptor)]
-    return ", ".join(told) or "another user's process"
-
-
-def _owner(pid: int) -> str:
-    try:
-        return user_name(Path(f"/proc/{pid}").stat().st_uid)
-    except OSError:  # it has just ended
-        return "somebody"

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from gpurun import faults
 from gpurun.errors import StateError
 from gpurun.state import lock
+from gpurun.state.own_lock import OWN
 from gpurun.state.path import StatePath
 
 PREFIX, LOCK = ".new-", ".lock"
@@ -45,7 +46,7 @@ def _locked_name(parent: StatePath) -> tuple[StatePath, int]:
     """Make a lock file of a new name; return it, and the descriptor that holds its lock."""
     while True:
         path = parent / f"{PREFIX}{secrets.token_hex(4)}{LOCK}"
-        descriptor = path.open_file(os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        descriptor = path.open_file(os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWN)
         try:
             if lock.try_take(descriptor) and _is_still(path, descriptor):
                 return path, descriptor

@@ -25,6 +25,7 @@ Record = TypeVar("Record")
 
 MAX_STATE_BYTES = 16 * 1024 * 1024
 SYNCS_AT_ONCE = 32
+LOCK_TRIES = 100
 
 
 def write_record(path: StatePath, record: object, *, mode: int = 0o644) -> None:
@@ -74,11 +75,8 @@ def _encoded(path: StatePath, record: object) -> bytes:
 def _write(
     path: StatePath, data: bytes, *, mode: int, locked: bool, mine: bool = False, like: os.stat_result | None = None
 ) -> int:
-    temporary = path.sibling(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    descriptor = temporary.open_file(os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    temporary, descriptor = _new_file(path, mode, locked=locked)
     try:
-        if locked:
-            lock.try_take(descriptor)
         _fill(descriptor, path, data, mine=mine)
         if like is not None:
             make_like(descriptor, like)
@@ -91,6 +89,30 @@ def _write(
             temporary.unlink(missing_ok=True)
         raise
     return descriptor
+
+
+def _new_file(path: StatePath, mode: int, *, locked: bool) -> tuple[StatePath, int]:
+    """Make the temporary file of a writer; with `locked`, take its lock.
+
+    Other users may read the file, so one of them can read-lock it before this process does. Then another file takes its
+    place.
+    """
+    for _ in range(LOCK_TRIES):
+        temporary = path.sibling(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+        descriptor = temporary.open_file(os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        is_ready = False
+        try:
+            is_ready = not locked or lock.try_take(descriptor)
+        finally:
+            if not is_ready:
+                os.close(descriptor)
+                temporary.unlink(missing_ok=True)
+        if is_ready:
+            return temporary, descriptor
+    raise StateUnavailable(
+        "cannot be written: another user's process locks each new file", where=str(path),
+        hint=f"root's `fuser -v {path.parent}` may show that process",
+    )  # fmt: skip
 
 
 def write_unsynced(path: StatePath, record: object, *, mode: int = 0o644) -> None:

@@ -1,13 +1,15 @@
 """The one kind of lock that gpurun uses on the head: a lock of an open file (``F_OFD_SETLK``, fcntl(2)).
 
 The kernel releases it when the last copy of the descriptor is closed, however its process ends, and a child inherits it
-with the descriptor. Only users who may *write* a file can hold its lock. So other users can see whether a supervisor or
-waiter lives, but cannot hold its lock. (With flock(2), every user who may read a file can.) A check whether it is held
-takes no lock, so it blocks no other process. On NFS the server holds the lock.
+with the descriptor. Only users who may *write* a file can hold its exclusive lock. So other users can see whether a
+supervisor or waiter lives, but cannot pass for it. (With flock(2), every user who may read a file can.) Every user who
+may read a file can hold a *read* lock on it, which keeps its owner from the lock: see `gpurun.state.own_lock`. A check
+whether it is held takes no lock, so it blocks no other process. On NFS the server holds the lock.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import random
@@ -16,6 +18,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from gpurun.state.people import user_name
 
 _FLOCK = struct.Struct("hhqqi4x")
 """``struct flock`` of Linux on 64 bits: type, whence, start, length, pid."""
@@ -74,18 +78,24 @@ def release(descriptor: int) -> None:
 
 
 @contextmanager
-def alone(path: Path, *, mode: int = 0o600, inheritable: bool = False, remove: bool = False) -> Iterator[None]:
-    """Hold the lock of the file `path`, which need not exist, however long that takes. No link is followed.
+def alone(
+    path: Path, *, mode: int = 0o600, inheritable: bool = False, remove: bool = False, patience_s: float | None = None
+) -> Iterator[None]:
+    """Hold the lock of the file `path`, which need not exist. No link is followed.
 
     Args:
         mode: of a new file, regardless of the umask. Every user who may write the file may hold its lock.
         inheritable: processes started meanwhile also hold the lock until they end.
         remove: leave no file behind. Its holder may also remove it by other means.
+        patience_s: give up after this long; None waits for ever.
+
+    Raises:
+        TimeoutError: it did not come free in time; says who holds it.
     """
     while True:
         descriptor = _opened(path, mode)
         try:
-            take(descriptor)
+            _take_for(descriptor, path, patience_s)
             if not _is_still(path, descriptor):
                 continue  # it was removed while this process waited: others lock the file that has its name now
             os.set_inheritable(descriptor, inheritable)
@@ -98,6 +108,13 @@ def alone(path: Path, *, mode: int = 0o600, inheritable: bool = False, remove: b
             return
         finally:
             os.close(descriptor)
+
+
+def _take_for(descriptor: int, path: Path, patience_s: float | None) -> None:
+    if patience_s is None:
+        take(descriptor)
+    elif not take_within(descriptor, patience_s):
+        raise TimeoutError(errno.ETIMEDOUT, f"its lock is held by {holders_in_words(descriptor)}", str(path))
 
 
 def _opened(path: Path, mode: int) -> int:
@@ -134,6 +151,19 @@ def holders(descriptor: int) -> tuple[int, ...]:
                 if any(_holds(each, wanted) for each in (process / "fd").iterdir()):
                     found.append(int(process.name))
     return tuple(sorted(found))
+
+
+def holders_in_words(descriptor: int) -> str:
+    """The processes that hold the lock, with their users. A user sees only their own; root sees all."""
+    told = [f"{_owner(pid)}'s process {pid}" for pid in holders(descriptor)]
+    return ", ".join(told) or "another user's process"
+
+
+def _owner(pid: int) -> str:
+    try:
+        return user_name(Path(f"/proc/{pid}").stat().st_uid)
+    except OSError:  # it has just ended
+        return "somebody"
 
 
 def _holds(entry: Path, wanted: os.stat_result) -> bool:

@@ -53,6 +53,7 @@ def enter(home: Path) -> None:
 
     Raises:
         UnsafeState: modes or owners do not protect users from each other; names the command that repairs them.
+        StateError: there can be no directory at this place, or its disk failed.
     """
     try:
         found = home.stat()
@@ -60,6 +61,8 @@ def enter(home: Path) -> None:
         return
     except PermissionError as error:
         raise UnsafeState("the state directory is not open to you", where=str(home), hint=_ask(home)) from error
+    except OSError as error:
+        raise told(error, StatePath(home), "examined") from error
     if found.st_mode & stat.S_IWOTH:
         raise UnsafeState(
             "the state directory can be written by everybody on this machine, so nothing in it can be trusted",

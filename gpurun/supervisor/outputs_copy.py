@@ -22,6 +22,7 @@ from gpurun.node.folder.contents import Begun, Listed
 from gpurun.node.folder.making import Receiver
 from gpurun.remote.agent import Agent
 from gpurun.state import durable, lock, syncing
+from gpurun.state.own_lock import open_own_lock
 from gpurun.state.path import told
 from gpurun.supervisor import outputs_changes
 from gpurun.supervisor.outputs_arriving import NAME, NEW, Arriving, discard
@@ -61,8 +62,7 @@ class HeadCopy:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Lock the copy: a supervisor and the keeper of a lost host may both want to replace it."""
-        path = self._folder.path / "outputs.lock"
-        descriptor = path.open_file(os.O_RDWR | os.O_CREAT)
+        descriptor = open_own_lock(self._folder.path / "outputs.lock")
         try:
             lock.take(descriptor)
             yield

@@ -123,7 +123,7 @@ class Conductor:
             return
         try:
             losers = self._add(news, is_safe=False)
-        except OSError:
+        except StateError:
             self._tails.pop(trial.job)  # the next tail reads them again
             raise
         if losers and not self._trials.by_number[trial.number].stopping:

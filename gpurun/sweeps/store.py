@@ -12,7 +12,7 @@ import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -25,7 +25,8 @@ from gpurun.msgspec_types import ready
 from gpurun.state import durable, lock
 from gpurun.state.drafts import new_folder
 from gpurun.state.growing import GrowingFile
-from gpurun.state.path import StatePath
+from gpurun.state.own_lock import open_own_lock
+from gpurun.state.path import StatePath, told
 from gpurun.sweeps.plan import SweepPlan, wrong_with
 from gpurun.sweeps.trials import JournalEntry, Trials
 
@@ -95,7 +96,7 @@ class SweepFolder:
 
     def take_lock(self) -> int | None:
         """Take the lock that shows that the sweep's conductor lives; return its descriptor, or None if it lives."""
-        descriptor = self.log.open_file(os.O_RDWR | os.O_CREAT)
+        descriptor = open_own_lock(self.log)
         if not lock.try_take(descriptor):
             os.close(descriptor)
             return None
@@ -121,8 +122,9 @@ class Journal:
     def __init__(self, folder: SweepFolder) -> None:
         self._path = folder.journal
         self._descriptor = folder.journal.open_file(os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        data = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
-        os.ftruncate(self._descriptor, data.rfind(b"\n") + 1)  # a torn line of one that was killed
+        with self._told():
+            data = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
+            os.ftruncate(self._descriptor, data.rfind(b"\n") + 1)  # a torn line of one that was killed
 
     def add(self, *entries: JournalEntry, is_safe: bool = True) -> None:
         """Append entries.
@@ -131,26 +133,35 @@ class Journal:
             is_safe: they outlive a power cut once this returns.
 
         Raises:
-            OSError: they cannot be written. Then the journal has none of them.
+            StateError: they cannot be written. Then the journal has none of them.
         """
         faults.point()
-        size = os.fstat(self._descriptor).st_size
-        try:
-            durable.write_all(self._descriptor, b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
-            if is_safe:
-                self.sync()
-        except OSError:
-            os.ftruncate(self._descriptor, size)  # on a full disk, half a line would damage the next line
-            raise
+        with self._told():
+            size = os.fstat(self._descriptor).st_size
+            try:
+                durable.write_all(self._descriptor, b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
+                if is_safe:
+                    os.fsync(self._descriptor)
+            except OSError:
+                os.ftruncate(self._descriptor, size)  # on a full disk, half a line would damage the next line
+                raise
         faults.point()
 
     def sync(self) -> None:
-        """Have all that was added outlive a power cut. Raises OSError."""
-        os.fsync(self._descriptor)
+        """Have all that was added outlive a power cut. Raises StateError."""
+        with self._told():
+            os.fsync(self._descriptor)
 
     def close(self) -> None:
         """Close the file."""
         os.close(self._descriptor)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise told(error, self._path, "written") from error
 
 
 class SweepStore:

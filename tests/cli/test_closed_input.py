@@ -1,5 +1,6 @@
 """Commands whose standard streams are closed or full, as service managers, `<&-`, `>&-` and `| head` leave them."""
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -56,3 +57,21 @@ def test_a_closed_stream_changes_no_exit_code(gpurun, inventory, monkeypatch, wo
     assert gpurun(*words.split())[0] == 0
     monkeypatch.setattr(sys, stream, None)
     assert gpurun("status", "nobody")[0] == 2
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_a_full_or_broken_disk_elsewhere_is_not_blamed_on_stdout(gpurun, monkeypatch, number):
+    """Such as that of the caches, or of temporary files."""
+
+    def fails(_):
+        raise OSError(number, os.strerror(number), *named)
+
+    monkeypatch.setattr("gpurun.state.home.home", fails)
+    reads, writes = os.pipe()
+    with os.fdopen(writes, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        for named in (("/caches/x",), ()):
+            code, _, err = gpurun("status")
+            assert (code, "stdout" in err, os.strerror(number) in err, "df -h" in err) == (5, False, True, True), err
+            assert ("/caches/x" in err) == bool(named)
+    os.close(reads)

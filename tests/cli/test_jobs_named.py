@@ -12,6 +12,7 @@ import pytest
 
 from gpurun.cli import completion
 from gpurun.cli.follow import cancel_job
+from gpurun.errors import StateError
 from gpurun.jobs.events import EventLog
 from gpurun.jobs.record import FirstFailure, Restart
 from gpurun.jobs.spec import Grant, JobSpec
@@ -210,6 +211,21 @@ def test_cancel_needs_to_know_which_jobs_and_asks_before_it_takes_all(store, gpu
     assert gpurun("cancel", "--mine", "--yes")[0] == 0
     assert {job.record().state for job in jobs} == {State.CANCELLED}
     assert "no job is left" in gpurun("cancel", "--mine", "--yes")[2]
+
+
+def test_a_job_that_cannot_be_cancelled_keeps_no_other_from_it(store, gpurun, monkeypatch):
+    """As root's `cancel --all`, when no supervisor can be started as one of the users."""
+    monkeypatch.setattr("gpurun.head.waiter.resume", lambda *_: None)
+    jobs = [made(store, at_s=time.time() - second) for second in (3, 2, 1)]
+
+    def refuse(folder):
+        if folder.id == jobs[0].id:
+            raise StateError("no SSH key", job=folder.id, hint="give one")
+
+    monkeypatch.setattr("gpurun.cli.cancel._have_it_carried", refuse)
+    code, _, err = gpurun("cancel", "--mine", "--yes")
+    assert (code, f"{jobs[0].id}: no SSH key" in err, "give one" in err) == (5, True, True)
+    assert [job.record().state for job in jobs[1:]] == [State.CANCELLED] * 2
 
 
 def test_quiet_prints_results_and_errors_only(store, gpurun):

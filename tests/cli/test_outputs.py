@@ -159,3 +159,13 @@ def test_names_that_are_no_text_move_no_cursor(job, gpurun):
     job.write(job.record().but(outputs_left=left))
     code, out, _ = gpurun("outputs", job.id)
     assert code == 0 and "\x1b" not in out
+
+
+def test_outputs_that_are_a_link_are_not_followed(job, gpurun, tmp_path):
+    """The job's owner can put one there, to have root copy other files."""
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "key").write_text("secret")
+    job.outputs.rename(tmp_path / "away")
+    job.outputs.symlink_to(tmp_path / "private")
+    code, _, err = gpurun("outputs", job.id, "--to", str(tmp_path / "mine"))
+    assert (code, (tmp_path / "mine").exists()) == (5, False), err

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +20,12 @@ from gpurun.jobs.spec import Constraints, JobSpec
 from gpurun.jobs.store import JobStore
 from gpurun.supervisor.joblog import JobLog
 
+INVENTORY = """\
+version: 1
+defaults: {generation: pascal, gpus: 4}
+fabrics: {tcp: {kind: tcp, interface: eno1}}
+racks: {r1: {hosts: {h1: {}}}}
+"""
 SPEC = JobSpec(name="n", image="i:1", gpus=2, command=("train",), image_id="sha256:" + "a" * 64, env={"LR": "1"})
 
 
@@ -127,6 +135,46 @@ def test_what_a_file_holds_does_not_steer_the_terminal(gpurun, world):
     one = store(world)
     (world / "work" / "train.py").write_text("one\n\x1b[2Jtwo\n")
     assert "\x1b" not in gpurun("diff", one.id, store(world).id)[1]
+
+
+@pytest.fixture
+def rerun(gpurun, world, monkeypatch):
+    """Run a job again as another user; its exit code, what it says, and the inventories of what was queued."""
+
+    def rerun(folder, uid=4711):
+        queued = []
+
+        def queue(_, inventory, *__, **___):
+            queued.append(inventory)
+            return SimpleNamespace(problem=None, folders=[folder])
+
+        monkeypatch.setattr("gpurun.images.engine.Engine.image", lambda *_: None)
+        monkeypatch.setattr("gpurun.head.submission.queue_jobs", queue)
+        monkeypatch.setattr("gpurun.cli.show.os", type("Os", (), {**vars(os), "getuid": staticmethod(lambda: uid)}))
+        code, _, err = gpurun("rerun", folder.id)
+        return code, err, queued
+
+    for name in ("i.yaml", "own.yaml"):
+        (world / name).write_text(INVENTORY)
+    monkeypatch.setenv("GPURUN_INVENTORY", str(world / "own.yaml"))
+    return rerun
+
+
+def test_another_user_s_job_runs_again_with_ones_own_inventory(rerun, world):
+    """An inventory names an ssh_config, which can run commands."""
+    folder = store(world)
+    assert rerun(folder) == (0, "", [world / "own.yaml"])
+    assert rerun(folder, os.getuid()) == (0, "", [world / "i.yaml"])
+    (world / "i.yaml").unlink()
+    assert rerun(folder)[0] == 0
+
+
+def test_another_user_s_job_gets_none_of_ones_own_files_as_secrets(rerun, world):
+    (world / "key").write_text("mine")
+    folder = store(world, replace(SPEC, secret_files={"token": str(world / "key")}))
+    code, err, queued = rerun(folder)
+    assert (code, queued) == (2, []) and "secrets" in err
+    assert rerun(folder, os.getuid())[0] == 0
 
 
 def test_a_job_that_kept_too_little_cannot_be_run_again(gpurun, world):

@@ -108,6 +108,15 @@ def test_a_link_of_the_job_s_program_leads_nowhere_else(ended, top, tmp_path):
         pin({"a": DataSource("job", "my-job:outputs/out")}, tmp_path)
 
 
+def test_outputs_that_are_a_link_lead_nowhere_else(ended, top, tmp_path):
+    """The job's owner can put one there, and whoever takes the outputs as data would send hosts their own files."""
+    (tmp_path / "outputs").symlink_to(top)
+    ended.outputs = tmp_path / "outputs"
+    for path in ("my-job:outputs", "my-job:outputs/sub"):
+        with pytest.raises(BadInput, match="leads out"):
+            pin({"a": DataSource("job", path)}, tmp_path)
+
+
 def test_containers_read_data_and_cannot_write_them():
     account = HostAccount("1", "1", "u", "/home/u/.gpurun", "h", "10.0.0.1")
     data = {"a": DataSource("folder", "/x", f"sha256:{'1' * 64}", 1), "b": DataSource("host", '/nfs/"x",y')}

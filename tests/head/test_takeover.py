@@ -14,6 +14,7 @@ from waiting import LIMIT_S
 
 from gpurun.errors import BadInput, StateError, StateUnavailable
 from gpurun.head import spawn, takeover
+from gpurun.head.everybody import owners
 from gpurun.head.forged import check_lease, forged_leases
 from gpurun.head.takeover import held_by, ownerless_jobs, take_over
 from gpurun.inventory.load import load
@@ -220,6 +221,7 @@ def test_a_lost_lease_of_a_job_that_has_ended_is_taken_over(world, job):
 
     finish(JobStore(world.home), job.record(), now_s=4.0)
     assert ownerless_jobs(world.home) == {ALICE: (job.id,)}
+    assert owners(world.home) == (ALICE,), "root's recovery of everybody has its keeper started, too"
     end(world, job)
     assert held_by(world.home, job.id) == ("h2",)
     assert world.leases.read(lost.name).owner_uid == 0

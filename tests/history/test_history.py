@@ -301,3 +301,18 @@ def test_without_any_job(gpurun, home):
 
 def test_projects_come_from_the_recipe():
     assert replace(SPEC, project=None).project is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+def test_who_makes_ones_folder_first_hides_no_row_and_is_named(home):
+    (home / "history" / str(os.getuid())).mkdir(parents=True)
+    os.chown(home / "history" / str(os.getuid()), 61_002, -1)
+    job = submit(home)
+    run(home, job, at_s=250.0, stopped_s=350.0)
+    problems = []
+    with sources(home, problems.append) as found:
+        assert rows(found, Wanted()) == []
+    assert "uid 61002" in str(problems[0])
+    (home / "history" / str(os.getuid())).rmdir()
+    assert rebuild(home) == (1, None)
+    assert [row.job for row in everything(home)] == [job.id]

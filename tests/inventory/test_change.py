@@ -13,13 +13,14 @@ import pytest
 from waiting import LIMIT_S
 
 from gpurun.documents.problems import DocumentError
-from gpurun.errors import BadInput, StateError
+from gpurun.errors import BadInput, StateError, StateUnavailable
 from gpurun.inventory import history, write
 from gpurun.inventory.change import Conflict, InventoryFile
 from gpurun.inventory.edit import AddHosts, RemoveHosts, SetFields, apply
 from gpurun.inventory.history import BY_HAND, Author
 from gpurun.inventory.load import load
 from gpurun.inventory.settings import parse, parse_labels
+from gpurun.state import lock
 
 TEXT = """\
 version: 1  # ours
@@ -272,3 +273,15 @@ def test_a_history_that_cannot_be_kept_keeps_the_file(path: Path) -> None:
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(BadInput), write.locked(tmp_path / "none" / "inventory.yaml"):
         pass
+
+
+def test_who_keeps_the_lock_of_the_file_is_named_then_given_up_on(
+    file: InventoryFile, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everybody who may write in the folder can hold it."""
+    monkeypatch.setattr(write, "PATIENCE_S", 0.1)
+    with lock.alone(path.with_name(f".{path.name}.gpurun.lock")):
+        with pytest.raises(StateUnavailable, match="its lock is held by") as refused:
+            file.commit(set_(path, "gpu-r1-01", "gpus=1"), ME)
+        assert "fuser" in (refused.value.hint or "")
+    assert file.commit(set_(path, "gpu-r1-01", "gpus=1"), ME) is not None

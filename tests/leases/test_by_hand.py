@@ -20,6 +20,7 @@ from gpurun.leases.allocate import run_pass
 from gpurun.leases.lease import Lease, as_granted, machines_of
 from gpurun.leases.occupancy import Occupancy
 from gpurun.leases.store import LeaseStore
+from gpurun.state import lock as locks
 from gpurun.supervisor import __main__ as process
 from gpurun.supervisor.job import SupervisedJob
 from gpurun.supervisor.lost import lose_rest
@@ -79,6 +80,26 @@ def test_a_lease_file_that_an_editor_replaced_gets_no_second_supervisor(home, ru
     lock.close()
     assert adopt_orphans(home, {}) == (folder.id,)
     assert started == [folder.id]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_read_lock_keeps_no_job_from_adoption(home, running, started, lost):
+    """Everybody of the group can read a lease, so everybody can hold a read lock on it."""
+    folder, lease, lock = running
+    leases = LeaseStore(home)
+    if lost:
+        lease, lock = leases.abandon(lock, lease, {"h1"})
+    reader = os.open(leases.path(lease.name).plain, os.O_RDONLY)
+    assert adopt_orphans(home, {}) == (), "its supervisor lives"
+    lock.close()
+    assert locks.try_take(reader, shared=True)
+    assert adopt_orphans(home, {}) == (folder.id,)
+    assert (started, leases.is_alive(lease.name), leases.read_all().leases) == ([lease.name], True, (lease,))
+    assert adopt_orphans(home, {}) == ()
+    if not lost:
+        leases.path(folder.id).unlink()
+        assert leases.restore(folder.id), "the new file has its second name, too"
+    os.close(reader)
 
 
 def test_a_job_whose_supervisor_lives_is_not_over_though_its_lease_is_unreadable_and_gone(home, running):

@@ -193,3 +193,14 @@ def test_addresses():
             address_of(wrong)
     with pytest.raises(BadInput, match="cannot listen"):
         server(("203.0.113.1", 1), Scraped(str))
+
+
+def test_while_a_lease_is_damaged_no_gpu_counts_as_leased_or_free(home):
+    (home / "leases").mkdir(exist_ok=True)
+    (home / "leases" / "j-0000000a.json").write_text("{")
+    told = text(home)
+    assert 'gpurun_hosts{state="unknown"} 4\n' in told
+    for state, count in (("leased", 0), ("free", 0), ("unavailable", 0), ("unknown", 16)):
+        assert f'gpurun_gpus{{generation="pascal",state="{state}"}} {count}\n' in told
+    (home / "leases" / "j-0000000a.json").unlink()
+    assert 'gpurun_gpus{generation="pascal",state="unknown"} 0\n' in text(home)

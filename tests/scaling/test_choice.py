@@ -209,6 +209,21 @@ def test_no_name_leads_out_of_the_state_directory(tmp_path, name):
     assert samples_file(tmp_path, name) is None and campaign_samples(tmp_path, name, "horovod") == ()
 
 
+@pytest.mark.parametrize("what", ["campaign", "file"])
+def test_samples_are_read_through_no_link(tmp_path, what):
+    """A member of a shared state directory can put one there."""
+    store(tmp_path / "elsewhere", "mnist", samples("horovod"))
+    (tmp_path / "scaling").mkdir()
+    campaign = tmp_path / "scaling" / "mnist"
+    if what == "campaign":
+        campaign.symlink_to(tmp_path / "elsewhere" / "scaling" / "mnist")
+    else:
+        campaign.mkdir()
+        (campaign / "samples.jsonl").symlink_to(tmp_path / "elsewhere" / "scaling" / "mnist" / "samples.jsonl")
+    with pytest.raises(StateError, match="link"):
+        campaign_samples(tmp_path, "mnist", "horovod")
+
+
 def test_submit_takes_the_size_and_says_why(tmp_path, monkeypatch, capsys):
     from gpurun.cli.main import main
 

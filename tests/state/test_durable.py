@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.errors import StateDiskError, StateError
+from gpurun.errors import StateDiskError, StateError, StateUnavailable
 from gpurun.jobs.events import EventLog, EventTail
-from gpurun.state import audit, durable, syncing
+from gpurun.state import audit, durable, lock, syncing
 from gpurun.state.path import StatePath
 
 
@@ -31,6 +31,30 @@ def test_a_folder_that_somebody_has_made_and_not_synced_is_synced_by_the_next(tm
     (tmp_path / "home" / "jobs" / "j").touch()
     durable.make_folder(StatePath(tmp_path) / "home" / "jobs")
     assert synced == []
+
+
+def test_a_new_file_that_another_user_locks_first_is_made_again(tmp_path, monkeypatch):
+    """Who may read it may hold a read lock on it."""
+    (tmp_path / "home").mkdir()
+    path, readers, real = StatePath(tmp_path) / "home" / "x", [], lock.try_take
+
+    def late(descriptor):
+        if len(readers) < 3:
+            readers.append(os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY))
+            assert real(readers[-1], shared=True)
+        return real(descriptor)
+
+    monkeypatch.setattr(lock, "try_take", late)
+    descriptor = durable.write_locked_record(path, {"a": 1})
+    assert path.parent.names() == ["x"]
+    with path.reader() as stream:
+        assert lock.is_held(stream.fileno())
+    readers.clear()
+    monkeypatch.setattr(lock, "try_take", lambda _: False)
+    with pytest.raises(StateUnavailable, match="another user's process locks"):
+        durable.write_locked_record(path, {"a": 2})
+    assert path.parent.names() == ["x"]
+    os.close(descriptor)
 
 
 def test_the_place_of_a_folder_is_taken_by_a_file(tmp_path):

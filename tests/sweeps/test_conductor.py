@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpurun.errors import StateError
+from gpurun.errors import StateDiskError, StateError
 from gpurun.head.submission import Submission
 from gpurun.jobs.record import CancelRequest
 from gpurun.jobs.spec import JobSpec
@@ -427,7 +427,7 @@ def test_a_report_that_a_full_disk_refused_is_read_again(world, monkeypatch):
     job = live(world)[0]
     report(world, job, (1, 0.5), (2, 0.9))
     fill_disk(monkeypatch)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(StateDiskError, match="is full"):
         one.step()
     end(world, job)
     while not one.step():
@@ -435,11 +435,24 @@ def test_a_report_that_a_full_disk_refused_is_read_again(world, monkeypatch):
     assert outcomes(folder) == {0: ("complete", 0.9)}
 
 
+def test_a_resume_on_a_full_disk_says_so(world, monkeypatch):
+    folder = begin(world, grid={"lr": ("1",)})
+    one = carry(world, folder)
+    one.step()
+    end(world, live(world)[0], State.CANCELLED)
+    assert one.step()
+    fill_disk(monkeypatch)
+    with pytest.raises(StateDiskError, match="is full"):
+        reopen(folder, also_failed=False)
+    assert folder.done.exists()
+    assert reopen(folder, also_failed=False) == 1
+
+
 def test_a_torn_line_on_a_full_disk_takes_no_later_line_with_it(world, monkeypatch):
     folder = begin(world, grid=GRID, max_parallel=2)
     one = carry(world, folder)
     fill_disk(monkeypatch)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(StateDiskError, match="is full"):
         one.step()
     one.step()
     assert {number: trial.job for number, trial in folder.trials().by_number.items()} == live(world)

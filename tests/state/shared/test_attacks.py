@@ -11,7 +11,8 @@ import pytest
 from shared_code import PRELUDE, SUBMIT, needs_root
 from users import ALICE, BOB, GROUP, make_user
 
-from gpurun.errors import BadInput, StateUnavailable, UnsafeState
+from gpurun.errors import BadInput, StateError, StateUnavailable, UnsafeState
+from gpurun.state import audit
 from gpurun.state.path import StatePath
 from gpurun.state.shared import FILES, FOLDERS, append_only, enter, is_shared, make_shared
 
@@ -65,6 +66,14 @@ def test_a_directory_that_everybody_may_write_is_refused(tmp_path):
     with pytest.raises(UnsafeState, match="by everybody"):
         enter(tmp_path)
     enter(tmp_path / "none")
+
+
+def test_a_place_that_can_be_no_directory_is_one_message(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    for place in (tmp_path / "file" / "home", tmp_path / "loop", tmp_path / ("x" * 300)):
+        with pytest.raises(StateError, match="cannot be examined"):
+            enter(place)
 
 
 def test_a_private_directory_is_its_owner_s(tmp_path, bob):
@@ -176,6 +185,15 @@ folder.write(folder.record().but(owner_uid={ALICE}))
     assert alice.python(PRELUDE + "print([l.job for l, _ in run_pass(home, now_s=2.0).granted])") == f"['{alices}']"
 
 
+def test_a_name_means_ones_own_job_first(alice, bob):
+    """Else a member chooses what another one runs again, or reads as data, by the name of a later job."""
+    alices, bobs = alice.python(SUBMIT), bob.python(SUBMIT.replace("now_s=1.0", "now_s=2.0"))
+    find = PRELUDE + "print(JobStore(home).find('n').id)"
+    assert (alice.python(find), bob.python(find)) == (alices, bobs)
+    other = bob.python(SUBMIT.replace('name="n"', 'name="m"'))
+    assert alice.python(find.replace("'n'", "'m'")) == other
+
+
 def test_a_lease_forged_in_another_s_name_is_not_adopted(state, alice, bob):
     job = alice.python(SUBMIT)
     alice.python(PRELUDE + "run_pass(home, now_s=2.0)")
@@ -201,6 +219,21 @@ def test_another_s_job_is_not_cancelled(state, alice, bob):
     assert bob.gpurun("cancel", own, job).returncode == 2
     assert not (state / "jobs" / own / "cancel.json").exists(), "nothing half done"
     assert alice.gpurun("cancel", job).returncode == 0
+
+
+def test_only_root_and_its_owner_stop_a_sweep(state, tmp_path, alice, bob):
+    """Without that, the sweep of a user who has left submits one job after the other."""
+    folder = state / "sweeps" / "s-0000000a"
+    assert alice.python(PRELUDE + "(home / 'sweeps' / 's-0000000a').mkdir()") == ""
+    refused = bob.gpurun("sweep", "stop", folder.name)
+    assert (refused.returncode, "belongs to another user" in refused.stderr) == (2, True)
+    assert not (folder / "stop").exists()
+    done = make_user(0, tmp_path, state).gpurun("sweep", "stop", folder.name)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "stop").stat().st_uid == ALICE
+    assert [(entry["uid"], entry["sweep"]) for entry in audit.read(state) if entry["what"] == "sweep stop"] == [
+        (0, folder.name)
+    ]
 
 
 def test_another_s_job_is_not_entered(alice, bob):

@@ -63,6 +63,21 @@ print(len(history.changes()))
     assert [change.who for change in file.history.changes()] == ["root"]
 
 
+@pytest.mark.parametrize("name", ["²²².json", "000002.json", "999999999.json", f"{'9' * 240}.json"], ids=range(4))
+@pytest.mark.parametrize("thing", ["file", "folder", "link"])
+def test_what_a_member_puts_among_records_stops_no_change(state, tmp_path, name, thing):
+    from gpurun.inventory.history import Author, History
+
+    history, author = History(state, tmp_path / "inventory.yaml"), Author("root", "c", 1.0)
+    history.record(b"", b"x", author)
+    planted = history.folder.plain / name
+    {"file": planted.touch, "folder": planted.mkdir, "link": lambda: planted.symlink_to("/etc/passwd")}[thing]()
+    os.chown(planted, BOB, BOB, follow_symlinks=False)
+    history.record(b"x", b"y", author)
+    history.record(b"y", b"z", author)
+    assert [history.text(change.after) for change in history.changes()] == [b"x", b"y", b"z"]
+
+
 def test_a_history_is_read_and_carried_on_by_whoever_may_change_the_file(state, alice, bob, tmp_path):
     folder = tmp_path / "shared inventory"
     folder.mkdir()
